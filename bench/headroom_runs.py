@@ -139,8 +139,8 @@ def main() -> None:
     class PoolTold(adapter.TensorFlow):
         """Tells how large the pool is, as torch and JAX do."""
 
-        def memory(self, device: str) -> DeviceMemory:
-            return replace(super().memory(device), reserved=pool_of(Path(log)))
+        def read_memory(self, device: str) -> DeviceMemory:
+            return replace(super().read_memory(device), reserved=pool_of(Path(log)))
 
     tf.zeros([1])
     if mode != "limit":  # the allocator has its limit by now; a GPU's would not tell it

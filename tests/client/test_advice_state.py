@@ -78,17 +78,17 @@ def connection(daemon: Receiver) -> Iterator[DaemonConnection]:
 @pytest.fixture
 def peer(daemon: Receiver, connection: DaemonConnection) -> Peer:
     """Give the daemon's end of the connection."""
-    assert connection.connected()
+    assert connection.is_connected()
     return daemon.accept()
 
 
 def test_heard(connection: DaemonConnection, peer: Peer) -> None:
     """Advice is heard once, in its order, and nothing is waited for where there is none."""
-    assert connection.listen() == []
+    assert connection.receive() == []
     said = [pressure("some"), pressure("critical")]
     peer.advise(*said)
-    assert connection.listen() == said
-    assert connection.listen() == []
+    assert connection.receive() == said
+    assert connection.receive() == []
 
 
 @pytest.mark.parametrize("garbage", GARBAGE, ids=range(len(GARBAGE)))
@@ -96,8 +96,8 @@ def test_garbage(connection: DaemonConnection, peer: Peer, garbage: bytes) -> No
     """Whatever the daemon says, what is no advice is counted and what follows is heard."""
     peer.socket.send(garbage)
     peer.advise(pressure("some"))
-    assert connection.listen() == [pressure("some")]
-    assert (connection.undecoded, connection.connected()) == (1, True)
+    assert connection.receive() == [pressure("some")]
+    assert (connection.undecoded, connection.is_connected()) == (1, True)
 
 
 def test_flood(connection: DaemonConnection, peer: Peer) -> None:
@@ -110,9 +110,9 @@ def test_flood(connection: DaemonConnection, peer: Peer) -> None:
             sent += 1
     except BlockingIOError:
         pass
-    assert len(connection.listen()) + connection.undecoded == MAX_RECEIVED < sent
+    assert len(connection.receive()) + connection.undecoded == MAX_RECEIVED < sent
     heard = MAX_RECEIVED
-    while connection.listen():
+    while connection.receive():
         heard += MAX_RECEIVED
     assert sent <= heard < sent + MAX_RECEIVED
 
@@ -122,18 +122,18 @@ def test_end_of_the_daemon(connection: DaemonConnection, peer: Peer) -> None:
     peer.waiting()
     peer.advise(pressure("some"))
     peer.socket.close()
-    assert connection.listen() == [pressure("some")]
-    assert not connection.connected()
-    assert connection.listen() == []
+    assert connection.receive() == [pressure("some")]
+    assert not connection.is_connected()
+    assert connection.receive() == []
 
 
 def test_nobody_there(tmp_path: Path) -> None:
     """Without a daemon, and after its own end, a connection hears nothing."""
     absent = DaemonConnection(str(tmp_path / "none"), HELLO)
     assert not absent.send(END)
-    assert absent.listen() == []
+    assert absent.receive() == []
     absent.close()
-    assert absent.listen() == []
+    assert absent.receive() == []
 
 
 def test_forked_child(connection: DaemonConnection, peer: Peer) -> None:
@@ -141,9 +141,9 @@ def test_forked_child(connection: DaemonConnection, peer: Peer) -> None:
     peer.advise(pressure("some"))
     child = os.fork()
     if child == 0:
-        os._exit(len(connection.listen()))
+        os._exit(len(connection.receive()))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert connection.listen() == [pressure("some")]
+    assert connection.receive() == [pressure("some")]
 
 
 def test_descriptor_closed_by_the_program(connection: DaemonConnection, tmp_path: Path) -> None:
@@ -151,12 +151,12 @@ def test_descriptor_closed_by_the_program(connection: DaemonConnection, tmp_path
     assert connection._socket is not None
     number = connection._socket.fileno()
     os.close(number)
-    assert connection.listen() == []
+    assert connection.receive() == []
     path = tmp_path / "file"
     path.write_text("the program's own")
     file = os.open(path, os.O_RDONLY)
     os.dup2(file, number)
-    assert connection.listen() == []
+    assert connection.receive() == []
     assert os.read(number, 100) == b"the program's own"
     assert not connection.send(END)
     for each in {file, number}:
@@ -175,7 +175,7 @@ def test_descriptor_that_is_another_socket(connection: DaemonConnection, *, ends
             other.shutdown(socket.SHUT_WR)
         else:
             other.send(encode(pressure("critical")))
-        assert connection.listen() == []
+        assert connection.receive() == []
         assert not connection.send(END)
         connection.close()
         assert reused.recv(MAX_MESSAGE_BYTES) == (b"" if ends else encode(pressure("critical")))

@@ -118,7 +118,7 @@ def test_hello_that_found_no_room(daemon: Receiver, connection: DaemonConnection
     """A hello that changed while the daemon stood still is said before anything else once it reads again."""
     sent = fill(connection)
     changed = replace(HELLO, devices={"GPU:0": None, "GPU:1": None})
-    connection.introduce(changed)
+    connection.set_hello(changed)
     assert not connection.send(END)
     assert connection.dropped == 3
     peer = daemon.accept()
@@ -189,9 +189,9 @@ def test_new_hello(daemon: Receiver, connection: DaemonConnection) -> None:
     """A changed hello is sent on the open connection, an equal one is not sent twice."""
     connection.send(END)
     changed = Hello("other.py", "tensorflow 2.21.0", {})
-    connection.introduce(HELLO)
-    connection.introduce(changed)
-    connection.introduce(changed)
+    connection.set_hello(HELLO)
+    connection.set_hello(changed)
+    connection.set_hello(changed)
     assert daemon.accept().waiting() == [HELLO, END, changed]
 
 

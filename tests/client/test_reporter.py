@@ -12,7 +12,7 @@ from client_ends import END, HELLO, fill, python
 from receiver import Receiver
 
 from gpuwarden.client.connection import DaemonConnection
-from gpuwarden.client.hello import default_name
+from gpuwarden.client.hello import find_default_name
 from gpuwarden.client.reporter import MAX_SENT_ERRORS, Reporter, join_run
 from gpuwarden.protocol.messages import STEP_BUCKETS, End, Error, ErrorKind, Report
 
@@ -160,14 +160,14 @@ def test_killed(daemon: Receiver) -> None:
 def test_default_name(monkeypatch: pytest.MonkeyPatch, argv: list[str], name: str) -> None:
     """A run is called by its script."""
     monkeypatch.setattr(sys, "argv", argv)
-    assert default_name() == name
+    assert find_default_name() == name
 
 
 def test_name_of_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     """A notebook is called by its file where Jupyter's server says which it is."""
     monkeypatch.setattr(sys, "argv", ["/usr/lib/python3/ipykernel_launcher.py"])
     monkeypatch.setenv("JPY_SESSION_NAME", "/home/u/vit.ipynb")
-    assert default_name() == "vit.ipynb"
+    assert find_default_name() == "vit.ipynb"
 
 
 UNCAUGHT = """
@@ -180,7 +180,7 @@ run.phase = "train"
 run.add_executions([None], 3)
 run.report(0)
 def told(error):
-    run.fail(describe(error, "train", 3))
+    run.report_error(describe(error, "train", 3))
     raise error
 %s
 """
@@ -247,7 +247,7 @@ def failure(kind: ErrorKind = "device_oom") -> Error:
 def test_errors_are_told_and_counted(daemon: Receiver, connection: DaemonConnection) -> None:
     """An error is told at once, and the report behind it counts it by its kind."""
     run = Reporter(connection)
-    run.fail(failure())
+    run.report_error(failure())
     messages = daemon.accept().waiting()
     assert messages[:2] == [HELLO, failure()]
     assert isinstance(messages[2], Report)
@@ -258,7 +258,7 @@ def test_of_many_errors_only_some_are_told(daemon: Receiver, connection: DaemonC
     """A loop that catches errors without end sends their number, and the first of them in words."""
     run = Reporter(connection)
     for _ in range(3 * MAX_SENT_ERRORS):
-        run.fail(failure("other"))
+        run.report_error(failure("other"))
     messages = daemon.accept().waiting()
     assert sum(isinstance(each, Error) for each in messages) == MAX_SENT_ERRORS
     last = messages[-1]

@@ -44,7 +44,7 @@ class Observer:
 
     def record_failure(self, exception: BaseException) -> None:
         """Describe the exception and let it go."""
-        self.run.fail(describe(exception, self.run.phase, self.run.steps, self.run.memory.latest()))
+        self.run.report_error(describe(exception, self.run.phase, self.run.steps, self.run.memory.latest()))
 
     def record_end_of_data(self) -> None:
         """Make nothing of the end of data."""

@@ -42,7 +42,7 @@ def obey(run: Reporter, memory: Held, said: dict[str, Any]) -> None:
         run.input.waited, run.input.observed = waited
     if error := said.pop("error", None):
         allocations = tuple(Allocation(**each) for each in error.pop("allocations", ()))
-        run.fail(Error(phase=run.phase, steps=run.steps, allocations=allocations, **error))
+        run.report_error(Error(phase=run.phase, steps=run.steps, allocations=allocations, **error))
     for name, value in said.items():
         setattr(run, name, value)
 

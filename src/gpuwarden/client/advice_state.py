@@ -62,30 +62,30 @@ class AdviceState:
     @property
     def pressure(self) -> Level:
         """The worst level on the run's devices now; "none" where no daemon says otherwise."""
-        return _worst(each.level for each in tuple(self._episodes.values()))
+        return _find_worst(each.level for each in tuple(self._episodes.values()))
 
     def update(self, advice: Advice, now: float) -> None:
         """Record advice; `now` is monotonic."""
         self.count += 1
         self.last = advice
-        subject, pressed = _subject(advice)
+        subject, pressed = _find_subject(advice)
         device = advice.uuid, subject
         if device not in self._episodes and len(self._episodes) >= MAX_EPISODES:
             return
-        lasting = self._lasting(subject, now)
+        lasting = self._list_lasting(subject, now)
         episode = self._episodes.pop(device, None)
         if advice.level == "none":
             if episode is not None:
-                self._write(logging.INFO, advice, now)
+                self._log(logging.INFO, advice, now)
                 for each in lasting:  # it was one with theirs, which goes on
-                    each.worst = _worst((each.worst, episode.worst))
+                    each.worst = _find_worst((each.worst, episode.worst))
             return
         if episode is None or now > episode.until:
             episode = _Episode()
-        before = _worst(each.worst for each in lasting)
+        before = _find_worst(each.worst for each in lasting)
         if _GRAVITY[advice.level] > _GRAVITY[episode.worst]:
             episode.worst = advice.level
-            self._write(logging.WARNING, advice, now)
+            self._log(logging.WARNING, advice, now)
         episode.level = advice.level if pressed else "none"
         episode.until = inf if pressed else now + EVENT_EPISODE_SECONDS
         self._episodes[device] = episode
@@ -112,27 +112,27 @@ class AdviceState:
             for each in self._alarms
             if each.serial > since
             and _GRAVITY[each.before] < _GRAVITY[level] <= _GRAVITY[each.advice.level]
-            and self._lasting(_subject(each.advice)[0], now)
+            and self._list_lasting(_find_subject(each.advice)[0], now)
         ]
 
-    def _lasting(self, subject: str, now: float) -> list[_Episode]:
+    def _list_lasting(self, subject: str, now: float) -> list[_Episode]:
         return [each for (_, other), each in self._episodes.items() if other == subject and now <= each.until]
 
-    def _write(self, severity: int, advice: Advice, now: float) -> None:
+    def _log(self, severity: int, advice: Advice, now: float) -> None:
         """Write a line to the log, MAX_LINES_PER_HOUR an hour."""
         if len(self._lines) == MAX_LINES_PER_HOUR and now - self._lines[0] < HOUR_SECONDS:
             return
         self._lines.append(now)
         with contextlib.suppress(Exception):  # a logging handler of the user's may raise
-            subject, pressed = _subject(advice)
+            subject, pressed = _find_subject(advice)
             log.log(severity, "%s%s %s: %s", subject, " pressure" if pressed else "", advice.level, advice.text)
 
 
-def _subject(advice: Advice) -> tuple[str, bool]:
+def _find_subject(advice: Advice) -> tuple[str, bool]:
     """Return the subject of advice, and whether it is pressure, which ends, or an event."""
     pressed = advice.kind == "pressure" and advice.resource is not None
     return str(advice.resource if pressed else advice.kind), pressed
 
 
-def _worst(levels: Iterable[Level]) -> Level:
+def _find_worst(levels: Iterable[Level]) -> Level:
     return max(levels, key=_GRAVITY.__getitem__, default="none")

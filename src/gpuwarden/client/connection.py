@@ -53,7 +53,7 @@ class DaemonConnection:
     def __reduce__(self) -> tuple[Any, ...]:
         return DaemonConnection, (self.path, self._hello)
 
-    def introduce(self, hello: Hello) -> None:
+    def set_hello(self, hello: Hello) -> None:
         """Set the hello, and send it at once where a daemon got another."""
         if hello != self._hello:
             self._hello = hello
@@ -65,16 +65,16 @@ class DaemonConnection:
         if not self._connect():
             return False
         if self._owing and message is not self._hello:
-            self._owing = not self._put(self._hello)
+            self._owing = not self._send_now(self._hello)
             if self._owing:
                 return False
-        return self._put(message)
+        return self._send_now(message)
 
-    def connected(self) -> bool:
+    def is_connected(self) -> bool:
         """Return whether there is a connection, as far as the last message or question showed."""
         return self._socket is not None
 
-    def listen(self) -> list[Advice]:
+    def receive(self) -> list[Advice]:
         """Return the advice that has come, of up to MAX_RECEIVED messages.
 
         Never waits. What is no advice is counted and left out; it comes from a newer daemon, or a broken one.
@@ -129,7 +129,7 @@ class DaemonConnection:
             self._lose()
             return
         self._connected_at = self._clock()
-        self._owing = not self._put(self._hello)
+        self._owing = not self._send_now(self._hello)
 
     def _log_once(self, error: Exception) -> None:
         """Leave a trace for who wonders why no run appears; at a level that training scripts do not show by default."""
@@ -138,7 +138,7 @@ class DaemonConnection:
             with contextlib.suppress(Exception):  # a logging handler of the user's may raise
                 log.info("no gpuwarden daemon at %s (%s): nothing is reported until there is one", self.path, error)
 
-    def _put(self, message: Message) -> bool:
+    def _send_now(self, message: Message) -> bool:
         assert self._socket is not None
         if not self._is_ours():
             self._lose()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpuwarden.client.frameworks import running_frameworks
+from gpuwarden.client.frameworks import list_running_frameworks
 from gpuwarden.protocol.validators import MAX_COUNT, clip
 
 # What counts the workers that train together, by TensorFlow's naming; a cluster's ps and evaluator are none of them.
@@ -42,13 +42,13 @@ class JobPlace:
 
 def read_job_place(environ: Mapping[str, str]) -> JobPlace:
     """Read the place from the environment; whatever stands there, it raises nothing."""
-    cluster, kind, index = _tf_config(environ)
-    job = _named(environ) or (_hashed(cluster) if cluster else _met(environ))
-    rank, world_size = _in_cluster(cluster, kind, index) if cluster else _launched(environ)
+    cluster, kind, index = _read_tf_config(environ)
+    job = _read_job_name(environ) or (_hash_cluster(cluster) if cluster else _read_meeting_point(environ))
+    rank, world_size = _find_rank(cluster, kind, index) if cluster else _read_launcher(environ)
     return JobPlace(None if job is None else clip(job), rank, world_size)
 
 
-def _named(environ: Mapping[str, str]) -> str | None:
+def _read_job_name(environ: Mapping[str, str]) -> str | None:
     """Return the name that a scheduler or launcher gave the job."""
     # torchrun's run id is "none" unless one was given.
     run_id = environ.get("TORCHELASTIC_RUN_ID", "none")
@@ -57,7 +57,7 @@ def _named(environ: Mapping[str, str]) -> str | None:
     )
 
 
-def _met(environ: Mapping[str, str]) -> str | None:
+def _read_meeting_point(environ: Mapping[str, str]) -> str | None:
     """Return what workers without a name have in common: the namespace mpirun made, or the address where they meet."""
     if environ.get("PMIX_NAMESPACE"):
         return environ["PMIX_NAMESPACE"]
@@ -65,31 +65,31 @@ def _met(environ: Mapping[str, str]) -> str | None:
     return ":".join(filter(None, address)) if all(address) else None
 
 
-def _launched(environ: Mapping[str, str]) -> tuple[int | None, int | None]:
+def _read_launcher(environ: Mapping[str, str]) -> tuple[int | None, int | None]:
     for rank, world_size in _LAUNCHERS:
-        found, size = _count(environ.get(rank)), _count(environ.get(world_size))
+        found, size = _parse_count(environ.get(rank)), _parse_count(environ.get(world_size))
         if found is None or (rank == "SLURM_PROCID" and size is None):
             continue
         return found, size if size is not None and size > found else None
     return None, None
 
 
-def _tf_config(environ: Mapping[str, str]) -> tuple[dict[str, list[Any]], str, int | None]:
+def _read_tf_config(environ: Mapping[str, str]) -> tuple[dict[str, list[Any]], str, int | None]:
     """Read TF_CONFIG: the cluster's addresses by kind of task, and which task this is. Empty where it says none."""
     try:
         config = json.loads(environ.get("TF_CONFIG") or "{}")
         cluster = {str(kind): list(addresses) for kind, addresses in config["cluster"].items()}
-        return cluster, str(config["task"]["type"]), _count(str(config["task"]["index"]))
+        return cluster, str(config["task"]["type"]), _parse_count(str(config["task"]["index"]))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}, "", None
 
 
-def _hashed(cluster: Mapping[str, Any]) -> str:
+def _hash_cluster(cluster: Mapping[str, Any]) -> str:
     """Return the same short text in every worker of a cluster, whose addresses are all that they have in common."""
     return "cluster-" + hashlib.sha256(json.dumps(cluster, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def _in_cluster(cluster: Mapping[str, list[Any]], kind: str, index: int | None) -> tuple[int | None, int | None]:
+def _find_rank(cluster: Mapping[str, list[Any]], kind: str, index: int | None) -> tuple[int | None, int | None]:
     """Count the chief before the workers, as TensorFlow's multi-worker strategies do."""
     if index is None or kind not in _TRAINING or index >= len(cluster.get(kind, ())):
         return None, None
@@ -97,7 +97,7 @@ def _in_cluster(cluster: Mapping[str, list[Any]], kind: str, index: int | None) 
     return before + index, sum(len(cluster.get(each, ())) for each in _TRAINING)
 
 
-def _count(text: str | None) -> int | None:
+def _parse_count(text: str | None) -> int | None:
     # Not int() alone: it takes "1_0" and digits of other scripts.
     if not (text and text.isascii() and text.isdecimal() and len(text) <= len(str(MAX_COUNT))):
         return None
@@ -116,7 +116,7 @@ def read_strategy(model: Any) -> str:
     return type(getattr(model, "distribute_strategy", None)).__name__
 
 
-def in_one_process(model: Any) -> bool:
+def is_in_one_process(model: Any) -> bool:
     """Return whether no other process takes part in each step of the model, as far as its strategy shows."""
     return read_strategy(model) in (*IN_ONE_PROCESS, "NoneType")
 
@@ -131,7 +131,7 @@ def find_reason_to_hold(model: Any) -> str | None:
     strategy = read_strategy(model)
     if strategy not in (*IN_ONE_PROCESS, *_WORKERS, "NoneType"):
         return f"under {strategy}"
-    others = max(read_job_place(os.environ).world_size or 1, _jax_processes(), _torch_workers())
+    others = max(read_job_place(os.environ).world_size or 1, _count_jax_processes(), _count_torch_workers())
     return None if others == 1 or strategy in _WORKERS else f"in one of {others} processes of a job"
 
 
@@ -147,20 +147,20 @@ def agree(model: Any, *, wanted: bool) -> bool:
     return bool(strategy.reduce(tf.distribute.ReduceOp.SUM, votes, axis=None) > 0)
 
 
-def _jax_processes() -> int:
+def _count_jax_processes() -> int:
     # process_count() makes the devices, with most of the GPUs' memory, and TensorFlow and Keras import JAX to no end.
-    if "jax" in running_frameworks():
-        return _counted("jax", "process_count")
+    if "jax" in list_running_frameworks():
+        return _call_count("jax", "process_count")
     agreed = getattr(sys.modules.get("jax._src.distributed"), "global_state", None)  # by jax.distributed.initialize
     return int(getattr(agreed, "num_processes", 1))
 
 
-def _torch_workers() -> int:
+def _count_torch_workers() -> int:
     distributed = sys.modules.get("torch.distributed")
     ready: Callable[[], bool] | None = getattr(distributed, "is_initialized", None)
-    return _counted("torch.distributed", "get_world_size") if ready is not None and ready() else 1
+    return _call_count("torch.distributed", "get_world_size") if ready is not None and ready() else 1
 
 
-def _counted(module: str, function: str) -> int:
+def _call_count(module: str, function: str) -> int:
     asked = getattr(sys.modules.get(module), function, None)
     return 1 if asked is None else int(asked())

@@ -16,11 +16,11 @@ def make_hello(name: str | None, framework: str, devices: Mapping[str, str | Non
     """Return the hello of this process, whatever is in its environment; `name` is by default its script's."""
     here = read_job_place(os.environ)
     return Hello(
-        name=clip(name or default_name()),
+        name=clip(name or find_default_name()),
         framework=clip(framework),
         devices={clip(device): gpu and clip(gpu) for device, gpu in devices.items()},
-        visible_devices=_environment("CUDA_VISIBLE_DEVICES"),
-        device_order=_environment("CUDA_DEVICE_ORDER"),
+        visible_devices=_read_variable("CUDA_VISIBLE_DEVICES"),
+        device_order=_read_variable("CUDA_DEVICE_ORDER"),
         job=here.job,
         rank=here.rank,
         world_size=here.world_size,
@@ -28,7 +28,7 @@ def make_hello(name: str | None, framework: str, devices: Mapping[str, str | Non
     )
 
 
-def default_name() -> str:
+def find_default_name() -> str:
     """Return the name of this process's script or notebook."""
     script = Path(sys.argv[0] if getattr(sys, "argv", None) else "").name
     if "ipykernel" in script or "colab_kernel" in script:
@@ -37,7 +37,7 @@ def default_name() -> str:
     return "python" if script in ("", "-c", "-") else script
 
 
-def _environment(variable: str) -> str | None:
+def _read_variable(variable: str) -> str | None:
     """Read a variable; of a list that is too long the whole entries that fit, since half an index is another GPU's."""
     value = os.environ.get(variable)
     if value is not None and len(value) > MAX_DEVICE_LIST_CHARACTERS:

@@ -70,7 +70,7 @@ class LoopTracker:
 
     @guarded
     def _begin(self) -> None:
-        self.run = run = join_run(self._settings.socket, self._hello())
+        self.run = run = join_run(self._settings.socket, self._make_hello())
         run.interval = self._settings.interval
         self._failure = run.failure
         _open.add(self)
@@ -86,18 +86,18 @@ class LoopTracker:
         if self.phase == "train":
             took = now - self._begun if self._stepped and self._begun is not None else None
             if self._resting:
-                self._set_off(now)
-            size = None if batch_size is None else self._whole(batch_size, "batch_size")
+                self._start_stepping(now)
+            size = None if batch_size is None else self._check_whole(batch_size, "batch_size")
             self._noted.append((took, size, self._fetched))
             self._fetched = None
             if loss is not None:
-                self._loss = self._number(loss)
+                self._loss = self._check_number(loss)
         if now >= self.run.observe_due:
             self._send(self.run.observe)
         if self.phase == "train":
             self._begun = monotonic()  # what this took is no part of a step
 
-    def _set_off(self, now: float) -> None:
+    def _start_stepping(self, now: float) -> None:
         """Record the first step after a rest; the very first may compile."""
         if not self._stepped and self._begun is not None:
             self.run.compile_seconds = (self.run.compile_seconds or 0.0) + now - self._begun
@@ -107,15 +107,15 @@ class LoopTracker:
     @guarded
     def begin_epoch(self, number: Any) -> None:
         """Record that an epoch begins, and its first step with it."""
-        self._only_one(self._count_all)
-        self._epoch, self._in_epoch = self._whole(number, "epoch"), 0
-        self._restart()
-        self._change()
+        self._run_exclusively(self._count_all)
+        self._epoch, self._in_epoch = self._check_whole(number, "epoch"), 0
+        self._start_step()
+        self._report_change()
 
     @guarded
     def begin_batches(self) -> None:
         """Record that a loader is asked for its first batch, and a step begins with it."""
-        self._restart()
+        self._start_step()
         if self.phase == "train":
             self.stepping = True
 
@@ -129,27 +129,27 @@ class LoopTracker:
         """Record that the data is at its end, so that silence from here on is no step that hangs."""
         if self.phase == "train":
             self.stepping, self._resting = False, True
-            self._change()
+            self._report_change()
 
     @guarded
     def enter(self, phase: Phase) -> None:
         """Record that another phase begins within this one; steps are made in "train" alone."""
         if phase not in PHASES:
             given = repr(phase[:20]) if isinstance(phase, str) else f"this {type(phase).__name__}"
-            self._advise(f"phase: want one of {', '.join(PHASES)}, not {given}; idle is taken for it")
+            self._warn_once(f"phase: want one of {', '.join(PHASES)}, not {given}; idle is taken for it")
             phase = "idle"
         self._before.append((self.phase, self.stepping))
         self._failed_in = None
-        self._go(phase, stepping=self.stepping and phase == "train")
+        self._switch_phase(phase, stepping=self.stepping and phase == "train")
 
     @guarded
     def leave(self, *, failed: bool) -> None:
         """Record that the phase is over."""
         self._failed_in = self.phase if failed else None
         phase, stepping = self._before.pop()
-        self._go(phase, stepping=stepping)
+        self._switch_phase(phase, stepping=stepping)
 
-    def _go(self, phase: Phase, *, stepping: bool) -> None:
+    def _switch_phase(self, phase: Phase, *, stepping: bool) -> None:
         """Go to a phase; the time between two phases of training is no part of the step that it falls into."""
         now = monotonic()
         if self.phase == "train" != phase:
@@ -157,21 +157,21 @@ class LoopTracker:
         elif self.phase != "train" == phase and self._begun is not None:
             self._begun += now - self._left
         self.phase, self.stepping, self._resting = phase, stepping, True
-        self._change()
+        self._report_change()
 
     @guarded
     def fail(self, error: BaseException) -> None:
         """Report an error as text, and keep nothing else of it: its frames hold tensors on the device."""
         if not is_error(error):
             return
-        self._only_one(self._count_all)
+        self._run_exclusively(self._count_all)
         run = self.run
         run.memory.sample()
         failure = describe(error, self._failed_in or self.phase, run.steps, run.memory.latest())
         last = None if run.failure is self._failure else run.failure
         # The same one may have been reported where it was raised, by a watch or a callback within this one.
         if last is None or (last.exception, last.text, last.steps) != (failure.exception, failure.text, failure.steps):
-            run.fail(failure)
+            run.report_error(failure)
 
     @property
     def advice(self) -> AdviceState:
@@ -186,7 +186,7 @@ class LoopTracker:
     def _listen(self) -> None:
         now = monotonic()
         if now >= self.run.listen_due:
-            self._only_one(partial(self.run.listen, now))
+            self._run_exclusively(partial(self.run.listen, now))
 
     def close(self) -> None:
         """Report the last totals, and switch off."""
@@ -202,7 +202,7 @@ class LoopTracker:
     @guarded
     def report_end(self) -> None:
         """Report that a loop has ended, and where this one stands."""
-        self._only_one(partial(self._count_and_send, self.run.report), MAX_CLOSE_WAIT_SECONDS)
+        self._run_exclusively(partial(self._count_and_send, self.run.report), MAX_CLOSE_WAIT_SECONDS)
 
     def _give_up(self) -> None:
         """Say that no step of this loop is under way: its silence from here on is no step that hangs."""
@@ -212,12 +212,12 @@ class LoopTracker:
 
     def _send(self, send: Callable[[float], None]) -> None:
         """Count what is noted, say where the loop stands, and send."""
-        self._only_one(partial(self._count_and_send, send))
+        self._run_exclusively(partial(self._count_and_send, send))
 
     def _count_and_send(self, send: Callable[[float], None]) -> None:
         run = self.run
         if self._search.update(run.memory):
-            run.introduce(self._hello())
+            run.set_hello(self._make_hello())
         self._count_all()
         run.phase = self.phase
         run.epoch = run.epoch if self._epoch is None else self._epoch
@@ -225,7 +225,7 @@ class LoopTracker:
         run.stepping = any(each.stepping for each in tuple(_open) if each.run is run)
         send(monotonic())
 
-    def _only_one(self, act: Callable[[], None], wait: float = 0.0) -> None:
+    def _run_exclusively(self, act: Callable[[], None], wait: float = 0.0) -> None:
         """Do what only one thread may do at a time; not at all while another does for longer than `wait` seconds."""
         lock = _reporting
         if lock.acquire(timeout=wait):
@@ -234,7 +234,7 @@ class LoopTracker:
             finally:
                 lock.release()
 
-    def _change(self) -> None:
+    def _report_change(self) -> None:
         """Report a new state at once; or, where that is done too often, with the next report."""
         now = monotonic()
         if len(self._changes) == MAX_CHANGES_PER_SECOND and now - self._changes[0] < 1:
@@ -265,33 +265,33 @@ class LoopTracker:
             run.loss = loss if abs(loss) < MAX_COUNT else None  # NaN and infinity are no numbers of a message
             self._loss = None
 
-    def _hello(self) -> Hello:
+    def _make_hello(self) -> Hello:
         return make_hello(self._settings.name, self._search.framework, self._search.devices)
 
-    def _restart(self) -> None:
+    def _start_step(self) -> None:
         """Begin a step now."""
         if self.phase == "train":
             self._begun = monotonic()
             self._fetched = None
 
-    def _whole(self, value: Any, what: str) -> int | None:
+    def _check_whole(self, value: Any, what: str) -> int | None:
         # By type first: to ask an abstract class takes some µs.
         if (type(value) is int or isinstance(value, Integral)) and 0 <= value < MAX_COUNT:  # type: ignore[operator] # they compare
             return int(value)
-        self._advise(f"{what}: want a whole number, 0 or more, not this {type(value).__name__}; left out")
+        self._warn_once(f"{what}: want a whole number, 0 or more, not this {type(value).__name__}; left out")
         return None
 
-    def _number(self, value: Any) -> float | None:
+    def _check_number(self, value: Any) -> float | None:
         # Not float() of anything: a tensor would wait for its device.
         if type(value) is float or isinstance(value, Real):
             try:
                 return float(value)
             except OverflowError:  # a whole number past a float's greatest
                 return inf
-        self._advise(f"loss: want a number such as loss.item(), not {type(value).__name__}; left out")
+        self._warn_once(f"loss: want a number such as loss.item(), not {type(value).__name__}; left out")
         return None
 
-    def _advise(self, text: str) -> None:
+    def _warn_once(self, text: str) -> None:
         """Log once what the program might do better."""
         if text not in self._advised and len(self._advised) < MAX_HINTS:
             self._advised.add(text)

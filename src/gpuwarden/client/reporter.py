@@ -65,9 +65,9 @@ class Reporter:
         self._percentiles: tuple[float | None, ...] = (None, None)
         self._percentiles_due = 0.0
 
-    def introduce(self, hello: Hello) -> None:
+    def set_hello(self, hello: Hello) -> None:
         """Send another hello, where it has changed."""
-        self._connection.introduce(hello)
+        self._connection.set_hello(hello)
 
     def record_batch_size(self, examples: int, largest: int | None = None) -> None:
         """Record how many examples a step had, and how many the largest since the last record."""
@@ -88,9 +88,9 @@ class Reporter:
         if now < self.listen_due:
             return
         self.listen_due = now + LISTEN_INTERVAL_SECONDS
-        for each in self._connection.listen():
+        for each in self._connection.receive():
             self.advice.update(each, now)
-        if not self._connection.connected():
+        if not self._connection.is_connected():
             self.advice.disconnect(now)
 
     def observe(self, now: float) -> None:
@@ -111,7 +111,7 @@ class Reporter:
         self.settle()
         self.memory.sample()
 
-    def fail(self, error: Error) -> None:
+    def report_error(self, error: Error) -> None:
         """Count an error and send it, waiting at most MAX_ERROR_WAIT_SECONDS for a daemon that lags.
 
         After MAX_SENT_ERRORS it is only counted.
@@ -157,7 +157,7 @@ class Reporter:
                 oom_retries=self.oom_retries,
             )
         )
-        if not self._connection.connected():
+        if not self._connection.is_connected():
             self.advice.disconnect(now)  # at once: before the next read another daemon may be there
 
     def give_up(self) -> None:
@@ -179,7 +179,7 @@ class Reporter:
         with contextlib.suppress(Exception):  # whatever fails here must not show at a program's end
             error = describe_uncaught(self.failure, phase, self.steps, self.memory.latest())
             if error is not None:
-                self.fail(error)
+                self.report_error(error)
         self._send(time.monotonic())
         kind = uncaught_type()
         if kind is None:
@@ -197,7 +197,7 @@ def join_run(path: str | None, hello: Hello) -> Reporter:
     if run is None:
         run = _runs[key] = Reporter(DaemonConnection(path, hello))
         atexit.register(run.end)
-    run.introduce(hello)
+    run.set_hello(hello)
     return run
 
 

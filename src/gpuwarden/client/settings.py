@@ -44,14 +44,14 @@ def check_settings(
         raise TypeError(f"disabled: want True or False, not {disabled!r}")
     return Settings(
         name=name,
-        devices=_checked_devices({} if devices is None else devices),
+        devices=_check_devices({} if devices is None else devices),
         socket=None if socket is None else os.fspath(socket),
         interval=interval,
         disabled=os.environ.get("GPUWARDEN_DISABLED") == "1" if disabled is None else disabled,
     )
 
 
-def _checked_devices(devices: Mapping[str, str]) -> dict[str, str]:
+def _check_devices(devices: Mapping[str, str]) -> dict[str, str]:
     if not (isinstance(devices, Mapping) and all(isinstance(text, str) for pair in devices.items() for text in pair)):
         raise TypeError(
             f'devices: want the GPU of each of the framework\'s devices, {{"GPU:0": "GPU-..."}}, not {devices!r}'

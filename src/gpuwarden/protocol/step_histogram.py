@@ -48,11 +48,11 @@ class StepHistogram:
         for share in shares:
             while reached < max(share * self.count, 1) and (entry := next(classes, None)):
                 reached += entry[1]
-                middle = min(max(_middle(entry[0]), self._least), self._most)
+                middle = min(max(_compute_middle(entry[0]), self._least), self._most)
             found.append(middle)
         return tuple(found)
 
 
-def _middle(at: int) -> float:
+def _compute_middle(at: int) -> float:
     upper = _CLASSES[min(at, len(_CLASSES) - 1)]
     return upper * 2 ** (-0.5 / _FINENESS)

@@ -31,10 +31,10 @@ def read_device_memory() -> dict[str, DeviceMemory]:
     found: dict[str, DeviceMemory] = {}
     if framework is None:
         return found
-    gpus = tuple(framework.devices())
+    gpus = tuple(framework.list_devices())
     for device in gpus or ("CPU:0",):
         with contextlib.suppress(Exception):  # by framework, version and allocator: it has no statistics
-            said = framework.memory(device)
+            said = framework.read_memory(device)
             if said is not None and (gpus or said.limit is not None):
                 found[device] = said
     return found

@@ -51,7 +51,7 @@ def find_batch_size(
     """
     check_model(model, "find_batch_size")
     smallest = check_whole(smallest, "smallest")
-    make_batch, most = _source(data)
+    make_batch, most = _make_source(data)
     largest = min(most, MAX_BATCH_SIZE if largest is None else check_whole(largest, "largest"))
     if largest < smallest:
         raise ValueError(f"largest: want {smallest} or more, which is the smallest, not {largest}")
@@ -102,40 +102,40 @@ class _Trials:
         """Return the size, None where none fits; of `most` examples there is a batch at most."""
         self._model.train_function = None  # the model's own stays as it is traced
         try:
-            _, share = self._trial(smallest)
+            _, share = self._try_size(smallest)
             if share is None:
-                return self._by_size(smallest, largest, most)
-            return self._by_memory(smallest, largest)
+                return self._find_by_size(smallest, largest, most)
+            return self._find_by_memory(smallest, largest)
         finally:
             self._snapshot.restore()
 
-    def _by_memory(self, smallest: int, largest: int) -> int | None:
+    def _find_by_memory(self, smallest: int, largest: int) -> int | None:
         def fits(size: int) -> bool:
-            fits, share = self._trial(size)
+            fits, share = self._try_size(size)
             return fits and (share or 0.0) <= 1 - self._margin
 
         return search(fits, smallest, largest)
 
-    def _by_size(self, smallest: int, largest: int, most: int) -> int | None:
+    def _find_by_size(self, smallest: int, largest: int, most: int) -> int | None:
         beyond = min(math.ceil(largest / (1 - self._margin)), most)
-        found = search(lambda size: self._trial(size)[0], smallest, beyond)
+        found = search(lambda size: self._try_size(size)[0], smallest, beyond)
         if found is None or found == most:
             return found if found is None else min(found, largest)
         return min(math.floor(found * (1 - self._margin)), largest)
 
-    def _trial(self, size: int) -> tuple[bool, float | None]:
+    def _try_size(self, size: int) -> tuple[bool, float | None]:
         """Train some steps with a size, once; say whether it fits, and the peak as a share of the limit if known."""
         if size not in self._seen:
-            self._seen[size] = self._train(size)
+            self._seen[size] = self._train_steps(size)
             log.debug("tried batch size=%d fits=%s share=%s", size, *self._seen[size])
         return self._seen[size]
 
-    def _train(self, size: int) -> tuple[bool, float | None]:
-        batch = _checked(self._make_batch(size), size)
+    def _train_steps(self, size: int) -> tuple[bool, float | None]:
+        batch = _check_batch(self._make_batch(size), size)
         gc.collect()
         known = reset_peaks()
         try:
-            self._model.fit(_endless(batch), steps_per_epoch=self._steps, epochs=1, verbose=0, shuffle=False)
+            self._model.fit(_repeat(batch), steps_per_epoch=self._steps, epochs=1, verbose=0, shuffle=False)
         except Exception as error:
             if not is_device_oom(error):
                 raise
@@ -147,16 +147,16 @@ class _Trials:
         return False, read_peak_ratio() if known else None
 
 
-def _endless(batch: Batch) -> Iterator[Batch]:
+def _repeat(batch: Batch) -> Iterator[Batch]:
     while True:
         yield batch
 
 
-def _source(data: Any) -> tuple[Callable[[int], Batch], int]:
+def _make_source(data: Any) -> tuple[Callable[[int], Batch], int]:
     """Return what makes a batch of a size, and the largest size there is."""
     if isinstance(data, tuple | list):
-        whole_batch = _as_fit_has_it(data)
-        lengths = {shape[0] if shape else 0 for shape in _shapes(whole_batch)}
+        whole_batch = _normalize_batch(data)
+        lengths = {shape[0] if shape else 0 for shape in _list_shapes(whole_batch)}
         if len(lengths) != 1 or not min(lengths):
             raise ValueError(f"data: want arrays of one length, not of {sorted(lengths)}")
         return lambda size: keras.tree.map_structure(functools.partial(_cut, size), whole_batch), lengths.pop()
@@ -172,18 +172,18 @@ def _cut(size: int, array: Any) -> Any:
     return None if array is None else array[:size]
 
 
-def _checked(batch: Any, size: int) -> Batch:
+def _check_batch(batch: Any, size: int) -> Batch:
     """Check that a batch has the size that was asked for: a dataset that is batched already does not care."""
     if not isinstance(batch, tuple | list):
         raise TypeError(f"data: want a batch (x, y) or (x, y, sample_weight), not {type(batch).__name__}")
-    checked = _as_fit_has_it(batch)
-    for shape in _shapes(checked):
+    checked = _normalize_batch(batch)
+    for shape in _list_shapes(checked):
         if not shape or shape[0] != size:
             raise ValueError(f"data: asked for a batch of {size}, got one with shape {shape}")
     return checked
 
 
-def _as_fit_has_it(batch: tuple[Any, ...] | list[Any]) -> Batch:
+def _normalize_batch(batch: tuple[Any, ...] | list[Any]) -> Batch:
     """Return a batch as `fit` makes it of its arguments: without a last None, and with tuples for lists of arrays.
 
     A generator's batch goes to TensorFlow as it is, which knows no lists of tensors.
@@ -193,16 +193,16 @@ def _as_fit_has_it(batch: tuple[Any, ...] | list[Any]) -> Batch:
         parts = parts[:-1]
     if not 1 <= len(parts) <= 3:  # noqa: PLR2004 - as fit takes them
         raise TypeError(f"data: want a batch (x, y) or (x, y, sample_weight), not one of {len(parts)} parts")
-    return tuple(map(_in_tuples, parts))
+    return tuple(map(_convert_lists, parts))
 
 
-def _in_tuples(part: Any) -> Any:
+def _convert_lists(part: Any) -> Any:
     if isinstance(part, dict):
-        return {name: _in_tuples(each) for name, each in part.items()}
-    return tuple(map(_in_tuples, part)) if type(part) in (list, tuple) else part
+        return {name: _convert_lists(each) for name, each in part.items()}
+    return tuple(map(_convert_lists, part)) if type(part) in (list, tuple) else part
 
 
-def _shapes(batch: Batch) -> list[Any]:
+def _list_shapes(batch: Batch) -> list[Any]:
     """Return the shapes of a batch's arrays; a None among them, as for an output without weights, has none."""
     arrays = [each for each in keras.tree.flatten(batch) if each is not None]
     for each in arrays:

@@ -22,12 +22,12 @@ class TemporaryTraces:
     """
 
     def __enter__(self) -> None:
-        self._before = set(_gradient_functions())
+        self._before = set(_find_registry())
 
     def __exit__(self, *_: object) -> None:
-        functions = _gradient_functions()
+        functions = _find_registry()
         made = [each for each in functions if each.startswith("CustomGradient-") and each not in self._before]
-        left = {name: _leave_to_graph(functions[name]) for name in made}
+        left = {name: _move_to_graph(functions[name]) for name in made}
         gc.collect()  # graphs and their functions stand in cycles
         for name, reference in left.items():
             if reference is None:
@@ -38,24 +38,24 @@ class TemporaryTraces:
                 functions[name]["type"] = function
 
 
-def _leave_to_graph(entry: dict[str, Any]) -> Any:
+def _move_to_graph(entry: dict[str, Any]) -> Any:
     """Let only its graph hold a gradient function, the registry a weak reference; give that, None without a graph."""
     function = entry["type"]
-    graphs = _graphs(function)
+    graphs = _find_graphs(function)
     if not graphs:
         return None
     for graph in graphs:
         graph._gpuwarden_gradients = [*getattr(graph, "_gpuwarden_gradients", ()), function]  # noqa: SLF001 - ours
     reference: Any = weakref.ref(function)
 
-    def of_graph(*given: Any) -> Any:
+    def call_by_graph(*given: Any) -> Any:
         return reference()(*given)  # who asks has the graph
 
-    entry["type"] = of_graph
+    entry["type"] = call_by_graph
     return reference
 
 
-def _graphs(function: Any) -> list[Any]:
+def _find_graphs(function: Any) -> list[Any]:
     """Return the graph that a gradient function is of, and those that it is in: of a branch, the function's."""
     found = []
     with contextlib.suppress(Exception):  # it is TensorFlow's, which may write it otherwise
@@ -68,7 +68,7 @@ def _graphs(function: Any) -> list[Any]:
     return found
 
 
-def _gradient_functions() -> dict[str, Any]:
+def _find_registry() -> dict[str, Any]:
     """Return TensorFlow's registry of gradient functions; an empty one where this version keeps it elsewhere."""
     if keras.backend.backend() == "tensorflow":
         with contextlib.suppress(ImportError, AttributeError):

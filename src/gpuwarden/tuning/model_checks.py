@@ -6,7 +6,7 @@ import os
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from gpuwarden.client.distributed import in_one_process, read_job_place, read_strategy
+from gpuwarden.client.distributed import is_in_one_process, read_job_place, read_strategy
 from gpuwarden.client.keras_import import keras
 
 
@@ -22,7 +22,7 @@ def check_model(model: Any, wanting: str) -> None:
     if getattr(model, "optimizer", None) is None:
         raise ValueError("model: compile it first, with an optimizer")
     workers = read_job_place(os.environ).world_size or 1
-    if workers > 1 or not in_one_process(model):
+    if workers > 1 or not is_in_one_process(model):
         raise ValueError(
             f"{wanting} works in one process alone: this one is a worker of {workers} with {read_strategy(model)}, and "
             "each would find another batch size; find it in one process, and give it to all"

@@ -29,8 +29,8 @@ class ModelSnapshot:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._variables = [(each, keras.ops.convert_to_numpy(each).copy()) for each in _variables(model)]
-        self._buffers = _buffers(model)
+        self._variables = [(each, keras.ops.convert_to_numpy(each).copy()) for each in _list_variables(model)]
+        self._buffers = _copy_buffers(model)
         self._unbuilt = [each for each in list_optimizers(model) if not each.built]
 
     def restore(self) -> None:
@@ -80,7 +80,9 @@ def substitute_optimizer(model: Any) -> Iterator[None]:
     try:
         for each in list_optimizers(model):
             if not each.built:
-                new = _like(model, each)  # of others too: those that cannot be made again are refused before they train
+                new = _make_like(
+                    model, each
+                )  # of others too: those that cannot be made again are refused before they train
                 if each is own:
                     with variable_scope(model):
                         new.build(model.trainable_variables)
@@ -90,7 +92,7 @@ def substitute_optimizer(model: Any) -> Iterator[None]:
         model.optimizer = own
 
 
-def _like(model: Any, own: Any) -> Any:
+def _make_like(model: Any, own: Any) -> Any:
     try:
         with variable_scope(model):
             return type(own).from_config(own.get_config())
@@ -108,8 +110,8 @@ def keep_seeds() -> Iterator[None]:
     put_back: list[Callable[[], object]] = [
         functools.partial(random.setstate, random.getstate()),
         functools.partial(numpy.random.set_state, numpy.random.get_state()),
-        *_seeds_of_torch(),
-        *_seeds_of_keras(),
+        *_list_torch_seeds(),
+        *_list_keras_seeds(),
     ]
     try:
         yield
@@ -118,7 +120,7 @@ def keep_seeds() -> Iterator[None]:
             each()
 
 
-def _seeds_of_torch() -> Iterator[Callable[[], object]]:
+def _list_torch_seeds() -> Iterator[Callable[[], object]]:
     if keras.backend.backend() == "torch":
         torch = sys.modules["torch"]
         yield functools.partial(torch.set_rng_state, torch.get_rng_state())
@@ -126,7 +128,7 @@ def _seeds_of_torch() -> Iterator[Callable[[], object]]:
             yield functools.partial(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all())
 
 
-def _seeds_of_keras() -> Iterator[Callable[[], object]]:
+def _list_keras_seeds() -> Iterator[Callable[[], object]]:
     """Yield what restores the generator of functions without a seed; Keras makes it when one is first called."""
     try:
         module: Any = importlib.import_module("keras.src.random.seed_generator")
@@ -136,20 +138,20 @@ def _seeds_of_keras() -> Iterator[Callable[[], object]]:
     there = generator()
     state = [module.make_default_seed(), 0] if there is None else keras.ops.convert_to_numpy(there.state).copy()
 
-    def put_back() -> None:
+    def restore_seed() -> None:
         if (now := generator()) is not None:  # functions that were traced may have it: it has to stay
             now.state.assign(state)
 
-    yield put_back
+    yield restore_seed
 
 
-def _variables(model: Any) -> list[Any]:
+def _list_variables(model: Any) -> list[Any]:
     of_optimizers = [variable for each in list_optimizers(model) for variable in each.variables]
     found = [*model.variables, *of_optimizers, *model.metrics_variables]
     return list({id(each): each for each in found}.values())
 
 
-def _buffers(model: Any) -> list[tuple[Any, dict[str, Any]]]:
+def _copy_buffers(model: Any) -> list[tuple[Any, dict[str, Any]]]:
     """Return torch modules with their buffers, as a batch norm's means; their parameters are Keras's variables."""
     if keras.backend.backend() != "torch":
         return []
@@ -158,10 +160,10 @@ def _buffers(model: Any) -> list[tuple[Any, dict[str, Any]]]:
         for each in model._flatten_layers()  # noqa: SLF001 - `layers` leaves out the inner ones
         if isinstance(each, keras.layers.TorchModuleWrapper)
     ]
-    return [(each, _copied(each)) for each in modules]
+    return [(each, _copy_module(each)) for each in modules]
 
 
-def _copied(module: Any) -> dict[str, Any]:
+def _copy_module(module: Any) -> dict[str, Any]:
     parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     return {
         name: value.detach().cpu().clone() if hasattr(value, "detach") else copy.deepcopy(value)

@@ -61,7 +61,7 @@ def fit_with_oom_retry(
     check_model(model, "fit_with_oom_retry")
     _check_rates(model)
     _check_arguments(make_dataset, fit_kwargs)
-    limits = _limits(batch_size, smallest, tries)
+    limits = _make_limits(batch_size, smallest, tries)
     path = _check_path(checkpoint)
     if keep_effective_batch:
         check_accumulation(model)
@@ -94,7 +94,7 @@ class _Training:
         self._limits = limits
         self._kwargs = fit_kwargs
         self._begin = begin
-        self._user = _listed(fit_kwargs.get("callbacks"))
+        self._user = _list_callbacks(fit_kwargs.get("callbacks"))
         history = next((each for each in self._user if isinstance(each, keras.callbacks.History)), None)
         self._history = history or keras.callbacks.History()
         # First: at an epoch's begin no other callback has changed anything for it yet.
@@ -105,13 +105,13 @@ class _Training:
         size = self._limits.batch_size
         for attempt in range(1, self._limits.tries + 1):
             self._begin.size = size
-            smaller = _smaller(size, effective, self._limits.smallest)
+            smaller = _choose_smaller(size, effective, self._limits.smallest)
             error = self._try(size, attempt, smaller)
             if error is None:
                 break
             assert smaller is not None  # else the error was raised
             _drop_frames(error)
-            self._go_back(error, None if effective is None else effective // smaller)
+            self._restore(error, None if effective is None else effective // smaller)
             log.warning(
                 "out of memory with batch size=%d in epoch=%d: going on from the epoch's begin with batch size=%d, "
                 "try=%d of %d",
@@ -124,10 +124,10 @@ class _Training:
 
     def _try(self, size: int, attempt: int, smaller: int | None) -> Exception | None:
         """Fit once; give the out-of-memory where there was one and a smaller batch may help."""
-        data = _data(self._make_dataset(size), size)
-        kwargs = self._of_size(size, self._limits.batch_size if "batch_size" in data else _KERAS_BATCH_SIZE)
+        data = _make_data(self._make_dataset(size), size)
+        kwargs = self._make_arguments(size, self._limits.batch_size if "batch_size" in data else _KERAS_BATCH_SIZE)
         try:
-            with _begun(self._user if attempt > 1 else (), self._history if attempt > 1 else None):
+            with _hide_train_begin(self._user if attempt > 1 else (), self._history if attempt > 1 else None):
                 self._model.fit(
                     **data,
                     **kwargs,
@@ -137,13 +137,13 @@ class _Training:
         except Exception as error:
             if not is_device_oom(error):
                 raise
-            if why := self._hopeless(size, attempt, smaller):
-                _note(error, f"fit_with_oom_retry: {why}")
+            if why := self._explain_hopeless(size, attempt, smaller):
+                _add_note(error, f"fit_with_oom_retry: {why}")
                 raise
             return error
         return None
 
-    def _go_back(self, error: Exception, steps: int | None) -> None:
+    def _restore(self, error: Exception, steps: int | None) -> None:
         """Put the model back, and have it accumulate `steps` batches; if that fails, raise the out-of-memory."""
         try:
             assert self._begin.snapshot is not None  # else the error was raised
@@ -151,14 +151,14 @@ class _Training:
             if steps is not None:
                 accumulate(self._model, steps)
         except Exception as failure:
-            _note(
+            _add_note(
                 error,
                 "fit_with_oom_retry: out of memory, and the model could not be put back to the epoch's begin, so that "
                 f"its state is of no use ({type(failure).__name__}: {failure})",
             )
             raise error from failure
 
-    def _hopeless(self, size: int, attempt: int, smaller: int | None) -> str:
+    def _explain_hopeless(self, size: int, attempt: int, smaller: int | None) -> str:
         """Return why no further try is made; empty where there is one."""
         if self._begin.ended:
             return (
@@ -168,7 +168,7 @@ class _Training:
         if self._begin.snapshot is None:
             return "out of memory before the first epoch had begun, which no smaller batch changes"
         validation = self._kwargs.get("validation_data")
-        if self._begin.validating and _batched(validation):
+        if self._begin.validating and _has_own_batches(validation):
             return (
                 "out of memory in validation, whose data have a batch size of their own: give validation_data as a "
                 "function of the batch size"
@@ -179,20 +179,20 @@ class _Training:
             return f"out of memory with batch size {size}, in the last of {attempt} tries"
         return ""
 
-    def _of_size(self, size: int, unsaid: int) -> dict[str, Any]:
+    def _make_arguments(self, size: int, unsaid: int) -> dict[str, Any]:
         """Return fit's own arguments for a batch size; `unsaid` is what Keras validates arrays with by default."""
         kwargs = {name: value for name, value in self._kwargs.items() if name != "callbacks"}
         if callable(validation := kwargs.get("validation_data")):
             kwargs["validation_data"] = validation(size)
-            self._keep_examples(kwargs, "validation_steps", size)
-        elif not _batched(validation) and size < self._limits.batch_size:
+            self._scale_steps(kwargs, "validation_steps", size)
+        elif not _has_own_batches(validation) and size < self._limits.batch_size:
             given = kwargs.get("validation_batch_size") or unsaid
             kwargs["validation_batch_size"] = max(given * size // self._limits.batch_size, 1)
-            self._keep_examples(kwargs, "validation_steps", size)
-        self._keep_examples(kwargs, "steps_per_epoch", size)
+            self._scale_steps(kwargs, "validation_steps", size)
+        self._scale_steps(kwargs, "steps_per_epoch", size)
         return kwargs
 
-    def _keep_examples(self, kwargs: dict[str, Any], steps: str, size: int) -> None:
+    def _scale_steps(self, kwargs: dict[str, Any], steps: str, size: int) -> None:
         """Scale a number of steps as batches of `size` are smaller than the first ones."""
         if (given := kwargs.get(steps)) is not None:
             kwargs[steps] = math.ceil(given * self._limits.batch_size / size)
@@ -242,7 +242,7 @@ class _EpochBegin(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships
 
 
 @contextlib.contextmanager
-def _begun(user: Sequence[Any], history: Any) -> Iterator[None]:
+def _hide_train_begin(user: Sequence[Any], history: Any) -> Iterator[None]:
     """Keep the begin of a training from callbacks that have had it: EarlyStopping would forget what it has seen.
 
     Those that have to know each fit say so, by `begins_each_fit`.
@@ -265,7 +265,7 @@ def _nothing(logs: Any = None) -> None:
     """Do nothing, in place of a hook."""
 
 
-def _smaller(size: int, effective: int | None, smallest: int) -> int | None:
+def _choose_smaller(size: int, effective: int | None, smallest: int) -> int | None:
     """Return the next size: half, or at most half and a divisor of the examples that an update sees."""
     smaller = size // 2
     while effective is not None and smaller > 1 and effective % smaller:
@@ -273,12 +273,12 @@ def _smaller(size: int, effective: int | None, smallest: int) -> int | None:
     return smaller if smaller >= smallest else None
 
 
-def _batched(validation: Any) -> bool:
+def _has_own_batches(validation: Any) -> bool:
     """Return whether validation data have a batch size of their own, as a dataset does; arrays have not."""
     return validation is not None and not callable(validation) and not isinstance(validation, tuple | list)
 
 
-def _data(made: Any, size: int) -> dict[str, Any]:
+def _make_data(made: Any, size: int) -> dict[str, Any]:
     """Return fit's arguments of what make_dataset made: Keras cuts arrays into batches, datasets are in batches."""
     if isinstance(made, tuple) and 1 <= len(made) <= len(_ARRAYS):
         return {**dict(zip(_ARRAYS, made, strict=False)), "batch_size": size}
@@ -307,13 +307,13 @@ def _drop_frames(error: BaseException) -> None:
     gc.collect()  # some stand in cycles
 
 
-def _note(error: BaseException, text: str) -> None:
+def _add_note(error: BaseException, text: str) -> None:
     log.error(text)
     if hasattr(error, "add_note"):  # Python 3.11
         error.add_note(text)
 
 
-def _listed(callbacks: Any) -> list[Any]:
+def _list_callbacks(callbacks: Any) -> list[Any]:
     return [] if callbacks is None else list(callbacks) if isinstance(callbacks, tuple | list) else [callbacks]
 
 
@@ -326,7 +326,7 @@ def _check_arguments(make_dataset: Any, fit_kwargs: dict[str, Any]) -> None:
     callbacks = fit_kwargs.get("callbacks")
     if isinstance(callbacks, keras.callbacks.CallbackList):
         raise TypeError("callbacks: want a list of callbacks, not a CallbackList")
-    for each in _listed(callbacks):
+    for each in _list_callbacks(callbacks):
         if why := next((why for cls in type(each).__mro__ if (why := _REFUSED_CALLBACKS.get(cls.__name__))), None):
             raise ValueError(f"callbacks: {type(each).__name__} does not go with fit_with_oom_retry: {why}")
 
@@ -344,7 +344,7 @@ def _check_rates(model: Any) -> None:
             )
 
 
-def _limits(batch_size: Any, smallest: Any, tries: Any) -> _Limits:
+def _make_limits(batch_size: Any, smallest: Any, tries: Any) -> _Limits:
     limits = _Limits(
         check_whole(batch_size, "batch_size"), check_whole(smallest, "smallest"), check_whole(tries, "tries")
     )

@@ -12,7 +12,7 @@ def list_optimizers(model: Any) -> list[Any]:
     """Return each once: the model's own, those in attributes of it and its layers, and in lists and dicts there."""
     layers = model._flatten_layers()  # noqa: SLF001 - `layers` leaves out the inner ones
     values = [value for layer in layers for value in vars(layer).values()]
-    found = [model.optimizer, *(each for value in values for each in _inside(value))]
+    found = [model.optimizer, *(each for value in values for each in _list_values(value))]
     return list({id(each): each for each in found if isinstance(each, keras.optimizers.Optimizer)}.values())
 
 
@@ -30,7 +30,7 @@ def reset_optimizer(model: Any, optimizer: Any) -> None:
         variable.assign(value)
 
 
-def _inside(value: Any) -> list[Any]:
+def _list_values(value: Any) -> list[Any]:
     return (
         list(value.values()) if isinstance(value, dict) else list(value) if isinstance(value, list | tuple) else [value]
     )

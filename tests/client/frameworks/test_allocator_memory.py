@@ -37,13 +37,13 @@ def test_physical_names(tf: Any) -> None:
 def test_reading(tf: Any) -> None:
     """A GPU cut in several reads as their sum, with a limit where one is set."""
     memory = AllocatorMemory()
-    memory.watch(TensorFlow(), TensorFlow().devices())
+    memory.watch(TensorFlow(), TensorFlow().list_devices())
     assert memory.latest() == {"GPU:1": DeviceMemory(10, 20), "GPU:2": DeviceMemory(23, 43, 2 << 30)}
 
 
 def test_named(tf: Any) -> None:
     """A device that the user names is watched beside the GPUs, and says which GPU it stands for."""
-    found = TensorFlow().devices()
+    found = TensorFlow().list_devices()
     assert add_named_devices(found, {"CPU:0": "GPU-a", "GPU:1": "GPU-b"}) == {
         "GPU:1": "GPU-b",
         "GPU:2": None,
@@ -55,7 +55,7 @@ def test_no_statistics(tf: Any) -> None:
     """A device without statistics has no reading, and costs the others none."""
     tf.info["GPU:0"] = {}
     memory = AllocatorMemory()
-    memory.watch(TensorFlow(), add_named_devices(TensorFlow().devices(), {"CPU:0": "GPU-a"}))
+    memory.watch(TensorFlow(), add_named_devices(TensorFlow().list_devices(), {"CPU:0": "GPU-a"}))
     assert set(memory.latest()) == {"GPU:2"}
 
 

@@ -80,18 +80,18 @@ def fake_torch(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 def test_torch_figures(fake_torch: FakeCuda, known: list[str]) -> None:
     """Torch tells what is allocated and reserved, the limit where one is set, and nothing of a GPU not used."""
     torch = Torch()
-    assert torch.memory("GPU:1") == DeviceMemory(current=10, peak=20, limit=250, reserved=30)
-    assert torch.memory("GPU:0") is None
+    assert torch.read_memory("GPU:1") == DeviceMemory(current=10, peak=20, limit=250, reserved=30)
+    assert torch.read_memory("GPU:0") is None
     fake_torch.bytes[0] = [1, 1, 2, 2]
-    assert torch.memory("GPU:0") == DeviceMemory(current=1, peak=1, limit=None, reserved=2)
+    assert torch.read_memory("GPU:0") == DeviceMemory(current=1, peak=1, limit=None, reserved=2)
     fake_torch.bytes[0] = [0, 0, 0, 0]  # emptied, and the peak reset
-    assert torch.memory("GPU:0") == DeviceMemory(current=0, peak=0, limit=None, reserved=0)
+    assert torch.read_memory("GPU:0") == DeviceMemory(current=0, peak=0, limit=None, reserved=0)
 
 
 def test_torch_device_used_later(fake_torch: FakeCuda, known: list[str]) -> None:
     """A GPU that the process uses only later is reported from then on."""
     memory = AllocatorMemory()
-    memory.watch(Torch(), Torch().devices())
+    memory.watch(Torch(), Torch().list_devices())
     assert set(memory.latest()) == {"GPU:1"}
     fake_torch.bytes[0] = [1, 1, 2, 2]
     memory.sample()
@@ -101,24 +101,24 @@ def test_torch_device_used_later(fake_torch: FakeCuda, known: list[str]) -> None
 def test_torch_uuids(fake_torch: FakeCuda, known: list[str]) -> None:
     """Torch's GPUs have CUDA's UUIDs, else torch's own."""
     known.extend(["MIG-a", "GPU-b"])
-    assert Torch().devices() == {"GPU:0": "MIG-a", "GPU:1": "GPU-b"}
+    assert Torch().list_devices() == {"GPU:0": "MIG-a", "GPU:1": "GPU-b"}
     known.clear()
-    assert list(Torch().devices().values()) == [f"GPU-{n:08}-0000-0000-0000-000000000000" for n in range(2)]
+    assert list(Torch().list_devices().values()) == [f"GPU-{n:08}-0000-0000-0000-000000000000" for n in range(2)]
 
 
 def test_torch_old(fake_torch: FakeCuda, known: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """An older torch tells neither UUID nor limit."""
     monkeypatch.delattr(FakeCuda, "get_per_process_memory_fraction")
     monkeypatch.setattr(FakeCuda, "get_device_properties", lambda *_: SimpleNamespace(total_memory=1000))
-    assert Torch().devices() == {"GPU:0": None, "GPU:1": None}
-    assert Torch().memory("GPU:1") == DeviceMemory(current=10, peak=20, limit=None, reserved=30)
+    assert Torch().list_devices() == {"GPU:0": None, "GPU:1": None}
+    assert Torch().read_memory("GPU:1") == DeviceMemory(current=10, peak=20, limit=None, reserved=30)
 
 
 def test_torch_not_set_up(fake_torch: FakeCuda) -> None:
     """A torch that has not set up CUDA is not asked for devices."""
     fake_torch.initialized = False
-    assert Torch().devices() == {}
-    assert list(frameworks.running_frameworks()) == []
+    assert Torch().list_devices() == {}
+    assert list(frameworks.list_running_frameworks()) == []
 
 
 def gpu(index: int, statistics: dict[str, int] | None, hardware: int | None = None) -> SimpleNamespace:
@@ -154,10 +154,10 @@ def test_jax_figures(fake_jax: list[SimpleNamespace], known: list[str]) -> None:
     other = {"bytes_in_use": 1, "peak_bytes_in_use": 2, "bytes_reserved": 64, "bytes_limit": 0}
     fake_jax.extend([gpu(0, BFC), gpu(1, other), gpu(2, None)])
     jax = Jax()
-    assert jax.memory("GPU:0") == DeviceMemory(current=10, peak=20, limit=100, reserved=100)
-    assert jax.memory("GPU:1") == DeviceMemory(current=1, peak=2, limit=None, reserved=64)
+    assert jax.read_memory("GPU:0") == DeviceMemory(current=10, peak=20, limit=100, reserved=100)
+    assert jax.read_memory("GPU:1") == DeviceMemory(current=1, peak=2, limit=None, reserved=64)
     with pytest.raises(LookupError):
-        jax.memory("GPU:2")
+        jax.read_memory("GPU:2")
 
 
 def test_jax_devices(fake_jax: list[SimpleNamespace], known: list[str]) -> None:
@@ -165,7 +165,7 @@ def test_jax_devices(fake_jax: list[SimpleNamespace], known: list[str]) -> None:
     known.extend(["GPU-a", "GPU-b"])
     cpu = SimpleNamespace(id=0, local_hardware_id=None, platform="cpu", memory_stats=lambda: None)
     fake_jax.extend([gpu(5, BFC, hardware=1), gpu(4, BFC, hardware=0), gpu(6, BFC, hardware=2), cpu])
-    assert Jax().devices() == {"GPU:1": "GPU-b", "GPU:0": "GPU-a", "GPU:2": None}
+    assert Jax().list_devices() == {"GPU:1": "GPU-b", "GPU:0": "GPU-a", "GPU:2": None}
 
 
 def test_tensorflow_uuids(monkeypatch: pytest.MonkeyPatch, known: list[str]) -> None:
@@ -178,7 +178,7 @@ def test_tensorflow_uuids(monkeypatch: pytest.MonkeyPatch, known: list[str]) -> 
         experimental=SimpleNamespace(get_memory_info=None),
     )
     monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(config=config))
-    assert TensorFlow().devices() == {"GPU:2": "GPU-c", "GPU:0": "GPU-a"}
+    assert TensorFlow().list_devices() == {"GPU:2": "GPU-c", "GPU:0": "GPU-a"}
 
 
 @pytest.fixture
@@ -191,11 +191,11 @@ def bridge(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 def test_jax_runs(bridge: SimpleNamespace) -> None:
     """JAX counts once it has made its backends, not while another thread makes them."""
-    assert list(frameworks.running_frameworks()) == []
+    assert list(frameworks.list_running_frameworks()) == []
     bridge._backends["cpu"] = object()
-    assert list(frameworks.running_frameworks()) == ["jax"]
+    assert list(frameworks.list_running_frameworks()) == ["jax"]
     with bridge._backend_lock:
-        assert list(frameworks.running_frameworks()) == []
+        assert list(frameworks.list_running_frameworks()) == []
 
 
 @pytest.mark.usefixtures("fake_torch", "known")
@@ -236,7 +236,7 @@ def test_search_wanted(bridge: SimpleNamespace, fake_jax: list[SimpleNamespace])
 @pytest.mark.usefixtures("fake_torch")
 def test_imported(fake_jax: list[SimpleNamespace]) -> None:
     """With several frameworks and none at work, none is named."""
-    assert frameworks.imported_frameworks() == ["torch", "jax"]
+    assert frameworks.list_imported_frameworks() == ["torch", "jax"]
     assert FrameworkSearch(None, {}).framework.startswith("python 3.")
     assert frameworks.make_adapter("numpy") is None
     assert frameworks.make_adapter("tensorflow") is None

@@ -74,8 +74,8 @@ def describe(
     stage: Stage | None = None
     if kind in ("device_oom", "host_oom"):
         stage = find_stage(exception)
-        allocations = tuple(dict.fromkeys(_allocations(cause.text)))[:MAX_ALLOCATIONS]
-        if kind == "device_oom" and _all_on_the_host(allocations, memory):
+        allocations = tuple(dict.fromkeys(_find_allocations(cause.text)))[:MAX_ALLOCATIONS]
+        if kind == "device_oom" and _are_all_on_host(allocations, memory):
             kind = "host_oom"
     error = Error(
         kind,
@@ -88,7 +88,7 @@ def describe(
         batch_size=batch_size,
         stage=stage,
     )
-    return _fit(cause, error)
+    return _shorten_to_fit(cause, error)
 
 
 def is_own_error(exception: BaseException) -> bool:
@@ -100,7 +100,7 @@ def is_own_error(exception: BaseException) -> bool:
     for _ in range(_MAX_CHAIN):
         if each is None:
             break
-        if _held(each) or _read(type(each), _text(each)).kind != "other":
+        if _list_group(each) or _classify(type(each), _read_text(each)).kind != "other":
             return True
         each = each.__cause__
     return False
@@ -109,36 +109,36 @@ def is_own_error(exception: BaseException) -> bool:
 def _find_cause(exception: BaseException) -> _Reading:
     """Read the exception that shows what went wrong: it, or else the nearest one behind it; never a mere follower."""
     first: _Reading | None = None
-    for each in _chain(exception):
-        reading = _read(type(each), _text(each))
+    for each in _walk_chain(exception):
+        reading = _classify(type(each), _read_text(each))
         if reading.kind != "other":
             return reading
         first = first or reading
-    return first or _read(type(exception), _text(exception))  # groups in groups alone
+    return first or _classify(type(exception), _read_text(exception))  # groups in groups alone
 
 
-def _chain(exception: BaseException) -> Iterator[BaseException]:
+def _walk_chain(exception: BaseException) -> Iterator[BaseException]:
     """Yield the exception and what stands behind it; a group, as asyncio's TaskGroup raises, gives what it holds."""
     waiting = [exception]
     for _ in range(_MAX_CHAIN):
         if not waiting:
             return
         each = waiting.pop(0)
-        held = _held(each)
+        held = _list_group(each)
         if not held:
             yield each
         behind = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
         waiting = [*held, *waiting, *([] if behind is None else [behind])]
 
 
-def _held(exception: BaseException) -> Sequence[BaseException]:
+def _list_group(exception: BaseException) -> Sequence[BaseException]:
     # By name: Python 3.10 has none of its own.
     if all(each.__name__ != "BaseExceptionGroup" for each in type(exception).__mro__):
         return ()
     return cast("Sequence[BaseException]", getattr(exception, "exceptions", ()))
 
 
-def _text(exception: BaseException) -> str:
+def _read_text(exception: BaseException) -> str:
     try:
         text = str(exception)
     except Exception:  # noqa: BLE001 - the exception's own __str__
@@ -147,7 +147,7 @@ def _text(exception: BaseException) -> str:
     return text if len(text) <= _MAX_SEARCHED else text[: _MAX_SEARCHED // 2] + " ... " + text[-_MAX_SEARCHED // 2 :]
 
 
-def _read(cls: type[BaseException], text: str) -> _Reading:
+def _classify(cls: type[BaseException], text: str) -> _Reading:
     names = " ".join(each.__name__ for each in cls.__mro__ if each.__module__ != "builtins" or each is MemoryError)
     searched = f"{names or cls.__name__}: {text}"
     for pattern in PATTERNS:
@@ -156,14 +156,14 @@ def _read(cls: type[BaseException], text: str) -> _Reading:
     return _Reading("other", cls.__name__, text, None)
 
 
-def _excerpt(cause: _Reading, limit: int) -> tuple[str, int | None]:
+def _cut_excerpt(cause: _Reading, limit: int) -> tuple[str, int | None]:
     """Return what matters of a text, and where in that the kind shows.
 
     Of a long one these are the place where the kind shows, the front, where torch and CUDA put what matters, and the
     end, where TensorFlow does.
     """
     text, at = "", None
-    for start, stop in _kept(len(cause.text), cause.at, limit):
+    for start, stop in _choose_parts(len(cause.text), cause.at, limit):
         text += _CUT if start else ""
         if cause.at is not None and start <= cause.at < max(stop, start + 1):
             at = len(text) + cause.at - start
@@ -171,7 +171,7 @@ def _excerpt(cause: _Reading, limit: int) -> tuple[str, int | None]:
     return text.rstrip(), at
 
 
-def _kept(length: int, at: int | None, limit: int) -> list[tuple[int, int]]:
+def _choose_parts(length: int, at: int | None, limit: int) -> list[tuple[int, int]]:
     """Choose the parts of a text that are kept, in their order; the end gets what room the others leave."""
     if length <= limit:
         return [(0, length)]
@@ -187,46 +187,48 @@ def _kept(length: int, at: int | None, limit: int) -> list[tuple[int, int]]:
     return [(0, front), (start, stop), (length - end, length)]
 
 
-def _allocations(text: str) -> Iterator[Allocation]:
+def _find_allocations(text: str) -> Iterator[Allocation]:
     """Read the allocations that failed, each with the operation named after it."""
     for regex in ALLOCATIONS:
         found = list(re.finditer(regex, text, re.IGNORECASE))
         for index, match in enumerate(found):
             after = text[match.end() : found[index + 1].start() if index + 1 < len(found) else None]
-            yield _allocation({name: value for name, value in match.groupdict().items() if value is not None}, after)
+            yield _parse_allocation(
+                {name: value for name, value in match.groupdict().items() if value is not None}, after
+            )
         if found:
             return
-    if op := _op(text):
+    if op := _find_op(text):
         yield Allocation(op=clip(op))
 
 
-def _allocation(said: Mapping[str, str], after: str) -> Allocation:
+def _parse_allocation(said: Mapping[str, str], after: str) -> Allocation:
     shape = said["shape"].replace(" ", "").rstrip(",") if "shape" in said else None
     gpu = said.get("gpu") or said.get("gpu_too")
     device = f"GPU:{gpu}" if gpu else said.get("device", "").rstrip(".,;") or None
     return Allocation(
-        requested=_requested(said, shape),
-        shape=_clipped(shape),
-        dtype=_clipped(said.get("dtype")),
-        op=_clipped(said.get("op") or _op(after)),
-        device=_clipped(device),
-        allocator=_clipped(said.get("allocator")),
+        requested=_parse_requested(said, shape),
+        shape=_clip_optional(shape),
+        dtype=_clip_optional(said.get("dtype")),
+        op=_clip_optional(said.get("op") or _find_op(after)),
+        device=_clip_optional(device),
+        allocator=_clip_optional(said.get("allocator")),
     )
 
 
-def _clipped(text: str | None) -> str | None:
+def _clip_optional(text: str | None) -> str | None:
     return None if text is None else clip(text)
 
 
-def _requested(said: Mapping[str, str], shape: str | None) -> int | None:
+def _parse_requested(said: Mapping[str, str], shape: str | None) -> int | None:
     try:
-        requested = _exact(said, shape)
+        requested = _compute_requested(said, shape)
     except (KeyError, ValueError, OverflowError):  # not said, or figures that are none
         return None
     return requested if requested < MAX_COUNT else None
 
 
-def _exact(said: Mapping[str, str], shape: str | None) -> int:
+def _compute_requested(said: Mapping[str, str], shape: str | None) -> int:
     """Work out the bytes: by shape and type where both are said, as other figures may be rounded."""
     if shape is not None and said.get("dtype") in _WIDTHS:
         return math.prod(int(each) for each in shape.split(",") if each) * _WIDTHS[said["dtype"]]
@@ -235,17 +237,17 @@ def _exact(said: Mapping[str, str], shape: str | None) -> int:
     return round(float(said["size"].rstrip(".").replace(",", "")) * _UNITS[said["unit"].upper().rstrip("BYTESI")])
 
 
-def _op(after: str) -> str | None:
+def _find_op(after: str) -> str | None:
     found = re.search(_OP, after, re.IGNORECASE)
     return next((each for each in found.groups() if each), None) if found else None
 
 
-def _all_on_the_host(allocations: tuple[Allocation, ...], memory: Mapping[str, DeviceMemory]) -> bool:
+def _are_all_on_host(allocations: tuple[Allocation, ...], memory: Mapping[str, DeviceMemory]) -> bool:
     devices = [re.search(r"(CPU:\d+)$", each.device or "") for each in allocations]
     return bool(devices) and all(cpu and cpu[1] not in memory for cpu in devices)
 
 
-def _fit(cause: _Reading, error: Error) -> Error:
+def _shorten_to_fit(cause: _Reading, error: Error) -> Error:
     """Add the text, and shorten what makes a message too long: many devices, or text that JSON writes at length."""
     for limit, shorter in (
         (MAX_ERROR_CHARACTERS, error),
@@ -253,7 +255,7 @@ def _fit(cause: _Reading, error: Error) -> Error:
         (MAX_ERROR_CHARACTERS // 10, replace(error, allocations=error.allocations[:2])),
         (MAX_ERROR_CHARACTERS // 10, replace(error, allocations=error.allocations[:1], memory={})),
     ):
-        text, at = _excerpt(cause, limit)
+        text, at = _cut_excerpt(cause, limit)
         fitting = replace(shorter, text=text, at=at)
         try:
             encode(fitting)

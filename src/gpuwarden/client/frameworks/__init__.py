@@ -28,10 +28,10 @@ class Framework(Protocol):
         """Its version as it writes it."""
         return str(sys.modules[self.name].__version__)
 
-    def devices(self) -> Mapping[str, str | None]:
+    def list_devices(self) -> Mapping[str, str | None]:
         """Return the GPUs the run may use, "GPU:0" and so on, each with its UUID where it is known."""
 
-    def memory(self, device: str) -> DeviceMemory | None:
+    def read_memory(self, device: str) -> DeviceMemory | None:
         """Read the device's allocator; None while the run has not used the device.
 
         Raises any exception where it has no statistics.
@@ -44,12 +44,12 @@ _ADAPTERS = {"torch": "Torch", "jax": "Jax", "tensorflow": "TensorFlow"}
 FRAMEWORK_NAMES = tuple(_ADAPTERS)
 
 
-def imported_frameworks() -> list[str]:
+def list_imported_frameworks() -> list[str]:
     """Return the names of the frameworks that this process has imported."""
     return [name for name in FRAMEWORK_NAMES if getattr(sys.modules.get(name), "__version__", None) is not None]
 
 
-def running_frameworks() -> Iterator[str]:
+def list_running_frameworks() -> Iterator[str]:
     """Yield the names of the frameworks that have set up their devices in this process, in some µs."""
     for name, runs in (("torch", _torch_runs), ("jax", _jax_runs), ("tensorflow", _tensorflow_runs)):
         if runs():

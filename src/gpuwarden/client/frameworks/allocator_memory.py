@@ -32,7 +32,7 @@ class AllocatorMemory:
         for device in self._devices:
             last = self._latest.get(device)
             try:
-                now = self._framework.memory(device)
+                now = self._framework.read_memory(device)
             except Exception:  # noqa: BLE001 - by framework, version and allocator: it has no statistics
                 self._devices = tuple(each for each in self._devices if each != device)
                 now = None

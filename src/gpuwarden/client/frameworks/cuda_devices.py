@@ -22,21 +22,21 @@ def read_uuids() -> tuple[str, ...] | None:
 
     Nothing is loaded or set up for it: cuInit would create what a process that forks or sets options must not have yet.
     """
-    driver = _loaded()
+    driver = _find_driver()
     try:
-        return None if driver is None else _ask(driver)
+        return None if driver is None else _read_all(driver)
     except AttributeError:  # a library of that name that lacks a function
         return None
 
 
-def _loaded() -> ctypes.CDLL | None:
+def _find_driver() -> ctypes.CDLL | None:
     try:
         return ctypes.CDLL(_LIBRARY, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
     except OSError:
         return None
 
 
-def _ask(driver: ctypes.CDLL) -> tuple[str, ...] | None:
+def _read_all(driver: ctypes.CDLL) -> tuple[str, ...] | None:
     # Every function of the driver's returns 0 for success, and 3 where cuInit was not called in this process.
     count = ctypes.c_int()
     if driver.cuDeviceGetCount(ctypes.byref(count)):
@@ -46,27 +46,27 @@ def _ask(driver: ctypes.CDLL) -> tuple[str, ...] | None:
         device = ctypes.c_int()
         if driver.cuDeviceGet(ctypes.byref(device), ctypes.c_int(ordinal)):
             return None
-        uuid = _uuid(driver, device)
+        uuid = _read_uuid(driver, device)
         if uuid is None:
             return None
         found.append(uuid)
     return tuple(found)
 
 
-def _uuid(driver: ctypes.CDLL, device: ctypes.c_int) -> str | None:
+def _read_uuid(driver: ctypes.CDLL, device: ctypes.c_int) -> str | None:
     """Read one device's UUID.
 
     The second version, from driver 470 on, gives a MIG instance's own; the first gives its GPU's (CUDA Driver API,
     Device Management). So a device for which they differ is an instance.
     """
-    gpu = _asked(driver.cuDeviceGetUuid, device)
+    gpu = _call_for_uuid(driver.cuDeviceGetUuid, device)
     second = getattr(driver, "cuDeviceGetUuid_v2", None)
-    own = gpu if second is None else _asked(second, device)
+    own = gpu if second is None else _call_for_uuid(second, device)
     if gpu is None or own is None:
         return None
     return f"GPU-{own}" if own == gpu else f"MIG-{own}"
 
 
-def _asked(function: Callable[..., int], device: ctypes.c_int) -> UUID | None:
+def _call_for_uuid(function: Callable[..., int], device: ctypes.c_int) -> UUID | None:
     buffer = ctypes.create_string_buffer(_UUID_BYTES)
     return None if function(buffer, device) else UUID(bytes=buffer.raw)

@@ -22,7 +22,7 @@ class FrameworkSearch:
         self._named = named
         self._asked: set[str] = set()
         self._over = False
-        self.framework = self._imported()
+        self.framework = self._name_imported()
         self.devices: Mapping[str, str | None] = add_named_devices({}, named)
 
     def update(self, memory: AllocatorMemory) -> bool:
@@ -30,28 +30,28 @@ class FrameworkSearch:
         if self._over:
             return False
         before = self.framework, self.devices
-        for name in frameworks.running_frameworks():
+        for name in frameworks.list_running_frameworks():
             if not self._over and name not in self._asked and self._wanted in (None, name):
-                self._ask(name, memory)
+                self._add_framework(name, memory)
         if not self._asked:
-            self.framework = self._imported()
+            self.framework = self._name_imported()
         return before != (self.framework, self.devices)
 
-    def _ask(self, name: str, memory: AllocatorMemory) -> None:
+    def _add_framework(self, name: str, memory: AllocatorMemory) -> None:
         self._asked.add(name)
         framework = frameworks.make_adapter(name)
         if framework is None:
             return
-        devices = framework.devices()
+        devices = framework.list_devices()
         self._over = bool(devices) or name == self._wanted
         if self._over or len(self._asked) == 1:  # else the one without devices that was found first stays
             self.framework = f"{framework.name} {framework.version}"
             self.devices = add_named_devices(devices, self._named)
             memory.watch(framework, self.devices)
 
-    def _imported(self) -> str:
+    def _name_imported(self) -> str:
         """Return the name of what will compute, as far as the imports show."""
-        names = frameworks.imported_frameworks() if self._wanted is None else [self._wanted]
+        names = frameworks.list_imported_frameworks() if self._wanted is None else [self._wanted]
         if len(names) != 1:
             return f"python {platform.python_version()}"
         return f"{names[0]} {getattr(sys.modules.get(names[0]), '__version__', '')}".strip()

@@ -20,15 +20,15 @@ class Jax(Framework):
 
     def __init__(self) -> None:
         self._jax = sys.modules["jax"]
-        self._devices = {_named(device): device for device in self._jax.local_devices()}
+        self._devices = {_format_name(device): device for device in self._jax.local_devices()}
 
-    def devices(self) -> Mapping[str, str | None]:
+    def list_devices(self) -> Mapping[str, str | None]:
         """Return this process's GPUs, each with its UUID where that is known."""
         known = dict(enumerate(cuda_devices.read_uuids() or ()))
         gpus = [device for device in self._devices.values() if _is_gpu(device)]
-        return {_named(gpu): known.get(gpu.local_hardware_id) for gpu in gpus}
+        return {_format_name(gpu): known.get(gpu.local_hardware_id) for gpu in gpus}
 
-    def memory(self, device: str) -> DeviceMemory:
+    def read_memory(self, device: str) -> DeviceMemory:
         """Read the allocator; raises LookupError where it has no statistics, as on a CPU.
 
         JAX frees what Python has dropped before it answers, so this is for a report, not for each step.
@@ -49,6 +49,6 @@ def _is_gpu(device: Any) -> bool:
     return device.platform in ("gpu", "cuda")
 
 
-def _named(device: Any) -> str:
+def _format_name(device: Any) -> str:
     index = device.id if device.local_hardware_id is None else device.local_hardware_id
     return f"{'GPU' if _is_gpu(device) else device.platform.upper()}:{index}"

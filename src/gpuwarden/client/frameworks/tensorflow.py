@@ -29,7 +29,7 @@ class TensorFlow(Framework):
         self._parts = list_physical_devices("GPU")
         self._limits: dict[str, int | None] = {}
 
-    def devices(self) -> Mapping[str, str | None]:
+    def list_devices(self) -> Mapping[str, str | None]:
         """Return the visible GPUs, each with its UUID where that is known.
 
         The number of a physical name is CUDA's index (ListPhysicalDevices in gpu_device.cc), whatever is visible.
@@ -37,10 +37,10 @@ class TensorFlow(Framework):
         known = {f"GPU:{index}": uuid for index, uuid in enumerate(cuda_devices.read_uuids() or ())}
         return {name: known.get(name) for name in self._parts}
 
-    def memory(self, device: str) -> DeviceMemory:
+    def read_memory(self, device: str) -> DeviceMemory:
         """Read the allocator, about 1 µs; raises ValueError, InternalError or KeyError where it has no statistics."""
         if device not in self._limits:
-            self._limits[device] = _limit(self._tf, device)
+            self._limits[device] = _read_limit(self._tf, device)
         current = peak = 0
         for name in self._parts.get(device, (device,)):
             answer = self._info(name)
@@ -59,33 +59,33 @@ def list_physical_devices(kind: str) -> dict[str, tuple[str, ...]]:
     devices: dict[str, tuple[str, ...]] = {}
     count = 0
     for device in tf.config.get_visible_devices(kind):
-        parts = len(_cuts(tf, device)) or 1
-        devices[_short(device.name)] = tuple(f"{kind}:{index}" for index in range(count, count + parts))
+        parts = len(_list_parts(tf, device)) or 1
+        devices[_shorten_name(device.name)] = tuple(f"{kind}:{index}" for index in range(count, count + parts))
         count += parts
     return devices
 
 
-def _short(name: str) -> str:
+def _shorten_name(name: str) -> str:
     """Cut "/physical_device:GPU:0" and its like down to "GPU:0"."""
     return name.rpartition("device:")[2]
 
 
-def _cuts(tf: Any, device: Any) -> list[Any]:
+def _list_parts(tf: Any, device: Any) -> list[Any]:
     return tf.config.get_logical_device_configuration(device) or []
 
 
-def _limit(tf: Any, name: str) -> int | None:
+def _read_limit(tf: Any, name: str) -> int | None:
     """Return how much the allocator may take, in bytes, where the run has set it."""
     if name.startswith("CPU:"):
-        return _cpu_limit(os.environ)
+        return _read_cpu_limit(os.environ)
     for device in tf.config.get_visible_devices():
-        if _short(device.name) == name:
-            limits = [cut.memory_limit for cut in _cuts(tf, device)]
+        if _shorten_name(device.name) == name:
+            limits = [cut.memory_limit for cut in _list_parts(tf, device)]
             return sum(limits) * MEBIBYTE if limits and all(limits) else None
     return None
 
 
-def _cpu_limit(environ: Mapping[str, str]) -> int | None:
+def _read_cpu_limit(environ: Mapping[str, str]) -> int | None:
     if environ.get("TF_CPU_ALLOCATOR_USE_BFC", "").lower() not in ("1", "true"):
         return None
     try:

@@ -23,15 +23,15 @@ class Torch(Framework):
         self._cuda: Any = self._torch.cuda
         self._used: set[str] = set()
 
-    def devices(self) -> Mapping[str, str | None]:
+    def list_devices(self) -> Mapping[str, str | None]:
         """Return the GPUs, each with its UUID; none unless CUDA is set up."""
         if not self._cuda.is_initialized():
             return {}
         known = cuda_devices.read_uuids() or ()
         indices = range(self._cuda.device_count())
-        return {f"GPU:{index}": known[index] if index < len(known) else self._uuid(index) for index in indices}
+        return {f"GPU:{index}": known[index] if index < len(known) else self._read_uuid(index) for index in indices}
 
-    def memory(self, device: str) -> DeviceMemory | None:
+    def read_memory(self, device: str) -> DeviceMemory | None:
         """Read the allocator, some 20 µs; None for a GPU that nothing was put on: other ranks may use it.
 
         Raises ValueError, KeyError, RuntimeError or AssertionError where it has no statistics.
@@ -48,9 +48,9 @@ class Torch(Framework):
             if not (allocated["peak"] or reserved["peak"]):
                 return None
             self._used.add(device)
-        return DeviceMemory(allocated["current"], allocated["peak"], self._limit(index), reserved["current"])
+        return DeviceMemory(allocated["current"], allocated["peak"], self._read_limit(index), reserved["current"])
 
-    def _limit(self, index: int) -> int | None:
+    def _read_limit(self, index: int) -> int | None:
         """Return how much the allocator may take, in bytes, where set_per_process_memory_fraction set it."""
         ask = getattr(self._cuda, "get_per_process_memory_fraction", None)
         fraction = 1.0 if ask is None else ask(index)
@@ -58,7 +58,7 @@ class Torch(Framework):
             return None
         return int(self._cuda.get_device_properties(index).total_memory * fraction)
 
-    def _uuid(self, index: int) -> str | None:
+    def _read_uuid(self, index: int) -> str | None:
         """Read it from torch, whose UUIDs lack the kind in front (from torch 2.4 on)."""
         uuid = getattr(self._cuda.get_device_properties(index), "uuid", None)
         return None if uuid is None else f"GPU-{uuid}"

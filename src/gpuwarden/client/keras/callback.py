@@ -49,7 +49,7 @@ class _Fit:
         feeder, per_execution = introspection.find_feeder(), introspection.read_steps_per_execution(model)
         reader = LossReader(run, model, keras, wanted=loss, fits=feeder is not None)
         self._run = run
-        self._examples = ExampleCounter(run, reader, in_epoch, feeder, workers=not distributed.in_one_process(model))
+        self._examples = ExampleCounter(run, reader, in_epoch, feeder, workers=not distributed.is_in_one_process(model))
         self.input = _make_input_meter(run.input, per_execution)
         reference = weakref.ref(model)  # the run keeps the last fit's steps, and must not keep its model
         self.steps = StepCounter(
@@ -291,7 +291,9 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
             self._report()  # interrupted: no error, but over all the same
             return
         size = size if phase == "train" else None
-        run.fail(add_model_memory(describe(exception, phase, run.steps, run.memory.latest(), size), self._watched))
+        run.report_error(
+            add_model_memory(describe(exception, phase, run.steps, run.memory.latest(), size), self._watched)
+        )
 
     def record_end_of_data(self) -> None:
         """Record that a step found no data, where Keras does not know, or was given, how long an epoch is."""
@@ -302,10 +304,10 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         """Join this process's run; its devices exist by now, so that asking for them freezes nothing."""
         backend = keras.backend.backend()
         framework = make_adapter(backend)
-        names = add_named_devices(framework.devices() if framework else {}, self._settings.devices)
+        names = add_named_devices(framework.list_devices() if framework else {}, self._settings.devices)
         hello = make_hello(
             self._settings.name,
-            f"{backend} {_version(backend)} keras {_version(keras.__name__)}",
+            f"{backend} {_read_version(backend)} keras {_read_version(keras.__name__)}",
             names,
         )
         self._run = run = join_run(self._settings.socket, hello)
@@ -402,5 +404,5 @@ def _make_input_meter(wait: InputWait, per_execution: int) -> InputMeter | None:
     return IteratorWait(wait) if backend == "jax" and per_execution == 1 else None
 
 
-def _version(module: str) -> str:
+def _read_version(module: str) -> str:
     return getattr(sys.modules.get(module), "__version__", "")

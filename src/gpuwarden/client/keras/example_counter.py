@@ -45,7 +45,7 @@ class ExampleCounter:
         self._run = run
         self._loss_reader = loss_reader
         self._in_epoch = in_epoch  # steps
-        self._declared = _declared(feeder, in_epoch)
+        self._declared = _read_declared(feeder, in_epoch)
         self._adding = None if workers or self._declared is None or not self._declared.number else self._declared
         self._likely: int | None = None
         self.begin_epoch()
@@ -111,22 +111,24 @@ class ExampleCounter:
         return self._declared.last if last else self._declared.size
 
 
-def _declared(feeder: Any, in_epoch: int | None) -> _Declared | None:
+def _read_declared(feeder: Any, in_epoch: int | None) -> _Declared | None:
     """Read the source of fit's data: Keras 2 has another name for it, and methods for properties."""
     source = getattr(feeder, "data_adapter", None) or getattr(feeder, "_adapter", None)
-    size = _said(source, "batch_size")
+    size = _read_value(source, "batch_size")
     if type(size) is not int or size <= 0:
         return None
     # Keras says of a DataLoader that it has a partial batch, and does not ask whether that is dropped.
     dropped = getattr(getattr(source, "_dataloader", None), "drop_last", False)
-    last = _said(source, "partial_batch_size") if _said(source, "has_partial_batch") and not dropped else size
+    last = (
+        _read_value(source, "partial_batch_size") if _read_value(source, "has_partial_batch") and not dropped else size
+    )
     if type(last) is not int or last <= 0:
         return None
-    number = _said(source, "num_batches") or _said(source, "get_size")  # the latter in Keras 2
+    number = _read_value(source, "num_batches") or _read_value(source, "get_size")  # the latter in Keras 2
     sure = number == in_epoch and any(each.__name__ in _ARRAYS for each in type(source).__mro__)
     return _Declared(last if in_epoch == 1 else size, last, number if sure else None)
 
 
-def _said(source: Any, name: str) -> Any:
+def _read_value(source: Any, name: str) -> Any:
     value = getattr(source, name, None)
     return value() if callable(value) else value

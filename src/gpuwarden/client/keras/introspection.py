@@ -76,13 +76,13 @@ class TraceCount:
         """
         model = self._model()
         function = unwrap(getattr(model, "train_function", None))
-        counts = [each.experimental_get_tracing_count() for each in _compiled(model, function)]
+        counts = [each.experimental_get_tracing_count() for each in _find_tf_functions(model, function)]
         if counts:
             return (id(function), *counts)
         return "eager" if getattr(model, "run_eagerly", False) else None
 
 
-def _compiled(model: Any, function: Any) -> Iterator[Any]:
+def _find_tf_functions(model: Any, function: Any) -> Iterator[Any]:
     """Yield the tf.functions behind a train function: itself before Keras 3.7, else what its closure holds.
 
     Keras 2 calls one through a lambda and keeps it as train_tf_function.

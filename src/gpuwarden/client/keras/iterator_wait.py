@@ -40,7 +40,7 @@ class IteratorWait:
             self._observed += now - self._since
             timed.settle()
         timed.begin_step()
-        timed.before = _of_step_before(state)
+        timed.before = _pick_array(state)
         self._since = now if self._compiled else None
         self._compiled = True
         return state, timed
@@ -90,12 +90,12 @@ class _Timed:
         iterator = self.iterator()
         assert iterator is not None
         before, self.before = self.before, None
-        idle = _ready(before)
+        idle = _is_ready(before)
         begin = self._clock()
         batch = next(iterator)
         if idle:
             self._waiting += self._clock() - begin
-        elif _ready(before):
+        elif _is_ready(before):
             self._perhaps += self._clock() - begin
         return batch
 
@@ -103,12 +103,12 @@ class _Timed:
         return getattr(self.iterator(), name)
 
 
-def _of_step_before(state: Any) -> Any:
+def _pick_array(state: Any) -> Any:
     """Pick one array of the state that a step computed; all come of one computation, so they are ready together."""
     return next((array for part in state for array in part), None)
 
 
-def _ready(array: Any) -> bool:
+def _is_ready(array: Any) -> bool:
     """Return whether an array is computed; one that cannot be asked is taken to be."""
     ask = getattr(array, "is_ready", None)
     return ask is None or bool(ask())

@@ -46,7 +46,7 @@ class LossReader:
 
     def read_at_end(self) -> int | None:
         """Read it when the epoch's steps are done; None where it does not say."""
-        self._metric = self._metric or (_metric(self._model) if self._readable else None)
+        self._metric = self._metric or (_find_metric(self._model) if self._readable else None)
         if self._metric is None:
             return None
         count = float(self._metric.count.numpy())
@@ -58,7 +58,7 @@ class LossReader:
         return int(count)
 
 
-def _metric(model: Any) -> Any:
+def _find_metric(model: Any) -> Any:
     """Return the mean loss: Keras 3 keeps it in a tracker, Keras 2 first among those of its losses."""
     found = getattr(model, "_loss_tracker", None) or next(iter(getattr(model.compiled_loss, "metrics", ())), None)
     return found if hasattr(found, "count") and hasattr(found, "total") else None

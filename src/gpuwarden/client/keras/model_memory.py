@@ -23,35 +23,43 @@ def add_model_memory(error: Error, model: Any) -> Error:
     """Add to an out-of-memory on a device what the model knows; some ms for one of a thousand variables."""
     if error.kind != "device_oom":
         return error
-    known = [*_of(model, "variables", "weights"), *_of(getattr(model, "optimizer", None), "variables")]
-    sizes = _sizes(known)
+    known = [
+        *_list_variables(model, "variables", "weights"),
+        *_list_variables(getattr(model, "optimizer", None), "variables"),
+    ]
+    sizes = _list_sizes(known)
     total = sum(count for _shape, count in sizes)
-    trainable = sum(count for _shape, count in _sizes(_of(model, "trainable_variables", "trainable_weights")))
+    trainable = sum(
+        count for _shape, count in _list_sizes(_list_variables(model, "trainable_variables", "trainable_weights"))
+    )
     if not 0 < total < MAX_COUNT:
         return error
     shapes = {shape for shape, _count in sizes}
-    asked = [_sides(each.shape) for each in error.allocations if each.shape]
+    asked = [_parse_shape(each.shape) for each in error.allocations if each.shape]
     like_weight = any(each in shapes for each in asked) if asked else None
     return replace(error, weights=total, trainable=trainable or None, like_weight=like_weight)
 
 
 def list_variable_bytes(model: Any) -> list[int]:
     """Return the bytes of each variable of a model and its optimizer."""
-    known = [*_of(model, "variables", "weights"), *_of(getattr(model, "optimizer", None), "variables")]
-    return [count for _shape, count in _sizes(known)]
+    known = [
+        *_list_variables(model, "variables", "weights"),
+        *_list_variables(getattr(model, "optimizer", None), "variables"),
+    ]
+    return [count for _shape, count in _list_sizes(known)]
 
 
-def _sizes(variables: Iterable[Any]) -> list[tuple[tuple[int, ...], int]]:
+def _list_sizes(variables: Iterable[Any]) -> list[tuple[tuple[int, ...], int]]:
     """Return shape and bytes of each variable, each once."""
     found: list[tuple[tuple[int, ...], int]] = []
     for each in {id(each): each for each in variables}.values():
         with contextlib.suppress(AttributeError, TypeError, ValueError):  # of an unknown shape
             shape = tuple(int(side) for side in each.shape)
-            found.append((shape, math.prod(shape) * _width(each.dtype)))
+            found.append((shape, math.prod(shape) * _compute_width(each.dtype)))
     return found
 
 
-def _of(owner: Any, *names: str) -> Iterable[Any]:
+def _list_variables(owner: Any, *names: str) -> Iterable[Any]:
     for name in names:
         found = getattr(owner, name, None)
         if found is not None:
@@ -60,11 +68,11 @@ def _of(owner: Any, *names: str) -> Iterable[Any]:
     return []
 
 
-def _width(dtype: Any) -> int:
+def _compute_width(dtype: Any) -> int:
     name = str(getattr(dtype, "name", dtype))
     bits = _BITS.search(name)
     return _MIN_BITS.get(name, int(bits[1]) if bits else 32) // _BYTE or 1
 
 
-def _sides(text: str | None) -> tuple[int, ...]:
+def _parse_shape(text: str | None) -> tuple[int, ...]:
     return tuple(int(each) for each in (text or "").split(",") if each.isdigit())

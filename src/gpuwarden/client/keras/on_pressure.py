@@ -48,7 +48,7 @@ class PressureResponder:
 
     def choose_alone(self, state: AdviceState) -> list[Advice]:
         """Return the advice to act on between two steps; none where other workers have to agree."""
-        return self._to_answer(state) if self._acts_alone else []
+        return self._pop_advice(state) if self._acts_alone else []
 
     def choose_together(self, state: AdviceState | None, model: Any) -> tuple[bool, Advice | None]:
         """Ask the other workers at an epoch's end; return whether any worker wishes to act, and by what advice here.
@@ -56,7 +56,7 @@ class PressureResponder:
         All of them ask, also one that is switched off or fails: the others would wait for it for ever.
         """
         try:
-            advice = [] if state is None else self._to_answer(state)
+            advice = [] if state is None else self._pop_advice(state)
         except Exception:  # noqa: BLE001 - as said
             advice = []
         try:
@@ -66,7 +66,7 @@ class PressureResponder:
             agreed = False
         return agreed, advice[-1] if advice else None
 
-    def _to_answer(self, state: AdviceState) -> list[Advice]:
+    def _pop_advice(self, state: AdviceState) -> list[Advice]:
         """Return what came that is to be answered: once in a process by each action, however many fits wish it.
 
         From a GPU that is lost nothing can be saved.
@@ -83,10 +83,10 @@ class PressureResponder:
         try:
             if self._do == "checkpoint":
                 save(model, self._path, keep=distributed.is_first())
-                _say("on_pressure: saved %s", self._path)
+                _log("on_pressure: saved %s", self._path)
             elif self._do == "stop":
                 model.stop_training = True
-                _say("on_pressure: training stops after this step")
+                _log("on_pressure: training stops after this step")
             else:
                 self._do(advice, model)
         except Exception as error:  # noqa: BLE001 - the user's own, or a full disk: no reason to end a training run
@@ -135,6 +135,6 @@ def _check_function(do: Callable[..., object]) -> None:
         raise TypeError(f"on_pressure: want a function of the advice and the model: {error}") from None
 
 
-def _say(text: str, *values: object) -> None:
+def _log(text: str, *values: object) -> None:
     with contextlib.suppress(Exception):  # a logging handler of the user's may raise
         log.warning(text, *values)

@@ -98,7 +98,7 @@ class StepCounter:
         self._run.batch = self._executions * self._per_execution
         sure = len(self._ended) - self._doubtful
         if sure > 0:
-            self._count(self._ended[:sure], self._per_execution)
+            self._count_executions(self._ended[:sure], self._per_execution)
             del self._ended[:sure]
 
     def end_epoch(self) -> int | None:
@@ -112,11 +112,11 @@ class StepCounter:
             return None
         no_data = self._begins[-1] == self._no_data
         self._end_executions([now - self._begins[-1]])
-        left = self._total(self._executions - no_data) - self._counted
+        left = self._count_steps(self._executions - no_data) - self._counted
         full, short = divmod(max(left, 0), self._per_execution)
-        self._count(self._ended[:full], self._per_execution)
+        self._count_executions(self._ended[:full], self._per_execution)
         if short:
-            self._count(self._ended[full : full + 1], short)
+            self._count_executions(self._ended[full : full + 1], short)
         made = self._counted
         self._reset()
         return made
@@ -124,7 +124,7 @@ class StepCounter:
     def fail(self) -> int:
         """Count what is left when the execution under way has failed; return how many steps there were."""
         self.settle()
-        self._count(self._ended, self._per_execution)
+        self._count_executions(self._ended, self._per_execution)
         made = self._counted
         self._reset()
         return made
@@ -138,25 +138,25 @@ class StepCounter:
         if first and traced is None and self._traced is None:  # else who counted traces is gone
             kept[0] = None
         elif traced != self._traced:
-            compiled = 0 if first else self._compiled(seconds)
+            compiled = 0 if first else self._find_compiled(seconds)
             if compiled is not None:
                 self._run.compile_seconds = (self._run.compile_seconds or 0.0) + seconds[compiled]
                 kept[compiled] = None
         self._traced, self._first = traced, False
         self._ended += kept
 
-    def _compiled(self, seconds: list[float]) -> int | None:
+    def _find_compiled(self, seconds: list[float]) -> int | None:
         """Return which of these executions was the one that traced: the longest, if it is far longer than usual."""
         (usual,) = self._run.durations.percentiles(0.5)
         longest = max(seconds)
         far = usual is not None and longest > COMPILED_RATIO * usual * self._per_execution
         return seconds.index(longest) if far else None
 
-    def _count(self, executions: list[float | None], steps: int) -> None:
+    def _count_executions(self, executions: list[float | None], steps: int) -> None:
         self._run.add_executions(executions, steps)
         self._counted += len(executions) * steps
 
-    def _total(self, executions: int) -> int:
+    def _count_steps(self, executions: int) -> int:
         """Return how many steps these executions of the epoch made."""
         most = executions * self._per_execution
         if self._in_epoch is not None:

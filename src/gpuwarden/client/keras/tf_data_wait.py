@@ -38,7 +38,7 @@ class TfDataWait:
         self._wait = wait
         self._per_execution = per_execution
         self._clock = clock
-        self._ask: Callable[[Any], Any] | None = _question()
+        self._ask: Callable[[Any], Any] | None = _find_reader()
         self._compiled = False
         self._iterator: weakref.ref[Any] | None = None
         self._begins: deque[float] = deque(
@@ -49,7 +49,7 @@ class TfDataWait:
     def __call__(self, arguments: tuple[Any, ...], /) -> tuple[Any, ...]:
         """Record that an execution begins, about 0.2 µs; its arguments stay as they are."""
         if self._iterator is None:
-            self._begin(arguments[0])
+            self._begin_iterator(arguments[0])
         else:
             self._begins.append(self._clock())
         return arguments
@@ -67,7 +67,7 @@ class TfDataWait:
             return
         if self._begins:
             self._observe(model)
-        self._wait.buffered, self._wait.buffer_size = _prefetched(model)
+        self._wait.buffered, self._wait.buffer_size = _read_prefetch(model)
 
     def pause(self) -> None:
         """Update once more and release the iterator."""
@@ -76,35 +76,35 @@ class TfDataWait:
         self._iterator = None
         self._begins.clear()
 
-    def _begin(self, iterator: Any) -> None:
+    def _begin_iterator(self, iterator: Any) -> None:
         self._iterator = weakref.ref(iterator)
-        self._fetched = self._count(iterator)
+        self._fetched = self._count_fetched(iterator)
         if self._compiled:
             self._begins.append(self._clock())
         else:
             self._compiled = True
             self._fetched += 1
 
-    def _count(self, iterator: Any) -> int:
+    def _count_fetched(self, iterator: Any) -> int:
         try:
-            return _fetches(self._ask(iterator)) if self._ask else 0
+            return _count_fetches(self._ask(iterator)) if self._ask else 0
         except Exception:  # noqa: BLE001 - the next look finds out whether it has none at all
             return 0
 
     def _observe(self, model: Any) -> None:
-        begins, fetched = list(self._begins), _fetches(model)
-        if self._per_execution == 1 and self._agrees(fetched - self._fetched):
-            self._add(begins, model.gap_times)
+        begins, fetched = list(self._begins), _count_fetches(model)
+        if self._per_execution == 1 and self._is_one_batch_each(fetched - self._fetched):
+            self._add_steps(begins, model.gap_times)
         self._begins.clear()
         self._begins.append(begins[-1])
         self._fetched = fetched - 1
 
-    def _agrees(self, fetched: int) -> bool:
+    def _is_one_batch_each(self, fetched: int) -> bool:
         """Return whether each execution fetched one batch; the last may have found the data at its end."""
         begun = len(self._begins)
         return begun < MAX_EXECUTIONS and fetched <= begun <= fetched + 1
 
-    def _add(self, begins: list[float], gaps: Sequence[int]) -> None:
+    def _add_steps(self, begins: list[float], gaps: Sequence[int]) -> None:
         """Count the last steps of which the gaps are known: each ends in the fetch of the execution after it."""
         steps = min(len(begins) - 1, MAX_GAPS, len(gaps))
         recent = begins[len(begins) - 1 - steps :]
@@ -113,17 +113,17 @@ class TfDataWait:
             self._wait.add(max(observed - sum(gaps[-steps:]) / 1e6, 0.0), observed)
 
 
-def _question() -> Callable[[Any], Any] | None:
+def _find_reader() -> Callable[[Any], Any] | None:
     tf = sys.modules.get("tensorflow")
     question: Callable[[Any], Any] | None = getattr(tf and tf.data.experimental, "get_model_proto", None)
     return question
 
 
-def _fetches(model: Any) -> int:
+def _count_fetches(model: Any) -> int:
     return int(model.nodes[model.output].num_elements)
 
 
-def _prefetched(model: Any) -> tuple[int | None, int | None]:
+def _read_prefetch(model: Any) -> tuple[int | None, int | None]:
     """Return how many batches stand ready in the last prefetch, and how many it holds; tf.data puts one at the end."""
     node = model.nodes[model.output]
     while node.name != "Prefetch":
