@@ -14,7 +14,7 @@ log = logging.getLogger("gpuwarden")
 
 
 class Guard:
-    """Counts the failures of `what`; `off` once there were too many."""
+    """Counter of the failures of `what`; `off` once there were too many."""
 
     def __init__(self, what: str, *, off: bool) -> None:
         self.off = off

@@ -41,26 +41,28 @@ _reporting = threading.Lock()
 
 
 class LoopTracker:
-    """Counts one loop's steps into this process's run. Nothing it does raises, but for its making."""
+    """Tracker of one loop, which counts its steps into this process's run. None of its methods raises."""
 
     def __init__(self, settings: Settings, framework: str | None) -> None:
         self._guard = Guard("watch", off=settings.disabled)
         self._settings = settings
         self._search = FrameworkSearch(framework, settings.devices)
-        self._before: list[tuple[Phase, bool]] = []  # the phases around this one, and whether a step was under way
-        self._left = 0.0  # when the phase was last left in which steps are made
+        self._outer_phases: list[
+            tuple[Phase, bool]
+        ] = []  # the phases around this one, and whether a step was under way
+        self._left_training_at = 0.0  # when the phase was last left in which steps are made
         self._failed_in: Phase | None = None  # a phase that an exception left
         self._resting = True  # no step came since the beginning, the data's end or a phase
-        self._stepped = False  # ever
-        self._begun: float | None = None  # when the step under way began; may be unknown before the first
+        self._has_stepped = False  # ever
+        self._step_began: float | None = None  # when the step under way began; may be unknown before the first
         # Of each step: seconds, None if it is not timed; examples; seconds that it waited for its batches.
-        self._noted: deque[tuple[float | None, int | None, float | None]] = deque(maxlen=MAX_UNCOUNTED_STEPS)
-        self._fetched: float | None = None  # seconds that the step under way has waited for its batches
+        self._uncounted: deque[tuple[float | None, int | None, float | None]] = deque(maxlen=MAX_UNCOUNTED_STEPS)
+        self._step_wait: float | None = None  # seconds that the step under way has waited for its batches
         self._epoch: int | None = None
-        self._in_epoch = 0  # steps
+        self._epoch_steps = 0
         self._loss: float | None = None
-        self._changes: deque[float] = deque(maxlen=MAX_CHANGES_PER_SECOND)  # when they were reported
-        self._advised: set[str] = set()
+        self._change_times: deque[float] = deque(maxlen=MAX_CHANGES_PER_SECOND)  # when they were reported
+        self._warned: set[str] = set()
         self._failure: Error | None = None  # the run's last when this began
         self.closed = False  # and still to be counted while it is in _open
         self.phase: Phase = "train"
@@ -84,31 +86,31 @@ class LoopTracker:
         """Record that a step has ended."""
         now = monotonic()
         if self.phase == "train":
-            took = now - self._begun if self._stepped and self._begun is not None else None
+            took = now - self._step_began if self._has_stepped and self._step_began is not None else None
             if self._resting:
                 self._start_stepping(now)
             size = None if batch_size is None else self._check_whole(batch_size, "batch_size")
-            self._noted.append((took, size, self._fetched))
-            self._fetched = None
+            self._uncounted.append((took, size, self._step_wait))
+            self._step_wait = None
             if loss is not None:
                 self._loss = self._check_number(loss)
         if now >= self.run.observe_due:
             self._send(self.run.observe)
         if self.phase == "train":
-            self._begun = monotonic()  # what this took is no part of a step
+            self._step_began = monotonic()  # what this took is no part of a step
 
     def _start_stepping(self, now: float) -> None:
         """Record the first step after a rest; the very first may compile."""
-        if not self._stepped and self._begun is not None:
-            self.run.compile_seconds = (self.run.compile_seconds or 0.0) + now - self._begun
-        self._stepped, self._resting, self.stepping = True, False, True
+        if not self._has_stepped and self._step_began is not None:
+            self.run.compile_seconds = (self.run.compile_seconds or 0.0) + now - self._step_began
+        self._has_stepped, self._resting, self.stepping = True, False, True
         self._failed_in = None
 
     @guarded
     def begin_epoch(self, number: Any) -> None:
         """Record that an epoch begins, and its first step with it."""
         self._run_exclusively(self._count_all)
-        self._epoch, self._in_epoch = self._check_whole(number, "epoch"), 0
+        self._epoch, self._epoch_steps = self._check_whole(number, "epoch"), 0
         self._start_step()
         self._report_change()
 
@@ -122,7 +124,7 @@ class LoopTracker:
     def record_wait(self, asked: float) -> None:
         """Record that a batch came that was `asked` for; `asked` is monotonic. For each batch, and nothing can fail."""
         if self.phase == "train":
-            self._fetched = (self._fetched or 0.0) + monotonic() - asked
+            self._step_wait = (self._step_wait or 0.0) + monotonic() - asked
 
     @guarded
     def rest(self) -> None:
@@ -138,7 +140,7 @@ class LoopTracker:
             given = repr(phase[:20]) if isinstance(phase, str) else f"this {type(phase).__name__}"
             self._warn_once(f"phase: want one of {', '.join(PHASES)}, not {given}; idle is taken for it")
             phase = "idle"
-        self._before.append((self.phase, self.stepping))
+        self._outer_phases.append((self.phase, self.stepping))
         self._failed_in = None
         self._switch_phase(phase, stepping=self.stepping and phase == "train")
 
@@ -146,16 +148,16 @@ class LoopTracker:
     def leave(self, *, failed: bool) -> None:
         """Record that the phase is over."""
         self._failed_in = self.phase if failed else None
-        phase, stepping = self._before.pop()
+        phase, stepping = self._outer_phases.pop()
         self._switch_phase(phase, stepping=stepping)
 
     def _switch_phase(self, phase: Phase, *, stepping: bool) -> None:
         """Go to a phase; the time between two phases of training is no part of the step that it falls into."""
         now = monotonic()
         if self.phase == "train" != phase:
-            self._left = now
-        elif self.phase != "train" == phase and self._begun is not None:
-            self._begun += now - self._left
+            self._left_training_at = now
+        elif self.phase != "train" == phase and self._step_began is not None:
+            self._step_began += now - self._left_training_at
         self.phase, self.stepping, self._resting = phase, stepping, True
         self._report_change()
 
@@ -221,7 +223,7 @@ class LoopTracker:
         self._count_all()
         run.phase = self.phase
         run.epoch = run.epoch if self._epoch is None else self._epoch
-        run.batch = max(self._in_epoch - 1, 0)
+        run.batch = max(self._epoch_steps - 1, 0)
         run.stepping = any(each.stepping for each in tuple(_open) if each.run is run)
         send(monotonic())
 
@@ -237,9 +239,9 @@ class LoopTracker:
     def _report_change(self) -> None:
         """Report a new state at once; or, where that is done too often, with the next report."""
         now = monotonic()
-        if len(self._changes) == MAX_CHANGES_PER_SECOND and now - self._changes[0] < 1:
+        if len(self._change_times) == MAX_CHANGES_PER_SECOND and now - self._change_times[0] < 1:
             return
-        self._changes.append(now)
+        self._change_times.append(now)
         self._send(self.run.report)
 
     def _count_all(self) -> None:
@@ -252,9 +254,9 @@ class LoopTracker:
     def count(self) -> None:
         """Count what is noted into the run."""
         run = self.run
-        noted = [self._noted.popleft() for _ in range(len(self._noted))]
+        noted = [self._uncounted.popleft() for _ in range(len(self._uncounted))]
         run.add_executions([took for took, _, _ in noted], 1)
-        self._in_epoch += len(noted)
+        self._epoch_steps += len(noted)
         if sizes := [size for _, size, _ in noted if size]:
             total = (run.examples or 0) + sum(sizes)
             run.examples = total if total < MAX_COUNT else run.examples  # a message with more would be refused
@@ -271,8 +273,8 @@ class LoopTracker:
     def _start_step(self) -> None:
         """Begin a step now."""
         if self.phase == "train":
-            self._begun = monotonic()
-            self._fetched = None
+            self._step_began = monotonic()
+            self._step_wait = None
 
     def _check_whole(self, value: Any, what: str) -> int | None:
         # By type first: to ask an abstract class takes some µs.
@@ -293,8 +295,8 @@ class LoopTracker:
 
     def _warn_once(self, text: str) -> None:
         """Log once what the program might do better."""
-        if text not in self._advised and len(self._advised) < MAX_HINTS:
-            self._advised.add(text)
+        if text not in self._warned and len(self._warned) < MAX_HINTS:
+            self._warned.add(text)
             log.warning(text)
 
     def switch_off(self) -> None:

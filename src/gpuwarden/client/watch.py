@@ -1,4 +1,4 @@
-"""The watch of a loop that people write themselves: `with watch("name") as run:`, and `run.step()` after each step.
+"""Watch of a loop that people write themselves: `with watch("name") as run:`, and `run.step()` after each step.
 
 It needs no framework, and the loop never suffers from it: nothing here waits, raises, or asks a device for anything but
 its allocator's counters.

@@ -1,4 +1,4 @@
-"""`find_batch_size`: the largest batch size that a model trains with on its device, found by training with it."""
+"""Search for the largest batch size that a model trains with on its device, by training with it."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def search(fits: Callable[[int], bool], smallest: int, largest: int) -> int | No
 
 
 class _Trials:
-    """Trains one model with batches of several sizes; the model is as before after `find`."""
+    """Trials of one model with batches of several sizes; the model is as before after `find`."""
 
     def __init__(self, model: Any, make_batch: Callable[[int], Batch], margin: float) -> None:
         self._model = model

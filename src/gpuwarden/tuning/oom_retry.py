@@ -1,4 +1,4 @@
-"""`fit_with_oom_retry`: a fit that goes on with smaller batches after an out-of-memory of its device."""
+"""Fit that goes on with smaller batches after an out-of-memory of its device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The optimizers of a model: the one that it was compiled with, and others that it has, as a GAN has a second."""
+"""Optimizers of a model: the one that it was compiled with, and others that it has, as a GAN has a second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The UUIDs of this process's CUDA devices, in CUDA's own order, from a driver that the process has loaded already.
+"""UUIDs of this process's CUDA devices, in CUDA's own order, from a driver that the process has loaded already.
 
 CUDA counts devices by speed or by PCI address, leaves out those that CUDA_VISIBLE_DEVICES hides, and takes a MIG
 instance for a device; NVML does none of this. Only CUDA itself, in this process, says which GPU its device 0 is.

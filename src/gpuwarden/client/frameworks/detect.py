@@ -1,4 +1,4 @@
-"""The search for the framework that a process computes with, and for the devices it has set up."""
+"""Search for the framework that a process computes with, and for the devices it has set up."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpuwarden.client.frameworks.allocator_memory import AllocatorMemory, add_na
 
 
 class FrameworkSearch:
-    """Looks again and again until a framework with devices is found; then it costs nothing.
+    """Search for a framework with devices, repeated until one is found; then it costs nothing.
 
     `wanted` is the one that the user names. `framework` is its name and version; `devices` are those to report: what is
     found, and what the user `named`.

@@ -128,7 +128,7 @@ def _report(reference: weakref.ref[Observer], error: BaseException) -> None:
 
 
 class FunctionPatch:
-    """The functions of one model."""
+    """Patches of the functions of one model."""
 
     def __init__(self, model: Any) -> None:
         self._model = model

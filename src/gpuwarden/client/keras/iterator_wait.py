@@ -13,7 +13,7 @@ MAX_UNSURE_RATIO = 0.1  # ratio: of the observed time, what may remain unknown
 
 
 class IteratorWait:
-    """Gives Keras's train function an iterator whose `next` is timed, in place of its own; about 1 µs a step.
+    """Meter that gives Keras's train function an iterator whose `next` is timed; about 1 µs a step.
 
     JAX computes while Python goes on. Where the step before was done when `next` was called, all of its time is wait;
     where it was not done even when the batch came, none is. In between it is unknown which part is; where such steps

@@ -1,4 +1,4 @@
-"""Step counter of one fit: how many steps were made and how long they took, from the begins of their executions."""
+"""Step counter of one fit: the number of steps and their durations, from the begins of their executions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ COMPILED_RATIO = 10.0  # times the usual step: one that long compiled, if a func
 
 
 class StepCounter:
-    """Counts the steps of one fit into its run; of a process's fits the one that began last counts.
+    """Counter of the steps of one fit into its run; of a process's fits the one that began last counts.
 
     An execution is one call of Keras's train function: `per_execution` steps, the last of an epoch perhaps fewer. It
     starts at a call of `begin` and ends where the next starts. `in_epoch` is how many steps an epoch has, None where

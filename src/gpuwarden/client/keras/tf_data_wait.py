@@ -24,7 +24,7 @@ MAX_EXECUTIONS = 8192  # executions between two looks; of more nothing is said
 
 
 class TfDataWait:
-    """Asks tf.data about the iterator that Keras's train function is given; holds it weakly.
+    """Meter that reads tf.data's model of the iterator that Keras's train function is given; holds it weakly.
 
     The wait is known where each execution is one step (`per_execution` 1) that fetches one batch: a loop inside an
     execution fetches the next batch while it still computes, and the gaps mean nothing. Nor is it known without
