@@ -182,7 +182,7 @@ class Error:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """End of a run, by itself; without it the daemon sees the process die. `outcome` says whether an exception ended it."""
+    """End of a run, by itself; without it the daemon sees the process die. `outcome`: whether an exception ended it."""
 
     reason: str = validated(check_text)
     outcome: EndOutcome = validated(one_of(END_OUTCOMES), default="finished")

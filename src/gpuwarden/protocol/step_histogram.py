@@ -9,8 +9,10 @@ from math import inf
 
 from gpuwarden.protocol.messages import STEP_BUCKETS
 
-_FINENESS = 16  # classes to a doubling, so a percentile is right to 2 %
-_CLASSES = tuple(2 ** (index / _FINENESS) for index in range(-30 * _FINENESS, 17 * _FINENESS))  # a nanosecond to a day
+_PER_DOUBLING = 16  # classes, so a percentile is right to 2 %
+_CLASSES = tuple(
+    2 ** (index / _PER_DOUBLING) for index in range(-30 * _PER_DOUBLING, 17 * _PER_DOUBLING)
+)  # a nanosecond to a day
 
 
 class StepHistogram:
@@ -55,4 +57,4 @@ class StepHistogram:
 
 def _compute_middle(at: int) -> float:
     upper = _CLASSES[min(at, len(_CLASSES) - 1)]
-    return upper * 2 ** (-0.5 / _FINENESS)
+    return upper * 2 ** (-0.5 / _PER_DOUBLING)

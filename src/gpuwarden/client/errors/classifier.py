@@ -29,7 +29,7 @@ from gpuwarden.protocol.validators import MAX_COUNT, clip
 
 _MAX_CHAIN = 8  # exceptions that are looked at: an error or those of a group, its cause, that one's cause and so on
 _CUT = " ... "
-_MAX_SEARCHED = 1 << 16  # characters: XLA's may come with a listing of every buffer
+_MAX_SEARCHED_CHARACTERS = 1 << 16  # XLA's may come with a listing of every buffer
 
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50}
@@ -144,7 +144,10 @@ def _read_text(exception: BaseException) -> str:
     except Exception:  # noqa: BLE001 - the exception's own __str__
         return ""
     text = re.sub(_NOISE, "", text).strip()
-    return text if len(text) <= _MAX_SEARCHED else text[: _MAX_SEARCHED // 2] + " ... " + text[-_MAX_SEARCHED // 2 :]
+    if len(text) <= _MAX_SEARCHED_CHARACTERS:
+        return text
+    half = _MAX_SEARCHED_CHARACTERS // 2
+    return text[:half] + _CUT + text[-half:]
 
 
 def _classify(cls: type[BaseException], text: str) -> _Reading:

@@ -11,7 +11,7 @@ from typing import Any
 from gpuwarden.client.keras.function_patch import unwrap
 
 _FEEDERS = ("epoch_iterator", "data_handler")  # in Keras 3 and 2
-_FRAMES = 14  # between a callback's hook and fit, at most
+_MAX_FRAMES = 14  # between a callback's hook and fit, at most
 
 
 def read_steps_per_execution(model: Any) -> int:
@@ -52,7 +52,7 @@ def find_feeder() -> Any | None:
     It is among fit's variables alone.
     """
     frame = inspect.currentframe()
-    for _ in range(_FRAMES):
+    for _ in range(_MAX_FRAMES):
         if frame is None:
             break
         if frame.f_code.co_name == "fit":

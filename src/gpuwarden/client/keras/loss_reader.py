@@ -13,7 +13,7 @@ from gpuwarden.client.distributed import IN_ONE_PROCESS, ONE_DEVICE, read_strate
 from gpuwarden.client.keras.introspection import read_steps_per_execution
 from gpuwarden.client.reporter import Reporter
 
-_EXACT = 2**24  # from here on a count in 32-bit floats misses examples
+_MAX_EXACT_COUNT = 2**24  # from here on a count in 32-bit floats misses examples
 
 # Keras 3 before them: counts batches; counts some twice in an execution of several steps; adds replicas up wrongly.
 _WEIGHED, _SEVERAL_STEPS, _REPLICAS = (3, 2), (3, 7), (3, 15)
@@ -50,7 +50,7 @@ class LossReader:
         if self._metric is None:
             return None
         count = float(self._metric.count.numpy())
-        if not 0 < count < _EXACT:
+        if not 0 < count < _MAX_EXACT_COUNT:
             return None
         if self.wanted:
             mean = float(self._metric.total.numpy()) / count
