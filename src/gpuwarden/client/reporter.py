@@ -23,7 +23,6 @@ MAX_ERROR_WAIT_SECONDS = 0.1  # seconds that an error, which has stopped trainin
 MAX_SENT_ERRORS = 20  # errors of a run that are sent one by one; a loop that catches errors must not pay for each
 MAX_END_WAIT_SECONDS = 0.1  # seconds that the interpreter's exit may be held for the last messages
 REPORT_INTERVAL_SECONDS = 0.25  # seconds
-PERCENTILES_INTERVAL_SECONDS = 1.0  # seconds
 OBSERVE_INTERVAL_SECONDS = 0.25  # seconds
 LISTEN_INTERVAL_SECONDS = 0.05  # seconds between two reads of the socket, where the program acts on advice
 
@@ -62,8 +61,6 @@ class Reporter:
         self._errors: Counter[str] = Counter()
         self._connection = connection
         self._report_due = 0.0
-        self._percentiles: tuple[float | None, ...] = (None, None)
-        self._percentiles_due = 0.0
 
     def set_hello(self, hello: Hello) -> None:
         """Send another hello, where it has changed."""
@@ -125,10 +122,7 @@ class Reporter:
 
     def _send(self, now: float) -> None:
         self._report_due = now + self.interval
-        if now >= self._percentiles_due:
-            self._percentiles_due = now + PERCENTILES_INTERVAL_SECONDS
-            self._percentiles = self.durations.percentiles(0.5, 0.95)
-        median, p95 = self._percentiles
+        median, p95 = self.durations.percentiles(0.5, 0.95)
         self._connection.send(
             Report(
                 phase=self.phase,
@@ -174,7 +168,6 @@ class Reporter:
         phase: Phase = self.phase
         self.phase, self.stepping = "idle", False
         self.settle()
-        self._percentiles_due = 0.0
         # Memory is not asked: TensorFlow may be half gone, or locked for ever in a forked child that exits.
         with contextlib.suppress(Exception):  # whatever fails here must not show at a program's end
             error = describe_uncaught(self.failure, phase, self.steps, self.memory.latest())
