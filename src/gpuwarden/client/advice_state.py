@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 
+from gpuwarden.client.guard import log_safely
 from gpuwarden.protocol.messages import LEVELS, RESOURCES, Action, Advice, Level
 from gpuwarden.protocol.validators import MAX_DEVICES
-
-log = logging.getLogger("gpuwarden")
 
 MAX_EPISODES = MAX_DEVICES * (len(RESOURCES) + 1)  # devices times kinds of advice
 MAX_ALARMS = 16  # that wait to be answered
@@ -123,9 +121,8 @@ class AdviceState:
         if len(self._lines) == MAX_LINES_PER_HOUR and now - self._lines[0] < HOUR_SECONDS:
             return
         self._lines.append(now)
-        with contextlib.suppress(Exception):  # a logging handler of the user's may raise
-            subject, pressed = _find_subject(advice)
-            log.log(severity, "%s%s %s: %s", subject, " pressure" if pressed else "", advice.level, advice.text)
+        subject, pressed = _find_subject(advice)
+        log_safely(severity, "%s%s %s: %s", subject, " pressure" if pressed else "", advice.level, advice.text)
 
 
 def _find_subject(advice: Advice) -> tuple[str, bool]:

@@ -17,10 +17,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from gpuwarden.client.guard import log_safely
 from gpuwarden.protocol.codec import MAX_MESSAGE_BYTES, ProtocolError, decode_advice, encode
 from gpuwarden.protocol.messages import Advice, Hello, Message
-
-log = logging.getLogger("gpuwarden")
 
 MIN_RETRY_SECONDS = 1.0  # seconds until a connection is tried again; doubles up to LAST_RETRY
 MAX_RETRY_SECONDS = 30.0
@@ -46,7 +45,7 @@ class DaemonConnection:
         self._retry_at = -1.0
         self._delay = MIN_RETRY_SECONDS
         self._pid = os.getpid()
-        self._told = False
+        self._logged = False
         self._owing = False  # the hello: a full queue did not take it, and no other message says what it does
         _connections.add(self)
 
@@ -132,11 +131,11 @@ class DaemonConnection:
         self._owing = not self._send_now(self._hello)
 
     def _log_once(self, error: Exception) -> None:
-        """Leave a trace for who wonders why no run appears; at a level that training scripts do not show by default."""
-        if not self._told:
-            self._told = True
-            with contextlib.suppress(Exception):  # a logging handler of the user's may raise
-                log.info("no gpuwarden daemon at %s (%s): nothing is reported until there is one", self.path, error)
+        """Log why no run appears, at a level that training scripts do not show by default."""
+        if not self._logged:
+            self._logged = True
+            text = "no gpuwarden daemon at %s (%s): nothing is reported until there is one"
+            log_safely(logging.INFO, text, self.path, error)
 
     def _send_now(self, message: Message) -> bool:
         assert self._socket is not None

@@ -13,6 +13,12 @@ MAX_ERRORS = 5  # failures of our own until what fails stays off
 log = logging.getLogger("gpuwarden")
 
 
+def log_safely(level: int, text: str, *values: object, error: BaseException | None = None) -> None:
+    """Write a line to the log, with the traceback of `error`; drop what a logging handler of the user's raises."""
+    with contextlib.suppress(Exception):
+        log.log(level, text, *values, exc_info=error)
+
+
 class Guard:
     """Counter of the failures of `what`; `off` once there were too many."""
 
@@ -28,10 +34,8 @@ class Guard:
             self.off = True
             with contextlib.suppress(Exception):  # it may be what fails
                 give_up()
-            with contextlib.suppress(Exception):  # a logging handler of the user's may raise
-                log.warning(
-                    "%s switched off after errors=%d; training goes on", self._what, self._errors, exc_info=error
-                )
+            text = "%s switched off after errors=%d; training goes on"
+            log_safely(logging.WARNING, text, self._what, self._errors, error=error)
 
 
 class Guarded(Protocol):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias, cast, get_args
 
 from gpuwarden.client import distributed
 from gpuwarden.client.advice_state import AdviceState
-from gpuwarden.client.guard import log
+from gpuwarden.client.guard import log_safely
 from gpuwarden.client.keras.checkpoint import save
 from gpuwarden.protocol.messages import Action, Advice, Level
 
@@ -44,7 +44,7 @@ class PressureResponder:
         self._acts_alone = held is None and not distributed.has_workers(model)
         if held not in (None, self._held):
             self._held = held
-            log.warning("on_pressure does nothing %s: all of them would have to agree", held)
+            log_safely(logging.WARNING, "on_pressure does nothing %s: all of them would have to agree", held)
 
     def choose_alone(self, state: AdviceState) -> list[Advice]:
         """Return the advice to act on between two steps; none where other workers have to agree."""
@@ -62,7 +62,7 @@ class PressureResponder:
         try:
             agreed = distributed.agree(model, wanted=bool(advice))
         except Exception as error:  # noqa: BLE001 - a worker is gone; training will say so
-            log.warning("on_pressure: the other workers could not be asked", exc_info=error)
+            log_safely(logging.WARNING, "on_pressure: the other workers could not be asked", error=error)
             agreed = False
         return agreed, advice[-1] if advice else None
 
@@ -83,15 +83,14 @@ class PressureResponder:
         try:
             if self._do == "checkpoint":
                 save(model, self._path, keep=distributed.is_first())
-                _log("on_pressure: saved %s", self._path)
+                log_safely(logging.WARNING, "on_pressure: saved %s", self._path)
             elif self._do == "stop":
                 model.stop_training = True
-                _log("on_pressure: training stops after this step")
+                log_safely(logging.WARNING, "on_pressure: training stops after this step")
             else:
                 self._do(advice, model)
         except Exception as error:  # noqa: BLE001 - the user's own, or a full disk: no reason to end a training run
-            with contextlib.suppress(Exception):
-                log.warning("on_pressure failed; training goes on", exc_info=error)
+            log_safely(logging.WARNING, "on_pressure failed; training goes on", error=error)
             return False
         return True
 
@@ -133,8 +132,3 @@ def _check_function(do: Callable[..., object]) -> None:
         signature.bind(None, None)
     except TypeError as error:
         raise TypeError(f"on_pressure: want a function of the advice and the model: {error}") from None
-
-
-def _log(text: str, *values: object) -> None:
-    with contextlib.suppress(Exception):  # a logging handler of the user's may raise
-        log.warning(text, *values)
