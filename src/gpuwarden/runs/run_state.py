@@ -154,7 +154,6 @@ class RunState:
             self.began_at,
             now,
             self.leaks.leaks,
-            self.leaks.leaks.get(HOST),
             host_memory=self.present.memory if self.present else None,
             advice=self.batch_sizes.evaluate(self.hello, self.histories, now),
         )

@@ -32,6 +32,14 @@ class DeviceSpace:
     size: float | None
 
 
+def read_space(gpu: Gpu, uuid: str) -> DeviceSpace:
+    """Return the memory of a GPU, or of its MIG instance of that UUID."""
+    instance = gpu.instance(uuid)
+    rows = MigReadings if instance else GpuReadings
+    device = instance or gpu
+    return DeviceSpace(device.value(rows.memory_free_bytes), device.value(rows.memory_size_bytes))
+
+
 def compute_headroom(space: DeviceSpace, pool: float | None, limit: float | None, in_use: float) -> float | None:
     """Return bytes, never below 0 nor above the device's size; None where neither a pool nor a limit is known.
 
@@ -106,7 +114,7 @@ class HeadroomTracker:
             if gpu is None or not gpu.up:
                 unknown[uuid] = "gpu_down"
                 continue
-            space, process = _space(gpu, uuid), gpu.holds(pid, uuid)
+            space, process = read_space(gpu, uuid), gpu.holds(pid, uuid)
             pool = self._pool(uuid, device, process, reported_at)
             left = compute_headroom(space, pool, device.limit, device.current)
             if left is None:
@@ -142,13 +150,6 @@ class HeadroomTracker:
             now[uuid] = max(0, left - max(0, after.current - before.current))
             least[uuid] = max(0, left - max(0, after.peak - before.current))
         return Headrooms(now, least)
-
-
-def _space(gpu: Gpu, uuid: str) -> DeviceSpace:
-    instance = gpu.instance(uuid)
-    rows = MigReadings if instance else GpuReadings
-    device = instance or gpu
-    return DeviceSpace(device.value(rows.memory_free_bytes), device.value(rows.memory_size_bytes))
 
 
 def _missing_figure(space: DeviceSpace, process: GpuProcess | None) -> HeadroomUnknown:

@@ -11,14 +11,15 @@ from dataclasses import dataclass, field, replace
 
 from gpuwarden.analysis.batch_size.cost_model import BatchSizeAdvice
 from gpuwarden.analysis.memory.device_memory import is_listed, sum_by_gpu, sum_held_by_others
+from gpuwarden.analysis.memory.headroom import read_space
 from gpuwarden.analysis.memory.leak_detector import Leak
+from gpuwarden.analysis.memory.leak_watch import HOST
 from gpuwarden.analysis.memory.memory_history import MemoryHistory
 from gpuwarden.analysis.oom.co_tenants import CoTenants
 from gpuwarden.analysis.oom.context import FailureContext
 from gpuwarden.analysis.oom.diagnosis import Diagnosis
 from gpuwarden.analysis.oom.diagnosis_rules import diagnose
 from gpuwarden.analysis.oom.failed_allocation import find_largest_allocation
-from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.protocol.messages import DeviceMemory, Error, Hello, Report
 
@@ -59,18 +60,16 @@ class PollFacts:
         gpu = self.snapshot.gpu_with(uuid)
         if gpu is None or not gpu.up:
             return DeviceFacts(memory.limit or None)
-        instance = gpu.instance(uuid)
-        rows = MigReadings if instance else GpuReadings
-        free, size = ((instance or gpu).value(row) for row in (rows.memory_free_bytes, rows.memory_size_bytes))
+        space = read_space(gpu, uuid)
         separable = self.gone or is_listed(self.own, uuid, self.snapshot)
         others = sum_held_by_others(self.own, uuid, self.snapshot) if separable else None
         headroom = self.headroom.get(uuid)
         room: float | None = memory.limit or None
         if headroom is not None:
             room = headroom + memory.current
-        elif room is None and size is not None and separable:
-            room = max(size - (others or 0), 0)
-        return DeviceFacts(room, size, free, separable)
+        elif room is None and space.size is not None and separable:
+            room = max(space.size - (others or 0), 0)
+        return DeviceFacts(room, space.size, space.free, separable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +85,7 @@ class RunFacts:
     histories: Mapping[str, MemoryHistory]
     began: float
     now: float
-    leaks: Mapping[str, Leak] = field(default_factory=dict)
-    host_leak: Leak | None = None
+    leaks: Mapping[str, Leak] = field(default_factory=dict)  # also of HOST
     host_memory: int | None = None
     advice: BatchSizeAdvice | None = None
 
@@ -179,7 +177,7 @@ class Diagnoser:
             unreported_steps=max(error.steps - report.steps, 0) if report else 0,
             failed_peak=self._failed_peaks.get(uuid, 0),
             leak=run.leaks.get(uuid),
-            host_leak=run.host_leak,
+            host_leak=run.leaks.get(HOST),
             host_memory=run.host_memory,
             advised_batch_size=run.advice.advised if run.advice and run.advice.too_large else None,
         )
