@@ -15,6 +15,7 @@ from gpuwarden.config.schema import PressureConfig as Limits
 from gpuwarden.config.thresholds import DIED_SECONDS, ERROR_SECONDS, XID_SECONDS
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, XidCount
+from gpuwarden.health import conditions
 from gpuwarden.health.conditions import CONDITIONS, ConditionChecks
 from gpuwarden.health.evaluator import MAX_ALERTS, STEADY_SECONDS, AlertEvaluator
 from gpuwarden.health.model import Alert, Occurrence
@@ -214,6 +215,14 @@ def test_leaks_that_will_end_a_run() -> None:
     assert host[1].text == "out of host memory in about 10m00s (8m20s to 11m40s)"
     late = replace(leak, left=TimeLeft(3600.0, 3500.0, 3700.0))
     assert holding(poll(gpu(0), runs=(replace(leaking, growth={"GPU-0": late}, host_growth=late),))) == []
+
+
+def test_each_condition_can_be_evaluated() -> None:
+    """By Prometheus, by the daemon or by both; no two have one name, and what implies one is there."""
+    rows = (*conditions.RUNS, *conditions.GPUS, *conditions.LINKS, *conditions.DAEMON)
+    assert len(CONDITIONS) == len(rows)
+    assert [each.name for each in rows if not each.expr and not each.check] == []
+    assert {each.implied_by for each in rows} - {""} <= CONDITIONS.keys()
 
 
 def test_condition_that_another_implies() -> None:

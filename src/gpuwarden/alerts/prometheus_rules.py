@@ -13,15 +13,8 @@ from gpuwarden.alerts import recording_rules
 from gpuwarden.alerts.recording_rules import RecordingRule
 from gpuwarden.alerts.templates import JOINS, TEXTS, xid_values
 from gpuwarden.config import rule_settings
-from gpuwarden.health.daemon_conditions import DAEMON_CONDITIONS
-from gpuwarden.health.device_memory_conditions import DEVICE_MEMORY_CONDITIONS
-from gpuwarden.health.ecc_conditions import ECC_CONDITIONS
-from gpuwarden.health.gpu_conditions import GPU_CONDITIONS
+from gpuwarden.health import conditions
 from gpuwarden.health.model import SUBJECT_LABELS, Condition, Subject, fill_places
-from gpuwarden.health.nvlink_conditions import NVLINK_CONDITIONS
-from gpuwarden.health.run_conditions import RUN_CONDITIONS
-from gpuwarden.health.run_memory_conditions import RUN_MEMORY_CONDITIONS
-from gpuwarden.health.thermal_conditions import THERMAL_CONDITIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +31,10 @@ class Group:
 # What is recorded of the fleet is read in steps of minutes and hours.
 GROUPS = (
     Group("gpuwarden-joins", recording_rules.JOIN_RULES),
-    Group("gpuwarden-runs", (*recording_rules.RUN_MEMORY_RULES, *RUN_MEMORY_CONDITIONS, *RUN_CONDITIONS)),
-    Group(
-        "gpuwarden-gpus",
-        (
-            *recording_rules.DEVICE_MEMORY_RULES,
-            *DEVICE_MEMORY_CONDITIONS,
-            *GPU_CONDITIONS,
-            *THERMAL_CONDITIONS,
-            *ECC_CONDITIONS,
-        ),
-    ),
-    Group("gpuwarden-links", NVLINK_CONDITIONS, min_interval=30.0),
-    Group("gpuwarden-daemon", DAEMON_CONDITIONS),
+    Group("gpuwarden-runs", (*recording_rules.RUN_MEMORY_RULES, *conditions.RUNS)),
+    Group("gpuwarden-gpus", (*recording_rules.DEVICE_MEMORY_RULES, *conditions.GPUS)),
+    Group("gpuwarden-links", conditions.LINKS, min_interval=30.0),
+    Group("gpuwarden-daemon", conditions.DAEMON),
     Group("gpuwarden-fleet", recording_rules.FLEET_RULES, min_interval=60.0),
 )
 RECORDED: Mapping[str, RecordingRule] = {

@@ -19,20 +19,11 @@ from gpuwarden.xid.codes import Severity as XidSeverity
 
 log = logging.getLogger(__name__)
 
-CONDITIONS: Mapping[str, Condition] = {
-    condition.name: condition
-    for conditions in (
-        RUN_MEMORY_CONDITIONS,
-        RUN_CONDITIONS,
-        DEVICE_MEMORY_CONDITIONS,
-        GPU_CONDITIONS,
-        THERMAL_CONDITIONS,
-        ECC_CONDITIONS,
-        NVLINK_CONDITIONS,
-        DAEMON_CONDITIONS,
-    )
-    for condition in conditions
-}
+RUNS = (*RUN_MEMORY_CONDITIONS, *RUN_CONDITIONS)
+GPUS = (*DEVICE_MEMORY_CONDITIONS, *GPU_CONDITIONS, *THERMAL_CONDITIONS, *ECC_CONDITIONS)
+LINKS = NVLINK_CONDITIONS
+DAEMON = DAEMON_CONDITIONS
+CONDITIONS: Mapping[str, Condition] = {each.name: each for each in (*RUNS, *GPUS, *LINKS, *DAEMON)}
 ALERTS: Mapping[str, Condition] = {name: condition for name, condition in CONDITIONS.items() if condition.expr}
 # Those that the daemon itself evaluates; the others take a history, or another machine.
 CHECKED = tuple(condition for condition in CONDITIONS.values() if condition.check)

@@ -121,21 +121,14 @@ GPU_CONDITIONS = (
         ending=_down_ending,
         summary="A GPU does not answer.",
         description="%{gpu} does not answer the driver.%{late_users}",
-        means=(
-            "A GPU that gpuwarden knows does not answer the driver's calls, or a call hangs. Runs on it fail or hang."
-        ),
-        look=(
-            "`gpuwarden_gpu_errors_total` for the driver's reason, and `dmesg | grep -i xid` for the cause. "
-            "`gpu_is_lost` is a GPU off its bus."
-        ),
-        do=(
-            "stop the runs on it and [reset it](operations.md#reset-a-gpu); if it is lost, restart the machine. If it "
-            "comes back twice, have it replaced."
-        ),
-        wrong=(
-            "somebody resets it or takes it out on purpose. While the whole driver is silent, GpuwardenDriverFault "
-            "stands for all GPUs."
-        ),
+        means="""A GPU that gpuwarden knows does not answer the driver's calls, or a call hangs. Runs on it fail or
+            hang.""",
+        look="""`gpuwarden_gpu_errors_total` for the driver's reason, and `dmesg | grep -i xid` for the cause.
+            `gpu_is_lost` is a GPU off its bus.""",
+        do="""stop the runs on it and [reset it](operations.md#reset-a-gpu); if it is lost, restart the machine. If it
+            comes back twice, have it replaced.""",
+        wrong="""somebody resets it or takes it out on purpose. While the whole driver is silent, GpuwardenDriverFault
+            stands for all GPUs.""",
     ),
     # Without any known GPU the count has no sample, not 0. A GPU that sleeps need not have said who it is.
     Condition(
@@ -154,20 +147,14 @@ GPU_CONDITIONS = (
         keep=OUTLIVES_RESTART,
         check=_missing,
         summary="The driver enumerates GPUs that cannot be read at all.",
-        description=(
-            "On {{ $labels.instance }} {{ $value | humanize }} of the GPUs that the driver enumerates could not be "
-            "read since gpuwarden started."
-        ),
-        means=(
-            "The driver counts more GPUs than gpuwarden could ever read since it started; those have no name yet, so "
-            "the alert says how many."
-        ),
+        description="""On {{ $labels.instance }} {{ $value | humanize }} of the GPUs that the driver enumerates could
+            not be read since gpuwarden started.""",
+        means="""The driver counts more GPUs than gpuwarden could ever read since it started; those have no name yet, so
+            the alert says how many.""",
         look="`nvidia-smi -L`, and at `gpuwarden_collector_errors_total` for the driver's error.",
         do="as for GpuDown.",
-        wrong=(
-            "device files are kept from the daemon on purpose (cgroup or container rules): give it access to all of "
-            "them."
-        ),
+        wrong="""device files are kept from the daemon on purpose (cgroup or container rules): give it access to all of
+            them.""",
     ),
     # By its time, as a counter's first value is no increase.
     Condition(
@@ -182,28 +169,18 @@ GPU_CONDITIONS = (
         check=_xids("GpuXidCritical"),
         event_seconds=thresholds.XID_SECONDS,
         summary="A GPU met a fault that takes it out of service.",
-        description=(
-            "%{gpu} had XID {{ $labels.xid }} {{ $value | humanizeDuration }} ago.%{late_users} %{xids.page.actions}"
-        ),
+        description="""%{gpu} had XID {{ $labels.xid }} {{ $value | humanizeDuration }} ago.%{late_users}
+            %{xids.page.actions}""",
         told="for %{xid_told.words} after the last one",
-        means=(
-            "The driver reported a fault of the GPU that needs a reset or a restart: the codes of severity *page* in "
-            "[xid.md](xid.md). The description says what to do. That it resolves means an hour without another one, "
-            "not that the GPU is mended."
-        ),
-        look=(
-            "the panel *XIDs* or the status page for the GPU, [xid.md](xid.md) for the code's meaning, and `dmesg | "
-            "grep -i xid` for the process and the details. Is GpuDown there too?"
-        ),
-        do=(
-            "stop the runs on that GPU, whose results since then are not to be trusted where the fault is one of "
-            "memory (48, 95, 140), and do what the description says. If it comes back after that, have the GPU "
-            "replaced."
-        ),
-        wrong=(
-            "the GPU has been reset since, or somebody tries the alarm "
-            "([operations.md](operations.md#xids-from-the-kernel-log)): silence it for the hour."
-        ),
+        means="""The driver reported a fault of the GPU that needs a reset or a restart: the codes of severity *page* in
+            [xid.md](xid.md). The description says what to do. That it resolves means an hour without another one, not
+            that the GPU is mended.""",
+        look="""the panel *XIDs* or the status page for the GPU, [xid.md](xid.md) for the code's meaning, and `dmesg |
+            grep -i xid` for the process and the details. Is GpuDown there too?""",
+        do="""stop the runs on that GPU, whose results since then are not to be trusted where the fault is one of memory
+            (48, 95, 140), and do what the description says. If it comes back after that, have the GPU replaced.""",
+        wrong="""the GPU has been reset since, or somebody tries the alarm
+            ([operations.md](operations.md#xids-from-the-kernel-log)): silence it for the hour.""",
     ),
     # All codes but those of GpuXidCritical and those of severity info: one that is new deserves a look.
     Condition(
@@ -217,21 +194,16 @@ GPU_CONDITIONS = (
         check=_xids("GpuXidWarning"),
         event_seconds=thresholds.XID_SECONDS,
         summary="A GPU met a fault that is worth a look.",
-        description=(
-            "%{gpu} had XID {{ $labels.xid }} {{ $value | humanizeDuration }} ago.%{late_users} %{xids.warn.actions}"
-        ),
+        description="""%{gpu} had XID {{ $labels.xid }} {{ $value | humanizeDuration }} ago.%{late_users}
+            %{xids.warn.actions}""",
         told="for %{xid_told.words} after the last one",
-        means=(
-            "The driver reported a fault after which the GPU goes on: the codes of severity *warn* in "
-            "[xid.md](xid.md), and any that gpuwarden does not know. Those that programs cause by their own faults "
-            "(13, 31, 43, 45 and more) do not fire it."
-        ),
+        means="""The driver reported a fault after which the GPU goes on: the codes of severity *warn* in
+            [xid.md](xid.md), and any that gpuwarden does not know. Those that programs cause by their own faults (13,
+            31, 43, 45 and more) do not fire it.""",
         look="[xid.md](xid.md) for the code's meaning, and at `dmesg | grep -i xid` for the process and the details.",
         do="what the description says.",
-        wrong=(
-            "it is known and waits for its day, such as a bad row of memory (63) that the next reset replaces: "
-            "silence it until then."
-        ),
+        wrong="""it is known and waits for its day, such as a bad row of memory (63) that the next reset replaces:
+            silence it until then.""",
     ),
     # What cannot wait; all other actions are those of GpuDrainNeeded, new ones too.
     Condition(
@@ -246,22 +218,16 @@ GPU_CONDITIONS = (
         keep=OUTLIVES_RESTART,
         check=_recovery(urgent=True),
         summary="The driver wants a GPU recovered before it is used again.",
-        description=(
-            '%{gpu} cannot be used on until it is recovered. {{ if match "reboot" $labels.action -}} Restart the '
-            'machine. {{- else if eq $labels.action "recover_imex_domain" -}} Recover its IMEX domain (restart '
-            'nvidia-imex on all of its boxes). {{- else if eq $labels.action "bus_reset" -}} Stop what runs on it and '
-            "reset its PCIe bus, or restart the machine. {{- else -}} Stop what runs on it and reset it (nvidia-smi "
-            "--gpu-reset). {{- end }}%{late_users}"
-        ),
-        means=(
-            "After a fault the driver names what it takes to use the GPU again: a reset, a restart of the machine, or "
-            "the recovery of its NVLink domain (IMEX). Programs on it fail until then, and new ones do not start."
-        ),
+        description="""%{gpu} cannot be used on until it is recovered. {{ if match "reboot" $labels.action -}} Restart
+            the machine. {{- else if eq $labels.action "recover_imex_domain" -}} Recover its IMEX domain (restart
+            nvidia-imex on all of its boxes). {{- else if eq $labels.action "bus_reset" -}} Stop what runs on it and
+            reset its PCIe bus, or restart the machine. {{- else -}} Stop what runs on it and reset it (nvidia-smi
+            --gpu-reset). {{- end }}%{late_users}""",
+        means="""After a fault the driver names what it takes to use the GPU again: a reset, a restart of the machine,
+            or the recovery of its NVLink domain (IMEX). Programs on it fail until then, and new ones do not start.""",
         look="the XIDs that came before (GpuXidCritical), and at `gpuwarden_gpu_recovery_action`.",
-        do=(
-            "what the description says; for a reset, [have gpuwarden let go](operations.md#reset-a-gpu) first. If it "
-            "comes back, have the GPU replaced."
-        ),
+        do="""what the description says; for a reset, [have gpuwarden let go](operations.md#reset-a-gpu) first. If it
+            comes back, have the GPU replaced.""",
         wrong="somebody is at it. Drivers before R570 tell no action: GpuResetRequired is there for them.",
     ),
     Condition(
@@ -275,22 +241,16 @@ GPU_CONDITIONS = (
         """,
         check=_recovery(urgent=False),
         summary="The driver wants a GPU to have no new work until it is recovered.",
-        description=(
-            '%{gpu} should get no new work. {{ if eq $labels.action "drain_p2p" -}} Stop the programs on it that '
-            'exchange data with other GPUs. {{- else if eq $labels.action "drain_and_reset" -}} Reset it when its work '
-            "has ended; until then it goes on. {{- else -}} The driver asks for an action that gpuwarden does not know "
-            "({{ $labels.action }}): see nvidia-smi -q. {{- end }}%{users}"
-        ),
-        means=(
-            "The GPU has had a fault after which it goes on with less: a part of its memory or of its MIG instances is "
-            "out of use (*drain_and_reset*), or its exchange with other GPUs has to end before it recovers "
-            "(*drain_p2p*). Programs that were not hit may finish."
-        ),
+        description="""%{gpu} should get no new work. {{ if eq $labels.action "drain_p2p" -}} Stop the programs on it
+            that exchange data with other GPUs. {{- else if eq $labels.action "drain_and_reset" -}} Reset it when its
+            work has ended; until then it goes on. {{- else -}} The driver asks for an action that gpuwarden does not
+            know ({{ $labels.action }}): see nvidia-smi -q. {{- end }}%{users}""",
+        means="""The GPU has had a fault after which it goes on with less: a part of its memory or of its MIG instances
+            is out of use (*drain_and_reset*), or its exchange with other GPUs has to end before it recovers
+            (*drain_p2p*). Programs that were not hit may finish.""",
         look="the XIDs that came before, and at GpuRowRemapPending and GpuNvlinkDown.",
-        do=(
-            "take the GPU out of the scheduler (Slurm: `scontrol update NodeName=… State=DRAIN`), let its runs finish "
-            "or save a checkpoint, then [reset it](operations.md#reset-a-gpu)."
-        ),
+        do="""take the GPU out of the scheduler (Slurm: `scontrol update NodeName=… State=DRAIN`), let its runs finish
+            or save a checkpoint, then [reset it](operations.md#reset-a-gpu).""",
         wrong="the reset waits for the next maintenance: silence it until then.",
     ),
     Condition(
@@ -305,14 +265,10 @@ GPU_CONDITIONS = (
         keep=OUTLIVES_RESTART,
         check=_reset_required,
         summary="The driver wants a GPU reset before it is used again.",
-        description=(
-            "%{gpu} has to be reset. Stop what runs on it, or let it finish, and reset it (nvidia-smi --gpu-reset)."
-            "%{late_users}"
-        ),
-        means=(
-            "As GpuRecoveryNeeded, from drivers before R570, which only tell that a reset is required, be it at once "
-            "or when the GPU's work has ended."
-        ),
+        description="""%{gpu} has to be reset. Stop what runs on it, or let it finish, and reset it (nvidia-smi
+            --gpu-reset).%{late_users}""",
+        means="""As GpuRecoveryNeeded, from drivers before R570, which only tell that a reset is required, be it at once
+            or when the GPU's work has ended.""",
         look="the XIDs that came before, and at `nvidia-smi -q -i GPU`.",
         do="[reset the GPU](operations.md#reset-a-gpu).",
         wrong="somebody is at it. Where the driver tells the action, that alert stands for this one.",

@@ -100,6 +100,11 @@ class Condition:
     of_instances: bool = False
     names: tuple[Subject, ...] | None = None
 
+    def __post_init__(self) -> None:
+        """Join the lines that texts are written in."""
+        for name in ("summary", "description", "told", "means", "look", "do", "wrong"):
+            object.__setattr__(self, name, " ".join(getattr(self, name).split()))
+
     @property
     def query(self) -> str:
         """Expression with the joins that add the names of its run or GPU."""

@@ -42,23 +42,15 @@ NVLINK_CONDITIONS = (
             f"{_GPU}The PCIe link of %{{gpu}} has only {{{{ $value | humanizePercentage }}}} of its bandwidth under "
             f"load: generation {_GENERATION} of {_MAX_GENERATION}, {_WIDTH} of {_MAX_WIDTH} lanes.%{{users}}"
         ),
-        means=(
-            "In the last %{link_window.words} the GPU was busy for more than %{link_busy.words} of the time, and its "
-            "link was never as fast and as wide as GPU and slot together can be. Copies from the host take longer, "
-            "which shows as waits for input. Links of idle GPUs are slow by design and do not fire it."
-        ),
-        look=(
-            "`nvidia-smi -q -i GPU | grep -A8 'GPU Link Info'`, `sudo lspci -vv -s ADDRESS | grep LnkSta`, and at "
-            "GpuPcieReplays: a link with errors trains to a lower speed."
-        ),
-        do=(
-            "seat the board, its riser and cables anew when its work has ended; look in the firmware's settings for a "
-            "speed that somebody set."
-        ),
-        wrong=(
-            "the slot has fewer lanes than the board by design, and the driver does not know: silence it for that "
-            "GPU. Laptops slow their links to save power. Silent for GPUs that tell no utilization, as with MIG."
-        ),
+        means="""In the last %{link_window.words} the GPU was busy for more than %{link_busy.words} of the time, and its
+            link was never as fast and as wide as GPU and slot together can be. Copies from the host take longer, which
+            shows as waits for input. Links of idle GPUs are slow by design and do not fire it.""",
+        look="""`nvidia-smi -q -i GPU | grep -A8 'GPU Link Info'`, `sudo lspci -vv -s ADDRESS | grep LnkSta`, and at
+            GpuPcieReplays: a link with errors trains to a lower speed.""",
+        do="""seat the board, its riser and cables anew when its work has ended; look in the firmware's settings for a
+            speed that somebody set.""",
+        wrong="""the slot has fewer lanes than the board by design, and the driver does not know: silence it for that
+            GPU. Laptops slow their links to save power. Silent for GPUs that tell no utilization, as with MIG.""",
     ),
     Condition(
         name="GpuPcieReplays",
@@ -66,19 +58,13 @@ NVLINK_CONDITIONS = (
         severity="warning",
         expr="60 * rate(gpuwarden_gpu_pcie_replays_total[%{link_window}]) > %{pcie_replays}",
         summary="Packets on a GPU's PCIe link are lost and sent again.",
-        description=(
-            "Over the last %{link_window.words} {{ $value | humanize }} packets a minute had to be sent again on the "
-            "PCIe link of %{gpu}.%{users}"
-        ),
-        means=(
-            "More than %{pcie_replays} packets a minute arrived damaged and were sent again, over "
-            "%{link_window.words}. No data is lost, but the link is bad: it may become slower, or the GPU fall off "
-            "the bus (XID 79)."
-        ),
-        look=(
-            "`gpuwarden_gpu_pcie_errors_total` for the types of errors, and `dmesg | grep -i -e pcieport -e AER` for "
-            "the place on the way."
-        ),
+        description="""Over the last %{link_window.words} {{ $value | humanize }} packets a minute had to be sent again
+            on the PCIe link of %{gpu}.%{users}""",
+        means="""More than %{pcie_replays} packets a minute arrived damaged and were sent again, over
+            %{link_window.words}. No data is lost, but the link is bad: it may become slower, or the GPU fall off the
+            bus (XID 79).""",
+        look="""`gpuwarden_gpu_pcie_errors_total` for the types of errors, and `dmesg | grep -i -e pcieport -e AER` for
+            the place on the way.""",
         do="seat the board, its riser and cables anew; if that does not help, try another slot, then another board.",
         wrong="a GPU is being reset or taken out, which makes a few at once and then no more.",
     ),
@@ -111,27 +97,18 @@ NVLINK_CONDITIONS = (
         """,
         hold="1m",
         summary="NVLinks of a GPU are down.",
-        description=(
-            "NVLinks of %{gpu} that are down, and were up or are up on the other GPUs: {{ $value | humanize }}.%{users}"
-        ),
-        means=(
-            "A link to another GPU or to a switch is down that was up %{link_window.words}, 1 hour or "
-            "%{nvlink_remembered.words} ago, or that most GPUs of the box have up. Runs over several GPUs are slower, "
-            "or fail when they start."
-        ),
-        look=(
-            "`gpuwarden_gpu_nvlink_up == 0` for which, at the GPU at their other end (`nvidia-smi topo -m`), XIDs 74 "
-            "and 144 to 150, and GpuNvlinkErrors for before."
-        ),
-        do=(
-            "[reset the GPU](operations.md#reset-a-gpu) and those it is linked to, when their work has ended. If they "
-            "stay down, seat bridges or the module anew, or have it replaced."
-        ),
-        wrong=(
-            "somebody took a bridge out, or divided GPUs for a while: it forgets after %{nvlink_remembered.words}. "
-            "Links that have no partner by design do not fire it, as long as most GPUs of the box lack them too; "
-            "nor do GPUs with MIG, which use none."
-        ),
+        description="""NVLinks of %{gpu} that are down, and were up or are up on the other GPUs: {{ $value | humanize
+            }}.%{users}""",
+        means="""A link to another GPU or to a switch is down that was up %{link_window.words}, 1 hour or
+            %{nvlink_remembered.words} ago, or that most GPUs of the box have up. Runs over several GPUs are slower, or
+            fail when they start.""",
+        look="""`gpuwarden_gpu_nvlink_up == 0` for which, at the GPU at their other end (`nvidia-smi topo -m`), XIDs 74
+            and 144 to 150, and GpuNvlinkErrors for before.""",
+        do="""[reset the GPU](operations.md#reset-a-gpu) and those it is linked to, when their work has ended. If they
+            stay down, seat bridges or the module anew, or have it replaced.""",
+        wrong="""somebody took a bridge out, or divided GPUs for a while: it forgets after %{nvlink_remembered.words}.
+            Links that have no partner by design do not fire it, as long as most GPUs of the box lack them too; nor do
+            GPUs with MIG, which use none.""",
     ),
     # Replays and recoveries come from errors of checksums (crc), which come alone too; symbol and effective are of
     # the wire before its own correction. Those are no faults by themselves.
@@ -150,19 +127,13 @@ NVLINK_CONDITIONS = (
               > %{nvlink_errors}
         """,
         summary="A GPU's NVLinks have errors.",
-        description=(
-            "Over the last %{link_window.words} the NVLinks of %{gpu} had {{ $value | humanize }} errors a minute that "
-            "made them send again or recover.%{users}"
-        ),
-        means=(
-            "More than %{nvlink_errors} errors a minute on NVLink, over %{link_window.words}: replays, recoveries, "
-            "damaged packets, overruns. No data is lost as long as links recover, but runs over several GPUs become "
-            "slower, and the link may go down. Single checksum errors do not count."
-        ),
-        look=(
-            "`gpuwarden_gpu_nvlink_link_errors_total` for the link and the type, and at the GPU at its other end, "
-            "which mostly counts errors too."
-        ),
+        description="""Over the last %{link_window.words} the NVLinks of %{gpu} had {{ $value | humanize }} errors a
+            minute that made them send again or recover.%{users}""",
+        means="""More than %{nvlink_errors} errors a minute on NVLink, over %{link_window.words}: replays, recoveries,
+            damaged packets, overruns. No data is lost as long as links recover, but runs over several GPUs become
+            slower, and the link may go down. Single checksum errors do not count.""",
+        look="""`gpuwarden_gpu_nvlink_link_errors_total` for the link and the type, and at the GPU at its other end,
+            which mostly counts errors too.""",
         do="as for GpuNvlinkDown, before it goes down.",
         wrong="other GPUs of the fabric are being reset, which makes links recover.",
     ),
@@ -175,19 +146,13 @@ NVLINK_CONDITIONS = (
         keep=OUTLIVES_RESTART,
         summary="A GPU has not joined its NVLink fabric.",
         description="%{gpu} has not joined its NVLink fabric; CUDA programs fail to start on it.%{users}",
-        means=(
-            "On boxes with NVLink switches each GPU joins the fabric after a start or a reset, and CUDA waits for it: "
-            "programs fail with *system not yet initialized* (802). This one has not for five minutes, or with an "
-            "error."
-        ),
-        look=(
-            "`systemctl status nvidia-fabricmanager`, its log, and `nvidia-smi -q -i GPU | grep -A4 Fabric`. All GPUs "
-            "of the box: it is the fabric manager; one: it is the GPU or its links."
-        ),
-        do=(
-            "start the fabric manager, in the same version as the driver; where only one GPU is left out, reset it, "
-            "then restart the box."
-        ),
+        means="""On boxes with NVLink switches each GPU joins the fabric after a start or a reset, and CUDA waits for
+            it: programs fail with *system not yet initialized* (802). This one has not for five minutes, or with an
+            error.""",
+        look="""`systemctl status nvidia-fabricmanager`, its log, and `nvidia-smi -q -i GPU | grep -A4 Fabric`. All GPUs
+            of the box: it is the fabric manager; one: it is the GPU or its links.""",
+        do="""start the fabric manager, in the same version as the driver; where only one GPU is left out, reset it,
+            then restart the box.""",
         wrong="the box is used without its fabric on purpose, as some virtual machines are: silence it there.",
     ),
     Condition(
@@ -198,16 +163,12 @@ NVLINK_CONDITIONS = (
         hold="1m",
         summary="A GPU's place in its NVLink fabric has a fault.",
         description="The NVLink fabric of %{gpu} has the fault {{ $labels.fault }}.%{users}",
-        means=(
-            "The fabric manager tells a fault of the GPU's place in the fabric: less bandwidth (*bandwidth*), a route "
-            "that is bad (*route_unhealthy*) or being mended (*route_recovery*), or accesses that ran into their "
-            "timeout (*access_timeout_recovery*)."
-        ),
+        means="""The fabric manager tells a fault of the GPU's place in the fabric: less bandwidth (*bandwidth*), a
+            route that is bad (*route_unhealthy*) or being mended (*route_recovery*), or accesses that ran into their
+            timeout (*access_timeout_recovery*).""",
         look="GpuNvlinkDown and GpuNvlinkErrors of the same box, and the fabric manager's log.",
-        do=(
-            "what holds for the links. A fault that stays needs a reset of the GPU when its work has ended; one of "
-            "several boxes at once is the switch's."
-        ),
+        do="""what holds for the links. A fault that stays needs a reset of the GPU when its work has ended; one of
+            several boxes at once is the switch's.""",
         wrong="a part of the fabric is under maintenance: silence it until it is over.",
     ),
 )

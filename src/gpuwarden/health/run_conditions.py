@@ -90,27 +90,17 @@ RUN_CONDITIONS = (
         check=_stalled,
         ending=_stall_ending,
         summary="A training run hangs in a step.",
-        description=(
-            "Run {{ $labels.run_name }} ({{ $labels.run_id }}) of {{ $labels.instance }} has made no step for much "
-            "longer than its steps take%{cause}.%{owner}"
-        ),
-        means=(
-            "A run is within a step for longer than `runs.stall_factor` times what its slow steps take, and longer "
-            "than `runs.stall_after`. Its process lives. The first step, which compiles, never counts."
-        ),
-        look=(
-            "the panel *Phase, stalls and ends* for since when, at `gpuwarden_run_stall_cause`, and at "
-            "[runs.md](runs.md#stalls) for what each cause mostly means. `py-spy dump --pid PID` shows where it "
-            "stands; with several processes the one that stands elsewhere than the others is the one to look at."
-        ),
-        do=(
-            "what the cause asks for. A run that was stopped goes on by `kill -CONT PID`. One that waits for another "
-            "of its job for good has to be restarted, all of it, from its last checkpoint."
-        ),
-        wrong=(
-            "some steps take that long by nature (a checkpoint, a new shape that has to be compiled): raise "
-            "`runs.stall_after`."
-        ),
+        description="""Run {{ $labels.run_name }} ({{ $labels.run_id }}) of {{ $labels.instance }} has made no step for
+            much longer than its steps take%{cause}.%{owner}""",
+        means="""A run is within a step for longer than `runs.stall_factor` times what its slow steps take, and longer
+            than `runs.stall_after`. Its process lives. The first step, which compiles, never counts.""",
+        look="""the panel *Phase, stalls and ends* for since when, at `gpuwarden_run_stall_cause`, and at
+            [runs.md](runs.md#stalls) for what each cause mostly means. `py-spy dump --pid PID` shows where it stands;
+            with several processes the one that stands elsewhere than the others is the one to look at.""",
+        do="""what the cause asks for. A run that was stopped goes on by `kill -CONT PID`. One that waits for another of
+            its job for good has to be restarted, all of it, from its last checkpoint.""",
+        wrong="""some steps take that long by nature (a checkpoint, a new shape that has to be compiled): raise
+            `runs.stall_after`.""",
     ),
     Condition(
         name="RunDied",
@@ -124,20 +114,14 @@ RUN_CONDITIONS = (
         summary="A training run ended before it was finished.",
         description=_ENDED_SAID,
         told=_ENDED_TOLD,
-        means=(
-            "A run ended by an exception or an exit status other than 0 (*failed*), by the kernel's OOM killer "
-            "(*oom_killed*), by its own abort, mostly after a CUDA error (*aborted*), or by a crash in native code "
-            "(*crashed*)."
-        ),
-        look=(
-            "the daemon's log (`journalctl -u gpuwarden | grep ended:`), which names the run and the evidence, or at "
-            "`gpuwarden runs show ID`; the dashboard's panel *Runs of this time range* has the ids."
-        ),
+        means="""A run ended by an exception or an exit status other than 0 (*failed*), by the kernel's OOM killer
+            (*oom_killed*), by its own abort, mostly after a CUDA error (*aborted*), or by a crash in native code
+            (*crashed*).""",
+        look="""the daemon's log (`journalctl -u gpuwarden | grep ended:`), which names the run and the evidence, or at
+            `gpuwarden runs show ID`; the dashboard's panel *Runs of this time range* has the ids.""",
         do="what [runs.md](runs.md#how-a-run-ended) says for that outcome.",
-        wrong=(
-            "people end their programs with an exit status by habit: silence it for those. Silent where nobody tells "
-            "the daemon how a process ended (*unknown*); runs.md says what that takes."
-        ),
+        wrong="""people end their programs with an exit status by habit: silence it for those. Silent where nobody tells
+            the daemon how a process ended (*unknown*); runs.md says what that takes.""",
     ),
     # Whoever stops a run sends a signal: a person, a batch system at the end of its time. Mostly that is as meant.
     Condition(
@@ -152,16 +136,12 @@ RUN_CONDITIONS = (
         summary="A training run was ended by a signal.",
         description=_ENDED_SAID,
         told=_ENDED_TOLD,
-        means=(
-            "A run was ended by a signal such as SIGTERM, SIGINT or SIGKILL, and not by the kernel's OOM killer as "
-            "far as anybody knows. Mostly somebody wanted it so."
-        ),
+        means="""A run was ended by a signal such as SIGTERM, SIGINT or SIGKILL, and not by the kernel's OOM killer as
+            far as anybody knows. Mostly somebody wanted it so.""",
         look="`gpuwarden runs show ID` for the signal, and at the batch system's account of the job.",
         do="nothing, if it was you. Else find out who did: the kernel does not tell.",
-        wrong=(
-            "the daemon may not read the kernel log, and it was the OOM killer all the same "
-            "([runs.md](runs.md#what-the-evidence-takes))."
-        ),
+        wrong="""the daemon may not read the kernel log, and it was the OOM killer all the same
+            ([runs.md](runs.md#what-the-evidence-takes)).""",
     ),
     # The quotient of two rates: both count only the seconds in which the wait was observed.
     Condition(
@@ -175,23 +155,14 @@ RUN_CONDITIONS = (
         """,
         hold="%{input_bound_hold}",
         summary="A training run waits for its input most of the time.",
-        description=(
-            "Run {{ $labels.run_name }} ({{ $labels.run_id }}) on {{ $labels.instance }} waits for input {{ $value | "
-            "humanizePercentage }} of the time of its steps. docs/slow.md says how to find out why.%{owner}"
-        ),
-        means=(
-            "The run's steps wait for their input more than %{input_bound_ratio.words} of their time, over "
-            "%{input_bound_window.words}. "
-            "Nothing is wrong with the GPU, it has nothing to do."
-        ),
-        look=(
-            "the panel *Input wait* for since when, and at [slow.md](slow.md#does-it-wait-for-input): is it the run's "
-            "CPUs, one thread, storage, or memory?"
-        ),
+        description="""Run {{ $labels.run_name }} ({{ $labels.run_id }}) on {{ $labels.instance }} waits for input {{
+            $value | humanizePercentage }} of the time of its steps. docs/slow.md says how to find out why.%{owner}""",
+        means="""The run's steps wait for their input more than %{input_bound_ratio.words} of their time, over
+            %{input_bound_window.words}. Nothing is wrong with the GPU, it has nothing to do.""",
+        look="""the panel *Input wait* for since when, and at [slow.md](slow.md#does-it-wait-for-input): is it the run's
+            CPUs, one thread, storage, or memory?""",
         do="what the first row that fits says there. A prefetch at the end of the pipeline costs one line.",
-        wrong=(
-            "the model is small on purpose and the input as fast as it gets. Silent where [the wait cannot be "
-            "known](slow.md#where-the-wait-is-known), which is no sign that there is none."
-        ),
+        wrong="""the model is small on purpose and the input as fast as it gets. Silent where [the wait cannot be
+            known](slow.md#where-the-wait-is-known), which is no sign that there is none.""",
     ),
 )
