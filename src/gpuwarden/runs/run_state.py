@@ -153,7 +153,7 @@ class RunState:
             self.histories,
             self.began_at,
             now,
-            self.leaks.leaks,
+            self.leaks.reported,
             host_memory=self.present.memory if self.present else None,
             advice=self.batch_sizes.evaluate(self.hello, self.histories, now),
         )
@@ -171,7 +171,7 @@ class RunState:
     def _end(self, now: float) -> None:
         if self.up:
             self.batch_sizes.handle_end()
-            self.outcome.begin(now, self.rules.wall(), self.errors.newest, self.leaks.leaks.get(HOST))
+            self.outcome.begin(now, self.rules.wall(), self.errors.newest, self.leaks.reported.get(HOST))
 
     def conclude(self, now: float) -> Outcome | None:
         """Settle its outcome, as nothing more will be known; return it unless it had ended so before."""

@@ -82,7 +82,7 @@ class LeakWatch:
         return leak
 
     @property
-    def leaks(self) -> dict[str, Leak]:
+    def reported(self) -> dict[str, Leak]:
         """Leaks that the last poll found, by the GPU's UUID or HOST."""
         return {where: place.reported for where, place in self._places.items() if place.reported is not None}
 
