@@ -8,8 +8,8 @@ it, a co-tenant that grows in that of a run that was advised of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 from gpuwarden.advice.delivery_state import AdviceMessage, AdviceRound, DeliveryState, Matter
@@ -65,6 +65,10 @@ class _Facts:
     gpus: Mapping[str, Gpu]
     pressure: Pressure
 
+    def gpus_of(self, run: RunSnapshot) -> dict[str, Gpu]:
+        """Return the GPUs of a run, by UUID of the GPU or MIG instance that it has."""
+        return {uuid: gpu for uuid in run.devices if (gpu := self.gpus.get(uuid))}
+
 
 class Advisor:
     """Advisor of runs: decides poll by poll what is news to each. Used by one event loop.
@@ -104,7 +108,22 @@ class Advisor:
         self._hung = {uuid: self._hung.get(uuid, poll.now) for uuid in hung}
         self._belongs, self._roots = {}, {run.peer.pid for run in living} - {0}
         facts = _Facts(poll, self._by_uuid(poll.snapshot), pressure)
-        return _together([self._advise(run, facts) for run in living])
+        messages: list[AdviceMessage] = []
+        events: dict[str, tuple[RunEvent, ...]] = {}
+        gpu_limits: dict[str, float] = {}
+        run_limits: dict[str, Mapping[str, float]] = {}
+        for run in living:
+            state, gpus = self._states[run.peer.run_id], facts.gpus_of(run)
+            matters = dict(self._matters(run, gpus, facts))
+            events[run.peer.run_id] = tuple(_events(run, state, matters))
+            own: list[AdviceMessage] = []
+            if run.hello.hears:
+                own = self._messages(run, state, matters | dict(self._co_tenants(run, gpus, facts)), poll.now)
+                messages += own
+            if run.hello.hears or self._alerting:
+                listens = run.hello.hears and _can_hear_of_co_tenants(state, own, poll.now)
+                run_limits[run.peer.run_id] = self._limit(run, gpus, facts, gpu_limits, listens=listens)
+        return AdviceRound(tuple(messages), events, gpu_limits, run_limits)
 
     def confirm(self, sent: Iterable[AdviceMessage], now: float) -> None:
         """Record which messages of the last poll were sent; the others are tried again for as long as they hold."""
@@ -123,57 +142,37 @@ class Advisor:
         self._divided = now | before
         return found | {uuid: found[whole] for uuid, whole in self._divided.items()}
 
-    def _advise(self, run: RunSnapshot, facts: _Facts) -> AdviceRound:
-        state, hears = self._states[run.peer.run_id], run.hello.hears
-        if state.connection != run.advice_connection:
-            state.connection = run.advice_connection
-            state.levels.clear()
-        gpus = {uuid: gpu for uuid in run.devices if (gpu := facts.gpus.get(uuid))}
-        matters = dict(self._matters(run, gpus, facts))
-        events: list[RunEvent] = []
-        for matter, each in _news(state.recorded, matters):
-            state.recorded[matter] = each.level
-            kind: RunEventKind = "pressure" if matter.kind == "pressure" else "event"
-            events.append(RunEvent(run.lasted, kind, each.text(short_name(each.gpu)), matter.uuid))
-        messages: list[AdviceMessage] = []
-        if hears:
-            matters.update(self._co_tenants(run, gpus, facts))
-            messages = self._messages(run, state, _news(state.levels, matters), facts.poll.now)
-        run_id, advised = run.peer.run_id, AdviceRound(tuple(messages), {run.peer.run_id: tuple(events)})
-        if not (hears or self._alerting):
-            return advised
-        listens = hears and _can_hear_of_co_tenants(state, messages, facts.poll.now)
-        gpu_limits, run_limits = self._next_news(run, gpus, facts, listens=listens)
-        return replace(advised, gpu_limits=gpu_limits, run_limits={run_id: run_limits})
+    def _limit(
+        self, run: RunSnapshot, gpus: Mapping[str, Gpu], facts: _Facts, gpu_limits: dict[str, float], *, listens: bool
+    ) -> dict[str, float]:
+        """Return how much a run's allocator may have in use on each device until there may be news.
 
-    def _next_news(
-        self, run: RunSnapshot, gpus: Mapping[str, Gpu], facts: _Facts, *, listens: bool
-    ) -> tuple[dict[str, float], dict[str, float]]:
-        """Return how much may be in use on each GPU, and in the run's allocator, until there may be news.
-
-        `listens`: of a co-tenant too.
+        Lowers `gpu_limits`, how much may be in use on a GPU at all, likewise; `listens`: to news of co-tenants too.
         """
-        gpu_limits: dict[str, float] = {}
-        run_limits: dict[str, float] = {}
+        limits: dict[str, float] = {}
         for uuid, gpu in gpus.items():
             whole = gpu.identity.uuid
             gpu_limits.setdefault(whole, NO_LIMIT)  # that it does not answer is to be sent at least
             if (memory := facts.pressure.of_runs.get((run.peer.run_id, uuid))) is not None:
                 others, own = memory.slack(self._limits)
-                run_limits[uuid] = memory.in_use + own
+                limits[uuid] = memory.in_use + own
                 if listens:
                     others = min(others, self._co_tenant_slack(run, uuid, gpu, memory, facts.poll.co_tenants))
                 used = gpu.value(GpuReadings.memory_used_bytes)
                 if used is not None:
                     # On a MIG instance it takes as much at least: what others give back meanwhile is not known.
                     gpu_limits[whole] = min(gpu_limits[whole], used + others)
-        return gpu_limits, run_limits
+        return limits
 
     def _messages(
-        self, run: RunSnapshot, state: DeliveryState, news: Iterable[tuple[Matter, MatterState]], now: float
+        self, run: RunSnapshot, state: DeliveryState, matters: Mapping[Matter, MatterState], now: float
     ) -> list[AdviceMessage]:
+        """Return what is news to a run that hears."""
         messages: list[AdviceMessage] = []
-        for matter, each in news:
+        if state.connection != run.advice_connection:
+            state.connection = run.advice_connection
+            state.levels.clear()
+        for matter, each in _news(state.levels, matters):
             memory, is_co_tenant = each.memory, matter.kind == "neighbour"
             if is_co_tenant and not _can_hear_of_co_tenants(state, messages, now):
                 continue
@@ -264,18 +263,12 @@ class Advisor:
         return more if more > 0 else float("inf")  # else it was sent, and may go on
 
 
-def _together(rounds: Sequence[AdviceRound]) -> AdviceRound:
-    """Join the advice to several runs; of the limits of a GPU the least holds."""
-    gpu_limits: dict[str, float] = {}
-    for each in rounds:
-        for uuid, limit in each.gpu_limits.items():
-            gpu_limits[uuid] = min(limit, gpu_limits.get(uuid, NO_LIMIT))
-    return AdviceRound(
-        tuple(message for each in rounds for message in each.messages),
-        {run_id: events for each in rounds for run_id, events in each.events.items()},
-        gpu_limits,
-        {run_id: limits for each in rounds for run_id, limits in each.run_limits.items()},
-    )
+def _events(run: RunSnapshot, state: DeliveryState, matters: Mapping[Matter, MatterState]) -> Iterator[RunEvent]:
+    """Yield what is new in the record of a run."""
+    for matter, each in _news(state.recorded, matters):
+        state.recorded[matter] = each.level
+        kind: RunEventKind = "pressure" if matter.kind == "pressure" else "event"
+        yield RunEvent(run.lasted, kind, each.text(short_name(each.gpu)), matter.uuid)
 
 
 def _news(known: dict[Matter, Level], matters: Mapping[Matter, MatterState]) -> list[tuple[Matter, MatterState]]:

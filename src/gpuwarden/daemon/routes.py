@@ -75,9 +75,9 @@ class Routes:
     def handlers(self) -> Mapping[str, Handler]:
         """Handlers by path."""
         return {
-            "/": _serve_page,
-            PAGE: _serve_page,
-            f"{PAGE}uplot/": _serve_page,
+            "/": static_files.serve,
+            PAGE: static_files.serve,
+            f"{PAGE}uplot/": static_files.serve,
             "/metrics": self.serve_metrics,
             "/-/healthy": lambda _request: HttpResponse(200, b"gpuwarden is healthy\n"),
             "/-/ready": self.serve_ready,
@@ -142,11 +142,6 @@ class Routes:
         if self._history_json[0] != self._series.points:
             self._history_json = self._series.points, render_history(self._series, self.state.snapshot.time)
         return _json(self._history_json[1])
-
-
-def _serve_page(request: HttpRequest) -> HttpResponse:
-    """Answer with a file of the status page, which asks for the state itself."""
-    return static_files.serve(request)
 
 
 def _json(body: bytes) -> HttpResponse:
