@@ -8,8 +8,8 @@ from gpuwarden.rate_limit import RateLimit
 def done(allowance: RateLimit, begin: float, end: float) -> list[float]:
     """Do it as early as may be, again and again; return when."""
     times: list[float] = []
-    while (at := allowance.next(times[-1] if times else begin)) <= end:
-        allowance.take(at)
+    while (at := allowance.next_allowed(times[-1] if times else begin)) <= end:
+        allowance.consume(at)
         times.append(at)
     return times
 
@@ -19,4 +19,4 @@ def test_burst_and_long_run() -> None:
     allowance = RateLimit(3, 2.0)
     assert done(allowance, 100.0, 105.0) == [100.0, 100.0, 100.0, 102.0, 104.0]
     assert done(allowance, 1000.0, 1003.0) == [1000.0, 1000.0, 1000.0, 1002.0]
-    assert allowance.taken == 9
+    assert allowance.consumed == 9

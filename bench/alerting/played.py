@@ -16,8 +16,7 @@ import backfill
 from history import BEGIN, Clock
 from scenes import Scene, pages
 
-from gpuwarden.nvml.call_pool import CallPool
-from gpuwarden.nvml.call_pool import PooledCall as ThreadJob
+from gpuwarden.nvml.call_pool import CallPool, PooledCall
 
 DAY = 86400.0
 
@@ -38,7 +37,7 @@ class Stored:
         """Play a scene, and store it."""
         clock, self.played = Clock(), True
         # No call hangs here, and going to a thread and back takes longer than all of a poll's calls.
-        with clock.running(), mock.patch.object(CallPool, "give", done):
+        with clock.running(), mock.patch.object(CallPool, "submit", done):
             asyncio.run(self._play(instance, scene, clock))
         self.first, self.seconds = min(self.first, scene.first), max(self.seconds, scene.seconds)
 
@@ -76,10 +75,10 @@ class Stored:
         return sorted(found, key=lambda each: each.begin)
 
 
-def done(_threads: CallPool, work: Callable[[], Any]) -> ThreadJob[Any]:
-    """Do it at once, in place of `CallPool.give`."""
-    job = ThreadJob(work)
-    job.do()
+def done(_threads: CallPool, work: Callable[[], Any]) -> PooledCall[Any]:
+    """Do it at once, in place of `CallPool.submit`."""
+    job = PooledCall(work)
+    job.run()
     return job
 
 

@@ -20,13 +20,13 @@ class LogLimiter:
         self._told: dict[str, float] = {}  # when each was logged
         self._untold: tuple[int, str, Exception | None] | None = None
 
-    def tell(self, level: int, what: str, error: Exception | None = None) -> bool:
-        """Log a change, with the place where the error was raised, if any; tell whether that was done."""
+    def log(self, level: int, what: str, error: Exception | None = None) -> bool:
+        """Log a change, with the place where the error was raised, if any; return whether that was done."""
         self._untold = level, what, error
-        self.catch_up()
+        self.flush()
         return self._untold is None
 
-    def catch_up(self) -> None:
+    def flush(self) -> None:
         """Log the last change if that has not been done and may be by now. To be called in each poll."""
         if self._untold is None:
             return

@@ -10,13 +10,13 @@ class RateLimit:
         self._ahead = (burst - 1) * seconds
         self._seconds = seconds
         self._paid_until = 0.0
-        self.taken = 0
+        self.consumed = 0
 
-    def next(self, now: float) -> float:
-        """Say when it may be done next: now, or some time later."""
+    def next_allowed(self, now: float) -> float:
+        """Return when it may be done next: now, or some time later."""
         return max(now, self._paid_until - self._ahead)
 
-    def take(self, now: float) -> None:
-        """Do it once."""
+    def consume(self, now: float) -> None:
+        """Count that it was done once."""
         self._paid_until = max(now, self._paid_until) + self._seconds
-        self.taken += 1
+        self.consumed += 1

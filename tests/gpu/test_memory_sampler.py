@@ -93,14 +93,14 @@ def test_hanging_look_costs_its_gpu_alone(sampler: MemorySampler) -> None:
     hung, other = Memory(), Memory()
     hung.running.clear()
     sampler.watch([hung.look, other.look])
-    until(lambda: hung.look.asked is not None, "a look that hangs")
+    until(lambda: hung.look.reading_since is not None, "a look that hangs")
     for _ in range(5):
         time.sleep(0.06)  # beyond its patience
         sampler.watch([hung.look, other.look])
         until(other.seen_more(), "looks")
         assert sampling() == 2
     hung.running.set()
-    until(lambda: hung.look.asked is None, "its end")
+    until(lambda: hung.look.reading_since is None, "its end")
     sampler.watch([hung.look, other.look])
     until(hung.seen_more(), "looks")
     until(lambda: sampling() == 1, "one thread")
@@ -111,7 +111,7 @@ def test_hanging_look_that_is_no_more_asked_for_costs_no_other(sampler: MemorySa
     hung, other = Memory(), Memory()
     hung.running.clear()
     sampler.watch([hung.look, other.look])
-    until(lambda: hung.look.asked is not None, "a look that hangs")
+    until(lambda: hung.look.reading_since is not None, "a look that hangs")
     sampler.watch([other.look])
     sampler.watch([other.look])
     assert sampling() == 1
@@ -138,7 +138,7 @@ def test_look_that_raises_is_the_polls_to_tell_too(sampler: MemorySampler) -> No
     odd.look.read = Mock(side_effect=ValueError)
     sampler.watch([odd.look, other.look])
     until(other.seen_more(), "looks")
-    assert odd.look.highest() == 0
+    assert odd.look.pop_highest() == 0
 
 
 def test_the_highest_is_told_once() -> None:
@@ -147,8 +147,8 @@ def test_the_highest_is_told_once() -> None:
     look.read = Mock(side_effect=map(memory, [5, 9, 4, NOT_AVAILABLE_LONG]))
     for _ in range(4):
         look.sample()
-    assert look.highest() == 9
-    assert look.highest() == 0
+    assert look.pop_highest() == 9
+    assert look.pop_highest() == 0
 
 
 def test_armed_look_rings_once(sampler: MemorySampler) -> None:
@@ -189,11 +189,11 @@ def test_gpu_that_ceases_to_answer_rings_once() -> None:
     look, rings = MemoryProbe(), list[int]()
     look.read = Mock(side_effect=[memory(1), nvml_error(pynvml.NVML_ERROR_GPU_IS_LOST), *[ValueError] * 5])
     look.sample()
-    look.highest()  # a reading
+    look.pop_highest()  # a reading
     look.arm(NO_LIMIT, lambda: rings.append(1))
     look.sample()
     assert rings == [1]
-    look.highest()
+    look.pop_highest()
     for _ in range(5):
         look.arm(NO_LIMIT, lambda: rings.append(1))
         look.sample()

@@ -169,7 +169,7 @@ def test_answer_between_two_polls_is_taken_once(box: Simulation) -> None:
         (reading,) = [each.reading for each in poller._gpus.values() if each.identity.index == 2]
         assert reading._current is not None
         box.gpu(2).restore()
-        await poller._threads.finish([reading._current], timeout=10)
+        await poller._threads.wait([reading._current], timeout=10)
         box.gpu(2).hang()
         assert up(await poller.poll()) == [0, 1, 2, 3]
         assert up(await poller.poll()) == [0, 1, 3]

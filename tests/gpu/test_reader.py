@@ -348,7 +348,7 @@ def test_time_left_alone_is_not_added_up() -> None:
         reader.read()
     before = reader.read().readings[GpuReadings.busy_seconds_total]
     assert before == pytest.approx(9.0)
-    reader.leave_gap()
+    reader.mark_gap()
     now = 1000.0
     assert reader.read().readings[GpuReadings.busy_seconds_total] == before
     now = 1010.0
@@ -360,13 +360,13 @@ def test_looks_of_before_a_gap_are_no_new_peak(gap: str) -> None:
     """What was looked at between two readings is a peak of the second, unless nobody knows how long ago it was."""
     gpu = Gpu()
     gpu.read()
-    look = gpu.reader.look
+    look = gpu.reader.memory_probe
     assert look is not None
-    look.seen.append(60 * GIB)
+    look.samples.append(60 * GIB)
     assert gpu.read(1.0).readings[GpuReadings.memory_used_peak_bytes] == by({"1m": 60 * GIB, "5m": 60 * GIB})
-    look.seen.append(70 * GIB)
+    look.samples.append(70 * GIB)
     if gap == "left alone":
-        gpu.reader.leave_gap()
+        gpu.reader.mark_gap()
     elif gap == "new handle":
         gpu.reader.attach(HANDLE)
     else:
@@ -374,7 +374,7 @@ def test_looks_of_before_a_gap_are_no_new_peak(gap: str) -> None:
         with pytest.raises(GpuGoneError):
             gpu.read(1.0)
         gpu.nvml.nvmlDeviceGetPowerUsage = working  # type: ignore[attr-defined]
-        look.seen.append(70 * GIB)  # before the poll is over, which has it looked at no more
+        look.samples.append(70 * GIB)  # before the poll is over, which has it looked at no more
     assert gpu.read(1800.0).readings[GpuReadings.memory_used_peak_bytes] == by({"1m": 30 * GIB, "5m": 30 * GIB})
 
 

@@ -84,7 +84,7 @@ def test_idle_box_is_polled_seldom(bus: Bus) -> None:
             later(1)
             if not watch.resting:
                 polled += 1
-                watch.note_poll(busy=busy)
+                watch.record_poll(busy=busy)
         return polled
 
     assert polls(busy=True) == 600
@@ -98,10 +98,10 @@ def test_idle_box_is_polled_seldom(bus: Bus) -> None:
 def test_gpu_that_somebody_woke_ends_the_rest(bus: Bus) -> None:
     """Waking up is a sign of use."""
     watch, later = watching(bus)
-    watch.note_poll(busy=False)
+    watch.record_poll(busy=False)
     bus.set(FIRST, "suspended")
     later(IDLE_SECONDS)
-    watch.note_poll(busy=False)
+    watch.record_poll(busy=False)
     later(1)
     assert watch.resting
     bus.set(FIRST, "active")

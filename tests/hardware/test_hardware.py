@@ -84,7 +84,7 @@ def test_xid_events_are_listened_to(snapshot: Snapshot) -> None:
     xids.follow(snapshot)
     events = xids.events
     until(lambda: events.listening, "a wait that came back")
-    assert events.take() == []
+    assert events.drain() == []
     events.stop()
     until(lambda: events.idle, "the end of the wait")
     assert not events.listening

@@ -12,14 +12,14 @@ import pytest
 from kernel_log_fifo import Fifo
 
 from gpuwarden.host.kernel_log import KMSG, MAX_BYTES, MAX_RECORDS, KernelLog
-from gpuwarden.xid.kernel_messages import BEGINNINGS, KernelXid, parse_pci_address, parse_xids
+from gpuwarden.xid.kernel_messages import PREFIXES, KernelXid, parse_pci_address, parse_xids
 
 GPU = (0, 0x3B, 0)
 
 
 def opened(path: Path = KMSG, read: Callable[[int, int], bytes] = os.read) -> KernelLog:
     """Open a log for its XIDs."""
-    return KernelLog(BEGINNINGS, path, read)
+    return KernelLog(PREFIXES, path, read)
 
 
 def told(found: Iterable[KernelXid]) -> list[tuple[object, ...]]:

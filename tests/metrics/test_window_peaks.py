@@ -25,34 +25,34 @@ def clock() -> Clock:
 
 def test_nothing_seen_is_nothing_told(clock: Clock) -> None:
     """Before the first look there is no peak."""
-    assert WindowPeaks(clock).highest() == {}
+    assert WindowPeaks(clock).maxima() == {}
 
 
 def test_a_peak_leaves_each_window_in_its_time(clock: Clock) -> None:
     """A peak between polls is seen, for a minute and for five."""
     peaks = WindowPeaks(clock)
-    peaks.look(5)
-    peaks.look(9)
-    peaks.look(4)
+    peaks.add(5)
+    peaks.add(9)
+    peaks.add(4)
     clock.now += 59
-    peaks.look(4)
-    assert peaks.highest() == {("1m",): 9, ("5m",): 9}
+    peaks.add(4)
+    assert peaks.maxima() == {("1m",): 9, ("5m",): 9}
     clock.now += 3
-    peaks.look(3)
-    assert peaks.highest() == {("1m",): 4, ("5m",): 9}
+    peaks.add(3)
+    assert peaks.maxima() == {("1m",): 4, ("5m",): 9}
     clock.now += 240
-    peaks.look(2)
-    assert peaks.highest() == {("1m",): 2, ("5m",): 4}
+    peaks.add(2)
+    assert peaks.maxima() == {("1m",): 2, ("5m",): 4}
 
 
 def test_an_old_peak_is_not_told_without_new_looks(clock: Clock) -> None:
     """A window without a look has no peak, rather than an old one."""
     peaks = WindowPeaks(clock)
-    peaks.look(7)
+    peaks.add(7)
     clock.now += 100
-    assert peaks.highest() == {("5m",): 7}
+    assert peaks.maxima() == {("5m",): 7}
     clock.now += 300
-    assert peaks.highest() == {}
+    assert peaks.maxima() == {}
 
 
 def test_peaks_equal_those_of_all_looks(clock: Clock) -> None:
@@ -63,10 +63,10 @@ def test_peaks_equal_those_of_all_looks(clock: Clock) -> None:
         clock.now += rng.choice([0.1, 0.1, 0.5, 7.0])
         value = rng.randrange(1000) * (1 + (clock.now % 300 < 150))
         looks.append((clock.now, value))
-        peaks.look(value)
+        peaks.add(value)
         expected = {
             (label,): max(value for moment, value in looks if int(moment) >= int(clock.now) - seconds)
             for label, seconds in WINDOWS.items()
         }
-        assert peaks.highest() == expected
+        assert peaks.maxima() == expected
     assert len(peaks._highest) <= max(WINDOWS.values()) + 1

@@ -98,5 +98,5 @@ def test_integral_counts_no_gap() -> None:
     totals = []
     for elapsed in (0.0, 1.0, 2.0, 0.0, 1.0):
         gpu.begin(elapsed)
-        totals.append(gpu.integral("busy", 0.5))
+        totals.append(gpu.integrate("busy", 0.5))
     assert totals == [0.0, 0.5, 1.5, 1.5, 2.0]

@@ -56,15 +56,15 @@ def test_docker_names_its_containers(tmp_path: Path, monkeypatch: pytest.MonkeyP
         async with Runtime(tmp_path / "docker.sock", {ID: "/train"}) as docker:
             names = ContainerNames(docker.socket, None, None)
             places = [CgroupOwner(DOCKER), CgroupOwner(DOCKER), CgroupOwner(Container(OTHER, "docker"))]
-            names.find(places)
-            assert names.container(DOCKER) == ID[:SHORT_ID]
+            names.update(places)
+            assert names.container_name(DOCKER) == ID[:SHORT_ID]
             await reached(lambda: len(docker.asked) == 2)
-            await reached(lambda: names.container(DOCKER) == "train")
-            assert names.container(Container(OTHER, "docker")) == OTHER[:SHORT_ID]  # 404
-            names.find(places)
+            await reached(lambda: names.container_name(DOCKER) == "train")
+            assert names.container_name(Container(OTHER, "docker")) == OTHER[:SHORT_ID]  # 404
+            names.update(places)
             assert sorted(docker.asked) == [f"/containers/{ID}/json", f"/containers/{OTHER}/json"]
-            names.find([])
-            assert names.container(DOCKER) == ID[:SHORT_ID]  # forgotten with its container
+            names.update([])
+            assert names.container_name(DOCKER) == ID[:SHORT_ID]  # forgotten with its container
 
     asyncio.run(scenario())
 
@@ -80,10 +80,10 @@ def test_each_runtime_is_asked_for_its_own(tmp_path: Path) -> None:
         ):
             names = ContainerNames(docker.socket, podman.socket, None, tmp_path / "users")
             unsaid, own = Container(ID, ""), Container(ID, "podman", 1000)
-            names.find([CgroupOwner(PODMAN)])
-            await reached(lambda: names.container(PODMAN) == "train")
+            names.update([CgroupOwner(PODMAN)])
+            await reached(lambda: names.container_name(PODMAN) == "train")
             assert not docker.asked
-            names.find(
+            names.update(
                 [
                     CgroupOwner(unsaid),
                     CgroupOwner(own),
@@ -91,9 +91,9 @@ def test_each_runtime_is_asked_for_its_own(tmp_path: Path) -> None:
                     CgroupOwner(Container("101", "lxc")),
                 ]
             )
-            await reached(lambda: (names.container(unsaid), names.container(own)) == ("train", "mine"))
+            await reached(lambda: (names.container_name(unsaid), names.container_name(own)) == ("train", "mine"))
             assert (len(docker.asked), len(podman.asked), len(users.asked)) == (1, 2, 1)
-            assert names.container(Container("101", "lxc")) == "101"
+            assert names.container_name(Container("101", "lxc")) == "101"
 
     asyncio.run(scenario())
 
@@ -108,12 +108,12 @@ def test_a_runtime_that_hangs_costs_one_question(tmp_path: Path, monkeypatch: py
             docker.silent = True
             names = ContainerNames(docker.socket, None, None)
             many = [CgroupOwner(Container(f"{n:064x}", "docker")) for n in range(50)]
-            names.find(many)
+            names.update(many)
             await reached(lambda: names._asking and names._asking.done())
             assert len(docker.asked) == 1
             docker.silent = False
-            names.find([CgroupOwner(DOCKER)])
-            await reached(lambda: names.container(DOCKER) == "train")
+            names.update([CgroupOwner(DOCKER)])
+            await reached(lambda: names.container_name(DOCKER) == "train")
 
     asyncio.run(scenario())
 
@@ -133,9 +133,9 @@ def test_a_socket_that_nobody_accepts_from_holds_nothing_up(tmp_path: Path, monk
                     waiting.setblocking(False)
                     waiting.connect(str(tmp_path / "docker.sock"))
             names = ContainerNames(tmp_path / "docker.sock", None, None)
-            names.find([CgroupOwner(DOCKER)])
+            names.update([CgroupOwner(DOCKER)])
             await asyncio.wait_for(asyncio.shield(names._asking or asyncio.sleep(0)), 20)
-            assert names.container(DOCKER) == ID[:SHORT_ID]
+            assert names.container_name(DOCKER) == ID[:SHORT_ID]
 
     asyncio.run(scenario())
 
@@ -165,10 +165,10 @@ def test_answers_that_are_none(raw: bytes, tmp_path: Path, monkeypatch: pytest.M
     async def scenario() -> None:
         async with Runtime(tmp_path / "docker.sock", {}, raw) as docker:
             names = ContainerNames(docker.socket, None, None)
-            names.find([CgroupOwner(DOCKER)])
+            names.update([CgroupOwner(DOCKER)])
             assert names._asking
             await asyncio.wait_for(names._asking, 20)
-            assert names.container(DOCKER) == ID[:SHORT_ID]
+            assert names.container_name(DOCKER) == ID[:SHORT_ID]
 
     asyncio.run(scenario())
 
@@ -202,8 +202,8 @@ def test_names_are_bounded(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with Runtime(tmp_path / "docker.sock", {ID: "/" + "x" * 100_000}) as docker:
             names = ContainerNames(docker.socket, None, None)
-            names.find([CgroupOwner(DOCKER)])
-            await reached(lambda: len(names.container(DOCKER)) == MAX_CHARACTERS)
+            names.update([CgroupOwner(DOCKER)])
+            await reached(lambda: len(names.container_name(DOCKER)) == MAX_CHARACTERS)
 
     asyncio.run(scenario())
 
@@ -215,7 +215,7 @@ def test_stopping_ends_a_question(tmp_path: Path) -> None:
         async with Runtime(tmp_path / "docker.sock", {}) as docker:
             docker.silent = True
             names = ContainerNames(docker.socket, None, None)
-            names.find([CgroupOwner(DOCKER)])
+            names.update([CgroupOwner(DOCKER)])
             await reached(lambda: docker.asked)
             names.stop()
             assert names._asking
@@ -234,17 +234,17 @@ def test_kubernetes_names_by_file_names(tmp_path: Path, monkeypatch: pytest.Monk
 
     async def scenario() -> None:
         names = ContainerNames(None, None, tmp_path)
-        names.find([place])
-        assert (names.container(Container(ID, "containerd")), names.pod(POD)) == (ID[:SHORT_ID], POD)
+        names.update([place])
+        assert (names.container_name(Container(ID, "containerd")), names.pod_name(POD)) == (ID[:SHORT_ID], POD)
         (tmp_path / f"pods/ml_train-0_{POD}").mkdir()
         (tmp_path / f"containers/train-0_ml_trainer-gpu-{ID}.log").touch()
-        names.find([place])
-        assert (names.container(Container(ID, "containerd")), names.pod(POD)) == (
+        names.update([place])
+        assert (names.container_name(Container(ID, "containerd")), names.pod_name(POD)) == (
             "ml/train-0/trainer-gpu",
             "ml/train-0",
         )
-        names.find([])
-        assert names.pod(POD) == POD
+        names.update([])
+        assert names.pod_name(POD) == POD
 
     asyncio.run(scenario())
 
@@ -266,21 +266,21 @@ def test_a_named_pod_gets_another_container(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "containers").mkdir()
     (tmp_path / f"containers/train-0_ml_trainer-{ID}.log").touch()
     names = ContainerNames(None, None, tmp_path)
-    names.find([CgroupOwner(first, POD)])
-    assert (names.pod(POD), names.container(first), len(looks)) == ("ml/train-0", "ml/train-0/trainer", 2)
+    names.update([CgroupOwner(first, POD)])
+    assert (names.pod_name(POD), names.container_name(first), len(looks)) == ("ml/train-0", "ml/train-0/trainer", 2)
     both = [CgroupOwner(first, POD), CgroupOwner(second, POD)]
-    names.find(both)
+    names.update(both)
     assert len(looks) == 2
     now += RETRY_SECONDS
     for _ in range(3):
-        names.find(both)
-    assert (names.container(second), len(looks)) == (OTHER[:SHORT_ID], 4)
+        names.update(both)
+    assert (names.container_name(second), len(looks)) == (OTHER[:SHORT_ID], 4)
     (tmp_path / f"containers/train-0_ml_eval-{OTHER}.log").touch()
     now += RETRY_SECONDS
-    names.find(both)
-    assert (names.container(second), len(looks)) == ("ml/train-0/eval", 6)
+    names.update(both)
+    assert (names.container_name(second), len(looks)) == ("ml/train-0/eval", 6)
     now += RETRY_SECONDS
-    names.find([*both, CgroupOwner(Container("101", "lxc"))])  # which no log names
+    names.update([*both, CgroupOwner(Container("101", "lxc"))])  # which no log names
     assert len(looks) == 6
 
 

@@ -42,7 +42,7 @@ if "AS_NOBODY" in os.environ:
     os.setuid(65534)
 names = ProcessIdentifier()
 found = names.identify(map(int, sys.argv[1:]))
-print(json.dumps([names.sees_others(), {str(pid): [who.uid, who.comm] for pid, who in found.items()}]))
+print(json.dumps([names.can_see_others(), {str(pid): [who.uid, who.comm] for pid, who in found.items()}]))
 """
 
 
@@ -261,7 +261,7 @@ def test_control_groups_of_the_kernel(path: bytes, place: CgroupOwner) -> None:
     """A process in a real group of either version is placed by the group's name, whatever bytes that has."""
     for root in control_groups.writable():
         with sleeping() as pid, control_groups.placed(pid, root, path):
-            assert ProcessIdentifier().identify([pid])[pid].place == place
+            assert ProcessIdentifier().identify([pid])[pid].cgroup == place
 
 
 def test_group_removed_under_a_zombie() -> None:
@@ -269,4 +269,4 @@ def test_group_removed_under_a_zombie() -> None:
     with sleeping() as pid:
         with control_groups.placed(pid, control_groups.writable()[-1], b"/train.service"):
             pass
-        assert ProcessIdentifier().identify([pid])[pid].place in (CgroupOwner(systemd_unit="train.service"), NO_OWNER)
+        assert ProcessIdentifier().identify([pid])[pid].cgroup in (CgroupOwner(systemd_unit="train.service"), NO_OWNER)

@@ -54,7 +54,7 @@ class Desk:
         self.identities = identities
 
         async def poll() -> Owners:
-            return self.book.join(snapshot(*gpus), runs or {})
+            return self.book.resolve(snapshot(*gpus), runs or {})
 
         return asyncio.run(poll())
 

@@ -26,12 +26,12 @@ def whole(*jobs: SlurmJob) -> GpuJobs:
 def test_job_map_by_index(tmp_path: Path) -> None:
     """A file has the GPU's index and a job a line."""
     maps = SlurmJobMaps(tmp_path, None)
-    assert maps.jobs(GPUS) == {}
+    assert maps.read_jobs(GPUS) == {}
     write(tmp_path / "0", "4711\n")
     write(tmp_path / "1", "12\n13\n\n")
     write(tmp_path / "9", "1\n")
     write(tmp_path / "README", "1\n")
-    assert maps.jobs(GPUS) == {"GPU-0": whole(SlurmJob("4711")), "GPU-1": whole(SlurmJob("12"), SlurmJob("13"))}
+    assert maps.read_jobs(GPUS) == {"GPU-0": whole(SlurmJob("4711")), "GPU-1": whole(SlurmJob("12"), SlurmJob("13"))}
 
 
 def test_jobs_of_mig_instances(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_jobs_of_mig_instances(tmp_path: Path) -> None:
     write(tmp_path / "map/1.1", "21\n")
     write(tmp_path / "map/2.0", "30\n")
     write(tmp_path / "gpustat/MIG-0-2", "12 1000\n")
-    found = SlurmJobMaps(tmp_path / "map", tmp_path / "gpustat").jobs([
+    found = SlurmJobMaps(tmp_path / "map", tmp_path / "gpustat").read_jobs([
         divided(0, free=[1, 1, 1]), divided(1, free=[1, 1]), gpu(2),
     ])  # fmt: skip
     assert found["GPU-0"] == GpuJobs(
@@ -55,7 +55,11 @@ def test_jobs_of_mig_instances(tmp_path: Path) -> None:
     )
     assert found["GPU-2"] == GpuJobs((SlurmJob("30"),))
     on = [GpuProcess(1, "compute", None, instance) for instance in ("MIG-1-0", "MIG-1-1", None)]
-    assert [found["GPU-1"].of(process) for process in on] == [(SlurmJob("20"),), (SlurmJob("21"),), (SlurmJob("20"),)]
+    assert [found["GPU-1"].jobs_of(process) for process in on] == [
+        (SlurmJob("20"),),
+        (SlurmJob("21"),),
+        (SlurmJob("20"),),
+    ]
 
 
 def test_gpustat_by_index_and_uuid(tmp_path: Path) -> None:
@@ -64,32 +68,32 @@ def test_gpustat_by_index_and_uuid(tmp_path: Path) -> None:
     write(tmp_path / "0", "4711 1000\n")
     write(tmp_path / "1", "1 1\n")
     write(tmp_path / "GPU-1", "4712 1001\n")
-    assert maps.jobs(GPUS) == {"GPU-0": whole(SlurmJob("4711", 1000)), "GPU-1": whole(SlurmJob("4712", 1001))}
+    assert maps.read_jobs(GPUS) == {"GPU-0": whole(SlurmJob("4711", 1000)), "GPU-1": whole(SlurmJob("4712", 1001))}
 
 
 def test_both_maps_agree(tmp_path: Path) -> None:
     """A job that both name is one job, with its user."""
     write(tmp_path / "a/0", "4711\n")
     write(tmp_path / "b/0", "4711 1000\n")
-    assert SlurmJobMaps(tmp_path / "a", tmp_path / "b").jobs(GPUS) == {"GPU-0": whole(SlurmJob("4711", 1000))}
+    assert SlurmJobMaps(tmp_path / "a", tmp_path / "b").read_jobs(GPUS) == {"GPU-0": whole(SlurmJob("4711", 1000))}
 
 
 def test_changes_are_seen(tmp_path: Path) -> None:
     """What is there now counts, whether a file is written over, replaced, emptied or removed."""
     maps = SlurmJobMaps(tmp_path / "map", None)
-    assert maps.jobs(GPUS) == {}
+    assert maps.read_jobs(GPUS) == {}
     write(tmp_path / "map/0", "1\n")
-    assert maps.jobs(GPUS) == {"GPU-0": whole(SlurmJob("1"))}
+    assert maps.read_jobs(GPUS) == {"GPU-0": whole(SlurmJob("1"))}
     write(tmp_path / "map/0", "22\n")
-    assert maps.jobs(GPUS) == {"GPU-0": whole(SlurmJob("22"))}
+    assert maps.read_jobs(GPUS) == {"GPU-0": whole(SlurmJob("22"))}
     (tmp_path / "new").write_text("33\n")
     (tmp_path / "new").replace(tmp_path / "map/0")
-    assert maps.jobs(GPUS) == {"GPU-0": whole(SlurmJob("33"))}
+    assert maps.read_jobs(GPUS) == {"GPU-0": whole(SlurmJob("33"))}
     write(tmp_path / "map/0", "")
-    assert maps.jobs(GPUS) == {}
+    assert maps.read_jobs(GPUS) == {}
     (tmp_path / "map/0").unlink()
     (tmp_path / "map").rmdir()
-    assert maps.jobs(GPUS) == {}
+    assert maps.read_jobs(GPUS) == {}
 
 
 def test_whatever_lies_there(tmp_path: Path) -> None:
@@ -97,11 +101,11 @@ def test_whatever_lies_there(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "0")
     (tmp_path / "1").mkdir()
     (tmp_path / "2").symlink_to(tmp_path / "nothing")
-    assert SlurmJobMaps(tmp_path, tmp_path).jobs(GPUS) == {}
+    assert SlurmJobMaps(tmp_path, tmp_path).read_jobs(GPUS) == {}
     (tmp_path / "0").unlink()
     (tmp_path / "0").write_bytes(b"\xff\xfe\n-\n" + "".join(f"job{n}\n" for n in range(10_000)).encode())
-    (jobs,) = SlurmJobMaps(tmp_path, None).jobs(GPUS).values()
+    (jobs,) = SlurmJobMaps(tmp_path, None).read_jobs(GPUS).values()
     assert len(jobs.all) <= MAX_JOBS
     assert jobs.all[0] == SlurmJob("job0")
     write(tmp_path / "0", '4711 "x"\n4712 ' + "9" * 100 + "\n" + "7" * 100 + " 1\n")
-    assert SlurmJobMaps(None, tmp_path).jobs(GPUS) == {"GPU-0": whole(SlurmJob("4711"), SlurmJob("4712"))}
+    assert SlurmJobMaps(None, tmp_path).read_jobs(GPUS) == {"GPU-0": whole(SlurmJob("4711"), SlurmJob("4712"))}

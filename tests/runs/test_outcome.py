@@ -6,7 +6,7 @@ import signal
 
 from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.host.kernel_log import KernelRecord
-from gpuwarden.host.oom_killer import BEGINNINGS, OomKill, parse_oom_kills
+from gpuwarden.host.oom_killer import PREFIXES, OomKill, parse_oom_kills
 from gpuwarden.protocol.messages import End, Error
 from gpuwarden.runs.outcome import Evidence, conclude
 
@@ -155,6 +155,6 @@ LINES: dict[str, tuple[int, bool | None] | None] = {
 
 def test_kernels_words_on_a_kill() -> None:
     """Each form gives the pid and whether a cgroup's limit was the reason; other lines give nothing."""
-    assert [line for line in LINES if not line.encode().startswith(BEGINNINGS)] == []
+    assert [line for line in LINES if not line.encode().startswith(PREFIXES)] == []
     kills = {line: next(parse_oom_kills([KernelRecord(line.encode(), 1.0, 2.0, 3.0)]), None) for line in LINES}
     assert {line: kill and (kill.pid, kill.in_cgroup) for line, kill in kills.items()} == LINES

@@ -47,7 +47,7 @@ class Box:
         self.snapshot = await self.poller.poll()
         self.xids.follow(self.snapshot)
         index = {gpu.identity.uuid: gpu.identity.index for gpu in self.snapshot.gpus}
-        self.heard += [[index[each.uuid], each.code] for each in self.events.take()]
+        self.heard += [[index[each.uuid], each.code] for each in self.events.drain()]
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Poll until it holds; fail after a while."""
@@ -222,7 +222,7 @@ async def case_hears_what_waits_before_it_listens_anew(box: Box) -> object:
     for code in (31, 32, 43):
         box.mock.xid(0, code)
     end = time.monotonic() + LIMIT_SECONDS
-    while not box.events._taken and time.monotonic() < end:
+    while not box.events._pending and time.monotonic() < end:
         await asyncio.sleep(0.02)
     assert box.snapshot
     lost = [replace(gpu, fault="gpu_is_lost") for gpu in box.snapshot.gpus]
@@ -238,11 +238,11 @@ async def case_takes_no_more_than_fit(box: Box) -> object:
     for _ in range(10):
         box.mock.xid(0, 31)
     end = time.monotonic() + LIMIT_SECONDS
-    while len(box.events._taken) < 3 and time.monotonic() < end:
+    while len(box.events._pending) < 3 and time.monotonic() < end:
         await asyncio.sleep(0.02)
     waits = box.calls()["EventSetWait_v2"]
     await asyncio.sleep(0.2)
-    seen = [len(box.events._taken), box.calls()["EventSetWait_v2"] - waits]
+    seen = [len(box.events._pending), box.calls()["EventSetWait_v2"] - waits]
     await box.until(lambda: len(box.heard) == 10)
     return seen
 

@@ -181,7 +181,7 @@ class _Names:
     def identify(self, pids: Iterable[int]) -> Mapping[int, ProcessIdentity]:
         return {pid: self.known[pid] for pid in pids if pid in self.known}
 
-    def sees_others(self) -> bool:
+    def can_see_others(self) -> bool:
         return True
 
 
@@ -431,7 +431,7 @@ class Box:
         """End the driver's faults, and wait until its blocked calls have come back."""
         self._box.driver.restore()
         begin = threading.Event()
-        while self._pipeline.poller._busy():
+        while self._pipeline.poller._name_call_under_way():
             begin.wait(0.001)  # real time
         await asyncio.sleep(0)
         self._selector.hangs = False

@@ -23,7 +23,7 @@ def counted(*reports: XidReport) -> int:
     """Return how many faults the reports of XID 79 make on GPU-a."""
     ledger = XidDeduplicator()
     new = [ledger.add(each) for each in reports]
-    count = ledger.of("GPU-a")[79].count
+    count = ledger.of_gpu("GPU-a")[79].count
     assert count == sum(new)
     return count
 
@@ -77,9 +77,9 @@ def test_gpus_and_codes_are_kept_apart() -> None:
     assert ledger.add(report("nvml", 10.0))
     assert ledger.add(report("kernel_log", 10.0, uuid="GPU-b"))
     assert ledger.add(report("kernel_log", 10.0, code=48))
-    assert ledger.of("GPU-a") == {79: XidCount(1, WALL + 10), 48: XidCount(1, WALL + 10)}
-    assert ledger.of("GPU-b") == {79: XidCount(1, WALL + 10)}
-    assert ledger.of("GPU-c") == {}
+    assert ledger.of_gpu("GPU-a") == {79: XidCount(1, WALL + 10), 48: XidCount(1, WALL + 10)}
+    assert ledger.of_gpu("GPU-b") == {79: XidCount(1, WALL + 10)}
+    assert ledger.of_gpu("GPU-c") == {}
 
 
 def test_time_is_the_last_ones() -> None:
@@ -87,16 +87,16 @@ def test_time_is_the_last_ones() -> None:
     ledger = XidDeduplicator()
     ledger.add(report("nvml", 100.0))
     ledger.add(report("kernel_log", 10.0))
-    assert ledger.of("GPU-a") == {79: XidCount(2, WALL + 100)}
+    assert ledger.of_gpu("GPU-a") == {79: XidCount(2, WALL + 100)}
 
 
 def test_forgotten_fault_is_not_paired() -> None:
     """What is too long ago is closed, and its memory given back."""
     ledger = XidDeduplicator()
     ledger.add(report("nvml", 10.0))
-    ledger.forget(10.0)
+    ledger.expire(10.0)
     assert ledger._open
-    ledger.forget(10.5)
+    ledger.expire(10.5)
     assert not ledger._open
     assert ledger.add(report("kernel_log", 10.0))
 
@@ -106,8 +106,8 @@ def test_memory_is_bounded() -> None:
     ledger = XidDeduplicator()
     for code in range(MAX_CODES + 3):
         ledger.add(report("nvml", 10.0, code=code))
-    assert (len(ledger.of("GPU-a")), ledger.dropped) == (MAX_CODES, 3)
+    assert (len(ledger.of_gpu("GPU-a")), ledger.dropped) == (MAX_CODES, 3)
     for _ in range(3 * MAX_OPEN):
         ledger.add(report("kernel_log", 100.0, code=1))
-    assert ledger.of("GPU-a")[1].count == 1 + 3 * MAX_OPEN
+    assert ledger.of_gpu("GPU-a")[1].count == 1 + 3 * MAX_OPEN
     assert max(map(len, ledger._open.values())) == MAX_OPEN

@@ -17,7 +17,7 @@ from services import Daemon, ending, until
 from gpuwarden.gpu.snapshot import Snapshot, XidCount
 from gpuwarden.host.kernel_log import KernelLog
 from gpuwarden.simulation.simulated_nvml import Simulation
-from gpuwarden.xid.kernel_messages import BEGINNINGS
+from gpuwarden.xid.kernel_messages import PREFIXES
 from gpuwarden.xid.xid_collector import IDENTIFY_SECONDS, MAX_UNRESOLVED, XidCollector
 from mock_nvml import MockNvml
 from snapshots import gpu, snapshot
@@ -171,7 +171,7 @@ class Watched:
 
     def __init__(self, fifo: Fifo) -> None:
         self.watch = XidCollector(Simulation(gpus=1).nvml)
-        self._log = KernelLog(BEGINNINGS, fifo.path)
+        self._log = KernelLog(PREFIXES, fifo.path)
 
     def poll(self, *snapshots: Snapshot) -> Snapshot:
         """Poll by hand; return the last snapshot with its XIDs."""
@@ -234,7 +234,7 @@ def test_xid_told_as_homeless_is_counted_once(fifo: Fifo, monkeypatch: pytest.Mo
     fifo.write(*["NVRM: Xid (PCI:0000:07:00): 62, p"] * MAX_UNRESOLVED)
     watched.poll(snapshot(gpu(0)))
     assert watched.watch.dropped["unknown_gpu"] == 1
-    assert len(watched.watch._homeless) == MAX_UNRESOLVED
+    assert len(watched.watch._unresolved) == MAX_UNRESOLVED
 
 
 def test_clock_set_back_leaves_no_xid_ahead(fifo: Fifo, monkeypatch: pytest.MonkeyPatch) -> None:

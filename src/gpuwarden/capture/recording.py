@@ -139,7 +139,7 @@ class _Gpu:
         before, self._uuid = self._uuid, answers.get("nvmlDeviceGetUUID")
         if before != self._uuid:  # another GPU has the index now
             self.reader.attach(handle)
-        self.reader.ask_anew()
+        self.reader.reset()
         try:
             self.reader.read()
         except GpuGoneError:

@@ -41,7 +41,7 @@ from gpuwarden.usage.accountant import UsageAccountant
 from gpuwarden.xid import kernel_messages
 from gpuwarden.xid.xid_collector import XidCollector
 
-_LOGGED = kernel_messages.BEGINNINGS + oom_killer.BEGINNINGS  # of lines in the kernel log
+_LOGGED = kernel_messages.PREFIXES + oom_killer.PREFIXES  # of lines in the kernel log
 
 
 class Pipeline:
@@ -63,7 +63,7 @@ class Pipeline:
         self.poller = _poller(config, source)
         self.xids = XidCollector(source.nvml)
         self.poller.register(self.xids.events)
-        self.xids.events.heard = self._request_if_urgent
+        self.xids.events.on_xid = self._request_if_urgent
         self.kernel_log = KernelLog(_LOGGED, config.kernel_log.path) if _is_this_machine(source) else None
         self.knows_pids_of_kernel_log = pid_namespace.is_initial()  # else they are others' than those seen here
         self.host = HostSampler(config.poll.slow_interval)
@@ -121,7 +121,7 @@ class Pipeline:
         self.registry.expire(now)
         self.run_server.update()
         sample = self._sample_host(now)
-        owners = self.owners.join(snapshot, self.registry.living())
+        owners = self.owners.resolve(snapshot, self.registry.living())
         co_tenants = self.co_tenants.update(snapshot, owners, now)
         runs = self.registry.update(snapshot, now, sample.usages, co_tenants, available=sample.available)
         poll = JoinedPoll(snapshot, runs, now, owners, co_tenants)
@@ -195,7 +195,7 @@ class Pipeline:
         if self.kernel_log is not None:
             known["kernel_log"] = self.kernel_log.readable
         if self.processes is not None:
-            known["processes"] = self.processes.sees_others()
+            known["processes"] = self.processes.can_see_others()
         if self.host.io_allowed is not None:
             known["run_io"] = self.host.io_allowed
         return known

@@ -27,7 +27,7 @@ class PollLoop:
     @property
     def early_polls(self) -> int:
         """Polls before they were due, since the start."""
-        return self._early.taken
+        return self._early.consumed
 
     @property
     def serves(self) -> bool:
@@ -71,12 +71,12 @@ class PollLoop:
         """Sleep until the next poll is due; poll early on request, as often as is allowed."""
         loop = asyncio.get_running_loop()
         while await self._is_woken(due) and not self._stopped:
-            at = min(self._early.next(loop.time()), due)
+            at = min(self._early.next_allowed(loop.time()), due)
             while await self._is_woken(at) and not self._stopped:
                 pass  # one early poll serves all that happen before it
             if at >= due or self._stopped:
                 break
-            self._early.take(at)
+            self._early.consume(at)
             await self._poll(poll)
 
     async def _is_woken(self, until: float) -> bool:

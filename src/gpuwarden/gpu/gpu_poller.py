@@ -27,10 +27,10 @@ class PolledGpu:
         self._reader: GpuReader | None = None
         self._handle: Handle | None = None
         self._errors: Counter[str] = Counter()
-        self._identifying = RepeatedCall(threads, self._look_up)
+        self._identifying = RepeatedCall(threads, self._find)
         self.reading = RepeatedCall(threads, self._read)
         self._was_up = True
-        self._changes = LogLimiter()
+        self._log_limiter = LogLimiter()
         self._identity: GpuIdentity | None = None
         self._last_success: float | None = None
 
@@ -41,17 +41,17 @@ class PolledGpu:
         return self._identity
 
     @property
-    def look(self) -> MemoryProbe | None:
+    def memory_probe(self) -> MemoryProbe | None:
         """Sampling of its memory between polls; None where it cannot be sampled, or did not answer."""
-        return self._reader.look if self._reader and self._was_up else None
+        return self._reader.memory_probe if self._reader and self._was_up else None
 
     @property
-    def held(self) -> bool:
+    def is_open(self) -> bool:
         """True if the driver has been asked for it, and has its device open."""
         return self._handle is not None
 
     @property
-    def down(self) -> bool:
+    def is_down(self) -> bool:
         """True if it did not answer when last asked."""
         return not self._was_up
 
@@ -61,26 +61,27 @@ class PolledGpu:
         return self._last_success or 0.0
 
     @property
-    def under_way(self) -> str:
+    def current_call(self) -> str:
         """Say which GPU this is if a call to it is under way, else nothing."""
-        looking = self._reader is not None and self._reader.look is not None and self._reader.look.asked is not None
-        if not (looking or self.reading.busy or self._identifying.busy):
+        probe = self._reader.memory_probe if self._reader else None
+        sampling = probe is not None and probe.reading_since is not None
+        if not (sampling or self.reading.under_way or self._identifying.under_way):
             return ""
         return f"GPU {self._index}" + (f" ({self._identity.uuid})" if self._identity else "")
 
     def release(self) -> None:
         """Give back what the driver holds for it, and forget its handle; with no call under way."""
-        self._identifying.forget()
-        self.reading.forget()
+        self._identifying.discard()
+        self.reading.discard()
         self._handle = None
         if self._reader:
             self._reader.release()
 
-    def met_again(self, stranger: PolledGpu) -> None:
+    def take_identity_of(self, other: PolledGpu) -> None:
         """Take what the driver says of it now: its index may be another after GPUs came and went."""
-        self._handle, self._identity, self._index = stranger._handle, stranger._identity, stranger._index
+        self._handle, self._identity, self._index = other._handle, other._identity, other._index
 
-    def complain(self, fault: str) -> None:
+    def log_unidentified(self, fault: str) -> None:
         """Say once that it does not tell who it is."""
         if self._was_up:
             log.error(
@@ -92,15 +93,15 @@ class PolledGpu:
         """Ask who this is. Raises NVMLError or TimeoutError."""
         self._handle, self._identity = await self._identifying.run(timeout)
 
-    def _look_up(self) -> tuple[Handle, GpuIdentity]:
+    def _find(self) -> tuple[Handle, GpuIdentity]:
         handle = self._nvml.nvmlDeviceGetHandleByIndex(self._index)
         return handle, identify(self._nvml, handle, self._index)
 
-    def result(self) -> Gpu:
+    def collect(self) -> Gpu:
         """Return what the `reading` begun has found; whatever happened is told in it."""
-        self._changes.catch_up()
+        self._log_limiter.flush()
         try:
-            answers = self.reading.take()
+            answers = self.reading.collect()
         except GpuGoneError as error:
             return self._down(error.name)
         except TimeoutError:
@@ -111,7 +112,7 @@ class PolledGpu:
             self._errors += answers.errors
         self._last_success = answers.time
         if not self._was_up:
-            self._tell(logging.WARNING, "answers again")
+            self._log(logging.WARNING, "answers again")
         self._was_up = True
         return Gpu(
             identity=self.identity,
@@ -126,13 +127,13 @@ class PolledGpu:
             slow_taken=answers.slow_taken,
         )
 
-    def left_alone(self) -> Gpu:
+    def skip(self) -> Gpu:
         """Tell what is known of it without asking."""
         if self._reader:
-            self._reader.leave_gap()
+            self._reader.mark_gap()
         return Gpu(self.identity, fault=None, asked=False, last_success=self._last_success, errors=dict(self._errors))
 
-    def lost_session(self) -> None:
+    def drop_handle(self) -> None:
         """Forget the handle: those of another session are worth nothing."""
         self._handle = None
 
@@ -150,19 +151,19 @@ class PolledGpu:
             elif self._reader.handle is not handle:
                 self._reader.attach(handle)
             if self.reading.discarded:
-                self._reader.leave_gap()  # as long as it hung nobody knows what it did
+                self._reader.mark_gap()  # as long as it hung nobody knows what it did
             return self._reader.read()
         except Exception:
             self._handle = None
             raise
 
-    def _tell(self, level: int, what: str, error: Exception | None = None) -> None:
-        self._changes.tell(level, f"gpu={self.identity.uuid} index={self.identity.index} {what}", error)
+    def _log(self, level: int, what: str, error: Exception | None = None) -> None:
+        self._log_limiter.log(level, f"gpu={self.identity.uuid} index={self.identity.index} {what}", error)
 
     def _down(self, fault: str, error: Exception | None = None) -> Gpu:
         self._errors[fault] += 1
         if self._was_up:
             hint = " (if it is only slow, raise poll.interval)" if fault == HUNG else ""
-            self._tell(logging.ERROR, f"does not answer: {fault}{hint}", error)
+            self._log(logging.ERROR, f"does not answer: {fault}{hint}", error)
         self._was_up = False
         return Gpu(self.identity, fault=fault, last_success=self._last_success, errors=dict(self._errors))

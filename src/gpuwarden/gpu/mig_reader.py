@@ -43,13 +43,13 @@ class MigReader:
         return {(i.identity.gpu_instance, i.identity.compute_instance): i for i in self._instances.present}
 
     @property
-    def divided(self) -> bool:
+    def has_instances(self) -> bool:
         """True if there were instances in the last reading, or it is not known."""
         return self._instances.expected
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Forget all instances: the driver was initialised anew, or the GPU reset."""
-        self._instances.forget()
+        self._instances.clear()
 
     def read(self, errors: Counter[str], *, slow: bool) -> tuple[MigInstance, ...]:
         """Read what is due; an instance that was not there before is read whole. Blocks like the driver."""
@@ -59,13 +59,13 @@ class MigReader:
         for instance in self._instances.present:
             slowly = None if slow else kept.get(instance.identity)
             if slowly is None:
-                slowly = _taken(self._slow_rows, instance, errors)
+                slowly = _read_rows(self._slow_rows, instance, errors)
             self._kept[instance.identity] = slowly
-            read.append(MigInstance(instance.identity, {**slowly, **_taken(self._poll_rows, instance, errors)}))
+            read.append(MigInstance(instance.identity, {**slowly, **_read_rows(self._poll_rows, instance, errors)}))
         return tuple(read)
 
 
-def _taken(rows: list[Metric[Any]], instance: MigDevice, errors: Counter[str]) -> dict[Metric[Any], Reading]:
+def _read_rows(rows: list[Metric[Any]], instance: MigDevice, errors: Counter[str]) -> dict[Metric[Any], Reading]:
     readings: dict[Metric[Any], Reading] = {}
     for row in rows:
         try:
@@ -97,7 +97,7 @@ class _Instances:
         """True if there were any in the last reading, or it could not find out."""
         return bool(self._known) or self._unfinished
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Forget all: their handles are of a driver that was initialised anew."""
         self._known = {}
 
@@ -106,13 +106,13 @@ class _Instances:
         if search or self._unfinished:
             self._search(errors)
             search = True
-        failures = self._look()
+        failures = self._read_memory()
         if failures and not search:
             self._search(errors)
-            failures = self._look()
+            failures = self._read_memory()
         errors.update(failures)
 
-    def _look(self) -> list[str]:
+    def _read_memory(self) -> list[str]:
         """Read each instance's memory; return the names of what went wrong."""
         ask = self._gpu.nvml.nvmlDeviceGetMemoryInfo
         version = () if self._gpu.lacks(ask, MEMORY_V2) else (MEMORY_V2,)
@@ -143,14 +143,14 @@ class _Instances:
         old, new = _by_gpu_instance(before), _by_gpu_instance(self._known)
         for gpu_instance in old:
             if old[gpu_instance] != new.get(gpu_instance):
-                self._gpu.gpm.forget(gpu_instance)
+                self._gpu.gpm.drop(gpu_instance)
 
     def _found(self, errors: Counter[str]) -> Iterable[MigDevice]:
         nvml, gpu = self._gpu.nvml, self._gpu
         if not gpu.divided:
             return
         gpu_uuid = nvml.nvmlDeviceGetUUID(gpu.handle)
-        for index in range(min(gpu.supported(nvml.nvmlDeviceGetMaxMigDeviceCount) or 0, MAX_INSTANCES)):
+        for index in range(min(gpu.try_query(nvml.nvmlDeviceGetMaxMigDeviceCount) or 0, MAX_INSTANCES)):
             try:
                 handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu.handle, index)
                 yield MigDevice(gpu, gpu_uuid, handle, self._identify(handle), self._attributes(handle))

@@ -87,9 +87,9 @@ class Poller:
         self._counting = RepeatedCall(self._threads, self._session.count)
         self._closing = RepeatedCall(self._threads, self._close)
         self._gpus: dict[str, PolledGpu] = {}  # by UUID
-        self._strangers: dict[int, PolledGpu] = {}  # by index: enumerated and not yet identified
+        self._unidentified: dict[int, PolledGpu] = {}  # by index: enumerated and not yet identified
         self._errors: Counter[str] = Counter()
-        self._changes = LogLimiter()
+        self._log_limiter = LogLimiter()
         self._last_success: float | None = None
         self._enumerated = (0, 0)  # the session, and how many GPUs it had
         self._fault: str | None = None
@@ -116,7 +116,7 @@ class Poller:
         Not during a poll.
         """
         if self._paused_until is None:
-            await self._let_go(RELEASE_SECONDS)
+            await self._release(RELEASE_SECONDS)
         self._paused_until = time.monotonic() + seconds
 
     def resume(self) -> bool:
@@ -132,32 +132,32 @@ class Poller:
             self.resume()
         if self._sleep:
             self._sleep.update()
-        if self._paused_until is not None or await self._rests():
+        if self._paused_until is not None or await self._released_for_suspend():
             return self._snapshot(began, started, None, asked=False)
-        self._counting.begin(self._timeout)
+        self._counting.start(self._timeout)
         if self._session.open:
             # Together with the count: going round the threads twice costs half a poll's time.
-            self._begin([gpu for gpu in self._wanted() if gpu.held or not self._sleep])
+            self._begin([gpu for gpu in self._gpus_to_poll() if gpu.is_open or not self._sleep])
         await wait_for_all(self._threads, [self._counting], self._timeout)
-        count = self._count(began)
+        count = self._collect_count(began)
         if count is not None:
-            await self._meet(count)
+            await self._identify_gpus(count)
         # Those known are asked even when the driver as a whole is at fault: each answers for itself.
-        asked = self._wanted()
+        asked = self._gpus_to_poll()
         self._begin([gpu for gpu in asked if not gpu.reading.awaited])
         await wait_for_all(self._threads, [gpu.reading for gpu in asked], self._timeout)
         return self._snapshot(began, started, count, asked=True)
 
     def _snapshot(self, began: float, started: float, count: int | None, *, asked: bool) -> Snapshot:
         known = sorted(self._gpus.values(), key=lambda gpu: gpu.identity.index)
-        wanted = set(self._wanted()) if asked else set()
-        gpus = tuple(gpu.result() if gpu in wanted else gpu.left_alone() for gpu in known)
+        wanted = set(self._gpus_to_poll()) if asked else set()
+        gpus = tuple(gpu.collect() if gpu in wanted else gpu.skip() for gpu in known)
         if self._sampler and asked:
-            self._sampler.watch(gpu.look for gpu in known if gpu in wanted and gpu.look)
+            self._sampler.watch(gpu.memory_probe for gpu in known if gpu in wanted and gpu.memory_probe)
         sleep = self._sleep
         if sleep and asked:
             in_use = any(gpu.processes or not gpu.up for gpu in gpus if gpu.asked)
-            sleep.note_poll(busy=in_use or self._fault is not None)
+            sleep.record_poll(busy=in_use or self._fault is not None)
         left = None if self._paused_until is None else self._paused_until - time.monotonic()
         return Snapshot(
             time=began,
@@ -174,39 +174,39 @@ class Poller:
             asleep_count=sleep.asleep if sleep else None,
         )
 
-    def _wanted(self) -> list[PolledGpu]:
+    def _gpus_to_poll(self) -> list[PolledGpu]:
         """Return the known GPUs to poll: all but those that sleep."""
         if self._sleep is None:
             return list(self._gpus.values())
         return [gpu for gpu in self._gpus.values() if not self._sleep.is_asleep(gpu.identity.pci_bus_id)]
 
-    async def _rests(self) -> bool:
+    async def _released_for_suspend(self) -> bool:
         """Release the driver where GPUs are to fall asleep: only its shutdown closes a device. Return whether it is."""
         if self._sleep is None or not self._sleep.resting or time.monotonic() < self._rest_at:
             return False
         if self._session.open:
             try:
-                await self._let_go(IDLE_RELEASE_SECONDS)
+                await self._release(IDLE_RELEASE_SECONDS)
             except StillUsedError as error:
                 log.warning("the driver cannot be released for GPUs to sleep: %s", error)
                 self._rest_at = time.monotonic() + IDLE_RETRY_SECONDS
                 return False
         return True
 
-    async def _let_go(self, patience: float) -> None:
+    async def _release(self, patience: float) -> None:
         """Have no device of the driver open any more. Raises StillUsedError after twice as many seconds."""
         for user in self._users:
             user.stop()
         end = time.monotonic() + patience
-        while busy := self._busy():
+        while busy := self._name_call_under_way():
             if time.monotonic() > end:
                 raise StillUsedError(
                     f"{busy} has not come back for {patience:g} s, and until then the driver cannot be let go of. "
                     "Only a restart of gpuwarden ends that: stop it (systemctl stop gpuwarden), and start it afterwards"
                 )
             await asyncio.sleep(_STEP_SECONDS)
-        self._counting.forget()
-        self._closing.forget()  # one that hung and came back since: the driver was initialised anew after it
+        self._counting.discard()
+        self._closing.discard()  # one that hung and came back since: the driver was initialised anew after it
         try:
             await self._closing.run(patience)
         except TimeoutError:
@@ -214,34 +214,34 @@ class Poller:
         except NVMLError as error:
             raise StillUsedError(f"the driver refuses to be let go of: {error}") from None
 
-    def _busy(self) -> str:
+    def _name_call_under_way(self) -> str:
         """Name one that has a call under way; nothing where there is none."""
-        if self._counting.busy or self._closing.busy:
+        if self._counting.under_way or self._closing.under_way:
             return "a call to the driver as a whole"
-        for gpu in (*self._gpus.values(), *self._strangers.values()):
-            if gpu.under_way:
-                return f"a call to {gpu.under_way}"
+        for gpu in (*self._gpus.values(), *self._unidentified.values()):
+            if gpu.current_call:
+                return f"a call to {gpu.current_call}"
         return next((user.name for user in self._users if not user.idle), "")
 
     def _close(self) -> None:
         """Give everything back and shut the driver down. Runs on a thread, while no other uses the driver."""
-        for gpu in (*self._gpus.values(), *self._strangers.values()):
+        for gpu in (*self._gpus.values(), *self._unidentified.values()):
             with contextlib.suppress(NVMLError):  # of a GPU that is lost nothing can be given back
                 gpu.release()
         self._session.close()
 
-    def arm(self, limits: Mapping[str, float], ring: Callable[[], object]) -> None:
-        """Have `ring` called, on another thread, once a GPU has more in use than its limit, or does not answer.
+    def arm(self, limits: Mapping[str, float], notify: Callable[[], object]) -> None:
+        """Have `notify` called, on another thread, once a GPU has more in use than its limit, or does not answer.
 
-        `limits` are bytes by UUID; GPUs without one are not looked at for that, nor is any between polls if looks are
+        `limits` are bytes by UUID; GPUs without one are not sampled for that, nor is any between polls if sampling is
         off. It holds until the next poll.
         """
         for uuid, gpu in self._gpus.items():
-            look = gpu.look
-            if look is not None and uuid in limits:
-                look.arm(limits[uuid], ring)
-            elif look is not None:
-                look.disarm()
+            probe = gpu.memory_probe
+            if probe is not None and uuid in limits:
+                probe.arm(limits[uuid], notify)
+            elif probe is not None:
+                probe.disarm()
 
     def stop(self) -> None:
         """Begin nothing beside the polls any more; what is under way comes to its end by itself."""
@@ -250,71 +250,71 @@ class Poller:
 
     def _begin(self, gpus: Iterable[PolledGpu]) -> None:
         for gpu in gpus:
-            gpu.reading.begin(self._timeout)
+            gpu.reading.start(self._timeout)
 
-    def _count(self, now: float) -> int | None:
+    def _collect_count(self, now: float) -> int | None:
         """Take how many GPUs there are; None, with the error counted and told once, when the driver does not say."""
-        self._changes.catch_up()
+        self._log_limiter.flush()
         try:
-            count = self._counting.take()
+            count = self._counting.collect()
         except TimeoutError:
-            self._complain(HUNG, "the driver's calls hang")
+            self._report_fault(HUNG, "the driver's calls hang")
         except HiddenGpusError as error:
-            self._complain("gpus_hidden", str(error))
+            self._report_fault("gpus_hidden", str(error))
         except Exception as error:  # noqa: BLE001 - the driver's own errors, and a binding that misbehaves
-            self._complain(error_name(error), str(error))
+            self._report_fault(error_name(error), str(error))
         else:
             self._last_success = now
             if self._fault:
-                self._changes.tell(logging.WARNING, f"the driver answers again: {count} GPUs")
+                self._log_limiter.log(logging.WARNING, f"the driver answers again: {count} GPUs")
             self._fault = None
             return count
         return None
 
-    def _complain(self, name: str, text: str) -> None:
+    def _report_fault(self, name: str, text: str) -> None:
         self._errors[name] += 1
         if self._fault != name:
             what = "; ".join(filter(None, [f"no GPU can be read: {text} ({name})", advice(name)]))
-            if self._changes.tell(logging.ERROR, what):
+            if self._log_limiter.log(logging.ERROR, what):
                 # A line of its own, of a level that `gpuwarden once` does not show: it tries only once.
                 log.info("trying again every %g s", RETRY_SECONDS)
         self._fault = name
 
-    async def _meet(self, count: int) -> None:
+    async def _identify_gpus(self, count: int) -> None:
         """Learn who the GPUs are: one that hangs at the start must not hide the others."""
         if (self._session.number, count) != self._enumerated:
             if self._session.number != self._enumerated[0]:
                 for gpu in self._gpus.values():
-                    gpu.lost_session()
+                    gpu.drop_handle()
             self._enumerated = self._session.number, count
             if count == 0:
                 log.warning("the driver lists no GPU")
             for index in range(min(count, MAX_GPUS)):
-                self._strangers.setdefault(index, self._stranger(index))
+                self._unidentified.setdefault(index, self._new_gpu(index))
         before = set(self._gpus)
         # Those beyond the count are kept: one whose call hangs holds a thread, and made anew it would take another.
         listed = [
-            stranger
-            for stranger in self._strangers.items()
-            if stranger[0] < count and (self._sleep is None or not self._sleep.may_be_asleep(stranger[0], count))
+            candidate
+            for candidate in self._unidentified.items()
+            if candidate[0] < count and (self._sleep is None or not self._sleep.may_be_asleep(candidate[0], count))
         ]
-        outcomes = await asyncio.gather(*map(self._greet, listed))
+        outcomes = await asyncio.gather(*map(self._identify, listed))
         found = Counter(gpu.identity.name for uuid, gpu in self._gpus.items() if uuid not in before)
         if found:
-            self._forget_gone(count + MAX_GONE_GPUS)
+            self._evict_gone(count + MAX_GONE_GPUS)
             log.info("found %s", ", ".join(f"{count} x {name}" for name, count in found.items()))
         if outcomes and set(outcomes) == {HUNG} and not self._gpus:
             self._fault = HUNG
 
-    def _forget_gone(self, most: int) -> None:
+    def _evict_gone(self, most: int) -> None:
         """Forget those that are down for longest; but none with a call under way, for which a thread waits."""
-        gone = [gpu for gpu in self._gpus.values() if gpu.down and not gpu.under_way]
+        gone = [gpu for gpu in self._gpus.values() if gpu.is_down and not gpu.current_call]
         gone.sort(key=lambda gpu: gpu.last_success)
         for gpu in gone[: max(0, len(self._gpus) - most)]:
-            self._threads.give(gpu.release)
+            self._threads.submit(gpu.release)
             del self._gpus[gpu.identity.uuid]
 
-    def _stranger(self, index: int) -> PolledGpu:
+    def _new_gpu(self, index: int) -> PolledGpu:
         plan = replace(self._plan, phase=index // _SLOW_GROUP_GPUS % self._slots / self._slots)
 
         def new_reader(handle: Handle) -> GpuReader:
@@ -322,19 +322,19 @@ class Poller:
 
         return PolledGpu(self._nvml, index, self._threads, new_reader)
 
-    async def _greet(self, stranger: tuple[int, PolledGpu]) -> str | None:
+    async def _identify(self, candidate: tuple[int, PolledGpu]) -> str | None:
         """Identify one GPU; return the error's name when it does not say who it is, to be asked again."""
-        index, gpu = stranger
+        index, gpu = candidate
         try:
             await gpu.identify(self._timeout)
         except Exception as error:  # noqa: BLE001 - the driver's own errors, and a binding that misbehaves
             name = HUNG if isinstance(error, TimeoutError) else error_name(error)
             self._errors[name] += 1
-            gpu.complain(f"{name}: {error}" if str(error) else name)
+            gpu.log_unidentified(f"{name}: {error}" if str(error) else name)
             return name
-        del self._strangers[index]
+        del self._unidentified[index]
         known = self._gpus.setdefault(gpu.identity.uuid, gpu)
-        known.met_again(gpu)
+        known.take_identity_of(gpu)
         if known is gpu:
             log.debug("gpu=%s index=%d name=%r found", gpu.identity.uuid, index, gpu.identity.name)
         return None

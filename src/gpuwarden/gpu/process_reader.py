@@ -40,14 +40,14 @@ class ProcessReader:
         """Return the processes and the types listed; `note` takes errors of the driver's calls. Blocks like them."""
         if all_types or used != self._used or instances != self._instances:
             self._used, self._instances = None, instances  # whatever fails below: to be asked again at the next reading
-            told = self._ask(device, "compute", note)
+            told = self._list(device, "compute", note)
             if all_types:
-                told &= self._ask(device, "graphics", note)
+                told &= self._list(device, "graphics", note)
             self._used = used if told else None
             self._known = _each_once(self._listed), tuple(self._listed)
         return self._known
 
-    def _ask(self, device: Device, kind: Type, note: Callable[[Exception], None]) -> bool:
+    def _list(self, device: Device, kind: Type, note: Callable[[Exception], None]) -> bool:
         functions = {
             "compute": device.nvml.nvmlDeviceGetComputeRunningProcesses,
             "graphics": device.nvml.nvmlDeviceGetGraphicsRunningProcesses,

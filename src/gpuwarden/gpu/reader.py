@@ -93,28 +93,28 @@ class GpuReader:
         *,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._look = MemoryProbe()
-        self._aimed: tuple[Handle, bool] | None = None  # the handle, and whether its driver is an old one
+        self._memory_probe = MemoryProbe()
+        self._probed: tuple[Handle, bool] | None = None  # the handle, and whether its driver is an old one
         self._device = Device(nvml, handle, host_memory, WindowPeaks(clock), Gpm(nvml, clock))
         self._plan = plan
         self._clock = clock
         self._wall = wall
         self._last: float | None = None  # when the last reading began, unless it failed
         self._slow_taken = 0.0
-        self._lists = ProcessReader()
+        self._processes = ProcessReader()
         self._mig = MigReader(self._device, plan.opted_in)
         self._reported: set[Metric[Device]] = set()  # rows that failed by no error of NVML's
         self.attach(handle)
 
     def attach(self, handle: Handle) -> None:
         """Go on with a new handle, after the driver was initialised anew or the GPU reset: nothing learnt holds."""
-        self.leave_gap()
+        self.mark_gap()
         self._device.handle = handle
         self._device.gpm.release()
-        self._mig.forget()
-        self.ask_anew()
+        self._mig.clear()
+        self.reset()
 
-    def ask_anew(self) -> None:
+    def reset(self) -> None:
         """Have the next reading take every tier and ask what was settled, as the first one did; samples stay."""
         self._device.attach(self._device.handle)
         self._kept: dict[Metric[Device], Reading] = {}  # static and slow, for the readings until the next slow one
@@ -123,7 +123,7 @@ class GpuReader:
         self._slow_due = -float("inf")
         self._relearn()
 
-    def leave_gap(self) -> None:
+    def mark_gap(self) -> None:
         """Add no rate up over the time until the next reading, nor count looks of before it as new ones.
 
         The GPU is left alone meanwhile. Another thread may be reading.
@@ -136,7 +136,7 @@ class GpuReader:
         Blocks like the driver's calls. From another thread than the reader's it may be called too: while a call that
         uses what is to be given back is under way it returns False, and all stays.
         """
-        self.leave_gap()
+        self.mark_gap()
         return self._device.gpm.release()
 
     @property
@@ -155,9 +155,9 @@ class GpuReader:
         errors: Counter[str] = Counter()
         began = self._wall()
         if last is None:
-            self._look.forget()  # looks of before the gap, which may have been long, would be stamped with now
-        self._device.peaks.look(self._look.highest())
-        quick = self._taken("poll", errors)
+            self._memory_probe.clear()  # looks of before the gap, which may have been long, would be stamped with now
+        self._device.peaks.add(self._memory_probe.pop_highest())
+        quick = self._read_tier("poll", errors)
         if not self._device.answered:
             if errors:
                 # What slow rows say then must not count: a fresh handle asks them, so a GPU that is sick would be up in
@@ -169,44 +169,44 @@ class GpuReader:
         if not self._device.answered:
             # An invalid handle gets the error that else stands for "not supported": it must not pass for a bare GPU.
             raise GpuGoneError(next(iter(errors), "no_reading"))
-        mig = self._mig.read(errors, slow=slow) if slow or self._mig.divided else ()
-        processes, types = self._lists.read(
+        mig = self._mig.read(errors, slow=slow) if slow or self._mig.has_instances else ()
+        processes, types = self._processes.read(
             self._device,
             quick.get(GpuReadings.memory_used_bytes),
-            lambda error: _note(error, errors),
+            lambda error: _count_error(error, errors),
             self._mig.by_ids if mig else {},
             all_types=slow,
         )
-        self._aim()
+        self._update_probe()
         self._last = now
         return Answers(began, self._kept | quick, processes, types, errors, mig, taken=now, slow_taken=self._slow_taken)
 
     def _read_slowly(self, now: float, errors: Counter[str]) -> None:
-        slowly = self._taken("slow", errors)
+        slowly = self._read_tier("slow", errors)
         self._slow_taken = now
         phase = self._plan.phase if self._slow_due < 0 else 0.0
         self._slow_due = now + self._plan.slow_interval * (1 - phase)
         if not self._static_known:
             before = errors.total()
-            self._static = self._taken("static", errors)
+            self._static = self._read_tier("static", errors)
             self._static_known = errors.total() == before
         self._kept = self._static | slowly
 
-    def _aim(self) -> None:
+    def _update_probe(self) -> None:
         """Have memory looked at by the form of the question that the table's rows have found to work."""
         device = self._device
         old = device.lacks(device.nvml.nvmlDeviceGetMemoryInfo, MEMORY_V2)
-        if self._aimed != (device.handle, old):
-            self._aimed = device.handle, old
+        if self._probed != (device.handle, old):
+            self._probed = device.handle, old
             version = () if old else (MEMORY_V2,)
-            self._look.read = partial(device.nvml.nvmlDeviceGetMemoryInfo, device.handle, *version)
+            self._memory_probe.read = partial(device.nvml.nvmlDeviceGetMemoryInfo, device.handle, *version)
 
     @property
-    def look(self) -> MemoryProbe | None:
+    def memory_probe(self) -> MemoryProbe | None:
         """Sampling of memory between readings; None where the device has none of its own."""
-        return None if self._device.lacks(self._device.nvml.nvmlDeviceGetMemoryInfo) else self._look
+        return None if self._device.lacks(self._device.nvml.nvmlDeviceGetMemoryInfo) else self._memory_probe
 
-    def _taken(self, tier: Tier, errors: Counter[str]) -> dict[Metric[Device], Reading]:
+    def _read_tier(self, tier: Tier, errors: Counter[str]) -> dict[Metric[Device], Reading]:
         """Read the rows of a tier, each fault kept to its row."""
         readings: dict[Metric[Device], Reading] = {}
         device, rows = self._device, self._rows[tier]
@@ -218,7 +218,7 @@ class GpuReader:
             except NoValueError:
                 continue
             except NVMLError as error:
-                _note(error, errors)
+                _count_error(error, errors)
                 if code_of(error) in UNSUPPORTED:
                     lacking.append(row)
             except Exception as error:  # noqa: BLE001 - an answer of a shape that NVML does not have costs its own row
@@ -228,7 +228,7 @@ class GpuReader:
             rows.remove(row)
         if device.failures:
             for failure in device.failures:
-                _note(failure, errors)
+                _count_error(failure, errors)
             device.failures.clear()
         return readings
 
@@ -246,7 +246,7 @@ class GpuReader:
                 self._rows["poll" if row.tier == "memory" else row.tier].append(row)
 
 
-def _note(error: Exception, errors: Counter[str]) -> None:
+def _count_error(error: Exception, errors: Counter[str]) -> None:
     if code_of(error) in GPU_GONE:
         raise GpuGoneError(error_name(error)) from None
     if code_of(error) not in UNSUPPORTED:

@@ -57,7 +57,7 @@ class SuspendMonitor:
             return list(self._asleep.values())[index]
         return self.asleep > 0
 
-    def note_poll(self, *, busy: bool) -> None:
+    def record_poll(self, *, busy: bool) -> None:
         """Note that GPUs were polled, and whether one is in use."""
         self._rests_until = self._clock() + REST_SECONDS
         if busy:

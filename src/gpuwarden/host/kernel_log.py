@@ -34,16 +34,16 @@ class KernelRecord:
 
 
 class KernelLog:
-    """The kernel log from its oldest record on, of which only messages that begin like one of `beginnings` are given.
+    """The kernel log from its oldest record on, of which only messages that begin like one of `prefixes` are given.
 
     Nobody but the kernel and root can begin a message. One event loop uses it.
     """
 
     def __init__(
-        self, beginnings: tuple[bytes, ...], path: Path = KMSG, read: Callable[[int, int], bytes] = os.read
+        self, prefixes: tuple[bytes, ...], path: Path = KMSG, read: Callable[[int, int], bytes] = os.read
     ) -> None:
         self.lost = 0  # records that the kernel overwrote before they were read
-        self._beginnings = beginnings
+        self._prefixes = prefixes
         self._path = path
         self._read_some = read
         self._file: int | None = None
@@ -113,7 +113,7 @@ class KernelLog:
                 return  # the log was opened anew
             self.lost += number - self._last - 1
         self._last = number
-        if message.startswith(self._beginnings):
+        if message.startswith(self._prefixes):
             yield self._dated(message, int(match[2]) / 1e6)
 
     def _dated(self, message: bytes, moment: float) -> KernelRecord:

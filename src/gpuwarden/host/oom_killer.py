@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from gpuwarden.host.kernel_log import KernelRecord
 
 # The choice, logged before the kill; then the kill. Older kernels write no choice, and the kill without its reason.
-BEGINNINGS = (b"oom-kill:", b"Out of memory", b"Memory cgroup out of memory", b"Killed process ")
+PREFIXES = (b"oom-kill:", b"Out of memory", b"Memory cgroup out of memory", b"Killed process ")
 
 # A process bears any name, so pids are read where no name can be in their place: at the line's end, or before it.
 _CHOICE = re.compile(rb"oom-kill:constraint=CONSTRAINT_(\w{1,40}),.*,pid=(\d{1,10}),uid=\d{1,10}", re.DOTALL)

@@ -21,7 +21,7 @@ class WindowPeaks:
         # (second, highest), values falling: a later second that is not lower makes the earlier ones needless.
         self._highest: deque[tuple[int, float]] = deque()
 
-    def look(self, value: float) -> None:
+    def add(self, value: float) -> None:
         """Note one value."""
         second, kept = int(self._clock()), self._highest
         if kept and kept[-1][0] == second and kept[-1][1] >= value:
@@ -32,7 +32,7 @@ class WindowPeaks:
         while kept[0][0] < second - _LONGEST:
             kept.popleft()
 
-    def highest(self) -> Mapping[Labels, float]:
+    def maxima(self) -> Mapping[Labels, float]:
         """Return the highest value of each window by its label; nothing for a window without a look."""
         now = int(self._clock())
         found: dict[Labels, float] = {}

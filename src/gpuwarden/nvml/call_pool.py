@@ -27,7 +27,7 @@ class PooledCall(Generic[T]):
         self.done = False
         self.outcome: T | Exception | None = None
 
-    def do(self) -> None:
+    def run(self) -> None:
         """Do it, on a thread; once."""
         self.outcome = run_and_catch(self._work)
         self.done = True
@@ -55,7 +55,7 @@ class CallPool:
         """True if a call sleeps in the kernel where not even SIGKILL ends it (proc(5), state D)."""
         return any(map(_sleeps_uninterruptibly, self._workers))
 
-    def give(self, work: Callable[[], T]) -> PooledCall[T]:
+    def submit(self, work: Callable[[], T]) -> PooledCall[T]:
         """Have it done as soon as a thread is free."""
         job = PooledCall(work)
         self._open.append(job)
@@ -63,20 +63,20 @@ class CallPool:
         if self._count == 0:
             self._add()
         if self._watch is None:
-            self._look_after()
+            self._schedule_check()
         return job
 
-    async def finish(self, jobs: Iterable[PooledCall[Any]], timeout: float) -> None:
+    async def wait(self, jobs: Iterable[PooledCall[Any]], timeout: float) -> None:
         """Wait for jobs together, not longer than `timeout` seconds; a job under way is not cancelled.
 
         One future for all, as asyncio.wait takes three turns of the loop where this takes one.
         """
-        under_way = [job for job in jobs if not job.done]
-        if not under_way:
+        pending = [job for job in jobs if not job.done]
+        if not pending:
             return
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
-        self._waiting[waiter] = under_way
+        self._waiting[waiter] = pending
         late = loop.call_later(timeout, _wake, waiter)
         try:
             await waiter
@@ -98,18 +98,18 @@ class CallPool:
                 job = self._jobs.get()
             finally:
                 self._turn.release()
-            job.do()
+            job.run()
             if self._jobs.empty():  # else the next job may hang, and the watch delivers
                 self._call(loop, self._deliver)
         self._workers.remove(own)
-        self._call(loop, self._gone)
+        self._call(loop, self._worker_ended)
 
     @staticmethod
     def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(function)
 
-    def _gone(self) -> None:
+    def _worker_ended(self) -> None:
         self._count -= 1
 
     def _deliver(self) -> None:
@@ -121,7 +121,7 @@ class CallPool:
             self._watch.cancel()  # or it would wake the process once a poll for nothing
             self._watch = None
 
-    def _look_after(self) -> None:
+    def _schedule_check(self) -> None:
         self._watch = asyncio.get_running_loop().call_later(IDLE_BEFORE_JOIN_SECONDS, self._check, self._jobs.qsize())
 
     def _check(self, waiting: int) -> None:
@@ -131,7 +131,7 @@ class CallPool:
             return
         if self._jobs.qsize() >= waiting and self._count < len(self._open):
             self._add()
-        self._look_after()
+        self._schedule_check()
 
 
 def _sleeps_uninterruptibly(thread: int) -> bool:
@@ -155,9 +155,9 @@ def _wake(waiter: asyncio.Future[None]) -> None:
 
 
 class RepeatedCall(Generic[T]):
-    """Has one blocking job done, again and again, one at a time: `begin` it, wait for `all_of` them, then `take`.
+    """Has one blocking job done, again and again, one at a time: `start` it, `wait_for_all` of them, then `collect`.
 
-    A slow driver's answer comes late, but it comes: the next `begin` goes on with it, and one that came between two of
+    A slow driver's answer comes late, but it comes: the next `start` goes on with it, and one that came between two of
     them counts. A job under way for longer than LATE timeouts hangs: it is not waited for, and what it says in the end
     is old and thrown away.
     """
@@ -170,19 +170,19 @@ class RepeatedCall(Generic[T]):
         self.awaited: PooledCall[T] | None = None
         self.discarded = False  # whether what the job said before the one under way was thrown away
 
-    def begin(self, timeout: float) -> None:
+    def start(self, timeout: float) -> None:
         """Begin the job, unless it is under way; it is then `awaited`, unless it hangs."""
         now = time.monotonic()
         old = now - self._began > HUNG_AFTER_TIMEOUTS * timeout
         if self._current is None or (old and self._current.done):
             self.discarded = self._current is not None
-            self._current, self._began = self._threads.give(self._work), now
+            self._current, self._began = self._threads.submit(self._work), now
         elif old:
             self.awaited = None
             return
         self.awaited = self._current
 
-    def take(self) -> T:
+    def collect(self) -> T:
         """Return the answer, once; raises what the job raised, or TimeoutError while there is none."""
         awaited, self.awaited = self.awaited, None
         if awaited is None or not awaited.done:
@@ -193,22 +193,22 @@ class RepeatedCall(Generic[T]):
         return cast("T", awaited.outcome)
 
     @property
-    def busy(self) -> bool:
+    def under_way(self) -> bool:
         """True while the job is under way."""
         return self._current is not None and not self._current.done
 
-    def forget(self) -> None:
+    def discard(self) -> None:
         """Throw an answer away that nobody has taken."""
-        if not self.busy:
+        if not self.under_way:
             self._current = self.awaited = None
 
     async def run(self, timeout: float) -> T:
-        """Have it done alone: raises as `take` does."""
-        self.begin(timeout)
+        """Have it done alone: raises as `collect` does."""
+        self.start(timeout)
         await wait_for_all(self._threads, [self], timeout)
-        return self.take()
+        return self.collect()
 
 
 async def wait_for_all(threads: CallPool, lines: Iterable[RepeatedCall[Any]], timeout: float) -> None:
     """Wait for the jobs begun, together: a wait for each would cost as much as reading a GPU does."""
-    await threads.finish([line.awaited for line in lines if line.awaited], timeout)
+    await threads.wait([line.awaited for line in lines if line.awaited], timeout)

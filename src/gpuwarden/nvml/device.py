@@ -55,25 +55,25 @@ class Device:
         self.gpm = gpm
         self.elapsed = 0.0  # seconds since the last reading; 0 in the first, and after one that failed
         self.failures: list[Exception] = []  # of this reading, that rows got over
-        self.relearnt = 0  # times that it was forgotten what the device lacks
+        self.relearn_count = 0  # times that it was forgotten what the device lacks
         self._answers: dict[Any, Any] = {}
         self._lacks: set[Any] = set()  # questions that this device or driver does not support
-        self._settled: dict[Any, Any] = {}  # what holds for as long as the handle does
+        self._remembered: dict[Any, Any] = {}  # what holds for as long as the handle does
         self._fields: dict[Field, float | Exception | None] = {}
         self._lacking_fields: set[Field] = set()
         self._batches: dict[str, dict[Field, None]] = {}
         self._batch: dict[Field, None] = {}
         self._integrals: dict[Any, float] = {}
         self._slow = False  # whether this reading takes the slow tier too
-        self._seldom: dict[Any, Any] = {}  # answers of the last one that did
+        self._slow_answers: dict[Any, Any] = {}  # answers of the last one that did
 
     def attach(self, handle: Handle) -> None:
         """Go on with a new handle, after which nothing learnt of the device holds; what was added up stays."""
         self.handle = handle
         self._lacks.clear()
         self._lacking_fields.clear()
-        self._settled.clear()
-        self._seldom.clear()
+        self._remembered.clear()
+        self._slow_answers.clear()
 
     def begin(self, elapsed: float, *, slow: bool = False) -> None:
         """Begin a reading: what was answered before is old. `slow`: it takes the slow tier too."""
@@ -90,11 +90,11 @@ class Device:
 
     def relearn(self) -> None:
         """Forget what the device lacks: a mode that was switched, MIG say, may have brought it."""
-        self.relearnt += 1
+        self.relearn_count += 1
         self._lacks.clear()
         self._lacking_fields.clear()
         self.gpm.relearn()
-        self._settled = {question: answer for question, answer in self._settled.items() if answer is not None}
+        self._remembered = {question: answer for question, answer in self._remembered.items() if answer is not None}
 
     def query(self, function: Callable[Concatenate[Handle, P], T], /, *args: P.args, **_: P.kwargs) -> T:
         """Ask the driver. Blocks as long as the driver does; raises NVMLError, not remembered, or NotToldError."""
@@ -103,11 +103,11 @@ class Device:
             answer = self._answers[key]
         else:
             answer = self._answers[key] = function(self.handle, *args)  # type: ignore[call-arg] # NVML takes no keywords
-        if type(answer) is int and answer in _NOT_AVAILABLE:  # `told` without the cost of a call
+        if type(answer) is int and answer in _NOT_AVAILABLE:  # `require_value` without the cost of a call
             raise NoValueError
         return answer  # type: ignore[no-any-return] # the key names the function that made it
 
-    def supported(self, function: Callable[Concatenate[Handle, P], T], /, *args: P.args, **_: P.kwargs) -> T | None:
+    def try_query(self, function: Callable[Concatenate[Handle, P], T], /, *args: P.args, **_: P.kwargs) -> T | None:
         """Ask the driver; None where this device or driver does not support the question, or has no value now."""
         key = (function, args)
         if key in self._lacks:
@@ -124,19 +124,19 @@ class Device:
                 return None
         return None if type(answer) is int and answer in _NOT_AVAILABLE else answer
 
-    def fixed(self, function: Callable[Concatenate[Handle, P], T], /, *args: P.args, **_: P.kwargs) -> T | None:
+    def query_once(self, function: Callable[Concatenate[Handle, P], T], /, *args: P.args, **_: P.kwargs) -> T | None:
         """Ask, once for as long as the handle lasts, what cannot change meanwhile; None where unsupported."""
-        return self.settled((function, args), lambda: self.supported(function, *args))  # type: ignore[call-arg] # as above
+        return self.remember((function, args), lambda: self.try_query(function, *args))  # type: ignore[call-arg] # as above
 
-    def seldom(self, matter: Any, ask: Callable[[], T]) -> T:
+    def query_slowly(self, matter: Any, ask: Callable[[], T]) -> T:
         """Ask in readings of the slow tier, for what is a part of a quicker row, and return that answer in the others.
 
         Where asking fails, it is asked again in the next reading.
         """
-        if self._slow or matter not in self._seldom:
-            self._seldom.pop(matter, None)
-            self._seldom[matter] = ask()
-        return self._seldom[matter]  # type: ignore[no-any-return] # the matter names what answered it
+        if self._slow or matter not in self._slow_answers:
+            self._slow_answers.pop(matter, None)
+            self._slow_answers[matter] = ask()
+        return self._slow_answers[matter]  # type: ignore[no-any-return] # the matter names what answered it
 
     def attempt(self, ask: Callable[[], T]) -> T | None:
         """Ask for a part of a row that must not cost the rest of it; None, with the failure kept, where it fails."""
@@ -146,23 +146,23 @@ class Device:
             self.failures.append(error)
             return None
 
-    def settled(self, matter: Any, settle: Callable[[], T]) -> T:
+    def remember(self, matter: Any, settle: Callable[[], T]) -> T:
         """Return what was settled of a matter since the handle was attached; else settle it now, if that does not fail.
 
         A counter whose source, or whose unit, changed in mid-life would jump: which one serves is settled once.
         """
-        if matter not in self._settled:
-            self._settled[matter] = settle()
-        return self._settled[matter]  # type: ignore[no-any-return] # the matter names what settled it
+        if matter not in self._remembered:
+            self._remembered[matter] = settle()
+        return self._remembered[matter]  # type: ignore[no-any-return] # the matter names what settled it
 
-    def is_settled(self, matter: Any) -> bool:
+    def is_remembered(self, matter: Any) -> bool:
         """Tell whether a matter was settled since the handle was attached."""
-        return matter in self._settled
+        return matter in self._remembered
 
     @property
     def divided(self) -> bool:
         """True where the GPU is divided into MIG instances now. Blocks; raises NVMLError."""
-        mode = self.supported(self.nvml.nvmlDeviceGetMigMode)
+        mode = self.try_query(self.nvml.nvmlDeviceGetMigMode)
         return mode is not None and list(mode[:1]) == [MIG_ENABLED]
 
     def share(self, metric: int) -> float | None:
@@ -175,7 +175,7 @@ class Device:
         return bool(self._answers)
 
     def lacks(self, function: Callable[..., Any], *args: Any) -> bool:
-        """Tell whether `supported` has found this question unsupported. Other threads may ask too."""
+        """Tell whether `try_query` has found this question unsupported. Other threads may ask too."""
         return (function, args) in self._lacks
 
     def field(self, number: int, scope: int = 0) -> float | None:
@@ -214,11 +214,11 @@ class Device:
             else:
                 known[field] = nvml_error(code) if code else value
 
-    def integral(self, of: Any, rate: float) -> float:
+    def integrate(self, of: Any, rate: float) -> float:
         """Add up a rate over the readings, as if it had held since the last one; a gap in them counts for nothing."""
         total = self._integrals[of] = self._integrals.get(of, 0.0) + rate * self.elapsed
         return total
 
-    def added_up(self, of: Any) -> float:
-        """Return what `integral` has added up of a rate so far."""
+    def integrated(self, of: Any) -> float:
+        """Return what `integrate` has added up of a rate so far."""
         return self._integrals.get(of, 0.0)

@@ -61,7 +61,7 @@ class XidEvents:
     name = "the wait for the driver's events"
 
     def __init__(self, nvml: Nvml) -> None:
-        self.heard: Callable[[], object] = _ignore  # called on the thread when an XID has come, to take it
+        self.on_xid: Callable[[], object] = _ignore  # called on the thread when an XID has come, to take it
         self.unknown = 0  # events of a GPU that does not say who it is
         self._nvml = nvml
         self._up: AbstractSet[str] = frozenset()  # by UUID
@@ -71,15 +71,15 @@ class XidEvents:
         self._without_events = 0  # the round in which no GPU had events
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
-        self._heard: float | None = None  # when a wait last came back; None while there is no event set
+        self._returned_at: float | None = None  # when a wait last came back; None while there is no event set
         self._failures = 0  # waits in a row
-        self._taken: deque[NvmlXid] = deque()
+        self._pending: deque[NvmlXid] = deque()
 
     @property
     def listening(self) -> bool:
         """True if events come: there is an event set, and waiting for it does not hang."""
-        heard = self._heard
-        return heard is not None and time.monotonic() - heard < HUNG_SECONDS
+        returned_at = self._returned_at
+        return returned_at is not None and time.monotonic() - returned_at < HUNG_SECONDS
 
     def follow(self, up: AbstractSet[str], driver: DriverVersions | None) -> None:
         """Listen to the GPUs that answered a poll, by UUID, and again to those that came back; does not block."""
@@ -96,9 +96,9 @@ class XidEvents:
         self._thread = threading.Thread(target=self._run, args=(self._stop,), name="driver events", daemon=True)
         self._thread.start()
 
-    def take(self) -> list[NvmlXid]:
+    def drain(self) -> list[NvmlXid]:
         """Return the events since the last call, in their order."""
-        return [self._taken.popleft() for _ in range(len(self._taken))]
+        return [self._pending.popleft() for _ in range(len(self._pending))]
 
     def stop(self) -> None:
         """End the wait and free the event set, within about a second; events that were not taken are kept."""
@@ -124,7 +124,7 @@ class XidEvents:
                 log.exception("XID events cannot be listened to")
                 supported = False
             finally:
-                self._heard = None
+                self._returned_at = None
             if not supported:
                 self._without_events = number
                 return
@@ -197,7 +197,7 @@ class XidEvents:
             event = self._nvml.nvmlEventSetWait_v2(events, round(WAIT_SECONDS * 1000))
         except NVMLError as error:
             if code_of(error) == NO_EVENT:
-                self._heard, self._failures = time.monotonic(), 0
+                self._returned_at, self._failures = time.monotonic(), 0
             else:
                 self._failures += 1
                 if self._failures >= MAX_FAILURES or code_of(error) in DRIVER_GONE:
@@ -205,13 +205,13 @@ class XidEvents:
             empty_at = time.monotonic()
             stop.wait(began + WAIT_SECONDS - empty_at)  # it may come back early, and must not spin
             return empty_at
-        self._heard, self._failures = time.monotonic(), 0
-        self._keep(event, known, empty_at)
-        while len(self._taken) >= MAX_PENDING and not stop.is_set():
+        self._returned_at, self._failures = time.monotonic(), 0
+        self._record(event, known, empty_at)
+        while len(self._pending) >= MAX_PENDING and not stop.is_set():
             stop.wait(WAIT_SECONDS)
         return empty_at
 
-    def _keep(self, event: EventData, known: dict[Hashable, str], empty_at: float) -> None:
+    def _record(self, event: EventData, known: dict[Hashable, str], empty_at: float) -> None:
         uuid = known.get(handle_key(event.device))
         if uuid is None:
             try:
@@ -220,9 +220,9 @@ class XidEvents:
                 self.unknown += 1
                 return
         if event.eventType & XID_EVENT:
-            self._taken.append(NvmlXid(uuid, event.eventData, empty_at, time.monotonic(), time.time()))
-            self.heard()
+            self._pending.append(NvmlXid(uuid, event.eventData, empty_at, time.monotonic(), time.time()))
+            self.on_xid()
 
 
 def _ignore() -> None:
-    """Be called in place of somebody who would want to know."""
+    """Do nothing."""

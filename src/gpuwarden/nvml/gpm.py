@@ -50,7 +50,7 @@ class _Pair:
     taken: float | None = None
     comparable: bool = False  # `older` too holds a sample of the same subject
 
-    def take(self, fill: Callable[[GpmSample], object], now: float) -> None:
+    def sample(self, fill: Callable[[GpmSample], object], now: float) -> None:
         """Take a sample, unless the last one is too young. Should that fail, none of before is compared with."""
         if self.taken is not None and now - self.taken < MIN_SAMPLE_SECONDS:
             return
@@ -101,7 +101,7 @@ class Gpm:
         if gpu_instance not in self._shares:
             self._shares[gpu_instance] = {}
             if divided():
-                self.forget(gpu_instance)
+                self.drop(gpu_instance)
                 return None
             with self._using:
                 self._shares[gpu_instance] = self._read(handle, gpu_instance)
@@ -110,7 +110,7 @@ class Gpm:
             raise share
         return share
 
-    def forget(self, gpu_instance: int | None) -> None:
+    def drop(self, gpu_instance: int | None) -> None:
         """Give the samples of a subject back: it is gone, or another one has its id now."""
         self._lacks.discard(gpu_instance)
         with self._using:
@@ -144,7 +144,7 @@ class Gpm:
             pair = self._pairs.get(gpu_instance)
             if pair is None:
                 pair = self._pairs[gpu_instance] = self._new_pair()
-            pair.take(lambda sample: self._sample(handle, gpu_instance, sample), self._clock())
+            pair.sample(lambda sample: self._sample(handle, gpu_instance, sample), self._clock())
             return self._between(pair) if pair.comparable else {}
         except NVMLError as error:
             if code_of(error) not in UNSUPPORTED:

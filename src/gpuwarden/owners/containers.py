@@ -54,15 +54,15 @@ class ContainerNames:
         self._access: dict[str, bool] = {}
         self._access_at = 0.0
 
-    def container(self, container: Container) -> str:
+    def container_name(self, container: Container) -> str:
         """Return the container's name, or its id cut short."""
         return self._containers.get(container) or sanitize_label(container.id)[:SHORT_ID]
 
-    def pod(self, uid: str) -> str:
+    def pod_name(self, uid: str) -> str:
         """Return the pod's namespace/name, or its uid."""
         return self._pods.get(uid, uid)
 
-    def find(self, places: Iterable[CgroupOwner]) -> None:
+    def update(self, places: Iterable[CgroupOwner]) -> None:
         """See to the names of the containers that are there now, and forget all others. To be called on the loop."""
         now = time.monotonic()
         there, in_pods, pods = set[Container](), set[Container](), set[str]()
@@ -73,7 +73,7 @@ class ContainerNames:
                 pods.add(place.pod_uid)
             if place.container and place.pod_uid:
                 in_pods.add(place.container)
-        self._forget(there, pods)
+        self._prune(there, pods)
         # A pod may get a container at any time, as when one is restarted.
         unnamed = bool(pods - self._pods.keys() or in_pods - self._containers.keys())
         if self._logs and unnamed and now >= self._scan_at:
@@ -94,7 +94,7 @@ class ContainerNames:
             self._access_at = now + ACCESS_SECONDS
             pods = self._logs / "pods" if self._logs else None
             sources = [(name, path, os.W_OK) for name, path in self._sockets.items()]
-            found = ((name, _may(path, how)) for name, path, how in [*sources, ("kubernetes", pods, os.R_OK)])
+            found = ((name, _is_accessible(path, how)) for name, path, how in [*sources, ("kubernetes", pods, os.R_OK)])
             self._access = {name: may for name, may in found if may is not None}
         return self._access
 
@@ -103,7 +103,7 @@ class ContainerNames:
         if self._asking is not None:
             self._asking.cancel()
 
-    def _forget(self, there: set[Container], pods: set[str]) -> None:
+    def _prune(self, there: set[Container], pods: set[str]) -> None:
         for container in (self._containers.keys() | self._unnamed.keys()) - there:
             self._containers.pop(container, None)
             self._unnamed.pop(container, None)
@@ -173,7 +173,7 @@ def _names_in(folder: Path) -> list[str]:
         return []
 
 
-def _may(path: Path | None, how: int) -> bool | None:
+def _is_accessible(path: Path | None, how: int) -> bool | None:
     """Tell whether `path` may be used; None where it is not there."""
     if path is None:
         return None

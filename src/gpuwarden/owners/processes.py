@@ -26,7 +26,7 @@ class ProcessIdentity:
 
     uid: int | None
     comm: str
-    place: CgroupOwner = NO_OWNER
+    cgroup: CgroupOwner = NO_OWNER
 
 
 class ProcessIdentifier:
@@ -35,7 +35,7 @@ class ProcessIdentifier:
     def __init__(self) -> None:
         self._known: dict[int, tuple[int, ProcessIdentity]] = {}
         self._must_be_proven = pid_namespace.needs_proof()
-        self._sees_others = _sees_others()
+        self._sees_others = _can_see_others()
         self._looked = time.monotonic()
 
     def identify(self, pids: Iterable[int]) -> Mapping[int, ProcessIdentity]:
@@ -62,11 +62,11 @@ class ProcessIdentifier:
                     found[pid] = identity
         return found
 
-    def sees_others(self, clock: Callable[[], float] = time.monotonic) -> bool:
+    def can_see_others(self, clock: Callable[[], float] = time.monotonic) -> bool:
         """Tell whether all processes of the machine may be read: not with hidepid=, nor in a pid namespace."""
         now = clock()
         if now - self._looked > ACCESS_SECONDS:
-            self._sees_others, self._looked = _sees_others(), now
+            self._sees_others, self._looked = _can_see_others(), now
         return self._sees_others
 
     def _look_up(self, pid: int, inode: int) -> ProcessIdentity | None:
@@ -93,7 +93,7 @@ def _look_up(pid: int) -> ProcessIdentity | None:
     try:
         process = psutil.Process(pid)
         with process.oneshot():
-            return ProcessIdentity(_uid(process), _comm(pid), _place(pid))
+            return ProcessIdentity(_uid(process), _read_comm(pid), _read_cgroup(pid))
     except (psutil.NoSuchProcess, ValueError, OSError):
         return None  # ValueError: psutil refuses a pid of 0 or out of range; OSError: no file descriptor is left
 
@@ -105,7 +105,7 @@ def _uid(process: psutil.Process) -> int | None:
         return None
 
 
-def _comm(pid: int) -> str:
+def _read_comm(pid: int) -> str:
     """Return the kernel's name of the process, which it cuts at 15 bytes.
 
     psutil completes a long one by the command line. That lies in memory of the process, which may call gigabytes its
@@ -118,7 +118,7 @@ def _comm(pid: int) -> str:
         return ""
 
 
-def _place(pid: int) -> CgroupOwner:
+def _read_cgroup(pid: int) -> CgroupOwner:
     try:
         with open(f"/proc/{pid}/cgroup", "rb") as file:  # noqa: PTH123 - as fast as can be
             return cgroup_path.parse(file.read(CGROUP_BYTES).decode(errors="surrogateescape"))
@@ -126,7 +126,7 @@ def _place(pid: int) -> CgroupOwner:
         return NO_OWNER
 
 
-def _sees_others() -> bool:
+def _can_see_others() -> bool:
     """Tell whether another's process can be read: the first one is always there, and never the daemon's own user's."""
     try:
         with open("/proc/1/cgroup", "rb") as file:  # noqa: PTH123 - as fast as can be

@@ -59,18 +59,18 @@ class OwnerResolver:
         self._maps = maps
         self._answer = Owners()
 
-    def join(self, snapshot: Snapshot, runs: Mapping[int, str]) -> Owners:
+    def resolve(self, snapshot: Snapshot, runs: Mapping[int, str]) -> Owners:
         """Say who holds the memory of this poll; `runs` are ids of training runs by pid. To be called on the loop."""
         identities = self._identify(process.pid for gpu in snapshot.gpus for process in gpu.processes)
-        self._containers.find(identity.place for identity in identities.values())
-        self._answer = self._joined(snapshot.gpus, identities, runs)
+        self._containers.update(identity.cgroup for identity in identities.values())
+        self._answer = self._resolve_gpus(snapshot.gpus, identities, runs)
         return self._answer
 
-    def _joined(
+    def _resolve_gpus(
         self, gpus: tuple[Gpu, ...], identities: Mapping[int, ProcessIdentity], runs: Mapping[int, str]
     ) -> Owners:
-        by_system = {pid: self._of_system(identity) for pid, identity in identities.items()}
-        mapped = self._maps.jobs(gpus)
+        by_system = {pid: self._resolve_identity(identity) for pid, identity in identities.items()}
+        mapped = self._maps.read_jobs(gpus)
         memory: dict[Labels, int] = {}
         jobs: dict[Labels, int] = {}
         by_pid: dict[int, ProcessOwners] = {}
@@ -78,7 +78,7 @@ class OwnerResolver:
         for gpu in gpus:
             uuid, on_gpu = gpu.identity.uuid, mapped.get(gpu.identity.uuid, _NO_JOBS)
             here = {process.pid: by_system.get(process.pid, _UNSEEN) for process in gpu.processes}
-            given = {process.pid: had for process in gpu.processes if (had := on_gpu.of(process))} if on_gpu.all else {}
+            given = {each.pid: found for each in gpu.processes if (found := on_gpu.jobs_of(each))}
             for pid in given.keys() | (runs.keys() & here.keys()):
                 here[pid] = _completed(here[pid], identities.get(pid), runs.get(pid, ""), given.get(pid, ()))
             by_pid |= {pid: owners for pid, owners in here.items() if "slurm_job" in owners or pid not in by_pid}
@@ -91,18 +91,18 @@ class OwnerResolver:
             dropped += max(len(names) - self._limit, 0) + len(sums.keys() - chosen.keys())
         return Owners(memory, jobs, by_pid, identities, dropped)
 
-    def _of_system(self, identity: ProcessIdentity) -> ProcessOwners:
-        place = identity.place
+    def _resolve_identity(self, identity: ProcessIdentity) -> ProcessOwners:
+        place = identity.cgroup
         container = ""
         if place.container:
-            container = self._containers.container(place.container)
+            container = self._containers.container_name(place.container)
             if place.container.uid is not None:  # named by that user, who may choose the name of another's
                 container = f"{self._users.name(place.container.uid)}/{container}"
         return _in_order(
             {
                 "user": UNKNOWN if identity.uid is None else self._users.name(identity.uid),
                 "container": container,
-                "pod": self._containers.pod(place.pod_uid) if place.pod_uid else "",
+                "pod": self._containers.pod_name(place.pod_uid) if place.pod_uid else "",
                 "slurm_job": place.slurm_job,
                 "systemd_unit": sanitize_label(place.systemd_unit),
             }

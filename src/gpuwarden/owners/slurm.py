@@ -43,7 +43,7 @@ class GpuJobs:
     whole: tuple[SlurmJob, ...] = ()
     instances: Mapping[str, tuple[SlurmJob, ...]] = field(default_factory=dict)
 
-    def of(self, process: GpuProcess) -> tuple[SlurmJob, ...]:
+    def jobs_of(self, process: GpuProcess) -> tuple[SlurmJob, ...]:
         """Return the jobs that have what the process is on; one on an instance without a file is on the GPU."""
         return self.instances.get(process.instance or "", self.whole)
 
@@ -77,7 +77,7 @@ class SlurmJobMaps:
         self._job_map = job_map
         self._gpustat = gpustat
 
-    def jobs(self, gpus: Iterable[Gpu]) -> Mapping[str, GpuJobs]:
+    def read_jobs(self, gpus: Iterable[Gpu]) -> Mapping[str, GpuJobs]:
         """Return the jobs of each GPU that has any, by UUID. Reads files of a local file system."""
         job_map, gpustat = _files(self._job_map), _files(self._gpustat)
         if not job_map and not gpustat:

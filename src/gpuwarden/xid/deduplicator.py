@@ -71,7 +71,7 @@ class XidDeduplicator:
                 return True
         return False
 
-    def forget(self, before: float) -> None:
+    def expire(self, before: float) -> None:
         """Close faults from before that monotonic time: a report that comes later is of another one."""
         for key, faults in list(self._open.items()):
             while faults and faults[0][1] < before:
@@ -79,7 +79,7 @@ class XidDeduplicator:
             if not faults:
                 del self._open[key]
 
-    def set_back(self, now: float) -> None:
+    def clamp_times(self, now: float) -> None:
         """Have no fault lie ahead of `now` in Unix time: where the clock was set back, it would be news for as long."""
         for counts in self._counts.values():
             for code, count in counts.items():
@@ -91,6 +91,6 @@ class XidDeduplicator:
         """True if no GPU has had a fault."""
         return not self._counts
 
-    def of(self, uuid: str) -> Mapping[int, XidCount]:
+    def of_gpu(self, uuid: str) -> Mapping[int, XidCount]:
         """Return a GPU's faults by code."""
         return dict(self._counts.get(uuid, {}))

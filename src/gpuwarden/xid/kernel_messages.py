@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 from gpuwarden.host.kernel_log import KernelRecord
 
-BEGINNINGS = (b"NVRM: ",)
+PREFIXES = (b"NVRM: ",)
 
 # What the driver prints (open-gpu-kernel-modules, kernel_rc.c): the address without its function, on a MIG GPU the
 # instances, and mostly pid= and name=, which are a user's to choose and so are not looked at. Drivers before R300

@@ -47,21 +47,21 @@ class XidCollector:
 
     def __init__(self, nvml: Nvml) -> None:
         self.events = XidEvents(nvml)
-        self._ledger = XidDeduplicator()
-        self._homeless: list[_UnresolvedXid] = []
-        self._strangers = (
+        self._counts = XidDeduplicator()
+        self._unresolved: list[_UnresolvedXid] = []
+        self._unresolved_counts = (
             XidDeduplicator()
-        )  # of what was told while homeless, by address: the kernel tells of a loss twice
-        self._strangers_dropped = 0
+        )  # of what was told while unresolved, by address: the kernel tells of a loss twice
+        self._unresolved_dropped = 0
         self._gpus: list[tuple[GpuIdentity, bool]] = []  # when homes were last looked for
-        self._told: dict[tuple[str, int], float] = {}  # when each was logged last
+        self._logged: dict[tuple[str, int], float] = {}  # when each was logged last
 
     @property
     def dropped(self) -> dict[str, int]:
         """XIDs that are not counted, by reason."""
         return {
-            "unknown_gpu": self._strangers_dropped + self.events.unknown,
-            "codes": self._ledger.dropped + self._strangers.dropped,
+            "unknown_gpu": self._unresolved_dropped + self.events.unknown,
+            "codes": self._counts.dropped + self._unresolved_counts.dropped,
         }
 
     def follow(self, snapshot: Snapshot) -> None:
@@ -73,73 +73,74 @@ class XidCollector:
         """Take what the events and the kernel log's new records tell; add to each GPU its XIDs. Does not block."""
         now = time.monotonic()
         news = [_UnresolvedXid(xid, now) for xid in parse_xids(records)]
-        self._homeless += news
-        for report in (*self._at_home(snapshot, news=bool(news)), *self._of_events()):
-            if self._ledger.add(report):
-                self._tell_of(report, snapshot.gpu(report.uuid))
-        self._give_up(now)
-        for ledger in (self._ledger, self._strangers):
-            ledger.forget(now - REMEMBER_SECONDS)
-        if self._ledger.empty:
+        self._unresolved += news
+        for report in (*self._resolve(snapshot, news=bool(news)), *self._event_reports()):
+            if self._counts.add(report):
+                self._log_report(report, snapshot.gpu(report.uuid))
+        self._drop_overdue(now)
+        for ledger in (self._counts, self._unresolved_counts):
+            ledger.expire(now - REMEMBER_SECONDS)
+        if self._counts.empty:
             return snapshot
-        self._ledger.set_back(time.time())
+        self._counts.clamp_times(time.time())
         gpus = tuple(
-            replace(gpu, xids=known) if (known := self._ledger.of(gpu.identity.uuid)) else gpu for gpu in snapshot.gpus
+            replace(gpu, xids=known) if (known := self._counts.of_gpu(gpu.identity.uuid)) else gpu
+            for gpu in snapshot.gpus
         )
         return replace(snapshot, gpus=gpus)
 
-    def _of_events(self) -> list[XidReport]:
+    def _event_reports(self) -> list[XidReport]:
         return [
             XidReport("nvml", each.uuid, each.code, each.earliest, each.latest, each.time)
-            for each in self.events.take()
+            for each in self.events.drain()
         ]
 
-    def _at_home(self, snapshot: Snapshot, *, news: bool) -> list[XidReport]:
+    def _resolve(self, snapshot: Snapshot, *, news: bool) -> list[XidReport]:
         """Return the kernel's XIDs of GPUs that are known; the others wait until theirs says who it is."""
-        if not self._homeless:
+        if not self._unresolved:
             return []
         gpus = [(gpu.identity, gpu.up) for gpu in snapshot.gpus]
         if not news and gpus == self._gpus:
             return []
         self._gpus = gpus
         uuids = _uuids(snapshot)
-        reports, homeless = [], list[_UnresolvedXid]()
-        for each in self._homeless:
+        reports, unresolved = [], list[_UnresolvedXid]()
+        for each in self._unresolved:
             uuid = uuids.get(each.xid.pci)
             if uuid:
                 reports.append(each.report(uuid))
             else:
-                homeless.append(each)
-        self._homeless = homeless
+                unresolved.append(each)
+        self._unresolved = unresolved
         return reports
 
-    def _give_up(self, now: float) -> None:
+    def _drop_overdue(self, now: float) -> None:
         """Log and count what waits for too long, as for a GPU that was lost before the start, or is one too many.
 
         What has waited too long goes on waiting. As a counter must not fall, it is counted only then, when few are
         still to find their GPU; those that do are in its series as well, and no less dropped for so long.
         """
-        beyond = len(self._homeless) - MAX_UNRESOLVED
-        for number, each in enumerate(self._homeless):
+        beyond = len(self._unresolved) - MAX_UNRESOLVED
+        for number, each in enumerate(self._unresolved):
             if not each.told and (number < beyond or now - each.since >= IDENTIFY_SECONDS):
                 each.told = True
                 domain, bus, device = each.xid.pci
                 report = each.report(f"{domain:04x}:{bus:02x}:{device:02x}.0")
-                if self._strangers.add(report):
-                    self._strangers_dropped += 1
-                    self._tell(report, f"pci={report.uuid}", " No GPU of that address has answered: no series has it.")
-        del self._homeless[: max(beyond, 0)]
+                if self._unresolved_counts.add(report):
+                    self._unresolved_dropped += 1
+                    self._log(report, f"pci={report.uuid}", " No GPU of that address has answered: no series has it.")
+        del self._unresolved[: max(beyond, 0)]
 
-    def _tell_of(self, report: XidReport, gpu: Gpu | None) -> None:
-        self._tell(report, f"gpu={report.uuid}" + (f" index={gpu.identity.index}" if gpu else ""))
+    def _log_report(self, report: XidReport, gpu: Gpu | None) -> None:
+        self._log(report, f"gpu={report.uuid}" + (f" index={gpu.identity.index}" if gpu else ""))
 
-    def _tell(self, report: XidReport, who: str, note: str = "") -> None:
+    def _log(self, report: XidReport, who: str, note: str = "") -> None:
         now = time.monotonic()
-        self._told = {key: moment for key, moment in self._told.items() if now - moment < LOG_SECONDS}
+        self._logged = {key: moment for key, moment in self._logged.items() if now - moment < LOG_SECONDS}
         key = report.uuid, report.code
-        if key in self._told or len(self._told) >= MAX_LINES:
+        if key in self._logged or len(self._logged) >= MAX_LINES:
             return
-        self._told[key] = now
+        self._logged[key] = now
         xid = explain(report.code)
         log.log(
             _LEVELS[xid.severity],

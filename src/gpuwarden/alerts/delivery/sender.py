@@ -97,7 +97,7 @@ class Sender:
     def _next_message(self) -> float:
         """Return when the next message may be sent; infinity while there is none."""
         due, urgent = self._queue.due()
-        at = min(self._allowance.next(due), self._urgent_allowance.next(urgent))
+        at = min(self._allowance.next_allowed(due), self._urgent_allowance.next_allowed(urgent))
         return max(at, self._wait_until)
 
     def _work(self) -> None:
@@ -146,7 +146,7 @@ class Sender:
             for each in notifications
         )
         with self._turn:
-            (self._urgent_allowance if urgent else self._allowance).take(now)
+            (self._urgent_allowance if urgent else self._allowance).consume(now)
             self._queue.mark_sent(notifications, now)
             sent = list(self._queue.sent(now))
         if self._saved:

@@ -31,7 +31,7 @@ def _of_each(gpu: Device, ask: Callable[[Handle, int], int]) -> dict[Labels, flo
     return {
         labels: megahertz * _MEGA
         for labels, number in _CLOCKS.items()
-        if (megahertz := gpu.supported(ask, number)) is not None
+        if (megahertz := gpu.try_query(ask, number)) is not None
     }
 
 
@@ -39,34 +39,34 @@ def applications(gpu: Device) -> dict[Labels, float]:
     """Hertz that applications are given, by clock and by setting; newer drivers have deprecated them."""
     found: dict[Labels, int | None] = {}
     for clock in ("graphics", "memory"):
-        found[clock, "current"] = gpu.supported(gpu.nvml.nvmlDeviceGetApplicationsClock, CLOCKS[clock])
+        found[clock, "current"] = gpu.try_query(gpu.nvml.nvmlDeviceGetApplicationsClock, CLOCKS[clock])
         # A millisecond each on an H200, for what does not change.
-        found[clock, "default"] = gpu.fixed(gpu.nvml.nvmlDeviceGetDefaultApplicationsClock, CLOCKS[clock])
+        found[clock, "default"] = gpu.query_once(gpu.nvml.nvmlDeviceGetDefaultApplicationsClock, CLOCKS[clock])
     return {labels: megahertz * _MEGA for labels, megahertz in found.items() if megahertz}
 
 
 def _active(gpu: Device) -> int:
     # Drivers before R535 know the same bits under the older name.
-    active = gpu.supported(gpu.nvml.nvmlDeviceGetCurrentClocksEventReasons)
+    active = gpu.try_query(gpu.nvml.nvmlDeviceGetCurrentClocksEventReasons)
     return gpu.query(gpu.nvml.nvmlDeviceGetCurrentClocksThrottleReasons) if active is None else active
 
 
 def _known(gpu: Device) -> int:
     """Return the reasons that this device can tell, as a mask."""
-    bits = gpu.supported(gpu.nvml.nvmlDeviceGetSupportedClocksEventReasons)
+    bits = gpu.try_query(gpu.nvml.nvmlDeviceGetSupportedClocksEventReasons)
     if bits is None:
-        bits = gpu.supported(gpu.nvml.nvmlDeviceGetSupportedClocksThrottleReasons)
+        bits = gpu.try_query(gpu.nvml.nvmlDeviceGetSupportedClocksThrottleReasons)
     return _ALL_REASONS if bits is None else bits & _ALL_REASONS
 
 
 def events(gpu: Device) -> Mapping[Labels, float]:
     """Read which clock event reasons hold the clocks down, and add up the time that each does, for `event_seconds`."""
     active = _active(gpu)
-    known = gpu.settled(_REASONS, lambda: _known(gpu))
-    gpu.settled(_TOLD, lambda: True)
+    known = gpu.remember(_REASONS, lambda: _known(gpu))
+    gpu.remember(_TOLD, lambda: True)
     if active & known:
         for name in _names(active & known):
-            gpu.integral(("clock event", name), 1.0)
+            gpu.integrate(("clock event", name), 1.0)
     return _events(active & known, known)
 
 
@@ -87,10 +87,10 @@ def event_seconds(gpu: Device) -> dict[Labels, float]:
     """
     numbers = fields.CLOCK_EVENT_NANOSECONDS
     counted = dict(zip(numbers, gpu.fields((number, 0) for number in numbers.values()), strict=True))
-    known = gpu.settled(_REASONS, lambda: _known(gpu))
-    by_driver = gpu.settled(_COUNTED, lambda: [name for name, value in counted.items() if value is not None])
-    seen = _names(known) if gpu.is_settled(_TOLD) else ()
-    ours = {name: gpu.added_up(("clock event", name)) for name in seen if name not in by_driver}
+    known = gpu.remember(_REASONS, lambda: _known(gpu))
+    by_driver = gpu.remember(_COUNTED, lambda: [name for name, value in counted.items() if value is not None])
+    seen = _names(known) if gpu.is_remembered(_TOLD) else ()
+    ours = {name: gpu.integrated(("clock event", name)) for name in seen if name not in by_driver}
     theirs = {name: nanoseconds / 1e9 for name in by_driver if (nanoseconds := counted[name]) is not None}
     return {(name,): seconds for name, seconds in (ours | theirs).items()}
 

@@ -12,7 +12,7 @@ from gpuwarden.nvml.device import Device, require_value
 def _memory(gpu: Device) -> MemoryInfo | None:
     # Version 2 tells the driver's own share apart; drivers before R510 have version 1 alone.
     ask = gpu.nvml.nvmlDeviceGetMemoryInfo
-    memory = gpu.supported(ask, MEMORY_V2) or gpu.supported(ask)
+    memory = gpu.try_query(ask, MEMORY_V2) or gpu.try_query(ask)
     if memory is not None:
         require_value(memory.used)  # a peak of it would last for minutes, and the others are of the same answer
     return memory
@@ -41,7 +41,7 @@ def free(gpu: Device) -> float:
 
 def reserved(gpu: Device) -> float | None:
     """Bytes the driver keeps for itself."""
-    memory = gpu.supported(gpu.nvml.nvmlDeviceGetMemoryInfo, MEMORY_V2)
+    memory = gpu.try_query(gpu.nvml.nvmlDeviceGetMemoryInfo, MEMORY_V2)
     return None if memory is None else memory.reserved
 
 
@@ -52,13 +52,13 @@ def unified(gpu: Device) -> float:
 
 def peaks(gpu: Device) -> Mapping[Labels, float]:
     """Bytes in use at most, by window."""
-    gpu.peaks.look(used(gpu))
-    return gpu.peaks.highest()
+    gpu.peaks.add(used(gpu))
+    return gpu.peaks.maxima()
 
 
 def bar1(gpu: Device) -> Bar1Memory | None:
     """Return the window's bytes; none where it has no size."""
-    window = gpu.supported(gpu.nvml.nvmlDeviceGetBAR1MemoryInfo)
+    window = gpu.try_query(gpu.nvml.nvmlDeviceGetBAR1MemoryInfo)
     return window if window is not None and window.bar1Total else None
 
 
@@ -76,11 +76,11 @@ def bar1_used(gpu: Device) -> float | None:
 
 def bus_width(gpu: Device) -> float | None:
     """Bytes that the bus to device memory moves at once."""
-    bits = gpu.supported(gpu.nvml.nvmlDeviceGetMemoryBusWidth)
+    bits = gpu.try_query(gpu.nvml.nvmlDeviceGetMemoryBusWidth)
     return bits / 8 if bits else None
 
 
 def numa_node(gpu: Device) -> float | None:
     """NUMA node that Linux has made of device memory, on machines that do so."""
-    node = gpu.supported(gpu.nvml.nvmlDeviceGetNumaNodeId)
+    node = gpu.try_query(gpu.nvml.nvmlDeviceGetNumaNodeId)
     return None if node is None or node < 0 else node

@@ -26,9 +26,9 @@ def ecc_errors(gpu: Device) -> dict[Labels, float]:
         for kind, kind_number in ECC_TYPES.items()
         for lifetime, lifetime_number in ECC_LIFETIMES.items()
         for location, number in MEMORY_LOCATIONS.items()
-        if (count := gpu.supported(ask, kind_number, lifetime_number, number)) is not None
+        if (count := gpu.try_query(ask, kind_number, lifetime_number, number)) is not None
     }
-    if gpu.settled("ECC errors by location", lambda: bool(located)):
+    if gpu.remember("ECC errors by location", lambda: bool(located)):
         return {labels: float(count) for labels, count in located.items()}
     totals = fields.ECC_TOTALS
     found = gpu.fields((number, 0) for number in totals.values())
@@ -37,7 +37,7 @@ def ecc_errors(gpu: Device) -> dict[Labels, float]:
 
 def sram_errors(gpu: Device) -> dict[Labels, float]:
     """Errors of the memory on the chip, by how they were found: uncorrected ones by parity or by a code."""
-    told = gpu.supported(gpu.nvml.nvmlDeviceGetSramEccErrorStatus)
+    told = gpu.try_query(gpu.nvml.nvmlDeviceGetSramEccErrorStatus)
     if told is None:
         return {}
     return {
@@ -52,7 +52,7 @@ def sram_errors(gpu: Device) -> dict[Labels, float]:
 
 def sram_unit_errors(gpu: Device) -> dict[Labels, float]:
     """Uncorrected errors of the memory on the chip in the board's life, by the unit it belongs to."""
-    told = gpu.supported(gpu.nvml.nvmlDeviceGetSramEccErrorStatus)
+    told = gpu.try_query(gpu.nvml.nvmlDeviceGetSramEccErrorStatus)
     if told is None:
         return {}
     return {
@@ -66,13 +66,13 @@ def sram_unit_errors(gpu: Device) -> dict[Labels, float]:
 
 def sram_threshold_exceeded(gpu: Device) -> float | None:
     """Return whether the errors on the chip are more than NVIDIA holds acceptable."""
-    told = gpu.supported(gpu.nvml.nvmlDeviceGetSramEccErrorStatus)
+    told = gpu.try_query(gpu.nvml.nvmlDeviceGetSramEccErrorStatus)
     return None if told is None else float(bool(told.bThresholdExceeded))
 
 
 def spare_rows(gpu: Device) -> dict[Labels, float]:
     """Banks by how many of their spare rows are left."""
-    banks = gpu.supported(gpu.nvml.nvmlDeviceGetRowRemapperHistogram)
+    banks = gpu.try_query(gpu.nvml.nvmlDeviceGetRowRemapperHistogram)
     if banks is None:
         return {}
     return present(
@@ -82,5 +82,5 @@ def spare_rows(gpu: Device) -> dict[Labels, float]:
 
 def unrepairable(gpu: Device) -> float | None:
     """Return whether device memory has errors that no spare row can stand in for."""
-    flag = gpu.supported(gpu.nvml.nvmlDeviceGetUnrepairableMemoryFlag_v1)
+    flag = gpu.try_query(gpu.nvml.nvmlDeviceGetUnrepairableMemoryFlag_v1)
     return None if flag is None else float(bool(flag))

@@ -47,13 +47,13 @@ def reset_required(gpu: Device) -> float | None:
 
 def fabric_state(gpu: Device) -> dict[Labels, float]:
     """Progress of the GPU in joining its NVLink fabric; nothing where it belongs to none."""
-    told = gpu.supported(gpu.nvml.nvmlDeviceGetGpuFabricInfoV)
+    told = gpu.try_query(gpu.nvml.nvmlDeviceGetGpuFabricInfoV)
     return one_of(FABRIC_STATES, told.state) if told is not None and told.state else {}
 
 
 def fabric_joined(gpu: Device) -> float | None:
     """Return whether the GPU has joined its NVLink fabric without an error."""
-    told = gpu.supported(gpu.nvml.nvmlDeviceGetGpuFabricInfoV)
+    told = gpu.try_query(gpu.nvml.nvmlDeviceGetGpuFabricInfoV)
     if told is None or not told.state:
         return None
     return float(told.state == _REGISTERED and told.status == 0)
@@ -61,13 +61,13 @@ def fabric_joined(gpu: Device) -> float | None:
 
 def fabric_place(gpu: Device) -> dict[Labels, float]:
     """Which clique of its NVLink fabric the GPU is in: those in one can reach each other."""
-    told = gpu.supported(gpu.nvml.nvmlDeviceGetGpuFabricInfoV)
+    told = gpu.try_query(gpu.nvml.nvmlDeviceGetGpuFabricInfoV)
     return {} if told is None or told.state != _REGISTERED else {(str(told.cliqueId),): 1.0}
 
 
 def fabric_faults(gpu: Device) -> dict[Labels, float]:
     """Faults of the GPU's place in its NVLink fabric, as far as the fabric manager tells."""
-    told = gpu.supported(gpu.nvml.nvmlDeviceGetGpuFabricInfoV)
+    told = gpu.try_query(gpu.nvml.nvmlDeviceGetGpuFabricInfoV)
     if told is None or told.state != _REGISTERED:
         return {}
     found = {name: told.healthMask >> shift & 3 for name, shift in _FABRIC_FAULTS.items()}
@@ -76,13 +76,13 @@ def fabric_faults(gpu: Device) -> dict[Labels, float]:
 
 def cores(gpu: Device) -> float | None:
     """Count the cores that NVIDIA names CUDA cores."""
-    return gpu.supported(gpu.nvml.nvmlDeviceGetNumGpuCores) or None
+    return gpu.try_query(gpu.nvml.nvmlDeviceGetNumGpuCores) or None
 
 
 def inforom(gpu: Device) -> dict[Labels, float]:
     """Versions of what is written into the board's own store, the whole image and its parts."""
-    image = gpu.supported(gpu.nvml.nvmlDeviceGetInforomImageVersion)
-    parts = [gpu.supported(gpu.nvml.nvmlDeviceGetInforomVersion, number) for number in INFOROM_PARTS.values()]
+    image = gpu.try_query(gpu.nvml.nvmlDeviceGetInforomImageVersion)
+    parts = [gpu.try_query(gpu.nvml.nvmlDeviceGetInforomVersion, number) for number in INFOROM_PARTS.values()]
     versions = tuple(_text(version) for version in (image, *parts))
     return {versions: 1.0} if any(versions) else {}
 

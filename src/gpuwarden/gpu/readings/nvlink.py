@@ -39,7 +39,7 @@ def transferred(gpu: Device) -> dict[Labels, float]:
     """Bytes of data over all links since the driver loaded, by direction."""
     if not _links(gpu):
         return {}
-    per_link = gpu.settled("NVLink bytes per link", lambda: _all_links(gpu) is None)
+    per_link = gpu.remember("NVLink bytes per link", lambda: _all_links(gpu) is None)
     return (_summed(gpu) if per_link else _all_links(gpu)) or {}
 
 
@@ -69,10 +69,10 @@ def _total(gpu: Device, number: int, found: Sequence[float | None]) -> float | N
     there is no sum. One that stays away is switched off: it counts no more, but what it did count happened, and stays
     in the total. With a new handle, and so after a reset, all of that is forgotten.
     """
-    counted: dict[int, tuple[float, int]] = gpu.settled(("counted by link", number), dict)
-    told = {link: (value, gpu.relearnt) for link, value in enumerate(found) if value is not None}
+    counted: dict[int, tuple[float, int]] = gpu.remember(("counted by link", number), dict)
+    told = {link: (value, gpu.relearn_count) for link, value in enumerate(found) if value is not None}
     counted |= told
-    if any(gpu.relearnt < counted[link][1] + _SWITCHED_OFF for link in counted.keys() - told.keys()):
+    if any(gpu.relearn_count < counted[link][1] + _SWITCHED_OFF for link in counted.keys() - told.keys()):
         return None
     return sum(value for value, _when in counted.values()) if counted else None
 
@@ -87,11 +87,11 @@ def _of_links(gpu: Device, numbers: Mapping[str, int]) -> list[tuple[str, list[f
 
 def _counted_errors(gpu: Device) -> list[tuple[str, list[float | None]]]:
     """Return the errors of each link by type, of the types that these links count: a generation has a few of them."""
-    if gpu.is_settled(_ERROR_TYPES):
-        return _of_links(gpu, gpu.settled(_ERROR_TYPES, dict))
+    if gpu.is_remembered(_ERROR_TYPES):
+        return _of_links(gpu, gpu.remember(_ERROR_TYPES, dict))
     told = [(name, found) for name, found in _of_links(gpu, fields.NVLINK_ERRORS) if found != [None] * len(found)]
     if told:
-        gpu.settled(_ERROR_TYPES, lambda: {name: fields.NVLINK_ERRORS[name] for name, _found in told})
+        gpu.remember(_ERROR_TYPES, lambda: {name: fields.NVLINK_ERRORS[name] for name, _found in told})
     return told
 
 

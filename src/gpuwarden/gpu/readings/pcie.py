@@ -17,24 +17,24 @@ errors = labelled_fields(fields.PCIE_ERRORS)
 
 def generation(gpu: Device) -> float | None:
     """Return the generation that the link runs at, which an idle GPU lowers."""
-    return _told(gpu.supported(gpu.nvml.nvmlDeviceGetCurrPcieLinkGeneration))
+    return _told(gpu.try_query(gpu.nvml.nvmlDeviceGetCurrPcieLinkGeneration))
 
 
 def width(gpu: Device) -> float | None:
     """Lanes in use."""
-    return _told(gpu.supported(gpu.nvml.nvmlDeviceGetCurrPcieLinkWidth))
+    return _told(gpu.try_query(gpu.nvml.nvmlDeviceGetCurrPcieLinkWidth))
 
 
 def highest_generation(gpu: Device) -> dict[Labels, float]:
     """Highest generation of the GPU by itself, and of its link in this machine."""
-    own = _told(gpu.supported(gpu.nvml.nvmlDeviceGetGpuMaxPcieLinkGeneration))
-    here = _told(gpu.supported(gpu.nvml.nvmlDeviceGetMaxPcieLinkGeneration))
+    own = _told(gpu.try_query(gpu.nvml.nvmlDeviceGetGpuMaxPcieLinkGeneration))
+    here = _told(gpu.try_query(gpu.nvml.nvmlDeviceGetMaxPcieLinkGeneration))
     return present(("gpu", "link"), (own, here))
 
 
 def highest_width(gpu: Device) -> float | None:
     """Lanes of the link."""
-    return _told(gpu.supported(gpu.nvml.nvmlDeviceGetMaxPcieLinkWidth))
+    return _told(gpu.try_query(gpu.nvml.nvmlDeviceGetMaxPcieLinkWidth))
 
 
 def _told(answer: int | None) -> int | None:
@@ -51,11 +51,11 @@ def transferred(gpu: Device) -> dict[Labels, float]:
     counted = present(directions, gpu.fields((number, 0) for number in directions.values()))
     for direction, value in counted.items():
         if value >= _BITS_32:
-            gpu.settled(("wide counter", direction), lambda: True)
-    return {direction: value for direction, value in counted.items() if gpu.is_settled(("wide counter", direction))}
+            gpu.remember(("wide counter", direction), lambda: True)
+    return {direction: value for direction, value in counted.items() if gpu.is_remembered(("wide counter", direction))}
 
 
 def throughput(gpu: Device) -> dict[Labels, float]:
     """Bytes a second by direction. Blocks in the driver for 20 ms each, in which it counts."""
     ask = gpu.nvml.nvmlDeviceGetPcieThroughput
-    return present(PCIE_DIRECTIONS, (gpu.supported(ask, number) for number in PCIE_DIRECTIONS.values()), 1000)
+    return present(PCIE_DIRECTIONS, (gpu.try_query(ask, number) for number in PCIE_DIRECTIONS.values()), 1000)

@@ -31,11 +31,11 @@ def _of_scopes(gpu: Device, number: int) -> dict[Labels, float]:
 
 def limits(gpu: Device) -> dict[Labels, float]:
     """Watts: the limit enforced, the one asked for, the board's default, and the range that can be asked for."""
-    least, most = gpu.supported(gpu.nvml.nvmlDeviceGetPowerManagementLimitConstraints) or (None, None)
+    least, most = gpu.try_query(gpu.nvml.nvmlDeviceGetPowerManagementLimitConstraints) or (None, None)
     found = {
-        "enforced": gpu.supported(gpu.nvml.nvmlDeviceGetEnforcedPowerLimit),
-        "requested": gpu.supported(gpu.nvml.nvmlDeviceGetPowerManagementLimit),
-        "default": gpu.supported(gpu.nvml.nvmlDeviceGetPowerManagementDefaultLimit),
+        "enforced": gpu.try_query(gpu.nvml.nvmlDeviceGetEnforcedPowerLimit),
+        "requested": gpu.try_query(gpu.nvml.nvmlDeviceGetPowerManagementLimit),
+        "default": gpu.try_query(gpu.nvml.nvmlDeviceGetPowerManagementDefaultLimit),
         "min": least,
         "max": most,
     }

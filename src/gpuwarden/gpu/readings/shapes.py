@@ -27,17 +27,17 @@ def one_of(states: Mapping[str, int], number: float | None) -> dict[Labels, floa
 
 def answer(function: Callable[..., Any]) -> Callable[[Device], float | None]:
     """Read one number; None where this device or driver does not have it."""
-    return lambda gpu: gpu.supported(getattr(gpu.nvml, function.__name__))
+    return lambda gpu: gpu.try_query(getattr(gpu.nvml, function.__name__))
 
 
 def state(states: Mapping[str, int], function: Callable[..., Any]) -> Callable[[Device], dict[Labels, float]]:
     """Read the number of a state, shown as `one_of` does."""
-    return lambda gpu: one_of(states, gpu.supported(getattr(gpu.nvml, function.__name__)))
+    return lambda gpu: one_of(states, gpu.try_query(getattr(gpu.nvml, function.__name__)))
 
 
 def settings(function: Callable[..., Any], names: tuple[str, str]) -> Callable[[Device], dict[Labels, float]]:
     """Read two numbers that one call answers."""
-    return lambda gpu: present(names, gpu.supported(getattr(gpu.nvml, function.__name__)) or (None, None))
+    return lambda gpu: present(names, gpu.try_query(getattr(gpu.nvml, function.__name__)) or (None, None))
 
 
 def field(number: int) -> Callable[[Device], float | None]:

@@ -17,7 +17,7 @@ margin_thresholds = labelled_fields(fields.MARGIN_THRESHOLDS)  # what newer GPUs
 def temperatures(gpu: Device) -> dict[Labels, float]:
     """Degrees by sensor. Boards whose memory has none answer 0 for it (DCGM shows it so), which no chip is at."""
     core = gpu.query(gpu.nvml.nvmlDeviceGetTemperature, TEMPERATURE_CORE)
-    memory = gpu.seldom("memory temperature", lambda: gpu.attempt(lambda: gpu.field(fields.MEMORY_TEMPERATURE)))
+    memory = gpu.query_slowly("memory temperature", lambda: gpu.attempt(lambda: gpu.field(fields.MEMORY_TEMPERATURE)))
     return {("core",): core, ("memory",): memory} if memory else {("core",): core}
 
 
@@ -27,7 +27,7 @@ def thresholds(gpu: Device) -> dict[Labels, float]:
 
 
 def _threshold(gpu: Device, name: str) -> int | None:
-    return gpu.fixed(gpu.nvml.nvmlDeviceGetTemperatureThreshold, TEMPERATURE_THRESHOLDS[name])
+    return gpu.query_once(gpu.nvml.nvmlDeviceGetTemperatureThreshold, TEMPERATURE_THRESHOLDS[name])
 
 
 def margin(gpu: Device) -> float | None:
@@ -35,7 +35,7 @@ def margin(gpu: Device) -> float | None:
 
     A margin of 0 or less is reported by healthy H100 boards (leptonai/gpud), so then the threshold decides.
     """
-    own = gpu.supported(gpu.nvml.nvmlDeviceGetMarginTemperature)
+    own = gpu.try_query(gpu.nvml.nvmlDeviceGetMarginTemperature)
     if own is not None and own > 0:
         return own
     slowdown = _threshold(gpu, "slowdown")
@@ -44,6 +44,6 @@ def margin(gpu: Device) -> float | None:
 
 def fan_speeds(gpu: Device) -> dict[Labels, float]:
     """Ratio of each fan's full speed that it is told to run at."""
-    fans = min(gpu.fixed(gpu.nvml.nvmlDeviceGetNumFans) or 0, _MAX_FANS)
-    speeds = [gpu.supported(gpu.nvml.nvmlDeviceGetFanSpeed_v2, fan) for fan in range(fans)]
+    fans = min(gpu.query_once(gpu.nvml.nvmlDeviceGetNumFans) or 0, _MAX_FANS)
+    speeds = [gpu.try_query(gpu.nvml.nvmlDeviceGetFanSpeed_v2, fan) for fan in range(fans)]
     return present(map(str, range(fans)), (None if speed == NOT_AVAILABLE else speed for speed in speeds), 0.01)

@@ -14,7 +14,7 @@ def kernels(gpu: Device) -> float:
 
 def busy_seconds(gpu: Device) -> float:
     """Seconds with a kernel running, added up over the polls."""
-    return gpu.integral("busy", kernels(gpu))
+    return gpu.integrate("busy", kernels(gpu))
 
 
 def bandwidth(gpu: Device) -> float:
@@ -33,23 +33,23 @@ def engines(gpu: Device) -> dict[Labels, float]:
     return {
         labels: found[0] / 100
         for labels, ask in asks.items()
-        if (found := gpu.supported(ask)) is not None and found[0] != NOT_AVAILABLE
+        if (found := gpu.try_query(ask)) is not None and found[0] != NOT_AVAILABLE
     }
 
 
 def encoder_sessions(gpu: Device) -> float | None:
     """Count the video encoding sessions."""
-    stats = gpu.supported(gpu.nvml.nvmlDeviceGetEncoderStats)
+    stats = gpu.try_query(gpu.nvml.nvmlDeviceGetEncoderStats)
     return None if stats is None else stats[0]
 
 
 def encoder_rate(gpu: Device) -> float | None:
     """Frames a second of an encoding session, on average; none without a session."""
-    stats = gpu.supported(gpu.nvml.nvmlDeviceGetEncoderStats)
+    stats = gpu.try_query(gpu.nvml.nvmlDeviceGetEncoderStats)
     return stats[1] if stats and stats[0] else None
 
 
 def encoder_latency(gpu: Device) -> float | None:
     """Seconds a frame takes to encode, on average; none without a session."""
-    stats = gpu.supported(gpu.nvml.nvmlDeviceGetEncoderStats)
+    stats = gpu.try_query(gpu.nvml.nvmlDeviceGetEncoderStats)
     return stats[2] / 1e6 if stats and stats[0] else None
