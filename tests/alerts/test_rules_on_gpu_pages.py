@@ -63,46 +63,46 @@ def altered(gpu: SimulatedGpu, function: str, **values: int) -> SimpleNamespace:
 def breaks(index: int, gpu: SimulatedGpu, seconds: float) -> None:
     """Break a GPU as EXPECTED has it; `seconds` are those since the begin, for what counts."""
     if index == RESNET:
-        gpu.answer("nvmlDeviceGetCurrPcieLinkGeneration", 3)
-        gpu.answer(_FABRIC, altered(gpu, _FABRIC, state=FABRIC_STATES["in_progress"]))
+        gpu.set_answer("nvmlDeviceGetCurrPcieLinkGeneration", 3)
+        gpu.set_answer(_FABRIC, altered(gpu, _FABRIC, state=FABRIC_STATES["in_progress"]))
     elif index == UNET:
         for flag in (fields.ROW_REMAP_PENDING, fields.ROW_REMAP_FAILED, fields.RETIRED_PAGES_PENDING):
-            gpu.tell(flag, 1)
-        gpu.tell(fields.RETIRED_PAGES["single_bit"], 62)
-        gpu.tell(fields.RECOVERY_ACTION, RECOVERY_ACTIONS["gpu_reset"])
-        gpu.tell(fields.PCIE_REPLAYS, seconds)
-        gpu.answer(_ROWS, altered(gpu, _ROWS, max=2559, none=1))
-        gpu.answer("nvmlDeviceGetUnrepairableMemoryFlag_v1", 1)
-        gpu.answer(_SRAM, altered(gpu, _SRAM, bThresholdExceeded=1))
-        gpu.answer("nvmlDeviceGetRepairStatus", [1, 0])
-        gpu.answer("nvmlDeviceGetMemoryErrorCounter", 2)
+            gpu.set_field(flag, 1)
+        gpu.set_field(fields.RETIRED_PAGES["single_bit"], 62)
+        gpu.set_field(fields.RECOVERY_ACTION, RECOVERY_ACTIONS["gpu_reset"])
+        gpu.set_field(fields.PCIE_REPLAYS, seconds)
+        gpu.set_answer(_ROWS, altered(gpu, _ROWS, max=2559, none=1))
+        gpu.set_answer("nvmlDeviceGetUnrepairableMemoryFlag_v1", 1)
+        gpu.set_answer(_SRAM, altered(gpu, _SRAM, bThresholdExceeded=1))
+        gpu.set_answer("nvmlDeviceGetRepairStatus", [1, 0])
+        gpu.set_answer("nvmlDeviceGetMemoryErrorCounter", 2)
     elif index == VIT:
-        gpu.tell(fields.NVLINK_STATE, 0, scope=4)
-        gpu.tell(fields.NVLINK_ERRORS["replay"], seconds, scope=5)
+        gpu.set_field(fields.NVLINK_STATE, 0, scope=4)
+        gpu.set_field(fields.NVLINK_ERRORS["replay"], seconds, scope=5)
     elif index == VIT_2:
-        gpu.tell(fields.MEMORY_TEMPERATURE, 93)
-        gpu.tell(fields.RECOVERY_ACTION, RECOVERY_ACTIONS["drain_and_reset"])
-        gpu.answer(_FABRIC, altered(gpu, _FABRIC, healthMask=0b10101001))
+        gpu.set_field(fields.MEMORY_TEMPERATURE, 93)
+        gpu.set_field(fields.RECOVERY_ACTION, RECOVERY_ACTIONS["drain_and_reset"])
+        gpu.set_answer(_FABRIC, altered(gpu, _FABRIC, healthMask=0b10101001))
     elif index == TABULAR:
         gpu.pin(temperature=90)
     elif index == NOTEBOOK:
         gpu.pin(temperature=78)
-        gpu.answer("nvmlDeviceGetCurrentClocksEventReasons", CLOCK_EVENT_REASONS["hw_power_brake_slowdown"])
+        gpu.set_answer("nvmlDeviceGetCurrentClocksEventReasons", CLOCK_EVENT_REASONS["hw_power_brake_slowdown"])
 
 
 def looks_alike(index: int, gpu: SimulatedGpu) -> None:
     """Give a GPU what looks like a fault and is none."""
-    gpu.tell(fields.NVLINK_STATE, 0, scope=17)  # without a partner
+    gpu.set_field(fields.NVLINK_STATE, 0, scope=17)  # without a partner
     if index in {NOTEBOOK, IDLE}:
-        gpu.answer("nvmlDeviceGetNumFans", 2)
-        gpu.answer("nvmlDeviceGetFanSpeed_v2", 0)
+        gpu.set_answer("nvmlDeviceGetNumFans", 2)
+        gpu.set_answer("nvmlDeviceGetFanSpeed_v2", 0)
     if index == IDLE:
-        gpu.answer("nvmlDeviceGetCurrPcieLinkGeneration", 1)
-        gpu.answer("nvmlDeviceGetMemoryErrorCounter", 40)
-        gpu.tell(fields.PCIE_REPLAYS, 90_000)
-        gpu.tell(fields.NVLINK_ERRORS["replay"], 90_000)
-        gpu.tell(fields.CLOCK_EVENT_NANOSECONDS["sw_thermal_slowdown"], 1e15)
-        gpu.tell(fields.REMAPPED_ROWS["uncorrectable"], 4)
+        gpu.set_answer("nvmlDeviceGetCurrPcieLinkGeneration", 1)
+        gpu.set_answer("nvmlDeviceGetMemoryErrorCounter", 40)
+        gpu.set_field(fields.PCIE_REPLAYS, 90_000)
+        gpu.set_field(fields.NVLINK_ERRORS["replay"], 90_000)
+        gpu.set_field(fields.CLOCK_EVENT_NANOSECONDS["sw_thermal_slowdown"], 1e15)
+        gpu.set_field(fields.REMAPPED_ROWS["uncorrectable"], 4)
 
 
 def act(simulation: Simulation, now: float) -> None:

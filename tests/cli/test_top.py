@@ -23,7 +23,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from services import Daemon, ending, fetch, free_port, until
 
-from gpuwarden.cli.top.layout import picture
+from gpuwarden.cli.top.layout import render_box
 from gpuwarden.cli.top.state_reader import fetch_state
 from gpuwarden.config.value_types import Address
 from gpuwarden.protocol.codec import encode
@@ -255,7 +255,7 @@ def drawn(answer: Any, width: int, height: int | None) -> list[str]:
     """Return a picture's lines."""
     console = Console(width=width, height=height or 25, force_terminal=True, color_system=None, markup=False)
     with console.capture() as captured:
-        console.print(picture(answer, width, height, 1e9), crop=False)
+        console.print(render_box(answer, width, height, 1e9), crop=False)
     return captured.get().splitlines()
 
 

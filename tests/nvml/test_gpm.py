@@ -12,7 +12,7 @@ import pytest
 from polled_driver import SLOW, polling
 from simulated_box import Clock
 
-from gpuwarden.capture.gpm_samples import PlainGpmRequest
+from gpuwarden.capture.nvml_stand_ins import PlainGpmRequest
 from gpuwarden.nvml.binding import (
     GPM_DRAM_ACTIVE,
     GPM_PCIE,

@@ -15,7 +15,7 @@ from receipt_cases import BEGAN, BEGAN_UPTIME, receipt, run
 from services import ROOT
 
 from gpuwarden.cli.commands.reference_command import RECEIPT_PARTS
-from gpuwarden.cli.runs.memory_report import conclusion
+from gpuwarden.cli.runs.memory_report import render_conclusion
 from gpuwarden.formatting import (
     format_bytes,
     format_count,
@@ -211,7 +211,7 @@ def test_what_was_ahead_of_a_run_is_not_carried_on() -> None:
         plain = json_from_record(later)
         assert not [key for each in (plain, *plain["devices"]) for key in each if "growth" in key or "to_oom" in key]
         assert "seconds_to_host_oom" not in plain
-        assert [title for title, _ in conclusion(later, later.devices)].count("forecast") == 0
+        assert [title for title, _ in render_conclusion(later, later.devices)].count("forecast") == 0
 
 
 def test_log_line() -> None:

@@ -360,8 +360,8 @@ class TestFaults:
         """A test can have a GPU answer otherwise; other GPUs, functions and scopes keep their answers."""
         box = Box()
         gpu = box.simulation.gpu(0)
-        gpu.answer("nvmlDeviceGetCurrPcieLinkGeneration", 1)
-        gpu.tell(fields.NVLINK_STATE, 0, scope=3)
+        gpu.set_answer("nvmlDeviceGetCurrPcieLinkGeneration", 1)
+        gpu.set_field(fields.NVLINK_STATE, 0, scope=3)
         assert box.value(0, "pcie_link_generation") == 1
         assert box.value(1, "pcie_link_generation") == 5
         assert box.value(0, "pcie_link_width") == 16

@@ -1,4 +1,4 @@
-"""A capture: recorded answers of a driver, in one JSON file that can be read, shared and replayed (docs/capture.md)."""
+"""Capture file: recorded answers of a driver as JSON that can be read, shared and replayed (docs/capture.md)."""
 
 from __future__ import annotations
 

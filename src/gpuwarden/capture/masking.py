@@ -1,4 +1,4 @@
-"""Take out of a capture what tells one machine or person from another, so that it can be shared."""
+"""Masking of a capture, so that it can be shared: nothing in it identifies a machine or a person."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from gpuwarden.capture.capture_file import LISTS, MIG_HANDLE, Answer, Answers, C
 
 
 def mask_capture(capture: Capture) -> Capture:
-    """Replace UUIDs, serial numbers and PCI addresses by made-up ones and number pids anew.
+    """Replace UUIDs, serial numbers and PCI addresses by made-up ones, and renumber pids.
 
-    The same one becomes the same throughout the capture, so that GPUs and processes can still be told apart.
+    The same one becomes the same throughout the capture, so that GPUs and processes remain distinguishable.
     """
     masks = _Masks()
     return replace(

@@ -1,4 +1,4 @@
-"""Record what a driver answers to the daemon's own questions, errors included."""
+"""Recorder of a driver's answers to the daemon's own calls, errors included."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from pynvml import NVML_ERROR_NOT_SUPPORTED  # noqa: TID251 - a return code; nothing is called
 
-from gpuwarden.capture import gpm_samples
+from gpuwarden.capture import nvml_stand_ins
 from gpuwarden.capture.capture_file import (
     FIELD_VALUES,
     FIELDS,
@@ -36,7 +36,7 @@ from gpuwarden.nvml.binding import FUNCTIONS, Handle, Nvml, NVMLError, code_of
 from gpuwarden.nvml.gpm import MIN_SAMPLE_SECONDS
 from gpuwarden.nvml.identity import identify
 
-SAMPLE_SECONDS = 2 * MIN_SAMPLE_SECONDS  # that the samples of the first frame tell of
+SAMPLE_SECONDS = 2 * MIN_SAMPLE_SECONDS  # that the samples of the first frame span
 _OF_DRIVER = ("nvmlSystemGetDriverVersion", "nvmlSystemGetCudaDriverVersion_v2", "nvmlDeviceGetCount")
 
 
@@ -60,10 +60,10 @@ def record(
             f"{MAX_INTERVAL_SECONDS:g} s apart"
         )
     nvml.nvmlInit()
-    box = _Box(nvml, plan, host_memory, clock)
+    box = _BoxRecorder(nvml, plan, host_memory, clock)
     try:
         taken = [box.frame()]
-        if box.samples:  # they tell of the time between two: the first frame gave the first
+        if box.samples:  # they span the time between two: the first frame gave the first
             sleep(SAMPLE_SECONDS)
             taken = [box.frame()]
         began = clock()
@@ -76,8 +76,8 @@ def record(
     return Capture(interval, tuple(taken))
 
 
-class _Box:
-    """Records all GPUs. Each keeps its reader from frame to frame, for the sake of its samples, and is asked anew."""
+class _BoxRecorder:
+    """Recorder of all GPUs. Each keeps its reader from frame to frame, whose samples span two."""
 
     def __init__(
         self, nvml: Nvml, plan: Plan, host_memory: Callable[[], HostMemory], clock: Callable[[], float]
@@ -86,12 +86,12 @@ class _Box:
         self._plan = plan
         self._host_memory = host_memory
         self._clock = clock
-        self._gpus: dict[int, _Gpu] = {}
+        self._gpus: dict[int, _GpuRecorder] = {}
 
     @property
     def samples(self) -> bool:
         """Presence of a GPM sample of any GPU."""
-        return any(gpu.listening.samples for gpu in self._gpus.values())
+        return any(gpu.nvml.samples for gpu in self._gpus.values())
 
     def release(self) -> None:
         """Give back what the driver holds."""
@@ -103,7 +103,7 @@ class _Box:
         driver: dict[str, Answer] = {}
         for name in _OF_DRIVER:
             with suppress(NVMLError):
-                _written(driver, name, (), getattr(self._nvml, name))
+                _record_answer(driver, name, (), getattr(self._nvml, name))
         count = driver["nvmlDeviceGetCount"]
         indices = range(count if isinstance(count, int) else 0)
         return Frame(driver, tuple(self._answers(index) for index in indices), self._host_memory())
@@ -113,7 +113,7 @@ class _Box:
             handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
         except NVMLError as error:
             return {"nvmlDeviceGetHandleByIndex": {"error": code_of(error)}}
-        gpu = self._gpus.get(index) or _Gpu(self._nvml, handle, self._plan, self._clock)
+        gpu = self._gpus.get(index) or _GpuRecorder(self._nvml, handle, self._plan, self._clock)
         self._gpus[index] = gpu
         try:
             return gpu.answers(handle, index)
@@ -122,20 +122,20 @@ class _Box:
                 del self._gpus[index]
 
 
-class _Gpu:
-    """One GPU, and the daemon's own reader of it, which asks through `listening`."""
+class _GpuRecorder:
+    """One GPU, and the daemon's own reader of it, which asks through `nvml`."""
 
     def __init__(self, nvml: Nvml, handle: Handle, plan: Plan, clock: Callable[[], float]) -> None:
-        self.listening = _Listening(nvml)
-        self.reader = GpuReader(cast("Nvml", self.listening), handle, plan, clock=clock)
+        self.nvml = _RecordingNvml(nvml)
+        self.reader = GpuReader(cast("Nvml", self.nvml), handle, plan, clock=clock)
         self.gone = False
         self._uuid: Answer | None = None
 
     def answers(self, handle: Handle, index: int) -> Answers:
         """Ask all that the daemon asks."""
-        answers = self.listening.begin()
+        answers = self.nvml.begin()
         with suppress(NVMLError):
-            identify(cast("Nvml", self.listening), handle, index)
+            identify(cast("Nvml", self.nvml), handle, index)
         before, self._uuid = self._uuid, answers.get("nvmlDeviceGetUUID")
         if before != self._uuid:  # another GPU has the index now
             self.reader.attach(handle)
@@ -148,8 +148,8 @@ class _Gpu:
         return answers
 
 
-class _Listening:
-    """Passes all functions on and writes down the answers: those of a MIG instance's handle as the instance's own."""
+class _RecordingNvml:
+    """NVML that passes calls on and records the answers; those of a MIG instance's handle as the instance's own."""
 
     def __init__(self, nvml: Nvml) -> None:
         self._nvml = nvml
@@ -165,7 +165,7 @@ class _Listening:
         self.nvmlGpmSampleGet = partial(self._sample, "nvmlGpmSampleGet")
         self.nvmlGpmMigSampleGet = partial(self._sample, "nvmlGpmMigSampleGet")
         self.nvmlGpmMetricsGet = self._metrics
-        self.c_nvmlGpmMetricsGet_t = gpm_samples.PlainGpmRequest
+        self.c_nvmlGpmMetricsGet_t = nvml_stand_ins.PlainGpmRequest
 
     def begin(self) -> Answers:
         """Begin a frame; return where its answers are written."""
@@ -176,7 +176,7 @@ class _Listening:
 
     def _ask(self, name: str, handle: Handle, *arguments: Any) -> Any:
         _, answers = self._instances.get(id(handle), (handle, self._answers))
-        return _written(answers, name, arguments, lambda: getattr(self._nvml, name)(handle, *arguments))
+        return _record_answer(answers, name, arguments, lambda: getattr(self._nvml, name)(handle, *arguments))
 
     def _instance(self, handle: Handle, index: int) -> Handle:
         asked = format_question(MIG_HANDLE, index)
@@ -202,7 +202,7 @@ class _Listening:
         self._sampled[id(sample)] = tuple(instance)
         self.samples = True
 
-    def _metrics(self, request: gpm_samples.PlainGpmRequest) -> None:
+    def _metrics(self, request: nvml_stand_ins.PlainGpmRequest) -> None:
         wanted, instance = request.wanted(), self._sampled[id(request.sample2)]
         # In frames that are close together the samples are of a frame before: a replay must be able to take them.
         self._answers.setdefault(format_question(GPM_SAMPLES[len(instance)], *instance), 0)
@@ -227,7 +227,7 @@ class _Listening:
                 self._answers[asked] = metric.value
 
 
-def _written(answers: dict[str, Answer], name: str, arguments: Sequence[Any], ask: Callable[[], Any]) -> Any:
+def _record_answer(answers: dict[str, Answer], name: str, arguments: Sequence[Any], ask: Callable[[], Any]) -> Any:
     """Ask, and write the answer down, be it an error."""
     try:
         answer = ask()
@@ -241,7 +241,7 @@ def _written(answers: dict[str, Answer], name: str, arguments: Sequence[Any], as
                 answers[asked] = {"error": code} if code else value
     else:
         (asked,) = _questions(name, arguments)
-        answers[asked] = _plain(name, answer)
+        answers[asked] = _answer_from_nvml(name, answer)
     return answer
 
 
@@ -251,7 +251,7 @@ def _questions(name: str, arguments: Sequence[Any]) -> list[str]:
     return [format_question(name, *arguments)]
 
 
-def _plain(function: str, answer: Any) -> Answer:
+def _answer_from_nvml(function: str, answer: Any) -> Answer:
     if function in LISTS:
         return [_fields(function, entry) for entry in answer]
     if function in NUMBERS:

@@ -1,4 +1,4 @@
-"""A capture that answers as the recorded driver did, in real time and over and over."""
+"""Replay of a capture: answers as the recorded driver gave them, in real time, in a loop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pynvml import (  # noqa: TID251 - return codes; nothing is called
     NVML_SUCCESS,
 )
 
-from gpuwarden.capture import gpm_samples
+from gpuwarden.capture import nvml_stand_ins
 from gpuwarden.capture.capture_file import (
     FIELD_VALUES,
     FIELDS,
@@ -28,7 +28,7 @@ from gpuwarden.capture.capture_file import (
     Frame,
     format_question,
 )
-from gpuwarden.capture.no_events import UNSUPPORTED_EVENTS
+from gpuwarden.capture.nvml_stand_ins import UNSUPPORTED_EVENTS
 from gpuwarden.host.host_memory import HostMemory, host_memory
 from gpuwarden.nvml.binding import FUNCTIONS, Field, FieldValue, Nvml, nvml_error
 
@@ -37,9 +37,9 @@ _PID_LIMIT = 1 << 22  # the kernel's PID_MAX_LIMIT: no process has a pid above
 
 
 class CapturedNvml:
-    """Replays a capture through `nvml`, from its first frame at the time of making. `clock` gives seconds.
+    """Stand-in for NVML that replays a capture from its first frame on. `clock` returns seconds.
 
-    A recorded pid may belong to somebody else's process here, so pids are moved to above those that Linux hands out.
+    Recorded pids are moved above those that Linux assigns: here they may be other processes.
     """
 
     def __init__(self, capture: Capture, clock: Callable[[], float] = time.monotonic) -> None:
@@ -52,24 +52,26 @@ class CapturedNvml:
             for index, gpu in enumerate(frame.gpus)
             if isinstance(uuid := gpu.get("nvmlDeviceGetUUID"), str)  # else the GPU did not say
         }
-        answering: dict[str, Callable[..., Any]] = {name: partial(self._of_driver, name) for name in FUNCTIONS}
-        answering |= {name: partial(self._of_device, name) for name in FUNCTIONS if name.startswith("nvmlDeviceGet")}
-        answering |= UNSUPPORTED_EVENTS  # of the time of recording, none are told
+        answering: dict[str, Callable[..., Any]] = {name: partial(self._answer_driver, name) for name in FUNCTIONS}
+        answering |= {
+            name: partial(self._answer_device, name) for name in FUNCTIONS if name.startswith("nvmlDeviceGet")
+        }
+        answering |= UNSUPPORTED_EVENTS  # a capture has none
         answering |= {
             "nvmlDeviceGetFieldValues": self._field_values,
             MIG_HANDLE: self._instance,
-            "nvmlGpmQueryDeviceSupport": partial(self._of_device, "nvmlGpmQueryDeviceSupport"),
+            "nvmlGpmQueryDeviceSupport": partial(self._answer_device, "nvmlGpmQueryDeviceSupport"),
             "nvmlGpmSampleAlloc": SimpleNamespace,
             "nvmlGpmSampleFree": lambda _sample: None,
             "nvmlGpmSampleGet": self._sample,
             "nvmlGpmMigSampleGet": self._instance_sample,
             GPM_METRICS: self._gpm_metrics,
-            "c_nvmlGpmMetricsGet_t": gpm_samples.PlainGpmRequest,
+            "c_nvmlGpmMetricsGet_t": nvml_stand_ins.PlainGpmRequest,
             "nvmlInit": lambda: None,
             "nvmlShutdown": lambda: None,
-            "nvmlDeviceGetCount": partial(self._of_driver, "nvmlDeviceGetCount"),
-            "nvmlDeviceGetHandleByIndex": self._by_index,
-            "nvmlDeviceGetHandleByUUID": self._by_uuid,
+            "nvmlDeviceGetCount": partial(self._answer_driver, "nvmlDeviceGetCount"),
+            "nvmlDeviceGetHandleByIndex": self._find_by_index,
+            "nvmlDeviceGetHandleByUUID": self._find_by_uuid,
         }
         self.nvml = cast("Nvml", SimpleNamespace(**answering))
 
@@ -77,7 +79,7 @@ class CapturedNvml:
         frames = self._capture.frames
         return frames[int((self._clock() - self._began) / self._capture.interval) % len(frames)]
 
-    def _of_driver(self, name: str) -> Any:
+    def _answer_driver(self, name: str) -> Any:
         return replay_answer(self._frame().driver, name)
 
     def host_memory(self) -> HostMemory:
@@ -89,10 +91,10 @@ class CapturedNvml:
         gpus = self._frame().gpus
         if index >= len(gpus):
             raise nvml_error(NVML_ERROR_GPU_IS_LOST)  # the driver did not count it any more
-        _let_through(gpus[index].get("nvmlDeviceGetHandleByIndex"))
+        _raise_recorded_error(gpus[index].get("nvmlDeviceGetHandleByIndex"))
         return replay_answer(gpus[index], MIG_HANDLE, *instance) if instance else gpus[index]
 
-    def _of_device(self, name: str, handle: Handle, *arguments: int) -> Any:
+    def _answer_device(self, name: str, handle: Handle, *arguments: int) -> Any:
         return replay_answer(self._gpu(handle), name, *arguments)
 
     def _instance(self, index: int, number: int) -> Handle:
@@ -100,14 +102,14 @@ class CapturedNvml:
         return index, number
 
     def _sample(self, index: int, sample: SimpleNamespace) -> None:
-        self._of_device("nvmlGpmSampleGet", index)
+        self._answer_device("nvmlGpmSampleGet", index)
         sample.gpu, sample.instance = index, ()
 
     def _instance_sample(self, index: int, gpu_instance: int, sample: SimpleNamespace) -> None:
-        self._of_device("nvmlGpmMigSampleGet", index, gpu_instance)
+        self._answer_device("nvmlGpmMigSampleGet", index, gpu_instance)
         sample.gpu, sample.instance = index, (gpu_instance,)
 
-    def _gpm_metrics(self, request: gpm_samples.PlainGpmRequest) -> None:
+    def _gpm_metrics(self, request: nvml_stand_ins.PlainGpmRequest) -> None:
         """Answer as recorded in this frame: there it was the difference of the recorder's samples."""
         sample = request.sample2
         gpu = self._gpu(sample.gpu)
@@ -122,21 +124,21 @@ class CapturedNvml:
         gpu = self._gpu(handle)
         return [_field_value(gpu.get(format_question(FIELD_VALUES, *field))) for field in fields]
 
-    def _by_index(self, index: int) -> int:
+    def _find_by_index(self, index: int) -> int:
         gpus = self._frame().gpus
         if not 0 <= index < len(gpus):
             raise nvml_error(NVML_ERROR_INVALID_ARGUMENT)
-        _let_through(gpus[index].get("nvmlDeviceGetHandleByIndex"))
+        _raise_recorded_error(gpus[index].get("nvmlDeviceGetHandleByIndex"))
         return index
 
-    def _by_uuid(self, uuid: str) -> int:
+    def _find_by_uuid(self, uuid: str) -> int:
         gpus = self._frame().gpus
         now = (index for index, gpu in enumerate(gpus) if gpu.get("nvmlDeviceGetUUID") == uuid)
         # A GPU that does not say its UUID now has said it in another frame.
         index = next(now, self._indices.get(uuid, len(gpus)))
         if index >= len(gpus):
             raise nvml_error(NVML_ERROR_NOT_FOUND)
-        return self._by_index(index)
+        return self._find_by_index(index)
 
 
 def _field_value(answer: object) -> FieldValue:
@@ -153,13 +155,13 @@ def replay_answer(answers: Answers, function: str, *arguments: int) -> Any:
     answer = answers.get(format_question(function, *arguments))
     if answer is None:
         raise nvml_error(NVML_ERROR_NOT_SUPPORTED)
-    _let_through(answer)
+    _raise_recorded_error(answer)
     if function in LISTS:
         return [_struct(function, entry) for entry in cast("list[Mapping[str, Any]]", answer)]
     return _struct(function, cast("Mapping[str, Any]", answer)) if function in FIELDS else answer
 
 
-def _let_through(answer: object) -> None:
+def _raise_recorded_error(answer: object) -> None:
     if isinstance(answer, Mapping) and "error" in answer:
         raise nvml_error(answer["error"])
 

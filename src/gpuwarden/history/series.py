@@ -69,7 +69,7 @@ class HistorySeries:
             for column in subject.columns:
                 column[at] = nan
         self.dropped = 0
-        for kind, key, values in _values(state):
+        for kind, key, values in _poll_values(state):
             self._put(kind, key, values, at)
         for old in [key for key, subject in self._subjects.items() if self.points - subject.seen >= POINTS]:
             del self._subjects[old]
@@ -111,7 +111,7 @@ class HistorySeries:
         for (of, key), subject in self._subjects.items():
             if of == kind:
                 columns = zip(COLUMNS[kind], subject.columns, strict=True)
-                known = {name: [_told(column[place]) for place in places] for name, column in columns}
+                known = {name: [_finite_or_none(column[place]) for place in places] for name, column in columns}
                 yield key, {name: values for name, values in known.items() if values.count(None) < len(values)}
 
     def pace(self, run_id: str) -> float | None:
@@ -132,24 +132,24 @@ class HistorySeries:
         return (last - first) / (ended - began) if ended > began and last >= first else None
 
 
-def _told(value: float) -> float | None:
+def _finite_or_none(value: float) -> float | None:
     return value if value == value else None  # noqa: PLR0124 - what is no number does not equal itself
 
 
-def _values(state: State) -> Iterator[tuple[Kind, Key, Sequence[float | None]]]:
+def _poll_values(state: State) -> Iterator[tuple[Kind, Key, Sequence[float | None]]]:
     """Give what a poll knows of each subject, in the order of its columns."""
     in_use: dict[str, int] = {}
     for run in state.runs:
         for uuid, memory in run.memory.items():
             in_use[uuid] = in_use.get(uuid, 0) + memory.current
     for gpu in state.snapshot.gpus:
-        yield from _of_gpu(gpu, in_use.get)
+        yield from _gpu_values(gpu, in_use.get)
     for run in state.runs:
         if run.up:
-            yield from _of_run(run)
+            yield from _run_values(run)
 
 
-def _of_gpu(gpu: Gpu, in_use: Callable[[str], int | None]) -> Iterator[tuple[Kind, Key, Sequence[float | None]]]:
+def _gpu_values(gpu: Gpu, in_use: Callable[[str], int | None]) -> Iterator[tuple[Kind, Key, Sequence[float | None]]]:
     uuid = gpu.identity.uuid
     used, utilization = gpu.value(GpuReadings.memory_used_bytes), gpu.value(GpuReadings.utilization_ratio)
     yield "gpus", (uuid,), (used, in_use(uuid), utilization, gpu.value(GpuReadings.temperature_celsius, "core"))
@@ -158,7 +158,7 @@ def _of_gpu(gpu: Gpu, in_use: Callable[[str], int | None]) -> Iterator[tuple[Kin
         yield "gpus", (uuid,), (instance.value(MigReadings.memory_used_bytes), in_use(uuid), None, None)
 
 
-def _of_run(run: RunSnapshot) -> Iterator[tuple[Kind, Key, Sequence[float | None]]]:
+def _run_values(run: RunSnapshot) -> Iterator[tuple[Kind, Key, Sequence[float | None]]]:
     yield "runs", (run.peer.run_id,), (run.report.steps if run.report else None,)
     for uuid, memory in run.memory.items():
         yield "devices", (run.peer.run_id, uuid), (memory.current, run.headroom.get(uuid))

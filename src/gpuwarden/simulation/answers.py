@@ -10,7 +10,7 @@ from typing import Any
 
 from pynvml import NVML_ERROR_NOT_SUPPORTED, NVML_SUCCESS  # noqa: TID251 - return codes; nothing is called
 
-from gpuwarden.capture import gpm_samples
+from gpuwarden.capture import nvml_stand_ins
 from gpuwarden.capture.capture_file import FIELD_VALUES, Frame, format_question, load_capture
 from gpuwarden.capture.replay import replay_answer
 from gpuwarden.nvml import fields
@@ -78,7 +78,7 @@ def compute_answer(gpu: SimulatedGpu, function: str, *arguments: Any) -> Any:
     return replay_answer(recorded_frame().gpus[0], function, *arguments)
 
 
-def fill_gpm_metrics(request: gpm_samples.PlainGpmRequest) -> None:
+def fill_gpm_metrics(request: nvml_stand_ins.PlainGpmRequest) -> None:
     """Answer with the mean of two samples."""
     for metric in request.wanted():
         if metric.metricId in request.sample2:

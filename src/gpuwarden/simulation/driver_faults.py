@@ -1,4 +1,4 @@
-"""Faults that a test gives a simulated GPU, or the simulated driver: loss, hangs, failing calls and other answers."""
+"""Faults that a test injects into a simulated GPU or driver: loss, hangs, failing calls, other answers."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class GpuFaults(Faults):
         self.answers: dict[str, Any] = {}  # by function
         self.fields: dict[tuple[int, int], float] = {}  # by the field's number and scope
 
-    def answer(self, function: str, value: Any) -> None:
+    def set_answer(self, function: str, value: Any) -> None:
         """Give that answer to every call of one function, with any arguments, until `restore`."""
         self.answers = {**self.answers, function: value}
 
-    def tell(self, field: int, value: float, scope: int = 0) -> None:
+    def set_field(self, field: int, value: float, scope: int = 0) -> None:
         """Give a field (of `gpuwarden.nvml.fields`) that value in that scope, such as a link, until `restore`."""
         self.fields = {**self.fields, (field, scope): value}
 

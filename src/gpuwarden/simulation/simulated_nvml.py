@@ -16,8 +16,8 @@ from pynvml import (  # noqa: TID251 - return codes; nothing is called
     NVML_ERROR_UNINITIALIZED,
 )
 
-from gpuwarden.capture import gpm_samples
-from gpuwarden.capture.no_events import UNSUPPORTED_EVENTS
+from gpuwarden.capture import nvml_stand_ins
+from gpuwarden.capture.nvml_stand_ins import UNSUPPORTED_EVENTS
 from gpuwarden.capture.replay import replay_answer
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.nvml.binding import FUNCTIONS, Nvml, nvml_error
@@ -30,7 +30,7 @@ from gpuwarden.simulation.trainer import Tenant
 from gpuwarden.simulation.workloads import WORKLOADS, Workload
 
 MAX_GPUS = 64
-MAX_GAP_SECONDS = 900.0  # between two looks: in a longer one the box stands still for the rest
+MAX_GAP_SECONDS = 900.0  # between two reads: of a longer one the box skips the rest
 _STEP_SECONDS = 1.0
 _FIRST_PID = 4194305  # above the kernel's PID_MAX_LIMIT of 2^22: never a real process
 _PIDS = 1_000_000  # of one workload
@@ -39,7 +39,7 @@ _PIDS = 1_000_000  # of one workload
 class Simulation:
     """Box that tests can break. `nvml` answers from any thread; `clock` gives seconds and may jump, but not back.
 
-    The box moves in steps of a second, when it is looked at. `gpu(index)` and `driver` take the faults a test wants.
+    The box moves in steps of a second, when it is read. `gpu(index)` and `driver` take the faults of a test.
     """
 
     def __init__(self, gpus: int = 8, seed: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
@@ -56,7 +56,7 @@ class Simulation:
             for workload in WORKLOADS:
                 self._place(workload, gpus - len(self._gpus), rng)
         self._tenants = tuple(dict.fromkeys(gpu.tenant for gpu in self._gpus))
-        self.nvml: Nvml = self._answering()
+        self.nvml: Nvml = self._build_nvml()
 
     def gpu(self, index: int) -> SimulatedGpu:
         """Return a GPU, for a test to break."""
@@ -97,44 +97,44 @@ class Simulation:
             for tenant in self._tenants:
                 tenant.advance(_STEP_SECONDS)
 
-    def _answering(self) -> Nvml:
+    def _build_nvml(self) -> Nvml:
         driver, devices = recorded_frame().driver, [name for name in FUNCTIONS if name.startswith("nvmlDevice")]
         functions: dict[str, Callable[..., Any]] = {
-            **{name: partial(self._of_device, name) for name in devices},
+            **{name: partial(self._answer_device, name) for name in devices},
             **{name: partial(replay_answer, driver, name) for name in driver},
             **UNSUPPORTED_EVENTS,
             "nvmlShutdown": self._shut_down,
             "nvmlDeviceGetCount": lambda: len(self._gpus),
-            "nvmlDeviceGetHandleByIndex": self._by_index,
-            "nvmlDeviceGetHandleByUUID": self._by_uuid,
-            "nvmlGpmQueryDeviceSupport": partial(self._of_device, "nvmlGpmQueryDeviceSupport"),
+            "nvmlDeviceGetHandleByIndex": self._find_by_index,
+            "nvmlDeviceGetHandleByUUID": self._find_by_uuid,
+            "nvmlGpmQueryDeviceSupport": partial(self._answer_device, "nvmlGpmQueryDeviceSupport"),
             "nvmlGpmSampleAlloc": dict,
             "nvmlGpmSampleFree": lambda _sample: None,
-            "nvmlGpmSampleGet": partial(self._of_device, "nvmlGpmSampleGet"),
-            "nvmlGpmMigSampleGet": partial(self._of_device, "nvmlGpmMigSampleGet"),
+            "nvmlGpmSampleGet": partial(self._answer_device, "nvmlGpmSampleGet"),
+            "nvmlGpmMigSampleGet": partial(self._answer_device, "nvmlGpmMigSampleGet"),
             "nvmlGpmMetricsGet": fill_gpm_metrics,
         }
         box = type("SimulatedNvml", (), {})()
-        box.nvmlInit = self._initialise
-        box.c_nvmlGpmMetricsGet_t = gpm_samples.PlainGpmRequest
+        box.nvmlInit = self._initialize
+        box.c_nvmlGpmMetricsGet_t = nvml_stand_ins.PlainGpmRequest
         for name, function in functions.items():
-            setattr(box, name, partial(self._of_driver, name, function))
+            setattr(box, name, partial(self._answer_driver, name, function))
         return cast("Nvml", box)
 
-    def _initialise(self) -> None:
+    def _initialize(self) -> None:
         self.driver.check("nvmlInit")
         self._users += 1
 
     def _shut_down(self) -> None:
         self._users -= 1
 
-    def _of_driver(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
+    def _answer_driver(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
         self.driver.check(name)
         if not self._users:
             raise nvml_error(NVML_ERROR_UNINITIALIZED)
         return function(*args)
 
-    def _of_device(self, name: str, index: int, *args: Any) -> Any:
+    def _answer_device(self, name: str, index: int, *args: Any) -> Any:
         # A GPU that hangs must not hold the lock: the others have to go on.
         gpu = self._gpus[index]
         gpu.check(name)
@@ -144,13 +144,13 @@ class Simulation:
             self._catch_up()
             return compute_answer(gpu, name, *args)
 
-    def _by_index(self, index: int) -> int:
+    def _find_by_index(self, index: int) -> int:
         if not 0 <= index < len(self._gpus):
             raise nvml_error(NVML_ERROR_INVALID_ARGUMENT)
         self._gpus[index].check("nvmlDeviceGetHandleByIndex")
         return index
 
-    def _by_uuid(self, wanted: str) -> int:
+    def _find_by_uuid(self, wanted: str) -> int:
         for gpu in self._gpus:
             if gpu.uuid == wanted:
                 gpu.check("nvmlDeviceGetHandleByUUID")

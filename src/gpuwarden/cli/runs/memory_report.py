@@ -35,24 +35,24 @@ class TerminalFormat:
 
 def render_memory_story(receipt: RunRecord, page: TerminalFormat) -> Iterator[Line]:
     """Return texts of any length with their labels, and the lines of charts as wide as the page."""
-    told = sorted((each for each in receipt.devices if each.story is not None), key=_room)
+    told = sorted((each for each in receipt.devices if each.story is not None), key=_min_headroom)
     if told:
-        yield from _pictures(receipt, told, page)
-    if lines := list(conclusion(receipt, told)):
+        yield from _render_devices(receipt, told, page)
+    if lines := list(render_conclusion(receipt, told)):
         yield "", ""
         yield from lines
 
 
-def _pictures(receipt: RunRecord, told: Sequence[RecordedDevice], page: TerminalFormat) -> Iterator[Line]:
+def _render_devices(receipt: RunRecord, told: Sequence[RecordedDevice], page: TerminalFormat) -> Iterator[Line]:
     seconds = max(story.ended_seconds[-1] for each in told if (story := each.story))
     width = max(min(page.width, MAX_WIDTH) - LABEL_WIDTH - 1, MIN_WIDTH)
     for number, device in enumerate(told):
         yield "", ""
-        yield from _titled(device)
+        yield from _render_title(device)
         if device.story is not None and (number == 0 or len(told) <= MAX_CHARTS):
             yield "", f"{page.letters[-2]} in use  {page.letters[-1]} peak so far"
             yield from ((None, line) for line in render_chart(device.story, seconds, width, page.letters))
-    marks = _chosen(receipt.marks)
+    marks = _choose_marks(receipt.marks)
     if marks:
         yield "", ""
     for mark in marks:
@@ -61,15 +61,15 @@ def _pictures(receipt: RunRecord, told: Sequence[RecordedDevice], page: Terminal
         yield "", f"and {len(receipt.marks) - len(marks)} of less importance (--json)"
 
 
-def _room(device: RecordedDevice) -> float:
+def _min_headroom(device: RecordedDevice) -> float:
     """Return the least headroom, to have the tightest device first."""
     return float("inf") if device.lowest_headroom_bytes is None else device.lowest_headroom_bytes
 
 
-def _titled(device: RecordedDevice) -> Iterator[Line]:
+def _render_title(device: RecordedDevice) -> Iterator[Line]:
     story = device.story
     assert story is not None
-    low, high = min(story.lowest_bytes[_settled(story) :]), max(story.highest_bytes)
+    low, high = min(story.lowest_bytes[_first_settled_point(story) :]), max(story.highest_bytes)
     words = [f"{format_bytes(low)} to {format_bytes(high)} in use", f"peak {format_bytes(max(story.peak_bytes))}"]
     if device.lowest_headroom_bytes is not None:
         words.append(f"least headroom {format_bytes(device.lowest_headroom_bytes)}")
@@ -77,18 +77,18 @@ def _titled(device: RecordedDevice) -> Iterator[Line]:
     yield "", ", ".join(words)
 
 
-def _settled(story: MemoryTimeline) -> int:
+def _first_settled_point(story: MemoryTimeline) -> int:
     """Return from which point on the model has been there: the first reports come before it is built."""
     return min(len(story.lowest_bytes) - 1, 1)
 
 
-def _chosen(marks: Sequence[RecordedEvent]) -> list[RecordedEvent]:
+def _choose_marks(marks: Sequence[RecordedEvent]) -> list[RecordedEvent]:
     """Choose the marks that matter most, in the order of time; the newest of those that matter alike."""
     worth = sorted(marks, key=lambda mark: (_WEIGHT.get(mark.kind, len(_WEIGHT)), -mark.at_seconds))
     return sorted(worth[:MAX_MARKS], key=lambda mark: mark.at_seconds)
 
 
-def conclusion(receipt: RunRecord, told: Sequence[RecordedDevice]) -> Iterator[Line]:
+def render_conclusion(receipt: RunRecord, told: Sequence[RecordedDevice]) -> Iterator[Line]:
     """Say what follows: why memory was out and what to do, when it will be, or that it is steady; and batch sizes."""
     verdict = next((each.verdict for each in reversed(receipt.errors_told) if each.verdict), None)
     growing = [device for device in told if device.memory_growth_bytes_per_second is not None]
@@ -97,7 +97,7 @@ def conclusion(receipt: RunRecord, told: Sequence[RecordedDevice]) -> Iterator[L
     if receipt.host_memory_growth_bytes_per_second is not None:
         yield "forecast", _host_forecast(receipt.host_memory_growth_bytes_per_second, receipt.seconds_to_host_oom)
     if told and not growing and not verdict:
-        yield "memory", _course(receipt, told[0])
+        yield "memory", _describe_course(receipt, told[0])
     if receipt.batch_size_advice is not None:
         advice = receipt.batch_size_advice
         yield "batch size", f"{advice.text} ({advice.confidence} confidence)"
@@ -120,12 +120,12 @@ def _host_forecast(growth: float, seconds: float | None) -> str:
     return f"host memory grows by {format_growth(growth)}{left}"
 
 
-def _course(receipt: RunRecord, device: RecordedDevice) -> str:
+def _describe_course(receipt: RunRecord, device: RecordedDevice) -> str:
     """Say in a sentence whether memory is steady, by the story alone."""
     story = device.story
     assert story is not None
     ended = receipt.outcome is not None
-    first = _settled(story)
+    first = _first_settled_point(story)
     lows = story.lowest_bytes[first:]
     lasted = story.ended_seconds[-1] - story.began_seconds[first]
     if len(lows) < MIN_POINTS or lasted < MIN_SECONDS:

@@ -14,46 +14,46 @@ from gpuwarden.cli.top.style import (
     RANK,
     STYLES,
     Column,
-    bar,
-    mark,
+    condition_mark,
+    make_table,
+    memory_bar,
+    number_cell,
     pressure_style,
-    said,
-    table,
-    text,
+    text_cell,
 )
 from gpuwarden.formatting import format_bytes
 from gpuwarden.owners.kinds import BY_PRIORITY
 
-BROAD, BROADEST = 100, 140  # columns of a terminal from which there is room for more
+MIN_WIDE_COLUMNS, MIN_WIDEST_COLUMNS = 100, 140  # columns of a terminal from which there is room for more
 _GIB = 2**30
 _NO_READINGS: Mapping[str, str] = {"asleep": "sleeps", "not_asked": "is not asked"}
 
 
-def worst_first(gpus: Sequence[ApiObject]) -> list[ApiObject]:
+def sort_worst_first(gpus: Sequence[ApiObject]) -> list[ApiObject]:
     """Order the GPUs; those that are alike stand as the driver has them."""
     return sorted(gpus, key=lambda gpu: RANK.get(gpu.text("condition"), 0))
 
 
-def gpu_lines(gpus: Sequence[ApiObject]) -> int:
+def count_rows(gpus: Sequence[ApiObject]) -> int:
     """Count the rows that these GPUs take."""
     return sum(1 + len(gpu.parts("mig")) for gpu in gpus)
 
 
-def gpu_table(gpus: Sequence[ApiObject], run_names: Mapping[str, str], width: int, *, model_names: bool) -> Table:
+def make_gpu_table(gpus: Sequence[ApiObject], run_names: Mapping[str, str], width: int, *, model_names: bool) -> Table:
     """Write a row a GPU, and its MIG instances below it; `run_names` are by id, `model_names` asks for that column."""
-    drawn = 12 if width < BROAD else 24 if width < BROADEST else 40
-    made = table(
+    drawn = 12 if width < MIN_WIDE_COLUMNS else 24 if width < MIN_WIDEST_COLUMNS else 40
+    made = make_table(
         Column("", 1),
         Column("GPU", 4),
-        Column("MEMORY" if width < BROAD else f"MEMORY {IN_USE} in use {HELD} held", drawn),
+        Column("MEMORY" if width < MIN_WIDE_COLUMNS else f"MEMORY {IN_USE} in use {HELD} held", drawn),
         Column("", 12, right=True),
         Column("HEADROOM", 8, right=True),
         Column("TEMP", 6, right=True),
         Column("UTIL", 5, right=True),
         Column("POWER", 9, right=True),
         Column("OWNER"),
-        *([Column("CLOCK", 8, right=True)] if width >= BROADEST else []),
-        *([Column("NAME")] if width >= BROADEST and model_names else []),
+        *([Column("CLOCK", 8, right=True)] if width >= MIN_WIDEST_COLUMNS else []),
+        *([Column("NAME")] if width >= MIN_WIDEST_COLUMNS and model_names else []),
     )
     for gpu in gpus:
         rows = [_row(gpu, run_names, drawn), *(_instance(gpu, each, run_names, drawn) for each in gpu.parts("mig"))]
@@ -62,7 +62,7 @@ def gpu_table(gpus: Sequence[ApiObject], run_names: Mapping[str, str], width: in
     return made
 
 
-def place_of(gpu: ApiObject, instance: ApiObject | None = None) -> str:
+def format_place(gpu: ApiObject, instance: ApiObject | None = None) -> str:
     """Return the number of a GPU, of a MIG instance with that of its GPU instance."""
     numbers = [gpu.number("index")] + ([instance.number("gpu_instance")] if instance is not None else [])
     return "/".join("?" if number is None else f"{number:.0f}" for number in numbers)
@@ -71,21 +71,21 @@ def place_of(gpu: ApiObject, instance: ApiObject | None = None) -> str:
 def _row(gpu: ApiObject, run_names: Mapping[str, str], drawn: int) -> list[Text]:
     condition, status = gpu.text("condition"), gpu.text("status")
     style = STYLES.get(condition, "")
-    head = [mark(condition), Text(place_of(gpu), style)]
-    name = text(gpu.text("name"), "dim")
+    head = [condition_mark(condition), Text(format_place(gpu), style)]
+    name = text_cell(gpu.text("name"), "dim")
     if status != "up":
         what = f"does not answer: {gpu.text('fault')}" if gpu.text("fault") else _NO_READINGS.get(status, status)
-        nothing = [said(None, str)] * 5
-        return [*head, Text(""), *nothing, text(what, style), said(None, str), name]
+        nothing = [number_cell(None, str)] * 5
+        return [*head, Text(""), *nothing, text_cell(what, style), number_cell(None, str), name]
     memory, heat = (pressure_style(gpu.part("pressure").text(resource)) for resource in ("memory", "thermal"))
     return [
         *head,
         *_memory(gpu, memory, drawn),
-        said(gpu.part("temperature_celsius").number("core"), lambda core: _temperature(core, gpu), heat),
-        said(gpu.number("utilization_ratio"), lambda ratio: f"{ratio * 100:.0f} %"),
-        said(gpu.number("power_usage_watts"), lambda watts: _power(watts, gpu)),
-        text(_owner(gpu, run_names)),
-        said(gpu.part("clock_hertz").number("graphics"), lambda hertz: f"{hertz / 1e6:.0f} MHz"),
+        number_cell(gpu.part("temperature_celsius").number("core"), lambda core: _temperature(core, gpu), heat),
+        number_cell(gpu.number("utilization_ratio"), lambda ratio: f"{ratio * 100:.0f} %"),
+        number_cell(gpu.number("power_usage_watts"), lambda watts: _power(watts, gpu)),
+        text_cell(_owner(gpu, run_names)),
+        number_cell(gpu.part("clock_hertz").number("graphics"), lambda hertz: f"{hertz / 1e6:.0f} MHz"),
         name,
     ]
 
@@ -94,10 +94,10 @@ def _instance(gpu: ApiObject, instance: ApiObject, run_names: Mapping[str, str],
     run = instance.text("headroom_run_id")
     return [
         Text(""),
-        Text(place_of(gpu, instance), "dim"),
+        Text(format_place(gpu, instance), "dim"),
         *_memory(instance, pressure_style(instance.part("pressure").text("memory")), drawn),
         *([Text("")] * 3),
-        text(f"MIG {instance.text('profile')} {run_names.get(run, run)}".rstrip()),
+        text_cell(f"MIG {instance.text('profile')} {run_names.get(run, run)}".rstrip()),
     ]
 
 
@@ -106,9 +106,9 @@ def _memory(of: ApiObject, style: str, drawn: int) -> list[Text]:
     size, used = of.number("memory_size_bytes"), of.number("memory_used_bytes")
     pair = "-" if size is None else f"{'-' if used is None else f'{used / _GIB:.1f}'}/{size / _GIB:.0f} GiB"
     return [
-        bar(drawn, size, of.number("memory_in_use_bytes"), used, style),
+        memory_bar(drawn, size, of.number("memory_in_use_bytes"), used, style),
         Text(pair),
-        said(of.number("headroom_bytes"), format_bytes, style),
+        number_cell(of.number("headroom_bytes"), format_bytes, style),
     ]
 
 

@@ -9,10 +9,10 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from gpuwarden.cli.top.gpu_table import BROADEST, gpu_lines, gpu_table, place_of, worst_first
-from gpuwarden.cli.top.run_table import run_table
+from gpuwarden.cli.top.gpu_table import MIN_WIDEST_COLUMNS, count_rows, format_place, make_gpu_table, sort_worst_first
+from gpuwarden.cli.top.run_table import make_run_table
 from gpuwarden.cli.top.state_reader import ApiObject
-from gpuwarden.cli.top.style import RANK, STYLES, Column, mark, table, text
+from gpuwarden.cli.top.style import RANK, STYLES, Column, condition_mark, make_table, text_cell
 from gpuwarden.formatting import format_bytes, format_elapsed
 
 MAX_TROUBLES = 6
@@ -21,21 +21,21 @@ _UNLIMITED = 10_000  # lines
 _WORDS: Mapping[str, str] = {"critical": "critical", "warning": "to look at", "unknown": "not asked", "ok": "ok"}
 
 
-def picture(answer: Any, width: int, height: int | None, now: float) -> RenderableType:
+def render_box(answer: Any, width: int, height: int | None, now: float) -> RenderableType:
     """Draw an answer of `/api/v1/state`; without a height it is as long as it takes. `now` is Unix time."""
     return Group(*_lines(ApiObject(answer), width, _UNLIMITED if height is None else height, now))
 
 
 def _lines(box: ApiObject, width: int, height: int, now: float) -> Iterator[RenderableType]:
-    gpus, runs, events = worst_first(box.parts("gpus")), box.parts("runs"), box.parts("events")
+    gpus, runs, events = sort_worst_first(box.parts("gpus")), box.parts("runs"), box.parts("events")
     models = {gpu.text("name") for gpu in gpus}
-    head = [_title(box, gpus, runs, models if width >= BROADEST else ()), *_warnings(box, now)]
+    head = [_title(box, gpus, runs, models if width >= MIN_WIDEST_COLUMNS else ()), *_warnings(box, now)]
     head += _troubles(gpus, runs, min(MAX_TROUBLES, max(height // 6, 1)))
     yield from head
     dropped = max(int(box.number("runs_dropped") or 0), 0)
     titles = 3 if events else 2
     left = max(height - len(head) - titles, 0)
-    wanted = gpu_lines(gpus), max(len(runs) + bool(dropped), 1), len(events)
+    wanted = count_rows(gpus), max(len(runs) + bool(dropped), 1), len(events)
     gap = [Text("")] if sum(wanted) + titles <= left else []
     # Events get a few lines, GPUs half of the rest, or what runs leave; events then get what is left over.
     few = min(len(events), MIN_EVENT_LINES, left // 3)
@@ -45,12 +45,16 @@ def _lines(box: ApiObject, width: int, height: int, now: float) -> Iterator[Rend
     fitting = _fitting(gpus, for_gpus)
     names = {run.text("run_id"): run.text("name") for run in runs}
     if fitting or not gpus:
-        yield gpu_table(fitting, names, width, model_names=len(models) > 1) if gpus else Text("No GPU is known.", "dim")
+        yield (
+            make_gpu_table(fitting, names, width, model_names=len(models) > 1)
+            if gpus
+            else Text("No GPU is known.", "dim")
+        )
     if len(fitting) < len(gpus):
         yield _more(len(gpus) - len(fitting), "GPU")
     yield from gap
     shown = runs if len(runs) + bool(dropped) <= for_runs else runs[: max(for_runs - 1, 0)]
-    yield run_table(shown, _places(gpus), width) if runs else _no_runs(box)
+    yield make_run_table(shown, _places(gpus), width) if runs else _no_runs(box)
     if more := len(runs) - len(shown) + dropped:
         yield _more(more, "run")
     if events:
@@ -60,9 +64,9 @@ def _lines(box: ApiObject, width: int, height: int, now: float) -> Iterator[Rend
 
 def _fitting(gpus: Sequence[ApiObject], lines: int) -> Sequence[ApiObject]:
     """Return the GPUs that there is room for with their MIG instances; a line says how many more there are."""
-    if gpu_lines(gpus) <= lines:
+    if count_rows(gpus) <= lines:
         return gpus
-    return gpus[: max((n for n in range(len(gpus)) if gpu_lines(gpus[:n]) < lines), default=0)]
+    return gpus[: max((n for n in range(len(gpus)) if count_rows(gpus[:n]) < lines), default=0)]
 
 
 def _more(count: int, of: str) -> Text:
@@ -75,7 +79,7 @@ def _title(
     """Say in a line which box this is, and how it is; with the model of its GPUs where they have one and room."""
     host = box.part("host")
     line = Text(no_wrap=True, overflow="crop")
-    line.append_text(text(host.text("name") or "gpuwarden", "bold"))
+    line.append_text(text_cell(host.text("name") or "gpuwarden", "bold"))
     counts = {level: sum(gpu.text("condition") == level for gpu in gpus) for level in RANK}
     parts = [Text(f"{count} {_WORDS[level]}", STYLES[level]) for level, count in counts.items() if count]
     model = f" {next(iter(models))}" if len(models) == 1 else ""
@@ -86,7 +90,7 @@ def _title(
     size, available = host.number("memory_size_bytes"), host.number("memory_available_bytes")
     if size is not None and available is not None:
         line.append(f"  host {format_bytes(size - available)} of {format_bytes(size)}")
-    made = table(Column(""), Column("", 8, right=True))
+    made = make_table(Column(""), Column("", 8, right=True))
     made.show_header = False
     polled = box.number("polled_timestamp_seconds")
     made.add_row(line, "" if polled is None else _clock(polled))
@@ -98,10 +102,10 @@ def _warnings(box: ApiObject, now: float) -> Iterator[Text]:
     daemon, polled = box.part("daemon"), box.number("polled_timestamp_seconds")
     source = daemon.text("source")
     if source and source != "nvml":
-        yield text(f"These are not this machine's GPUs: the source is {source}.", STYLES["warning"])
+        yield text_cell(f"These are not this machine's GPUs: the source is {source}.", STYLES["warning"])
     if fault := daemon.text("fault"):
         parts = [f"The driver does not answer: {fault}", daemon.text("fault_advice")]
-        yield text("; ".join(filter(None, parts)), STYLES["critical"])
+        yield text_cell("; ".join(filter(None, parts)), STYLES["critical"])
     until = daemon.number("paused_until_timestamp_seconds")
     if until is not None:
         yield Text(f"Paused until {_clock(until)}: no GPU is read. gpuwarden resume ends it.", STYLES["warning"])
@@ -112,14 +116,14 @@ def _warnings(box: ApiObject, now: float) -> Iterator[Text]:
 
 def _troubles(gpus: Sequence[ApiObject], runs: Sequence[ApiObject], most: int) -> Iterator[Text]:
     """Say what is wrong, a line a GPU or run, the worst first; what ended has its own row, and an event."""
-    found = [(gpu, f"GPU {place_of(gpu)}") for gpu in gpus]
+    found = [(gpu, f"GPU {format_place(gpu)}") for gpu in gpus]
     found += [(run, f"run {run.text('name')}") for run in runs if run.is_true("up")]
     bad = [(of, where) for of, where in found if of.text("condition") in ("critical", "warning")]
     bad.sort(key=lambda each: RANK[each[0].text("condition")])
     shown = bad if len(bad) <= most else bad[: most - 1]
     for of, where in shown:
-        line = mark(of.text("condition")).append_text(text(f" {where}: ", "bold"))
-        line.append_text(text("; ".join(each.text("text") for each in of.parts("troubles"))))
+        line = condition_mark(of.text("condition")).append_text(text_cell(f" {where}: ", "bold"))
+        line.append_text(text_cell("; ".join(each.text("text") for each in of.parts("troubles"))))
         line.no_wrap, line.overflow = True, "ellipsis"
         yield line
     if len(shown) < len(bad):
@@ -130,23 +134,23 @@ def _places(gpus: Sequence[ApiObject]) -> Mapping[str, str]:
     """Return the numbers of GPUs and MIG instances by UUID."""
     found = {}
     for gpu in gpus:
-        found[gpu.text("uuid")] = place_of(gpu)
-        found |= {each.text("uuid"): place_of(gpu, each) for each in gpu.parts("mig")}
+        found[gpu.text("uuid")] = format_place(gpu)
+        found |= {each.text("uuid"): format_place(gpu, each) for each in gpu.parts("mig")}
     return found
 
 
 def _no_runs(box: ApiObject) -> Text:
     socket = box.part("daemon").text("runs_socket")
     where = f" to {socket}" if socket else ""
-    return text(f"No run reports{where}; docs/keras.md says how.", "dim")
+    return text_cell(f"No run reports{where}; docs/keras.md says how.", "dim")
 
 
 def _events(events: Sequence[ApiObject]) -> RenderableType:
-    made = table(Column("EVENTS", 8), Column(""))
+    made = make_table(Column("EVENTS", 8), Column(""))
     for event in events:
         at, level = event.number("timestamp_seconds"), event.text("level")
         when = Text("" if at is None else _clock(at), "dim")
-        made.add_row(when, text(event.text("text"), STYLES.get(level, "")))
+        made.add_row(when, text_cell(event.text("text"), STYLES.get(level, "")))
     return made
 
 

@@ -8,17 +8,17 @@ from math import inf
 from rich.table import Table
 from rich.text import Text
 
-from gpuwarden.cli.top.gpu_table import BROAD, BROADEST
+from gpuwarden.cli.top.gpu_table import MIN_WIDE_COLUMNS, MIN_WIDEST_COLUMNS
 from gpuwarden.cli.top.state_reader import ApiObject
-from gpuwarden.cli.top.style import STYLES, Column, mark, pressure_style, said, table, text
+from gpuwarden.cli.top.style import STYLES, Column, condition_mark, make_table, number_cell, pressure_style, text_cell
 from gpuwarden.formatting import format_bytes, format_elapsed
 
 
-def run_table(runs: Sequence[ApiObject], places: Mapping[str, str], width: int) -> Table:
+def make_run_table(runs: Sequence[ApiObject], places: Mapping[str, str], width: int) -> Table:
     """Write a row a run; `places` are numbers of GPUs by UUID, those of MIG instances too."""
-    some = [Column("STEPS", 9, right=True), Column("EPOCH", 5, right=True)] if width >= BROAD else []
-    more = [Column("USER", 10), Column("RUN", 18)] if width >= BROADEST else []
-    made = table(
+    some = [Column("STEPS", 9, right=True), Column("EPOCH", 5, right=True)] if width >= MIN_WIDE_COLUMNS else []
+    more = [Column("USER", 10), Column("RUN", 18)] if width >= MIN_WIDEST_COLUMNS else []
+    made = make_table(
         Column("", 1),
         Column("RUN" if not more else "NAME"),
         Column("GPU", 5),
@@ -48,20 +48,20 @@ def _row(run: ApiObject, places: Mapping[str, str]) -> list[Text]:
     pressure = tight.text("pressure")
     style = pressure_style(pressure)
     return [
-        mark(condition),
-        text(run.text("name"), STYLES.get(condition, "") if condition != "ok" else "" if up else "dim"),
-        text(_where(devices, places)),
+        condition_mark(condition),
+        text_cell(run.text("name"), STYLES.get(condition, "") if condition != "ok" else "" if up else "dim"),
+        text_cell(_where(devices, places)),
         _doing(run, up=up),
-        said(run.number("steps_per_second"), _pace),
-        said(sum(in_use) if in_use else None, format_bytes),
-        said(tight.number("headroom_bytes"), format_bytes, style),
-        said(min(left), format_elapsed, style) if left else Text("-", "dim"),
-        said(run.number("input_wait_ratio"), lambda share: f"{share * 100:.0f} %"),
-        text(pressure or "-", style or "dim"),
-        said(run.number("steps"), lambda count: f"{count:.0f}"),
-        said(run.number("epoch"), lambda count: f"{count:.0f}"),
-        text(run.text("user")),
-        text(run.text("run_id"), "dim"),
+        number_cell(run.number("steps_per_second"), _pace),
+        number_cell(sum(in_use) if in_use else None, format_bytes),
+        number_cell(tight.number("headroom_bytes"), format_bytes, style),
+        number_cell(min(left), format_elapsed, style) if left else Text("-", "dim"),
+        number_cell(run.number("input_wait_ratio"), lambda share: f"{share * 100:.0f} %"),
+        text_cell(pressure or "-", style or "dim"),
+        number_cell(run.number("steps"), lambda count: f"{count:.0f}"),
+        number_cell(run.number("epoch"), lambda count: f"{count:.0f}"),
+        text_cell(run.text("user")),
+        text_cell(run.text("run_id"), "dim"),
     ]
 
 
@@ -81,10 +81,12 @@ def _doing(run: ApiObject, *, up: bool) -> Text:
     if not up:
         outcome = run.text("outcome") or "ended"
         condition = run.text("condition")
-        return text(outcome.replace("oom_killed", "oom"), "dim" if condition == "ok" else STYLES.get(condition, ""))
+        return text_cell(
+            outcome.replace("oom_killed", "oom"), "dim" if condition == "ok" else STYLES.get(condition, "")
+        )
     if run.part("stall"):
         return Text("stalled", STYLES["warning"])
-    return text(run.text("phase") or "-")
+    return text_cell(run.text("phase") or "-")
 
 
 def _pace(steps: float) -> str:

@@ -28,22 +28,22 @@ class Column:
     right: bool = False
 
 
-def text(said: str, style: str = "") -> Text:
+def text_cell(words: str, style: str = "") -> Text:
     """Write untrusted text: markup in it is no markup, and its column cuts it."""
-    return Text(said, style, no_wrap=True, overflow="ellipsis")
+    return Text(words, style, no_wrap=True, overflow="ellipsis")
 
 
-def said(value: float | None, write: Callable[[float], str], style: str = "") -> Text:
+def number_cell(value: float | None, write: Callable[[float], str], style: str = "") -> Text:
     """Write a number; a dash where it is not known."""
     return Text("-", "dim") if value is None else Text(write(value), style)
 
 
-def mark(condition: str) -> Text:
+def condition_mark(condition: str) -> Text:
     """Write the sign before a row."""
     return Text(_MARKS.get(condition, " "), STYLES.get(condition, ""))
 
 
-def table(*columns: Column) -> Table:
+def make_table(*columns: Column) -> Table:
     """Begin a table without lines, as wide as the terminal."""
     made = Table(box=None, expand=True, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for column in columns:
@@ -63,7 +63,7 @@ def pressure_style(level: str) -> str:
     return _PRESSURE_STYLES.get(level, "")
 
 
-def bar(width: int, size: float | None, in_use: float | None, used: float | None, style: str) -> Text:
+def memory_bar(width: int, size: float | None, in_use: float | None, used: float | None, style: str) -> Text:
     """Draw memory: what allocators have handed out, and what is held beside that, of all there is."""
     if size is None or size <= 0 or in_use is used is None:  # nothing is known: that is not all free
         return Text(" " * width)

@@ -26,9 +26,9 @@ from rich.text import Text
 from gpuwarden.cli.common.api_client import daemon_url
 from gpuwarden.cli.common.config_flags import load_config
 from gpuwarden.cli.common.terminal import WRONG_USE, complain, discard_output
-from gpuwarden.cli.top.layout import picture
+from gpuwarden.cli.top.layout import render_box
 from gpuwarden.cli.top.state_reader import fetch_state
-from gpuwarden.cli.top.style import STYLES, text
+from gpuwarden.cli.top.style import STYLES, text_cell
 from gpuwarden.config.schema import Config
 from gpuwarden.config.value_types import Address
 from gpuwarden.formatting import format_elapsed
@@ -68,7 +68,7 @@ def _print_once(config: Config, *, as_json: bool) -> None:
         sys.stdout.write(json.dumps(state, indent=2) + "\n")
         return
     console = _console()
-    console.print(picture(state, console.width, None, time.time()), crop=False)
+    console.print(render_box(state, console.width, None, time.time()), crop=False)
 
 
 def _show_live(config: Config) -> None:
@@ -127,28 +127,28 @@ def _keyboard(screen: Live) -> Iterator[list[int]]:
     """Yield where keys can be read without the end of a line, if anywhere; Ctrl-Z gives the terminal back meanwhile."""
     modes = {number: termios.tcgetattr(number) for number in (0,) if os.isatty(number)}
 
-    def take() -> None:
+    def acquire() -> None:
         for number in modes:
             tty.setcbreak(number)
 
-    def give_back() -> None:
+    def restore() -> None:
         with suppress(termios.error):  # the terminal is closed
             for number, before in modes.items():
                 termios.tcsetattr(number, termios.TCSADRAIN, before)
 
     def stop(*_: object) -> None:
         screen.stop()
-        give_back()
+        restore()
         os.kill(os.getpid(), signal.SIGSTOP)
-        take()
+        acquire()
         screen.start()
 
     signal.signal(signal.SIGTSTP, stop)
-    take()
+    acquire()
     try:
         yield list(modes)
     finally:
-        give_back()
+        restore()
 
 
 def _console() -> Console:
@@ -161,10 +161,10 @@ def _console() -> Console:
 def _draw(answer: LastAnswer, listen: Address, console: Console) -> RenderableType:
     """Draw an answer; where there is none any longer, say so, and show in gray what there was."""
     if answer.state is None:
-        return text(answer.trouble or f"asking {daemon_url(listen)}", STYLES["warning"] if answer.trouble else "")
+        return text_cell(answer.trouble or f"asking {daemon_url(listen)}", STYLES["warning"] if answer.trouble else "")
     now = time.time()
     if not answer.trouble:
-        return picture(answer.state, console.width, console.height, now)
+        return render_box(answer.state, console.width, console.height, now)
     age = Text(f"What is below was so {format_elapsed(max(now - answer.at, 0.0))} ago.", STYLES["warning"])
-    before = picture(answer.state, console.width, console.height - 2, now)
-    return Group(text(f"{answer.trouble}; trying again", STYLES["critical"]), age, Styled(before, "dim"))
+    before = render_box(answer.state, console.width, console.height - 2, now)
+    return Group(text_cell(f"{answer.trouble}; trying again", STYLES["critical"]), age, Styled(before, "dim"))

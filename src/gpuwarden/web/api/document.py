@@ -28,7 +28,7 @@ def render_json(document: Any) -> bytes:
 def _keys(document: Any) -> dict[str, Any]:
     found = {}
     for name, required in document_keys(document.__class__):
-        value = _plain(getattr(document, name))
+        value = _plain_value(getattr(document, name))
         if required or not (value is None or (isinstance(value, (list, tuple, dict)) and not value)):
             found[name] = value
     return found
@@ -40,11 +40,11 @@ def document_keys(document: type) -> tuple[tuple[str, bool], ...]:
     return tuple((each.name, each.default is MISSING) for each in fields(document))
 
 
-def _plain(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     if isinstance(value, float):
         return plain_number(value)
     if isinstance(value, Mapping):
-        return {key: each for key, inner in value.items() if (each := _plain(inner)) is not None}
+        return {key: each for key, inner in value.items() if (each := _plain_value(inner)) is not None}
     return value
 
 

@@ -1,10 +1,18 @@
-"""Plain stand-ins for nvidia-ml-py's GPM structs, whose ctypes fields cannot hold the samples of a source in Python."""
+"""Stand-ins for parts of nvidia-ml-py, for sources other than the driver.
+
+GPM structs without ctypes, whose fields cannot hold the samples of a source in Python; and event functions that refuse.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from pynvml import NVML_ERROR_NOT_SUPPORTED  # noqa: TID251 - a return code; nothing is called
+
+from gpuwarden.nvml.binding import nvml_error
 
 
 @dataclass(slots=True)
@@ -29,3 +37,12 @@ class PlainGpmRequest:
     def wanted(self) -> list[PlainGpmMetric]:
         """Return the metrics that are asked for."""
         return [self.metrics[position] for position in range(self.numMetrics)]
+
+
+def _refuse(*_arguments: object) -> None:
+    raise nvml_error(NVML_ERROR_NOT_SUPPORTED)
+
+
+UNSUPPORTED_EVENTS: Mapping[str, Callable[..., None]] = dict.fromkeys(
+    ("nvmlEventSetCreate", "nvmlDeviceRegisterEvents", "nvmlEventSetWait_v2", "nvmlEventSetFree"), _refuse
+)
