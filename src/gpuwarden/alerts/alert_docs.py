@@ -52,13 +52,14 @@ def render_alerts() -> str:
 
 def _section(rule: Condition, values: Mapping[str, str]) -> str:
     text = (
-        f"\n## {rule.name}\n\n*{_when(rule, values)}* {rule.means}\n\n- **Look at** {rule.look}\n- **Do:** {rule.do}\n"
-        f"- **Silence:** {_silence(rule)}\n- **Wrong when** {rule.wrong}\n{_hidden(rule)}"
+        f"\n## {rule.name}\n\n*{_timing_text(rule, values)}* {rule.means}\n\n"
+        f"- **Look at** {rule.look}\n- **Do:** {rule.do}\n"
+        f"- **Silence:** {_silence_text(rule)}\n- **Wrong when** {rule.wrong}\n{_hidden_text(rule)}"
     )
     return fill_places(text, values)
 
 
-def _when(rule: Condition, values: Mapping[str, str]) -> str:
+def _timing_text(rule: Condition, values: Mapping[str, str]) -> str:
     hold, keep = fill_places(rule.hold, values), fill_places(rule.keep, values)
     parts = [rule.severity.capitalize(), f"after {_words(hold)}" if hold else "at once"]
     if keep:
@@ -66,12 +67,12 @@ def _when(rule: Condition, values: Mapping[str, str]) -> str:
     return "; ".join([", ".join(parts), *([rule.told] if rule.told else [])]) + "."
 
 
-def _silence(rule: Condition) -> str:
+def _silence_text(rule: Condition) -> str:
     label = SUBJECT_LABELS[rule.subject]
     return f"`amtool silence add alertname={rule.name} {label}=… --duration=8h --comment=…`"
 
 
-def _hidden(rule: Condition) -> str:
+def _hidden_text(rule: Condition) -> str:
     hiding = [f"[{name}](#{name.lower()})" for name in inhibition.find_hiding(rule.name)]
     return f"- **Hidden by** {' or '.join(hiding)}, where Alertmanager [is told so](receivers.md).\n" if hiding else ""
 

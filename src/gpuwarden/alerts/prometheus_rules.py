@@ -101,18 +101,18 @@ def render_prometheus_rule(choices: Choices | None = None, name: str = "gpuwarde
 
 def render_annotations(rule: Condition, choices: Choices) -> dict[str, str]:
     """Return an alert's annotations: texts for people, and links to what helps."""
-    told = {
+    texts = {
         "summary": rule.summary,
         "description": fill_places(rule.description, choices.values()),
         "runbook_url": f"{choices.docs}/alerts.md#{rule.name.lower()}",
     }
     if choices.grafana:
-        told["dashboard_url"] = f"{choices.grafana}/d/{_DASHBOARDS[rule.subject]}?{_chosen(rule)}"
-    return told
+        texts["dashboard_url"] = f"{choices.grafana}/d/{_DASHBOARDS[rule.subject]}?{_dashboard_query(rule)}"
+    return texts
 
 
-def _chosen(rule: Condition) -> str:
-    """Write a URL's query that chooses on a dashboard what an alert is about, as far as its labels tell."""
+def _dashboard_query(rule: Condition) -> str:
+    """Return a URL query that chooses on a dashboard what an alert is about, as far as its labels say."""
     # An empty choice would be one of nothing. A cluster is a label that few sites have.
     parts: list[str] = []
     for label in dict.fromkeys(("instance", SUBJECT_LABELS[rule.subject], "cluster")):
@@ -148,7 +148,7 @@ def _alert(rule: Condition, values: Mapping[str, str], choices: Choices) -> dict
     return {
         "alert": rule.name,
         "expr": fill_places(rule.query, values),
-        **{key: fill_places(told, values) for key, told in timing.items() if told},
+        **{key: fill_places(duration, values) for key, duration in timing.items() if duration},
         "labels": {"severity": rule.severity},
         "annotations": render_annotations(rule, choices),
     }

@@ -23,45 +23,47 @@ _BOX = "$labels.cluster $labels.job $labels.instance"
 _COMMA = "{{ if $n }},{{ end }} "
 
 
-def _asked(query: str, labels: str, then: str, otherwise: str = "") -> str:
-    """Ask Prometheus something with labels of the alert in it, and go on with what it answers."""
+def _query_template(query: str, labels: str, then: str, otherwise: str = "") -> str:
+    """Return a template of a query with labels of the alert, and of what to write of its result."""
     said = f"{{{{ else }}}}{otherwise}" if otherwise else ""
     return f'{{{{ with printf "{query}" {_BOX} {labels} | query }}}}{then}{said}{{{{ end }}}}'
 
 
-def _listed(each: str, by: str) -> str:
+def _list_template(each: str, by: str) -> str:
     return f'{{{{ range $n, $each := sortByLabel "{by}" . }}}}{_COMMA}{each}{{{{ end }}}}'
 
 
 def _owner_of_run(window: str = "") -> str:
-    """Write whose run it is, or was within a window; the user's number where that is all that is known."""
+    """Return a template of whose run it is, or was within a window; the user id where that is all that is known."""
 
     def series(name: str) -> str:
         chosen = f"{name}{{cluster=%q,job=%q,instance=%q,run_id=%q}}"
         return f"last_over_time({chosen}[{window}])" if window else chosen
 
-    uid = _asked(series("gpuwarden_run_info"), "$labels.run_id", ' Owner: user id {{ . | first | label "uid" }}.')
-    owners = f" Owner:{_listed(_OWNER, 'owner_kind')}."
-    return _asked(series("gpuwarden:run:owner_info"), "$labels.run_id", owners, uid)
+    uid = _query_template(
+        series("gpuwarden_run_info"), "$labels.run_id", ' Owner: user id {{ . | first | label "uid" }}.'
+    )
+    owners = f" Owner:{_list_template(_OWNER, 'owner_kind')}."
+    return _query_template(series("gpuwarden:run:owner_info"), "$labels.run_id", owners, uid)
 
 
 def _users(window: str = "") -> str:
-    """Write who uses a GPU, or used it within a window, with the names of runs."""
+    """Return a template of who uses a GPU, or used it within a window, with the names of runs."""
     users = "gpuwarden:gpu:owner{cluster=%q,job=%q,instance=%q,uuid=%q}"
     each = f"{_OWNER}{{{{ with .Labels.run_name }}}} ({{{{ . }}}}){{{{ end }}}}"
     asked = f"last_over_time({users}[{window}])" if window else users
-    return _asked(asked, "$labels.uuid", f" In use by{_listed(each, 'owner')}.")
+    return _query_template(asked, "$labels.uuid", f" In use by{_list_template(each, 'owner')}.")
 
 
-def _owned(matching: str) -> str:
-    """Select what owners hold of a GPU; its index is the fifth label that is asked with."""
+def _owned_selector(matching: str) -> str:
+    """Return a selector of what owners hold of a GPU; its index is the fifth label of the query."""
     owned = f"gpuwarden_owner_gpu_memory_used_bytes{{cluster=%[1]q,job=%[2]q,instance=%[3]q,{matching}}}"
     return f"({owned} and on (cluster, job, instance, uuid) gpuwarden_gpu_info{{gpu=%[5]q}})"
 
 
 _AMOUNT = f"{_OWNER} ({{{{ .Value | humanize1024 }}}}B)"
-_HELD = _owned("owner_kind!='run'")
-_OTHERS = _owned("owner!=%[4]q")
+_HELD = _owned_selector("owner_kind!='run'")
+_OTHERS = _owned_selector("owner!=%[4]q")
 _BEFORE = "gpuwarden_owner_gpu_memory_used_bytes offset %{taken_window}"
 _THE_RUNS = "last_over_time(gpuwarden:run:owner_info{run_id=%[4]q}[%{taken_window}] offset %{taken_window})"
 _TOOK = (
@@ -77,33 +79,33 @@ TEXTS = {
     "owner": _owner_of_run(),
     "owner_lately": _owner_of_run("%{oom_told}"),
     # Of a MIG instance too, these are the owners of its GPU: the driver lists processes of the whole.
-    "holders": _asked(
+    "holders": _query_template(
         f"sort_desc(topk(6, {_HELD}))",
         "$labels.uuid $labels.gpu",
-        f" Memory of that GPU is held by{_listed(_AMOUNT, 'owner_kind')}.",
+        f" Memory of that GPU is held by{_list_template(_AMOUNT, 'owner_kind')}.",
     ),
     # Owners that hold more than they did; those that the run itself has are left out, where they are known.
-    "takers": _asked(
+    "takers": _query_template(
         f"sort_desc({_TOOK})",
         "$labels.run_id $labels.gpu",
-        f" More than before is held by{_listed(_AMOUNT, 'owner_kind')}.",
+        f" More than before is held by{_list_template(_AMOUNT, 'owner_kind')}.",
     ),
-    "cause": _asked(
+    "cause": _query_template(
         "gpuwarden_run_stall_cause{cluster=%q,job=%q,instance=%q,run_id=%q} == 1",
         "$labels.run_id",
         '; what it does instead: {{ . | first | label "cause" }}',
     ),
-    "soon": _asked(
+    "soon": _query_template(
         "gpuwarden_run_seconds_to_oom{cluster=%q,job=%q,instance=%q,run_id=%q,uuid=%q}",
         "$labels.run_id $labels.uuid",
         " If it goes on to grow as it does, that is gone in {{ . | first | value | humanizeDuration }}.",
     ),
-    "growth": _asked(
+    "growth": _query_template(
         "60 * gpuwarden_run_memory_growth_bytes_per_second{cluster=%q,job=%q,instance=%q,run_id=%q,uuid=%q}",
         "$labels.run_id $labels.uuid",
         " by {{ . | first | value | humanize1024 }}B a minute",
     ),
-    "host_growth": _asked(
+    "host_growth": _query_template(
         "60 * gpuwarden_run_host_memory_growth_bytes_per_second{cluster=%q,job=%q,instance=%q,run_id=%q}",
         "$labels.run_id",
         " by {{ . | first | value | humanize1024 }}B a minute",

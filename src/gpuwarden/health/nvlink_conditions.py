@@ -5,8 +5,8 @@ from __future__ import annotations
 from gpuwarden.health.model import OUTLIVES_RESTART, Condition
 
 
-def _told(expression: str) -> str:
-    """Write a template for the number that an expression has; in it `{$gpu}` selects the GPU of the alert."""
+def _number_template(expression: str) -> str:
+    """Return a template of the number that an expression has; in it `{$gpu}` selects the GPU of the alert."""
     asked = expression.replace("{$gpu", "{%s")
     return f'{{{{ with query (printf "{asked}" $gpu) }}}}{{{{ . | first | value | humanize }}}}{{{{ end }}}}'
 
@@ -15,10 +15,10 @@ _GPU = (
     '{{- $gpu := printf "cluster=%q,job=%q,instance=%q,uuid=%q" '
     "$labels.cluster $labels.job $labels.instance $labels.uuid }}"
 )
-_GENERATION = _told("max_over_time(gpuwarden_gpu_pcie_link_generation{$gpu}[%{link_window}])")
-_MAX_GENERATION = _told("gpuwarden_gpu_pcie_link_max_generation{$gpu,of='link'}")
-_WIDTH = _told("max_over_time(gpuwarden_gpu_pcie_link_width{$gpu}[%{link_window}])")
-_MAX_WIDTH = _told("gpuwarden_gpu_pcie_link_max_width{$gpu}")
+_GENERATION = _number_template("max_over_time(gpuwarden_gpu_pcie_link_generation{$gpu}[%{link_window}])")
+_MAX_GENERATION = _number_template("gpuwarden_gpu_pcie_link_max_generation{$gpu,of='link'}")
+_WIDTH = _number_template("max_over_time(gpuwarden_gpu_pcie_link_width{$gpu}[%{link_window}])")
+_MAX_WIDTH = _number_template("gpuwarden_gpu_pcie_link_max_width{$gpu}")
 
 NVLINK_CONDITIONS = (
     # The best that was seen in the window, as links of idle GPUs are slow by design, and bandwidth doubles with each

@@ -52,12 +52,12 @@ class Message:
     @property
     def firing(self) -> list[Notification]:
         """Notifications of alerts that fire, the gravest first, and of each name one before the second of any."""
-        return _fairly(each for each in self.notifications if each.resolved_at is None)
+        return _rank_fairly(each for each in self.notifications if each.resolved_at is None)
 
     @property
     def over(self) -> list[Notification]:
         """Notifications of resolved alerts, in the same order."""
-        return _fairly(each for each in self.notifications if each.resolved_at is not None)
+        return _rank_fairly(each for each in self.notifications if each.resolved_at is not None)
 
     @property
     def severity(self) -> str:
@@ -214,14 +214,14 @@ def format_standing(standing: Mapping[str, int]) -> str:
     return ", ".join(f"{name} ({count})" if count > 1 else name for name, count in sorted(standing.items()))
 
 
-def _natural(text: str) -> list[tuple[int, str]]:
+def _natural_key(text: str) -> list[tuple[int, str]]:
     """Return a sort key by which GPU 10 comes after GPU 9."""
     return [(int(digits[:18] or 0), rest) for digits, rest in re.findall(r"([0-9]*)([^0-9]*)", text, re.ASCII)]
 
 
-def _fairly(notifications: Iterable[Notification]) -> list[Notification]:
+def _rank_fairly(notifications: Iterable[Notification]) -> list[Notification]:
     """Sort the gravest first; within a severity the first of each name before the second of any: none is hidden."""
-    ordered = sorted(notifications, key=lambda each: (_natural(format_subject(each.alert)), each.alert.key))
+    ordered = sorted(notifications, key=lambda each: (_natural_key(format_subject(each.alert)), each.alert.key))
     seen: Counter[str] = Counter()
     ranked = []
     for each in ordered:
