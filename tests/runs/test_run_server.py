@@ -298,7 +298,7 @@ def test_connections_leave_descriptors_to_the_rest(side: Side, child: Callable[[
 def test_user_with_most_connections_loses_the_oldest(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the limit each new connection costs the user with the most, its own included, their oldest one."""
     uids = iter((1, 2, 1, 1, 2, 3, 1))
-    monkeypatch.setattr(run_server, "credentials", lambda _connection: (0, next(uids)))
+    monkeypatch.setattr(run_server, "read_credentials", lambda _connection: (0, next(uids)))
 
     async def scenario() -> None:
         async with side.listening():
