@@ -1,10 +1,10 @@
-"""Token bucket for what may be done out of its turn now and then."""
+"""Rate limit with bursts."""
 
 from __future__ import annotations
 
 
 class RateLimit:
-    """Allows for `burst` times in a row, and for one every `seconds` in the long run; times are monotonic."""
+    """Token bucket: `burst` times in a row, and one every `seconds` in the long run; times are monotonic."""
 
     def __init__(self, burst: int, seconds: float) -> None:
         self._ahead = (burst - 1) * seconds

@@ -1,4 +1,4 @@
-"""docs/dcgm.md, written from the table of DCGM's names."""
+"""Reference of DCGM's names (docs/dcgm.md), generated from their table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every DCGM name that the page can bear: which of our readings it shows, in which of DCGM's units.
+"""Metrics under DCGM's names: the reading that each shows, and its unit at DCGM.
 
 Names, kinds and units are those of dcgm-exporter's lists of counters (etc/*.csv) and of DCGM's dcgm_fields.h.
 """

@@ -1,4 +1,4 @@
-"""The samples under DCGM's names, for the page."""
+"""Samples under DCGM's names, for the metrics page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def host_name() -> str:
 
 
 class DcgmPage:
-    """Says the readings of a poll again, under DCGM's names."""
+    """Table of a poll's readings under DCGM's names."""
 
     def __init__(self, hostname: str) -> None:
         self._hostname = hostname

@@ -1,4 +1,4 @@
-"""One GPU from poll to poll: how it is looked up and read on a thread, and its health so far."""
+"""Poller of one GPU: finds and reads it on a thread, and keeps its health from poll to poll."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every reading of a GPU, declared once; the page, docs, rules and dashboards follow this table.
+"""Metrics of a GPU and of a MIG instance; the page, docs, rules and dashboards follow these tables.
 
 How each is taken stands in `readings`, by subject. Tiers: what explains a second is read in every poll; counters of the
 driver's own, which miss nothing between two readings, links, limits, modes, and what one who trains seldom asks for are

@@ -1,4 +1,4 @@
-"""Poll all GPUs on threads that stand in for each other: a driver call that hangs costs its GPU, never another one."""
+"""Poller of all GPUs, on threads that stand in for each other: a call that hangs costs its GPU, never another one."""
 
 from __future__ import annotations
 

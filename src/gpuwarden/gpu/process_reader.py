@@ -1,4 +1,4 @@
-"""The processes on one GPU as the driver lists them: slow calls, made when they may tell news."""
+"""Reader of the processes on one GPU: slow calls, made when the lists may have changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read one GPU: each row of the table in its tier, and its processes; a fault is kept to what it spoils."""
+"""Reader of one GPU: each row of the table in its tier, and its processes; a fault costs only what it spoils."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All readings of one poll, frozen: what every part above the driver looks at."""
+"""Snapshot of one poll: the frozen readings of all GPUs, which every part above the driver reads."""
 
 from __future__ import annotations
 

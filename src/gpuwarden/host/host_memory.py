@@ -1,4 +1,4 @@
-"""The machine's own memory: what a GPU without memory of its own allocates from."""
+"""Memory of the machine, which a GPU without memory of its own allocates from."""
 
 from __future__ import annotations
 

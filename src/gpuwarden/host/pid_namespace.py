@@ -1,4 +1,4 @@
-"""Check that a pid which the driver lists is the process of that pid in this daemon's /proc.
+"""Proof that a pid which the driver lists is the process of that pid in this daemon's /proc.
 
 NVIDIA's drivers tell the pids of the host, some also inside a container (HAMi-core#112): there the same number may be
 another process. On the host, and without NVIDIA's devices, there is nothing to doubt.

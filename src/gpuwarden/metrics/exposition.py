@@ -1,4 +1,4 @@
-"""Writer of the page for Prometheus, in both text formats: of a poll rendered once, and only what has changed."""
+"""Writer of metric tables in both text formats of Prometheus, which renders only the lines that changed."""
 
 from __future__ import annotations
 

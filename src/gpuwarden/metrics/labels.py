@@ -1,4 +1,4 @@
-"""Text of strangers as label values: names of processes, containers, units, which anybody may choose."""
+"""Sanitizer of untrusted text (names of processes, containers, units) for use as label values."""
 
 from __future__ import annotations
 

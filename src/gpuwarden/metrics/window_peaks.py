@@ -1,4 +1,4 @@
-"""The highest device memory in use over fixed windows: the same figure for every scraper, whenever it comes."""
+"""Peaks of a value over fixed windows: the same figure for every scraper, whenever it comes."""
 
 from __future__ import annotations
 

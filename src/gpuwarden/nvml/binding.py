@@ -1,4 +1,4 @@
-"""The seam to the driver: the functions of NVML that gpuwarden calls, by nvidia-ml-py's names.
+"""Interface to the driver: the functions of NVML that gpuwarden calls, by nvidia-ml-py's names.
 
 The driver's binding (module pynvml), a capture and the simulation all answer to `Nvml`; nothing above knows which.
 Every call may block in the driver and is made on a thread of its own (nvml/call_pool.py), never on the event loop.

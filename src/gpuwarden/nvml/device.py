@@ -1,4 +1,4 @@
-"""One GPU as the readers of the table see it: what it answers now, and what earlier readings taught of it."""
+"""Device that the readers of a table query: each question once a reading, and never again what it lacks."""
 
 from __future__ import annotations
 

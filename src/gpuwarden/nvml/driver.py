@@ -1,4 +1,4 @@
-"""The real driver through nvidia-ml-py, and why it may have nothing to show."""
+"""Binding of the real driver through nvidia-ml-py, and a probe for why it shows no GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wait for the driver's XID events, on a thread of its own: a wait that never ends costs these events and nothing else.
+"""Listener to the driver's XID events, on a thread of its own: a wait that hangs costs these events and nothing else.
 
 On Linux NVML hands out each event of a set once, in order. What it leaves out stands in the kernel log
 (xid/kernel_messages.py).

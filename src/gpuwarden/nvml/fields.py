@@ -1,4 +1,4 @@
-"""NVML's field values that gpuwarden reads, by their numbers in nvml.h.
+"""Numbers of the field values of NVML that gpuwarden reads, as in nvml.h.
 
 Numbers, not nvidia-ml-py's names: older releases lack some. All are below 251, where numbers have kept their meaning.
 Above, drivers 570, 580 and 590 use the same numbers for different things (NVIDIA/k8s-test-infra pull 691 on 251 to 253

@@ -1,4 +1,4 @@
-"""The driver's lists of processes, asked for in one call and in the form that the driver has.
+"""Calls for the driver's lists of processes: one call a list, in the form that the driver has.
 
 nvidia-ml-py asks twice, for the length and for the list, and each question takes milliseconds (gpu/process_reader.py);
 makes a type for each length, which only Python's full collection frees; and knows only the newest form.

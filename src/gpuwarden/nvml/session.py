@@ -1,4 +1,4 @@
-"""The driver as a whole: initialised once and kept so, anew where it went away, and let go of on request."""
+"""Session with the driver: initialised once, again after the driver went away, and closed on request."""
 
 from __future__ import annotations
 

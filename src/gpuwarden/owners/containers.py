@@ -1,4 +1,4 @@
-"""The names of containers and pods: by Docker's and Podman's API, and by the names of Kubernetes' log files.
+"""Names of containers and pods: by Docker's and Podman's API, and by the names of Kubernetes' log files.
 
 The API is asked in a task beside the polls, once a container; until it answers, or where it may not be asked, the id
 stands. `GET /containers/ID/json` is the same in both (docs.docker.com/reference/api/engine, docs.podman.io). Kubelet

@@ -1,4 +1,4 @@
-"""Which Slurm jobs a GPU is given to, by the files that a site's prolog writes for other exporters.
+"""Slurm jobs that a GPU is allocated to, by the files that a site's prolog writes for other exporters.
 
 dcgm-exporter's directory (--hpc-job-mapping-dir) has files named by GPU index, or `0.3` for GPU instance 3 (MIG) of
 GPU 0, with a job id a line. jobstats' (/run/gpustat) has files named by index or UUID, also of a MIG instance, with

@@ -1,4 +1,4 @@
-"""One HTTP request over a Unix socket, as container runtimes are asked; nothing in it can block the loop."""
+"""HTTP client for one request over a Unix socket, for container runtimes; nothing in it can block the loop."""
 
 from __future__ import annotations
 

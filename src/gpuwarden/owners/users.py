@@ -1,4 +1,4 @@
-"""The names of users, asked for on a thread: the database may be a directory server that does not answer."""
+"""Names of users, looked up on a thread: the database may be a directory server that does not answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The XID codes of NVIDIA's driver: what each means, what to do about it, and how grave it is.
+"""XID codes of NVIDIA's driver: the meaning, action and severity of each.
 
 Meanings are in our own words. Actions follow the column "immediate action" of NVIDIA's catalogue
 (docs.nvidia.com/deploy/xid-errors); where that names a workflow, or a code is older than the catalogue, they follow its

@@ -1,4 +1,4 @@
-"""Clocks, what holds them down, and for how long it has."""
+"""Clocks, and the reasons and times that they were held down."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The PCI Express link of a GPU."""
+"""PCI Express link of a GPU."""
 
 from __future__ import annotations
 
