@@ -27,7 +27,7 @@ from gpuwarden.web.api.state_document import MAX_PROCESSES
 from gpuwarden.xid import codes as xid
 from page_stage import SOCKET, Stage, answer, stage
 from snapshots import GIB, divided, gpu, snapshot
-from tests.web.test_state_api import REPORT, a_run, full
+from tests.web.api.test_state_api import REPORT, a_run, full
 
 pytestmark = pytest.mark.system
 

@@ -35,27 +35,24 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def _add_serve(commands: Commands) -> None:
-    serve = commands.add_parser("serve", help="run the daemon")
+    serve = _add_command(commands, "serve", "run the daemon")
     _add_source(serve)
     serve.add_argument("--listen", metavar="HOST:PORT", help="where to serve HTTP (default 127.0.0.1:9846)")
     serve.add_argument("--socket", metavar="PATH", help="where runs report (default /run/gpuwarden/run.sock)")
-    serve.set_defaults(command="serve")
 
 
 def _add_once(commands: Commands) -> None:
-    once = commands.add_parser("once", help="print one scrape and end")
+    once = _add_command(commands, "once", "print one scrape and end")
     _add_source(once)
-    once.set_defaults(command="once")
 
 
 def _add_demo(commands: Commands) -> None:
-    demo = commands.add_parser("demo", help="show a daemon, a real training and an alert on simulated GPUs")
+    demo = _add_command(commands, "demo", "show a daemon, a real training and an alert on simulated GPUs")
     demo.add_argument("--listen", metavar="HOST:PORT", default="127.0.0.1:9846", help="where the daemon serves HTTP")
-    demo.set_defaults(command="demo")
 
 
 def _add_capture(commands: Commands) -> None:
-    capture = commands.add_parser("capture", help="record the driver's answers, to replay with --source capture:FILE")
+    capture = _add_command(commands, "capture", "record the driver's answers, to replay with --source capture:FILE")
     _add_source(capture)
     capture.add_argument("file", type=Path, metavar="FILE", help="what to write; compressed if it ends in .gz")
     capture.add_argument("--frames", type=int, default=10, metavar="N", help="how often to ask (default 10)")
@@ -65,30 +62,27 @@ def _add_capture(commands: Commands) -> None:
         action="store_true",
         help="replace UUIDs, serial numbers, PCI addresses and pids, so that it can be shared",
     )
-    capture.set_defaults(command="capture")
 
 
 def _add_pause(commands: Commands) -> None:
-    pause = commands.add_parser("pause", help="have the daemon release the driver, so that a GPU can be reset")
+    pause = _add_command(commands, "pause", "have the daemon release the driver, so that a GPU can be reset")
     pause.add_argument(
         "--for", type=argument_type(bounded(DURATION, "1s", "24h")), default=1800.0, metavar="DURATION",
         dest="seconds", help="how long, unless gpuwarden resume ends it (default 30m, at most 24h)",
     )  # fmt: skip
     _add_control(pause)
-    pause.set_defaults(command="pause")
 
 
 def _add_resume(commands: Commands) -> None:
-    resume = commands.add_parser("resume", help="end a pause")
+    resume = _add_command(commands, "resume", "end a pause")
     _add_control(resume)
-    resume.set_defaults(command="resume")
 
 
 def _add_runs(commands: Commands) -> None:
-    runs = commands.add_parser("runs", help="list training runs, past ones too, or show one")
+    runs = _add_command(commands, "runs", "list training runs, past ones too, or show one")
     _add_daemon(runs)
     _add_choice(runs)
-    runs.set_defaults(command="list_runs", which=("live", "past"))
+    runs.set_defaults(which=("live", "past"))
     words = runs.add_subparsers(metavar="list | show")
     # Without defaults, which would replace the flags given before the word.
     some = words.add_parser("list", help="list them, as without a word", argument_default=argparse.SUPPRESS)
@@ -97,39 +91,34 @@ def _add_runs(commands: Commands) -> None:
     show = words.add_parser("show", help="show all that is known of one", argument_default=argparse.SUPPRESS)
     show.add_argument("run", metavar="ID", type=_run_id, help="the run's id, or as much of its begin as no other has")
     _add_daemon(show)
-    show.set_defaults(command="show_run")
+    show.set_defaults(command="runs show")
 
 
 def _add_top(commands: Commands) -> None:
-    top = commands.add_parser("top", help="show the box in the terminal, live: GPUs, runs, what is wrong")
+    top = _add_command(commands, "top", "show the box in the terminal, live: GPUs, runs, what is wrong")
     _add_daemon(top)
     top.add_argument("--once", action="store_true", help="write one picture and end; with --json what the API says")
-    top.set_defaults(command="top")
 
 
 def _add_rules(commands: Commands) -> None:
-    rules = commands.add_parser("rules", help="print the alert rules for Prometheus, with other thresholds")
+    rules = _add_command(commands, "rules", "print the alert rules for Prometheus, with other thresholds")
     add_rules_flags(rules)
-    rules.set_defaults(command="rules")
 
 
 def _add_notify(commands: Commands) -> None:
-    notify = commands.add_parser("notify", help="send a test notification")
+    notify = _add_command(commands, "notify", "send a test notification")
     notify.add_argument("--test", action="store_true", required=True, help="send each target a test message")
     _add_config(notify)
-    notify.set_defaults(command="notify")
 
 
 def _add_check_config(commands: Commands) -> None:
-    check = commands.add_parser("check-config", help="check a configuration file")
+    check = _add_command(commands, "check-config", "check a configuration file")
     check.add_argument("file", type=Path, metavar="FILE")
-    check.set_defaults(command="check_config")
 
 
 def _add_reference(commands: Commands) -> None:
-    reference = commands.add_parser("reference", help="print a reference made from the code")
+    reference = _add_command(commands, "reference", "print a reference made from the code")
     reference.add_argument("what", choices=REFERENCES)
-    reference.set_defaults(command="reference")
 
 
 _IN_ORDER = (
@@ -146,6 +135,12 @@ _IN_ORDER = (
     _add_check_config,
     _add_reference,
 )
+
+
+def _add_command(commands: Commands, name: str, summary: str) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=summary)
+    parser.set_defaults(command=name)
+    return parser
 
 
 def _add_source(parser: argparse.ArgumentParser) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 COMMANDS: Mapping[str, str] = {
     "capture": "cli.commands.capture_command:run",
-    "check_config": "cli.commands.check_config_command:run",
+    "check-config": "cli.commands.check_config_command:run",
     "demo": "demo.demonstration:run",
-    "list_runs": "cli.runs.runs_command:list_runs",
+    "runs": "cli.runs.runs_command:list_runs",
     "notify": "cli.commands.notify_command:run",
     "once": "cli.commands.serve_command:once",
     "pause": "cli.commands.control_command:pause",
@@ -21,7 +21,7 @@ COMMANDS: Mapping[str, str] = {
     "resume": "cli.commands.control_command:resume",
     "rules": "cli.commands.rules_command:run",
     "serve": "cli.commands.serve_command:serve",
-    "show_run": "cli.runs.runs_command:show_run",
+    "runs show": "cli.runs.runs_command:show_run",
     "top": "cli.top.top_command:run",
 }
 REFERENCES: Mapping[str, str] = {
