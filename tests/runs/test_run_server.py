@@ -159,7 +159,7 @@ def test_status_is_waited_for(
     side: Side, child: Callable[[], "subprocess.Popen[str]"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of another user's process the kernel tells the status once its parent has waited for it, and no sooner."""
-    monkeypatch.setattr(exit_status, "_of_zombie", lambda _pid, _start: None)  # as to any stranger
+    monkeypatch.setattr(exit_status, "_read_zombie", lambda _pid, _start: None)  # as to any stranger
     tells = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) >= (6, 15)
 
     async def scenario() -> None:

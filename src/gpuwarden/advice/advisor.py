@@ -107,7 +107,7 @@ class Advisor:
         hung = [gpu.identity.uuid for gpu in poll.snapshot.gpus if gpu.fault == HUNG]
         self._hung = {uuid: self._hung.get(uuid, poll.now) for uuid in hung}
         self._belongs, self._roots = {}, {run.peer.pid for run in living} - {0}
-        facts = _Facts(poll, self._by_uuid(poll.snapshot), pressure)
+        facts = _Facts(poll, self._gpus_by_uuid(poll.snapshot), pressure)
         messages: list[AdviceMessage] = []
         events: dict[str, tuple[RunEvent, ...]] = {}
         gpu_limits: dict[str, float] = {}
@@ -135,7 +135,7 @@ class Advisor:
             if message.matter.kind == "neighbour":
                 state.neighbour_at = now
 
-    def _by_uuid(self, snapshot: Snapshot) -> Mapping[str, Gpu]:
+    def _gpus_by_uuid(self, snapshot: Snapshot) -> Mapping[str, Gpu]:
         found = {gpu.identity.uuid: gpu for gpu in snapshot.gpus}
         now = {each.identity.uuid: gpu.identity.uuid for gpu in snapshot.gpus for each in gpu.mig}
         before = {uuid: whole for uuid, whole in self._divided.items() if whole in found and not found[whole].up}

@@ -77,7 +77,7 @@ RUN_MEMORY_RULES = (
 )
 
 
-def _of_devices(reading: str) -> str:
+def _device_expr(reading: str) -> str:
     """Return a reading of GPUs and MIG instances, without that of a divided GPU: the sum of its instances'."""
     return f"""
         max by (cluster, job, instance, uuid) (
@@ -94,8 +94,8 @@ def _of_devices(reading: str) -> str:
 
 DEVICE_MEMORY_RULES = (
     # In the group of those that look back at them, as rules of one group follow each other in each evaluation.
-    RecordingRule(name="gpuwarden:device:memory_used_bytes", expr=_of_devices("memory_used_bytes")),
-    RecordingRule(name="gpuwarden:device:memory_free_bytes", expr=_of_devices("memory_free_bytes")),
+    RecordingRule(name="gpuwarden:device:memory_used_bytes", expr=_device_expr("memory_used_bytes")),
+    RecordingRule(name="gpuwarden:device:memory_free_bytes", expr=_device_expr("memory_free_bytes")),
 )
 
 # What slows a GPU down and should not: the power limit holds every GPU that works hard.
@@ -104,7 +104,7 @@ AVOIDABLE_SLOWDOWNS = "|".join(reason for reason in SLOWDOWNS if reason != "sw_p
 _HELD = 'gpuwarden_owner_gpu_memory_used_bytes{owner_kind="user"} > bool 0'
 
 
-def _of_held(what: str) -> str:
+def _holder_sum(what: str) -> str:
     """Sum up a number of each GPU by the owners of memory on it; one that two share counts for both."""
     return f"""
         sum by (cluster, job, instance, owner) (
@@ -145,11 +145,11 @@ FLEET_RULES = (
     ),
     RecordingRule(
         name="gpuwarden:owner:gpus_idle:sum",
-        expr=_of_held("(1 - gpuwarden_gpu_utilization_ratio)"),
+        expr=_holder_sum("(1 - gpuwarden_gpu_utilization_ratio)"),
     ),
     RecordingRule(
         name="gpuwarden:owner:power_usage_watts:sum",
-        expr=_of_held("gpuwarden_gpu_power_usage_watts"),
+        expr=_holder_sum("gpuwarden_gpu_power_usage_watts"),
     ),
     # Of the reasons the one that holds most; the part of the time, over as long as alerts take it.
     RecordingRule(

@@ -140,7 +140,7 @@ class _Instances:
             self._known = before | self._known
         if any(_changed(old, self._known.get(uuid)) for uuid, old in before.items()):
             errors[RECONFIGURED] += 1
-        old, new = _by_gpu_instance(before), _by_gpu_instance(self._known)
+        old, new = _group_by_gpu_instance(before), _group_by_gpu_instance(self._known)
         for gpu_instance in old:
             if old[gpu_instance] != new.get(gpu_instance):
                 self._gpu.gpm.drop(gpu_instance)
@@ -185,7 +185,7 @@ def _changed(old: MigDevice, new: MigDevice | None) -> bool:
     return new is None or new.identity != old.identity
 
 
-def _by_gpu_instance(instances: Mapping[str, MigDevice]) -> Mapping[int, set[MigIdentity]]:
+def _group_by_gpu_instance(instances: Mapping[str, MigDevice]) -> Mapping[int, set[MigIdentity]]:
     """Group identities by GPU instance: its number alone does not tell one from its successor."""
     found: defaultdict[int, set[MigIdentity]] = defaultdict(set)
     for instance in instances.values():

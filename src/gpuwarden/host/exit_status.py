@@ -21,13 +21,13 @@ def read_exit_status(pidfd: int, pid: int, start: int) -> int | None:
     The kernel tells it of a process that its parent has waited for. Of one that still waits for that, /proc tells it to
     whoever may trace it. `start` tells a reused pid apart. Does not block and raises nothing.
     """
-    status = _of_waited_for(pidfd)
+    status = _read_reaped(pidfd)
     if status is None:
-        status = _of_zombie(pid, start)
-    return _of_waited_for(pidfd) if status is None else status  # its parent may have come in between
+        status = _read_zombie(pid, start)
+    return _read_reaped(pidfd) if status is None else status  # its parent may have come in between
 
 
-def _of_waited_for(pidfd: int) -> int | None:
+def _read_reaped(pidfd: int) -> int | None:
     info = bytearray(64)
     struct.pack_into("=Q", info, 0, _EXIT)
     try:
@@ -38,7 +38,7 @@ def _of_waited_for(pidfd: int) -> int | None:
     return int(struct.unpack_from("=i", info, _STATUS_AT)[0]) if told & _EXIT else None
 
 
-def _of_zombie(pid: int, start: int) -> int | None:
+def _read_zombie(pid: int, start: int) -> int | None:
     """Read the status where it is ours to read: to others the kernel shows 0 (fs/proc/array.c), a wrong success."""
     fields = procfs.read_stat(pid)
     if fields is None or fields[0] not in (b"Z", b"X") or int(fields[19]) != start or len(fields) < 50:  # noqa: PLR2004

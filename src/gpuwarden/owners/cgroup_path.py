@@ -77,7 +77,7 @@ def parse(text: str) -> CgroupOwner:
     not a whole user's manager, nor what runs Kubernetes or Slurm around their pods and jobs.
     """
     paths = [[part for part in path.split("/") if part] for path in _paths(text)]
-    job = next((job for parts in paths if (job := _job(_by_system(parts)))), "")
+    job = next((job for parts in paths if (job := _job(_system_parts(parts)))), "")
     for parts in paths:
         if (found := _innermost(parts)) is not None:
             outermost = next(n for n in range(len(parts)) if _container(parts, n))
@@ -100,7 +100,7 @@ def _paths(text: str) -> Iterator[str]:
 _FIELDS = 3  # hierarchy, controllers, path
 
 
-def _by_system(parts: list[str]) -> list[str]:
+def _system_parts(parts: list[str]) -> list[str]:
     """Return the parts that the system has named: those above a user's manager."""
     return parts[: next((n for n, part in enumerate(parts) if _USER_MANAGER.fullmatch(part)), len(parts))]
 
@@ -124,7 +124,7 @@ def _manager_of(parts: list[str]) -> int | None:
 
 def _pod_uid(parts: list[str]) -> str:
     """Return the uid of the innermost pod; systemd's names of slices have "_" where the uid has "-"."""
-    found = (match[1] for part in reversed(_by_system(parts)) if (match := _POD.fullmatch(part)))
+    found = (match[1] for part in reversed(_system_parts(parts)) if (match := _POD.fullmatch(part)))
     return next(found, "").replace("_", "-")
 
 

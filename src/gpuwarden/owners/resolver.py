@@ -98,7 +98,7 @@ class OwnerResolver:
             container = self._containers.container_name(place.container)
             if place.container.uid is not None:  # named by that user, who may choose the name of another's
                 container = f"{self._users.name(place.container.uid)}/{container}"
-        return _in_order(
+        return _ordered(
             {
                 "user": UNKNOWN if identity.uid is None else self._users.name(identity.uid),
                 "container": container,
@@ -135,7 +135,7 @@ _UNSEEN: ProcessOwners = {"user": UNKNOWN}
 _NO_JOBS = GpuJobs()
 
 
-def _in_order(names: Mapping[str, str]) -> ProcessOwners:
+def _ordered(names: Mapping[str, str]) -> ProcessOwners:
     """Return the names that are known, in the order of the kinds."""
     return {kind: name for kind in NAMES if (name := names.get(kind))}
 
@@ -150,7 +150,7 @@ def _completed(
         # Another user's process on the GPU, such as a display server, is not the job's.
         if identity is None or None in (user, identity.uid) or user == identity.uid:
             job = given[0].id
-    return _in_order({**owners, "slurm_job": job, "run": run})
+    return _ordered({**owners, "slurm_job": job, "run": run})
 
 
 def _sums(gpu: Gpu, by_pid: Mapping[int, ProcessOwners]) -> dict[Owner, int]:

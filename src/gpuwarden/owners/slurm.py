@@ -82,7 +82,7 @@ class SlurmJobMaps:
         job_map, gpustat = _files(self._job_map), _files(self._gpustat)
         if not job_map and not gpustat:
             return {}
-        by_index = _by_index(job_map)
+        by_index = _lines_by_index(job_map)
         found = {gpu.identity.uuid: _gpu_jobs(gpu, by_index, gpustat) for gpu in gpus}
         return {uuid: jobs for uuid, jobs in found.items() if jobs.all}
 
@@ -90,7 +90,7 @@ class SlurmJobMaps:
 _Lines = tuple[str, ...]
 
 
-def _by_index(job_map: Mapping[str, _Lines]) -> dict[int, dict[int | None, _Lines]]:
+def _lines_by_index(job_map: Mapping[str, _Lines]) -> dict[int, dict[int | None, _Lines]]:
     """Sort the lines by index, and by GPU instance or, for the whole GPU, None."""
     found: dict[int, dict[int | None, _Lines]] = {}
     for name, lines in sorted(job_map.items()):
@@ -114,14 +114,14 @@ def _gpu_jobs(gpu: Gpu, by_index: Mapping[int, Mapping[int | None, _Lines]], gpu
 
 
 def _jobs(job_map: Iterable[str], gpustat: Iterable[str]) -> tuple[SlurmJob, ...]:
-    found = {job.id: job for job in _with_user(gpustat)}
+    found = {job.id: job for job in _jobs_with_user(gpustat)}
     for job_id in job_map:
         if _JOB_ID.fullmatch(job_id):
             found.setdefault(job_id, SlurmJob(job_id))
     return tuple(found.values())[:MAX_JOBS]
 
 
-def _with_user(lines: Iterable[str]) -> Iterator[SlurmJob]:
+def _jobs_with_user(lines: Iterable[str]) -> Iterator[SlurmJob]:
     for line in lines:
         job_id, _, uid = line.partition(" ")
         if _JOB_ID.fullmatch(job_id):

@@ -239,7 +239,7 @@ def continue_record(before: RunRecord, since: RunRecord) -> RunRecord:
             since.updated_timestamp_seconds - began, compute_seconds_between(before, since) + since.duration_seconds
         ),
         errors_told=(before.errors_told + since.errors_told)[-KEPT_ERRORS:],
-        devices=tuple(_with_earlier_sizes(device, before.devices) for device in since.devices),
+        devices=tuple(_add_earlier_sizes(device, before.devices) for device in since.devices),
     )
 
 
@@ -250,7 +250,7 @@ def compute_seconds_between(before: RunRecord, since: RunRecord) -> float:
     return max(since.began_timestamp_seconds - before.began_timestamp_seconds, before.duration_seconds)
 
 
-def _with_earlier_sizes(device: RecordedDevice, before: Iterable[RecordedDevice]) -> RecordedDevice:
+def _add_earlier_sizes(device: RecordedDevice, before: Iterable[RecordedDevice]) -> RecordedDevice:
     """Add the batch sizes that an earlier daemon has seen: a peak shows itself only as it rises."""
     earlier = [size for each in before if each.uuid == device.uuid for size in each.batch_memory]
     by_size = {each.batch_size: each for each in (*earlier, *device.batch_memory)}

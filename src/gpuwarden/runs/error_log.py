@@ -59,7 +59,7 @@ def _line(error: Error, hello: Hello, oom: Mapping[str, Oom]) -> str:
     if error.allocations:
         parts = [_allocation(each) for each in error.allocations]
         parts += [_device(uuid, each) for uuid, each in oom.items()]
-        return "; ".join(parts + _in_use(error, hello))
+        return "; ".join(parts + _used_texts(error, hello))
     return f"{error.exception}: {_excerpt(error.text, error.at)}"
 
 
@@ -92,7 +92,7 @@ def _device(uuid: str, oom: Oom) -> str:
     return f"{uuid}: {known}"
 
 
-def _in_use(error: Error, hello: Hello) -> list[str]:
+def _used_texts(error: Error, hello: Hello) -> list[str]:
     """Return what was in use on the devices that the allocations name."""
     devices = dict.fromkeys(resolve_device(hello, each.device) for each in error.allocations)
     return [f"{device}: in use {_of(error.memory[device])}" for device in devices if device and device in error.memory]

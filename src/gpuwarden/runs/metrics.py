@@ -46,17 +46,17 @@ def _errors(run: RunSnapshot) -> Reading:
     return {(kind,): run.report.errors.get(kind, 0) for kind in ERROR_KINDS} if run.report else None
 
 
-def _of_report(reading: Callable[[Report], Reading]) -> Callable[[RunSnapshot], Reading]:
+def _read_report(reading: Callable[[Report], Reading]) -> Callable[[RunSnapshot], Reading]:
     """Read a total of the last report; it holds on when the run has ended."""
     return lambda run: reading(run.report) if run.report else None
 
 
-def _of_current_report(reading: Callable[[Report], Reading]) -> Callable[[RunSnapshot], Reading]:
+def _read_current_report(reading: Callable[[Report], Reading]) -> Callable[[RunSnapshot], Reading]:
     """Read something that is so now, by the last report; nothing once that is old or the run has ended."""
     return lambda run: reading(run.report) if run.report and run.current else None
 
 
-def _of_processes(reading: Callable[[PresentProcesses], Reading]) -> Callable[[RunSnapshot], Reading]:
+def _read_processes(reading: Callable[[PresentProcesses], Reading]) -> Callable[[RunSnapshot], Reading]:
     """Read something that a run's processes hold now; nothing once they are gone."""
 
     def read(run: RunSnapshot) -> Reading:
@@ -138,16 +138,16 @@ class RunReadings(Table[RunSnapshot], prefix="gpuwarden_run_", key=("run_id",)):
         lambda run: run.report.loss if run.report and run.current else None, source="report")
     input_wait_seconds_total = Metric[RunSnapshot](
         "gpuwarden_run_input_wait_seconds_total", "counter", "seconds", "How long training steps waited for their input, of the seconds observed for it.",
-        _of_report(lambda report: report.input_wait_seconds), source="report, where the wait can be known (slow.md)")
+        _read_report(lambda report: report.input_wait_seconds), source="report, where the wait can be known (slow.md)")
     input_observed_seconds_total = Metric[RunSnapshot](
         "gpuwarden_run_input_observed_seconds_total", "counter", "seconds", "Seconds of training for which the wait for input is known: all or a part of them, none where it cannot be known.",
-        _of_report(lambda report: report.input_observed_seconds), source="report, where the wait can be known (slow.md)")
+        _read_report(lambda report: report.input_observed_seconds), source="report, where the wait can be known (slow.md)")
     input_buffered_batches = Metric[RunSnapshot](
         "gpuwarden_run_input_buffered_batches", "gauge", "", "Batches that stand ready at the end of the run's input pipeline.",
-        _of_current_report(lambda report: report.input_buffered), source="report, with tf.data")
+        _read_current_report(lambda report: report.input_buffered), source="report, with tf.data")
     input_buffer_size_batches = Metric[RunSnapshot](
         "gpuwarden_run_input_buffer_size_batches", "gauge", "", "Batches that the end of the run's input pipeline holds at most, as tf.data has tuned it.",
-        _of_current_report(lambda report: report.input_buffer_size), source="report, with tf.data")
+        _read_current_report(lambda report: report.input_buffer_size), source="report, with tf.data")
     epoch = Metric[RunSnapshot](
         "gpuwarden_run_epoch", "gauge", "", "Epoch the run is in, from 0.",
         lambda run: run.report.epoch if run.report and run.current else None, source="report")
@@ -216,10 +216,10 @@ class RunReadings(Table[RunSnapshot], prefix="gpuwarden_run_", key=("run_id",)):
         lambda run: {(run.verdict.cause,): 1} if run.verdict else None, labels=("verdict",), source="docs/verdicts.md")
     batch_size = Metric[RunSnapshot](
         "gpuwarden_run_batch_size", "gauge", "", "Examples of the run's last step, where the size of its batches is known.",
-        _of_current_report(lambda report: report.batch_size), source="report")
+        _read_current_report(lambda report: report.batch_size), source="report")
     oom_retries_total = Metric[RunSnapshot](
         "gpuwarden_run_oom_retries_total", "counter", "", "Tries that the run began anew with a smaller batch after an out-of-memory.",
-        _of_report(lambda report: report.oom_retries), source="report")
+        _read_report(lambda report: report.oom_retries), source="report")
     advice_heard_total = Metric[RunSnapshot](
         "gpuwarden_run_advice_heard_total", "counter", "", "Advice that has come to the run.",
         lambda run: run.report.advice_heard if run.report and run.hello.hears else None, source="report")
@@ -235,10 +235,10 @@ class RunReadings(Table[RunSnapshot], prefix="gpuwarden_run_", key=("run_id",)):
         lambda run: run.usage.cpu_seconds if run.usage else None, source="/proc/PID/stat", tier="slow")
     cpus = Metric[RunSnapshot](
         "gpuwarden_run_cpus", "gauge", "", "CPUs the run may use at once, by its main process's affinity and the quotas of its cgroup.",
-        _of_processes(lambda present: present.cpus), source="sched_getaffinity, cgroup cpu.max or cpu.cfs_quota_us", tier="slow")
+        _read_processes(lambda present: present.cpus), source="sched_getaffinity, cgroup cpu.max or cpu.cfs_quota_us", tier="slow")
     host_memory_bytes = Metric[RunSnapshot](
         "gpuwarden_run_host_memory_bytes", "gauge", "bytes", "Host memory resident in the run's processes; pages they share count once for each.",
-        _of_processes(lambda present: present.memory), source="/proc/PID/stat", tier="slow")
+        _read_processes(lambda present: present.memory), source="/proc/PID/stat", tier="slow")
     host_memory_growth_bytes_per_second = Metric[RunSnapshot](
         "gpuwarden_run_host_memory_growth_bytes_per_second", "gauge", "bytes_per_second",
         "Bytes a second by which the host memory of the run's processes grows for good; nothing where it does not.",
@@ -255,10 +255,10 @@ class RunReadings(Table[RunSnapshot], prefix="gpuwarden_run_", key=("run_id",)):
         _host_growth(lambda growth: growth.left.upper if growth.left else None), source="docs/foresight.md", tier="slow")
     processes = Metric[RunSnapshot](
         "gpuwarden_run_processes", "gauge", "", "Living processes of the run: its main one and all below it that are no run themselves.",
-        _of_processes(lambda present: present.processes), source="/proc/PID/stat", tier="slow")
+        _read_processes(lambda present: present.processes), source="/proc/PID/stat", tier="slow")
     process_state = Metric[RunSnapshot](
         "gpuwarden_run_process_state", "gauge", "", "State of the main process's first thread: 1 for one of the states, 0 for the others.",
-        _of_processes(_state), labels=("state",), source="/proc/PID/stat", tier="slow")
+        _read_processes(_state), labels=("state",), source="/proc/PID/stat", tier="slow")
     read_bytes_total = Metric[RunSnapshot](
         "gpuwarden_run_read_bytes_total", "counter", "bytes", "Bytes the run's processes had fetched from storage; what the page cache held is not among them.",
         lambda run: run.usage.read_bytes if run.usage else None, source="/proc/PID/io, needs a permission (host.md)", tier="slow")
@@ -267,10 +267,10 @@ class RunReadings(Table[RunSnapshot], prefix="gpuwarden_run_", key=("run_id",)):
         lambda run: run.usage.written_bytes if run.usage else None, source="/proc/PID/io, needs a permission (host.md)", tier="slow")
     cgroup_memory_limit_bytes = Metric[RunSnapshot](
         "gpuwarden_run_cgroup_memory_limit_bytes", "gauge", "bytes", "Memory limit of the run's container or job: of the cgroups it is in, the one with the least room left.",
-        _of_processes(lambda present: present.cgroup_memory.limit if present.cgroup_memory else None),
+        _read_processes(lambda present: present.cgroup_memory.limit if present.cgroup_memory else None),
         source="cgroup memory.max or memory.limit_in_bytes", tier="slow")
     cgroup_memory_used_bytes = Metric[RunSnapshot](
         "gpuwarden_run_cgroup_memory_used_bytes", "gauge", "bytes", "Memory in use under that limit, without page cache, which the kernel drops first.",
-        _of_processes(lambda present: present.cgroup_memory.used if present.cgroup_memory else None),
+        _read_processes(lambda present: present.cgroup_memory.used if present.cgroup_memory else None),
         source="cgroup memory.current or memory.usage_in_bytes, memory.stat", tier="slow")
     # fmt: on

@@ -81,7 +81,7 @@ def _conclude(evidence: Evidence) -> tuple[Outcome, list[str]]:
     if evidence.goes_on:
         return "unknown", ["it closed its connection, and its process went on"]
     if status is not None and os.WIFSIGNALED(status):
-        return _of_signal(status, evidence)
+        return _conclude_signal(status, evidence)
     if status is not None:
         code = os.WEXITSTATUS(status)
         return ("failed", [f"exit status {code}", *_oom_beside(evidence)]) if code else ("finished", ["exit status 0"])
@@ -89,10 +89,10 @@ def _conclude(evidence: Evidence) -> tuple[Outcome, list[str]]:
         return "oom_killed", [_oom_kill_text(evidence.oom_kill)]
     if evidence.farewell is not None:
         return evidence.farewell.outcome, []
-    return _of_silence(evidence)
+    return _conclude_silence(evidence)
 
 
-def _of_signal(status: int, evidence: Evidence) -> tuple[Outcome, list[str]]:
+def _conclude_signal(status: int, evidence: Evidence) -> tuple[Outcome, list[str]]:
     number = os.WTERMSIG(status)
     ended_by = f"ended by {_name(number)}{', with a core dump' if os.WCOREDUMP(status) else ''}"
     if number == signal.SIGKILL and evidence.oom_kill is not None:
@@ -106,7 +106,7 @@ def _of_signal(status: int, evidence: Evidence) -> tuple[Outcome, list[str]]:
     return "killed", [ended_by]
 
 
-def _of_silence(evidence: Evidence) -> tuple[Outcome, list[str]]:
+def _conclude_silence(evidence: Evidence) -> tuple[Outcome, list[str]]:
     """Conclude from what happened around a process that is gone without a goodbye or a status that we may know."""
     gone = "it is gone without a goodbye, and how its process ended is not known"
     if evidence.cgroup_oom_kills:

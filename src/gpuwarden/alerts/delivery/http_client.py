@@ -148,7 +148,7 @@ def find_secrets(address: str) -> tuple[str, ...]:
     except ValueError:  # what no library takes for an address
         user = ""
     plain = unquote(user)
-    return (address, unquote(address), *_of_user(user), *_of_user(plain), encode_basic(user))
+    return (address, unquote(address), *_user_secrets(user), *_user_secrets(plain), encode_basic(user))
 
 
 def encode_basic(user: str) -> str:
@@ -161,7 +161,7 @@ def redact_line(text: str, longest: int, secrets: Iterable[str]) -> str:
     return clean(redact(text, *secrets), longest)
 
 
-def _of_user(pair: str) -> tuple[str, str]:
+def _user_secrets(pair: str) -> tuple[str, str]:
     """Return both and the password alone; a user without one may be a token."""
     return pair, pair.partition(":")[2]
 

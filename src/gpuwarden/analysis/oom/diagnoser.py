@@ -132,7 +132,7 @@ class Diagnoser:
             self._failed_peaks[uuid] = failure.after.peak
         separable = uuid is not None and self._poll is not None and self._poll.device(uuid, failure.after).separable
         self._pending = _Pending(failure, device, uuid, separable, run.began, run.now)
-        self.diagnosis = diagnose(_with_poll(self._pending, uuid, self._poll))
+        self.diagnosis = diagnose(_add_poll(self._pending, uuid, self._poll))
         return self.diagnosis
 
     def handle_poll(self, poll: PollFacts, *, up: bool) -> Diagnosis | None:
@@ -149,7 +149,7 @@ class Diagnoser:
             uuid is not None and (uuid not in poll.memory or (pending.separable and not poll.device(uuid).separable))
         ):
             return None  # it has ended, or is about to, as it is not listed any more
-        before, self.diagnosis = self.diagnosis, diagnose(_with_poll(pending, uuid, poll))
+        before, self.diagnosis = self.diagnosis, diagnose(_add_poll(pending, uuid, poll))
         return self.diagnosis if self.diagnosis != before else None
 
     def _context(self, error: Error, run: RunFacts) -> tuple[str | None, FailureContext]:
@@ -183,7 +183,7 @@ class Diagnoser:
         )
 
 
-def _with_poll(pending: _Pending, uuid: str | None, poll: PollFacts | None) -> FailureContext:
+def _add_poll(pending: _Pending, uuid: str | None, poll: PollFacts | None) -> FailureContext:
     """Return the failure with a poll's facts of the device."""
     failure = pending.failure
     if poll is None or uuid is None:

@@ -106,16 +106,16 @@ def diagnose(failure: FailureContext) -> Diagnosis:
     """Return the cause by the first rule that holds, else "unknown" with what was looked for."""
     for rule in RULES:
         if rule.kind == failure.error.kind and (found := rule.find(failure)):
-            return _with_leak(Diagnosis(rule.cause, found.evidence, found.next_step), failure)
+            return _add_leak(Diagnosis(rule.cause, found.evidence, found.next_step), failure)
     found = (
         describe_unknown_host_cause(failure)
         if failure.error.kind == "host_oom"
         else describe_unknown_device_cause(failure)
     )
-    return _with_leak(Diagnosis("unknown", found.evidence, found.next_step), failure)
+    return _add_leak(Diagnosis("unknown", found.evidence, found.next_step), failure)
 
 
-def _with_leak(diagnosis: Diagnosis, failure: FailureContext) -> Diagnosis:
+def _add_leak(diagnosis: Diagnosis, failure: FailureContext) -> Diagnosis:
     """Add a leak that is reported: it was not what was missing this time, and will be once the rest is mended."""
     if failure.leak is None or failure.error.kind != "device_oom" or diagnosis.cause == "leak":
         return diagnosis

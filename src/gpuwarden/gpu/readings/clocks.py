@@ -19,15 +19,15 @@ _REASONS, _TOLD, _COUNTED = "clock event reasons", "clock events told", "clock e
 
 def current(gpu: Device) -> dict[Labels, float]:
     """Hertz by clock."""
-    return _of_each(gpu, gpu.nvml.nvmlDeviceGetClockInfo)
+    return _read_clocks(gpu, gpu.nvml.nvmlDeviceGetClockInfo)
 
 
 def highest(gpu: Device) -> dict[Labels, float]:
     """Hertz that this device can reach, by clock."""
-    return _of_each(gpu, gpu.nvml.nvmlDeviceGetMaxClockInfo)
+    return _read_clocks(gpu, gpu.nvml.nvmlDeviceGetMaxClockInfo)
 
 
-def _of_each(gpu: Device, ask: Callable[[Handle, int], int]) -> dict[Labels, float]:
+def _read_clocks(gpu: Device, ask: Callable[[Handle, int], int]) -> dict[Labels, float]:
     return {
         labels: megahertz * _MEGA
         for labels, number in _CLOCKS.items()

@@ -51,7 +51,7 @@ def _all_links(gpu: Device) -> dict[Labels, float] | None:
 
 
 def _summed(gpu: Device) -> dict[Labels, float]:
-    return _totals(gpu, fields.NVLINK_BYTES, _of_links(gpu, fields.NVLINK_BYTES))
+    return _totals(gpu, fields.NVLINK_BYTES, _read_links(gpu, fields.NVLINK_BYTES))
 
 
 def _totals(
@@ -77,7 +77,7 @@ def _total(gpu: Device, number: int, found: Sequence[float | None]) -> float | N
     return sum(value for value, _when in counted.values()) if counted else None
 
 
-def _of_links(gpu: Device, numbers: Mapping[str, int]) -> list[tuple[str, list[float | None]]]:
+def _read_links(gpu: Device, numbers: Mapping[str, int]) -> list[tuple[str, list[float | None]]]:
     links = _links(gpu)
     found = gpu.fields([(number, link) for number in numbers.values() for link in links])
     return [
@@ -88,8 +88,8 @@ def _of_links(gpu: Device, numbers: Mapping[str, int]) -> list[tuple[str, list[f
 def _counted_errors(gpu: Device) -> list[tuple[str, list[float | None]]]:
     """Return the errors of each link by type, of the types that these links count: a generation has a few of them."""
     if gpu.is_remembered(_ERROR_TYPES):
-        return _of_links(gpu, gpu.remember(_ERROR_TYPES, dict))
-    told = [(name, found) for name, found in _of_links(gpu, fields.NVLINK_ERRORS) if found != [None] * len(found)]
+        return _read_links(gpu, gpu.remember(_ERROR_TYPES, dict))
+    told = [(name, found) for name, found in _read_links(gpu, fields.NVLINK_ERRORS) if found != [None] * len(found)]
     if told:
         gpu.remember(_ERROR_TYPES, lambda: {name: fields.NVLINK_ERRORS[name] for name, _found in told})
     return told
@@ -110,23 +110,23 @@ def link_errors(gpu: Device) -> dict[Labels, float]:
     return {(str(link), name): value for name, found in counted for link, value in enumerate(found) if value}
 
 
-def _of_chip_links(gpu: Device, number: int) -> list[float | None]:
+def _read_chip_links(gpu: Device, number: int) -> list[float | None]:
     return gpu.fields((number, link) for link in _links(gpu, fields.C2C_COUNT))
 
 
 def chip_links(gpu: Device) -> dict[Labels, float]:
     """Read which links to the CPU of a superchip are up."""
-    found = enumerate(_of_chip_links(gpu, fields.C2C_STATUS))
+    found = enumerate(_read_chip_links(gpu, fields.C2C_STATUS))
     return {(str(link),): float(state == 1) for link, state in found if state is not None}
 
 
 def chip_speed(gpu: Device) -> float | None:
     """Bytes a second that the links to the CPU of a superchip can move, together."""
-    found = [speed for speed in _of_chip_links(gpu, fields.C2C_SPEED) if speed is not None]
+    found = [speed for speed in _read_chip_links(gpu, fields.C2C_SPEED) if speed is not None]
     return sum(found) * _MEGA if found else None
 
 
 def chip_errors(gpu: Device) -> dict[Labels, float]:
     """Errors over all links to the CPU of a superchip, by type."""
-    found = [(name, _of_chip_links(gpu, number)) for name, number in fields.C2C_ERRORS.items()]
+    found = [(name, _read_chip_links(gpu, number)) for name, number in fields.C2C_ERRORS.items()]
     return _totals(gpu, fields.C2C_ERRORS, found)

@@ -15,15 +15,15 @@ def usage(gpu: Device) -> float:
 
 def instant(gpu: Device) -> dict[Labels, float]:
     """Watts at the moment, of the GPU and of what is around it; 0 is a sensor that is not there."""
-    return _of_scopes(gpu, fields.POWER_INSTANT)
+    return _read_scopes(gpu, fields.POWER_INSTANT)
 
 
 def average(gpu: Device) -> dict[Labels, float]:
     """Watts over the last second on average, likewise."""
-    return _of_scopes(gpu, fields.POWER_AVERAGE)
+    return _read_scopes(gpu, fields.POWER_AVERAGE)
 
 
-def _of_scopes(gpu: Device, number: int) -> dict[Labels, float]:
+def _read_scopes(gpu: Device, number: int) -> dict[Labels, float]:
     scopes = fields.POWER_SCOPES
     milliwatts = gpu.fields((number, scope) for scope in scopes.values())
     return present(scopes, (value or None for value in milliwatts), 0.001)
