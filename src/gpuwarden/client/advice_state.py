@@ -16,8 +16,8 @@ MAX_EPISODES = MAX_DEVICES * (len(RESOURCES) + 1)  # devices times kinds of advi
 MAX_ALARMS = 16  # that wait to be answered
 MAX_LINES_PER_HOUR = 20  # of the log, an hour
 HOUR_SECONDS = 3600.0
-EVENT_EPISODE_SECONDS = 600.0  # seconds in which an event that comes again is the same episode
-RECONNECT_SECONDS = 60.0  # seconds in which a daemon that comes again goes on with the episodes of before
+EVENT_EPISODE_SECONDS = 600.0  # in which an event that comes again is the same episode
+RECONNECT_SECONDS = 60.0  # in which a daemon that comes again goes on with the episodes of before
 
 _GRAVITY = {level: gravity for gravity, level in enumerate(LEVELS)}
 

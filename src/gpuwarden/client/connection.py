@@ -21,7 +21,7 @@ from gpuwarden.client.guard import log_safely
 from gpuwarden.protocol.codec import MAX_MESSAGE_BYTES, ProtocolError, decode_advice, encode
 from gpuwarden.protocol.messages import Advice, Hello, Message
 
-MIN_RETRY_SECONDS = 1.0  # seconds until a connection is tried again; doubles up to LAST_RETRY
+MIN_RETRY_SECONDS = 1.0  # until a connection is tried again; doubles up to MAX_RETRY_SECONDS
 MAX_RETRY_SECONDS = 30.0
 MAX_RECEIVED = 4  # messages that one call takes; more wait for the next
 

@@ -31,7 +31,7 @@ from gpuwarden.protocol.messages import PHASES, Error, Hello, Phase
 from gpuwarden.protocol.validators import MAX_COUNT
 
 MAX_UNCOUNTED_STEPS = 1 << 16  # steps that wait to be counted, should another thread's report never come back
-MAX_CLOSE_WAIT_SECONDS = 0.1  # seconds that the end of a loop may wait for another thread's report
+MAX_CLOSE_WAIT_SECONDS = 0.1  # that the end of a loop may wait for another thread's report
 MAX_CHANGES_PER_SECOND = 20  # reports a second of a new phase or epoch; more wait for the next look
 MAX_HINTS = 8  # different sentences in the log
 

@@ -19,12 +19,12 @@ from gpuwarden.protocol.step_histogram import StepHistogram
 from gpuwarden.protocol.validators import clip
 
 DEFAULT_SOCKET = "/run/gpuwarden/run.sock"
-MAX_ERROR_WAIT_SECONDS = 0.1  # seconds that an error, which has stopped training anyway, may be held for its message
+MAX_ERROR_WAIT_SECONDS = 0.1  # that an error, which has stopped training anyway, may be held for its message
 MAX_SENT_ERRORS = 20  # errors of a run that are sent one by one; a loop that catches errors must not pay for each
-MAX_END_WAIT_SECONDS = 0.1  # seconds that the interpreter's exit may be held for the last messages
-REPORT_INTERVAL_SECONDS = 0.25  # seconds
-OBSERVE_INTERVAL_SECONDS = 0.25  # seconds
-LISTEN_INTERVAL_SECONDS = 0.05  # seconds between two reads of the socket, where the program acts on advice
+MAX_END_WAIT_SECONDS = 0.1  # that the interpreter's exit may be held for the last messages
+REPORT_INTERVAL_SECONDS = 0.25
+OBSERVE_INTERVAL_SECONDS = 0.25
+LISTEN_INTERVAL_SECONDS = 0.05  # between two reads of the socket, where the program acts on advice
 
 _runs: dict[tuple[int, str], Reporter] = {}
 

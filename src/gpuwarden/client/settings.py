@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-MAX_INTERVAL_SECONDS = 86400  # seconds
+MAX_INTERVAL_SECONDS = 86400
 
 _DEVICE = re.compile(r"[A-Z_]+:[0-9]+")
 

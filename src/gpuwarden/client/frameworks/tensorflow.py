@@ -15,7 +15,7 @@ from gpuwarden.client.frameworks import Framework, cuda_devices
 from gpuwarden.protocol.messages import DeviceMemory
 
 MEBIBYTE = 1 << 20  # TensorFlow writes MB: bfc_allocator's users in process_state.cc and gpu_device.cc shift by 20
-DEFAULT_CPU_LIMIT_MEBIBYTES = 1 << 16  # mebibytes; process_state.cc
+DEFAULT_CPU_LIMIT_MEBIBYTES = 1 << 16  # process_state.cc
 
 
 class TensorFlow(Framework):

@@ -36,7 +36,7 @@ from gpuwarden.client.reporter import REPORT_INTERVAL_SECONDS, Reporter, join_ru
 from gpuwarden.client.settings import check_settings
 from gpuwarden.protocol.messages import Advice, Phase
 
-METRICS_INTERVAL_SECONDS = 1.0  # seconds between two reads of the loss metric and of the input's wait: some 100 µs each
+METRICS_INTERVAL_SECONDS = 1.0  # between two reads of the loss metric and of the input's wait: some 100 µs each
 
 _OF_ONE_FIT = {"_run", "_fit", "_functions", "_watched", "_model", "model"}
 

@@ -19,7 +19,7 @@ from typing import Any
 from gpuwarden.client.input_wait import InputWait
 
 MAX_GAPS = 100  # that tf.data keeps: model.cc
-MAX_GAP_SECONDS = 10.0  # seconds; tf.data drops longer ones: model.cc
+MAX_GAP_SECONDS = 10.0  # tf.data drops longer ones: model.cc
 MAX_EXECUTIONS = 8192  # executions between two looks; of more nothing is said
 
 
