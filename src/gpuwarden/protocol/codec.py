@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any, Literal, cast
 
-from gpuwarden.protocol.messages import Advice, End, Error, Hello, Message, Report
+from gpuwarden.protocol.messages import Advice, Allocation, DeviceMemory, End, Error, Hello, Message, Report
 from gpuwarden.protocol.validators import parse_object
 
 VERSION = 1
@@ -27,6 +27,7 @@ Rejection = Literal[
 _RUN_TYPES: dict[str, type[Any]] = {"hello": Hello, "report": Report, "error": Error, "end": End}
 _DAEMON_TYPES: dict[str, type[Any]] = {"advice": Advice}
 _TYPE_NAMES = {cls: name for name, cls in (_RUN_TYPES | _DAEMON_TYPES).items()}
+_FIELDS = {cls: fields(cls) for cls in (*_TYPE_NAMES, DeviceMemory, Allocation)}
 
 
 class ProtocolError(ValueError):
@@ -59,7 +60,7 @@ def _set_fields(message: Any) -> dict[str, Any]:
     """Return the fields of a message that differ from their defaults."""
     return {
         each.name: value
-        for each in fields(message)
+        for each in _FIELDS[type(message)]
         if (value := getattr(message, each.name)) != each.default
         and (each.default_factory is MISSING or value != each.default_factory())
     }
