@@ -24,6 +24,7 @@ MAX_SENT_ERRORS = 20  # errors of a run that are sent one by one; a loop that ca
 MAX_END_WAIT_SECONDS = 0.1  # that the interpreter's exit may be held for the last messages
 REPORT_INTERVAL_SECONDS = 0.25
 OBSERVE_INTERVAL_SECONDS = 0.25
+PERCENTILES_INTERVAL_SECONDS = 1.0
 LISTEN_INTERVAL_SECONDS = 0.05  # between two reads of the socket, where the program acts on advice
 
 _runs: dict[tuple[int, str], Reporter] = {}
@@ -61,6 +62,8 @@ class Reporter:
         self._errors: Counter[str] = Counter()
         self._connection = connection
         self._report_due = 0.0
+        self._percentiles: tuple[float | None, ...] = (None, None)
+        self._percentiles_due = 0.0
 
     def set_hello(self, hello: Hello) -> None:
         """Send another hello, where it has changed."""
@@ -122,7 +125,10 @@ class Reporter:
 
     def _send(self, now: float) -> None:
         self._report_due = now + self.interval
-        median, p95 = self.durations.percentiles(0.5, 0.95)
+        if now >= self._percentiles_due:
+            self._percentiles_due = now + PERCENTILES_INTERVAL_SECONDS
+            self._percentiles = self.durations.percentiles(0.5, 0.95)
+        median, p95 = self._percentiles
         self._connection.send(
             Report(
                 phase=self.phase,
@@ -168,6 +174,7 @@ class Reporter:
         phase: Phase = self.phase
         self.phase, self.stepping = "idle", False
         self.settle()
+        self._percentiles_due = 0.0
         # Memory is not asked: TensorFlow may be half gone, or locked for ever in a forked child that exits.
         with contextlib.suppress(Exception):  # whatever fails here must not show at a program's end
             error = describe_uncaught(self.failure, phase, self.steps, self.memory.latest())
