@@ -160,7 +160,7 @@ def test_pid_reused_while_it_is_read_is_nobody(monkeypatch: pytest.MonkeyPatch) 
     assert set(names.identify([ME])) == {ME}
 
 
-@pytest.mark.parametrize("step", ["__init__", "oneshot", "uids", "_comm", "_place"])
+@pytest.mark.parametrize("step", ["__init__", "oneshot", "uids", "_read_comm", "_read_cgroup"])
 def test_process_that_ends_while_it_is_read_is_nobody(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process may end at any step of its reading: it is left out, and nothing is raised."""
     with sleeping() as pid:
@@ -175,7 +175,7 @@ def test_process_that_ends_while_it_is_read_is_nobody(step: str, monkeypatch: py
 
             return end
 
-        target: Any = processes if step in ("_comm", "_place") else psutil.Process
+        target: Any = processes if step in ("_read_comm", "_read_cgroup") else psutil.Process
         monkeypatch.setattr(target, step, ending(getattr(target, step)))
         assert ProcessIdentifier().identify([pid]) == {}
         assert not psutil.pid_exists(pid)

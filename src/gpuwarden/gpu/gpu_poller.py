@@ -77,7 +77,7 @@ class PolledGpu:
         if self._reader:
             self._reader.release()
 
-    def take_identity_of(self, other: PolledGpu) -> None:
+    def copy_identity(self, other: PolledGpu) -> None:
         """Take what the driver says of it now: its index may be another after GPUs came and went."""
         self._handle, self._identity, self._index = other._handle, other._identity, other._index
 

@@ -334,7 +334,7 @@ class Poller:
             return name
         del self._unidentified[index]
         known = self._gpus.setdefault(gpu.identity.uuid, gpu)
-        known.take_identity_of(gpu)
+        known.copy_identity(gpu)
         if known is gpu:
             log.debug("gpu=%s index=%d name=%r found", gpu.identity.uuid, index, gpu.identity.name)
         return None

@@ -75,10 +75,10 @@ class CgroupReader:
         """Return what holds for a process; nothing where it, or its cgroup, cannot be seen. Raises nothing."""
         membership = _content(f"{self._proc}/{pid}/cgroup")
         if membership not in self._found:
-            self._found[membership] = self._ask(membership.decode(errors="surrogateescape"))
+            self._found[membership] = self._read_limits(membership.decode(errors="surrogateescape"))
         return self._found[membership]
 
-    def _ask(self, membership: str) -> CgroupLimits:
+    def _read_limits(self, membership: str) -> CgroupLimits:
         paths = dict(_memberships(membership))
         controller, version = ("memory", _V1) if "memory" in self._mounts else ("", _V2)
         limited = [found for level in self._levels(paths, controller) if (found := _memory(level, version))]

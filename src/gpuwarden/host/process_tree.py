@@ -83,7 +83,7 @@ class ProcessTrees:
         self._trees = {peer: self._trees.get(peer) or _Tree() for peer in peers}
         self._cgroups.begin()
         found = self._assign({peer.pid: peer for peer in peers if self._is(peer.pid, peer.start)})
-        usages = {peer: self._look(peer, tree, found.get(peer, [])) for peer, tree in self._trees.items()}
+        usages = {peer: self._measure(peer, tree, found.get(peer, [])) for peer, tree in self._trees.items()}
         seen = [tree.io_seen for tree in self._trees.values() if tree.members]
         self.io_allowed = all(seen) if seen else None
         return {peer: usage for peer, usage in usages.items() if self._trees[peer].seen}
@@ -121,7 +121,7 @@ class ProcessTrees:
                     pids.append(child)
         return pids
 
-    def _look(self, peer: ProcessKey, tree: _Tree, pids: list[int]) -> HostUsage:
+    def _measure(self, peer: ProcessKey, tree: _Tree, pids: list[int]) -> HostUsage:
         # Before the main process's own figures, whose start time proves that all of it was said of the same process.
         cpus, limits = (_affinity(peer.pid), self._cgroups.limits(peer.pid)) if pids else (None, CgroupLimits())
         left_out = self._update(tree, pids)

@@ -68,10 +68,10 @@ _STRUCTS = {
 }
 
 
-def _text(ask: Callable[..., str], *arguments: object) -> str:
+def _text(call: Callable[..., str], *arguments: object) -> str:
     """Ask for a text, of which some drivers make no UTF-8 (gpuopenanalytics/pynvml#53): that must not cost the GPU."""
     try:
-        return ask(*arguments)
+        return call(*arguments)
     except UnicodeDecodeError as error:
         return error.object.decode(errors="replace")
 
@@ -80,9 +80,9 @@ def _missing(*_arguments: object) -> Any:
     raise nvml_error(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 
 
-def _filled(ask: Callable[..., object], new: Callable[[], Any], handle: Handle) -> Any:
+def _filled(call: Callable[..., object], new: Callable[[], Any], handle: Handle) -> Any:
     answer = new()
-    ask(handle, ctypes.byref(answer))
+    call(handle, ctypes.byref(answer))
     return answer
 
 
@@ -154,10 +154,10 @@ def _value(kind: int, raw: int) -> float | None:
 
 
 def explain_unusable(nvml: Nvml, patience: float = PROBE_TIMEOUT_SECONDS) -> str | None:
-    """Tell why the driver shows no GPU, None when it does. Blocks for `patience` seconds where the driver hangs."""
+    """Return why the driver shows no GPU, None when it does. Blocks for `patience` seconds where the driver hangs."""
     reasons: list[str | None] = []
 
-    def ask() -> None:
+    def probe() -> None:
         try:
             nvml.nvmlInit()
             try:
@@ -170,7 +170,7 @@ def explain_unusable(nvml: Nvml, patience: float = PROBE_TIMEOUT_SECONDS) -> str
             reasons.append(None if count else hidden_gpus(count) or "the driver lists no GPU")
 
     # A thread of its own: one that hangs in the driver cannot be ended and must not keep the process from ending.
-    asking = threading.Thread(target=ask, name="driver-probe", daemon=True)
-    asking.start()
-    asking.join(patience)
+    thread = threading.Thread(target=probe, name="driver-probe", daemon=True)
+    thread.start()
+    thread.join(patience)
     return reasons[0] if reasons else f"the driver has not answered for {patience:g} s"

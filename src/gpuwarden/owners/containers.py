@@ -85,7 +85,7 @@ class ContainerNames:
         due = [container for container, when in self._unnamed.items() if when <= now]
         if due and (self._asking is None or self._asking.done()):
             self._unnamed |= dict.fromkeys(due, now + RETRY_SECONDS)
-            self._asking = asyncio.get_running_loop().create_task(self._ask(due))
+            self._asking = asyncio.get_running_loop().create_task(self._inspect_all(due))
 
     def access(self) -> Mapping[str, bool]:
         """Say of each source of names that is there whether it may be read."""
@@ -120,7 +120,7 @@ class ContainerNames:
             if (match := _CONTAINER_LOG.fullmatch(name)) and (container := by_id.get(match[4])):
                 self._name(container, f"{match[2]}/{match[1]}/{match[3]}")
 
-    async def _ask(self, containers: Iterable[Container]) -> None:
+    async def _inspect_all(self, containers: Iterable[Container]) -> None:
         silent: set[Path] = set()  # of these, none is asked again before its time
         for container in containers:
             for socket in self._sockets_of(container):

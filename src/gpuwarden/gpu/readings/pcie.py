@@ -17,27 +17,27 @@ errors = labelled_fields(fields.PCIE_ERRORS)
 
 def generation(gpu: Device) -> float | None:
     """Return the generation that the link runs at, which an idle GPU lowers."""
-    return _told(gpu.try_query(gpu.nvml.nvmlDeviceGetCurrPcieLinkGeneration))
+    return _if_known(gpu.try_query(gpu.nvml.nvmlDeviceGetCurrPcieLinkGeneration))
 
 
 def width(gpu: Device) -> float | None:
     """Lanes in use."""
-    return _told(gpu.try_query(gpu.nvml.nvmlDeviceGetCurrPcieLinkWidth))
+    return _if_known(gpu.try_query(gpu.nvml.nvmlDeviceGetCurrPcieLinkWidth))
 
 
 def highest_generation(gpu: Device) -> dict[Labels, float]:
     """Highest generation of the GPU by itself, and of its link in this machine."""
-    own = _told(gpu.try_query(gpu.nvml.nvmlDeviceGetGpuMaxPcieLinkGeneration))
-    here = _told(gpu.try_query(gpu.nvml.nvmlDeviceGetMaxPcieLinkGeneration))
+    own = _if_known(gpu.try_query(gpu.nvml.nvmlDeviceGetGpuMaxPcieLinkGeneration))
+    here = _if_known(gpu.try_query(gpu.nvml.nvmlDeviceGetMaxPcieLinkGeneration))
     return present(("gpu", "link"), (own, here))
 
 
 def highest_width(gpu: Device) -> float | None:
     """Lanes of the link."""
-    return _told(gpu.try_query(gpu.nvml.nvmlDeviceGetMaxPcieLinkWidth))
+    return _if_known(gpu.try_query(gpu.nvml.nvmlDeviceGetMaxPcieLinkWidth))
 
 
-def _told(answer: int | None) -> int | None:
+def _if_known(answer: int | None) -> int | None:
     return None if answer == NOT_AVAILABLE else answer or None  # a link has no 0 lanes
 
 
