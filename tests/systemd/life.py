@@ -136,15 +136,16 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 
 RUN = """
 import socket, sys
-from gpuwarden import protocol
+from gpuwarden.protocol.codec import encode
+from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Hello, Report
 
 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as daemon:
     daemon.connect(sys.argv[2] if len(sys.argv) > 2 else "/run/gpuwarden/run.sock")
-    hello = protocol.Hello("of nobody", "test", {"GPU:0": sys.argv[1]})
-    memory = {"GPU:0": protocol.DeviceMemory(current=1 << 30, peak=1 << 30)}
-    buckets = (0,) * (len(protocol.STEP_BUCKETS) + 1)
-    for message in hello, protocol.Report("train", 7, 0.0, buckets, memory):
-        daemon.send(protocol.encode(message))
+    hello = Hello("of nobody", "test", {"GPU:0": sys.argv[1]})
+    memory = {"GPU:0": DeviceMemory(current=1 << 30, peak=1 << 30)}
+    buckets = (0,) * (len(STEP_BUCKETS) + 1)
+    for message in hello, Report("train", 7, 0.0, buckets, memory):
+        daemon.send(encode(message))
     sys.stdin.read()
 """
 
