@@ -22,7 +22,7 @@ MAX_CONNECTIONS = 8
 REQUEST_SECONDS = 5.0  # that a client may take to say what it wants
 ANSWER_SECONDS = 120.0  # that a client waits: a poll under way comes first, at most 30 s, and calls that do not end
 
-# What follows the command's name -> the sentence to answer. Raises RequestError.
+# What follows the command's name -> the sentence to answer. Raises CommandError.
 Command = Callable[[str], Awaitable[str]]
 
 

@@ -35,7 +35,7 @@ class PauseCommands:
         return {"pause": self.pause, "resume": self.resume}
 
     async def pause(self, argument: str) -> str:
-        """Release the driver for a number of seconds. Raises RequestError."""
+        """Release the driver for a number of seconds. Raises CommandError."""
         try:
             seconds = float(argument)
         except ValueError:
