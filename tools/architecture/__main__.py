@@ -22,8 +22,8 @@ def page() -> str:
 
 
 def package_table() -> str:
-    """Return a row for each package and each module at the top: its layer and the first sentence of its docstring."""
-    rows = ["| Layer | Package | Contents |", "| --- | --- | --- |"]
+    """Return a row for each package and each module at the top: its layer, first docstring sentence and modules."""
+    rows = ["| Layer | Package | Contents | Modules |", "| --- | --- | --- | --- |"]
     client = [(f"{layer.title} (client)", layer.parts) for layer in reversed(CLIENT_LAYERS[1:-1])]
     for title, parts in [*((layer.title, layer.parts) for layer in reversed(DAEMON_LAYERS)), *client]:
         shown = title
@@ -32,7 +32,8 @@ def package_table() -> str:
                 module = modules()[name]
                 path = module.path.parent if module.is_package and name != ROOT else module.path
                 link = f"../../src/{path.relative_to(FOLDER.parents[1] / 'src')}"
-                rows.append(f"| {shown} | [{name.removeprefix(f'{ROOT}.')}]({link}) | {_summary(module.tree)} |")
+                short = name.removeprefix(f"{ROOT}.")
+                rows.append(f"| {shown} | [{short}]({link}) | {_summary(module.tree)} | {_module_names(name)} |")
                 shown = ""
     return "\n".join([*rows, ""])
 
@@ -41,6 +42,12 @@ def _subtree(name: str) -> list[str]:
     if name == ROOT:
         return [name]
     return [name, *(other for other, module in modules().items() if module.is_package and other.startswith(f"{name}."))]
+
+
+def _module_names(package: str) -> str:
+    """Return the names of the modules right inside the package."""
+    inside = [name for name, module in modules().items() if not module.is_package]
+    return ", ".join(f"`{name.rpartition('.')[2]}`" for name in inside if name.rpartition(".")[0] == package != ROOT)
 
 
 def _summary(tree: ast.Module) -> str:
