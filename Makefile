@@ -48,15 +48,15 @@ fix: ## format, and fix what ruff can fix
 
 docs: ## generate the references, rules, dashboards and the map of the code
 	@tools/environment.sh test
-	$(BIN)/gpuwarden reference metrics > docs/metrics.md
-	$(BIN)/gpuwarden reference xid > docs/xid.md
-	$(BIN)/gpuwarden reference config > docs/configuration.md
+	$(BIN)/gpuwarden reference metrics > docs/reference/metrics.md
+	$(BIN)/gpuwarden reference xid > docs/reference/xids.md
+	$(BIN)/gpuwarden reference config > docs/reference/configuration.md
 	$(BIN)/gpuwarden reference example > config.example.yaml
-	$(BIN)/gpuwarden reference dcgm > docs/dcgm.md
-	$(BIN)/gpuwarden reference receipt > docs/receipts.md
-	$(BIN)/gpuwarden reference state > docs/state.md
-	$(BIN)/gpuwarden reference verdicts > docs/verdicts.md
-	$(BIN)/gpuwarden reference alerts > docs/alerts.md
+	$(BIN)/gpuwarden reference dcgm > docs/reference/dcgm.md
+	$(BIN)/gpuwarden reference receipt > docs/use/run-records.md
+	$(BIN)/gpuwarden reference state > docs/reference/state.md
+	$(BIN)/gpuwarden reference verdicts > docs/understand/oom-diagnosis.md
+	$(BIN)/gpuwarden reference alerts > docs/reference/alerts.md
 	$(BIN)/gpuwarden rules > deploy/prometheus/rules/gpuwarden.yml
 	sed -i '/^# Written by .gpuwarden rules --inhibition/,$$d' deploy/alertmanager/alertmanager.yml
 	$(BIN)/gpuwarden rules --inhibition >> deploy/alertmanager/alertmanager.yml

@@ -2,7 +2,7 @@
 
 All run at the same time as programs of their own, see 8 GPUs with 24 real processes and poll once a second. CPU time
 is each process's own, so a busy machine moves it little; latency is taken in turns. Takes about six minutes and needs
-a C compiler. What a figure means, and what the mock hides, is in docs/performance.md.
+a C compiler. What a figure means, and what the mock hides, is in docs/engineering/performance.md.
 """
 
 import argparse

@@ -32,7 +32,7 @@ from headroom_runs import CASES, LIMIT_MIB, MIB, pool_of
 from mocked import mock
 from programs import GPUWARDEN, conditions
 
-BESIDE = 626 * MIB  # the context, cuBLAS and cuDNN of a JAX run on an H200 (docs/headroom.md)
+BESIDE = 626 * MIB  # the context, cuBLAS and cuDNN of a JAX run on an H200 (docs/understand/headroom.md)
 MODES = ("limit", "preallocation", "growth", "growth, pool told")
 PATIENCE = 120.0  # seconds; the allocator itself hopes for ten
 HERE = Path(__file__).parent

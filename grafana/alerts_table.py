@@ -20,7 +20,7 @@ def alerts_table(number: int, *, width: int, height: int) -> Panel:
     return table(
         number,
         "Alerts firing",
-        "What fires now; docs/alerts.md says what each alert means and what to do.",
+        "What fires now; docs/reference/alerts.md says what each alert means and what to do.",
         Query(f"max by ({', '.join(labels)}) ({placed(severity)})", "severity", now=True),
         columns={
             "Severity": "severity",

@@ -38,7 +38,7 @@ def _xids() -> Panel:
     return table(
         22,
         "XIDs",
-        "Faults that the driver told of, and when last; docs/xid.md says what each means and what to do.",
+        "Faults that the driver told of, and when last; docs/reference/xids.md says what each means and what to do.",
         Query(f"{each} (time() - ({last}))", "ago", now=True),
         Query(f"{each} ({count})", "count", now=True),
         columns={"GPU": "gpu", "XID": "xid", "How often": "count", "Last one ago": "ago"},

@@ -14,7 +14,7 @@ from gpuwarden.owners.metrics import OwnerReadings
 from gpuwarden.runs.metrics import RunReadings
 
 GPU = "GPU {{gpu}}"
-_NO_GPM = "only Hopper and newer tell: docs/operations.md"
+_NO_GPM = "only Hopper and newer tell: docs/start/install.md"
 
 
 def gpus() -> list[Panel]:
@@ -97,7 +97,7 @@ def _memory() -> list[Panel]:
             24,
             "Pressure",
             "How close the runs on each GPU are to the end of its memory, and the GPU to slowing itself down "
-            "(docs/pressure.md).",
+            "(docs/understand/pressure.md).",
             Query(with_device(pressure()), f"{GPU} {{{{resource}}}}"),
             width=8,
             mappings=states(LEVELS),

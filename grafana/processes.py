@@ -25,7 +25,7 @@ def processes() -> list[Panel]:
         table(
             28,
             "Processes",
-            "Each process with memory on a GPU: whose it is, what runs it, and how much it holds (docs/owners.md).",
+            "Processes with memory on a GPU: owner, program and bytes (docs/understand/owners.md).",
             Query(f"max by ({labels}) ({placed(each)})", "memory", now=True),
             columns={
                 "GPU": "gpu",
@@ -39,7 +39,7 @@ def processes() -> list[Panel]:
             },
             width=16,
             height=8,
-            empty="no process is on a GPU, or none is told by itself: processes.series: true (docs/owners.md)",
+            empty="no process on a GPU, or processes.series is off (docs/understand/owners.md)",
             sort="Memory",
             descending=True,
             overrides=[

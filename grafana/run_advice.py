@@ -12,7 +12,7 @@ from ways import IN_CLUSTER, ONE_RUN, link
 from gpuwarden.advice.metrics import AdviceReadings
 from gpuwarden.runs.metrics import RunReadings
 
-_DEAF = f"no run hears advice (docs/pressure.md); {NO_RUN}"
+_DEAF = f"no run hears advice (docs/understand/pressure.md); {NO_RUN}"
 
 
 def advice() -> list[Panel]:
@@ -24,7 +24,7 @@ def advice() -> list[Panel]:
             77,
             "Pressure on the GPUs of runs",
             "How close the GPUs that runs are on are to the end of memory, and to slowing themselves down "
-            "(docs/pressure.md).",
+            "(docs/understand/pressure.md).",
             Query(with_device(level), "GPU {{gpu}} {{resource}} {{instance}} {{cluster}}"),
             width=12,
             mappings=states(LEVELS),
@@ -55,7 +55,7 @@ def errors() -> list[Panel]:
         timeseries(
             66,
             "Errors of runs",
-            "Errors that steps raised, by kind; docs/errors.md says what each means and what to do.",
+            "Errors that steps raised, by kind; docs/use/errors.md says what each means and what to do.",
             Query(with_run(risen(RunReadings.errors_total)), f"{NAME} {{{{kind}}}}"),
             width=8,
             unit="short",
@@ -66,7 +66,7 @@ def errors() -> list[Panel]:
             79,
             "Out of memory, and why",
             "The last out-of-memory of each run: what could not be allocated, what was left, and the verdict "
-            "(docs/verdicts.md).",
+            "(docs/understand/oom-diagnosis.md).",
             Query(f"max by ({RUN}, run_name, place) ({placed(last(RunReadings.info))})", "identity", now=True),
             Query(f"max by ({RUN}, verdict) ({last(RunReadings.oom_verdict_info)})", "why", now=True),
             Query(f"{each} ({last(RunReadings.oom_requested_bytes)})", "asked", now=True),

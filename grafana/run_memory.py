@@ -65,7 +65,7 @@ def limits() -> list[Panel]:
         timeseries(
             72,
             "Batch size",
-            "Examples of a step, and the most that should fit with a margin (docs/batch-size.md; logarithmic scale).",
+            "Examples per step, and the most that should fit (docs/use/batch-size.md; logarithmic scale).",
             Query(present, NAME),
             Query(with_run(series(RunReadings.batch_size_advised)), f"{NAME} advised"),
             width=8,
@@ -89,7 +89,7 @@ def ahead() -> list[Panel]:
             73,
             "Time to out of memory",
             "Seconds until a run is out of device memory if it goes on to grow as it does, and the least and most they "
-            "may be (docs/foresight.md).",
+            "may be (docs/understand/leaks.md).",
             Query(_named(RunReadings.seconds_to_oom), ON_GPU),
             Query(_named(RunReadings.seconds_to_oom_lower), f"{ON_GPU} at least"),
             Query(_named(RunReadings.seconds_to_oom_upper), f"{ON_GPU} at most"),

@@ -104,13 +104,13 @@ def _held() -> str:
 
 
 def lost() -> list[Panel]:
-    """Draw what takes a run's time from it, each as a part of that time; docs/slow.md goes through them."""
+    """Draw what takes a run's time, each as a part of that time (docs/use/slow-training.md)."""
     idle = f"sum by ({RUN}) ({rate(RunUsageReadings.gpu_idle_seconds_total)})"
     return [
         timeseries(
             63,
             "Input wait",
-            "Part of the steps' time in which they waited for their next batch, where it is known (docs/slow.md).",
+            "Part of the step time spent waiting for the next batch, where known (docs/use/slow-training.md).",
             Query(with_run(input_wait()), NAME),
             width=8,
             unit="percentunit",

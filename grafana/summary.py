@@ -86,7 +86,7 @@ def next_out_of_memory(number: int, width: int) -> Panel:
     return stat(
         number,
         "Next out of memory",
-        "The run that is out of memory first if it goes on to grow as it does, and in what time (docs/foresight.md).",
+        "The run that will run out of memory first at its current growth, and when (docs/understand/leaks.md).",
         Query(first, "{{run_name}} · GPU {{gpu}} · {{instance}}", now=True),
         unit="s",
         width=width,

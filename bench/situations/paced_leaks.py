@@ -56,7 +56,7 @@ def repeated(steps: int, *parts: Any) -> Any:
 def untuned(data: Any) -> Any:
     """Have tf.data not tune itself: an iterator that goes may wait for its tuner, which sleeps for up to a minute.
 
-    So trainings stood still at the ends of epochs (docs/runs.md), and no pace was kept.
+    So trainings stood still at the ends of epochs (docs/use/runs.md), and no pace was kept.
     """
     options = tf.data.Options()
     options.autotune.enabled = False

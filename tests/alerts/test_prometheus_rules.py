@@ -115,7 +115,7 @@ def test_critical_alert_outlives_the_daemon() -> None:
 
 
 def test_alert_says_what_to_do() -> None:
-    """Each alert has a severity, a constant summary, and links to its section of docs/alerts.md and to a dashboard."""
+    """Each alert has a severity, a constant summary, and links to its docs and a dashboard."""
     wrong = [
         name
         for name, alert in ALERTS.items()
@@ -123,7 +123,7 @@ def test_alert_says_what_to_do() -> None:
         if alert["labels"]["severity"] not in {"critical", "warning", "info"}
         or "{{" in texts["summary"]
         or not texts["summary"].endswith(".")
-        or texts["runbook_url"] != f"docs/alerts.md#{name.lower()}"
+        or texts["runbook_url"] != f"docs/reference/alerts.md#{name.lower()}"
         or "/d/gpuwarden-" not in texts["dashboard_url"]
     ]
     assert wrong == []
@@ -162,9 +162,9 @@ def test_xid_alert_says_the_tables_action(alert: str, severity: Severity) -> Non
 
 
 def test_files_are_in_step() -> None:
-    """The shipped rules and docs/alerts.md are what the tables say (make docs)."""
+    """The shipped rules and docs/reference/alerts.md are what the tables say (make docs)."""
     assert RULES.read_text() == render_rule_file()
-    assert (REPOSITORY / "docs" / "alerts.md").read_text() == render_alerts()
+    assert (REPOSITORY / "docs" / "reference" / "alerts.md").read_text() == render_alerts()
 
 
 def test_rules_take_other_numbers() -> None:
@@ -177,7 +177,7 @@ def test_rules_take_other_numbers() -> None:
     assert "[30m]" in changed["RunPeakNearOutOfMemory"]["expr"]
     assert "30 minutes" in changed["RunPeakNearOutOfMemory"]["annotations"]["description"]
     assert 'up{job="gpu"}' in changed["GpuwardenDown"]["expr"]
-    assert changed["GpuDown"]["annotations"]["runbook_url"] == "https://site/docs/alerts.md#gpudown"
+    assert changed["GpuDown"]["annotations"]["runbook_url"] == "https://site/docs/reference/alerts.md#gpudown"
     assert "dashboard_url" not in changed["GpuDown"]["annotations"]
 
 

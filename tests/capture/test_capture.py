@@ -45,7 +45,7 @@ from mock_nvml import MockNvml
 PID_MAX_LIMIT = 1 << 22
 INTERVAL = 2.0
 HOST = HostMemory(size=1 << 40, available=1 << 39)
-DOCUMENT = Path(__file__).parents[2] / "docs" / "capture.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "engineering" / "capture.md"
 # What a process on the mock library does: record the driver, and poll it as the daemon would.
 RECORDER = """
 import asyncio, json, sys

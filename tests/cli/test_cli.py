@@ -92,12 +92,12 @@ def test_version() -> None:
 @pytest.mark.parametrize(
     ("what", "file"),
     [
-        ("metrics", "metrics"),
-        ("config", "configuration"),
-        ("xid", "xid"),
-        ("dcgm", "dcgm"),
-        ("receipt", "receipts"),
-        ("state", "state"),
+        ("metrics", "reference/metrics"),
+        ("config", "reference/configuration"),
+        ("xid", "reference/xids"),
+        ("dcgm", "reference/dcgm"),
+        ("receipt", "use/run-records"),
+        ("state", "reference/state"),
     ],
 )
 def test_reference_is_in_step(what: str, file: str) -> None:

@@ -16,8 +16,8 @@ REPOSITORY = Path(__file__).parents[2]
 
 def test_reference_is_in_step() -> None:
     """The committed reference is what the declared options generate."""
-    committed = (REPOSITORY / "docs" / "configuration.md").read_text()
-    assert committed == render_reference(), "run: gpuwarden reference config > docs/configuration.md"
+    committed = (REPOSITORY / "docs" / "reference" / "configuration.md").read_text()
+    assert committed == render_reference(), "run: gpuwarden reference config > docs/reference/configuration.md"
 
 
 def test_example_is_in_step() -> None:

@@ -37,7 +37,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory, mock_nvml_library: Path) ->
         shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, checkout)
-    shutil.copy(ROOT / "docs/operations.md", shared)
+    shutil.copy(ROOT / "docs/start/install.md", shared)
     shutil.copytree(mock_nvml_library, shared / "mock")
     # By the Python that the service will run under, so that these are its binary wheels.
     subprocess.run([PYTHON, "-m", "venv", shared / "builder"], check=True)

@@ -7,7 +7,7 @@ import re
 from offenders import listing_offenders
 from services import ROOT
 
-FOLDER = ROOT / "docs/adr"
+FOLDER = ROOT / "docs/engineering/adr"
 PARTS = ("src", "tests", "bench", "grafana", "tools")
 
 

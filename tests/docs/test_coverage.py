@@ -1,4 +1,4 @@
-"""docs/coverage.md is whole: every row of ours, every field that others can show."""
+"""docs/engineering/coverage.md is whole: every row of ours, every field that others can show."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from peer_fields import DCGM_COUNTERS, DCGM_FIELDS, GPUD_COMPONENTS, NVML_METRIC
 from gpuwarden.daemon.metrics_page import TABLES
 from gpuwarden.gpu.metrics import GpuReadings
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "coverage.md").read_text(encoding="utf-8")
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "engineering" / "coverage.md").read_text(encoding="utf-8")
 NAMED = re.findall(r"`([^`]+)`", DOCUMENT)
 OURS = {row.name for table in TABLES for row in table.rows}
 

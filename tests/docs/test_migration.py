@@ -1,4 +1,4 @@
-"""docs/migration.md names what there is, and of DCGM's fields what there is not."""
+"""docs/use/dcgm-migration.md names what there is, and of DCGM's fields what there is not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from promql import SAMPLES
 from gpuwarden.config.schema import OPTIONS
 from gpuwarden.dcgm.metrics import DcgmReadings
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "migration.md").read_text()
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "use" / "dcgm-migration.md").read_text()
 DCGM = {row.name for row in DcgmReadings.rows}
 # dcgm-exporter's lists of counters, etc/default-counters.csv and etc/dcp-metrics-included.csv at 99a774b, with what
 # stands there commented out as a proposal.

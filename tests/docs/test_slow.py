@@ -1,4 +1,4 @@
-"""docs/slow.md: what it asks Prometheus can be asked, and what it names is there."""
+"""docs/use/slow-training.md: what it asks Prometheus can be asked, and what it names is there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from promql import SAMPLES, unknown
 from gpuwarden.config import thresholds
 from gpuwarden.usage.gpu_meter import SLOWDOWNS
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "slow.md").read_text(encoding="utf-8")
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "use" / "slow-training.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```promql\n(.*?)^```", DOCUMENT, flags=re.MULTILINE | re.DOTALL)
 # A line that is not indented begins another question.
 QUESTIONS = [question for block in BLOCKS for question in re.split(r"\n(?=\S)", block.strip())]

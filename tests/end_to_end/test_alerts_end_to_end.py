@@ -71,7 +71,7 @@ def see_the_heat(people: People, box: str, uuid: str) -> None:
     text = text_of(letter)
     assert said["annotations"]["description"] in text
     assert f"GPU: {HOT} NVIDIA H100 80GB HBM3 {uuid}\n" in text
-    assert f"What to do: {DOCS}/alerts.md#gpunearthermalslowdown\n" in text
+    assert f"What to do: {DOCS}/reference/alerts.md#gpunearthermalslowdown\n" in text
     assert f"Dashboard: {GRAFANA}/d/gpuwarden-box?" in text
 
 
@@ -83,7 +83,7 @@ def see_the_slowdown(people: People, alertmanager: Alertmanager, box: str, uuid:
     assert share is not None
     assert 10 < float(share[1]) <= 100
     assert letter["Subject"] == f"CRITICAL: GpuHardwareThermalSlowdown, GPU {HOT}, {box}"
-    assert f"What to do: {DOCS}/alerts.md#gpuhardwarethermalslowdown\n" in text_of(letter)
+    assert f"What to do: {DOCS}/reference/alerts.md#gpuhardwarethermalslowdown\n" in text_of(letter)
     held = {each["labels"]["alertname"]: each["status"]["state"] for each in alertmanager.alerts()}
     assert held["GpuNearThermalSlowdown"] == "suppressed"
 
@@ -101,7 +101,7 @@ def see_the_run(people: People, prometheus: Prometheus, box: str, uuid: str) -> 
     text = text_of(letter)
     assert said["annotations"]["description"] in text
     assert f"Run: trainer {run_id}\n" in text
-    assert f"What to do: {DOCS}/alerts.md#runnearoutofmemory\n" in text
+    assert f"What to do: {DOCS}/reference/alerts.md#runnearoutofmemory\n" in text
     assert f"var-run={run_id}\n" in text
 
 

@@ -340,8 +340,8 @@ def test_alerts_lead_to_what_they_are_about(alert: Condition) -> None:
 
 
 def test_runbooks_name_panels_that_exist() -> None:
-    """docs/alerts.md sends people to panels by the titles they have."""
-    text = (REPOSITORY / "docs" / "alerts.md").read_text()
+    """docs/reference/alerts.md sends people to panels by the titles they have."""
+    text = (REPOSITORY / "docs" / "reference" / "alerts.md").read_text()
     named = {title for found in re.findall(r"panels?\s+\*([^*]+)\*(?: and \*([^*]+)\*)?", text) for title in found}
     assert len(named) > 3
     assert named - {""} <= {panel["title"] for dashboard in DASHBOARDS.values() for panel in panels_of(dashboard)}

@@ -313,7 +313,7 @@ def test_access_says_what_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_capability_opens_what_modes_close(tmp_path: Path) -> None:
-    """The capability that docs/operations.md names opens a folder of Kubelet's logs, and access says so."""
+    """The capability that docs/start/install.md names opens a folder of Kubelet's logs, and access says so."""
     require(os.geteuid() == 0, "only root can give capabilities: run this as root")
     (tmp_path / "pods").mkdir(mode=0o700)
     look = (

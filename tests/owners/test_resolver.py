@@ -233,5 +233,5 @@ def test_kinds() -> None:
 
 def test_docs_list_each_kind() -> None:
     """Everything else reads the table of kinds."""
-    docs = (ROOT / "docs/owners.md").read_text(encoding="utf-8").split("\n## ")[0]
+    docs = (ROOT / "docs/understand/owners.md").read_text(encoding="utf-8").split("\n## ")[0]
     assert tuple(re.findall(r"^\| `(\w+)` \|", docs, re.MULTILINE)) == ("owner_kind", *NAMES)

@@ -350,7 +350,7 @@ def test_what_one_poll_saw() -> None:
 
 
 def test_reference_has_every_part() -> None:
-    """docs/receipts.md describes each dataclass that a receipt is made of."""
+    """docs/use/run-records.md describes each dataclass that a receipt is made of."""
     assert set(RECEIPT_PARTS) == {each for each in vars(module).values() if is_dataclass(each)}
 
 

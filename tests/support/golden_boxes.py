@@ -1,4 +1,4 @@
-"""The boxes whose captures and pages stand in tests/goldens, and how they are made: see docs/capture.md.
+"""The boxes whose captures and pages stand in tests/goldens, and how they are made: see docs/engineering/capture.md.
 
 Run as a script, on the mock library, it records one box through the real binding and polls it as the daemon does:
 `python golden_boxes.py NAME FOLDER` writes FOLDER/NAME.json, FOLDER/NAME.prom and what `survival` has found.

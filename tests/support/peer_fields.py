@@ -1,4 +1,4 @@
-"""What three other exporters can show of a GPU: the names in their own lists, which docs/coverage.md answers.
+"""Names that three other exporters can show of a GPU, from their own lists (docs/engineering/coverage.md).
 
 DCGM_COUNTERS: NVIDIA/dcgm-exporter, etc/default-counters.csv and etc/dcp-metrics-included.csv, commented ones included.
 DCGM_FIELDS: what else of a device a counters file may name (NVIDIA/go-dcgm, pkg/dcgm/const_fields.go); one stands for

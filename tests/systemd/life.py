@@ -420,7 +420,7 @@ def test_a_host_that_hides_processes_does_not_hide_them_here(mock: MockNvml, pro
 
 
 def test_the_documented_drop_in_sees_hidden_processes(mock: MockNvml, process: subprocess.Popen[bytes]) -> None:
-    """Where /proc hides others' processes from the service too, the capability in docs/operations.md names them."""
+    """Where /proc hides others' processes from the service too, the capability in docs/start/install.md names them."""
     text = (SHARED / "operations.md").read_text()
     (documented,) = re.findall(r"```ini\n(\[Service\]\n[^`]*CAP_SYS_PTRACE[^`]*)```", text)
     mock.processes(0, {process.pid: 1 << 30})
@@ -433,7 +433,7 @@ def test_the_documented_drop_in_sees_hidden_processes(mock: MockNvml, process: s
 
 
 def test_the_documented_drop_in_reaches_docker() -> None:
-    """Docker's socket is closed to the service, which says so, and open with the group in docs/operations.md."""
+    """Docker's socket is closed to the service, which says so, and open with the group in docs/start/install.md."""
     text = (SHARED / "operations.md").read_text()
     (documented,) = re.findall(r"```ini\n(\[Service\]\nSupplementaryGroups=docker\n)```", text)
     command("groupadd", "--force", "docker")
@@ -451,7 +451,7 @@ def test_the_documented_drop_in_reaches_docker() -> None:
 
 
 def test_the_documented_drop_in_reads_the_kernel_log(mock: MockNvml) -> None:
-    """The strict unit may not read the kernel log, and says so; with the drop-in in docs/operations.md it does."""
+    """The strict unit may not read the kernel log, and says so; with the drop-in in docs/start/install.md it does."""
     os.mknod("/dev/kmsg", stat.S_IFCHR | 0o644, os.makedev(1, 11))
     restricted = int(Path("/proc/sys/kernel/dmesg_restrict").read_text())  # else it needs no capability
     text = (SHARED / "operations.md").read_text()

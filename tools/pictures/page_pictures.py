@@ -151,7 +151,7 @@ def shrink(path: Path) -> None:
 
 
 def take_for_docs() -> None:
-    """Take the pictures of docs/status-page.md, as small files."""
+    """Take the pictures of docs/use/status-page.md, as small files."""
     folder = _ROOT / "docs" / "pictures"
     take(folder, DOCS)
     for picture in DOCS:

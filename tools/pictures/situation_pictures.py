@@ -1,4 +1,4 @@
-"""Pictures of dashboards and status page in four situations, for docs/situations.md.
+"""Pictures of dashboards and status page in four situations, for docs/engineering/situations.md.
 
 A situation is brought about in one of two simulated boxes that the real daemon polls while the clock runs fast; over
 its pages Prometheus evaluates the alert rules, and the renderer draws what is there in the end.

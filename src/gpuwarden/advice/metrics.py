@@ -9,10 +9,10 @@ from gpuwarden.protocol.messages import AdviceKind
 
 
 class AdviceReadings(Table[Mapping[AdviceKind, int]], prefix="gpuwarden_run_", key=("run_id",)):
-    """Advice to one run, where that hears: [pressure.md](pressure.md)."""
+    """Advice to one run, where that hears: [pressure.md](../understand/pressure.md)."""
 
     # fmt: off
     advice_total = Metric[Mapping[AdviceKind, int]](
         "gpuwarden_run_advice_total", "counter", "", "Advice sent to the run, by kind; nothing for a run that does not hear.",
-        lambda sent: {(kind,): count for kind, count in sent.items()}, labels=("kind",), source="docs/pressure.md")
+        lambda sent: {(kind,): count for kind, count in sent.items()}, labels=("kind",), source="docs/understand/pressure.md")
     # fmt: on

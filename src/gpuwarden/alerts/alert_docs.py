@@ -1,7 +1,8 @@
-"""docs/alerts.md: what each alert means, what to look at, what to do, how to silence it, and when it is wrong."""
+"""Alert reference (docs/reference/alerts.md): meaning, checks, action, silence and false positives of each alert."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from gpuwarden.alerts import inhibition
@@ -16,17 +17,18 @@ _INTRODUCTION = """\
 
 <!-- Written by `gpuwarden reference alerts` from src/gpuwarden/health/. -->
 
-Rules for Prometheus: [deploy/prometheus/rules/gpuwarden.yml](../deploy/prometheus/rules/gpuwarden.yml). Their
-thresholds are those the [dashboards](../grafana/dashboards) color by.
+Rules for Prometheus: [deploy/prometheus/rules/gpuwarden.yml](../../deploy/prometheus/rules/gpuwarden.yml). Their
+thresholds are those the [dashboards](../../grafana/dashboards) color by.
 
     prometheus --config.file=deploy/prometheus/prometheus.yml --storage.tsdb.path=build/prometheus
 
 scrapes gpuwarden on the same machine every five seconds and evaluates them: <http://127.0.0.1:9090/alerts>. Where a
 package has started a Prometheus on that port already, add `--web.listen-address=127.0.0.1:9091`. In a Prometheus of
 your own, list the file under `rule_files` and name the scrape job `gpuwarden`. Where that Prometheus has boxes of one
-name in several clusters, give their targets the label `cluster`, by which rules and dashboards tell them apart. An
-alert reaches people through an Alertmanager: [receivers.md](receivers.md). The rules evaluate every five seconds, those
-on links every thirty, and what is recorded for [dashboards](dashboards.md#long-time-ranges) comes every minute. An
+name in several clusters, give their targets the label `cluster`; rules and dashboards keep them apart by it.
+Alertmanager notifies people: [receivers.md](../use/receivers.md). The rules evaluate every five seconds, those
+on links every thirty, and what is recorded for
+[dashboards](../use/dashboards.md#long-time-ranges) comes every minute. An
 alert can be no faster than your scrape interval, so keep that short for gpuwarden.
 
 A *critical* alert is worth waking somebody, a *warning* is worth a look today, an *info* is worth a look when somebody
@@ -39,6 +41,9 @@ wants the GPU's time back.
 | flag | default | what it is |
 | --- | --- | --- |
 """
+
+# Links in the texts of conditions are relative to docs/, as they are also sent in messages; this page lies one below.
+_LINK_TO_DOCS = re.compile(r"\]\((?!#|https?:|\.\./)")
 
 
 def render_alerts() -> str:
@@ -56,7 +61,7 @@ def _section(rule: Condition, values: Mapping[str, str]) -> str:
         f"- **Look at** {rule.look}\n- **Do:** {rule.do}\n"
         f"- **Silence:** {_silence_text(rule)}\n- **Wrong when** {rule.wrong}\n{_hidden_text(rule)}"
     )
-    return fill_places(text, values)
+    return _LINK_TO_DOCS.sub("](../", fill_places(text, values))
 
 
 def _timing_text(rule: Condition, values: Mapping[str, str]) -> str:
@@ -74,7 +79,11 @@ def _silence_text(rule: Condition) -> str:
 
 def _hidden_text(rule: Condition) -> str:
     hiding = [f"[{name}](#{name.lower()})" for name in inhibition.find_hiding(rule.name)]
-    return f"- **Hidden by** {' or '.join(hiding)}, where Alertmanager [is told so](receivers.md).\n" if hiding else ""
+    return (
+        f"- **Hidden by** {' or '.join(hiding)}, where Alertmanager [is told so](../use/receivers.md).\n"
+        if hiding
+        else ""
+    )
 
 
 def _words(duration: str) -> str:

@@ -52,7 +52,7 @@ _GPU_OF_INSTANCE = (
 )
 _HEADER = """\
 # Written by `gpuwarden rules`, which takes other thresholds too; the rules are in src/gpuwarden/health/.
-# What each alert means, what to do about it, and when it is wrong: docs/alerts.md.
+# What each alert means, what to do about it, and when it is wrong: docs/reference/alerts.md.
 """
 _KUBERNETES_HEADER = """\
 # Written by `gpuwarden rules --kubernetes`.
@@ -104,7 +104,7 @@ def render_annotations(rule: Condition, choices: Choices) -> dict[str, str]:
     texts = {
         "summary": rule.summary,
         "description": fill_places(rule.description, choices.values()),
-        "runbook_url": f"{choices.docs}/alerts.md#{rule.name.lower()}",
+        "runbook_url": f"{choices.docs}/reference/alerts.md#{rule.name.lower()}",
     }
     if choices.grafana:
         texts["dashboard_url"] = f"{choices.grafana}/d/{_DASHBOARDS[rule.subject]}?{_dashboard_query(rule)}"

@@ -1,4 +1,4 @@
-"""Capture file: recorded answers of a driver as JSON that can be read, shared and replayed (docs/capture.md)."""
+"""Capture file: recorded answers of a driver as JSON, to share and replay (docs/engineering/capture.md)."""
 
 from __future__ import annotations
 

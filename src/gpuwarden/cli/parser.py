@@ -160,7 +160,7 @@ def _add_control(parser: argparse.ArgumentParser) -> None:
 def _add_daemon(parser: argparse.ArgumentParser) -> None:
     _add_config(parser)
     parser.add_argument("--listen", metavar="HOST:PORT", help="where it serves HTTP (default 127.0.0.1:9846)")
-    parser.add_argument("--json", action="store_true", help="in the form of docs/api.md")
+    parser.add_argument("--json", action="store_true", help="in the form of docs/reference/http-api.md")
 
 
 def _add_choice(parser: argparse.ArgumentParser) -> None:

@@ -98,7 +98,7 @@ class PollConfig:
         "Time from one poll of the GPUs to the next, which is also how old a scraped value can be.")
     slow_interval: float = option(bounded(DURATION, "1s", "1h"), "15s",
         "Time between reads of what changes slowly or costs the driver much, such as error counters, links and limits; "
-        "docs/metrics.md names the tier of each metric.")
+        "docs/reference/metrics.md names the tier of each metric.")
     memory_interval: float = option(bounded(DURATION, "20ms", "1h"), "100ms",
         "Time between looks at memory alone, which catch its peaks between polls; as long as poll.interval or longer "
         "leaves them out.")
@@ -129,7 +129,7 @@ class KernelLogConfig:
     """The kernel log, where the driver writes XIDs that it tells nobody else of."""
 
     path: Path = option(PATH, "/dev/kmsg",
-        "The kernel log's device, which docs/operations.md says how to let the service read.")
+        "The kernel log's device, which docs/start/install.md says how to let the service read.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class RunsConfig:
         "Who may report, as the socket's file mode; quote it, as other programs may read a bare 0666 as 438.")
     socket_group: str | None = option(_OPTIONAL_TEXT, "none",
         'The group that the socket belongs to, whose members alone may report with the mode "0660"; the service has to '
-        "be in it (docs/operations.md).")
+        "be in it (docs/start/install.md).")
     max: int = option(bounded(WHOLE, "1", "2048"), "512",
         "Runs kept at once, beyond which a new one is turned away and counted.")
     expiry: float = option(bounded(DURATION, "1s", "24h"), "2m",
@@ -189,7 +189,7 @@ class RunsConfig:
 
 @dataclass(frozen=True, slots=True)
 class PressureConfig:
-    """Pressure of a GPU, on which runs get advice (docs/pressure.md)."""
+    """Pressure of a GPU, on which runs get advice (docs/understand/pressure.md)."""
 
     memory_some: float = option(bounded(SHARE, "1%", "90%"), f"{thresholds.LITTLE_MEMORY:.0%}",
         "Of what a run uses and can still allocate on a GPU, the part it can still allocate at which pressure begins.")
@@ -231,7 +231,7 @@ class ControlConfig:
 
 @dataclass(frozen=True, slots=True)
 class AlertmanagerConfig:
-    """Alertmanagers that the daemon itself tells of alerts, before Prometheus (docs/alertmanager.md)."""
+    """Alertmanagers that the daemon sends alerts to, before Prometheus (docs/use/alertmanager.md)."""
 
     url: tuple[str, ...] = option(list_of(SERVER_URL, "list of servers' URLs"), "none",
         "Where they are; each of them gets every alert.")
@@ -268,7 +268,7 @@ _SEVERITY_MEANING = "The least severe alerts that go there."
 
 @dataclass(frozen=True, slots=True)
 class NotifyConfig:
-    """Notifications that the daemon itself sends, where no Prometheus does (docs/notify.md)."""
+    """Notifications that the daemon itself sends, where no Prometheus does (docs/use/notifications.md)."""
 
     webhook: tuple[Secret, ...] = option(list_of(SECRET_URL, "list of web addresses"), "none",
         "Where to post alerts as JSON.")
@@ -276,10 +276,10 @@ class NotifyConfig:
     webhook_severity: str = option(_SEVERITY, "info", _SEVERITY_MEANING)
     apprise: tuple[Secret, ...] = option(list_of(SERVICE_URL, "list of services"), "none",
         "URLs of apprise (https://github.com/caronc/apprise) for mail, Slack and other services; needs the package "
-        "apprise (docs/notify.md).")
+        "apprise (docs/use/notifications.md).")
     apprise_severity: str = option(_SEVERITY, "warning", _SEVERITY_MEANING)
     mute: tuple[str, ...] = option(list_of(TEXT, "list of alerts"), "none",
-        "Names of alerts (docs/alerts.md) that are not sent, such as RunKilled where people end their runs by Ctrl-C.")
+        "Alerts (docs/reference/alerts.md) that are not sent, such as RunKilled where people end runs by Ctrl-C.")
     ca_file: Path | None = option(_OPTIONAL_PATH, "none",
         "Certificates in PEM to trust in addition to the system's, for servers with one of your own.")
     docs: str = option(DOCS, "docs",
@@ -321,7 +321,7 @@ class Config:
         "answers, and auto is the driver if there is one, else simulated with a warning.")
     compat: str = option(choice("set of names", "none", "dcgm"), "none",
         "Names that the page bears beside its own: dcgm is those of dcgm-exporter, for dashboards and alerts made for "
-        "it (docs/migration.md).")
+        "it (docs/use/dcgm-migration.md).")
     log: LogConfig = LogConfig()
     web: WebConfig = WebConfig()
     poll: PollConfig = PollConfig()
@@ -364,11 +364,11 @@ OPTIONS: dict[str, Option] = dict(_declared(Config, ""))
 LISTS = frozenset(key for key, row in OPTIONS.items() if row.kind.many)
 _MAIL = (
     "write the mail account as one URL under notify.apprise, "
-    "mailtos://USER:PASSWORD@SERVER:587?from=SENDER@HOST&to=NAME@HOST, or mailto:// without TLS (docs/notify.md)"
+    "mailtos://USER:PASSWORD@SERVER:587?from=SENDER@HOST&to=NAME@HOST (docs/use/notifications.md)"
 )
 _SLACK = (
     "write the address under notify.apprise: https://hooks.slack.com/… as it is, mmost://… for Mattermost, rocket://… "
-    "for Rocket.Chat (docs/notify.md)"
+    "for Rocket.Chat (docs/use/notifications.md)"
 )
 _ONE_SEVERITY = "notify.apprise_severity applies to all URLs of notify.apprise"
 # Options of older versions, with what to write instead.

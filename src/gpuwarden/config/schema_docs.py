@@ -19,7 +19,7 @@ REFERENCE_INTRODUCTION = """\
 # Configuration
 
 `gpuwarden serve` runs without a file: every option has a default. To change some, write them to a YAML file and name it
-with `--config FILE`. [config.example.yaml](../config.example.yaml) holds them all.
+with `--config FILE`. [config.example.yaml](../../config.example.yaml) holds them all.
 
 - The flags `--source`, `--listen` and `--socket` win over the file, and so does the variable `GPUWARDEN_SOCKET`.
 - `gpuwarden check-config FILE` reports everything that is wrong with a file, each with its line and column, and a
@@ -39,7 +39,7 @@ _BARE = re.compile(r"0|[1-9a-z/][A-Za-z0-9./:_-]*")
 
 
 def render_reference() -> str:
-    """Return docs/configuration.md."""
+    """Return docs/reference/configuration.md."""
     parts = [REFERENCE_INTRODUCTION, _notation()]
     parts += [f"## Top level\n\n{_table('')}"]
     parts += [f"## {name}\n\n{_sentence(section)}\n\n{_table(f'{name}.')}" for name, section in SECTIONS.items()]

@@ -72,7 +72,7 @@ class DaemonReadings(Table[State], prefix="gpuwarden_"):
         lambda state: state.counts.advice_dropped)
     runs_ended_total = Metric[State](
         "gpuwarden_runs_ended_total", "counter", "", "Runs that ended, by how they did; one that goes on and ends that way again counts once.",
-        lambda state: {(outcome,): count for outcome, count in state.counts.runs_ended.items()}, labels=("outcome",), source="docs/runs.md")
+        lambda state: {(outcome,): count for outcome, count in state.counts.runs_ended.items()}, labels=("outcome",), source="docs/use/runs.md")
     series_dropped_total = Metric[State](
         "gpuwarden_series_dropped_total", "counter", "", "Series left out of a page by a limit, summed over polls.",
         lambda state: {(limit,): count for limit, count in state.counts.series_dropped.items()}, labels=("limit",))
@@ -84,25 +84,25 @@ class DaemonReadings(Table[State], prefix="gpuwarden_"):
         lambda state: state.counts.receipt_errors, source="receipts.path")
     alerts_dropped_total = Metric[State](
         "gpuwarden_alerts_dropped_total", "counter", "", "Alerts that the daemon itself tells nobody of, as too many fire.",
-        lambda state: state.counts.alerts_dropped, source="docs/alertmanager.md")
+        lambda state: state.counts.alerts_dropped, source="docs/use/alertmanager.md")
     alertmanager_alerts_sent_total = Metric[State](
         "gpuwarden_alertmanager_alerts_sent_total", "counter", "", "Alerts that an Alertmanager has taken from the daemon itself, each time that one was told again included.",
-        lambda state: {(url,): posted.sent for url, posted in state.counts.alerts_posted.items()}, labels=("alertmanager",), source="docs/alertmanager.md")
+        lambda state: {(url,): posted.sent for url, posted in state.counts.alerts_posted.items()}, labels=("alertmanager",), source="docs/use/alertmanager.md")
     alertmanager_errors_total = Metric[State](
         "gpuwarden_alertmanager_errors_total", "counter", "", "Messages of alerts that an Alertmanager did not take; the log says why.",
-        lambda state: {(url,): posted.failed for url, posted in state.counts.alerts_posted.items()}, labels=("alertmanager",), source="docs/alertmanager.md")
+        lambda state: {(url,): posted.failed for url, posted in state.counts.alerts_posted.items()}, labels=("alertmanager",), source="docs/use/alertmanager.md")
     alertmanager_alerts_dropped_total = Metric[State](
         "gpuwarden_alertmanager_alerts_dropped_total", "counter", "", "Alerts that an Alertmanager was never sent: over before it took a message, or more at once than are kept.",
-        lambda state: {(url,): posted.dropped for url, posted in state.counts.alerts_posted.items()}, labels=("alertmanager",), source="docs/alertmanager.md")
+        lambda state: {(url,): posted.dropped for url, posted in state.counts.alerts_posted.items()}, labels=("alertmanager",), source="docs/use/alertmanager.md")
     notify_messages_total = Metric[State](
         "gpuwarden_notify_messages_total", "counter", "", "Messages about alerts that a target of notify has taken.",
-        lambda state: {(name,): counts.sent for name, counts in state.counts.notified.items()}, labels=("target",), source="docs/notify.md")
+        lambda state: {(name,): counts.sent for name, counts in state.counts.notified.items()}, labels=("target",), source="docs/use/notifications.md")
     notify_errors_total = Metric[State](
         "gpuwarden_notify_errors_total", "counter", "", "Attempts to send a message about alerts that failed; the log says why, and it is tried again.",
-        lambda state: {(name,): counts.failed for name, counts in state.counts.notified.items()}, labels=("target",), source="docs/notify.md")
+        lambda state: {(name,): counts.failed for name, counts in state.counts.notified.items()}, labels=("target",), source="docs/use/notifications.md")
     notify_alerts_dropped_total = Metric[State](
         "gpuwarden_notify_alerts_dropped_total", "counter", "", "Alerts that a target of notify was never told of: over for an hour before it took a message, or more at once than are kept.",
-        lambda state: {(name,): counts.dropped for name, counts in state.counts.notified.items()}, labels=("target",), source="docs/notify.md")
+        lambda state: {(name,): counts.dropped for name, counts in state.counts.notified.items()}, labels=("target",), source="docs/use/notifications.md")
     access = Metric[State](
         "gpuwarden_access", "gauge", "", "Whether the daemon may read a source that needs a permission, or a driver's support.",
         lambda state: {(source,): float(allowed) for source, allowed in state.access.items()}, labels=("source",))

@@ -1,4 +1,4 @@
-"""Reference of DCGM's names (docs/dcgm.md), generated from their table."""
+"""Reference of DCGM's names (docs/reference/dcgm.md), generated from their table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _lines() -> Iterator[str]:
     yield "# Names of dcgm-exporter"
     yield ""
     yield "Written by `gpuwarden reference dcgm` from the table of names; `make docs` brings it up to date."
-    yield "With `compat: dcgm` the page bears these beside its own; [migration.md](migration.md) says how to come from"
+    yield "With `compat: dcgm` the page has these; [dcgm-migration.md](../use/dcgm-migration.md) says how to come from"
     yield "dcgm-exporter, and what is missing. A reading that a device does not have yields no sample."
     yield ""
     yield f"Each has the labels {', '.join(f'`{label}`' for label in DcgmReadings.key)}."

@@ -75,7 +75,7 @@ class GpuHealth(Table[GpuInPoll], prefix="gpuwarden_gpu_", key=("uuid",)):
         "gpuwarden_gpu_processes", "gauge", "", "Processes with a context on the GPU; those with both types count as compute.",
         _process_counts, labels=("type",), source="nvmlDeviceGetComputeRunningProcesses, …GraphicsRunningProcesses")
     xid_events_total = Metric[GpuInPoll](
-        "gpuwarden_gpu_xid_events_total", "counter", "", "XIDs of the GPU since the daemon started, and before as far as the kernel log goes back; docs/xid.md has the codes.",
+        "gpuwarden_gpu_xid_events_total", "counter", "", "XIDs of the GPU since the daemon started, and before as far as the kernel log goes back; docs/reference/xids.md has the codes.",
         _xid_counts, labels=("xid",), source="nvmlEventSetWait_v2 and /dev/kmsg, each XID once")
     xid_last_event_timestamp_seconds = Metric[GpuInPoll](
         "gpuwarden_gpu_xid_last_event_timestamp_seconds", "gauge", "seconds", "When the GPU last had that XID, in Unix time.",

@@ -140,7 +140,7 @@ DAEMON_CONDITIONS = (
         means="""More owners hold a GPU's memory than `owners.max`, or more processes than `processes.max_series`. Those
             that hold the least are left out; owners are summed up as `other`, so that sums stay right.""",
         look="`gpuwarden_series_dropped_total`, by limit, and at the status page, which has the processes.",
-        do="raise the option ([configuration.md](configuration.md)) if your Prometheus can take as many series.",
+        do="raise the option ([configuration.md](reference/configuration.md)) if your Prometheus can take more series.",
         wrong="nobody needs the small ones: silence it for that box, or for that `limit`.",
     ),
     # What anybody can send to the socket and no client of ours does (not_json, too_long, no_hello) is not told of:
@@ -191,6 +191,6 @@ DAEMON_CONDITIONS = (
         ),
         look="the daemon's log, which has the folder and the error, and at `df` for that folder.",
         do="make room, or give the folder to the daemon's user; nothing has to be restarted.",
-        wrong="nobody needs receipts there: `receipts.path: none` ([configuration.md](configuration.md)).",
+        wrong="nobody needs receipts there: `receipts.path: none` ([configuration.md](reference/configuration.md)).",
     ),
 )

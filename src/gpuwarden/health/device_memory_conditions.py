@@ -78,7 +78,7 @@ DEVICE_MEMORY_CONDITIONS = (
         look="""the status page, or `gpuwarden_owner_gpu_memory_used_bytes` for that GPU, which say who holds it; and at
             the dashboard's panel *Memory used* for how it grows.""",
         do="""have its owner save what there is to save, and restart it smaller. With the callback in
-            ([keras.md](keras.md), [custom-loops.md](custom-loops.md)) you are told earlier and for certain, by
+            ([keras.md](use/keras.md), [custom-loops.md](use/custom-loops.md)) you are told earlier and for certain, by
             RunNearOutOfMemory.""",
         wrong="""a program grows slowly into a nearly full device and then stops, by design: silence it for that GPU.
             Silent for growth that takes less than %{climb_window.words} or two from there to the end, or is slower than

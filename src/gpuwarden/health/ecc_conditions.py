@@ -81,7 +81,7 @@ ECC_CONDITIONS = (
             takes its place at the next reset.""",
         look="""XIDs 63 and 94, and at `gpuwarden_gpu_remapped_rows` for how many rows have been replaced so far. One in
             a board's life is nothing unusual, many within a month are.""",
-        do="[reset the GPU](operations.md#reset-a-gpu) when its work has ended.",
+        do="[reset the GPU](start/install.md#reset-a-gpu) when its work has ended.",
         wrong="the reset waits for the next maintenance: silence it until then.",
     ),
     Condition(
@@ -138,7 +138,7 @@ ECC_CONDITIONS = (
             repaired at its next reset.%{users}""",
         means="A memory channel or a group of SMs (TPC) is bad, and the GPU can replace it by a spare one at a reset.",
         look="`gpuwarden_gpu_repair_pending` for the part, and at XIDs for when it failed.",
-        do="[reset the GPU](operations.md#reset-a-gpu) when its work has ended.",
+        do="[reset the GPU](start/install.md#reset-a-gpu) when its work has ended.",
         wrong="the reset waits for the next maintenance: silence it until then.",
     ),
     Condition(
@@ -152,7 +152,7 @@ ECC_CONDITIONS = (
         means="""On GPUs before Ampere: a page of device memory has had an error that could not be corrected, or two
             that could. Until the next reset programs may still be given it.""",
         look="`nvidia-smi -q -d PAGE_RETIREMENT -i GPU`, and at XIDs 48 and 63.",
-        do="[reset the GPU](operations.md#reset-a-gpu) when its work has ended.",
+        do="[reset the GPU](start/install.md#reset-a-gpu) when its work has ended.",
         wrong="the reset waits for the next maintenance: silence it until then.",
     ),
     Condition(

@@ -125,7 +125,8 @@ GPU_CONDITIONS = (
             hang.""",
         look="""`gpuwarden_gpu_errors_total` for the driver's reason, and `dmesg | grep -i xid` for the cause.
             `gpu_is_lost` is a GPU off its bus.""",
-        do="""stop the runs on it and [reset it](operations.md#reset-a-gpu); if it is lost, restart the machine. If it
+        do="""stop the runs on it and [reset it](start/install.md#reset-a-gpu); if it is lost, restart the machine.
+            If it
             comes back twice, have it replaced.""",
         wrong="""somebody resets it or takes it out on purpose. While the whole driver is silent, GpuwardenDriverFault
             stands for all GPUs.""",
@@ -173,14 +174,16 @@ GPU_CONDITIONS = (
             %{xids.page.actions}""",
         told="for %{xid_told.words} after the last one",
         means="""The driver reported a fault of the GPU that needs a reset or a restart: the codes of severity *page* in
-            [xid.md](xid.md). The description says what to do. That it resolves means an hour without another one, not
+            [xids.md](reference/xids.md). The description says what to do. That it resolves means an hour without
+            another one, not
             that the GPU is mended.""",
-        look="""the panel *XIDs* or the status page for the GPU, [xid.md](xid.md) for the code's meaning, and `dmesg |
+        look="""the panel *XIDs* or the status page for the GPU, [xids.md](reference/xids.md) for the code's meaning,
+            and `dmesg |
             grep -i xid` for the process and the details. Is GpuDown there too?""",
         do="""stop the runs on that GPU, whose results since then are not to be trusted where the fault is one of memory
             (48, 95, 140), and do what the description says. If it comes back after that, have the GPU replaced.""",
         wrong="""the GPU has been reset since, or somebody tries the alarm
-            ([operations.md](operations.md#xids-from-the-kernel-log)): silence it for the hour.""",
+            ([install.md](start/install.md#xids-from-the-kernel-log)): silence it for the hour.""",
     ),
     # All codes but those of GpuXidCritical and those of severity info: one that is new deserves a look.
     Condition(
@@ -198,9 +201,10 @@ GPU_CONDITIONS = (
             %{xids.warn.actions}""",
         told="for %{xid_told.words} after the last one",
         means="""The driver reported a fault after which the GPU goes on: the codes of severity *warn* in
-            [xid.md](xid.md), and any that gpuwarden does not know. Those that programs cause by their own faults (13,
+            [xids.md](reference/xids.md), and any that gpuwarden does not know. Those that programs cause by their
+            own faults (13,
             31, 43, 45 and more) do not fire it.""",
-        look="[xid.md](xid.md) for the code's meaning, and at `dmesg | grep -i xid` for the process and the details.",
+        look="[xids.md](reference/xids.md) for the code's meaning; `dmesg | grep -i xid` for the process and details.",
         do="what the description says.",
         wrong="""it is known and waits for its day, such as a bad row of memory (63) that the next reset replaces:
             silence it until then.""",
@@ -226,7 +230,7 @@ GPU_CONDITIONS = (
         means="""After a fault the driver names what it takes to use the GPU again: a reset, a restart of the machine,
             or the recovery of its NVLink domain (IMEX). Programs on it fail until then, and new ones do not start.""",
         look="the XIDs that came before (GpuXidCritical), and at `gpuwarden_gpu_recovery_action`.",
-        do="""what the description says; for a reset, [have gpuwarden let go](operations.md#reset-a-gpu) first. If it
+        do="""what the description says; for a reset, [have gpuwarden let go](start/install.md#reset-a-gpu) first. If it
             comes back, have the GPU replaced.""",
         wrong="somebody is at it. Drivers before R570 tell no action: GpuResetRequired is there for them.",
     ),
@@ -250,7 +254,7 @@ GPU_CONDITIONS = (
             (*drain_p2p*). Programs that were not hit may finish.""",
         look="the XIDs that came before, and at GpuRowRemapPending and GpuNvlinkDown.",
         do="""take the GPU out of the scheduler (Slurm: `scontrol update NodeName=… State=DRAIN`), let its runs finish
-            or save a checkpoint, then [reset it](operations.md#reset-a-gpu).""",
+            or save a checkpoint, then [reset it](start/install.md#reset-a-gpu).""",
         wrong="the reset waits for the next maintenance: silence it until then.",
     ),
     Condition(
@@ -270,7 +274,7 @@ GPU_CONDITIONS = (
         means="""As GpuRecoveryNeeded, from drivers before R570, which only tell that a reset is required, be it at once
             or when the GPU's work has ended.""",
         look="the XIDs that came before, and at `nvidia-smi -q -i GPU`.",
-        do="[reset the GPU](operations.md#reset-a-gpu).",
+        do="[reset the GPU](start/install.md#reset-a-gpu).",
         wrong="somebody is at it. Where the driver tells the action, that alert stands for this one.",
     ),
 )

@@ -194,7 +194,7 @@ def pressure_conditions(
             severity=PRESSURE_SEVERITY[level],
             check=check(level),
             summary=summary,
-            means=f"Its pressure is *{level}* ([pressure.md](pressure.md)).",
+            means=f"Its pressure is *{level}* ([pressure.md](understand/pressure.md)).",
             look=look,
             do=do,
             wrong=wrong,

@@ -104,7 +104,8 @@ NVLINK_CONDITIONS = (
             fail when they start.""",
         look="""`gpuwarden_gpu_nvlink_up == 0` for which, at the GPU at their other end (`nvidia-smi topo -m`), XIDs 74
             and 144 to 150, and GpuNvlinkErrors for before.""",
-        do="""[reset the GPU](operations.md#reset-a-gpu) and those it is linked to, when their work has ended. If they
+        do="""[reset the GPU](start/install.md#reset-a-gpu) and those it is linked to, when their work has ended. If
+            they
             stay down, seat bridges or the module anew, or have it replaced.""",
         wrong="""somebody took a bridge out, or divided GPUs for a while: it forgets after %{nvlink_remembered.words}.
             Links that have no partner by design do not fire it, as long as most GPUs of the box lack them too; nor do

@@ -95,7 +95,8 @@ RUN_CONDITIONS = (
         means="""A run is within a step for longer than `runs.stall_factor` times what its slow steps take, and longer
             than `runs.stall_after`. Its process lives. The first step, which compiles, never counts.""",
         look="""the panel *Phase, stalls and ends* for since when, at `gpuwarden_run_stall_cause`, and at
-            [runs.md](runs.md#stalls) for what each cause mostly means. `py-spy dump --pid PID` shows where it stands;
+            [runs.md](use/runs.md#stalls) for what each cause mostly means. `py-spy dump --pid PID` shows where it
+            stands;
             with several processes the one that stands elsewhere than the others is the one to look at.""",
         do="""what the cause asks for. A run that was stopped goes on by `kill -CONT PID`. One that waits for another of
             its job for good has to be restarted, all of it, from its last checkpoint.""",
@@ -119,7 +120,7 @@ RUN_CONDITIONS = (
             (*crashed*).""",
         look="""the daemon's log (`journalctl -u gpuwarden | grep ended:`), which names the run and the evidence, or at
             `gpuwarden runs show ID`; the dashboard's panel *Runs of this time range* has the ids.""",
-        do="what [runs.md](runs.md#how-a-run-ended) says for that outcome.",
+        do="what [runs.md](use/runs.md#how-a-run-ended) says for that outcome.",
         wrong="""people end their programs with an exit status by habit: silence it for those. Silent where nobody tells
             the daemon how a process ended (*unknown*); runs.md says what that takes.""",
     ),
@@ -141,7 +142,7 @@ RUN_CONDITIONS = (
         look="`gpuwarden runs show ID` for the signal, and at the batch system's account of the job.",
         do="nothing, if it was you. Else find out who did: the kernel does not tell.",
         wrong="""the daemon may not read the kernel log, and it was the OOM killer all the same
-            ([runs.md](runs.md#what-the-evidence-takes)).""",
+            ([runs.md](use/runs.md#what-the-evidence-takes)).""",
     ),
     # The quotient of two rates: both count only the seconds in which the wait was observed.
     Condition(
@@ -156,13 +157,15 @@ RUN_CONDITIONS = (
         hold="%{input_bound_hold}",
         summary="A training run waits for its input most of the time.",
         description="""Run {{ $labels.run_name }} ({{ $labels.run_id }}) on {{ $labels.instance }} waits for input {{
-            $value | humanizePercentage }} of the time of its steps. docs/slow.md says how to find out why.%{owner}""",
+            $value | humanizePercentage }} of the time of its steps. docs/use/slow-training.md says how to find out
+            why.%{owner}""",
         means="""The run's steps wait for their input more than %{input_bound_ratio.words} of their time, over
             %{input_bound_window.words}. Nothing is wrong with the GPU, it has nothing to do.""",
-        look="""the panel *Input wait* for since when, and at [slow.md](slow.md#does-it-wait-for-input): is it the run's
+        look="""the panel *Input wait* for since when, and at
+            [slow-training.md](use/slow-training.md#does-it-wait-for-input): is it the run's
             CPUs, one thread, storage, or memory?""",
         do="what the first row that fits says there. A prefetch at the end of the pipeline costs one line.",
         wrong="""the model is small on purpose and the input as fast as it gets. Silent where [the wait cannot be
-            known](slow.md#where-the-wait-is-known), which is no sign that there is none.""",
+            known](use/slow-training.md#where-the-wait-is-known), which is no sign that there is none.""",
     ),
 )

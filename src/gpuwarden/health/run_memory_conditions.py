@@ -175,11 +175,12 @@ RUN_MEMORY_CONDITIONS = (
             $labels.kind "host_oom" }}host{{ else }}device{{ end }} memory {{ $value | humanizeDuration }} ago. {{- $of
             := printf "gpuwarden_run_oom_verdict_info{cluster=%q,job=%q,instance=%q,run_id=%q}" $labels.cluster
             $labels.job $labels.instance $labels.run_id }} {{- with query $of }} The verdict is {{ . | first | label
-            "verdict" }} (docs/verdicts.md).{{ end }}%{owner_lately}""",
+            "verdict" }} (docs/understand/oom-diagnosis.md).{{ end }}%{owner_lately}""",
         told="for %{oom_told.words} after the last one, or until the run is forgotten",
         means="""A step of training, evaluation or prediction raised an out-of-memory, on a GPU or on the host
-            ([errors.md](errors.md)). The run may have caught it and gone on.""",
-        look="""the verdict, its evidence and its next step ([verdicts.md](verdicts.md)): in the daemon's log line,
+            ([errors.md](use/errors.md)). The run may have caught it and gone on.""",
+        look="""the verdict, its evidence and its next step ([oom-diagnosis.md](understand/oom-diagnosis.md)): in the
+            daemon's log line,
             `gpuwarden runs show`, and by name in the alert itself. The line also says what was asked for, by which
             operation, and what headroom was known before: `journalctl -u gpuwarden | grep kind=device_oom`.
             `gpuwarden_run_oom_requested_bytes` beside `gpuwarden_run_oom_headroom_bytes` has the same.""",
@@ -190,7 +191,7 @@ RUN_MEMORY_CONDITIONS = (
         wrong="a program looks for the largest batch that fits by trying. Silence it for that run.",
     ),
     # The daemon foresees by the floor of what is in use, which a single jump does not raise for long enough
-    # (docs/foresight.md); the hold is for a forecast that comes and goes.
+    # (docs/understand/leaks.md); the hold is for a forecast that comes and goes.
     Condition(
         name="RunOutOfMemoryExpected",
         subject="run",
@@ -204,7 +205,7 @@ RUN_MEMORY_CONDITIONS = (
             on GPU {{ $labels.gpu }} ({{ $labels.name }}) of {{ $labels.instance }} it will be out of memory in about {{
             $value | humanizeDuration }}.%{owner}%{holders}""",
         means="""What the run's allocator has in use grows evenly, is never given back, and at that rate takes all that
-            the run can have within %{oom_expected.words} ([foresight.md](foresight.md)). One jump is no growth, a
+            the run can have within %{oom_expected.words} ([leaks.md](understand/leaks.md)). One jump is no growth, a
             sawtooth neither.""",
         look="""`gpuwarden runs show ID`, which draws the growth and says in which phase it happens;
             `gpuwarden_run_seconds_to_oom_lower` and `…_upper` are the bounds.""",
@@ -228,7 +229,7 @@ RUN_MEMORY_CONDITIONS = (
             the limit of their cgroup, or takes all that the host has left, within %{oom_expected.words}. Then the
             kernel kills: this run, or another one on the box.""",
         look="""`gpuwarden_run_host_memory_bytes` beside `gpuwarden_run_cgroup_memory_limit_bytes` and
-            `gpuwarden_host_memory_available_bytes`; [host.md](host.md) says how to read them.""",
+            `gpuwarden_host_memory_available_bytes`; [host.md](understand/host.md) says how to read them.""",
         do="""save a checkpoint before then. Shorten shuffle buffers and caches, use fewer loader workers; a Dataset in
             Python that keeps lists makes each forked worker copy them.""",
         wrong="a cache in memory fills up and will be done before the limit: silence it for that run.",

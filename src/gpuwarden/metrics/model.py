@@ -38,7 +38,7 @@ class Metric(Generic[Subject]):
 
     A row is its own key: readings are looked up by row, so a misspelt one fails at type check and import.
     `source` names the driver call or kernel file the value comes from, `opt_in` the option without which it is not
-    read; docs/metrics.md shows both, and the tier.
+    read; docs/reference/metrics.md shows both, and the tier.
     """
 
     name: str

@@ -2,7 +2,7 @@
 
 Pure: from what a poll has found to levels, by thresholds of the configuration. A level rises at once, as a warning that
 waits is none; it falls only when things have been clearly better for a while, so that it does not flicker.
-docs/pressure.md says the same to users.
+docs/understand/pressure.md says the same to users.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def _host_growth(reading: Callable[[Leak], float | None]) -> Callable[[RunSnapsh
 class RunReadings(Table[RunSnapshot], prefix="gpuwarden_run_", key=("run_id",)):
     """Readings of one run: its reports, conclusions from them and its GPUs, and what its processes use on the host.
 
-    The latter has the tier slow, and is there for processes that this daemon sees in `/proc`: [host.md](host.md).
+    The latter has the tier slow, and is there for processes that this daemon sees in `/proc`: [host.md](../understand/host.md).
     """
 
     # fmt: off
@@ -104,13 +104,13 @@ class RunReadings(Table[RunSnapshot], prefix="gpuwarden_run_", key=("run_id",)):
         lambda run: run.ending.at if run.ending else None, source="pidfd, end")
     outcome = Metric[RunSnapshot](
         "gpuwarden_run_outcome", "gauge", "", "How the run ended: 1 for one of the outcomes, 0 for the others; nothing while it lives, and for the seconds in which that may still change.",
-        _outcome, labels=("outcome",), source="docs/runs.md")
+        _outcome, labels=("outcome",), source="docs/use/runs.md")
     stalled = Metric[RunSnapshot](
         "gpuwarden_run_stalled", "gauge", "", "Whether a step of the run takes much longer than its steps usually do.",
         _stalled, source="report; runs.stall_factor, runs.stall_after")
     stall_cause = Metric[RunSnapshot](
         "gpuwarden_run_stall_cause", "gauge", "", "What a stalled run does instead: 1 for one of the causes, 0 for the others; nothing while it makes steps.",
-        _stall_cause, labels=("cause",), source="docs/runs.md", tier="slow")
+        _stall_cause, labels=("cause",), source="docs/use/runs.md", tier="slow")
     stalls_total = Metric[RunSnapshot](
         "gpuwarden_run_stalls_total", "counter", "", "How often the run stalled.",
         lambda run: run.stalls, source="report")
@@ -126,13 +126,13 @@ class RunReadings(Table[RunSnapshot], prefix="gpuwarden_run_", key=("run_id",)):
         _step_duration, source="report")
     examples_total = Metric[RunSnapshot](
         "gpuwarden_run_examples_total", "counter", "", "Examples the run has trained on, where the size of its batches is known.",
-        lambda run: run.report.examples if run.report else None, source="report, docs/keras.md")
+        lambda run: run.report.examples if run.report else None, source="report, docs/use/keras.md")
     batch_size_advised = Metric[RunSnapshot](
         "gpuwarden_run_batch_size_advised", "gauge", "", "Largest usual batch size that should fit with a margin, by what the run and its prior_runs showed; nothing where evidence is thin.",
-        lambda run: run.batch_size_advice.advised if run.batch_size_advice and run.current else None, source="report, docs/batch-size.md")
+        lambda run: run.batch_size_advice.advised if run.batch_size_advice and run.current else None, source="report, docs/use/batch-size.md")
     compile_seconds_total = Metric[RunSnapshot](
         "gpuwarden_run_compile_seconds_total", "counter", "seconds", "Time of training steps that traced or compiled a function, where that is known.",
-        lambda run: run.report.compile_seconds if run.report else None, source="report, docs/keras.md")
+        lambda run: run.report.compile_seconds if run.report else None, source="report, docs/use/keras.md")
     loss = Metric[RunSnapshot](
         "gpuwarden_run_loss", "gauge", "", "Mean loss of the epoch so far, where the user has it reported.",
         lambda run: run.report.loss if run.report and run.current else None, source="report")
@@ -173,47 +173,47 @@ class RunReadings(Table[RunSnapshot], prefix="gpuwarden_run_", key=("run_id",)):
         labels=("uuid",), source="report, with torch or JAX")
     memory_headroom_bytes = Metric[RunSnapshot](
         "gpuwarden_run_memory_headroom_bytes", "gauge", "bytes", "Bytes the run can still allocate on the GPU.",
-        lambda run: {(uuid,): left for uuid, left in run.headroom.items()}, labels=("uuid",), source="docs/headroom.md")
+        lambda run: {(uuid,): left for uuid, left in run.headroom.items()}, labels=("uuid",), source="docs/understand/headroom.md")
     memory_headroom_at_peak_bytes = Metric[RunSnapshot](
         "gpuwarden_run_memory_headroom_at_peak_bytes", "gauge", "bytes",
         "Bytes the run could still allocate on the GPU if it used as much as at its peak.",
-        lambda run: {(uuid,): left for uuid, left in run.headroom_at_peak.items()}, labels=("uuid",), source="docs/headroom.md")
+        lambda run: {(uuid,): left for uuid, left in run.headroom_at_peak.items()}, labels=("uuid",), source="docs/understand/headroom.md")
     memory_headroom_unknown_info = Metric[RunSnapshot](
         "gpuwarden_run_memory_headroom_unknown_info", "info", "", "Why no headroom can be told for a device of the run; uuid is empty for devices that could not be told to be a certain GPU.",
-        lambda run: dict.fromkeys(run.headroom_unknown.items(), 1), labels=("uuid", "reason"), source="docs/headroom.md")
+        lambda run: dict.fromkeys(run.headroom_unknown.items(), 1), labels=("uuid", "reason"), source="docs/understand/headroom.md")
     memory_growth_bytes_per_second = Metric[RunSnapshot](
         "gpuwarden_run_memory_growth_bytes_per_second", "gauge", "bytes_per_second",
         "Bytes a second by which what the run's allocator has handed out on the GPU grows for good; nothing where it does not.",
-        _growth(lambda growth: growth.bytes_per_second), labels=("uuid",), source="report, docs/foresight.md")
+        _growth(lambda growth: growth.bytes_per_second), labels=("uuid",), source="report, docs/understand/leaks.md")
     seconds_to_oom = Metric[RunSnapshot](
         "gpuwarden_run_seconds_to_oom", "gauge", "", "Seconds until the run is out of memory on the GPU if it goes on to grow as it does; nothing where it does not.",
-        _growth(lambda growth: growth.left.seconds if growth.left else None), labels=("uuid",), source="docs/foresight.md")
+        _growth(lambda growth: growth.left.seconds if growth.left else None), labels=("uuid",), source="docs/understand/leaks.md")
     seconds_to_oom_lower = Metric[RunSnapshot](
         "gpuwarden_run_seconds_to_oom_lower", "gauge", "", "Seconds that gpuwarden_run_seconds_to_oom is at least.",
-        _growth(lambda growth: growth.left.lower if growth.left else None), labels=("uuid",), source="docs/foresight.md")
+        _growth(lambda growth: growth.left.lower if growth.left else None), labels=("uuid",), source="docs/understand/leaks.md")
     seconds_to_oom_upper = Metric[RunSnapshot](
         "gpuwarden_run_seconds_to_oom_upper", "gauge", "", "Seconds that gpuwarden_run_seconds_to_oom is at most; nothing where it may not come at all.",
-        _growth(lambda growth: growth.left.upper if growth.left else None), labels=("uuid",), source="docs/foresight.md")
+        _growth(lambda growth: growth.left.upper if growth.left else None), labels=("uuid",), source="docs/understand/leaks.md")
     unresolved_devices = Metric[RunSnapshot](
         "gpuwarden_run_unresolved_devices", "gauge", "", "Devices of the run that could not be told to be a certain GPU.",
         lambda run: run.unresolved, source="hello")
     errors_total = Metric[RunSnapshot](
         "gpuwarden_run_errors_total", "counter", "", "Errors that training raised, evaluation and prediction included, by kind.",
-        _errors, labels=("kind",), source="report, docs/errors.md")
+        _errors, labels=("kind",), source="report, docs/use/errors.md")
     last_error_timestamp_seconds = Metric[RunSnapshot](
         "gpuwarden_run_last_error_timestamp_seconds", "gauge", "seconds", "When the run last told of an error of the kind, in Unix time.",
         lambda run: {(kind,): at for kind, at in run.last_errors.items()}, labels=("kind",), source="error, report")
     oom_requested_bytes = Metric[RunSnapshot](
         "gpuwarden_run_oom_requested_bytes", "gauge", "bytes", "Bytes that could not be allocated in the run's last out-of-memory on the GPU.",
         lambda run: {(uuid,): oom.requested for uuid, oom in run.ooms.items() if oom.requested is not None},
-        labels=("uuid",), source="error, docs/errors.md")
+        labels=("uuid",), source="error, docs/use/errors.md")
     oom_headroom_bytes = Metric[RunSnapshot](
         "gpuwarden_run_oom_headroom_bytes", "gauge", "bytes", "Headroom that was left before the run's last out-of-memory on the GPU: the last poll's, less what the run took since.",
         lambda run: {(uuid,): oom.headroom for uuid, oom in run.ooms.items() if oom.headroom is not None},
-        labels=("uuid",), source="error, docs/errors.md")
+        labels=("uuid",), source="error, docs/use/errors.md")
     oom_verdict_info = Metric[RunSnapshot](
         "gpuwarden_run_oom_verdict_info", "info", "", "Why the run's last out-of-memory came, as far as evidence supports it.",
-        lambda run: {(run.verdict.cause,): 1} if run.verdict else None, labels=("verdict",), source="docs/verdicts.md")
+        lambda run: {(run.verdict.cause,): 1} if run.verdict else None, labels=("verdict",), source="docs/understand/oom-diagnosis.md")
     batch_size = Metric[RunSnapshot](
         "gpuwarden_run_batch_size", "gauge", "", "Examples of the run's last step, where the size of its batches is known.",
         _read_current_report(lambda report: report.batch_size), source="report")
@@ -242,17 +242,17 @@ class RunReadings(Table[RunSnapshot], prefix="gpuwarden_run_", key=("run_id",)):
     host_memory_growth_bytes_per_second = Metric[RunSnapshot](
         "gpuwarden_run_host_memory_growth_bytes_per_second", "gauge", "bytes_per_second",
         "Bytes a second by which the host memory of the run's processes grows for good; nothing where it does not.",
-        _host_growth(lambda growth: growth.bytes_per_second), source="docs/foresight.md", tier="slow")
+        _host_growth(lambda growth: growth.bytes_per_second), source="docs/understand/leaks.md", tier="slow")
     seconds_to_host_oom = Metric[RunSnapshot](
         "gpuwarden_run_seconds_to_host_oom", "gauge", "",
         "Seconds until the run's processes meet the memory limit of their cgroup, or have all that is available on the host, if they go on to grow as they do.",
-        _host_growth(lambda growth: growth.left.seconds if growth.left else None), source="docs/foresight.md", tier="slow")
+        _host_growth(lambda growth: growth.left.seconds if growth.left else None), source="docs/understand/leaks.md", tier="slow")
     seconds_to_host_oom_lower = Metric[RunSnapshot](
         "gpuwarden_run_seconds_to_host_oom_lower", "gauge", "", "Seconds that gpuwarden_run_seconds_to_host_oom is at least.",
-        _host_growth(lambda growth: growth.left.lower if growth.left else None), source="docs/foresight.md", tier="slow")
+        _host_growth(lambda growth: growth.left.lower if growth.left else None), source="docs/understand/leaks.md", tier="slow")
     seconds_to_host_oom_upper = Metric[RunSnapshot](
         "gpuwarden_run_seconds_to_host_oom_upper", "gauge", "", "Seconds that gpuwarden_run_seconds_to_host_oom is at most; nothing where it may not come at all.",
-        _host_growth(lambda growth: growth.left.upper if growth.left else None), source="docs/foresight.md", tier="slow")
+        _host_growth(lambda growth: growth.left.upper if growth.left else None), source="docs/understand/leaks.md", tier="slow")
     processes = Metric[RunSnapshot](
         "gpuwarden_run_processes", "gauge", "", "Living processes of the run: its main one and all below it that are no run themselves.",
         _read_processes(lambda present: present.processes), source="/proc/PID/stat", tier="slow")

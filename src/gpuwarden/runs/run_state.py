@@ -30,7 +30,7 @@ from gpuwarden.runs.stall import Patience, Stall, StallWatch, busiest, log_chang
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Settings of runs: `expiry` in seconds, `overhead` in bytes (docs/headroom.md); `wall` tells Unix time.
+    """Settings of runs: `expiry` in seconds, `overhead` in bytes (docs/understand/headroom.md); `wall` tells Unix time.
 
     `alerting`: the daemon itself sends alerts.
     """

@@ -51,6 +51,6 @@ class RunUsageReadings(Table[RunUsage], prefix="gpuwarden_run_", key=("run_id",)
         "gpuwarden_run_throttled_step_seconds_total", "counter", "seconds", "Of that, time with training steps under way.",
         _read_reasons(lambda share: share.throttled_steps), labels=("uuid", "reason"), source="gpuwarden_gpu_clock_event_seconds_total, report", tier="slow")
     xid_events_total = Metric[RunUsage](
-        "gpuwarden_run_xid_events_total", "counter", "", "XIDs that the GPU has had while the run lived and used it; docs/xid.md has the codes.",
+        "gpuwarden_run_xid_events_total", "counter", "", "XIDs that the GPU has had while the run lived and used it; docs/reference/xids.md has the codes.",
         _xids, labels=("uuid", "xid"), source="gpuwarden_gpu_xid_events_total")
     # fmt: on

@@ -2,7 +2,7 @@
 
 Meanings are in our own words. Actions follow the column "immediate action" of NVIDIA's catalogue
 (docs.nvidia.com/deploy/xid-errors); where that names a workflow, or a code is older than the catalogue, they follow its
-text and NVIDIA's notes on memory errors. `gpuwarden reference xid` writes docs/xid.md from this table, the log names an
+text and NVIDIA's notes on memory errors. `gpuwarden reference xid` writes docs/reference/xids.md from this table, the log names an
 XID by it, and a test holds the alert rules to it.
 """
 

@@ -78,7 +78,7 @@ def test_what_is_told() -> None:
         assert told["annotations"] == {
             "summary": "A training run is about to run out of device memory.",
             "description": "Run unet can allocate only 1 GiB more. Owner: user alice.",
-            "runbook_url": "docs/alerts.md#runnearoutofmemory",
+            "runbook_url": "docs/reference/alerts.md#runnearoutofmemory",
             "dashboard_url": "http://localhost:3000/d/gpuwarden-run?var-instance=127.0.0.1%3A9846&var-run=7-1"
             "&var-cluster=a",
         }

@@ -47,7 +47,7 @@ def test_names_all_that_matters() -> None:
         f"Owner: {OWNER}. Since 20",
         "On the box: gpuwarden runs show 77-1",
         "Do: Save a checkpoint now. Then stop the neighbour, or restart the run with a smaller batch.",
-        "More: docs/alerts.md#runnearoutofmemory",
+        "More: docs/reference/alerts.md#runnearoutofmemory",
     ):
         assert part in one.text
 
@@ -60,7 +60,7 @@ def test_second_gpu_is_not_hidden() -> None:
     assert [line[:8] for line in lines if line.startswith("- ")] == ["- GPU 9 ", "- GPU 10", "- GPU 2 "]
     first, second = (line for line in lines if line.startswith("Do: "))
     assert first.startswith(
-        "Do: Stop the runs on it and reset it (docs/operations.md#reset-a-gpu); if it is lost, restart"
+        "Do: Stop the runs on it and reset it (docs/start/install.md#reset-a-gpu); if it is lost, restart"
     )
     assert "lower the power limit (nvidia-smi -pl WATTS): slower" in second
 
@@ -163,7 +163,7 @@ def test_every_rule_can_be_told() -> None:
 
 
 def test_webhook_body() -> None:
-    """The body is what docs/notify.md says."""
+    """The body is what docs/use/notifications.md says."""
     body = webhook.render_body(message(near_oom(), over=(replace(gpu_down(), owner=""),)))
     assert {key: body[key] for key in ("version", "host", "test", "severity", "left_out", "still")} == {
         "version": 1, "host": "box1", "test": False, "severity": "critical", "left_out": 0, "still": "",
@@ -178,7 +178,7 @@ def test_webhook_body() -> None:
             "description": near_oom().description,
             "owner": OWNER,
             "do": "Save a checkpoint now. Then stop the neighbour, or restart the run with a smaller batch.",
-            "more": "docs/alerts.md#runnearoutofmemory",
+            "more": "docs/reference/alerts.md#runnearoutofmemory",
             "since": "2026-09-21T14:13:20Z",
             "over": None,
             "ending": "",

@@ -212,7 +212,7 @@ def test_apprise() -> None:
         named = "Run @\u2060here [a]\u2060(https:\u2060//evil.example) (77-1) can allocate"
         assert named in got.content["title"]
         assert named in got.content["message"]
-        assert "More: https://x/docs/alerts.md#runnearoutofmemory" in got.content["message"]
+        assert "More: https://x/docs/reference/alerts.md#runnearoutofmemory" in got.content["message"]
         server.status = 500
         error = refusal(NotifyConfig(apprise=(Secret(text=f"json://127.0.0.1:{server.port}/{TOKEN}"),)))
         assert "500" in str(error)

@@ -277,7 +277,7 @@ def test_device_unresolved() -> None:
 
 def test_reasons_are_documented() -> None:
     """The page says of each reason what to do."""
-    page = (ROOT / "docs/headroom.md").read_text()
+    page = (ROOT / "docs/understand/headroom.md").read_text()
     for reason in HEADROOM_UNKNOWN:
         assert f"| `{reason}` |" in page
 

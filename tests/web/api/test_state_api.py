@@ -1,4 +1,4 @@
-"""`/api/v1/state` and `/api/v1/history`: what programs get of the box, and that it is what docs/state.md says."""
+"""`/api/v1/state` and `/api/v1/history`: their documents, equal to docs/reference/state.md."""
 
 from __future__ import annotations
 

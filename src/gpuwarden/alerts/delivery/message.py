@@ -154,7 +154,7 @@ def render_plain(markdown: str, docs: str) -> str:
             return found["code"] or found["emphasis"]
         where = found["target"] if "://" in found["target"] else f"{docs}/{found['target']}"
         # A link that is named by its page needs no name in addition to its address.
-        return where if found["link"] == found["target"].partition("#")[0] else f"{found['link']} ({where})"
+        return where if found["target"].partition("#")[0].endswith(found["link"]) else f"{found['link']} ({where})"
 
     return _MARKED.sub(unmarked, markdown)
 
@@ -185,7 +185,7 @@ def _values() -> Mapping[str, str]:
 
 def docs_path(rule: Condition) -> str:
     """Return the path of the rule's section below docs/."""
-    return f"alerts.md#{rule.name.lower()}"
+    return f"reference/alerts.md#{rule.name.lower()}"
 
 
 def group_by_condition(notifications: Iterable[Notification]) -> Iterator[tuple[Condition, list[Notification]]]:

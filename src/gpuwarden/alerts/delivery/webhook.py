@@ -1,4 +1,4 @@
-"""Delivery as JSON, for programs; docs/notify.md describes the body."""
+"""Delivery as JSON, for programs; docs/use/notifications.md describes the body."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class WebhookTarget(MessageTarget):
 
 
 def render_body(message: Message) -> dict[str, Any]:
-    """Return the JSON body that docs/notify.md describes."""
+    """Return the JSON body that docs/use/notifications.md describes."""
     firing, over = message.firing, message.over
     room = max(MAX_ALERTS - len(firing), 0)
     return {

@@ -1,4 +1,4 @@
-"""Headroom: the bytes a run can still allocate on a GPU. The formula, its reasons and its limits: docs/headroom.md."""
+"""Headroom: the bytes a run can still allocate on a GPU. Formula and limits: docs/understand/headroom.md."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
 from gpuwarden.protocol.messages import DeviceMemory, Hello, Report
 
-# Reason for which a device of a run has no headroom; docs/headroom.md says what to do about each.
+# Reason for which a device of a run has no headroom; docs/understand/headroom.md says what to do about each.
 HeadroomUnknown: TypeAlias = Literal[
     "device_unresolved",
     "free_memory_untold",

@@ -1,6 +1,7 @@
 """Detector of memory leaks: what a run holds grows without end, at which rate, and when it meets its limit.
 
-docs/foresight.md has the reasons. What counts is the floor: what was in use and never given back since. It must have
+docs/understand/leaks.md has the reasons. What counts is the floor: what was in use and never given back since. It
+must have
 risen evenly up to now, and far enough on the way to the limit: less far where it has lasted.
 """
 

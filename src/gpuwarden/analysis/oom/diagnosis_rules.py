@@ -1,6 +1,7 @@
 """Rules that find the cause of an out-of-memory: a table in the order in which they are tried; the first to hold wins.
 
-A new cause is a row here, a function in the module of its subject, and a test. docs/verdicts.md is written from the
+A new cause is a row here, a function in the module of its subject, and a test. docs/understand/oom-diagnosis.md is
+written from the
 table.
 """
 

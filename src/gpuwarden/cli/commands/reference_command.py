@@ -160,8 +160,8 @@ RECEIPT_PARTS: dict[type[Any], str] = {
 }
 _ABOUT_RECEIPTS = """
 The receipt of a training run, or run record, says what the run was, how it ended, what it did, and what it cost. When a
-run ends, gpuwarden logs one line about it and keeps the record in [its database](operations.md#the-run-database).
-`gpuwarden runs` lists runs, `gpuwarden runs show ID` shows one, and [api.md](api.md) says how to get it over HTTP.
+run ends, gpuwarden logs one line about it and keeps the record in [its database](../start/install.md#the-run-database).
+`gpuwarden runs` lists runs and `gpuwarden runs show ID` shows one; over HTTP: [http-api.md](../reference/http-api.md).
 
 - What is not known has no key; a 0 is a measured 0. Units stand in the keys.
 - A run that goes on has a record so far, without `outcome`. A daemon that is started while the run goes on continues

@@ -142,7 +142,7 @@ def _places(gpus: Sequence[ApiObject]) -> Mapping[str, str]:
 def _no_runs(box: ApiObject) -> Text:
     socket = box.part("daemon").text("runs_socket")
     where = f" to {socket}" if socket else ""
-    return text_cell(f"No run reports{where}; docs/keras.md says how.", "dim")
+    return text_cell(f"No run reports{where}; docs/use/keras.md says how.", "dim")
 
 
 def _events(events: Sequence[ApiObject]) -> RenderableType:

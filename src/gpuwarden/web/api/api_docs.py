@@ -1,4 +1,4 @@
-"""Reference of the API's documents (docs/state.md), generated from their dataclasses."""
+"""Reference of the API's documents (docs/reference/state.md), generated from their dataclasses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuwarden.web.api.history_document import HistoryDocument
 from gpuwarden.web.api.state_document import BoxDocument
 
 _ABOUT = """
-What the daemon answers to `/api/v1/state` and `/api/v1/history`; [api.md](api.md) says how to ask, and what for.
+What the daemon answers to `/api/v1/state` and `/api/v1/history`; [http-api.md](http-api.md) says how to ask, and what for.
 
 - What is not known has no key, nor has a list or an object that would be empty, unless the key is there `always`. A 0
   is a measured 0. The one null there is stands for a gap in a column of `/api/v1/history`.
