@@ -1,6 +1,6 @@
 # Main commands: run, test, check, fix, docs, demo, bench. `make` alone lists all.
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-all check lint fix docs goldens history pictures bench bench-smoke gpu-check clean
+.PHONY: help run demo test test-all check lint fix docs docs-site docs-links goldens history pictures bench bench-smoke gpu-check clean
 
 BIN := .venv/bin
 # A user who may not write to /run gets a socket of their own; the daemon says which.
@@ -33,7 +33,7 @@ test-all: ## all tests; installs programs from apt as root; 20 minutes
 	@tools/keras2.sh $(BIN)/python
 	$(BIN)/python -m pytest $(AT_ONCE) $(PYTEST_FLAGS)
 
-check: lint test-all ## what CI runs: lint and all tests
+check: lint docs-site test-all ## what CI runs: lint, the docs site and all tests
 
 lint: ## format, lint and types alone
 	@tools/environment.sh lint test
@@ -62,6 +62,14 @@ docs: ## generate the references, rules, dashboards and the map of the code
 	$(BIN)/gpuwarden rules --inhibition >> deploy/alertmanager/alertmanager.yml
 	$(BIN)/python grafana/dashboards.py
 	$(BIN)/python -m tools.architecture
+
+docs-site: ## build the docs as a web site in build/site; a warning or a broken internal link is an error
+	@tools/environment.sh docs
+	$(BIN)/python -m sphinx -W -n --keep-going -q -b html docs build/site
+
+docs-links: ## check the external links of the docs; needs a network
+	@tools/environment.sh docs
+	$(BIN)/python -m sphinx -q -b linkcheck docs build/links
 
 goldens: ## write tests/goldens; review the difference
 	@tools/environment.sh test
