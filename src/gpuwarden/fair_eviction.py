@@ -9,33 +9,29 @@ from typing import TypeVar
 K = TypeVar("K", bound=Hashable)
 
 
-def find_user_with_most(held: Iterable[int], newcomer: int) -> int:
-    """Return the user who has the most of `held`, the users' ids of all entries, once the newcomer has one more.
+def find_user_with_most(owners: Iterable[int], newcomer: int) -> int:
+    """Return the user with the most entries, once the newcomer has one more; `owners` has the user id of each entry.
 
-    Of users with as many it is the newcomer, or two of them would evict each other in turns.
+    On a tie it is the newcomer: otherwise two users would evict each other in turns.
     """
-    counts = Counter(held)
+    counts = Counter(owners)
     counts[newcomer] += 1
     return max(counts, key=lambda uid: (counts[uid], uid == newcomer))
 
 
-def select_evicted(held: Iterable[tuple[K, int, int]], most: int) -> list[K]:
-    """Return the keys of `held`, oldest first, that have to go so that its size is at most `most`.
+def select_evicted(entries: Iterable[tuple[K, int]], limit: int) -> list[K]:
+    """Return the keys to evict so that at most `limit` entries remain.
 
-    Each entry is a key, a user's id and a size. It is always the user with the most who loses their oldest, so that no
-    user evicts what others have by having much. Takes some 2 µs an entry.
+    `entries` are pairs of key and user id, oldest first. Each eviction takes the oldest entry of the user who has the
+    most, so a user with many entries never evicts those of others. Takes about 2 µs an entry.
     """
-    sizes: Counter[int] = Counter()
-    entries: dict[int, deque[tuple[K, int]]] = {}
-    for key, uid, size in held:
-        sizes[uid] += size
-        entries.setdefault(uid, deque()).append((key, size))
-    total = sizes.total()
-    gone: list[K] = []
-    while total > most:
-        uid = max(sizes, key=sizes.__getitem__)
-        key, size = entries[uid].popleft()
-        sizes[uid] -= size
-        total -= size
-        gone.append(key)
-    return gone
+    keys: dict[int, deque[K]] = {}
+    for key, uid in entries:
+        keys.setdefault(uid, deque()).append(key)
+    counts = {uid: len(queue) for uid, queue in keys.items()}
+    evicted: list[K] = []
+    for _ in range(sum(counts.values()) - limit):
+        uid = max(counts, key=counts.__getitem__)
+        evicted.append(keys[uid].popleft())
+        counts[uid] -= 1
+    return evicted

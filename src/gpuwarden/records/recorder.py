@@ -264,7 +264,7 @@ class Recorder:
         """
         limit = 2 * self._most_runs - len(self._present)
         if len(self._absent) > limit:
-            absent = ((run_id, absent.record.uid, 1) for run_id, absent in self._absent.items())
+            absent = ((run_id, absent.record.uid) for run_id, absent in self._absent.items())
             for run_id in select_evicted(absent, limit):
                 self._conclude(run_id, _TOO_MANY)
 

@@ -86,7 +86,7 @@ class RecordWriter:
         if row.ended or self._store:
             self._waiting[row.key] = row
         if len(self._waiting) > MAX_WAITING:
-            for key in select_evicted(((key, row.uid, 1) for key, row in self._waiting.items()), MAX_WAITING):
+            for key in select_evicted(((key, row.uid) for key, row in self._waiting.items()), MAX_WAITING):
                 del self._waiting[key]
                 self.errors += self._store is not None
 
@@ -154,7 +154,7 @@ class RecordWriter:
                 stored = await asyncio.wait_for(self._thread.call(self._store.recent, limit), READ_SECONDS)
         rows = {row.key: row for row in stored} | in_memory
         ended = sorted((row for row in rows.values() if row.ended), key=lambda row: row.age)
-        left_out = set(select_evicted(((row.key, row.uid, 1) for row in ended), limit))
+        left_out = set(select_evicted(((row.key, row.uid) for row in ended), limit))
         return [row for row in reversed(ended) if row.key not in left_out]
 
     async def find(self, run_id: str) -> bytes | None:

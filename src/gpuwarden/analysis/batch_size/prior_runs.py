@@ -35,7 +35,7 @@ class PriorRuns:
         kept = [old for old in self._peaks.pop(key, ()) if not any(_is_same(old, each) for each in peaks)]
         self._peaks[key] = (*kept, *peaks)[-MAX_SIZES_PER_NAME:]
         if len(self._peaks) > MAX_NAMES:
-            for each in select_evicted(((key, key[0], 1) for key in self._peaks), MAX_NAMES):
+            for each in select_evicted(((key, key[0]) for key in self._peaks), MAX_NAMES):
                 del self._peaks[each]
 
     def peaks(self, uid: int, hello: Hello) -> tuple[SizePeak, ...]:
