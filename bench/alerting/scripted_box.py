@@ -29,7 +29,7 @@ from gpuwarden.protocol.messages import Message
 from gpuwarden.simulation.answers import SimulatedGpu, compute_answer
 from gpuwarden.simulation.board import NO_LOAD, Board, Load
 from gpuwarden.simulation.simulated_nvml import Simulation
-from gpuwarden.simulation.trainer import Tenant
+from gpuwarden.simulation.trainer import WorkloadHost
 from gpuwarden.simulation.workloads import GIB, Workload
 
 USERS = {1000: "ada", 1001: "grace", 1002: "hedy", 1003: "joan", 1004: "karen"}
@@ -62,7 +62,7 @@ class RoomBoard(Board):
         return min(super().temperature + self.warmer, self.most) if self.warmer else super().temperature
 
 
-class _Tenants(Tenant):
+class _WorkloadHosts(WorkloadHost):
     """What runs on one GPU of a box."""
 
     def __init__(self, box: ScriptedBox, index: int, board: Board) -> None:
@@ -141,8 +141,8 @@ class ScriptedBox(Simulation):
             self._ended.append(each)
             if each.job.ending.killed_for_memory:
                 self.log(f"Out of memory: Killed process {each.peer.pid} (python) total-vm:9kB")
-        for tenant in self._tenants:
-            tenant.advance(seconds)
+        for host in self._workload_hosts:
+            host.advance(seconds)
 
     def meet(self) -> None:
         """Have the processes connect to a new daemon, which hears nothing of those that ended before it."""
@@ -167,9 +167,9 @@ class ScriptedBox(Simulation):
         index = len(self._gpus)
         board = RoomBoard(random.Random(rng.random()), slot=index)  # noqa: S311 - a simulation, no secret
         self.boards.append(board)
-        self._gpus.append(SimulatedGpu(index, board, _Tenants(self, index, board)))
+        self._gpus.append(SimulatedGpu(index, board, _WorkloadHosts(self, index, board)))
 
-    def _of_device(self, name: str, index: int, *args: Any) -> Any:
+    def _answer_device(self, name: str, index: int, *args: Any) -> Any:
         """Answer without the simulation's lock: there is one thread, and there are millions of calls."""
         gpu = self._gpus[index]
         gpu.check(name)

@@ -150,7 +150,7 @@ class Card:
         for reason in self.reasons:
             self.held[reason] += seconds
 
-    # The simulation's answers read the following, as of its own boards and their tenants.
+    # The simulation's answers read the following, as of its own boards and their workload hosts.
 
     @property
     def utilization(self) -> tuple[int, int]:
@@ -303,10 +303,10 @@ class Box:
         self._seen_events: set[str] = set()
         self._folder = folder
         self._box = Simulation(gpus, clock=clock.monotonic)
-        self._box._tenants = ()
+        self._box._workload_hosts = ()
         for index, card in enumerate(self.cards):
             gpu = self._box.gpu(index)
-            gpu.board = gpu.tenant = cast("Any", card)
+            gpu.board = gpu.workload_host = cast("Any", card)
         self._reports: list[tuple[ProcessKey, Message]] = []
         self._exits: list[tuple[ProcessKey, int | None]] = []
         self._names, self._trees = _Names(), _Trees(clock)

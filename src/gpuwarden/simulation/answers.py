@@ -32,7 +32,7 @@ from gpuwarden.nvml.binding import (
 )
 from gpuwarden.simulation.board import MEMORY_CLOCK, THRESHOLDS, Board
 from gpuwarden.simulation.driver_faults import GpuFaults
-from gpuwarden.simulation.trainer import Tenant
+from gpuwarden.simulation.trainer import WorkloadHost
 from gpuwarden.simulation.workloads import MIB, RESERVED, SIZE, UNOWNED
 
 _BAR1_SIZE = 128 << 30
@@ -43,12 +43,12 @@ _NVLINK_LINKS, _NVLINK_LINK_BYTES_PER_SECOND = 18, 26_562e6  # in each direction
 class SimulatedGpu(GpuFaults):
     """One simulated GPU: its hardware and software, and the faults that a test gives it."""
 
-    def __init__(self, index: int, board: Board, tenant: Tenant) -> None:
+    def __init__(self, index: int, board: Board, workload_host: WorkloadHost) -> None:
         super().__init__()
         self.index = index
         self.uuid = simulated_uuid(index)
         self.board = board
-        self.tenant = tenant
+        self.workload_host = workload_host
 
     def pin(self, temperature: float) -> None:
         """Hold the temperature, in celsius; a hot GPU slows down."""
@@ -90,12 +90,12 @@ def fill_gpm_metrics(request: nvml_stand_ins.PlainGpmRequest) -> None:
 def _processes(gpu: SimulatedGpu) -> list[SimpleNamespace]:
     return [
         SimpleNamespace(pid=pid, usedGpuMemory=used, gpuInstanceId=NO_INSTANCE, computeInstanceId=NO_INSTANCE)
-        for pid, used in gpu.tenant.processes()
+        for pid, used in gpu.workload_host.processes()
     ]
 
 
 def _memory(gpu: SimulatedGpu, version: int | None = None) -> SimpleNamespace:
-    used = min(UNOWNED + sum(used for _pid, used in gpu.tenant.processes()), SIZE - RESERVED)
+    used = min(UNOWNED + sum(used for _pid, used in gpu.workload_host.processes()), SIZE - RESERVED)
     free = SIZE - RESERVED - used
     if version == MEMORY_V2:
         return SimpleNamespace(total=SIZE, reserved=RESERVED, free=free, used=used)
@@ -103,7 +103,7 @@ def _memory(gpu: SimulatedGpu, version: int | None = None) -> SimpleNamespace:
 
 
 def _bar1(gpu: SimulatedGpu) -> SimpleNamespace:
-    used = (2 + 2 * len(gpu.tenant.processes())) * MIB
+    used = (2 + 2 * len(gpu.workload_host.processes())) * MIB
     return SimpleNamespace(bar1Total=_BAR1_SIZE, bar1Free=_BAR1_SIZE - used, bar1Used=used)
 
 

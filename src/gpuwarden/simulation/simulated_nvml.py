@@ -26,7 +26,7 @@ from gpuwarden.protocol.messages import Message
 from gpuwarden.simulation.answers import SimulatedGpu, compute_answer, fill_gpm_metrics, recorded_frame, simulated_uuid
 from gpuwarden.simulation.board import Board
 from gpuwarden.simulation.driver_faults import Faults
-from gpuwarden.simulation.trainer import Tenant
+from gpuwarden.simulation.trainer import WorkloadHost
 from gpuwarden.simulation.workloads import WORKLOADS, Workload
 
 MAX_GPUS = 64
@@ -55,7 +55,7 @@ class Simulation:
         while len(self._gpus) < gpus:
             for workload in WORKLOADS:
                 self._place(workload, gpus - len(self._gpus), rng)
-        self._tenants = tuple(dict.fromkeys(gpu.tenant for gpu in self._gpus))
+        self._workload_hosts = tuple(dict.fromkeys(gpu.workload_host for gpu in self._gpus))
         self.nvml: Nvml = self._build_nvml()
 
     def gpu(self, index: int) -> SimulatedGpu:
@@ -66,12 +66,16 @@ class Simulation:
         """Return the messages of the simulated runs since the last call; None is the end of a process."""
         with self._lock:
             self._catch_up()
-            return [message for tenant in self._tenants for message in tenant.reports()]
+            return [message for workload_host in self._workload_hosts for message in workload_host.reports()]
 
     def identify(self, pids: Iterable[int]) -> Mapping[int, ProcessIdentity]:
         """Return the identities of the simulated processes among these."""
         with self._lock:
-            found = ((pid, tenant.identity(pid)) for pid in dict.fromkeys(pids) for tenant in self._tenants)
+            found = (
+                (pid, workload_host.identity(pid))
+                for pid in dict.fromkeys(pids)
+                for workload_host in self._workload_hosts
+            )
             return {pid: identity for pid, identity in found if identity}
 
     def _place(self, workload: Workload | None, free: int, rng: random.Random) -> None:
@@ -83,10 +87,10 @@ class Simulation:
         own = random.Random(rng.random())  # noqa: S311 - so that no workload's story depends on the others'
         boards = [Board(own, slot=index, cooling=workload.cooling if workload else 1) for index in indices]
         pids = itertools.count(_FIRST_PID + first * _PIDS)
-        tenant = Tenant(workload, boards, [simulated_uuid(index) for index in indices], own, pids)
+        workload_host = WorkloadHost(workload, boards, [simulated_uuid(index) for index in indices], own, pids)
         for _ in range(own.randrange(100, 400)):
-            tenant.advance(_STEP_SECONDS)
-        self._gpus += [SimulatedGpu(index, board, tenant) for index, board in zip(indices, boards, strict=True)]
+            workload_host.advance(_STEP_SECONDS)
+        self._gpus += [SimulatedGpu(index, board, workload_host) for index, board in zip(indices, boards, strict=True)]
 
     def _catch_up(self) -> None:
         """Bring the box to this moment; with the lock held."""
@@ -94,8 +98,8 @@ class Simulation:
         self._time = max(self._time, now - MAX_GAP_SECONDS)
         while self._time + _STEP_SECONDS <= now:
             self._time += _STEP_SECONDS
-            for tenant in self._tenants:
-                tenant.advance(_STEP_SECONDS)
+            for workload_host in self._workload_hosts:
+                workload_host.advance(_STEP_SECONDS)
 
     def _build_nvml(self) -> Nvml:
         driver, devices = recorded_frame().driver, [name for name in FUNCTIONS if name.startswith("nvmlDevice")]

@@ -157,7 +157,7 @@ class SimulatedRun:
         return self._workload.memory.pool or -(-self._peak // _POOL_STEP) * _POOL_STEP
 
 
-class Tenant:
+class WorkloadHost:
     """Boards and the processes of a workload on them, one after another without end; no workload: they idle."""
 
     def __init__(
