@@ -39,13 +39,13 @@ class Daemon:
 
     def __init__(self, config: Config, source: Source) -> None:
         self._config = config
-        self.loop = PollLoop(config.poll.interval)
-        self.pipeline = Pipeline(config, source, self.loop.request, self.loop.request_from_thread)
+        self.poll_loop = PollLoop(config.poll.interval)
+        self.pipeline = Pipeline(config, source, self.poll_loop.request, self.poll_loop.request_from_thread)
         self._dispatcher: Dispatcher | None = None  # while it serves, not where it prints one page
         self._dcgm = DcgmPage(host_name()) if config.compat == "dcgm" else None
         self._watchdog = systemd.Watchdog()
         self.routes = Routes(self.read_tables, self.pipeline.recorder, self.pipeline.users.name, config.runs.socket)
-        self.pause_commands = PauseCommands(self.pipeline.poller, self.loop.turn, self.poll, lambda: self.status)
+        self.pause_commands = PauseCommands(self.pipeline.poller, self.poll_loop.turn, self.poll, lambda: self.status)
         self._control = ControlServer(self.pause_commands.commands)
         self.web = WebServer(
             self.routes.handlers, max_connections=config.web.max_connections, timeout=config.web.timeout
@@ -67,9 +67,9 @@ class Daemon:
         Raises OSError where something is in the way, or where only a restart can load the driver's new library.
         """
         loop, poller = asyncio.get_running_loop(), self.pipeline.poller
-        self.loop.attach(loop)
+        self.poll_loop.attach(loop)
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.loop.stop)
+            loop.add_signal_handler(number, self.poll_loop.stop)
         try:
             await self.web.start(*self._config.web.listen)
             await self.pipeline.open()
@@ -81,7 +81,7 @@ class Daemon:
             gc.collect()
             gc.freeze()  # later collections leave out what the start made
             self.follow_events()
-            await self.loop.run(self.poll_or_clear, lambda: poller.outdated)
+            await self.poll_loop.run(self.poll_or_clear, lambda: poller.outdated)
             if poller.outdated:
                 raise OSError(None, "the driver was updated; restart the daemon to load its new library")
         finally:
@@ -116,7 +116,7 @@ class Daemon:
         if self._dcgm:
             self._dcgm.update(state)
         self.routes.update(state, now)
-        if self.loop.serves:  # else the service is another program's
+        if self.poll_loop.serves:  # else the service is another program's
             self._watchdog.update(state, uninterruptible=self.pipeline.poller.uninterruptible)
         return state
 
@@ -145,7 +145,7 @@ class Daemon:
                 "timed_out": web.pool.timed_out,
                 "not_accepted": web.accept_errors,
             },
-            early_polls=self.loop.early_polls,
+            early_polls=self.poll_loop.early_polls,
             alerts_dropped=alerts.dropped if alerts else None,
             alerts_posted=alerts.posted if alerts else {},
             notified=alerts.notified if alerts else {},
