@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from gpuwarden.gpu.gpu_poller import PolledGpu
 from gpuwarden.gpu.memory_sampler import MemorySampler
+from gpuwarden.gpu.polled_gpu import PolledGpu
 from gpuwarden.gpu.reader import DEFAULT_PLAN, GpuReader, Plan
 from gpuwarden.gpu.runtime_suspend import SuspendMonitor
 from gpuwarden.gpu.snapshot import HUNG, Snapshot
@@ -22,7 +22,7 @@ from gpuwarden.log_limiter import LogLimiter
 from gpuwarden.nvml.binding import Handle, Nvml, NVMLError, error_name
 from gpuwarden.nvml.call_pool import CallPool, RepeatedCall, wait_for_all
 from gpuwarden.nvml.session import RETRY_SECONDS, HiddenGpusError, Session
-from gpuwarden.nvml.troubleshooting import advice
+from gpuwarden.nvml.troubleshooting import suggest_fix
 
 log = logging.getLogger(__name__)
 
@@ -274,7 +274,7 @@ class Poller:
     def _report_fault(self, name: str, text: str) -> None:
         self._errors[name] += 1
         if self._fault != name:
-            what = "; ".join(filter(None, [f"no GPU can be read: {text} ({name})", advice(name)]))
+            what = "; ".join(filter(None, [f"no GPU can be read: {text} ({name})", suggest_fix(name)]))
             if self._log_limiter.log(logging.ERROR, what):
                 # A line of its own, of a level that `gpuwarden once` does not show: it tries only once.
                 log.info("trying again every %g s", RETRY_SECONDS)

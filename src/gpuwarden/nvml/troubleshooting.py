@@ -16,12 +16,12 @@ _ADVICE = {
 }
 
 
-def advice(error: str) -> str:
+def suggest_fix(error: str) -> str:
     """Return what to do about an error of the driver; empty where nothing better than trying again is known."""
     return _ADVICE.get(error, "")
 
 
-def gpu_advice(error: str) -> str:
+def suggest_gpu_fix(error: str) -> str:
     """Return what to do about a GPU that does not answer, as the alert GpuDown says."""
     if error == "gpu_is_lost":
         return "it has fallen off the bus: stop the runs on it and restart the machine"

@@ -16,7 +16,7 @@ from gpuwarden.cli.common.configured_source import open_configured_source
 from gpuwarden.cli.common.terminal import WRONG_USE, complain, say
 from gpuwarden.gpu.reader import Plan
 from gpuwarden.nvml.binding import NVMLError, error_name
-from gpuwarden.nvml.troubleshooting import advice
+from gpuwarden.nvml.troubleshooting import suggest_fix
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -32,7 +32,7 @@ def run(parsed: argparse.Namespace) -> int:
         with _interruptible():
             recorded = record(source.nvml, parsed.frames, parsed.interval, plan=plan, host_memory=source.host_memory)
     except NVMLError as error:
-        what_to_do = "; ".join(filter(None, [str(error), advice(error_name(error))]))
+        what_to_do = "; ".join(filter(None, [str(error), suggest_fix(error_name(error))]))
         raise OSError(None, f"nothing can be recorded: {what_to_do}") from None
     except ValueError as error:
         complain(f"gpuwarden: nothing can be recorded: {error}")

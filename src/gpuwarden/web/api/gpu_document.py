@@ -11,7 +11,7 @@ from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.snapshot import Gpu, MigInstance
 from gpuwarden.health.conditions import xid_level
 from gpuwarden.health.status import BoxStatus, Trouble, worst
-from gpuwarden.nvml.troubleshooting import gpu_advice
+from gpuwarden.nvml.troubleshooting import suggest_gpu_fix
 from gpuwarden.owners.kinds import NAMES
 from gpuwarden.protocol.messages import RESOURCES
 from gpuwarden.runs.run_snapshot import RunSnapshot
@@ -155,7 +155,7 @@ def _gpu(
         vbios_version=identity.vbios_version or None,
         status=_status(gpu, state),
         fault=gpu.fault,
-        fault_advice=gpu_advice(gpu.fault) if gpu.fault else None,
+        fault_advice=suggest_gpu_fix(gpu.fault) if gpu.fault else None,
         condition=worst(troubles) if gpu.asked else "unknown",
         troubles=troubles,
         last_success_timestamp_seconds=gpu.last_success,

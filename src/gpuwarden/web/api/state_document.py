@@ -15,7 +15,7 @@ from gpuwarden.health.status import Trouble, box_status
 from gpuwarden.history.event_log import MAX_EVENTS, Event, EventLog
 from gpuwarden.history.series import HistorySeries
 from gpuwarden.host.host_reader import Host
-from gpuwarden.nvml.troubleshooting import advice
+from gpuwarden.nvml.troubleshooting import suggest_fix
 from gpuwarden.owners.kinds import OWNER_KINDS
 from gpuwarden.state import State
 from gpuwarden.web.api.document import API_VERSION, VERSION_MEANING, render_json
@@ -172,7 +172,7 @@ def _daemon(seen: StateInputs) -> DaemonDocument:
         driver_version=snapshot.driver.version if snapshot.driver else None,
         cuda_version=snapshot.driver.cuda_version if snapshot.driver else None,
         fault=snapshot.fault,
-        fault_advice=(advice(snapshot.fault) or None) if snapshot.fault else None,
+        fault_advice=(suggest_fix(snapshot.fault) or None) if snapshot.fault else None,
         paused_until_timestamp_seconds=snapshot.paused_until,
         gpus_enumerated=snapshot.enumerated,
         gpus_asleep=snapshot.asleep_count,
