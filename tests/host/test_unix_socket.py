@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuwarden.runs.unix_socket import listen
+from gpuwarden.host.unix_socket import listen
 from system_parts import require
 
 KNOCK = """
@@ -47,7 +47,7 @@ def test_only_the_group_gets_in(place: Path) -> None:
     group = grp.getgrgid(Path("/etc/shadow").stat().st_gid)  # any group but root's
     assert group.gr_gid
     path = place / "run.sock"
-    with listen(path, 0o660, group=group.gr_name):
+    with listen(path, 0o660, socket.SOCK_SEQPACKET, "runs.socket", group=group.gr_name):
         found = path.stat()
         assert (stat.S_IMODE(found.st_mode), found.st_gid) == (0o660, group.gr_gid)
         assert knock(path, 65534) == "Permission denied"
@@ -58,19 +58,19 @@ def test_an_unknown_group_is_named(tmp_path: Path) -> None:
     """A group that the machine does not have stops the daemon with its name, and leaves no socket behind."""
     path = tmp_path / "run.sock"
     with pytest.raises(OSError, match=r"no group no-such-group: make it, or name another runs\.socket_group"):
-        listen(path, 0o660, group="no-such-group")
+        listen(path, 0o660, socket.SOCK_SEQPACKET, "runs.socket", group="no-such-group")
     assert not path.exists()
 
 
 def test_a_group_that_is_not_the_daemons_own(place: Path) -> None:
     """A daemon that is not in the group says what to write into its unit."""
     code = f"""
-import os
+import os, socket
 from pathlib import Path
-from gpuwarden.runs.unix_socket import listen
+from gpuwarden.host.unix_socket import listen
 os.chown({str(place)!r}, 65534, -1)
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
-listen(Path({str(place)!r}, "run.sock"), 0o660, group="root")
+listen(Path({str(place)!r}, "run.sock"), 0o660, socket.SOCK_SEQPACKET, "runs.socket", group="root")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert re.search(r"the daemon's user has to be in it \(SupplementaryGroups=root in a drop-in", done.stderr)
@@ -79,6 +79,6 @@ listen(Path({str(place)!r}, "run.sock"), 0o660, group="root")
 def test_without_a_group_it_is_the_daemons(tmp_path: Path) -> None:
     """Nothing changes hands unless it is asked for."""
     path = tmp_path / "run.sock"
-    with listen(path, 0o666) as listener:
+    with listen(path, 0o666, socket.SOCK_SEQPACKET, "runs.socket") as listener:
         assert path.stat().st_gid == os.getegid()
         assert listener.type == socket.SOCK_SEQPACKET

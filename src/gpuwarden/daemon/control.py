@@ -13,7 +13,7 @@ import struct
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
-from gpuwarden.runs.unix_socket import listen
+from gpuwarden.host.unix_socket import listen
 
 log = logging.getLogger(__name__)
 

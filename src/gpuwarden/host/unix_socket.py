@@ -1,4 +1,4 @@
-"""Listener on a Unix socket: stale sockets make way, anything alive or foreign is refused in words."""
+"""Listener on a Unix socket that replaces a stale socket, and refuses to replace anything else."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ class SocketInUseError(OSError):
 def listen(
     path: Path,
     mode: int,
-    kind: int = socket.SOCK_SEQPACKET,
-    option: str = "runs.socket",
+    kind: int,
+    option: str,
     *,
+    settings: str = "",
     group: str | None = None,
 ) -> socket.socket:
-    """Return a non-blocking listener at `path`, for whom `mode` lets write; `option` is what chooses the path.
+    """Return a non-blocking listener at `path` with file mode `mode`, owned by `group` if given.
 
-    `group` is the one that the socket is to belong to. Raises OSError that says what to do.
+    `option` is the setting that chooses the path, `settings` names all ways to set it. Raises OSError with a text that
+    says what to do.
     """
-    _make_way(path, kind, option)
+    _make_way(path, kind, option, settings or option)
     listener = socket.socket(socket.AF_UNIX, kind | socket.SOCK_NONBLOCK)
     # The mode is right from the first moment; a chmod after bind would leave a gap.
     umask = os.umask(0o777 & ~mode)
@@ -65,15 +67,15 @@ def _give(path: Path, group: str) -> None:
         ) from None
 
 
-def _make_way(path: Path, kind: int, option: str) -> None:
-    """Remove a stale socket, make the directory; refuse when something alive or foreign is there."""
+def _make_way(path: Path, kind: int, option: str, settings: str) -> None:
+    """Create the directory and remove a stale socket. Raises OSError for a live socket or another kind of file."""
     try:
         path.parent.mkdir(mode=0o755, exist_ok=True)
     except OSError as error:
         raise OSError(
             error.errno,
             f"cannot create {path.parent}: {error.strerror}; run as the systemd service does, or choose another place "
-            f"with {_settings(option)}",
+            f"with {settings}",
         ) from None
     try:
         found = path.lstat().st_mode
@@ -85,16 +87,12 @@ def _make_way(path: Path, kind: int, option: str) -> None:
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
-            path.unlink()  # nobody listens: left behind by a daemon that was killed
+            path.unlink()  # no listener: left behind by a daemon that was killed
             return
         except OSError as error:
             raise SocketInUseError(
                 error.errno, f"{path} is in use: {error.strerror}; choose another {option}"
             ) from None
     raise SocketInUseError(
-        errno.EADDRINUSE, f"another daemon listens on {path}; stop it or choose another place with {_settings(option)}"
+        errno.EADDRINUSE, f"another daemon listens on {path}; stop it or choose another place with {settings}"
     )
-
-
-def _settings(option: str) -> str:
-    return "runs.socket, --socket or GPUWARDEN_SOCKET" if option == "runs.socket" else option

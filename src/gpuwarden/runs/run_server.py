@@ -15,15 +15,16 @@ from pathlib import Path
 from gpuwarden.fair_eviction import find_user_with_most
 from gpuwarden.host.exit_status import read_exit_status
 from gpuwarden.host.process_key import ProcessKey, identify_peer, read_credentials
+from gpuwarden.host.unix_socket import BACKLOG, listen
 from gpuwarden.protocol.codec import MAX_MESSAGE_BYTES, ProtocolError, decode, encode
 from gpuwarden.protocol.messages import Advice, Hello, Message
 from gpuwarden.runs.registry import RunRegistry
-from gpuwarden.runs.unix_socket import BACKLOG, listen
 
 log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 2048
 MAX_CONNECTIONS_PER_PROCESS = 8  # a run needs one
+_SETTINGS = "runs.socket, --socket or GPUWARDEN_SOCKET"
 MESSAGE_BATCH = 16  # read of one connection before everything else has its turn
 ACCEPT_BATCH = BACKLOG  # else clients that connect without end keep the queue full, and the others out
 REST_SECONDS = 0.02  # after a full batch: a client that floods is served at most 800 messages a second
@@ -97,7 +98,9 @@ class RunServer:
                 self._release_process(peer)
 
     def _listen(self) -> None:
-        listener = listen(self._path, self._mode, group=self._group)
+        listener = listen(
+            self._path, self._mode, socket.SOCK_SEQPACKET, "runs.socket", settings=_SETTINGS, group=self._group
+        )
         self._inode, self._listener = self._path.stat().st_ino, listener
         asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
