@@ -52,7 +52,7 @@ def daemon(box: Simulation) -> Daemon:
     """Make a daemon on the box that serves, and gives up a hanging call soon."""
     warden = Daemon(load(None, {"poll.interval": "100ms"}), Source("simulated", box.nvml))
     loop = asyncio.new_event_loop()
-    warden.loop.attach(loop)
+    warden.poll_loop.attach(loop)
     loop.close()
     return warden
 
