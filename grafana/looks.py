@@ -42,4 +42,4 @@ SHARE: Json = {"unit": "percentunit", "decimals": 0, "min": 0, "max": 1}
 PLAIN_GAUGE: Json = {**SHARE, **GAUGE, "color": {"mode": "fixed", "fixedColor": PLAIN}}  # neither good nor bad
 # Hidden, and there for links: Grafana from 12.4 on reads the second, older ones the first.
 HIDDEN: Json = {"custom__hidden": True, "custom__hideFrom": {"viz": True, "legend": False, "tooltip": False}}
-LEVELS: dict[float, tuple[str, str]] = {0: ("none", NONE), 1: ("some", WARN), 2: ("critical", BAD)}  # of pressure
+LEVELS: dict[float, tuple[str, str]] = {0: ("none", NONE), 1: ("warning", WARN), 2: ("critical", BAD)}  # of pressure

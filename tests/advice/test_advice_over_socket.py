@@ -110,14 +110,14 @@ def test_run_is_told_of_its_memory(
     leave(mock_nvml, 0, 40000, {run.pid: 40})
     until(lambda: level(daemon, uuids[0]) == 0, "no pressure")
     leave(mock_nvml, 0, 3000, {run.pid: 40, 1: 36})
-    until(lambda: ("pressure", "memory", "some") in run.kinds(), "some")
+    until(lambda: ("pressure", "memory", "warning") in run.kinds(), "warning")
     leave(mock_nvml, 0, 1000, {run.pid: 40, 1: 38})
     until(lambda: ("pressure", "memory", "critical") in run.kinds(), "critical")
     until(lambda: level(daemon, uuids[0]) == 2, "its level")
     leave(mock_nvml, 0, 40000, {run.pid: 40})
     until(lambda: ("pressure", "memory", "none") in run.kinds(), "its end")
     told = [each for each in run.heard() if each["kind"] == "pressure"]
-    assert [each["level"] for each in told] == ["some", "critical", "none"]
+    assert [each["level"] for each in told] == ["warning", "critical", "none"]
     slack = GIB - OVERHEAD  # of its own pool
     assert [each["headroom"] for each in told] == [mib * MIB + slack for mib in (3000, 1000, 40000)]
     assert {each["uuid"] for each in told} == {uuids[0]}
@@ -185,7 +185,7 @@ def test_xid_that_needs_a_reset(
     until(here.heard, "the XID")
     mock_nvml.xid(0, 63)
     until(lambda: len(here.heard()) == 2, "another XID")
-    assert here.kinds() == [("xid", None, "critical"), ("xid", None, "some")]
+    assert here.kinds() == [("xid", None, "critical"), ("xid", None, "warning")]
     assert "XID 48" in here.heard()[0]["text"]
     assert "nvidia-smi --gpu-reset" in here.heard()[0]["text"]
     assert there.heard() == []
@@ -287,6 +287,6 @@ def test_neighbour_that_grows_is_told_once(
     leave(mock_nvml, 0, 20, {run.pid: 1, 1: 69})
     until(run.kinds, "pressure")
     told = run.heard()[0]
-    assert (told["kind"], told["level"], told["uuid"]) == ("neighbour", "some", uuids[0])
+    assert (told["kind"], told["level"], told["uuid"]) == ("neighbour", "warning", uuids[0])
     assert "process 1 of user root has taken 10.0 GiB" in told["text"]
     assert [each["kind"] for each in run.heard()].count("neighbour") == 1

@@ -163,13 +163,13 @@ def test_neighbours_growth() -> None:
     box, there = Box(), run(7, "GPU-0")
     assert box.poll([holding(gpu(0), {7: 51, 9: 10, 8: 1})], there) == []  # what was there before is no growth
     assert box.poll([holding(gpu(0), {7: 71, 9: 14, 8: 2})], there) == []  # a twelfth; its own is no neighbour's
-    assert box.poll([holding(gpu(0), {7: 71, 9: 16, 8: 6})], there) == [(7, "neighbour", "some")]
+    assert box.poll([holding(gpu(0), {7: 71, 9: 16, 8: 6})], there) == [(7, "neighbour", "warning")]
     assert "process 9 of user alice, run 9-1 has taken 6.00 GiB of GPU 0" in box.sent[-1][1].text
     assert "within 2.0s: 50.0 GiB can still be allocated" in box.sent[-1][1].text
     for more in range(20):
         assert box.poll([holding(gpu(0), {7: 71, 9: 17 + more, 8: 6})], there, passed=REST_SECONDS / 2) == []
     assert box.poll([holding(gpu(0), {7: 71, 9: 36, 8: 6})], there, passed=2 * REST_SECONDS) == []
-    assert box.poll([holding(gpu(0), {7: 71, 9: 46, 8: 6})], there) == [(7, "neighbour", "some")]
+    assert box.poll([holding(gpu(0), {7: 71, 9: 46, 8: 6})], there) == [(7, "neighbour", "warning")]
 
 
 def test_a_runs_own_processes_are_no_neighbours() -> None:
@@ -184,7 +184,7 @@ def test_a_runs_own_processes_are_no_neighbours() -> None:
     assert box.poll([holding(gpu(0), after)], there) == []
     assert box.advice.gpu_limits["GPU-0"] == pytest.approx(35 * GIB)  # a tenth of what is left, for who may come
     told = box.poll([holding(gpu(0), {**after, 8: 1, 81: 7, 9: 6})], there, child)
-    assert told == [(7, "neighbour", "some"), (8, "neighbour", "some")]
+    assert told == [(7, "neighbour", "warning"), (8, "neighbour", "warning")]
     assert [advice.text.split()[1] for _, advice in box.sent] == ["81", "73"]
 
 
@@ -198,7 +198,7 @@ def test_run_that_is_listed_by_another_pid_is_no_neighbour_of_itself(pid: int) -
 
 def test_neighbours_take_nothing_from_a_limit_of_its_own() -> None:
     """A run that may have 60 GiB, with 10 of them left, is told of no neighbour; one that the device bounds is."""
-    for limit, told in ((60, []), (90, [(7, "neighbour", "some")])):
+    for limit, told in ((60, []), (90, [(7, "neighbour", "warning")])):
         box, there = Box(), run(7, "GPU-0", left=10)
         there = replace(there, memory={"GPU-0": DeviceMemory(50 * GIB, 50 * GIB, limit * GIB)})
         box.poll([holding(gpu(0), {7: 51, 9: 4})], there)
@@ -220,7 +220,7 @@ def test_growth_counts_from_when_the_run_began() -> None:
     box.poll([holding(gpu(0), {7: 51, 9: 1})], late)
     assert box.poll([holding(gpu(0), {7: 51, 9: 21})], late) == []
     assert box.poll([holding(gpu(0), {7: 51, 9: 21})], late) == []
-    assert box.poll([holding(gpu(0), {7: 51, 9: 22})], late) == [(7, "neighbour", "some")]
+    assert box.poll([holding(gpu(0), {7: 51, 9: 22})], late) == [(7, "neighbour", "warning")]
 
 
 def test_little_growth_is_no_news() -> None:
@@ -228,14 +228,14 @@ def test_little_growth_is_no_news() -> None:
     box, there = Box(), run(7, "GPU-0", left=0.01)
     box.poll([holding(gpu(0), {7: 51, 9: 10})], there)
     assert box.poll([holding(gpu(0), {7: 51, 9: 10 + (MIN_GROWTH_BYTES - 1) / GIB})], there) == []
-    assert box.poll([holding(gpu(0), {7: 51, 9: 10 + MIN_GROWTH_BYTES / GIB})], there) == [(7, "neighbour", "some")]
+    assert box.poll([holding(gpu(0), {7: 51, 9: 10 + MIN_GROWTH_BYTES / GIB})], there) == [(7, "neighbour", "warning")]
 
 
 @pytest.mark.parametrize(
     ("left", "of_others", "own"),
     [
         (50.0, 5.0, 40.0),  # a tenth for a neighbour; its own: to a tenth of 100
-        (5.0, 0.5, 5 - 0.05 * 55),  # some: on to critical
+        (5.0, 0.5, 5 - 0.05 * 55),  # warning: on to critical
         (4.0, 4 - 0.05 * 50 / 0.95, 4 - 0.05 * 54),  # the same, told of a neighbour a short time ago
         (1.0, NO_LIMIT, NO_LIMIT),
     ],
@@ -263,8 +263,8 @@ def test_limits_of_runs_that_do_not_hear(alerting: bool) -> None:  # noqa: FBT00
     box, there = Box(alerting=alerting), run(7, "GPU-0")
     deaf = replace(there, hello=replace(there.hello, hears=False))
     assert box.poll([holding(gpu(0), {7: 51})], deaf) == []
-    at_some = 50 - 0.1 * 50 / 0.9
-    assert box.advice.gpu_limits == ({"GPU-0": pytest.approx((30 + at_some) * GIB)} if alerting else {})
+    at_warning = 50 - 0.1 * 50 / 0.9
+    assert box.advice.gpu_limits == ({"GPU-0": pytest.approx((30 + at_warning) * GIB)} if alerting else {})
     assert box.advice.run_limits == ({"7-1": {"GPU-0": pytest.approx(90 * GIB)}} if alerting else {})
 
 

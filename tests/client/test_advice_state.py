@@ -85,7 +85,7 @@ def peer(daemon: Receiver, connection: DaemonConnection) -> Peer:
 def test_heard(connection: DaemonConnection, peer: Peer) -> None:
     """Advice is heard once, in its order, and nothing is waited for where there is none."""
     assert connection.receive() == []
-    said = [pressure("some"), pressure("critical")]
+    said = [pressure("warning"), pressure("critical")]
     peer.advise(*said)
     assert connection.receive() == said
     assert connection.receive() == []
@@ -95,8 +95,8 @@ def test_heard(connection: DaemonConnection, peer: Peer) -> None:
 def test_garbage(connection: DaemonConnection, peer: Peer, garbage: bytes) -> None:
     """Whatever the daemon says, what is no advice is counted and what follows is heard."""
     peer.socket.send(garbage)
-    peer.advise(pressure("some"))
-    assert connection.receive() == [pressure("some")]
+    peer.advise(pressure("warning"))
+    assert connection.receive() == [pressure("warning")]
     assert (connection.undecoded, connection.is_connected()) == (1, True)
 
 
@@ -106,7 +106,7 @@ def test_flood(connection: DaemonConnection, peer: Peer) -> None:
     sent = 0
     try:
         while True:
-            peer.socket.send(b"x" if sent % 2 else encode(pressure("some")))
+            peer.socket.send(b"x" if sent % 2 else encode(pressure("warning")))
             sent += 1
     except BlockingIOError:
         pass
@@ -120,9 +120,9 @@ def test_flood(connection: DaemonConnection, peer: Peer) -> None:
 def test_end_of_the_daemon(connection: DaemonConnection, peer: Peer) -> None:
     """What a daemon said before it ended is heard; then there is no connection."""
     peer.waiting()
-    peer.advise(pressure("some"))
+    peer.advise(pressure("warning"))
     peer.socket.close()
-    assert connection.receive() == [pressure("some")]
+    assert connection.receive() == [pressure("warning")]
     assert not connection.is_connected()
     assert connection.receive() == []
 
@@ -138,12 +138,12 @@ def test_nobody_there(tmp_path: Path) -> None:
 
 def test_forked_child(connection: DaemonConnection, peer: Peer) -> None:
     """A forked child takes nothing from its parent."""
-    peer.advise(pressure("some"))
+    peer.advise(pressure("warning"))
     child = os.fork()
     if child == 0:
         os._exit(len(connection.receive()))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert connection.receive() == [pressure("some")]
+    assert connection.receive() == [pressure("warning")]
 
 
 def test_descriptor_closed_by_the_program(connection: DaemonConnection, tmp_path: Path) -> None:
@@ -213,13 +213,13 @@ def told(*advice: Advice, at: float = 0.0) -> AdviceState:
     ("advice", "level"),
     [
         ([], "none"),
-        ([pressure("some")], "some"),
-        ([pressure("critical"), pressure("some")], "some"),
+        ([pressure("warning")], "warning"),
+        ([pressure("critical"), pressure("warning")], "warning"),
         ([pressure("critical"), pressure("none")], "none"),
-        ([pressure("some"), pressure("critical", OTHER)], "critical"),
+        ([pressure("warning"), pressure("critical", OTHER)], "critical"),
         ([pressure("critical"), pressure("none", OTHER)], "critical"),
         ([pressure("critical"), pressure("none", resource="thermal")], "critical"),
-        ([pressure("some"), pressure("critical", OTHER, "thermal")], "critical"),
+        ([pressure("warning"), pressure("critical", OTHER, "thermal")], "critical"),
         ([event()], "none"),
     ],
 )
@@ -232,19 +232,25 @@ def test_pressure(advice: list[Advice], level: Level) -> None:
 @pytest.mark.parametrize(
     ("advice", "lines"),
     [
-        ([pressure("some"), pressure("some"), pressure("none")], ["memory pressure some", "memory pressure none"]),
-        ([pressure("some"), pressure("critical")], ["memory pressure some", "memory pressure critical"]),
-        ([pressure("critical"), pressure("some"), pressure("critical")], ["memory pressure critical"]),
-        ([pressure("some"), pressure("some", OTHER)], ["memory pressure some"] * 2),
-        ([pressure("some"), pressure("some", resource="thermal")], ["memory pressure some", "thermal pressure some"]),
-        ([pressure("none"), pressure("some")], ["memory pressure some"]),
         (
-            [pressure("some"), pressure("none"), pressure("some")],
-            ["memory pressure some", "memory pressure none", "memory pressure some"],
+            [pressure("warning"), pressure("warning"), pressure("none")],
+            ["memory pressure warning", "memory pressure none"],
+        ),
+        ([pressure("warning"), pressure("critical")], ["memory pressure warning", "memory pressure critical"]),
+        ([pressure("critical"), pressure("warning"), pressure("critical")], ["memory pressure critical"]),
+        ([pressure("warning"), pressure("warning", OTHER)], ["memory pressure warning"] * 2),
+        (
+            [pressure("warning"), pressure("warning", resource="thermal")],
+            ["memory pressure warning", "thermal pressure warning"],
+        ),
+        ([pressure("none"), pressure("warning")], ["memory pressure warning"]),
+        (
+            [pressure("warning"), pressure("none"), pressure("warning")],
+            ["memory pressure warning", "memory pressure none", "memory pressure warning"],
         ),
         ([pressure("none")], []),
         ([event(), event()], ["xid critical"]),
-        ([event("gpu_lost"), event("neighbour", "some")], ["gpu_lost critical", "neighbour some"]),
+        ([event("gpu_lost"), event("neighbour", "warning")], ["gpu_lost critical", "neighbour warning"]),
     ],
 )
 def test_log(caplog: pytest.LogCaptureFixture, advice: list[Advice], lines: list[str]) -> None:
@@ -261,7 +267,7 @@ def test_log_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
     """A daemon that says more and more writes so many lines an hour, and takes so much memory."""
     made = AdviceState()
     for number in range(3 * MAX_EPISODES):
-        made.update(pressure("some", f"GPU-{number}"), 0.0)
+        made.update(pressure("warning", f"GPU-{number}"), 0.0)
     assert len(caplog.messages) == MAX_LINES_PER_HOUR
     assert (made.count, len(made._episodes)) == (3 * MAX_EPISODES, MAX_EPISODES)
     made.update(pressure("critical", "GPU-0"), HOUR_SECONDS)
@@ -275,30 +281,30 @@ def test_handler_that_raises(caplog: pytest.LogCaptureFixture, monkeypatch: pyte
         raise RuntimeError("a handler's")
 
     monkeypatch.setattr(caplog.handler, "emit", broken)
-    assert told(pressure("some")).pressure == "some"
+    assert told(pressure("warning")).pressure == "warning"
 
 
 @pytest.mark.parametrize(
-    ("advice", "some", "critical"),
+    ("advice", "warning", "critical"),
     [
         ([], 0, 0),
-        ([pressure("some")], 1, 0),
+        ([pressure("warning")], 1, 0),
         ([pressure("critical")], 1, 1),
-        ([pressure("some"), pressure("critical"), pressure("some"), pressure("critical")], 1, 1),
+        ([pressure("warning"), pressure("critical"), pressure("warning"), pressure("critical")], 1, 1),
         ([pressure("critical"), pressure("critical", OTHER)], 1, 1),
         ([pressure("critical"), pressure("critical", resource="thermal")], 2, 2),
         ([pressure("critical"), pressure("critical", OTHER), pressure("none"), pressure("critical")], 1, 1),
-        ([event(), event(uuid=OTHER), event("neighbour", "some")], 2, 1),
-        ([pressure("critical"), pressure("some", OTHER), pressure("none"), pressure("critical", OTHER)], 1, 1),
+        ([event(), event(uuid=OTHER), event("neighbour", "warning")], 2, 1),
+        ([pressure("critical"), pressure("warning", OTHER), pressure("none"), pressure("critical", OTHER)], 1, 1),
         ([pressure("critical"), pressure("none")], 0, 0),
     ],
 )
-def test_unanswered(advice: list[Advice], some: int, critical: int) -> None:
+def test_unanswered(advice: list[Advice], warning: int, critical: int) -> None:
     """An episode is to be acted on once, where it comes to the level that is asked for and is not over."""
     made = told(*advice)
-    assert len(made.pop_unanswered("stop", "some", 0.0)) == some
+    assert len(made.pop_unanswered("stop", "warning", 0.0)) == warning
     assert len(made.pop_unanswered("call", "critical", 0.0)) == critical
-    assert made.pop_unanswered("stop", "some", 0.0) == made.pop_unanswered("call", "critical", 0.0) == []
+    assert made.pop_unanswered("stop", "warning", 0.0) == made.pop_unanswered("call", "critical", 0.0) == []
 
 
 def test_next_episode() -> None:
@@ -352,7 +358,7 @@ def test_run_listens(connection: DaemonConnection, peer: Peer) -> None:
     run = Reporter(connection)
     peer.advise(pressure("critical"))
     run.listen(100.0)
-    peer.advise(pressure("some"))
+    peer.advise(pressure("warning"))
     heard = []
     for now in (100.01, 100.04, 100.06):
         run.listen(now)
@@ -362,7 +368,7 @@ def test_run_listens(connection: DaemonConnection, peer: Peer) -> None:
     run.report(101.1)
     report = peer.waiting()[-1]
     assert isinstance(report, Report)
-    assert (report.advice_heard, report.actions, run.advice.pressure) == (2, {"checkpoint": 1}, "some")
+    assert (report.advice_heard, report.actions, run.advice.pressure) == (2, {"checkpoint": 1}, "warning")
 
 
 def test_daemon_lost(connection: DaemonConnection, peer: Peer) -> None:
@@ -437,9 +443,9 @@ def test_watch_between_steps(daemon: Receiver, monkeypatch: pytest.MonkeyPatch) 
     with watch() as run:
         run.step()
         peer = daemon.accept()
-        peer.advise(pressure("some"))
+        peer.advise(pressure("warning"))
         clock.now += 1
-        assert run.pressure == "some"
+        assert run.pressure == "warning"
 
 
 def test_watch_without_a_daemon(tmp_path: Path) -> None:
@@ -453,11 +459,11 @@ def test_watch_without_a_daemon(tmp_path: Path) -> None:
 def test_watch_in_a_forked_child(daemon: Receiver) -> None:
     """A forked child's copy of a watch knows nothing and takes nothing."""
     with watch() as run:
-        daemon.accept().advise(pressure("some"))
+        daemon.accept().advise(pressure("warning"))
         child = os.fork()
         if child == 0:
             os._exit(0 if run.pressure == "none" else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         run._loop.run.report_soon()
         run.step()
-        assert run.pressure == "some"
+        assert run.pressure == "warning"

@@ -83,7 +83,7 @@ def test_defaults() -> None:
         ("runs.max", "16", 16),
         ("runs.expiry", "30s", 30.0),
         ("runs.context_overhead", "1GiB", 2**30),
-        ("pressure.memory_some", "20%", 0.2),
+        ("pressure.memory_warning", "20%", 0.2),
         ("pressure.memory_critical", "0.01", 0.01),
         ("pressure.hold", "5s", 5.0),
         ("simulation.gpus", "2", 2),
@@ -108,7 +108,7 @@ def test_declared_bounds_hold(key: str) -> None:
 
 def beside(key: str) -> str:
     """Write the partner of an option that has to be less or more than another as far away from it as may be."""
-    for ending, other, which in (("_some", "_critical", 0), ("_critical", "_some", 1)):
+    for ending, other, which in (("_warning", "_critical", 0), ("_critical", "_warning", 1)):
         if key.startswith("pressure.") and key.endswith(ending):
             partner = key.removesuffix(ending) + other
             return f"\n  {partner.partition('.')[2]}: {OPTIONS[partner].kind.bounds.split(' to ')[which]}"
@@ -123,22 +123,22 @@ def beside(key: str) -> str:
             [
                 (
                     "memory_critical: pressure.memory_critical is 0.1, "
-                    "and has to be less than pressure.memory_some, which is 0.1"
+                    "and has to be less than pressure.memory_warning, which is 0.1"
                 )
             ],
         ),
         (
-            "pressure: {oom_some: 30s}",
-            ["oom_some: pressure.oom_critical is 60, and has to be less than pressure.oom_some, which is 30"],
+            "pressure: {oom_warning: 30s}",
+            ["oom_warning: pressure.oom_critical is 60, and has to be less than pressure.oom_warning, which is 30"],
         ),
-        ("pressure: {memory_some: 20%, memory_critical: 0.1}", []),
+        ("pressure: {memory_warning: 20%, memory_critical: 0.1}", []),
         (
-            "pressure: {thermal_some: soon, thermal_critical: 40}",
-            ["thermal_some: soon is not a number: write digits, such as 8 or 0.5"],
+            "pressure: {thermal_warning: soon, thermal_critical: 40}",
+            ["thermal_warning: soon is not a number: write digits, such as 8 or 0.5"],
         ),
     ],
 )  # fmt: skip
-def test_critical_lies_beyond_some(text: str, told: list[str]) -> None:
+def test_critical_lies_beyond_warning(text: str, told: list[str]) -> None:
     """A threshold that would never be passed alone is refused, where the two are right by themselves."""
     found = problems(text) if told else [] if parse(text, "bad.yaml") else ["nothing"]
     assert [problem.partition("pressure.")[2] for problem in found] == told

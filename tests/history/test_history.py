@@ -148,13 +148,13 @@ def test_each_change_is_told_once() -> None:
     for state in (lost, lost, replace(quiet, snapshot=replace(quiet.snapshot, time=3.0))):
         events.update(state)
     assert texts(events) == ["GPU 0 answers again", "GPU 0 does not answer: gpu_is_lost"]
-    levels: list[Any] = ["none", "some", "some", "critical", "none"]
+    levels: list[Any] = ["none", "warning", "warning", "critical", "none"]
     for at, level in enumerate(levels, 4):
         events.update(box(gpu(0), at=float(at), pressure=Pressure({("GPU-0", "memory"): level})))
     assert texts(events)[:3] == [
         "memory pressure on GPU 0: none, it was critical",
-        "memory pressure on GPU 0: critical, it was some",
-        "memory pressure on GPU 0: some",
+        "memory pressure on GPU 0: critical, it was warning",
+        "memory pressure on GPU 0: warning",
     ]
     assert [event.level for event in events.newest_first()][:3] == ["info", "critical", "warning"]
 

@@ -50,22 +50,22 @@ def hot(each: Gpu, margin: float | None = None, *reasons: str) -> Gpu:
 
 def test_defaults_are_those_of_the_alerts() -> None:
     """Memory is critical where RunNearOutOfMemory fires, heat begins where GpuNearThermalSlowdown does."""
-    assert LIMITS.memory_critical == thresholds.NEAR_OUT_OF_MEMORY < LIMITS.memory_some == thresholds.LITTLE_MEMORY
-    assert LIMITS.thermal_some == thresholds.NEAR_SLOWDOWN > LIMITS.thermal_critical == thresholds.SLOWDOWN
+    assert LIMITS.memory_critical == thresholds.NEAR_OUT_OF_MEMORY < LIMITS.memory_warning == thresholds.LITTLE_MEMORY
+    assert LIMITS.thermal_warning == thresholds.NEAR_SLOWDOWN > LIMITS.thermal_critical == thresholds.SLOWDOWN
     assert LIMITS.oom_critical == thresholds.OUT_OF_MEMORY_SOON_SECONDS
-    assert LIMITS.oom_some == thresholds.OUT_OF_MEMORY_AHEAD_SECONDS
+    assert LIMITS.oom_warning == thresholds.OUT_OF_MEMORY_AHEAD_SECONDS
 
 
 @pytest.mark.parametrize(
     ("share", "seconds", "level"),
     [
         (0.11, None, "none"),
-        (0.10, None, "some"),
-        (0.051, None, "some"),
+        (0.10, None, "warning"),
+        (0.051, None, "warning"),
         (0.05, None, "critical"),
         (0.0, None, "critical"),
         (0.9, 601.0, "none"),
-        (0.9, 600.0, "some"),
+        (0.9, 600.0, "warning"),
         (0.9, 60.0, "critical"),
         (0.07, 60.0, "critical"),
         (0.05, 9999.0, "critical"),
@@ -80,12 +80,12 @@ def test_levels_of_memory(share: float, seconds: float | None, level: Level) -> 
     ("margin", "slowed", "level"),
     [
         (6.0, COOL, "none"),
-        (5.0, COOL, "some"),
-        (0.5, COOL, "some"),
+        (5.0, COOL, "warning"),
+        (0.5, COOL, "warning"),
         (0.0, COOL, "critical"),
         (-2.0, COOL, "critical"),
         (None, COOL, "none"),
-        (30.0, (True, False), "some"),
+        (30.0, (True, False), "warning"),
         (30.0, (False, True), "critical"),
         (None, (False, True), "critical"),
     ],
@@ -110,7 +110,7 @@ class Box:
 def test_level_rises_at_once() -> None:
     """From one poll to the next the level is what the thresholds say, if that is worse."""
     box = Box()
-    assert [box.level(percent, now) for now, percent in enumerate((50, 9, 4))] == ["none", "some", "critical"]
+    assert [box.level(percent, now) for now, percent in enumerate((50, 9, 4))] == ["none", "warning", "critical"]
     assert Box().level(1, 0.0) == "critical"
 
 
@@ -127,14 +127,14 @@ def test_level_falls_late() -> None:
 
 
 def test_level_falls_to_the_worst_of_the_while() -> None:
-    """What was some for a part of the while is some afterwards, and none only a while later."""
+    """What was a warning for a part of the while is one afterwards, and none only a while later."""
     box = Box()
     box.level(4, 0.0)
     box.level(12, 1.0)  # clearly not critical, not clearly none
     assert box.level(40, 30.9) == "critical"
-    assert box.level(40, 31.0) == "some"
-    assert box.level(40, 60.9) == "some"
-    assert box.level(40, 61.0) == "some"  # the while begins with what is clearly none
+    assert box.level(40, 31.0) == "warning"
+    assert box.level(40, 60.9) == "warning"
+    assert box.level(40, 61.0) == "warning"  # the while begins with what is clearly none
     assert box.level(40, 91.0) == "none"
 
 
@@ -142,7 +142,7 @@ def test_flicker_about_a_threshold_is_one_episode() -> None:
     """A headroom that goes to and fro about a threshold changes the level once."""
     box = Box()
     levels = [box.level(4.9 if second % 2 else 5.1, float(second)) for second in range(200)]
-    assert levels == ["some"] + ["critical"] * 199
+    assert levels == ["warning"] + ["critical"] * 199
 
 
 def test_what_is_not_known_for_a_while_ends_no_episode() -> None:
@@ -150,7 +150,7 @@ def test_what_is_not_known_for_a_while_ends_no_episode() -> None:
     watch = PressureWatch(LIMITS)
     near = run(7, "GPU-0", in_use=96, left=4)
     better = run(7, "GPU-0", in_use=50, left=50)
-    critical = {("GPU-0", "memory"): "critical", ("GPU-0", "thermal"): "some"}
+    critical = {("GPU-0", "memory"): "critical", ("GPU-0", "thermal"): "warning"}
     assert watch.update(JoinedPoll(snapshot(hot(gpu(0), 3.0)), [near], 0.0)).levels == critical
     down = Gpu(gpu(0).identity, fault="timeout")
     assert watch.update(JoinedPoll(snapshot(down), [replace(near, headroom={})], 1.0)).levels == {}
@@ -196,7 +196,7 @@ def test_growth_that_ends_in_an_out_of_memory_counts() -> None:
     grows = replace(still, growth={"GPU-0": growth})
     unbounded = replace(still, growth={"GPU-0": replace(growth, left=None)})
     seen = [watch.update(JoinedPoll(box, [each], now)) for each, now in ((grows, 0.0), (unbounded, 1.0), (still, 31.0))]
-    assert [each.levels["GPU-0", "memory"] for each in seen] == ["some", "some", "none"]
+    assert [each.levels["GPU-0", "memory"] for each in seen] == ["warning", "warning", "none"]
     assert [each.of_runs["7-1", "GPU-0"].seconds_to_oom for each in seen] == [300.0, None, None]
 
 
@@ -220,16 +220,16 @@ def test_heat_is_judged_where_the_device_tells_of_it() -> None:
     first = levels(hot(gpu(0), 40.0), hot(gpu(1), 5.0), hot(gpu(2), None, "hw_thermal_slowdown"), gpu(3), now=0.0)
     assert first.levels == {
         ("GPU-0", "thermal"): "none",
-        ("GPU-1", "thermal"): "some",
+        ("GPU-1", "thermal"): "warning",
         ("GPU-2", "thermal"): "critical",
     }
-    assert levels(hot(gpu(1), 7.9), now=50.0).levels["GPU-1", "thermal"] == "some"
+    assert levels(hot(gpu(1), 7.9), now=50.0).levels["GPU-1", "thermal"] == "warning"
     levels(hot(gpu(1), 8.1), now=51.0)
     assert levels(hot(gpu(1), 8.1), now=81.0).levels["GPU-1", "thermal"] == "none"
     assert levels(hot(gpu(1), 40.0, "gpu_idle"), now=82.0).levels["GPU-1", "thermal"] == "none"
 
 
-@pytest.mark.parametrize(("level", "share"), [("none", LIMITS.memory_some), ("some", LIMITS.memory_critical)])
+@pytest.mark.parametrize(("level", "share"), [("none", LIMITS.memory_warning), ("warning", LIMITS.memory_critical)])
 def test_slack_ends_where_the_level_rises(level: Level, share: float) -> None:
     """Just below the bytes that others, or the run itself, may take the level stays, at them it rises."""
     here = RunPressure(level, 30 * GIB, 50 * GIB)

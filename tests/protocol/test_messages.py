@@ -30,7 +30,7 @@ MESSAGES: tuple[Any, ...] = (
     Error("device_oom", "OutOfMemory", "é", "train", 7, (Allocation(9, "2,3", op="MatMul"),), at=0, stage="forward"),
     End("completed"),
     End("interrupt", "failed"),
-    Advice(3, "pressure", "some", "GPU-5", "Low.", "memory", 1024, 2.5),
+    Advice(3, "pressure", "warning", "GPU-5", "Low.", "memory", 1024, 2.5),
 )
 HELLO = {"v": 1, "type": "hello", "name": "resnet", "framework": "tensorflow 2.21.0", "devices": {"GPU:0": None}}
 REPORT = {"v": 1, "type": "report", "phase": "train", "steps": 1, "step_seconds": 1.0, "step_buckets": [0] * 16}

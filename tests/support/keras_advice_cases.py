@@ -130,7 +130,7 @@ def train(daemon: Daemon, at: dict[int, Any], *more: Any, note: int | None = Non
 
 
 def case_nothing(daemon: Daemon) -> Any:
-    at = {3: pressure("some"), 5: pressure("critical"), 9: pressure("critical", "xid"), 12: pressure("none")}
+    at = {3: pressure("warning"), 5: pressure("critical"), 9: pressure("critical", "xid"), 12: pressure("none")}
     told = train(daemon, at)
     bare = model()
     fit(bare)
@@ -204,11 +204,11 @@ def case_stop(daemon: Daemon) -> Any:
 
 
 def case_stop_early(daemon: Daemon) -> Any:
-    return train(daemon, {7: pressure("some")}, on_pressure="stop", pressure_level="some")
+    return train(daemon, {7: pressure("warning")}, on_pressure="stop", pressure_level="warning")
 
 
 def case_level_not_reached(daemon: Daemon) -> Any:
-    return train(daemon, {7: pressure("some")}, on_pressure="stop")
+    return train(daemon, {7: pressure("warning")}, on_pressure="stop")
 
 
 def case_over_before_it_is_heard(daemon: Daemon) -> Any:
@@ -230,7 +230,7 @@ def called(calls: list[Any]) -> Callable[[Advice | None, Any], None]:
 
 def case_function(daemon: Daemon) -> Any:
     calls: list[Any] = []
-    at = {5: pressure("critical"), 6: [pressure("some"), pressure("critical")], 8: pressure("none"), 9: b"garbage"}
+    at = {5: pressure("critical"), 6: [pressure("warning"), pressure("critical")], 8: pressure("none"), 9: b"garbage"}
     at |= {11: pressure("critical"), 13: pressure("critical", "xid")}
     told = train(daemon, at, note=5, on_pressure=called(calls))
     return told | {"calls": calls}

@@ -114,7 +114,7 @@ def test_what_is_wrong_stands_first_with_its_numbers(page: Stage, tab: Tab) -> N
     )
     run = a_run(left=GIB)
     pressure = Pressure(
-        {("GPU-0", "memory"): "critical", ("GPU-2", "thermal"): "some"},
+        {("GPU-0", "memory"): "critical", ("GPU-2", "thermal"): "warning"},
         {("7-1", "GPU-0"): RunPressure("critical", GIB, 19 * GIB)},
     )
     page.show(tab, box(gpu(0), gpu(1), hot, runs=(run,), pressure=pressure))
@@ -122,7 +122,7 @@ def test_what_is_wrong_stands_first_with_its_numbers(page: Stage, tab: Tab) -> N
         "✖ 2 critical, 1 to look at",
         "✖ GPU 0, critical: memory pressure critical: 1.00 GiB of headroom, 5 %",
         "✖ run unet, critical: 5 % of memory left",
-        "▲ GPU 2, to look at: thermal pressure some: 87 °C, 2 °C below slowdown",
+        "▲ GPU 2, to look at: thermal pressure warning: 87 °C, 2 °C below slowdown",
     ]
     cards = tab.evaluate("[...document.querySelectorAll('article')].map(e => e.id)")
     assert cards == ["gpu-0", "gpu-2", "gpu-1", "run-7-1"]

@@ -43,7 +43,7 @@ _GRAVITY: Mapping[Action, Level] = {
     Action.RESET_GPU: "critical",
     Action.REBOOT_MACHINE: "critical",
     Action.RESTART_VM: "critical",
-    Action.RESET_WHEN_IDLE: "some",
+    Action.RESET_WHEN_IDLE: "warning",
 }
 
 
@@ -228,7 +228,7 @@ class Advisor:
                 continue  # what was taken before the run began is none of its own
             if co_tenant.grown >= self._min_growth(memory, co_tenant.grown):
                 text = partial(co_tenant_text, memory, pid, co_tenant, facts.poll.owners.by_pid.get(pid))
-                yield Matter("neighbour", uuid, str(pid)), MatterState("some", text, gpu, memory)
+                yield Matter("neighbour", uuid, str(pid)), MatterState("warning", text, gpu, memory)
 
     def _largest(self, run: RunSnapshot, uuid: str, gpu: Gpu, co_tenants: CoTenants) -> tuple[int, CoTenant | None]:
         """Return the co-tenant of a run that has grown most; None where none has, or where the run may be any of them.

@@ -16,16 +16,16 @@ from gpuwarden.xid.codes import explain
 
 _MEMORY_IS: Mapping[Level, str] = {
     "critical": "device memory of {} is nearly used up",
-    "some": "device memory of {} becomes scarce",
+    "warning": "device memory of {} becomes scarce",
     "none": "device memory of {} is no longer scarce",
 }
 _AHEAD_IS: Mapping[Level, str] = {
     "critical": "device memory of {} will very soon be used up",
-    "some": "device memory of {} will soon be used up",
+    "warning": "device memory of {} will soon be used up",
 }
 _HEAT_IS: Mapping[Level, str] = {
     "critical": "{} is too hot and slows itself down",
-    "some": "{} is hot",
+    "warning": "{} is hot",
     "none": "{} is no longer hot",
 }
 

@@ -95,7 +95,7 @@ class Watch:
 
     @property
     def pressure(self) -> Level:
-        """Pressure on this process's GPUs now: "none", "some" or "critical"; "none" too where no daemon says otherwise.
+        """Pressure on this process's GPUs now: "none", "warning" or "critical"; "none" if no daemon is connected.
 
         As of now, or 50 ms before; it never waits.
         """

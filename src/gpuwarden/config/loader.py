@@ -74,7 +74,7 @@ def _build_config(entries: Sequence[Entry], problems: Sequence[Problem], alert_n
 def _contradictions(config: Config, alert_names: Collection[str] | None) -> Iterator[tuple[Sequence[str], str]]:
     """Find options that are right by themselves and not together: their keys, the one to change first, and why."""
     for name in ("memory", "oom", "thermal"):
-        less, more = f"{name}_critical", f"{name}_some"
+        less, more = f"{name}_critical", f"{name}_warning"
         low, high = getattr(config.pressure, less), getattr(config.pressure, more)
         if low >= high:
             keys = (f"pressure.{less}", f"pressure.{more}")

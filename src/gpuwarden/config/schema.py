@@ -191,18 +191,18 @@ class RunsConfig:
 class PressureConfig:
     """Pressure of a GPU, on which runs get advice (docs/understand/pressure.md)."""
 
-    memory_some: float = option(bounded(SHARE, "1%", "90%"), f"{thresholds.LITTLE_MEMORY:.0%}",
+    memory_warning: float = option(bounded(SHARE, "1%", "90%"), f"{thresholds.LITTLE_MEMORY:.0%}",
         "Of what a run uses and can still allocate on a GPU, the part it can still allocate at which pressure begins.")
     memory_critical: float = option(bounded(SHARE, "0%", "80%"), f"{thresholds.NEAR_OUT_OF_MEMORY:.0%}",
-        "The same, where pressure is critical; less than pressure.memory_some.")
-    oom_some: float = option(bounded(DURATION, "1s", "24h"), f"{thresholds.OUT_OF_MEMORY_AHEAD_SECONDS / 60:.0f}m",
+        "The same, where pressure is critical; less than pressure.memory_warning.")
+    oom_warning: float = option(bounded(DURATION, "1s", "24h"), f"{thresholds.OUT_OF_MEMORY_AHEAD_SECONDS / 60:.0f}m",
         "Time until a run that grows is out of memory, at which pressure begins.")
     oom_critical: float = option(bounded(DURATION, "0", "23h"), f"{thresholds.OUT_OF_MEMORY_SOON_SECONDS / 60:.0f}m",
-        "The same, where pressure is critical; less than pressure.oom_some.")
-    thermal_some: float = option(bounded(NUMBER, "1", "50"), f"{thresholds.NEAR_SLOWDOWN:.0f}",
+        "The same, where pressure is critical; less than pressure.oom_warning.")
+    thermal_warning: float = option(bounded(NUMBER, "1", "50"), f"{thresholds.NEAR_SLOWDOWN:.0f}",
         "Degrees Celsius left before a GPU slows itself down, at which pressure by heat begins.")
     thermal_critical: float = option(bounded(NUMBER, "0", "49"), f"{thresholds.SLOWDOWN:.0f}",
-        "The same, where pressure is critical; less than pressure.thermal_some.")
+        "The same, where pressure is critical; less than pressure.thermal_warning.")
     hold: float = option(bounded(DURATION, "0", "1h"), "30s",
         "How long it has to be clearly better before a level falls.")
     neighbour_share: float = option(bounded(SHARE, "1%", "100%"), "10%",

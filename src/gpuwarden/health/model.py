@@ -27,8 +27,8 @@ _NO_LABELS: Labels = {}
 Key = tuple[str, tuple[tuple[str, str], ...]]
 
 SEVERITY_RANK: Mapping[str, int] = {"critical": 0, "warning": 1, "info": 2}
-_PRESSURE_SUFFIXES: Mapping[Level, str] = {"critical": "Critical", "some": ""}  # of the names of conditions
-PRESSURE_SEVERITY: Mapping[Level, Severity] = {"critical": "critical", "some": "warning", "none": "info"}
+_PRESSURE_SUFFIXES: Mapping[Level, str] = {"critical": "Critical", "warning": ""}  # of the names of conditions
+PRESSURE_SEVERITY: Mapping[Level, Severity] = {"critical": "critical", "warning": "warning", "none": "info"}
 
 # Labels by which one subject of an alert is told from another, as one would silence it.
 SUBJECT_LABELS: Mapping[Subject, str] = {"run": "run_id", "gpu": "uuid", "box": "instance"}

@@ -24,7 +24,7 @@ _SLOWED = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_
 def _near_slowdown(state: State) -> Iterator[Occurrence]:
     for gpu in state.snapshot.gpus:
         margin = gpu.value(GpuReadings.temperature_margin_celsius)
-        if margin is not None and margin <= state.pressure.limits.thermal_some:
+        if margin is not None and margin <= state.pressure.limits.thermal_warning:
             description = f"{gpu_text(gpu)} is {margin:.0f} °C below the temperature at which it slows itself down."
             yield gpu_occurrence(state, gpu, "", description)  # GpuThermalPressure
 

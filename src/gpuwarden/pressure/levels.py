@@ -1,4 +1,4 @@
-"""Pressure levels, none, some or critical: of runs on their memory, and of GPUs on their cooling.
+"""Pressure levels, none, warning or critical: of runs on their memory, and of GPUs on their cooling.
 
 Pure: from what a poll has found to levels, by thresholds of the configuration. A level rises at once, as a warning that
 waits is none; it falls only when things have been clearly better for a while, so that it does not flicker.
@@ -31,7 +31,7 @@ def memory_level(limits: Limits, share: float, seconds_to_oom: float | None, eas
     ahead = float("inf") if seconds_to_oom is None else seconds_to_oom
     if share <= limits.memory_critical * ease or ahead <= limits.oom_critical * ease:
         return "critical"
-    return "some" if share <= limits.memory_some * ease or ahead <= limits.oom_some * ease else "none"
+    return "warning" if share <= limits.memory_warning * ease or ahead <= limits.oom_warning * ease else "none"
 
 
 def thermal_level(limits: Limits, margin: float | None, slowed: tuple[bool, bool], ease: float = 0.0) -> Level:
@@ -40,7 +40,7 @@ def thermal_level(limits: Limits, margin: float | None, slowed: tuple[bool, bool
     by_driver, by_hardware = slowed
     if by_hardware or left <= limits.thermal_critical + ease:
         return "critical"
-    return "some" if by_driver or left <= limits.thermal_some + ease else "none"
+    return "warning" if by_driver or left <= limits.thermal_warning + ease else "none"
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ class RunPressure:
         """Return by how much others, and by how much the run itself, may grow until its level rises."""
         if self.level == "critical":
             return float("inf"), float("inf")
-        share = limits.memory_some if self.level == "none" else limits.memory_critical
+        share = limits.memory_warning if self.level == "none" else limits.memory_critical
         return self.headroom - share * self.in_use / (1 - share), self.headroom - share * (self.headroom + self.in_use)
 
 

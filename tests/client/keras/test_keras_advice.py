@@ -62,7 +62,7 @@ def test_nothing(case: dict[str, Any]) -> None:
     assert (saw["steps"], saw["counted"], saw["actions"], saw["heard"]) == (STEPS, STEPS, {}, 4)
     assert saw["final"] == saw["bare"]
     assert case["said"] == [
-        "memory pressure some: pressure is some",
+        "memory pressure warning: pressure is warning",
         "memory pressure critical: pressure is critical",
         "xid critical: xid is critical",
         "memory pressure none: pressure is none",

@@ -171,8 +171,8 @@ def test_box_is_as_bad_as_the_worst_of_it() -> None:
         GpuReadings.clock_event_active: {("hw_slowdown",): 1.0, ("sw_thermal_slowdown",): 1.0, ("gpu_idle",): 1.0}
     }
     pressure = Pressure(
-        {("GPU-1", "thermal"): "critical", ("GPU-2", "memory"): "some"},
-        {("7-1", "GPU-2"): RunPressure("some", GIB, 15 * GIB)},
+        {("GPU-1", "thermal"): "critical", ("GPU-2", "memory"): "warning"},
+        {("7-1", "GPU-2"): RunPressure("warning", GIB, 15 * GIB)},
     )
     dead = a_run(8, up=False, ending=Ending("oom_killed", "the kernel", 1.0, settled=True))
     long_dead = a_run(9, up=False, ending=Ending("oom_killed", "the kernel", -thresholds.DIED_SECONDS, settled=True))
@@ -189,7 +189,7 @@ def test_box_is_as_bad_as_the_worst_of_it() -> None:
         {"level": "warning", "text": "slowed down: hw_slowdown, sw_thermal_slowdown", "name": "GPU 1", "uuid": "GPU-1"},
         {
             "level": "warning",
-            "text": "memory pressure some: 1.00 GiB of headroom, 6.2 %",
+            "text": "memory pressure warning: 1.00 GiB of headroom, 6.2 %",
             "name": "GPU 2",
             "uuid": "GPU-2",
         },
@@ -230,11 +230,11 @@ def test_headroom_of_a_device_is_its_tightest_runs() -> None:
 def test_mig_instances_stand_in_their_gpu() -> None:
     """Each has its own memory, headroom and pressure."""
     mig = divided(1, free=[5 * GIB, 6 * GIB])
-    state = box(mig, runs=(a_run(uuid="MIG-1-1"),), pressure=Pressure({("MIG-1-1", "memory"): "some"}))
+    state = box(mig, runs=(a_run(uuid="MIG-1-1"),), pressure=Pressure({("MIG-1-1", "memory"): "warning"}))
     (seen,) = answer(state)["gpus"]
     one, other = seen["mig"]
     assert (one["headroom_bytes"], one["memory_free_bytes"]) == (5 * GIB, 5 * GIB)
-    assert (other["headroom_bytes"], other["headroom_run_id"], other["pressure"]) == (GIB, "7-1", {"memory": "some"})
+    assert (other["headroom_bytes"], other["headroom_run_id"], other["pressure"]) == (GIB, "7-1", {"memory": "warning"})
     assert seen["condition"] == "warning"
     assert MigReadings.memory_free_bytes in mig.mig[0].readings
 

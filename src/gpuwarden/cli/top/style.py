@@ -13,7 +13,7 @@ RANK: Mapping[str, int] = {"critical": 0, "warning": 1, "unknown": 2, "ok": 3}
 IN_USE, HELD, FREE = "█▒░"
 _PRESSURE_STYLES: Mapping[str, str] = {
     "none": STYLES["ok"],
-    "some": STYLES["warning"],
+    "warning": STYLES["warning"],
     "critical": STYLES["critical"],
 }
 _MARKS: Mapping[str, str] = {"critical": "✖", "warning": "▲"}

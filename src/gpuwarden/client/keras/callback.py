@@ -103,7 +103,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
 
     `on_pressure` is what the fit does, between two steps and once an episode, when the daemon reports that a GPU comes
     under pressure or has an XID: "checkpoint" saves the model at `checkpoint_path`, "stop" ends the fit as Keras's
-    `stop_training` does, a function is called with the advice and the model. `pressure_level="some"` acts earlier.
+    `stop_training` does, a function is called with the advice and the model. `pressure_level="warning"` acts earlier.
     """
 
     __module__ = "gpuwarden.keras"  # whence users import it: a pickle names no other module

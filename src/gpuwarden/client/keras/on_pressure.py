@@ -20,7 +20,7 @@ DEFAULT_CHECKPOINT = "gpuwarden-checkpoint.keras"  # in the working directory
 SUFFIXES = (".keras", ".weights.h5", ".h5")
 
 OnPressure: TypeAlias = "Literal['checkpoint', 'stop'] | Callable[[Advice | None, Any], object]"
-PressureLevel = Literal["some", "critical"]
+PressureLevel = Literal["warning", "critical"]
 
 
 class PressureResponder:
@@ -104,7 +104,7 @@ def make_responder(
     if callable(on_pressure):
         _check_function(on_pressure)
     if pressure_level not in get_args(PressureLevel):
-        raise ValueError(f'pressure_level: want "some" or "critical", not {pressure_level!r}')
+        raise ValueError(f'pressure_level: want "warning" or "critical", not {pressure_level!r}')
     if checkpoint_path is None:
         path = DEFAULT_CHECKPOINT
     elif on_pressure != "checkpoint":

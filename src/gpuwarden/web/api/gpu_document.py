@@ -25,7 +25,7 @@ _HEADROOM = (
     "free memory (headroom.md). Not there where a run reports whose headroom is not known."
 )
 _SHARE = "Of what that run uses and can still allocate, the part that it can still allocate."
-_PRESSURE = "How close it is to its limits, by resource (memory, thermal): none, some or critical (pressure.md)."
+_PRESSURE = "How close it is to its limits, by resource (memory, thermal): none, warning or critical (pressure.md)."
 Number = float | None
 Numbers = Mapping[str, float] | None
 

@@ -48,7 +48,7 @@ class DeviceDocument:
     headroom_ratio: Annotated[Number, "Of what it uses and can still allocate, the part that it can still allocate."] = None
     headroom_at_peak_bytes: Annotated[Number, "What it could still allocate if it used as much as at its peak."] = None
     headroom_unknown: Annotated[str | None, "Why headroom is unknown."] = None
-    pressure: Annotated[str | None, "How close it is to the end of that memory: none, some or critical."] = None
+    pressure: Annotated[str | None, "How close it is to the end of that memory: none, warning or critical."] = None
     memory_growth_bytes_per_second: Annotated[Number, "Rate of a leak, while it lasts (foresight.md)."] = None
     memory_grown_bytes: Annotated[int | None, "What it has grown by so far."] = None
     seconds_to_oom: Annotated[Number, "How long it is to the limit at that rate."] = None

@@ -4,7 +4,7 @@ import { h } from "./tree.js";
 
 const SIGNS = { critical: "✖", warning: "▲", ok: "✔", unknown: "?", info: "•" };
 const WORDS = { critical: "critical", warning: "to look at", ok: "well", unknown: "not known", info: "" };
-const OF_PRESSURE = { none: "ok", some: "warning", critical: "critical" };
+const OF_PRESSURE = { none: "ok", warning: "warning", critical: "critical" };
 
 export const RANK = { critical: 0, warning: 1, unknown: 2, ok: 3, info: 4 };
 export const word = (level) => WORDS[level] ?? level;
