@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
 
@@ -30,6 +30,11 @@ Value: TypeAlias = "float | Histogram"
 Reading: TypeAlias = "Value | Mapping[Labels, Value] | None"
 Subject = TypeVar("Subject")
 Readings: TypeAlias = "Mapping[Metric[Any], Reading]"
+
+
+def state_set(states: Iterable[str], current: str) -> dict[Labels, float]:
+    """Return 1 for the current state and 0 for the others, as a StateSet of OpenMetrics does."""
+    return {(state,): float(state == current) for state in states}
 
 
 @dataclass(frozen=True, eq=False)  # no slots: they break Metric[Subject](…) on Python 3.11

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.host.process_tree import STATES, PresentProcesses
-from gpuwarden.metrics.model import Histogram, Metric, Reading, Table
+from gpuwarden.metrics.model import Histogram, Metric, Reading, Table, state_set
 from gpuwarden.protocol.messages import ACTIONS, ERROR_KINDS, PHASES, STEP_BUCKETS, Report
 from gpuwarden.runs.outcome import OUTCOMES
 from gpuwarden.runs.run_snapshot import RunSnapshot
@@ -24,13 +24,13 @@ def _step_duration(run: RunSnapshot) -> Reading:
 
 
 def _phase(run: RunSnapshot) -> Reading:
-    return {(name,): float(run.report.phase == name) for name in PHASES} if run.report and run.current else None
+    return state_set(PHASES, run.report.phase) if run.report and run.current else None
 
 
 def _outcome(run: RunSnapshot) -> Reading:
     if run.ending is None or not run.ending.settled:
         return None
-    return {(name,): float(run.ending.outcome == name) for name in OUTCOMES}
+    return state_set(OUTCOMES, run.ending.outcome)
 
 
 def _stalled(run: RunSnapshot) -> Reading:
@@ -38,7 +38,7 @@ def _stalled(run: RunSnapshot) -> Reading:
 
 
 def _stall_cause(run: RunSnapshot) -> Reading:
-    return {(name,): float(run.stall.cause == name) for name in CAUSES} if run.stall else None
+    return state_set(CAUSES, run.stall.cause) if run.stall else None
 
 
 def _errors(run: RunSnapshot) -> Reading:
@@ -67,7 +67,7 @@ def _read_processes(reading: Callable[[PresentProcesses], Reading]) -> Callable[
 
 
 def _state(present: PresentProcesses) -> Reading:
-    return {(name,): float(present.state == name) for name in STATES} if present.state else None
+    return state_set(STATES, present.state) if present.state else None
 
 
 def _growth(reading: Callable[[Leak], float | None]) -> Callable[[RunSnapshot], Reading]:

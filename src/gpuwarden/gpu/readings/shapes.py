@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from gpuwarden.metrics.model import Labels
+from gpuwarden.metrics.model import Labels, state_set
 from gpuwarden.nvml.device import Device
 
 
@@ -15,11 +15,11 @@ def present(names: Iterable[str], values: Iterable[float | None], scale: float =
 
 
 def one_of(states: Mapping[str, int], number: float | None) -> dict[Labels, float]:
-    """Show a state as 1 among 0s. One that NVML has learnt since shows under its number; none where it is unknown."""
+    """Return the state set for NVML's number of a state: a newer state is named by its number; empty for None."""
     if number is None:
         return {}
-    shown: dict[Labels, float] = {(name,): float(state == number) for name, state in states.items()}
-    return shown if number in states.values() else {**shown, (f"state_{number:.0f}",): 1.0}
+    current = next((name for name, state in states.items() if state == number), f"state_{number:.0f}")
+    return state_set(dict.fromkeys([*states, current]), current)
 
 
 # Each returns a reader, which raises NVMLError. `function` is the seam's own, such as Nvml.nvmlDeviceGetNumGpuCores.
