@@ -80,3 +80,23 @@ def format_count(count: int) -> str:
         if rounded < (1000 if letter else 100_000):
             break
     return f"{rounded:.15g}{letter}"
+
+
+_UNITS = (("d", _DAY, "day"), ("h", _HOUR, "hour"), ("m", _MINUTE, "minute"), ("s", 1, "second"))
+
+
+def format_promql_duration(seconds: float) -> str:
+    """Write seconds as PromQL does, in the largest unit without a remainder: 90s, 10m, 500ms."""
+    unit, size, _ = _largest_unit(seconds)
+    return f"{seconds / size:g}{unit}" if unit != "s" or seconds == int(seconds) else f"{round(seconds * 1000)}ms"
+
+
+def format_whole_duration(seconds: float) -> str:
+    """Write seconds in words, in the largest unit without a remainder: 90 seconds, 10 minutes."""
+    _, size, word = _largest_unit(seconds)
+    count = seconds / size
+    return f"{count:g} {word}{'' if count == 1 else 's'}"
+
+
+def _largest_unit(seconds: float) -> tuple[str, int, str]:
+    return next((unit for unit in _UNITS if seconds >= unit[1] and seconds % unit[1] == 0), _UNITS[-1])

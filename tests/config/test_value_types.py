@@ -23,8 +23,8 @@ from gpuwarden.config.value_types import (
     SOURCE,
     WHOLE,
     Address,
-    Kind,
     SourceChoice,
+    ValueType,
     bounded,
     choice,
     optional,
@@ -49,7 +49,7 @@ KINDS = (
 )
 
 
-def refusal(kind: Kind[object], text: str) -> str:
+def refusal(kind: ValueType[object], text: str) -> str:
     """Return what is said of a text, and nothing of one that is accepted."""
     try:
         kind.read(text)
@@ -92,7 +92,7 @@ def refusal(kind: Kind[object], text: str) -> str:
         (LEVEL, "middle", "middle"),
     ],
 )
-def test_reads(kind: Kind[object], text: str, value: object) -> None:
+def test_reads(kind: ValueType[object], text: str, value: object) -> None:
     """A value is read from the notation that its kind documents."""
     assert kind.read(text) == value
 
@@ -150,7 +150,7 @@ def test_reads(kind: Kind[object], text: str, value: object) -> None:
         (LEVEL, "Low", "Low is not a level: write low, middle or high"),
     ],
 )
-def test_refuses(kind: Kind[object], text: str, message: str) -> None:
+def test_refuses(kind: ValueType[object], text: str, message: str) -> None:
     """A refusal shows what was written and says what to write."""
     assert refusal(kind, text) == message
 
@@ -204,7 +204,7 @@ def test_source_round_trip(text: str) -> None:
 
 @settings(deadline=None)
 @given(st.sampled_from(KINDS), st.text(st.characters(codec=None)) | st.from_regex(r"[0-9a-z/:.\[\]-]{0,300}"))
-def test_refusals_are_one_bounded_printable_line(kind: Kind[object], text: str) -> None:
+def test_refusals_are_one_bounded_printable_line(kind: ValueType[object], text: str) -> None:
     """Whatever the text, a kind reads it or refuses it in one printable line of bounded length."""
     message = refusal(kind, text)
     assert message.isprintable()

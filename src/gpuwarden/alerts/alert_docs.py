@@ -9,6 +9,7 @@ from gpuwarden.alerts import inhibition
 from gpuwarden.alerts.prometheus_rules import Choices
 from gpuwarden.config import rule_settings
 from gpuwarden.config.value_types import DURATION
+from gpuwarden.formatting import format_whole_duration
 from gpuwarden.health.conditions import ALERTS
 from gpuwarden.health.model import SUBJECT_LABELS, Condition, fill_places
 
@@ -87,4 +88,4 @@ def _hidden_text(rule: Condition) -> str:
 
 
 def _words(duration: str) -> str:
-    return rule_settings.format_words(DURATION.read(duration))
+    return format_whole_duration(DURATION.read(duration))

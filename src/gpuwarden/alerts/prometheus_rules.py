@@ -13,6 +13,7 @@ from gpuwarden.alerts import recording_rules
 from gpuwarden.alerts.recording_rules import RecordingRule
 from gpuwarden.alerts.templates import JOINS, TEXTS, xid_values
 from gpuwarden.config import rule_settings
+from gpuwarden.formatting import format_promql_duration
 from gpuwarden.health import conditions
 from gpuwarden.health.model import SUBJECT_LABELS, Condition, Subject, fill_places
 
@@ -134,7 +135,7 @@ def _groups(choices: Choices) -> Iterator[dict[str, Any]]:
         ]
         yield {
             "name": group.name,
-            "interval": rule_settings.format_promql_duration(max(choices.interval, group.min_interval)),
+            "interval": format_promql_duration(max(choices.interval, group.min_interval)),
             "rules": rules,
         }
 

@@ -8,16 +8,16 @@ from collections.abc import Callable
 from typing import Any
 
 from gpuwarden.config.rule_settings import SETTINGS
-from gpuwarden.config.value_types import DOCS, DURATION, Kind, bounded
+from gpuwarden.config.value_types import DOCS, DURATION, ValueType, bounded
 
 # It stands in expressions and in templates, where each of these would mean something else.
 _NO_JOB = re.compile(r'["\\{}]')
-JOB = Kind(
+JOB = ValueType(
     "scrape job",
     'a name without ", \\, { and }',
     lambda text: text if text and text.isprintable() and not _NO_JOB.search(text) else None,
 )
-GRAFANA = Kind("place of Grafana", "https://…", lambda text: DOCS.parse(text) if text else "")
+GRAFANA = ValueType("place of Grafana", "https://…", lambda text: DOCS.parse(text) if text else "")
 
 
 def add_rules_flags(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +47,7 @@ def add_rules_flags(parser: argparse.ArgumentParser) -> None:
         help="where Grafana is, for dashboard_url; empty for none (default %(default)s)",
     )  # fmt: skip
     for each in SETTINGS:
-        said = dict(each.written(each.default))[f"{each.name}.words"].replace("%", "%%")
+        said = dict(each.placeholders(each.default))[f"{each.name}.words"].replace("%", "%%")
         parser.add_argument(
             each.flag,
             dest=each.name,
@@ -58,7 +58,7 @@ def add_rules_flags(parser: argparse.ArgumentParser) -> None:
         )
 
 
-def argument_type(kind: Kind[Any]) -> Callable[[str], Any]:
+def argument_type(kind: ValueType[Any]) -> Callable[[str], Any]:
     """Return what reads values of that kind for argparse, with the kind's own message about a wrong one."""
 
     def read(text: str) -> Any:

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from gpuwarden.config.schema import LISTS, OPTIONS, REMOVED, SECTIONS, AlertmanagerConfig, Config
+from gpuwarden.config.schema import LISTS, OPTIONS, SECTIONS, AlertmanagerConfig, Config
 from gpuwarden.config.value_types import printable
 from gpuwarden.config.yaml_reader import Entry, FileContents, Problem, parse_text, read_file
 
@@ -33,14 +33,14 @@ def load(
     `alert_names` are those that `notify.mute` may have; None does not check them.
     Raises ConfigError with everything that is wrong in the file and the overrides.
     """
-    contents = FileContents() if path is None else read_file(path, OPTIONS, LISTS, REMOVED)
+    contents = FileContents() if path is None else read_file(path, OPTIONS, LISTS)
     given = [Entry(key, text, (flags or {}).get(key, key)) for key, text in (overrides or {}).items()]
     return _build_config([*contents.entries, *given], contents.problems, alert_names)
 
 
 def parse(text: str, name: str, alert_names: Collection[str] | None = None) -> Config:
     """Read `text` as the contents of a file called `name`; raises ConfigError."""
-    contents = parse_text(text, name, OPTIONS, LISTS, REMOVED)
+    contents = parse_text(text, name, OPTIONS, LISTS)
     return _build_config(contents.entries, contents.problems, alert_names)
 
 

@@ -1,26 +1,30 @@
-"""The numbers in the alert rules that `gpuwarden rules` can set; their defaults are those of `thresholds`.
+"""Numbers of the alert rules that `gpuwarden rules` can set, with their defaults.
 
-In a rule `%{name}` is the number as PromQL has it (a duration in its own writing, as in a range), `%{name.seconds}` a
+In a rule `%{name}` is the number as PromQL has it (a duration in its own notation, as in a range), `%{name.seconds}` a
 duration as a number to compare with, `%{name.words}` either for people.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gpuwarden.config import thresholds
-from gpuwarden.config.value_types import DURATION, NUMBER, SHARE, SIZE, Kind, bounded
-from gpuwarden.formatting import format_bytes
+from gpuwarden.config.value_types import DURATION, NUMBER, SHARE, SIZE, ValueType, bounded
+from gpuwarden.formatting import format_bytes, format_promql_duration, format_whole_duration
 
-_UNITS = (("d", 86400, "day"), ("h", 3600, "hour"), ("m", 60, "minute"), ("s", 1, "second"))
-
-
-# No range of time is empty in PromQL, and none reaches beyond what a Prometheus keeps.
+# No range is empty in PromQL, and none is longer than Prometheus keeps samples.
 TIME = bounded(DURATION, "1s", "720h")
 PART = bounded(SHARE, "0%", "100%")
 DEGREES = bounded(NUMBER, "0", "100")
 AMOUNT = bounded(SIZE, "0", "64TiB")
+_FORMATTERS: Mapping[ValueType[float] | ValueType[int], Callable[[float], str]] = {
+    TIME: format_whole_duration,
+    PART: lambda value: f"{100 * value:g} %",
+    DEGREES: lambda value: f"{value:g} °C",
+    AMOUNT: format_bytes,
+    NUMBER: "{:g}".format,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,124 +32,106 @@ class Setting:
     """One number: a share, seconds, degrees Celsius, bytes or a count, as its kind says."""
 
     name: str
-    kind: Kind[float] | Kind[int]
+    kind: ValueType[float] | ValueType[int]
     default: float
     meaning: str
 
     @property
     def flag(self) -> str:
-        """As `gpuwarden rules` takes it."""
+        """Flag of `gpuwarden rules`."""
         return f"--{self.name.replace('_', '-')}"
 
-    def written(self, value: float) -> Iterator[tuple[str, str]]:
-        """Give what fills the places of a rule that name it."""
+    def placeholders(self, value: float) -> Iterator[tuple[str, str]]:
+        """Yield the placeholders that name this setting, with their text for `value`."""
         number = f"{value:.15g}"
         yield self.name, format_promql_duration(value) if self.kind is TIME else number
         if self.kind is TIME:
             yield f"{self.name}.seconds", number
-            told = format_words(value)
-        elif self.kind is PART:
-            told = f"{100 * value:g} %"
-        elif self.kind is AMOUNT:
-            told = format_bytes(value)
-        else:
-            told = f"{value:g} °C" if self.kind is DEGREES else f"{value:g}"
-        yield f"{self.name}.words", told
+        yield f"{self.name}.words", _FORMATTERS[self.kind](value)
 
 
 # fmt: off
 SETTINGS = (
     Setting("near_oom_ratio", PART, thresholds.NEAR_OUT_OF_MEMORY,
-            "Of the memory that a run uses and can still allocate, the part left at which it is near out-of-memory. "
-            "Where nobody reports, of the device's memory."),
-    Setting("peak_rise", TIME, thresholds.PEAK_RISE_SECONDS,
-            "How long each of the two windows is in which a run's peak has to rise for its nearness to out-of-memory "
-            "to be news."),
+            "Remaining headroom below which a run is near out-of-memory, as a share of used memory plus headroom; on a "
+            "GPU without a reporting run, as a share of device memory."),
+    Setting("peak_rise", TIME, 300.0,
+            "Length of each of the two windows in which a run's memory peak must rise before it is reported as near "
+            "out-of-memory."),
     Setting("little_ratio", PART, thresholds.LITTLE_MEMORY,
-            "Of a device's memory, the part left from which on processes that do not report are watched."),
-    Setting("climb_ratio", PART, thresholds.CLIMB,
-            "Of a device's memory, what such processes have to take in each of two windows to be near out-of-memory."),
-    Setting("climb_window", TIME, thresholds.CLIMB_SECONDS, "How long such a window is."),
+            "Free share of device memory below which processes that do not report are watched."),
+    Setting("climb_ratio", PART, 0.002,
+            "Share of device memory that such processes must allocate in each of two windows to be near "
+            "out-of-memory."),
+    Setting("climb_window", TIME, 30.0, "Length of each of these windows."),
     Setting("oom_expected", TIME, thresholds.OUT_OF_MEMORY_EXPECTED_SECONDS,
-            "Time until memory is gone, if it goes on so, from which that is told."),
-    Setting("leak_ratio", PART, thresholds.LEAK,
-            "Of a device's memory, the part that processes which do not report have to use before their growth is "
-            "told."),
-    Setting("leak_window", TIME, thresholds.LEAK_SECONDS, "For how long they have to have grown."),
-    Setting("leak_still", TIME, thresholds.LEAK_STILL_SECONDS,
-            "How long the last part of that is, in which they have to grow still; less than half of it."),
-    Setting("taken_ratio", PART, thresholds.TAKEN,
-            "Of what a run could still allocate, the part that others have to take to be told of."),
-    Setting("taken_least", AMOUNT, thresholds.TAKEN_BYTES, "How much that has to be at the least."),
-    Setting("taken_window", TIME, thresholds.TAKEN_SECONDS, "Within which they take it."),
-    Setting("oom_told", TIME, thresholds.ERROR_SECONDS, "How long an out-of-memory is told of."),
-    Setting("died_told", TIME, thresholds.DIED_SECONDS, "How long the end of a run is told of."),
+            "Forecast time to out-of-memory below which a leak is reported."),
+    Setting("leak_ratio", PART, 0.5,
+            "Share of device memory that processes which do not report must use before their growth is reported."),
+    Setting("leak_window", TIME, 900.0, "Time for which they must have grown."),
+    Setting("leak_still", TIME, 300.0,
+            "Last part of that time, in which they must still grow; less than half of leak-window."),
+    Setting("taken_ratio", PART, 0.5,
+            "Share of a run's headroom that other processes must take before it is reported."),
+    Setting("taken_least", AMOUNT, 256.0 * 2**20, "Minimum memory that they must take."),
+    Setting("taken_window", TIME, 600.0, "Time within which they must take it."),
+    Setting("oom_told", TIME, thresholds.ERROR_SECONDS, "Time for which an out-of-memory is reported."),
+    Setting("died_told", TIME, thresholds.DIED_SECONDS, "Time for which the end of a run is reported."),
     Setting("input_bound_ratio", PART, thresholds.INPUT_BOUND,
-            "Of the time of steps, the part of waiting for input from which a run is bound by it."),
-    Setting("input_bound_window", TIME, thresholds.INPUT_BOUND_SECONDS, "Over which that is taken."),
-    Setting("input_bound_hold", TIME, thresholds.INPUT_BOUND_HOLD_SECONDS, "For how long it has to be so."),
+            "Share of step time spent waiting for input above which a run is input-bound."),
+    Setting("input_bound_window", TIME, 300.0, "Window over which that share is measured."),
+    Setting("input_bound_hold", TIME, 900.0, "Time for which the share must stay above it."),
     Setting("idle", TIME, thresholds.IDLE_SECONDS,
-            "How long a GPU has to be held and do nothing to be told of; longer than compiling and validation take."),
-    Setting("idle_ratio", PART, thresholds.IDLE, "Of that time, the part with work below which a GPU does nothing."),
-    Setting("idle_seen_ratio", PART, thresholds.IDLE_SEEN,
-            "Of the pages of that time, the part that has to show what the owner holds: no pause between two jobs."),
-    Setting("idle_held_ratio", PART, thresholds.IDLE_HELD,
-            "Of a GPU's memory, the part from which on a user counts as holding it."),
+            "Time for which a GPU must be allocated and idle before it is reported; longer than compiling or "
+            "validation takes."),
+    Setting("idle_ratio", PART, 0.01, "Utilization over that time below which a GPU is idle."),
+    Setting("idle_seen_ratio", PART, 0.9,
+            "Share of the samples in that time in which the owner must hold memory, so that the pause between two "
+            "jobs does not count."),
+    Setting("idle_held_ratio", PART, 0.01,
+            "Share of a GPU's memory above which a user counts as holding the GPU."),
     Setting("near_slowdown", DEGREES, thresholds.NEAR_SLOWDOWN,
-            "Degrees left before a GPU slows itself down, at which it is near that."),
-    Setting("near_memory_slowdown", DEGREES, thresholds.NEAR_MEMORY_SLOWDOWN,
-            "Degrees left before a GPU slows itself down for its memory's heat, at which it is near that."),
+            "Margin to the throttle temperature, in degrees Celsius, below which a GPU is too hot."),
+    Setting("near_memory_slowdown", DEGREES, 5.0,
+            "Margin to the throttle temperature of GPU memory, in degrees Celsius, below which it is too hot."),
     Setting("slowed_ratio", PART, thresholds.SLOWED,
-            "Of the time, the part slowed down by heat or braked for power, from which a GPU is told of."),
-    Setting("slowed_window", TIME, thresholds.SLOWED_SECONDS, "Over which that is taken."),
-    Setting("slowed_hold", TIME, thresholds.SLOWED_HOLD_SECONDS,
-            "For how long the driver has to slow a GPU down; the hardware's slowdown is told of at once."),
-    Setting("fan_needed", DEGREES, thresholds.FAN_NEEDED,
-            "Degrees left before a GPU slows itself down, at which each of its fans has to turn."),
+            "Share of time throttled by heat or the power brake above which a GPU is reported."),
+    Setting("slowed_window", TIME, 300.0, "Window over which that share is measured."),
+    Setting("slowed_hold", TIME, 900.0,
+            "Time for which the driver must throttle a GPU before it is reported; hardware throttling is reported at "
+            "once."),
+    Setting("fan_needed", DEGREES, 15.0,
+            "Margin to the throttle temperature, in degrees Celsius, below which every fan of a GPU must turn; a "
+            "cooler board may stop its fans."),
     Setting("memory_errors_told", TIME, thresholds.MEMORY_ERRORS_SECONDS,
-            "How long an error of memory that ECC could not correct is told of."),
-    Setting("many_retired_pages", NUMBER, thresholds.MANY_RETIRED_PAGES,
-            "Pages of memory out of use from which a GPU before Ampere, which has 64, is told of."),
-    Setting("link_busy", PART, thresholds.LINK_BUSY,
-            "Of the time, the part that a GPU works from which its PCIe link has to be at its best."),
-    Setting("link_window", TIME, thresholds.LINK_SECONDS, "Over which that and the errors of links are taken."),
-    Setting("pcie_replays", NUMBER, thresholds.PCIE_REPLAYS,
-            "Packets that have to be sent again on PCIe a minute, above which a link is bad."),
-    Setting("nvlink_errors", NUMBER, thresholds.NVLINK_ERRORS,
-            "Errors of a GPU's NVLinks a minute, above which they are bad."),
-    Setting("nvlink_remembered", TIME, thresholds.NVLINK_SECONDS,
-            "How long an NVLink that was up is missed, where the other GPUs do not have it up."),
-    Setting("xid_told", TIME, thresholds.XID_SECONDS, "How long an XID is told of."),
+            "Time for which an uncorrected memory error (ECC) is reported."),
+    Setting("many_retired_pages", NUMBER, 60.0,
+            "Retired memory pages above which a GPU is reported; GPUs older than Ampere can retire 64."),
+    Setting("link_busy", PART, 0.5,
+            "GPU utilization above which its PCIe link must run at full speed and width."),
+    Setting("link_window", TIME, 600.0, "Window over which that utilization and link errors are measured."),
+    # DCGM's own health check accepts 8 replays a minute.
+    Setting("pcie_replays", NUMBER, 8.0, "PCIe replays per minute above which a link is bad."),
+    Setting("nvlink_errors", NUMBER, 1.0, "NVLink errors per minute and GPU above which the links are bad."),
+    Setting("nvlink_remembered", TIME, 86400.0,
+            "Time for which an NVLink that went down is reported; longer where most other GPUs have it up."),
+    Setting("xid_told", TIME, thresholds.XID_SECONDS, "Time for which an XID is reported."),
     Setting("stale", TIME, thresholds.STALE_POLL_SECONDS,
-            "Age of the last poll at which it is old, where stale-polls intervals are less."),
-    Setting("stale_polls", NUMBER, thresholds.STALE_POLLS, "Intervals without a new poll after which the last is old."),
-    Setting("paused", TIME, thresholds.PAUSED_SECONDS, "How long a pause may last."),
+            "Minimum age at which the last poll is stale, even if stale-polls intervals are shorter."),
+    Setting("stale_polls", NUMBER, thresholds.STALE_POLLS,
+            "Poll intervals without a new poll after which the last is stale."),
+    Setting("paused", TIME, 3600.0, "Time for which the daemon may stay paused before it is reported."),
     Setting("lost_told", TIME, thresholds.LOST_SECONDS,
-            "How long it is told that gpuwarden had to leave something out or to refuse it."),
+            "Time for which data that gpuwarden dropped or refused is reported."),
 )
 # fmt: on
 
 
 def placeholder_values(chosen: Mapping[str, float] | None = None) -> dict[str, str]:
-    """Return what fills the places of rules: the defaults, and what was chosen by name."""
-    given = chosen or {}
+    """Return the text of every placeholder: the defaults, and the values in `chosen` by name."""
+    values = chosen or {}
     return {
-        place: text for setting in SETTINGS for place, text in setting.written(given.get(setting.name, setting.default))
+        place: text
+        for setting in SETTINGS
+        for place, text in setting.placeholders(values.get(setting.name, setting.default))
     }
-
-
-def format_promql_duration(seconds: float) -> str:
-    """Write seconds as PromQL does, in the largest unit that leaves no rest."""
-    unit, size, _ = _unit(seconds)
-    return f"{seconds / size:g}{unit}" if unit != "s" or seconds == int(seconds) else f"{round(seconds * 1000)}ms"
-
-
-def format_words(seconds: float) -> str:
-    """Write seconds for people, in the largest unit that leaves no rest."""
-    _, size, word = _unit(seconds)
-    count = seconds / size
-    return f"{count:g} {word}{'' if count == 1 else 's'}"
-
-
-def _unit(seconds: float) -> tuple[str, int, str]:
-    return next((unit for unit in _UNITS if seconds >= unit[1] and seconds % unit[1] == 0), _UNITS[-1])

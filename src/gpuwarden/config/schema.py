@@ -8,7 +8,7 @@ bytes. Values do not change after they are read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,8 +36,8 @@ from gpuwarden.config.value_types import (
     TEXT,
     WHOLE,
     Address,
-    Kind,
     SourceChoice,
+    ValueType,
     bounded,
     choice,
     list_of,
@@ -51,12 +51,12 @@ T = TypeVar("T")
 class Option:
     """Declaration of one option; `default` is written as in the file."""
 
-    kind: Kind[Any]
+    kind: ValueType[Any]
     default: str
     meaning: str
 
 
-def option(kind: Kind[T], default: str, meaning: str) -> T:
+def option(kind: ValueType[T], default: str, meaning: str) -> T:
     """Declare an option: a dataclass field with its default, which keeps the declaration as metadata."""
     return field(default=kind.read(default), metadata={"option": Option(kind, default, meaning)})
 
@@ -362,19 +362,3 @@ def _declared(section: Any, prefix: str) -> Iterator[tuple[str, Option]]:
 
 OPTIONS: dict[str, Option] = dict(_declared(Config, ""))
 LISTS = frozenset(key for key, row in OPTIONS.items() if row.kind.many)
-_MAIL = (
-    "write the mail account as one URL under notify.apprise, "
-    "mailtos://USER:PASSWORD@SERVER:587?from=SENDER@HOST&to=NAME@HOST (docs/use/notifications.md)"
-)
-_SLACK = (
-    "write the address under notify.apprise: https://hooks.slack.com/… as it is, mmost://… for Mattermost, rocket://… "
-    "for Rocket.Chat (docs/use/notifications.md)"
-)
-_ONE_SEVERITY = "notify.apprise_severity applies to all URLs of notify.apprise"
-# Options of older versions, with what to write instead.
-REMOVED: Mapping[str, str] = {
-    "notify.slack": _SLACK,
-    **{f"notify.mail_{name}": _MAIL for name in ("to", "from", "server", "security", "user", "password")},
-    "notify.slack_severity": _ONE_SEVERITY,
-    "notify.mail_severity": _ONE_SEVERITY,
-}

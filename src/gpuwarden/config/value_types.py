@@ -46,7 +46,7 @@ _SERVICE = re.compile(r"[a-z][a-z0-9+.-]{0,31}://\S{1,2000}")
 
 
 @dataclass(frozen=True, slots=True)
-class Kind(Generic[T]):
+class ValueType(Generic[T]):
     """One way to write a value: `parse` gives None for text of another kind, or ValueError for a closer reason.
 
     `many` says that a YAML list is accepted too, each item read by itself. What is `hidden` may be a secret, and no
@@ -101,7 +101,7 @@ def printable(text: str, longest: int = MAX_SHOWN_CHARACTERS) -> str:
     return short if short.isprintable() and short.strip() else ascii(short)
 
 
-def bounded(kind: Kind[Number], least: str, most: str) -> Kind[Number]:
+def bounded(kind: ValueType[Number], least: str, most: str) -> ValueType[Number]:
     """Narrow a kind of number to the range from `least` to `most`, both included and written as a user would."""
     low, high = kind.read(least), kind.read(most)
 
@@ -113,23 +113,23 @@ def bounded(kind: Kind[Number], least: str, most: str) -> Kind[Number]:
             raise ValueError(f"{printable(text)} is above the most, {most}")
         return value
 
-    return Kind(kind.name, kind.write, parse, bounds=f"{least} to {most}")
+    return ValueType(kind.name, kind.write, parse, bounds=f"{least} to {most}")
 
 
-def list_of(kind: Kind[T], name: str) -> Kind[tuple[T, ...]]:
+def list_of(kind: ValueType[T], name: str) -> ValueType[tuple[T, ...]]:
     """Accept a list of them in YAML, a single one, or none."""
     write = f"one, a list of them, or none; each {kind.write}"
-    return Kind(name, write, lambda text: (kind.read(text),), many=True, hidden=kind.hidden, none=((),))
+    return ValueType(name, write, lambda text: (kind.read(text),), many=True, hidden=kind.hidden, none=((),))
 
 
-def optional(kind: Kind[T], absent: A) -> Kind[T | A]:
+def optional(kind: ValueType[T], absent: A) -> ValueType[T | A]:
     """Accept the word none too, which is read as `absent`."""
-    return Kind(f"optional {kind.name}", f"{kind.write}, or none", kind.parse, hidden=kind.hidden, none=(absent,))
+    return ValueType(f"optional {kind.name}", f"{kind.write}, or none", kind.parse, hidden=kind.hidden, none=(absent,))
 
 
-def choice(name: str, *words: str) -> Kind[str]:
+def choice(name: str, *words: str) -> ValueType[str]:
     """Accept one of `words`, as written."""
-    return Kind(name, _listed(words), lambda text: text if text in words else None)
+    return ValueType(name, _listed(words), lambda text: text if text in words else None)
 
 
 def _listed(words: tuple[str, ...]) -> str:
@@ -278,30 +278,36 @@ def _source(text: str) -> SourceChoice | None:
     return SourceChoice("capture", Path(file)) if name == "capture" and file and file.isprintable() else None
 
 
-DURATION = Kind("duration", "250ms, 1s, 2m or 1h; a bare number is seconds", lambda text: _quantity(text, SECONDS))
-SIZE = Kind("size", "512MiB, 1GiB or 100MB; a bare number is bytes", _size)
-WHOLE = Kind("whole number", "up to 18 digits, such as 256", _matching(_WHOLE.pattern, int))
-NUMBER = Kind("number", "digits, such as 8 or 0.5", _matching(_DECIMAL, float))
-SHARE = Kind("share", "5% or 0.05", _share)
-MODE = Kind(
+DURATION = ValueType("duration", "250ms, 1s, 2m or 1h; a bare number is seconds", lambda text: _quantity(text, SECONDS))
+SIZE = ValueType("size", "512MiB, 1GiB or 100MB; a bare number is bytes", _size)
+WHOLE = ValueType("whole number", "up to 18 digits, such as 256", _matching(_WHOLE.pattern, int))
+NUMBER = ValueType("number", "digits, such as 8 or 0.5", _matching(_DECIMAL, float))
+SHARE = ValueType("share", "5% or 0.05", _share)
+MODE = ValueType(
     "file mode",
     'octal digits with their leading 0, such as "0660"',
     _matching(r"0o?[0-7]{3}", lambda text: int(text.replace("o", ""), 8)),
 )
-BOOLEAN = Kind("boolean", "true or false", {"true": True, "false": False}.get)
-TEXT = Kind("text", f"up to {MAX_TEXT} characters that print", _text)
-ADDRESS = Kind("listen address", 'HOST:PORT, such as 127.0.0.1:9846 or "[::1]:9846"', _address)
-PATH = Kind("path", "an absolute path", _path)
-SOCKET_PATH = Kind("socket path", "an absolute path, such as /run/gpuwarden/run.sock", _socket_path)
-CONTROL_PATH = Kind("control socket", "an absolute path, or a file name to have it beside runs.socket", _control_path)
-LABEL = Kind("label", "NAME=VALUE, such as cluster=a", _label)
-SERVER_URL = Kind("server's URL", "http://HOST:PORT or https://HOST/PREFIX", _server_url)
-DOCS = Kind(
+BOOLEAN = ValueType("boolean", "true or false", {"true": True, "false": False}.get)
+TEXT = ValueType("text", f"up to {MAX_TEXT} characters that print", _text)
+ADDRESS = ValueType("listen address", 'HOST:PORT, such as 127.0.0.1:9846 or "[::1]:9846"', _address)
+PATH = ValueType("path", "an absolute path", _path)
+SOCKET_PATH = ValueType("socket path", "an absolute path, such as /run/gpuwarden/run.sock", _socket_path)
+CONTROL_PATH = ValueType(
+    "control socket", "an absolute path, or a file name to have it beside runs.socket", _control_path
+)
+LABEL = ValueType("label", "NAME=VALUE, such as cluster=a", _label)
+SERVER_URL = ValueType("server's URL", "http://HOST:PORT or https://HOST/PREFIX", _server_url)
+DOCS = ValueType(
     "place of documents",
     "docs, or https://…",
     _matching(r"https?://[!-;=?-z~]{1,500}|[\w./-]{1,200}", lambda text: text.rstrip("/")),
 )
-SECRET = Kind("secret", "where it is kept: file:/PATH or env:NAME", _kept_secret, hidden=True)
-SECRET_URL = Kind("web address", "https://…, or where it is kept: file:/PATH or env:NAME", _secret_url, hidden=True)
-SERVICE_URL = Kind("service", "SERVICE://…, or where it is kept: file:/PATH or env:NAME", _service_url, hidden=True)
-SOURCE = Kind("source", "nvml, auto, simulated or capture:FILE", _source)
+SECRET = ValueType("secret", "where it is kept: file:/PATH or env:NAME", _kept_secret, hidden=True)
+SECRET_URL = ValueType(
+    "web address", "https://…, or where it is kept: file:/PATH or env:NAME", _secret_url, hidden=True
+)
+SERVICE_URL = ValueType(
+    "service", "SERVICE://…, or where it is kept: file:/PATH or env:NAME", _service_url, hidden=True
+)
+SOURCE = ValueType("source", "nvml, auto, simulated or capture:FILE", _source)

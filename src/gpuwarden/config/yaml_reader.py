@@ -6,11 +6,10 @@ cannot make the file larger than it is.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from types import MappingProxyType
 from typing import cast
 
 import yaml
@@ -19,7 +18,6 @@ from gpuwarden.config.value_types import MAX_VALUES, printable
 
 Node = yaml.ScalarNode | yaml.SequenceNode | yaml.MappingNode
 
-_NONE: Mapping[str, str] = MappingProxyType({})
 MAX_FILE_BYTES = 1 << 20  # bytes
 MAX_PROBLEMS = 100  # more would bury the first, and each unknown key costs a search for the nearest one
 MAX_MESSAGE_CHARACTERS = 200  # of PyYAML's: it repeats names from the file whole
@@ -66,13 +64,10 @@ class FileContents:
     problems: list[Problem] = field(default_factory=list)
 
 
-def read_file(
-    path: Path, keys: Collection[str], lists: Collection[str] = (), removed: Mapping[str, str] = _NONE
-) -> FileContents:
+def read_file(path: Path, keys: Collection[str], lists: Collection[str] = ()) -> FileContents:
     """Read the file at `path`; `keys` are the known options, `section.option` or `option`. Never raises OSError.
 
-    Of the options in `lists` each value is an entry by itself. `removed` says of each option of an older version what
-    to write instead.
+    Each value of an option in `lists` is an entry of its own.
     """
     try:
         with path.open("rb") as file:
@@ -88,14 +83,12 @@ def read_file(
     except UnicodeDecodeError as error:
         before = error.object[: error.start].decode("utf-8")
         return FileContents(problems=[Problem(str(path), "is not UTF-8 text", place=_place_after(before))])
-    return parse_text(text, str(path), keys, lists, removed)
+    return parse_text(text, str(path), keys, lists)
 
 
-def parse_text(
-    text: str, name: str, keys: Collection[str], lists: Collection[str] = (), removed: Mapping[str, str] = _NONE
-) -> FileContents:
-    """Read `text` as the contents of a file called `name`."""
-    reader = _Reader(name, keys, lists, removed)
+def parse_text(text: str, name: str, keys: Collection[str], lists: Collection[str] = ()) -> FileContents:
+    """Parse `text` as the contents of a file called `name`."""
+    reader = _Reader(name, keys, lists)
     root = reader.compose(text)
     if root is not None:
         reader.read_root(root)
@@ -125,12 +118,11 @@ def _is_null(node: Node) -> bool:
 class _Reader:
     """Reader of one YAML document: known options become entries, everything else a problem."""
 
-    def __init__(self, name: str, keys: Collection[str], lists: Collection[str], removed: Mapping[str, str]) -> None:
+    def __init__(self, name: str, keys: Collection[str], lists: Collection[str]) -> None:
         self.contents = FileContents()
         self._name = name
         self._keys = keys
         self._lists = lists
-        self._removed = removed
         self._sections = {key.partition(".")[0] for key in keys if "." in key}
 
     def _note(self, node: Node, message: str, key: str | None = None) -> None:
@@ -184,8 +176,6 @@ class _Reader:
             self._note(key_node, f"write `{section}:`, and `{name}:` below it, indented", key)
         elif key in self._keys:
             self._read_option(key_node, value, key)
-        elif key in self._removed:
-            self._note(key_node, f"removed: {self._removed[key]}", key)
         elif key not in self._sections:
             self._note(key_node, self._unknown(key_node.value, prefix), prefix + printable(key_node.value))
         elif _is_section(value):
