@@ -100,3 +100,26 @@ def format_whole_duration(seconds: float) -> str:
 
 def _largest_unit(seconds: float) -> tuple[str, int, str]:
     return next((unit for unit in _UNITS if seconds >= unit[1] and seconds % unit[1] == 0), _UNITS[-1])
+
+
+def format_fields(**fields: object) -> str:
+    """Write the fields of a log line: `run=4711-99 name="my net" seconds=60`; a field that is None is left out.
+
+    Text that is empty or has blanks, quotes, `=` or characters that do not print is quoted, those characters escaped:
+    names come from users, and must not forge a field or a line. Floats have three decimals at most.
+
+        log.warning("run stalled %s", format_fields(run=run_id, name=name, seconds=60))
+    """
+    return " ".join(f"{name}={_field(value)}" for name, value in fields.items() if value is not None)
+
+
+def _field(value: object) -> str:
+    if isinstance(value, float):
+        return f"{round(value, 3):.15g}"
+    text = str(value) or (type(value).__name__ if isinstance(value, BaseException) else "")
+    if text and text.isprintable() and not any(character in " \"'=\\" for character in text):
+        return text
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return (
+        '"' + "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in escaped) + '"'
+    )
