@@ -15,7 +15,7 @@ from scenes import BUSY, NEARLY_ALL, Scene, at, start, steps
 from scripted_box import WatchedBox
 
 from gpuwarden.nvml import fields
-from gpuwarden.nvml.binding import ECC_LIFETIMES, ECC_TYPES, MEMORY_LOCATIONS
+from gpuwarden.nvml.constants import ECC_LIFETIMES, ECC_TYPES, MEMORY_LOCATIONS
 from gpuwarden.simulation.answers import SimulatedGpu, compute_answer
 from gpuwarden.simulation.board import NO_LOAD, THRESHOLDS, Load
 from gpuwarden.simulation.workloads import GIB, SIZE

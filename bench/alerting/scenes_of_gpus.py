@@ -12,7 +12,7 @@ from scenes import WELL, Happening, Scene, at, steps, training
 from scripted_box import Answer, WatchedBox
 
 from gpuwarden.nvml import fields
-from gpuwarden.nvml.binding import CLOCK_EVENT_REASONS, ECC_LIFETIMES, ECC_TYPES, MEMORY_LOCATIONS, RECOVERY_ACTIONS
+from gpuwarden.nvml.constants import CLOCK_EVENT_REASONS, ECC_LIFETIMES, ECC_TYPES, MEMORY_LOCATIONS, RECOVERY_ACTIONS
 from gpuwarden.simulation.answers import SimulatedGpu, compute_answer
 
 HOUR = 3600.0

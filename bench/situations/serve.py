@@ -18,7 +18,7 @@ from gpuwarden.config.value_types import Address
 from gpuwarden.daemon import log_setup
 from gpuwarden.daemon.daemon import Daemon
 from gpuwarden.daemon.sources import Source
-from gpuwarden.nvml.binding import NO_INSTANCE
+from gpuwarden.nvml.constants import NO_INSTANCE
 from gpuwarden.simulation.simulated_nvml import Simulation
 from shared_device import MIB, SharedDevice
 

@@ -12,7 +12,7 @@ from rule_pages import Episode, captured, episodes, simulated
 from gpuwarden.config.value_types import DURATION
 from gpuwarden.health.conditions import ALERTS
 from gpuwarden.nvml import fields
-from gpuwarden.nvml.binding import CLOCK_EVENT_REASONS, FABRIC_STATES, RECOVERY_ACTIONS
+from gpuwarden.nvml.constants import CLOCK_EVENT_REASONS, FABRIC_STATES, RECOVERY_ACTIONS
 from gpuwarden.simulation.answers import SimulatedGpu, compute_answer
 from gpuwarden.simulation.simulated_nvml import Simulation
 

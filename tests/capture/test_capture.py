@@ -39,7 +39,8 @@ from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.reader import DEFAULT_PLAN, GpuGoneError, GpuReader
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.host.host_memory import HostMemory
-from gpuwarden.nvml.binding import Nvml, NVMLError, code_of
+from gpuwarden.nvml.interface import Nvml
+from gpuwarden.nvml.return_codes import NVMLError, code_of
 from mock_nvml import MockNvml
 
 PID_MAX_LIMIT = 1 << 22

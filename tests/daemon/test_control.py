@@ -22,7 +22,7 @@ from gpuwarden.daemon.control import ControlServer, send_command
 from gpuwarden.gpu import poller
 from gpuwarden.gpu.poller import Poller, StillUsedError
 from gpuwarden.gpu.snapshot import HUNG
-from gpuwarden.nvml.binding import NVMLError
+from gpuwarden.nvml.return_codes import NVMLError
 from gpuwarden.simulation.simulated_nvml import Simulation
 from mock_nvml import MockNvml
 

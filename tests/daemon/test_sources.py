@@ -24,9 +24,10 @@ from gpuwarden.capture.replay import CapturedNvml
 from gpuwarden.config import schema
 from gpuwarden.config.value_types import SourceChoice
 from gpuwarden.daemon.sources import open_source
-from gpuwarden.nvml.binding import FUNCTIONS, TEXTS, Handle, nvml_error
 from gpuwarden.nvml.driver import MIN_VERSION, REQUIRED, _value, binding, explain_unusable
+from gpuwarden.nvml.interface import FUNCTIONS, TEXTS, Handle
 from gpuwarden.nvml.process_lists import ListedProcess, listing_functions
+from gpuwarden.nvml.return_codes import nvml_error
 from gpuwarden.nvml.troubleshooting import hidden_gpus
 from mock_nvml import MockNvml
 

@@ -17,7 +17,7 @@ from typing import TypeAlias
 import pytest
 from golden_boxes import FOLDER, GOLDENS, RECORDED, Golden, dcgm, replayed, state_document
 
-from gpuwarden.nvml.binding import FUNCTIONS
+from gpuwarden.nvml.interface import FUNCTIONS
 from mock_nvml import MockNvml
 
 Check: TypeAlias = "Callable[[str, bytes], None]"

@@ -13,7 +13,9 @@ import pytest
 from services import until
 
 from gpuwarden.gpu.memory_sampler import NO_LIMIT, MemoryProbe, MemorySampler
-from gpuwarden.nvml.binding import NOT_AVAILABLE_LONG, MemoryInfo, nvml_error
+from gpuwarden.nvml.constants import NOT_AVAILABLE_LONG
+from gpuwarden.nvml.interface import MemoryInfo
+from gpuwarden.nvml.return_codes import nvml_error
 
 
 def memory(used: int) -> MemoryInfo:

@@ -16,7 +16,8 @@ from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.mig_reader import RECONFIGURED
 from gpuwarden.gpu.reader import GpuReader
 from gpuwarden.gpu.snapshot import MigInstance
-from gpuwarden.nvml.binding import FUNCTIONS, Handle, Nvml, nvml_error
+from gpuwarden.nvml.interface import FUNCTIONS, Handle, Nvml
+from gpuwarden.nvml.return_codes import nvml_error
 from mock_nvml import MockNvml
 
 SEVEN = ("1g.10gb",) * 7

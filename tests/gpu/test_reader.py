@@ -11,8 +11,9 @@ from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.reader import INTERNAL, Answers, GpuGoneError, GpuReader
 from gpuwarden.metrics.model import Metric
 from gpuwarden.nvml import fields
-from gpuwarden.nvml.binding import FUNCTIONS, Nvml, nvml_error
 from gpuwarden.nvml.gpm import OPTION as GPM_OPTION
+from gpuwarden.nvml.interface import FUNCTIONS, Nvml
+from gpuwarden.nvml.return_codes import nvml_error
 
 
 def test_units_are_base_units() -> None:

@@ -10,7 +10,7 @@ from fake_gpu import GIB, HANDLE, LINKS, SRAM, UNKNOWN, UNSUPPORTED, Fails, Gpu,
 from gpuwarden.gpu.metrics import GpuReadings as Row
 from gpuwarden.metrics.model import Metric
 from gpuwarden.nvml import fields
-from gpuwarden.nvml.binding import CLOCK_EVENT_REASONS
+from gpuwarden.nvml.constants import CLOCK_EVENT_REASONS
 from gpuwarden.nvml.gpm import OPTION as GPM_OPTION
 
 NOT_AVAILABLE = 0xFFFFFFFF

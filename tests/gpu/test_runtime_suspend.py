@@ -13,7 +13,8 @@ from services import ROOT, Daemon, ending, until
 
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.runtime_suspend import IDLE_SECONDS, REST_SECONDS, SuspendMonitor
-from gpuwarden.nvml.binding import Handle, nvml_error
+from gpuwarden.nvml.interface import Handle
+from gpuwarden.nvml.return_codes import nvml_error
 from gpuwarden.simulation.simulated_nvml import Simulation
 from mock_nvml import MockNvml
 

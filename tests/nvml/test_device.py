@@ -9,9 +9,10 @@ import pytest
 
 from gpuwarden.host.host_memory import HostMemory
 from gpuwarden.metrics.window_peaks import WindowPeaks
-from gpuwarden.nvml.binding import Field, FieldValue, Handle, Nvml, NVMLError, nvml_error
 from gpuwarden.nvml.device import Device
 from gpuwarden.nvml.gpm import Gpm
+from gpuwarden.nvml.interface import Field, FieldValue, Handle, Nvml
+from gpuwarden.nvml.return_codes import NVMLError, nvml_error
 
 
 class Fields:

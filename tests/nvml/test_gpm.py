@@ -13,17 +13,10 @@ from polled_driver import SLOW, polling
 from simulated_box import Clock
 
 from gpuwarden.capture.nvml_stand_ins import PlainGpmRequest
-from gpuwarden.nvml.binding import (
-    GPM_DRAM_ACTIVE,
-    GPM_PCIE,
-    GPM_SM_ACTIVE,
-    GpmSample,
-    Handle,
-    Nvml,
-    NVMLError,
-    nvml_error,
-)
+from gpuwarden.nvml.constants import GPM_DRAM_ACTIVE, GPM_PCIE, GPM_SM_ACTIVE
 from gpuwarden.nvml.gpm import MIN_SAMPLE_SECONDS, Gpm
+from gpuwarden.nvml.interface import GpmSample, Handle, Nvml
+from gpuwarden.nvml.return_codes import NVMLError, nvml_error
 from mock_nvml import MockNvml
 
 HANDLE = cast("Handle", "the GPU")

@@ -17,7 +17,9 @@ from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.snapshot import HUNG, Snapshot
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.nvml import fields
-from gpuwarden.nvml.binding import CLOCK_EVENT_REASONS, FUNCTIONS, MEMORY_V2, TEMPERATURE_CORE, NVMLError, code_of
+from gpuwarden.nvml.constants import CLOCK_EVENT_REASONS, MEMORY_V2, TEMPERATURE_CORE
+from gpuwarden.nvml.interface import FUNCTIONS
+from gpuwarden.nvml.return_codes import NVMLError, code_of
 from gpuwarden.protocol.codec import decode, encode
 from gpuwarden.protocol.messages import End, Error, Hello, Message, Report
 from gpuwarden.runs.registry import RunRegistry

@@ -9,7 +9,8 @@ import pynvml
 from gpuwarden.gpu.reader import Answers, GpuReader, Plan
 from gpuwarden.metrics.model import Labels, Metric
 from gpuwarden.nvml import fields
-from gpuwarden.nvml.binding import FUNCTIONS, Handle, Nvml, nvml_error
+from gpuwarden.nvml.interface import FUNCTIONS, Handle, Nvml
+from gpuwarden.nvml.return_codes import nvml_error
 
 GIB = 2**30
 HANDLE = cast("Handle", "the only GPU")

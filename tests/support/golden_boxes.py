@@ -30,8 +30,9 @@ from gpuwarden.history.event_log import EventLog
 from gpuwarden.history.series import HistorySeries
 from gpuwarden.host.host_memory import HostMemory
 from gpuwarden.metrics.exposition import Exposition
-from gpuwarden.nvml.binding import Field, Handle, Nvml, NVMLError, code_of
 from gpuwarden.nvml.driver import binding
+from gpuwarden.nvml.interface import Field, Handle, Nvml
+from gpuwarden.nvml.return_codes import NVMLError, code_of
 from gpuwarden.pressure.levels import PressureWatch
 from gpuwarden.runs.run_snapshot import JoinedPoll
 from gpuwarden.state import State

@@ -7,7 +7,7 @@ from typing import Any
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.reader import Answers, GpuReader
 from gpuwarden.gpu.snapshot import Snapshot
-from gpuwarden.nvml.binding import Handle
+from gpuwarden.nvml.interface import Handle
 from gpuwarden.simulation.simulated_nvml import Simulation
 
 

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from gpuwarden.host.host_memory import HostMemory
-from gpuwarden.nvml import binding
-from gpuwarden.nvml.binding import FUNCTIONS, TEXTS
+from gpuwarden.nvml import interface
 
 FORMAT, VERSION = "gpuwarden-capture", 1
 MAX_FRAMES = 600
@@ -37,16 +36,16 @@ Answers: TypeAlias = "Mapping[str, Answer]"
 LISTS = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses")
 # What of a struct is kept: all that the seam names; all other answers are texts or whole numbers.
 _STRUCTS: Mapping[str, type] = {
-    "nvmlDeviceGetMemoryInfo": binding.MemoryInfo,  # version 1 has no `reserved`
-    "nvmlDeviceGetUtilizationRates": binding.Utilization,
-    "nvmlDeviceGetPciInfo": binding.PciInfo,
-    "nvmlDeviceGetBAR1MemoryInfo": binding.Bar1Memory,
-    "nvmlDeviceGetSramEccErrorStatus": binding.SramErrors,
-    "nvmlDeviceGetRowRemapperHistogram": binding.SpareRows,
-    "nvmlDeviceGetGpuFabricInfoV": binding.FabricInfo,
-    "nvmlGpmQueryDeviceSupport": binding.GpmSupport,
-    "nvmlDeviceGetAttributes_v2": binding.Attributes,
-    **dict.fromkeys(LISTS, binding.ProcessInfo),
+    "nvmlDeviceGetMemoryInfo": interface.MemoryInfo,  # version 1 has no `reserved`
+    "nvmlDeviceGetUtilizationRates": interface.Utilization,
+    "nvmlDeviceGetPciInfo": interface.PciInfo,
+    "nvmlDeviceGetBAR1MemoryInfo": interface.Bar1Memory,
+    "nvmlDeviceGetSramEccErrorStatus": interface.SramErrors,
+    "nvmlDeviceGetRowRemapperHistogram": interface.SpareRows,
+    "nvmlDeviceGetGpuFabricInfoV": interface.FabricInfo,
+    "nvmlGpmQueryDeviceSupport": interface.GpmSupport,
+    "nvmlDeviceGetAttributes_v2": interface.Attributes,
+    **dict.fromkeys(LISTS, interface.ProcessInfo),
 }
 FIELDS = {function: tuple(struct.__annotations__) for function, struct in _STRUCTS.items()}
 FIELD_VALUES = "nvmlDeviceGetFieldValues"
@@ -177,7 +176,7 @@ def _answers(answers: Any) -> Answers:
         raise ValueError("answers: want an object")  # noqa: TRY004 - one error class for every wrong value
     for asked, answer in answers.items():
         match = _QUESTION.fullmatch(asked)
-        if match is None or match[1] not in FUNCTIONS:
+        if match is None or match[1] not in interface.FUNCTIONS:
             raise ValueError(f"{asked!r:.60} is no question")
         if not _fits(match[1], answer):
             raise ValueError(f"{asked}: {answer!r:.60} is no answer to it")
@@ -197,7 +196,7 @@ def _fits(function: str, answer: Any) -> bool:
         return none or _is_whole(answer) or (type(answer) is float and isfinite(answer))
     if function in FIELDS:
         return _is_struct(function, answer)
-    return type(answer) is str if function in TEXTS else _is_whole(answer)
+    return type(answer) is str if function in interface.TEXTS else _is_whole(answer)
 
 
 def _is_instance(asked: str) -> bool:

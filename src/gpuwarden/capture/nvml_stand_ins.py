@@ -12,12 +12,12 @@ from typing import Any
 
 from pynvml import NVML_ERROR_NOT_SUPPORTED  # noqa: TID251 - a return code; nothing is called
 
-from gpuwarden.nvml.binding import nvml_error
+from gpuwarden.nvml.return_codes import nvml_error
 
 
 @dataclass(slots=True)
 class PlainGpmMetric:
-    """Stand-in for a GPM metric (`nvml.binding.GpmMetric`)."""
+    """Stand-in for a GPM metric (`nvml.interface.GpmMetric`)."""
 
     metricId: int = 0  # noqa: N815 - the fields' names in nvidia-ml-py
     nvmlReturn: int = 0  # noqa: N815
@@ -26,7 +26,7 @@ class PlainGpmMetric:
 
 @dataclass(slots=True)
 class PlainGpmRequest:
-    """Stand-in for a GPM request (`nvml.binding.GpmRequest`), under nvidia-ml-py's name c_nvmlGpmMetricsGet_t."""
+    """Stand-in for a GPM request (`nvml.interface.GpmRequest`), under nvidia-ml-py's name c_nvmlGpmMetricsGet_t."""
 
     version: int = 0
     numMetrics: int = 0  # noqa: N815 - the field's name in nvidia-ml-py

@@ -32,9 +32,10 @@ from gpuwarden.capture.capture_file import (
 )
 from gpuwarden.gpu.reader import DEFAULT_PLAN, GpuGoneError, GpuReader, Plan
 from gpuwarden.host.host_memory import HostMemory, host_memory
-from gpuwarden.nvml.binding import FUNCTIONS, Handle, Nvml, NVMLError, code_of
 from gpuwarden.nvml.gpm import MIN_SAMPLE_SECONDS
 from gpuwarden.nvml.identity import identify
+from gpuwarden.nvml.interface import FUNCTIONS, Handle, Nvml
+from gpuwarden.nvml.return_codes import NVMLError, code_of
 
 SAMPLE_SECONDS = 2 * MIN_SAMPLE_SECONDS  # that the samples of the first frame span
 _OF_DRIVER = ("nvmlSystemGetDriverVersion", "nvmlSystemGetCudaDriverVersion_v2", "nvmlDeviceGetCount")

@@ -30,7 +30,8 @@ from gpuwarden.capture.capture_file import (
 )
 from gpuwarden.capture.nvml_stand_ins import UNSUPPORTED_EVENTS
 from gpuwarden.host.host_memory import HostMemory, host_memory
-from gpuwarden.nvml.binding import FUNCTIONS, Field, FieldValue, Nvml, nvml_error
+from gpuwarden.nvml.interface import FUNCTIONS, Field, FieldValue, Nvml
+from gpuwarden.nvml.return_codes import nvml_error
 
 Handle: TypeAlias = "int | tuple[int, int]"  # a GPU's index, or that and the index of a MIG instance
 _PID_LIMIT = 1 << 22  # the kernel's PID_MAX_LIMIT: no process has a pid above

@@ -16,7 +16,7 @@ from gpuwarden.config.value_types import SourceChoice
 from gpuwarden.host.host_memory import HostMemory, host_memory
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.nvml import driver
-from gpuwarden.nvml.binding import Nvml
+from gpuwarden.nvml.interface import Nvml
 from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.owners.users import from_database
 from gpuwarden.protocol.messages import Message

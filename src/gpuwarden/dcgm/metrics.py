@@ -11,7 +11,7 @@ from typing import Any
 from gpuwarden.dcgm.entity import LABELS, Entity
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.metrics.model import Kind, Metric, Reading, Table
-from gpuwarden.nvml.binding import CLOCK_EVENT_REASONS, COMPUTE_MODES
+from gpuwarden.nvml.constants import CLOCK_EVENT_REASONS, COMPUTE_MODES
 from gpuwarden.xid.codes import explain
 
 MIB, MHZ = 1 / 2**20, 1e-6

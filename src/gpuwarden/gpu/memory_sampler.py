@@ -7,7 +7,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from gpuwarden.nvml.binding import NOT_AVAILABLE_LONG, MemoryInfo
+from gpuwarden.nvml.constants import NOT_AVAILABLE_LONG
+from gpuwarden.nvml.interface import MemoryInfo
 
 NO_LIMIT = float("inf")  # bytes in use that no GPU has
 _MAX_SAMPLES = 1024  # between two readings of a GPU

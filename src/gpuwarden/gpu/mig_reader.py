@@ -10,18 +10,11 @@ from gpuwarden.gpu.metrics import MigReadings
 from gpuwarden.gpu.readings.instance import MigDevice
 from gpuwarden.gpu.snapshot import MigInstance
 from gpuwarden.metrics.model import Metric, Reading
-from gpuwarden.nvml.binding import (
-    MEMORY_V2,
-    NO_MIG_DEVICE,
-    UNSUPPORTED,
-    Attributes,
-    Handle,
-    NVMLError,
-    code_of,
-    error_name,
-)
+from gpuwarden.nvml.constants import MEMORY_V2
 from gpuwarden.nvml.device import Device
 from gpuwarden.nvml.identity import MigIdentity
+from gpuwarden.nvml.interface import Attributes, Handle
+from gpuwarden.nvml.return_codes import NO_MIG_DEVICE, UNSUPPORTED, NVMLError, code_of, error_name
 
 MAX_INSTANCES = 64  # that are looked for on a GPU; today's hardware has 7
 RECONFIGURED = "mig_reconfigured"  # counted with the GPU's errors when an instance that had series is gone

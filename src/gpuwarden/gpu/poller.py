@@ -19,8 +19,9 @@ from gpuwarden.gpu.runtime_suspend import SuspendMonitor
 from gpuwarden.gpu.snapshot import HUNG, Snapshot
 from gpuwarden.host.host_memory import HostMemory, host_memory
 from gpuwarden.log_limiter import LogLimiter
-from gpuwarden.nvml.binding import Handle, Nvml, NVMLError, error_name
 from gpuwarden.nvml.call_pool import CallPool, RepeatedCall, wait_for_all
+from gpuwarden.nvml.interface import Handle, Nvml
+from gpuwarden.nvml.return_codes import NVMLError, error_name
 from gpuwarden.nvml.session import RETRY_SECONDS, HiddenGpusError, Session
 from gpuwarden.nvml.troubleshooting import suggest_fix
 

@@ -7,8 +7,9 @@ from typing import Literal, TypeAlias
 
 from gpuwarden.gpu.readings.instance import MigDevice
 from gpuwarden.gpu.snapshot import GpuProcess
-from gpuwarden.nvml.binding import NVMLError, ProcessInfo
 from gpuwarden.nvml.device import Device
+from gpuwarden.nvml.interface import ProcessInfo
+from gpuwarden.nvml.return_codes import NVMLError
 
 Lists: TypeAlias = tuple[tuple[GpuProcess, ...], tuple[str, ...]]
 Type: TypeAlias = Literal["compute", "graphics"]

@@ -18,19 +18,12 @@ from gpuwarden.gpu.snapshot import GpuProcess, MigInstance
 from gpuwarden.host.host_memory import HostMemory, host_memory
 from gpuwarden.metrics.model import Metric, Reading, Tier
 from gpuwarden.metrics.window_peaks import WindowPeaks
-from gpuwarden.nvml.binding import (
-    GPU_GONE,
-    MEMORY_V2,
-    UNSUPPORTED,
-    Handle,
-    Nvml,
-    NVMLError,
-    code_of,
-    error_name,
-)
+from gpuwarden.nvml.constants import MEMORY_V2
 from gpuwarden.nvml.device import Device, NoValueError
 from gpuwarden.nvml.gpm import OPTION as GPM_OPTION
 from gpuwarden.nvml.gpm import Gpm
+from gpuwarden.nvml.interface import Handle, Nvml
+from gpuwarden.nvml.return_codes import GPU_GONE, UNSUPPORTED, NVMLError, code_of, error_name
 
 log = logging.getLogger(__name__)
 

@@ -7,19 +7,10 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from gpuwarden.host.host_memory import HostMemory
 from gpuwarden.metrics.window_peaks import WindowPeaks
-from gpuwarden.nvml.binding import (
-    MIG_ENABLED,
-    NOT_AVAILABLE,
-    NOT_AVAILABLE_LONG,
-    UNSUPPORTED,
-    Field,
-    Handle,
-    Nvml,
-    NVMLError,
-    code_of,
-    nvml_error,
-)
+from gpuwarden.nvml.constants import MIG_ENABLED, NOT_AVAILABLE, NOT_AVAILABLE_LONG
 from gpuwarden.nvml.gpm import Gpm
+from gpuwarden.nvml.interface import Field, Handle, Nvml
+from gpuwarden.nvml.return_codes import UNSUPPORTED, NVMLError, code_of, nvml_error
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -13,8 +13,9 @@ from typing import Any, cast
 
 import pynvml
 
-from gpuwarden.nvml.binding import FUNCTIONS, TEXTS, Field, FieldValue, Handle, Nvml, nvml_error
+from gpuwarden.nvml.interface import FUNCTIONS, TEXTS, Field, FieldValue, Handle, Nvml
 from gpuwarden.nvml.process_lists import listing_functions
+from gpuwarden.nvml.return_codes import nvml_error
 from gpuwarden.nvml.troubleshooting import hidden_gpus
 
 MIN_VERSION = "12.535.133"  # what it lacks costs single readings; an older one does not know clock event reasons

@@ -15,19 +15,9 @@ from collections.abc import Callable, Hashable, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from gpuwarden.nvml.binding import (
-    DRIVER_GONE,
-    NO_EVENT,
-    UNSUPPORTED,
-    XID_EVENT,
-    EventData,
-    EventSet,
-    Nvml,
-    NVMLError,
-    code_of,
-    error_name,
-    handle_key,
-)
+from gpuwarden.nvml.constants import XID_EVENT
+from gpuwarden.nvml.interface import EventData, EventSet, Nvml, handle_key
+from gpuwarden.nvml.return_codes import DRIVER_GONE, NO_EVENT, UNSUPPORTED, NVMLError, code_of, error_name
 from gpuwarden.nvml.session import DriverVersions
 
 log = logging.getLogger(__name__)

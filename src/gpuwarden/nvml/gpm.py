@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from gpuwarden.nvml.binding import (
+from gpuwarden.nvml.constants import (
     GPM_DRAM_ACTIVE,
     GPM_GRAPHICS_ENGINE,
     GPM_PCIE,
@@ -16,15 +16,9 @@ from gpuwarden.nvml.binding import (
     GPM_SM_ACTIVE,
     GPM_SM_OCCUPANCY,
     GPM_TENSOR_OPERATIONS,
-    UNSUPPORTED,
-    GpmMetric,
-    GpmSample,
-    Handle,
-    Nvml,
-    NVMLError,
-    code_of,
-    nvml_error,
 )
+from gpuwarden.nvml.interface import GpmMetric, GpmSample, Handle, Nvml
+from gpuwarden.nvml.return_codes import UNSUPPORTED, NVMLError, code_of, if_supported, nvml_error
 
 OPTION = "gpus.gpm"
 MIN_SAMPLE_SECONDS = 0.1  # between two samples (NVML's documentation of nvmlGpmMetricsGet)
@@ -154,12 +148,8 @@ class Gpm:
 
     def _is_supported(self, handle: Handle) -> bool:
         if self._supported is None:
-            try:
-                self._supported = bool(self._nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice)
-            except NVMLError as error:
-                if code_of(error) not in UNSUPPORTED:
-                    raise
-                self._supported = False
+            support = if_supported(lambda: self._nvml.nvmlGpmQueryDeviceSupport(handle))
+            self._supported = support is not None and bool(support.isSupportedDevice)
         return self._supported
 
     def _new_pair(self) -> _Pair:

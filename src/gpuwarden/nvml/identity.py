@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from gpuwarden.nvml.binding import ARCHITECTURES, BRANDS, GPU_GONE, Handle, Nvml, NVMLError, code_of
-from gpuwarden.nvml.session import if_supported
+from gpuwarden.nvml.constants import ARCHITECTURES, BRANDS
+from gpuwarden.nvml.interface import Handle, Nvml
+from gpuwarden.nvml.return_codes import GPU_GONE, NVMLError, code_of, if_supported
 
 T = TypeVar("T")
 

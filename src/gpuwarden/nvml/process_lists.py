@@ -17,7 +17,8 @@ from pynvml import (  # noqa: TID251 - return codes; nothing is called
     NVML_ERROR_INSUFFICIENT_SIZE,
 )
 
-from gpuwarden.nvml.binding import Handle, NVMLError, code_of, nvml_error
+from gpuwarden.nvml.interface import Handle
+from gpuwarden.nvml.return_codes import NVMLError, code_of, nvml_error
 
 _FORMS = ("_v3", "_v2")  # of drivers since R510, and of those since R470; their structs are the same
 _ENTRY = struct.Struct("=I4xQII")  # nvmlProcessInfo_v2_t: pid, memory, GPU instance, compute instance

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
-from gpuwarden.nvml.binding import DRIVER_GONE, LIBRARY_MISMATCH, UNSUPPORTED, Nvml, NVMLError, code_of
+from gpuwarden.nvml.interface import Nvml
+from gpuwarden.nvml.return_codes import DRIVER_GONE, LIBRARY_MISMATCH, NVMLError, code_of, if_supported
 from gpuwarden.nvml.troubleshooting import hidden_gpus
-
-T = TypeVar("T")
 
 RETRY_SECONDS = 5.0  # between attempts to initialise a driver that is not there
 
@@ -101,13 +98,3 @@ class Session:
         self.driver = DriverVersions(version, "" if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}")
         self.number += 1
         self.open = True
-
-
-def if_supported(ask: Callable[[], T]) -> T | None:
-    """Ask the driver; None where it does not support the question. Raises NVMLError."""
-    try:
-        return ask()
-    except NVMLError as error:
-        if code_of(error) in UNSUPPORTED:
-            return None
-        raise

@@ -14,7 +14,7 @@ from gpuwarden.capture import nvml_stand_ins
 from gpuwarden.capture.capture_file import FIELD_VALUES, Frame, format_question, load_capture
 from gpuwarden.capture.replay import replay_answer
 from gpuwarden.nvml import fields
-from gpuwarden.nvml.binding import (
+from gpuwarden.nvml.constants import (
     CLOCK_EVENT_REASONS,
     CLOCKS,
     GPM_DRAM_ACTIVE,
@@ -27,9 +27,8 @@ from gpuwarden.nvml.binding import (
     MEMORY_V2,
     NO_INSTANCE,
     TEMPERATURE_CORE,
-    Field,
-    FieldValue,
 )
+from gpuwarden.nvml.interface import Field, FieldValue
 from gpuwarden.simulation.board import MEMORY_CLOCK, THRESHOLDS, Board
 from gpuwarden.simulation.driver_faults import GpuFaults
 from gpuwarden.simulation.trainer import WorkloadHost

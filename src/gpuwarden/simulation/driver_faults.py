@@ -7,7 +7,7 @@ from typing import Any
 
 from pynvml import NVML_ERROR_GPU_IS_LOST  # noqa: TID251 - a return code; nothing is called
 
-from gpuwarden.nvml.binding import nvml_error
+from gpuwarden.nvml.return_codes import nvml_error
 
 
 class Faults:

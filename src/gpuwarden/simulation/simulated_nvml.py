@@ -20,7 +20,8 @@ from gpuwarden.capture import nvml_stand_ins
 from gpuwarden.capture.nvml_stand_ins import UNSUPPORTED_EVENTS
 from gpuwarden.capture.replay import replay_answer
 from gpuwarden.host.process_key import ProcessKey
-from gpuwarden.nvml.binding import FUNCTIONS, Nvml, nvml_error
+from gpuwarden.nvml.interface import FUNCTIONS, Nvml
+from gpuwarden.nvml.return_codes import nvml_error
 from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.protocol.messages import Message
 from gpuwarden.simulation.answers import SimulatedGpu, compute_answer, fill_gpm_metrics, recorded_frame, simulated_uuid

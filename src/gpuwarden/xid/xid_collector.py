@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 from gpuwarden.gpu.snapshot import Gpu, Snapshot
 from gpuwarden.host.kernel_log import KernelRecord
-from gpuwarden.nvml.binding import Nvml
 from gpuwarden.nvml.events import XidEvents
 from gpuwarden.nvml.identity import GpuIdentity
+from gpuwarden.nvml.interface import Nvml
 from gpuwarden.xid.codes import Severity, explain
 from gpuwarden.xid.deduplicator import XidDeduplicator, XidReport
 from gpuwarden.xid.kernel_messages import KernelXid, PciAddress, parse_pci_address, parse_xids

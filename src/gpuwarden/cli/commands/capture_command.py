@@ -15,7 +15,7 @@ from gpuwarden.cli.common.config_flags import load_config
 from gpuwarden.cli.common.configured_source import open_configured_source
 from gpuwarden.cli.common.terminal import WRONG_USE, complain, say
 from gpuwarden.gpu.reader import Plan
-from gpuwarden.nvml.binding import NVMLError, error_name
+from gpuwarden.nvml.return_codes import NVMLError, error_name
 from gpuwarden.nvml.troubleshooting import suggest_fix
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from gpuwarden.metrics.model import Labels
-from gpuwarden.nvml.binding import (
+from gpuwarden.nvml.constants import (
     GPM_DRAM_ACTIVE,
     GPM_GRAPHICS_ENGINE,
     GPM_PCIE,

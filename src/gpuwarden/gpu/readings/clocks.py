@@ -7,8 +7,9 @@ from functools import lru_cache
 
 from gpuwarden.metrics.model import Labels
 from gpuwarden.nvml import fields
-from gpuwarden.nvml.binding import CLOCK_EVENT_REASONS, CLOCKS, PERFORMANCE_STATE_UNKNOWN, Handle
+from gpuwarden.nvml.constants import CLOCK_EVENT_REASONS, CLOCKS, PERFORMANCE_STATE_UNKNOWN
 from gpuwarden.nvml.device import Device
+from gpuwarden.nvml.interface import Handle
 
 _MEGA = 1e6
 _ALL_REASONS: int = sum(CLOCK_EVENT_REASONS.values())

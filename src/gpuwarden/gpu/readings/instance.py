@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpuwarden.metrics.model import Labels
-from gpuwarden.nvml.binding import Attributes, Handle, MemoryInfo
 from gpuwarden.nvml.device import Device
 from gpuwarden.nvml.identity import MigIdentity
+from gpuwarden.nvml.interface import Attributes, Handle, MemoryInfo
 
 
 @dataclass(eq=False, slots=True)

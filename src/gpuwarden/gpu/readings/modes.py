@@ -5,16 +5,16 @@ from __future__ import annotations
 from gpuwarden.gpu.readings.shapes import answer, one_of, settings, state
 from gpuwarden.metrics.model import Labels
 from gpuwarden.nvml import fields
-from gpuwarden.nvml.binding import (
+from gpuwarden.nvml.constants import (
     ADDRESSING_MODES,
     COMPUTE_MODES,
     FABRIC_STATES,
     INFOROM_PARTS,
     RECOVERY_ACTIONS,
     VIRTUALIZATION_MODES,
-    Nvml,
 )
 from gpuwarden.nvml.device import Device
+from gpuwarden.nvml.interface import Nvml
 
 _RESETS = frozenset({1, 4, 6})  # the recovery actions that reset the GPU
 # Faults of the GPU's place in its NVLink fabric: two bits each of the health mask, 0 not told, 1 yes, 2 no.

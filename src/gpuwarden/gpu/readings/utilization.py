@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuwarden.metrics.model import Labels
-from gpuwarden.nvml.binding import NOT_AVAILABLE
+from gpuwarden.nvml.constants import NOT_AVAILABLE
 from gpuwarden.nvml.device import Device, require_value
 
 
