@@ -205,8 +205,8 @@ theirs = [
     for value in pynvml.nvmlDeviceGetFieldValues(handle, wanted)
 ]
 made = []
-new = driver._array
-driver._array = lambda size: made.append(size) or new(size)
+new = driver.char_array
+driver.char_array = lambda size: made.append(size) or new(size)
 print(json.dumps([theirs, nvml.nvmlDeviceGetFieldValues(handle, wanted), made, len(wanted)]))
 """
 

@@ -13,8 +13,9 @@ from typing import Any, cast
 
 import pynvml
 
+from gpuwarden.nvml.identity import decode_text
 from gpuwarden.nvml.interface import FUNCTIONS, TEXTS, Field, FieldValue, Handle, Nvml
-from gpuwarden.nvml.process_lists import listing_functions
+from gpuwarden.nvml.process_lists import char_array, listing_functions
 from gpuwarden.nvml.return_codes import nvml_error
 from gpuwarden.nvml.troubleshooting import hidden_gpus
 
@@ -49,10 +50,10 @@ def binding(module: Any = pynvml) -> Nvml:
             f"install nvidia-ml-py>={MIN_VERSION}, and remove the deprecated package named pynvml if it is there"
         )
     functions = {name: getattr(module, name, _missing) for name in FUNCTIONS}
+    functions["nvmlDeviceGetGspFirmwareVersion"] = partial(_gsp_firmware_version, module)
     functions |= {name: partial(_text, functions[name]) for name in TEXTS}
     functions["nvmlDeviceGetFieldValues"] = partial(_field_values, module)
     functions["c_nvmlGpmMetricsGet_t"] = getattr(module, "c_nvmlGpmMetricsGet_t", _missing)
-    functions["nvmlDeviceGetGspFirmwareVersion"] = partial(_gsp_firmware_version, module)
     for name, fills in _STRUCTS.items():
         if hasattr(module, name) and hasattr(module, fills):
             functions[name] = partial(_filled, getattr(module, name), getattr(module, fills))
@@ -69,10 +70,10 @@ _STRUCTS = {
 }
 
 
-def _text(call: Callable[..., str], *arguments: object) -> str:
-    """Ask for a text, of which some drivers make no UTF-8 (gpuopenanalytics/pynvml#53): that must not cost the GPU."""
+def _text(call: Callable[..., str | bytes], *arguments: object) -> str:
+    """Return a text; some drivers return one that is not UTF-8 (gpuopenanalytics/pynvml#53)."""
     try:
-        return call(*arguments)
+        return decode_text(call(*arguments))
     except UnicodeDecodeError as error:
         return error.object.decode(errors="replace")
 
@@ -116,11 +117,6 @@ def _request(fields: tuple[Field, ...]) -> bytes:
     return b"".join(_FIELD.pack(*field, *untouched) for field in fields)
 
 
-@lru_cache(maxsize=128)  # ctypes itself forgets a type with its last object, and makes it anew for much
-def _array(size: int) -> type[ctypes.Array[ctypes.c_char]]:
-    return ctypes.c_char * size
-
-
 def _field_values(module: Any, handle: Handle, fields: Sequence[Field]) -> Iterable[FieldValue]:
     """Ask for field values: as nvidia-ml-py does, but with room behind them, and without a Python object for each.
 
@@ -128,7 +124,7 @@ def _field_values(module: Any, handle: Handle, fields: Sequence[Field]) -> Itera
     nvitop/api/libnvml.py), which would be the allocator's.
     """
     request = _request(tuple(fields))
-    buffer = _array(len(request) + _FIELD.size)()
+    buffer = char_array(len(request) + _FIELD.size)()
     buffer.raw = request.ljust(len(buffer), b"\0")
     code = module._nvmlGetFunctionPointer("nvmlDeviceGetFieldValues")(  # noqa: SLF001 - what its functions rest on
         handle, ctypes.c_int(len(fields)), buffer

@@ -54,15 +54,15 @@ def identify(nvml: Nvml, handle: Handle, index: int) -> GpuIdentity:
         uuid=uuid,
         index=index,
         name=name,
-        pci_bus_id=_text(pci.busId).lower() if pci else "",
-        vbios_version=_text(_optional(lambda: nvml.nvmlDeviceGetVbiosVersion(handle))),
+        pci_bus_id=decode_text(pci.busId).lower() if pci else "",
+        vbios_version=_optional(lambda: nvml.nvmlDeviceGetVbiosVersion(handle)) or "",
         brand=BRANDS.get(_optional(lambda: nvml.nvmlDeviceGetBrand(handle)) or 0, ""),
         architecture=ARCHITECTURES.get(_optional(lambda: nvml.nvmlDeviceGetArchitecture(handle)) or 0, ""),
         compute_capability=".".join(map(str, capability)) if capability else "",
-        serial=_text(_optional(lambda: nvml.nvmlDeviceGetSerial(handle))),
-        board_part_number=_text(_optional(lambda: nvml.nvmlDeviceGetBoardPartNumber(handle))),
+        serial=_optional(lambda: nvml.nvmlDeviceGetSerial(handle)) or "",
+        board_part_number=_optional(lambda: nvml.nvmlDeviceGetBoardPartNumber(handle)) or "",
         minor_number="" if minor is None else str(minor),
-        gsp_firmware_version=_text(_optional(lambda: nvml.nvmlDeviceGetGspFirmwareVersion(handle))),
+        gsp_firmware_version=_optional(lambda: nvml.nvmlDeviceGetGspFirmwareVersion(handle)) or "",
     )
 
 
@@ -76,5 +76,6 @@ def _optional(ask: Callable[[], T]) -> T | None:
         return None
 
 
-def _text(answer: str | bytes | None) -> str:
-    return answer.decode(errors="replace") if isinstance(answer, bytes) else answer or ""
+def decode_text(answer: str | bytes) -> str:
+    """Return a text of NVML, which releases of nvidia-ml-py return as bytes in places."""
+    return answer.decode(errors="replace") if isinstance(answer, bytes) else answer

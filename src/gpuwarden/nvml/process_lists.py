@@ -17,12 +17,12 @@ from pynvml import (  # noqa: TID251 - return codes; nothing is called
     NVML_ERROR_INSUFFICIENT_SIZE,
 )
 
+from gpuwarden.nvml.constants import NOT_AVAILABLE_LONG
 from gpuwarden.nvml.interface import Handle
 from gpuwarden.nvml.return_codes import NVMLError, code_of, nvml_error
 
 _FORMS = ("_v3", "_v2")  # of drivers since R510, and of those since R470; their structs are the same
 _ENTRY = struct.Struct("=I4xQII")  # nvmlProcessInfo_v2_t: pid, memory, GPU instance, compute instance
-_NOT_AVAILABLE = 0xFFFFFFFFFFFFFFFF
 _ROOM = 64  # processes on one GPU, for which one call is enough
 _ATTEMPTS = 4  # while more come than room was made for
 
@@ -78,7 +78,7 @@ def _has(module: Any, function: str) -> bool:
 def _listed(ask: Callable[..., int], handle: Handle) -> list[ListedProcess]:
     room = _ROOM
     for _ in range(_ATTEMPTS):
-        count, entries = ctypes.c_uint(room), _array(room)()
+        count, entries = ctypes.c_uint(room), char_array(room * _ENTRY.size)()
         code = ask(handle, ctypes.byref(count), entries)
         if code == NVML_ERROR_INSUFFICIENT_SIZE:
             room = 1 << max(count.value, room).bit_length()  # a power of two above it: few types, and room for more
@@ -87,12 +87,13 @@ def _listed(ask: Callable[..., int], handle: Handle) -> list[ListedProcess]:
             raise nvml_error(code)
         filled = memoryview(entries)[: count.value * _ENTRY.size]
         return [
-            ListedProcess(pid, None if memory == _NOT_AVAILABLE else memory, *instance)
+            ListedProcess(pid, None if memory == NOT_AVAILABLE_LONG else memory, *instance)
             for pid, memory, *instance in _ENTRY.iter_unpack(filled)
         ]
     raise nvml_error(NVML_ERROR_INSUFFICIENT_SIZE)
 
 
-@lru_cache(maxsize=32)  # ctypes itself forgets a type with its last object
-def _array(room: int) -> type[ctypes.Array[ctypes.c_char]]:
-    return ctypes.c_char * (room * _ENTRY.size)
+@lru_cache(maxsize=128)  # ctypes drops a type with its last object, and making one is slow
+def char_array(size: int) -> type[ctypes.Array[ctypes.c_char]]:
+    """Return the type of a buffer of that many bytes."""
+    return ctypes.c_char * size

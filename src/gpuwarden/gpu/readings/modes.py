@@ -83,9 +83,5 @@ def inforom(gpu: Device) -> dict[Labels, float]:
     """Versions of what is written into the board's own store, the whole image and its parts."""
     image = gpu.try_query(gpu.nvml.nvmlDeviceGetInforomImageVersion)
     parts = [gpu.try_query(gpu.nvml.nvmlDeviceGetInforomVersion, number) for number in INFOROM_PARTS.values()]
-    versions = tuple(_text(version) for version in (image, *parts))
+    versions = tuple(version or "" for version in (image, *parts))
     return {versions: 1.0} if any(versions) else {}
-
-
-def _text(answer: str | bytes | None) -> str:
-    return answer.decode(errors="replace") if isinstance(answer, bytes) else answer or ""
