@@ -38,7 +38,7 @@ from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.reader import DEFAULT_PLAN, GpuGoneError, GpuReader
 from gpuwarden.gpu.snapshot import Snapshot
-from gpuwarden.host.host_memory import HostMemory
+from gpuwarden.host.host_reader import HostMemory
 from gpuwarden.nvml.interface import Nvml
 from gpuwarden.nvml.return_codes import NVMLError, code_of
 from mock_nvml import MockNvml

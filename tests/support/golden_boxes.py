@@ -28,7 +28,7 @@ from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.reader import Plan
 from gpuwarden.history.event_log import EventLog
 from gpuwarden.history.series import HistorySeries
-from gpuwarden.host.host_memory import HostMemory
+from gpuwarden.host.host_reader import HostMemory
 from gpuwarden.metrics.exposition import Exposition
 from gpuwarden.nvml.driver import binding
 from gpuwarden.nvml.interface import Field, Handle, Nvml

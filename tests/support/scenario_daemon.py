@@ -38,8 +38,7 @@ from gpuwarden.config.schema import Config
 from gpuwarden.daemon.daemon import Daemon
 from gpuwarden.daemon.sources import Source
 from gpuwarden.host import host_sampler, procfs
-from gpuwarden.host.host_memory import HostMemory
-from gpuwarden.host.host_reader import Host, HostSpace
+from gpuwarden.host.host_reader import Host, HostMemory, HostSpace
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.host.process_tree import HostUsage, PresentProcesses
 from gpuwarden.owners.cgroup_path import CgroupOwner
@@ -347,7 +346,7 @@ class Box:
     def _patch(self, patch: pytest.MonkeyPatch) -> None:
         host_reader = types.SimpleNamespace(read=self._host)
         patch.setattr(host_sampler, "HostReader", lambda: host_reader)
-        patch.setattr(host_sampler, "memory_available", lambda: self.host_available)
+        patch.setattr(host_sampler, "try_read_host_memory", lambda: HostMemory(HOST_BYTES, self.host_available))
         patch.setattr(host_sampler, "ProcessTrees", lambda: self._trees)
         patch.setattr(pipeline_module, "ProcessIdentifier", lambda: self._names)
         patch.setattr(pipeline_module, "UserNames", lambda _source: _Users())

@@ -13,7 +13,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from gpuwarden.host.host_memory import HostMemory
+from gpuwarden.host.host_reader import HostMemory
 from gpuwarden.nvml import interface
 
 FORMAT, VERSION = "gpuwarden-capture", 1

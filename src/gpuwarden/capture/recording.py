@@ -31,7 +31,7 @@ from gpuwarden.capture.capture_file import (
     format_question,
 )
 from gpuwarden.gpu.reader import DEFAULT_PLAN, GpuGoneError, GpuReader, Plan
-from gpuwarden.host.host_memory import HostMemory, host_memory
+from gpuwarden.host.host_reader import HostMemory, read_host_memory
 from gpuwarden.nvml.gpm import MIN_SAMPLE_SECONDS
 from gpuwarden.nvml.identity import identify
 from gpuwarden.nvml.interface import FUNCTIONS, Handle, Nvml
@@ -47,7 +47,7 @@ def record(
     interval: float,
     *,
     plan: Plan = DEFAULT_PLAN,
-    host_memory: Callable[[], HostMemory] = host_memory,
+    host_memory: Callable[[], HostMemory] = read_host_memory,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Capture:

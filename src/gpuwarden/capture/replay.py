@@ -29,7 +29,7 @@ from gpuwarden.capture.capture_file import (
     format_question,
 )
 from gpuwarden.capture.nvml_stand_ins import UNSUPPORTED_EVENTS
-from gpuwarden.host.host_memory import HostMemory, host_memory
+from gpuwarden.host.host_reader import HostMemory, read_host_memory
 from gpuwarden.nvml.interface import FUNCTIONS, Field, FieldValue, Nvml
 from gpuwarden.nvml.return_codes import nvml_error
 
@@ -85,7 +85,7 @@ class CapturedNvml:
 
     def host_memory(self) -> HostMemory:
         """Return the recorded machine's memory; this one's where an older capture has none."""
-        return self._frame().host or host_memory()
+        return self._frame().host or read_host_memory()
 
     def _gpu(self, handle: Handle) -> Answers:
         index, *instance = (handle,) if isinstance(handle, int) else handle

@@ -13,7 +13,7 @@ from gpuwarden.capture.capture_file import load_capture
 from gpuwarden.capture.replay import CapturedNvml
 from gpuwarden.config import schema
 from gpuwarden.config.value_types import SourceChoice
-from gpuwarden.host.host_memory import HostMemory, host_memory
+from gpuwarden.host.host_reader import HostMemory, read_host_memory
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.nvml import driver
 from gpuwarden.nvml.interface import Nvml
@@ -44,7 +44,7 @@ class Source:
 
     name: Literal["nvml", "capture", "simulated"]
     nvml: Nvml
-    host_memory: Callable[[], HostMemory] = host_memory
+    host_memory: Callable[[], HostMemory] = read_host_memory
     clock: Callable[[], float] = time.monotonic  # seconds, as the readings move
     reports: Callable[[], Iterable[tuple[ProcessKey, Message | None]]] = _no_reports
     identify: Callable[[Iterable[int]], Mapping[int, ProcessIdentity]] = _nobody

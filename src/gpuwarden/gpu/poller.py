@@ -17,7 +17,7 @@ from gpuwarden.gpu.polled_gpu import PolledGpu
 from gpuwarden.gpu.reader import DEFAULT_PLAN, GpuReader, Plan
 from gpuwarden.gpu.runtime_suspend import SuspendMonitor
 from gpuwarden.gpu.snapshot import HUNG, Snapshot
-from gpuwarden.host.host_memory import HostMemory, host_memory
+from gpuwarden.host.host_reader import HostMemory, read_host_memory
 from gpuwarden.log_limiter import LogLimiter
 from gpuwarden.nvml.call_pool import CallPool, RepeatedCall, wait_for_all
 from gpuwarden.nvml.interface import Handle, Nvml
@@ -66,7 +66,7 @@ class Poller:
         *,
         plan: Plan = DEFAULT_PLAN,
         memory_interval: float = math.inf,
-        host_memory: Callable[[], HostMemory] = host_memory,
+        host_memory: Callable[[], HostMemory] = read_host_memory,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         stopwatch: Callable[[], float] = time.perf_counter,

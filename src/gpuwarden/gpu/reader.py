@@ -10,16 +10,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, get_args
 
+from gpuwarden.gpu.device import Device, NoValueError
 from gpuwarden.gpu.memory_sampler import MemoryProbe
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.mig_reader import MigReader
 from gpuwarden.gpu.process_reader import ProcessReader
 from gpuwarden.gpu.snapshot import GpuProcess, MigInstance
-from gpuwarden.host.host_memory import HostMemory, host_memory
+from gpuwarden.host.host_reader import HostMemory, read_host_memory
 from gpuwarden.metrics.model import Metric, Reading, Tier
 from gpuwarden.metrics.window_peaks import WindowPeaks
 from gpuwarden.nvml.constants import MEMORY_V2
-from gpuwarden.nvml.device import Device, NoValueError
 from gpuwarden.nvml.gpm import OPTION as GPM_OPTION
 from gpuwarden.nvml.gpm import Gpm
 from gpuwarden.nvml.interface import Handle, Nvml
@@ -81,7 +81,7 @@ class GpuReader:
         nvml: Nvml,
         handle: Handle,
         plan: Plan = DEFAULT_PLAN,
-        host_memory: Callable[[], HostMemory] = host_memory,
+        host_memory: Callable[[], HostMemory] = read_host_memory,
         clock: Callable[[], float] = time.monotonic,
         *,
         wall: Callable[[], float] = time.time,

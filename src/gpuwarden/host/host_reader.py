@@ -23,6 +23,14 @@ _PRESSURE = Path("/proc/pressure")
 
 
 @dataclass(frozen=True, slots=True)
+class HostMemory:
+    """Bytes installed, and bytes that can be allocated without swapping. A GPU without own memory allocates from it."""
+
+    size: int
+    available: int
+
+
+@dataclass(frozen=True, slots=True)
 class HostSpace:
     """Bytes that there are, and bytes in use."""
 
@@ -54,11 +62,11 @@ class HostReader:
 
     def read(self) -> Host:
         """Take one look. Raises nothing; takes about a quarter of a millisecond."""
-        memory = _or_none(psutil.virtual_memory)
+        memory = try_read_host_memory()
         events = _or_none(_events) or {}
         self._cpu = {mode: max(now, self._cpu.get(mode, 0.0)) for mode, now in (_or_none(_cpu_seconds) or {}).items()}
         return Host(
-            memory_size=memory.total if memory else None,
+            memory_size=memory.size if memory else None,
             memory_available=memory.available if memory else None,
             swap=_or_none(_swap),
             swapped_in=_bytes(events.get(b"pswpin")),
@@ -71,10 +79,15 @@ class HostReader:
         )
 
 
-def memory_available() -> int | None:
-    """Return the bytes that processes can still get, as a look at the machine has them; takes some 50 µs."""
-    memory = _or_none(psutil.virtual_memory)
-    return memory.available if memory else None
+def read_host_memory() -> HostMemory:
+    """Read /proc/meminfo; takes about 50 µs. Raises what `try_read_host_memory` catches."""
+    memory = psutil.virtual_memory()
+    return HostMemory(memory.total, memory.available)
+
+
+def try_read_host_memory() -> HostMemory | None:
+    """Read the machine's memory; None where the kernel hides it."""
+    return _or_none(read_host_memory)
 
 
 def _or_none(question: Callable[[], T]) -> T | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpuwarden.host.host_reader import Host, HostReader, memory_available
+from gpuwarden.host.host_reader import Host, HostReader, try_read_host_memory
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.host.process_tree import HostUsage, ProcessTrees
 
@@ -57,5 +57,7 @@ class HostSampler:
             self._sample = HostSample(host, host.memory_available, self._trees.read(runs))
         elif urgent or (is_new and now >= self._new_due):
             self._new_due = now + NEW_RUN_INTERVAL_SECONDS
-            self._sample = HostSample(self._sample.host, memory_available(), self._trees.read(runs))
+            memory = try_read_host_memory()
+            available = memory.available if memory else None
+            self._sample = HostSample(self._sample.host, available, self._trees.read(runs))
         return self._sample

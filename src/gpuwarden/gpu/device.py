@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
-from gpuwarden.host.host_memory import HostMemory
+from gpuwarden.host.host_reader import HostMemory
 from gpuwarden.metrics.window_peaks import WindowPeaks
 from gpuwarden.nvml.constants import MIG_ENABLED, NOT_AVAILABLE, NOT_AVAILABLE_LONG
 from gpuwarden.nvml.gpm import Gpm
