@@ -16,7 +16,7 @@ import backfill
 from history import BEGIN, Clock
 from scenes import Scene, pages
 
-from gpuwarden.nvml.call_pool import CallPool, PooledCall
+from gpuwarden.gpu.call_pool import CallPool, PooledCall
 
 DAY = 86400.0
 

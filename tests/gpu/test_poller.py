@@ -12,10 +12,10 @@ import pytest
 
 from gpuwarden import log_limiter
 from gpuwarden.gpu import poller as poller_module
+from gpuwarden.gpu.call_pool import HUNG_AFTER_TIMEOUTS
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.snapshot import HUNG, Gpu, Snapshot
-from gpuwarden.nvml.call_pool import HUNG_AFTER_TIMEOUTS
 from gpuwarden.nvml.interface import Handle, ProcessInfo
 from gpuwarden.nvml.return_codes import nvml_error
 from gpuwarden.simulation.simulated_nvml import Simulation

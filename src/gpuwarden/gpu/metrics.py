@@ -7,7 +7,6 @@ slow; what cannot change while the driver is loaded is static.
 
 from __future__ import annotations
 
-from gpuwarden.gpu.device import Device
 from gpuwarden.gpu.readings import (
     activity,
     clocks,
@@ -23,6 +22,7 @@ from gpuwarden.gpu.readings import (
 )
 from gpuwarden.gpu.readings.instance import MigDevice
 from gpuwarden.metrics.model import Metric, Table
+from gpuwarden.nvml.device import Device
 from gpuwarden.nvml.gpm import OPTION as GPM_OPTION
 
 _MEMORY = "nvmlDeviceGetMemoryInfo_v2, else nvmlDeviceGetMemoryInfo, else /proc/meminfo"

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from gpuwarden.gpu.device import Device
 from gpuwarden.gpu.metrics import MigReadings
 from gpuwarden.gpu.readings.instance import MigDevice
 from gpuwarden.gpu.snapshot import MigInstance
 from gpuwarden.metrics.model import Metric, Reading
 from gpuwarden.nvml.constants import MEMORY_V2
+from gpuwarden.nvml.device import Device
 from gpuwarden.nvml.identity import MigIdentity
 from gpuwarden.nvml.interface import Handle
 from gpuwarden.nvml.return_codes import NO_MIG_DEVICE, NVMLError, code_of, error_name, if_supported

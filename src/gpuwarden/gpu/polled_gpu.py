@@ -6,11 +6,11 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 
+from gpuwarden.gpu.call_pool import CallPool, RepeatedCall
 from gpuwarden.gpu.memory_sampler import MemoryProbe
 from gpuwarden.gpu.reader import INTERNAL, Answers, GpuGoneError, GpuReader
 from gpuwarden.gpu.snapshot import HUNG, Gpu
 from gpuwarden.log_limiter import LogLimiter
-from gpuwarden.nvml.call_pool import CallPool, RepeatedCall
 from gpuwarden.nvml.identity import GpuIdentity, identify
 from gpuwarden.nvml.interface import Handle, Nvml
 from gpuwarden.nvml.return_codes import NVMLError, error_name

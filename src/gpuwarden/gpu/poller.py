@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
+from gpuwarden.gpu.call_pool import CallPool, RepeatedCall, wait_for_all
 from gpuwarden.gpu.memory_sampler import MemorySampler
 from gpuwarden.gpu.polled_gpu import PolledGpu
 from gpuwarden.gpu.reader import DEFAULT_PLAN, GpuReader, Plan
@@ -19,7 +20,6 @@ from gpuwarden.gpu.runtime_suspend import SuspendMonitor
 from gpuwarden.gpu.snapshot import HUNG, Snapshot
 from gpuwarden.host.host_reader import HostMemory, read_host_memory
 from gpuwarden.log_limiter import LogLimiter
-from gpuwarden.nvml.call_pool import CallPool, RepeatedCall, wait_for_all
 from gpuwarden.nvml.interface import Handle, Nvml
 from gpuwarden.nvml.return_codes import NVMLError, error_name
 from gpuwarden.nvml.session import RETRY_SECONDS, HiddenGpusError, Session

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, TypeAlias
 
-from gpuwarden.gpu.device import Device
 from gpuwarden.gpu.readings.instance import MigDevice
 from gpuwarden.gpu.snapshot import GpuProcess
+from gpuwarden.nvml.device import Device
 from gpuwarden.nvml.interface import ProcessInfo
 from gpuwarden.nvml.return_codes import NVMLError
 

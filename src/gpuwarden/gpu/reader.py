@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, get_args
 
-from gpuwarden.gpu.device import Device, NoValueError
 from gpuwarden.gpu.memory_sampler import MemoryProbe
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.mig_reader import MigReader
@@ -20,6 +19,7 @@ from gpuwarden.host.host_reader import HostMemory, read_host_memory
 from gpuwarden.metrics.model import Metric, Reading, Tier
 from gpuwarden.metrics.window_peaks import WindowPeaks
 from gpuwarden.nvml.constants import MEMORY_V2
+from gpuwarden.nvml.device import Device, NoValueError
 from gpuwarden.nvml.gpm import OPTION as GPM_OPTION
 from gpuwarden.nvml.gpm import Gpm
 from gpuwarden.nvml.interface import Handle, Nvml

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 
-from gpuwarden.gpu.device import Device
 from gpuwarden.metrics.model import Labels
 from gpuwarden.nvml import fields
 from gpuwarden.nvml.constants import CLOCK_EVENT_REASONS, CLOCKS, PERFORMANCE_STATE_UNKNOWN
+from gpuwarden.nvml.device import Device
 from gpuwarden.nvml.interface import Handle
 
 _MEGA = 1e6

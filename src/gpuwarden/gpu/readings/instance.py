@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpuwarden.gpu.device import Device
 from gpuwarden.metrics.model import Labels
+from gpuwarden.nvml.device import Device
 from gpuwarden.nvml.identity import MigIdentity
 from gpuwarden.nvml.interface import Attributes, Handle, MemoryInfo
 

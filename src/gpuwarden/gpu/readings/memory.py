@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpuwarden.gpu.device import Device, require_value
 from gpuwarden.metrics.model import Labels
 from gpuwarden.nvml.constants import MEMORY_V2
+from gpuwarden.nvml.device import Device, require_value
 from gpuwarden.nvml.interface import Bar1Memory, MemoryInfo
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from gpuwarden.gpu.device import Device
 from gpuwarden.gpu.readings.shapes import field, labelled_fields, present, settings
 from gpuwarden.metrics.model import Labels
 from gpuwarden.nvml import fields
 from gpuwarden.nvml.constants import ECC_LIFETIMES, ECC_TYPES, MEMORY_LOCATIONS
+from gpuwarden.nvml.device import Device
 from gpuwarden.nvml.interface import Nvml
 
 ecc_mode = labelled_fields({"current": fields.ECC_CURRENT, "pending": fields.ECC_PENDING})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gpuwarden.gpu.device import Device
 from gpuwarden.gpu.readings.shapes import answer, one_of, settings, state
 from gpuwarden.metrics.model import Labels
 from gpuwarden.nvml import fields
@@ -14,6 +13,7 @@ from gpuwarden.nvml.constants import (
     RECOVERY_ACTIONS,
     VIRTUALIZATION_MODES,
 )
+from gpuwarden.nvml.device import Device
 from gpuwarden.nvml.interface import Nvml
 
 _RESETS = frozenset({1, 4, 6})  # the recovery actions that reset the GPU

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import count
 
-from gpuwarden.gpu.device import Device
 from gpuwarden.gpu.readings.shapes import present
 from gpuwarden.metrics.model import Labels
 from gpuwarden.nvml import fields
+from gpuwarden.nvml.device import Device
 
 _KIBI = 1024
 _MEGA = 1e6

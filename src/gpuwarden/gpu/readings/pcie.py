@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from gpuwarden.gpu.device import Device
 from gpuwarden.gpu.readings.shapes import field, labelled_fields, present
 from gpuwarden.metrics.model import Labels
 from gpuwarden.nvml import fields
 from gpuwarden.nvml.constants import NOT_AVAILABLE, PCIE_DIRECTIONS
+from gpuwarden.nvml.device import Device
 
 _BITS_32 = 1 << 32
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gpuwarden.gpu.device import Device
 from gpuwarden.gpu.readings.shapes import present
 from gpuwarden.metrics.model import Labels
 from gpuwarden.nvml import fields
+from gpuwarden.nvml.device import Device
 
 
 def usage(gpu: Device) -> float:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from gpuwarden.gpu.device import Device
 from gpuwarden.metrics.model import Labels, state_set
+from gpuwarden.nvml.device import Device
 
 
 def present(names: Iterable[str], values: Iterable[float | None], scale: float = 1.0) -> dict[Labels, float]:

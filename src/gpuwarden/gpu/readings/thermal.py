@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from gpuwarden.gpu.device import Device
 from gpuwarden.gpu.readings.shapes import labelled_fields, present
 from gpuwarden.metrics.model import Labels
 from gpuwarden.nvml import fields
 from gpuwarden.nvml.constants import NOT_AVAILABLE, TEMPERATURE_CORE, TEMPERATURE_THRESHOLDS
+from gpuwarden.nvml.device import Device
 
 _MAX_FANS = 32  # that are asked for, whatever the driver says
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpuwarden.gpu.device import Device, require_value
 from gpuwarden.metrics.model import Labels
 from gpuwarden.nvml.constants import NOT_AVAILABLE
+from gpuwarden.nvml.device import Device, require_value
 
 
 def kernels(gpu: Device) -> float:

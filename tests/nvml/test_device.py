@@ -7,9 +7,9 @@ from typing import cast
 import pynvml
 import pytest
 
-from gpuwarden.gpu.device import Device
 from gpuwarden.host.host_reader import HostMemory
 from gpuwarden.metrics.window_peaks import WindowPeaks
+from gpuwarden.nvml.device import Device
 from gpuwarden.nvml.gpm import Gpm
 from gpuwarden.nvml.interface import Field, FieldValue, Handle, Nvml
 from gpuwarden.nvml.return_codes import NVMLError, nvml_error
