@@ -92,7 +92,9 @@ def test_clock_that_went_back_keeps_no_event_for_longer() -> None:
 
 def test_run_that_hangs_says_nothing_to_a_new_daemon() -> None:
     """It hangs until it reports or its process is gone."""
-    start = int((procfs.read_stat(os.getpid()) or [])[19])
+    stat = procfs.read_stat(os.getpid())
+    assert stat
+    start = stat.start
     stalled = Alert(
         CONDITIONS["RunStalled"], {"run_id": f"{os.getpid()}-{start}", "run_name": "unet"}, "It hangs.", NOW
     )

@@ -116,7 +116,7 @@ def peer(pid: int) -> ProcessKey:
     """Return a living process as the kernel would name it at the end of a connection."""
     stat = procfs.read_stat(pid)
     assert stat
-    return ProcessKey(pid, os.getuid(), int(stat[19]))
+    return ProcessKey(pid, os.getuid(), stat.start)
 
 
 @pytest.fixture
@@ -200,7 +200,7 @@ def test_zombie_has_used_what_it_used_and_is_no_process_any_more(program: Progra
     worker = program.do("fork burn 0.3")
     before = trees.read([program.peer])[program.peer]
     program.do("end")
-    until(lambda: (procfs.read_stat(worker) or [b""])[0] == b"Z", "the worker is a zombie")
+    until(lambda: (stat := procfs.read_stat(worker)) and stat.state == b"Z", "the worker is a zombie")
     after = trees.read([program.peer])[program.peer]
     assert after.cpu_seconds >= before.cpu_seconds
     assert (present(before).processes, present(after).processes) == (2, 1)
@@ -215,7 +215,7 @@ def test_orphan_stays_its_runs(program: Program) -> None:
     (_, upper, orphan, last) = tree.members
     assert tree.members[orphan].parent == upper
     os.kill(upper, 9)
-    until(lambda: (procfs.read_stat(orphan) or [b"", b"0"])[1] != str(upper).encode(), "the orphan is adopted")
+    until(lambda: (stat := procfs.read_stat(orphan)) and stat.parent != upper, "the orphan is adopted")
     program.do("wait")
     for _ in range(3):
         after = trees.read([program.peer])[program.peer]
@@ -293,7 +293,9 @@ def test_run_below_a_run_has_its_own_processes(program: Program) -> None:
     child = peer(program.do("fork fork burn 0.3"))
     before = trees.read([program.peer])[program.peer]
     assert present(before).processes == 3
-    parent = int((procfs.read_stat(child.pid) or [])[1])
+    stat = procfs.read_stat(child.pid)
+    assert stat
+    parent = stat.parent
     for _ in range(2):
         usages = trees.read([program.peer, child])
         assert present(usages[program.peer]).processes == 2
@@ -383,7 +385,9 @@ def test_name_of_a_process_cannot_confuse() -> None:
     try:
         Path("/proc/self/comm").write_text("a) R 1 (b")
         assert peer(os.getpid()).start > 1
-        assert (procfs.read_stat(os.getpid()) or [])[1] == str(os.getppid()).encode()
+        stat = procfs.read_stat(os.getpid())
+        assert stat
+        assert stat.parent == os.getppid()
     finally:
         Path("/proc/self/comm").write_text(name)
 
@@ -413,29 +417,29 @@ def test_process_that_lives(monkeypatch: pytest.MonkeyPatch) -> None:
         if refused:
             monkeypatch.setattr(os, "pidfd_open", raising(OSError(errno.EPERM, "refused")))
         with sleeping() as process:
-            start = str(peer(process.pid).start)
-            lives = [procfs.is_alive(process.pid, each) for each in (start, "0", "7")]  # 0 is not known
+            start = peer(process.pid).start
+            lives = [procfs.is_alive(process.pid, each) for each in (start, 0, 7)]  # 0 is not known
             end_unseen(process)
             assert procfs.read_stat(process.pid)
             lives.append(procfs.is_alive(process.pid, start))
             process.wait()
-            lives += [procfs.is_alive(process.pid, each) for each in (start, "0")]
+            lives += [procfs.is_alive(process.pid, each) for each in (start, 0)]
             assert lives == [True, True, False, False, False, False]
-    assert not procfs.is_alive(2**70, "0")
+    assert not procfs.is_alive(2**70, 0)
 
 
 def test_process_that_proc_hides(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel still says whether it is there; without a descriptor left nobody is taken for dead."""
     monkeypatch.setattr(procfs, "_content", lambda _path: b"")
     with sleeping() as process:
-        lives = [procfs.is_alive(process.pid, each) for each in ("99", "0")]
+        lives = [procfs.is_alive(process.pid, each) for each in (99, 0)]
         end_unseen(process)
-        lives.append(procfs.is_alive(process.pid, "99"))
+        lives.append(procfs.is_alive(process.pid, 99))
         process.wait()
-        lives.append(procfs.is_alive(process.pid, "0"))
+        lives.append(procfs.is_alive(process.pid, 0))
         assert lives == [True, True, False, False]
     monkeypatch.setattr(os, "pidfd_open", raising(OSError(errno.EMFILE, "too many open files")))
-    assert procfs.is_alive(os.getpid(), "99")
+    assert procfs.is_alive(os.getpid(), 99)
 
 
 def test_process_whose_main_thread_has_ended() -> None:
@@ -444,8 +448,8 @@ def test_process_whose_main_thread_has_ended() -> None:
     program += "ctypes.CDLL(None).pthread_exit(None)"
     with subprocess.Popen([sys.executable, "-c", program]) as process:
         try:
-            until(lambda: (fields := procfs.read_stat(process.pid)) and fields[0] == b"Z", "the main thread's end")
-            assert procfs.is_alive(process.pid, str(peer(process.pid).start))
+            until(lambda: (stat := procfs.read_stat(process.pid)) and stat.state == b"Z", "the main thread's end")
+            assert procfs.is_alive(process.pid, peer(process.pid).start)
         finally:
             process.kill()
 

@@ -243,7 +243,9 @@ def test_a_real_kill_for_memory(tmp_path: Path, mock_nvml: MockNvml, log: str) -
 def unreaped(how: str) -> Iterator[tuple[subprocess.Popen[bytes], int, int]]:
     """Give a process that has ended and is not waited for, with its pidfd and start."""
     with subprocess.Popen([sys.executable, "-S", "-c", f"import os; input(); {how}"], stdin=subprocess.PIPE) as process:
-        start = int((procfs.read_stat(process.pid) or [])[19])
+        stat = procfs.read_stat(process.pid)
+        assert stat
+        start = stat.start
         pidfd = os.pidfd_open(process.pid)
         assert read_exit_status(pidfd, process.pid, start) is None  # it lives
         assert process.stdin is not None

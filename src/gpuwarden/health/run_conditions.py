@@ -8,6 +8,7 @@ from gpuwarden.config import thresholds
 from gpuwarden.formatting import format_elapsed
 from gpuwarden.health.model import Check, Condition, Labels, Occurrence, ago_text, run_occurrence, run_text
 from gpuwarden.host import procfs
+from gpuwarden.host.process_key import parse_run_id
 from gpuwarden.runs.outcome import Outcome
 from gpuwarden.state import State
 
@@ -44,10 +45,10 @@ def _stalled(state: State) -> Iterator[Occurrence]:
 def _stall_ending(labels: Labels, state: State) -> str | None:
     """Return None for a run that lives and has not reported since the daemon restarted."""
     run_id = labels.get("run_id", "")
-    pid, _, start = run_id.partition("-")
-    if not pid.isdecimal():
-        return ""  # no run's: what was saved of it has been changed by hand
-    if any(run.peer.run_id == run_id for run in state.runs) or not procfs.is_alive(int(pid), start):
+    process = parse_run_id(run_id)
+    if process is None:
+        return ""  # no run's: the saved alert was edited by hand
+    if any(run.peer.run_id == run_id for run in state.runs) or not procfs.is_alive(*process):
         return ""
     return None
 

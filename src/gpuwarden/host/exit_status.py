@@ -40,11 +40,10 @@ def _read_reaped(pidfd: int) -> int | None:
 
 def _read_zombie(pid: int, start: int) -> int | None:
     """Read the status where it is ours to read: to others the kernel shows 0 (fs/proc/array.c), a wrong success."""
-    fields = procfs.read_stat(pid)
-    if fields is None or fields[0] not in (b"Z", b"X") or int(fields[19]) != start or len(fields) < 50:  # noqa: PLR2004
+    stat = procfs.read_stat(pid)
+    if stat is None or stat.state not in (b"Z", b"X") or stat.start != start:
         return None
-    status = int(fields[49])
-    return status if status or _may_trace(pid) else None
+    return stat.exit_code if stat.exit_code or _may_trace(pid) else None
 
 
 def _may_trace(pid: int) -> bool:

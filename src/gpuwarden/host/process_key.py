@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import struct
 import time
@@ -33,6 +34,12 @@ class ProcessKey:
         object.__setattr__(self, "run_id", f"{self.pid}-{self.start}")
 
 
+def parse_run_id(run_id: str) -> tuple[int, int] | None:
+    """Return pid and start of `ProcessKey.run_id`; None for another text."""
+    match = re.fullmatch("([0-9]{1,20})-([0-9]{1,20})", run_id)
+    return (int(match[1]), int(match[2])) if match else None
+
+
 def read_credentials(connection: socket.socket) -> tuple[int, int]:
     """Return the pid and uid of the process that connected; the pid is 0 for one outside this pid namespace."""
     pid, uid, _gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
@@ -42,8 +49,8 @@ def read_credentials(connection: socket.socket) -> tuple[int, int]:
 def identify_peer(connection: socket.socket, pid: int, uid: int) -> tuple[ProcessKey, int | None]:
     """Return the process and a pidfd of it, which is None where the process is gone. Its start is 0 where hidden."""
     pidfd = _pidfd(connection, pid)
-    fields = procfs.read_stat(pid)
-    start = int(fields[19]) if fields else 0
+    stat = procfs.read_stat(pid)
+    start = stat.start if stat else 0
     booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     return ProcessKey(pid, uid, start, booted + start / os.sysconf("SC_CLK_TCK") if start else None), pidfd
 

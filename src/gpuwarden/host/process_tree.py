@@ -159,8 +159,8 @@ class ProcessTrees:
 
 def read_state(peer: ProcessKey) -> str | None:
     """Return the state of a run's first thread now, from one small file; None where its process cannot be seen."""
-    fields = procfs.read_stat(peer.pid) if peer.pid else None
-    return _STATES.get(fields[0]) if fields and int(fields[19]) == peer.start else None
+    stat = procfs.read_stat(peer.pid) if peer.pid else None
+    return _STATES.get(stat.state) if stat and stat.start == peer.start else None
 
 
 def _lost(before: Mapping[int, procfs.ProcessSample], now: Mapping[int, procfs.ProcessSample]) -> procfs.ResourceUse:

@@ -10,8 +10,25 @@ import os
 import select
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
-_MAX_DEPTH = 64  # processes above one another that are looked at
+_MAX_DEPTH = 64  # ancestors of a process that are read
+
+
+class ProcStat(NamedTuple):
+    """Fields of /proc/PID/stat; CPU times in clock ticks, `start` in clock ticks since boot.
+
+    `children_cpu` is that of children it has waited for. `exit_code` is valid for a zombie, and only for a reader that
+    may trace it: others get 0; None where the kernel has no such field.
+    """
+
+    state: bytes
+    parent: int
+    cpu: int
+    children_cpu: int
+    start: int
+    pages: int
+    exit_code: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +87,8 @@ def list_processes(known: Mapping[int, ProcessEntry]) -> Iterator[tuple[int, Pro
                 pid, inode = int(entry.name), entry.inode()
                 found = known.get(pid)
                 if found is None or found.inode != inode:
-                    fields = read_stat(pid)
-                    found = ProcessEntry(inode, int(fields[1]), int(fields[19])) if fields else None
+                    stat = read_stat(pid)
+                    found = ProcessEntry(inode, stat.parent, stat.start) if stat else None
                 if found:
                     yield pid, found
     except OSError:
@@ -81,27 +98,36 @@ def list_processes(known: Mapping[int, ProcessEntry]) -> Iterator[tuple[int, Pro
 def read_process(pid: int, start: int, before: ProcessSample | None) -> ProcessSample | None:
     """Read one process; None when it is not the one that began at `start`, or none is there."""
     io = _io(pid)  # first, as what follows proves whose it is
-    fields = read_stat(pid)
-    if fields is None or int(fields[19]) != start:
+    stat = read_stat(pid)
+    if stat is None or stat.start != start:
         return None
-    user, system, children_user, children_system = map(int, fields[11:15])
     fetched, written = io or ((before.total.read, before.total.written) if before else (0, 0))
-    inherited = children_user + children_system
     return ProcessSample(
         start=start,
-        parent=int(fields[1]),
-        state=fields[0],
-        pages=int(fields[21]),
-        total=ResourceUse(user + system + inherited, fetched, written),
-        inherited=ResourceUse(inherited, fetched, written),
+        parent=stat.parent,
+        state=stat.state,
+        pages=stat.pages,
+        total=ResourceUse(stat.cpu + stat.children_cpu, fetched, written),
+        inherited=ResourceUse(stat.children_cpu, fetched, written),
         io_seen=io is not None,
     )
 
 
-def read_stat(pid: int) -> list[bytes] | None:
-    """Return the fields of /proc/PID/stat from the third on; a process may bear any name, brackets included."""
+def read_stat(pid: int) -> ProcStat | None:
+    """Read /proc/PID/stat; None where the process is gone or hidden."""
+    # From the third field on: the second is the name, which may contain brackets and blanks.
     fields = _content(f"/proc/{pid}/stat").rpartition(b")")[2].split()
-    return fields if len(fields) > 21 else None  # noqa: PLR2004 - the last one that is used
+    if len(fields) <= 21:  # noqa: PLR2004 - the last one that every kernel has
+        return None
+    return ProcStat(
+        state=fields[0],
+        parent=int(fields[1]),
+        cpu=int(fields[11]) + int(fields[12]),
+        children_cpu=int(fields[13]) + int(fields[14]),
+        start=int(fields[19]),
+        pages=int(fields[21]),
+        exit_code=int(fields[49]) if len(fields) > 49 else None,  # noqa: PLR2004 - since Linux 3.5
+    )
 
 
 def find_nearest_ancestor(pid: int, tops: Collection[int]) -> int:
@@ -109,20 +135,20 @@ def find_nearest_ancestor(pid: int, tops: Collection[int]) -> int:
     for _ in range(_MAX_DEPTH):
         if pid in tops:
             return pid
-        fields = read_stat(pid)
-        if fields is None:
+        stat = read_stat(pid)
+        if stat is None:
             break
-        pid = int(fields[1])
+        pid = stat.parent
     return 0
 
 
-def is_alive(pid: int, start: str) -> bool:
-    """Tell whether a process goes on, as far as can be known; `start` in clock ticks since boot, "0" is not known.
+def is_alive(pid: int, start: int) -> bool:
+    """Return whether a process is alive; `start` is in clock ticks since boot, 0 if unknown.
 
-    One that has ended and that nobody has waited for does not. One that /proc hides is taken by its pid alone.
+    A zombie is not. A process that /proc hides is identified by its pid alone.
     """
-    fields = read_stat(pid)
-    if fields and start != "0" and start != str(int(fields[19])):
+    stat = read_stat(pid)
+    if stat and start not in (0, stat.start):
         return False
     try:
         pidfd = os.pidfd_open(pid)
@@ -132,7 +158,7 @@ def is_alive(pid: int, start: str) -> bool:
         if error.errno in (errno.EMFILE, errno.ENFILE):  # /proc cannot be read either
             return True
         there = error.errno not in (errno.ESRCH, errno.EINVAL, errno.ENOENT)  # or a thread of another process
-        return there and fields is not None and fields[0] not in (b"Z", b"X")
+        return there and stat is not None and stat.state not in (b"Z", b"X")
     try:
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)

@@ -14,6 +14,7 @@ from gpuwarden.analysis.batch_size.cost_model import SizePeak
 from gpuwarden.analysis.batch_size.prior_runs import PriorRuns
 from gpuwarden.fair_eviction import select_evicted
 from gpuwarden.host import procfs
+from gpuwarden.host.process_key import parse_run_id
 from gpuwarden.records.builder import build_record, conclude_record, continue_record, usage_from_record
 from gpuwarden.records.record import RunRecord
 from gpuwarden.records.store import render_record
@@ -285,7 +286,8 @@ class Recorder:
             return _REBOOTED
         if not record.pid:
             return _UNSEEN
-        return "" if procfs.is_alive(record.pid, record.run_id.removeprefix(f"{record.pid}-")) else absent.evidence
+        _, start = parse_run_id(record.run_id) or (0, -1)
+        return "" if procfs.is_alive(record.pid, start) else absent.evidence
 
     def _write_due(self, now: float) -> None:
         """Write the records of the runs that wait for it longest; no poll has to write more than a few."""
