@@ -12,9 +12,10 @@ import pytest
 from kernel_log_fifo import Fifo
 
 from gpuwarden.host.kernel_log import KMSG, MAX_BYTES, MAX_RECORDS, KernelLog
-from gpuwarden.xid.kernel_messages import PREFIXES, KernelXid, parse_pci_address, parse_xids
+from gpuwarden.nvml.events import XidReport
+from gpuwarden.xid.kernel_messages import PREFIXES, normalize_pci_address, parse_xids
 
-GPU = (0, 0x3B, 0)
+GPU = "0000:3b:00.0"
 
 
 def opened(path: Path = KMSG, read: Callable[[int, int], bytes] = os.read) -> KernelLog:
@@ -22,9 +23,9 @@ def opened(path: Path = KMSG, read: Callable[[int, int], bytes] = os.read) -> Ke
     return KernelLog(PREFIXES, path, read)
 
 
-def told(found: Iterable[KernelXid]) -> list[tuple[object, ...]]:
-    """Reduce XIDs to address, code and how they were told."""
-    return [(each.pci, each.code, each.told) for each in found]
+def reported(found: Iterable[XidReport]) -> list[tuple[object, ...]]:
+    """Reduce XIDs to address, code and source."""
+    return [(each.gpu, each.code, each.source) for each in found]
 
 
 # As drivers of several ages print them (open-gpu-kernel-modules, kernel_rc.c and nv.c; NVIDIA's XID documents).
@@ -37,7 +38,7 @@ LINES: dict[str, tuple[object, ...]] = {
     "NVRM: Xid (PCI:0000:3b:00 GPU-I:01 GPU-CI:02): 13, pid=9, name=a, Graphics": (GPU, 13, "kernel_log"),
     "NVRM: Xid (0000:3b:00): 14, Channel 00000001": (GPU, 14, "kernel_log"),
     "NVRM: Xid (PCI:0000:3b:00.0): 31, pid=1, Ch 00000008": (GPU, 31, "kernel_log"),
-    "NVRM: Xid (PCI:10000:01:1f): 145, RLW_REMAP Nonfatal": ((0x10000, 1, 0x1F), 145, "kernel_log"),
+    "NVRM: Xid (PCI:10000:01:1f): 145, RLW_REMAP Nonfatal": ("10000:01:1f.0", 145, "kernel_log"),
     "NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.": (GPU, 79, "kernel_log_text"),
     "NVRM: GPU at PCI:0000:3b:00 has fallen off the bus.": (GPU, 79, "kernel_log_text"),
     "NVRM: The NVIDIA GPU 0000:3b:00.0\\x0aNVRM: (PCI ID: 10de:26b5) installed in this system has\\x0aNVRM: fallen off "
@@ -49,7 +50,7 @@ LINES: dict[str, tuple[object, ...]] = {
 def test_every_form_is_read(fifo: Fifo, line: str) -> None:
     """Each form that drivers print gives its address and code."""
     fifo.write("usb 1-1: new device", line, "nvidia-nvlink: up")
-    assert told(parse_xids(opened(fifo.path).read())) == [LINES[line]]
+    assert reported(parse_xids(opened(fifo.path).read())) == [LINES[line]]
 
 
 @pytest.mark.parametrize(
@@ -199,13 +200,13 @@ def test_file_that_gives_many_records_at_once_is_bounded_too(tmp_path: Path) -> 
 @pytest.mark.parametrize("address", ["0000:3b:00", "00000000:3b:00.0", "00000000:3B:00.0", "0000:3b:00.1"])
 def test_address_is_the_same_however_it_is_written(address: str) -> None:
     """NVML and the kernel write different numbers of zeros."""
-    assert parse_pci_address(address) == GPU
+    assert normalize_pci_address(address) == GPU
 
 
 @pytest.mark.parametrize("address", ["", "3b:00", "somewhere", "0000:3b:00.0 "])
 def test_no_address(address: str) -> None:
     """A GPU without an address, or with an odd one, has none."""
-    assert parse_pci_address(address) is None
+    assert normalize_pci_address(address) is None
 
 
 def test_the_kernels_own_log() -> None:
@@ -225,9 +226,9 @@ def test_the_kernels_own_log() -> None:
     line = f"NVRM: Xid (PCI:{mark:04x}:ff:1f): 106, pid=1, a test of gpuwarden: no GPU has this address"
     os.write(device, f"{line}\n".encode())  # without its end it could be continued, and nobody would see it yet
     os.close(device)
-    (found,) = [each for each in parse_xids(log.read()) if each.pci == (mark, 0xFF, 0x1F)]
-    assert (found.code, found.told) == (106, "kernel_log")
+    (found,) = [each for each in parse_xids(log.read()) if each.gpu == f"{mark:04x}:ff:1f.0"]
+    assert (found.code, found.source) == (106, "kernel_log")
     assert found.latest >= before
     assert found.time == pytest.approx(time.time(), abs=5)
-    assert [each for each in parse_xids(log.read()) if each.pci == (mark, 0xFF, 0x1F)] == []
+    assert [each for each in parse_xids(log.read()) if each.gpu == f"{mark:04x}:ff:1f.0"] == []
     log.close()

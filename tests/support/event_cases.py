@@ -47,7 +47,7 @@ class Box:
         self.snapshot = await self.poller.poll()
         self.xids.follow(self.snapshot)
         index = {gpu.identity.uuid: gpu.identity.index for gpu in self.snapshot.gpus}
-        self.heard += [[index[each.uuid], each.code] for each in self.events.drain()]
+        self.heard += [[index[each.gpu], each.code] for each in self.events.drain()]
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Poll until it holds; fail after a while."""

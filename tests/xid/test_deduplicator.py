@@ -8,13 +8,16 @@ from collections.abc import Sequence
 import pytest
 
 from gpuwarden.gpu.snapshot import XidCount
-from gpuwarden.xid.deduplicator import APART_SECONDS, MAX_CODES, MAX_OPEN, Source, XidDeduplicator, XidReport
+from gpuwarden.nvml.events import XidReport, XidSource
+from gpuwarden.xid.deduplicator import APART_SECONDS, MAX_CODES, MAX_OPEN, XidDeduplicator
 
-SOURCES: tuple[Source, ...] = ("nvml", "kernel_log", "kernel_log_text")
+SOURCES: tuple[XidSource, ...] = ("nvml", "kernel_log", "kernel_log_text")
 WALL = 1e9  # Unix time at the monotonic time 0
 
 
-def report(source: Source, moment: float, *, code: int = 79, uuid: str = "GPU-a", uncertain: float = 0.0) -> XidReport:
+def report(
+    source: XidSource, moment: float, *, code: int = 79, uuid: str = "GPU-a", uncertain: float = 0.0
+) -> XidReport:
     """Make a report of a fault that came in the `uncertain` seconds before `moment`."""
     return XidReport(source, uuid, code, moment - uncertain, moment, WALL + moment)
 
@@ -29,13 +32,13 @@ def counted(*reports: XidReport) -> int:
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(SOURCES)))
-def test_one_fault_told_thrice_counts_once(order: Sequence[Source]) -> None:
+def test_one_fault_told_thrice_counts_once(order: Sequence[XidSource]) -> None:
     """In whichever order the sources come."""
     assert counted(*(report(source, 10.0 + place) for place, source in enumerate(order))) == 1
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_two_reports_of_one_source_are_two_faults(source: Source) -> None:
+def test_two_reports_of_one_source_are_two_faults(source: XidSource) -> None:
     """Even at the same moment."""
     assert counted(report(source, 10.0), report(source, 10.0)) == 2
 
@@ -48,7 +51,7 @@ def test_two_reports_of_one_source_are_two_faults(source: Source) -> None:
         ("nvml", "kernel_log", "kernel_log", "nvml"),
     ],
 )
-def test_two_faults_told_twice_count_two(order: Sequence[Source]) -> None:
+def test_two_faults_told_twice_count_two(order: Sequence[XidSource]) -> None:
     """Two in a row pair off, however the reports are mixed."""
     assert counted(*(report(source, 10.0 + place / 10) for place, source in enumerate(order))) == 2
 

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import Literal
 
 from gpuwarden.nvml.constants import XID_EVENT
 from gpuwarden.nvml.interface import EventData, EventSet, Nvml, handle_key
@@ -31,11 +32,19 @@ HUNG_SECONDS = 10.0  # without a wait that came back, after which one hangs
 MAX_PENDING = 1024  # events taken from the driver and not yet asked for; then the driver keeps them
 
 
-@dataclass(frozen=True, slots=True)
-class NvmlXid:
-    """An XID as NVML tells it; it came between `earliest` and `latest` (monotonic), at Unix time `time` or before."""
+# The kernel log reports a lost GPU twice: as an XID, and as a sentence.
+XidSource = Literal["nvml", "kernel_log", "kernel_log_text"]
 
-    uuid: str
+
+@dataclass(frozen=True, slots=True)
+class XidReport:
+    """An XID as one source reports it. It occurred between `earliest` and `latest` (monotonic).
+
+    `time` is Unix time, from NVML the time of the report. `gpu` is a UUID, or a PCI address until its GPU is known.
+    """
+
+    source: XidSource
+    gpu: str
     code: int
     earliest: float
     latest: float
@@ -63,7 +72,7 @@ class XidEvents:
         self._stop = threading.Event()
         self._returned_at: float | None = None  # when a wait last came back; None while there is no event set
         self._failures = 0  # waits in a row
-        self._pending: deque[NvmlXid] = deque()
+        self._pending: deque[XidReport] = deque()
 
     @property
     def listening(self) -> bool:
@@ -86,7 +95,7 @@ class XidEvents:
         self._thread = threading.Thread(target=self._run, args=(self._stop,), name="driver events", daemon=True)
         self._thread.start()
 
-    def drain(self) -> list[NvmlXid]:
+    def drain(self) -> list[XidReport]:
         """Return the events since the last call, in their order."""
         return [self._pending.popleft() for _ in range(len(self._pending))]
 
@@ -210,7 +219,7 @@ class XidEvents:
                 self.unknown += 1
                 return
         if event.eventType & XID_EVENT:
-            self._pending.append(NvmlXid(uuid, event.eventData, empty_at, time.monotonic(), time.time()))
+            self._pending.append(XidReport("nvml", uuid, event.eventData, empty_at, time.monotonic(), time.time()))
             self.on_xid()
 
 

@@ -4,29 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 from gpuwarden.gpu.snapshot import XidCount
-
-# The kernel log tells of a lost GPU twice: as an XID, and in words.
-Source = Literal["nvml", "kernel_log", "kernel_log_text"]
+from gpuwarden.nvml.events import XidReport, XidSource
 
 APART_SECONDS = 5.0  # that two sources' reports of one fault may lie apart, beside what is uncertain in each
 MAX_CODES = 64  # of a GPU; NVIDIA's catalogue has 172
 MAX_OPEN = 256  # faults of one GPU and code that a source has not reported and still may
-
-
-@dataclass(frozen=True, slots=True)
-class XidReport:
-    """One source's report: a fault that came between `earliest` and `latest` (monotonic), at Unix time `time`."""
-
-    source: Source
-    uuid: str
-    code: int
-    earliest: float
-    latest: float
-    time: float
 
 
 class XidDeduplicator:
@@ -39,13 +24,13 @@ class XidDeduplicator:
         self.dropped = 0  # faults not counted, as their GPU has too many codes
         self._counts: dict[str, dict[int, XidCount]] = {}
         # By GPU, code and source: when the faults came that this source has not reported.
-        self._open: dict[tuple[str, int, Source], deque[tuple[float, float]]] = {}
+        self._open: dict[tuple[str, int, XidSource], deque[tuple[float, float]]] = {}
 
     def add(self, report: XidReport) -> bool:
         """Take a report; tell whether it is of a fault not known before, and counted."""
         if self._known(report):
             return False
-        counts = self._counts.setdefault(report.uuid, {})
+        counts = self._counts.setdefault(report.gpu, {})
         old = counts.get(report.code)
         if old is None and len(counts) >= MAX_CODES:
             self.dropped += 1
@@ -54,14 +39,14 @@ class XidDeduplicator:
             counts[report.code] = XidCount(1, report.time)
         else:
             counts[report.code] = XidCount(old.count + 1, max(old.last, report.time))
-        for other in get_args(Source):
+        for other in get_args(XidSource):
             if other != report.source:
-                key = report.uuid, report.code, other
+                key = report.gpu, report.code, other
                 self._open.setdefault(key, deque(maxlen=MAX_OPEN)).append((report.earliest, report.latest))
         return True
 
     def _known(self, report: XidReport) -> bool:
-        faults = self._open.get((report.uuid, report.code, report.source))
+        faults = self._open.get((report.gpu, report.code, report.source))
         while faults:
             earliest, latest = faults[0]
             if report.latest < earliest - APART_SECONDS:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 from gpuwarden.host.kernel_log import KernelRecord
+from gpuwarden.nvml.events import XidReport, XidSource
 
 PREFIXES = (b"NVRM: ",)
 
@@ -22,39 +21,25 @@ _OFF_THE_BUS = re.compile(
 )
 FALLEN_OFF_THE_BUS = 79
 
-PciAddress: TypeAlias = tuple[int, int, int]  # domain, bus, device
-Told: TypeAlias = Literal["kernel_log", "kernel_log_text"]
 
-
-@dataclass(frozen=True, slots=True)
-class KernelXid:
-    """An XID as the kernel log tells it; it came between `earliest` and `latest` (monotonic), at Unix time `time`."""
-
-    pci: PciAddress
-    code: int
-    told: Told
-    earliest: float
-    latest: float
-    time: float
-
-
-def parse_pci_address(text: str) -> PciAddress | None:
-    """Read an address as NVML or the kernel writes it, with any number of zeros in the domain; None if it is none."""
+def normalize_pci_address(text: str) -> str | None:
+    """Return an address of NVML or the kernel with four digits of domain and without function; None if it is none."""
     match = re.fullmatch(_ADDRESS, text.encode(), re.IGNORECASE)
     return _address(match) if match else None
 
 
-def _address(match: re.Match[bytes]) -> PciAddress:
-    return int(match[1], 16), int(match[2], 16), int(match[3], 16)
+def _address(match: re.Match[bytes]) -> str:
+    domain, bus, device = (int(match[number], 16) for number in (1, 2, 3))
+    return f"{domain:04x}:{bus:02x}:{device:02x}.0"
 
 
-def parse_xids(records: Iterable[KernelRecord]) -> Iterator[KernelXid]:
-    """Return the XIDs among the records."""
+def parse_xids(records: Iterable[KernelRecord]) -> Iterator[XidReport]:
+    """Return the XIDs among the records, by PCI address."""
     for record in records:
-        told: Told = "kernel_log"
+        source: XidSource = "kernel_log"
         match = _XID.match(record.message)
         code = int(match[4]) if match else FALLEN_OFF_THE_BUS
         if match is None:
-            match, told = _OFF_THE_BUS.match(record.message), "kernel_log_text"
+            match, source = _OFF_THE_BUS.match(record.message), "kernel_log_text"
         if match:
-            yield KernelXid(_address(match), code, told, record.earliest, record.latest, record.time)
+            yield XidReport(source, _address(match), code, record.earliest, record.latest, record.time)

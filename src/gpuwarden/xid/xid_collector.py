@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 
 from gpuwarden.gpu.snapshot import Gpu, Snapshot
 from gpuwarden.host.kernel_log import KernelRecord
-from gpuwarden.nvml.events import XidEvents
+from gpuwarden.nvml.events import XidEvents, XidReport
 from gpuwarden.nvml.identity import GpuIdentity
 from gpuwarden.nvml.interface import Nvml
 from gpuwarden.xid.codes import Severity, explain
-from gpuwarden.xid.deduplicator import XidDeduplicator, XidReport
-from gpuwarden.xid.kernel_messages import KernelXid, PciAddress, parse_pci_address, parse_xids
+from gpuwarden.xid.deduplicator import XidDeduplicator
+from gpuwarden.xid.kernel_messages import normalize_pci_address, parse_xids
 
 log = logging.getLogger(__name__)
 
@@ -30,16 +30,11 @@ _LEVELS: Mapping[Severity, int] = {"page": logging.ERROR, "warn": logging.WARNIN
 
 @dataclass(slots=True)
 class _UnresolvedXid:
-    """An XID that waits for its GPU, since that monotonic time; `told`: it is logged, and counted as dropped."""
+    """Report by PCI address that waits for its GPU since that monotonic time; once `logged` it counts as dropped."""
 
-    xid: KernelXid
+    report: XidReport
     since: float
-    told: bool = False
-
-    def report(self, gpu: str) -> XidReport:
-        """Make it a report of that GPU."""
-        xid = self.xid
-        return XidReport(xid.told, gpu, xid.code, xid.earliest, xid.latest, xid.time)
+    logged: bool = False
 
 
 class XidCollector:
@@ -74,9 +69,9 @@ class XidCollector:
         now = time.monotonic()
         news = [_UnresolvedXid(xid, now) for xid in parse_xids(records)]
         self._unresolved += news
-        for report in (*self._resolve(snapshot, news=bool(news)), *self._event_reports()):
+        for report in (*self._resolve(snapshot, news=bool(news)), *self.events.drain()):
             if self._counts.add(report):
-                self._log_report(report, snapshot.gpu(report.uuid))
+                self._log_report(report, snapshot.gpu(report.gpu))
         self._drop_overdue(now)
         for ledger in (self._counts, self._unresolved_counts):
             ledger.expire(now - REMEMBER_SECONDS)
@@ -89,12 +84,6 @@ class XidCollector:
         )
         return replace(snapshot, gpus=gpus)
 
-    def _event_reports(self) -> list[XidReport]:
-        return [
-            XidReport("nvml", each.uuid, each.code, each.earliest, each.latest, each.time)
-            for each in self.events.drain()
-        ]
-
     def _resolve(self, snapshot: Snapshot, *, news: bool) -> list[XidReport]:
         """Return the kernel's XIDs of GPUs that are known; the others wait until theirs says who it is."""
         if not self._unresolved:
@@ -106,9 +95,9 @@ class XidCollector:
         uuids = _uuids(snapshot)
         reports, unresolved = [], list[_UnresolvedXid]()
         for each in self._unresolved:
-            uuid = uuids.get(each.xid.pci)
+            uuid = uuids.get(each.report.gpu)
             if uuid:
-                reports.append(each.report(uuid))
+                reports.append(replace(each.report, gpu=uuid))
             else:
                 unresolved.append(each)
         self._unresolved = unresolved
@@ -122,22 +111,22 @@ class XidCollector:
         """
         beyond = len(self._unresolved) - MAX_UNRESOLVED
         for number, each in enumerate(self._unresolved):
-            if not each.told and (number < beyond or now - each.since >= IDENTIFY_SECONDS):
-                each.told = True
-                domain, bus, device = each.xid.pci
-                report = each.report(f"{domain:04x}:{bus:02x}:{device:02x}.0")
-                if self._unresolved_counts.add(report):
+            if not each.logged and (number < beyond or now - each.since >= IDENTIFY_SECONDS):
+                each.logged = True
+                if self._unresolved_counts.add(each.report):
                     self._unresolved_dropped += 1
-                    self._log(report, f"pci={report.uuid}", " No GPU of that address has answered: no series has it.")
+                    self._log(
+                        each.report, f"pci={each.report.gpu}", " No GPU of that address has answered: no series has it."
+                    )
         del self._unresolved[: max(beyond, 0)]
 
     def _log_report(self, report: XidReport, gpu: Gpu | None) -> None:
-        self._log(report, f"gpu={report.uuid}" + (f" index={gpu.identity.index}" if gpu else ""))
+        self._log(report, f"gpu={report.gpu}" + (f" index={gpu.identity.index}" if gpu else ""))
 
     def _log(self, report: XidReport, who: str, note: str = "") -> None:
         now = time.monotonic()
         self._logged = {key: moment for key, moment in self._logged.items() if now - moment < LOG_SECONDS}
-        key = report.uuid, report.code
+        key = report.gpu, report.code
         if key in self._logged or len(self._logged) >= MAX_LINES:
             return
         self._logged[key] = now
@@ -154,11 +143,11 @@ class XidCollector:
         )
 
 
-def _uuids(snapshot: Snapshot) -> dict[PciAddress, str]:
+def _uuids(snapshot: Snapshot) -> dict[str, str]:
     """Map addresses to GPUs; of two that had the same one, the GPU that answers has it now."""
     found = {}
     for gpu in sorted(snapshot.gpus, key=lambda gpu: gpu.up):
-        address = parse_pci_address(gpu.identity.pci_bus_id)
+        address = normalize_pci_address(gpu.identity.pci_bus_id)
         if address:
             found[address] = gpu.identity.uuid
     return found
