@@ -79,7 +79,7 @@ class CgroupReader:
         return self._found[membership]
 
     def _read_limits(self, membership: str) -> CgroupLimits:
-        paths = dict(_memberships(membership))
+        paths = parse_memberships(membership)
         controller, version = ("memory", _V1) if "memory" in self._mounts else ("", _V2)
         limited = [found for level in self._levels(paths, controller) if (found := _memory(level, version))]
         own = next(self._levels(paths, controller), None)
@@ -119,13 +119,18 @@ def _mounts(mountinfo: bytes) -> Iterator[tuple[str, tuple[str, str]]]:
                 yield controller, (place[0], place[1])
 
 
-def _memberships(text: str) -> Iterator[tuple[str, str]]:
-    """Return the path of a process's cgroup by controller, from /proc/PID/cgroup (cgroups(7))."""
-    for line in text.splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        for controller in controllers.split(","):
-            yield controller, path
+def parse_memberships(text: str) -> dict[str, str]:
+    """Return the path of a process's cgroup by controller, from /proc/PID/cgroup (cgroups(7)).
+
+    Version 2 has the name "", systemd's own hierarchy of version 1 "name=systemd".
+    """
+    found: dict[str, str] = {}
+    for line in text.split("\n"):  # not splitlines(): names may contain other line ends
+        _, separator, rest = line.partition(":")
+        controllers, second, path = rest.partition(":")
+        if separator and second:
+            found |= dict.fromkeys(controllers.split(","), path)
+    return found
 
 
 def _memory(folder: str, version: _Version) -> CgroupMemory | None:

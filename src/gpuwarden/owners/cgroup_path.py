@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from gpuwarden.host.cgroup_limits import parse_memberships
+
 Runtime = Literal["docker", "podman", "containerd", "cri-o", "lxc", ""]
 
 _CONTAINER = re.compile(
@@ -88,16 +90,10 @@ def parse(text: str) -> CgroupOwner:
 
 
 def _paths(text: str) -> Iterator[str]:
-    """Return the paths, systemd's own hierarchy first: version 2 is that, unless it is empty beside version 1."""
-    lines = [
-        line.split(":", 2) for line in text.split("\n")
-    ]  # not splitlines(): names may hold what that takes for ends
-    known = {line[1]: line[2].removesuffix(" (deleted)") for line in lines if len(line) == _FIELDS}
+    """Return the paths, that of systemd first: it is version 2, or name=systemd where both versions are mounted."""
+    known = {controller: path.removesuffix(" (deleted)") for controller, path in parse_memberships(text).items()}
     unified, systemd = known.pop("", "/"), known.pop("name=systemd", "/")
     return (path for path in dict.fromkeys((unified, systemd, *known.values())) if path != "/")
-
-
-_FIELDS = 3  # hierarchy, controllers, path
 
 
 def _system_parts(parts: list[str]) -> list[str]:
