@@ -89,7 +89,7 @@ class Sampler:
         """Read one metric, in a reading of its own."""
         self.clock.sleep(later)
         self.gpm.begin()
-        return self.gpm.share(HANDLE, metric)
+        return self.gpm.read_metric(HANDLE, metric)
 
 
 @pytest.fixture
@@ -127,19 +127,19 @@ def test_metric_that_is_not_supported_is_absent(driver: Driver, sampler: Sampler
     driver.codes[GPM_SM_ACTIVE] = pynvml.NVML_ERROR_NOT_SUPPORTED
     sampler.read()
     assert sampler.read() is None
-    assert sampler.gpm.share(HANDLE, GPM_DRAM_ACTIVE) == 0.2
+    assert sampler.gpm.read_metric(HANDLE, GPM_DRAM_ACTIVE) == 0.2
     driver.codes[GPM_SM_ACTIVE] = pynvml.NVML_ERROR_UNKNOWN
     for _ in range(2):
         with pytest.raises(NVMLError):
             sampler.read()
-        assert sampler.gpm.share(HANDLE, GPM_DRAM_ACTIVE) == 0.2
+        assert sampler.gpm.read_metric(HANDLE, GPM_DRAM_ACTIVE) == 0.2
 
 
 def test_one_sample_a_reading_and_two_buffers_for_ever(driver: Driver, sampler: Sampler) -> None:
     """However many rows ask, a reading takes one sample, into the older of two buffers, and compares once."""
     for _ in range(4):
         sampler.read()
-        sampler.gpm.share(HANDLE, GPM_DRAM_ACTIVE)
+        sampler.gpm.read_metric(HANDLE, GPM_DRAM_ACTIVE)
     assert driver.filled == [0, 1, 0, 1]
     assert len(driver.compared) == 3
     assert all(newer is driver.live[number] for number, (_, newer) in zip((1, 0, 1), driver.compared, strict=True))
@@ -162,7 +162,7 @@ def test_failed_sample_is_not_compared_with(driver: Driver, sampler: Sampler) ->
     driver.fails = pynvml.NVML_ERROR_UNKNOWN
     with pytest.raises(NVMLError):
         sampler.read()
-    assert sampler.gpm.share(HANDLE, GPM_DRAM_ACTIVE) is None
+    assert sampler.gpm.read_metric(HANDLE, GPM_DRAM_ACTIVE) is None
     driver.fails = None
     assert sampler.read() is None
     assert sampler.read() == 0.0

@@ -156,9 +156,9 @@ class Device:
         mode = self.try_query(self.nvml.nvmlDeviceGetMigMode)
         return mode is not None and list(mode[:1]) == [MIG_ENABLED]
 
-    def share(self, metric: int) -> float | None:
-        """Return a GPM metric, as Gpm.share does; a divided GPU is sampled by instance. Blocks; raises NVMLError."""
-        return self.gpm.share(self.handle, metric, divided=lambda: self.divided)
+    def read_gpm_metric(self, metric: int) -> float | None:
+        """Return a GPM metric as Gpm.read_metric does; None on a divided GPU. Blocks; raises NVMLError."""
+        return self.gpm.read_metric(self.handle, metric, divided=lambda: self.divided)
 
     @property
     def answered(self) -> bool:

@@ -84,7 +84,7 @@ class Gpm:
         self._supported = None
         self._lacks.clear()
 
-    def share(
+    def read_metric(
         self, handle: Handle, metric: int, gpu_instance: int | None = None, divided: Callable[[], bool] = lambda: False
     ) -> float | None:
         """Return one metric as a ratio, traffic in bytes a second; None where it is not supported, or not known yet.

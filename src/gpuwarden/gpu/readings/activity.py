@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import TypeAlias
 
+from gpuwarden.gpu.readings.instance import MigDevice
 from gpuwarden.metrics.model import Labels
 from gpuwarden.nvml.constants import (
     GPM_DRAM_ACTIVE,
@@ -15,31 +16,27 @@ from gpuwarden.nvml.constants import (
     GPM_SM_OCCUPANCY,
     GPM_TENSOR_OPERATIONS,
 )
+from gpuwarden.nvml.device import Device
+
+GpmSubject: TypeAlias = Device | MigDevice
 
 
-class Sampled(Protocol):
-    """GPU or MIG instance with GPM samples."""
-
-    def share(self, metric: int) -> float | None:
-        """Return one metric as Gpm.share does. Raises NVMLError."""
+def _read_one(metric: int) -> Callable[[GpmSubject], float | None]:
+    return lambda subject: subject.read_gpm_metric(metric)
 
 
-def _share(metric: int) -> Callable[[Sampled], float | None]:
-    return lambda subject: subject.share(metric)
-
-
-def _shares(metrics: Mapping[str, int]) -> Callable[[Sampled], dict[Labels, float]]:
-    def read(subject: Sampled) -> dict[Labels, float]:
-        found = {(name,): subject.share(number) for name, number in metrics.items()}
-        return {labels: share for labels, share in found.items() if share is not None}
+def _read_labelled(metrics: Mapping[str, int]) -> Callable[[GpmSubject], dict[Labels, float]]:
+    def read(subject: GpmSubject) -> dict[Labels, float]:
+        found = {(name,): subject.read_gpm_metric(number) for name, number in metrics.items()}
+        return {labels: value for labels, value in found.items() if value is not None}
 
     return read
 
 
-graphics_engine = _share(GPM_GRAPHICS_ENGINE)
-sm_active = _share(GPM_SM_ACTIVE)
-sm_occupancy = _share(GPM_SM_OCCUPANCY)
-dram = _share(GPM_DRAM_ACTIVE)
-pipes = _shares(GPM_PIPES)
-tensor_operations = _shares(GPM_TENSOR_OPERATIONS)
-pcie = _shares(GPM_PCIE)  # bytes a second by direction
+graphics_engine = _read_one(GPM_GRAPHICS_ENGINE)
+sm_active = _read_one(GPM_SM_ACTIVE)
+sm_occupancy = _read_one(GPM_SM_OCCUPANCY)
+dram = _read_one(GPM_DRAM_ACTIVE)
+pipes = _read_labelled(GPM_PIPES)
+tensor_operations = _read_labelled(GPM_TENSOR_OPERATIONS)
+pcie = _read_labelled(GPM_PCIE)  # bytes a second by direction

@@ -22,9 +22,9 @@ class MigDevice:
     attributes: Attributes | None
     memory: MemoryInfo | None = None
 
-    def share(self, metric: int) -> float | None:
-        """Return a GPM metric of its GPU instance, as Gpm.share does. Raises NVMLError."""
-        return self.gpu.gpm.share(self.gpu.handle, metric, self.identity.gpu_instance)
+    def read_gpm_metric(self, metric: int) -> float | None:
+        """Return a GPM metric of its GPU instance, as Gpm.read_metric does. Raises NVMLError."""
+        return self.gpu.gpm.read_metric(self.gpu.handle, metric, self.identity.gpu_instance)
 
 
 def info(mig: MigDevice) -> Mapping[Labels, float]:
