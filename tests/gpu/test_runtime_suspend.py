@@ -12,7 +12,7 @@ import pytest
 from services import ROOT, Daemon, ending, until
 
 from gpuwarden.gpu.poller import Poller
-from gpuwarden.gpu.runtime_suspend import IDLE_SECONDS, REST_SECONDS, SuspendMonitor
+from gpuwarden.gpu.runtime_suspend import IDLE_SECONDS, RELEASED_SECONDS, SuspendMonitor
 from gpuwarden.nvml.interface import Handle
 from gpuwarden.nvml.return_codes import nvml_error
 from gpuwarden.simulation.simulated_nvml import Simulation
@@ -72,7 +72,7 @@ def test_addresses_are_nvmls_and_the_kernels(bus: Bus, written: str) -> None:
     later(1)
     assert watch.is_asleep(written)
     assert not watch.is_asleep("00000000:11:00.0")
-    assert (watch.asleep, watch.resting) == (1, False)
+    assert (watch.asleep_count, watch.wants_release) == (1, False)
 
 
 def test_idle_box_is_polled_seldom(bus: Bus) -> None:
@@ -83,14 +83,14 @@ def test_idle_box_is_polled_seldom(bus: Bus) -> None:
         polled = 0
         for _ in range(600):
             later(1)
-            if not watch.resting:
+            if not watch.wants_release:
                 polled += 1
                 watch.record_poll(busy=busy)
         return polled
 
     assert polls(busy=True) == 600
-    assert polls(busy=False) == pytest.approx(IDLE_SECONDS + (600 - IDLE_SECONDS) / REST_SECONDS, abs=2)
-    assert polls(busy=True) >= 600 - REST_SECONDS
+    assert polls(busy=False) == pytest.approx(IDLE_SECONDS + (600 - IDLE_SECONDS) / RELEASED_SECONDS, abs=2)
+    assert polls(busy=True) >= 600 - RELEASED_SECONDS
     for address in (FIRST, SECOND):
         bus.allow(address, "on")  # there is no use in a rest where none may fall asleep
     assert polls(busy=False) == 600
@@ -104,10 +104,10 @@ def test_gpu_that_somebody_woke_ends_the_rest(bus: Bus) -> None:
     later(IDLE_SECONDS)
     watch.record_poll(busy=False)
     later(1)
-    assert watch.resting
+    assert watch.wants_release
     bus.set(FIRST, "active")
     later(1)
-    assert not watch.resting
+    assert not watch.wants_release
 
 
 def test_index_stands_for_the_order_of_addresses(bus: Bus) -> None:
@@ -126,7 +126,12 @@ def test_machine_that_shows_no_gpu_is_polled(tmp_path: Path) -> None:
     """Where /sys is hidden or has no GPU, all is as without this option."""
     watch = SuspendMonitor(tmp_path / "absent")
     watch.update()
-    assert (watch.resting, watch.is_asleep(FIRST), watch.may_be_asleep(0, 4), watch.asleep) == (False, False, False, 0)
+    assert (watch.wants_release, watch.is_asleep(FIRST), watch.may_be_asleep(0, 4), watch.asleep_count) == (
+        False,
+        False,
+        False,
+        0,
+    )
 
 
 def test_daemon_lets_gpus_sleep(tmp_path: Path, bus: Bus, mock_nvml: MockNvml) -> None:
@@ -138,7 +143,7 @@ def test_daemon_lets_gpus_sleep(tmp_path: Path, bus: Bus, mock_nvml: MockNvml) -
     altered = {
         "gpuwarden.gpu.runtime_suspend:DEVICES": str(bus.folder),
         "gpuwarden.gpu.runtime_suspend:IDLE_SECONDS": 1,
-        "gpuwarden.gpu.runtime_suspend:REST_SECONDS": 3600,
+        "gpuwarden.gpu.runtime_suspend:RELEASED_SECONDS": 3600,
     }
     for address in (FIRST, SECOND):
         bus.set(address, "suspended")
@@ -203,7 +208,7 @@ def test_no_gpu_is_looked_up_by_its_uuid(bus: Bus, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(box.nvml, "nvmlDeviceGetHandleByUUID", find)
 
     async def scenario() -> None:
-        warden = Poller(box.nvml, 10.0, sleep=SuspendMonitor(bus.folder))
+        warden = Poller(box.nvml, 10.0, suspend=SuspendMonitor(bus.folder))
 
         async def up() -> list[bool]:
             return [gpu.up for gpu in (await warden.poll()).gpus]

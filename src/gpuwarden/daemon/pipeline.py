@@ -64,12 +64,12 @@ class Pipeline:
         self.xids = XidCollector(source.nvml)
         self.poller.register(self.xids.events)
         self.xids.events.on_xid = self._request_if_urgent
-        self.kernel_log = KernelLog(_LOGGED, config.kernel_log.path) if _is_this_machine(source) else None
+        self.kernel_log = KernelLog(_LOGGED, config.kernel_log.path) if source.is_local else None
         self.knows_pids_of_kernel_log = pid_namespace.is_initial()  # else they are others' than those seen here
         self.host = HostSampler(config.poll.slow_interval)
         self.users = UserNames(source.user_name)
-        self.processes = ProcessIdentifier() if _is_this_machine(source) else None
-        owners = config.owners if _is_this_machine(source) else NO_OWNERS
+        self.processes = ProcessIdentifier() if source.is_local else None
+        owners = config.owners if source.is_local else NO_OWNERS
         self.containers = ContainerNames(owners.docker, owners.podman, owners.kubernetes_logs)
         self.owners = OwnerResolver(
             config.owners.max,
@@ -210,11 +210,6 @@ class Pipeline:
         return tuple(found[:limit])
 
 
-def _is_this_machine(source: Source) -> bool:
-    """Return whether pids, users and GPUs are this machine's, and not a simulation's or a capture's."""
-    return source.name == "nvml"
-
-
 def _poller(config: Config, source: Source) -> Poller:
     return Poller(
         source.nvml,
@@ -223,7 +218,7 @@ def _poller(config: Config, source: Source) -> Poller:
         memory_interval=config.poll.memory_interval,
         host_memory=source.host_memory,
         clock=source.clock,
-        sleep=SuspendMonitor() if config.gpus.let_sleep and _is_this_machine(source) else None,
+        suspend=SuspendMonitor() if config.gpus.let_sleep and source.is_local else None,
     )
 
 
@@ -240,5 +235,5 @@ def _registry(config: Config, prior_runs: PriorRuns) -> RunRegistry:
 
 def _recorder(config: Config, source: Source, prior_runs: PriorRuns, users: UserNames) -> Recorder:
     # What runs report next to GPUs that are not this machine's is for looking at, and not to be kept.
-    folder = find_database_folder(config.receipts) if _is_this_machine(source) else None
+    folder = find_database_folder(config.receipts) if source.is_local else None
     return Recorder(folder, config.receipts.max, users.name, most_runs=config.runs.max, prior_runs=prior_runs)

@@ -50,6 +50,11 @@ class Source:
     identify: Callable[[Iterable[int]], Mapping[int, ProcessIdentity]] = _nobody
     user_name: Callable[[int], str] = from_database
 
+    @property
+    def is_local(self) -> bool:
+        """True if the pids, users and GPUs are this machine's, and not a simulation's or a capture's."""
+        return self.name == "nvml"
+
 
 def open_source(chosen: SourceChoice, simulation: schema.SimulationConfig) -> Source:
     """Open what was chosen. Only `auto` asks the driver, and waits for it if need be (driver.PATIENCE_SECONDS).

@@ -70,7 +70,7 @@ class Poller:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         stopwatch: Callable[[], float] = time.perf_counter,
-        sleep: SuspendMonitor | None = None,
+        suspend: SuspendMonitor | None = None,
     ) -> None:
         self._nvml = nvml
         self._plan = plan
@@ -82,7 +82,7 @@ class Poller:
         self._timeout = min(interval, MAX_CALL_SECONDS)
         self._sampler = MemorySampler(memory_interval, self._timeout) if memory_interval < interval else None
         self._users: list[DriverUser] = [self._sampler] if self._sampler else []
-        self._sleep = sleep
+        self._suspend = suspend
         self._session = Session(nvml)
         self._threads = CallPool()
         self._counting = RepeatedCall(self._threads, self._session.count)
@@ -95,7 +95,7 @@ class Poller:
         self._enumerated = (0, 0)  # the session, and how many GPUs it had
         self._fault: str | None = None
         self._paused_until: float | None = None  # by the monotonic clock
-        self._rest_at = 0.0  # monotonic
+        self._suspend_retry_at = 0.0  # monotonic
 
     @property
     def uninterruptible(self) -> bool:
@@ -131,14 +131,14 @@ class Poller:
         if self._paused_until is not None and time.monotonic() >= self._paused_until:
             log.warning("the pause is over: GPUs are read again")
             self.resume()
-        if self._sleep:
-            self._sleep.update()
+        if self._suspend:
+            self._suspend.update()
         if self._paused_until is not None or await self._released_for_suspend():
             return self._snapshot(began, started, None, asked=False)
         self._counting.start(self._timeout)
         if self._session.open:
             # Together with the count: going round the threads twice costs half a poll's time.
-            self._begin([gpu for gpu in self._gpus_to_poll() if gpu.is_open or not self._sleep])
+            self._begin([gpu for gpu in self._gpus_to_poll() if gpu.is_open or not self._suspend])
         await wait_for_all(self._threads, [self._counting], self._timeout)
         count = self._collect_count(began)
         if count is not None:
@@ -155,10 +155,10 @@ class Poller:
         gpus = tuple(gpu.collect() if gpu in wanted else gpu.skip() for gpu in known)
         if self._sampler and asked:
             self._sampler.watch(gpu.memory_probe for gpu in known if gpu in wanted and gpu.memory_probe)
-        sleep = self._sleep
-        if sleep and asked:
+        suspend = self._suspend
+        if suspend and asked:
             in_use = any(gpu.processes or not gpu.up for gpu in gpus if gpu.asked)
-            sleep.record_poll(busy=in_use or self._fault is not None)
+            suspend.record_poll(busy=in_use or self._fault is not None)
         left = None if self._paused_until is None else self._paused_until - time.monotonic()
         return Snapshot(
             time=began,
@@ -171,26 +171,26 @@ class Poller:
             errors=dict(self._errors),
             asked=asked,
             paused_until=None if left is None else began + left,
-            asleep={gpu.identity.uuid: sleep.is_asleep(gpu.identity.pci_bus_id) for gpu in gpus} if sleep else {},
-            asleep_count=sleep.asleep if sleep else None,
+            asleep={gpu.identity.uuid: suspend.is_asleep(gpu.identity.pci_bus_id) for gpu in gpus} if suspend else {},
+            asleep_count=suspend.asleep_count if suspend else None,
         )
 
     def _gpus_to_poll(self) -> list[PolledGpu]:
         """Return the known GPUs to poll: all but those that sleep."""
-        if self._sleep is None:
+        if self._suspend is None:
             return list(self._gpus.values())
-        return [gpu for gpu in self._gpus.values() if not self._sleep.is_asleep(gpu.identity.pci_bus_id)]
+        return [gpu for gpu in self._gpus.values() if not self._suspend.is_asleep(gpu.identity.pci_bus_id)]
 
     async def _released_for_suspend(self) -> bool:
         """Release the driver where GPUs are to fall asleep: only its shutdown closes a device. Return whether it is."""
-        if self._sleep is None or not self._sleep.resting or time.monotonic() < self._rest_at:
+        if self._suspend is None or not self._suspend.wants_release or time.monotonic() < self._suspend_retry_at:
             return False
         if self._session.open:
             try:
                 await self._release(IDLE_RELEASE_SECONDS)
             except StillUsedError as error:
                 log.warning("the driver cannot be released for GPUs to sleep: %s", error)
-                self._rest_at = time.monotonic() + IDLE_RETRY_SECONDS
+                self._suspend_retry_at = time.monotonic() + IDLE_RETRY_SECONDS
                 return False
         return True
 
@@ -297,7 +297,7 @@ class Poller:
         listed = [
             candidate
             for candidate in self._unidentified.items()
-            if candidate[0] < count and (self._sleep is None or not self._sleep.may_be_asleep(candidate[0], count))
+            if candidate[0] < count and (self._suspend is None or not self._suspend.may_be_asleep(candidate[0], count))
         ]
         outcomes = await asyncio.gather(*map(self._identify, listed))
         found = Counter(gpu.identity.name for uuid, gpu in self._gpus.items() if uuid not in before)

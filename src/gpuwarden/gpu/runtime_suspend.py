@@ -12,7 +12,7 @@ from pathlib import Path
 
 DEVICES = Path("/sys/bus/pci/drivers/nvidia")  # a folder a GPU
 IDLE_SECONDS = 60.0  # without a process on any GPU, after which polls pause
-REST_SECONDS = 30.0  # that they pause, so that GPUs may fall asleep; then GPUs are polled once
+RELEASED_SECONDS = 30.0  # that they pause, so that GPUs may fall asleep; then GPUs are polled once
 
 
 class SuspendMonitor:
@@ -24,18 +24,18 @@ class SuspendMonitor:
         self._asleep: dict[str, bool] = {}
         self._can_sleep = False
         self._busy_at = clock()
-        self._rests_until = 0.0
+        self._released_until = 0.0
 
     @property
-    def asleep(self) -> int:
+    def asleep_count(self) -> int:
         """Number of GPUs that sleep."""
         return sum(self._asleep.values())
 
     @property
-    def resting(self) -> bool:
+    def wants_release(self) -> bool:
         """True where no GPU is to be polled: all sleep, or none has had a process for long and some may fall asleep."""
         now = self._clock()
-        idle = self._can_sleep and now - self._busy_at >= IDLE_SECONDS and now < self._rests_until
+        idle = self._can_sleep and now - self._busy_at >= IDLE_SECONDS and now < self._released_until
         return idle or (bool(self._asleep) and all(self._asleep.values()))
 
     def update(self) -> None:
@@ -55,11 +55,11 @@ class SuspendMonitor:
         """Return whether the GPU of that index may sleep, of so many that NVML lists in order of address."""
         if count == len(self._asleep):
             return list(self._asleep.values())[index]
-        return self.asleep > 0
+        return self.asleep_count > 0
 
     def record_poll(self, *, busy: bool) -> None:
         """Note that GPUs were polled, and whether one is in use."""
-        self._rests_until = self._clock() + REST_SECONDS
+        self._released_until = self._clock() + RELEASED_SECONDS
         if busy:
             self._busy_at = self._clock()
 
