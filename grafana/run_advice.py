@@ -55,7 +55,7 @@ def errors() -> list[Panel]:
         timeseries(
             66,
             "Errors of runs",
-            "Errors that steps raised, by kind; docs/use/errors.md says what each means and what to do.",
+            "Errors that steps raised, by kind; docs/use/troubleshooting.md says what each means and what to do.",
             Query(with_run(risen(RunReadings.errors_total)), f"{NAME} {{{{kind}}}}"),
             width=8,
             unit="short",

@@ -421,7 +421,7 @@ def test_a_host_that_hides_processes_does_not_hide_them_here(mock: MockNvml, pro
 
 def test_the_documented_drop_in_sees_hidden_processes(mock: MockNvml, process: subprocess.Popen[bytes]) -> None:
     """Where /proc hides others' processes from the service too, the capability in docs/start/install.md names them."""
-    text = (SHARED / "operations.md").read_text()
+    text = (SHARED / "install.md").read_text()
     (documented,) = re.findall(r"```ini\n(\[Service\]\n[^`]*CAP_SYS_PTRACE[^`]*)```", text)
     mock.processes(0, {process.pid: 1 << 30})
     drop_in("hidden", "[Service]\nProtectProc=invisible\n")
@@ -434,7 +434,7 @@ def test_the_documented_drop_in_sees_hidden_processes(mock: MockNvml, process: s
 
 def test_the_documented_drop_in_reaches_docker() -> None:
     """Docker's socket is closed to the service, which says so, and open with the group in docs/start/install.md."""
-    text = (SHARED / "operations.md").read_text()
+    text = (SHARED / "install.md").read_text()
     (documented,) = re.findall(r"```ini\n(\[Service\]\nSupplementaryGroups=docker\n)```", text)
     command("groupadd", "--force", "docker")
     access = (("source", "docker"),)
@@ -454,7 +454,7 @@ def test_the_documented_drop_in_reads_the_kernel_log(mock: MockNvml) -> None:
     """The strict unit may not read the kernel log, and says so; with the drop-in in docs/start/install.md it does."""
     os.mknod("/dev/kmsg", stat.S_IFCHR | 0o644, os.makedev(1, 11))
     restricted = int(Path("/proc/sys/kernel/dmesg_restrict").read_text())  # else it needs no capability
-    text = (SHARED / "operations.md").read_text()
+    text = (SHARED / "install.md").read_text()
     (documented,) = re.findall(r"```ini\n(\[Service\]\n[^`]*CAP_SYSLOG[^`]*)```", text)
     access = (("source", "kernel_log"),)
     command("systemctl", "restart", "gpuwarden")

@@ -27,7 +27,7 @@ scrapes gpuwarden on the same machine every five seconds and evaluates them: <ht
 package has started a Prometheus on that port already, add `--web.listen-address=127.0.0.1:9091`. In a Prometheus of
 your own, list the file under `rule_files` and name the scrape job `gpuwarden`. Where that Prometheus has boxes of one
 name in several clusters, give their targets the label `cluster`; rules and dashboards keep them apart by it.
-Alertmanager notifies people: [receivers.md](../use/receivers.md). The rules evaluate every five seconds, those
+Alertmanager notifies people: [notifications.md](../use/notifications.md). The rules evaluate every five seconds, those
 on links every thirty, and what is recorded for
 [dashboards](../use/dashboards.md#long-time-ranges) comes every minute. An
 alert can be no faster than your scrape interval, so keep that short for gpuwarden.
@@ -81,7 +81,7 @@ def _silence_text(rule: Condition) -> str:
 def _hidden_text(rule: Condition) -> str:
     hiding = [f"[{name}](#{name.lower()})" for name in inhibition.find_hiding(rule.name)]
     return (
-        f"- **Hidden by** {' or '.join(hiding)}, where Alertmanager [is told so](../use/receivers.md).\n"
+        f"- **Hidden by** {' or '.join(hiding)}, where Alertmanager [is told so](../use/notifications.md).\n"
         if hiding
         else ""
     )

@@ -231,7 +231,7 @@ class ControlConfig:
 
 @dataclass(frozen=True, slots=True)
 class AlertmanagerConfig:
-    """Alertmanagers that the daemon sends alerts to, before Prometheus (docs/use/alertmanager.md)."""
+    """Alertmanagers that the daemon sends alerts to, before Prometheus (docs/use/notifications.md)."""
 
     url: tuple[str, ...] = option(list_of(SERVER_URL, "list of servers' URLs"), "none",
         "Where they are; each of them gets every alert.")

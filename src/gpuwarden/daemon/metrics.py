@@ -84,16 +84,16 @@ class DaemonReadings(Table[State], prefix="gpuwarden_"):
         lambda state: state.counts.receipt_errors, source="receipts.path")
     alerts_dropped_total = Metric[State](
         "gpuwarden_alerts_dropped_total", "counter", "", "Alerts that the daemon itself tells nobody of, as too many fire.",
-        lambda state: state.counts.alerts_dropped, source="docs/use/alertmanager.md")
+        lambda state: state.counts.alerts_dropped, source="docs/use/notifications.md")
     alertmanager_alerts_sent_total = Metric[State](
         "gpuwarden_alertmanager_alerts_sent_total", "counter", "", "Alerts that an Alertmanager has taken from the daemon itself, each time that one was told again included.",
-        lambda state: {(url,): posted.sent for url, posted in state.counts.alerts_posted.items()}, labels=("alertmanager",), source="docs/use/alertmanager.md")
+        lambda state: {(url,): posted.sent for url, posted in state.counts.alerts_posted.items()}, labels=("alertmanager",), source="docs/use/notifications.md")
     alertmanager_errors_total = Metric[State](
         "gpuwarden_alertmanager_errors_total", "counter", "", "Messages of alerts that an Alertmanager did not take; the log says why.",
-        lambda state: {(url,): posted.failed for url, posted in state.counts.alerts_posted.items()}, labels=("alertmanager",), source="docs/use/alertmanager.md")
+        lambda state: {(url,): posted.failed for url, posted in state.counts.alerts_posted.items()}, labels=("alertmanager",), source="docs/use/notifications.md")
     alertmanager_alerts_dropped_total = Metric[State](
         "gpuwarden_alertmanager_alerts_dropped_total", "counter", "", "Alerts that an Alertmanager was never sent: over before it took a message, or more at once than are kept.",
-        lambda state: {(url,): posted.dropped for url, posted in state.counts.alerts_posted.items()}, labels=("alertmanager",), source="docs/use/alertmanager.md")
+        lambda state: {(url,): posted.dropped for url, posted in state.counts.alerts_posted.items()}, labels=("alertmanager",), source="docs/use/notifications.md")
     notify_messages_total = Metric[State](
         "gpuwarden_notify_messages_total", "counter", "", "Messages about alerts that a target of notify has taken.",
         lambda state: {(name,): counts.sent for name, counts in state.counts.notified.items()}, labels=("target",), source="docs/use/notifications.md")

@@ -143,7 +143,7 @@ RUN_CONDITIONS = (
         look="`gpuwarden runs show ID` for the signal, and at the batch system's account of the job.",
         do="nothing, if it was you. Else find out who did: the kernel does not tell.",
         wrong="""the daemon may not read the kernel log, and it was the OOM killer all the same
-            ([runs.md](use/runs.md#what-the-evidence-takes)).""",
+            ([runs.md](use/runs.md#evidence-and-permissions)).""",
     ),
     # The quotient of two rates: both count only the seconds in which the wait was observed.
     Condition(
@@ -167,6 +167,6 @@ RUN_CONDITIONS = (
             CPUs, one thread, storage, or memory?""",
         do="what the first row that fits says there. A prefetch at the end of the pipeline costs one line.",
         wrong="""the model is small on purpose and the input as fast as it gets. Silent where [the wait cannot be
-            known](use/slow-training.md#where-the-wait-is-known), which is no sign that there is none.""",
+            known](use/slow-training.md#where-input-wait-is-measured), which is no sign that there is none.""",
     ),
 )

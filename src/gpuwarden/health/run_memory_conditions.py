@@ -178,7 +178,7 @@ RUN_MEMORY_CONDITIONS = (
             "verdict" }} (docs/understand/oom-diagnosis.md).{{ end }}%{owner_lately}""",
         told="for %{oom_told.words} after the last one, or until the run is forgotten",
         means="""A step of training, evaluation or prediction raised an out-of-memory, on a GPU or on the host
-            ([errors.md](use/errors.md)). The run may have caught it and gone on.""",
+            ([troubleshooting.md](use/troubleshooting.md#error-kinds)). The run may have caught it and gone on.""",
         look="""the verdict, its evidence and its next step ([oom-diagnosis.md](understand/oom-diagnosis.md)): in the
             daemon's log line,
             `gpuwarden runs show`, and by name in the alert itself. The line also says what was asked for, by which

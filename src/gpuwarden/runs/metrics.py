@@ -199,18 +199,18 @@ class RunReadings(Table[RunSnapshot], prefix="gpuwarden_run_", key=("run_id",)):
         lambda run: run.unresolved, source="hello")
     errors_total = Metric[RunSnapshot](
         "gpuwarden_run_errors_total", "counter", "", "Errors that training raised, evaluation and prediction included, by kind.",
-        _errors, labels=("kind",), source="report, docs/use/errors.md")
+        _errors, labels=("kind",), source="report, docs/use/troubleshooting.md")
     last_error_timestamp_seconds = Metric[RunSnapshot](
         "gpuwarden_run_last_error_timestamp_seconds", "gauge", "seconds", "When the run last told of an error of the kind, in Unix time.",
         lambda run: {(kind,): at for kind, at in run.last_errors.items()}, labels=("kind",), source="error, report")
     oom_requested_bytes = Metric[RunSnapshot](
         "gpuwarden_run_oom_requested_bytes", "gauge", "bytes", "Bytes that could not be allocated in the run's last out-of-memory on the GPU.",
         lambda run: {(uuid,): oom.requested for uuid, oom in run.ooms.items() if oom.requested is not None},
-        labels=("uuid",), source="error, docs/use/errors.md")
+        labels=("uuid",), source="error, docs/use/troubleshooting.md")
     oom_headroom_bytes = Metric[RunSnapshot](
         "gpuwarden_run_oom_headroom_bytes", "gauge", "bytes", "Headroom that was left before the run's last out-of-memory on the GPU: the last poll's, less what the run took since.",
         lambda run: {(uuid,): oom.headroom for uuid, oom in run.ooms.items() if oom.headroom is not None},
-        labels=("uuid",), source="error, docs/use/errors.md")
+        labels=("uuid",), source="error, docs/use/troubleshooting.md")
     oom_verdict_info = Metric[RunSnapshot](
         "gpuwarden_run_oom_verdict_info", "info", "", "Why the run's last out-of-memory came, as far as evidence supports it.",
         lambda run: {(run.verdict.cause,): 1} if run.verdict else None, labels=("verdict",), source="docs/understand/oom-diagnosis.md")

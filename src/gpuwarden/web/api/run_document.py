@@ -88,7 +88,7 @@ class RunDocument:
     step_p95_seconds: Annotated[Number, "What 95 % of its steps did not exceed."] = None
     input_wait_ratio: Annotated[Number, "Of the time of its steps, the part in which they waited for input, where that is known (slow.md)."] = None
     loss: Annotated[Number, "The last loss, where the user has it reported."] = None
-    errors: Annotated[Mapping[str, int] | None, "Errors that steps raised, by kind (errors.md)."] = None
+    errors: Annotated[Mapping[str, int] | None, "Errors that steps raised, by kind (troubleshooting.md)."] = None
     stall: Annotated[StallDocument | None, "There while a step hangs."] = None
     verdict: Annotated[VerdictDocument | None, "There once it was out of memory."] = None
     batch_size_advice: Annotated[str | None, "Which batch size would fit, in a sentence (batch-size.md)."] = None
