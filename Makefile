@@ -1,6 +1,6 @@
 # Main commands: run, test, check, fix, docs, demo, bench. `make` alone lists all.
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-all check lint fix docs docs-site docs-links goldens history pictures bench bench-smoke gpu-check clean
+.PHONY: help run demo test test-all check lint fix docs man docs-site docs-links goldens history pictures bench bench-smoke gpu-check clean
 
 BIN := .venv/bin
 # A user who may not write to /run gets a socket of their own; the daemon says which.
@@ -48,6 +48,7 @@ fix: ## format, and fix what ruff can fix
 
 docs: ## generate the references, rules, dashboards and the map of the code
 	@tools/environment.sh test
+	$(BIN)/gpuwarden reference cli > docs/reference/cli.md
 	$(BIN)/gpuwarden reference metrics > docs/reference/metrics.md
 	$(BIN)/gpuwarden reference xid > docs/reference/xids.md
 	$(BIN)/gpuwarden reference config > docs/reference/configuration.md
@@ -62,6 +63,11 @@ docs: ## generate the references, rules, dashboards and the map of the code
 	$(BIN)/gpuwarden rules --inhibition >> deploy/alertmanager/alertmanager.yml
 	$(BIN)/python grafana/dashboards.py
 	$(BIN)/python -m tools.architecture
+
+man: ## build the man page: build/man/gpuwarden.1
+	@tools/environment.sh man
+	@mkdir -p build/man
+	$(BIN)/python tools/man_page.py > build/man/gpuwarden.1
 
 docs-site: ## build the docs as a web site in build/site; a warning or a broken internal link is an error
 	@tools/environment.sh docs

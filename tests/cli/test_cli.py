@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,7 +16,8 @@ import pytest
 from services import ROOT, Daemon, Process, ending, until
 
 from gpuwarden._version import __version__
-from gpuwarden.cli.common.entry_points import COMMANDS, REFERENCES, load_function
+from gpuwarden.cli.common.entry_points import REFERENCES, load_function
+from gpuwarden.cli.parser import COMMANDS, SHELLS, Command, make_parser
 from mock_nvml import MockNvml
 
 NO_DRIVER = {"LD_LIBRARY_PATH": "/nonexistent"}
@@ -64,6 +67,15 @@ def test_environment_names_the_socket_unless_a_flag_does() -> None:
     assert [line.partition(": ")[0] for line in overruled] == ["--listen"]
 
 
+def test_environment_names_the_daemon_unless_a_flag_does() -> None:
+    """GPUWARDEN_LISTEN is the address of the daemon for every command, and --listen wins over it."""
+    environment = {"GPUWARDEN_LISTEN": "127.0.0.1:1"}
+    assert "http://127.0.0.1:1" in run("runs", env=environment).stderr
+    assert "http://127.0.0.1:1" in run("top", "--once", env=environment).stderr
+    assert "http://127.0.0.1:2" in run("runs", "--listen", "127.0.0.1:2", env=environment).stderr
+    assert run("runs", env={"GPUWARDEN_LISTEN": "here"}).stderr.startswith("GPUWARDEN_LISTEN: ")
+
+
 def test_check_config(tmp_path: Path) -> None:
     """A good file is OK, a missing one is status 2."""
     good = run("check-config", str(ROOT / "config.example.yaml"))
@@ -73,12 +85,104 @@ def test_check_config(tmp_path: Path) -> None:
     assert "no such file" in missing.stderr
 
 
-@pytest.mark.parametrize("arguments", [[], ["run"], ["serve", "--nonsense"], ["reference", "nothing"]])
+@pytest.mark.parametrize(
+    "arguments", [["--nonsense"], ["serve", "--nonsense"], ["reference", "nothing"], ["check-config"]]
+)
 def test_wrong_use_is_status_2(arguments: list[str]) -> None:
-    """A command line that makes no sense ends with 2 and the usage."""
+    """Wrong arguments end with status 2, the usage and the command that prints help."""
+    done = run(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    command = "gpuwarden" if arguments[0].startswith("-") else f"gpuwarden {arguments[0]}"
+    assert done.stderr.startswith(f"usage: {command} ")
+    assert done.stderr.endswith(f"\nSee: {command} --help\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["srve"], "serve"),
+        (["check_config"], "check-config"),
+        (["--verion"], "--version"),
+        (["serve", "--lisen", "127.0.0.1:1"], "--listen"),
+        (["serve", "--lisen=127.0.0.1:1"], "--listen"),
+        (["runs", "shw"], "show"),
+        (["runs", "show", "--jsn", "4711"], "--json"),
+        (["rules", "--near-oom-ration", "5%"], "--near-oom-ratio"),
+        (["reference", "metrcs"], "metrics"),
+    ],
+)
+def test_misspelled_word_gets_a_suggestion(arguments: list[str], meant: str) -> None:
+    """A misspelled command, option or value is answered with the nearest known one."""
     done = run(*arguments)
     assert done.returncode == 2
-    assert "usage:" in done.stderr
+    assert f"; did you mean {meant}?\n" in done.stderr
+
+
+def test_help_fits_a_terminal() -> None:
+    """Without an argument there is the help: each command with an example, within 80 columns and 24 lines."""
+    done = run()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == run("--help").stdout
+    lines = done.stdout.splitlines()
+    assert len(lines) < 24  # the prompt takes one
+    assert max(map(len, lines)) <= 80
+    for command in COMMANDS:
+        assert any(line.startswith(f"  {command.name} ") and f" gpuwarden {command.name}" in line for line in lines)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_help_of_a_command_ends_in_examples(command: Command) -> None:
+    """The help of each command fits 80 columns, and its examples are accepted by the parser."""
+    lines = run(command.name, "--help", env={"COLUMNS": "80"}).stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[-len(command.examples) :] == [f"  {each}" for each in command.examples]
+    for example in command.examples:
+        if example.startswith("gpuwarden "):
+            words = shlex.split(re.split(r" [|>] ", example)[0])
+            assert make_parser().parse_args(words[1:]).function
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_completion(shell: str, tmp_path: Path) -> None:
+    """The completion script of each shell knows all commands, and the shell can read it."""
+    done = run("completion", shell)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [command.name for command in COMMANDS if command.name not in done.stdout] == []
+    if program := shutil.which(shell):
+        script = tmp_path / "script"
+        script.write_text(done.stdout)
+        subprocess.run([program, "-n", script], check=True, timeout=60)
+
+
+def test_completion_of_bash() -> None:
+    """Bash completes commands, options and values."""
+    source = run("completion", "bash").stdout
+    for words, expected in (
+        (["gpuwarden", "ser"], ["serve"]),
+        (["gpuwarden", "runs", "sh"], ["show"]),
+        (["gpuwarden", "serve", "--li"], ["--listen"]),
+        (["gpuwarden", "completion", "z"], ["zsh"]),
+    ):
+        position = f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}"
+        call = "$(complete -p gpuwarden | sed 's/.*-F //; s/ .*//') gpuwarden"
+        script = f'{source}\n{position}\n{call}\nprintf "%s\\n" "${{COMPREPLY[@]}}"'
+        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=True)
+        assert [each.strip() for each in done.stdout.splitlines()] == expected
+
+
+def test_man_page(tmp_path: Path) -> None:
+    """The man page has all commands and examples, and man accepts it without a warning."""
+    pytest.importorskip("argparse_manpage")
+    page = subprocess.run([sys.executable, "tools/man_page.py"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for command in COMMANDS:
+        assert command.examples[0].replace("-", r"\-") in page.stdout
+    file = tmp_path / "gpuwarden.1"
+    file.write_text(page.stdout)
+    if groff := shutil.which("groff"):
+        done = subprocess.run([groff, "-man", "-ww", "-z", file], capture_output=True, text=True, check=True)
+        assert done.stderr == ""
+    if mandoc := shutil.which("mandoc"):
+        subprocess.run([mandoc, "-T", "lint", "-W", "warning", file], check=True)
 
 
 def test_version() -> None:
@@ -92,6 +196,7 @@ def test_version() -> None:
 @pytest.mark.parametrize(
     ("what", "file"),
     [
+        ("cli", "reference/cli"),
         ("metrics", "reference/metrics"),
         ("config", "reference/configuration"),
         ("xid", "reference/xids"),
@@ -230,7 +335,7 @@ def test_wrong_capture_is_refused(tmp_path: Path, text: str) -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("entry_point", [*COMMANDS.values(), *REFERENCES.values()])
-def test_entry_point_is_there(entry_point: str) -> None:
+@pytest.mark.parametrize("entry_point", [*(command.function for command in COMMANDS), *REFERENCES.values()])
+def test_entry_point_exists(entry_point: str) -> None:
     """Every command and every reference has its function."""
     assert callable(load_function(entry_point))

@@ -24,7 +24,7 @@ YAML_PIECES = [*OPTIONS, *SECTIONS, *"\n :#&*!|>-?[]{},\"'%@`\\\t~=<01aé", "  "
 def problems(text: str) -> list[str]:
     """Parse `text`, which is wrong, and return its problems as lines."""
     with pytest.raises(ConfigError) as raised:
-        parse(text, "bad.yaml", ALERTS)
+        parse(text, "bad.yaml", ALERTS.keys)
     return str(raised.value).split("\n")
 
 

@@ -1,182 +1,338 @@
-"""Parser of the command line: the commands and their flags."""
+"""Command line: the table of commands, their options, examples and functions."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 from typing import TypeAlias
 
 from gpuwarden._version import __version__
+from gpuwarden.cli.common.argument_parser import SuggestingParser
 from gpuwarden.cli.common.entry_points import REFERENCES
 from gpuwarden.cli.rules_flags import add_rules_flags, argument_type
 from gpuwarden.config.value_types import DURATION, bounded
 
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001 - it has no other name
+SUMMARY = "Prometheus exporter for NVIDIA GPUs that also knows your training runs."
+ENVIRONMENT = """\
+environment:
+  GPUWARDEN_LISTEN=HOST:PORT  address of the daemon, in place of --listen
+  GPUWARDEN_SOCKET=PATH       socket that training runs report to"""
+Parsers: TypeAlias = "argparse._SubParsersAction[SuggestingParser]"  # noqa: SLF001 - argparse has no public name
+SHELLS = ("bash", "zsh", "fish", "tcsh")
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """Command; `function` is an entry point, and `add_options` adds its options to a parser."""
+
+    name: str
+    summary: str
+    description: str
+    examples: tuple[str, ...]
+    function: str
+    add_options: Callable[[SuggestingParser], None]
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Parse a command line, the process's own if None; its `command` is one of COMMANDS.
+    """Parse a command line, the process's own if None; `function` of the result is the command's entry point.
 
-    Raises SystemExit after a message.
+    Raises SystemExit after the help, the version, or a message about a wrong argument.
     """
-    parser = argparse.ArgumentParser(
-        prog="gpuwarden", description="GPU hardware and training runs on one Prometheus endpoint."
-    )
-    parser.set_defaults(command=None)
-    parser.add_argument("--version", action="version", version=f"gpuwarden {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for add in _IN_ORDER:
-        add(commands)
+    parser = make_parser()
     parsed = parser.parse_args(arguments)
-    if parsed.command is None:
-        parser.exit(2, parser.format_help())
+    if parsed.function is None:
+        parser.print_help()
+        parser.exit(0)
     return parsed
 
 
-def _add_serve(commands: Commands) -> None:
-    serve = _add_command(commands, "serve", "run the daemon")
-    _add_source(serve)
-    serve.add_argument("--listen", metavar="HOST:PORT", help="where to serve HTTP (default 127.0.0.1:9846)")
-    serve.add_argument("--socket", metavar="PATH", help="where runs report (default /run/gpuwarden/run.sock)")
-
-
-def _add_once(commands: Commands) -> None:
-    once = _add_command(commands, "once", "print one scrape and end")
-    _add_source(once)
-
-
-def _add_demo(commands: Commands) -> None:
-    demo = _add_command(commands, "demo", "show a daemon, a real training and an alert on simulated GPUs")
-    demo.add_argument("--listen", metavar="HOST:PORT", default="127.0.0.1:9846", help="where the daemon serves HTTP")
-
-
-def _add_capture(commands: Commands) -> None:
-    capture = _add_command(commands, "capture", "record the driver's answers, to replay with --source capture:FILE")
-    _add_source(capture)
-    capture.add_argument("file", type=Path, metavar="FILE", help="what to write; compressed if it ends in .gz")
-    capture.add_argument("--frames", type=int, default=10, metavar="N", help="how often to ask (default 10)")
-    capture.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="time between (default 1)")
-    capture.add_argument(
-        "--mask",
-        action="store_true",
-        help="replace UUIDs, serial numbers, PCI addresses and pids, so that it can be shared",
+def make_parser() -> SuggestingParser:
+    """Return the parser of the whole command line."""
+    parser = _RootParser(
+        prog="gpuwarden", usage="gpuwarden [--help] [--version] COMMAND [OPTIONS]", description=SUMMARY
     )
-
-
-def _add_pause(commands: Commands) -> None:
-    pause = _add_command(commands, "pause", "have the daemon release the driver, so that a GPU can be reset")
-    pause.add_argument(
-        "--for", type=argument_type(bounded(DURATION, "1s", "24h")), default=1800.0, metavar="DURATION",
-        dest="seconds", help="how long, unless gpuwarden resume ends it (default 30m, at most 24h)",
-    )  # fmt: skip
-    _add_control(pause)
-
-
-def _add_resume(commands: Commands) -> None:
-    resume = _add_command(commands, "resume", "end a pause")
-    _add_control(resume)
-
-
-def _add_runs(commands: Commands) -> None:
-    runs = _add_command(commands, "runs", "list training runs, past ones too, or show one")
-    _add_daemon(runs)
-    _add_choice(runs)
-    runs.set_defaults(which=("live", "past"))
-    words = runs.add_subparsers(metavar="list | show")
-    # Without defaults, which would replace the flags given before the word.
-    some = words.add_parser("list", help="list them, as without a word", argument_default=argparse.SUPPRESS)
-    _add_daemon(some)
-    _add_choice(some)
-    show = words.add_parser("show", help="show all that is known of one", argument_default=argparse.SUPPRESS)
-    show.add_argument("run", metavar="ID", type=_run_id, help="the run's id, or as much of its begin as no other has")
-    _add_daemon(show)
-    show.set_defaults(command="runs show")
-
-
-def _add_top(commands: Commands) -> None:
-    top = _add_command(commands, "top", "show the box in the terminal, live: GPUs, runs, what is wrong")
-    _add_daemon(top)
-    top.add_argument("--once", action="store_true", help="write one picture and end; with --json what the API says")
-
-
-def _add_rules(commands: Commands) -> None:
-    rules = _add_command(commands, "rules", "print the alert rules for Prometheus, with other thresholds")
-    add_rules_flags(rules)
-
-
-def _add_notify(commands: Commands) -> None:
-    notify = _add_command(commands, "notify", "send a test notification")
-    notify.add_argument("--test", action="store_true", required=True, help="send each target a test message")
-    _add_config(notify)
-
-
-def _add_check_config(commands: Commands) -> None:
-    check = _add_command(commands, "check-config", "check a configuration file")
-    check.add_argument("file", type=Path, metavar="FILE")
-
-
-def _add_reference(commands: Commands) -> None:
-    reference = _add_command(commands, "reference", "print a reference made from the code")
-    reference.add_argument("what", choices=REFERENCES)
-
-
-_IN_ORDER = (
-    _add_serve,
-    _add_once,
-    _add_demo,
-    _add_capture,
-    _add_pause,
-    _add_resume,
-    _add_runs,
-    _add_top,
-    _add_rules,
-    _add_notify,
-    _add_check_config,
-    _add_reference,
-)
-
-
-def _add_command(commands: Commands, name: str, summary: str) -> argparse.ArgumentParser:
-    parser = commands.add_parser(name, help=summary)
-    parser.set_defaults(command=name)
+    parser.set_defaults(function=None)
+    parser.add_argument("--version", action="version", version=f"gpuwarden {__version__}")
+    commands = parser.add_subparsers(
+        title="commands", metavar="COMMAND", prog="gpuwarden", parser_class=SuggestingParser
+    )
+    for command in COMMANDS:
+        added = _add_parser(commands, command.name, command.summary, command.examples)
+        added.description = fill(command.description, 78)
+        added.set_defaults(function=command.function)
+        command.add_options(added)
     return parser
 
 
-def _add_source(parser: argparse.ArgumentParser) -> None:
+def _add_parser(
+    parsers: Parsers, name: str, summary: str, examples: Sequence[str], defaults: str | None = None
+) -> SuggestingParser:
+    lines = ["examples:" if examples[1:] else "example:", *(f"  {each}" for each in examples)]
+    return parsers.add_parser(
+        name,
+        help=summary,
+        epilog="\n".join(lines),
+        argument_default=defaults,
+        formatter_class=_HelpFormatter,
+        usage=f"gpuwarden {name} [OPTIONS]" if name == "rules" else None,  # its 40 options would take 30 lines
+        allow_abbrev=False,
+    )
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30)
+
+
+class _RootParser(SuggestingParser):
+    def format_help(self) -> str:
+        """Return a line with an example for each command: a terminal of 80 columns and 24 lines shows all of it."""
+        rows = [f"  {each.name:<13}{each.summary:<32}{each.examples[0]}" for each in COMMANDS]
+        after = "Options of a command: gpuwarden COMMAND --help"
+        return "\n".join([*self.format_usage().splitlines(), "", SUMMARY, "", *rows, "", after, "", ENVIRONMENT, ""])
+
+
+def _add_serve(parser: SuggestingParser) -> None:
+    _add_source(parser)
+    parser.add_argument("--listen", metavar="HOST:PORT", help="address to serve HTTP on (default 127.0.0.1:9846)")
+    parser.add_argument(
+        "--socket", metavar="PATH", help="socket that training runs report to (default /run/gpuwarden/run.sock)"
+    )
+
+
+def _add_demo(parser: SuggestingParser) -> None:
+    parser.add_argument("--listen", metavar="HOST:PORT", help="address of the demo's daemon (default 127.0.0.1:9846)")
+
+
+def _add_capture(parser: SuggestingParser) -> None:
+    _add_source(parser)
+    parser.add_argument("file", type=Path, metavar="FILE", help="file to write; compressed if its name ends in .gz")
+    parser.add_argument("--frames", type=int, default=10, metavar="N", help="number of recordings (default 10)")
+    parser.add_argument(
+        "--interval", type=float, default=1.0, metavar="SECONDS", help="time between recordings (default 1)"
+    )
+    parser.add_argument(
+        "--mask", action="store_true", help="replace UUIDs, serial numbers, PCI addresses and pids, to share the file"
+    )
+
+
+def _add_pause(parser: SuggestingParser) -> None:
+    parser.add_argument(
+        "--for",
+        type=argument_type(bounded(DURATION, "1s", "24h")),
+        default=1800.0,
+        metavar="DURATION",
+        dest="seconds",
+        help="length of the pause (default 30m, maximum 24h)",
+    )
+    _add_control(parser)
+
+
+def _add_runs(parser: SuggestingParser) -> None:
+    _add_daemon(parser)
+    _add_choice(parser)
+    parser.set_defaults(which=("live", "past"))
+    actions = parser.add_subparsers(title="actions", metavar="ACTION")
+    # Without defaults: they would replace the options given before the action.
+    listed = _add_parser(actions, "list", "list runs (default)", ["gpuwarden runs list --live"], argparse.SUPPRESS)
+    _add_daemon(listed)
+    _add_choice(listed)
+    show = _add_parser(actions, "show", "show one run in detail", ["gpuwarden runs show 4711"], argparse.SUPPRESS)
+    show.add_argument("run", metavar="ID", type=_run_id, help="run ID, or a unique prefix")
+    _add_daemon(show)
+    show.set_defaults(function="cli.runs.runs_command:show_run")
+
+
+def _add_top(parser: SuggestingParser) -> None:
+    _add_daemon(parser)
+    parser.add_argument("--once", action="store_true", help="print once and exit; --json implies it")
+
+
+def _add_notify(parser: SuggestingParser) -> None:
+    parser.add_argument("--test", action="store_true", required=True, help="send a test notification to each target")
+    _add_config(parser)
+
+
+def _add_check_config(parser: SuggestingParser) -> None:
+    parser.add_argument("file", type=Path, metavar="FILE", help="YAML configuration to check")
+
+
+def _add_reference(parser: SuggestingParser) -> None:
+    parser.add_argument("what", choices=tuple(REFERENCES), metavar="REFERENCE", help=", ".join(REFERENCES))
+
+
+def _add_completion(parser: SuggestingParser) -> None:
+    parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
+
+
+def _add_source(parser: SuggestingParser) -> None:
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML configuration; see config.example.yaml")
-    parser.add_argument("--source", metavar="SOURCE", help="nvml (default), auto, simulated or capture:FILE")
+    parser.add_argument(
+        "--source",
+        metavar="SOURCE",
+        help="nvml (default), auto (simulated GPUs if there is no driver), simulated or capture:FILE",
+    )
 
 
-def _add_config(parser: argparse.ArgumentParser) -> None:
+def _add_config(parser: SuggestingParser) -> None:
     parser.add_argument("--config", type=Path, metavar="FILE", help="the daemon's configuration")
 
 
-def _add_control(parser: argparse.ArgumentParser) -> None:
+def _add_control(parser: SuggestingParser) -> None:
     _add_config(parser)
-    parser.add_argument("--control", metavar="PATH", help="its control socket (default: beside the runs' one)")
+    parser.add_argument(
+        "--control", metavar="PATH", help="the daemon's control socket (default /run/gpuwarden/control.sock)"
+    )
 
 
-def _add_daemon(parser: argparse.ArgumentParser) -> None:
+def _add_daemon(parser: SuggestingParser) -> None:
     _add_config(parser)
-    parser.add_argument("--listen", metavar="HOST:PORT", help="where it serves HTTP (default 127.0.0.1:9846)")
-    parser.add_argument("--json", action="store_true", help="in the form of docs/reference/http-api.md")
+    parser.add_argument("--listen", metavar="HOST:PORT", help="address of the daemon (default 127.0.0.1:9846)")
+    parser.add_argument("--json", action="store_true", help="print the API's JSON; see docs/reference/http-api.md")
 
 
-def _add_choice(parser: argparse.ArgumentParser) -> None:
+def _add_choice(parser: SuggestingParser) -> None:
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--live", dest="which", action="store_const", const=("live",), help="those alone that go on")
-    which.add_argument("--past", dest="which", action="store_const", const=("past",), help="those alone that ended")
-    parser.add_argument("--limit", type=_positive, metavar="N", help="the newest N of both, or of those alone")
+    which.add_argument("--live", dest="which", action="store_const", const=("live",), help="only running")
+    which.add_argument("--past", dest="which", action="store_const", const=("past",), help="only finished")
+    parser.add_argument("--limit", type=_positive, metavar="N", help="only the newest N running and N finished")
 
 
 def _run_id(text: str) -> str:
-    if not text.strip():  # a script's variable that is not set: each run's id begins like that
-        raise argparse.ArgumentTypeError("want a run's id or its begin, not nothing; gpuwarden runs lists them")
+    if not text.strip():  # an unset variable in a script; every run ID starts with it
+        raise argparse.ArgumentTypeError("run ID is empty; list the IDs with: gpuwarden runs")
     return text
 
 
 def _positive(text: str) -> int:
     if not text.isascii() or not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"want a number of 1 or more, not {text!r}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
     return int(text)
+
+
+COMMANDS = (
+    Command(
+        "serve",
+        "run the daemon",
+        "Run the daemon: poll the GPUs, receive reports from training runs, and serve "
+        "/metrics, the status page and the JSON API. Stop it with Ctrl-C or SIGTERM.",
+        ("gpuwarden serve --source auto", "gpuwarden serve --config /etc/gpuwarden/config.yaml"),
+        "cli.commands.serve_command:serve",
+        _add_serve,
+    ),
+    Command(
+        "top",
+        "show GPUs and runs, live",
+        "Show GPUs, training runs and problems in the terminal, live. Quit with q.",
+        ("gpuwarden top", "gpuwarden top --once", "gpuwarden top --json | jq '.gpus[].headroom_bytes'"),
+        "cli.top.top_command:run",
+        _add_top,
+    ),
+    Command(
+        "runs",
+        "list training runs, or show one",
+        "List training runs, running and finished, or show one in detail: its memory "
+        "over time, errors, energy, and the diagnosis of an out-of-memory error.",
+        ("gpuwarden runs show 4711-99", "gpuwarden runs --live", "gpuwarden runs --past --limit 5 --json"),
+        "cli.runs.runs_command:list_runs",
+        _add_runs,
+    ),
+    Command(
+        "once",
+        "print the metrics once",
+        "Poll the GPUs once and print the metrics, without a daemon. The exit status is 1 "
+        "if the driver does not answer.",
+        ("gpuwarden once | grep memory", "gpuwarden once --source simulated"),
+        "cli.commands.serve_command:once",
+        _add_source,
+    ),
+    Command(
+        "pause",
+        "release the NVIDIA driver",
+        "Make the daemon release the NVIDIA driver, e.g. to reset a GPU or to update the "
+        "driver. It polls no GPU until the pause ends.",
+        ("gpuwarden pause --for 10m",),
+        "cli.commands.control_command:pause",
+        _add_pause,
+    ),
+    Command(
+        "resume",
+        "end a pause",
+        "End a pause before its time.",
+        ("gpuwarden resume",),
+        "cli.commands.control_command:resume",
+        _add_control,
+    ),
+    Command(
+        "check-config",
+        "check a configuration file",
+        "Check a configuration file: every mistake with its line, column and remedy. "
+        "The exit status is 2 if there is one.",
+        ("gpuwarden check-config my.yaml",),
+        "cli.commands.check_config_command:run",
+        _add_check_config,
+    ),
+    Command(
+        "notify",
+        "send a test notification",
+        "Send a test notification to each target in the configuration, below `notify:` and `alertmanager:`, "
+        "and report which ones failed.",
+        ("gpuwarden notify --test",),
+        "cli.commands.notify_command:run",
+        _add_notify,
+    ),
+    Command(
+        "rules",
+        "print Prometheus alert rules",
+        "Print the alert rules for Prometheus, with thresholds of your own. Durations are "
+        "written 30s, 10m or 1h, ratios 5% or 0.05.",
+        (
+            "gpuwarden rules > rules.yml",
+            "gpuwarden rules --near-oom-ratio 10% --idle 1h",
+            "gpuwarden rules --kubernetes",
+        ),
+        "cli.commands.rules_command:run",
+        add_rules_flags,
+    ),
+    Command(
+        "capture",
+        "record what the driver reports",
+        "Record what the driver reports to a file. `--source capture:FILE` replays it on a "
+        "machine without a GPU, e.g. to reproduce a bug.",
+        ("gpuwarden capture --mask gpus.gz", "gpuwarden serve --source capture:gpus.gz"),
+        "cli.commands.capture_command:run",
+        _add_capture,
+    ),
+    Command(
+        "reference",
+        "print a reference page",
+        "Print a reference page in Markdown, generated from the code.",
+        ("gpuwarden reference metrics",),
+        "cli.commands.reference_command:run",
+        _add_reference,
+    ),
+    Command(
+        "completion",
+        "print shell completion",
+        "Print the completion script of a shell.",
+        (
+            "gpuwarden completion bash",
+            'eval "$(gpuwarden completion bash)"',
+            "gpuwarden completion fish > ~/.config/fish/completions/gpuwarden.fish",
+        ),
+        "cli.commands.completion_command:run",
+        _add_completion,
+    ),
+    Command(
+        "demo",
+        "see an alert on simulated GPUs",
+        "Run a daemon on simulated GPUs and a real Keras training that runs out of memory: "
+        "the forecast, the alert in Prometheus (if installed) and the diagnosis.",
+        ("gpuwarden demo",),
+        "demo.demonstration:run",
+        _add_demo,
+    ),
+)

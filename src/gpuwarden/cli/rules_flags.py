@@ -1,4 +1,4 @@
-"""Flags of `gpuwarden rules`: the form, and one flag for each number that the alert rules can have otherwise."""
+"""Flags of `gpuwarden rules`: the output format, and one flag for each threshold of the alert rules."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from gpuwarden.config.rule_settings import SETTINGS
+from gpuwarden.config.rule_settings import SETTINGS, TIME
 from gpuwarden.config.value_types import DOCS, DURATION, ValueType, bounded
 
-# It stands in expressions and in templates, where each of these would mean something else.
+# The name is copied into expressions and templates, where each of these has another meaning.
 _NO_JOB = re.compile(r'["\\{}]')
 JOB = ValueType(
     "scrape job",
@@ -20,46 +20,62 @@ JOB = ValueType(
 GRAFANA = ValueType("place of Grafana", "https://…", lambda text: DOCS.parse(text) if text else "")
 
 
+# Titles of the groups of settings in the help, by the first setting of each.
+_GROUPS = {
+    "near_oom_ratio": "out of memory and leaks",
+    "oom_told": "runs that ended",
+    "input_bound_ratio": "slow or idle",
+    "near_slowdown": "heat and power",
+    "memory_errors_told": "hardware errors",
+    "stale": "gpuwarden itself",
+}
+_METAVARS = {"duration": "TIME", "share": "RATIO", "size": "SIZE"}
+
+
 def add_rules_flags(parser: argparse.ArgumentParser) -> None:
-    """Add a flag for all that can be chosen."""
+    """Add the flags, those of thresholds in groups by subject."""
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--kubernetes", action="store_true", help="as a PrometheusRule for Prometheus' operator")
     form.add_argument(
-        "--inhibition", action="store_true", help="instead, inhibit_rules for Alertmanager: which alerts hide which"
+        "--kubernetes", action="store_true", help="print a PrometheusRule resource for the Prometheus operator"
+    )
+    form.add_argument(
+        "--inhibition", action="store_true", help="print inhibit_rules for Alertmanager: which alerts hide which"
     )
     parser.add_argument(
-        "--job",
-        type=argument_type(JOB),
-        default="gpuwarden",
-        metavar="NAME",
-        help="the scrape job (default %(default)s)",
-    )
+        "--job", type=argument_type(JOB), default="gpuwarden", metavar="NAME",
+        help="scrape job of gpuwarden in Prometheus (default gpuwarden)",
+    )  # fmt: skip
     parser.add_argument(
-        "--interval", type=argument_type(bounded(DURATION, "1s", "1h")), default=5.0, metavar="DURATION",
-        help="how often the rules are evaluated, those on links no more often than every 30s (default 5s)",
+        "--interval", type=argument_type(bounded(DURATION, "1s", "1h")), default=5.0, metavar="TIME",
+        help="evaluation interval (default 5s); rules on links are evaluated every 30s at most",
     )  # fmt: skip
     parser.add_argument(
         "--docs", type=argument_type(DOCS), default="docs", metavar="URL",
-        help="where the folder docs/ is served, for runbook_url",
+        help="where docs/ is published, for runbook_url (default docs)",
     )  # fmt: skip
     parser.add_argument(
         "--grafana", type=argument_type(GRAFANA), default="http://localhost:3000", metavar="URL",
-        help="where Grafana is, for dashboard_url; empty for none (default %(default)s)",
+        help="address of Grafana, for dashboard_url (default http://localhost:3000); empty for none",
     )  # fmt: skip
+    group = parser.add_argument_group()
     for each in SETTINGS:
-        said = dict(each.placeholders(each.default))[f"{each.name}.words"].replace("%", "%%")
-        parser.add_argument(
+        if each.name in _GROUPS:
+            group = parser.add_argument_group(_GROUPS[each.name])
+        texts = dict(each.placeholders(each.default))
+        default = texts[each.name] if each.kind is TIME else texts[f"{each.name}.words"].replace(" %", "%%")
+        meaning = each.meaning if each.meaning[1].isupper() else each.meaning[0].lower() + each.meaning[1:]
+        group.add_argument(
             each.flag,
             dest=each.name,
             type=argument_type(each.kind),
             default=each.default,
-            metavar=each.kind.name.split()[0].upper(),
-            help=f"{each.meaning[0].lower()}{each.meaning[1:].rstrip('.')} (default {said})",
+            metavar=_METAVARS.get(each.kind.name, "N"),
+            help=f"{meaning.rstrip('.')} (default {default})",
         )
 
 
 def argument_type(kind: ValueType[Any]) -> Callable[[str], Any]:
-    """Return what reads values of that kind for argparse, with the kind's own message about a wrong one."""
+    """Return a reader of values of that kind for argparse, with the kind's own message about a wrong one."""
 
     def read(text: str) -> Any:
         try:

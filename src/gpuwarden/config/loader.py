@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from gpuwarden.config.schema import LISTS, OPTIONS, SECTIONS, AlertmanagerConfig, Config
 from gpuwarden.config.value_types import printable
 from gpuwarden.config.yaml_reader import Entry, FileContents, Problem, parse_text, read_file
+
+AlertNames: TypeAlias = "Callable[[], Collection[str]]"
 
 
 class ConfigError(Exception):
@@ -25,12 +27,12 @@ def load(
     path: Path | None,
     overrides: Mapping[str, str] | None = None,
     flags: Mapping[str, str] | None = None,
-    alert_names: Collection[str] | None = None,
+    alert_names: AlertNames | None = None,
 ) -> Config:
     """Read the file at `path`, or take the defaults for None; an entry of `overrides`, by key, wins over the file.
 
     `flags` names where an override was given, such as `{"web.listen": "--listen"}`, for the message about a bad one.
-    `alert_names` are those that `notify.mute` may have; None does not check them.
+    `alert_names` returns the names that `notify.mute` may have; None does not check them.
     Raises ConfigError with everything that is wrong in the file and the overrides.
     """
     contents = FileContents() if path is None else read_file(path, OPTIONS, LISTS)
@@ -38,13 +40,13 @@ def load(
     return _build_config([*contents.entries, *given], contents.problems, alert_names)
 
 
-def parse(text: str, name: str, alert_names: Collection[str] | None = None) -> Config:
+def parse(text: str, name: str, alert_names: AlertNames | None = None) -> Config:
     """Read `text` as the contents of a file called `name`; raises ConfigError."""
     contents = parse_text(text, name, OPTIONS, LISTS)
     return _build_config(contents.entries, contents.problems, alert_names)
 
 
-def _build_config(entries: Sequence[Entry], problems: Sequence[Problem], alert_names: Collection[str] | None) -> Config:
+def _build_config(entries: Sequence[Entry], problems: Sequence[Problem], alert_names: AlertNames | None) -> Config:
     values: dict[str, Any] = {}
     found = list(problems)
     written = {entry.key: entry for entry in entries}
@@ -71,7 +73,7 @@ def _build_config(entries: Sequence[Entry], problems: Sequence[Problem], alert_n
     return config
 
 
-def _contradictions(config: Config, alert_names: Collection[str] | None) -> Iterator[tuple[Sequence[str], str]]:
+def _contradictions(config: Config, alert_names: AlertNames | None) -> Iterator[tuple[Sequence[str], str]]:
     """Find options that are right by themselves and not together: their keys, the one to change first, and why."""
     for name in ("memory", "oom", "thermal"):
         less, more = f"{name}_critical", f"{name}_warning"
@@ -89,8 +91,8 @@ def _contradictions(config: Config, alert_names: Collection[str] | None) -> Iter
     if config.notify.webhook_token and not config.notify.webhook:
         yield ("notify.webhook_token",), "there is no notify.webhook that it would be sent to"
     for name in config.notify.mute:
-        if alert_names is not None and name not in alert_names:
-            near = get_close_matches(name, alert_names, n=1)
+        if alert_names is not None and name not in (known := alert_names()):
+            near = get_close_matches(name, known, n=1)
             yield ("notify.mute",), f"there is no alert {name}" + (f"; did you mean {near[0]}?" if near else "")
 
 

@@ -1,6 +1,6 @@
-"""Functions behind the commands and references, by name.
+"""Loader of the functions behind commands and references.
 
-Each is loaded when it is called for: the daemon, rich or an HTTP client take 2 to 15 MiB each.
+A module is imported when its function is called: the daemon, rich or an HTTP client take 2 to 15 MiB each.
 """
 
 from __future__ import annotations
@@ -9,22 +9,8 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-COMMANDS: Mapping[str, str] = {
-    "capture": "cli.commands.capture_command:run",
-    "check-config": "cli.commands.check_config_command:run",
-    "demo": "demo.demonstration:run",
-    "runs": "cli.runs.runs_command:list_runs",
-    "notify": "cli.commands.notify_command:run",
-    "once": "cli.commands.serve_command:once",
-    "pause": "cli.commands.control_command:pause",
-    "reference": "cli.commands.reference_command:run",
-    "resume": "cli.commands.control_command:resume",
-    "rules": "cli.commands.rules_command:run",
-    "serve": "cli.commands.serve_command:serve",
-    "runs show": "cli.runs.runs_command:show_run",
-    "top": "cli.top.top_command:run",
-}
 REFERENCES: Mapping[str, str] = {
+    "cli": "cli.commands.cli_reference:render_commands",
     "metrics": "cli.commands.reference_command:render_metrics",
     "config": "config.schema_docs:render_reference",
     "example": "config.schema_docs:render_example",

@@ -25,7 +25,7 @@ from rich.text import Text
 
 from gpuwarden.cli.common.api_client import daemon_url
 from gpuwarden.cli.common.config_flags import load_config
-from gpuwarden.cli.common.terminal import WRONG_USE, complain, discard_output
+from gpuwarden.cli.common.terminal import discard_output
 from gpuwarden.cli.top.layout import render_box
 from gpuwarden.cli.top.state_reader import fetch_state
 from gpuwarden.cli.top.style import STYLES, text_cell
@@ -50,11 +50,8 @@ class LastAnswer:
 
 def run(parsed: argparse.Namespace) -> int:
     """Show the box live, or once. Raises OSError."""
-    if parsed.json and not parsed.once:
-        complain("gpuwarden: top --json goes with --once")
-        return WRONG_USE
     config = load_config(parsed)
-    if parsed.once:
+    if parsed.once or parsed.json:
         _print_once(config, as_json=parsed.json)
     else:
         _show_live(config)
