@@ -179,10 +179,10 @@ def test_reader_that_has_enough(daemon: Daemon) -> None:
 
 @pytest.mark.parametrize("nothing", ["", " "])
 def test_id_that_is_empty(daemon: Daemon, nothing: str) -> None:
-    """It is the begin of every run's id, and meant for none: a wrong use."""
+    """An empty prefix matches every run; it is most likely an unset variable, so it is an error."""
     done = run("show", nothing, port=daemon.port)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.endswith("argument ID: want a run's id or its begin, not nothing; gpuwarden runs lists them\n")
+    assert "argument ID: run ID is empty; list the IDs with: gpuwarden runs\n" in done.stderr
 
 
 def test_json(daemon: Daemon) -> None:
@@ -219,7 +219,7 @@ def test_choices(daemon: Daemon) -> None:
     assert run("list", "--live", port=daemon.port).stdout.startswith("no training run ")
     assert len(run("--past", "--limit", "1", port=daemon.port).stdout.splitlines()) == 2
     wrong = run("--limit", "0", port=daemon.port)
-    assert (wrong.returncode, "want a number of 1 or more" in wrong.stderr) == (2, True)
+    assert (wrong.returncode, "0' is not a number of 1 or more" in wrong.stderr) == (2, True)
 
 
 def test_ascii_terminal_gets_question_marks(daemon: Daemon) -> None:
