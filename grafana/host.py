@@ -41,14 +41,14 @@ def _feeding() -> list[Panel]:
         timeseries(
             41,
             "GPUs beside CPUs",
-            "GPUs that idle while CPUs are busy or wait for I/O starve for data (docs/understand/host.md).",
+            "GPUs that idle while CPUs are busy or wait for I/O starve for data (docs/understand/how-it-works.md).",
             Query(f"avg by ({BOX}) ({series(GpuReadings.utilization_ratio)})", "GPU utilization, mean"),
             Query(busy, "CPUs busy"),
             Query(iowait, "CPUs in iowait"),
             Query(stalled, "some process stalled on I/O"),
             width=8,
             unit="percentunit",
-            empty="no host is read: docs/understand/host.md",
+            empty="no host is read: docs/understand/how-it-works.md",
             max=1,
             overrides=[override(name, color={"mode": "fixed", "fixedColor": color}) for name, color in _COLORS.items()],
         ),
@@ -71,7 +71,7 @@ def _feeding() -> list[Panel]:
             Query(_by_name(rate(RunReadings.written_bytes_total)), f"{RUN} writes"),
             width=8,
             unit="Bps",
-            empty=f"{NO_RUN}; for other users' runs see docs/understand/host.md",
+            empty=f"{NO_RUN}; for other users' runs see docs/understand/how-it-works.md",
             overrides=[override_matching("writes$", **DASHED)],
         ),
     ]
@@ -88,7 +88,7 @@ def _memory() -> list[Panel]:
             Query(series(HostReadings.memory_size_bytes), "memory"),
             width=8,
             unit="bytes",
-            empty="no host is read: docs/understand/host.md",
+            empty="no host is read: docs/understand/how-it-works.md",
             overrides=[override("memory", **SIZE)],
         ),
         timeseries(
@@ -111,7 +111,7 @@ def _memory() -> list[Panel]:
             Query(series(HostReadings.shm_size_bytes), "size"),
             width=8,
             unit="bytes",
-            empty="no host is read: docs/understand/host.md",
+            empty="no host is read: docs/understand/how-it-works.md",
             overrides=[override("size", **SIZE)],
         ),
     ]

@@ -75,7 +75,7 @@ def on_host() -> list[Panel]:
             Query(with_run(rate(RunReadings.written_bytes_total)), f"{NAME} writes"),
             width=8,
             unit="Bps",
-            empty=f"{NO_RUN}; for other users' runs see docs/understand/host.md",
+            empty=f"{NO_RUN}; for other users' runs see docs/understand/how-it-works.md",
             overrides=[override_matching("writes$", **DASHED)],
         ),
         timeseries(

@@ -229,7 +229,8 @@ RUN_MEMORY_CONDITIONS = (
             the limit of their cgroup, or takes all that the host has left, within %{oom_expected.words}. Then the
             kernel kills: this run, or another one on the box.""",
         look="""`gpuwarden_run_host_memory_bytes` beside `gpuwarden_run_cgroup_memory_limit_bytes` and
-            `gpuwarden_host_memory_available_bytes`; [host.md](understand/host.md) says how to read them.""",
+            `gpuwarden_host_memory_available_bytes`; see
+            [how it works](understand/how-it-works.md#did-the-host-end-the-run).""",
         do="""save a checkpoint before then. Shorten shuffle buffers and caches, use fewer loader workers; a Dataset in
             Python that keeps lists makes each forked worker copy them.""",
         wrong="a cache in memory fills up and will be done before the limit: silence it for that run.",

@@ -7,7 +7,7 @@ from gpuwarden.metrics.model import Metric, Table
 
 
 class HostReadings(Table[Host], prefix="gpuwarden_host_"):
-    """The machine around the GPUs; [host.md](../understand/host.md) says how to read it.
+    """The machine around the GPUs; [how-it-works.md](../understand/how-it-works.md) says how to read it.
 
     In a container these are the whole machine's figures, but for /dev/shm, which is the daemon's own.
     """

@@ -86,7 +86,7 @@ def _host_growth(reading: Callable[[Leak], float | None]) -> Callable[[RunSnapsh
 class RunReadings(Table[RunSnapshot], prefix="gpuwarden_run_", key=("run_id",)):
     """Readings of one run: its reports, conclusions from them and its GPUs, and what its processes use on the host.
 
-    The latter has the tier slow, and is there for processes that this daemon sees in `/proc`: [host.md](../understand/host.md).
+    The latter has the tier slow, and is there for processes that this daemon sees in `/proc`: [how-it-works.md](../understand/how-it-works.md).
     """
 
     # fmt: off
@@ -261,10 +261,10 @@ class RunReadings(Table[RunSnapshot], prefix="gpuwarden_run_", key=("run_id",)):
         _read_processes(_state), labels=("state",), source="/proc/PID/stat", tier="slow")
     read_bytes_total = Metric[RunSnapshot](
         "gpuwarden_run_read_bytes_total", "counter", "bytes", "Bytes the run's processes had fetched from storage; what the page cache held is not among them.",
-        lambda run: run.usage.read_bytes if run.usage else None, source="/proc/PID/io, needs a permission (host.md)", tier="slow")
+        lambda run: run.usage.read_bytes if run.usage else None, source="/proc/PID/io, needs a permission (how-it-works.md)", tier="slow")
     written_bytes_total = Metric[RunSnapshot](
         "gpuwarden_run_written_bytes_total", "counter", "bytes", "Bytes the run's processes had sent to storage.",
-        lambda run: run.usage.written_bytes if run.usage else None, source="/proc/PID/io, needs a permission (host.md)", tier="slow")
+        lambda run: run.usage.written_bytes if run.usage else None, source="/proc/PID/io, needs a permission (how-it-works.md)", tier="slow")
     cgroup_memory_limit_bytes = Metric[RunSnapshot](
         "gpuwarden_run_cgroup_memory_limit_bytes", "gauge", "bytes", "Memory limit of the run's container or job: of the cgroups it is in, the one with the least room left.",
         _read_processes(lambda present: present.cgroup_memory.limit if present.cgroup_memory else None),

@@ -1,8 +1,7 @@
 """Rules that find the cause of an out-of-memory: a table in the order in which they are tried; the first to hold wins.
 
 A new cause is a row here, a function in the module of its subject, and a test. docs/understand/oom-diagnosis.md is
-written from the
-table.
+generated from the table.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "host_input",
         "host_oom",
-        "The host could not give memory, and the message or the traceback names the input pipeline: a function of "
-        "tf.data's, a worker of torch's loader, pinned or shared memory, an array of NumPy's.",
+        "A host allocation failed, and the message or traceback names the input pipeline: a tf.data function, a "
+        "PyTorch loader worker, pinned or shared memory, a NumPy array.",
         "The host, not the device, could not give 382 MiB for tf.data's own function.",
         find_host_input,
     ),
     Rule(
         "leak",
         "host_oom",
-        "The host could not give memory, and that of the run's processes grew significantly before.",
+        "A host allocation failed, and the memory of the run's processes had grown significantly before.",
         "The host memory of the run's processes had grown by 12.1 GiB, at 190 MiB a minute, before the host could "
         "not give 64.0 MiB.",
         find_host_leak,
@@ -37,8 +36,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "neighbour",
         "device_oom",
-        "What other processes took of the device since the run could last allocate as much is at least what was "
-        "missing, more than the run itself has grown by, and no limit of the run's own came first.",
+        "Since the run last had enough memory, co-tenants allocated at least what was missing, and more than the run "
+        "itself grew by. No limit of the run's own was reached first.",
         "The run needed 9.50 GiB beside 4.10 GiB and could have 2.20 GiB: python process 4711 of bob took 31.0 GiB "
         "of the device in the 12s before and holds 31.0 GiB.",
         find_co_tenant_growth,
@@ -46,8 +45,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "leak",
         "device_oom",
-        "Memory in use between steps kept growing, and without that the step would have fitted. Growth counts where it "
-        "is significant, or else where it is steady and as large as what was missing.",
+        "Memory in use between steps kept growing, and without that growth the step would have fitted. The growth "
+        "is significant, or steady and as large as what was missing.",
         "Memory in use between steps had grown by 8.20 GiB over 5120 steps to 9.90 GiB of 11.0 GiB that the run can "
         "have: without that 512 MiB would have fitted.",
         find_leak,
@@ -55,9 +54,9 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "fragmentation",
         "device_oom",
-        "What was asked for is less than what was free in sum, and enough was in use to cut that up. How much that was "
-        "is known exactly of an operation by itself and in torch; of a compiled step the allocator's peak bounds it, "
-        "and of a step as large as none before twice as much must have been free, and a fifth of all.",
+        "The request was smaller than the total free memory, and enough was in use to split that. What was in use is "
+        "exact for a single operation and in PyTorch; for a compiled step the allocator's peak bounds it. For a step "
+        "larger than all before, twice the request and a fifth of all memory must have been free.",
         "100 MiB for shape [100,262144] did not fit in one piece though 288 MiB of 512 MiB were free in sum: "
         "224 MiB was in use.",
         find_fragmentation,
@@ -65,10 +64,9 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "neighbour",
         "device_oom",
-        "Other processes have held what was missing since before the run needed it, or most of the device, as they "
-        "have to where the step was larger than all before it; alone the run would have had room for what failed, and "
-        "no limit of its own came first. Where the message has no size, they have most of the device and left the run "
-        "next to nothing.",
+        "Co-tenants allocated what was missing before the run needed it, or they have most of the device. Alone, "
+        "the run would have had enough, and no limit of its own was reached first. If the message has no size, they "
+        "have most of the device and left almost nothing.",
         "The run could have 2.20 GiB, as python process 4711 of bob has held 21.0 GiB of the device for 2h 10min: "
         "without that 9.50 GiB would fit beside 1.10 GiB.",
         find_occupied_device,
@@ -76,8 +74,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "phase_peak",
         "device_oom",
-        "Training steps went well, and validation or prediction, or one step of training that was larger than all "
-        "before it in the same fit, did not fit.",
+        "Training steps fitted, but validation, prediction, or one training step larger than all before it in the "
+        "same fit did not.",
         "Validation asked for 153 MiB for shape [40000,1000], of 256 MiB that the run can have, while training, 20 "
         "steps, peaked at 35.7 MiB.",
         find_phase_peak,
@@ -85,8 +83,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "too_big",
         "device_oom",
-        "Weights or optimizer state did not fit, or fill nine tenths of what the run can have, or one tensor is larger "
-        "than the device, or one example alone does not fit.",
+        "Weights or optimizer state did not fit or fill nine tenths of the available memory, or one tensor is larger "
+        "than the device, or a single example does not fit.",
         "67.3 MiB for shape [4200,4200] for the model's weights did not fit beside 202 MiB in use of 256 MiB that "
         "the run can have.",
         find_too_big,
@@ -94,8 +92,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "batch_too_large",
         "device_oom",
-        "What did not fit grows with the batch: its first dimension is the batch size or a multiple, it has a shape "
-        "that no weight has, it was asked for in the forward or backward pass, or it is more than all weights.",
+        "The failed allocation grows with the batch: its first dimension is the batch size or a multiple, no weight "
+        "has its shape, it was requested in the forward or backward pass, or it is larger than all weights.",
         "61.0 MiB for shape [16000,1000] grows with the batch of 16000, and did not fit, while 11.9 MiB of 256 MiB "
         "were in use between steps.",
         find_batch_too_large,

@@ -123,16 +123,14 @@ def _receipt_lines() -> Iterator[str]:
 
 
 def render_diagnoses() -> str:
-    """Return the reference of the rules by which out-of-memories are judged."""
-    return "\n".join(_verdict_lines()) + "\n"
+    """Return the page about the rules that find the cause of an out-of-memory error."""
+    return "\n".join(_diagnosis_lines()) + "\n"
 
 
-def _verdict_lines() -> Iterator[str]:
-    yield "# Verdicts on an out-of-memory"
+def _diagnosis_lines() -> Iterator[str]:
+    yield "# OOM diagnosis"
     yield ""
-    yield "Written by `gpuwarden reference verdicts` from its table of rules; `make docs` keeps it up to date."
-    yield ""
-    yield cleandoc(_ABOUT_VERDICTS)
+    yield cleandoc(_ABOUT_DIAGNOSES)
     for number, rule in enumerate(RULES, start=1):
         yield ""
         yield f"## {number}. {rule.cause}"
@@ -143,7 +141,7 @@ def _verdict_lines() -> Iterator[str]:
     yield ""
     yield "## unknown"
     yield ""
-    yield "No rule holds. The evidence says what was looked for, and what was not known."
+    yield "No rule applies. The evidence lists what was checked and what was not known."
 
 
 RECEIPT_PARTS: dict[type[Any], str] = {
@@ -178,29 +176,31 @@ run ends, gpuwarden logs one line about it and keeps the record in [its database
 - A run's id is its process's pid and start time, so it is unique until the machine is rebooted.
 """
 
-_ABOUT_VERDICTS = """
-When a run tells of an out-of-memory, the daemon says why it came, as far as evidence supports that: a verdict, its
-evidence in one sentence with numbers, and one next step. It is in the daemon's log line of the error, in the run's
-receipt and `gpuwarden runs show` (`errors_told`, `verdict`), on the status page, and in
-`gpuwarden_run_oom_verdict_info{run_id,verdict}` for the run's last out-of-memory.
+_ABOUT_DIAGNOSES = """
+After an out-of-memory (OOM) error of a run, the daemon finds the cause, states the evidence in one sentence with
+numbers, and suggests one next step. The diagnosis is in the log, in the run record and `gpuwarden runs show`, on the
+status page, and in `gpuwarden_run_oom_verdict_info{run_id,verdict}` for the run's last OOM. In the JSON its key is
+`verdict`.
 
-The rules below are asked in this order, and the first that holds gives the verdict. It is given when the error comes,
-by what the last poll knew of the device, and once more at the next poll, whose facts are fresher. Where memory was
-known to grow, and that is not what was missing, the evidence says so in its last words: that is the next thing to mend.
+In 33 of 33 labelled OOMs of real trainings the cause was right, and in 14 of 16 of a second set
+([measurements](../engineering/measurements.md#oom-diagnosis)).
 
-What the evidence rests on:
+Rules are tried in the order below. The first that applies gives the cause; if none does, the cause is `unknown`. The
+diagnosis is made when the error arrives, with the last poll's figures, and once more at the next poll, with newer
+ones. If memory also grew but that was not the cause, the evidence ends with the growth: it is the next thing to fix.
 
-- **Asked for**: the bytes and the shape in the framework's message.
-- **In use between steps**: what the run's allocator had handed out when the error was told. By then TensorFlow has
-  freed what the failed step had made, so this is weights, optimizer state and what the program keeps.
-- **What the run can have**: its headroom at the poll before ([headroom.md](headroom.md)) and what it had in use.
-- **The history** of the run on the device: the least and most in use in stretches of its life, the allocator's peak,
-  and what each phase of training added to it.
-- **The traceback**: whether the exception passed a function of the framework's that makes weights, that works on
-  optimizer state, that runs a forward or backward pass, or that reads input. No local variable is looked at.
-- **The model**, with the Keras callback: the bytes of its variables and its optimizer's, and whether what failed has
-  the shape of one of them.
-- **Other processes** on the device, from poll to poll: who they are, and what they took since the run could last
-  allocate as much as it needed. Nothing is said of them where the driver does not list the run's own process there
-  (`process_unlisted` in [headroom.md](headroom.md)): what it lists may be the run under another pid.
+The evidence:
+
+- **Requested**: bytes and shape, from the framework's message.
+- **In use**: what the allocator had handed out when the error arrived. TensorFlow has then freed what the failed step
+  had allocated, so this is weights, optimizer state and whatever the program keeps.
+- **Available**: the run's [headroom](headroom.md) at the last poll plus what was in use.
+- **History**: minimum and maximum in use over the run's life, the allocator's peak, and the memory of each training
+  phase.
+- **Traceback**: whether a framework function that creates weights, updates the optimizer, runs the forward or
+  backward pass or reads input was active. Local variables are not read.
+- **Model** (Keras callback only): bytes of variables and optimizer, and whether the failed shape is one of theirs.
+- **Co-tenants**: other processes on the device, and what they allocated since the run last had enough memory. They
+  are left out if the driver does not list the run's own process (`process_unlisted` in
+  [headroom](headroom.md#unknown-headroom)).
 """
