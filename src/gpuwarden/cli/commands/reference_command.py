@@ -183,7 +183,7 @@ status page, and in `gpuwarden_run_oom_verdict_info{run_id,verdict}` for the run
 `verdict`.
 
 In 33 of 33 labelled OOMs of real trainings the cause was right, and in 14 of 16 of a second set
-([measurements](../engineering/measurements.md#oom-diagnosis)).
+([tables](../engineering/accuracy.md#oom-diagnosis)).
 
 Rules are tried in the order below. The first that applies gives the cause; if none does, the cause is `unknown`. The
 diagnosis is made when the error arrives, with the last poll's figures, and once more at the next poll, with newer
