@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md and the engineering pages: links and commands exist, and pre-commit runs what `make lint` runs."""
+"""README.md, CONTRIBUTING.md and docs: links and commands exist, and pre-commit runs what `make lint` runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import yaml
 from offenders import listing_offenders
 from services import ROOT
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs/engineering").glob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 
 
 def test_pre_commit_runs_the_commands_of_lint() -> None:
@@ -24,7 +25,7 @@ def test_pre_commit_runs_the_commands_of_lint() -> None:
     assert all(hook["pass_filenames"] is False for hook in hooks)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_lead_to_files(page: Path) -> None:
     """Each relative link of a page is a file or folder of the tree."""
     text = page.read_text(encoding="utf-8")
@@ -32,6 +33,14 @@ def test_links_lead_to_files(page: Path) -> None:
         for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text):
             with case(target):
                 assert (page.parent / target).exists()
+
+
+def test_index_lists_each_page() -> None:
+    """docs/README.md links every page of docs; the decisions have an index of their own."""
+    index = (DOCS / "README.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^- \[[^]]+\]\(([^)]+)\)", index, re.MULTILINE))
+    pages = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")} - {"README.md"}
+    assert listed == {page for page in pages if not re.search(r"/adr/\d", page)}
 
 
 def test_commands_of_contributing_exist() -> None:
