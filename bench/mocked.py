@@ -16,7 +16,7 @@ from mock_nvml import MockNvml, build  # noqa: E402 - the tests' own, found only
 PROCESSES_PER_GPU = 3
 MOST_PROCESSES = 192  # real ones; more GPUs than they suffice for show some of them twice
 
-# Duration of calls on hardware, in microseconds (source: docs/engineering/performance.md); all others take 50.
+# Duration of calls on hardware, in microseconds (source: docs/engineering/adr/0006-tiers.md); all others take 50.
 _LISTS = [f"nvmlDeviceGet{kind}RunningProcesses" for kind in ("Compute", "Graphics", "MPSCompute")]
 DELAYS: Mapping[str, int] = {
     "nvmlDeviceGetPcieThroughput": 20_000,

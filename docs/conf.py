@@ -32,6 +32,8 @@ exclude_patterns = ["pictures"]
 myst_heading_anchors = 4
 suppress_warnings = ["misc.highlighting_failure"]  # examples shorten JSON with an ellipsis
 
+linkcheck_ignore = [r"https?://(127\.0\.0\.1|localhost)"]
+
 html_theme = "furo"
 html_title = f"gpuwarden {release}"
 html_static_path = ["_static"]

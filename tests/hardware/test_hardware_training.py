@@ -318,7 +318,7 @@ def test_headroom_is_calibrated(tmp_path: Path, framework: str, script: str) -> 
     ((uuid, left),) = error["headroom_bytes"].items()
     requested = error["allocations"][0]["requested_bytes"]
     least = error["least_headroom_bytes"][uuid]
-    print(  # noqa: T201 - for docs/understand/headroom.md: pytest -s shows it
+    print(  # noqa: T201 - for docs/engineering/accuracy.md: pytest -s shows it
         f"\n{framework}: asked {requested / MIB:.1f} MiB, told {left / MIB:.1f} MiB, at least {least / MIB:.1f} MiB"
     )
     assert error["kind"] == "device_oom"
