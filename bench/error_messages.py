@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from gpuwarden.client.errors.classifier import describe
+from gpuwarden.client.errors.classifier import error_from_exception
 from gpuwarden.protocol.messages import ERROR_KINDS, Allocation, Error, ErrorKind
 
 SAMPLES = Path(__file__).parents[1] / "tests" / "error_messages"
@@ -35,7 +35,7 @@ class Sample:
 
     def described(self) -> Error:
         """Say what an exception with this message is told to be."""
-        return describe(_type(self.type)(self.message), "train", 0)
+        return error_from_exception(_type(self.type)(self.message), "train", 0)
 
 
 def _type(name: str) -> type[Exception]:

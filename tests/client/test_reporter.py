@@ -172,7 +172,7 @@ def test_name_of_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
 
 UNCAUGHT = """
 import sys
-from gpuwarden.client.errors.classifier import describe
+from gpuwarden.client.errors.classifier import error_from_exception
 from gpuwarden.client.reporter import join_run
 from gpuwarden.protocol.messages import Hello
 run = join_run(sys.argv[1], Hello("a", "b", {}))
@@ -180,7 +180,7 @@ run.phase = "train"
 run.add_executions([None], 3)
 run.report(0)
 def told(error):
-    run.report_error(describe(error, "train", 3))
+    run.report_error(error_from_exception(error, "train", 3))
     raise error
 %s
 """

@@ -106,9 +106,9 @@ def test_error_class(tmp_path: Path) -> None:
     assert set(copy.changed) >= {"src/gpuwarden/client/errors/patterns.py", "tests/error_messages/cuda_libraries.yaml"}
     program = """
 import yaml
-from gpuwarden.client.errors.classifier import describe
+from gpuwarden.client.errors.classifier import error_from_exception
 samples = yaml.safe_load(open("tests/error_messages/cuda_libraries.yaml"))
 messages = [each["message"] for each in samples if each["class"] == "collective_timeout"]
-print({describe(RuntimeError(message), "train", 1).kind for message in messages})
+print({error_from_exception(RuntimeError(message), "train", 1).kind for message in messages})
 """
     assert copy.python("-c", program) == "{'collective_timeout'}\n"

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpuwarden.analysis.oom.failed_allocation import Oom, resolve_device
-from gpuwarden.client.errors.classifier import describe
+from gpuwarden.client.errors.classifier import error_from_exception
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.protocol.messages import STEP_BUCKETS, Allocation, DeviceMemory, Error, Hello, Report
 from gpuwarden.runs.registry import RunRegistry
@@ -187,7 +187,7 @@ TENSORFLOW = (
 )
 def test_line_shows_the_kind(runs: RunRegistry, caplog: pytest.LogCaptureFixture, text: str, front: str) -> None:
     """Of a long message the line has what its kind was told by, wherever that stands."""
-    runs.receive(ALICE, describe(RuntimeError(text), "train", 5), 2.5)
+    runs.receive(ALICE, error_from_exception(RuntimeError(text), "train", 5), 2.5)
     (line,) = caplog.messages
     head = "run=7-1 name='resnet' kind=illegal_address phase=train steps=5: RuntimeError: "
     assert line.startswith(head + front)

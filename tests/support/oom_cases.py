@@ -27,7 +27,7 @@ os.environ |= {  # before TensorFlow is imported; with oneDNN this allocator's o
 import keras
 import tensorflow as tf
 
-from gpuwarden.client.errors.classifier import describe
+from gpuwarden.client.errors.classifier import error_from_exception
 from gpuwarden.client.frameworks.tensorflow import TensorFlow
 from gpuwarden.client.keras.function_patch import wrap
 from gpuwarden.client.reporter import Reporter, join_run
@@ -42,9 +42,9 @@ class Observer:
     def __init__(self, run: Reporter) -> None:
         self.run = run
 
-    def record_failure(self, exception: BaseException) -> None:
+    def record_exception(self, exception: BaseException) -> None:
         """Describe the exception and let it go."""
-        self.run.report_error(describe(exception, self.run.phase, self.run.steps, self.run.memory.latest()))
+        self.run.report_error(error_from_exception(exception, self.run.phase, self.run.steps, self.run.memory.latest()))
 
     def record_end_of_data(self) -> None:
         """Make nothing of the end of data."""

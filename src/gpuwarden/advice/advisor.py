@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from gpuwarden.advice.delivery_state import AdviceMessage, AdviceRound, DeliveryState, Matter
+from gpuwarden.advice.delivery_state import AdviceMessage, AdviceRound, AdviceSubject, DeliveryState
 from gpuwarden.advice.wording import (
     co_tenant_text,
     loss_text,
@@ -48,8 +48,8 @@ _GRAVITY: Mapping[Action, Level] = {
 
 
 @dataclass(frozen=True, slots=True)
-class MatterState:
-    """Level of a matter for a run; `text` makes its sentence from a GPU's name, `memory` is set where it matters."""
+class SubjectState:
+    """Level of a subject for a run; `text` makes its sentence from a GPU's name, `memory` is set where it matters."""
 
     level: Level
     text: Callable[[str], str]
@@ -114,11 +114,11 @@ class Advisor:
         run_limits: dict[str, Mapping[str, float]] = {}
         for run in living:
             state, gpus = self._states[run.peer.run_id], facts.gpus_of(run)
-            matters = dict(self._matters(run, gpus, facts))
-            events[run.peer.run_id] = tuple(_events(run, state, matters))
+            subjects = dict(self._subjects(run, gpus, facts))
+            events[run.peer.run_id] = tuple(_events(run, state, subjects))
             own: list[AdviceMessage] = []
             if run.hello.hears:
-                own = self._messages(run, state, matters | dict(self._co_tenants(run, gpus, facts)), poll.now)
+                own = self._messages(run, state, subjects | dict(self._co_tenants(run, gpus, facts)), poll.now)
                 messages += own
             if run.hello.hears or self._alerting:
                 listens = run.hello.hears and _can_hear_of_co_tenants(state, own, poll.now)
@@ -130,9 +130,9 @@ class Advisor:
         for message in sent:
             state = self._states[message.run.run_id]
             state.serial = message.advice.serial
-            state.levels[message.matter] = message.advice.level
-            state.sent[message.matter.kind] += 1
-            if message.matter.kind == "neighbour":
+            state.levels[message.subject] = message.advice.level
+            state.sent[message.subject.kind] += 1
+            if message.subject.kind == "neighbour":
                 state.neighbour_at = now
 
     def _gpus_by_uuid(self, snapshot: Snapshot) -> Mapping[str, Gpu]:
@@ -165,58 +165,61 @@ class Advisor:
         return limits
 
     def _messages(
-        self, run: RunSnapshot, state: DeliveryState, matters: Mapping[Matter, MatterState], now: float
+        self, run: RunSnapshot, state: DeliveryState, subjects: Mapping[AdviceSubject, SubjectState], now: float
     ) -> list[AdviceMessage]:
         """Return what is news to a run that hears."""
         messages: list[AdviceMessage] = []
         if state.connection != run.advice_connection:
             state.connection = run.advice_connection
             state.levels.clear()
-        for matter, each in _news(state.levels, matters):
-            memory, is_co_tenant = each.memory, matter.kind == "neighbour"
+        for subject, each in _news(state.levels, subjects):
+            memory, is_co_tenant = each.memory, subject.kind == "neighbour"
             if is_co_tenant and not _can_hear_of_co_tenants(state, messages, now):
                 continue
             advice = Advice(
                 serial=state.serial + len(messages) + 1,
-                kind=matter.kind,
+                kind=subject.kind,
                 level=each.level,
-                uuid=matter.uuid,
+                uuid=subject.uuid,
                 text=clip(each.text(name_with_uuid(each.gpu)), MAX_ADVICE_CHARACTERS),
-                resource=None if matter.kind != "pressure" else "memory" if memory else "thermal",
+                resource=None if subject.kind != "pressure" else "memory" if memory else "thermal",
                 headroom=round(memory.headroom) if memory else None,
                 seconds_to_oom=memory.seconds_to_oom if memory else None,
             )
             text = each.text(short_name(each.gpu))
-            event = RunEvent(run.lasted, "neighbour", text, matter.uuid) if is_co_tenant else None
-            messages.append(AdviceMessage(run.peer, matter, advice, event))
+            event = RunEvent(run.lasted, "neighbour", text, subject.uuid) if is_co_tenant else None
+            messages.append(AdviceMessage(run.peer, subject, advice, event))
         return messages
 
-    def _matters(
+    def _subjects(
         self, run: RunSnapshot, gpus: Mapping[str, Gpu], facts: _Facts
-    ) -> Iterator[tuple[Matter, MatterState]]:
-        """Yield the matters of a run that are not about co-tenants."""
+    ) -> Iterator[tuple[AdviceSubject, SubjectState]]:
+        """Yield the subjects of a run that are not about co-tenants."""
         for uuid, gpu in gpus.items():
             whole = gpu.identity.uuid  # heat is the GPU's, whatever instances of it the run has
             if (level := facts.pressure.levels.get((whole, "thermal"))) is not None:
-                yield Matter("pressure", whole, "thermal"), MatterState(level, partial(thermal_text, gpu, level), gpu)
+                yield (
+                    AdviceSubject("pressure", whole, "thermal"),
+                    SubjectState(level, partial(thermal_text, gpu, level), gpu),
+                )
             if (memory := facts.pressure.of_runs.get((run.peer.run_id, uuid))) is not None:
                 text = partial(memory_text, self._limits, memory)
-                yield Matter("pressure", uuid, "memory"), MatterState(memory.level, text, gpu, memory)
+                yield AdviceSubject("pressure", uuid, "memory"), SubjectState(memory.level, text, gpu, memory)
         for gpu in {gpu.identity.uuid: gpu for gpu in gpus.values()}.values():
             yield from self._faults(run, gpu, facts)
 
-    def _faults(self, run: RunSnapshot, gpu: Gpu, facts: _Facts) -> Iterator[tuple[Matter, MatterState]]:
+    def _faults(self, run: RunSnapshot, gpu: Gpu, facts: _Facts) -> Iterator[tuple[AdviceSubject, SubjectState]]:
         uuid = gpu.identity.uuid
         if gpu.fault is not None and facts.poll.now - self._hung.get(uuid, -HUNG_SECONDS) >= HUNG_SECONDS:
-            yield Matter("gpu_lost", uuid), MatterState("critical", partial(loss_text, gpu.fault), gpu)
+            yield AdviceSubject("gpu_lost", uuid), SubjectState("critical", partial(loss_text, gpu.fault), gpu)
         for code, count in gpu.xids.items():
             level = _GRAVITY.get(explain(code).action)
             if level and count.last >= run.began and facts.poll.snapshot.time - count.last < XID_SECONDS:
-                yield Matter("xid", uuid, str(code)), MatterState(level, partial(xid_text, code), gpu)
+                yield AdviceSubject("xid", uuid, str(code)), SubjectState(level, partial(xid_text, code), gpu)
 
     def _co_tenants(
         self, run: RunSnapshot, gpus: Mapping[str, Gpu], facts: _Facts
-    ) -> Iterator[tuple[Matter, MatterState]]:
+    ) -> Iterator[tuple[AdviceSubject, SubjectState]]:
         """Yield which processes have taken much of what the run could have had."""
         for uuid, gpu in gpus.items():
             memory = facts.pressure.of_runs.get((run.peer.run_id, uuid))
@@ -228,7 +231,7 @@ class Advisor:
                 continue  # what was taken before the run began is none of its own
             if co_tenant.grown >= self._min_growth(memory, co_tenant.grown):
                 text = partial(co_tenant_text, memory, pid, co_tenant, facts.poll.owners.by_pid.get(pid))
-                yield Matter("neighbour", uuid, str(pid)), MatterState("warning", text, gpu, memory)
+                yield AdviceSubject("neighbour", uuid, str(pid)), SubjectState("warning", text, gpu, memory)
 
     def _largest(self, run: RunSnapshot, uuid: str, gpu: Gpu, co_tenants: CoTenants) -> tuple[int, CoTenant | None]:
         """Return the co-tenant of a run that has grown most; None where none has, or where the run may be any of them.
@@ -263,23 +266,27 @@ class Advisor:
         return more if more > 0 else float("inf")  # else it was sent, and may go on
 
 
-def _events(run: RunSnapshot, state: DeliveryState, matters: Mapping[Matter, MatterState]) -> Iterator[RunEvent]:
+def _events(
+    run: RunSnapshot, state: DeliveryState, subjects: Mapping[AdviceSubject, SubjectState]
+) -> Iterator[RunEvent]:
     """Yield what is new in the record of a run."""
-    for matter, each in _news(state.recorded, matters):
-        state.recorded[matter] = each.level
-        kind: RunEventKind = "pressure" if matter.kind == "pressure" else "event"
-        yield RunEvent(run.lasted, kind, each.text(short_name(each.gpu)), matter.uuid)
+    for subject, each in _news(state.recorded, subjects):
+        state.recorded[subject] = each.level
+        kind: RunEventKind = "pressure" if subject.kind == "pressure" else "event"
+        yield RunEvent(run.lasted, kind, each.text(short_name(each.gpu)), subject.uuid)
 
 
-def _news(known: dict[Matter, Level], matters: Mapping[Matter, MatterState]) -> list[tuple[Matter, MatterState]]:
+def _news(
+    known: dict[AdviceSubject, Level], subjects: Mapping[AdviceSubject, SubjectState]
+) -> list[tuple[AdviceSubject, SubjectState]]:
     """Return what is otherwise than known, and drop what is over: pressure alone is not by being absent."""
-    for over in [each for each in known if each.kind != "pressure" and each not in matters]:
+    for over in [each for each in known if each.kind != "pressure" and each not in subjects]:
         del known[over]
-    return [(matter, each) for matter, each in matters.items() if known.get(matter, "none") != each.level]
+    return [(subject, each) for subject, each in subjects.items() if known.get(subject, "none") != each.level]
 
 
 def _can_hear_of_co_tenants(state: DeliveryState, messages: Iterable[AdviceMessage], now: float) -> bool:
     """Return whether the last message about a co-tenant was long ago; `messages` are about to be sent."""
-    if any(message.matter.kind == "neighbour" for message in messages):
+    if any(message.subject.kind == "neighbour" for message in messages):
         return False
     return state.neighbour_at is None or now - state.neighbour_at >= REST_SECONDS

@@ -11,8 +11,8 @@ from gpuwarden.runs.run_events import RunEvent
 
 
 @dataclass(frozen=True, slots=True)
-class Matter:
-    """Subject of advice: of a GPU or MIG instance the resource, the XID or the process, as text."""
+class AdviceSubject:
+    """Subject of advice: a GPU or MIG instance, and the resource, XID or process on it, as text."""
 
     kind: AdviceKind
     uuid: str
@@ -24,7 +24,7 @@ class AdviceMessage:
     """Advice that is to be sent to a run; `event` belongs in the run's record once it was sent."""
 
     run: ProcessKey
-    matter: Matter
+    subject: AdviceSubject
     advice: Advice
     event: RunEvent | None = None
 
@@ -55,14 +55,14 @@ class AdviceRound:
 class DeliveryState:
     """State of one run's advice. Used by one event loop.
 
-    `levels` are those that the run knows: of each matter the one that it was sent, as long as that holds. It is cleared
-    when the run reconnects, which then gets what holds. `recorded` is what its record has. `serial` is the last
+    `levels` are those that the run knows: of each subject the level last sent, as long as it is current. Cleared when
+    the run reconnects, which is then sent the current ones. `recorded` is what its record has. `serial` is the last
     message's.
     """
 
     connection: int = 0  # on which it last read advice
     serial: int = 0
-    levels: dict[Matter, Level] = field(default_factory=dict)
-    recorded: dict[Matter, Level] = field(default_factory=dict)
+    levels: dict[AdviceSubject, Level] = field(default_factory=dict)
+    recorded: dict[AdviceSubject, Level] = field(default_factory=dict)
     sent: dict[AdviceKind, int] = field(default_factory=lambda: dict.fromkeys(ADVICE_KINDS, 0))
     neighbour_at: float | None = None  # monotonic: when it was last advised of one

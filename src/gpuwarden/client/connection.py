@@ -29,14 +29,13 @@ MAX_RECEIVED = 4  # messages that one call takes; more wait for the next
 class DaemonConnection:
     """A non-blocking SOCK_SEQPACKET connection that opens with `hello` each time it is made.
 
-    `dropped` counts messages that found the queue full or were too long, `undecoded` those of the daemon's that were no
-    advice. A forked child's copy is closed and stays so; a pickled or copied one starts unconnected.
+    `dropped` counts messages that found the queue full or were too long. A forked child's copy is closed and stays so;
+    a pickled or copied one starts unconnected.
     """
 
     def __init__(self, path: str, hello: Hello, clock: Callable[[], float] = time.monotonic) -> None:
         self.path = path
         self.dropped = 0
-        self.undecoded = 0
         self._hello = hello
         self._clock = clock
         self._socket: socket.socket | None = None
@@ -76,7 +75,7 @@ class DaemonConnection:
     def receive(self) -> list[Advice]:
         """Return the advice that has come, of up to MAX_RECEIVED messages.
 
-        Never waits. What is no advice is counted and left out; it comes from a newer daemon, or a broken one.
+        Never waits. A message that is no advice is left out; it comes from a newer daemon, or a broken one.
         """
         advice: list[Advice] = []
         for _ in range(MAX_RECEIVED):
@@ -91,10 +90,8 @@ class DaemonConnection:
             if not data:  # the daemon is gone
                 self._lose()
                 break
-            try:
+            with contextlib.suppress(ProtocolError):
                 advice.append(decode_advice(data))
-            except ProtocolError:
-                self.undecoded += 1
         return advice
 
     def wait_for_room(self, seconds: float) -> None:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from gpuwarden.client.distributed import read_job_place
+from gpuwarden.client.job_place import read_job_place
 from gpuwarden.protocol.messages import MAX_DEVICE_LIST_CHARACTERS, Hello
 from gpuwarden.protocol.validators import clip
 

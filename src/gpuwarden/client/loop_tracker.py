@@ -6,11 +6,9 @@ run: the thread that reports may not be the one whose steps are slow.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +18,7 @@ from time import monotonic
 from typing import Any
 
 from gpuwarden.client.advice_state import AdviceState
-from gpuwarden.client.errors.classifier import describe
+from gpuwarden.client.errors.classifier import error_from_exception
 from gpuwarden.client.errors.uncaught import is_error
 from gpuwarden.client.frameworks.detect import FrameworkSearch
 from gpuwarden.client.guard import Guard, guarded, log
@@ -36,7 +34,6 @@ MAX_CHANGES_PER_SECOND = 20  # reports a second of a new phase or epoch; more wa
 MAX_HINTS = 8  # different sentences in the log
 
 _open: set[LoopTracker] = set()
-_joined: weakref.WeakSet[Reporter] = weakref.WeakSet()
 _reporting = threading.Lock()
 
 
@@ -76,9 +73,7 @@ class LoopTracker:
         run.interval = self._settings.interval
         self._failure = run.failure
         _open.add(self)
-        if run not in _joined:
-            _joined.add(run)
-            atexit.register(_count_rest, weakref.ref(run))  # called before what the run itself has registered
+        run.count_loops = _count_rest
         self._send(run.report)
 
     @guarded
@@ -169,7 +164,7 @@ class LoopTracker:
         self._run_exclusively(self._count_all)
         run = self.run
         run.memory.sample()
-        failure = describe(error, self._failed_in or self.phase, run.steps, run.memory.latest())
+        failure = error_from_exception(error, self._failed_in or self.phase, run.steps, run.memory.latest())
         last = None if run.failure is self._failure else run.failure
         # The same one may have been reported where it was raised, by a watch or a callback within this one.
         if last is None or (last.exception, last.text, last.steps) != (failure.exception, failure.text, failure.steps):
@@ -304,10 +299,10 @@ class LoopTracker:
         self._guard.off = self.closed = True
 
 
-def _count_rest(reference: weakref.ref[Reporter]) -> None:
-    """Count what is noted before the run says its end."""
+def _count_rest(run: Reporter) -> None:
+    """Count what loops have noted, before the run reports its end."""
     for each in tuple(_open):
-        if each.run is reference():
+        if each.run is run:
             with contextlib.suppress(Exception):  # whatever fails here must not show at a program's end
                 each.count()
 

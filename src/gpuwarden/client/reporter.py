@@ -8,10 +8,11 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from gpuwarden.client.advice_state import AdviceState
 from gpuwarden.client.connection import DaemonConnection
-from gpuwarden.client.errors.uncaught import describe_uncaught, uncaught_type
+from gpuwarden.client.errors.uncaught import error_from_uncaught, find_uncaught_type
 from gpuwarden.client.frameworks.allocator_memory import AllocatorMemory
 from gpuwarden.client.input_wait import InputWait
 from gpuwarden.protocol.messages import End, Error, Hello, Phase, Report
@@ -28,6 +29,13 @@ PERCENTILES_INTERVAL_SECONDS = 1.0
 LISTEN_INTERVAL_SECONDS = 0.05  # between two reads of the socket, where the program acts on advice
 
 _runs: dict[tuple[int, str], Reporter] = {}
+
+
+class ActiveCounter(Protocol):
+    """Step counter of the fit that counts into the run."""
+
+    def settle(self) -> None:
+        """Count the steps that have ended."""
 
 
 class Reporter:
@@ -48,7 +56,8 @@ class Reporter:
         self.observe_due = self.listen_due = 0.0  # monotonic
         self.advice = AdviceState()
         self.actions: Counter[str] = Counter()  # by the protocol's Action
-        self.settle: Callable[[], None] = lambda: None  # counts the steps that are only noted so far
+        self.active_counter: ActiveCounter | None = None  # of the fit whose steps count: the last that began
+        self.count_loops: Callable[[Reporter], None] = lambda _run: None  # counts the steps that loops have noted
         self.steps = 0
         self.examples: int | None = None
         self.batch_size: int | None = None  # of the last step whose size is known
@@ -78,6 +87,11 @@ class Reporter:
         """Add executions of `steps` each, by the seconds each took; None: unknown, or not typical."""
         self.steps += len(executions) * steps
         self.durations.extend([each for each in executions if each is not None], steps)
+
+    def settle(self) -> None:
+        """Count the steps of the active fit that have ended."""
+        if self.active_counter is not None:
+            self.active_counter.settle()
 
     def report_soon(self) -> None:
         """Let the next step report, whenever it comes."""
@@ -170,6 +184,7 @@ class Reporter:
 
         Waits at most MAX_END_WAIT_SECONDS for a daemon that lags, and MAX_ERROR_WAIT_SECONDS more to send an error.
         """
+        self.count_loops(self)
         self._connection.wait_for_room(MAX_END_WAIT_SECONDS)
         phase: Phase = self.phase
         self.phase, self.stepping = "idle", False
@@ -177,11 +192,11 @@ class Reporter:
         self._percentiles_due = 0.0
         # Memory is not asked: TensorFlow may be half gone, or locked for ever in a forked child that exits.
         with contextlib.suppress(Exception):  # whatever fails here must not show at a program's end
-            error = describe_uncaught(self.failure, phase, self.steps, self.memory.latest())
+            error = error_from_uncaught(self.failure, phase, self.steps, self.memory.latest())
             if error is not None:
                 self.report_error(error)
         self._send(time.monotonic())
-        kind = uncaught_type()
+        kind = find_uncaught_type()
         if kind is None:
             self._connection.send(End("exit"))
         else:

@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from gpuwarden.client.errors.classifier import describe, is_own_error
+from gpuwarden.client.errors.classifier import error_from_exception, has_known_kind
 from gpuwarden.client.frameworks import make_adapter
 from gpuwarden.client.frameworks.tensorflow import list_physical_devices
 from gpuwarden.client.keras_import import keras
@@ -19,7 +19,7 @@ def is_device_oom(error: BaseException) -> bool:
 
     An error that was raised while an out-of-memory was handled is another one.
     """
-    return is_own_error(error) and describe(error, "train", 0, read_device_memory()).kind == "device_oom"
+    return has_known_kind(error) and error_from_exception(error, "train", 0, read_device_memory()).kind == "device_oom"
 
 
 def read_device_memory() -> dict[str, DeviceMemory]:

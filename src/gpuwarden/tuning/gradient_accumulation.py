@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpuwarden.client.keras_import import keras
-from gpuwarden.tuning.model_checks import variable_scope
-from gpuwarden.tuning.optimizers import unwrap_optimizer
+from gpuwarden.tuning.optimizers import unwrap_optimizer, variable_scope
 
 
 def read_accumulation(model: Any) -> int:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from gpuwarden.client.distributed import is_in_one_process, read_job_place, read_strategy
+from gpuwarden.client.job_place import read_job_place
 from gpuwarden.client.keras_import import keras
+from gpuwarden.client.workers import is_in_one_process, read_strategy
 
 
 def check_model(model: Any, wanting: str) -> None:
@@ -42,12 +42,6 @@ def _check_built(model: Any) -> None:
             raise ValueError(
                 f"model: call it on a batch of data first: model.build(shape) has not built its layer {unbuilt[0]!r}"
             )
-
-
-def variable_scope(model: Any) -> AbstractContextManager[Any]:
-    """Return the scope in which variables are made that train with the model: of its strategy, where it has one."""
-    strategy = getattr(model, "distribute_strategy", None)
-    return nullcontext() if strategy is None else strategy.scope()
 
 
 def check_whole(value: Any, name: str, least: int = 1) -> int:

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from gpuwarden.client.keras_import import keras
-from gpuwarden.tuning.model_checks import variable_scope
-from gpuwarden.tuning.optimizers import list_optimizers, reset_optimizer
+from gpuwarden.tuning.optimizers import list_optimizers, remake_optimizer, reset_optimizer, variable_scope
 
 # What fit sets on a model, by backend; JAX's state is a copy that would be written over the variables later.
 _ATTRIBUTES = ("train_function", "history", "stop_training", "_eval_epoch_iterator", "_jax_state", "_jax_state_synced")
@@ -94,8 +93,7 @@ def substitute_optimizer(model: Any) -> Iterator[None]:
 
 def _make_like(model: Any, own: Any) -> Any:
     try:
-        with variable_scope(model):
-            return type(own).from_config(own.get_config())
+        return remake_optimizer(model, own)
     except Exception as error:
         raise ValueError(
             f"model: its optimizer {type(own).__name__} is not built and cannot be made again from its config "

@@ -17,9 +17,9 @@ from gpuwarden.client.keras_import import keras
 from gpuwarden.client.reporter import report_oom_retry
 from gpuwarden.tuning.device_allocator import is_device_oom
 from gpuwarden.tuning.gradient_accumulation import accumulate, check_accumulation, read_accumulation
-from gpuwarden.tuning.model_checks import check_model, check_whole, variable_scope
+from gpuwarden.tuning.model_checks import check_model, check_whole
 from gpuwarden.tuning.model_snapshot import ModelSnapshot
-from gpuwarden.tuning.optimizers import list_optimizers, unwrap_optimizer
+from gpuwarden.tuning.optimizers import list_optimizers, unwrap_optimizer, variable_scope
 
 _OWN_ARGUMENTS = ("x", "y", "batch_size")
 _ARRAYS = ("x", "y", "sample_weight")  # of a tuple that make_dataset makes

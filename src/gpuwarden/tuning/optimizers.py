@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from gpuwarden.client.keras_import import keras
-from gpuwarden.tuning.model_checks import variable_scope
 
 
 def list_optimizers(model: Any) -> list[Any]:
@@ -21,10 +21,22 @@ def unwrap_optimizer(optimizer: Any) -> Any:
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
+def variable_scope(model: Any) -> AbstractContextManager[Any]:
+    """Return the scope in which variables are made that train with the model: of its strategy, where it has one."""
+    strategy = getattr(model, "distribute_strategy", None)
+    return nullcontext() if strategy is None else strategy.scope()
+
+
+def remake_optimizer(model: Any, optimizer: Any) -> Any:
+    """Return a new optimizer, not built, of the same class and config."""
+    with variable_scope(model):
+        return type(optimizer).from_config(optimizer.get_config())
+
+
 def reset_optimizer(model: Any, optimizer: Any) -> None:
     """Return all variables of a built optimizer the values that they were made with; takes as much memory meanwhile."""
+    new = remake_optimizer(model, optimizer)
     with variable_scope(model):
-        new = type(optimizer).from_config(optimizer.get_config())
         new.build(unwrap_optimizer(optimizer)._trainable_variables)  # noqa: SLF001 - those it was built for
     for variable, value in zip(optimizer.variables, new.variables, strict=True):
         variable.assign(value)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpuwarden.client.errors.classifier import describe, is_own_error
+from gpuwarden.client.errors.classifier import error_from_exception, has_known_kind
 from gpuwarden.protocol.codec import decode, encode
 from gpuwarden.protocol.messages import (
     MAX_ALLOCATIONS,
@@ -31,7 +31,7 @@ class ResourceExhaustedError(Exception):
 
 def told(exception: BaseException, **settings: Any) -> Error:
     """Describe an exception of training."""
-    error = describe(exception, "train", 7, **settings)
+    error = error_from_exception(exception, "train", 7, **settings)
     assert decode(encode(error)) == error
     return error
 
@@ -188,14 +188,14 @@ def test_words_alone() -> None:
 def test_told_by_itself() -> None:
     """What was only being handled as an error was raised is not what that error is."""
     oom, follower = RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."), KeyError("cleaning up")
-    assert is_own_error(oom)
+    assert has_known_kind(oom)
     follower.__context__ = oom
-    assert not is_own_error(follower)
+    assert not has_known_kind(follower)
     follower.__cause__ = oom
-    assert is_own_error(follower)
+    assert has_known_kind(follower)
     oom.__cause__ = follower
-    assert is_own_error(oom)
-    assert not is_own_error(KeyError("alone"))
+    assert has_known_kind(oom)
+    assert not has_known_kind(KeyError("alone"))
 
 
 def test_subclass() -> None:

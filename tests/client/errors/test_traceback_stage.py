@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpuwarden.client.errors.classifier import describe
+from gpuwarden.client.errors.classifier import error_from_exception
 from gpuwarden.client.errors.traceback_stage import MAX_FRAMES, find_stage
 from gpuwarden.client.keras.model_memory import add_model_memory
 from gpuwarden.protocol.messages import Allocation, Error
@@ -81,9 +81,9 @@ def test_stage_of_deep_recursion() -> None:
 def test_error_has_its_stage() -> None:
     """An out-of-memory is described with it, another error is not."""
     out_of_memory = raised(f"{PLACE}torch/optim/adamw.py", "step")
-    assert describe(out_of_memory, "train", 0).stage == "optimizer"
+    assert error_from_exception(out_of_memory, "train", 0).stage == "optimizer"
     other = ValueError("no").with_traceback(out_of_memory.__traceback__)
-    assert describe(other, "train", 0).stage is None
+    assert error_from_exception(other, "train", 0).stage is None
 
 
 def oom(shape: str | None) -> Error:

@@ -21,7 +21,7 @@ class Observer:
     def __init__(self) -> None:
         self.told: list[str] = []
 
-    def record_failure(self, exception: BaseException) -> None:
+    def record_exception(self, exception: BaseException) -> None:
         """Note the exception."""
         self.told.append(repr(exception))
 
@@ -104,7 +104,7 @@ def test_observer_raises() -> None:
     """An observer that fails changes nothing of what the user sees."""
 
     class Failing(Observer):
-        def record_failure(self, _exception: BaseException) -> None:
+        def record_exception(self, _exception: BaseException) -> None:
             raise TypeError("of the observer")
 
     failing = Failing()

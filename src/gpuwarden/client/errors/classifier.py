@@ -55,7 +55,7 @@ class _Reading:
     at: int | None  # where in the text the kind shows
 
 
-def describe(
+def error_from_exception(
     exception: BaseException,
     phase: Phase,
     steps: int,
@@ -91,7 +91,7 @@ def describe(
     return _shorten_to_fit(cause, error)
 
 
-def is_own_error(exception: BaseException) -> bool:
+def has_known_kind(exception: BaseException) -> bool:
     """Return whether an exception, or what it says it was raised from, is of a known kind.
 
     Not where that stands only behind it: then it was raised while another was handled, and is an error of its own.

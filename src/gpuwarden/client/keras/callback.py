@@ -15,8 +15,7 @@ from collections.abc import Mapping
 from time import monotonic
 from typing import Any
 
-from gpuwarden.client import distributed
-from gpuwarden.client.errors.classifier import describe
+from gpuwarden.client.errors.classifier import error_from_exception
 from gpuwarden.client.frameworks import make_adapter
 from gpuwarden.client.frameworks.allocator_memory import add_named_devices
 from gpuwarden.client.guard import Guard, guarded
@@ -34,6 +33,7 @@ from gpuwarden.client.keras.tf_data_wait import TfDataWait
 from gpuwarden.client.keras_import import keras
 from gpuwarden.client.reporter import REPORT_INTERVAL_SECONDS, Reporter, join_run
 from gpuwarden.client.settings import check_settings
+from gpuwarden.client.workers import has_workers, is_in_one_process
 from gpuwarden.protocol.messages import Advice, Phase
 
 METRICS_INTERVAL_SECONDS = 1.0  # between two reads of the loss metric and of the input's wait: some 100 µs each
@@ -49,7 +49,7 @@ class _Fit:
         feeder, per_execution = introspection.find_feeder(), introspection.read_steps_per_execution(model)
         reader = LossReader(run, model, keras, wanted=loss, fits=feeder is not None)
         self._run = run
-        self._examples = ExampleCounter(run, reader, in_epoch, feeder, workers=not distributed.is_in_one_process(model))
+        self._examples = ExampleCounter(run, reader, in_epoch, feeder, workers=not is_in_one_process(model))
         self.input = _make_input_meter(run.input, per_execution)
         reference = weakref.ref(model)  # the run keeps the last fit's steps, and must not keep its model
         self.steps = StepCounter(
@@ -192,7 +192,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._end_epoch()
-        if self._responder is not None and not self._nested and distributed.has_workers(self._watched):
+        if self._responder is not None and not self._nested and has_workers(self._watched):
             agreed, advice = self._responder.choose_together(self._run.advice if self._run else None, self._watched)
             if agreed:
                 self._act(self._responder, advice)
@@ -277,7 +277,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         self._enter("train" if nested or fits else "idle")
 
     @guarded
-    def record_failure(self, exception: BaseException) -> None:
+    def record_exception(self, exception: BaseException) -> None:
         """Report what a step has raised, and that it has ended fit, evaluate or predict.
 
         Of the exception only text is kept.
@@ -292,7 +292,9 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
             return
         size = size if phase == "train" else None
         run.report_error(
-            add_model_memory(describe(exception, phase, run.steps, run.memory.latest(), size), self._watched)
+            add_model_memory(
+                error_from_exception(exception, phase, run.steps, run.memory.latest(), size), self._watched
+            )
         )
 
     def record_end_of_data(self) -> None:
@@ -376,7 +378,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
             # Not the one that is watched: Keras gives this one its state back first, on JAX.
             done = responder.act(advice, self.model)
         except BaseException as error:
-            self.record_failure(error)
+            self.record_exception(error)
             raise
         if done and self._run is not None:
             self._run.actions[responder.action] += 1

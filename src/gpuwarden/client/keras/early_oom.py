@@ -10,7 +10,7 @@ import contextlib
 import os
 from collections.abc import Callable
 
-from gpuwarden.client.errors.uncaught import describe_uncaught
+from gpuwarden.client.errors.uncaught import error_from_uncaught
 from gpuwarden.client.reporter import has_reported
 
 
@@ -22,7 +22,7 @@ def report_early_oom(report: Callable[[], object]) -> None:
         if os.getpid() != process or has_reported():
             return
         with contextlib.suppress(Exception):  # whatever fails here must not show at a program's end
-            error = describe_uncaught(None, "idle", 0, {})
+            error = error_from_uncaught(None, "idle", 0, {})
             # Others are not reported: the framework may not have begun, and asking for its devices would begin it.
             if error is not None and error.allocations:
                 report()

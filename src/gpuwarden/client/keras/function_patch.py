@@ -13,9 +13,10 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, Protocol
 
+from gpuwarden.client.errors.uncaught import is_end_of_data
+
 FunctionKind = Literal["train", "test", "predict"]
 FUNCTION_KINDS: tuple[FunctionKind, ...] = ("train", "test", "predict")
-_END_OF_DATA = "OutOfRangeError"  # TensorFlow's; by name, since TensorFlow is not imported here
 
 
 class InputMeter(Protocol):
@@ -37,7 +38,7 @@ class InputMeter(Protocol):
 class Observer(Protocol):
     """Callback that is notified of what a function raises."""
 
-    def record_failure(self, exception: BaseException, /) -> None:
+    def record_exception(self, exception: BaseException, /) -> None:
         """Record an exception that is on its way to the user, and keep nothing of it but text."""
 
     def record_end_of_data(self) -> None:
@@ -121,10 +122,10 @@ def _report(reference: weakref.ref[Observer], error: BaseException) -> None:
     if observer is None:
         return
     with contextlib.suppress(Exception):
-        if isinstance(error, StopIteration) or any(each.__name__ == _END_OF_DATA for each in type(error).__mro__):
+        if is_end_of_data(error):
             observer.record_end_of_data()
         else:
-            observer.record_failure(error)
+            observer.record_exception(error)
 
 
 class FunctionPatch:

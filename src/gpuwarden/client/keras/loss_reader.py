@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from gpuwarden.client.distributed import IN_ONE_PROCESS, ONE_DEVICE, read_strategy
 from gpuwarden.client.keras.introspection import read_steps_per_execution
 from gpuwarden.client.reporter import Reporter
+from gpuwarden.client.workers import IN_ONE_PROCESS, ONE_DEVICE, read_strategy
 
 _MAX_EXACT_COUNT = 2**24  # from here on a count in 32-bit floats misses examples
 

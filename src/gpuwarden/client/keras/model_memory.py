@@ -23,11 +23,7 @@ def add_model_memory(error: Error, model: Any) -> Error:
     """Add to an out-of-memory on a device what the model knows; some ms for one of a thousand variables."""
     if error.kind != "device_oom":
         return error
-    known = [
-        *_list_variables(model, "variables", "weights"),
-        *_list_variables(getattr(model, "optimizer", None), "variables"),
-    ]
-    sizes = _list_sizes(known)
+    sizes = _list_model_sizes(model)
     total = sum(count for _shape, count in sizes)
     trainable = sum(
         count for _shape, count in _list_sizes(_list_variables(model, "trainable_variables", "trainable_weights"))
@@ -42,11 +38,13 @@ def add_model_memory(error: Error, model: Any) -> Error:
 
 def list_variable_bytes(model: Any) -> list[int]:
     """Return the bytes of each variable of a model and its optimizer."""
-    known = [
-        *_list_variables(model, "variables", "weights"),
-        *_list_variables(getattr(model, "optimizer", None), "variables"),
-    ]
-    return [count for _shape, count in _list_sizes(known)]
+    return [count for _shape, count in _list_model_sizes(model)]
+
+
+def _list_model_sizes(model: Any) -> list[tuple[tuple[int, ...], int]]:
+    """Return shape and bytes of each variable of a model and its optimizer."""
+    optimizer = getattr(model, "optimizer", None)
+    return _list_sizes([*_list_variables(model, "variables", "weights"), *_list_variables(optimizer, "variables")])
 
 
 def _list_sizes(variables: Iterable[Any]) -> list[tuple[tuple[int, ...], int]]:

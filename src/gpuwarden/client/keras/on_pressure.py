@@ -10,10 +10,10 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Literal, TypeAlias, cast, get_args
 
-from gpuwarden.client import distributed
 from gpuwarden.client.advice_state import AdviceState
 from gpuwarden.client.guard import log_safely
 from gpuwarden.client.keras.checkpoint import save
+from gpuwarden.client.workers import agree, find_reason_to_hold, has_workers, is_first
 from gpuwarden.protocol.messages import Action, Advice, Level
 
 DEFAULT_CHECKPOINT = "gpuwarden-checkpoint.keras"  # in the working directory
@@ -40,8 +40,8 @@ class PressureResponder:
 
     def check_workers(self, model: Any) -> None:
         """Determine whether this process may act alone; log once where it may not act at all."""
-        held = distributed.find_reason_to_hold(model)
-        self._acts_alone = held is None and not distributed.has_workers(model)
+        held = find_reason_to_hold(model)
+        self._acts_alone = held is None and not has_workers(model)
         if held not in (None, self._held):
             self._held = held
             log_safely(logging.WARNING, "on_pressure does nothing %s: all of them would have to agree", held)
@@ -60,7 +60,7 @@ class PressureResponder:
         except Exception:  # noqa: BLE001 - as said
             advice = []
         try:
-            agreed = distributed.agree(model, wanted=bool(advice))
+            agreed = agree(model, wanted=bool(advice))
         except Exception as error:  # noqa: BLE001 - a worker is gone; training will say so
             log_safely(logging.WARNING, "on_pressure: the other workers could not be asked", error=error)
             agreed = False
@@ -82,7 +82,7 @@ class PressureResponder:
         """
         try:
             if self._do == "checkpoint":
-                save(model, self._path, keep=distributed.is_first())
+                save(model, self._path, keep=is_first())
                 log_safely(logging.WARNING, "on_pressure: saved %s", self._path)
             elif self._do == "stop":
                 model.stop_training = True

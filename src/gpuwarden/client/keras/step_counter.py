@@ -51,7 +51,7 @@ class StepCounter:
         self._begins: list[float] = []  # of the executions since the last settling, and of the one under way
         self._reset()
         run.settle()  # the steps of a fit that another callback's exception ended
-        run.settle = self.settle
+        run.active_counter = self
 
     def _reset(self) -> None:
         self._begins.clear()
@@ -65,7 +65,7 @@ class StepCounter:
     @property
     def counts(self) -> bool:
         """True while this fit counts: no other one, and no second callback of this one, has begun since."""
-        return self._run.settle == self.settle
+        return self._run.active_counter is self
 
     def begin_epoch(self) -> None:
         """Start to count an epoch."""

@@ -1,17 +1,14 @@
-"""A worker's place in its job, from environments as launchers leave them, and the others that train its model."""
+"""Place of a process in its job, from environments as launchers set them."""
 
 from __future__ import annotations
 
 import json
-import sys
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuwarden.client import distributed
-from gpuwarden.client.distributed import JobPlace, read_job_place
+from gpuwarden.client.job_place import JobPlace, read_job_place
 
 CLUSTER = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
 
@@ -89,34 +86,3 @@ def test_cluster_in_slurm() -> None:
 def test_anything(config: str) -> None:
     """Whatever TF_CONFIG says, nothing is raised."""
     assert read_job_place({"TF_CONFIG": config}).world_size is None
-
-
-@pytest.fixture
-def jax(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
-    """Stand for a JAX of three processes that has not made its devices; give where they would be."""
-    backends: dict[str, object] = {}
-
-    def process_count() -> int:
-        assert backends, "JAX would make its devices"
-        return 3
-
-    for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "TF_CONFIG"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(process_count=process_count))
-    monkeypatch.setitem(sys.modules, "jax._src.xla_bridge", SimpleNamespace(_backends=backends))
-    monkeypatch.delitem(sys.modules, "jax._src.distributed", raising=False)
-    return backends
-
-
-def test_jax_that_is_not_set_up(jax: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """JAX is not asked, which would set it up; what its processes have agreed on before that holds."""
-    assert distributed.find_reason_to_hold(object()) is None
-    state = SimpleNamespace(num_processes=2)
-    monkeypatch.setitem(sys.modules, "jax._src.distributed", SimpleNamespace(global_state=state))
-    assert distributed.find_reason_to_hold(object()) == "in one of 2 processes of a job"
-
-
-def test_jax_that_is_set_up(jax: dict[str, object]) -> None:
-    """JAX says how many there are."""
-    jax["cuda"] = object()
-    assert distributed.find_reason_to_hold(object()) == "in one of 3 processes of a job"

@@ -1,20 +1,16 @@
-"""Place of this process in its job, and the other processes that train a model together with it.
+"""Place of this process in its job: the job's name, its rank and the world size, from the environment.
 
-The place is read from what launchers leave in the environment, without asking a framework or the network: it has to be
-known before either is set up. What one worker does alone may make all others wait for ever.
+Launchers set these variables. No framework and no network is used: the place has to be known before either is set up.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpuwarden.client.frameworks import list_running_frameworks
 from gpuwarden.protocol.validators import MAX_COUNT, clip
 
 # What counts the workers that train together, by TensorFlow's naming; a cluster's ps and evaluator are none of them.
@@ -103,64 +99,3 @@ def _parse_count(text: str | None) -> int | None:
         return None
     value = int(text)
     return value if value < MAX_COUNT else None
-
-
-# By name, since TensorFlow is not imported here.
-ONE_DEVICE = ("_DefaultDistributionStrategy", "OneDeviceStrategy")
-IN_ONE_PROCESS = (*ONE_DEVICE, "MirroredStrategy")
-_WORKERS = ("CollectiveAllReduceStrategy", "_CollectiveAllReduceStrategyExperimental", "MultiWorkerMirroredStrategy")
-
-
-def read_strategy(model: Any) -> str:
-    """Return the type name of the model's tf.distribute strategy, the default's too; "NoneType" on other backends."""
-    return type(getattr(model, "distribute_strategy", None)).__name__
-
-
-def is_in_one_process(model: Any) -> bool:
-    """Return whether no other process takes part in each step of the model, as far as its strategy shows."""
-    return read_strategy(model) in (*IN_ONE_PROCESS, "NoneType")
-
-
-def has_workers(model: Any) -> bool:
-    """Return whether the model is trained by several workers that can be asked whether they agree."""
-    return read_strategy(model) in _WORKERS
-
-
-def find_reason_to_hold(model: Any) -> str | None:
-    """Return why this process may neither act alone nor ask the others; None where no other trains this model."""
-    strategy = read_strategy(model)
-    if strategy not in (*IN_ONE_PROCESS, *_WORKERS, "NoneType"):
-        return f"under {strategy}"
-    others = max(read_job_place(os.environ).world_size or 1, _count_jax_processes(), _count_torch_workers())
-    return None if others == 1 or strategy in _WORKERS else f"in one of {others} processes of a job"
-
-
-def is_first() -> bool:
-    """Return whether this is the worker that writes what all have in common."""
-    return not read_job_place(os.environ).rank
-
-
-def agree(model: Any, *, wanted: bool) -> bool:
-    """Ask all workers of the model's strategy whether one of them wants it; each has to ask at the same place."""
-    tf, strategy = sys.modules["tensorflow"], model.distribute_strategy
-    votes = strategy.run(lambda: tf.constant(int(wanted)))
-    return bool(strategy.reduce(tf.distribute.ReduceOp.SUM, votes, axis=None) > 0)
-
-
-def _count_jax_processes() -> int:
-    # process_count() makes the devices, with most of the GPUs' memory, and TensorFlow and Keras import JAX to no end.
-    if "jax" in list_running_frameworks():
-        return _call_count("jax", "process_count")
-    agreed = getattr(sys.modules.get("jax._src.distributed"), "global_state", None)  # by jax.distributed.initialize
-    return int(getattr(agreed, "num_processes", 1))
-
-
-def _count_torch_workers() -> int:
-    distributed = sys.modules.get("torch.distributed")
-    ready: Callable[[], bool] | None = getattr(distributed, "is_initialized", None)
-    return _call_count("torch.distributed", "get_world_size") if ready is not None and ready() else 1
-
-
-def _call_count(module: str, function: str) -> int:
-    asked = getattr(sys.modules.get(module), function, None)
-    return 1 if asked is None else int(asked())
