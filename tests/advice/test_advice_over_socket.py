@@ -288,5 +288,5 @@ def test_neighbour_that_grows_is_told_once(
     until(run.kinds, "pressure")
     told = run.heard()[0]
     assert (told["kind"], told["level"], told["uuid"]) == ("neighbour", "warning", uuids[0])
-    assert "process 1 of user root has taken 10.0 GiB" in told["text"]
+    assert "process 1 of user root took 10.0 GiB" in told["text"]
     assert [each["kind"] for each in run.heard()].count("neighbour") == 1

@@ -164,8 +164,8 @@ def test_neighbours_growth() -> None:
     assert box.poll([holding(gpu(0), {7: 51, 9: 10, 8: 1})], there) == []  # what was there before is no growth
     assert box.poll([holding(gpu(0), {7: 71, 9: 14, 8: 2})], there) == []  # a twelfth; its own is no neighbour's
     assert box.poll([holding(gpu(0), {7: 71, 9: 16, 8: 6})], there) == [(7, "neighbour", "warning")]
-    assert "process 9 of user alice, run 9-1 has taken 6.00 GiB of GPU 0" in box.sent[-1][1].text
-    assert "within 2.0s: 50.0 GiB can still be allocated" in box.sent[-1][1].text
+    assert "process 9 of user alice, run 9-1 took 6.00 GiB on GPU 0" in box.sent[-1][1].text
+    assert "within 2.0s: 50.0 GiB of headroom left" in box.sent[-1][1].text
     for more in range(20):
         assert box.poll([holding(gpu(0), {7: 71, 9: 17 + more, 8: 6})], there, passed=REST_SECONDS / 2) == []
     assert box.poll([holding(gpu(0), {7: 71, 9: 36, 8: 6})], there, passed=2 * REST_SECONDS) == []
@@ -290,9 +290,9 @@ def test_faults_stand_in_every_story() -> None:
         assert box.poll([replace(down(0), xids=ill.xids)], deaf) == []
     told = [(pid, kind, text.partition(":")[0]) for pid, kind, text in box.marks]
     assert told == [
-        (7, "event", "GPU 0 met XID 48"),
-        (8, "event", "GPU 0 met XID 48"),
-        (7, "event", "GPU 0 does not answer the driver any more"),
+        (7, "event", "GPU 0 reported XID 48"),
+        (8, "event", "GPU 0 reported XID 48"),
+        (7, "event", "GPU 0 no longer answers the driver"),
     ]
     assert box.advice.gpu_limits == {}  # nobody hears: no reason for a poll
 
@@ -307,8 +307,8 @@ def test_pressure_stands_in_every_story() -> None:
     for _ in range(2):
         box.poll([hot], deaf)
     assert [(pid, kind, text.partition(":")[0]) for pid, kind, text in box.marks] == [
-        (7, "pressure", "device memory of GPU 0 is nearly used up"),
-        (7, "pressure", "device memory of GPU 0 is no longer scarce"),
+        (7, "pressure", "GPU 0 is almost out of memory"),
+        (7, "pressure", "GPU 0 is no longer low on memory"),
         (7, "pressure", "GPU 0 is hot"),
     ]
 
@@ -325,23 +325,23 @@ def test_neighbour_stands_in_the_story() -> None:
         box.poll([holding(gpu(0), {7: 51, 9: 21})], there)
     ((pid, kind, text),) = box.marks
     assert (pid, kind) == (7, "neighbour")
-    assert text.startswith("process 9 of user alice, run 9-1 has taken 20.0 GiB of GPU 0 within")
+    assert text.startswith("process 9 of user alice, run 9-1 took 20.0 GiB on GPU 0 within")
 
 
 @pytest.mark.parametrize(
-    ("left", "seconds", "said"),
+    ("left", "seconds", "expected"),
     [
-        (50, 300.0, "will soon be used up: 50.0 GiB can"),
-        (50, 30.0, "will very soon be used up: 50.0 GiB can"),
-        (1, 30.0, "is nearly used up: 1.00 GiB can"),
-        (5, 30.0, "will very soon be used up: 5.00 GiB can"),
-        (5, 300.0, "becomes scarce: 5.00 GiB can"),
+        (50, 300.0, "will soon be out of memory: 50.0 GiB of headroom"),
+        (50, 30.0, "will very soon be out of memory: 50.0 GiB of headroom"),
+        (1, 30.0, "is almost out of memory: 1.00 GiB of headroom"),
+        (5, 30.0, "will very soon be out of memory: 5.00 GiB of headroom"),
+        (5, 300.0, "is low on memory: 5.00 GiB of headroom"),
     ],
 )
-def test_much_that_is_left_is_not_called_used_up(left: int, seconds: float, said: str) -> None:
-    """What presses is named: how little is left, or how soon it will be gone."""
+def test_the_text_has_the_reason_of_the_pressure(left: int, seconds: float, expected: str) -> None:
+    """The text says which it is: little headroom, or headroom that will soon be gone."""
     box, there = Box(), run(7, "GPU-0", left=left)
     growth = Leak(1.0, GIB, TimeLeft(seconds, 0.0, None))
     box.poll([gpu(0)], replace(there, growth={"GPU-0": growth}))
-    assert box.sent[-1][1].text.startswith(f"device memory of GPU 0 (GPU-0) {said}")
-    assert box.marks[-1][2].startswith(f"device memory of GPU 0 {said}")
+    assert box.sent[-1][1].text.startswith(f"GPU 0 (GPU-0) {expected}")
+    assert box.marks[-1][2].startswith(f"GPU 0 {expected}")

@@ -1,4 +1,4 @@
-"""Sentences of advice, for the run's log and its record."""
+"""Advice texts, for the run's log and its record."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from gpuwarden.protocol.messages import Level
 from gpuwarden.xid.codes import explain
 
 _MEMORY_IS: Mapping[Level, str] = {
-    "critical": "device memory of {} is nearly used up",
-    "warning": "device memory of {} becomes scarce",
-    "none": "device memory of {} is no longer scarce",
+    "critical": "{} is almost out of memory",
+    "warning": "{} is low on memory",
+    "none": "{} is no longer low on memory",
 }
 _AHEAD_IS: Mapping[Level, str] = {
-    "critical": "device memory of {} will very soon be used up",
-    "warning": "device memory of {} will soon be used up",
+    "critical": "{} will very soon be out of memory",
+    "warning": "{} will soon be out of memory",
 }
 _HEAT_IS: Mapping[Level, str] = {
-    "critical": "{} is too hot and slows itself down",
+    "critical": "{} is too hot and throttled",
     "warning": "{} is hot",
     "none": "{} is no longer hot",
 }
@@ -41,41 +41,39 @@ def short_name(gpu: Gpu) -> str:
 
 
 def memory_text(limits: Limits, memory: RunPressure, name: str) -> str:
-    """Return how much memory a run has left, in words."""
+    """Return how much memory a run has left."""
     ahead = memory.seconds_to_oom
     by_time = ahead is not None and RANK[memory_level(limits, memory.share, None)] < RANK[memory.level]
     what = (_AHEAD_IS if by_time else _MEMORY_IS)[memory.level]
-    return (
-        f"{what.format(name)}: {format_bytes(memory.headroom)} can still be allocated, "
-        f"{format_ratio(memory.share)} of what the run uses and could get"
-        + (f"; as it grows now that lasts {format_elapsed(ahead)}" if ahead is not None else "")
+    return f"{what.format(name)}: {format_bytes(memory.headroom)} of headroom left ({format_ratio(memory.share)})" + (
+        f"; at the current growth it lasts {format_elapsed(ahead)}" if ahead is not None else ""
     )
 
 
 def thermal_text(gpu: Gpu, level: Level, name: str) -> str:
-    """Return how hot a GPU is, in words."""
+    """Return how hot a GPU is."""
     margin = gpu.value(GpuReadings.temperature_margin_celsius)
-    return _HEAT_IS[level].format(name) + (f": {margin:.0f} °C below its slowdown" if margin is not None else "")
+    return _HEAT_IS[level].format(name) + (f": {margin:.0f} °C below its throttle point" if margin is not None else "")
 
 
 def co_tenant_text(memory: RunPressure, pid: int, co_tenant: CoTenant, owners: ProcessOwners | None, name: str) -> str:
-    """Return which process has taken memory that a run could have had, in words."""
+    """Return which process took memory that was free for a run."""
     who = f" of user {owners.get('user', UNKNOWN)}" if owners else ""
     if owners and "run" in owners:
         who += f", run {owners['run']}"
     took = format_elapsed(co_tenant.rose - co_tenant.since)
     return (
-        f"process {pid}{who} has taken {format_bytes(co_tenant.grown)} of {name} within {took}: "
-        f"{format_bytes(memory.headroom)} can still be allocated"
+        f"process {pid}{who} took {format_bytes(co_tenant.grown)} on {name} within {took}: "
+        f"{format_bytes(memory.headroom)} of headroom left"
     )
 
 
 def loss_text(fault: str, name: str) -> str:
-    """Return in words that a GPU does not answer."""
-    return f"{name} does not answer the driver any more: {fault}"
+    """Return that a GPU does not answer."""
+    return f"{name} no longer answers the driver: {fault}"
 
 
 def xid_text(code: int, name: str) -> str:
-    """Return what an XID means, in words."""
+    """Return what an XID means and what to do."""
     xid = explain(code)
-    return f"{name} met XID {code}: {xid.meaning} {xid.action.value}"
+    return f"{name} reported XID {code}: {xid.meaning} {xid.action.value}"
