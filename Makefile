@@ -56,7 +56,8 @@ docs: ## generate the references, rules, dashboards and the map of the code
 	$(BIN)/gpuwarden reference dcgm > docs/reference/dcgm.md
 	$(BIN)/gpuwarden reference receipt > docs/use/run-records.md
 	$(BIN)/gpuwarden reference state > docs/reference/state.md
-	$(BIN)/gpuwarden reference verdicts > docs/understand/oom-diagnosis.md
+	sed -i '/^## Rules/,$$d' docs/understand/oom-diagnosis.md
+	$(BIN)/gpuwarden reference verdicts >> docs/understand/oom-diagnosis.md
 	$(BIN)/gpuwarden reference alerts > docs/reference/alerts.md
 	$(BIN)/gpuwarden rules > deploy/prometheus/rules/gpuwarden.yml
 	sed -i '/^# Written by .gpuwarden rules --inhibition/,$$d' deploy/alertmanager/alertmanager.yml

@@ -210,6 +210,11 @@ def test_reference_is_in_step(what: str, file: str) -> None:
     assert (ROOT / "docs" / f"{file}.md").read_text() == run("reference", what).stdout
 
 
+def test_rules_of_diagnoses_are_in_step() -> None:
+    """The page on out-of-memory diagnoses ends with the rules that the code prints."""
+    assert (ROOT / "docs/understand/oom-diagnosis.md").read_text().endswith("\n" + run("reference", "verdicts").stdout)
+
+
 def test_port_taken(tmp_path: Path, mock_nvml: MockNvml) -> None:
     """A taken port ends the daemon with 1 and says so."""
     with socket.socket() as other:
