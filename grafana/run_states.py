@@ -18,7 +18,9 @@ def run_timeline(number: int, *, width: int) -> Panel:
         number,
         "Phase, stalls and ends",
         "What each run does, where it hangs in a step, and how it ended (docs/use/runs.md).",
-        Query(f"max by (run_name, run_id, pid) ({with_run(run_state(series))})", "{{run_name}} {{pid}}"),
+        Query(
+            f"max by (run_name, run_id, pid) ({with_run(run_state(series, with_phase=True))})", "{{run_name}} {{pid}}"
+        ),
         width=width,
         mappings=run_states(),
         empty=NO_RUN,

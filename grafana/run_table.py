@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from classic import BAD, GOOD, NONE, PLAIN, WARN, Json, Panel, Query, override, states
+from classic import BAD, GOOD, PLAIN, WARN, Json, Panel, Query, override, states
 from looks import COLORED, HIDDEN, NO_RUN, SHARE
 from panels import table
 from series import RUN, last, placed
@@ -21,7 +21,7 @@ _PHASES = {
     "predict": ("predict", "purple"),
     "idle": ("idle", "yellow"),
 }
-_REPORTS, _STALLED, _FIRST_END = len(PHASES) + 1, len(PHASES) + 2, len(PHASES) + 3
+_RUNNING, _STALLED, _FIRST_END = len(PHASES) + 1, len(PHASES) + 2, len(PHASES) + 3
 _END_COLORS = {"finished": "dark-green", "unknown": "gray"}  # any other is an alert's
 _EACH = f"({RUN})"
 
@@ -64,7 +64,7 @@ def run_table(number: int, *, height: int) -> Panel:
         overrides=[
             override("Run", links=[link(ONE_RUN, "Only this run", instance="Box", run="Run id")]),
             override("PID", custom__width=78),
-            override("State", mappings=run_states(), custom__width=85, custom__align="left", **COLORED),
+            override("State", mappings=run_states(), custom__width=115, custom__align="left", **COLORED),
             override("Cluster", custom__width=62),
             override("Box", links=[link(BOX, "This box", instance="Box")], custom__width=146),
             override("Last heard of", unit="dateTimeAsIsoNoDateIfToday", custom__width=165),
@@ -90,7 +90,7 @@ def _queries() -> list[Query]:
     throttled = f"max by ({RUN}, uuid) ({last(RunUsageReadings.throttled_step_seconds_total)})"
     steps = f"sum by ({RUN}, le) ({last(RunReadings.step_duration_seconds)})"
     wanted = {
-        "state": run_state(last),
+        "state": run_state(last, with_phase=False),
         "reported": f"1000 * ({ended} or {reported})",
         "lasted": f"({ended} or {reported}) - {start}",
         "steps": last(RunReadings.steps_total),
@@ -109,15 +109,18 @@ def _queries() -> list[Query]:
     ]
 
 
-def run_state(read: Callable[..., str]) -> str:
-    """Return a run's state as one number, as a timeline draws one series as one line; the largest that holds counts."""
+def run_state(read: Callable[..., str], *, with_phase: bool) -> str:
+    """Return a run's state as one number, as a timeline draws one series as one line; the largest that holds counts.
+
+    With its phase, a run that makes steps shows its phase instead of running.
+    """
     each = f"max by ({RUN})"
-    phases = {read(RunReadings.phase, phase=phase): number for number, phase in enumerate(PHASES, 1)}
+    phases = {read(RunReadings.phase, phase=phase): n for n, phase in enumerate(PHASES, 1)} if with_phase else {}
     ends = {read(RunReadings.outcome, outcome=outcome): n for n, outcome in enumerate(OUTCOMES, _FIRST_END)}
     # What a run said last of its phase is no longer so when it has ended, or hangs.
     first, then = (
         " or ".join(f"{each} ({selected} * {number} > 0)" for selected, number in numbers.items())
-        for numbers in ({**ends, read(RunReadings.stalled): _STALLED}, {**phases, read(RunReadings.up): _REPORTS})
+        for numbers in ({**ends, read(RunReadings.stalled): _STALLED}, {**phases, read(RunReadings.up): _RUNNING})
     )
     return f"{first} or {then}"
 
@@ -126,6 +129,6 @@ def run_states() -> list[Json]:
     """Say what the numbers of `run_state` mean."""
     phases: dict[float, tuple[str, str]] = {n: _PHASES[phase] for n, phase in enumerate(PHASES, 1)}
     ends: dict[float, tuple[str, str]] = {
-        n: (end, _END_COLORS.get(end, BAD)) for n, end in enumerate(OUTCOMES, _FIRST_END)
+        n: (end.replace("_", " "), _END_COLORS.get(end, BAD)) for n, end in enumerate(OUTCOMES, _FIRST_END)
     }
-    return states({**phases, _REPORTS: ("reports", NONE), _STALLED: ("stalled", WARN), **ends})
+    return states({**phases, _RUNNING: ("running", GOOD), _STALLED: ("stalled", WARN), **ends})

@@ -196,7 +196,7 @@ def test_life_of_a_run_is_told() -> None:
     events = EventLog()
     error = Error("device_oom", "ResourceExhaustedError", "OOM", "train", 5)
     seen = SeenError(error, 3.0, {}, verdict=Diagnosis("leak", "It grew.", "Mend it."))
-    ending = Ending("oom_killed", "the kernel says so", 5.0)
+    ending = Ending("out_of_memory", "the kernel says so", 5.0)
     life = [
         a_run(),
         a_run(stall=Stall(61.4, "stopped"), stalls=1),
@@ -209,7 +209,7 @@ def test_life_of_a_run_is_told() -> None:
         events.update(box(gpu(0), at=2.0, runs=(run,)))
         events.update(box(gpu(0), at=2.0, runs=(run,)))
     assert texts(events) == [
-        "run unet ended: oom killed (the kernel says so)",
+        "run unet ended: out of memory (the kernel says so)",
         "run unet is out of device memory: leak. It grew.",
         "run unet has made no step for 61 s (stopped)",
         "run unet begins",

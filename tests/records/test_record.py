@@ -119,6 +119,7 @@ def test_what_is_not_known_has_no_key() -> None:
         "began_timestamp_seconds": BEGAN,
         "updated_timestamp_seconds": BEGAN + 5,
         "duration_seconds": 5.0,
+        "state": "running",
     }
     assert usage_from_record(record_from_json(plain)) == RunUsage()
 

@@ -13,6 +13,8 @@ from gpuwarden.runs.outcome import Evidence, conclude
 KILL = OomKill(7, in_cgroup=True, earliest=1.0, latest=1.0)
 GOODBYE = End("exit")
 FAILURE = End("uncaught ValueError", "failed")
+OOM = Error("device_oom", "ResourceExhaustedError", "OOM when allocating tensor", "train", 9)
+HOST_OOM = Error("host_oom", "MemoryError", "Unable to allocate 8 GiB", "train", 9)
 ILLEGAL = Error("illegal_address", "InternalError", "an illegal memory access was encountered", "train", 9)
 GROWTH = Leak(3 * 2**20, 12 * 2**30)
 EXIT_3, CORE = 3 << 8, 0x80
@@ -21,7 +23,7 @@ CASES: dict[str, tuple[Evidence, str, str]] = {
     "goodbye, exit 0": (Evidence(GOODBYE, 0), "finished", "exit status 0; it said: exit"),
     "killed for memory that had grown": (
         Evidence(None, signal.SIGKILL, cgroup_oom_kills=1, host_growth=GROWTH),
-        "oom_killed",
+        "out_of_memory",
         (
             "ended by SIGKILL; the kernel's OOM killer killed in its cgroup then (kills: 1); the host memory of the "
             "run's processes had grown by 12.0 GiB, at 180 MiB a minute"
@@ -44,32 +46,32 @@ CASES: dict[str, tuple[Evidence, str, str]] = {
     "SIGKILL": (Evidence(None, signal.SIGKILL), "killed", "ended by SIGKILL"),
     "SIGKILL by the OOM killer": (
         Evidence(None, signal.SIGKILL, KILL),
-        "oom_killed",
+        "out_of_memory",
         "the kernel log says that the OOM killer killed it: its cgroup was out of memory",
     ),
     "OOM killer, host": (
         Evidence(None, None, OomKill(7, in_cgroup=False, earliest=1.0, latest=1.0)),
-        "oom_killed",
+        "out_of_memory",
         "the kernel log says that the OOM killer killed it: the host was out of memory",
     ),
     "OOM killer, old kernel": (
         Evidence(None, None, OomKill(7, in_cgroup=None, earliest=1.0, latest=1.0)),
-        "oom_killed",
+        "out_of_memory",
         "the kernel log says that the OOM killer killed it: its cgroup or the host was out of memory",
     ),
     "OOM killer after its goodbye": (
         Evidence(GOODBYE, None, KILL),
-        "oom_killed",
+        "out_of_memory",
         "the kernel log says that the OOM killer killed it: its cgroup was out of memory; it said: exit",
     ),
     "SIGKILL, kill in its cgroup": (
         Evidence(None, signal.SIGKILL, cgroup_oom_kills=1),
-        "oom_killed",
+        "out_of_memory",
         "ended by SIGKILL; the kernel's OOM killer killed in its cgroup then (kills: 1)",
     ),
     "status hidden, kill in its cgroup": (
         Evidence(cgroup_oom_kills=2),
-        "oom_killed",
+        "out_of_memory",
         (
             "it is gone without a goodbye, and how its process ended is not known; "
             "the kernel's OOM killer killed in its cgroup then (kills: 2)"
@@ -81,10 +83,38 @@ CASES: dict[str, tuple[Evidence, str, str]] = {
         "failed",
         "exit status 1; the kernel's OOM killer killed in its cgroup then (kills: 1); it said: uncaught ValueError",
     ),
-    "abort": (Evidence(None, signal.SIGABRT | CORE), "aborted", "ended by SIGABRT, with a core dump"),
+    "out of memory, not caught": (
+        Evidence(End("uncaught ResourceExhaustedError", "failed"), 1 << 8, error=OOM),
+        "out_of_memory",
+        (
+            "exit status 1; it said: uncaught ResourceExhaustedError; "
+            "the last error it told: device_oom (ResourceExhaustedError)"
+        ),
+    ),
+    "out of host memory, not caught, status hidden": (
+        Evidence(End("uncaught MemoryError", "failed"), error=HOST_OOM),
+        "out_of_memory",
+        "it said: uncaught MemoryError; the last error it told: host_oom (MemoryError)",
+    ),
+    "out of memory, caught, then another exception": (
+        Evidence(FAILURE, 1 << 8, error=OOM),
+        "failed",
+        ("exit status 1; it said: uncaught ValueError; the last error it told: device_oom (ResourceExhaustedError)"),
+    ),
+    "out of memory, caught, then sys.exit(3)": (
+        Evidence(GOODBYE, EXIT_3, error=OOM),
+        "failed",
+        "exit status 3; it said: exit; the last error it told: device_oom (ResourceExhaustedError)",
+    ),
+    "out of memory, caught, finished": (
+        Evidence(GOODBYE, 0, error=OOM),
+        "finished",
+        "exit status 0; it said: exit",
+    ),
+    "abort": (Evidence(None, signal.SIGABRT | CORE), "crashed", "ended by SIGABRT, with a core dump"),
     "abort after an XID": (
         Evidence(None, signal.SIGABRT, xids=(43, 31)),
-        "aborted",
+        "crashed",
         (
             "ended by SIGABRT; shortly before its GPU had XID 31 (illegal address): "
             "A program touched an address that is not mapped on the GPU"
@@ -92,7 +122,7 @@ CASES: dict[str, tuple[Evidence, str, str]] = {
     ),
     "abort after another XID": (
         Evidence(None, signal.SIGABRT, xids=(79, 45)),
-        "aborted",
+        "crashed",
         (
             "ended by SIGABRT; shortly before its GPU had XID 79: "
             "The GPU has fallen off the bus: it does not answer over PCIe any more"
@@ -100,13 +130,13 @@ CASES: dict[str, tuple[Evidence, str, str]] = {
     ),
     "abort after an error": (
         Evidence(None, signal.SIGABRT, error=ILLEGAL),
-        "aborted",
+        "crashed",
         "ended by SIGABRT; the last error it told: illegal_address (InternalError)",
     ),
-    "abort at exit": (Evidence(GOODBYE, signal.SIGABRT), "aborted", "ended by SIGABRT; it said: exit"),
+    "abort at exit": (Evidence(GOODBYE, signal.SIGABRT), "crashed", "ended by SIGABRT; it said: exit"),
     "status hidden, after an XID": (
         Evidence(xids=(13,)),
-        "aborted",
+        "crashed",
         (
             "it is gone without a goodbye, and how its process ended is not known; shortly before its GPU had XID 13 "
             "(illegal address): A kernel did something invalid, such as an access out of bounds"

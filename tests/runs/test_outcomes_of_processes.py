@@ -110,7 +110,7 @@ WAYS: dict[str, tuple[Callable[[TestRun], object], str, str]] = {
     "is interrupted": (by(signal.SIGINT), "killed", "ended by SIGINT; it said: uncaught KeyboardInterrupt"),
     "is killed": (by(signal.SIGKILL), "killed", "ended by SIGKILL"),
     "leaves a worker": (told("fork"), "killed", "ended by SIGKILL"),
-    "aborts": (told("abort"), "aborted", f"ended by SIGABRT{CORE}"),
+    "aborts": (told("abort"), "crashed", f"ended by SIGABRT{CORE}"),
     "crashes": (told("segfault"), "crashed", f"ended by SIGSEGV{CORE}"),
 }
 
@@ -195,7 +195,7 @@ def test_illegal_address(daemon: Daemon, mock_nvml: MockNvml) -> None:
             run.say("abort")
             run.popen.wait(20)
         outcomes = [run.ended() for run in runs]
-        assert [outcome for outcome, _evidence in outcomes] == ["aborted", "aborted"]
+        assert [outcome for outcome, _evidence in outcomes] == ["crashed", "crashed"]
         assert "XID" not in outcomes[0][1]
         assert "shortly before its GPU had XID 31 (illegal address): A program touched" in outcomes[1][1]
         assert "XID 45" not in outcomes[1][1]
@@ -211,7 +211,7 @@ def test_kernel_log_tells_of_the_oom_killer(daemon: Daemon, fifo: Fifo) -> None:
         for run in (chosen, killed, other):
             run.popen.send_signal(signal.SIGKILL)
         words = "the kernel log says that the OOM killer killed it: the host was out of memory"
-        assert chosen.ended() == killed.ended() == ("oom_killed", f"oom_killed ({words})")
+        assert chosen.ended() == killed.ended() == ("out_of_memory", f"out_of_memory ({words})")
         assert other.ended() == ("killed", "killed (ended by SIGKILL)")
 
 
@@ -234,7 +234,7 @@ def test_a_real_kill_for_memory(tmp_path: Path, mock_nvml: MockNvml, log: str) -
                 run.say("hold")
                 assert run.popen.wait(30) == -signal.SIGKILL
                 outcome, evidence = run.ended()
-    assert outcome == "oom_killed"
+    assert outcome == "out_of_memory"
     told = readable and is_initial()
     assert ("its cgroup was out of memory" if told else "killed in its cgroup then (kills: 1)") in evidence
 

@@ -245,12 +245,12 @@ def test_ending_is_refined_until_it_is_settled() -> None:
     runs.exited(ALICE, 10.0, signal.SIGKILL)
     assert (ended(runs, 10.1).outcome, ended(runs, 10.1).settled) == ("killed", False)
     runs.add_oom_kills([kill(ALICE.pid, 9.9)])
-    assert (ended(runs, 11.0).outcome, ended(runs, 11.0).settled) == ("oom_killed", False)
+    assert (ended(runs, 11.0).outcome, ended(runs, 11.0).settled) == ("out_of_memory", False)
     settled = ended(runs, 10.0 + SETTLE_SECONDS)
-    assert (settled.outcome, settled.settled, settled.at) == ("oom_killed", True, 1.8e9)
+    assert (settled.outcome, settled.settled, settled.at) == ("out_of_memory", True, 1.8e9)
     runs.exited(ALICE, 20.0, 0)
     assert ended(runs, 30.0) == settled
-    assert runs.ended["oom_killed"] == runs.ended.total() == 1
+    assert runs.ended["out_of_memory"] == runs.ended.total() == 1
 
 
 def test_kill_of_another_process_counts_for_nothing() -> None:
@@ -290,7 +290,7 @@ def test_death_after_a_goodbye_is_told() -> None:
     assert (ended(runs, 14.0).outcome, ended(runs, 14.0).settled) == ("finished", False)
     runs.exited(ALICE, 15.0, signal.SIGABRT)
     ending = ended(runs, 17.0)
-    assert (ending.outcome, ending.settled, ending.at) == ("aborted", True, 2.0)
+    assert (ending.outcome, ending.settled, ending.at) == ("crashed", True, 2.0)
 
 
 def test_goodbye_of_a_process_that_lives_on() -> None:
@@ -323,7 +323,7 @@ def test_xids_of_its_gpu_around_its_end_count() -> None:
         others = replace(gpu(1), xids={13: XidCount(1, 1.8e9)})
         box = snapshot(replace(gpu(0), xids={31: XidCount(1, 1.8e9 + after)}), others)
         outcomes[after] = ended(runs, 20.0, box).outcome
-    assert outcomes == {-60.0: "unknown", -5.0: "aborted", 1.0: "aborted", 60.0: "unknown"}
+    assert outcomes == {-60.0: "unknown", -5.0: "crashed", 1.0: "crashed", 60.0: "unknown"}
 
 
 def test_forgotten_run_is_counted() -> None:
@@ -361,7 +361,7 @@ def test_kills_in_its_cgroup_count_since_the_last_look(tmp_path: Path) -> None:
     counter.write_text("oom 6\noom_kill 4\n")
     runs.exited(ALICE, 2.0, signal.SIGKILL)
     counter.unlink()
-    assert ended(runs, 4.0).outcome == "oom_killed"
+    assert ended(runs, 4.0).outcome == "out_of_memory"
 
 
 def test_run_that_stalls_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:

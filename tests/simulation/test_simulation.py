@@ -260,7 +260,7 @@ class TestRuns:
             assert error.kind == "device_oom"
             assert isinstance(last, Report)
             assert last.errors == {"device_oom": 1}
-            assert end == End("ResourceExhaustedError", "failed")
+            assert end == End("uncaught ResourceExhaustedError", "failed")
             assert exit_ is None
         assert len(healthy) >= 2
         assert idle

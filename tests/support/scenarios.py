@@ -16,7 +16,17 @@ from typing import Any
 
 from scenario_daemon import GIB, INTERVAL, Box, play
 
-from gpuwarden.protocol.messages import STEP_BUCKETS, Allocation, DeviceMemory, End, Error, Hello, Phase, Report
+from gpuwarden.protocol.messages import (
+    STEP_BUCKETS,
+    Allocation,
+    DeviceMemory,
+    End,
+    Error,
+    Hello,
+    Phase,
+    Report,
+    uncaught_reason,
+)
 
 MIB = 1 << 20
 CONTEXT = 600 * MIB  # of a process on a GPU, outside its allocator's pool
@@ -110,7 +120,7 @@ class Trainer:
         )
         self.box.send(self.peer, error)
         self.box.send(self.peer, self._report())
-        self.box.send(self.peer, End("ResourceExhaustedError", "failed"))
+        self.box.send(self.peer, End(uncaught_reason("ResourceExhaustedError"), "failed"))
         self.box.end(self.peer)
 
     def finish(self) -> None:

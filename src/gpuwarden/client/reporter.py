@@ -15,9 +15,8 @@ from gpuwarden.client.connection import DaemonConnection
 from gpuwarden.client.errors.uncaught import error_from_uncaught, find_uncaught_type
 from gpuwarden.client.frameworks.allocator_memory import AllocatorMemory
 from gpuwarden.client.input_wait import InputWait
-from gpuwarden.protocol.messages import End, Error, Hello, Phase, Report
+from gpuwarden.protocol.messages import End, Error, Hello, Phase, Report, uncaught_reason
 from gpuwarden.protocol.step_histogram import StepHistogram
-from gpuwarden.protocol.validators import clip
 
 DEFAULT_SOCKET = "/run/gpuwarden/run.sock"
 MAX_ERROR_WAIT_SECONDS = 0.1  # that an error, which has stopped training anyway, may be held for its message
@@ -200,7 +199,7 @@ class Reporter:
         if kind is None:
             self._connection.send(End("exit"))
         else:
-            self._connection.send(End(clip(f"uncaught {kind}"), "failed"))
+            self._connection.send(End(uncaught_reason(kind), "failed"))
         self._connection.close()
 
 

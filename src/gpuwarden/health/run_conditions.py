@@ -21,8 +21,7 @@ _ENDED_TOLD = "a run is forgotten `runs.expiry` after its end"
 # The conditions of runs that ended, by outcome; one that finished, or of which no more is known, is none.
 END_CONDITIONS: Mapping[Outcome, str] = {
     "failed": "RunDied",
-    "oom_killed": "RunDied",
-    "aborted": "RunDied",
+    "out_of_memory": "RunDied",
     "crashed": "RunDied",
     "killed": "RunKilled",
 }
@@ -116,9 +115,9 @@ RUN_CONDITIONS = (
         summary="A training run ended before it was finished.",
         description=_ENDED_SAID,
         told=_ENDED_TOLD,
-        means="""A run ended by an exception or an exit status other than 0 (*failed*), by the kernel's OOM killer
-            (*oom_killed*), by its own abort, mostly after a CUDA error (*aborted*), or by a crash in native code
-            (*crashed*).""",
+        means="""A run ended by an exception or an exit status other than 0 (*failed*), by an out-of-memory error that
+            was not caught or by the kernel's OOM killer (*out_of_memory*), or by an abort or another crash in native
+            code, often after a CUDA error (*crashed*).""",
         look="""the daemon's log (`journalctl -u gpuwarden | grep ended:`), which names the run and the evidence, or at
             `gpuwarden runs show ID`; the dashboard's panel *Runs of this time range* has the ids.""",
         do="what [runs.md](use/runs.md#how-a-run-ended) says for that outcome.",

@@ -13,7 +13,7 @@ from gpuwarden.health.conditions import severity_of, xid_level
 from gpuwarden.health.model import PRESSURE_SEVERITY, Severity
 from gpuwarden.health.run_conditions import END_CONDITIONS
 from gpuwarden.metrics.model import Labels
-from gpuwarden.protocol.messages import Level
+from gpuwarden.protocol.messages import OOM_KINDS, Level
 from gpuwarden.runs.outcome import Ending
 from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.state import State
@@ -23,8 +23,6 @@ MAX_EVENTS = 50
 MAX_TEXT = 300  # characters
 
 EventKind = Literal["xid", "gpu", "driver", "pressure", "run_began", "run_ended", "stall", "out_of_memory"]
-
-_OOM = ("device_oom", "host_oom")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +140,7 @@ class EventLog:
 
     def _error_events(self, run: RunSnapshot, known: _Known) -> Iterator[Event]:
         for seen in run.errors:
-            if seen.at not in known.errors and seen.error.kind in _OOM:
+            if seen.at not in known.errors and seen.error.kind in OOM_KINDS:
                 why = f": {seen.verdict.cause.replace('_', ' ')}. {seen.verdict.evidence}" if seen.verdict else ""
                 where = "device" if seen.error.kind == "device_oom" else "host"
                 text = f"run {run.hello.name} is out of {where} memory{why}"

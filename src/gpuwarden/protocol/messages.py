@@ -20,6 +20,7 @@ from gpuwarden.protocol.validators import (
     check_number,
     check_seconds,
     check_text,
+    clip,
     counts,
     counts_by,
     known_or,
@@ -50,6 +51,7 @@ ErrorKind = Literal[
     "other",
 ]
 ERROR_KINDS: tuple[ErrorKind, ...] = get_args(ErrorKind)
+OOM_KINDS: tuple[ErrorKind, ...] = ("device_oom", "host_oom")
 EndOutcome = Literal["finished", "failed"]
 END_OUTCOMES: tuple[EndOutcome, ...] = get_args(EndOutcome)
 Level = Literal["none", "warning", "critical"]
@@ -205,6 +207,11 @@ class Advice:
     resource: Resource | None = validated(one_of(RESOURCES), default=None)
     headroom: int | None = validated(check_count, default=None)
     seconds_to_oom: float | None = validated(check_seconds, default=None)
+
+
+def uncaught_reason(exception: str) -> str:
+    """Return the reason of an `End` for an exception that nothing caught, by the name of its type."""
+    return clip(f"uncaught {exception}")
 
 
 Message: TypeAlias = "Hello | Report | Error | End"

@@ -80,6 +80,7 @@ def build_record(
         rank=hello.rank,
         world_size=hello.world_size,
         ended_timestamp_seconds=ending.at if ending else None,
+        state=run.state,
         outcome=ending.outcome if ending else None,
         evidence=ending.evidence if ending else None,
         errors_told=tuple(map(_error, run.errors)),
@@ -262,4 +263,4 @@ def conclude_record(record: RunRecord, evidence: str) -> RunRecord:
     host_forecasts: dict[str, Any] = dict.fromkeys(_HOST_FORECASTS)
     forecasts: dict[str, Any] = dict.fromkeys(_FORECASTS)
     devices = tuple(replace(device, **forecasts) for device in record.devices)
-    return replace(record, outcome="unknown", evidence=evidence, devices=devices, **host_forecasts)
+    return replace(record, state="unknown", outcome="unknown", evidence=evidence, devices=devices, **host_forecasts)

@@ -244,7 +244,12 @@ class RunRecord:
     rank: Annotated[int | None, "Its place in the job, from 0."] = None
     world_size: Annotated[int | None, "How many processes the job has."] = None
     ended_timestamp_seconds: Annotated[UnixTime | None, "When it ended, in Unix time, if a daemon saw that."] = None
-    outcome: Annotated[str | None, "How it ended; not there so far."] = None
+    state: Annotated[
+        str | None, "running or stalled; once it has ended, its outcome. Absent in records of earlier versions."
+    ] = None
+    outcome: Annotated[
+        str | None, "How it ended: finished, failed, out_of_memory, killed, crashed or unknown; absent while it runs."
+    ] = None
     evidence: Annotated[str | None, "What that was concluded from."] = None
     phase: Annotated[str | None, "What it did last: train, test, predict or idle."] = None
     phase_seconds: Annotated[Mapping[str, float] | None, "Time in each phase, as polled."] = None

@@ -9,12 +9,12 @@ from typing import Any, cast
 from gpuwarden.analysis.memory.downsampling import downsample
 from gpuwarden.analysis.memory.memory_history import MemoryWindow
 from gpuwarden.formatting import format_bytes
+from gpuwarden.protocol.messages import OOM_KINDS
 from gpuwarden.records.builder import compute_seconds_between
 from gpuwarden.records.record import MemoryTimeline, RecordedDevice, RecordedError, RecordedEvent, RunRecord
 from gpuwarden.runs.run_events import RunEvent, RunEventKind, bounded, joined
 from gpuwarden.runs.run_snapshot import RunSnapshot
 
-_OOMS = ("device_oom", "host_oom")
 MAX_POINTS = 60  # of a device
 MAX_RUN_POINTS = 480  # of all devices of a run
 _COLUMNS = {  # of a MemoryTimeline, by the fields of a MemoryWindow
@@ -43,7 +43,7 @@ def add_timeline(record: RunRecord, run: RunSnapshot, events: Iterable[RunEvent]
         else each
         for each in record.devices
     )
-    ooms = (_oom_event(error, record) for error in record.errors_told if error.kind in _OOMS)
+    ooms = (_oom_event(error, record) for error in record.errors_told if error.kind in OOM_KINDS)
     return replace(
         record, devices=tuple(devices), marks=_recorded(bounded(dict.fromkeys((*run.events, *events, *ooms))))
     )

@@ -13,11 +13,12 @@ from gpuwarden.analysis.oom.diagnosis_wording import format_host_growth
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.host.cgroup_limits import OomKillCounter
 from gpuwarden.host.oom_killer import OomKill
-from gpuwarden.protocol.messages import End, Error
+from gpuwarden.protocol.messages import OOM_KINDS, End, Error, uncaught_reason
 from gpuwarden.xid.codes import explain
 
-Outcome = Literal["finished", "failed", "killed", "oom_killed", "aborted", "crashed", "unknown"]
+Outcome = Literal["finished", "failed", "out_of_memory", "killed", "crashed", "unknown"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+RunStateName = Literal["running", "stalled"] | Outcome
 
 SETTLE_SECONDS = 2.0  # after the process's end: the kernel logs a kill before it, a poll or two read the log
 PATIENCE_SECONDS = 10.0  # for the end of a process after its goodbye, or for an exit status that is not known yet
@@ -27,8 +28,8 @@ _SLACK_SECONDS = 1.0  # by which the kernel log's clock may be off
 ILLEGAL_ADDRESS = frozenset({13, 31})  # XIDs after which CUDA gives a program nothing but errors
 _AFTERMATH = frozenset({43, 45})  # XIDs that the end of a program causes itself
 _CRASHES = frozenset(
-    {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS, signal.SIGTRAP}
-)  # for what the program did itself
+    {signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS, signal.SIGTRAP}
+)  # for what the program did itself; frameworks abort after errors of CUDA that they cannot return
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +66,20 @@ class Ending:
 
 
 def conclude(evidence: Evidence) -> tuple[Outcome, str]:
-    """Return the outcome, and in words what it was concluded from. The kernel's word goes before the run's own."""
+    """Return the outcome, and in words the evidence for it. What the kernel says counts before what the run says.
+
+    - finished: exit status 0; without a known status, a goodbye without an exception.
+    - failed: another exit status, or a goodbye with an exception.
+    - out_of_memory: failed, and the exception is the out-of-memory error that the run reported last; or killed by the
+      kernel's OOM killer. One that was caught, as by a retry with a smaller batch, does not count.
+    - killed: another signal, such as SIGTERM, SIGINT or SIGKILL.
+    - crashed: SIGABRT, or a signal for what the program did itself, such as SIGSEGV.
+    - unknown: no evidence, or the run disconnected while its process lives.
+    """
     outcome, words = _conclude(evidence)
-    if outcome == "oom_killed" and evidence.host_growth is not None:
+    if outcome == "failed" and _is_uncaught_oom(evidence):
+        outcome = "out_of_memory"
+    elif outcome == "out_of_memory" and evidence.host_growth is not None:
         words = [*words, format_host_growth(evidence.host_growth)]
     if evidence.farewell is not None:
         words = [*words, f"it said: {evidence.farewell.reason}"]
@@ -86,7 +98,7 @@ def _conclude(evidence: Evidence) -> tuple[Outcome, list[str]]:
         code = os.WEXITSTATUS(status)
         return ("failed", [f"exit status {code}", *_oom_beside(evidence)]) if code else ("finished", ["exit status 0"])
     if evidence.oom_kill is not None:
-        return "oom_killed", [_oom_kill_text(evidence.oom_kill)]
+        return "out_of_memory", [_oom_kill_text(evidence.oom_kill)]
     if evidence.farewell is not None:
         return evidence.farewell.outcome, []
     return _conclude_silence(evidence)
@@ -96,11 +108,9 @@ def _conclude_signal(status: int, evidence: Evidence) -> tuple[Outcome, list[str
     number = os.WTERMSIG(status)
     ended_by = f"ended by {_name(number)}{', with a core dump' if os.WCOREDUMP(status) else ''}"
     if number == signal.SIGKILL and evidence.oom_kill is not None:
-        return "oom_killed", [_oom_kill_text(evidence.oom_kill)]
+        return "out_of_memory", [_oom_kill_text(evidence.oom_kill)]
     if number == signal.SIGKILL and evidence.cgroup_oom_kills:
-        return "oom_killed", [ended_by, *_oom_beside(evidence)]
-    if number == signal.SIGABRT:
-        return "aborted", [ended_by, *_faults(evidence.xids)]
+        return "out_of_memory", [ended_by, *_oom_beside(evidence)]
     if number in _CRASHES:
         return "crashed", [ended_by, *_faults(evidence.xids)]
     return "killed", [ended_by]
@@ -110,10 +120,18 @@ def _conclude_silence(evidence: Evidence) -> tuple[Outcome, list[str]]:
     """Conclude from what happened around a process that is gone without a goodbye or a status that we may know."""
     gone = "it is gone without a goodbye, and how its process ended is not known"
     if evidence.cgroup_oom_kills:
-        return "oom_killed", [gone, *_oom_beside(evidence)]
+        return "out_of_memory", [gone, *_oom_beside(evidence)]
     if ILLEGAL_ADDRESS.intersection(evidence.xids):
-        return "aborted", [gone, *_faults(evidence.xids)]
+        return "crashed", [gone, *_faults(evidence.xids)]
     return "unknown", [gone]
+
+
+def _is_uncaught_oom(evidence: Evidence) -> bool:
+    """Return whether the exception that ended the run is the out-of-memory error that it reported last."""
+    error, farewell = evidence.error, evidence.farewell
+    if error is None or farewell is None or error.kind not in OOM_KINDS:
+        return False
+    return farewell.reason == uncaught_reason(error.exception)
 
 
 def _oom_kill_text(kill: OomKill) -> str:

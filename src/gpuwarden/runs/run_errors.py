@@ -11,11 +11,9 @@ from gpuwarden.analysis.memory.headroom import Headrooms
 from gpuwarden.analysis.oom.diagnoser import Diagnoser, PollFacts, RunFacts
 from gpuwarden.analysis.oom.diagnosis import Diagnosis
 from gpuwarden.analysis.oom.failed_allocation import Oom, find_ooms
-from gpuwarden.protocol.messages import Error, ErrorKind, Hello, Report
+from gpuwarden.protocol.messages import OOM_KINDS, Error, ErrorKind, Hello, Report
 from gpuwarden.runs.error_log import ErrorLog
 from gpuwarden.runs.run_snapshot import KEPT_ERRORS, SeenError
-
-OOM_KINDS = ("device_oom", "host_oom")
 
 
 class RunErrors:

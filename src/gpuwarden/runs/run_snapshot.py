@@ -17,7 +17,7 @@ from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.host.process_tree import HostUsage
 from gpuwarden.owners.resolver import Owners
 from gpuwarden.protocol.messages import DeviceMemory, Error, ErrorKind, Hello, Report
-from gpuwarden.runs.outcome import Ending
+from gpuwarden.runs.outcome import Ending, RunStateName
 from gpuwarden.runs.run_events import RunEvent
 from gpuwarden.runs.stall import Stall
 
@@ -86,6 +86,16 @@ class RunSnapshot:
     advice_connection: int = 0
     batch_peaks: Mapping[str, tuple[SizePeak, ...]] = field(default_factory=dict)
     batch_size_advice: BatchSizeAdvice | None = None
+
+    @property
+    def state(self) -> RunStateName:
+        """State of the run, the one that every surface shows: running or stalled while it is up, else its outcome.
+
+        The phase (train, test, predict, idle) is another fact: a stalled run keeps its phase.
+        """
+        if not self.up:
+            return self.ending.outcome if self.ending else "unknown"
+        return "stalled" if self.stall else "running"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,10 @@ from gpuwarden.analysis.oom.diagnoser import PollFacts, RunFacts
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.host.process_tree import HostUsage, PresentProcesses, read_state
-from gpuwarden.protocol.messages import End, Error, Hello, Message, Report
+from gpuwarden.protocol.messages import OOM_KINDS, End, Error, Hello, Message, Report
 from gpuwarden.runs.devices import resolve
 from gpuwarden.runs.outcome import Outcome, OutcomeTracker
-from gpuwarden.runs.run_errors import OOM_KINDS, RunErrors
+from gpuwarden.runs.run_errors import RunErrors
 from gpuwarden.runs.run_events import ReportEvents
 from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.runs.stall import Patience, Stall, StallWatch, busiest, log_change

@@ -8,7 +8,17 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.owners.processes import ProcessIdentity
-from gpuwarden.protocol.messages import Allocation, DeviceMemory, End, Error, Hello, Message, Phase, Report
+from gpuwarden.protocol.messages import (
+    Allocation,
+    DeviceMemory,
+    End,
+    Error,
+    Hello,
+    Message,
+    Phase,
+    Report,
+    uncaught_reason,
+)
 from gpuwarden.protocol.step_histogram import StepHistogram
 from gpuwarden.simulation.board import NO_LOAD, Board
 from gpuwarden.simulation.workloads import CAPACITY, CONTEXT, MIB, Workload, simulate_life
@@ -78,7 +88,10 @@ class SimulatedRun:
             yield self.peer, self._out_of_memory(phase or "train")
         yield self.peer, self._report(phase or "train")
         if self.ended:
-            yield self.peer, End("ResourceExhaustedError", "failed") if self._failed else End("completed")
+            yield (
+                self.peer,
+                End(uncaught_reason("ResourceExhaustedError"), "failed") if self._failed else End("completed"),
+            )
             yield self.peer, None
 
     def _enter(self) -> None:

@@ -42,7 +42,9 @@ def kept() -> Iterator[RunRecord]:
     error = replace(evil.errors_told[0], text=EVIL, exception=EVIL)
     yield replace(evil, framework=EVIL, user=EVIL, errors_told=(error,), errors={EVIL: 1})
     yield replace(receipt(pid=5000), began_timestamp_seconds=BEGAN - 9, name="of an earlier boot")
-    longest = replace(receipt(pid=4194303), run_id="4194303-1234567890", outcome="oom_killed", name="resnet50-imagenet")
+    longest = replace(
+        receipt(pid=4194303), run_id="4194303-1234567890", outcome="out_of_memory", name="resnet50-imagenet"
+    )
     stack = " ".join(f"frame {number} in train_step" for number in range(60))
     error = replace(longest.errors_told[0], text=f"{stack} out of it all")
     yield replace(longest, began_timestamp_seconds=BEGAN - 20, errors_told=(error,))
@@ -129,7 +131,7 @@ def test_show_says_all(daemon: Daemon) -> None:
     done = run("show", "4000", port=daemon.port)
     assert (done.returncode, done.stderr) == (0, "")
     said = dict(line.split(None, 1) for line in done.stdout.splitlines() if line and not line.startswith(" "))
-    assert said["outcome"] == "failed (it said: exit)"
+    assert said["state"] == "failed (it said: exit)"
     assert said["lasted"] == "2h13m"
     assert said["job"] == "slurm-17 rank 1 of 4"
     assert said["process"] == "pid 4000 of alice (uid 1000)"

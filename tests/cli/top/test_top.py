@@ -67,7 +67,7 @@ def test_box_fits_the_terminal(box: Daemon) -> None:
             assert "the source is simulated" in shown[1]
             rows = {line.split()[0] for line in shown if " GiB " in line and "/700 W" in line}
             assert len(rows) == 8 or any("more GPU" in line for line in shown)
-            assert sum(" train " in line for line in shown) >= 4
+            assert sum(" running " in line for line in shown) >= 4
             assert ("MEMORY █ in use ▒ held" in seen.text()) == (columns == 200)
             assert seen.text().count("H100") == (columns == 200)  # their model is named once, where there is room
             assert seen.modes_now() != seen.modes

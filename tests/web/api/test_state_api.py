@@ -99,7 +99,7 @@ def full() -> State:
         last_errors={"device_oom": 0.0},
     )
     dead = a_run(
-        8, uuid="MIG-1-0", up=False, current=False, ending=Ending("oom_killed", "the kernel", 1.0, settled=True)
+        8, uuid="MIG-1-0", up=False, current=False, ending=Ending("out_of_memory", "the kernel", 1.0, settled=True)
     )
     pressure = Pressure(
         {("GPU-0", "memory"): "critical", ("GPU-0", "thermal"): "none"},
@@ -174,8 +174,8 @@ def test_box_is_as_bad_as_the_worst_of_it() -> None:
         {("GPU-1", "thermal"): "critical", ("GPU-2", "memory"): "warning"},
         {("7-1", "GPU-2"): RunPressure("warning", GIB, 15 * GIB)},
     )
-    dead = a_run(8, up=False, ending=Ending("oom_killed", "the kernel", 1.0, settled=True))
-    long_dead = a_run(9, up=False, ending=Ending("oom_killed", "the kernel", -thresholds.DIED_SECONDS, settled=True))
+    dead = a_run(8, up=False, ending=Ending("out_of_memory", "the kernel", 1.0, settled=True))
+    long_dead = a_run(9, up=False, ending=Ending("out_of_memory", "the kernel", -thresholds.DIED_SECONDS, settled=True))
     gpus = (gpu(0), replace(gpu(1), readings={**hot, **slowed}), gpu(2))
     seen = answer(box(*gpus, runs=(dead, long_dead), pressure=pressure))
     assert seen["condition"] == "critical"
@@ -193,7 +193,7 @@ def test_box_is_as_bad_as_the_worst_of_it() -> None:
             "name": "GPU 2",
             "uuid": "GPU-2",
         },
-        {"level": "warning", "text": "oom killed 0s ago", "name": "run unet", "run_id": "8-1"},
+        {"level": "warning", "text": "out of memory 0s ago", "name": "run unet", "run_id": "8-1"},
     ]
     assert answer(box(gpu(0)))["condition"] == "ok"
     assert "troubles" not in answer(box(gpu(0)))
@@ -249,10 +249,12 @@ def test_run_as_it_stands() -> None:
     assert device["pressure"] == "critical"
     assert going["input_wait_ratio"] == 0.25
     assert going["stall"] == {"seconds": 61, "cause": "stopped"}
+    assert (going["state"], going["phase"]) == ("stalled", "train")
     assert going["verdict"]["name"] == "leak"
     assert going["receipt"] == "/api/v1/runs/7-1"
     assert going["condition"] == "critical"
-    assert (ended["up"], ended["outcome"], ended["condition"]) == (False, "oom_killed", "warning")
+    assert (ended["up"], ended["state"], ended["outcome"]) == (False, "out_of_memory", "out_of_memory")
+    assert ended["condition"] == "warning"
     assert "phase" not in ended
 
 

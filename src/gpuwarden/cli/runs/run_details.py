@@ -14,6 +14,7 @@ from rich.text import Text
 from gpuwarden.cli.common.terminal import sanitize
 from gpuwarden.cli.runs.memory_chart import choose_alphabet
 from gpuwarden.cli.runs.memory_report import TerminalFormat, render_memory_story
+from gpuwarden.cli.runs.run_list import state_text
 from gpuwarden.formatting import format_bytes, format_duration, format_elapsed, format_energy, format_ratio
 from gpuwarden.records.record import RecordedAllocation, RecordedDevice, RecordedError, RunRecord
 from gpuwarden.records.summary import format_counts
@@ -77,7 +78,7 @@ def _lines(record: RunRecord) -> Iterator[tuple[str, str]]:
         if record.ended_timestamp_seconds is not None:
             yield "ended", _moment(record.ended_timestamp_seconds)
         yield "lasted", format_elapsed(record.duration_seconds)
-        yield "outcome", f"{record.outcome} ({record.evidence})"
+    yield "state", state_text(record) + (f" ({record.evidence})" if record.outcome else "")
     yield from _training_lines(record)
     yield from _cost_lines(record)
 

@@ -30,9 +30,14 @@ def _began(seconds: float) -> str:
     return time.strftime("%H:%M" if began[:3] == today[:3] else "%m-%d", began)
 
 
+def state_text(record: RunRecord) -> str:
+    """Return the run's state in words: running, stalled, finished, out of memory."""
+    return (record.state or record.outcome or "running").replace("_", " ")
+
+
 _COLUMNS: Mapping[str, Callable[[RunRecord], str]] = {
     "RUN": lambda record: record.run_id,
-    "STATE": lambda record: record.outcome or (record.phase or "reports"),
+    "STATE": state_text,
     "BEGAN": lambda record: _began(record.began_timestamp_seconds),
     "FOR": lambda record: format_elapsed(record.duration_seconds),
     "STEPS": lambda record: "" if record.steps is None else format_count(record.steps),

@@ -16,13 +16,17 @@ from gpuwarden.formatting import format_bytes, format_elapsed
 
 def make_run_table(runs: Sequence[ApiObject], places: Mapping[str, str], width: int) -> Table:
     """Write a row a run; `places` are numbers of GPUs by UUID, those of MIG instances too."""
-    some = [Column("STEPS", 9, right=True), Column("EPOCH", 5, right=True)] if width >= MIN_WIDE_COLUMNS else []
+    some = (
+        [Column("PHASE", 7), Column("STEPS", 9, right=True), Column("EPOCH", 5, right=True)]
+        if width >= MIN_WIDE_COLUMNS
+        else []
+    )
     more = [Column("USER", 10), Column("RUN", 18)] if width >= MIN_WIDEST_COLUMNS else []
     made = make_table(
         Column("", 1),
         Column("RUN" if not more else "NAME"),
         Column("GPU", 5),
-        Column("PHASE", 7),
+        Column("STATE", 8),
         Column("STEPS/S", 7, right=True),
         Column("MEMORY", 8, right=True),
         Column("HEADROOM", 8, right=True),
@@ -51,13 +55,14 @@ def _row(run: ApiObject, places: Mapping[str, str]) -> list[Text]:
         condition_mark(condition),
         text_cell(run.text("name"), STYLES.get(condition, "") if condition != "ok" else "" if up else "dim"),
         text_cell(_where(devices, places)),
-        _doing(run, up=up),
+        _state(run),
         number_cell(run.number("steps_per_second"), _pace),
         number_cell(sum(in_use) if in_use else None, format_bytes),
         number_cell(tight.number("headroom_bytes"), format_bytes, style),
         number_cell(min(left), format_elapsed, style) if left else Text("-", "dim"),
         number_cell(run.number("input_wait_ratio"), lambda share: f"{share * 100:.0f} %"),
         text_cell(pressure or "-", style or "dim"),
+        text_cell(run.text("phase") or "-"),
         number_cell(run.number("steps"), lambda count: f"{count:.0f}"),
         number_cell(run.number("epoch"), lambda count: f"{count:.0f}"),
         text_cell(run.text("user")),
@@ -76,17 +81,13 @@ def _where(devices: Sequence[ApiObject], places: Mapping[str, str]) -> str:
     return ",".join(found) if len(found) <= 2 else f"{found[0]}+{len(found) - 1}"  # noqa: PLR2004 - as there is room for
 
 
-def _doing(run: ApiObject, *, up: bool) -> Text:
-    """Say what it does, or how it ended."""
-    if not up:
-        outcome = run.text("outcome") or "ended"
-        condition = run.text("condition")
-        return text_cell(
-            outcome.replace("oom_killed", "oom"), "dim" if condition == "ok" else STYLES.get(condition, "")
-        )
-    if run.part("stall"):
-        return Text("stalled", STYLES["warning"])
-    return text_cell(run.text("phase") or "-")
+def _state(run: ApiObject) -> Text:
+    """Write the run's state; the column has no room for "out of memory"."""
+    state, condition = run.text("state"), run.text("condition")
+    style = STYLES["warning"] if state == "stalled" else ""
+    if not run.is_true("up"):
+        style = "dim" if condition == "ok" else STYLES.get(condition, "")
+    return text_cell("OOM" if state == "out_of_memory" else state, style)
 
 
 def _pace(steps: float) -> str:

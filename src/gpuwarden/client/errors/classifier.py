@@ -18,6 +18,7 @@ from gpuwarden.protocol.codec import ProtocolError, encode
 from gpuwarden.protocol.messages import (
     MAX_ALLOCATIONS,
     MAX_ERROR_CHARACTERS,
+    OOM_KINDS,
     Allocation,
     DeviceMemory,
     Error,
@@ -72,7 +73,7 @@ def error_from_exception(
     kind = cause.kind
     allocations: tuple[Allocation, ...] = ()
     stage: Stage | None = None
-    if kind in ("device_oom", "host_oom"):
+    if kind in OOM_KINDS:
         stage = find_stage(exception)
         allocations = tuple(dict.fromkeys(_find_allocations(cause.text)))[:MAX_ALLOCATIONS]
         if kind == "device_oom" and _are_all_on_host(allocations, memory):

@@ -63,6 +63,7 @@ class RunDocument:
     run_id: Annotated[str, "The run on this box since it was booted; the label of the metrics."]
     name: Annotated[str, "What the run calls itself."]
     framework: Annotated[str, "What it trains with."]
+    state: Annotated[str, "running or stalled; once it has ended, how: finished, failed, out_of_memory, killed, crashed or unknown (runs.md)."]
     up: Annotated[bool, "Whether its process lives and has not said its end."]
     current: Annotated[bool, "Whether its last report is recent."]
     condition: Annotated[str, "ok, warning or critical: the worst of its troubles."]
@@ -130,6 +131,7 @@ def _run(
         run_id=peer.run_id,
         name=hello.name,
         framework=hello.framework,
+        state=run.state,
         up=run.up,
         current=run.current,
         condition=worst(troubles),

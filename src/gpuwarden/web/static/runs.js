@@ -56,7 +56,7 @@ function line(run) {
   const bad = run.condition !== "ok";
   return h("li", { id: anchor(run), "data-key": run.run_id, tabindex: "-1" },
     bad ? mark(run.condition) : null, " ", h("b", {}, h("bdi", {}, short(run.name))), " ",
-    h("span", { class: bad ? run.condition : "" }, run.outcome ? plain(run.outcome) : "ended"),
+    h("span", { class: bad ? run.condition : "" }, plain(run.state)),
     known(run.ended_timestamp_seconds) ? ` at ${clock(run.ended_timestamp_seconds)}` : "",
     run.evidence ? [": ", h("bdi", {}, run.evidence)] : "", ". ", receipt(run), errors(run), verdict(run));
 }
@@ -87,7 +87,7 @@ function speed(run) {
 }
 
 function progress(run) {
-  const told = [run.phase, known(run.epoch) ? `epoch ${run.epoch}` : null, known(run.batch) ? `batch ${run.batch}` : null, known(run.loss) ? `loss ${Number(run.loss.toPrecision(4))}` : null];
+  const told = [plain(run.state), run.phase, known(run.epoch) ? `epoch ${run.epoch}` : null, known(run.batch) ? `batch ${run.batch}` : null, known(run.loss) ? `loss ${Number(run.loss.toPrecision(4))}` : null];
   const note = [known(run.steps) ? `${run.steps} steps` : null, known(run.batch_size) ? `batches of ${run.batch_size}` : null].filter(Boolean).join(", ");
   return fact("Doing", told.filter(Boolean).join(", ") || "-", { note });
 }
