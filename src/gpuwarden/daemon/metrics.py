@@ -9,7 +9,7 @@ from gpuwarden.metrics.model import Metric, Reading, Table
 from gpuwarden.protocol.codec import Rejection
 from gpuwarden.state import State
 
-# Errors of the driver as a whole that are there from the start: increase() does not see a counter's first value.
+# Exposed as 0 from the start: increase() does not see the first value of a counter.
 _GRAVE = (HUNG, "driver_not_loaded", "uninitialized", "lib_rm_version_mismatch")
 
 
@@ -19,103 +19,103 @@ def _collector_errors(state: State) -> Reading:
 
 
 class DaemonReadings(Table[State], prefix="gpuwarden_"):
-    """The daemon and its driver as a whole."""
+    """Daemon and driver."""
 
     # fmt: off
     build_info = Metric[State](
-        "gpuwarden_build_info", "info", "", "Version of the daemon.",
+        "gpuwarden_build_info", "info", "", "Versions of gpuwarden and Python; the value is always 1.",
         lambda state: {(state.version, state.python): 1}, labels=("version", "python"))
     source_info = Metric[State](
-        "gpuwarden_source_info", "info", "", "Where the readings come from: nvml is the driver, the others are not this machine's GPUs.",
+        "gpuwarden_source_info", "info", "", "Source of the GPU readings: nvml is the driver; any other source does not show this machine's GPUs.",
         lambda state: {(state.source,): 1}, labels=("source",))
     gpus = Metric[State](
-        "gpuwarden_gpus", "gauge", "", "Number of GPUs the driver enumerates.",
+        "gpuwarden_gpus", "gauge", "", "Number of GPUs that the driver enumerates.",
         lambda state: state.snapshot.enumerated, source="nvmlDeviceGetCount")
     gpus_asleep = Metric[State](
-        "gpuwarden_gpus_asleep", "gauge", "", "Number of the machine's GPUs that sleep, whether they have said who they are or not.",
+        "gpuwarden_gpus_asleep", "gauge", "", "Number of suspended GPUs (runtime D3), including those not yet identified.",
         lambda state: state.snapshot.asleep_count, source="/sys/bus/pci/devices/ADDRESS/power/runtime_status", opt_in="gpus.let_sleep")
     paused = Metric[State](
-        "gpuwarden_paused", "gauge", "", "Whether the driver is let go of on request (gpuwarden pause), so that no GPU is read.",
+        "gpuwarden_paused", "gauge", "", "Whether the driver is released on request (gpuwarden pause), so that no GPU is polled.",
         lambda state: float(state.snapshot.paused_until is not None))
     collector_success = Metric[State](
-        "gpuwarden_collector_success", "gauge", "", "Whether the collector's last poll worked; each GPU's own health is gpuwarden_gpu_up.",
+        "gpuwarden_collector_success", "gauge", "", "Whether the collector's last poll succeeded; gpuwarden_gpu_up has the state of each GPU.",
         lambda state: {("nvml",): float(state.snapshot.fault is None)} if state.snapshot.asked else None, labels=("collector",))
     collector_duration_seconds = Metric[State](
         "gpuwarden_collector_duration_seconds", "gauge", "seconds", "Duration of the collector's last poll.",
         lambda state: {("nvml",): state.snapshot.duration} if state.snapshot.asked else None, labels=("collector",))
     collector_last_success_timestamp_seconds = Metric[State](
-        "gpuwarden_collector_last_success_timestamp_seconds", "gauge", "seconds", "When the collector last worked, in Unix time.",
+        "gpuwarden_collector_last_success_timestamp_seconds", "gauge", "seconds", "Unix time of the collector's last successful poll.",
         lambda state: {("nvml",): state.snapshot.last_success} if state.snapshot.last_success else None, labels=("collector",))
     collector_errors_total = Metric[State](
-        "gpuwarden_collector_errors_total", "counter", "", "Failures of the driver as a whole, and of GPUs that have not said yet who they are, by NVML's error.",
+        "gpuwarden_collector_errors_total", "counter", "", "Failures of the driver as a whole and of GPUs that are not yet identified, by NVML error.",
         _collector_errors, labels=("collector", "error"))
     poll_timestamp_seconds = Metric[State](
-        "gpuwarden_poll_timestamp_seconds", "gauge", "seconds", "When the poll that this page shows began, in Unix time.",
+        "gpuwarden_poll_timestamp_seconds", "gauge", "seconds", "Unix time at which the poll shown here started.",
         lambda state: state.snapshot.time)
     poll_interval_seconds = Metric[State](
-        "gpuwarden_poll_interval_seconds", "gauge", "seconds", "Configured time from one poll to the next.",
+        "gpuwarden_poll_interval_seconds", "gauge", "seconds", "Configured poll interval.",
         lambda state: state.poll_interval, source="poll.interval")
     early_polls_total = Metric[State](
-        "gpuwarden_early_polls_total", "counter", "", "Polls made before they were due, as something may have happened that a run is to be told of.",
+        "gpuwarden_early_polls_total", "counter", "", "Polls made before they were due, to send advice to a run sooner.",
         lambda state: state.counts.early_polls)
     reports_received_total = Metric[State](
-        "gpuwarden_reports_received_total", "counter", "", "Messages taken from training runs.",
+        "gpuwarden_reports_received_total", "counter", "", "Messages received from training runs.",
         lambda state: state.counts.reports_received)
     reports_rejected_total = Metric[State](
-        "gpuwarden_reports_rejected_total", "counter", "", "Messages refused from training runs, by reason.",
+        "gpuwarden_reports_rejected_total", "counter", "", "Messages from training runs that were rejected, by reason.",
         lambda state: {(reason,): state.counts.reports_rejected.get(reason, 0) for reason in get_args(Rejection)}, labels=("reason",))
     connections_refused_total = Metric[State](
-        "gpuwarden_connections_refused_total", "counter", "", "Connections of training runs closed because there are too many, or no file descriptor is left.",
+        "gpuwarden_connections_refused_total", "counter", "", "Connections of training runs closed because of the connection limit or a lack of file descriptors.",
         lambda state: state.counts.run_connections_refused)
     advice_dropped_total = Metric[State](
-        "gpuwarden_advice_dropped_total", "counter", "", "Advice that a run's connection did not take, as the run does not read; it is tried again while it holds.",
+        "gpuwarden_advice_dropped_total", "counter", "", "Advice not delivered because the run does not read its connection; it is retried while it applies.",
         lambda state: state.counts.advice_dropped)
     runs_ended_total = Metric[State](
-        "gpuwarden_runs_ended_total", "counter", "", "Runs that ended, by how they did; one that goes on and ends that way again counts once.",
+        "gpuwarden_runs_ended_total", "counter", "", "Ended runs, by outcome; a run that resumes and ends again with the same outcome counts once.",
         lambda state: {(outcome,): count for outcome, count in state.counts.runs_ended.items()}, labels=("outcome",), source="docs/use/runs.md")
     series_dropped_total = Metric[State](
-        "gpuwarden_series_dropped_total", "counter", "", "Series left out of a page by a limit, summed over polls.",
+        "gpuwarden_series_dropped_total", "counter", "", "Series left out of the metrics endpoint by a limit, summed over polls.",
         lambda state: {(limit,): count for limit, count in state.counts.series_dropped.items()}, labels=("limit",))
     tree_processes_dropped_total = Metric[State](
-        "gpuwarden_tree_processes_dropped_total", "counter", "", "Processes of runs left out of their run's figures because it has too many, summed over looks.",
+        "gpuwarden_tree_processes_dropped_total", "counter", "", "Processes of runs left out of the run's totals because the run has too many, summed over samples.",
         lambda state: state.counts.tree_processes_dropped)
     receipt_errors_total = Metric[State](
-        "gpuwarden_receipt_errors_total", "counter", "", "Faults of the run database, each counted once until it is mended, and run records dropped because of them.",
+        "gpuwarden_receipt_errors_total", "counter", "", "Failures of the run database, each counted once until it is fixed, and run records dropped because of them.",
         lambda state: state.counts.receipt_errors, source="receipts.path")
     alerts_dropped_total = Metric[State](
-        "gpuwarden_alerts_dropped_total", "counter", "", "Alerts that the daemon itself tells nobody of, as too many fire.",
+        "gpuwarden_alerts_dropped_total", "counter", "", "Alerts not sent by the daemon because too many are firing.",
         lambda state: state.counts.alerts_dropped, source="docs/use/notifications.md")
     alertmanager_alerts_sent_total = Metric[State](
-        "gpuwarden_alertmanager_alerts_sent_total", "counter", "", "Alerts that an Alertmanager has taken from the daemon itself, each time that one was told again included.",
+        "gpuwarden_alertmanager_alerts_sent_total", "counter", "", "Alerts that the Alertmanager accepted from the daemon, re-sent ones included.",
         lambda state: {(url,): posted.sent for url, posted in state.counts.alerts_posted.items()}, labels=("alertmanager",), source="docs/use/notifications.md")
     alertmanager_errors_total = Metric[State](
-        "gpuwarden_alertmanager_errors_total", "counter", "", "Messages of alerts that an Alertmanager did not take; the log says why.",
+        "gpuwarden_alertmanager_errors_total", "counter", "", "Failed requests to the Alertmanager; the log has the reason.",
         lambda state: {(url,): posted.failed for url, posted in state.counts.alerts_posted.items()}, labels=("alertmanager",), source="docs/use/notifications.md")
     alertmanager_alerts_dropped_total = Metric[State](
-        "gpuwarden_alertmanager_alerts_dropped_total", "counter", "", "Alerts that an Alertmanager was never sent: over before it took a message, or more at once than are kept.",
+        "gpuwarden_alertmanager_alerts_dropped_total", "counter", "", "Alerts never sent to the Alertmanager: resolved before it accepted a request, or over the queue limit.",
         lambda state: {(url,): posted.dropped for url, posted in state.counts.alerts_posted.items()}, labels=("alertmanager",), source="docs/use/notifications.md")
     notify_messages_total = Metric[State](
-        "gpuwarden_notify_messages_total", "counter", "", "Messages about alerts that a target of notify has taken.",
+        "gpuwarden_notify_messages_total", "counter", "", "Notifications that the target accepted.",
         lambda state: {(name,): counts.sent for name, counts in state.counts.notified.items()}, labels=("target",), source="docs/use/notifications.md")
     notify_errors_total = Metric[State](
-        "gpuwarden_notify_errors_total", "counter", "", "Attempts to send a message about alerts that failed; the log says why, and it is tried again.",
+        "gpuwarden_notify_errors_total", "counter", "", "Failed attempts to send a notification; they are retried, and the log has the reason.",
         lambda state: {(name,): counts.failed for name, counts in state.counts.notified.items()}, labels=("target",), source="docs/use/notifications.md")
     notify_alerts_dropped_total = Metric[State](
-        "gpuwarden_notify_alerts_dropped_total", "counter", "", "Alerts that a target of notify was never told of: over for an hour before it took a message, or more at once than are kept.",
+        "gpuwarden_notify_alerts_dropped_total", "counter", "", "Alerts never sent to the target: resolved an hour before it accepted a message, or over the queue limit.",
         lambda state: {(name,): counts.dropped for name, counts in state.counts.notified.items()}, labels=("target",), source="docs/use/notifications.md")
     access = Metric[State](
-        "gpuwarden_access", "gauge", "", "Whether the daemon may read a source that needs a permission, or a driver's support.",
+        "gpuwarden_access", "gauge", "", "Whether the daemon can read a source that needs a permission or driver support.",
         lambda state: {(source,): float(allowed) for source, allowed in state.access.items()}, labels=("source",))
     xid_events_dropped_total = Metric[State](
-        "gpuwarden_xid_events_dropped_total", "counter", "", "XIDs that are not counted: unknown_gpu had for a minute an address of no GPU that has answered, which the log names, codes were more than a GPU has series for.",
+        "gpuwarden_xid_events_dropped_total", "counter", "", "XIDs dropped, by reason: unknown_gpu = PCI address not resolved within a minute (logged); codes = too many distinct codes on one GPU.",
         lambda state: {(reason,): count for reason, count in state.counts.xids_dropped.items()}, labels=("reason",))
     kernel_log_records_lost_total = Metric[State](
-        "gpuwarden_kernel_log_records_lost_total", "counter", "", "Records of the kernel log that were overwritten before they were read.",
+        "gpuwarden_kernel_log_records_lost_total", "counter", "", "Kernel log records that were overwritten before the daemon read them.",
         lambda state: state.counts.kernel_log_records_lost, source="/dev/kmsg")
     http_requests_total = Metric[State](
         "gpuwarden_http_requests_total", "counter", "", "HTTP requests answered, by path and status code.",
         lambda state: {(path, str(code)): count for (path, code), count in state.counts.http_requests.items()}, labels=("path", "code"))
     http_connections_lost_total = Metric[State](
-        "gpuwarden_http_connections_lost_total", "counter", "", "HTTP connections lost: evicted made room for a newer one, timed_out were too slow, not_accepted found no file descriptor.",
+        "gpuwarden_http_connections_lost_total", "counter", "", "HTTP connections lost, by reason: evicted = closed for a newer one; timed_out = too slow; not_accepted = no file descriptor left.",
         lambda state: {(reason,): count for reason, count in state.counts.http_connections_lost.items()}, labels=("reason",))
     # fmt: on

@@ -1,4 +1,4 @@
-"""Metrics of a GPU that hold whether it answers or not: its identity, health, errors and XIDs."""
+"""Metrics of a GPU that are known even while it does not answer: identity, health, errors and XIDs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _process_counts(subject: GpuInPoll) -> Reading:
 
 
 def _gpu_errors(subject: GpuInPoll) -> Reading:
-    # The gravest are there from the start: increase() does not see a counter's first value.
+    # The gravest are exposed as 0 from the start: increase() does not see the first value of a counter.
     return {(name,): count for name, count in ({HUNG: 0, "gpu_is_lost": 0} | dict(subject.gpu.errors)).items()}
 
 
@@ -48,36 +48,39 @@ def _xid_times(subject: GpuInPoll) -> Reading:
 
 
 class GpuHealth(Table[GpuInPoll], prefix="gpuwarden_gpu_", key=("uuid",)):
-    """State of a GPU that is known whether it answers or not."""
+    """GPU identity, health and errors.
+
+    They are exposed even while the GPU does not answer.
+    """
 
     # fmt: off
     info = Metric[GpuInPoll](
-        "gpuwarden_gpu_info", "info", "", "Identity of a GPU; join on uuid.", _gpu_info,
+        "gpuwarden_gpu_info", "info", "", "Identity of the GPU; join on uuid.", _gpu_info,
         labels=("gpu", "name", "pci_bus_id", "driver_version", "cuda_version", "vbios_version"),
         source="nvmlDeviceGetName, …PciInfo, …VbiosVersion, nvmlSystemGetDriverVersion, …CudaDriverVersion_v2")
     hardware_info = Metric[GpuInPoll](
-        "gpuwarden_gpu_hardware_info", "info", "", "What kind of GPU it is, which piece of it, and the firmware of its own processor; the minor number is that of /dev/nvidiaN.", _hardware_info,
+        "gpuwarden_gpu_hardware_info", "info", "", "Model, board and GSP firmware of the GPU; minor_number is that of /dev/nvidiaN.", _hardware_info,
         labels=("brand", "architecture", "compute_capability", "serial", "board_part_number", "minor_number", "gsp_firmware_version"),
         source="nvmlDeviceGetBrand, …Architecture, …CudaComputeCapability, …Serial, …BoardPartNumber, …MinorNumber, …GspFirmwareVersion")
     up = Metric[GpuInPoll](
-        "gpuwarden_gpu_up", "gauge", "", "Whether the GPU answered in the last poll; nothing where it was not asked.",
+        "gpuwarden_gpu_up", "gauge", "", "Whether the GPU answered in the last poll; no series if it was not polled.",
         lambda subject: float(subject.gpu.up) if subject.gpu.asked else None, source="the poll")
     asleep = Metric[GpuInPoll](
-        "gpuwarden_gpu_asleep", "gauge", "", "Whether the GPU sleeps (runtime D3) and is left alone for that.",
+        "gpuwarden_gpu_asleep", "gauge", "", "Whether the GPU is suspended (runtime D3) and therefore not polled.",
         lambda subject: subject.snapshot.asleep.get(subject.gpu.identity.uuid), source="/sys/bus/pci/devices/ADDRESS/power/runtime_status", opt_in="gpus.let_sleep")
     last_success_timestamp_seconds = Metric[GpuInPoll](
-        "gpuwarden_gpu_last_success_timestamp_seconds", "gauge", "seconds", "When the GPU last answered, in Unix time.",
+        "gpuwarden_gpu_last_success_timestamp_seconds", "gauge", "seconds", "Unix time at which the GPU last answered.",
         lambda subject: subject.gpu.last_success, source="the poll")
     errors_total = Metric[GpuInPoll](
-        "gpuwarden_gpu_errors_total", "counter", "", "Failed reads of the GPU by NVML's error; timeout is a call that hung, mig_reconfigured the end of a MIG instance.",
+        "gpuwarden_gpu_errors_total", "counter", "", "Failed reads of the GPU, by NVML error; timeout = a call hung, mig_reconfigured = a MIG instance was removed.",
         _gpu_errors, labels=("error",), source="the poll")
     processes = Metric[GpuInPoll](
         "gpuwarden_gpu_processes", "gauge", "", "Processes with a context on the GPU; those with both types count as compute.",
         _process_counts, labels=("type",), source="nvmlDeviceGetComputeRunningProcesses, …GraphicsRunningProcesses")
     xid_events_total = Metric[GpuInPoll](
-        "gpuwarden_gpu_xid_events_total", "counter", "", "XIDs of the GPU since the daemon started, and before as far as the kernel log goes back; docs/reference/xids.md has the codes.",
+        "gpuwarden_gpu_xid_events_total", "counter", "", "XIDs of the GPU since the daemon started, and earlier ones that the kernel log still has; codes: docs/reference/xids.md.",
         _xid_counts, labels=("xid",), source="nvmlEventSetWait_v2 and /dev/kmsg, each XID once")
     xid_last_event_timestamp_seconds = Metric[GpuInPoll](
-        "gpuwarden_gpu_xid_last_event_timestamp_seconds", "gauge", "seconds", "When the GPU last had that XID, in Unix time.",
+        "gpuwarden_gpu_xid_last_event_timestamp_seconds", "gauge", "seconds", "Unix time of the GPU's last XID with this code.",
         _xid_times, labels=("xid",), source="nvmlEventSetWait_v2 and /dev/kmsg")
     # fmt: on

@@ -11,23 +11,26 @@ from gpuwarden.owners.resolver import Owners
 
 
 class OwnerReadings(Table[Owners], prefix="gpuwarden_"):
-    """Owners of device memory; owners.md says where each owner comes from."""
+    """Owners of device memory.
+
+    [owners.md](../understand/owners.md) lists the source of each kind of owner.
+    """
 
     # fmt: off
     owner_gpu_memory_used_bytes = Metric[Owners](
         "gpuwarden_owner_gpu_memory_used_bytes", "gauge", "bytes",
-        "Device memory by owner; a process counts once in each kind it has an owner of, so sum within one kind only.",
+        "Device memory by owner; a process counts once for each kind of owner it has, so sum within one kind only.",
         lambda owners: owners.memory, labels=("uuid", "owner_kind", "owner"),
         source="the process lists; /proc/PID, container runtimes, Slurm's maps, runs")
     gpu_slurm_job_info = Metric[Owners](
-        "gpuwarden_gpu_slurm_job_info", "info", "", "Slurm job that the GPU is given to, whether it uses it or not.",
+        "gpuwarden_gpu_slurm_job_info", "info", "", "Slurm job that the GPU is allocated to, whether the job uses it or not.",
         lambda owners: owners.jobs, labels=("uuid", "slurm_job_id"), source="Slurm's maps, /proc/PID/cgroup")
     # fmt: on
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessesInPoll:
-    """Processes of one poll that get series, and their owners."""
+    """Processes of one poll that have series, and their owners."""
 
     processes: tuple[tuple[Gpu, GpuProcess], ...]
     owners: Owners
@@ -41,28 +44,31 @@ def _process_memory(subject: ProcessesInPoll) -> Reading:
     }
 
 
-_BESIDE_USER = tuple(kind for kind in OWNER_KINDS if kind.name != "user")
+_OTHER_KINDS = tuple(kind for kind in OWNER_KINDS if kind.name != "user")
 
 
 def _process_info(subject: ProcessesInPoll) -> Reading:
     found: dict[Labels, float] = {}
     for pid in dict.fromkeys(process.pid for _gpu, process in subject.processes):
         if (who := subject.owners.identities.get(pid)) and (owners := subject.owners.by_pid.get(pid)):
-            others = (owners.get(kind.name, "") for kind in _BESIDE_USER)
+            others = (owners.get(kind.name, "") for kind in _OTHER_KINDS)
             labels = (str(pid), owners.get("user", ""), who.comm, *others)
             found[labels] = 1
     return found
 
 
 class ProcessReadings(Table[ProcessesInPoll], prefix="gpuwarden_process_"):
-    """The processes on the GPUs one by one, where processes.series is true: as many as processes.max_series allows."""
+    """Processes.
+
+    Only with `processes.series: true`, and for at most `processes.max_series` processes.
+    """
 
     # fmt: off
     gpu_memory_used_bytes = Metric[ProcessesInPoll](
-        "gpuwarden_process_gpu_memory_used_bytes", "gauge", "bytes", "Device memory a process holds, its frameworks' pools included.",
+        "gpuwarden_process_gpu_memory_used_bytes", "gauge", "bytes", "Device memory allocated by the process, including framework pools.",
         _process_memory, labels=("uuid", "pid"), source="nvmlDeviceGetComputeRunningProcesses, …GraphicsRunningProcesses")
     info = Metric[ProcessesInPoll](
         "gpuwarden_process_info", "info", "", "Identity of a process on a GPU; join on pid.",
-        _process_info, labels=("pid", "user", "comm", *(kind.label for kind in _BESIDE_USER)),
+        _process_info, labels=("pid", "user", "comm", *(kind.label for kind in _OTHER_KINDS)),
         source="/proc/PID, as gpuwarden_owner_gpu_memory_used_bytes")
     # fmt: on

@@ -7,12 +7,15 @@ from gpuwarden.pressure.levels import RANK, Pressure
 
 
 class PressureReadings(Table[Pressure], prefix="gpuwarden_gpu_"):
-    """Pressure on GPUs and on the runs on them: [pressure.md](../understand/pressure.md)."""
+    """GPU pressure.
+
+    [pressure.md](../understand/pressure.md) defines the levels.
+    """
 
     # fmt: off
     pressure_level = Metric[Pressure](
         "gpuwarden_gpu_pressure_level", "gauge", "",
-        "Pressure on a resource of a GPU or MIG instance: 0 none, 1 warning, 2 critical; memory's is that of the run there that is worst off.",
+        "Pressure on a resource of the GPU or MIG instance: 0 = none, 1 = warning, 2 = critical; for memory that of the run with the highest level.",
         lambda pressure: {labels: RANK[level] for labels, level in pressure.levels.items()}, labels=("uuid", "resource"),
         source="docs/understand/pressure.md; gpuwarden_run_memory_headroom_bytes, gpuwarden_gpu_temperature_margin_celsius, gpuwarden_gpu_clock_event_active")
     # fmt: on

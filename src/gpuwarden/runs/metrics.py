@@ -1,4 +1,4 @@
-"""Every reading of a training run, declared once; the page, docs, rules and dashboards follow this table."""
+"""Metrics of training runs; endpoint, docs, rules and dashboards are made from this table."""
 
 from __future__ import annotations
 
@@ -42,22 +42,22 @@ def _stall_cause(run: RunSnapshot) -> Reading:
 
 
 def _errors(run: RunSnapshot) -> Reading:
-    """Count each kind from the first report on: a counter that begins at its first error would hide it."""
+    """Return the count of every kind, zeros included: increase() does not see the first value of a counter."""
     return {(kind,): run.report.errors.get(kind, 0) for kind in ERROR_KINDS} if run.report else None
 
 
 def _read_report(reading: Callable[[Report], Reading]) -> Callable[[RunSnapshot], Reading]:
-    """Read a total of the last report; it holds on when the run has ended."""
+    """Return a reader of a total in the last report, which stays when the run has ended."""
     return lambda run: reading(run.report) if run.report else None
 
 
 def _read_current_report(reading: Callable[[Report], Reading]) -> Callable[[RunSnapshot], Reading]:
-    """Read something that is so now, by the last report; nothing once that is old or the run has ended."""
+    """Return a reader of a current value in the last report; None once that is old or the run has ended."""
     return lambda run: reading(run.report) if run.report and run.current else None
 
 
 def _read_processes(reading: Callable[[PresentProcesses], Reading]) -> Callable[[RunSnapshot], Reading]:
-    """Read something that a run's processes hold now; nothing once they are gone."""
+    """Return a reader of the run's live processes; None once they are gone."""
 
     def read(run: RunSnapshot) -> Reading:
         present = run.usage.present if run.usage and run.up else None
@@ -71,7 +71,7 @@ def _state(present: PresentProcesses) -> Reading:
 
 
 def _growth(reading: Callable[[Leak], float | None]) -> Callable[[RunSnapshot], Reading]:
-    """Read something of each GPU on which the run's memory grows for good; nothing where it does not."""
+    """Return a reader of the leak on each GPU; without those that have none."""
 
     def read(run: RunSnapshot) -> Reading:
         return {(uuid,): value for uuid, growth in run.growth.items() if (value := reading(growth)) is not None}
@@ -84,193 +84,194 @@ def _host_growth(reading: Callable[[Leak], float | None]) -> Callable[[RunSnapsh
 
 
 class RunReadings(Table[RunSnapshot], prefix="gpuwarden_run_", key=("run_id",)):
-    """Readings of one run: its reports, conclusions from them and its GPUs, and what its processes use on the host.
+    """Training runs.
 
-    The latter has the tier slow, and is there for processes that this daemon sees in `/proc`: [how-it-works.md](../understand/how-it-works.md).
+    Values come from the run's reports, from its GPUs, and from its processes on the host. Those of processes have the
+    tier slow and need processes that the daemon can see in `/proc`: [how-it-works.md](../understand/how-it-works.md).
     """
 
     # fmt: off
     info = Metric[RunSnapshot](
-        "gpuwarden_run_info", "info", "", "Identity of a training run, to be joined on run_id; of a job with several workers also which job and rank.",
+        "gpuwarden_run_info", "info", "", "Identity of the run; join on run_id; job_id and rank are set for a worker of a distributed job.",
         _info, labels=("run_name", "framework", "pid", "uid", "job_id", "rank"), source="hello; pid and uid from the kernel (SO_PEERCRED)")
     up = Metric[RunSnapshot](
-        "gpuwarden_run_up", "gauge", "", "Whether the run's process lives and has not said its end.",
+        "gpuwarden_run_up", "gauge", "", "Whether the run's process is alive and has not reported its end.",
         lambda run: float(run.up), source="pidfd, end")
     start_timestamp_seconds = Metric[RunSnapshot](
-        "gpuwarden_run_start_timestamp_seconds", "gauge", "seconds", "When the run's process began, in Unix time.",
+        "gpuwarden_run_start_timestamp_seconds", "gauge", "seconds", "Unix time at which the run's process started.",
         lambda run: run.peer.since, source="/proc/PID/stat")
     ended_timestamp_seconds = Metric[RunSnapshot](
-        "gpuwarden_run_ended_timestamp_seconds", "gauge", "seconds", "When the run ended, in Unix time; nothing while it lives.",
+        "gpuwarden_run_ended_timestamp_seconds", "gauge", "seconds", "Unix time at which the run ended; no series while it is running.",
         lambda run: run.ending.at if run.ending else None, source="pidfd, end")
     outcome = Metric[RunSnapshot](
-        "gpuwarden_run_outcome", "gauge", "", "How the run ended: 1 for one of the outcomes, 0 for the others; nothing while it lives, and for the seconds in which that may still change.",
+        "gpuwarden_run_outcome", "gauge", "", "Outcome of an ended run: 1 for its outcome, 0 for the others; no series until the outcome is final.",
         _outcome, labels=("outcome",), source="docs/use/runs.md")
     stalled = Metric[RunSnapshot](
-        "gpuwarden_run_stalled", "gauge", "", "Whether a step of the run takes much longer than its steps usually do.",
+        "gpuwarden_run_stalled", "gauge", "", "Whether the run is stalled: its current step takes much longer than its steps usually do.",
         _stalled, source="report; runs.stall_factor, runs.stall_after")
     stall_cause = Metric[RunSnapshot](
-        "gpuwarden_run_stall_cause", "gauge", "", "What a stalled run does instead: 1 for one of the causes, 0 for the others; nothing while it makes steps.",
+        "gpuwarden_run_stall_cause", "gauge", "", "Cause of the stall: 1 for the cause, 0 for the others; no series while the run makes steps.",
         _stall_cause, labels=("cause",), source="docs/use/runs.md", tier="slow")
     stalls_total = Metric[RunSnapshot](
-        "gpuwarden_run_stalls_total", "counter", "", "How often the run stalled.",
+        "gpuwarden_run_stalls_total", "counter", "", "Stalls of the run.",
         lambda run: run.stalls, source="report")
     last_report_timestamp_seconds = Metric[RunSnapshot](
-        "gpuwarden_run_last_report_timestamp_seconds", "gauge", "seconds", "When the run last reported, in Unix time.",
+        "gpuwarden_run_last_report_timestamp_seconds", "gauge", "seconds", "Unix time of the run's last report.",
         lambda run: run.last_report, source="report")
     steps_total = Metric[RunSnapshot](
-        "gpuwarden_run_steps_total", "counter", "", "Training steps since the run began.",
+        "gpuwarden_run_steps_total", "counter", "", "Training steps since the run started.",
         lambda run: run.report.steps if run.report else None, source="report")
     step_duration_seconds = Metric[RunSnapshot](
         "gpuwarden_run_step_duration_seconds", "histogram", "seconds",
-        "Duration of training steps, without those that compile, validation and the callback's own time.",
+        "Duration of training steps, excluding steps that compile, validation, and the callback's own time.",
         _step_duration, source="report")
     examples_total = Metric[RunSnapshot](
-        "gpuwarden_run_examples_total", "counter", "", "Examples the run has trained on, where the size of its batches is known.",
+        "gpuwarden_run_examples_total", "counter", "", "Training examples processed; only where the batch size is known.",
         lambda run: run.report.examples if run.report else None, source="report, docs/use/keras.md")
     batch_size_advised = Metric[RunSnapshot](
-        "gpuwarden_run_batch_size_advised", "gauge", "", "Largest usual batch size that should fit with a margin, by what the run and its prior_runs showed; nothing where evidence is thin.",
+        "gpuwarden_run_batch_size_advised", "gauge", "", "Largest usual batch size that should fit with a margin, from this run and earlier runs of the same training; no series if the evidence is thin.",
         lambda run: run.batch_size_advice.advised if run.batch_size_advice and run.current else None, source="report, docs/use/batch-size.md")
     compile_seconds_total = Metric[RunSnapshot](
-        "gpuwarden_run_compile_seconds_total", "counter", "seconds", "Time of training steps that traced or compiled a function, where that is known.",
+        "gpuwarden_run_compile_seconds_total", "counter", "seconds", "Time of training steps that traced or compiled a function, where known.",
         lambda run: run.report.compile_seconds if run.report else None, source="report, docs/use/keras.md")
     loss = Metric[RunSnapshot](
-        "gpuwarden_run_loss", "gauge", "", "Mean loss of the epoch so far, where the user has it reported.",
+        "gpuwarden_run_loss", "gauge", "", "Mean loss of the current epoch, if the user reports it.",
         lambda run: run.report.loss if run.report and run.current else None, source="report")
     input_wait_seconds_total = Metric[RunSnapshot](
-        "gpuwarden_run_input_wait_seconds_total", "counter", "seconds", "How long training steps waited for their input, of the seconds observed for it.",
-        _read_report(lambda report: report.input_wait_seconds), source="report, where the wait can be known (slow.md)")
+        "gpuwarden_run_input_wait_seconds_total", "counter", "seconds", "Time that training steps waited for input, out of gpuwarden_run_input_observed_seconds_total.",
+        _read_report(lambda report: report.input_wait_seconds), source="report, where the wait can be measured (docs/use/slow-training.md)")
     input_observed_seconds_total = Metric[RunSnapshot](
-        "gpuwarden_run_input_observed_seconds_total", "counter", "seconds", "Seconds of training for which the wait for input is known: all or a part of them, none where it cannot be known.",
-        _read_report(lambda report: report.input_observed_seconds), source="report, where the wait can be known (slow.md)")
+        "gpuwarden_run_input_observed_seconds_total", "counter", "seconds", "Training time for which the input wait is known: all or part of it, 0 if it cannot be known.",
+        _read_report(lambda report: report.input_observed_seconds), source="report, where the wait can be measured (docs/use/slow-training.md)")
     input_buffered_batches = Metric[RunSnapshot](
-        "gpuwarden_run_input_buffered_batches", "gauge", "", "Batches that stand ready at the end of the run's input pipeline.",
+        "gpuwarden_run_input_buffered_batches", "gauge", "", "Batches ready in the buffer at the end of the run's input pipeline.",
         _read_current_report(lambda report: report.input_buffered), source="report, with tf.data")
     input_buffer_size_batches = Metric[RunSnapshot](
-        "gpuwarden_run_input_buffer_size_batches", "gauge", "", "Batches that the end of the run's input pipeline holds at most, as tf.data has tuned it.",
+        "gpuwarden_run_input_buffer_size_batches", "gauge", "", "Capacity of the buffer at the end of the run's input pipeline, as tuned by tf.data.",
         _read_current_report(lambda report: report.input_buffer_size), source="report, with tf.data")
     epoch = Metric[RunSnapshot](
-        "gpuwarden_run_epoch", "gauge", "", "Epoch the run is in, from 0.",
+        "gpuwarden_run_epoch", "gauge", "", "Current epoch, from 0.",
         lambda run: run.report.epoch if run.report and run.current else None, source="report")
     batch = Metric[RunSnapshot](
-        "gpuwarden_run_batch", "gauge", "", "Batch of the epoch the run is at, from 0.",
+        "gpuwarden_run_batch", "gauge", "", "Current batch of the epoch, from 0.",
         lambda run: run.report.batch if run.report and run.current else None, source="report")
     phase = Metric[RunSnapshot](
-        "gpuwarden_run_phase", "gauge", "", "What the run does now: 1 for one of the phases, 0 for the others.",
+        "gpuwarden_run_phase", "gauge", "", "Phase of the run: 1 for the current phase, 0 for the others.",
         _phase, labels=("phase",), source="report")
     allocator_memory_bytes = Metric[RunSnapshot](
-        "gpuwarden_run_allocator_memory_bytes", "gauge", "bytes", "Bytes the framework's allocator has handed out on the GPU.",
+        "gpuwarden_run_allocator_memory_bytes", "gauge", "bytes", "Memory on the GPU that the framework's allocator has handed out to the program.",
         lambda run: {(uuid,): memory.current for uuid, memory in run.memory.items()}, labels=("uuid",), source="report")
     allocator_memory_peak_bytes = Metric[RunSnapshot](
-        "gpuwarden_run_allocator_memory_peak_bytes", "gauge", "bytes", "Most bytes the framework's allocator ever had handed out on the GPU.",
+        "gpuwarden_run_allocator_memory_peak_bytes", "gauge", "bytes", "Peak memory on the GPU that the framework's allocator has handed out to the program.",
         lambda run: {(uuid,): memory.peak for uuid, memory in run.memory.items()}, labels=("uuid",), source="report")
     allocator_memory_limit_bytes = Metric[RunSnapshot](
-        "gpuwarden_run_allocator_memory_limit_bytes", "gauge", "bytes", "The framework allocator's own limit on the GPU, where it has one.",
+        "gpuwarden_run_allocator_memory_limit_bytes", "gauge", "bytes", "Limit of the framework's allocator on the GPU, if it has one.",
         lambda run: {(uuid,): memory.limit for uuid, memory in run.memory.items() if memory.limit is not None},
         labels=("uuid",), source="report")
     allocator_memory_reserved_bytes = Metric[RunSnapshot](
-        "gpuwarden_run_allocator_memory_reserved_bytes", "gauge", "bytes", "Bytes the framework's allocator holds of the GPU, handed out or not, where it says so.",
+        "gpuwarden_run_allocator_memory_reserved_bytes", "gauge", "bytes", "Memory that the framework's allocator has reserved on the GPU, handed out or not, if it reports it.",
         lambda run: {(uuid,): memory.reserved for uuid, memory in run.memory.items() if memory.reserved is not None},
         labels=("uuid",), source="report, with torch or JAX")
     memory_headroom_bytes = Metric[RunSnapshot](
-        "gpuwarden_run_memory_headroom_bytes", "gauge", "bytes", "Bytes the run can still allocate on the GPU.",
+        "gpuwarden_run_memory_headroom_bytes", "gauge", "bytes", "Memory that the run can still allocate on the GPU.",
         lambda run: {(uuid,): left for uuid, left in run.headroom.items()}, labels=("uuid",), source="docs/understand/headroom.md")
     memory_headroom_at_peak_bytes = Metric[RunSnapshot](
         "gpuwarden_run_memory_headroom_at_peak_bytes", "gauge", "bytes",
-        "Bytes the run could still allocate on the GPU if it used as much as at its peak.",
+        "Memory that the run could still allocate on the GPU when it uses as much as at its peak.",
         lambda run: {(uuid,): left for uuid, left in run.headroom_at_peak.items()}, labels=("uuid",), source="docs/understand/headroom.md")
     memory_headroom_unknown_info = Metric[RunSnapshot](
-        "gpuwarden_run_memory_headroom_unknown_info", "info", "", "Why no headroom can be told for a device of the run; uuid is empty for devices that could not be told to be a certain GPU.",
+        "gpuwarden_run_memory_headroom_unknown_info", "info", "", "Reason why the headroom on a device of the run is unknown; uuid is empty for a device that could not be matched to a GPU.",
         lambda run: dict.fromkeys(run.headroom_unknown.items(), 1), labels=("uuid", "reason"), source="docs/understand/headroom.md")
     memory_growth_bytes_per_second = Metric[RunSnapshot](
         "gpuwarden_run_memory_growth_bytes_per_second", "gauge", "bytes_per_second",
-        "Bytes a second by which what the run's allocator has handed out on the GPU grows for good; nothing where it does not.",
+        "Rate of the memory leak on the GPU, in allocator memory; no series if no leak is detected.",
         _growth(lambda growth: growth.bytes_per_second), labels=("uuid",), source="report, docs/understand/leaks.md")
     seconds_to_oom = Metric[RunSnapshot](
-        "gpuwarden_run_seconds_to_oom", "gauge", "", "Seconds until the run is out of memory on the GPU if it goes on to grow as it does; nothing where it does not.",
+        "gpuwarden_run_seconds_to_oom", "gauge", "", "OOM forecast: seconds until the run is out of memory on the GPU at the current growth rate; no series if no leak is detected.",
         _growth(lambda growth: growth.left.seconds if growth.left else None), labels=("uuid",), source="docs/understand/leaks.md")
     seconds_to_oom_lower = Metric[RunSnapshot](
-        "gpuwarden_run_seconds_to_oom_lower", "gauge", "", "Seconds that gpuwarden_run_seconds_to_oom is at least.",
+        "gpuwarden_run_seconds_to_oom_lower", "gauge", "", "Lower bound of gpuwarden_run_seconds_to_oom.",
         _growth(lambda growth: growth.left.lower if growth.left else None), labels=("uuid",), source="docs/understand/leaks.md")
     seconds_to_oom_upper = Metric[RunSnapshot](
-        "gpuwarden_run_seconds_to_oom_upper", "gauge", "", "Seconds that gpuwarden_run_seconds_to_oom is at most; nothing where it may not come at all.",
+        "gpuwarden_run_seconds_to_oom_upper", "gauge", "", "Upper bound of gpuwarden_run_seconds_to_oom; no series if the run may never reach it.",
         _growth(lambda growth: growth.left.upper if growth.left else None), labels=("uuid",), source="docs/understand/leaks.md")
     unresolved_devices = Metric[RunSnapshot](
-        "gpuwarden_run_unresolved_devices", "gauge", "", "Devices of the run that could not be told to be a certain GPU.",
+        "gpuwarden_run_unresolved_devices", "gauge", "", "Devices of the run that could not be matched to a GPU.",
         lambda run: run.unresolved, source="hello")
     errors_total = Metric[RunSnapshot](
-        "gpuwarden_run_errors_total", "counter", "", "Errors that training raised, evaluation and prediction included, by kind.",
+        "gpuwarden_run_errors_total", "counter", "", "Errors raised by training, evaluation and prediction, by kind.",
         _errors, labels=("kind",), source="report, docs/use/troubleshooting.md")
     last_error_timestamp_seconds = Metric[RunSnapshot](
-        "gpuwarden_run_last_error_timestamp_seconds", "gauge", "seconds", "When the run last told of an error of the kind, in Unix time.",
+        "gpuwarden_run_last_error_timestamp_seconds", "gauge", "seconds", "Unix time of the run's last error of this kind.",
         lambda run: {(kind,): at for kind, at in run.last_errors.items()}, labels=("kind",), source="error, report")
     oom_requested_bytes = Metric[RunSnapshot](
-        "gpuwarden_run_oom_requested_bytes", "gauge", "bytes", "Bytes that could not be allocated in the run's last out-of-memory on the GPU.",
+        "gpuwarden_run_oom_requested_bytes", "gauge", "bytes", "Size of the failed allocation in the run's last out-of-memory on the GPU.",
         lambda run: {(uuid,): oom.requested for uuid, oom in run.ooms.items() if oom.requested is not None},
         labels=("uuid",), source="error, docs/use/troubleshooting.md")
     oom_headroom_bytes = Metric[RunSnapshot](
-        "gpuwarden_run_oom_headroom_bytes", "gauge", "bytes", "Headroom that was left before the run's last out-of-memory on the GPU: the last poll's, less what the run took since.",
+        "gpuwarden_run_oom_headroom_bytes", "gauge", "bytes", "Headroom just before the run's last out-of-memory on the GPU: that of the last poll, minus memory the run allocated since.",
         lambda run: {(uuid,): oom.headroom for uuid, oom in run.ooms.items() if oom.headroom is not None},
         labels=("uuid",), source="error, docs/use/troubleshooting.md")
     oom_verdict_info = Metric[RunSnapshot](
-        "gpuwarden_run_oom_verdict_info", "info", "", "Why the run's last out-of-memory came, as far as evidence supports it.",
+        "gpuwarden_run_oom_verdict_info", "info", "", "Diagnosed cause of the run's last out-of-memory, as far as the evidence supports one.",
         lambda run: {(run.verdict.cause,): 1} if run.verdict else None, labels=("verdict",), source="docs/understand/oom-diagnosis.md")
     batch_size = Metric[RunSnapshot](
-        "gpuwarden_run_batch_size", "gauge", "", "Examples of the run's last step, where the size of its batches is known.",
+        "gpuwarden_run_batch_size", "gauge", "", "Examples in the run's last step, where the batch size is known.",
         _read_current_report(lambda report: report.batch_size), source="report")
     oom_retries_total = Metric[RunSnapshot](
-        "gpuwarden_run_oom_retries_total", "counter", "", "Tries that the run began anew with a smaller batch after an out-of-memory.",
+        "gpuwarden_run_oom_retries_total", "counter", "", "Retries with a smaller batch after an out-of-memory.",
         _read_report(lambda report: report.oom_retries), source="report")
     advice_heard_total = Metric[RunSnapshot](
-        "gpuwarden_run_advice_heard_total", "counter", "", "Advice that has come to the run.",
+        "gpuwarden_run_advice_heard_total", "counter", "", "Advice delivered to the run.",
         lambda run: run.report.advice_heard if run.report and run.hello.hears else None, source="report")
     actions_total = Metric[RunSnapshot](
-        "gpuwarden_run_actions_total", "counter", "", "What the run did on advice, because its user had asked for that.",
+        "gpuwarden_run_actions_total", "counter", "", "Actions that the run took on advice, as configured by its user.",
         lambda run: {(action,): run.report.actions.get(action, 0) for action in ACTIONS} if run.report and run.hello.hears else None,
         labels=("action",), source="report")
     reports_dropped_total = Metric[RunSnapshot](
-        "gpuwarden_run_reports_dropped_total", "counter", "", "Reports the run could not send because the daemon did not read.",
+        "gpuwarden_run_reports_dropped_total", "counter", "", "Reports that the run could not send because the daemon did not read.",
         lambda run: run.report.dropped if run.report else None, source="report")
     cpu_seconds_total = Metric[RunSnapshot](
-        "gpuwarden_run_cpu_seconds_total", "counter", "seconds", "CPU time of the run's processes, data loader workers included, ended ones too.",
+        "gpuwarden_run_cpu_seconds_total", "counter", "seconds", "CPU time of the run's processes, including data loader workers and ended processes.",
         lambda run: run.usage.cpu_seconds if run.usage else None, source="/proc/PID/stat", tier="slow")
     cpus = Metric[RunSnapshot](
-        "gpuwarden_run_cpus", "gauge", "", "CPUs the run may use at once, by its main process's affinity and the quotas of its cgroup.",
+        "gpuwarden_run_cpus", "gauge", "", "CPUs that the run can use at once, by its main process's affinity and its cgroup's quotas.",
         _read_processes(lambda present: present.cpus), source="sched_getaffinity, cgroup cpu.max or cpu.cfs_quota_us", tier="slow")
     host_memory_bytes = Metric[RunSnapshot](
-        "gpuwarden_run_host_memory_bytes", "gauge", "bytes", "Host memory resident in the run's processes; pages they share count once for each.",
+        "gpuwarden_run_host_memory_bytes", "gauge", "bytes", "Resident host memory of the run's processes; shared pages count once for each process.",
         _read_processes(lambda present: present.memory), source="/proc/PID/stat", tier="slow")
     host_memory_growth_bytes_per_second = Metric[RunSnapshot](
         "gpuwarden_run_host_memory_growth_bytes_per_second", "gauge", "bytes_per_second",
-        "Bytes a second by which the host memory of the run's processes grows for good; nothing where it does not.",
+        "Rate of the host memory leak of the run's processes; no series if no leak is detected.",
         _host_growth(lambda growth: growth.bytes_per_second), source="docs/understand/leaks.md", tier="slow")
     seconds_to_host_oom = Metric[RunSnapshot](
         "gpuwarden_run_seconds_to_host_oom", "gauge", "",
-        "Seconds until the run's processes meet the memory limit of their cgroup, or have all that is available on the host, if they go on to grow as they do.",
+        "OOM forecast: seconds until the run's processes reach the memory limit of their cgroup or the end of the host's memory at the current growth rate; no series if no leak is detected.",
         _host_growth(lambda growth: growth.left.seconds if growth.left else None), source="docs/understand/leaks.md", tier="slow")
     seconds_to_host_oom_lower = Metric[RunSnapshot](
-        "gpuwarden_run_seconds_to_host_oom_lower", "gauge", "", "Seconds that gpuwarden_run_seconds_to_host_oom is at least.",
+        "gpuwarden_run_seconds_to_host_oom_lower", "gauge", "", "Lower bound of gpuwarden_run_seconds_to_host_oom.",
         _host_growth(lambda growth: growth.left.lower if growth.left else None), source="docs/understand/leaks.md", tier="slow")
     seconds_to_host_oom_upper = Metric[RunSnapshot](
-        "gpuwarden_run_seconds_to_host_oom_upper", "gauge", "", "Seconds that gpuwarden_run_seconds_to_host_oom is at most; nothing where it may not come at all.",
+        "gpuwarden_run_seconds_to_host_oom_upper", "gauge", "", "Upper bound of gpuwarden_run_seconds_to_host_oom; no series if the run may never reach it.",
         _host_growth(lambda growth: growth.left.upper if growth.left else None), source="docs/understand/leaks.md", tier="slow")
     processes = Metric[RunSnapshot](
-        "gpuwarden_run_processes", "gauge", "", "Living processes of the run: its main one and all below it that are no run themselves.",
+        "gpuwarden_run_processes", "gauge", "", "Live processes of the run: its main process and all descendants that are not runs themselves.",
         _read_processes(lambda present: present.processes), source="/proc/PID/stat", tier="slow")
     process_state = Metric[RunSnapshot](
-        "gpuwarden_run_process_state", "gauge", "", "State of the main process's first thread: 1 for one of the states, 0 for the others.",
+        "gpuwarden_run_process_state", "gauge", "", "State of the main process's first thread: 1 for the current state, 0 for the others.",
         _read_processes(_state), labels=("state",), source="/proc/PID/stat", tier="slow")
     read_bytes_total = Metric[RunSnapshot](
-        "gpuwarden_run_read_bytes_total", "counter", "bytes", "Bytes the run's processes had fetched from storage; what the page cache held is not among them.",
-        lambda run: run.usage.read_bytes if run.usage else None, source="/proc/PID/io, needs a permission (how-it-works.md)", tier="slow")
+        "gpuwarden_run_read_bytes_total", "counter", "bytes", "Bytes that the run's processes read from storage; reads served by the page cache are not included.",
+        lambda run: run.usage.read_bytes if run.usage else None, source="/proc/PID/io, needs a permission (docs/understand/how-it-works.md)", tier="slow")
     written_bytes_total = Metric[RunSnapshot](
-        "gpuwarden_run_written_bytes_total", "counter", "bytes", "Bytes the run's processes had sent to storage.",
-        lambda run: run.usage.written_bytes if run.usage else None, source="/proc/PID/io, needs a permission (how-it-works.md)", tier="slow")
+        "gpuwarden_run_written_bytes_total", "counter", "bytes", "Bytes that the run's processes wrote to storage.",
+        lambda run: run.usage.written_bytes if run.usage else None, source="/proc/PID/io, needs a permission (docs/understand/how-it-works.md)", tier="slow")
     cgroup_memory_limit_bytes = Metric[RunSnapshot](
-        "gpuwarden_run_cgroup_memory_limit_bytes", "gauge", "bytes", "Memory limit of the run's container or job: of the cgroups it is in, the one with the least room left.",
+        "gpuwarden_run_cgroup_memory_limit_bytes", "gauge", "bytes", "Memory limit of the run's container or job: of its cgroups, the one with the least memory left.",
         _read_processes(lambda present: present.cgroup_memory.limit if present.cgroup_memory else None),
         source="cgroup memory.max or memory.limit_in_bytes", tier="slow")
     cgroup_memory_used_bytes = Metric[RunSnapshot](
-        "gpuwarden_run_cgroup_memory_used_bytes", "gauge", "bytes", "Memory in use under that limit, without page cache, which the kernel drops first.",
+        "gpuwarden_run_cgroup_memory_used_bytes", "gauge", "bytes", "Memory in use under that limit, excluding page cache, which the kernel drops first.",
         _read_processes(lambda present: present.cgroup_memory.used if present.cgroup_memory else None),
         source="cgroup memory.current or memory.usage_in_bytes, memory.stat", tier="slow")
     # fmt: on

@@ -1,4 +1,4 @@
-"""Readings of what a run has used of GPUs, declared once; the page, docs, rules and dashboards follow this table."""
+"""Metrics of the GPU usage of runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpuwarden.usage.run_usage import DeviceUsage, RunUsage
 
 
 def _read_shares(reading: Callable[[DeviceUsage], float | None]) -> Callable[[RunUsage], Reading]:
-    """Read something of each GPU that the run has held."""
+    """Return a reader of the usage on each GPU on which the run held memory."""
 
     def read(usage: RunUsage) -> Reading:
         return {(uuid,): value for uuid, share in usage.shares.items() if (value := reading(share)) is not None}
@@ -31,26 +31,29 @@ def _xids(usage: RunUsage) -> Reading:
 
 
 class RunUsageReadings(Table[RunUsage], prefix="gpuwarden_run_", key=("run_id",)):
-    """Usage of GPUs by one run, up to now; it goes on over restarts of the daemon."""
+    """GPU usage of runs.
+
+    Totals since the run started; they survive a restart of the daemon.
+    """
 
     # fmt: off
     gpu_seconds_total = Metric[RunUsage](
-        "gpuwarden_run_gpu_seconds_total", "counter", "seconds", "Time that the run has held memory on the GPU; on one that several runs share it counts for each.",
+        "gpuwarden_run_gpu_seconds_total", "counter", "seconds", "GPU time of the run: time for which it held memory on the GPU; on a shared GPU it counts for each run.",
         _read_shares(lambda share: share.seconds), labels=("uuid",), source="the process lists, report")
     gpu_idle_seconds_total = Metric[RunUsage](
-        "gpuwarden_run_gpu_idle_seconds_total", "counter", "seconds", "Of that, time without a kernel of any program running.",
+        "gpuwarden_run_gpu_idle_seconds_total", "counter", "seconds", "Part of gpuwarden_run_gpu_seconds_total in which no program ran a kernel.",
         _read_shares(lambda share: share.idle), labels=("uuid",), source="gpuwarden_gpu_busy_seconds_total")
     energy_joules_total = Metric[RunUsage](
         "gpuwarden_run_energy_joules_total", "counter", "joules",
-        "Energy that the GPU has drawn while the run held memory there, all of it for each run that shares it; where it has no energy counter, its power added up over the polls.",
+        "Energy consumed by the GPU while the run held memory there, in full for each run that shares it; without an energy counter, its power integrated over polls.",
         _read_shares(lambda share: share.joules), labels=("uuid",), source="gpuwarden_gpu_energy_joules_total, else gpuwarden_gpu_power_usage_watts", tier="slow")
     throttled_seconds_total = Metric[RunUsage](
-        "gpuwarden_run_throttled_seconds_total", "counter", "seconds", "Time that a clock event reason has slowed the GPU down while the run held memory there; reasons may hold at once.",
+        "gpuwarden_run_throttled_seconds_total", "counter", "seconds", "Time for which the clock event reason throttled the GPU while the run held memory there; reasons can overlap.",
         _read_reasons(lambda share: share.throttled), labels=("uuid", "reason"), source="gpuwarden_gpu_clock_event_seconds_total", tier="slow")
     throttled_step_seconds_total = Metric[RunUsage](
-        "gpuwarden_run_throttled_step_seconds_total", "counter", "seconds", "Of that, time with training steps under way.",
+        "gpuwarden_run_throttled_step_seconds_total", "counter", "seconds", "Part of gpuwarden_run_throttled_seconds_total during training steps.",
         _read_reasons(lambda share: share.throttled_steps), labels=("uuid", "reason"), source="gpuwarden_gpu_clock_event_seconds_total, report", tier="slow")
     xid_events_total = Metric[RunUsage](
-        "gpuwarden_run_xid_events_total", "counter", "", "XIDs that the GPU has had while the run lived and used it; docs/reference/xids.md has the codes.",
+        "gpuwarden_run_xid_events_total", "counter", "", "XIDs of the GPU while the run used it; codes: docs/reference/xids.md.",
         _xids, labels=("uuid", "xid"), source="gpuwarden_gpu_xid_events_total")
     # fmt: on
