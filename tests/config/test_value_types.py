@@ -100,54 +100,54 @@ def test_reads(kind: ValueType[object], text: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("kind", "text", "message"),
     [
-        (DURATION, "soon", "soon is not a duration: write 250ms, 1s, 2m or 1h; a bare number is seconds"),
-        (DURATION, "", "'' is not a duration: write 250ms, 1s, 2m or 1h; a bare number is seconds"),
-        (DURATION, "-1s", "-1s is not a duration: write 250ms, 1s, 2m or 1h; a bare number is seconds"),
-        (DURATION, "1M", "1M is not a duration: write 250ms, 1s, 2m or 1h; a bare number is seconds"),
-        (SIZE, "1Gb", "1Gb is not a size: write 512MiB, 1GiB or 100MB; a bare number is bytes"),
-        (WHOLE, "1.5", "1.5 is not a whole number: write up to 18 digits, such as 256"),
-        (WHOLE, "9" * 5000, f"{'9' * 60}… is not a whole number: write up to 18 digits, such as 256"),
-        (DURATION, "9" * 400, f"{'9' * 60}… is not a duration: write 250ms, 1s, 2m or 1h; a bare number is seconds"),
-        (MODE, "432", '432 is not a file mode: write octal digits with their leading 0, such as "0660"'),
-        (MODE, "0680", '0680 is not a file mode: write octal digits with their leading 0, such as "0660"'),
-        (ADDRESS, "9846", '9846 is not a listen address: write HOST:PORT, such as 127.0.0.1:9846 or "[::1]:9846"'),
-        (ADDRESS, "a:b", 'a:b is not a listen address: write HOST:PORT, such as 127.0.0.1:9846 or "[::1]:9846"'),
+        (DURATION, "soon", "soon is not a duration; write 250ms, 1s, 2m or 1h (a bare number is seconds)"),
+        (DURATION, "", "'' is not a duration; write 250ms, 1s, 2m or 1h (a bare number is seconds)"),
+        (DURATION, "-1s", "-1s is not a duration; write 250ms, 1s, 2m or 1h (a bare number is seconds)"),
+        (DURATION, "1M", "1M is not a duration; write 250ms, 1s, 2m or 1h (a bare number is seconds)"),
+        (SIZE, "1Gb", "1Gb is not a size; write 512MiB, 1GiB or 100MB (a bare number is bytes)"),
+        (WHOLE, "1.5", "1.5 is not an integer; write up to 18 digits, such as 256"),
+        (WHOLE, "9" * 5000, f"{'9' * 60}… is not an integer; write up to 18 digits, such as 256"),
+        (DURATION, "9" * 400, f"{'9' * 60}… is not a duration; write 250ms, 1s, 2m or 1h (a bare number is seconds)"),
+        (MODE, "432", '432 is not a file mode; write octal digits with a leading 0, such as "0660"'),
+        (MODE, "0680", '0680 is not a file mode; write octal digits with a leading 0, such as "0660"'),
+        (ADDRESS, "9846", '9846 is not a listen address; write HOST:PORT, such as 127.0.0.1:9846 or "[::1]:9846"'),
+        (ADDRESS, "a:b", 'a:b is not a listen address; write HOST:PORT, such as 127.0.0.1:9846 or "[::1]:9846"'),
         (
             ADDRESS,
             ":9846",
-            ":9846 names no host: write 0.0.0.0:9846 for every address, or 127.0.0.1:9846 for this machine only",
+            ":9846 has no host; write 0.0.0.0:9846 for every address or 127.0.0.1:9846 for this machine only",
         ),
         (
             ADDRESS,
             "http://127.0.0.1:9846",
-            "http://127.0.0.1 is not a host name: write HOST:PORT alone, without a scheme or a path",
+            "http://127.0.0.1 is not a host name; write HOST:PORT, without scheme or path",
         ),
-        (ADDRESS, "::1:9846", "an IPv6 address stands in brackets: write [::1]:PORT"),
+        (ADDRESS, "::1:9846", "IPv6 address without brackets; write [::1]:PORT"),
         (ADDRESS, "[::g]:1", "::g is not an IPv6 address"),
         (ADDRESS, "[::\0]:1", r"'::\x00' is not an IPv6 address"),
         (ADDRESS, "127.0.0.300:1", "127.0.0.300 is not an IPv4 address"),
         (ADDRESS, "a b:1", "a b is not a host name"),
-        (ADDRESS, "localhost:65536", "port 65536 is outside 0 to 65535"),
-        (ADDRESS, "localhost:-1", "port -1 is outside 0 to 65535"),
+        (ADDRESS, "localhost:65536", "port 65536 is out of range; 0 to 65535"),
+        (ADDRESS, "localhost:-1", "port -1 is out of range; 0 to 65535"),
         (
             SOCKET_PATH,
             "run.sock",
-            "run.sock is not a socket path: write an absolute path, such as /run/gpuwarden/run.sock",
+            "run.sock is not a socket path; write an absolute path, such as /run/gpuwarden/run.sock",
         ),
-        (SOCKET_PATH, "/run/", "/run/ is not a socket path: write an absolute path, such as /run/gpuwarden/run.sock"),
+        (SOCKET_PATH, "/run/", "/run/ is not a socket path; write an absolute path, such as /run/gpuwarden/run.sock"),
         (
             SOCKET_PATH,
             "/run/a\nb",
-            r"'/run/a\nb' is not a socket path: write an absolute path, such as /run/gpuwarden/run.sock",
+            r"'/run/a\nb' is not a socket path; write an absolute path, such as /run/gpuwarden/run.sock",
         ),
-        (OPTIONAL_PATH, "run", "run is not an optional path: write an absolute path, or none"),
-        (OPTIONAL_PATH, "/a\nb", r"'/a\nb' is not an optional path: write an absolute path, or none"),
-        (BOOLEAN, "True", "True is not a boolean: write true or false"),
-        (SOURCE, "dcgm", "dcgm is not a source: write nvml, auto, simulated or capture:FILE"),
-        (SOURCE, "nvml:0", "nvml:0 is not a source: write nvml, auto, simulated or capture:FILE"),
-        (SOURCE, "capture:", "capture: is not a source: write nvml, auto, simulated or capture:FILE"),
-        (SOURCE, "capture:a\nb", r"'capture:a\nb' is not a source: write nvml, auto, simulated or capture:FILE"),
-        (LEVEL, "Low", "Low is not a level: write low, middle or high"),
+        (OPTIONAL_PATH, "run", "run is not an optional path; write an absolute path, or none"),
+        (OPTIONAL_PATH, "/a\nb", r"'/a\nb' is not an optional path; write an absolute path, or none"),
+        (BOOLEAN, "True", "True is not a boolean; write true or false"),
+        (SOURCE, "dcgm", "dcgm is not a source; write nvml, auto, simulated or capture:FILE"),
+        (SOURCE, "nvml:0", "nvml:0 is not a source; write nvml, auto, simulated or capture:FILE"),
+        (SOURCE, "capture:", "capture: is not a source; write nvml, auto, simulated or capture:FILE"),
+        (SOURCE, "capture:a\nb", r"'capture:a\nb' is not a source; write nvml, auto, simulated or capture:FILE"),
+        (LEVEL, "Low", "Low is not a level; write low, middle or high"),
     ],
 )
 def test_refuses(kind: ValueType[object], text: str, message: str) -> None:
@@ -159,9 +159,9 @@ def test_bounds_are_included() -> None:
     """A bound itself is accepted, and what lies beyond is told the bound as the documents write it."""
     kind = bounded(DURATION, "100ms", "1h")
     assert (kind.read("0.1"), kind.read("60m")) == (0.1, 3600)
-    with pytest.raises(ValueError, match=r"^99ms is below the least, 100ms$"):
+    with pytest.raises(ValueError, match=r"^99ms is too short; minimum 100ms$"):
         kind.read("99ms")
-    with pytest.raises(ValueError, match=r"^3601 is above the most, 1h$"):
+    with pytest.raises(ValueError, match=r"^3601 is too long; maximum 1h$"):
         kind.read("3601")
 
 
@@ -169,7 +169,7 @@ def test_socket_path_counts_bytes() -> None:
     """A socket path is bounded by what the kernel's sun_path holds, in bytes, not in characters."""
     longest = "/" + "s" * (MAX_SOCKET_PATH_BYTES - 1)
     assert SOCKET_PATH.read(longest) == Path(longest)
-    with pytest.raises(ValueError, match=r"^the path takes 108 bytes, .* at most 107: choose a shorter one$"):
+    with pytest.raises(ValueError, match=r"^path of 108 bytes is too long for a Unix socket; maximum 107$"):
         SOCKET_PATH.read(longest[:-1] + "é")
 
 

@@ -43,28 +43,28 @@ def test_nothing_written(text: str) -> None:
         ("web: {color: red}", "f:1:7: web.color: unknown; known here: listen, timeout"),
         ("color: red", "f:1:1: color: unknown; known here: source, poll, web"),
         ("<<: {source: nvml}", "f:1:1: <<: unknown; known here: source, poll, web"),
-        ("source: a\nsource: b", "f:2:1: source: stands twice: the first is on line 1"),
-        ("poll: {}\nweb: {}\npoll: {}", "f:3:1: poll: stands twice: the first is on line 1"),
-        ("poll: 1s", "f:1:1: poll: is a section: its options stand below it, indented: interval"),
-        ("poll: [1s]", "f:1:1: poll: is a section: its options stand below it, indented: interval"),
-        ("poll: !!map [1s]", "f:1:1: poll: is a section: its options stand below it, indented: interval"),
-        ("source: {a: 1}", "f:1:1: source: takes one value, not a list or a section"),
-        ("source: [a]", "f:1:1: source: takes one value, not a list or a section"),
-        ("source: !!str [a]", "f:1:1: source: takes one value, not a list or a section"),
-        ("poll: !!null {interval: 1s}", "f:1:1: poll: is a section: its options stand below it, indented: interval"),
-        ("poll.interval: 1s", "f:1:1: poll.interval: write `poll:`, and `interval:` below it, indented"),
-        ("source:", "f:1:1: source: has no value: give it one, or remove the line to keep the default"),
-        ("source: !secret x", "f:1:1: source: the tag !secret is not accepted: write a plain value"),
+        ("source: a\nsource: b", "f:2:1: source: duplicate key; first on line 1"),
+        ("poll: {}\nweb: {}\npoll: {}", "f:3:1: poll: duplicate key; first on line 1"),
+        ("poll: 1s", "f:1:1: poll: is a section; indent its options below it: interval"),
+        ("poll: [1s]", "f:1:1: poll: is a section; indent its options below it: interval"),
+        ("poll: !!map [1s]", "f:1:1: poll: is a section; indent its options below it: interval"),
+        ("source: {a: 1}", "f:1:1: source: expects one value, not a list or a section"),
+        ("source: [a]", "f:1:1: source: expects one value, not a list or a section"),
+        ("source: !!str [a]", "f:1:1: source: expects one value, not a list or a section"),
+        ("poll: !!null {interval: 1s}", "f:1:1: poll: is a section; indent its options below it: interval"),
+        ("poll.interval: 1s", "f:1:1: poll.interval: write `poll:` and, indented below it, `interval:`"),
+        ("source:", "f:1:1: source: no value; set one, or remove the line for the default"),
+        ("source: !secret x", "f:1:1: source: tag !secret is not supported; write a plain value"),
         (
             "source: !!python/name:os.system x",
-            "f:1:1: source: the tag tag:yaml.org,2002:python/name:os.system is not accepted: write a plain value",
+            "f:1:1: source: tag tag:yaml.org,2002:python/name:os.system is not supported; write a plain value",
         ),
-        ("[a]: 1", "f:1:1: a key must be a plain word"),
-        ("!x source: nvml", "f:1:1: a key must be a plain word"),
-        ("nvml", "f:1:1: a configuration is a list of keys and values, such as `source: nvml`"),
-        ("- source: nvml", "f:1:1: a configuration is a list of keys and values, such as `source: nvml`"),
-        ("!!null {a: 1}", "f:1:1: a configuration is a list of keys and values, such as `source: nvml`"),
-        ("!!map [a]", "f:1:1: a configuration is a list of keys and values, such as `source: nvml`"),
+        ("[a]: 1", "f:1:1: a key must be plain text"),
+        ("!x source: nvml", "f:1:1: a key must be plain text"),
+        ("nvml", "f:1:1: expected keys and values, such as `source: nvml`"),
+        ("- source: nvml", "f:1:1: expected keys and values, such as `source: nvml`"),
+        ("!!null {a: 1}", "f:1:1: expected keys and values, such as `source: nvml`"),
+        ("!!map [a]", "f:1:1: expected keys and values, such as `source: nvml`"),
         ('"\\ud800": 1', "f:1:1: '\\ud800': unknown; known here: source, poll, web"),
     ],
 )
@@ -90,7 +90,7 @@ def test_structure(text: str, problem: str) -> None:
         ("a: 1\nb: \x07", "f:2:4: not valid YAML: '\\x07' is not allowed"),
         ("\ud800", "f:1:1: not valid YAML: '\\ud800' is not allowed"),
         ('a: "\\UFFFFFFFF"', "f: not valid YAML: a number in an escape or a directive is too large"),
-        ("[" * 100_000, "f: is nested too deeply"),
+        ("[" * 100_000, "f: nested too deeply"),
     ],
 )
 def test_syntax(text: str, problem: str) -> None:
@@ -107,7 +107,7 @@ def test_problems_are_bounded() -> None:
     """After a bounded number of problems the rest is only mentioned, in whichever section they stand."""
     found = problems("web:\n" + "".join(f"  k{number}: 1\n" for number in range(2 * MAX_PROBLEMS)) + "color: red\n")
     assert len(found) == MAX_PROBLEMS + 1
-    assert found[-1] == f"f:{MAX_PROBLEMS + 2}:3: too many problems: those after this place are not listed"
+    assert found[-1] == f"f:{MAX_PROBLEMS + 2}:3: too many problems; the rest is not listed"
 
 
 def test_long_key_is_cut() -> None:
@@ -146,7 +146,7 @@ def test_aliases_are_not_expanded() -> None:
 def test_an_alias_to_itself_ends() -> None:
     """A section that holds itself is read once."""
     assert problems("poll: &here {interval: *here}") == [
-        "f:1:14: poll.interval: takes one value, not a list or a section",
+        "f:1:14: poll.interval: expects one value, not a list or a section",
     ]
 
 
@@ -164,19 +164,19 @@ def test_missing_file(tmp_path: Path) -> None:
 
 def test_directory(tmp_path: Path) -> None:
     """A directory is said to be one."""
-    assert problems_of(tmp_path) == [": cannot be read: Is a directory"]
+    assert problems_of(tmp_path) == [": cannot read: Is a directory"]
 
 
 def test_unreadable_file() -> None:
     """A file that the kernel refuses to read gives the kernel's reason."""
-    assert problems_of(Path("/proc/self/mem")) == [": cannot be read: Input/output error"]
+    assert problems_of(Path("/proc/self/mem")) == [": cannot read: Input/output error"]
 
 
 def test_other_encodings(tmp_path: Path) -> None:
     """A file that is not UTF-8 is refused at its first wrong byte."""
     path = tmp_path / "config.yaml"
     path.write_bytes("source: nvml\n# Größe".encode("latin-1"))
-    assert problems_of(path) == [":2:5: is not UTF-8 text"]
+    assert problems_of(path) == [":2:5: not UTF-8 text"]
 
 
 def test_large_file(tmp_path: Path) -> None:
@@ -185,4 +185,4 @@ def test_large_file(tmp_path: Path) -> None:
     path.write_bytes(b"#" * MAX_FILE_BYTES)
     assert problems_of(path) == []
     path.write_bytes(b"[" * (MAX_FILE_BYTES + 1))
-    assert problems_of(path) == [": is larger than 1 MiB: this is not a configuration of gpuwarden"]
+    assert problems_of(path) == [": larger than 1 MiB; not a gpuwarden configuration"]

@@ -1,4 +1,4 @@
-"""Loader of the configuration: values of a file and of flags, checked one by one and together."""
+"""Loader of the configuration: validates the values of a file and of flags, each alone and together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AlertNames: TypeAlias = "Callable[[], Collection[str]]"
 
 
 class ConfigError(Exception):
-    """Wrong configuration; `problems` lists all that is wrong, in the order of places in the file."""
+    """Invalid configuration; `problems` has every problem, in the order of the file."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(map(str, problems)))
@@ -29,11 +29,11 @@ def load(
     flags: Mapping[str, str] | None = None,
     alert_names: AlertNames | None = None,
 ) -> Config:
-    """Read the file at `path`, or take the defaults for None; an entry of `overrides`, by key, wins over the file.
+    """Load the file at `path`, or the defaults for None; `overrides`, by key, take precedence over the file.
 
-    `flags` names where an override was given, such as `{"web.listen": "--listen"}`, for the message about a bad one.
-    `alert_names` returns the names that `notify.mute` may have; None does not check them.
-    Raises ConfigError with everything that is wrong in the file and the overrides.
+    `flags` has the source of an override for messages, such as `{"web.listen": "--listen"}`.
+    `alert_names` returns the names valid in `notify.mute`; None does not check them.
+    Raises ConfigError with every problem of the file and the overrides.
     """
     contents = FileContents() if path is None else read_file(path, OPTIONS, LISTS)
     given = [Entry(key, text, (flags or {}).get(key, key)) for key, text in (overrides or {}).items()]
@@ -41,7 +41,7 @@ def load(
 
 
 def parse(text: str, name: str, alert_names: AlertNames | None = None) -> Config:
-    """Read `text` as the contents of a file called `name`; raises ConfigError."""
+    """Parse `text` as the contents of a file called `name`; raises ConfigError."""
     contents = parse_text(text, name, OPTIONS, LISTS)
     return _build_config(contents.entries, contents.problems, alert_names)
 
@@ -74,22 +74,22 @@ def _build_config(entries: Sequence[Entry], problems: Sequence[Problem], alert_n
 
 
 def _contradictions(config: Config, alert_names: AlertNames | None) -> Iterator[tuple[Sequence[str], str]]:
-    """Find options that are right by themselves and not together: their keys, the one to change first, and why."""
+    """Yield options that are valid alone but not together: their keys, the one to change first, and the message."""
     for name in ("memory", "oom", "thermal"):
         less, more = f"{name}_critical", f"{name}_warning"
         low, high = getattr(config.pressure, less), getattr(config.pressure, more)
         if low >= high:
             keys = (f"pressure.{less}", f"pressure.{more}")
-            yield keys, f"{keys[0]} is {low:g}, and has to be less than {keys[1]}, which is {high:g}"
+            yield keys, f"{keys[0]} ({low:g}) must be less than {keys[1]} ({high:g})"
     if config.control_socket == config.runs.socket:
         path = printable(str(config.runs.socket))
         yield (
             ("control.socket", "runs.socket"),
-            f"{path} is both runs.socket and control.socket: give them two paths",
+            f"runs.socket and control.socket are both {path}; use two paths",
         )
     yield from _alertmanager_contradictions(config.alertmanager)
     if config.notify.webhook_token and not config.notify.webhook:
-        yield ("notify.webhook_token",), "there is no notify.webhook that it would be sent to"
+        yield ("notify.webhook_token",), "set notify.webhook too: the token is sent there"
     for name in config.notify.mute:
         if alert_names is not None and name not in (known := alert_names()):
             near = get_close_matches(name, known, n=1)
@@ -102,15 +102,15 @@ def _alertmanager_contradictions(chosen: AlertmanagerConfig) -> Iterator[tuple[S
     secure = [url for url in chosen.url if url.startswith("https:")]
     given = [name for name in ("ca_file", "cert_file", "key_file") if getattr(chosen, name) is not None]
     if given and not secure:
-        yield (f"alertmanager.{given[0]}",), "there is no https:// URL in alertmanager.url that it would serve"
+        yield (f"alertmanager.{given[0]}",), "only for https:// URLs, and alertmanager.url has none"
     if chosen.key_file is not None and chosen.cert_file is None:
-        yield ("alertmanager.key_file",), "is the key to a certificate: name that as alertmanager.cert_file"
+        yield ("alertmanager.key_file",), "set alertmanager.cert_file too: the key needs its certificate"
     if chosen.bearer_token and chosen.user:
-        yield ("alertmanager.bearer_token",), "a server takes either this or alertmanager.user"
+        yield ("alertmanager.bearer_token",), "set either this or alertmanager.user"
     if chosen.user and not chosen.password:
-        yield ("alertmanager.user",), "needs a password too: say where it is kept as alertmanager.password"
+        yield ("alertmanager.user",), "set alertmanager.password too"
     if chosen.password and not chosen.user:
-        yield ("alertmanager.password",), "needs a user too: name them as alertmanager.user"
+        yield ("alertmanager.password",), "set alertmanager.user too"
     names = [name for name, _value in chosen.labels]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        yield ("alertmanager.labels",), f"{', '.join(twice)} is there twice: an alert has each label once"
+        yield ("alertmanager.labels",), f"duplicate label {', '.join(twice)}"

@@ -1,10 +1,10 @@
-"""Configuration schema: every option declared once, with its kind, its default and its meaning.
+"""Configuration schema: every option declared once, with its type, default and meaning.
 
-`loader` reads a file by these declarations, `schema_docs` documents them. Durations are float seconds and sizes int
-bytes. Values do not change after they are read.
+`loader` reads a file by these declarations, and `schema_docs` documents them. Durations are float seconds, sizes int
+bytes. Values are frozen.
 """
 
-# ruff: noqa: RUF009  option() makes the dataclass field that the rule asks for
+# ruff: noqa: RUF009  option() returns the dataclass field that the rule requires
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """Declaration of one option; `default` is written as in the file."""
+    """Declaration of one option; `default` is in the notation of the file."""
 
     kind: ValueType[Any]
     default: str
@@ -57,7 +57,7 @@ class Option:
 
 
 def option(kind: ValueType[T], default: str, meaning: str) -> T:
-    """Declare an option: a dataclass field with its default, which keeps the declaration as metadata."""
+    """Declare an option: a dataclass field with the declaration as metadata."""
     return field(default=kind.read(default), metadata={"option": Option(kind, default, meaning)})
 
 
@@ -66,80 +66,80 @@ _OPTIONAL_TEXT = optional(TEXT, None)
 _OPTIONAL_SECRET = optional(SECRET, Secret())
 
 
-# A row an option: kind and default, then the meaning.
+# One row per option: type and default, then the meaning.
 # fmt: off
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """Log lines of the daemon on standard error, which systemd keeps in the journal."""
+    """Log of the daemon on standard error; as a service, in the journal."""
 
-    level: str = option(choice("level", "debug", "info", "warning", "error"), "info",
-        "The least severe lines that are written.")
+    level: str = option(choice("log level", "debug", "info", "warning", "error"), "info",
+        "Minimum severity of log lines; set debug to find out why something is missing.")
 
 
 @dataclass(frozen=True, slots=True)
 class WebConfig:
-    """The server that Prometheus scrapes."""
+    """HTTP server for Prometheus, the status page and the API."""
 
     listen: Address = option(ADDRESS, "127.0.0.1:9846",
-        "Where to listen: 0.0.0.0 is every IPv4 address, an IPv6 address stands in brackets and the whole in quotes, "
-        "and port 0 takes any free port.")
+        "Address of the metrics endpoint, the status page and the API; 0.0.0.0 listens on every IPv4 address, an IPv6 "
+        "address is in brackets and the whole in quotes, and port 0 takes a free port.")
     max_connections: int = option(bounded(WHOLE, "1", "10000"), "256",
-        "Connections held at once, beyond which the one that has been idle or slow for longest is cut.")
+        "Maximum open connections; above it, the one that is idle or slow for the longest time is closed.")
     timeout: float = option(bounded(DURATION, "100ms", "5m"), "10s",
-        "How long a client may take to send its request or to read its answer.")
+        "Time that a client has to send its request or to read the response.")
 
 
 @dataclass(frozen=True, slots=True)
 class PollConfig:
-    """Reading the driver."""
+    """Polling of the driver."""
 
     interval: float = option(bounded(DURATION, "100ms", "1h"), "1s",
-        "Time from one poll of the GPUs to the next, which is also how old a scraped value can be.")
+        "Time between polls of the GPUs, and so the maximum age of a scraped value; raise it if the driver is slow.")
     slow_interval: float = option(bounded(DURATION, "1s", "1h"), "15s",
-        "Time between reads of what changes slowly or costs the driver much, such as error counters, links and limits; "
-        "docs/reference/metrics.md names the tier of each metric.")
+        "Time between reads of values that change slowly or are expensive to read, such as error counters, links and "
+        "limits; docs/reference/metrics.md has the tier of each metric.")
     memory_interval: float = option(bounded(DURATION, "20ms", "1h"), "100ms",
-        "Time between looks at memory alone, which catch its peaks between polls; as long as poll.interval or longer "
-        "leaves them out.")
+        "Time between samples of memory alone, which catch peaks between polls; no shorter than poll.interval turns "
+        "them off.")
 
 
 @dataclass(frozen=True, slots=True)
 class GpusConfig:
-    """Optional readings of the GPUs."""
+    """Optional GPU readings."""
 
     gpm: bool = option(BOOLEAN, "true",
-        "Read how busy SMs, pipes and memory are (GPM, on Hopper and newer); false leaves the hardware's counters to "
-        "another program that profiles, such as DCGM, where the two disturb each other.")
+        "Read the utilization of SMs, pipes and memory (GPM, Hopper and newer); set false if another profiler, such "
+        "as DCGM, uses the same hardware counters.")
     pcie_throughput: bool = option(BOOLEAN, "false",
-        "Whether to measure PCIe throughput on GPUs without GPM whose byte counters are too narrow to be of use; each "
-        "GPU then blocks in the driver for 40 ms every poll.slow_interval.")
+        "Measure PCIe throughput on GPUs without GPM whose byte counters are too narrow; each GPU then blocks in the "
+        "driver for 40 ms every poll.slow_interval.")
     let_sleep: bool = option(BOOLEAN, "false",
-        "Whether to skip GPUs that the kernel has suspended (runtime D3), and to release the driver while no GPU is in "
-        "use so that they can be, at the price of gaps in readings.")
+        "Skip GPUs that the kernel has suspended (runtime D3), and release the driver while no GPU is in use so that "
+        "it can suspend them; readings then have gaps.")
 
     @property
     def opted_in(self) -> frozenset[str]:
-        """The options that are on, by the names that rows of the tables ask for."""
+        """Names of the options that are on, as `opt_in` of metrics has them."""
         return frozenset(f"gpus.{item.name}" for item in fields(self) if getattr(self, item.name))
 
 
 @dataclass(frozen=True, slots=True)
 class KernelLogConfig:
-    """The kernel log, where the driver writes XIDs that it tells nobody else of."""
+    """Kernel log, in which the driver writes XIDs that NVML does not report."""
 
     path: Path = option(PATH, "/dev/kmsg",
-        "The kernel log's device, which docs/start/install.md says how to let the service read.")
+        "Device of the kernel log; docs/start/install.md explains how to let the service read it.")
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessesConfig:
-    """The processes that hold device memory, one by one."""
+    """Metrics of each process that has device memory."""
 
     series: bool = option(BOOLEAN, "false",
-        "Whether each process has series of its own, in addition to those of its owners; a new process adds new ones.")
+        "Expose metrics for each process, in addition to those of its owners; each new process adds series.")
     max_series: int = option(bounded(WHOLE, "1", "100000"), "256",
-        "Processes that get series at once, those with the most device memory first.")
+        "Maximum processes with series; those with the most device memory first.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,16 +147,19 @@ class OwnersConfig:
     """Owners of device memory: users, containers, pods, Slurm jobs, systemd units and runs."""
 
     max: int = option(bounded(WHOLE, "1", "10000"), "32",
-        "Owners of a kind exposed on each GPU, those with the most device memory first; the rest is the owner `other`.")
+        "Maximum owners of each kind per GPU, those with the most device memory first; the others are summed up as "
+        "the owner `other`.")
     docker: Path | None = option(_OPTIONAL_PATH, "/run/docker.sock",
-        "Docker's socket, asked for the names of containers if it is there.")
-    podman: Path | None = option(_OPTIONAL_PATH, "/run/podman/podman.sock", "Podman's socket, likewise.")
+        "Socket of Docker, used for container names if it exists.")
+    podman: Path | None = option(_OPTIONAL_PATH, "/run/podman/podman.sock",
+        "Socket of Podman, used for container names if it exists.")
     kubernetes_logs: Path | None = option(_OPTIONAL_PATH, "/var/log",
-        "Where Kubernetes keeps `pods` and `containers`, whose file names hold the names of both.")
+        "Folder with the Kubernetes folders `pods` and `containers`, whose file names contain pod and container "
+        "names.")
     slurm_job_map: Path | None = option(_OPTIONAL_PATH, "none",
-        "A directory of dcgm-exporter's kind, in which each GPU's file, named by its index, lists the GPU's jobs.")
+        "Folder with one file per GPU, named by its index, that lists the GPU's jobs, as for dcgm-exporter.")
     slurm_gpustat: Path | None = option(_OPTIONAL_PATH, "/run/gpustat",
-        "A directory of jobstats' kind, in which each GPU's file, named by index or UUID, has the job and its user id.")
+        "Folder with one file per GPU, named by its index or UUID, with the job and its user id, as for jobstats.")
 
 
 NO_OWNERS = OwnersConfig(docker=None, podman=None, kubernetes_logs=None, slurm_job_map=None, slurm_gpustat=None)
@@ -164,102 +167,103 @@ NO_OWNERS = OwnersConfig(docker=None, podman=None, kubernetes_logs=None, slurm_j
 
 @dataclass(frozen=True, slots=True)
 class RunsConfig:
-    """The training runs that report to the daemon."""
+    """Training runs that report to the daemon."""
 
     socket: Path = option(SOCKET_PATH, "/run/gpuwarden/run.sock",
-        "The Unix socket that runs report to, of at most 107 bytes.")
+        "Unix socket that runs report to, at most 107 bytes long.")
     socket_mode: int = option(MODE, "0666",
-        "Who may report, as the socket's file mode; quote it, as other programs may read a bare 0666 as 438.")
+        "File mode of the socket, which decides who can report; quote it, because YAML 1.1 reads a bare 0666 as 438.")
     socket_group: str | None = option(_OPTIONAL_TEXT, "none",
-        'The group that the socket belongs to, whose members alone may report with the mode "0660"; the service has to '
-        "be in it (docs/start/install.md).")
+        'Group of the socket; with the mode "0660" only its members can report, and the service must be a member too '
+        "(docs/start/install.md).")
     max: int = option(bounded(WHOLE, "1", "2048"), "512",
-        "Runs kept at once, beyond which a new one is turned away and counted.")
+        "Maximum runs kept at once; above it, a new run is refused and counted.")
     expiry: float = option(bounded(DURATION, "1s", "24h"), "2m",
-        "How long a run's last report counts as current, and how long its counters stay after its end.")
+        "Time for which a run's last report is current, and for which its counters stay after its end.")
     stall_factor: int = option(bounded(WHOLE, "1", "1000"), "10",
-        "How many times as long as the run's slow steps (95th percentile) a step may take before the run counts as "
-        "stalled.")
+        "A run is stalled when its step takes this many times its slow steps (95th percentile); raise it for runs "
+        "with uneven steps.")
     stall_after: float = option(bounded(DURATION, "1s", "24h"), "1m",
-        "How long a step may take in any case before the run counts as stalled.")
+        "Minimum duration of a step before its run is stalled.")
     context_overhead: int = option(bounded(SIZE, "0", "64GiB"), "512MiB",
-        "Device memory that a process holds beside its allocator's pool (CUDA context, cuBLAS, cuDNN), which headroom "
-        "leaves out.")
+        "Device memory that a process uses in addition to its allocator's pool (CUDA context, cuBLAS, cuDNN); "
+        "subtracted from the headroom.")
 
 
 @dataclass(frozen=True, slots=True)
 class PressureConfig:
-    """Pressure of a GPU, on which runs get advice (docs/understand/pressure.md)."""
+    """Pressure levels of GPUs, which runs are advised about (docs/understand/pressure.md)."""
 
     memory_warning: float = option(bounded(SHARE, "1%", "90%"), f"{thresholds.LITTLE_MEMORY:.0%}",
-        "Of what a run uses and can still allocate on a GPU, the part it can still allocate at which pressure begins.")
+        "Headroom at which memory pressure is a warning, as a share of a run's used memory plus headroom.")
     memory_critical: float = option(bounded(SHARE, "0%", "80%"), f"{thresholds.NEAR_OUT_OF_MEMORY:.0%}",
-        "The same, where pressure is critical; less than pressure.memory_warning.")
+        "Headroom at which memory pressure is critical; less than pressure.memory_warning.")
     oom_warning: float = option(bounded(DURATION, "1s", "24h"), f"{thresholds.OUT_OF_MEMORY_AHEAD_SECONDS / 60:.0f}m",
-        "Time until a run that grows is out of memory, at which pressure begins.")
+        "Forecast time to out-of-memory at which memory pressure is a warning.")
     oom_critical: float = option(bounded(DURATION, "0", "23h"), f"{thresholds.OUT_OF_MEMORY_SOON_SECONDS / 60:.0f}m",
-        "The same, where pressure is critical; less than pressure.oom_warning.")
+        "Forecast time to out-of-memory at which memory pressure is critical; less than pressure.oom_warning.")
     thermal_warning: float = option(bounded(NUMBER, "1", "50"), f"{thresholds.NEAR_SLOWDOWN:.0f}",
-        "Degrees Celsius left before a GPU slows itself down, at which pressure by heat begins.")
+        "Margin to the throttle temperature, in degrees Celsius, at which thermal pressure is a warning.")
     thermal_critical: float = option(bounded(NUMBER, "0", "49"), f"{thresholds.SLOWDOWN:.0f}",
-        "The same, where pressure is critical; less than pressure.thermal_warning.")
+        "Margin to the throttle temperature, in degrees Celsius, at which thermal pressure is critical; less than "
+        "pressure.thermal_warning.")
     hold: float = option(bounded(DURATION, "0", "1h"), "30s",
-        "How long it has to be clearly better before a level falls.")
+        "Time for which a value must be clearly better before its level falls; raise it if levels flap.")
     neighbour_share: float = option(bounded(SHARE, "1%", "100%"), "10%",
-        "Of what a run could still allocate on a GPU, the part that another process takes before the run is warned.")
+        "Share of a run's headroom that another process must take before the run is warned.")
 
 
 @dataclass(frozen=True, slots=True)
 class RecordsConfig:
-    """Records of training runs: what each was, did and cost."""
+    """Run records: what each training run was, did and cost."""
 
     path: Path | None = option(_OPTIONAL_PATH, "/var/lib/gpuwarden/receipts",
-        "Folder of the run database, `none` to keep records in memory only; unless it is set, a daemon that is not "
-        "root's has it in systemd's state directory or in gpuwarden/receipts below XDG_STATE_HOME (~/.local/state).")
+        "Folder of the run database; `none` keeps records in memory only. If it is not set and the daemon does not "
+        "run as root, it is in systemd's state directory, or in gpuwarden/receipts below XDG_STATE_HOME "
+        "(~/.local/state).")
     max: int = option(bounded(WHOLE, "1", "100000"), "1000",
-        "Records of ended runs in the database; over this limit the user with the most loses their oldest one.")
+        "Maximum records of ended runs; above it, the user with the most records loses their oldest one.")
 
 
 @dataclass(frozen=True, slots=True)
 class ControlConfig:
-    """Commands of an administrator to the running daemon."""
+    """Administration of the running daemon."""
 
     socket: Path = option(CONTROL_PATH, "control.sock",
-        "The Unix socket that gpuwarden pause and resume speak to, for root and the daemon's own user alone; a file "
-        "name stands for one in the folder of runs.socket.")
+        "Unix socket of gpuwarden pause and resume, for root and the daemon's own user only; a file name is relative "
+        "to the folder of runs.socket.")
 
 
 @dataclass(frozen=True, slots=True)
 class AlertmanagerConfig:
-    """Alertmanagers that the daemon sends alerts to, before Prometheus (docs/use/notifications.md)."""
+    """Alertmanagers that the daemon sends alerts to, without Prometheus (docs/use/notifications.md)."""
 
-    url: tuple[str, ...] = option(list_of(SERVER_URL, "list of servers' URLs"), "none",
-        "Where they are; each of them gets every alert.")
-    job: str = option(TEXT, "gpuwarden", "The label `job` that Prometheus gives this daemon: its scrape job.")
+    url: tuple[str, ...] = option(list_of(SERVER_URL, "list of base URLs"), "none",
+        "Base URLs of the Alertmanagers; each of them receives every alert.")
+    job: str = option(TEXT, "gpuwarden",
+        "Label `job` of the alerts: the name of this daemon's scrape job in Prometheus.")
     instance: str = option(optional(TEXT, ""), "none",
-        "The label `instance` that Prometheus gives it: the target, as Prometheus has it; none is web.listen, with "
-        "the name of the machine for every address.")
+        "Label `instance` of the alerts: the target as in Prometheus; none takes web.listen, with the host name in "
+        "place of a wildcard address.")
     labels: tuple[tuple[str, str], ...] = option(list_of(LABEL, "list of labels"), "none",
-        "Further labels of all alerts: Prometheus' external_labels.")
+        "Further labels of all alerts: the external_labels of Prometheus.")
     resend: float = option(bounded(DURATION, "1s", "10m"), "30s",
-        "Time after which an alert that still fires is told again; four times as long after the last time it counts as "
-        "over.")
+        "Interval for re-sending an alert that is still firing; without a re-send it is resolved after four "
+        "intervals.")
     timeout: float = option(bounded(DURATION, "100ms", "1m"), "10s",
-        "How long an Alertmanager may take to answer, before it is tried again.")
-    user: str = option(optional(TEXT, ""), "none",
-        "Who the daemon is, for a server that asks for a user and a password.")
-    password: Secret = option(_OPTIONAL_SECRET, "none", "The user's password.")
-    bearer_token: Secret = option(_OPTIONAL_SECRET, "none", "A token to show instead.")
+        "Time that an Alertmanager has to respond before the request is retried.")
+    user: str = option(optional(TEXT, ""), "none", "User name for basic authentication.")
+    password: Secret = option(_OPTIONAL_SECRET, "none", "Password of the user.")
+    bearer_token: Secret = option(_OPTIONAL_SECRET, "none", "Bearer token, in place of user and password.")
     ca_file: Path | None = option(_OPTIONAL_PATH, "none",
-        "Certificates in PEM to trust in addition to the system's, for servers with one of your own.")
+        "PEM file of CA certificates to trust in addition to the system's, for a private CA.")
     cert_file: Path | None = option(_OPTIONAL_PATH, "none",
-        "The daemon's own certificate in PEM, for a server that asks for one.")
+        "PEM file of the client certificate, for a server that requires one.")
     key_file: Path | None = option(_OPTIONAL_PATH, "none",
-        "Its key, without a password; none is in the file of the certificate.")
-    docs: str = option(DOCS, "docs",
-        "Where the folder docs/ is served, for links in alerts: a URL, or its name.")
+        "PEM file of the client certificate's key, without a passphrase; not needed if cert_file contains the key.")
+    docs: str = option(DOCS, "docs", "Place of the folder docs/ for links in alerts: a URL, or a folder name.")
     grafana: str = option(optional(DOCS, ""), "http://localhost:3000",
-        "Where Grafana is, for links in alerts; none for no such links.")
+        "URL of Grafana for links in alerts; none omits these links.")
 
 
 _SEVERITY = choice("severity", "critical", "warning", "info")
@@ -268,60 +272,60 @@ _SEVERITY_MEANING = "The least severe alerts that go there."
 
 @dataclass(frozen=True, slots=True)
 class NotifyConfig:
-    """Notifications that the daemon itself sends, where no Prometheus does (docs/use/notifications.md)."""
+    """Notifications from the daemon itself, for hosts without Prometheus (docs/use/notifications.md)."""
 
-    webhook: tuple[Secret, ...] = option(list_of(SECRET_URL, "list of web addresses"), "none",
-        "Where to post alerts as JSON.")
-    webhook_token: Secret = option(_OPTIONAL_SECRET, "none", "A bearer token that is sent along with them.")
-    webhook_severity: str = option(_SEVERITY, "info", _SEVERITY_MEANING)
-    apprise: tuple[Secret, ...] = option(list_of(SERVICE_URL, "list of services"), "none",
+    webhook: tuple[Secret, ...] = option(list_of(SECRET_URL, "list of URLs"), "none",
+        "URLs that receive alerts as JSON by POST.")
+    webhook_token: Secret = option(_OPTIONAL_SECRET, "none", "Bearer token sent to the webhooks.")
+    webhook_severity: str = option(_SEVERITY, "info", "Minimum severity of the alerts sent to the webhooks.")
+    apprise: tuple[Secret, ...] = option(list_of(SERVICE_URL, "list of apprise URLs"), "none",
         "URLs of apprise (https://github.com/caronc/apprise) for mail, Slack and other services; needs the package "
         "apprise (docs/use/notifications.md).")
-    apprise_severity: str = option(_SEVERITY, "warning", _SEVERITY_MEANING)
-    mute: tuple[str, ...] = option(list_of(TEXT, "list of alerts"), "none",
-        "Alerts (docs/reference/alerts.md) that are not sent, such as RunKilled where people end runs by Ctrl-C.")
+    apprise_severity: str = option(_SEVERITY, "warning", "Minimum severity of the alerts sent to the apprise URLs.")
+    mute: tuple[str, ...] = option(list_of(TEXT, "list of alert names"), "none",
+        "Alerts that are not sent, by name (docs/reference/alerts.md), such as RunKilled where people stop runs with "
+        "Ctrl-C.")
     ca_file: Path | None = option(_OPTIONAL_PATH, "none",
-        "Certificates in PEM to trust in addition to the system's, for servers with one of your own.")
-    docs: str = option(DOCS, "docs",
-        "Where the folder docs/ is served, for links in messages: a URL, or its name.")
+        "PEM file of CA certificates to trust in addition to the system's, for a private CA.")
+    docs: str = option(DOCS, "docs", "Place of the folder docs/ for links in messages: a URL, or a folder name.")
     timeout: float = option(bounded(DURATION, "100ms", "1m"), "10s",
-        "How long a server may take to answer.")
+        "Time that a server has to respond before the message is retried.")
     group_wait: float = option(bounded(DURATION, "0", "10m"), "3s",
-        "How long the first alert waits for others that come with it, to go in the same message.")
+        "Time that a first alert waits for others, to send them in one message.")
     max_per_hour: int = option(bounded(WHOLE, "1", "3600"), "20",
-        "Messages to each target in the long run, and a quarter as many in a row; more alerts make longer messages, "
-        "not more. Messages with a new critical alert have as many of their own.")
+        "Maximum messages per hour to each target, and a quarter of it in a burst; further alerts are added to the "
+        "next message. Messages with a new critical alert have a limit of their own, as high.")
     repeat: float = option(bounded(DURATION, "1m", "720h"), "4h",
         "Interval for re-sending an alert that is still firing.")
-    resolved: bool = option(BOOLEAN, "true", "Whether to tell that an alert is over.")
+    resolved: bool = option(BOOLEAN, "true", "Send a message when an alert is resolved.")
     resolve_after: float = option(bounded(DURATION, "0", "24h"), "5m",
-        "How long an alert has to be gone until it counts as over: one that comes and goes is sent once.")
+        "Time for which an alert must be gone before it is resolved, so that a flapping alert is sent once.")
 
     @property
     def anyone(self) -> bool:
-        """Presence of a target to notify."""
+        """Whether there is a target to notify."""
         return bool(self.webhook or self.apprise)
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationConfig:
-    """The simulated GPUs, where the source is `simulated` or `auto` found no driver."""
+    """Simulated GPUs, with the source `simulated`, or `auto` without a driver."""
 
-    gpus: int = option(bounded(WHOLE, "1", "64"), "8", "How many there are.")
+    gpus: int = option(bounded(WHOLE, "1", "64"), "8", "Number of simulated GPUs.")
     seed: int = option(bounded(WHOLE, "0", "4294967295"), "1",
-        "What their readings are drawn from: the same seed gives the same readings.")
+        "Seed of the random readings; the same seed gives the same readings.")
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The whole configuration; `Config()` holds the defaults."""
+    """Configuration; `Config()` has the defaults."""
 
     source: SourceChoice = option(SOURCE, "nvml",
-        "Where GPU readings come from: nvml is the driver, simulated needs none, capture:FILE replays recorded "
-        "answers, and auto is the driver if there is one, else simulated with a warning.")
-    compat: str = option(choice("set of names", "none", "dcgm"), "none",
-        "Names that the page bears beside its own: dcgm is those of dcgm-exporter, for dashboards and alerts made for "
-        "it (docs/use/dcgm-migration.md).")
+        "Source of GPU readings: nvml is the driver, simulated needs no GPU, capture:FILE replays a recording, and "
+        "auto is nvml if there is a driver, else simulated with a warning.")
+    compat: str = option(choice("metric names", "none", "dcgm"), "none",
+        "Additional metric names: dcgm adds those of dcgm-exporter, for existing dashboards and alerts "
+        "(docs/use/dcgm-migration.md).")
     log: LogConfig = LogConfig()
     web: WebConfig = WebConfig()
     poll: PollConfig = PollConfig()
@@ -339,13 +343,13 @@ class Config:
 
     @property
     def alerting(self) -> bool:
-        """Delivery of alerts by the daemon itself: there is an Alertmanager or a target to notify."""
+        """Whether the daemon itself sends alerts: to an Alertmanager or a target of notify."""
         return bool(self.alertmanager.url) or self.notify.anyone
 
     @property
     def control_socket(self) -> Path:
         """Path of the control socket."""
-        return self.runs.socket.parent / self.control.socket  # an absolute path stands for itself
+        return self.runs.socket.parent / self.control.socket  # an absolute path replaces the folder
 
 
 # fmt: on

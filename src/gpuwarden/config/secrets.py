@@ -1,7 +1,7 @@
-"""Secrets of the configuration: passwords, tokens, and URLs that grant access by themselves.
+"""Secrets of the configuration: passwords, tokens, and URLs that grant access.
 
-The configuration names the place of a secret, which is read at each use: a new one needs no restart, and neither the
-daemon's memory nor its log nor its errors hold any.
+The configuration has the place of a secret, which is read at each use: a new secret needs no restart, and the daemon's
+memory, log and error messages contain none.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from pathlib import Path
 
 MAX_SECRET_BYTES = 65536  # bytes
 HIDDEN = "[hidden]"
-NOT_ASCII = "holds characters outside ASCII, which cannot be sent: have one set without them"
+NOT_ASCII = "contains characters outside ASCII, which cannot be sent; use a secret without them"
 
-_MIN_PART_CHARACTERS = 6  # characters: shorter parts are words that say nothing
+_MIN_PART_CHARACTERS = 6  # characters: shorter parts are ordinary words
 _SEPARATORS = re.compile(r"[/?&=@#]")
 
 
 class SecretError(Exception):
-    """Failure to read a secret; the message names its place, never its text."""
+    """Failure to read a secret; the message has its place, never its text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """Place of a secret text: a file, a variable of the environment, or the configuration itself."""
+    """Place of a secret: a file, an environment variable, or the configuration itself."""
 
     file: Path | None = None
     variable: str | None = None
     text: str | None = field(default=None, repr=False)
 
     def read(self) -> str:
-        """Return the text without white space around it; raises SecretError. Blocks as long as the file system does."""
+        """Return the text, stripped of white space; raises SecretError. Blocks as long as the file system does."""
         if self.file is not None:
             found = _contents(self.file)
         elif self.variable is not None:
@@ -43,11 +43,11 @@ class Secret:
         if not found:
             raise SecretError(f"{self} is empty" if self.file else f"{self} is not set")
         if not found.isprintable():
-            raise SecretError(f"{self} holds more than one line, or characters that do not print")
+            raise SecretError(f"{self} contains more than one line, or characters that are not printable")
         return found
 
     def read_ascii(self) -> str:
-        """Return it as `read` does, for where no other characters can be sent; raises SecretError for any other."""
+        """Return the text as `read` does; raises SecretError for characters outside ASCII."""
         found = self.read()
         if not found.isascii():
             raise SecretError(f"{self} {NOT_ASCII}")
@@ -77,9 +77,9 @@ def _contents(path: Path) -> str:
 
 
 def redact(text: str, *secrets: str) -> str:
-    """Return `text` without the secrets and their parts: what others say of a failure may repeat an address.
+    """Return `text` with the secrets and their parts hidden, for error messages of others, which may repeat a URL.
 
-    A secret shorter than such a part is hidden where it stands by itself: within words it would be found by chance.
+    A short secret is hidden only as a whole word: within words it would match by chance.
     """
     parts = {
         part for secret in secrets for part in (secret, *_SEPARATORS.split(secret)) if len(part) >= _MIN_PART_CHARACTERS

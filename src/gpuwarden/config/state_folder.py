@@ -9,7 +9,7 @@ SYSTEM_STATE_FOLDER = Path("/var/lib/gpuwarden")
 
 
 def state_folder() -> Path | None:
-    """Return the folder, which need not be there yet; None for a user without a home."""
+    """Return the folder, which may not exist yet; None for a user without a home."""
     if state := os.environ.get("STATE_DIRECTORY"):  # systemd.exec(5); several are separated by colons
         return Path(state.partition(":")[0])
     return SYSTEM_STATE_FOLDER if os.geteuid() == 0 else user_state_folder()

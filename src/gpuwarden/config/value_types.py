@@ -1,7 +1,7 @@
-"""Notations of the values of the configuration, with the messages about wrong ones.
+"""Types of configuration values: parsers, with messages about invalid values.
 
-Values are read from their text as it stands in the file, not from what YAML makes of it: so `0660` stays an octal mode
-(YAML 1.1 reads 432), and a file and a command-line flag obey the same rules.
+Values are parsed from their text in the file, not from YAML's types: `0660` stays an octal mode (YAML 1.1 reads 432),
+and a file and a command-line flag follow the same rules.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ BYTES = {
 MAX_SOCKET_PATH_BYTES = 107  # bytes: sun_path is 108 with its closing NUL, unix(7)
 MAX_PORT = 65535
 MAX_SHOWN_CHARACTERS = 60
-MAX_TEXT = 255
+MAX_TEXT = 255  # characters
 MAX_VALUES = 16  # in a list
 NONE = "none"
 
-# Digits are bounded because int() refuses over 4300 of them with a message of its own, and float() turns 400 into inf.
+# Digits are limited: int() raises its own message for more than 4300 of them, and float() reads 400 of them as inf.
 _DECIMAL = r"[0-9]{1,15}(?:\.[0-9]{1,15})?"
 _QUANTITY = re.compile(rf"({_DECIMAL}) ?([A-Za-z]{{0,3}})")
 _SHARE = re.compile(rf"({_DECIMAL}) ?(%?)")
@@ -47,10 +47,10 @@ _SERVICE = re.compile(r"[a-z][a-z0-9+.-]{0,31}://\S{1,2000}")
 
 @dataclass(frozen=True, slots=True)
 class ValueType(Generic[T]):
-    """One way to write a value: `parse` gives None for text of another kind, or ValueError for a closer reason.
+    """Type of a value: `parse` returns None for text that is not of it, or raises ValueError with a closer reason.
 
-    `many` says that a YAML list is accepted too, each item read by itself. What is `hidden` may be a secret, and no
-    message repeats it. `none` has the value that the word none stands for, where it is accepted.
+    With `many` a YAML list is accepted too, each item parsed on its own. A `hidden` value may be a secret, which no
+    message repeats. `none` has the value of the word none, if that is accepted.
     """
 
     name: str
@@ -62,7 +62,7 @@ class ValueType(Generic[T]):
     none: tuple[T, ...] = ()
 
     def read(self, text: str) -> T:
-        """Return the value written as `text`; ValueError says what is wrong with it and what is accepted."""
+        """Return the value of `text`; raises ValueError with what is wrong and what is accepted."""
         text = text.strip()
         if self.none and text == NONE:
             return self.none[0]
@@ -70,12 +70,12 @@ class ValueType(Generic[T]):
         if value is None:
             article = "an" if self.name[0] in "aeiou" else "a"
             what = "this" if self.hidden else printable(text)
-            raise ValueError(f"{what} is not {article} {self.name}: write {self.write}")
+            raise ValueError(f"{what} is not {article} {self.name}; write {self.write}")
         return value
 
 
 class Address(NamedTuple):
-    """Address that a server listens on, as `socket.bind` takes it; an IPv6 host stands without its brackets."""
+    """Listen address, as `socket.bind` takes it; an IPv6 host has no brackets."""
 
     host: str
     port: int
@@ -96,39 +96,40 @@ class SourceChoice:
 
 
 def printable(text: str, longest: int = MAX_SHOWN_CHARACTERS) -> str:
-    """Return `text` fit for a one-line message: cut to `longest` characters, and escaped where it would not print."""
+    """Return `text` for a one-line message: cut to `longest` characters, and escaped if not printable."""
     short = text if len(text) <= longest else f"{text[:longest]}…"
     return short if short.isprintable() and short.strip() else ascii(short)
 
 
 def bounded(kind: ValueType[Number], least: str, most: str) -> ValueType[Number]:
-    """Narrow a kind of number to the range from `least` to `most`, both included and written as a user would."""
+    """Restrict a numeric type to `least` to `most`, both included and in the notation of a user."""
     low, high = kind.read(least), kind.read(most)
+    below, above = ("short", "long") if kind is DURATION else ("small", "large")
 
     def parse(text: str) -> Number:
         value = kind.read(text)
         if value < low:
-            raise ValueError(f"{printable(text)} is below the least, {least}")
+            raise ValueError(f"{printable(text)} is too {below}; minimum {least}")
         if value > high:
-            raise ValueError(f"{printable(text)} is above the most, {most}")
+            raise ValueError(f"{printable(text)} is too {above}; maximum {most}")
         return value
 
     return ValueType(kind.name, kind.write, parse, bounds=f"{least} to {most}")
 
 
 def list_of(kind: ValueType[T], name: str) -> ValueType[tuple[T, ...]]:
-    """Accept a list of them in YAML, a single one, or none."""
-    write = f"one, a list of them, or none; each {kind.write}"
+    """Return the type of a YAML list of such values, a single one, or none."""
+    write = f"one, a list, or none; each {kind.write}"
     return ValueType(name, write, lambda text: (kind.read(text),), many=True, hidden=kind.hidden, none=((),))
 
 
 def optional(kind: ValueType[T], absent: A) -> ValueType[T | A]:
-    """Accept the word none too, which is read as `absent`."""
+    """Return a type that also accepts the word none, read as `absent`."""
     return ValueType(f"optional {kind.name}", f"{kind.write}, or none", kind.parse, hidden=kind.hidden, none=(absent,))
 
 
 def choice(name: str, *words: str) -> ValueType[str]:
-    """Accept one of `words`, as written."""
+    """Return the type of one of `words`."""
     return ValueType(name, _listed(words), lambda text: text if text in words else None)
 
 
@@ -137,7 +138,7 @@ def _listed(words: tuple[str, ...]) -> str:
 
 
 def _matching(pattern: str, convert: Callable[[str], T]) -> Callable[[str], T | None]:
-    """Return what converts a text that matches as a whole."""
+    """Return a parser for text that matches as a whole."""
     compiled = re.compile(pattern)
     return lambda text: convert(text) if compiled.fullmatch(text) else None
 
@@ -168,9 +169,7 @@ def _path(text: str) -> Path | None:
 def _socket_path(text: str) -> Path | None:
     length = len(os.fsencode(text))
     if length > MAX_SOCKET_PATH_BYTES:
-        raise ValueError(
-            f"the path takes {length} bytes, and a Unix socket's at most {MAX_SOCKET_PATH_BYTES}: choose a shorter one"
-        )
+        raise ValueError(f"path of {length} bytes is too long for a Unix socket; maximum {MAX_SOCKET_PATH_BYTES}")
     return None if text.endswith("/") else _path(text)
 
 
@@ -185,10 +184,10 @@ def _address(text: str) -> Address | None:
         return None
     if not host:
         raise ValueError(
-            f"{text} names no host: write 0.0.0.0{text} for every address, or 127.0.0.1{text} for this machine only"
+            f"{text} has no host; write 0.0.0.0{text} for every address or 127.0.0.1{text} for this machine only"
         )
     if not 0 <= int(port) <= MAX_PORT:
-        raise ValueError(f"port {port} is outside 0 to {MAX_PORT}")
+        raise ValueError(f"port {port} is out of range; 0 to {MAX_PORT}")
     return Address(_host(host), int(port))
 
 
@@ -196,9 +195,9 @@ def _host(text: str) -> str:
     if text.startswith("[") and text.endswith("]"):
         return _numeric(socket.AF_INET6, text[1:-1], "IPv6")
     if "/" in text:
-        raise ValueError(f"{printable(text)} is not a host name: write HOST:PORT alone, without a scheme or a path")
+        raise ValueError(f"{printable(text)} is not a host name; write HOST:PORT, without scheme or path")
     if ":" in text:
-        raise ValueError(f"an IPv6 address stands in brackets: write [{printable(text)}]:PORT")
+        raise ValueError(f"IPv6 address without brackets; write [{printable(text)}]:PORT")
     if re.fullmatch(r"[0-9.]+", text):
         return _numeric(socket.AF_INET, text, "IPv4")
     if not _HOST_NAME.fullmatch(text):
@@ -218,25 +217,25 @@ def _kept_secret(text: str) -> Secret | None:
     scheme, _, rest = text.partition(":")
     if scheme == "file":
         if not rest.startswith("/") or not rest.isprintable():
-            raise ValueError("file: takes an absolute path, such as file:/etc/gpuwarden/password")
+            raise ValueError("file: needs an absolute path, such as file:/etc/gpuwarden/password")
         return Secret(file=Path(rest))
     if scheme == "env":
         if not _NAME.fullmatch(rest):
-            raise ValueError("env: takes the name of a variable, such as env:GPUWARDEN_PASSWORD")
+            raise ValueError("env: needs the name of a variable, such as env:GPUWARDEN_PASSWORD")
         return Secret(variable=rest)
     return None
 
 
 def _server_url(text: str) -> str | None:
     if "@" in text:
-        raise ValueError("a user or a password in a URL would be in logs: there are options of their own for them")
+        raise ValueError("a user or password in a URL would be logged; use the options user and password")
     if not text.startswith(("http://", "https://")):
         return None
     check_url(text)
     if "?" in text or "#" in text:
         return None
     if text.rstrip("/").endswith("/api/v2/alerts"):
-        raise ValueError("leave out /api/v2/alerts: it is added")
+        raise ValueError("omit /api/v2/alerts; gpuwarden adds it")
     return text.rstrip("/")
 
 
@@ -245,7 +244,7 @@ def _label(text: str) -> tuple[str, str] | None:
     if not equals or not _NAME.fullmatch(name) or not value.isprintable() or not value:
         return None
     if name in _OWN_LABELS:
-        raise ValueError(f"{name} is a label of the alert itself")
+        raise ValueError(f"label {name} is set by the alert itself")
     return name, value
 
 
@@ -257,14 +256,14 @@ def _secret_url(text: str) -> Secret | None:
 
 
 def check_url(text: str) -> None:
-    """Raise ValueError, without the text, where it is no address of a web server."""
+    """Raise ValueError, without repeating `text`, if it is not an http or https URL."""
     try:
         parts = urlsplit(text)
         wrong = parts.scheme not in {"http", "https"} or not parts.hostname or parts.port == 0
-    except ValueError:  # a port or an IPv6 address that is none
+    except ValueError:  # an invalid port or IPv6 address
         wrong = True
     if wrong or not text.isascii() or not text.isprintable() or " " in text:
-        raise ValueError("this is not a URL: it has to be https://HOST/PATH or https://HOST:PORT/PATH, in ASCII")
+        raise ValueError("this is not a URL; write https://HOST/PATH or https://HOST:PORT/PATH, in ASCII")
 
 
 def _service_url(text: str) -> Secret | None:
@@ -278,36 +277,36 @@ def _source(text: str) -> SourceChoice | None:
     return SourceChoice("capture", Path(file)) if name == "capture" and file and file.isprintable() else None
 
 
-DURATION = ValueType("duration", "250ms, 1s, 2m or 1h; a bare number is seconds", lambda text: _quantity(text, SECONDS))
-SIZE = ValueType("size", "512MiB, 1GiB or 100MB; a bare number is bytes", _size)
-WHOLE = ValueType("whole number", "up to 18 digits, such as 256", _matching(_WHOLE.pattern, int))
+DURATION = ValueType(
+    "duration", "250ms, 1s, 2m or 1h (a bare number is seconds)", lambda text: _quantity(text, SECONDS)
+)
+SIZE = ValueType("size", "512MiB, 1GiB or 100MB (a bare number is bytes)", _size)
+WHOLE = ValueType("integer", "up to 18 digits, such as 256", _matching(_WHOLE.pattern, int))
 NUMBER = ValueType("number", "digits, such as 8 or 0.5", _matching(_DECIMAL, float))
-SHARE = ValueType("share", "5% or 0.05", _share)
+SHARE = ValueType("ratio", "5% or 0.05", _share)
 MODE = ValueType(
     "file mode",
-    'octal digits with their leading 0, such as "0660"',
+    'octal digits with a leading 0, such as "0660"',
     _matching(r"0o?[0-7]{3}", lambda text: int(text.replace("o", ""), 8)),
 )
 BOOLEAN = ValueType("boolean", "true or false", {"true": True, "false": False}.get)
-TEXT = ValueType("text", f"up to {MAX_TEXT} characters that print", _text)
+TEXT = ValueType("text", f"up to {MAX_TEXT} printable characters", _text)
 ADDRESS = ValueType("listen address", 'HOST:PORT, such as 127.0.0.1:9846 or "[::1]:9846"', _address)
 PATH = ValueType("path", "an absolute path", _path)
 SOCKET_PATH = ValueType("socket path", "an absolute path, such as /run/gpuwarden/run.sock", _socket_path)
 CONTROL_PATH = ValueType(
-    "control socket", "an absolute path, or a file name to have it beside runs.socket", _control_path
+    "control socket", "an absolute path, or a file name in the folder of runs.socket", _control_path
 )
 LABEL = ValueType("label", "NAME=VALUE, such as cluster=a", _label)
-SERVER_URL = ValueType("server's URL", "http://HOST:PORT or https://HOST/PREFIX", _server_url)
+SERVER_URL = ValueType("base URL", "http://HOST:PORT or https://HOST/PREFIX", _server_url)
 DOCS = ValueType(
-    "place of documents",
-    "docs, or https://…",
+    "URL or folder",
+    "https://… or a folder name",
     _matching(r"https?://[!-;=?-z~]{1,500}|[\w./-]{1,200}", lambda text: text.rstrip("/")),
 )
-SECRET = ValueType("secret", "where it is kept: file:/PATH or env:NAME", _kept_secret, hidden=True)
-SECRET_URL = ValueType(
-    "web address", "https://…, or where it is kept: file:/PATH or env:NAME", _secret_url, hidden=True
-)
+SECRET = ValueType("secret", "file:/PATH or env:NAME, where the secret is kept", _kept_secret, hidden=True)
+SECRET_URL = ValueType("URL", "https://…, or file:/PATH or env:NAME where it is kept", _secret_url, hidden=True)
 SERVICE_URL = ValueType(
-    "service", "SERVICE://…, or where it is kept: file:/PATH or env:NAME", _service_url, hidden=True
+    "apprise URL", "SERVICE://…, or file:/PATH or env:NAME where it is kept", _service_url, hidden=True
 )
 SOURCE = ValueType("source", "nvml, auto, simulated or capture:FILE", _source)

@@ -1,7 +1,7 @@
 """Reader of a configuration file: YAML of sections and options, every problem with its line and column.
 
-Only the node tree is taken from YAML, never its objects; keys that are not known are never descended into, so aliases
-cannot make the file larger than it is.
+It uses only YAML's node tree, never its objects, and does not descend into unknown keys, so that aliases cannot make
+the file larger than it is.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from gpuwarden.config.value_types import MAX_VALUES, printable
 Node = yaml.ScalarNode | yaml.SequenceNode | yaml.MappingNode
 
 MAX_FILE_BYTES = 1 << 20  # bytes
-MAX_PROBLEMS = 100  # more would bury the first, and each unknown key costs a search for the nearest one
-MAX_MESSAGE_CHARACTERS = 200  # of PyYAML's: it repeats names from the file whole
+MAX_PROBLEMS = 100  # more would hide the first, and each unknown key costs a search for a similar one
+MAX_MESSAGE_CHARACTERS = 200  # of PyYAML, which repeats names from the file in full
 
 _YAML = "tag:yaml.org,2002:"
 _PLAIN_TAGS = {_YAML + tag for tag in ("bool", "float", "int", "map", "merge", "seq", "str", "timestamp", "value")}
@@ -29,7 +29,7 @@ _NULL = _YAML + "null"
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Problem of a configuration: `source` is the file or the flag, `place` the line and column from 1."""
+    """Problem of a configuration: `source` is the file or flag, `place` the line and column from 1."""
 
     source: str
     message: str
@@ -43,22 +43,22 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Option as written, or one value of its list; `place` is None where it comes from no file."""
+    """Option as written, or one value of its list; `place` is None if it does not come from a file."""
 
     key: str
     text: str
     source: str
     place: tuple[int, int] | None = None
-    of_list: bool = False  # one of several, each an entry by itself
+    of_list: bool = False  # one value of a list
 
     def problem(self, message: str) -> Problem:
-        """Say that the entry is wrong, and where."""
+        """Return a problem at the place of the entry."""
         return Problem(self.source, message, self.key if self.place else None, self.place)
 
 
 @dataclass(slots=True)
 class FileContents:
-    """Contents of a file: entries by known, single, plain keys, and a problem for everything else."""
+    """Contents of a file: an entry for each valid option, a problem for everything else."""
 
     entries: list[Entry] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
@@ -75,14 +75,14 @@ def read_file(path: Path, keys: Collection[str], lists: Collection[str] = ()) ->
     except FileNotFoundError:
         return _unread(path, "no such file")
     except OSError as error:
-        return _unread(path, f"cannot be read: {error.strerror or error}")
+        return _unread(path, f"cannot read: {error.strerror or error}")
     if len(raw) > MAX_FILE_BYTES:
-        return _unread(path, "is larger than 1 MiB: this is not a configuration of gpuwarden")
+        return _unread(path, "larger than 1 MiB; not a gpuwarden configuration")
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         before = error.object[: error.start].decode("utf-8")
-        return FileContents(problems=[Problem(str(path), "is not UTF-8 text", place=_place_after(before))])
+        return FileContents(problems=[Problem(str(path), "not UTF-8 text", place=_place_after(before))])
     return parse_text(text, str(path), keys, lists)
 
 
@@ -108,7 +108,7 @@ def _place(mark: yaml.Mark | None) -> tuple[int, int] | None:
 
 
 def _is_section(node: Node) -> bool:
-    return node.id == "mapping" and node.tag == _YAML + "map"  # `!!map [a]` has the tag, and no pairs
+    return node.id == "mapping" and node.tag == _YAML + "map"  # `!!map [a]` has the tag but no pairs
 
 
 def _is_null(node: Node) -> bool:
@@ -116,7 +116,7 @@ def _is_null(node: Node) -> bool:
 
 
 class _Reader:
-    """Reader of one YAML document: known options become entries, everything else a problem."""
+    """Reader of one YAML document: known options become entries, everything else problems."""
 
     def __init__(self, name: str, keys: Collection[str], lists: Collection[str]) -> None:
         self.contents = FileContents()
@@ -129,9 +129,9 @@ class _Reader:
         self.contents.problems.append(Problem(self._name, message, key, _place(node.start_mark)))
 
     def compose(self, text: str) -> Node | None:
-        """Return the document's node tree; None where there is none, or none can be read, which is then noted."""
+        """Return the document's node tree; None if it is empty or not valid, which is added to the problems."""
         try:
-            # Not CSafeLoader: libyaml's composer recurses in C, and deep nesting ends the process with SIGSEGV.
+            # Not CSafeLoader: libyaml's composer recurses in C, so deep nesting crashes the process (SIGSEGV).
             return cast("Node | None", yaml.compose(text, Loader=yaml.SafeLoader))
         except yaml.MarkedYAMLError as error:
             problem = Problem(self._name, _syntax(error), place=_place(error.problem_mark or error.context_mark))
@@ -141,8 +141,8 @@ class _Reader:
                 self._name, f"not valid YAML: {printable(chr(error.character))} is not allowed", place=place
             )
         except RecursionError:
-            problem = Problem(self._name, "is nested too deeply")
-        except (ValueError, OverflowError):  # PyYAML's own slips: "\UFFFFFFFF", a version of 5000 digits
+            problem = Problem(self._name, "nested too deeply")
+        except (ValueError, OverflowError):  # bugs of PyYAML: "\UFFFFFFFF", a version with 5000 digits
             problem = Problem(self._name, "not valid YAML: a number in an escape or a directive is too large")
         self.contents.problems.append(problem)
         return None
@@ -151,20 +151,20 @@ class _Reader:
         if _is_section(root):
             self._read_section(root, "")
         elif not _is_null(root):
-            self._note(root, "a configuration is a list of keys and values, such as `source: nvml`")
+            self._note(root, "expected keys and values, such as `source: nvml`")
 
     def _read_section(self, node: Node, prefix: str) -> None:
         first: dict[str, int] = {}
         for key_node, value in node.value:
             if len(self.contents.problems) == MAX_PROBLEMS:
-                self._note(key_node, "too many problems: those after this place are not listed")
+                self._note(key_node, "too many problems; the rest is not listed")
             if len(self.contents.problems) > MAX_PROBLEMS:
                 return
             if key_node.id != "scalar" or key_node.tag not in _PLAIN_TAGS:
-                self._note(key_node, "a key must be a plain word")
+                self._note(key_node, "a key must be plain text")
             elif key_node.value in first:
                 line = first[key_node.value]
-                self._note(key_node, f"stands twice: the first is on line {line}", prefix + printable(key_node.value))
+                self._note(key_node, f"duplicate key; first on line {line}", prefix + printable(key_node.value))
             else:
                 first[key_node.value] = key_node.start_mark.line + 1
                 self._read_value(key_node, value, prefix)
@@ -173,7 +173,7 @@ class _Reader:
         key = prefix + key_node.value
         if not prefix and "." in key and key in self._keys:
             section, _, name = key.partition(".")
-            self._note(key_node, f"write `{section}:`, and `{name}:` below it, indented", key)
+            self._note(key_node, f"write `{section}:` and, indented below it, `{name}:`", key)
         elif key in self._keys:
             self._read_option(key_node, value, key)
         elif key not in self._sections:
@@ -181,32 +181,28 @@ class _Reader:
         elif _is_section(value):
             self._read_section(value, f"{key}.")
         elif not _is_null(value):  # a section whose options are all commented out is null
-            self._note(key_node, f"is a section: its options stand below it, indented: {self._known(f'{key}.')}", key)
+            self._note(key_node, f"is a section; indent its options below it: {self._known(f'{key}.')}", key)
 
     def _read_option(self, key_node: Node, value: Node, key: str) -> None:
         if _is_null(value):
-            self._note(key_node, "has no value: give it one, or remove the line to keep the default", key)
+            self._note(key_node, "no value; set one, or remove the line for the default", key)
         elif value.tag not in _PLAIN_TAGS:
-            self._note(key_node, f"the tag {printable(value.tag)} is not accepted: write a plain value", key)
+            self._note(key_node, f"tag {printable(value.tag)} is not supported; write a plain value", key)
         elif value.id == "sequence" and key in self._lists:
             self._read_list(key_node, value, key)
         elif value.id != "scalar":
-            what = (
-                "a value or a list of them, not a section"
-                if key in self._lists
-                else "one value, not a list or a section"
-            )
-            self._note(key_node, f"takes {what}", key)
+            what = "a value or a list, not a section" if key in self._lists else "one value, not a list or a section"
+            self._note(key_node, f"expects {what}", key)
         else:
             self.contents.entries.append(Entry(key, value.value, self._name, _place(key_node.start_mark)))
 
     def _read_list(self, key_node: Node, value: Node, key: str) -> None:
         if len(value.value) > MAX_VALUES:
-            self._note(key_node, f"holds {len(value.value)} values, and takes at most {MAX_VALUES}", key)
+            self._note(key_node, f"{len(value.value)} values are too many; maximum {MAX_VALUES}", key)
             return
         for item in value.value:
             if item.id != "scalar" or item.tag not in _PLAIN_TAGS:
-                self._note(item, "a list holds plain values, each in a line of its own behind a dash", key)
+                self._note(item, "a list has plain values, each on a line of its own after a dash", key)
             else:
                 self.contents.entries.append(Entry(key, item.value, self._name, _place(item.start_mark), of_list=True))
 

@@ -139,8 +139,8 @@ def test_basic_auth(tmp_path: Path) -> None:
 
 
 WRONG = {
-    "url: ftp://x": "url: ftp://x is not a server's URL",
-    "url: 'http://me:secret@x'": "url: a user or a password in a URL would be in logs",
+    "url: ftp://x": "url: ftp://x is not a base URL",
+    "url: 'http://me:secret@x'": "url: a user or password in a URL would be logged",
     "url: http://x:0": "url: this is not a URL",
     "url: http://x/api/v2/alerts": "url: leave out /api/v2/alerts",
     "url: http://x, ca_file: /x": "ca_file: there is no https:// URL",
@@ -149,7 +149,7 @@ WRONG = {
     "url: http://x, bearer_token: 'env:HOME', user: me, password: 'env:HOME'": "bearer_token: a server takes either",
     "url: http://x, user: me": "user: needs a password too",
     "url: http://x, password: 'env:HOME'": "password: needs a user too",
-    "url: http://x, labels: job=x": "labels: job is a label of the alert itself",
+    "url: http://x, labels: job=x": "labels: label job is set by the alert itself",
     "url: http://x, labels: [a=1, b=2, a=1]": "labels: a is there twice",
     "url: http://x, labels: [a=b, c]": "labels: c is not a label",
 }

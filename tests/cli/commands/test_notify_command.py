@@ -137,7 +137,7 @@ notify:
     assert found[2].startswith("bad.yaml:7:3: notify.slack: unknown")
     assert found[3].startswith("bad.yaml:8:3: notify.mail_to: unknown")
     assert found[0].endswith(
-        "notify.webhook: this is not a web address: write https://…, or where it is kept: file:/PATH or env:NAME"
+        "notify.webhook: this is not a URL; write https://…, or file:/PATH or env:NAME where it is kept"
     )
     file = tmp_path / "bad.yaml"
     file.write_text(text)
@@ -149,9 +149,9 @@ notify:
     ("lines", "message"),
     [
         ("mute: [RunDied, RunDyed]", "notify.mute: there is no alert RunDyed; did you mean RunDied?"),
-        ("webhook_token: file:/dev/null", "notify.webhook_token: there is no notify.webhook"),
-        ("webhook: " + str(["https://h/"] * 17), "notify.webhook: holds 17 values, and takes at most 16"),
-        ("docs: [a]", "notify.docs: takes one value, not a list or a section"),
+        ("webhook_token: file:/dev/null", "notify.webhook_token: set notify.webhook too"),
+        ("webhook: " + str(["https://h/"] * 17), "notify.webhook: 17 values are too many; maximum 16"),
+        ("docs: [a]", "notify.docs: expects one value, not a list or a section"),
     ],
 )
 def test_what_does_not_fit_together(lines: str, message: str) -> None:
