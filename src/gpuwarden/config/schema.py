@@ -303,7 +303,7 @@ class NotifyConfig:
 
     @property
     def anyone(self) -> bool:
-        """Whether there is a target to notify."""
+        """Presence of a target to notify."""
         return bool(self.webhook or self.apprise)
 
 
@@ -343,7 +343,7 @@ class Config:
 
     @property
     def alerting(self) -> bool:
-        """Whether the daemon itself sends alerts: to an Alertmanager or a target of notify."""
+        """Delivery of alerts by the daemon itself: to an Alertmanager or a target of notify."""
         return bool(self.alertmanager.url) or self.notify.anyone
 
     @property
