@@ -1,4 +1,4 @@
-"""Metrics and options that README.md and docs name exist."""
+"""Metrics, options and alerts that README.md and docs name exist."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from services import ROOT
 
 from gpuwarden.config.schema import OPTIONS
 from gpuwarden.daemon.metrics_page import TABLES
+from gpuwarden.health.conditions import ALERTS
 
 METRICS = {row.name for table in TABLES for row in table.rows}
 ADDED = "docs/engineering/adding.md"  # adds a metric as an example
@@ -37,3 +38,13 @@ def test_options_exist() -> None:
             for name in set(re.findall(rf"`((?:{SECTIONS})\.\w+)`", text)) - FILES:
                 with case(f"{page}: {name}"):
                     assert name in OPTIONS
+
+
+def test_alerts_exist() -> None:
+    """Each name in the form of an alert's is a row of the table of conditions, or a class of the library."""
+    known = {*ALERTS, "GpuWarden", "GpuWardenCollector"}
+    with listing_offenders() as case:
+        for page, text in TEXTS.items():
+            for name in set(re.findall(r"\b(?:Run|Gpu|Gpuwarden)[A-Z][A-Za-z]+\b", text)) - known:
+                with case(f"{page}: {name}"):
+                    assert page in {ADDED, "docs/reference/metrics.md"}  # which has names of NVML
