@@ -60,12 +60,11 @@ def format_growth(bytes_per_second: float) -> str:
 
 
 def format_energy(joules: float) -> str:
-    """Write joules as they are, in Wh from ten of these on, and in kWh from a tenth of one on."""
-    if joules < 10 * _WATT_HOUR:
-        return f"{joules:.0f} J"
-    if joules < 100 * _WATT_HOUR:
-        return f"{joules / _WATT_HOUR:.1f} Wh"
-    return f"{joules / _WATT_HOUR / 1000:.2f} kWh"
+    """Format joules in Wh, from 1 kWh in kWh: 4.7 Wh, 473 Wh, 1.25 kWh."""
+    hours = joules / _WATT_HOUR
+    if hours < 999.5:  # noqa: PLR2004 - rounds to 1000
+        return f"{hours:.{0 if hours >= 99.95 else 1}f} Wh"  # noqa: PLR2004 - three digits
+    return f"{hours / 1000:.2f} kWh"
 
 
 def format_ratio(share: float) -> str:

@@ -18,14 +18,12 @@ from gpuwarden.records.recorder import Recorder
 from gpuwarden.records.writer import DEFAULT_LISTED
 from gpuwarden.state import State
 from gpuwarden.web import static_files
+from gpuwarden.web.api.api_paths import HISTORY, RUNS, STATE
 from gpuwarden.web.api.history_document import render_history
 from gpuwarden.web.api.state_document import StateInputs, render_state
 from gpuwarden.web.http_messages import Handler, HttpRequest, HttpResponse
 
 PAGE = "/page/"
-RUNS = "/api/v1/runs"
-STATE = "/api/v1/state"
-HISTORY = "/api/v1/history"
 
 _NO_PAGE = b"no poll has succeeded yet, or the last one failed; if this stays, the log of the daemon says why\n"
 

@@ -1,4 +1,4 @@
-"""The chart of a run's memory: true to the story, in the terminal's width and alphabet."""
+"""Chart and report of a run's memory: correct, and within the width and letters of the terminal."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from snapshots import GIB
 MIB = 1 << 20
 
 
-def story(
+def timeline(
     lows: list[int],
     highs: list[int] | None = None,
     peaks: list[int] | None = None,
     left: list[float | None] | None = None,
 ) -> MemoryTimeline:
-    """Make a story of points of ten seconds, in GiB."""
+    """Return a timeline with points of ten seconds, in GiB."""
     points = len(lows)
     return MemoryTimeline(
         began_seconds=tuple(10.0 * each for each in range(points)),
@@ -34,14 +34,14 @@ def story(
     )
 
 
-def drawn(told: MemoryTimeline, width: int = 20) -> list[str]:
-    """Draw it in ASCII, without the labels."""
-    return [line[LABEL_WIDTH + 1 :] for line in render_chart(told, told.ended_seconds[-1], width, ASCII)]
+def draw(memory: MemoryTimeline, width: int = 20) -> list[str]:
+    """Return a chart in ASCII, without the labels."""
+    return [line[LABEL_WIDTH + 1 :] for line in render_chart(memory, memory.ended_seconds[-1], width, ASCII)]
 
 
-def told(devices: int = 1, marks: int = 0, **changes: object) -> RunRecord:
-    """Make a receipt with a story on each device."""
-    share = RecordedDevice(uuid="GPU-0", name="H100", story=story([2] * 20, peaks=[3] * 20, left=[5.0] * 20))
+def make_record(devices: int = 1, marks: int = 0, **changes: object) -> RunRecord:
+    """Return a run record with a timeline for each device."""
+    share = RecordedDevice(uuid="GPU-0", name="H100", story=timeline([2] * 20, peaks=[3] * 20, left=[5.0] * 20))
     shares = tuple(
         replace(share, uuid=f"GPU-{each}", lowest_headroom_bytes=float(GIB * (9 - each))) for each in range(devices)
     )
@@ -51,7 +51,7 @@ def told(devices: int = 1, marks: int = 0, **changes: object) -> RunRecord:
 
 
 def lines(made: RunRecord, width: int = 80) -> list[str]:
-    """Tell it."""
+    """Return the lines of the report."""
     return [
         f"{label or ''} {text}" if label is not None else text
         for label, text in render_memory_story(made, TerminalFormat(width, ASCII))
@@ -59,28 +59,28 @@ def lines(made: RunRecord, width: int = 80) -> list[str]:
 
 
 def test_bars_and_peak_stand_at_their_heights() -> None:
-    """8 GiB in eight lines: 4 GiB in use, a peak of 8."""
-    picture = drawn(story([2, 2], [4, 4], [8, 8]))
+    """Eight lines for 8 GiB show 4 GiB in use and a peak of 8 GiB."""
+    picture = draw(timeline([2, 2], [4, 4], [8, 8]))
     assert picture == [letter.strip() * 20 for letter in "-   ####"] + ["-" * 20, f"{'20s':>20}"]
 
 
 def test_a_leak_climbs() -> None:
-    """Each line up begins further to the right."""
-    picture = drawn(story(list(range(1, 9))), width=8)
+    """A leak is a staircase: each higher line starts further to the right."""
+    picture = draw(timeline(list(range(1, 9))), width=8)
     assert [line.count("#") for line in picture[:HEIGHT]] == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
 def test_time_without_a_daemon_is_blank() -> None:
-    """Where a daemon was missing nothing is drawn."""
-    gap = replace(story([4, 4]), began_seconds=(0.0, 60.0), ended_seconds=(20.0, 80.0))
-    assert drawn(gap)[4] == "#####          #####"
+    """Columns of a time without a daemon stay blank."""
+    gap = replace(timeline([4, 4]), began_seconds=(0.0, 60.0), ended_seconds=(20.0, 80.0))
+    assert draw(gap)[4] == "#####          #####"
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 120, 300])
 @pytest.mark.parametrize("devices", [1, 2, 8])
 def test_charts_fit_the_terminal(width: int, devices: int) -> None:
-    """No line of a chart is wider than the terminal, nor than can be taken in."""
-    made = told(devices, marks=30)
+    """No line of a chart is wider than the terminal, nor than 140 columns."""
+    made = make_record(devices, marks=30)
     page = TerminalFormat(width, BLOCKS)
     drawn_lines = [text for label, text in render_memory_story(made, page) if label is None]
     charts = devices if devices <= 2 else 1
@@ -89,21 +89,21 @@ def test_charts_fit_the_terminal(width: int, devices: int) -> None:
 
 
 def test_tightest_device_has_the_chart() -> None:
-    """Of many devices the one with the least headroom is drawn, the others are told in a line."""
-    said = lines(told(8))
+    """Of many devices only the one with the least headroom has a chart; the others have a line."""
+    said = lines(make_record(8))
     assert [line for line in said if line.startswith("memory on")] == [
         f"memory on GPU-{each}" for each in range(7, -1, -1)
     ]
 
 
 def test_most_important_events_are_listed() -> None:
-    """What matters most is listed, in the order of time; the rest is counted."""
-    said = lines(told(marks=30))
+    """The most important events are listed in order of time, the others counted."""
+    said = lines(make_record(marks=30))
     assert [line.partition(" ")[2] for line in said if " mark " in line] == [
         "mark 0",
         *(f"mark {n}" for n in range(22, 30)),
     ]
-    assert " and 21 of less importance (--json)" in said
+    assert " and 21 minor events (--json has all)" in said
 
 
 @pytest.mark.parametrize(
@@ -111,31 +111,31 @@ def test_most_important_events_are_listed() -> None:
     [
         ([2] * 30, "was steady: 2.00 GiB in use between steps"),
         ([0, *[2] * 29], "was steady"),
-        (list(range(1, 31)), "rose by 11.0 GiB in the last third"),
-        (list(range(31, 1, -1)), "fell by"),
-        ([2] * 4, "too short to tell"),
+        (list(range(1, 31)), "rose 11.0 GiB in the last third of the run; not a clear trend"),
+        (list(range(31, 1, -1)), "fell "),
+        ([2] * 4, "too short to say"),
     ],
 )
 def test_course_in_a_sentence(lows: list[int], sentence: str) -> None:
-    """The story says whether memory is steady, where it is long enough."""
-    made = told()
-    made = replace(made, devices=(replace(made.devices[0], story=story(lows)),))
+    """A timeline that is long enough says whether memory is steady."""
+    made = make_record()
+    made = replace(made, devices=(replace(made.devices[0], story=timeline(lows)),))
     (course,) = [line for line in lines(made) if line.startswith("memory ") and not line.startswith("memory on")]
     assert sentence in course
 
 
-def test_receipt_without_a_story_tells_none() -> None:
-    """One of an earlier version is shown as before."""
+def test_record_without_a_timeline() -> None:
+    """A record of an earlier version has no report on memory."""
     bare = replace(receipt(), devices=(), errors_told=(), batch_size_advice=None)
     assert lines(replace(bare, host_memory_growth_bytes_per_second=None)) == []
 
 
-def test_verdict_stands_last() -> None:
-    """What a terminal still shows is why memory was out, and what to do; the last of several counts."""
+def test_diagnosis_comes_last() -> None:
+    """The report ends with the last diagnosis and its next step, so that a terminal still shows them."""
     error = receipt().errors_told[0]
-    verdicts = [RecordedDiagnosis(name, f"evidence of {name}.", f"fix {name}.") for name in ("leak", "too_big")]
-    made = replace(told(), errors_told=tuple(replace(error, verdict=each) for each in (*verdicts, None)))
-    assert lines(made)[-2:] == ["verdict too big: evidence of too_big.", "next step fix too_big."]
+    diagnoses = [RecordedDiagnosis(name, f"evidence of {name}.", f"fix {name}.") for name in ("leak", "too_big")]
+    made = replace(make_record(), errors_told=tuple(replace(error, verdict=each) for each in (*diagnoses, None)))
+    assert lines(made)[-2:] == ["diagnosis too big: evidence of too_big.", "next step fix too_big."]
     assert not [line for line in lines(made) if "steady" in line]
 
 
@@ -144,27 +144,27 @@ def test_verdict_stands_last() -> None:
     [
         (
             {"seconds_to_oom": 900.0, "seconds_to_oom_lower": 800.0, "seconds_to_oom_upper": 1000.0},
-            "forecast grows by 60.0 MiB a minute: out of memory in about 15m00s (13m20s to 16m40s)",
+            "forecast leak of 60.0 MiB a minute: out of memory in about 15m00s (13m20s to 16m40s)",
         ),
         (
             {"seconds_to_oom": 900.0, "seconds_to_oom_lower": 800.0},
-            "forecast grows by 60.0 MiB a minute: out of memory in about 15m00s (13m20s to longer)",
+            "forecast leak of 60.0 MiB a minute: out of memory in about 15m00s (13m20s to longer)",
         ),
-        ({}, "forecast grows by 60.0 MiB a minute; how long that can last is not known"),
+        ({}, "forecast leak of 60.0 MiB a minute; time to out of memory unknown"),
         (
             {"memory_growth_bytes_per_second": 1000.0},
-            "forecast grows by 3.43 MiB an hour; how long that can last is not known",
+            "forecast leak of 3.43 MiB an hour; time to out of memory unknown",
         ),
     ],
 )
 def test_forecast_in_a_sentence(changes: dict[str, float], sentence: str) -> None:
-    """What grows is told with its rate and how long it is to the limit."""
-    made = told()
+    """A leak is shown with its rate and the time until memory is full."""
+    made = make_record()
     growing = replace(made.devices[0], **{"memory_growth_bytes_per_second": float(MIB), **changes})  # type: ignore[arg-type] # its fields
     made = replace(made, devices=(growing,), host_memory_growth_bytes_per_second=2.0 * MIB, seconds_to_host_oom=60.0)
     said = lines(replace(made, outcome=None))
     assert sentence in said
-    assert "forecast host memory grows by 120 MiB a minute: the host is out of it in about 1m00s" in said
+    assert "forecast leak in host memory of 120 MiB a minute: host out of memory in about 1m00s" in said
 
 
 @pytest.mark.parametrize(
@@ -182,5 +182,5 @@ def test_forecast_in_a_sentence(changes: dict[str, float], sentence: str) -> Non
     ],
 )
 def test_alphabet_follows_the_locale(encoding: str | None, environment: dict[str, str], letters: object) -> None:
-    """Blocks are drawn where both output and locale can show them."""
+    """Charts have block characters where both the output and the locale can show them."""
     assert choose_alphabet(encoding, environment) is letters

@@ -1,4 +1,4 @@
-"""`gpuwarden runs` as people meet it: in a terminal of 80 columns, with names that are none of ours."""
+"""`gpuwarden runs` as users see it: in a terminal of 80 columns, with untrusted names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pytest
 from receipt_cases import BEGAN, receipt
 from services import Daemon, ending, free_port
 
-from gpuwarden.cli.common.api_client import StatusError
+from gpuwarden.cli.common.api_client import ApiError
 from gpuwarden.cli.runs import runs_command
 from gpuwarden.config.schema import Config
 from gpuwarden.config.value_types import Address
@@ -34,7 +34,7 @@ COLUMNS = 80
 
 
 def kept() -> Iterator[RunRecord]:
-    """Make the receipts of runs that ended."""
+    """Yield the records of finished runs."""
     for number, name in enumerate(("resnet", EVIL, WIDE, "a" * 119)):
         made = receipt(pid=4000 + number, name=name)
         yield replace(made, began_timestamp_seconds=BEGAN + number, evidence=EVIL if name == EVIL else "it said: exit")
@@ -52,7 +52,7 @@ def kept() -> Iterator[RunRecord]:
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory, mock_nvml_library: Path) -> Iterator[Daemon]:
-    """Give a daemon that has receipts of the past."""
+    """Yield a daemon with the records of finished runs."""
     folder = tmp_path_factory.mktemp("runs")
     store = RecordStore(folder / "state/receipts", 1000)
     store.write(map(row_from_record, kept()))
@@ -63,14 +63,14 @@ def daemon(tmp_path_factory: pytest.TempPathFactory, mock_nvml_library: Path) ->
 
 
 def run(*arguments: str, port: int, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run `gpuwarden runs` to its end."""
+    """Run `gpuwarden runs` and return its output."""
     command = [sys.executable, "-m", "gpuwarden", "runs", *arguments, "--listen", f"127.0.0.1:{port}"]
     environment = {**os.environ, "TZ": "UTC", **(env or {})}
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
 
 
 def in_terminal(*arguments: str, port: int) -> str:
-    """Run it in a terminal of 80 columns, and return what that gets."""
+    """Run it in a terminal of 80 columns, and return what it writes there."""
     command = [sys.executable, "-m", "gpuwarden", "runs", *arguments, "--listen", f"127.0.0.1:{port}"]
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, pack("HHHH", 24, COLUMNS, 0, 0))
@@ -92,14 +92,14 @@ def in_terminal(*arguments: str, port: int) -> str:
 
 
 def cells(line: str) -> int:
-    """Count the columns that a line takes."""
+    """Return the columns that a line takes."""
     return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in line)
 
 
 def test_list_fits_a_terminal(daemon: Daemon) -> None:
-    """Each run takes one line, however long its name, and ids are whole."""
+    """Each run takes one line, however long its name, and IDs are not cut."""
     lines = in_terminal(port=daemon.port).splitlines()
-    assert lines[0].split() == ["RUN", "NAME", "STATE", "BEGAN", "FOR", "STEPS", "PEAK"]
+    assert lines[0].split() == ["RUN", "NAME", "STATE", "START", "TIME", "STEPS", "PEAK"]
     assert len(lines) == 8
     assert [line for line in lines if cells(line) > COLUMNS] == []
     ids = ["4003-99", "4002-99", "4001-99", "5000-99", "4000-99", "5000-99", "4194303-1234567890"]
@@ -109,16 +109,16 @@ def test_list_fits_a_terminal(daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize("arguments", [[], ["show", "4001"], ["show", "4002"], ["show", "5000-99"], ["list", "--past"]])
-def test_terminal_gets_nothing_to_obey(daemon: Daemon, arguments: list[str]) -> None:
-    """Whatever a run calls itself, or says of its errors, is only shown, and in the terminal's width."""
+def test_terminal_gets_no_control_characters(daemon: Daemon, arguments: list[str]) -> None:
+    """Names and error messages are printed without control characters, and within the terminal's width."""
     text = in_terminal(*arguments, port=daemon.port)
     assert {character for character in text if not character.isprintable()} == {"\n"}
     assert max(map(cells, text.splitlines())) <= COLUMNS
     assert "\N{REPLACEMENT CHARACTER}" in text or arguments == ["show", "4002"]
 
 
-def test_show_says_the_end_of_a_long_message(daemon: Daemon) -> None:
-    """Frameworks write their whole stack before what went wrong: that end is shown, the rest is in the JSON."""
+def test_show_has_the_end_of_a_long_message(daemon: Daemon) -> None:
+    """Frameworks print their whole stack before the error: the end is shown, the JSON has all of it."""
     shown = run("show", "4194303", port=daemon.port).stdout
     assert "out of it all" in shown
     assert "…" in shown
@@ -126,51 +126,53 @@ def test_show_says_the_end_of_a_long_message(daemon: Daemon) -> None:
     assert "frame 0 " in run("show", "4194303", "--json", port=daemon.port).stdout
 
 
-def test_show_says_all(daemon: Daemon) -> None:
-    """What it was, did and cost, its devices, and its errors with their evidence, are there in words."""
+def test_show_has_everything(daemon: Daemon) -> None:
+    """The report has the run, its usage, its devices, and its errors with their evidence."""
     done = run("show", "4000", port=daemon.port)
     assert (done.returncode, done.stderr) == (0, "")
     said = dict(line.split(None, 1) for line in done.stdout.splitlines() if line and not line.startswith(" "))
     assert said["state"] == "failed (it said: exit)"
-    assert said["lasted"] == "2h13m"
+    assert said["duration"] == "2h13m"
     assert said["job"] == "slurm-17 rank 1 of 4"
-    assert said["process"] == "pid 4000 of alice (uid 1000)"
+    assert said["user"] == "alice (uid 1000)"
+    assert said["pid"] == "4000"
+    assert said["steps"] == "1,000"
     assert said["input"] == "wait    10 % of step time"
-    assert said["throttled"] == "2m00s by sw_power_cap"
+    assert said["throttled"] == "2m00s by sw power cap"
     for words in (
-        "wanted      4.00 GiB for [20000,4000] float by MatMul on GPU:0 from GPU_0_bfc",
+        "requested   4.00 GiB for [20000,4000] float by MatMul on GPU:0 from GPU_0_bfc",
         "headroom    2.50 GiB on GPU-0, 1.50 GiB at the peak",
         "in use      9.00 GiB of 11.0 GiB on GPU:0",
-        "said        OOM when allocating tensor with shape[20000,4000]",
-        "headroom    922 MiB at that peak",
+        "message     OOM when allocating tensor with shape[20000,4000]",
+        "headroom    512 MiB minimum",
     ):
         assert f"\n  {words}\n" in done.stdout, words
-    assert "\n\nNVIDIA H100 80GB HBM3 GPU-0\n  held " in done.stdout
-    assert "\nverdict       too big: 4.00 GiB did not fit beside 9.00 GiB of 11.0 GiB.\nnext step     " in done.stdout
+    assert "\n\nNVIDIA H100 80GB HBM3 GPU-0\n  allocated " in done.stdout
+    assert "\ndiagnosis     too big: 4.00 GiB did not fit beside 9.00 GiB of 11.0 GiB.\nnext step     " in done.stdout
     assert "\nheadroom      unknown on MIG-1-2: process unlisted\n" in done.stdout
 
 
 def test_show_of_several_boots_is_the_newest(daemon: Daemon) -> None:
-    """Ids are unique for as long as the machine runs; a file has what an earlier one of that id was."""
+    """IDs are unique until the next boot; of two runs with the same ID the newest is shown."""
     assert "name          resnet" in run("show", "5000-99", port=daemon.port).stdout
 
 
 def test_prefix_has_to_be_unique(daemon: Daemon) -> None:
-    """A begin that several have, or none, is told with what there is."""
+    """A prefix of several runs or of none is an error that lists them, or says where records are."""
     done = run("show", "400", port=daemon.port)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "gpuwarden: 400 is the begin of 4 runs: 4003-99, 4002-99, 4001-99, 4000-99\n"
+    assert done.stderr == "gpuwarden: 400 matches 4 runs: 4003-99, 4002-99, 4001-99, 4000-99\n"
     done = run("show", "7\x1b[2J", port=daemon.port)
     assert done.returncode == 1
-    assert "no run 7\N{REPLACEMENT CHARACTER}[2J is known" in done.stderr
-    assert "Receipts lie in /" in done.stderr
+    assert "no run 7\N{REPLACEMENT CHARACTER}[2J; list the runs with: gpuwarden runs" in done.stderr
+    assert "Run records are in /" in done.stderr
     done = run("show", "\udcff", port=daemon.port)  # a byte that is no UTF-8
     assert (done.returncode, "Traceback" in done.stderr) == (1, False)
-    assert "no run \N{REPLACEMENT CHARACTER} is known" in done.stderr
+    assert "no run \N{REPLACEMENT CHARACTER};" in done.stderr
 
 
-def test_reader_that_has_enough(daemon: Daemon) -> None:
-    """The end of a pipe to head is no failure."""
+def test_closed_pipe(daemon: Daemon) -> None:
+    """A pipe that head has closed is not an error."""
     ours, theirs = os.pipe()
     os.close(ours)
     command = [sys.executable, "-m", "gpuwarden", "runs", "--listen", f"127.0.0.1:{daemon.port}"]
@@ -180,7 +182,7 @@ def test_reader_that_has_enough(daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize("nothing", ["", " "])
-def test_id_that_is_empty(daemon: Daemon, nothing: str) -> None:
+def test_empty_id(daemon: Daemon, nothing: str) -> None:
     """An empty prefix matches every run; it is most likely an unset variable, so it is an error."""
     done = run("show", nothing, port=daemon.port)
     assert (done.returncode, done.stdout) == (2, "")
@@ -188,7 +190,7 @@ def test_id_that_is_empty(daemon: Daemon, nothing: str) -> None:
 
 
 def test_json(daemon: Daemon) -> None:
-    """For programs there is what the API says, whole."""
+    """--json prints the whole answer of the API."""
     listed = json.loads(run("--json", port=daemon.port).stdout)
     assert [each["name"] for each in listed["past"]][2:4] == [EVIL, "resnet"]
     assert listed["live"] == []
@@ -204,8 +206,8 @@ def test_json(daemon: Daemon) -> None:
     ("env", "bar"),
     [({"LC_ALL": "C"}, "#"), ({"PYTHONIOENCODING": "ascii"}, "#"), ({"LC_ALL": "C.UTF-8"}, "\N{FULL BLOCK}")],
 )
-def test_story_in_a_pipe(daemon: Daemon, env: dict[str, str], bar: str) -> None:
-    """A chart of 80 columns in the locale's letters, without codes; then what happened, and why."""
+def test_memory_chart_in_a_pipe(daemon: Daemon, env: dict[str, str], bar: str) -> None:
+    """The chart takes 80 columns, in letters of the locale and without escape codes; events and diagnosis follow."""
     shown = run("show", "4000", port=daemon.port, env={**env, "COLUMNS": "80"}).stdout
     lines = shown[shown.index("memory on") :].splitlines()
     assert lines[0].split() == ["memory", "on", "GPU-0"]
@@ -217,42 +219,42 @@ def test_story_in_a_pipe(daemon: Daemon, env: dict[str, str], bar: str) -> None:
 
 
 def test_choices(daemon: Daemon) -> None:
-    """Runs that go on can be had alone, and the newest alone."""
-    assert run("list", "--live", port=daemon.port).stdout.startswith("no training run ")
+    """--live and --past select, --limit takes the newest."""
+    assert run("list", "--live", port=daemon.port).stdout.startswith("no running training run ")
     assert len(run("--past", "--limit", "1", port=daemon.port).stdout.splitlines()) == 2
     wrong = run("--limit", "0", port=daemon.port)
     assert (wrong.returncode, "0' is not a number of 1 or more" in wrong.stderr) == (2, True)
 
 
 def test_ascii_terminal_gets_question_marks(daemon: Daemon) -> None:
-    """A terminal that knows no other letters is no reason to fail."""
+    """Characters that an ASCII terminal cannot show are question marks."""
     done = run(port=daemon.port, env={"PYTHONIOENCODING": "ascii", "COLUMNS": "80"})
     assert (done.returncode, done.stderr) == (0, "")
     assert "??" in done.stdout
 
 
 def test_without_a_daemon(tmp_path: Path) -> None:
-    """It says so, what to do, and where receipts of the past lie."""
+    """The error says what to do, and where the records of finished runs are."""
     done = run(port=free_port(), env={"STATE_DIRECTORY": str(tmp_path)})
     assert (done.returncode, done.stdout) == (1, "")
     assert "no daemon answers at http://127.0.0.1:" in done.stderr
-    assert "--listen or --config" in done.stderr
+    assert "--listen, --config or GPUWARDEN_LISTEN" in done.stderr
     assert f"{tmp_path}/receipts" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_daemon_without_a_folder(tmp_path: Path) -> None:
-    """Simulated GPUs leave nothing behind: nobody is sent to a folder that has nothing of it."""
+    """A daemon with simulated GPUs stores no records, and the error names no folder."""
     simulated = Daemon(tmp_path, "--source", "simulated")
     with ending(simulated):
         done = run("show", "none", port=simulated.port)
     assert done.returncode == 1
-    assert "in memory alone" in done.stderr
+    assert "does not store finished runs" in done.stderr
     assert "/receipts" not in done.stderr
 
 
 def test_configuration_names_the_daemon(daemon: Daemon, tmp_path: Path) -> None:
-    """The daemon's own configuration says where it listens, on every address too."""
+    """The address comes from the daemon's configuration; a wildcard address works."""
     config = tmp_path / "config.yaml"
     config.write_text(f"web: {{listen: '0.0.0.0:{daemon.port}'}}\n")
     command = [sys.executable, "-m", "gpuwarden", "runs", "show", "4000", "--config", str(config)]
@@ -263,7 +265,7 @@ def test_configuration_names_the_daemon(daemon: Daemon, tmp_path: Path) -> None:
 
 @contextmanager
 def serving(folder: Path) -> Iterator[int]:
-    """Serve the files of a folder, in a daemon's place, and give the port."""
+    """Serve the files of a folder in place of a daemon, and yield the port."""
     command = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", "0", "--directory", str(folder)]
     with subprocess.Popen(
         command,
@@ -279,16 +281,16 @@ def serving(folder: Path) -> Iterator[int]:
             other.kill()
 
 
-def test_stranger_on_the_port(tmp_path: Path) -> None:
-    """Another program's answer is no list of runs."""
+def test_another_program_on_the_port(tmp_path: Path) -> None:
+    """The answer of another program is an error."""
     with serving(tmp_path) as port:
         done = run(port=port)
     assert done.returncode == 1
-    assert "is no gpuwarden that knows of runs: it answers with status 404" in done.stderr
+    assert "is not a gpuwarden daemon: it answers with status 404" in done.stderr
 
 
-def test_one_that_cannot_be_read(tmp_path: Path) -> None:
-    """A receipt of another version's costs no other run its line."""
+def test_record_of_another_version(tmp_path: Path) -> None:
+    """A record that cannot be read leaves the lines of other runs in place."""
     good, odd = (
         json_from_record(receipt(pid=4000, name="resnet")),
         {**json_from_record(receipt(pid=4001)), "steps": "many"},
@@ -302,28 +304,28 @@ def test_one_that_cannot_be_read(tmp_path: Path) -> None:
         none = run(port=port)
     assert (some.returncode, some.stderr) == (0, "")
     assert "resnet" in some.stdout
-    assert some.stdout.splitlines()[-1].startswith(f"run {odd['run_id']} can't be read: steps")
+    assert some.stdout.splitlines()[-1].startswith(f"run {odd['run_id']} cannot be read: steps")
     assert none.returncode == 1
-    assert f"none of 1 runs can be read by this version; run {odd['run_id']}" in none.stderr
+    assert f"this version can read none of 1 runs; run {odd['run_id']}" in none.stderr
 
 
 def test_whole_id_of_a_run_too_old_for_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The daemon is asked for it; of the begin of an id it knows no more than the list."""
+    """A whole ID is requested from the daemon; a prefix only matches the list."""
     known = {"": {"live": [], "past": []}, "/4711-99": json_from_record(receipt())}
     monkeypatch.setattr(runs_command, "_fetch", lambda _config, path: known.get(path))
     assert json.loads(runs_command.render_run(Config(), "4711-99", as_json=True)) == json_from_record(receipt())
-    with pytest.raises(OSError, match="no run 4711 is known"):
+    with pytest.raises(OSError, match="no run 4711;"):
         runs_command.render_run(Config(), "4711", as_json=True)
 
 
 def test_database_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The daemon is there, so its log is where to look."""
+    """A run database that cannot be read is an error that refers to the daemon's log."""
 
     def answered(_listen: Address, path: str) -> dict[str, list[object]]:
         if path.startswith("/api/v1/runs/"):
-            raise StatusError(503)
+            raise ApiError("", 503)
         return {"live": [], "past": []}
 
     monkeypatch.setattr(runs_command, "fetch_json", answered)
-    with pytest.raises(OSError, match=r"the daemon at http://\S+ cannot read its run database now; its log says why"):
+    with pytest.raises(OSError, match=r"the daemon at http://\S+ cannot read its run database; see its log"):
         runs_command.render_run(Config(), "4711-99", as_json=False)

@@ -172,21 +172,21 @@ def server(status: int, body: bytes) -> Iterator[int]:
 
 
 def test_other_daemons_are_named() -> None:
-    """One that is older or newer, has no poll, or is another program, is said to be so; with --once the status is 1."""
+    """A daemon that is older, newer or without a poll, or another program, is an error; with --once the status is 1."""
     for status, body, told in (
         (404, b"", "is older than this gpuwarden: it has no /api/v1/state"),
-        (503, b"", "has no poll to show"),
-        (500, b"", "is no gpuwarden: it answers with status 500"),
+        (503, b"", "has not completed a poll"),
+        (500, b"", "is not a gpuwarden daemon: it answers with status 500"),
         (200, b"<html>", "no daemon answers at"),
-        (200, b"[1]", "is no gpuwarden: it answers with something else"),
-        (200, b'{"version": 2}', "has version 2 of /api/v1/state; this gpuwarden knows 1"),
+        (200, b"[1]", "is not a gpuwarden daemon: it has another /api/v1/state"),
+        (200, b'{"version": 2}', "has version 2 of /api/v1/state; this gpuwarden reads 1"),
     ):
         with server(status, body) as port, pytest.raises(OSError, match=re.escape(told)):
             fetch_state(Address("127.0.0.1", port))
     with server(503, b"") as port:
         done = ran(*at(port), "--once")
         assert (done.returncode, done.stdout) == (1, b"")
-        assert "has no poll to show" in done.stderr.decode()
+        assert "has not completed a poll" in done.stderr.decode()
 
 
 def test_once_without_a_terminal(box: Daemon) -> None:

@@ -19,6 +19,7 @@ from gpuwarden.cli.common.config_flags import load_config
 from gpuwarden.cli.common.configured_source import open_configured_source
 from gpuwarden.cli.common.terminal import FAILED
 from gpuwarden.config.schema import Config
+from gpuwarden.config.value_types import Address
 from gpuwarden.daemon import log_setup
 from gpuwarden.daemon.daemon import Daemon
 
@@ -45,8 +46,7 @@ def once(parsed: argparse.Namespace) -> int:
 
 
 def _log_addresses(daemon: Daemon, config: Config) -> None:
-    host, port = daemon.web.address
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    url = f"http://{Address(*daemon.web.address)}"
     log.info("%s", daemon.status)
     # A line each: a terminal of 80 columns would break an address in two.
     log.info("status page %s/", url)

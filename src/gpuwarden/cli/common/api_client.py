@@ -1,6 +1,6 @@
-"""HTTP client of a daemon's API, for the commands.
+"""HTTP client of the daemon's API, for the commands.
 
-Names and messages in its answers come from training processes: `terminal.sanitize` makes them harmless.
+Names and messages in the answers come from training processes: `terminal.sanitize` makes them safe to print.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import http.client
 import json
 import urllib.error
 import urllib.request
+from ipaddress import ip_address
 from typing import Any
 
 from gpuwarden.cli.common.terminal import sanitize
@@ -16,38 +17,36 @@ from gpuwarden.config.value_types import Address
 
 TIMEOUT_SECONDS = 10.0
 MAX_ANSWER_BYTES = 64 << 20
-_ANYWHERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - listened on by the daemon
 
 
-class NoAnswerError(Exception):
-    """Absence of a JSON answer; the text says why."""
+class ApiError(OSError):
+    """No JSON answer, with the reason in one line. `status` is that of an HTTP answer, None if there was none."""
 
-
-class StatusError(Exception):
-    """The answer is a status other than 200."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__(f"status {status}")
+    def __init__(self, text: str, status: int | None = None) -> None:
+        super().__init__(None, text)
         self.status = status
 
 
 def daemon_url(listen: Address) -> str:
-    """Return the URL of a daemon that listens at an address."""
-    host = _ANYWHERE.get(listen.host, listen.host)
-    return f"http://{f'[{host}]' if ':' in host else host}:{listen.port}"
+    """Return the URL of a daemon on this machine that listens at an address."""
+    try:
+        if (address := ip_address(listen.host)).is_unspecified:  # the daemon listens on all addresses
+            listen = Address("127.0.0.1" if address.version == 4 else "::1", listen.port)  # noqa: PLR2004 - IPv4
+    except ValueError:  # a host name
+        pass
+    return f"http://{listen}"
 
 
 def fetch_json(listen: Address, path: str, timeout: float = TIMEOUT_SECONDS) -> Any:
-    """Return the parsed JSON answer to a path. Blocks, each wait for `timeout` seconds at most.
-
-    Raises SilenceError or StatusError.
-    """
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy stands before this machine
+    """Return the parsed JSON answer to a path. Blocks; each wait ends after `timeout` seconds. Raises ApiError."""
+    url = daemon_url(listen)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy in front of this machine
     try:
-        with opener.open(f"{daemon_url(listen)}{path}", timeout=timeout) as response:
+        with opener.open(f"{url}{path}", timeout=timeout) as response:
             return json.loads(response.read(MAX_ANSWER_BYTES))
     except urllib.error.HTTPError as error:
-        raise StatusError(error.code) from None
+        raise ApiError(f"{url} is not a gpuwarden daemon: it answers with status {error.code}", error.code) from None
     except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
-        raise NoAnswerError(sanitize(getattr(reason, "strerror", None) or str(reason))) from None
+        text = sanitize(getattr(reason, "strerror", None) or str(reason))
+        raise ApiError(f"no daemon answers at {url}: {text}") from None

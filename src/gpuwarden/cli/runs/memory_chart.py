@@ -14,13 +14,13 @@ HEIGHT = 8  # lines
 LABEL_WIDTH = 9  # of the axis
 MIN_WIDTH = 16  # columns of the chart itself
 
-# What a chart is drawn with: cells from empty to full, and the peak.
+# Letters of a chart: cells from empty to full, then the peak.
 BLOCKS = " ▁▂▃▄▅▆▇█─"
 ASCII = " .:#-"
 
 
 def choose_alphabet(encoding: str | None, environment: Mapping[str, str] = os.environ) -> str:
-    """Return what the output and the locale can show: Python writes UTF-8 in the C locale too, which is ASCII."""
+    """Return the letters that the output and the locale can show: Python writes UTF-8 even in the C locale."""
     locale = environment.get("LC_ALL") or environment.get("LC_CTYPE") or environment.get("LANG") or ""
     if locale.partition(".")[0] in ("C", "POSIX") and "utf" not in locale.lower():
         return ASCII
@@ -32,7 +32,7 @@ def choose_alphabet(encoding: str | None, environment: Mapping[str, str] = os.en
 
 
 def render_chart(story: MemoryTimeline, seconds: float, width: int, letters: str) -> Iterator[str]:
-    """Draw so many seconds in so many columns; where no report came from, a column is blank."""
+    """Yield the lines of a chart of `seconds` in `width` columns; a column without a report is blank."""
     in_use, peaks = [0] * width, [0] * width
     per_column = seconds / width or 1.0
     for place, (began, ended) in enumerate(zip(story.began_seconds, story.ended_seconds, strict=True)):

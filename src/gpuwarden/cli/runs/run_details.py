@@ -1,4 +1,4 @@
-"""Details of one training run: what it was and did, its devices, its errors, and the report of its memory."""
+"""Report of one training run: what it did and cost, its GPUs, its errors, and its memory over time."""
 
 from __future__ import annotations
 
@@ -13,37 +13,43 @@ from rich.text import Text
 
 from gpuwarden.cli.common.terminal import sanitize
 from gpuwarden.cli.runs.memory_chart import choose_alphabet
-from gpuwarden.cli.runs.memory_report import TerminalFormat, render_memory_story
+from gpuwarden.cli.runs.memory_report import (
+    TerminalFormat,
+    gpu_name,
+    min_headroom_bytes,
+    peak_bytes,
+    render_memory_story,
+)
 from gpuwarden.cli.runs.run_list import state_text
 from gpuwarden.formatting import format_bytes, format_duration, format_elapsed, format_energy, format_ratio
 from gpuwarden.records.record import RecordedAllocation, RecordedDevice, RecordedError, RunRecord
-from gpuwarden.records.summary import format_counts
 
 LABEL_WIDTH = 14
 INDENT = "  "
-MAX_MESSAGE_CHARACTERS = 400  # of an error's message: what went wrong is at its end, after many others
+MAX_MESSAGE_CHARACTERS = 400  # of an error's message, from its end: frameworks print their whole stack before
 
 
-def render_details(record: RunRecord, width: int) -> Iterator[str]:
-    """Render a run in lines of a width in columns."""
-    for label, text in _lines(record):
+def render_details(record: RunRecord, gpus: Mapping[str, str], width: int) -> Iterator[str]:
+    """Yield the lines of the report, `width` columns wide; `gpus` has the numbers of GPUs by UUID."""
+    for label, text in _lines(record, gpus):
         yield from _wrapped(label, text, width)
-    for device in record.devices:
+    for device in sorted(record.devices, key=lambda each: (len(name := gpu_name(each.uuid, gpus)), name)):
         yield ""
-        yield from _wrapped("", f"{device.name} {device.uuid}", width)
+        number = f"GPU {gpus[device.uuid]}  " if device.uuid in gpus else ""
+        yield from _wrapped("", f"{number}{device.name} {device.uuid}", width)
         for label, text in _device_lines(device):
             yield from _wrapped(f"{INDENT}{label}", text, width)
-    last = next((error for error in reversed(record.errors_told) if error.verdict), None)  # the story ends with it
+    last = next((error for error in reversed(record.errors_told) if error.verdict), None)  # the report ends with it
     for error in record.errors_told:
         yield ""
         yield from _wrapped("", f"{_moment(error.timestamp_seconds)} {error.kind}: {error.exception}", width)
-        for label, text in _error_lines(replace(error, verdict=None) if error is last else error):
+        for label, text in _error_lines(replace(error, verdict=None) if error is last else error, gpus):
             yield from _wrapped(f"{INDENT}{label}", text, width)
-    yield from _story(record, TerminalFormat(width, choose_alphabet(sys.stdout.encoding)))
+    yield from _memory_lines(record, TerminalFormat(width, choose_alphabet(sys.stdout.encoding), gpus))
 
 
-def _story(record: RunRecord, page: TerminalFormat) -> Iterator[str]:
-    """Write what its memory did: last, as that is what a terminal still shows."""
+def _memory_lines(record: RunRecord, page: TerminalFormat) -> Iterator[str]:
+    """Yield the report on memory; it comes last, so that a terminal still shows it."""
     for label, text in render_memory_story(record, page):
         if label is None:
             yield sanitize(text)
@@ -52,7 +58,7 @@ def _story(record: RunRecord, page: TerminalFormat) -> Iterator[str]:
 
 
 def _wrapped(label: str, text: str, width: int) -> Iterator[str]:
-    """Write a label and its text, which goes on below itself."""
+    """Yield a label and its text, wrapped to the right of the label."""
     start = f"{label:<{LABEL_WIDTH}}" if label else ""
     wrapped = Text(sanitize(text)).wrap(Console(width=width), max(width - len(start), 20))
     for number, line in enumerate(wrapped):
@@ -63,93 +69,86 @@ def _moment(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
-def _lines(record: RunRecord) -> Iterator[tuple[str, str]]:
-    """Say what the run was and did, as far as it is known."""
+def _lines(record: RunRecord, gpus: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     yield "run", record.run_id
     yield "name", record.name
     yield "framework", record.framework
-    yield from _maybe("job", _job(record))
-    uid = f"uid {record.uid}"
-    yield "process", f"pid {record.pid} of {f'{record.user} ({uid})' if record.user else uid}"
-    yield "began", _moment(record.began_timestamp_seconds)
+    yield from _known("job", _job(record))
+    yield "user", f"{record.user} (uid {record.uid})" if record.user else f"uid {record.uid}"
+    yield from _known("pid", record.pid or None)
+    yield "started", _moment(record.began_timestamp_seconds)
     if record.outcome is None:
-        yield "so far", format_elapsed(record.duration_seconds)
+        yield "elapsed", format_elapsed(record.duration_seconds)
     else:
-        if record.ended_timestamp_seconds is not None:
-            yield "ended", _moment(record.ended_timestamp_seconds)
-        yield "lasted", format_elapsed(record.duration_seconds)
+        yield from _known("ended", record.ended_timestamp_seconds, _moment)
+        yield "duration", format_elapsed(record.duration_seconds)
     yield "state", state_text(record) + (f" ({record.evidence})" if record.outcome else "")
     yield from _training_lines(record)
-    yield from _cost_lines(record)
+    yield from _cost_lines(record, gpus)
 
 
 def _training_lines(record: RunRecord) -> Iterator[tuple[str, str]]:
-    yield from _maybe("phase", None if record.outcome and record.phase == "idle" else record.phase)
+    yield from _known("phase", None if record.outcome and record.phase == "idle" else record.phase)
     spent = {name: seconds for name, seconds in (record.phase_seconds or {}).items() if seconds}
-    yield from _maybe("in phases", ", ".join(f"{name} {format_elapsed(seconds)}" for name, seconds in spent.items()))
-    yield from _maybe("epoch", record.epoch, str)
-    yield from _maybe("steps", record.steps, str)
-    yield from _maybe("examples", record.examples, str)
+    yield from _known("by phase", ", ".join(f"{name} {format_elapsed(seconds)}" for name, seconds in spent.items()))
+    yield from _known("epoch", record.epoch)
+    yield from _known("steps", record.steps, "{:,}".format)
+    yield from _known("examples", record.examples, "{:,}".format)
     times = [("p50", record.step_median_seconds), ("p95", record.step_p95_seconds)]
-    yield from _maybe(
+    yield from _known(
         "step time", ", ".join(f"{name} {format_duration(each)}" for name, each in times if each is not None)
     )
-    yield from _maybe("compiling", record.compile_seconds or None, format_duration)
-    yield from _maybe("stalls", record.stalls or None)
-    yield from _maybe("loss", record.loss, "{:.6g}".format)
-    yield from _maybe("input wait", record.input_wait_ratio, lambda share: f"{format_ratio(share)} of step time")
-    yield from _maybe("errors", _counts(record.errors, " "))
+    yield from _known("compile time", record.compile_seconds or None, format_duration)
+    yield from _known("stalls", record.stalls or None)
+    yield from _known("loss", record.loss, "{:.6g}".format)
+    yield from _known("input wait", record.input_wait_ratio, lambda ratio: f"{format_ratio(ratio)} of step time")
+    yield from _known("errors", _counts(record.errors))
 
 
-def _cost_lines(record: RunRecord) -> Iterator[tuple[str, str]]:
-    yield from _maybe("GPU time", record.gpu_seconds, format_elapsed)
-    yield from _maybe("idle", record.gpu_idle_ratio, lambda share: f"{format_ratio(share)} of GPU time")
-    yield from _maybe("energy", record.energy_joules, format_energy)
-    yield from _maybe("throttled", _reasons(record.throttled_seconds))
-    yield from _maybe("in steps", _reasons(record.throttled_step_seconds))
-    yield from _maybe("XIDs", _counts(record.xids, " x "))
+def _cost_lines(record: RunRecord, gpus: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    yield from _known("GPU time", record.gpu_seconds, format_elapsed)
+    yield from _known("GPU idle", record.gpu_idle_ratio, lambda ratio: f"{format_ratio(ratio)} of GPU time")
+    yield from _known("energy", record.energy_joules, format_energy)
+    yield from _known("throttled", _reasons(record.throttled_seconds))
+    yield from _known("in steps", _reasons(record.throttled_step_seconds))
+    yield from _known("XIDs", _counts(record.xids))
     for uuid, reason in (record.headroom_unknown or {}).items():
-        yield "headroom", f"unknown on {uuid or 'a device'}: {reason.replace('_', ' ')}"
-    yield from _maybe("host memory", record.host_memory_peak_bytes, lambda count: f"{format_bytes(count)} at most")
-    yield from _maybe("CPU time", record.cpu_seconds, format_elapsed)
-    yield from _maybe("from storage", record.read_bytes, format_bytes)
-    yield from _maybe("to storage", record.written_bytes, format_bytes)
-    yield from _maybe("lost reports", record.reports_dropped or None, str)
+        yield "headroom", f"unknown on {gpu_name(uuid, gpus) if uuid else 'a GPU'}: {reason.replace('_', ' ')}"
+    yield from _known("host memory", record.host_memory_peak_bytes, lambda count: f"{format_bytes(count)} peak")
+    yield from _known("CPU time", record.cpu_seconds, format_elapsed)
+    yield from _known("disk read", record.read_bytes, format_bytes)
+    yield from _known("disk written", record.written_bytes, format_bytes)
+    yield from _known("lost reports", record.reports_dropped or None)
 
 
 def _device_lines(device: RecordedDevice) -> Iterator[tuple[str, str]]:
-    yield from _maybe("held", device.gpu_seconds, format_elapsed)
-    yield from _maybe("idle", device.idle_seconds, format_elapsed)
-    yield from _maybe("energy", device.energy_joules, format_energy)
-    yield from _maybe("throttled", _reasons(device.throttled_seconds))
-    yield from _maybe("peak memory", device.memory_peak_bytes, format_bytes)
-    yield from _maybe("limit", device.memory_limit_bytes, format_bytes)
-    yield from _maybe("headroom", device.headroom_at_peak_bytes, lambda count: f"{format_bytes(count)} at that peak")
-    yield from _maybe("least", device.lowest_headroom_bytes, lambda count: f"{format_bytes(count)} of headroom")
-    yield from _maybe("XIDs", _counts(device.xids, " x "))
+    yield from _known("allocated", device.gpu_seconds, format_elapsed)
+    yield from _known("idle", device.idle_seconds, format_elapsed)
+    yield from _known("energy", device.energy_joules, format_energy)
+    yield from _known("throttled", _reasons(device.throttled_seconds))
+    yield from _known("peak memory", peak_bytes(device), format_bytes)
+    yield from _known("limit", device.memory_limit_bytes, format_bytes)
+    yield from _known("headroom", min_headroom_bytes(device), lambda count: f"{format_bytes(count)} minimum")
+    yield from _known("XIDs", _counts(device.xids))
 
 
-def _error_lines(error: RecordedError) -> Iterator[tuple[str, str]]:
-    where = [error.phase or "", "" if error.steps is None else f"after {error.steps} steps"]
-    yield from _maybe("in", " ".join(filter(None, where)))
+def _error_lines(error: RecordedError, gpus: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    where = [error.phase or "", "" if error.steps is None else f"after {error.steps:,} steps"]
+    yield from _known("during", " ".join(filter(None, where)))
     for allocation in error.allocations:
-        yield "wanted", _allocation(allocation)
+        yield "requested", _allocation(allocation)
     for uuid, left in (error.headroom_bytes or {}).items():
         least = (error.least_headroom_bytes or {}).get(uuid, left)
-        yield (
-            "headroom",
-            f"{format_bytes(left)} on {uuid}" + (f", {format_bytes(least)} at the peak" if least < left else ""),
-        )
+        at_peak = f", {format_bytes(least)} at the peak" if least < left else ""
+        yield "headroom", f"{format_bytes(left)} on {gpu_name(uuid, gpus)}{at_peak}"
     for device, memory in (error.memory or {}).items():
         limit = f" of {format_bytes(memory.limit_bytes)}" if memory.limit_bytes is not None else ""
         yield "in use", f"{format_bytes(memory.in_use_bytes)}{limit} on {device}"
     if error.verdict:
-        yield "verdict", f"{error.verdict.name.replace('_', ' ')}: {error.verdict.evidence}"
+        yield "diagnosis", f"{error.verdict.name.replace('_', ' ')}: {error.verdict.evidence}"
         yield "next step", error.verdict.next_step
-    yield (
-        "said",
-        error.text if len(error.text) <= MAX_MESSAGE_CHARACTERS else f"… {error.text[-MAX_MESSAGE_CHARACTERS:]}",
-    )
+    cut = len(error.text) > MAX_MESSAGE_CHARACTERS
+    yield "message", f"… {error.text[-MAX_MESSAGE_CHARACTERS:]}" if cut else error.text
 
 
 def _allocation(each: RecordedAllocation) -> str:
@@ -173,13 +172,15 @@ def _job(record: RunRecord) -> str | None:
 
 
 def _reasons(seconds: Mapping[str, float] | None) -> str:
-    return ", ".join(f"{format_elapsed(each)} by {reason}" for reason, each in (seconds or {}).items() if each)
+    return ", ".join(
+        f"{format_elapsed(each)} by {reason.replace('_', ' ')}" for reason, each in (seconds or {}).items() if each
+    )
 
 
-def _maybe(label: str, value: Any, write: Callable[[Any], str] = str) -> Iterator[tuple[str, str]]:
+def _known(label: str, value: Any, write: Callable[[Any], str] = str) -> Iterator[tuple[str, str]]:
     if value is not None and value != "":
         yield label, write(value)
 
 
-def _counts(counts: Mapping[str, int] | None, between: str) -> str:
-    return format_counts(counts or {}).replace(",", ", ").replace(":", between)
+def _counts(counts: Mapping[str, int] | None) -> str:
+    return ", ".join(f"{name} x {count}" for name, count in (counts or {}).items())

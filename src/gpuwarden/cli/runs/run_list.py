@@ -1,9 +1,9 @@
-"""Table of training runs, a line a run."""
+"""Table of training runs, one line per run."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.cells import cell_len, set_cell_size
 
@@ -11,23 +11,25 @@ from gpuwarden.cli.common.terminal import sanitize
 from gpuwarden.formatting import format_bytes, format_count, format_elapsed
 from gpuwarden.records.record import RunRecord
 
-MIN_NAME_WIDTH = 16  # columns
+MIN_NAME_WIDTH = 12  # columns
+MIN_WIDE_COLUMNS = 100  # columns of a terminal from which GPUs and users are shown
+_RIGHT = ("TIME", "STEPS", "PEAK")
 
 
-def _fit(text: str, width: int) -> str:
-    """Cut or pad a text to so many columns."""
-    return set_cell_size(text, width) if cell_len(text) <= width else f"{set_cell_size(text, width - 1)}…"
+def render_table(records: Sequence[RunRecord], gpus: Mapping[str, str], width: int) -> Iterator[str]:
+    """Yield the lines of the table. Names take the space that is left, and IDs are never cut.
 
-
-def _peak(record: RunRecord) -> str:
-    peaks = [each.memory_peak_bytes for each in record.devices if each.memory_peak_bytes is not None]
-    return format_bytes(max(peaks)) if peaks else ""
-
-
-def _began(seconds: float) -> str:
-    """Write the time of a run of today and the day of an earlier one, as ps does: the line has little room."""
-    began, today = time.localtime(seconds), time.localtime()
-    return time.strftime("%H:%M" if began[:3] == today[:3] else "%m-%d", began)
+    `gpus` has the numbers of GPUs by UUID.
+    """
+    rows = [_row(each, gpus) for each in records]
+    hidden = ("USER", "GPU") if width < MIN_WIDE_COLUMNS else () if gpus else ("GPU",)
+    shown = [title for title in rows[0] if title not in hidden]
+    widths = {title: max(len(title), *(cell_len(row[title]) for row in rows)) for title in shown}
+    others = sum(widths.values()) - widths["NAME"] + 2 * (len(shown) - 1)
+    widths["NAME"] = min(widths["NAME"], max(width - others, MIN_NAME_WIDTH))
+    for row in [{title: title for title in shown}, *rows]:
+        cells = [_fit(row[title], widths[title], right=title in _RIGHT) for title in shown]
+        yield "  ".join(cells).rstrip()
 
 
 def state_text(record: RunRecord) -> str:
@@ -35,28 +37,30 @@ def state_text(record: RunRecord) -> str:
     return (record.state or record.outcome or "running").replace("_", " ")
 
 
-_COLUMNS: Mapping[str, Callable[[RunRecord], str]] = {
-    "RUN": lambda record: record.run_id,
-    "STATE": state_text,
-    "BEGAN": lambda record: _began(record.began_timestamp_seconds),
-    "FOR": lambda record: format_elapsed(record.duration_seconds),
-    "STEPS": lambda record: "" if record.steps is None else format_count(record.steps),
-    "PEAK": _peak,
-}
-_RIGHT = ("FOR", "STEPS", "PEAK")
+def _row(record: RunRecord, gpus: Mapping[str, str]) -> dict[str, str]:
+    peaks = [each.memory_peak_bytes for each in record.devices if each.memory_peak_bytes is not None]
+    cells = {
+        "RUN": record.run_id,
+        "NAME": record.name,
+        "STATE": state_text(record),
+        "USER": record.user or str(record.uid),
+        "GPU": ",".join(sorted(gpus[each.uuid] for each in record.devices if each.uuid in gpus)),
+        "START": _start(record.began_timestamp_seconds),
+        "TIME": format_elapsed(record.duration_seconds),
+        "STEPS": "" if record.steps is None else format_count(record.steps),
+        "PEAK": format_bytes(sum(peaks)) if peaks else "",
+    }
+    return {title: sanitize(text) for title, text in cells.items()}
 
 
-def render_table(records: Sequence[RunRecord], width: int) -> Iterator[str]:
-    """Render the runs in lines of a width in columns; names take the space that is left, and ids are never cut."""
-    columns = {title: [sanitize(write(each)) for each in records] for title, write in _COLUMNS.items()}
-    widths = {title: max(len(title), *map(cell_len, texts)) for title, texts in columns.items()}
-    left = max(width - sum(widths.values()) - 2 * len(widths), MIN_NAME_WIDTH)
-    names = [sanitize(each.name) for each in records]
-    room = min(left, max(len("NAME"), *map(cell_len, names)))
-    for row in range(-1, len(records)):
-        cells = []
-        for title in _COLUMNS:
-            text = title if row < 0 else columns[title][row]
-            cells.append(f"{text:>{widths[title]}}" if title in _RIGHT else _fit(text, widths[title]))
-        cells.insert(1, _fit("NAME" if row < 0 else names[row], room))
-        yield "  ".join(cells).rstrip()
+def _start(seconds: float) -> str:
+    """Format the time of a run of today and the day of an earlier one, like ps."""
+    start, today = time.localtime(seconds), time.localtime()
+    return time.strftime("%H:%M" if start[:3] == today[:3] else "%m-%d", start)
+
+
+def _fit(text: str, width: int, *, right: bool) -> str:
+    """Cut or pad a text to a number of columns."""
+    if right:
+        return f"{text:>{width}}"
+    return set_cell_size(text, width) if cell_len(text) <= width else f"{set_cell_size(text, width - 1)}…"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from gpuwarden.cli.top.state_reader import ApiObject
+from gpuwarden.cli.top.state_reader import ApiObject, format_place
 from gpuwarden.cli.top.style import (
     HELD,
     IN_USE,
@@ -60,12 +60,6 @@ def make_gpu_table(gpus: Sequence[ApiObject], run_names: Mapping[str, str], widt
         for row in rows:
             made.add_row(*row[: len(made.columns)])
     return made
-
-
-def format_place(gpu: ApiObject, instance: ApiObject | None = None) -> str:
-    """Return the number of a GPU, of a MIG instance with that of its GPU instance."""
-    numbers = [gpu.number("index")] + ([instance.number("gpu_instance")] if instance is not None else [])
-    return "/".join("?" if number is None else f"{number:.0f}" for number in numbers)
 
 
 def _row(gpu: ApiObject, run_names: Mapping[str, str], drawn: int) -> list[Text]:

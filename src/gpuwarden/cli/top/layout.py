@@ -9,9 +9,9 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from gpuwarden.cli.top.gpu_table import MIN_WIDEST_COLUMNS, count_rows, format_place, make_gpu_table, sort_worst_first
+from gpuwarden.cli.top.gpu_table import MIN_WIDEST_COLUMNS, count_rows, make_gpu_table, sort_worst_first
 from gpuwarden.cli.top.run_table import make_run_table
-from gpuwarden.cli.top.state_reader import ApiObject
+from gpuwarden.cli.top.state_reader import ApiObject, format_place, place_by_uuid
 from gpuwarden.cli.top.style import RANK, STYLES, Column, condition_mark, make_table, text_cell
 from gpuwarden.formatting import format_bytes, format_elapsed
 
@@ -54,7 +54,7 @@ def _lines(box: ApiObject, width: int, height: int, now: float) -> Iterator[Rend
         yield _more(len(gpus) - len(fitting), "GPU")
     yield from gap
     shown = runs if len(runs) + bool(dropped) <= for_runs else runs[: max(for_runs - 1, 0)]
-    yield make_run_table(shown, _places(gpus), width) if runs else _no_runs(box)
+    yield make_run_table(shown, place_by_uuid(gpus), width) if runs else _no_runs(box)
     if more := len(runs) - len(shown) + dropped:
         yield _more(more, "run")
     if events:
@@ -128,15 +128,6 @@ def _troubles(gpus: Sequence[ApiObject], runs: Sequence[ApiObject], most: int) -
         yield line
     if len(shown) < len(bad):
         yield Text(f"  and {len(bad) - len(shown)} more that are not well", "dim")
-
-
-def _places(gpus: Sequence[ApiObject]) -> Mapping[str, str]:
-    """Return the numbers of GPUs and MIG instances by UUID."""
-    found = {}
-    for gpu in gpus:
-        found[gpu.text("uuid")] = format_place(gpu)
-        found |= {each.text("uuid"): format_place(gpu, each) for each in gpu.parts("mig")}
-    return found
 
 
 def _no_runs(box: ApiObject) -> Text:

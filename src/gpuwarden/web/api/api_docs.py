@@ -8,6 +8,7 @@ from inspect import cleandoc
 from typing import Any, get_args, get_origin
 
 from gpuwarden.metrics.model import Metric
+from gpuwarden.web.api.api_paths import HISTORY, STATE
 from gpuwarden.web.api.document import document_keys, key_meanings
 from gpuwarden.web.api.history_document import HistoryDocument
 from gpuwarden.web.api.state_document import BoxDocument
@@ -34,7 +35,7 @@ def _lines() -> Iterator[str]:
     yield "Written by `gpuwarden reference state`; `make docs` keeps it up to date."
     yield ""
     yield cleandoc(_ABOUT)
-    for title, answer in (("/api/v1/state", BoxDocument), ("/api/v1/history", HistoryDocument)):
+    for title, answer in ((STATE, BoxDocument), (HISTORY, HistoryDocument)):
         places: dict[type, list[str]] = {}
         for document, path in _parts(answer, ""):
             places.setdefault(document, []).append(f"`{path or title}`")

@@ -12,6 +12,7 @@ from gpuwarden.health.status import HEALTH_RANK, BoxStatus, Trouble, worst
 from gpuwarden.protocol.messages import Report
 from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.state import State
+from gpuwarden.web.api.api_paths import RUNS
 from gpuwarden.web.api.gpu_document import Number, headroom_ratio
 
 MAX_RUNS = 100  # the API has the others, and the page all: an answer is written on the loop
@@ -136,7 +137,7 @@ def _run(
         current=run.current,
         condition=worst(troubles),
         troubles=troubles,
-        receipt=f"/api/v1/runs/{quote(peer.run_id, safe='')}",
+        receipt=f"{RUNS}/{quote(peer.run_id, safe='')}",
         pid=peer.pid,
         uid=peer.uid,
         user=None if user == str(peer.uid) else user,

@@ -1,0 +1,5 @@
+"""Paths of the HTTP API, for the daemon that serves them and the commands that read them."""
+
+STATE = "/api/v1/state"
+HISTORY = "/api/v1/history"
+RUNS = "/api/v1/runs"
