@@ -1,4 +1,4 @@
-"""docs/adr: README.md names every decision as its page does, and the modules that a decision names exist."""
+"""docs/engineering/adr: README.md lists every decision by its title, and the modules that a decision names exist."""
 
 from __future__ import annotations
 
