@@ -434,7 +434,7 @@ class TestPage:
 
     def test_rows_bear_names_of_dcgm(self) -> None:
         """A row under any other name stops the import."""
-        with pytest.raises(ValueError, match="DCGM's fields are named DCGM_FI_"):
+        with pytest.raises(ValueError, match="fields are named DCGM_FI_"):
             DcgmMetric("gpuwarden_gpu_up", "gauge", "", "Up.", lambda _: None)
 
     def test_help_is_one_sentence(self) -> None:
