@@ -1,4 +1,4 @@
-"""`gpuwarden top` as people meet it: in real terminals, with daemons that come and go, and strangers' names."""
+"""`gpuwarden top` in real terminals: restarts of the daemon, untrusted names, odd answers, all sizes."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ DRAWING = {b"h", b"l", b"m", b"H"}  # modes, colors, and where to write
 
 @pytest.fixture(scope="module")
 def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """Give a daemon with eight simulated GPUs and their runs."""
+    """Yield a daemon with eight simulated GPUs and their runs."""
     daemon = Daemon(tmp_path_factory.mktemp("top"), "--source", "simulated")
     with ending(daemon):
         yield daemon
 
 
 def at(port: int) -> tuple[str, ...]:
-    """Return the arguments by which the command finds a daemon."""
+    """Return the arguments that name a daemon."""
     return "top", "--listen", f"127.0.0.1:{port}"
 
 
 def ran(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[bytes]:
-    """Run it without a terminal."""
+    """Run a command without a terminal."""
     command = [sys.executable, "-m", "gpuwarden", *arguments]
     own = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
     return subprocess.run(
@@ -58,18 +58,19 @@ def ran(*arguments: str, env: dict[str, str] | None = None) -> subprocess.Comple
 
 
 def test_box_fits_the_terminal(box: Daemon) -> None:
-    """The whole box is there, what is wrong on top; q ends it and leaves the terminal as it was."""
+    """All GPUs and runs are shown, problems first; q quits and restores the terminal."""
     for columns, lines in ((80, 24), (200, 50)):
         with terminal(*at(box.port), columns=columns, lines=lines) as seen:
             shown = seen.until(lambda text: "bert-finetune" in text and "EVENTS" in text, "the box")
             assert "  8 " in shown[0]
             assert " GPUs: " in shown[0]
-            assert "the source is simulated" in shown[1]
+            assert "simulated GPUs" in shown[1]
+            assert "q quit" in [line.strip() for line in shown]
             rows = {line.split()[0] for line in shown if " GiB " in line and "/700 W" in line}
             assert len(rows) == 8 or any("more GPU" in line for line in shown)
             assert sum(" running " in line for line in shown) >= 4
-            assert ("MEMORY █ in use ▒ held" in seen.text()) == (columns == 200)
-            assert seen.text().count("H100") == (columns == 200)  # their model is named once, where there is room
+            assert ("MEMORY █ in use ▒ reserved" in seen.text()) == (columns == 200)
+            assert seen.text().count("H100") == (columns == 200)  # the model is named once, if it fits
             assert seen.modes_now() != seen.modes
             seen.press(b"q")
             assert seen.end() == 0
@@ -78,8 +79,8 @@ def test_box_fits_the_terminal(box: Daemon) -> None:
             assert ALTERNATE_OFF in seen.written
 
 
-def test_picture_follows_the_box_and_the_window(tmp_path: Path, mock_nvml: MockNvml) -> None:
-    """A GPU that is lost comes first, in red; a window that grows has room for all."""
+def test_display_follows_the_state_and_the_window(tmp_path: Path, mock_nvml: MockNvml) -> None:
+    """A lost GPU comes first, in red; a larger window shows all GPUs."""
     daemon = Daemon(tmp_path, env=mock_nvml.env(gpus=8))
     with ending(daemon), terminal(*at(daemon.port), lines=9) as seen:
         seen.until(lambda text: "more GPUs" in text, "as many GPUs as there is room for")
@@ -88,11 +89,11 @@ def test_picture_follows_the_box_and_the_window(tmp_path: Path, mock_nvml: MockN
         assert "✖ GPU 6: does not answer: gpu_is_lost" in lost[1]
         assert "red" in seen.colors()
         seen.resize(120, 40)
-        seen.until(lambda text: text.count("/700 W") == 7 and "No run reports" in text, "all GPUs")
+        seen.until(lambda text: text.count("/700 W") == 7 and "No training run reports" in text, "all GPUs")
 
 
-def test_it_ends_when_it_is_told(box: Daemon) -> None:
-    """Ctrl-C, SIGTERM, SIGHUP and a terminal that is closed end it without a word."""
+def test_signals_end_it(box: Daemon) -> None:
+    """Ctrl-C, SIGTERM, SIGHUP and a closed terminal end it without an error."""
     for how in ("ctrl_c", signal.SIGTERM, signal.SIGHUP, "window"):
         with terminal(*at(box.port)) as seen:
             seen.until(lambda text: "bert-finetune" in text, "the box")
@@ -109,8 +110,8 @@ def test_it_ends_when_it_is_told(box: Daemon) -> None:
             assert seen.modes_now() == seen.modes
 
 
-def test_ctrl_z_gives_the_terminal_back_for_a_while(box: Daemon) -> None:
-    """It stops with the terminal as it was, and goes on when the shell has it go on."""
+def test_ctrl_z_restores_the_terminal(box: Daemon) -> None:
+    """Ctrl-Z restores the terminal, and SIGCONT shows the state again."""
     with terminal(*at(box.port)) as seen:
         seen.until(lambda text: "bert-finetune" in text, "the box")
         seen.press(b"\x1a")
@@ -128,29 +129,29 @@ def test_ctrl_z_gives_the_terminal_back_for_a_while(box: Daemon) -> None:
         assert seen.end() == 0
 
 
-def test_daemon_that_comes_and_goes(tmp_path: Path, mock_nvml: MockNvml) -> None:
-    """Without a daemon a line says so and it goes on trying; what was seen last is marked as of then."""
+def test_restart_of_the_daemon(tmp_path: Path, mock_nvml: MockNvml) -> None:
+    """Without a daemon there is an error and a retry; the last state is shown with its age."""
     port = free_port()
     with terminal(*at(port)) as seen:
         seen.until(lambda text: f"no daemon answers at http://127.0.0.1:{port}: Connection refused" in text, "its lack")
         env = mock_nvml.env(gpus=2)
         first = Daemon(tmp_path, env=env, port=port)
         with ending(first):
-            seen.until(lambda text: "2 GPUs: 2 ok" in text and "no daemon" not in text, "the box")
+            seen.until(lambda text: "2 GPUs: 2 OK" in text and "no daemon" not in text, "the box")
         gone = seen.until(lambda text: "no daemon answers" in text, "that the daemon is gone")
-        assert "trying again" in gone[0]
-        assert gone[1].startswith("What is below was so ")
-        assert "2 GPUs: 2 ok" in gone[2]
+        assert "retrying" in gone[0]
+        assert gone[1].startswith("State of ")
+        assert "2 GPUs: 2 OK" in gone[2]
         second = Daemon(tmp_path, env=env, port=port)
         with ending(second):
-            seen.until(lambda text: "no daemon" not in text and "2 GPUs: 2 ok" in text, "the box again")
+            seen.until(lambda text: "no daemon" not in text and "2 GPUs: 2 OK" in text, "the box again")
             seen.press(b"q")
             assert seen.end() == 0
 
 
 @contextmanager
 def server(status: int, body: bytes) -> Iterator[int]:
-    """Serve the same to everybody, as another program, or another version of the daemon, would; give its port."""
+    """Serve one answer to all requests, like another program or version of the daemon; yield the port."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -190,7 +191,7 @@ def test_other_daemons_are_named() -> None:
 
 
 def test_once_without_a_terminal(box: Daemon) -> None:
-    """One picture of 80 columns, plain, whole and without anything that a terminal would obey."""
+    """--once prints 80 columns of plain text, all GPUs and no control characters."""
     done = ran(*at(box.port), "--once", env={"LC_ALL": "C.UTF-8"})
     text = done.stdout.decode()
     assert (done.returncode, done.stderr) == (0, b"")
@@ -208,18 +209,18 @@ def test_json_for_scripts(box: Daemon) -> None:
         assert json.loads(done.stdout).keys() == json.loads(fetch(f"{box.url}/api/v1/state")).keys()
     piped = ran(*at(box.port))
     assert piped.returncode == 1
-    assert b"top needs a terminal; --once prints the box once" in piped.stderr
+    assert b"top needs a terminal; use --once" in piped.stderr
 
 
 def test_no_color(box: Daemon) -> None:
-    """NO_COLOR is respected."""
+    """NO_COLOR switches colors off."""
     with terminal(*at(box.port), env={"NO_COLOR": "1"}) as seen:
         seen.until(lambda text: "bert-finetune" in text, "the box")
         assert seen.colors() == set()
 
 
-def test_names_of_strangers_are_harmless(tmp_path: Path, mock_nvml: MockNvml) -> None:
-    """Markup and wide letters in a run's name are shown as they are, in their column."""
+def test_untrusted_names_are_harmless(tmp_path: Path, mock_nvml: MockNvml) -> None:
+    """Markup and wide letters in a run's name are shown literally, within their column."""
     daemon = Daemon(tmp_path, env=mock_nvml.env(gpus=1))
     with ending(daemon), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as run:
         run.connect(str(daemon.socket))
@@ -234,8 +235,8 @@ def test_names_of_strangers_are_harmless(tmp_path: Path, mock_nvml: MockNvml) ->
             assert obeyed(seen.written) <= DRAWING
 
 
-def test_terminal_gets_nothing_to_obey(box: Daemon) -> None:
-    """Whatever texts an answer holds, a terminal gets no sequence that is not the program's own."""
+def test_untrusted_texts_send_no_escape_sequences(box: Daemon) -> None:
+    """No text of an answer reaches the terminal as an escape sequence."""
     answer = json.loads(fetch(f"{box.url}/api/v1/state"))
     for of, key in list(_places(answer)):
         if isinstance(of[key], str):
@@ -251,7 +252,7 @@ def test_terminal_gets_nothing_to_obey(box: Daemon) -> None:
 
 
 def drawn(answer: Any, width: int, height: int | None) -> list[str]:
-    """Return a picture's lines."""
+    """Return the lines of the display."""
     console = Console(width=width, height=height or 25, force_terminal=True, color_system=None, markup=False)
     with console.capture() as captured:
         console.print(render_box(answer, width, height, 1e9), crop=False)
@@ -259,15 +260,15 @@ def drawn(answer: Any, width: int, height: int | None) -> list[str]:
 
 
 def _places(of: Any) -> Iterator[tuple[Any, Any]]:
-    """Give each place in an answer, as the object and the key."""
+    """Yield each place in an answer, as the object and the key."""
     for key, value in list(of.items() if isinstance(of, dict) else enumerate(of)):
         yield of, key
         if isinstance(value, (dict, list)):
             yield from _places(value)
 
 
-def test_nonsense_costs_itself_alone(box: Daemon) -> None:
-    """Whatever a key holds, or where it is not there, a picture comes of it that fits."""
+def test_odd_answers_are_drawn(box: Daemon) -> None:
+    """A missing key, or a value of another type, costs its cell only, and the lines still fit."""
     answer = json.loads(fetch(f"{box.url}/api/v1/state"))
     answer["gpus"], answer["runs"], answer["events"] = answer["gpus"][:1], answer["runs"][:1], answer["events"][:1]
     answer["gpus"][0]["mig"] = [{"uuid": "MIG-1", "memory_size_bytes": 1, "gpu_instance": 1}]
@@ -285,8 +286,8 @@ def test_nonsense_costs_itself_alone(box: Daemon) -> None:
     assert drawn({"version": 1}, 80, 24)
 
 
-def test_what_is_not_known_is_not_shown_as_none() -> None:
-    """No bar looks free, no number is 0; runs that the daemon leaves out are counted; no integer is too big."""
+def test_unknown_values_are_dashes() -> None:
+    """An unknown value is a dash, not 0 or a free bar; runs that the daemon leaves out are counted."""
     gpu = {"index": 0, "status": "up", "memory_size_bytes": 80 << 30, "power_usage_watts": 10**400, "mig": [{}]}
     run = {"run_id": "4-2", "name": "unet", "up": True}
     box = {"version": 1, "gpus": [gpu], "runs": [run], "runs_dropped": 29}
@@ -300,7 +301,7 @@ def test_what_is_not_known_is_not_shown_as_none() -> None:
 
 
 def test_mig_instances_have_the_same_number_everywhere() -> None:
-    """A run's GPU is named as its row is: the GPU's number, and the GPU instance's."""
+    """A run names a MIG instance like the instance's row: number of the GPU and of the GPU instance."""
     mig = {"uuid": "MIG-a", "gpu_instance": 7, "memory_size_bytes": 1 << 30, "headroom_run_id": "4-2"}
     gpu = {"index": 3, "uuid": "GPU-3", "status": "up", "condition": "ok", "mig": [mig]}
     run = {"run_id": "4-2", "name": "unet", "up": True, "devices": [{"uuid": "MIG-a"}, {"uuid": "GPU-3"}]}
@@ -309,8 +310,8 @@ def test_mig_instances_have_the_same_number_everywhere() -> None:
     assert next(line for line in lines if line.startswith("  unet ")).split()[1] == "3/7,3"
 
 
-def test_picture_is_no_taller_than_the_terminal(box: Daemon) -> None:
-    """Of what there is no room for a line says how much it is; a few events stay where lines are scarce."""
+def test_display_fits_the_height(box: Daemon) -> None:
+    """A line counts what does not fit; a few events stay visible if lines are scarce."""
     answer = json.loads(fetch(f"{box.url}/api/v1/state"))
     answer["events"] = [{"text": f"event {n}"} for n in range(20)]
     for height in (1, 5, 10, 15, 24, 50):

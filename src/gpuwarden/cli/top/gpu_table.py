@@ -1,4 +1,4 @@
-"""GPUs as rows, the worst first."""
+"""Table of GPUs, worst first."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from rich.text import Text
 
 from gpuwarden.cli.top.state_reader import ApiObject, format_place
 from gpuwarden.cli.top.style import (
-    HELD,
     IN_USE,
     RANK,
+    RESERVED,
     STYLES,
     Column,
     condition_mark,
@@ -26,26 +26,26 @@ from gpuwarden.owners.kinds import BY_PRIORITY
 
 MIN_WIDE_COLUMNS, MIN_WIDEST_COLUMNS = 100, 140  # columns of a terminal from which there is room for more
 _GIB = 2**30
-_NO_READINGS: Mapping[str, str] = {"asleep": "sleeps", "not_asked": "is not asked"}
+_NO_READINGS: Mapping[str, str] = {"asleep": "suspended", "not_asked": "not polled"}
 
 
 def sort_worst_first(gpus: Sequence[ApiObject]) -> list[ApiObject]:
-    """Order the GPUs; those that are alike stand as the driver has them."""
+    """Sort GPUs by condition, those with the same one by index."""
     return sorted(gpus, key=lambda gpu: RANK.get(gpu.text("condition"), 0))
 
 
 def count_rows(gpus: Sequence[ApiObject]) -> int:
-    """Count the rows that these GPUs take."""
+    """Return the number of rows of these GPUs."""
     return sum(1 + len(gpu.parts("mig")) for gpu in gpus)
 
 
 def make_gpu_table(gpus: Sequence[ApiObject], run_names: Mapping[str, str], width: int, *, model_names: bool) -> Table:
-    """Write a row a GPU, and its MIG instances below it; `run_names` are by id, `model_names` asks for that column."""
+    """Return a table of GPUs and MIG instances; `run_names` are by ID, `model_names` adds that column."""
     drawn = 12 if width < MIN_WIDE_COLUMNS else 24 if width < MIN_WIDEST_COLUMNS else 40
     made = make_table(
         Column("", 1),
         Column("GPU", 4),
-        Column("MEMORY" if width < MIN_WIDE_COLUMNS else f"MEMORY {IN_USE} in use {HELD} held", drawn),
+        Column("MEMORY" if width < MIN_WIDE_COLUMNS else f"MEMORY {IN_USE} in use {RESERVED} reserved", drawn),
         Column("", 12, right=True),
         Column("HEADROOM", 8, right=True),
         Column("TEMP", 6, right=True),
@@ -68,7 +68,7 @@ def _row(gpu: ApiObject, run_names: Mapping[str, str], drawn: int) -> list[Text]
     head = [condition_mark(condition), Text(format_place(gpu), style)]
     name = text_cell(gpu.text("name"), "dim")
     if status != "up":
-        what = f"does not answer: {gpu.text('fault')}" if gpu.text("fault") else _NO_READINGS.get(status, status)
+        what = f"not responding: {gpu.text('fault')}" if gpu.text("fault") else _NO_READINGS.get(status, status)
         nothing = [number_cell(None, str)] * 5
         return [*head, Text(""), *nothing, text_cell(what, style), number_cell(None, str), name]
     memory, heat = (pressure_style(gpu.part("pressure").text(resource)) for resource in ("memory", "thermal"))
@@ -96,7 +96,7 @@ def _instance(gpu: ApiObject, instance: ApiObject, run_names: Mapping[str, str],
 
 
 def _memory(of: ApiObject, style: str, drawn: int) -> list[Text]:
-    """Draw the bar, and write what is used, and what can still be allocated."""
+    """Return the cells of memory: bar, used and total, headroom."""
     size, used = of.number("memory_size_bytes"), of.number("memory_used_bytes")
     pair = "-" if size is None else f"{'-' if used is None else f'{used / _GIB:.1f}'}/{size / _GIB:.0f} GiB"
     return [
@@ -107,7 +107,7 @@ def _memory(of: ApiObject, style: str, drawn: int) -> list[Text]:
 
 
 def _temperature(core: float, gpu: ApiObject) -> str:
-    """Write degrees, and those at which the GPU slows itself down."""
+    """Format the temperature and the throttle point."""
     limit = gpu.part("temperature_threshold_celsius").number("slowdown")
     margin = gpu.number("temperature_margin_celsius")
     if limit is None and margin is not None:
@@ -121,7 +121,7 @@ def _power(watts: float, gpu: ApiObject) -> str:
 
 
 def _owner(gpu: ApiObject, run_names: Mapping[str, str]) -> str:
-    """Return whose memory it is: users, and of a single one what of theirs."""
+    """Return the users with memory on the GPU, and for a single user the run, container or job."""
     owners = [(each.text("kind"), each.text("name")) for each in gpu.parts("owners")]
     users = [name for kind, name in owners if kind == "user"]
     rest = [
@@ -130,5 +130,5 @@ def _owner(gpu: ApiObject, run_names: Mapping[str, str]) -> str:
         for kind, name in owners
         if kind == wanted.name
     ]
-    what = rest[:1] if len(users) < 2 else []  # noqa: PLR2004 - several: whose it is would not be clear
+    what = rest[:1] if len(users) < 2 else []  # noqa: PLR2004 - of several users it would not be clear whose
     return " ".join([", ".join(users), *what])

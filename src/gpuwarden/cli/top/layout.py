@@ -1,4 +1,4 @@
-"""The box in a terminal: what is wrong, then GPUs, runs and events, as much of each as there is room for."""
+"""Layout of `gpuwarden top`: problems, GPUs, runs and events, as many lines of each as fit the terminal."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from gpuwarden.cli.top.style import RANK, STYLES, Column, condition_mark, make_t
 from gpuwarden.formatting import format_bytes, format_elapsed
 
 MAX_TROUBLES = 6
-MIN_EVENT_LINES = 3  # where lines are scarce
+MIN_EVENT_LINES = 3  # if lines are scarce
 _UNLIMITED = 10_000  # lines
-_WORDS: Mapping[str, str] = {"critical": "critical", "warning": "to look at", "unknown": "not asked", "ok": "ok"}
+_WORDS: Mapping[str, str] = {"critical": "critical", "warning": "warning", "unknown": "unknown", "ok": "OK"}
 
 
 def render_box(answer: Any, width: int, height: int | None, now: float) -> RenderableType:
-    """Draw an answer of `/api/v1/state`; without a height it is as long as it takes. `now` is Unix time."""
+    """Draw an answer of `/api/v1/state` in `height` lines, or in full without a height. `now` is Unix time."""
     return Group(*_lines(ApiObject(answer), width, _UNLIMITED if height is None else height, now))
 
 
@@ -37,7 +37,7 @@ def _lines(box: ApiObject, width: int, height: int, now: float) -> Iterator[Rend
     left = max(height - len(head) - titles, 0)
     wanted = count_rows(gpus), max(len(runs) + bool(dropped), 1), len(events)
     gap = [Text("")] if sum(wanted) + titles <= left else []
-    # Events get a few lines, GPUs half of the rest, or what runs leave; events then get what is left over.
+    # Events get a few lines, GPUs half of the rest or what runs leave free; events get the lines that remain.
     few = min(len(events), MIN_EVENT_LINES, left // 3)
     for_gpus = min(wanted[0], max((left - few) // 2, left - few - wanted[1]))
     for_runs = min(wanted[1], left - few - for_gpus)
@@ -48,7 +48,7 @@ def _lines(box: ApiObject, width: int, height: int, now: float) -> Iterator[Rend
         yield (
             make_gpu_table(fitting, names, width, model_names=len(models) > 1)
             if gpus
-            else Text("No GPU is known.", "dim")
+            else Text("No GPUs found.", "dim")
         )
     if len(fitting) < len(gpus):
         yield _more(len(gpus) - len(fitting), "GPU")
@@ -63,7 +63,7 @@ def _lines(box: ApiObject, width: int, height: int, now: float) -> Iterator[Rend
 
 
 def _fitting(gpus: Sequence[ApiObject], lines: int) -> Sequence[ApiObject]:
-    """Return the GPUs that there is room for with their MIG instances; a line says how many more there are."""
+    """Return the GPUs that fit with their MIG instances and a line that counts the others."""
     if count_rows(gpus) <= lines:
         return gpus
     return gpus[: max((n for n in range(len(gpus)) if count_rows(gpus[:n]) < lines), default=0)]
@@ -76,7 +76,7 @@ def _more(count: int, of: str) -> Text:
 def _title(
     box: ApiObject, gpus: Sequence[ApiObject], runs: Sequence[ApiObject], models: Collection[str]
 ) -> RenderableType:
-    """Say in a line which box this is, and how it is; with the model of its GPUs where they have one and room."""
+    """Return the title: host, GPUs by condition, and the GPU model if there is one and it fits."""
     host = box.part("host")
     line = Text(no_wrap=True, overflow="crop")
     line.append_text(text_cell(host.text("name") or "gpuwarden", "bold"))
@@ -85,8 +85,8 @@ def _title(
     model = f" {next(iter(models))}" if len(models) == 1 else ""
     line.append(f"  {len(gpus)}{model} GPU{'' if len(gpus) == 1 else 's'}: " if gpus else "  no GPUs")
     line.append_text(Text(", ").join(parts))
-    going = sum(run.is_true("up") for run in runs)
-    line.append(f"  {going} run{'' if going == 1 else 's'}")
+    running = sum(run.is_true("up") for run in runs)
+    line.append(f"  {running} run{'' if running == 1 else 's'}")
     size, available = host.number("memory_size_bytes"), host.number("memory_available_bytes")
     if size is not None and available is not None:
         line.append(f"  host {format_bytes(size - available)} of {format_bytes(size)}")
@@ -98,24 +98,25 @@ def _title(
 
 
 def _warnings(box: ApiObject, now: float) -> Iterator[Text]:
-    """Say what holds for all of the picture."""
+    """Return what applies to all that is shown: simulated GPUs, a driver fault, a pause, an old poll."""
     daemon, polled = box.part("daemon"), box.number("polled_timestamp_seconds")
     source = daemon.text("source")
     if source and source != "nvml":
-        yield text_cell(f"These are not this machine's GPUs: the source is {source}.", STYLES["warning"])
+        kind = "Demo data: simulated GPUs" if source == "simulated" else f"Replay of a {source}"
+        yield text_cell(f"{kind}, not this machine's.", STYLES["warning"])
     if fault := daemon.text("fault"):
         parts = [f"The driver does not answer: {fault}", daemon.text("fault_advice")]
         yield text_cell("; ".join(filter(None, parts)), STYLES["critical"])
     until = daemon.number("paused_until_timestamp_seconds")
     if until is not None:
-        yield Text(f"Paused until {_clock(until)}: no GPU is read. gpuwarden resume ends it.", STYLES["warning"])
+        yield Text(f"Paused until {_clock(until)}: GPUs are not polled. End with: gpuwarden resume", STYLES["warning"])
     stale = box.part("thresholds").number("poll_stale_seconds")
     if polled is not None and stale is not None and now - polled > stale:
         yield Text(f"The last poll was {format_elapsed(now - polled)} ago.", STYLES["critical"])
 
 
 def _troubles(gpus: Sequence[ApiObject], runs: Sequence[ApiObject], most: int) -> Iterator[Text]:
-    """Say what is wrong, a line a GPU or run, the worst first; what ended has its own row, and an event."""
+    """Return the problems of GPUs and running runs, one line each, worst first."""
     found = [(gpu, f"GPU {format_place(gpu)}") for gpu in gpus]
     found += [(run, f"run {run.text('name')}") for run in runs if run.is_true("up")]
     bad = [(of, where) for of, where in found if of.text("condition") in ("critical", "warning")]
@@ -127,13 +128,13 @@ def _troubles(gpus: Sequence[ApiObject], runs: Sequence[ApiObject], most: int) -
         line.no_wrap, line.overflow = True, "ellipsis"
         yield line
     if len(shown) < len(bad):
-        yield Text(f"  and {len(bad) - len(shown)} more that are not well", "dim")
+        yield Text(f"  and {len(bad) - len(shown)} more problems", "dim")
 
 
 def _no_runs(box: ApiObject) -> Text:
     socket = box.part("daemon").text("runs_socket")
     where = f" to {socket}" if socket else ""
-    return text_cell(f"No run reports{where}; docs/use/keras.md says how.", "dim")
+    return text_cell(f"No training run reports{where}; see docs/use/keras.md", "dim")
 
 
 def _events(events: Sequence[ApiObject]) -> RenderableType:
@@ -146,7 +147,7 @@ def _events(events: Sequence[ApiObject]) -> RenderableType:
 
 
 def _clock(seconds: float) -> str:
-    """Write the time of a day; an answer may hold any number."""
+    """Format a time of day; the answer may have any number."""
     try:
         return time.strftime("%H:%M:%S", time.localtime(seconds))
     except (OverflowError, ValueError, OSError):

@@ -1,4 +1,4 @@
-"""Training runs as rows, in the order of the answer: those that go on first, then the worst."""
+"""Table of training runs, in the order of the answer: running ones first, then by condition."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpuwarden.formatting import format_bytes, format_elapsed
 
 
 def make_run_table(runs: Sequence[ApiObject], places: Mapping[str, str], width: int) -> Table:
-    """Write a row a run; `places` are numbers of GPUs by UUID, those of MIG instances too."""
+    """Return a table with a row for each run; `places` has the numbers of GPUs and MIG instances by UUID."""
     some = (
         [Column("PHASE", 7), Column("STEPS", 9, right=True), Column("EPOCH", 5, right=True)]
         if width >= MIN_WIDE_COLUMNS
@@ -63,7 +63,7 @@ def _row(run: ApiObject, places: Mapping[str, str]) -> list[Text]:
         number_cell(run.number("input_wait_ratio"), lambda share: f"{share * 100:.0f} %"),
         text_cell(pressure or "-", style or "dim"),
         text_cell(run.text("phase") or "-"),
-        number_cell(run.number("steps"), lambda count: f"{count:.0f}"),
+        number_cell(run.number("steps"), lambda count: f"{count:,.0f}"),
         number_cell(run.number("epoch"), lambda count: f"{count:.0f}"),
         text_cell(run.text("user")),
         text_cell(run.text("run_id"), "dim"),
@@ -71,7 +71,7 @@ def _row(run: ApiObject, places: Mapping[str, str]) -> list[Text]:
 
 
 def _share(device: ApiObject) -> float:
-    """Put the device first that is closest to out of memory."""
+    """Return the headroom of a device as a ratio, to find the one closest to out of memory."""
     share = device.number("headroom_ratio")
     return inf if share is None else share
 
@@ -82,8 +82,9 @@ def _where(devices: Sequence[ApiObject], places: Mapping[str, str]) -> str:
 
 
 def _state(run: ApiObject) -> Text:
-    """Write the run's state; the column has no room for "out of memory"."""
-    state, condition = run.text("state"), run.text("condition")
+    """Return the run's state; the column has no room for "out of memory"."""
+    condition = run.text("condition")
+    state = run.text("state") or ("running" if run.is_true("up") else "ended")  # an older daemon has none
     style = STYLES["warning"] if state == "stalled" else ""
     if not run.is_true("up"):
         style = "dim" if condition == "ok" else STYLES.get(condition, "")

@@ -1,4 +1,4 @@
-"""Colors by how grave something is, signs next to them, and the parts of a picture that all tables share."""
+"""Colors and signs by severity, and the parts that all tables share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.text import Text
 
 STYLES: Mapping[str, str] = {"ok": "green", "warning": "yellow", "critical": "bold red", "unknown": "dim"}
 RANK: Mapping[str, int] = {"critical": 0, "warning": 1, "unknown": 2, "ok": 3}
-IN_USE, HELD, FREE = "█▒░"
+IN_USE, RESERVED, FREE = "█▒░"
 _PRESSURE_STYLES: Mapping[str, str] = {
     "none": STYLES["ok"],
     "warning": STYLES["warning"],
@@ -21,7 +21,7 @@ _MARKS: Mapping[str, str] = {"critical": "✖", "warning": "▲"}
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Column of a table; one without a width takes the room that is left."""
+    """Column of a table; one without a width takes the space that is left."""
 
     title: str
     width: int | None = None
@@ -29,22 +29,22 @@ class Column:
 
 
 def text_cell(words: str, style: str = "") -> Text:
-    """Write untrusted text: markup in it is no markup, and its column cuts it."""
+    """Return a cell of untrusted text: markup in it is not interpreted, and the column cuts it."""
     return Text(words, style, no_wrap=True, overflow="ellipsis")
 
 
 def number_cell(value: float | None, write: Callable[[float], str], style: str = "") -> Text:
-    """Write a number; a dash where it is not known."""
+    """Return a cell with a number, or a dash if it is unknown."""
     return Text("-", "dim") if value is None else Text(write(value), style)
 
 
 def condition_mark(condition: str) -> Text:
-    """Write the sign before a row."""
+    """Return the sign of a row."""
     return Text(_MARKS.get(condition, " "), STYLES.get(condition, ""))
 
 
 def make_table(*columns: Column) -> Table:
-    """Begin a table without lines, as wide as the terminal."""
+    """Return an empty table without lines, as wide as the terminal."""
     made = Table(box=None, expand=True, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for column in columns:
         made.add_column(
@@ -59,15 +59,15 @@ def make_table(*columns: Column) -> Table:
 
 
 def pressure_style(level: str) -> str:
-    """Return the style of what is under pressure; none where the level is unknown."""
+    """Return the style of a pressure level; none if it is unknown."""
     return _PRESSURE_STYLES.get(level, "")
 
 
 def memory_bar(width: int, size: float | None, in_use: float | None, used: float | None, style: str) -> Text:
-    """Draw memory: what allocators have handed out, and what is held beside that, of all there is."""
-    if size is None or size <= 0 or in_use is used is None:  # nothing is known: that is not all free
+    """Return a bar of memory: in use by allocators, reserved by processes beyond that, and free."""
+    if size is None or size <= 0 or in_use is used is None:  # unknown is not free
         return Text(" " * width)
     shares = [min(max(part or 0.0, 0.0), size) / size for part in (in_use, used)]
     full = round(shares[0] * width)
-    held = max(round(max(shares) * width) - full, 0)
-    return Text(IN_USE * full + HELD * held, style).append(FREE * (width - full - held), "dim")
+    reserved = max(round(max(shares) * width) - full, 0)
+    return Text(IN_USE * full + RESERVED * reserved, style).append(FREE * (width - full - reserved), "dim")

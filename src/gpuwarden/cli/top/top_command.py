@@ -1,4 +1,4 @@
-"""`gpuwarden top`: the box in the terminal, live or once."""
+"""Command `gpuwarden top`: GPUs, runs and problems in the terminal, live or once."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from gpuwarden.config.value_types import Address
 from gpuwarden.formatting import format_elapsed
 
 POLL_SECONDS = 1.0
-REDRAWS_PER_SECOND = 2  # so a window that was resized, and ages, are right soon
+REDRAWS_PER_SECOND = 2  # so that a resized window and ages are soon correct
 _MAX_KEYS = 1024
 _ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
 @dataclass(frozen=True, slots=True)
 class LastAnswer:
-    """The daemon's last answer, `at` a Unix time, and why there is none since, empty where there is."""
+    """Last answer of the daemon, `at` a Unix time; `trouble` is the error of a later request, or empty."""
 
     state: Any = None
     at: float = 0.0
@@ -49,7 +49,7 @@ class LastAnswer:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Show the box live, or once. Raises OSError."""
+    """Show the state live, or print it once. Raises OSError."""
     config = load_config(parsed)
     if parsed.once or parsed.json:
         _print_once(config, as_json=parsed.json)
@@ -59,7 +59,7 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def _print_once(config: Config, *, as_json: bool) -> None:
-    """Print the box, or what the API says. Raises OSError that says why there is none."""
+    """Print the state as tables or as JSON. Raises OSError."""
     state = fetch_state(config.web.listen)
     if as_json:
         sys.stdout.write(json.dumps(state, indent=2) + "\n")
@@ -69,10 +69,10 @@ def _print_once(config: Config, *, as_json: bool) -> None:
 
 
 def _show_live(config: Config) -> None:
-    """Show the box until q, Ctrl-C, SIGTERM, or the terminal is closed. Raises OSError without a terminal."""
+    """Show the state until q, Ctrl-C or SIGTERM, or until the terminal is closed. Raises OSError without a terminal."""
     console = _console()
     if not console.is_terminal or console.is_dumb_terminal:
-        raise OSError(None, "top needs a terminal; --once prints the box once, and --once --json is for scripts")
+        raise OSError(None, "top needs a terminal; use --once to print once, or --json in scripts")
     try:
         _show(console, config.web.listen)
     except OSError:  # the terminal is closed
@@ -104,7 +104,7 @@ def _show(console: Console, listen: Address) -> None:
 
 @contextmanager
 def _signals() -> Iterator[socket.socket]:
-    """Yield where the numbers of signals can be read, so that none interrupts the drawing at an unsafe point."""
+    """Yield a socket with the numbers of signals: a handler could interrupt the drawing at an unsafe point."""
     reader, writer = socket.socketpair()
     writer.settimeout(0)
     before = {number: signal.signal(number, lambda *_: None) for number in _ENDING}
@@ -121,7 +121,7 @@ def _signals() -> Iterator[socket.socket]:
 
 @contextmanager
 def _keyboard(screen: Live) -> Iterator[list[int]]:
-    """Yield where keys can be read without the end of a line, if anywhere; Ctrl-Z gives the terminal back meanwhile."""
+    """Yield the terminal, if any, in a mode that returns each key at once; Ctrl-Z restores it while stopped."""
     modes = {number: termios.tcgetattr(number) for number in (0,) if os.isatty(number)}
 
     def acquire() -> None:
@@ -156,12 +156,14 @@ def _console() -> Console:
 
 
 def _draw(answer: LastAnswer, listen: Address, console: Console) -> RenderableType:
-    """Draw an answer; where there is none any longer, say so, and show in gray what there was."""
+    """Draw the last answer; if a later request failed, in gray below the error."""
     if answer.state is None:
-        return text_cell(answer.trouble or f"asking {daemon_url(listen)}", STYLES["warning"] if answer.trouble else "")
+        return text_cell(
+            answer.trouble or f"connecting to {daemon_url(listen)}", STYLES["warning"] if answer.trouble else ""
+        )
     now = time.time()
     if not answer.trouble:
-        return render_box(answer.state, console.width, console.height, now)
-    age = Text(f"What is below was so {format_elapsed(max(now - answer.at, 0.0))} ago.", STYLES["warning"])
+        return Group(render_box(answer.state, console.width, console.height - 1, now), Text("q quit", "dim"))
+    age = Text(f"State of {format_elapsed(max(now - answer.at, 0.0))} ago:", STYLES["warning"])
     before = render_box(answer.state, console.width, console.height - 2, now)
-    return Group(text_cell(f"{answer.trouble}; trying again", STYLES["critical"]), age, Styled(before, "dim"))
+    return Group(text_cell(f"{answer.trouble}; retrying", STYLES["critical"]), age, Styled(before, "dim"))
