@@ -1,52 +1,55 @@
-# Main commands: run, test, check, fix, docs, demo, bench. `make` alone lists all.
+# `make` lists the targets.
 .DEFAULT_GOAL := help
 .PHONY: help run demo test test-all check lint fix docs man docs-site docs-links goldens history pictures bench bench-smoke gpu-check clean
 
 BIN := .venv/bin
-# A user who may not write to /run gets a socket of their own; the daemon says which.
+# A user without write access to /run gets a socket of their own.
 SOCKET ?= $(shell if [ -n "$$GPUWARDEN_SOCKET" ]; then echo "$$GPUWARDEN_SOCKET"; elif [ -w /run ]; then echo /run/gpuwarden/run.sock; else echo "$${XDG_RUNTIME_DIR:-/tmp/gpuwarden-$$(id -u)}/gpuwarden.sock"; fi)
 LISTEN ?= 127.0.0.1:9846
 PYTEST_FLAGS ?=
-# Test files that run at the same time, three on two cores: much of their time is waiting.
+# Test files run in parallel: three on two cores, because tests mostly wait.
 AT_ONCE ?= --numprocesses=3 --dist=loadfile --no-loadscope-reorder
 
-help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo 'To set: PYTHON=python3.12 LISTEN=127.0.0.1:9847 SOCKET=/path/of/run.sock'
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo 'Variables: PYTHON=python3.12 LISTEN=127.0.0.1:9847 SOCKET=/path/of/run.sock'
 
-run: ## start the daemon, on this machine's GPUs or simulated ones
+run: ## start the daemon; without an NVIDIA driver, with simulated GPUs
 	@tools/environment.sh
+	@echo 'In another terminal: GPUWARDEN_LISTEN=$(LISTEN) $(BIN)/gpuwarden top'
+	@echo '                     GPUWARDEN_LISTEN=$(LISTEN) $(BIN)/gpuwarden runs'
+	@echo 'Where you train:     export GPUWARDEN_SOCKET=$(SOCKET)'
 	@exec $(BIN)/gpuwarden serve --source auto --listen $(LISTEN) --socket "$(SOCKET)"
 
-demo: ## a real training climbs to its memory limit, and the alert fires
+demo: ## see a training run out of memory on a simulated GPU: forecast, alert and diagnosis
 	@tools/environment.sh demo
 	@exec $(BIN)/gpuwarden demo --listen $(LISTEN)
 
-test: ## the quick tests, in minutes; sets up what they need
+test: ## run the quick tests (minutes)
 	@tools/environment.sh test
 	$(BIN)/python -m pytest $(AT_ONCE) -m 'not frameworks and not system and not slow and not gpu' $(PYTEST_FLAGS)
-	@echo 'Left out: tests with JAX, torch, Keras 2, Prometheus, Alertmanager, Chromium or systemd, and slow ones. All tests: make test-all'
+	@echo 'Not run: tests that need JAX, torch, Keras 2, Prometheus, Alertmanager, Chromium or systemd, and slow tests. All: make test-all'
 
-test-all: ## all tests; installs programs from apt as root; 20 minutes
+test-all: ## run all tests (20 minutes); installs programs with apt, as root
 	@tools/environment.sh test frameworks
 	@tools/system-parts.sh
 	@tools/keras2.sh $(BIN)/python
 	$(BIN)/python -m pytest $(AT_ONCE) $(PYTEST_FLAGS)
 
-check: lint docs-site test-all ## what CI runs: lint, the docs site and all tests
+check: lint docs-site test-all ## run lint, the docs site and all tests, as CI does
 
-lint: ## format, lint and types alone
+lint: ## check format, lint and types
 	@tools/environment.sh lint test
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
 
-fix: ## format, and fix what ruff can fix
+fix: ## format the code and fix lint errors
 	@tools/environment.sh lint
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-docs: ## generate the references, rules, dashboards and the map of the code
+docs: ## regenerate references, alert rules, dashboards and the architecture map
 	@tools/environment.sh test
 	$(BIN)/gpuwarden reference cli > docs/reference/cli.md
 	$(BIN)/gpuwarden reference metrics > docs/reference/metrics.md
@@ -70,7 +73,7 @@ man: ## build the man page: build/man/gpuwarden.1
 	@mkdir -p build/man
 	$(BIN)/python tools/man_page.py > build/man/gpuwarden.1
 
-docs-site: ## build the docs as a web site in build/site; a warning or a broken internal link is an error
+docs-site: ## build the docs site in build/site; warnings and broken links are errors
 	@tools/environment.sh docs
 	$(BIN)/python -m sphinx -W -n --keep-going -q -b html docs build/site
 
@@ -78,26 +81,26 @@ docs-links: ## check the external links of the docs; needs a network
 	@tools/environment.sh docs
 	$(BIN)/python -m sphinx -q -b linkcheck docs build/links
 
-goldens: ## write tests/goldens; review the difference
+goldens: ## regenerate tests/goldens; review the diff
 	@tools/environment.sh test
 	$(BIN)/python -m pytest -q tests/end_to_end/test_goldens.py tests/end_to_end/test_scenarios.py --write-goldens
 
-history: ## an hour of two simulated boxes for Prometheus, in build/history
+history: ## write an hour of two simulated hosts for Prometheus to build/history
 	@tools/environment.sh test
 	@tools/system-parts.sh
 	$(BIN)/python tools/pictures/history.py build/history
 
-# A first time takes a quarter of an hour, for the day and the renderer's packages; rm -r build/day for another day.
-pictures: ## the dashboards of a simulated day, the status page, and both in four situations, for docs/pictures
+# The first run takes 15 minutes, for a simulated day and the renderer's packages; remove build/day for another day.
+pictures: ## redraw docs/pictures: dashboards and status page
 	@tools/environment.sh test
 	@tools/system-parts.sh pictures
 	$(BIN)/python tools/pictures
 
-bench-smoke: ## run each benchmark in its shortest form, some five minutes
+bench-smoke: ## run each benchmark in its shortest form (5 minutes)
 	@tools/environment.sh bench test
 	$(BIN)/python bench/smoke.py
 
-bench: ## measure against peers, by size and over time; an hour
+bench: ## run the benchmarks (1 hour)
 	@tools/environment.sh bench test
 	$(BIN)/python bench/exporters.py
 	$(BIN)/python bench/scale.py
@@ -112,10 +115,10 @@ bench: ## measure against peers, by size and over time; an hour
 	$(BIN)/python bench/incidents.py
 	$(BIN)/python bench/soak.py
 
-# A GPU box without a network: a Python that has the packages already, GPU_PYTHON=python3 say, spares the virtual one.
-gpu-check: ## the tests that need a GPU
+# On a host without a network, GPU_PYTHON=python3 uses a Python that has the packages, without a virtual environment.
+gpu-check: ## run the tests that need a GPU
 	@$(if $(GPU_PYTHON),,tools/environment.sh test)
 	$(if $(GPU_PYTHON),PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH} $(GPU_PYTHON),$(BIN)/python) -m pytest -m gpu tests/hardware $(PYTEST_FLAGS)
 
-clean: ## remove what the other commands made
+clean: ## remove build output and the virtual environment
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache build dist src/*.egg-info
