@@ -1,4 +1,4 @@
-"""The demonstration as somebody sees it who types `make demo`."""
+"""The demo, as a user of `make demo` sees it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from services import Process, ending, until
+
+from gpuwarden.config.value_types import Address
+from gpuwarden.demo import story
 
 KILLED = """
 import os, signal, sys
@@ -25,24 +29,53 @@ with running(["sleep", "60"], dict(os.environ), Path(sys.argv[1])) as program:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
-def test_demonstration_tells_of_a_training_and_ends_whole(tmp_path: Path) -> None:
-    """A real training's memory is shown, whatever proxy is set; a closed terminal, like Ctrl-C, ends all programs."""
+def test_demo_shows_a_training_and_ends_all_programs(tmp_path: Path) -> None:
+    """The training is shown, even if a proxy is set; a closed terminal ends all programs, like Ctrl-C."""
     command = [sys.executable, "-u", "-m", "gpuwarden", "demo", "--listen", "127.0.0.1:0"]
     demo = Process(command, tmp_path / "demo.log", {"http_proxy": "http://127.0.0.1:1", "TMPDIR": str(tmp_path)})
     with ending(demo):
-        until(lambda: "MiB in use, headroom" in demo.output() or demo.popen.poll() is not None, "the story")
+        until(lambda: " MiB in use" in demo.output() or demo.popen.poll() is not None, "memory of the training")
         programs = psutil.Process(demo.pid).children(recursive=True)
-        assert len(programs) >= 2  # daemon and training; Prometheus where it is installed
+        assert len(programs) >= 2  # daemon and training, and Prometheus if it is installed
         assert demo.kill(signal.SIGHUP) == 0, demo.output()
         assert not [program for program in programs if program.is_running()]
         assert not list(tmp_path.glob("gpuwarden-demo-*"))
 
 
-def test_killed_demonstration_leaves_no_program(tmp_path: Path) -> None:
-    """A SIGKILL ends the demonstration's programs too, without a chance to end them itself."""
+def test_killed_demo_leaves_no_program(tmp_path: Path) -> None:
+    """Programs of a demo end with it, even by SIGKILL, when it cannot end them."""
     ended = subprocess.run(
         [sys.executable, "-c", KILLED, str(tmp_path / "program.log")], stdout=subprocess.PIPE, text=True, check=False
     )
     assert ended.returncode == -signal.SIGKILL
     with contextlib.suppress(psutil.NoSuchProcess):
         psutil.Process(int(ended.stdout)).wait(10)
+
+
+def test_story_has_a_line_for_each_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start, quarters of the memory, leak, pressure, alerts and diagnosis have one line each; no news has none."""
+    run: dict[str, Any] = {"name": story.RUN_NAME, "run_id": "4-2", "up": True, "devices": [{}]}
+    alert = {"state": "firing", "labels": {"alertname": "RunNearOutOfMemory", "run_name": story.RUN_NAME}}
+    alerts: list[Any] = []
+    answers = {8: {"runs": [{"name": "other", "up": True}, run]}, 9: {"data": {"alerts": alerts}}}
+    monkeypatch.setattr(story, "fetch_json", lambda listen, _path, _timeout: answers[listen.port])
+    told = story.Story(Address("127.0.0.1", 8), Address("127.0.0.1", 9))
+
+    def lines(**device: object) -> list[str]:
+        run["devices"][0] |= device
+        return list(told.new_lines())
+
+    assert lines() == ["the training started"]
+    assert lines(memory_in_use_bytes=100 << 20, headroom_bytes=412 << 20) == []
+    assert lines(memory_in_use_bytes=256 << 20, headroom_bytes=256 << 20) == ["256 MiB of 512 MiB in use"]
+    assert lines(seconds_to_oom=27.0) == ["leak detected: 256 MiB of 512 MiB in use, out of memory in about 27s"]
+    assert lines(pressure="critical")[0].startswith("memory pressure critical: 256 MiB ")
+    alerts.append(alert)
+    assert lines() == ["ALERT RunNearOutOfMemory is firing"]
+    run |= {"up": False, "verdict": {"name": "leak", "evidence": "It grew.", "next_step": "Fix it."}}
+    said = "\n".join(lines())
+    assert all(
+        each in said for each in ("OUT OF MEMORY, cause: leak", "It grew.", "Fix it.", "gpuwarden runs show 4-2")
+    )
+    assert told.diagnosed
+    assert lines() == []

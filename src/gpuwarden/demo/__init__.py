@@ -1,1 +1,1 @@
-"""The demonstration: a daemon on simulated GPUs, a real Keras training that climbs to its memory limit, Prometheus."""
+"""Demo: a daemon on simulated GPUs, a real Keras training that runs out of memory, and Prometheus."""

@@ -1,4 +1,4 @@
-"""Demonstration: its programs, started and ended together, and a line about what happens in them."""
+"""Demo: a daemon on simulated GPUs, a training that runs out of memory, and Prometheus, in one terminal."""
 
 from __future__ import annotations
 
@@ -15,62 +15,74 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from gpuwarden.simulation.simulated_nvml import Simulation
+from gpuwarden.cli.common.api_client import ApiError, daemon_url, fetch_json
+from gpuwarden.cli.top.state_reader import ApiObject
+from gpuwarden.config.schema import Config
+from gpuwarden.config.value_types import ADDRESS, Address
+from gpuwarden.demo.story import RUN_NAME, Story
+from gpuwarden.web.api.api_paths import STATE
 
 RULES = Path(__file__).parents[3] / "deploy" / "prometheus" / "rules" / "gpuwarden.yml"
 PROMETHEUS_PORT = 9090
-IDLE_GPU = 7  # of the simulated box: the training's memory is not mixed with a simulated run's there
-STORY_INTERVAL_SECONDS = 2.0
+IDLE_GPU = 7  # of the simulated GPUs, so that no simulated run uses memory there
+START_SECONDS = 30.0  # within which the daemon must answer
+INTERVAL_SECONDS = 1.0
+DIAGNOSIS_SECONDS = 10.0  # from the end of the training
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _LIBC = ctypes.CDLL(None)
-_DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy reaches this machine
 
 
 class DemoError(OSError):
-    """The demonstration cannot go on; the text says why and what to do."""
+    """The demo cannot continue; the text says why and what to do."""
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Run the demonstration until Ctrl-C, or until its terminal is closed. Raises DemoError."""
+    """Run the demo until Ctrl-C, or until its terminal is closed. Raises DemoError."""
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)  # by default they would leave the programs behind
+        signal.signal(number, signal.default_int_handler)  # their default would leave the programs running
     if importlib.util.find_spec("tensorflow") is None:
         raise DemoError(
-            "the demonstration trains with TensorFlow, which is not installed: `make demo` installs it, or "
+            "the demo needs TensorFlow: run it with `make demo`, or install it with "
             f"{sys.executable} -m pip install tensorflow-cpu"
         )
-    print("The GPUs of this demonstration are SIMULATED; the training is real: TensorFlow's")
-    print("allocator, held to 512 MiB of this machine's memory, stands in for the memory of")
-    print(f"simulated GPU {IDLE_GPU}.\n", flush=True)
+    listen = _choose_address(parsed.listen or os.environ.get("GPUWARDEN_LISTEN"))
     with tempfile.TemporaryDirectory(prefix="gpuwarden-demo-") as name, contextlib.ExitStack() as programs:
         folder = Path(name)
         environment = {**os.environ, "GPUWARDEN_SOCKET": str(folder / "run.sock")}
-        serve = [sys.executable, "-m", "gpuwarden", "serve", "--source", "simulated", "--listen", parsed.listen]
+        serve = [sys.executable, "-m", "gpuwarden", "serve", "--source", "simulated", "--listen", str(listen)]
         daemon = programs.enter_context(running(serve, environment, folder / "daemon.log"))
-        url = _await_url(daemon, folder / "daemon.log")
-        uuid = _uuid(IDLE_GPU)
-        training = [sys.executable, "-m", "gpuwarden.demo.training", uuid]
+        uuid = _await_gpu(listen, daemon, folder / "daemon.log")
+        training = [sys.executable, "-m", "gpuwarden.demo.training", RUN_NAME, uuid]
         trainer = programs.enter_context(running(training, environment, folder / "training.log"))
-        print(f"status page  {url}/\nmetrics      {url}/metrics", flush=True)
-        prometheus = _start_prometheus(programs, url, folder)
-        print("\nCtrl-C ends all of it.\n", flush=True)
+        print("Demo on 8 SIMULATED GPUs. One training is real: it leaks memory until it runs out of")
+        print(f"the 512 MiB that stand for the memory of GPU {IDLE_GPU}. Stop with Ctrl-C.\n")
+        print(f"status page  {daemon_url(listen)}/")
+        print(f"terminal     GPUWARDEN_LISTEN={listen} gpuwarden top", flush=True)
+        prometheus = _start_prometheus(programs, listen, folder)
+        print(flush=True)
         with contextlib.suppress(KeyboardInterrupt):
-            _follow({"daemon": daemon, "training": trainer}, lambda: _describe_state(url, uuid, prometheus), folder)
+            _follow(Story(listen, prometheus), daemon, trainer, folder)
     return 0
+
+
+def _choose_address(text: str | None) -> Address:
+    """Return the address to listen on; port 0 becomes a free port. Raises DemoError."""
+    try:
+        address = ADDRESS.read(text) if text else Config().web.listen
+    except ValueError as error:
+        raise DemoError(f"--listen: {error}") from None
+    return address if address.port else address._replace(port=_free_port(0))
 
 
 @contextlib.contextmanager
 def running(command: list[str], environment: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a program whose output goes to a file, and end it with the context, or with this process."""
+    """Run a program with its output in a file; it ends with the context, or with this process."""
     with log.open("wb") as output:
-        # A session of its own: Ctrl-C reaches this process alone, which then ends the others in order.
+        # In a session of its own: Ctrl-C then reaches only this process, which ends the others in order.
         process = subprocess.Popen(
             command,
             env=environment,
@@ -91,53 +103,46 @@ def running(command: list[str], environment: dict[str, str], log: Path) -> Itera
 
 
 def _end_with_parent(parent: int) -> None:
-    """Have the kernel end this process when its parent ends, also by SIGKILL."""
+    """Let the kernel end this process when its parent ends, even by SIGKILL."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it ended before
+    if os.getppid() != parent:  # it has already ended
         os._exit(1)
 
 
-def _uuid(index: int) -> str:
-    nvml = Simulation().nvml
-    nvml.nvmlInit()
-    return nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index))
-
-
-def _await_url(daemon: subprocess.Popen[bytes], log: Path) -> str:
-    """Wait until the daemon says where it listens."""
-    while daemon.poll() is None:
-        text = log.read_text(errors="replace")
-        if " metrics http://" in text and "\n" in text.partition(" metrics http://")[2]:
-            return "http://" + text.partition(" metrics http://")[2].partition("/metrics")[0]
+def _await_gpu(listen: Address, daemon: subprocess.Popen[bytes], log: Path) -> str:
+    """Wait for the daemon's first poll, and return the UUID of the idle GPU. Raises DemoError."""
+    end = time.monotonic() + START_SECONDS
+    while daemon.poll() is None and time.monotonic() < end:
+        with contextlib.suppress(ApiError):
+            state = ApiObject(fetch_json(listen, STATE))
+            return next(gpu.text("uuid") for gpu in state.parts("gpus") if gpu.number("index") == IDLE_GPU)
         time.sleep(0.05)
     raise DemoError(log.read_text(errors="replace").strip().removeprefix("gpuwarden: "))
 
 
-def _start_prometheus(programs: contextlib.ExitStack, url: str, folder: Path) -> str | None:
-    """Start Prometheus with the project's rules, where there is one; return its address."""
+def _start_prometheus(programs: contextlib.ExitStack, listen: Address, folder: Path) -> Address | None:
+    """Start Prometheus with gpuwarden's alert rules, if it is installed; return its address."""
     program = shutil.which("prometheus")
     if program is None:
-        print("No Prometheus was found, so no alert will fire. To see one:\nsudo apt-get install prometheus")
+        print("no alerts    Prometheus is not installed: sudo apt-get install prometheus")
         return None
     if not RULES.exists():
-        print(
-            "No Prometheus is started: the alert rules are not part of this installation.\nFrom a checkout: make demo"
-        )
+        print("no alerts    the alert rules are in the repository only: run `make demo` there")
         return None
     config = {
         "global": {"scrape_interval": "2s", "evaluation_interval": "2s"},
         "rule_files": [str(RULES)],
         "scrape_configs": [
-            {"job_name": "gpuwarden", "static_configs": [{"targets": [url.removeprefix("http://")]}]},
+            {"job_name": "gpuwarden", "static_configs": [{"targets": [daemon_url(listen).removeprefix("http://")]}]},
         ],
     }
     (folder / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
-    address = f"127.0.0.1:{_free_port(PROMETHEUS_PORT)}"
+    address = Address("127.0.0.1", _free_port(PROMETHEUS_PORT))
     command = [program, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/prometheus"]
     command.append(f"--web.listen-address={address}")
     programs.enter_context(running(command, dict(os.environ), folder / "prometheus.log"))
-    print(f"alerts       http://{address}/alerts   one fires in one to two minutes")
-    return f"http://{address}"
+    print(f"Prometheus   http://{address}/")
+    return address
 
 
 def _free_port(wanted: int) -> int:
@@ -149,50 +154,20 @@ def _free_port(wanted: int) -> int:
     raise DemoError("no port of 127.0.0.1 is free")
 
 
-def _follow(programs: dict[str, subprocess.Popen[bytes]], story: Callable[[], str], folder: Path) -> None:
-    """Say what happens until a program ends or the person has seen enough."""
-    began, told = time.monotonic(), ""
+def _follow(story: Story, daemon: subprocess.Popen[bytes], trainer: subprocess.Popen[bytes], folder: Path) -> None:
+    """Print what happens, until Ctrl-C. Raises DemoError if the daemon ends, or the training without a diagnosis."""
+    began = time.monotonic()
+    ended: float | None = None
     while True:
-        time.sleep(STORY_INTERVAL_SECONDS)
-        for name, process in programs.items():
-            if process.poll() is not None:
-                text = (folder / f"{name}.log").read_text(errors="replace")[-2000:]
-                raise DemoError(f"the {name} ended with status {process.returncode}:\n{text}")
-        line = story()
-        if line and line != told:
-            print(f"{time.monotonic() - began:4.0f} s  {line}", flush=True)
-            told = line
-
-
-def _describe_state(url: str, uuid: str, prometheus: str | None) -> str:
-    """Sum up the training's memory and the alert about it."""
-    page = _fetch(f"{url}/metrics")
-    values = {
-        line.partition("{")[0]: float(line.rpartition(" ")[2])
-        for line in page.splitlines()
-        if line.startswith(("gpuwarden_run_memory_headroom_bytes{", "gpuwarden_run_allocator_memory_bytes{"))
-        and uuid in line
-    }
-    in_use = values.get("gpuwarden_run_allocator_memory_bytes")
-    left = values.get("gpuwarden_run_memory_headroom_bytes")
-    if in_use is None or left is None:
-        return "the training starts"
-    alert = f"   RunNearOutOfMemory {_alert_state(prometheus)}" if prometheus else ""
-    return f"{in_use / 2**20:.0f} MiB in use, headroom {left / 2**20:.0f} MiB{alert}"
-
-
-def _alert_state(prometheus: str) -> str:
-    """Return the state of the demonstration's alert: inactive, pending or firing."""
-    body = _fetch(f"{prometheus}/api/v1/alerts")
-    alerts: list[dict[str, Any]] = json.loads(body)["data"]["alerts"] if body else []
-    ours = [each for each in alerts if each["labels"].get("run_name") == "demo-training"]
-    states = {each["state"] for each in ours if each["labels"]["alertname"] == "RunNearOutOfMemory"}
-    return "FIRING" if "firing" in states else "pending" if states else "inactive"
-
-
-def _fetch(url: str) -> str:
-    try:
-        with _DIRECTLY.open(url, timeout=5) as answer:
-            return str(answer.read().decode())
-    except (urllib.error.URLError, ConnectionError, TimeoutError):
-        return ""
+        time.sleep(INTERVAL_SECONDS)
+        now = time.monotonic()
+        for line in story.new_lines():
+            print(f"{now - began:4.0f} s  {line}", flush=True)
+        if ended is None and trainer.poll() is not None:
+            ended = now
+        failed = "daemon" if daemon.poll() is not None else None
+        if ended is not None and not story.diagnosed and now - ended > DIAGNOSIS_SECONDS:
+            failed = "training"
+        if failed:
+            text = (folder / f"{failed}.log").read_text(errors="replace")[-2000:]
+            raise DemoError(f"the {failed} ended:\n{text}")
