@@ -1,11 +1,11 @@
-"""Prometheus collector for a program that has a registry of its own: the GPUs of this machine, without the daemon.
+"""Prometheus collector with the metrics of this machine's GPUs, for programs with their own registry; needs no daemon.
 
     from prometheus_client import REGISTRY
     from gpuwarden.collector import GpuWardenCollector
 
     REGISTRY.register(GpuWardenCollector())
 
-Training runs report to the daemon (`gpuwarden serve`), not to this collector: it has all other metrics.
+It has all metrics except those of training runs, which report to the daemon (`gpuwarden serve`).
 """
 
 from __future__ import annotations
@@ -33,41 +33,41 @@ from gpuwarden.metrics.model import Metric, Readings, Table, TableReadings
 
 log = logging.getLogger(__name__)
 
-MAX_POLL_SECONDS = 60.0  # a poll gives up on a driver that hangs before that
+MAX_POLL_SECONDS = 60.0  # longer than a poll waits for a driver that hangs
 
 
 class GpuWardenCollector(Collector):
-    """Collector of the same metric tables as the daemon's page.
+    """Collector with the metric tables of the daemon's metrics endpoint.
 
-    `collect` polls the driver, unless the last poll is younger than `poll.interval` (1 s by default): then it returns
-    that one, so several scrapers cost the driver the same as one. It blocks for the poll, some milliseconds and at most
-    a minute where the driver hangs; any thread may call it, and calls wait for each other. It does not raise: a
-    driver that is missing, and a poll that fails, are `gpuwarden_collector_success` 0; the log has the reason.
+    `collect` polls the driver if the last poll is older than `poll.interval` (default 1 s), so several scrapers cost
+    the driver as much as one. It blocks for the poll: some milliseconds, or up to a minute if the driver hangs. Any
+    thread may call it; concurrent calls wait for each other. It does not raise: if the driver is missing or a poll
+    fails, `gpuwarden_collector_success` is 0, and the log has the reason.
 
-    Registering it asks the driver nothing. Each process needs one of its own, made after a fork.
+    Registering it does not call the driver. Each process needs its own, created after a fork.
     """
 
     def __init__(self, config_file: Path | str | None = None, overrides: Mapping[str, str] | None = None) -> None:
-        """Read the daemon's configuration; an entry of `overrides`, such as `{"source": "simulated"}`, wins.
+        """Read the daemon's configuration; entries of `overrides`, such as `{"source": "simulated"}`, win.
 
-        Raises ConfigError, ValueError for a capture that cannot be used, ImportError for an unusable nvidia-ml-py.
+        Raises ConfigError, ValueError for an unusable capture, ImportError for an unusable nvidia-ml-py.
         """
         config = load(None if config_file is None else Path(config_file), overrides)
         self._interval = config.poll.interval
         self._tables: tuple[type[Table[Any]], ...] = TABLES if config.compat == "none" else (*TABLES, DcgmReadings)
         self._daemon = Daemon(config, open_source(config.source, config.simulation))
         self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None  # runs on a thread of its own after the first poll
-        self._polled = 0.0  # by the monotonic clock
+        self._loop: asyncio.AbstractEventLoop | None = None  # on its own thread, from the first poll on
+        self._polled = 0.0  # monotonic
         self._families: list[Family] = []
         self._closed = False
 
     def describe(self) -> list[Family]:
-        """Return every family without samples, so that a registry need not collect to know the names."""
+        """Return all families without samples: the registry needs their names, and no poll."""
         return [family_for(row) for table in self._tables for row in table.rows]
 
     def collect(self) -> list[Family]:
-        """Return the families of a poll; those without samples are left out. After `close` there are none."""
+        """Return the families of a poll that have samples; none after `close`."""
         with self._lock:
             if not self._closed and (not self._families or time.monotonic() - self._polled >= self._interval):
                 self._families = self._poll()
@@ -75,7 +75,7 @@ class GpuWardenCollector(Collector):
             return self._families
 
     def close(self) -> None:
-        """Release the driver. Blocks until calls under way are back, at most 20 s."""
+        """Release the driver. Blocks until its calls return, for at most 20 s."""
         with self._lock:
             self._closed, self._families = True, []
             if self._loop is not None:
@@ -98,8 +98,8 @@ class GpuWardenCollector(Collector):
         try:
             tables = asyncio.run_coroutine_threadsafe(self._read(), self._loop).result(MAX_POLL_SECONDS)
             return list(families(tables))
-        except Exception:  # the other collectors of the registry must not pay for it
-            log.exception("a poll failed; its scrape has no GPU")
+        except Exception:  # other collectors of the registry must still work
+            log.exception("poll failed, scrape has no GPUs")
             failed: Readings = {DaemonReadings.collector_success: {("nvml",): 0.0}}
             return list(families([(DaemonReadings, [((), failed)])]))
 
@@ -108,7 +108,7 @@ class GpuWardenCollector(Collector):
 
 
 def families(tables: Iterable[TableReadings]) -> Iterator[Family]:
-    """Yield prometheus-client's families of what is exposed, those with a sample."""
+    """Yield prometheus-client's families of the tables that have samples."""
     for table, subjects in tables:
         for row in table.rows:
             family = family_for(row)
@@ -121,6 +121,6 @@ def families(tables: Iterable[TableReadings]) -> Iterator[Family]:
 
 
 def family_for(row: Metric[Any]) -> Family:
-    """Return prometheus-client's family for a row, without samples."""
+    """Return prometheus-client's family of a row, without samples."""
     name, kind = family_of(row)
     return Family(name, row.help, kind)

@@ -1,24 +1,24 @@
-"""Quantities in words, for people: durations in seconds, bytes, joules, ratios, counts."""
+"""Formatting for people: durations, bytes, energy, ratios, counts; fields of log lines."""
 
 from __future__ import annotations
 
 _GIB, _MIB, _KIB = 2**30, 2**20, 2**10
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
-_TENTHS_BELOW_SECONDS = 10.0  # seconds below which tenths matter
-_MIN_MILLISECONDS = 0.001  # that is told from nothing
+_TENTHS_BELOW_SECONDS = 10.0  # below which tenths are shown
+_MIN_MILLISECONDS = 0.001  # less is 0
 _WATT_HOUR = 3600.0  # joules
 
 
 def format_duration(seconds: float) -> str:
-    """Write a time that was measured exactly, such as a step's: 12.3ms, 1.25s, and longer ones as `lasting` does."""
-    milliseconds = float(f"{seconds * 1000:.3g}")  # rounded before the unit is chosen
+    """Format an exact time, such as a step's: 12.3ms, 1.25s, and longer ones like `format_elapsed`."""
+    milliseconds = float(f"{seconds * 1000:.3g}")  # rounding may change the unit
     if milliseconds < 1000:  # noqa: PLR2004 - a second
         return f"{milliseconds:.15g}ms" if milliseconds >= _MIN_MILLISECONDS else "0ms"
     return f"{seconds:.3g}s" if seconds < _TENTHS_BELOW_SECONDS else format_elapsed(seconds)
 
 
 def format_elapsed(seconds: float) -> str:
-    """Write a time that polls add up as people do: 0.4s, 45s, 2h13m."""
+    """Format a time that is as exact as the polls: 0.4s, 45s, 2h13m."""
     if round(seconds, 1) < _TENTHS_BELOW_SECONDS:
         return f"{seconds:.1f}s" if seconds else "0s"
     whole = round(seconds)
@@ -32,7 +32,7 @@ def format_elapsed(seconds: float) -> str:
 
 
 def format_forecast(seconds: float, lower: float | None, upper: float | None) -> str:
-    """Write when something will be, with bounds: in about 33s (31s to 35s); without a lower one it may be now."""
+    """Format a forecast with its bounds: in about 33s (31s to 35s); without a lower bound, from now."""
     if not seconds:
         return "at any moment"
     least = "now" if lower is None else format_elapsed(lower)
@@ -40,7 +40,7 @@ def format_forecast(seconds: float, lower: float | None, upper: float | None) ->
 
 
 def format_bytes(count: float) -> str:
-    """Write bytes by three digits: 187 MiB, 1.25 GiB."""
+    """Format bytes with three digits: 187 MiB, 1.25 GiB."""
     for unit, name in ((_GIB, "GiB"), (_MIB, "MiB"), (_KIB, "KiB")):
         if count >= unit:
             value = count / unit
@@ -50,7 +50,7 @@ def format_bytes(count: float) -> str:
 
 
 def format_growth(bytes_per_second: float) -> str:
-    """Write a growth by the minute, or by the hour where it is slow: 305 MiB a minute."""
+    """Format a growth rate by the minute, or by the hour if it is slow: 305 MiB a minute."""
     by_minute = bytes_per_second * _MINUTE
     return (
         f"{format_bytes(by_minute)} a minute"
@@ -68,12 +68,12 @@ def format_energy(joules: float) -> str:
 
 
 def format_ratio(share: float) -> str:
-    """Write a ratio in percent."""
+    """Format a ratio in percent."""
     return f"{round(share * 100, 1):.15g} %"
 
 
 def format_count(count: int) -> str:
-    """Write a count in few letters: 99999, 100k, 1.5M."""
+    """Format a count in at most five characters: 99999, 100k, 1.5M."""
     for unit, letter in ((1, ""), (1e3, "k"), (1e6, "M"), (1e9, "G")):
         rounded = float(f"{count / unit:.3g}") if letter else count
         if rounded < (1000 if letter else 100_000):

@@ -1,4 +1,4 @@
-"""The command line as users meet it: real processes, exit statuses, and what bad input is told."""
+"""The command line as users see it: real processes, help, exit statuses and error messages."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ NO_DRIVER = {"LD_LIBRARY_PATH": "/nonexistent"}
 
 
 def run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end."""
+    """Run a command and return its output."""
     command = [sys.executable, "-m", "gpuwarden", *arguments]
     environment = {**os.environ, **(env or {})}
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
 
 
 def test_once_prints_a_scrape(mock_nvml: MockNvml) -> None:
-    """`once` prints what Prometheus would scrape, and nothing else."""
+    """`once` prints the metrics that Prometheus would scrape, and nothing else."""
     done = run("once", env=mock_nvml.env(gpus=2))
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("\ngpuwarden_gpu_up{") == 2
 
 
-def test_once_without_a_driver_fails_and_says_what_to_do() -> None:
-    """Without a driver the page has the daemon's own health, the status is 1, and the message names the way out."""
+def test_once_without_a_driver() -> None:
+    """Without a driver the metrics say so, the status is 1, and the message says what to do."""
     done = run("once", env=NO_DRIVER)
     assert done.returncode == 1
     assert "install the NVIDIA driver" in done.stderr
@@ -47,8 +47,8 @@ def test_once_without_a_driver_fails_and_says_what_to_do() -> None:
     assert "gpuwarden_gpus " not in done.stdout  # not 0: the number is unknown
 
 
-def test_wrong_settings_are_told_all_at_once(tmp_path: Path) -> None:
-    """Every problem of file and flags is named with its place, and the status is 2."""
+def test_wrong_settings_are_reported_together(tmp_path: Path) -> None:
+    """Every mistake in the file and the flags is reported with its place; the status is 2."""
     config = tmp_path / "bad.yaml"
     config.write_text("poll:\n  interval: 10ms\n  intervall: 1s\nrnus:\n  max: 3\n")
     done = run("serve", "--config", str(config), "--listen", "nowhere")
@@ -59,7 +59,7 @@ def test_wrong_settings_are_told_all_at_once(tmp_path: Path) -> None:
 
 
 def test_environment_names_the_socket_unless_a_flag_does() -> None:
-    """GPUWARDEN_SOCKET is held to the rules of the option it stands for, and the flag wins over it."""
+    """GPUWARDEN_SOCKET is checked like the option it replaces, and the flag wins over it."""
     environment = {"GPUWARDEN_SOCKET": "relative"}
     named = run("serve", "--listen", "nowhere", env=environment).stderr.splitlines()
     assert [line.partition(": ")[0] for line in named] == ["GPUWARDEN_SOCKET", "--listen"]
@@ -77,7 +77,7 @@ def test_environment_names_the_daemon_unless_a_flag_does() -> None:
 
 
 def test_check_config(tmp_path: Path) -> None:
-    """A good file is OK, a missing one is status 2."""
+    """A correct file is OK; a missing one has status 2."""
     good = run("check-config", str(ROOT / "config.example.yaml"))
     assert (good.returncode, good.stdout) == (0, f"{ROOT / 'config.example.yaml'}: OK\n")
     missing = run("check-config", str(tmp_path / "none.yaml"))
@@ -186,7 +186,7 @@ def test_man_page(tmp_path: Path) -> None:
 
 
 def test_version() -> None:
-    """The version is the package's, and the changelog's newest."""
+    """--version prints the package's version, which is the newest in the changelog."""
     assert run("--version").stdout == f"gpuwarden {__version__}\n"
     newest = re.search(r"^## \[?([\d.]+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest is not None
@@ -205,8 +205,8 @@ def test_version() -> None:
         ("state", "reference/state"),
     ],
 )
-def test_reference_is_in_step(what: str, file: str) -> None:
-    """The committed reference is what the code prints; `make docs` brings it up to date."""
+def test_reference_is_up_to_date(what: str, file: str) -> None:
+    """The committed reference is what the code prints; `make docs` updates it."""
     assert (ROOT / "docs" / f"{file}.md").read_text() == run("reference", what).stdout
 
 
@@ -216,7 +216,7 @@ def test_rules_of_diagnoses_are_in_step() -> None:
 
 
 def test_port_taken(tmp_path: Path, mock_nvml: MockNvml) -> None:
-    """A taken port ends the daemon with 1 and says so."""
+    """A port in use is an error with status 1."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -228,7 +228,7 @@ def test_port_taken(tmp_path: Path, mock_nvml: MockNvml) -> None:
 
 
 def test_second_daemon_on_the_socket(tmp_path: Path, mock_nvml: MockNvml) -> None:
-    """A second daemon on a live daemon's socket ends with 1; the first goes on; a stale socket is no obstacle."""
+    """A second daemon on the same socket has status 1 and leaves the first alone; a stale socket is replaced."""
     first = Daemon(tmp_path, env=mock_nvml.env(gpus=1))
     with ending(first):
         second = run("serve", "--listen", "127.0.0.1:0", "--socket", str(first.socket), env=mock_nvml.env(gpus=1))
@@ -243,8 +243,8 @@ def test_second_daemon_on_the_socket(tmp_path: Path, mock_nvml: MockNvml) -> Non
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
-def test_ended_as_asked(tmp_path: Path, mock_nvml: MockNvml, how: signal.Signals) -> None:
-    """SIGTERM and Ctrl-C end the daemon with status 0, the socket removed, also while the driver hangs."""
+def test_signals_end_the_daemon(tmp_path: Path, mock_nvml: MockNvml, how: signal.Signals) -> None:
+    """SIGTERM and Ctrl-C end the daemon with status 0 and remove the socket, even while the driver hangs."""
     daemon = Daemon(tmp_path, env=mock_nvml.env(gpus=2))
     with ending(daemon):
         mock_nvml.hang("*")
@@ -255,7 +255,7 @@ def test_ended_as_asked(tmp_path: Path, mock_nvml: MockNvml, how: signal.Signals
 
 
 def test_driver_without_gpus(tmp_path: Path, mock_nvml: MockNvml) -> None:
-    """A driver that lists no GPU is a number, 0, and a line in the log; no GPU series exist."""
+    """A driver without GPUs is a count of 0 and a log line; there are no series of GPUs."""
     daemon = Daemon(tmp_path, env=mock_nvml.env(gpus=0))
     with ending(daemon):
         page = daemon.page()
@@ -264,16 +264,16 @@ def test_driver_without_gpus(tmp_path: Path, mock_nvml: MockNvml) -> None:
         assert "the driver lists no GPU" in daemon.output()
 
 
-def test_serve_without_a_driver_says_that_it_tries_again(tmp_path: Path) -> None:
-    """Who sees a driver missed in the daemon's log need not restart it."""
+def test_serve_without_a_driver_retries(tmp_path: Path) -> None:
+    """The log says that the daemon retries, so that a restart is not needed."""
     daemon = Daemon(tmp_path, "--source", "nvml", env=NO_DRIVER)
     with ending(daemon):
         assert "install the NVIDIA driver" in daemon.output()
         assert "trying again every 5 s" in daemon.output()
 
 
-def test_auto_without_driver_simulates_and_says_so(tmp_path: Path) -> None:
-    """Only `auto` simulates on its own, with a plain warning in the log and a label on the page."""
+def test_auto_without_a_driver_simulates(tmp_path: Path) -> None:
+    """`auto` without a driver simulates GPUs, with a warning in the log and a label in the metrics."""
     daemon = Daemon(tmp_path, "--source", "auto", env=NO_DRIVER)
     with ending(daemon):
         assert "SIMULATED" in daemon.output()
@@ -281,7 +281,7 @@ def test_auto_without_driver_simulates_and_says_so(tmp_path: Path) -> None:
 
 
 def test_capture_is_replayed(tmp_path: Path, mock_nvml: MockNvml) -> None:
-    """What `capture` records of a driver, `--source capture:FILE` shows again."""
+    """`--source capture:FILE` has the same metrics as the driver that `capture` recorded."""
     file = tmp_path / "box.json"
     done = run("capture", "--frames", "1", str(file), env=mock_nvml.env(gpus=2, frozen=1))
     assert (done.returncode, done.stderr) == (0, "")
@@ -291,31 +291,34 @@ def test_capture_is_replayed(tmp_path: Path, mock_nvml: MockNvml) -> None:
     assert len(_gpu_lines(live)) > 50
 
 
-def test_capture_names_the_file_it_cannot_write(tmp_path: Path) -> None:
-    """A capture that has nowhere to go ends before its first frame, with 1 and the file's name."""
+def test_capture_to_a_missing_folder(tmp_path: Path) -> None:
+    """A file that cannot be written is an error before the first frame, with its name and status 1."""
     file = tmp_path / "missing" / "box.json"
     done = run("capture", "--source", "simulated", "--frames", "1", str(file))
     assert (done.returncode, done.stderr) == (
         1,
-        f"gpuwarden: {file} cannot be written: no such folder, or not yours to write to\n",
+        f"gpuwarden: cannot write {file}: its folder does not exist or is not writable\n",
     )
 
 
-def test_capture_into_a_folder(tmp_path: Path) -> None:
-    """A folder in the place of the file is told before the first frame, not after the last one."""
+def test_capture_to_a_folder(tmp_path: Path) -> None:
+    """A folder in place of the file is an error before the first frame."""
     done = run("capture", "--source", "simulated", "--frames", "600", str(tmp_path))
-    assert (done.returncode, done.stderr) == (1, f"gpuwarden: {tmp_path} is a folder: name a file in it\n")
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"gpuwarden: cannot write {tmp_path}: it is a folder; name a file in it\n",
+    )
 
 
 @pytest.mark.parametrize("wrong", [["--frames", "0"], ["--interval", "-1"], ["--interval", "nan"]])
 def test_wrong_use_of_capture_is_status_2(tmp_path: Path, wrong: list[str]) -> None:
-    """Numbers that make no capture are wrong use, in one line."""
+    """Wrong numbers have status 2 and one line."""
     done = run("capture", "--source", "simulated", *wrong, str(tmp_path / "box.json"))
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
 
-def test_capture_of_a_driver_that_hangs_can_be_interrupted(tmp_path: Path, mock_nvml: MockNvml) -> None:
-    """Ctrl-C ends it even in a call that never comes back."""
+def test_capture_of_a_hanging_driver_can_be_interrupted(tmp_path: Path, mock_nvml: MockNvml) -> None:
+    """Ctrl-C ends a capture even in a driver call that does not return."""
     mock_nvml.hang("*")
     command = [sys.executable, "-m", "gpuwarden", "capture", str(tmp_path / "box.json")]
     process = Process(command, tmp_path / "log", mock_nvml.env(gpus=2))
@@ -330,8 +333,8 @@ def _gpu_lines(page: str) -> list[str]:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 99}'])
-def test_wrong_capture_is_refused(tmp_path: Path, text: str) -> None:
-    """A file that is no capture ends with 1 and one line that names it."""
+def test_wrong_capture_is_an_error(tmp_path: Path, text: str) -> None:
+    """A file that is not a capture has status 1 and one line that names it."""
     file = tmp_path / "wrong.json"
     file.write_text(text)
     done = run("once", "--source", f"capture:{file}")

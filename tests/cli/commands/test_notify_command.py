@@ -1,4 +1,4 @@
-"""`gpuwarden notify --test` and the section `notify`, as users meet them."""
+"""`gpuwarden notify --test` and the section `notify` of the configuration."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ TOKEN = "T0KEN-xoxb-1234567890"  # noqa: S105 - of a test
 
 
 def gpuwarden(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run the command."""
+    """Run a command and return its output."""
     command = [sys.executable, "-m", "gpuwarden", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **env})
 
 
-def test_tells_of_each_target(tmp_path: Path) -> None:
-    """Each target gets a test message, and a line says of each whether it went or why not."""
+def test_each_target_is_reported(tmp_path: Path) -> None:
+    """Each target gets a test message, and has a line that says whether it was sent or why not."""
     config = tmp_path / "config.yaml"
-    nobody = free_port()
+    unused = free_port()
     with http_receiver() as server, mail_receiver() as mail:
         (tmp_path / "hook").write_text(f"{server.url}/services/{TOKEN}")
         config.write_text(f"""
 notify:
   webhook:
     - {server.url}/hook
-    - http://127.0.0.1:{nobody}/{TOKEN}
+    - http://127.0.0.1:{unused}/{TOKEN}
     - file:{tmp_path}/hook
   apprise: mailto://{mail.address}?from=gpuwarden@box.example.com&to=ops@example.com
   apprise_severity: critical
@@ -67,8 +67,8 @@ notify:
         assert (ended.returncode, ended.stdout) == (0, "webhook at 127.0.0.1: sent\n")
 
 
-def test_target_that_drips_is_given_up(tmp_path: Path) -> None:
-    """A server that answers drop by drop without end costs the command no more than the timeout."""
+def test_slow_target_is_given_up(tmp_path: Path) -> None:
+    """A server that answers byte by byte without end is given up at the timeout."""
     stop = threading.Event()
 
     def drip(server: socket.socket) -> None:
@@ -93,8 +93,8 @@ notify: {{webhook: "http://{place}", timeout: 300ms}}
     assert ended.stdout == "webhook at 127.0.0.1: NOT sent: no answer within 0.3 s\n"
 
 
-def test_fault_of_our_own_tells_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error that nobody foresaw is told by its kind and its place; its text may hold a password."""
+def test_bug_reveals_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unexpected error is reported by its type and its place, not by its text, which may have a password."""
 
     def fails(_target: WebhookTarget, _message: Message) -> None:
         raise UnicodeEncodeError("ascii", TOKEN, 0, 1, "ordinal not in range")
@@ -102,19 +102,19 @@ def test_fault_of_our_own_tells_no_secret(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(WebhookTarget, "_deliver", fails)
     said: list[str] = []
     assert notify_command.send_test(NotifyConfig(webhook=(Secret(text="http://127.0.0.1:1/"),)), said.append) == 1
-    assert re.search(r": NOT sent, by an error of gpuwarden's own, .*: UnicodeEncodeError in .*\.fails:\d+$", said[0])
+    assert re.search(r": NOT sent: bug in gpuwarden, please report it: UnicodeEncodeError in .*\.fails:\d+$", said[0])
     assert TOKEN not in said[0]
 
 
-def test_nobody_to_tell() -> None:
+def test_no_target() -> None:
     """Without a target the command says what to do."""
     ended = gpuwarden("notify", "--test")
     assert (ended.returncode, ended.stdout) == (2, "")
     assert "add one under `notify:`" in ended.stderr
 
 
-def test_wrong_configuration_is_told_whole(tmp_path: Path) -> None:
-    """Each wrong value is told with its place, in lists too, and none that may be a secret is repeated."""
+def test_wrong_configuration_is_reported_in_full(tmp_path: Path) -> None:
+    """Each wrong value is reported with its place, in lists too; one that may be a secret is not repeated."""
     text = f"""
 notify:
   webhook:
@@ -154,13 +154,13 @@ notify:
         ("docs: [a]", "notify.docs: expects one value, not a list or a section"),
     ],
 )
-def test_what_does_not_fit_together(lines: str, message: str) -> None:
-    """Options that ask for another one, or for a file, are told of."""
+def test_contradicting_options(lines: str, message: str) -> None:
+    """Options that need another option or a file are reported."""
     assert any(message in line for line in problems(f"notify:\n  {lines}\n"))
 
 
-def test_what_is_missing_is_a_warning(tmp_path: Path) -> None:
-    """A variable of the service's own, a file that is its own: the check warns, and the test tells of each target."""
+def test_missing_file_or_variable_is_a_warning(tmp_path: Path) -> None:
+    """Files and variables may exist for the service only: check-config warns, and the test reports each target."""
     config, absent = tmp_path / "config.yaml", tmp_path / "url"
     with http_receiver() as server:
         config.write_text(f"""
@@ -184,15 +184,15 @@ notify:
     ]
 
 
-def test_what_no_login_can_hold_is_a_warning() -> None:
-    """A token outside ASCII is reported by the check already."""
+def test_token_outside_ascii_is_a_warning() -> None:
+    """A token outside ASCII, which HTTP cannot send, is a warning of the check."""
     wrong = Secret(text="Schlüssel")
     found = validation.missing(Config(notify=NotifyConfig(webhook=(Secret(text="https://x"),), webhook_token=wrong)))
     assert dict(found) == {"notify.webhook_token": f"the configuration {NOT_ASCII}"}
 
 
 def test_missing_apprise(tmp_path: Path) -> None:
-    """Where apprise is not installed, the check says how to install it."""
+    """If apprise is not installed, the check says how to install it."""
     config = tmp_path / "config.yaml"
     config.write_text("notify: {apprise: 'json://127.0.0.1/'}")
     program = (

@@ -1,4 +1,4 @@
-"""Command `gpuwarden capture`: a recording of the driver's answers in a file."""
+"""Command `gpuwarden capture`: record the driver's answers in a file."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from gpuwarden.nvml.troubleshooting import suggest_fix
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Record as many frames as asked for, and write them. Raises OSError that says why there are none."""
+    """Record the frames and write the file. Raises OSError."""
     config = load_config(parsed)
-    if not os.access(parsed.file.parent, os.W_OK):  # not only after the last frame
-        raise OSError(None, f"{parsed.file} cannot be written: no such folder, or not yours to write to")
+    if not os.access(parsed.file.parent, os.W_OK):  # checked before the first frame
+        raise OSError(None, f"cannot write {parsed.file}: its folder does not exist or is not writable")
     if parsed.file.is_dir():
-        raise OSError(None, f"{parsed.file} is a folder: name a file in it")
+        raise OSError(None, f"cannot write {parsed.file}: it is a folder; name a file in it")
     source = open_configured_source(config)
     plan = Plan(opted_in=config.gpus.opted_in)
     try:
@@ -33,19 +33,20 @@ def run(parsed: argparse.Namespace) -> int:
             recorded = record(source.nvml, parsed.frames, parsed.interval, plan=plan, host_memory=source.host_memory)
     except NVMLError as error:
         what_to_do = "; ".join(filter(None, [str(error), suggest_fix(error_name(error))]))
-        raise OSError(None, f"nothing can be recorded: {what_to_do}") from None
+        raise OSError(None, f"cannot record: {what_to_do}") from None
     except ValueError as error:
-        complain(f"gpuwarden: nothing can be recorded: {error}")
+        complain(f"gpuwarden: cannot record: {error}")
         return WRONG_USE
     save_capture(mask_capture(recorded) if parsed.mask else recorded, parsed.file)
     gpus = len(recorded.frames[-1].gpus)
-    say(f"{parsed.file}: {len(recorded.frames)} frames of {gpus} GPUs; replay with --source capture:{parsed.file}")
+    say(f"{parsed.file}: {len(recorded.frames)} frames of {gpus} GPUs")
+    say(f"replay: gpuwarden serve --source capture:{parsed.file}")
     return 0
 
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Let Ctrl-C end the process at once: Python would wait for the end of a call, and a driver's may hang."""
+    """Let Ctrl-C end the process at once: Python would wait for a driver call, which may hang."""
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         yield

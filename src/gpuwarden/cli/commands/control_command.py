@@ -10,7 +10,7 @@ from gpuwarden.daemon.control import send_command
 
 
 def pause(parsed: argparse.Namespace) -> int:
-    """Have the daemon release the driver."""
+    """Make the daemon release the driver."""
     return _send(parsed, f"pause {parsed.seconds:g}")
 
 

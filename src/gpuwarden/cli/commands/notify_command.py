@@ -1,4 +1,4 @@
-"""Command `gpuwarden notify --test`: a test message to each target, and a report whether it was sent."""
+"""Command `gpuwarden notify --test`: send a test notification to each target, and report the results."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from gpuwarden.cli.common.config_flags import load_config
 from gpuwarden.cli.common.terminal import FAILED, WRONG_USE, complain, say
 from gpuwarden.config.schema import NotifyConfig
 
-MAX_STEPS = 6  # each with its own timeout, that a message may take: a server may answer drop by drop
+MAX_STEPS = 6  # of a message, each with its own timeout: a server may answer byte by byte
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Send each target a test message."""
+    """Send a test notification to each target."""
     failed = send_test(load_config(parsed).notify, say)
     if failed is None:
-        complain("gpuwarden: no notification target is configured: add one under `notify:`")
+        complain("gpuwarden: no notification target configured; add one under `notify:` or `alertmanager:`")
         return WRONG_USE
     return FAILED if failed else 0
 
 
 def send_test(settings: NotifyConfig, report: Callable[[str], None]) -> int | None:
-    """Try all targets at once; return how many failed, None where there is no target."""
+    """Send to all targets in parallel; return the number of failures, or None without a target. Blocks."""
     targets = list(message_targets(settings))
     if not targets:
         return None
@@ -43,7 +43,7 @@ def send_test(settings: NotifyConfig, report: Callable[[str], None]) -> int | No
     failed = 0
     for thread, target in zip(threads, targets, strict=True):
         thread.join(max(end - time.monotonic(), 0.0))
-        fault = faults.get(target.name, f"NOT sent: not done within {limit:g} s")
+        fault = faults.get(target.name, f"NOT sent: no answer within {limit:g} s")
         failed += bool(fault)
         report(f"{target.place}: {fault or 'sent'}")
     return failed
@@ -55,5 +55,5 @@ def _fault(target: MessageTarget) -> str:
     except DeliveryError as error:
         return f"NOT sent: {error}"
     except Exception as error:  # noqa: BLE001 - of one target, and the others are to be tried
-        return f"NOT sent, by an error of gpuwarden's own, please report it: {format_trace(error)}"
+        return f"NOT sent: bug in gpuwarden, please report it: {format_trace(error)}"
     return ""

@@ -1,7 +1,4 @@
-"""Command `gpuwarden rules`: the alert rules with other numbers, for Prometheus or its operator on Kubernetes.
-
-And, for Alertmanager, the inhibition rules.
-"""
+"""Command `gpuwarden rules`: alert rules for Prometheus or its operator, inhibition rules for Alertmanager."""
 
 from __future__ import annotations
 
@@ -17,17 +14,17 @@ def run(parsed: argparse.Namespace) -> int:
     try:
         write(render_rules(parsed))
     except ValueError as error:
-        complain(f"gpuwarden rules: error: {error}")  # in argparse's words
+        complain(f"gpuwarden rules: error: {error}")  # as argparse writes it
         return WRONG_USE
     return 0
 
 
 def render_rules(parsed: argparse.Namespace) -> str:
-    """Return what the command prints; raises ValueError for numbers that make no sense beside each other."""
+    """Return the output of the command. Raises ValueError for settings that contradict each other."""
     if parsed.inhibition:
         return inhibition.render_inhibitions()
-    if 2 * parsed.leak_still >= parsed.leak_window:  # an alert that never fires
-        raise ValueError("--leak-still has to be less than half of --leak-window")
+    if 2 * parsed.leak_still >= parsed.leak_window:  # the alert would never fire
+        raise ValueError("--leak-still must be less than half of --leak-window")
     choices = prometheus_rules.Choices(
         numbers={each.name: getattr(parsed, each.name) for each in SETTINGS},
         job=parsed.job,

@@ -36,9 +36,9 @@ def serve(parsed: argparse.Namespace) -> int:
 
 
 def once(parsed: argparse.Namespace) -> int:
-    """Poll once, and print the page."""
+    """Poll once, and print the metrics."""
     config = load_config(parsed)
-    log_setup.configure("warning")  # the page is the output
+    log_setup.configure("warning")  # the output is the metrics
     daemon = Daemon(config, open_configured_source(config))
     state = asyncio.run(daemon.poll())
     sys.stdout.write(daemon.text)
@@ -48,7 +48,7 @@ def once(parsed: argparse.Namespace) -> int:
 def _log_addresses(daemon: Daemon, config: Config) -> None:
     url = f"http://{Address(*daemon.web.address)}"
     log.info("%s", daemon.status)
-    # A line each: a terminal of 80 columns would break an address in two.
+    # One line for each: a terminal of 80 columns would wrap an address.
     log.info("status page %s/", url)
     log.info("metrics %s/metrics", url)
     path = config.runs.socket
@@ -58,6 +58,6 @@ def _log_addresses(daemon: Daemon, config: Config) -> None:
 
 
 def _raise_file_limit() -> None:
-    """Use all open files that the system allows: many runs and clients must not lock out a scrape."""
+    """Raise the limit of open files to its maximum, so that many runs and clients do not block a scrape."""
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

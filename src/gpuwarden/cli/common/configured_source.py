@@ -1,4 +1,4 @@
-"""Source of GPU readings that the configuration chooses, for the commands that read GPUs."""
+"""Source of GPU readings from the configuration, for commands that read GPUs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from gpuwarden.daemon.sources import Source, open_source
 
 
 def open_configured_source(config: Config) -> Source:
-    """Open the source. Raises OSError for a capture or an nvidia-ml-py that cannot be used."""
+    """Open the source. Raises OSError for an unusable capture or nvidia-ml-py."""
     try:
         return open_source(config.source, config.simulation)
     except (ValueError, ImportError) as error:

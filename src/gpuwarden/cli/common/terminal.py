@@ -9,16 +9,16 @@ FAILED, WRONG_USE = 1, 2  # exit statuses
 
 
 def write(text: str) -> None:
-    """Write text that may hold any name to standard output, also where the terminal knows ASCII alone."""
+    """Write text with any characters to standard output; those that the terminal cannot show become question marks."""
     try:
         sys.stdout.buffer.write(text.encode(sys.stdout.encoding, errors="replace"))
         sys.stdout.buffer.flush()
-    except BrokenPipeError:  # a reader such as head has enough
+    except BrokenPipeError:  # a reader such as head has closed the pipe
         discard_output()
 
 
 def discard_output() -> None:
-    """Discard what is still buffered for standard output, which is closed: Python flushes it at the end."""
+    """Discard the buffered output of a closed standard output, which Python would flush at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -28,10 +28,10 @@ def say(text: str) -> None:
 
 
 def complain(text: str) -> None:
-    """Write a line to standard error, for a person: logging may not be configured yet."""
+    """Write a line to standard error; logging may not be configured yet."""
     print(text, file=sys.stderr)  # noqa: T201 - meant for a person
 
 
 def sanitize(text: str) -> str:
-    """Replace characters that a terminal would obey rather than show."""
+    """Replace characters that a terminal would interpret instead of showing."""
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
