@@ -165,11 +165,11 @@ def _state() -> str:
         8: f"{level} == 2",
         7: f"{_any(GpuReadings.reset_required, GpuReadings.row_remap_failed, GpuReadings.memory_unrepairable)} or "
         f"{series(GpuReadings.recovery_action, but={'action': 'none|drain.*'})} == 1",
-        6: _xid("page"),
+        6: _xid("critical"),
         5: f"increase({uncorrected}[{thresholds.MEMORY_ERRORS_SECONDS:g}s]) > 0",
         4: f"{_any(GpuReadings.row_remap_pending, GpuReadings.retired_pages_pending, GpuReadings.repair_pending)} or "
         f"{series(GpuReadings.recovery_action, like={'action': 'drain.*'})} == 1",
-        3: _xid("warn"),
+        3: _xid("warning"),
         2: f"{level} == 1",
         1: f"{slowed} == 1",
         0: f"{series(GpuHealth.up)} or {series(MigReadings.info)}",

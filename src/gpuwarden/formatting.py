@@ -72,6 +72,11 @@ def format_ratio(share: float) -> str:
     return f"{round(share * 100, 1):.15g} %"
 
 
+def format_margin(celsius: float) -> str:
+    """Format the distance of a temperature to the throttle point."""
+    return f"{abs(celsius):.0f} °C {'above' if celsius < 0 else 'below'} its throttle point"
+
+
 def format_count(count: int) -> str:
     """Format a count in at most five characters: 99999, 100k, 1.5M."""
     for unit, letter in ((1, ""), (1e3, "k"), (1e6, "M"), (1e9, "G")):

@@ -90,7 +90,7 @@ def test_thresholds_are_settings() -> None:
 
 def test_each_setting_is_set() -> None:
     """Each setting stands in the expression or the hold of a rule, not only in texts."""
-    places = " ".join(rule.expr + (rule.hold if isinstance(rule, Condition) else "") for rule in ALL.values())
+    places = " ".join(rule.expr + (rule.for_ if isinstance(rule, Condition) else "") for rule in ALL.values())
     assert [each.name for each in SETTINGS if not re.search(rf"%{{{each.name}(\.seconds)?}}", places)] == []
 
 
@@ -122,14 +122,14 @@ def test_alert_says_what_to_do() -> None:
         for texts in [alert["annotations"]]
         if alert["labels"]["severity"] not in {"critical", "warning", "info"}
         or "{{" in texts["summary"]
-        or not texts["summary"].endswith(".")
+        or texts["summary"].endswith(".")  # a noun phrase
         or texts["runbook_url"] != f"docs/reference/alerts.md#{name.lower()}"
         or "/d/gpuwarden-" not in texts["dashboard_url"]
     ]
     assert wrong == []
 
 
-XID_ALERTS: dict[str, Severity] = {"GpuXidCritical": "page", "GpuXidWarning": "warn"}
+XID_ALERTS: dict[str, Severity] = {"GpuXidCritical": "critical", "GpuXidWarning": "warning"}
 
 
 @pytest.mark.parametrize(("alert", "severity"), XID_ALERTS.items())

@@ -138,7 +138,7 @@ def test_broken_gpus_are_told_of_in_time(told: list[Episode]) -> None:
         assert set(found) == set(expected), index
         for alert, (late, lingers) in expected.items():
             assert BROKEN <= found[alert].begin <= BROKEN + late, found[alert]
-            kept = DURATION.read(ALERTS[alert].keep or "0")
+            kept = DURATION.read(ALERTS[alert].keep_firing_for or "0")
             assert MENDED - STEP <= found[alert].end - kept <= MENDED + lingers, found[alert]
 
 
@@ -175,7 +175,7 @@ def test_lost_gpu_is_told_of_until_it_is_back(tmp_path: Path) -> None:
     (down,) = (each for each in told if each.alert.startswith("Gpu"))
     assert (down.alert, down.labels["gpu"], down.labels["severity"]) == ("GpuDown", "1", "critical")
     assert 90 <= down.begin <= 100
-    assert 110 <= down.end - DURATION.read(ALERTS["GpuDown"].keep) <= 125
+    assert 110 <= down.end - DURATION.read(ALERTS["GpuDown"].keep_firing_for) <= 125
 
 
 def test_captured_box_with_a_gpu_that_never_says_who_it_is(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_forgotten_notebook_is_told_of_by_its_owner(tmp_path: Path) -> None:
     """It is the only GPU that is held for nothing, among those that train, validate and are free."""
     rules = tmp_path / "rules.yml"
     rules.write_text(render_rule_file(Choices(numbers={"idle": 300.0})))
-    idle = [each for each in episodes(simulated(480), tmp_path, rules=rules) if each.alert == "GpuHeldIdle"]
+    idle = [each for each in episodes(simulated(480), tmp_path, rules=rules) if each.alert == "GpuAllocatedButIdle"]
     assert [(each.labels["gpu"], each.labels["owner"]) for each in idle] == [("6", "hedy")]
     assert 300 <= idle[0].begin <= 330
 

@@ -17,7 +17,9 @@ from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, XidCount
 from gpuwarden.health import conditions
 from gpuwarden.health.conditions import CONDITIONS, ConditionChecks
+from gpuwarden.health.daemon_conditions import DAEMON_CONDITIONS
 from gpuwarden.health.evaluator import MAX_ALERTS, STEADY_SECONDS, AlertEvaluator
+from gpuwarden.health.link_conditions import LINK_CONDITIONS
 from gpuwarden.health.model import Alert, Occurrence
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.owners.resolver import Owners
@@ -72,10 +74,7 @@ RUN = f"Run unet ({run().peer.run_id})"
 def test_run_near_out_of_memory() -> None:
     """It tells what is left, of what, and what others hold there."""
     state = poll(gpu(0, held={7: 70 * GIB, 8: 3 * GIB}), runs=(run(),))
-    text = (
-        f"{RUN} can allocate only 1.50 GiB more on GPU 0 (H100), 1.9 % of what it uses and could get, where other "
-        "processes hold 3.00 GiB."
-    )
+    text = f"{RUN} has 1.50 GiB of memory left on GPU 0 (H100) (1.9 %); other processes hold 3.00 GiB."
     assert only(state) == ("RunNearOutOfMemory", {**OF_RUN, **OF_GPU}, text, "user alice, Slurm job 12")
     assert holding(poll(gpu(0), runs=(run(left=20),))) == []
 
@@ -85,7 +84,7 @@ def test_run_on_an_instance_is_told_by_its_gpu() -> None:
     near = run("MIG-1-0", in_use=9.5, left=0.2)
     name, labels, text, _owner = only(poll(divided(1, free=[GIB, GIB], held={7: 0, 8: 0, 9: 1}), runs=(near,)))
     assert (name, labels) == ("RunNearOutOfMemory", {**OF_RUN, "uuid": "MIG-1-0", "gpu": "1", "name": "H100"})
-    assert text.endswith("where other processes hold 1.00 GiB.")  # of the instance
+    assert text.endswith("; other processes hold 1.00 GiB.")  # of the instance
 
 
 def test_out_of_memory_has_its_verdict() -> None:
@@ -106,7 +105,7 @@ def test_stall_has_its_cause() -> None:
     stalled = replace(run(left=20), report=report, stall=Stall(61.0, "waiting"))
     name, labels, text, _owner = only(poll(gpu(0), runs=(stalled,)))
     assert (name, labels) == ("RunStalled", OF_RUN)
-    assert text == f"{RUN} has made no step for 1m01s, much longer than its steps take; what it does instead: waiting."
+    assert text == f"{RUN} is stalled: no training step for 1m01s (cause: waiting)."
 
 
 @pytest.mark.parametrize(("outcome", "name"), [("crashed", "RunDied"), ("killed", "RunKilled")])
@@ -114,7 +113,7 @@ def test_death_of_a_run(outcome: Outcome, name: str) -> None:
     """It is told once it is settled, with the evidence; one that has finished is no death."""
     ending = Ending(outcome, "ended by SIGSEGV", NOW - 4, settled=True)
     died = replace(run(), up=False, headroom={}, ending=ending)
-    text = f"{RUN} ended as {outcome} 4.0s ago: ended by SIGSEGV."
+    text = f"{RUN} ended 4.0s ago: {outcome} (ended by SIGSEGV)."
     labels = {**OF_RUN, "outcome": outcome}
     assert only(poll(gpu(0), runs=(died,))) == (name, labels, text, "user alice, Slurm job 12")
     for other in (replace(ending, settled=False), replace(ending, outcome="finished")):
@@ -124,7 +123,7 @@ def test_death_of_a_run(outcome: Outcome, name: str) -> None:
 def test_heat() -> None:
     """A GPU near its slowdown says how near, and who uses it."""
     hot = replace(gpu(0, held={7: GIB, 8: GIB}), readings={GpuReadings.temperature_margin_celsius: 5.0})
-    text = "GPU 0 (H100) is 5 °C below the temperature at which it slows itself down."
+    text = "GPU 0 (H100) is hot: 5 °C below its throttle point."
     assert only(poll(hot)) == ("GpuNearThermalSlowdown", OF_GPU, text, "user alice, Slurm job 12")
 
 
@@ -135,7 +134,7 @@ def test_gpu_down_and_driver_gone() -> None:
     assert only(poll(lost)) == ("GpuDown", OF_GPU, text, "")
     assert holding(poll(replace(lost, asked=False))) == []
     gone = poll(lost)
-    text = "The NVIDIA driver does not answer (driver_not_loaded): no GPU of the box can be read."
+    text = "The NVIDIA driver does not answer (driver_not_loaded): no GPU of the host can be read."
     silent = replace(gone, snapshot=replace(gone.snapshot, fault="driver_not_loaded"))
     firing = AlertEvaluator()
     assert firing.update(silent, 0.0).firing == []
@@ -147,11 +146,11 @@ def test_gpus_that_are_missing() -> None:
     """GPUs that the driver counts and that were never read are told, and a driver without any; one that sleeps not."""
     state = poll(gpu(0))
     more = replace(state, snapshot=replace(state.snapshot, enumerated=3))
-    text = "2 of the 3 GPUs that the driver enumerates could not be read at all so far."
+    text = "The driver lists 3 GPUs; 2 of them cannot be read."
     assert only(more) == ("GpuMissing", {}, text, "")
     assert holding(replace(more, snapshot=replace(more.snapshot, asleep_count=1))) == []
     none = replace(state, snapshot=replace(state.snapshot, enumerated=0, gpus=()))
-    text = "The NVIDIA driver answers, and knows of no GPU in the box."
+    text = "The NVIDIA driver answers, and finds no GPU."
     assert only(none) == ("GpuwardenNoGpus", {"collector": "nvml"}, text, "")
     for other in ({"asleep_count": 2}, {"asked": False}):
         assert holding(replace(none, snapshot=replace(none.snapshot, **other))) == []
@@ -171,27 +170,27 @@ def test_xids_by_their_severity(code: int, name: str) -> None:
 @pytest.mark.parametrize(
     ("readings", "name", "text", "labels"),
     [
-        ({GpuReadings.row_remap_failed: 1.0}, "GpuRowRemapFailed", "a row of memory could not be replaced", {}),
-        ({GpuReadings.row_remap_pending: 1.0}, "GpuRowRemapPending", "a row of memory waits for a reset", {}),
-        ({GpuReadings.retired_pages_pending: 1.0}, "GpuRetiredPagesPending", "a page of memory waits for a reset", {}),
+        ({GpuReadings.row_remap_failed: 1.0}, "GpuRowRemapFailed", "bad memory row could not be replaced", {}),
+        ({GpuReadings.row_remap_pending: 1.0}, "GpuRowRemapPending", "bad memory row, reset pending", {}),
+        ({GpuReadings.retired_pages_pending: 1.0}, "GpuRetiredPagesPending", "bad memory page, reset pending", {}),
         ({GpuReadings.memory_unrepairable: 1.0}, "GpuMemoryUnrepairable", "memory cannot be repaired", {}),
         (
             {GpuReadings.ecc_sram_threshold_exceeded: 1.0},
             "GpuSramErrorsExceeded",
-            "too many errors of memory on the chip",
+            "too many SRAM errors",
             {},
         ),
-        ({GpuReadings.reset_required: 1.0}, "GpuResetRequired", "the driver wants a reset", {}),
+        ({GpuReadings.reset_required: 1.0}, "GpuResetRequired", "needs a reset", {}),
         (
             {GpuReadings.reset_required: 1.0, GpuReadings.recovery_action: {("gpu_reset",): 1.0, ("none",): 0.0}},
             "GpuRecoveryNeeded",
-            "the driver wants it recovered: gpu reset",
+            "needs recovery: gpu reset",
             {"action": "gpu_reset"},
         ),
         (
             {GpuReadings.recovery_action: {("drain_p2p",): 1.0}},
             "GpuDrainNeeded",
-            "the driver wants it recovered: drain p2p",
+            "needs recovery: drain p2p",
             {"action": "drain_p2p"},
         ),
     ],
@@ -219,7 +218,12 @@ def test_leaks_that_will_end_a_run() -> None:
 
 def test_each_condition_can_be_evaluated() -> None:
     """By Prometheus, by the daemon or by both; no two have one name, and what implies one is there."""
-    rows = (*conditions.RUNS, *conditions.GPUS, *conditions.LINKS, *conditions.DAEMON)
+    rows = (
+        *conditions.ALL_RUN_CONDITIONS,
+        *conditions.ALL_GPU_CONDITIONS,
+        *LINK_CONDITIONS,
+        *DAEMON_CONDITIONS,
+    )
     assert len(CONDITIONS) == len(rows)
     assert [each.name for each in rows if not each.expr and not each.check] == []
     assert {each.implied_by for each in rows} - {""} <= CONDITIONS.keys()
@@ -288,7 +292,7 @@ def test_death_is_told_of_when_the_run_is_forgotten() -> None:
 
 def test_alert_waits_as_its_rule_does() -> None:
     """A rule's hold counts from when the condition began, and begins anew after a gap."""
-    assert CONDITIONS["GpuDown"].hold == "30s"
+    assert CONDITIONS["GpuDown"].for_ == "30s"
     stage = Stage("GpuDown")
     stage.count = 1
     assert stage.see(0) == stage.see(29) == ([], [])
@@ -316,7 +320,7 @@ def test_many_of_one_severity_keep_out_no_graver_one(caplog: pytest.LogCaptureFi
     fires, _ended = stage.see(1)
     assert "last" in [each.description for each in fires]
     assert (len(fires), stage.evaluator.dropped) == (MAX_ALERTS + 1, 1)
-    assert caplog.text.count("alerts of a severity at once") == 1
+    assert caplog.text.count("too many active alerts") == 1
 
 
 def test_fault_of_a_condition_costs_its_alerts_alone(caplog: pytest.LogCaptureFixture) -> None:
@@ -327,6 +331,6 @@ def test_fault_of_a_condition_costs_its_alerts_alone(caplog: pytest.LogCaptureFi
     stage.count = -1
     assert stage.see(1) == stage.see(2) == (fires, [])
     assert stage.see(60) == ([], fires)
-    assert caplog.text.count("the condition RunOutOfMemory meets an error of gpuwarden's own") == 1
+    assert caplog.text.count("condition check failed, please report it condition=RunOutOfMemory") == 1
     stage.count = 1
     assert len(stage.see(61)[0]) == 1

@@ -64,7 +64,7 @@ def test_end_that_is_known() -> None:
 
 def test_gpu_that_the_driver_lists_no_more() -> None:
     """Of a GPU that is gone from the driver's list it is said that nobody saw it well."""
-    ended = replace(DOWN, ending="not seen to be well: the driver lists it no more")
+    ended = replace(DOWN, ending="recovery not confirmed: the driver no longer lists the GPU")
     assert seen(Resolution(), [], [DOWN], poll(gpu(1)), 0) == (set(), [ended])
 
 

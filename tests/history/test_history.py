@@ -147,14 +147,14 @@ def test_each_change_is_told_once() -> None:
     lost = box(replace(gpu(0), fault="gpu_is_lost"), at=2.0)
     for state in (lost, lost, replace(quiet, snapshot=replace(quiet.snapshot, time=3.0))):
         events.update(state)
-    assert texts(events) == ["GPU 0 answers again", "GPU 0 does not answer: gpu_is_lost"]
+    assert texts(events) == ["GPU 0 responding again", "GPU 0 not responding: gpu is lost"]
     levels: list[Any] = ["none", "warning", "warning", "critical", "none"]
     for at, level in enumerate(levels, 4):
         events.update(box(gpu(0), at=float(at), pressure=Pressure({("GPU-0", "memory"): level})))
     assert texts(events)[:3] == [
-        "memory pressure on GPU 0: none, it was critical",
-        "memory pressure on GPU 0: critical, it was warning",
-        "memory pressure on GPU 0: warning",
+        "GPU 0 memory: critical → OK",
+        "GPU 0 memory: warning → critical",
+        "GPU 0 memory: OK → warning",
     ]
     assert [event.level for event in events.newest_first()][:3] == ["info", "critical", "warning"]
 
@@ -165,7 +165,7 @@ def test_driver_that_falls_silent_is_told() -> None:
     whole = box(at=1.0)
     events.update(replace(whole, snapshot=replace(whole.snapshot, fault="driver_not_loaded")))
     events.update(box(at=2.0))
-    assert texts(events) == ["the driver answers again", "the driver does not answer: driver_not_loaded"]
+    assert texts(events) == ["driver responding again", "driver not responding: driver not loaded"]
 
 
 def test_driver_that_is_not_asked_has_not_answered() -> None:
@@ -175,7 +175,7 @@ def test_driver_that_is_not_asked_has_not_answered() -> None:
         whole = box(at=float(at))
         fault = "driver_not_loaded" if asked else None
         events.update(replace(whole, snapshot=replace(whole.snapshot, fault=fault, asked=asked)))
-    assert texts(events) == ["the driver does not answer: driver_not_loaded"]
+    assert texts(events) == ["driver not responding: driver not loaded"]
 
 
 def test_xids_of_the_last_hour_are_told() -> None:
@@ -210,9 +210,9 @@ def test_life_of_a_run_is_told() -> None:
         events.update(box(gpu(0), at=2.0, runs=(run,)))
     assert texts(events) == [
         "run unet ended: out of memory (the kernel says so)",
-        "run unet is out of device memory: leak. It grew.",
-        "run unet has made no step for 61 s (stopped)",
-        "run unet begins",
+        "run unet out of device memory: leak. It grew.",
+        "run unet stalled: no step for 61 s (cause: stopped)",
+        "run unet started",
     ]
     assert {event.run_id for event in events.newest_first()} == {"7-1"}
     events.update(box(gpu(0), at=9.0))

@@ -13,7 +13,7 @@ from browser import Tab, chromium
 from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.analysis.memory.oom_forecast import TimeLeft
 from gpuwarden.analysis.oom.diagnosis import Diagnosis
-from gpuwarden.formatting import format_bytes, format_duration, format_elapsed, format_forecast, format_growth
+from gpuwarden.formatting import format_bytes, format_elapsed, format_forecast, format_growth
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.snapshot import XidCount
 from gpuwarden.owners.processes import ProcessIdentity
@@ -99,18 +99,21 @@ def verdict(tab: Tab) -> list[str]:
 def test_healthy_box_says_so_first(page: Stage, tab: Tab) -> None:
     """The first sentence says that all is well, with how many GPUs and runs; where runs report to stands below."""
     shown = page.show(tab, box(gpu(0), gpu(1), runs=(a_run(left=60 * GIB),)))
-    assert verdict(tab) == ["✔ All is well", "2 GPUs answer, 1 run goes on."]
-    assert tab.text("#announcement") == "All is well"
-    assert tab.evaluate("document.title").startswith("All is well · ")
-    assert f"Runs report to {SOCKET}: set GPUWARDEN_SOCKET" in shown
-    assert "this machine's GPUs" not in shown
+    assert verdict(tab) == ["✔ All OK", "2 GPUs up, 1 training run running."]
+    assert tab.text("#announcement") == "All OK"
+    assert tab.evaluate("document.title").startswith("All OK · ")
+    assert f"Training runs report to {SOCKET}: set GPUWARDEN_SOCKET" in shown
+    assert "not this machine's" not in shown
 
 
 def test_what_is_wrong_stands_first_with_its_numbers(page: Stage, tab: Tab) -> None:
     """Each GPU and run that is not well is named with what it suffers from, the worst first, and leads to its card."""
     hot = replace(
         gpu(2),
-        readings={GpuReadings.temperature_celsius: {("core",): 87.0}, GpuReadings.temperature_margin_celsius: 2.0},
+        readings={
+            GpuReadings.temperature_celsius: {("core",): 87.0},
+            GpuReadings.temperature_threshold_celsius: {("slowdown",): 89.0},
+        },
     )
     run = a_run(left=GIB)
     pressure = Pressure(
@@ -119,10 +122,10 @@ def test_what_is_wrong_stands_first_with_its_numbers(page: Stage, tab: Tab) -> N
     )
     page.show(tab, box(gpu(0), gpu(1), hot, runs=(run,), pressure=pressure))
     assert verdict(tab) == [
-        "✖ 2 critical, 1 to look at",
-        "✖ GPU 0, critical: memory pressure critical: 1.00 GiB of headroom, 5 %",
-        "✖ run unet, critical: 5 % of memory left",
-        "▲ GPU 2, to look at: thermal pressure warning: 87 °C, 2 °C below slowdown",
+        "✖ 2 critical, 1 warning",
+        "✖ GPU 0, critical: almost out of memory: 1.00 GiB left (5 %)",
+        "✖ run unet, critical: almost out of memory: 1.00 GiB left (5 %)",
+        "▲ GPU 2, warning: hot: 87 °C, 2 °C below its throttle point",
     ]
     cards = tab.evaluate("[...document.querySelectorAll('article')].map(e => e.id)")
     assert cards == ["gpu-0", "gpu-2", "gpu-1", "run-7-1"]
@@ -136,25 +139,25 @@ def test_what_is_wrong_stands_first_with_its_numbers(page: Stage, tab: Tab) -> N
     )
     assert (
         tab.evaluate("document.querySelector('#gpu-2 .fact.warning').textContent")
-        == "Temperature▲ to look at: 87 °C slows down at 89 °C"
+        == "Temperature▲ warning: 87 °C throttles at 89 °C"
     )
     assert tab.evaluate("document.querySelectorAll('#gpu-1 .fact:is(.warning, .critical)').length") == 0
-    assert tab.text("#announcement") == "2 critical, 1 to look at; GPU 0 critical; run unet critical; GPU 2 to look at"
+    assert tab.text("#announcement") == "2 critical, 1 warning; GPU 0 critical; run unet critical; GPU 2 warning"
 
 
 def test_what_is_not_real_says_so(page: Stage, tab: Tab) -> None:
     """A page of simulated GPUs says that they are none of this machine's."""
-    assert "These are not this machine's GPUs: the source is simulated." in page.show(tab, box(source="simulated"))
+    assert "Demo data: simulated GPUs, not this machine's." in page.show(tab, box(source="simulated"))
 
 
 def test_driver_that_does_not_answer_is_named_with_what_to_do(page: Stage, tab: Tab) -> None:
     """With the driver gone the page says why and what helps instead of showing an empty box."""
     shown = page.show(tab, box(snapshot=replace(snapshot(), fault="driver_not_loaded", driver=None)))
     first, second = verdict(tab)
-    assert first == "✖ The driver does not answer: driver_not_loaded"
+    assert first == "✖ NVIDIA driver not responding: driver not loaded"
     assert second.startswith("Load the kernel module")
-    assert "No GPU is known." in shown
-    assert "Not known: no GPU is read." in shown
+    assert "No GPU found." in shown
+    assert "Unknown: no GPU is polled." in shown
 
 
 def test_gpu_that_is_left_alone_is_no_fault(page: Stage, tab: Tab) -> None:
@@ -164,12 +167,12 @@ def test_gpu_that_is_left_alone_is_no_fault(page: Stage, tab: Tab) -> None:
     shown = page.show(tab, box(snapshot=replace(snapshot(alone, asleep), paused_until=2e9, **known)))
     first, second = verdict(tab)
     assert first.startswith("? Paused until 2033-05-18")
-    assert "gpuwarden resume ends it" in second
-    assert (shown.count("It is not asked."), shown.count("It sleeps, and is let.")) == (1, 1)
-    assert "their names are not known yet: 2." in shown
-    assert "Not known: no GPU is read." in shown
-    assert "does not answer" not in shown
-    assert "No process is on a GPU." in page.show(tab, box())
+    assert "resume with gpuwarden resume" in second
+    assert (shown.count("Not polled."), shown.count("Asleep. gpuwarden does not wake it up.")) == (1, 1)
+    assert "names not known yet: 2." in shown
+    assert "Unknown: no GPU is polled." in shown
+    assert "ot responding" not in shown
+    assert "No process uses a GPU." in page.show(tab, box())
 
 
 def test_lost_gpu_says_what_to_do_and_its_xids_what_they_mean(page: Stage, tab: Tab) -> None:
@@ -183,7 +186,7 @@ def test_lost_gpu_says_what_to_do_and_its_xids_what_they_mean(page: Stage, tab: 
     }
     lost = replace(gpu(0), fault="gpu_is_lost", readings={}, xids={**codes, 48: XidCount(1, -4000.0)})
     page.show(tab, box(lost, gpu(1)))
-    assert verdict(tab)[1].startswith("✖ GPU 0, critical: does not answer: gpu_is_lost; XID 79 31s ago")
+    assert verdict(tab)[1].startswith("✖ GPU 0, critical: not responding: gpu is lost; XID 79 31s ago")
     card = tab.text("#gpu-0")
     assert "stop the runs on it and restart the machine." in card
     assert "XID 48" not in card
@@ -223,16 +226,17 @@ def test_gpu_as_the_answer_has_it(page: Stage, tab: Tab) -> None:
     )
     assert {name: " ".join(told.split()) for name, told in facts.items()} == {
         "Memory used": f"{format_bytes(60 * GIB)} 75 % of {format_bytes(80 * GIB)}",
-        "Headroom": f"{format_bytes(25 * GIB)} 38 % of the tightest run's",
-        "Temperature": "61 °C slows down at 89 °C, memory 64 °C",
+        "Headroom": f"{format_bytes(25 * GIB)} 38 % free",
+        "Temperature": "61 °C throttles at 89 °C · memory 64 °C",
         "Utilization": "97 %",
-        "Clock": "1.20 GHz of 1.98 GHz, held by sw power cap",
+        "Clock": "1.20 GHz of 1.98 GHz · limited by power limit",
         "Power": "537 W of 700 W",
     }
     legend = tab.text("#gpu-0 .legend li").splitlines()
     assert [each.strip() for each in legend] == [
         f"driver {format_bytes(GIB)}", f"others {format_bytes(10 * GIB)}", f"in use by runs {format_bytes(40 * GIB)}",
-        f"reserved by runs {format_bytes(10 * GIB)}", f"free {format_bytes(19 * GIB)}", "headroom",
+        f"reserved by runs {format_bytes(10 * GIB)}", f"free {format_bytes(19 * GIB)}",
+        f"headroom {format_bytes(25 * GIB)}",
     ]  # fmt: skip
     widths = tab.evaluate("[...document.querySelectorAll('#gpu-0 .bar .share')].map(e => parseFloat(e.style.width))")
     assert widths == [1.25, 12.5, 50, 12.5, 23.75, 31.25]
@@ -274,15 +278,15 @@ def test_run_tells_what_it_does_and_when_it_ends(page: Stage, tab: Tab) -> None:
         ),
     )
     card = " ".join(tab.text("#run-7-1").split())
-    so_far = f"{format_growth(1e6)}, {format_bytes(60 << 20)} so far"
-    assert f"median {format_duration(0.0123)}" in card
-    assert "Waits for input 25 %" in card
+    so_far = f"{format_growth(1e6).replace(' a ', ' per ')}, {format_bytes(60 << 20)} so far"
+    assert "step time: median 12.3 ms" in card
+    assert "Input wait 25 %" in card
     assert "9 steps" in card
-    assert f"Its memory on GPU 0 grows by {so_far}: out of memory {format_forecast(90.0, 80.0, 100.0)}." in card
-    assert f"Its host memory grows by {so_far}: out of host memory {format_forecast(7200.0, 7000.0, None)}." in card
+    assert f"Leak: memory on GPU 0 grows by {so_far}; out of memory {format_forecast(90.0, 80.0, 100.0)}." in card
+    assert f"Leak: host memory grows by {so_far}; out of host memory {format_forecast(7200.0, 7000.0, None)}." in card
     assert "Errors: device oom \N{MULTIPLICATION SIGN} 2, other." in card
-    assert "Out of memory by too big: 9 GiB <of> 8. Use less." in card
-    assert f"no step for {format_elapsed(61.4)} (stopped)" in card
+    assert "Out of memory, cause: too big. 9 GiB <of> 8. Use less." in card
+    assert f"no training step for {format_elapsed(61.4)} (cause: stopped)" in card
     assert tab.evaluate("document.querySelector('#run-7-1 a').getAttribute('href')") == "api/v1/runs/7-1"
 
 
@@ -302,19 +306,19 @@ def test_ended_runs_say_how(page: Stage, tab: Tab) -> None:
     killed = a_run(8, **gone, ending=Ending("out_of_memory", 'it said: <b "', 1.0, settled=True))
     well = a_run(9, **gone, ending=Ending("finished", "exit status 0", 1.0, settled=True))
     shown = page.show(tab, box(runs=(killed, well, a_run(left=60 * GIB))))
-    assert "▲ run unet, to look at: out of memory 0s ago" in verdict(tab)
+    assert "▲ run unet, warning: out of memory 0s ago" in verdict(tab)
     assert "out of memory at " in tab.text("#run-8-1")
     assert 'it said: <b "' in tab.text("#run-8-1")
     assert "▲" in tab.text("#run-8-1")
     assert "▲" not in tab.text("#run-9-1")
     assert "exit status 0" in tab.text("#run-9-1")
-    assert shown.index("Doing") < shown.index("Ended") < shown.index("exit status 0")
+    assert shown.index("Phase") < shown.index("Ended") < shown.index("exit status 0")
 
 
 def test_without_a_run_the_page_says_how_to_report(page: Stage, tab: Tab) -> None:
     """Both ways, by callback and by hand."""
     shown = page.show(tab, box())
-    assert "No run reports." in shown
+    assert "No training run has reported." in shown
     assert "from gpuwarden.keras import GpuWarden" in shown
     assert "with watch(" in shown
 
@@ -338,11 +342,11 @@ def test_processes_have_their_owners_and_no_list_is_without_an_end(page: Stage, 
     ]
     assert len(rows) == MAX_PROCESSES
     assert "and 38 more processes" in shown
-    assert "And 2 more processes that hold less." in shown
+    assert "and 2 more processes with less memory" in shown
     crowd = tuple(a_run(pid, left=0.0, began=float(pid)) for pid in range(1, 130))
     shown = page.show(tab, box(runs=crowd))
     assert "and 76 more runs" in shown
-    assert "And 29 more, which the daemon leaves out here." in shown
+    assert "and 29 more runs that are not listed here" in shown
 
 
 def test_names_of_strangers_stay_text(page: Stage, tab: Tab) -> None:

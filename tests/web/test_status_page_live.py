@@ -42,7 +42,7 @@ def test_page_follows_the_box(tmp_path: Path, mock_nvml: MockNvml, tab: Tab) -> 
         tab.open(f"{daemon.url}/")
         tab.until("document.querySelectorAll('article.card').length === 2")
         state: dict[str, Any] = json.loads(fetch(f"{daemon.url}/api/v1/state"))
-        assert verdict(tab)[0] == "✔ All is well"
+        assert verdict(tab)[0] == "✔ All OK"
         for each in state["gpus"]:
             card = tab.text(f"#gpu-{each['index']}")
             assert each["name"] in card
@@ -55,7 +55,7 @@ def test_page_follows_the_box(tmp_path: Path, mock_nvml: MockNvml, tab: Tab) -> 
         assert "61 °C" in tab.text("#gpu-0")
         mock_nvml.lose(1)
         tab.until("document.querySelector('#announcement').textContent === '1 critical; GPU 1 critical'")
-        assert verdict(tab) == ["✖ 1 critical", "✖ GPU 1, critical: does not answer: gpu_is_lost"]
+        assert verdict(tab) == ["✖ 1 critical", "✖ GPU 1, critical: not responding: gpu is lost"]
         assert tab.evaluate("document.querySelectorAll('#gpu-1 canvas').length") == 3  # what was before
         mock_nvml.clear()
         tab.until("document.querySelector('.verdict.ok')")
@@ -83,9 +83,9 @@ def test_daemon_that_goes_and_comes_again(tmp_path: Path, mock_nvml: MockNvml, t
         tab.until("document.querySelector('.verdict.ok')")
     tab.until("document.body.classList.contains('old')")
     first, _, was = verdict(tab)[:3]
-    assert re.fullmatch(r"\? The daemon has not answered since \d\d:\d\d:\d\d; what you see is old\.", first)
-    assert re.match(r"At \d\d:\d\d:\d\d it was: All is well", was)
-    assert tab.evaluate("document.title").startswith("? not known")
+    assert re.fullmatch(r"\? Old data: the daemon has not answered since \d\d:\d\d:\d\d", first)
+    assert re.match(r"At \d\d:\d\d:\d\d: All OK", was)
+    assert tab.evaluate("document.title").startswith("? unknown")
     assert tab.text("#announcement") == first.removeprefix("? ")
     assert "61 °C" in tab.text("#gpu-0")
     assert tab.evaluate("getComputedStyle(document.querySelector('section:not(.verdict)')).filter") == "grayscale(1)"
@@ -94,7 +94,7 @@ def test_daemon_that_goes_and_comes_again(tmp_path: Path, mock_nvml: MockNvml, t
     with ending(again):
         tab.until("!document.body.classList.contains('old')")
         tab.until("document.querySelector('#gpu-0').innerText.includes('72 °C')")
-        assert verdict(tab)[0] == "✔ All is well"
+        assert verdict(tab)[0] == "✔ All OK"
         label = tab.evaluate("document.querySelector('#gpu-0 figure:last-child .chart').ariaLabel")
         assert label == "Temperature over the last ten minutes: 61 °C to 72 °C, now 72 °C"
 
@@ -103,17 +103,17 @@ def test_old_polls_and_none_at_all(tab: Tab) -> None:
     """A daemon that answers without new polls is told from one that is well, by its own clock and not the browser's."""
     with stage() as page:
         page.show(tab, box(gpu(0)))  # polled in 1970 by its clock, and that is now there
-        assert verdict(tab)[0] == "✔ All is well"
+        assert verdict(tab)[0] == "✔ All OK"
         page.now = page.date() + 600
         tab.open(page.url)
         tab.until("document.querySelector('.old #gpu-0')")
-        assert verdict(tab)[0] == "? The last poll was 10m00s ago; what you see is old."
+        assert verdict(tab)[0] == "? Old data: the last poll was 10m00s ago"
         page.answer = None
         tab.until("document.querySelector('#verdict').innerText.includes('has had no poll since')")
         assert "no poll yet" in tab.text("#verdict")
         tab.open(page.url)
         tab.until("document.querySelector('#verdict h2')")
-        assert re.fullmatch(r"\? The daemon has had no poll since \d\d:\d\d:\d\d\.", verdict(tab)[0])
+        assert re.fullmatch(r"\? The daemon has had no poll since \d\d:\d\d:\d\d", verdict(tab)[0])
 
 
 def test_answer_that_cannot_be_drawn_costs_itself_alone(tab: Tab) -> None:
@@ -125,12 +125,12 @@ def test_answer_that_cannot_be_drawn_costs_itself_alone(tab: Tab) -> None:
         for broken in bad:
             page.answer = good | broken
             tab.until("document.querySelector('.old #verdict')")
-            assert verdict(tab)[0].startswith("? This page has failed at ")
-            assert any("All is well" in line for line in verdict(tab))
+            assert verdict(tab)[0].startswith("? Old data: this page failed at ")
+            assert any("All OK" in line for line in verdict(tab))
             assert tab.text("#gpu-0 h3").startswith("GPU 0")
             page.answer = good
             tab.until("!document.body.classList.contains('old')")
-            assert verdict(tab)[0] == "✔ All is well"
+            assert verdict(tab)[0] == "✔ All OK"
         page.answer = good | {"gpus": None}
         tab.open(page.url)  # nothing has been drawn yet
         tab.until("document.querySelector('.old #verdict')")

@@ -34,9 +34,9 @@ def test_codes_are_unique_and_sorted() -> None:
 
 
 def test_gpus_that_need_a_reset_wake_somebody() -> None:
-    """Every code after which the GPU or machine is out of service is of severity page; of the others only NVLink's."""
+    """Every code after which the GPU or machine is out of service is critical; of the others only NVLink's."""
     out_of_service = {Action.RESET_GPU, Action.REBOOT_MACHINE, Action.RESTART_VM}
-    assert {code for code, xid in XIDS.items() if xid.action in out_of_service} == {*codes("page")} - {74}
+    assert {code for code, xid in XIDS.items() if xid.action in out_of_service} == {*codes("critical")} - {74}
 
 
 def test_nothing_to_do_alerts_nobody() -> None:
@@ -52,4 +52,4 @@ def test_texts_are_sentences() -> None:
 
 def test_unknown_code_is_explained() -> None:
     """A code that is not in the table is worth a look."""
-    assert (explain(100_000).code, explain(100_000).severity) == (100_000, "warn")
+    assert (explain(100_000).code, explain(100_000).severity) == (100_000, "warning")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from gpuwarden.analysis.oom.co_tenants import CoTenant
 from gpuwarden.config.schema import PressureConfig as Limits
-from gpuwarden.formatting import format_bytes, format_elapsed, format_ratio
+from gpuwarden.formatting import format_bytes, format_elapsed, format_margin, format_ratio
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.owners.resolver import UNKNOWN, ProcessOwners
@@ -53,7 +53,7 @@ def memory_text(limits: Limits, memory: RunPressure, name: str) -> str:
 def thermal_text(gpu: Gpu, level: Level, name: str) -> str:
     """Return how hot a GPU is."""
     margin = gpu.value(GpuReadings.temperature_margin_celsius)
-    return _HEAT_IS[level].format(name) + (f": {margin:.0f} °C below its throttle point" if margin is not None else "")
+    return _HEAT_IS[level].format(name) + ("" if margin is None else f": {format_margin(margin)}")
 
 
 def co_tenant_text(memory: RunPressure, pid: int, co_tenant: CoTenant, owners: ProcessOwners | None, name: str) -> str:

@@ -1,6 +1,6 @@
-"""Inhibition: alerts that are not sent while another one fires that says more.
+"""Inhibition: alerts that are not sent while another one fires that explains them.
 
-It is the section `inhibit_rules` of Alertmanager, and holds for the daemon's own notifications too.
+Used for `inhibit_rules` of Alertmanager, and for the daemon's own notifications.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import yaml
 from gpuwarden.health.model import Alert, Key
 
 _HEADER = """\
-# Written by `gpuwarden rules --inhibition`: what is not told while an alert fires that says more.
+# Written by `gpuwarden rules --inhibition`: alerts that are not sent while another one fires that explains them.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inhibition:
-    """While `source` fires, `targets` of the same `equal` labels are not told; no targets are all other alerts.
+    """Rule: while `source` fires, `targets` with the same `equal` labels are not sent. No targets: all other alerts.
 
-    Alertmanager takes a label that both lack as equal: all targets carry them all, so that a source without one, as
-    GpuwardenDown is where Prometheus has no target, hides nothing. Only a cluster is what few sites have.
+    Alertmanager treats a label that both alerts lack as equal. All targets carry these labels (only `cluster` is
+    optional), so a source without them, as GpuwardenDown without a target in Prometheus, inhibits nothing.
     """
 
     source: str
@@ -40,31 +40,31 @@ _LINKS = ("GpuPcieLinkDegraded", "GpuPcieReplays", "GpuNvlinkDown", "GpuNvlinkEr
 _WAITS_FOR_RESET = ("GpuRowRemapPending", "GpuRepairPending", "GpuRetiredPagesPending")
 
 # fmt: off
-# Critical alerts hide no other one but where the whole box is silent: each may be the one that tells the cause.
+# Only alerts of a whole host inhibit critical ones: any critical alert can be the cause.
 INHIBITIONS = (
-    # Whatever else fires then is old: Prometheus knows nothing new of that box.
+    # All other alerts of that host are old then.
     Inhibition(source="GpuwardenDown", equal=_BOX),
     Inhibition(source="GpuwardenDriverFault", targets=("GpuDown", "GpuMissing"), equal=_BOX),
-    # A GPU that is gone was hot, or its links erred, before it went; rates over minutes go on telling so.
+    # Rates over minutes still contain the heat and link errors from before the GPU failed.
     Inhibition(
         source="GpuDown", equal=_GPU,
         targets=(
             *_NEAR_SLOWDOWN, "GpuSoftwareThermalSlowdown", "GpuPowerBrake", "GpuFanStopped", *_LINKS, "GpuXidWarning",
         ),
     ),
-    # The driver follows one fault up with others (154: another action is needed; 63: a row is to be replaced), and what
-    # the fault asks for, a reset or more, is also what those wait for.
+    # The driver reports follow-up XIDs after a fault (154: another action is needed; 63: a row will be replaced), and
+    # the reset that the fault needs is the one that the others wait for.
     Inhibition(source="GpuXidCritical", targets=("GpuXidWarning", *_WAITS_FOR_RESET), equal=_GPU),
     Inhibition(source="GpuRecoveryNeeded", targets=_WAITS_FOR_RESET, equal=_GPU),
     Inhibition(source="GpuResetRequired", targets=_WAITS_FOR_RESET, equal=_GPU),
     Inhibition(source="GpuRowRemapFailed", targets=("GpuSpareRowsUsedUp",), equal=_GPU),
     Inhibition(source="GpuFabricNotJoined", targets=("GpuFabricFault",), equal=_GPU),
-    # It slows down already.
+    # Throttled already.
     Inhibition(
         source="GpuHardwareThermalSlowdown", targets=("GpuSoftwareThermalSlowdown", *_NEAR_SLOWDOWN), equal=_GPU
     ),
     Inhibition(source="GpuSoftwareThermalSlowdown", targets=_NEAR_SLOWDOWN, equal=_GPU),
-    # What was foreseen has come; who took the memory is told all the same.
+    # The forecast has come true. RunMemoryTakenByCoTenant is still sent.
     Inhibition(source="RunNearOutOfMemory", targets=("RunPeakNearOutOfMemory", "RunOutOfMemoryExpected"), equal=_RUN),
     Inhibition(source="RunOutOfMemoryExpected", targets=("RunPeakNearOutOfMemory",), equal=_RUN),
     Inhibition(source="GpuNearOutOfMemory", targets=("GpuOutOfMemoryExpected",), equal=_GPU),
@@ -73,12 +73,12 @@ INHIBITIONS = (
 
 
 def find_hiding(alert: str) -> list[str]:
-    """Return the names of the alerts that hide this one, without the one that hides all."""
+    """Return the names of the alerts that inhibit this one, without GpuwardenDown, which inhibits all."""
     return [each.source for each in INHIBITIONS if alert in each.targets]
 
 
 def find_hidden(alerts: Collection[Alert]) -> set[Key]:
-    """Return the keys of those that others among them hide; all are of one box."""
+    """Return the keys of the alerts that others among them inhibit; all are of one host."""
     of_name: dict[str, list[Alert]] = {}
     for alert in alerts:
         of_name.setdefault(alert.name, []).append(alert)

@@ -1,4 +1,4 @@
-"""Recording rules: series that alerts and dashboards join with, and what dashboards read of days and weeks."""
+"""Recording rules: series that alerts and dashboards join with, and long-term series of dashboards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuwarden.usage.gpu_meter import SLOWDOWNS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordingRule:
-    """A series made from others, `name` by Prometheus' custom level:metric:operation."""
+    """Recording rule; `name` is level:metric:operation, by the naming convention of Prometheus."""
 
     name: str
     expr: str
@@ -19,7 +19,7 @@ class RecordingRule:
 _RECORDED = "|".join(kind.name for kind in OWNER_KINDS if kind.recorded)
 
 JOIN_RULES = (
-    # A run may be on a MIG instance, which has a UUID of its own and no name.
+    # A run can be on a MIG instance, which has its own UUID and no name.
     RecordingRule(
         name="gpuwarden:device:info",
         expr="""
@@ -31,8 +31,8 @@ JOIN_RULES = (
             )
         """,
     ),
-    # Whoever holds all memory of a device on which there is one run is that run's owner. Where several runs or owners
-    # share a device, nobody can tell by these series whose is whose.
+    # The owner of all memory of a device with one run is that run's owner. If several runs or owners share a device,
+    # these series do not say which run has which owner.
     RecordingRule(
         name="gpuwarden:run:owner_info",
         expr="""
@@ -54,7 +54,7 @@ JOIN_RULES = (
             )
         """,
     ),
-    # Who uses a GPU, its MIG instances included, with the names of runs.
+    # Users of a GPU, its MIG instances included, with the names of runs.
     RecordingRule(
         name="gpuwarden:gpu:owner",
         expr=f"""
@@ -69,7 +69,7 @@ JOIN_RULES = (
 )
 
 RUN_MEMORY_RULES = (
-    # All that a run can have. Its own growth leaves that as it is, what others take does not.
+    # Memory that the run uses or can still allocate. Its own growth does not change it; memory taken by others does.
     RecordingRule(
         name="gpuwarden:run:memory_within_reach_bytes",
         expr="gpuwarden_run_memory_headroom_bytes + gpuwarden_run_allocator_memory_bytes",
@@ -78,7 +78,7 @@ RUN_MEMORY_RULES = (
 
 
 def _device_expr(reading: str) -> str:
-    """Return a reading of GPUs and MIG instances, without that of a divided GPU: the sum of its instances'."""
+    """Return a reading of GPUs and MIG instances, without GPUs in MIG mode, which are the sum of their instances."""
     return f"""
         max by (cluster, job, instance, uuid) (
           gpuwarden_gpu_{reading}
@@ -93,19 +93,19 @@ def _device_expr(reading: str) -> str:
 
 
 DEVICE_MEMORY_RULES = (
-    # In the group of those that look back at them, as rules of one group follow each other in each evaluation.
+    # In the group of the alerts that use their history: the rules of a group are evaluated in order.
     RecordingRule(name="gpuwarden:device:memory_used_bytes", expr=_device_expr("memory_used_bytes")),
     RecordingRule(name="gpuwarden:device:memory_free_bytes", expr=_device_expr("memory_free_bytes")),
 )
 
-# What slows a GPU down and should not: the power limit holds every GPU that works hard.
+# Reasons of throttling that can be avoided: the power limit throttles every GPU under high load.
 AVOIDABLE_SLOWDOWNS = "|".join(reason for reason in SLOWDOWNS if reason != "sw_power_cap")
 
 _HELD = 'gpuwarden_owner_gpu_memory_used_bytes{owner_kind="user"} > bool 0'
 
 
 def _holder_sum(what: str) -> str:
-    """Sum up a number of each GPU by the owners of memory on it; one that two share counts for both."""
+    """Return the sum of a number of each GPU by owner of its memory; a shared GPU counts for each of its owners."""
     return f"""
         sum by (cluster, job, instance, owner) (
           ({_HELD})
@@ -151,7 +151,7 @@ FLEET_RULES = (
         name="gpuwarden:owner:power_usage_watts:sum",
         expr=_holder_sum("gpuwarden_gpu_power_usage_watts"),
     ),
-    # Of the reasons the one that holds most; the part of the time, over as long as alerts take it.
+    # Share of the time throttled, of the most frequent reason, over the window of the alerts.
     RecordingRule(
         name="gpuwarden:gpu:slowed_ratio:max",
         expr=f"""
@@ -164,7 +164,7 @@ FLEET_RULES = (
             )
         """,
     ),
-    # The last, and of a box without GPUs too: where dashboards find it, there is what the box told of all the others.
+    # Evaluated last, and also for hosts without GPUs: where dashboards find it, all other recorded series exist.
     RecordingRule(
         name="gpuwarden:box:build_info:group",
         expr="group by (cluster, job, instance) (gpuwarden_build_info)",

@@ -1,8 +1,7 @@
-"""Templates in rules: joins of expressions, sentences that descriptions share, and what to do about each XID.
+"""Templates of rules: joins of expressions, sentences that descriptions share, and the action for each XID.
 
-They stand in rules as `%{name}`. A sentence asks Prometheus for what the labels lack: each gives a sentence with a
-blank before it, or a part of one, and nothing where no series has it. `gpu` alone is no question: it names the GPU by
-the alert's labels.
+Rules contain them as `%{name}`. A sentence queries Prometheus for what the labels lack; it begins with a space, and is
+empty if no series has it. `gpu` and `margin` use only the alert itself.
 """
 
 from __future__ import annotations
@@ -11,22 +10,22 @@ from collections.abc import Iterator
 
 from gpuwarden.xid.codes import Action, Severity, codes, explain
 
-# Joins that give a sample the names of its run or device, by which people know them.
+# Joins that add the names of the run or device to a sample.
 JOINS = {
     "of_run": "* on (cluster, job, instance, run_id) group_left (run_name) gpuwarden_run_info",
     "of_gpu": "* on (cluster, job, instance, uuid) group_left (gpu, name) gpuwarden:device:info",
 }
 
-# An owner by its kind, as people say it: slurm job 4711.
+# An owner with its kind: slurm job 4711.
 _OWNER = '{{ reReplaceAll "_" " " .Labels.owner_kind }} {{ .Labels.owner }}'
 _BOX = "$labels.cluster $labels.job $labels.instance"
 _COMMA = "{{ if $n }},{{ end }} "
 
 
 def _query_template(query: str, labels: str, then: str, otherwise: str = "") -> str:
-    """Return a template of a query with labels of the alert, and of what to write of its result."""
-    said = f"{{{{ else }}}}{otherwise}" if otherwise else ""
-    return f'{{{{ with printf "{query}" {_BOX} {labels} | query }}}}{then}{said}{{{{ end }}}}'
+    """Return a template that queries by labels of the alert and renders the result with `then`, if there is one."""
+    other = f"{{{{ else }}}}{otherwise}" if otherwise else ""
+    return f'{{{{ with printf "{query}" {_BOX} {labels} | query }}}}{then}{other}{{{{ end }}}}'
 
 
 def _list_template(each: str, by: str) -> str:
@@ -34,7 +33,7 @@ def _list_template(each: str, by: str) -> str:
 
 
 def _owner_of_run(window: str = "") -> str:
-    """Return a template of whose run it is, or was within a window; the user id where that is all that is known."""
+    """Return a template of the owner of a run, now or within a window; the user id if no owner is known."""
 
     def series(name: str) -> str:
         chosen = f"{name}{{cluster=%q,job=%q,instance=%q,run_id=%q}}"
@@ -48,15 +47,15 @@ def _owner_of_run(window: str = "") -> str:
 
 
 def _users(window: str = "") -> str:
-    """Return a template of who uses a GPU, or used it within a window, with the names of runs."""
+    """Return a template of the users of a GPU, now or within a window, with the names of runs."""
     users = "gpuwarden:gpu:owner{cluster=%q,job=%q,instance=%q,uuid=%q}"
     each = f"{_OWNER}{{{{ with .Labels.run_name }}}} ({{{{ . }}}}){{{{ end }}}}"
     asked = f"last_over_time({users}[{window}])" if window else users
-    return _query_template(asked, "$labels.uuid", f" In use by{_list_template(each, 'owner')}.")
+    return _query_template(asked, "$labels.uuid", f" Used by{_list_template(each, 'owner')}.")
 
 
 def _owned_selector(matching: str) -> str:
-    """Return a selector of what owners hold of a GPU; its index is the fifth label of the query."""
+    """Return a selector of the memory of a GPU by owner; the GPU's index is the fifth label of the query."""
     owned = f"gpuwarden_owner_gpu_memory_used_bytes{{cluster=%[1]q,job=%[2]q,instance=%[3]q,{matching}}}"
     return f"({owned} and on (cluster, job, instance, uuid) gpuwarden_gpu_info{{gpu=%[5]q}})"
 
@@ -72,58 +71,59 @@ _TOOK = (
 )
 
 TEXTS = {
-    "gpu": "GPU {{ $labels.gpu }} ({{ $labels.name }}, {{ $labels.uuid }}) of {{ $labels.instance }}",
+    "gpu": "GPU {{ $labels.gpu }} ({{ $labels.name }}, {{ $labels.uuid }}) on {{ $labels.instance }}",
+    "margin": '{{ reReplaceAll "^-" "" (humanize $value) }} °C {{ if lt $value 0.0 }}above{{ else }}below{{ end }}',
     "users": _users(),
-    # A GPU that has failed tells no processes any more, so those are named that it had a moment ago.
+    # A failed GPU lists no processes: name those of the last minutes.
     "late_users": _users("10m"),
     "owner": _owner_of_run(),
     "owner_lately": _owner_of_run("%{oom_told}"),
-    # Of a MIG instance too, these are the owners of its GPU: the driver lists processes of the whole.
+    # For a MIG instance these are the owners of its whole GPU: the driver does not separate the processes.
     "holders": _query_template(
         f"sort_desc(topk(6, {_HELD}))",
         "$labels.uuid $labels.gpu",
-        f" Memory of that GPU is held by{_list_template(_AMOUNT, 'owner_kind')}.",
+        f" GPU memory by owner:{_list_template(_AMOUNT, 'owner_kind')}.",
     ),
-    # Owners that hold more than they did; those that the run itself has are left out, where they are known.
+    # Owners whose memory has grown, without the run's own owners if they are known.
     "takers": _query_template(
         f"sort_desc({_TOOK})",
         "$labels.run_id $labels.gpu",
-        f" More than before is held by{_list_template(_AMOUNT, 'owner_kind')}.",
+        f" Growth by owner:{_list_template(_AMOUNT, 'owner_kind')}.",
     ),
     "cause": _query_template(
         "gpuwarden_run_stall_cause{cluster=%q,job=%q,instance=%q,run_id=%q} == 1",
         "$labels.run_id",
-        '; what it does instead: {{ . | first | label "cause" }}',
+        ' (cause: {{ . | first | label "cause" | reReplaceAll "_" " " }})',
     ),
     "soon": _query_template(
         "gpuwarden_run_seconds_to_oom{cluster=%q,job=%q,instance=%q,run_id=%q,uuid=%q}",
         "$labels.run_id $labels.uuid",
-        " If it goes on to grow as it does, that is gone in {{ . | first | value | humanizeDuration }}.",
+        " At its current growth it lasts {{ . | first | value | humanizeDuration }}.",
     ),
     "growth": _query_template(
         "60 * gpuwarden_run_memory_growth_bytes_per_second{cluster=%q,job=%q,instance=%q,run_id=%q,uuid=%q}",
         "$labels.run_id $labels.uuid",
-        " by {{ . | first | value | humanize1024 }}B a minute",
+        " at {{ . | first | value | humanize1024 }}B per minute",
     ),
     "host_growth": _query_template(
         "60 * gpuwarden_run_host_memory_growth_bytes_per_second{cluster=%q,job=%q,instance=%q,run_id=%q}",
         "$labels.run_id",
-        " by {{ . | first | value | humanize1024 }}B a minute",
+        " at {{ . | first | value | humanize1024 }}B per minute",
     ),
 }
 
 
 def xid_values() -> Iterator[tuple[str, str]]:
-    """Yield what fills the places for XIDs by severity, and for what to do about each."""
+    """Yield the placeholders of XIDs: the codes of each severity, and the action for each code."""
     severity: Severity
-    for severity in ("page", "warn", "info"):
+    for severity in ("critical", "warning", "info"):
         yield f"xids.{severity}", "|".join(map(str, codes(severity)))
-    for severity in ("page", "warn"):
+    for severity in ("critical", "warning"):
         yield f"xids.{severity}.actions", _actions(severity)
 
 
 def _actions(severity: Severity) -> str:
-    """Return a template of what to do about the XID of an alert; what most of them need is its last branch."""
+    """Return a template of the action for the XID of an alert; the most frequent action is its last branch."""
     by_action: dict[Action, list[int]] = {}
     for code in codes(severity):
         by_action.setdefault(explain(code).action, []).append(code)

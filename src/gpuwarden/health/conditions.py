@@ -1,4 +1,4 @@
-"""The table of all conditions that can be wrong: rules, alerts, status page, API and events read it."""
+"""Table of all conditions; rules, alerts, the status page, the API and events are generated from it."""
 
 from __future__ import annotations
 
@@ -8,46 +8,40 @@ from collections.abc import Iterable, Iterator, Mapping
 from gpuwarden.health.daemon_conditions import DAEMON_CONDITIONS
 from gpuwarden.health.device_memory_conditions import DEVICE_MEMORY_CONDITIONS
 from gpuwarden.health.ecc_conditions import ECC_CONDITIONS
-from gpuwarden.health.gpu_conditions import GPU_CONDITIONS, XID_CONDITIONS
+from gpuwarden.health.gpu_conditions import GPU_CONDITIONS
+from gpuwarden.health.link_conditions import LINK_CONDITIONS
 from gpuwarden.health.model import Condition, Occurrence, Severity
-from gpuwarden.health.nvlink_conditions import NVLINK_CONDITIONS
 from gpuwarden.health.run_conditions import RUN_CONDITIONS
 from gpuwarden.health.run_memory_conditions import RUN_MEMORY_CONDITIONS
 from gpuwarden.health.thermal_conditions import THERMAL_CONDITIONS
 from gpuwarden.state import State
-from gpuwarden.xid.codes import Severity as XidSeverity
 
 log = logging.getLogger(__name__)
 
-RUNS = (*RUN_MEMORY_CONDITIONS, *RUN_CONDITIONS)
-GPUS = (*DEVICE_MEMORY_CONDITIONS, *GPU_CONDITIONS, *THERMAL_CONDITIONS, *ECC_CONDITIONS)
-LINKS = NVLINK_CONDITIONS
-DAEMON = DAEMON_CONDITIONS
-CONDITIONS: Mapping[str, Condition] = {each.name: each for each in (*RUNS, *GPUS, *LINKS, *DAEMON)}
+ALL_RUN_CONDITIONS = (*RUN_MEMORY_CONDITIONS, *RUN_CONDITIONS)
+ALL_GPU_CONDITIONS = (*DEVICE_MEMORY_CONDITIONS, *GPU_CONDITIONS, *THERMAL_CONDITIONS, *ECC_CONDITIONS)
+CONDITIONS: Mapping[str, Condition] = {
+    each.name: each for each in (*ALL_RUN_CONDITIONS, *ALL_GPU_CONDITIONS, *LINK_CONDITIONS, *DAEMON_CONDITIONS)
+}
 ALERTS: Mapping[str, Condition] = {name: condition for name, condition in CONDITIONS.items() if condition.expr}
-# Those that the daemon itself evaluates; the others take a history, or another machine.
+# Those that the daemon evaluates itself; the others need a history, or data from another machine.
 CHECKED = tuple(condition for condition in CONDITIONS.values() if condition.check)
 
 
 def severity_of(name: str | None) -> Severity:
-    """Return the severity of a condition; info of what is none."""
+    """Return the severity of a condition; info for None."""
     return CONDITIONS[name].severity if name else "info"
 
 
-def xid_level(severity: XidSeverity) -> Severity:
-    """Return the severity of the condition of an XID, by that of its code."""
-    return severity_of(XID_CONDITIONS.get(severity))
-
-
 class ConditionChecks:
-    """Checks of conditions against polls. An error of one check costs its occurrences alone, and is logged once."""
+    """Checks of conditions against polls. A check that raises loses only its own occurrences, and is logged once."""
 
     def __init__(self, conditions: Iterable[Condition] = CHECKED) -> None:
         self._conditions = tuple(conditions)
         self._faulty: set[str] = set()
 
     def occurrences(self, state: State) -> Iterator[tuple[Condition, Occurrence]]:
-        """Yield all that holds at a poll."""
+        """Yield the occurrences of all conditions that hold at a poll."""
         for condition in self._conditions:
             found: list[Occurrence] = []
             try:
@@ -56,8 +50,6 @@ class ConditionChecks:
             except Exception:
                 if condition.name not in self._faulty:
                     self._faulty.add(condition.name)
-                    log.exception(
-                        "the condition %s meets an error of gpuwarden's own, please report it", condition.name
-                    )
+                    log.exception("bug: condition check failed, please report it condition=%s", condition.name)
             for occurrence in found:
                 yield condition, occurrence

@@ -1,10 +1,10 @@
-"""Conditions of the daemon itself, and of what it can read of a box."""
+"""Conditions of the daemon, and of the driver as a whole."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpuwarden.health.model import OUTLIVES_RESTART, Condition, Occurrence
+from gpuwarden.health.model import OUTLIVES_RESTART, Condition, Occurrence, fault_text
 from gpuwarden.records.writer import MAX_WAITING
 from gpuwarden.state import State
 
@@ -14,17 +14,20 @@ _NVML = {"collector": "nvml"}
 def _driver_fault(state: State) -> Iterator[Occurrence]:
     snapshot = state.snapshot
     if snapshot.fault is not None:
-        description = f"The NVIDIA driver does not answer ({snapshot.fault}): no GPU of the box can be read."
+        description = f"The NVIDIA driver does not answer ({snapshot.fault}): no GPU of the host can be read."
         yield Occurrence(
-            labels=_NVML, text=f"does not answer: {snapshot.fault}", description=description, since=snapshot.time
+            labels=_NVML,
+            text=f"not responding: {fault_text(snapshot.fault)}",
+            description=description,
+            since=snapshot.time,
         )
 
 
 def _no_gpus(state: State) -> Iterator[Occurrence]:
     snapshot = state.snapshot
     if snapshot.asked and snapshot.fault is None and not snapshot.enumerated and not snapshot.asleep_count:
-        description = "The NVIDIA driver answers, and knows of no GPU in the box."
-        yield Occurrence(labels=_NVML, text="knows of no GPU", description=description, since=snapshot.time)
+        description = "The NVIDIA driver answers, and finds no GPU."
+        yield Occurrence(labels=_NVML, text="finds no GPU", description=description, since=snapshot.time)
 
 
 DAEMON_CONDITIONS = (
@@ -35,17 +38,17 @@ DAEMON_CONDITIONS = (
         expr="""
             up{job="%{job}"} == 0 or absent(up{job="%{job}"})
         """,
-        hold="45s",
-        summary="GPUs and training runs are not watched.",
+        for_="45s",
+        summary="gpuwarden is down: GPUs and training runs are not monitored",
         description="""{{ if $labels.instance }}Prometheus cannot scrape gpuwarden at {{ $labels.instance }}.{{ else
             }}Prometheus has no target of the job %{job}.{{ end }}""",
-        means="""Prometheus cannot scrape gpuwarden, or has no target of that job at all. Nothing else here can fire
-            meanwhile.""",
-        look="`systemctl status gpuwarden` and `journalctl -u gpuwarden`; then at Prometheus' page *Targets*.",
-        do="""start it; `/opt/gpuwarden/bin/gpuwarden check-config /etc/gpuwarden/config.yaml` tells what is wrong with
-            its configuration.""",
-        wrong="""the scrape job has another name: say so by `gpuwarden rules --job`. Silent for a box that is no target
-            any more, while others are: what your service discovery forgets, nobody misses.""",
+        meaning="""Prometheus cannot scrape gpuwarden, or has no target of that job. No other alert of that host can
+            fire meanwhile.""",
+        diagnosis="`systemctl status gpuwarden`, `journalctl -u gpuwarden`, and the page *Targets* of Prometheus.",
+        action="""Start it. `/opt/gpuwarden/bin/gpuwarden check-config /etc/gpuwarden/config.yaml` shows errors of its
+            configuration.""",
+        false_positives="""The scrape job has another name: set `gpuwarden rules --job`. Never fires for a host that is
+            no longer a target while others are: a host missing from service discovery is not noticed.""",
     ),
     Condition(
         name="GpuwardenStale",
@@ -56,14 +59,13 @@ DAEMON_CONDITIONS = (
               > on (cluster, job, instance)
               clamp_min(%{stale_polls} * gpuwarden_poll_interval_seconds, %{stale.seconds})
         """,
-        summary="gpuwarden answers but does not poll.",
-        description="""The page of gpuwarden at {{ $labels.instance }} shows a poll from {{ $value | humanizeDuration }}
-            ago.""",
-        means="""The daemon answers, but the page it serves is from a poll more than %{stale_polls.words} intervals ago,
-            and more than %{stale.words}: all its values are old.""",
-        look="`gpuwarden_collector_duration_seconds`, and the daemon's log.",
-        do="restart it, and please report it: a poll is bounded to three poll intervals and 30 seconds.",
-        wrong="the clocks of the box and of Prometheus differ by %{stale.words} (repair the time service).",
+        summary="gpuwarden does not poll: all its values are old",
+        description="The last poll of gpuwarden at {{ $labels.instance }} was {{ $value | humanizeDuration }} ago.",
+        meaning="""The daemon answers, but its last poll is older than %{stale_polls.words} poll intervals and older
+            than %{stale.words}: all its values are old.""",
+        diagnosis="`gpuwarden_collector_duration_seconds`, and the daemon's log.",
+        action="Restart it, and please report it: a poll is limited to three poll intervals and 30 seconds.",
+        false_positives="The clocks of the host and of Prometheus differ by %{stale.words}: repair the time service.",
     ),
     Condition(
         name="GpuwardenDriverFault",
@@ -72,18 +74,16 @@ DAEMON_CONDITIONS = (
         expr="""
             gpuwarden_collector_success{collector="nvml"} == 0
         """,
-        hold="1m",
-        keep=OUTLIVES_RESTART,
+        for_="1m",
+        keep_firing_for=OUTLIVES_RESTART,
         check=_driver_fault,
-        summary="The NVIDIA driver does not answer.",
-        description="""gpuwarden at {{ $labels.instance }} gets no answer from the NVIDIA driver; no GPU of the box can
-            be read.""",
-        means="""The NVIDIA driver as a whole does not answer gpuwarden: not loaded, of another version than its
-            library, or hanging.""",
-        look="`nvidia-smi`, and at `gpuwarden_collector_errors_total` for the driver's error.",
-        do="""after an update of the driver, restart the machine or reload the module; gpuwarden tries again every five
-            seconds by itself.""",
-        wrong="the machine has no NVIDIA GPU: do not run gpuwarden there.",
+        summary="NVIDIA driver not responding",
+        description="The NVIDIA driver on {{ $labels.instance }} does not answer; none of its GPUs can be read.",
+        meaning="""The NVIDIA driver as a whole does not answer gpuwarden: it is not loaded, its version differs from
+            that of its library, or it hangs.""",
+        diagnosis="`nvidia-smi`; `gpuwarden_collector_errors_total` has the driver's error.",
+        action="After a driver update, restart the machine or reload the module; gpuwarden retries every five seconds.",
+        false_positives="The machine has no NVIDIA GPU: do not run gpuwarden there.",
     ),
     Condition(
         name="GpuwardenPaused",
@@ -92,18 +92,18 @@ DAEMON_CONDITIONS = (
         expr="""
             gpuwarden_paused == 1
         """,
-        hold="%{paused}",
-        summary="GPUs are not watched, because gpuwarden was told to pause.",
-        description="""gpuwarden at {{ $labels.instance }} has been paused for over %{paused.words}; it reads no GPU
-            meanwhile.""",
-        means="""Somebody has told gpuwarden to let go of the driver (`gpuwarden pause`), and no GPU of the box is read
-            meanwhile. Silent are all alerts on GPUs (*Gpu…*) but those on XIDs, which the kernel log tells; those on a
-            run's device memory but RunOutOfMemory; GpuwardenDriverFault and GpuwardenNoGpus.""",
-        look="the status page, which says how long the pause lasts, and at who is at work on the box.",
-        do="`sudo /opt/gpuwarden/bin/gpuwarden resume`.",
-        wrong="the work on the box takes that long.",
+        for_="%{paused}",
+        summary="gpuwarden paused for too long: GPUs are not monitored",
+        description="""gpuwarden at {{ $labels.instance }} has been paused for over %{paused.words}; its GPUs are not
+            monitored.""",
+        meaning="""`gpuwarden pause` released the driver, and no GPU of the host is read until `gpuwarden resume`.
+            Meanwhile no alert of GPUs (*Gpu…*) fires except those on XIDs, which come from the kernel log, and of a
+            run's device memory only RunOutOfMemory; GpuwardenDriverFault and GpuwardenNoGpus do not fire either.""",
+        diagnosis="The status page for the end of the pause; who is working on the host?",
+        action="`sudo /opt/gpuwarden/bin/gpuwarden resume`.",
+        false_positives="The work on the host takes that long.",
     ),
-    # The driver answers, and has none; GpuMissing is for some that it has and cannot read.
+    # The driver answers without any GPU; GpuMissing is for GPUs that it lists and that cannot be read.
     Condition(
         name="GpuwardenNoGpus",
         subject="box",
@@ -114,18 +114,18 @@ DAEMON_CONDITIONS = (
               unless on (cluster, job, instance) gpuwarden_gpus_asleep > 0
               unless on (cluster, job, instance) gpuwarden_paused == 1
         """,
-        hold="1m",
-        keep=OUTLIVES_RESTART,
+        for_="1m",
+        keep_firing_for=OUTLIVES_RESTART,
         check=_no_gpus,
-        summary="The NVIDIA driver answers and has no GPU.",
-        description="gpuwarden at {{ $labels.instance }} works, and the NVIDIA driver there knows of no GPU.",
-        means="The driver is loaded, answers, and enumerates no GPU at all: the box trains nothing.",
-        look="""`nvidia-smi -L` and `lspci -d 10de:`. Where the second has GPUs, the kernel log says why the driver has
-            none: `dmesg | grep -i nvrm`. In a container or a virtual machine, at whether any was passed on to it.""",
-        do="restart the machine where GPUs fell off the bus, all at once; then look at power and risers.",
-        wrong="the GPUs were given to virtual machines, or the machine never had one: do not run gpuwarden there.",
+        summary="NVIDIA driver finds no GPU",
+        description="The NVIDIA driver on {{ $labels.instance }} answers, and finds no GPU.",
+        meaning="The driver is loaded, answers, and lists no GPU: nothing can train on this host.",
+        diagnosis="""`nvidia-smi -L` and `lspci -d 10de:`. If the second lists GPUs, the kernel log has the reason:
+            `dmesg | grep -i nvrm`. In a container or a virtual machine: was a GPU passed to it?""",
+        action="Restart the machine if all GPUs fell off the bus at once; then check power and risers.",
+        false_positives="""The GPUs were given to virtual machines, or the machine never had one: do not run gpuwarden
+            there.""",
     ),
-    # What the page lacks is not seen on it.
     Condition(
         name="GpuwardenSeriesDropped",
         subject="box",
@@ -133,18 +133,17 @@ DAEMON_CONDITIONS = (
         expr="""
             increase(gpuwarden_series_dropped_total[%{lost_told}]) > 0
         """,
-        summary="gpuwarden leaves series out, because a limit is reached.",
-        description="""gpuwarden at {{ $labels.instance }} leaves series out of its page: there are more {{
-            $labels.limit }} than it may tell of.""",
-        told="for %{lost_told.words} after the last one",
-        means="""More owners hold a GPU's memory than `owners.max`, or more processes than `processes.max_series`. Those
-            that hold the least are left out; owners are summed up as `other`, so that sums stay right.""",
-        look="`gpuwarden_series_dropped_total`, by limit, and at the status page, which has the processes.",
-        do="raise the option ([configuration.md](reference/configuration.md)) if your Prometheus can take more series.",
-        wrong="nobody needs the small ones: silence it for that box, or for that `limit`.",
+        summary="Series limit reached; some metrics are dropped",
+        description="gpuwarden at {{ $labels.instance }} drops series: more {{ $labels.limit }} than its limit.",
+        fires="for %{lost_told.words} after the last drop",
+        meaning="""More owners hold memory of a GPU than `owners.max`, or more processes than `processes.max_series`.
+            Those with the least memory are dropped; dropped owners are summed up as `other`, so sums stay right.""",
+        diagnosis="`gpuwarden_series_dropped_total` by limit; the status page still lists the processes.",
+        action="""Raise the option ([configuration](reference/configuration.md)) if your Prometheus can take more
+            series.""",
+        false_positives="The small ones do not matter: silence it for that host, or for that `limit`.",
     ),
-    # What anybody can send to the socket and no client of ours does (not_json, too_long, no_hello) is not told of:
-    # nothing is lost by it.
+    # not_json, too_long and no_hello are left out: no client of ours sends them, and no run is lost.
     Condition(
         name="GpuwardenReportsRefused",
         subject="box",
@@ -161,36 +160,37 @@ DAEMON_CONDITIONS = (
               "reason", "too_many_connections", "", ""
             )
         """,
-        summary="gpuwarden refuses what training runs report.",
+        summary="Reports of training runs refused",
         description="""gpuwarden at {{ $labels.instance }} refused {{ printf "%.0f" $value }} messages or connections of
-            training runs within %{lost_told.words}: {{ $labels.reason }}.""",
-        told="for %{lost_told.words} after the last one",
-        means="""A training run reports and is not heard, so that no alert can tell of it: there are more runs than
-            `runs.max` (*too_many_runs*) or more connections than the daemon has descriptors for
-            (*too_many_connections*); its client is of another version than the daemon understands (*unknown_version*,
-            *unknown_type*) or says what cannot be (*invalid*); or the daemon met an error of its own (*internal*).""",
-        look="the daemon's log, which names the process: `journalctl -u gpuwarden -p warning`.",
-        do="""by the reason: raise `runs.max`; bring client and daemon to one version; report *invalid* and *internal*
-            to us, please. The runs themselves train on.""",
-        wrong="somebody who may write to the socket plays with it: the log has the process and its user.",
+            training runs within %{lost_told.words}: {{ reReplaceAll "_" " " $labels.reason }}.""",
+        fires="for %{lost_told.words} after the last one",
+        meaning="""A training run reports, and its reports are refused, so no alert covers it: more runs than `runs.max`
+            (*too_many_runs*), more connections than file descriptors (*too_many_connections*), a client of an
+            incompatible version (*unknown_version*, *unknown_type*), invalid values (*invalid*), or a bug in the daemon
+            (*internal*).""",
+        diagnosis="The daemon's log, which names the process: `journalctl -u gpuwarden -p warning`.",
+        action="""Depends on the reason: raise `runs.max`; use the same version of client and daemon; please report
+            *invalid* and *internal* to us. The runs themselves continue.""",
+        false_positives="A user tries out messages on the socket: the log has the process and its user.",
     ),
     Condition(
-        name="GpuwardenReceiptsFail",
+        name="GpuwardenRunRecordsFailing",
         subject="box",
         severity="warning",
         expr="""
             increase(gpuwarden_receipt_errors_total[%{lost_told}]) > 0
         """,
-        summary="gpuwarden cannot write the records of training runs.",
-        description="""gpuwarden at {{ $labels.instance }} could not write records of training runs to its database, or
-            had to give some up.""",
-        told="for %{lost_told.words} after the fault was met, whether it is mended by then or not",
-        means=(
-            "The disk of the run database (`receipts.path`) is full, read-only or gone. Records wait in memory, "
-            f"{MAX_WAITING} at most, and are written once it is mended; a restart of the daemon loses them."
+        summary="Run records cannot be written to disk",
+        description="gpuwarden at {{ $labels.instance }} could not write run records to its database, or dropped some.",
+        fires="for %{lost_told.words} after the last error",
+        meaning=(
+            "The disk of the run database (`receipts.path`) is full, read-only or missing. Up to "
+            f"{MAX_WAITING} records wait in memory and are written when it works again; a restart of the daemon loses "
+            "them."
         ),
-        look="the daemon's log, which has the folder and the error, and at `df` for that folder.",
-        do="make room, or give the folder to the daemon's user; nothing has to be restarted.",
-        wrong="nobody needs receipts there: `receipts.path: none` ([configuration.md](reference/configuration.md)).",
+        diagnosis="The daemon's log, which has the folder and the error; `df` for that folder.",
+        action="Free disk space, or give the folder to the daemon's user; no restart is needed.",
+        false_positives="""Run records are not needed there: set `receipts.path: none`
+            ([configuration](reference/configuration.md)).""",
     ),
 )

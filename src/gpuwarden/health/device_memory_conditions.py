@@ -1,15 +1,19 @@
-"""Conditions of device memory that processes hold which report nothing: near its end, growing, held for nothing."""
+"""Conditions of device memory used by processes that do not report: nearly full, growing, allocated but idle."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from gpuwarden.formatting import format_bytes, format_ratio
+from gpuwarden.formatting import format_bytes, format_elapsed, format_ratio
 from gpuwarden.health.model import Check, Condition, Occurrence, gpu_occurrence, gpu_text, pressure_conditions
+from gpuwarden.pressure.levels import RunPressure
 from gpuwarden.protocol.messages import Level
 from gpuwarden.state import State
 
 _SIZE = "(gpuwarden:device:memory_free_bytes + gpuwarden:device:memory_used_bytes)"
+
+
+_PRESSURE_TEXTS: Mapping[Level, str] = {"critical": "almost out of memory", "warning": "memory running low"}
 
 
 def _gpu_pressure(level: Level) -> Check:
@@ -17,20 +21,20 @@ def _gpu_pressure(level: Level) -> Check:
         for gpu in state.snapshot.gpus:
             for uuid in (gpu.identity.uuid, *(each.identity.uuid for each in gpu.mig)):
                 if state.pressure.levels.get((uuid, "memory")) == level:
-                    room = _least_headroom_text(uuid, state)
-                    text = f"memory pressure {level}" + (f": {room}" if room else "")
-                    yield gpu_occurrence(state, gpu, text, f"{gpu_text(gpu)} is under {text}.")
+                    there = [each for (_run_id, of), each in state.pressure.of_runs.items() if of == uuid]
+                    text = memory_pressure_text(level, min(there, key=lambda each: each.share, default=None))
+                    yield gpu_occurrence(state, gpu, text, f"{gpu_text(gpu)}: {text}.")
 
     return check
 
 
-def _least_headroom_text(uuid: str, state: State) -> str:
-    """Return how much the run on a device can still allocate that is closest to out of memory."""
-    there = [each for (_run_id, of), each in state.pressure.of_runs.items() if of == uuid]
-    if not there:
-        return ""
-    tightest = min(there, key=lambda each: each.share)
-    return f"{format_bytes(tightest.headroom)} of headroom, {format_ratio(tightest.share)}"
+def memory_pressure_text(level: Level, pressure: RunPressure | None) -> str:
+    """Return the pressure on memory in a few words, with a run's headroom and how long that lasts."""
+    if pressure is None:
+        return _PRESSURE_TEXTS[level]
+    seconds = pressure.seconds_to_oom
+    lasts = "" if seconds is None else f", {format_elapsed(seconds)} at its current growth"
+    return f"{_PRESSURE_TEXTS[level]}: {format_bytes(pressure.headroom)} left ({format_ratio(pressure.share)}){lasts}"
 
 
 DEVICE_MEMORY_CONDITIONS = (
@@ -38,13 +42,13 @@ DEVICE_MEMORY_CONDITIONS = (
         "GpuMemoryPressure",
         "gpu",
         _gpu_pressure,
-        summary="A training run on a GPU has little device memory left.",
-        look="its runs, and at who else holds its memory.",
-        do="as for RunNearOutOfMemory.",
-        wrong="the run fits tightly by design and never grows.",
+        summary="Training run on a GPU low on device memory",
+        diagnosis="Its runs, and the other owners of its memory.",
+        action="Same as RunNearOutOfMemory.",
+        false_positives="The run uses nearly all memory by design and does not grow.",
     ),
-    # A process that reserves what it can get jumps and stays there. So the least in use of a window counts: a jump
-    # raises it one window later, when memory in use rises no more. What climbs has been high up for two windows.
+    # A process that reserves all memory jumps once and stays there. The minimum of a window rises one window after
+    # such a jump, when memory in use no longer rises: so memory in use must rise over two windows.
     Condition(
         name="GpuNearOutOfMemory",
         subject="gpu",
@@ -66,27 +70,26 @@ DEVICE_MEMORY_CONDITIONS = (
             unless on (cluster, job, instance, uuid)
             gpuwarden_run_memory_headroom_bytes
         """,
-        keep="1m",
-        summary="The device memory of a GPU is about to be used up.",
-        description="""Only {{ $value | humanize1024 }}B are free on GPU {{ $labels.gpu }} ({{ $labels.name }}) of {{
-            $labels.instance }}, and processes that do not report take more and more.%{holders}""",
-        means="""At most %{near_oom_ratio.words} of the device's memory are free, and what is in use climbs: by
-            %{climb_ratio.words} of the memory in each of two windows of %{climb_window.words}, from less than
-            %{little_ratio.words} free on. No run reports from there, so nobody knows what its processes need: a
-            framework that reserves nearly all at start, in one step or several, does not fire it, and one that holds a
-            full device for ever neither.""",
-        look="""the status page, or `gpuwarden_owner_gpu_memory_used_bytes` for that GPU, which say who holds it; and at
-            the dashboard's panel *Memory used* for how it grows.""",
-        do="""have its owner save what there is to save, and restart it smaller. With the callback in
-            ([keras.md](use/keras.md), [custom-loops.md](use/custom-loops.md)) you are told earlier and for certain, by
+        keep_firing_for="1m",
+        summary="GPU almost out of memory",
+        description="""GPU {{ $labels.gpu }} ({{ $labels.name }}) on {{ $labels.instance }} has {{ $value | humanize1024
+            }}B of free memory left, and processes that do not report to gpuwarden keep allocating.%{holders}""",
+        meaning="""At most %{near_oom_ratio.words} of the device's memory is free, and memory in use keeps rising: by
+            %{climb_ratio.words} in each of two windows of %{climb_window.words}, after less than %{little_ratio.words}
+            was free. No run on the GPU reports to gpuwarden, so the needs of its processes are not known. A framework
+            that reserves nearly all memory at its start does not fire it, nor does a GPU that is full but stable.""",
+        diagnosis="""The status page or `gpuwarden_owner_gpu_memory_used_bytes` for the owners, and the dashboard panel
+            *Memory used* for the growth.""",
+        action="""Ask the owner to save the work and to restart with a smaller batch or model. A run with the
+            [callback](use/keras.md) or [watch](use/custom-loops.md) gets an earlier and more exact alert:
             RunNearOutOfMemory.""",
-        wrong="""a program grows slowly into a nearly full device and then stops, by design: silence it for that GPU.
-            Silent for growth that takes less than %{climb_window.words} or two from there to the end, or is slower than
-            %{climb_ratio.words} in %{climb_window.words}: GpuOutOfMemoryExpected tells of that. Silent, too, where
-            scrapes are further apart than %{climb_window.words}: give `--climb-window` twice the time between them.""",
+        false_positives="""A program fills the device slowly and then stops, by design: silence it for that GPU. Does
+            not fire for growth that takes less than two %{climb_window.words} windows or is slower than
+            %{climb_ratio.words} in %{climb_window.words} (see GpuOutOfMemoryExpected), nor if the scrape interval
+            exceeds %{climb_window.words}: set `--climb-window` to twice the interval.""",
     ),
-    # A trend over one window is wrong for frameworks: one jump looks like growth for as long as it is within. So memory
-    # has to grow over a long window and over its last part, and the least of each part to be more than that before.
+    # One jump looks like a trend as long as it is in the window. So memory must grow over a long window and over its
+    # last part, and the minimum of each part must exceed the one before.
     Condition(
         name="GpuOutOfMemoryExpected",
         subject="gpu",
@@ -109,24 +112,26 @@ DEVICE_MEMORY_CONDITIONS = (
             unless on (cluster, job, instance, uuid)
             gpuwarden_run_memory_headroom_bytes
         """,
-        hold="%{leak_still}",
-        summary="The device memory of a GPU grows steadily and will be used up.",
-        description="""GPU {{ $labels.gpu }} ({{ $labels.name }}) of {{ $labels.instance }} will be out of memory in
-            about {{ $value | humanizeDuration }}, as its processes, which do not report, grow.%{holders}""",
-        means="""What is in use on the device has grown for %{leak_window.words} and grows still, is %{leak_ratio.words}
-            of it or more, and at either rate takes the rest within %{oom_expected.words}. No run reports from there.
-            One jump of an allocator does not fire it, nor does a sawtooth.""",
-        look="the dashboard's panel *Memory used*, and at who holds it: `gpuwarden_owner_gpu_memory_used_bytes`.",
-        do="""have its owner look for a leak, or save what there is to save. A run that reports is foreseen sooner and
-            with its own room counted: RunOutOfMemoryExpected.""",
-        wrong="""a cache fills up and is bounded: silence it for that GPU. Silent for growth in steps that are further
-            apart than %{leak_still.words}, and for what is over sooner than %{leak_window.words}.""",
+        for_="%{leak_still}",
+        summary="GPU memory keeps growing and will run out",
+        description="""GPU {{ $labels.gpu }} ({{ $labels.name }}) on {{ $labels.instance }} runs out of memory in about
+            {{ $value | humanizeDuration }} at the current growth of its processes, which do not report to
+            gpuwarden.%{holders}""",
+        meaning="""Memory in use on the device has grown for %{leak_window.words}, still grows, and is
+            %{leak_ratio.words} of the device or more. At this rate the rest is used within %{oom_expected.words}. No
+            run on the GPU reports to gpuwarden. One jump of an allocator does not fire it, nor does memory that rises
+            and falls.""",
+        diagnosis="The dashboard panel *Memory used*; `gpuwarden_owner_gpu_memory_used_bytes` has the owners.",
+        action="""Ask the owner to look for a leak, or to save the work. A run that reports to gpuwarden gets an earlier
+            and more exact alert: RunOutOfMemoryExpected.""",
+        false_positives="""A bounded cache fills up: silence it for that GPU. Does not fire for growth in steps more
+            than %{leak_still.words} apart, nor for growth that ends within %{leak_window.words}.""",
     ),
-    # By the user, whom each process has; the description has the other owners. Both have to have been there for all of
-    # the time: a counter that has just begun says nothing of before. The least of a user's series says nothing of a gap
-    # in it, between a run that ended and the next: so it has to be on as many pages as the counter, but for a few.
+    # By user, as each process has one; the description has the other owners. Both series must cover the whole window: a
+    # new counter has no past. The minimum of a user's series does not show a gap between two runs, so the series must
+    # be in nearly as many scrapes as the counter.
     Condition(
-        name="GpuHeldIdle",
+        name="GpuAllocatedButIdle",
         subject="gpu",
         severity="info",
         expr=f"""
@@ -145,19 +150,19 @@ DEVICE_MEMORY_CONDITIONS = (
             and on (cluster, job, instance, uuid)
             gpuwarden_gpu_busy_seconds_total offset %{{idle}}
         """,
-        summary="Memory of a GPU is held for nothing.",
-        description="""User {{ $labels.owner }} has held {{ $value | humanize1024 }}B of GPU {{ $labels.gpu }} ({{
-            $labels.name }}) of {{ $labels.instance }} for %{idle.words} and longer, in which hardly anything ran
+        summary="GPU allocated but idle",
+        description="""User {{ $labels.owner }} has allocated {{ $value | humanize1024 }}B on GPU {{ $labels.gpu }} ({{
+            $labels.name }}) on {{ $labels.instance }} for %{idle.words} or longer, and almost nothing ran
             there.%{holders}""",
-        means="""The user's processes have held %{idle_held_ratio.words} or more of the GPU's memory for %{idle.words},
-            and a kernel, of whomever, ran there for less than %{idle_ratio.words} of that time. Mostly it is a notebook
-            that somebody forgot.""",
-        look="""the status page for the process, and at the other owners in the description: the unit, container, pod or
-            Slurm job says whom to ask. A run that reports and hangs has RunStalled as well.""",
-        do="""ask the owner to shut the kernel of the notebook down: closing its tab does not. `sudo kill PID` where
-            nobody answers.""",
-        wrong="""a server waits for requests, by design: silence it for that `owner` and GPU. Compiling or preparing
-            data for longer than %{idle.words} looks the same. Silent on MIG instances, whose time the driver does not
-            tell, and where it does not tell what processes hold.""",
+        meaning="""The user's processes have held %{idle_held_ratio.words} or more of the GPU's memory for
+            %{idle.words}, while kernels (of any process) ran for less than %{idle_ratio.words} of that time. Usually a
+            forgotten notebook.""",
+        diagnosis="""The status page for the process; the other owners in the description (unit, container, pod, Slurm
+            job) for the person to ask. A run that reports and hangs fires RunStalled too.""",
+        action="""Ask the owner to shut down the kernel of the notebook: closing the tab is not enough. `sudo kill PID`
+            if there is no answer.""",
+        false_positives="""A server that waits for requests by design: silence it for that `owner` and GPU. Compilation
+            or data preparation that takes longer than %{idle.words} looks the same. Never fires on MIG instances, for
+            which the driver reports no utilization, nor where it does not report the memory of processes.""",
     ),
 )

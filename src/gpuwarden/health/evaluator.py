@@ -1,8 +1,8 @@
-"""Evaluator of alerts: which fire at a poll, which have stopped, and which are resolved.
+"""Evaluator of alerts: those that are firing, unconfirmed or resolved at a poll.
 
-An alert is pending while its condition has not held for as long as its rule asks for, then firing. Once the condition
-has ended it is unconfirmed until a poll can tell how it ended, and then resolved. One whose condition ends for a moment
-goes on firing, as its cause mostly does. Pure, and used by one event loop.
+An alert is pending until its condition has held for the duration `for_`, then firing. When the condition has ended it
+is unconfirmed until a poll can tell how it ended, then resolved. It keeps firing if the condition ends only for a
+moment. Pure, and used by one event loop.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from gpuwarden.state import State
 
 log = logging.getLogger(__name__)
 
-STEADY_SECONDS = 15.0  # that an alert goes on after its condition ends, where its rule asks for no longer
-# Of each severity; further ones are counted and dropped. A box has some hundreds of GPUs and runs, and a thousand runs
-# that died must not keep the alert of a lost GPU out.
+STEADY_SECONDS = 15.0  # minimum of keep_firing_for
+# Of each severity; further ones are counted and dropped. A host has some hundreds of GPUs and runs, and a thousand
+# failed runs must not displace the alert of a lost GPU.
 MAX_ALERTS = 1000
 
-# Longer than any condition has to hold before it fires: until then an alert of an earlier daemon cannot be resolved.
+# Longer than any `for_`: until then an alert of an earlier daemon cannot be resolved.
 RESTORED_SECONDS = 120.0
 
 
 @dataclass(slots=True)
 class _Episode:
-    """A condition that holds, or did until a moment ago; times are monotonic."""
+    """A condition that holds, or held until a moment ago; times are monotonic."""
 
-    alert: Alert  # with the numbers of the last poll in which it held
+    alert: Alert  # with the numbers of the last poll in which the condition held
     began: float
-    held: float
+    held: float  # last time
     fires: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class AlertStates:
-    """The alerts of one poll: those that fire, the keys of the unconfirmed, and those that are resolved by it."""
+    """Alerts of one poll: firing ones, keys of unconfirmed ones, and those that it resolves."""
 
     firing: Sequence[Alert] = ()
     unconfirmed: frozenset[Key] = frozenset()
@@ -49,14 +49,14 @@ class AlertStates:
 
 
 class AlertEvaluator:
-    """Follows conditions from poll to poll. `now` is monotonic."""
+    """Tracker of conditions from poll to poll. `now` is monotonic."""
 
     def __init__(self, conditions: Collection[Condition] = ALERTS.values()) -> None:
-        self.dropped = 0  # alerts beyond MAX_ALERTS, each once
+        self.dropped = 0  # alerts above MAX_ALERTS, each counted once
         self._checks = ConditionChecks(conditions)
         values = rule_settings.placeholder_values()
-        self._holds = {each.name: _seconds(each.hold, values) for each in conditions}
-        self._keeps = {each.name: max(_seconds(each.keep, values), STEADY_SECONDS) for each in conditions}
+        self._holds = {each.name: _seconds(each.for_, values) for each in conditions}
+        self._keeps = {each.name: max(_seconds(each.keep_firing_for, values), STEADY_SECONDS) for each in conditions}
         self._episodes: dict[Key, _Episode] = {}
         self._left_out: set[Key] = set()
         self._resolution = Resolution()
@@ -85,7 +85,7 @@ class AlertEvaluator:
             else:
                 left_out.add(key)
         if left_out and not self._left_out:
-            log.warning("over %d alerts of a severity at once: nobody is told of further ones", MAX_ALERTS)
+            log.warning("too many active alerts, dropping new ones limit=%d", MAX_ALERTS)
         self.dropped += len(left_out - self._left_out)
         self._left_out = left_out
         ended = [each.alert for each in self._pop_ended(now) if each.fires]
@@ -93,7 +93,7 @@ class AlertEvaluator:
         return AlertStates(firing, *self._resolution.update(firing, ended, state, now))
 
     def _pop_ended(self, now: float) -> Iterator[_Episode]:
-        """Remove and yield what no longer holds: at once where it has not fired yet, as Prometheus does."""
+        """Remove and yield conditions that have ended; at once if they have not fired yet, as in Prometheus."""
         for key, episode in list(self._episodes.items()):
             lasts = self._keeps[episode.alert.name] if episode.fires else 0.0
             if episode.held < now and now - episode.held >= lasts:
@@ -109,11 +109,11 @@ class AlertEvaluator:
 @dataclass(slots=True)
 class _Unconfirmed:
     alert: Alert
-    least: float  # monotonic: it is not resolved before
+    earliest: float  # monotonic: not resolved before
 
 
 class Resolution:
-    """Tracker of unconfirmed alerts from poll to poll: what says that a fault is over has to be true."""
+    """Tracker of unconfirmed alerts from poll to poll, so that "resolved" is never sent for a fault that may last."""
 
     def __init__(self) -> None:
         self._alerts: dict[Key, _Unconfirmed] = {}
@@ -121,7 +121,7 @@ class Resolution:
     def restore(self, alerts: Iterable[Alert], now: float, wall: float) -> None:
         """Add what an earlier daemon sent as firing; `wall` is `now` as Unix time.
 
-        An event, which this daemon may not know of, stays unresolved for as long as its alert would have fired.
+        An event, which this daemon may not know, stays unresolved for as long as its alert would have fired.
         """
         for alert in alerts:
             event = alert.condition.event_seconds
@@ -132,7 +132,7 @@ class Resolution:
     def update(
         self, firing: Iterable[Alert], ended: Iterable[Alert], state: State, now: float
     ) -> tuple[frozenset[Key], list[Alert]]:
-        """Return what is unconfirmed at a poll, and what is resolved and how it ended."""
+        """Return the unconfirmed alerts at a poll, and the resolved ones with their endings."""
         for alert in firing:
             self._alerts.pop(alert.key, None)
         for alert in ended:
@@ -141,7 +141,7 @@ class Resolution:
         for key, each in list(self._alerts.items()):
             check_ending = each.alert.condition.ending
             ending = check_ending(each.alert.labels, state) if check_ending else ""
-            if now >= each.least and ending is not None:
+            if now >= each.earliest and ending is not None:
                 resolved.append(replace(each.alert, ending=ending))
                 del self._alerts[key]
         return frozenset(self._alerts), resolved

@@ -1,7 +1,7 @@
-"""Model of what can be wrong: a condition with all that is known about it, and what its check finds.
+"""Model of conditions: their fields, and the occurrences that their checks return.
 
-Expressions and texts name numbers that can be set, and joins that many have, as `%{name}`: `rule_settings` has the
-numbers.
+Expressions and texts contain placeholders `%{name}`: configurable numbers (config/rule_settings.py), and joins and
+sentences that several rules share (alerts/templates.py).
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ Severity = Literal["critical", "warning", "info"]
 Subject = Literal["run", "gpu", "box"]
 Labels = Mapping[str, str]
 _NO_LABELS: Labels = {}
+_TEXTS = ("summary", "description", "fires", "meaning", "diagnosis", "action", "false_positives")
 Key = tuple[str, tuple[tuple[str, str], ...]]
 
 SEVERITY_RANK: Mapping[str, int] = {"critical": 0, "warning": 1, "info": 2}
 _PRESSURE_SUFFIXES: Mapping[Level, str] = {"critical": "Critical", "warning": ""}  # of the names of conditions
 PRESSURE_SEVERITY: Mapping[Level, Severity] = {"critical": "critical", "warning": "warning", "none": "info"}
 
-# Labels by which one subject of an alert is told from another, as one would silence it.
+# Label that identifies the subject of an alert, used to silence it.
 SUBJECT_LABELS: Mapping[Subject, str] = {"run": "run_id", "gpu": "uuid", "box": "instance"}
 
-# For how long a critical alert fires on (`keep`): Prometheus ends each at once whose daemon it cannot scrape, and
-# people would be told that all is well while it is restarted, or until GpuwardenDown says otherwise.
+# keep_firing_for of critical alerts: Prometheus resolves an alert as soon as a scrape fails, which would send
+# "resolved" at each restart of the daemon, until GpuwardenDown fires.
 OUTLIVES_RESTART = "2m"
 
 _PLACE = re.compile(r"%\{([\w.]+)\}")
@@ -42,12 +43,12 @@ _PLACE = re.compile(r"%\{([\w.]+)\}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occurrence:
-    """A condition that holds at one poll, as its check reports it.
+    """One case of a condition that holds at a poll, as returned by its check.
 
-    `labels` are those of the rule's result, without `job`, `instance` and `severity`. `text` names it in a few words,
-    to stand next to its subject; it is empty where another condition says the same. `description` is a sentence, with
-    numbers; `owner` says who holds the memory or runs the run, in words, empty where that is unknown. `since` is Unix
-    time, and so is `last`: of an event, when it happened last.
+    `labels` are those of the rule's result, without `job`, `instance` and `severity`. `text` is a short phrase shown
+    next to the name of the subject; empty where another condition shows the same. `description` is a sentence with
+    numbers. `owner` names the owner of the memory or run; empty if unknown. `since` and `last` (the last time an event
+    happened) are Unix time.
     """
 
     labels: Labels
@@ -64,52 +65,51 @@ Ending = Callable[[Labels, State], str | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """One thing that can be wrong with a run, a GPU or the box.
+    """A problem of a run, a GPU or the host that gpuwarden detects.
 
-    `expr` is the PromQL of its alert, empty for a condition that is shown and has no alert. It gives the labels
-    `run_id` or `uuid`, by which `query` adds the names of the subjects in `names`; None is the condition's own subject.
-    `of_instances` says that its device may be a MIG instance too, which only conditions of a `gpu` need to say.
-    `hold` and `keep` are durations in PromQL, or places for them: how long the condition has to hold before its alert
-    fires, and how long that fires on afterwards (keep_firing_for).
-    `check` evaluates it against one poll: None where that takes a history, or another machine. While the condition
-    named `implied_by` holds, no alert is raised of this one. `ending` returns how an alert has ended whose condition no
-    longer holds, empty where that needs no words; None while this poll cannot tell. Of an event, which a daemon that
-    restarts may not know, `event_seconds` is how long it is reported after it happened.
-    `summary` is constant, `description` a template of Prometheus'. The rest is for the docs, in Markdown: `told` says
-    for how long the alert fires where that is not as long as its condition holds; `means` what it is; `look` and `do`
-    what to look at and do; `wrong` when it is wrong, and what to do then.
+    `expr` is the PromQL of its alert; empty for a condition that is shown and has no alert. Its result has the label
+    `run_id` or `uuid`, with which `query` joins the names of the subjects in `joins` (None: the condition's own
+    subject). `of_instances`: the device of a GPU condition can also be a MIG instance.
+    `for_` and `keep_firing_for` are PromQL durations or placeholders, as in Prometheus.
+    `check` evaluates the condition against one poll; None if that needs a history, or data from another machine. While
+    the condition named `implied_by` holds, the daemon raises no alert of this one. `ending` returns how an alert ended
+    whose condition no longer holds (empty: nothing to add), or None while this poll cannot tell. `event_seconds` is how
+    long an event is reported, also after a restart of the daemon.
+    `summary` has no labels; `description` is a template of Prometheus. The other texts are Markdown for the docs and
+    for messages: `fires` says how long the alert fires, where that differs from how long its condition holds;
+    `meaning`, `diagnosis`, `action` and `false_positives` are sections of the alert's reference.
     """
 
     name: str
     subject: Subject
     severity: Severity
     expr: str = ""
-    hold: str = ""
-    keep: str = ""
+    for_: str = ""
+    keep_firing_for: str = ""
     check: Check | None = None
     implied_by: str = ""
     ending: Ending | None = None
     event_seconds: float | None = None
     summary: str
     description: str = ""
-    told: str = ""
-    means: str
-    look: str
-    do: str
-    wrong: str
+    fires: str = ""
+    meaning: str
+    diagnosis: str
+    action: str
+    false_positives: str
     of_instances: bool = False
-    names: tuple[Subject, ...] | None = None
+    joins: tuple[Subject, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Join the lines that texts are written in."""
-        for name in ("summary", "description", "told", "means", "look", "do", "wrong"):
+        """Join the lines of the texts."""
+        for name in _TEXTS:
             object.__setattr__(self, name, " ".join(getattr(self, name).split()))
 
     @property
     def query(self) -> str:
-        """Expression with the joins that add the names of its run or GPU."""
+        """Expression, joined with the names of its run or GPU."""
         expr = cleandoc(self.expr)
-        subjects = {"run": ("run",), "gpu": ("gpu",), "box": ()}[self.subject] if self.names is None else self.names
+        subjects = {"run": ("run",), "gpu": ("gpu",), "box": ()}[self.subject] if self.joins is None else self.joins
         if not subjects:
             return expr
         group = f"(\n{indent(expr, '  ')}\n)" if "\n" in expr else f"({expr})"
@@ -118,9 +118,9 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """A condition that has held for as long as its rule asks for, with the fields of its occurrence.
+    """A condition that has held for the duration `for_`, with the fields of its occurrence.
 
-    `ending` says how it ended, where it was not seen to be over.
+    `ending` says how it ended, where no poll confirmed that it was resolved.
     """
 
     condition: Condition
@@ -152,7 +152,7 @@ def run_occurrence(
     since: float | None = None,
     happened: float | None = None,
 ) -> Occurrence:
-    """Return an occurrence of a run with further labels: since this poll, since a time, or of an event at a time."""
+    """Return an occurrence of a run; it starts at this poll, at `since`, or as an event at `happened` (Unix time)."""
     return Occurrence(
         labels={"run_id": run.peer.run_id, "run_name": run.hello.name, **labels},
         text=text,
@@ -172,7 +172,7 @@ def gpu_occurrence(
     *,
     happened: float | None = None,
 ) -> Occurrence:
-    """Return an occurrence of a GPU with further labels: since this poll, or of an event at a time."""
+    """Return an occurrence of a GPU; it starts at this poll, or as an event at `happened` (Unix time)."""
     return Occurrence(
         labels={**device_labels(gpu.identity.uuid, gpu), **labels},
         text=text,
@@ -184,9 +184,16 @@ def gpu_occurrence(
 
 
 def pressure_conditions(
-    name: str, subject: Subject, check: Callable[[Level], Check], *, summary: str, look: str, do: str, wrong: str
+    name: str,
+    subject: Subject,
+    check: Callable[[Level], Check],
+    *,
+    summary: str,
+    diagnosis: str,
+    action: str,
+    false_positives: str,
 ) -> tuple[Condition, ...]:
-    """Return the conditions of pressure, one a level: they are shown, and advice goes by them; none has an alert."""
+    """Return the pressure conditions, one for each level; they are shown and sent as advice, and have no alert."""
     return tuple(
         Condition(
             name=f"{name}{suffix}",
@@ -194,35 +201,40 @@ def pressure_conditions(
             severity=PRESSURE_SEVERITY[level],
             check=check(level),
             summary=summary,
-            means=f"Its pressure is *{level}* ([pressure.md](understand/pressure.md)).",
-            look=look,
-            do=do,
-            wrong=wrong,
+            meaning=f"Pressure level *{level}* ([pressure](understand/pressure.md)).",
+            diagnosis=diagnosis,
+            action=action,
+            false_positives=false_positives,
         )
         for level, suffix in _PRESSURE_SUFFIXES.items()
     )
 
 
 def fill_places(text: str, values: Mapping[str, str]) -> str:
-    """Return a text with its places filled; raises KeyError for one that is unknown."""
+    """Return a text with its placeholders replaced; raises KeyError for an unknown one."""
     return _PLACE.sub(lambda found: fill_places(values[found[1]], values), text)
 
 
 def device_labels(uuid: str, gpu: Gpu) -> dict[str, str]:
-    """Return the labels of a device; a MIG instance has the index and the name of its GPU."""
+    """Return the labels of a device; a MIG instance has the index and name of its GPU."""
     return {"uuid": uuid, "gpu": str(gpu.identity.index), "name": gpu.identity.name}
 
 
 def run_text(run: RunSnapshot) -> str:
-    """Name a run in a sentence."""
+    """Return the name of a run for a sentence."""
     return f"Run {run.hello.name} ({run.peer.run_id})"
 
 
 def gpu_text(gpu: Gpu) -> str:
-    """Name a GPU in a sentence."""
+    """Return the name of a GPU for a sentence."""
     return f"GPU {gpu.identity.index} ({gpu.identity.name})"
 
 
+def fault_text(fault: str | None) -> str:
+    """Return the driver's error in words."""
+    return (fault or "unknown error").replace("_", " ")
+
+
 def ago_text(state: State, at: float) -> str:
-    """Return how long before this poll something was."""
+    """Format the time from an event until this poll."""
     return f"{format_elapsed(max(state.snapshot.time - at, 0.0))} ago"

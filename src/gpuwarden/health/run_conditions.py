@@ -1,4 +1,4 @@
-"""Conditions of training runs, other than of their memory."""
+"""Conditions of training runs, except those of memory."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from gpuwarden.host.process_key import parse_run_id
 from gpuwarden.runs.outcome import Outcome
 from gpuwarden.state import State
 
-_ENDED_SAID = (
-    "{{ if $labels.run_id }}Run {{ $labels.run_name }} ({{ $labels.run_id }}){{ else }}A training run{{ end }} of "
-    "{{ $labels.instance }} ended as {{ $labels.outcome }}.%{owner_lately}"
+_ENDED_DESCRIPTION = (
+    "{{ if $labels.run_id }}Run {{ $labels.run_name }} ({{ $labels.run_id }}){{ else }}A training run{{ end }} on "
+    '{{ $labels.instance }} ended: {{ reReplaceAll "_" " " $labels.outcome }}.%{owner_lately}'
 )
-_ENDED_TOLD = "a run is forgotten `runs.expiry` after its end"
+_ENDED_FIRES = "until `runs.expiry` after the end of the run"
 
-# The conditions of runs that ended, by outcome; one that finished, or of which no more is known, is none.
+# Conditions of runs that ended, by outcome; finished and unknown have none.
 END_CONDITIONS: Mapping[Outcome, str] = {
     "failed": "RunDied",
     "out_of_memory": "RunDied",
@@ -27,26 +27,30 @@ END_CONDITIONS: Mapping[Outcome, str] = {
 }
 
 
+def stall_cause_text(cause: str) -> str:
+    """Return the cause of a stall in words."""
+    return "cause unknown" if cause == "unknown" else f"cause: {cause.replace('_', ' ')}"
+
+
 def _stalled(state: State) -> Iterator[Occurrence]:
     for run in state.runs:
         if run.up and run.report and run.stall:
+            cause = stall_cause_text(run.stall.cause)
             yield run_occurrence(
                 state,
                 run,
-                f"no step for {format_elapsed(run.stall.seconds)} ({run.stall.cause})",
-                f"{run_text(run)} has made no step for {format_elapsed(run.stall.seconds)}, much longer than its "
-                "steps take; "
-                f"what it does instead: {run.stall.cause}.",
+                f"stalled: no training step for {format_elapsed(run.stall.seconds)} ({cause})",
+                f"{run_text(run)} is stalled: no training step for {format_elapsed(run.stall.seconds)} ({cause}).",
                 since=state.snapshot.time - run.stall.seconds,
             )
 
 
 def _stall_ending(labels: Labels, state: State) -> str | None:
-    """Return None for a run that lives and has not reported since the daemon restarted."""
+    """Return None for a run that is alive and has not reported since the daemon restarted."""
     run_id = labels.get("run_id", "")
     process = parse_run_id(run_id)
     if process is None:
-        return ""  # no run's: the saved alert was edited by hand
+        return ""  # not a run id: the saved file was edited by hand
     if any(run.peer.run_id == run_id for run in state.runs) or not procfs.is_alive(*process):
         return ""
     return None
@@ -57,15 +61,15 @@ def _ended(name: str) -> Check:
         for run in state.runs:
             end = run.ending
             if end is not None and end.settled and END_CONDITIONS.get(end.outcome) == name:
-                description = f"{run_text(run)} ended as {end.outcome} {ago_text(state, end.at)}: {end.evidence}."
-                text = f"{end.outcome.replace('_', ' ')} {ago_text(state, end.at)}"
+                outcome, ago = end.outcome.replace("_", " "), ago_text(state, end.at)
+                description = f"{run_text(run)} ended {ago}: {outcome} ({end.evidence})."
+                text = f"{outcome} {ago}"
                 yield run_occurrence(state, run, text, description, {"outcome": end.outcome}, happened=end.at)
 
     return check
 
 
-# By the run's own series, each run an alert, which fires on when they are forgotten; by the daemon's counter for deaths
-# whose run was never scraped.
+# By the run's own series (one alert a run, kept by keep_firing_for); by the daemon's counter for runs never scraped.
 def _ended_expr(name: str) -> str:
     outcomes = "|".join(outcome for outcome, condition in END_CONDITIONS.items() if condition == name)
     return f"""
@@ -81,7 +85,7 @@ def _ended_expr(name: str) -> str:
 
 
 RUN_CONDITIONS = (
-    # How long a step may take is the daemon's to say (runs.stall_factor, runs.stall_after).
+    # The daemon decides how long a step may take (runs.stall_factor, runs.stall_after).
     Condition(
         name="RunStalled",
         subject="run",
@@ -89,18 +93,17 @@ RUN_CONDITIONS = (
         expr="gpuwarden_run_stalled == 1",
         check=_stalled,
         ending=_stall_ending,
-        summary="A training run hangs in a step.",
-        description="""Run {{ $labels.run_name }} ({{ $labels.run_id }}) of {{ $labels.instance }} has made no step for
-            much longer than its steps take%{cause}.%{owner}""",
-        means="""A run is within a step for longer than `runs.stall_factor` times what its slow steps take, and longer
-            than `runs.stall_after`. Its process lives. The first step, which compiles, never counts.""",
-        look="""the panel *Phase, stalls and ends* for since when, at `gpuwarden_run_stall_cause`, and at
-            [runs.md](use/runs.md#stalls) for what each cause mostly means. `py-spy dump --pid PID` shows where it
-            stands;
-            with several processes the one that stands elsewhere than the others is the one to look at.""",
-        do="""what the cause asks for. A run that was stopped goes on by `kill -CONT PID`. One that waits for another of
-            its job for good has to be restarted, all of it, from its last checkpoint.""",
-        wrong="""some steps take that long by nature (a checkpoint, a new shape that has to be compiled): raise
+        summary="Training run stalled: no step",
+        description="""Run {{ $labels.run_name }} ({{ $labels.run_id }}) on {{ $labels.instance }} is stalled: no step
+            for much longer than its steps take%{cause}.%{owner}""",
+        meaning="""A step takes longer than `runs.stall_factor` times the run's slow steps, and longer than
+            `runs.stall_after`. The process is alive. The first step, which compiles, does not count.""",
+        diagnosis="""The panel *Phase, stalls and ends* for the start; `gpuwarden_run_stall_cause`, whose values are
+            explained in [runs](use/runs.md#stalls). `py-spy dump --pid PID` shows the position in the code. With
+            several processes, look at the one whose position differs from the others.""",
+        action="""Depends on the cause. Resume a stopped run with `kill -CONT PID`. If one waits for another process of
+            its job forever, restart the whole job from its last checkpoint.""",
+        false_positives="""Some steps take that long (a checkpoint, a new shape that must be compiled): raise
             `runs.stall_after`.""",
     ),
     Condition(
@@ -108,43 +111,44 @@ RUN_CONDITIONS = (
         subject="run",
         severity="warning",
         expr=_ended_expr("RunDied"),
-        names=(),
-        keep="%{died_told}",
+        joins=(),
+        keep_firing_for="%{died_told}",
         check=_ended("RunDied"),
         event_seconds=thresholds.DIED_SECONDS,
-        summary="A training run ended before it was finished.",
-        description=_ENDED_SAID,
-        told=_ENDED_TOLD,
-        means="""A run ended by an exception or an exit status other than 0 (*failed*), by an out-of-memory error that
-            was not caught or by the kernel's OOM killer (*out_of_memory*), or by an abort or another crash in native
-            code, often after a CUDA error (*crashed*).""",
-        look="""the daemon's log (`journalctl -u gpuwarden | grep ended:`), which names the run and the evidence, or at
-            `gpuwarden runs show ID`; the dashboard's panel *Runs of this time range* has the ids.""",
-        do="what [runs.md](use/runs.md#how-a-run-ended) says for that outcome.",
-        wrong="""people end their programs with an exit status by habit: silence it for those. Silent where nobody tells
-            the daemon how a process ended (*unknown*); runs.md says what that takes.""",
+        summary="Training run failed",
+        description=_ENDED_DESCRIPTION,
+        fires=_ENDED_FIRES,
+        meaning="""A run ended with an exception or an exit status other than 0 (*failed*), with an uncaught
+            out-of-memory error or by the kernel's OOM killer (*out_of_memory*), or by an abort or another crash in
+            native code, often after a CUDA error (*crashed*).""",
+        diagnosis="""`gpuwarden runs show ID`, or the daemon's log (`journalctl -u gpuwarden | grep 'run ended'`); the
+            dashboard panel *Runs of this time range* has the ids.""",
+        action="[Runs](use/runs.md#how-a-run-ended) has the action for each outcome.",
+        false_positives="""Programs that always end with an exit status other than 0: silence it for those. Never fires
+            where the daemon cannot learn how a process ended (*unknown*); [runs](use/runs.md#evidence-and-permissions)
+            explains what is needed.""",
     ),
-    # Whoever stops a run sends a signal: a person, a batch system at the end of its time. Mostly that is as meant.
+    # People and batch systems stop runs by signals, usually on purpose.
     Condition(
         name="RunKilled",
         subject="run",
         severity="info",
         expr=_ended_expr("RunKilled"),
-        names=(),
-        keep="%{died_told}",
+        joins=(),
+        keep_firing_for="%{died_told}",
         check=_ended("RunKilled"),
         event_seconds=thresholds.DIED_SECONDS,
-        summary="A training run was ended by a signal.",
-        description=_ENDED_SAID,
-        told=_ENDED_TOLD,
-        means="""A run was ended by a signal such as SIGTERM, SIGINT or SIGKILL, and not by the kernel's OOM killer as
-            far as anybody knows. Mostly somebody wanted it so.""",
-        look="`gpuwarden runs show ID` for the signal, and at the batch system's account of the job.",
-        do="nothing, if it was you. Else find out who did: the kernel does not tell.",
-        wrong="""the daemon may not read the kernel log, and it was the OOM killer all the same
-            ([runs.md](use/runs.md#evidence-and-permissions)).""",
+        summary="Training run ended by a signal",
+        description=_ENDED_DESCRIPTION,
+        fires=_ENDED_FIRES,
+        meaning="""A run was ended by a signal such as SIGTERM, SIGINT or SIGKILL, and, as far as known, not by the
+            kernel's OOM killer. Usually on purpose.""",
+        diagnosis="`gpuwarden runs show ID` for the signal, and the accounting of the batch system.",
+        action="None if you stopped it. Otherwise find out who did: the kernel does not record the sender.",
+        false_positives="""The daemon is not allowed to read the kernel log, and it was the OOM killer
+            ([runs](use/runs.md#evidence-and-permissions)).""",
     ),
-    # The quotient of two rates: both count only the seconds in which the wait was observed.
+    # Both rates count only the seconds in which the wait was observed.
     Condition(
         name="RunInputBound",
         subject="run",
@@ -154,18 +158,18 @@ RUN_CONDITIONS = (
               / rate(gpuwarden_run_input_observed_seconds_total[%{input_bound_window}])
               > %{input_bound_ratio}
         """,
-        hold="%{input_bound_hold}",
-        summary="A training run waits for its input most of the time.",
+        for_="%{input_bound_hold}",
+        summary="Training is input-bound",
         description="""Run {{ $labels.run_name }} ({{ $labels.run_id }}) on {{ $labels.instance }} waits for input {{
-            $value | humanizePercentage }} of the time of its steps. docs/use/slow-training.md says how to find out
-            why.%{owner}""",
-        means="""The run's steps wait for their input more than %{input_bound_ratio.words} of their time, over
-            %{input_bound_window.words}. Nothing is wrong with the GPU, it has nothing to do.""",
-        look="""the panel *Input wait* for since when, and at
-            [slow-training.md](use/slow-training.md#does-it-wait-for-input): is it the run's
-            CPUs, one thread, storage, or memory?""",
-        do="what the first row that fits says there. A prefetch at the end of the pipeline costs one line.",
-        wrong="""the model is small on purpose and the input as fast as it gets. Silent where [the wait cannot be
-            known](use/slow-training.md#where-input-wait-is-measured), which is no sign that there is none.""",
+            $value | humanizePercentage }} of its step time.%{owner}""",
+        meaning="""The run's steps wait for input more than %{input_bound_ratio.words} of their time, over
+            %{input_bound_window.words}. The GPU is fine, and idle.""",
+        diagnosis="""The panel *Input wait* for the start, and [slow
+            training](use/slow-training.md#does-it-wait-for-input): is it the run's CPUs, one thread, storage, or
+            memory?""",
+        action="""Follow the first row that applies in [slow training](use/slow-training.md). A prefetch at the end of
+            the pipeline is one line.""",
+        false_positives="""A small model on purpose, with input as fast as possible. Never fires where [the wait is not
+            known](use/slow-training.md#where-input-wait-is-measured).""",
     ),
 )

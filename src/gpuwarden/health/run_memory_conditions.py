@@ -1,4 +1,4 @@
-"""Conditions of the memory of training runs: that it is about to end, has ended, or goes to others."""
+"""Conditions of the memory of training runs: nearly used up, used up, leaking, or taken by co-tenants."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from gpuwarden.config import thresholds
 from gpuwarden.formatting import format_bytes, format_forecast, format_ratio
+from gpuwarden.health.device_memory_conditions import memory_pressure_text
 from gpuwarden.health.model import (
     Check,
     Condition,
@@ -29,8 +30,8 @@ def _run_pressure(level: Level) -> Check:
             for uuid in run.headroom if run.up else ():
                 pressure = state.pressure.of_runs.get((run.peer.run_id, uuid))
                 if pressure is not None and pressure.level == level:
-                    text = f"{format_ratio(pressure.share)} of memory left"
-                    yield run_occurrence(state, run, text, f"{run_text(run)} has {text}.", {"uuid": uuid})
+                    text = memory_pressure_text(level, pressure)
+                    yield run_occurrence(state, run, text, f"{run_text(run)}: {text}.", {"uuid": uuid})
 
     return check
 
@@ -41,17 +42,17 @@ def _near_out_of_memory(state: State) -> Iterator[Occurrence]:
             memory, gpu = state.pressure.of_runs.get((run.peer.run_id, uuid)), state.snapshot.gpu_with(uuid)
             if memory is None or memory.share > state.pressure.limits.memory_critical or gpu is None:
                 continue
-            instance = None if uuid == gpu.identity.uuid else uuid  # what others hold of that one
+            instance = None if uuid == gpu.identity.uuid else uuid  # its co-tenants only
             others = sum(
                 each.memory or 0 for each in gpu.processes if each.pid != run.peer.pid and each.instance == instance
             )
-            beside = f", where other processes hold {format_bytes(others)}" if others else ""
+            co_tenants = f"; other processes hold {format_bytes(others)}" if others else ""
             yield run_occurrence(
                 state,
                 run,
                 "",  # RunMemoryPressureCritical
-                f"{run_text(run)} can allocate only {format_bytes(memory.headroom)} more on {gpu_text(gpu)}, "
-                f"{format_ratio(memory.share)} of what it uses and could get{beside}.",
+                f"{run_text(run)} has {format_bytes(memory.headroom)} of memory left on {gpu_text(gpu)} "
+                f"({format_ratio(memory.share)}){co_tenants}.",
                 device_labels(uuid, gpu),
             )
 
@@ -65,7 +66,7 @@ def _out_of_memory(state: State) -> Iterator[Occurrence]:
             error = next((each for each in reversed(run.errors) if each.error.kind == kind), None)
             why = f" {error.verdict.evidence} {error.verdict.next_step}" if error and error.verdict else ""
             description = f"{run_text(run)} ran out of {memory} memory {ago_text(state, at)}.{why}"
-            text = f"{kind} {ago_text(state, at)}"
+            text = f"out of {memory} memory {ago_text(state, at)}"
             yield run_occurrence(state, run, text, description, {"kind": kind}, happened=at)
 
 
@@ -77,7 +78,7 @@ def _out_of_memory_expected(state: State) -> Iterator[Occurrence]:
             if left is None or left.seconds >= thresholds.OUT_OF_MEMORY_EXPECTED_SECONDS or gpu is None:
                 continue
             when = f"out of memory {format_forecast(left.seconds, left.lower, left.upper)}"
-            description = f"{run_text(run)} leaks device memory: on {gpu_text(gpu)} it will be {when}."
+            description = f"{run_text(run)} leaks memory on {gpu_text(gpu)}: {when}."
             yield run_occurrence(state, run, when, description, device_labels(uuid, gpu))
 
 
@@ -86,7 +87,7 @@ def _host_out_of_memory_expected(state: State) -> Iterator[Occurrence]:
         left = run.host_growth.left if run.host_growth else None
         if left is not None and left.seconds < thresholds.OUT_OF_MEMORY_EXPECTED_SECONDS:
             when = f"out of host memory {format_forecast(left.seconds, left.lower, left.upper)}"
-            yield run_occurrence(state, run, when, f"{run_text(run)} leaks host memory: it will be {when}.")
+            yield run_occurrence(state, run, when, f"{run_text(run)} leaks host memory: {when}.")
 
 
 RUN_MEMORY_CONDITIONS = (
@@ -94,10 +95,10 @@ RUN_MEMORY_CONDITIONS = (
         "RunMemoryPressure",
         "run",
         _run_pressure,
-        summary="A training run has little device memory left.",
-        look="the run's headroom, and at who else holds memory of its GPU.",
-        do="save a checkpoint; stop the neighbour, or restart the run with a smaller batch.",
-        wrong="the run fits tightly by design and never grows.",
+        summary="Training run low on device memory",
+        diagnosis="The run's headroom, and the other owners of memory on its GPU.",
+        action="Save a checkpoint; stop the co-tenant, or restart the run with a smaller batch.",
+        false_positives="The run uses nearly all memory by design and does not grow.",
     ),
     Condition(
         name="RunNearOutOfMemory",
@@ -107,27 +108,26 @@ RUN_MEMORY_CONDITIONS = (
             gpuwarden_run_memory_headroom_bytes
               <= %{near_oom_ratio} * (gpuwarden_run_memory_headroom_bytes + gpuwarden_run_allocator_memory_bytes)
         """,
-        names=("run", "gpu"),
-        # At once: at the next evaluation the run may be gone. As headroom swings with the steps, it fires on a while.
-        keep="1m",
+        joins=("run", "gpu"),
+        # No `for`: at the next evaluation the run may have failed. Headroom varies with the steps, so it keeps firing.
+        keep_firing_for="1m",
         check=_near_out_of_memory,
-        summary="A training run is about to run out of device memory.",
-        description="""Run {{ $labels.run_name }} ({{ $labels.run_id }}) can allocate only {{ $value | humanize1024 }}B
-            more on GPU {{ $labels.gpu }} ({{ $labels.name }}) of {{ $labels.instance }}.%{soon}%{owner}%{holders}""",
-        means="""Of the device memory a run uses and can still allocate, at most %{near_oom_ratio.words} are left. This
-            is the run's headroom, not "used / size": a framework that reserves the whole device at start does not fire
-            it.""",
-        look="""the dashboard's panels *Memory in use by allocators* and *Headroom* for that GPU. Does the run grow from
-            epoch to epoch, or did another process take the memory? The status page and
-            `gpuwarden_owner_gpu_memory_used_bytes` say who holds it.""",
-        do="save a checkpoint now. Then stop the neighbour, or restart the run with a smaller batch.",
-        wrong="""the run fits tightly by design and never grows: silence it for that run. Headroom takes a constant for
-            what CUDA libraries hold outside the allocator (`runs.context_overhead`); if it is far off for your
-            framework, so is this.""",
+        summary="Training run almost out of GPU memory",
+        description="""Run {{ $labels.run_name }} ({{ $labels.run_id }}) has {{ $value | humanize1024 }}B of memory left
+            on GPU {{ $labels.gpu }} ({{ $labels.name }}) on {{ $labels.instance }}.%{soon}%{owner}%{holders}""",
+        meaning="""The run's [headroom](understand/headroom.md) is at most %{near_oom_ratio.words} of the device memory
+            that it uses and can still allocate. This is not "used / size": a framework that reserves the whole device
+            at its start does not fire it.""",
+        diagnosis="""The dashboard panels *Memory in use by allocators* and *Headroom* for that GPU. Does the run grow
+            from epoch to epoch, or did a co-tenant take the memory? The status page and
+            `gpuwarden_owner_gpu_memory_used_bytes` have the owners.""",
+        action="Save a checkpoint now. Then stop the co-tenant, or restart the run with a smaller batch.",
+        false_positives="""The run uses nearly all memory by design and does not grow: silence it for that run. Headroom
+            assumes a constant for memory outside the allocator (`runs.context_overhead`): set it if it is far off for
+            your framework.""",
     ),
-    # Reports come between steps, where less is in use than within them: the peak is what meets the limit. One jump is a
-    # larger batch or validation, so it has to have risen in two windows; the hold is for a start of several jumps,
-    # whose first and last are in both for as long as they are apart.
+    # Reports come between steps, when less is in use than within them: the peak reaches the limit first. One jump is a
+    # larger batch or validation, so the peak must rise in two windows. `for` covers a start with several jumps.
     Condition(
         name="RunPeakNearOutOfMemory",
         subject="run",
@@ -143,23 +143,23 @@ RUN_MEMORY_CONDITIONS = (
             min_over_time(gpuwarden_run_allocator_memory_peak_bytes[%{peak_rise}])
               > min_over_time(gpuwarden_run_allocator_memory_peak_bytes[%{peak_rise}] offset %{peak_rise})
         """,
-        names=("run", "gpu"),
-        hold="1m",
-        summary="A training run's peak of device memory still rises and is close to what it can get.",
-        description="""Run {{ $labels.run_name }} ({{ $labels.run_id }}) comes within {{ $value | humanize1024 }}B of
-            running out of memory on GPU {{ $labels.gpu }} ({{ $labels.name }}) of {{ $labels.instance }}, and its peak
-            rose in the last %{peak_rise.words}, as it did before.%{owner}%{holders}""",
-        means="""At its peak the run comes within %{near_oom_ratio.words} of what it can get, and the peak rose within
-            %{peak_rise.words}, and within as many before. Reports are taken between steps, when less is in use than
-            within them, so a leak shows here first. One jump does not fire it.""",
-        look="""the *peak* in the panel *Allocator*: a staircase is a leak, or batches that grow, by longer sequences
-            say.""",
-        do="""look for what the training loop keeps (lists of losses that are still tensors, growing caches). Where it
-            is the batches, check that the largest is behind you.""",
-        wrong="""the batches grow by design, and the largest fits: it resolves %{peak_rise.words} after the last rise.
-            Silent where the rises are further apart than that.""",
+        joins=("run", "gpu"),
+        for_="1m",
+        summary="Training run's peak memory keeps rising and is close to its limit",
+        description="""Run {{ $labels.run_name }} ({{ $labels.run_id }}) has {{ $value | humanize1024 }}B left at its
+            memory peak on GPU {{ $labels.gpu }} ({{ $labels.name }}) on {{ $labels.instance }}, and the peak rose in
+            each of the last two periods of %{peak_rise.words}.%{owner}%{holders}""",
+        meaning="""At its peak the run has at most %{near_oom_ratio.words} of its memory left, and the peak rose within
+            the last %{peak_rise.words} and within the %{peak_rise.words} before. Reports are taken between steps, when
+            less is in use than within them, so a leak shows here first. One jump does not fire it.""",
+        diagnosis="""The *peak* in the panel *Allocator*: a staircase is a leak, or batches that grow, for example with
+            longer sequences.""",
+        action="""Look for objects that the training loop keeps (lists of losses that are still tensors, growing
+            caches). If batches grow, check that the largest is already done.""",
+        false_positives="""The batches grow by design, and the largest fits: it resolves %{peak_rise.words} after the
+            last rise. Does not fire if the rises are further apart than that.""",
     ),
-    # By its time: a run that fails at once is gone before its counter was ever scraped at 0.
+    # By its timestamp: a run that fails at once ends before its counter was scraped at 0.
     Condition(
         name="RunOutOfMemory",
         subject="run",
@@ -170,75 +170,74 @@ RUN_MEMORY_CONDITIONS = (
         """,
         check=_out_of_memory,
         event_seconds=thresholds.ERROR_SECONDS,
-        summary="A training run ran out of memory.",
-        description="""Run {{ $labels.run_name }} ({{ $labels.run_id }}) of {{ $labels.instance }} ran out of {{ if eq
-            $labels.kind "host_oom" }}host{{ else }}device{{ end }} memory {{ $value | humanizeDuration }} ago. {{- $of
-            := printf "gpuwarden_run_oom_verdict_info{cluster=%q,job=%q,instance=%q,run_id=%q}" $labels.cluster
-            $labels.job $labels.instance $labels.run_id }} {{- with query $of }} The verdict is {{ . | first | label
-            "verdict" }} (docs/understand/oom-diagnosis.md).{{ end }}%{owner_lately}""",
-        told="for %{oom_told.words} after the last one, or until the run is forgotten",
-        means="""A step of training, evaluation or prediction raised an out-of-memory, on a GPU or on the host
-            ([troubleshooting.md](use/troubleshooting.md#error-kinds)). The run may have caught it and gone on.""",
-        look="""the verdict, its evidence and its next step ([oom-diagnosis.md](understand/oom-diagnosis.md)): in the
-            daemon's log line,
-            `gpuwarden runs show`, and by name in the alert itself. The line also says what was asked for, by which
-            operation, and what headroom was known before: `journalctl -u gpuwarden | grep kind=device_oom`.
-            `gpuwarden_run_oom_requested_bytes` beside `gpuwarden_run_oom_headroom_bytes` has the same.""",
-        do="""where more was asked for than there was room, use a smaller batch or take turns with the neighbour that
-            holds the rest. Where there was room, memory is in pieces: with TensorFlow try
-            `TF_GPU_ALLOCATOR=cuda_malloc_async`, with torch `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`. For the
-            host's memory, shorten shuffle buffers and caches, use fewer loader workers.""",
-        wrong="a program looks for the largest batch that fits by trying. Silence it for that run.",
+        summary="Training run out of memory",
+        description="""Run {{ $labels.run_name }} ({{ $labels.run_id }}) on {{ $labels.instance }} ran out of {{ if eq
+            $labels.kind "host_oom" }}host{{ else }}GPU{{ end }} memory {{ $value | humanizeDuration }} ago. {{- $of :=
+            printf "gpuwarden_run_oom_verdict_info{cluster=%q,job=%q,instance=%q,run_id=%q}" $labels.cluster $labels.job
+            $labels.instance $labels.run_id }} {{- with query $of }} Cause: {{ . | first | label "verdict" |
+            reReplaceAll "_" " " }} (docs/understand/oom-diagnosis.md).{{ end }}%{owner_lately}""",
+        fires="for %{oom_told.words} after the last error, or until `runs.expiry` after the end of the run",
+        meaning="""A step of training, evaluation or prediction raised an out-of-memory error, of the GPU or of the
+            host ([error kinds](use/troubleshooting.md#error-kinds)). The run may have caught it and continued.""",
+        diagnosis="""The [diagnosis](understand/oom-diagnosis.md): its cause, evidence and next step, in `gpuwarden runs
+            show ID` and the daemon's log (`journalctl -u gpuwarden | grep kind=device_oom`), which also has the
+            requested size, the operation and the headroom before. `gpuwarden_run_oom_requested_bytes` and
+            `gpuwarden_run_oom_headroom_bytes` have the numbers.""",
+        action="""If more was requested than there was room: a smaller batch, or take turns with the co-tenant. If there
+            was room, memory is fragmented: with TensorFlow try `TF_GPU_ALLOCATOR=cuda_malloc_async`, with torch
+            `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`. For host memory: smaller shuffle buffers and caches,
+            fewer loader workers.""",
+        false_positives="A program searches for the largest batch that fits. Silence it for that run.",
     ),
-    # The daemon foresees by the floor of what is in use, which a single jump does not raise for long enough
-    # (docs/understand/leaks.md); the hold is for a forecast that comes and goes.
+    # The forecast uses the minimum of memory in use, which a single jump does not raise for long enough
+    # (docs/understand/leaks.md). `for` covers a forecast that comes and goes.
     Condition(
         name="RunOutOfMemoryExpected",
         subject="run",
         severity="warning",
         expr="gpuwarden_run_seconds_to_oom < %{oom_expected.seconds}",
-        names=("run", "gpu"),
-        hold="30s",
+        joins=("run", "gpu"),
+        for_="30s",
         check=_out_of_memory_expected,
-        summary="A training run leaks device memory and will run out of it.",
-        description="""The device memory of run {{ $labels.run_name }} ({{ $labels.run_id }}) grows for good%{growth};
-            on GPU {{ $labels.gpu }} ({{ $labels.name }}) of {{ $labels.instance }} it will be out of memory in about {{
-            $value | humanizeDuration }}.%{owner}%{holders}""",
-        means="""What the run's allocator has in use grows evenly, is never given back, and at that rate takes all that
-            the run can have within %{oom_expected.words} ([leaks.md](understand/leaks.md)). One jump is no growth, a
-            sawtooth neither.""",
-        look="""`gpuwarden runs show ID`, which draws the growth and says in which phase it happens;
-            `gpuwarden_run_seconds_to_oom_lower` and `…_upper` are the bounds.""",
-        do="""see to it that the run has a checkpoint before then. Look for what the program keeps from step to step:
-            tensors in lists, losses that are not turned into numbers, models made again and again.""",
-        wrong="""it is a buffer that fills up, such as a replay memory, and ends before the device does: silence it for
-            that run. It resolves when the growth ends.""",
+        summary="GPU memory leak: training run will run out of memory",
+        description="""Run {{ $labels.run_name }} ({{ $labels.run_id }}) leaks memory%{growth} on GPU {{ $labels.gpu }}
+            ({{ $labels.name }}) on {{ $labels.instance }}: out of memory in about {{ $value | humanizeDuration
+            }}.%{owner}%{holders}""",
+        meaning="""Memory in use by the run's allocator grows steadily and is never freed. At this rate it reaches the
+            run's limit within %{oom_expected.words} ([leaks](understand/leaks.md)). One jump does not fire it, nor does
+            memory that rises and falls.""",
+        diagnosis="""`gpuwarden runs show ID` draws the growth and names its phase; `gpuwarden_run_seconds_to_oom_lower`
+            and `…_upper` are the bounds.""",
+        action="""Make sure that the run has a checkpoint before then. Look for objects that the program keeps from step
+            to step: models rebuilt every step, losses kept as tensors (use `float(loss)`), tensors in lists.""",
+        false_positives="""A bounded buffer fills up, such as a replay memory: silence it for that run. It resolves when
+            the growth ends.""",
     ),
     Condition(
         name="RunHostOutOfMemoryExpected",
         subject="run",
         severity="warning",
         expr="gpuwarden_run_seconds_to_host_oom < %{oom_expected.seconds}",
-        hold="30s",
+        for_="30s",
         check=_host_out_of_memory_expected,
-        summary="A training run leaks host memory and will run out of it.",
-        description="""The host memory of run {{ $labels.run_name }} ({{ $labels.run_id }}) on {{ $labels.instance }}
-            grows for good%{host_growth}; in about {{ $value | humanizeDuration }} it meets its limit, or the host's
-            end.%{owner}""",
-        means="""The memory of the run's processes, data loader workers included, grows evenly, and at that rate meets
-            the limit of their cgroup, or takes all that the host has left, within %{oom_expected.words}. Then the
-            kernel kills: this run, or another one on the box.""",
-        look="""`gpuwarden_run_host_memory_bytes` beside `gpuwarden_run_cgroup_memory_limit_bytes` and
-            `gpuwarden_host_memory_available_bytes`; see
-            [how it works](understand/how-it-works.md#did-the-host-end-the-run).""",
-        do="""save a checkpoint before then. Shorten shuffle buffers and caches, use fewer loader workers; a Dataset in
-            Python that keeps lists makes each forked worker copy them.""",
-        wrong="a cache in memory fills up and will be done before the limit: silence it for that run.",
+        summary="Host memory leak: training run will run out of memory",
+        description="""Run {{ $labels.run_name }} ({{ $labels.run_id }}) on {{ $labels.instance }} leaks host
+            memory%{host_growth}: it reaches its limit, or the host's memory is used up, in about {{ $value |
+            humanizeDuration }}.%{owner}""",
+        meaning="""The memory of the run's processes, data loader workers included, grows steadily. At this rate it
+            reaches the limit of their cgroup, or uses all memory of the host, within %{oom_expected.words}. Then the
+            kernel kills this run, or another one on the host.""",
+        diagnosis="""Compare `gpuwarden_run_host_memory_bytes` with `gpuwarden_run_cgroup_memory_limit_bytes` and
+            `gpuwarden_host_memory_available_bytes`; see [how it
+            works](understand/how-it-works.md#did-the-host-end-the-run).""",
+        action="""Save a checkpoint before then. Use smaller shuffle buffers and caches and fewer loader workers; a
+            Python Dataset that keeps lists makes each forked worker copy them.""",
+        false_positives="A bounded cache in memory fills up and stays below the limit: silence it for that run.",
     ),
-    # By what the run can have, which its own growth does not change: so a limit of its own, or a neighbour that takes
-    # what it could not have had anyway, fires nothing. The average leaves out what was there for one poll only.
+    # By the memory within the run's reach, which its own growth does not change. Its own limit does not fire it, nor a
+    # co-tenant that takes memory out of its reach. The average ignores values of a single poll.
     Condition(
-        name="RunMemoryTakenByNeighbour",
+        name="RunMemoryTakenByCoTenant",
         subject="run",
         severity="warning",
         expr="""
@@ -253,21 +252,21 @@ RUN_MEMORY_CONDITIONS = (
               - gpuwarden:run:memory_within_reach_bytes
               >= %{taken_least}
         """,
-        names=("run", "gpu"),
-        hold="10s",
-        summary="Other processes take the device memory that a training run still needs.",
-        description="""Within %{taken_window.words} other processes took {{ $value | humanize1024 }}B of what run {{
-            $labels.run_name }} ({{ $labels.run_id }}) could have had on GPU {{ $labels.gpu }} ({{ $labels.name }}) of
+        joins=("run", "gpu"),
+        for_="10s",
+        summary="Co-tenants take the GPU memory of a training run",
+        description="""Other processes took {{ $value | humanize1024 }}B within %{taken_window.words} that run {{
+            $labels.run_name }} ({{ $labels.run_id }}) could have used on GPU {{ $labels.gpu }} ({{ $labels.name }}) on
             {{ $labels.instance }}.%{takers}%{owner}%{holders}""",
-        told="until the run has done with less for a part of %{taken_window.words}, or has its room again",
-        means="""What the run has in use and can still allocate became less by %{taken_ratio.words} of its headroom and
-            %{taken_least.words} at the least, within %{taken_window.words}. Its own growth does not count, nor what
-            others take that it could not have had.""",
-        look="""the status page, or `gpuwarden_owner_gpu_memory_used_bytes` for that GPU, which say who holds how
-            much.""",
-        do="""ask the neighbour to leave, or move one of the two. Where they are to share, give each a limit of its own
-            (a logical device with a memory limit, `XLA_PYTHON_CLIENT_MEM_FRACTION`, MIG).""",
-        wrong="""both are meant to share the GPU and the run has all it needs: silence it for that run. On a MIG
-            instance the description names all owners of its GPU, as the driver does not tell them apart.""",
+        fires="until the run has had less memory for a part of %{taken_window.words}, or has it back",
+        meaning="""The memory that the run uses and can still allocate fell by %{taken_ratio.words} of its headroom, and
+            at least %{taken_least.words}, within %{taken_window.words}. The run's own growth does not count, nor memory
+            that was out of its reach.""",
+        diagnosis="""The status page or `gpuwarden_owner_gpu_memory_used_bytes` for that GPU, which have the memory of
+            each owner.""",
+        action="""Stop or move the co-tenant, or the run. If they must share the GPU, give each a limit (a logical
+            device with a memory limit, `XLA_PYTHON_CLIENT_MEM_FRACTION`, MIG).""",
+        false_positives="""Both share the GPU on purpose and the run has enough: silence it for that run. On a MIG
+            instance the description names all owners of the GPU, as the driver does not separate them.""",
     ),
 )

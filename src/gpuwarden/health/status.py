@@ -1,4 +1,4 @@
-"""Status of the box, its GPUs and its runs at one poll: what is wrong with each, by the table of conditions."""
+"""Status of the host, its GPUs and its runs at one poll: the problems of each, from the table of conditions."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ HEALTH_RANK: Mapping[Health, int] = {"critical": 0, "warning": 1, "unknown": 2, 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """One thing that is wrong with the driver, a GPU or a run. The last three keys are in the box's list alone."""
+    """Problem of the driver, a GPU or a run. The last three keys are only in the list of the whole host."""
 
-    level: Annotated[Health, "How grave it is: warning or critical, as in the alerts."]
-    text: Annotated[str, "What it is, in a few words."]
-    name: Annotated[str | None, "What it is about: the driver, a GPU by its number, or a run by its name."] = None
-    uuid: Annotated[str | None, "The GPU."] = None
-    run_id: Annotated[str | None, "The run."] = None
+    level: Annotated[Health, "Severity: warning or critical, as of alerts."]
+    text: Annotated[str, "Description in a few words."]
+    name: Annotated[str | None, "Subject: the driver, a GPU by index, or a run by name."] = None
+    uuid: Annotated[str | None, "UUID of the GPU."] = None
+    run_id: Annotated[str | None, "Id of the run."] = None
 
 
 @dataclass(frozen=True, slots=True)
 class BoxStatus:
-    """A poll with what is wrong: with each GPU, with each run, and with all of the box; the worst first."""
+    """State of a poll with its problems by GPU, by run and of the whole host, the worst first."""
 
     state: State
     gpus: Sequence[tuple[Gpu, Sequence[Trouble]]]
@@ -39,13 +39,13 @@ class BoxStatus:
 
     @property
     def health(self) -> Health:
-        """The worst of all troubles; unknown where no GPU was asked, during a pause say."""
+        """Highest severity of all problems; unknown if no GPU was polled, for example during a pause."""
         found = worst(self.troubles)
         return found if found != "ok" or any(gpu.asked for gpu in self.state.snapshot.gpus) else "unknown"
 
 
 def box_status(state: State, occurrences: Iterable[tuple[Condition, Occurrence]]) -> BoxStatus:
-    """Return the status by what holds at a poll. A condition of severity info is no trouble."""
+    """Return the status by the conditions that hold at a poll; those of severity info are no problem."""
     of_subject: defaultdict[str, list[Trouble]] = defaultdict(list)
     for condition, found in occurrences:
         if found.text and condition.severity != "info":
@@ -65,7 +65,7 @@ def box_status(state: State, occurrences: Iterable[tuple[Condition, Occurrence]]
 
 
 def worst(troubles: Iterable[Trouble]) -> Health:
-    """Return the level of the worst of troubles."""
+    """Return the highest severity of problems; ok without any."""
     return min((trouble.level for trouble in troubles), key=HEALTH_RANK.__getitem__, default="ok")
 
 

@@ -1,9 +1,10 @@
-"""Conditions of the heat, the fans and the power of GPUs."""
+"""Conditions of temperature, fans and power of GPUs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from gpuwarden.formatting import format_margin
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.health.model import (
@@ -18,14 +19,20 @@ from gpuwarden.health.model import (
 from gpuwarden.protocol.messages import Level
 from gpuwarden.state import State
 
-_SLOWED = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown", "reliability")
+_THROTTLE_REASONS: Mapping[str, str] = {
+    "hw_thermal_slowdown": "too hot, clocks halved by the hardware",
+    "hw_power_brake_slowdown": "external power brake",
+    "sw_thermal_slowdown": "too hot, clocks lowered by the driver",
+    "reliability": "voltage limit",
+    "hw_slowdown": "hardware slowdown",  # set along with the reasons that explain it
+}
 
 
 def _near_slowdown(state: State) -> Iterator[Occurrence]:
     for gpu in state.snapshot.gpus:
         margin = gpu.value(GpuReadings.temperature_margin_celsius)
         if margin is not None and margin <= state.pressure.limits.thermal_warning:
-            description = f"{gpu_text(gpu)} is {margin:.0f} °C below the temperature at which it slows itself down."
+            description = f"{gpu_text(gpu)} is hot: {format_margin(margin)}."
             yield gpu_occurrence(state, gpu, "", description)  # GpuThermalPressure
 
 
@@ -34,26 +41,28 @@ def _pressure(level: Level) -> Check:
         for gpu in state.snapshot.gpus:
             if state.pressure.levels.get((gpu.identity.uuid, "thermal")) == level:
                 heat = _heat_text(gpu)
-                text = f"thermal pressure {level}" + (f": {heat}" if heat else "")
-                yield gpu_occurrence(state, gpu, text, f"{gpu_text(gpu)} is under {text}.")
+                text = "hot" + (f": {heat}" if heat else "")
+                yield gpu_occurrence(state, gpu, text, f"{gpu_text(gpu)} is {text}.")
 
     return check
 
 
 def _heat_text(gpu: Gpu) -> str:
-    """Return how hot a GPU is, and how far that is from where it slows itself down."""
+    """Return a GPU's temperature and its distance to the throttle point; both values are of the same read."""
     core = gpu.value(GpuReadings.temperature_celsius, "core")
     margin = gpu.value(GpuReadings.temperature_margin_celsius)
-    texts = [] if core is None else [f"{core:.0f} °C"]
-    if margin is not None:
-        texts.append(f"{abs(margin):.0f} °C {'below' if margin >= 0 else 'above'} slowdown")
-    return ", ".join(texts)
+    slowdown = gpu.value(GpuReadings.temperature_threshold_celsius, "slowdown")
+    if core is None:
+        return "" if margin is None else format_margin(margin)
+    # The margin is read less often than the temperature: without a threshold the two do not fit together.
+    return f"{core:.0f} °C" + ("" if slowdown is None else f", {format_margin(slowdown - core)}")
 
 
-def _slowed(state: State) -> Iterator[Occurrence]:
+def _throttled(state: State) -> Iterator[Occurrence]:
     for gpu in state.snapshot.gpus:
-        if reasons := [reason for reason in _SLOWED if gpu.value(GpuReadings.clock_event_active, reason)]:
-            text = f"slowed down: {', '.join(reasons)}"
+        reasons = [text for name, text in _THROTTLE_REASONS.items() if gpu.value(GpuReadings.clock_event_active, name)]
+        if reasons:
+            text = f"throttled: {reasons[0]}"
             yield gpu_occurrence(state, gpu, text, f"{gpu_text(gpu)} is {text}.")
 
 
@@ -62,42 +71,41 @@ THERMAL_CONDITIONS = (
         "GpuThermalPressure",
         "gpu",
         _pressure,
-        summary="A GPU is close to the end of its cooling.",
-        look="as for GpuNearThermalSlowdown.",
-        do="as for GpuNearThermalSlowdown.",
-        wrong="the device is built to run at its limit.",
+        summary="GPU close to its throttle temperature",
+        diagnosis="Same as GpuNearThermalSlowdown.",
+        action="Same as GpuNearThermalSlowdown.",
+        false_positives="The device is designed to run at its limit.",
     ),
     Condition(
-        name="GpuSlowed",
+        name="GpuThrottled",
         subject="gpu",
         severity="warning",
-        check=_slowed,
-        summary="A GPU runs slower than it could.",
-        means="At this poll heat, the power brake or a fault holds the clocks of the GPU down.",
-        look="""the clock event reasons; GpuHardwareThermalSlowdown, GpuSoftwareThermalSlowdown and GpuPowerBrake say
-            what each means, and fire where it goes on.""",
-        do="clear the air flow, check fans, filters and power supplies.",
-        wrong="it lasts for moments only.",
+        check=_throttled,
+        summary="GPU throttled",
+        meaning="Temperature, the power brake or a fault limits the clocks of the GPU at this poll.",
+        diagnosis="""The clock event reasons. GpuHardwareThermalSlowdown, GpuSoftwareThermalSlowdown and GpuPowerBrake
+            explain them, and fire if it lasts.""",
+        action="Clear the air flow, check fans, filters and power supplies.",
+        false_positives="It lasts only for moments.",
     ),
     Condition(
         name="GpuNearThermalSlowdown",
         subject="gpu",
         severity="warning",
         expr="gpuwarden_gpu_temperature_margin_celsius <= %{near_slowdown}",
-        hold="1m",
+        for_="1m",
         check=_near_slowdown,
-        summary="A GPU is about to slow itself down because it is hot.",
-        description="""%{gpu} is {{ $value | humanize }} °C below the temperature at which it slows itself
-            down.%{users}""",
-        means="""The GPU is %{near_slowdown.words} or less below the temperature at which it slows itself down, by its
-            own threshold; there is no fixed limit, since devices differ.""",
-        look="""the panel *Temperature* for its neighbours. One hot GPU is its fan, its paste or its slot; all hot is
-            the room. The panel *Clock event reasons* says whether it slows down already.""",
-        do="""clear the air flow, check fans and filters. Until then lower the power limit (`nvidia-smi -pl WATTS`):
+        summary="GPU close to its throttle temperature",
+        description="%{gpu} is hot: %{margin} its throttle point.%{users}",
+        meaning="""The GPU is at most %{near_slowdown.words} below the temperature at which it lowers its clocks. The
+            threshold is the device's own, as devices differ.""",
+        diagnosis="""Compare it with the other GPUs in the panel *Temperature*. One hot GPU: its fan, thermal paste or
+            slot. All hot: the room. The panel *Clock event reasons* shows whether it is throttled already.""",
+        action="""Clear the air flow, check fans and filters. Until then lower the power limit (`nvidia-smi -pl WATTS`):
             slower, but steady.""",
-        wrong="""the device is built to run at its limit, as some laptops are: raise or silence it there. Silent where
-            the driver tells neither margin nor threshold, and where it tells a margin of 0 or less, which healthy
-            boards do too, and no threshold.""",
+        false_positives="""The device is designed to run at its limit, as some laptops are: set another threshold or
+            silence it there. Never fires where the driver reports neither margin nor threshold, or a margin of 0 or
+            less without a threshold, as some healthy boards do.""",
     ),
     Condition(
         name="GpuMemoryNearThermalSlowdown",
@@ -108,18 +116,16 @@ THERMAL_CONDITIONS = (
               - on (cluster, job, instance, uuid) gpuwarden_gpu_temperature_celsius{sensor="memory"}
               <= %{near_memory_slowdown}
         """,
-        hold="1m",
-        summary="A GPU is about to slow itself down because its memory is hot.",
-        description="""The memory of %{gpu} is {{ $value | humanize }} °C below the temperature at which the GPU slows
-            itself down.%{users}""",
-        means="""Device memory is %{near_memory_slowdown.words} or less below the highest temperature that it may work
-            at, by the device's own threshold. Beyond it the driver slows the GPU down, and memory errors become more
-            likely.""",
-        look="""the panel *Temperature*, which has the sensor *memory* too. Memory that is much hotter than the core has
-            lost its contact with the heat sink, or works far more than the core does.""",
-        do="as for GpuNearThermalSlowdown. Memory that stays hot in a cool room needs new thermal pads.",
-        wrong="""boards with GDDR6X run close to their limit by design: raise it there. Silent where the device has no
-            sensor in its memory or tells no threshold for it, as most consumer boards do.""",
+        for_="1m",
+        summary="GPU memory close to its throttle temperature",
+        description="The memory of %{gpu} is hot: %{margin} its throttle point.%{users}",
+        meaning="""Device memory is at most %{near_memory_slowdown.words} below its highest operating temperature, by
+            the device's own threshold. Above it the driver throttles the GPU, and memory errors become more likely.""",
+        diagnosis="""The panel *Temperature*, sensor *memory*. Memory that is much hotter than the core has lost contact
+            with the heat sink, or is under a higher load than the core.""",
+        action="Same as GpuNearThermalSlowdown. Memory that stays hot in a cool room needs new thermal pads.",
+        false_positives="""Boards with GDDR6X run close to their limit by design: set another threshold there. Never
+            fires where the device has no memory sensor or no threshold for it, as on most consumer boards.""",
     ),
     Condition(
         name="GpuHardwareThermalSlowdown",
@@ -129,18 +135,18 @@ THERMAL_CONDITIONS = (
             rate(gpuwarden_gpu_clock_event_seconds_total{reason="hw_thermal_slowdown"}[%{slowed_window}])
               > %{slowed_ratio}
         """,
-        keep=OUTLIVES_RESTART,
-        summary="A GPU's hardware halves its clocks because it is too hot.",
-        description="""%{gpu} spent {{ $value | humanizePercentage }} of the last %{slowed_window.words} with its clocks
-            halved or worse by its hardware, as it is too hot.%{users}""",
-        means="""The last guard before the GPU switches itself off: in more than %{slowed_ratio.words} of the last
-            %{slowed_window.words} the hardware cut the clocks to a half or less. The driver's own, gentler slowdown did
-            not suffice, so cooling has failed.""",
-        look="""the panels *Temperature* and *Clock event reasons* for since when, at `ipmitool sdr type Fan` for the
-            chassis, and at the GPU's neighbours: all hot is the room, one is its fan or heat sink.""",
-        do="""let the runs on it save a checkpoint and stop; without load the GPU cools down. Mend the cooling before it
-            works again. `gpuwarden_run_throttled_step_seconds_total` says what runs have lost.""",
-        wrong="somebody tests the cooling. Silent where the driver does not tell this reason.",
+        keep_firing_for=OUTLIVES_RESTART,
+        summary="GPU overheated: its hardware cuts the clocks to half or less",
+        description="""%{gpu} is overheated: its hardware cut the clocks to half or less for {{ $value |
+            humanizePercentage }} of the last %{slowed_window.words}.%{users}""",
+        meaning="""Last protection before the GPU switches itself off: for more than %{slowed_ratio.words} of the last
+            %{slowed_window.words} the hardware cut the clocks to half or less. The driver's own, softer throttling was
+            not enough: the cooling has failed.""",
+        diagnosis="""The panels *Temperature* and *Clock event reasons* for the start; `ipmitool sdr type Fan` for the
+            chassis; the other GPUs. All hot: the room. One hot GPU: its fan or heat sink.""",
+        action="""Let the runs on it save a checkpoint and stop; without load the GPU cools down. Repair the cooling
+            before using it again. `gpuwarden_run_throttled_step_seconds_total` has the time that runs lost.""",
+        false_positives="A cooling test. Never fires where the driver does not report this reason.",
     ),
     Condition(
         name="GpuSoftwareThermalSlowdown",
@@ -150,19 +156,20 @@ THERMAL_CONDITIONS = (
             rate(gpuwarden_gpu_clock_event_seconds_total{reason="sw_thermal_slowdown"}[%{slowed_window}])
               > %{slowed_ratio}
         """,
-        hold="%{slowed_hold}",
-        summary="The driver has slowed a GPU down for long because it is hot.",
-        description="""%{gpu} spent {{ $value | humanizePercentage }} of the last %{slowed_window.words} slowed down by
-            the driver, as it is hot, and has been so for %{slowed_hold.words}.%{users}""",
-        means="""For %{slowed_hold.words} the driver has lowered the clocks in more than %{slowed_ratio.words} of the
-            time to hold the GPU or its memory at the highest temperature that it may work at. Nothing breaks, but runs
-            are slower than they could be.""",
-        look="""the panels *Clock event reasons* and *SM clock*: how much is lost?
-            `gpuwarden_run_throttled_step_seconds_total` says it by run.""",
-        do="""clear the air flow, check fans, filters and the room's temperature. A lower power limit (`nvidia-smi -pl
-            WATTS`) may cost less than the slowdown does.""",
-        wrong="""the box is known to be short of cooling: silence it. A GPU at its power limit (`sw_power_cap`), an idle
-            one (`gpu_idle`) and one with application clocks are not slowed down by heat and do not fire it.""",
+        for_="%{slowed_hold}",
+        summary="GPU thermal-throttled for %{slowed_hold.words}",
+        description="""The driver throttles %{gpu} because it is hot: {{ $value | humanizePercentage }} of the last
+            %{slowed_window.words}, for %{slowed_hold.words} or longer.%{users}""",
+        meaning="""For %{slowed_hold.words} the driver has lowered the clocks in more than %{slowed_ratio.words} of the
+            time, to keep the GPU or its memory at the highest operating temperature. Nothing breaks, but runs are
+            slower.""",
+        diagnosis="""The panels *Clock event reasons* and *SM clock* show how much is lost;
+            `gpuwarden_run_throttled_step_seconds_total` has it by run.""",
+        action="""Clear the air flow, check fans, filters and the room's temperature. A lower power limit (`nvidia-smi
+            -pl WATTS`) may cost less than the throttling.""",
+        false_positives="""The host is known to have too little cooling: silence it. A GPU at its power limit
+            (`sw_power_cap`), an idle one (`gpu_idle`) and one with application clocks are not throttled by temperature
+            and do not fire it.""",
     ),
     Condition(
         name="GpuPowerBrake",
@@ -172,19 +179,19 @@ THERMAL_CONDITIONS = (
             rate(gpuwarden_gpu_clock_event_seconds_total{reason="hw_power_brake_slowdown"}[%{slowed_window}])
               > %{slowed_ratio}
         """,
-        summary="A GPU is braked from outside because the box is short of power.",
-        description="""%{gpu} spent {{ $value | humanizePercentage }} of the last %{slowed_window.words} with its clocks
-            halved or worse by the power brake.%{users}""",
-        means="""The box asserts the power brake, a wire to the GPU, mostly because a power supply has failed or the
-            supplies are overloaded. In more than %{slowed_ratio.words} of the last %{slowed_window.words} the hardware
-            cut the clocks to a half or less. That is not the GPU's own power limit, which is normal.""",
-        look="""the box's management controller: `ipmitool sel list` and `ipmitool sdr type 'Power Supply'`. Are all of
-            the box's GPUs braked, or one with a bad cable?""",
-        do="""replace the supply or restore its feed. Until then lower the power limits (`nvidia-smi -pl WATTS`) so that
-            what is left suffices.""",
-        wrong="the data center caps the box's power by it on purpose: silence it.",
+        summary="External power brake active (power supply limit)",
+        description="""The power brake cut the clocks of %{gpu} to half or less for {{ $value | humanizePercentage }} of
+            the last %{slowed_window.words}.%{users}""",
+        meaning="""The host asserts the power brake signal of the GPU, usually because a power supply has failed or is
+            overloaded. The hardware cut the clocks to half or less for more than %{slowed_ratio.words} of the last
+            %{slowed_window.words}. This is not the GPU's own power limit, which is normal.""",
+        diagnosis="""The management controller of the host: `ipmitool sel list` and `ipmitool sdr type 'Power Supply'`.
+            All GPUs: the supply. One GPU: its cable.""",
+        action="""Replace the supply or restore its feed. Until then lower the power limits (`nvidia-smi -pl WATTS`) to
+            what the remaining supplies can deliver.""",
+        false_positives="The data center limits the power of the host this way on purpose: silence it.",
     ),
-    # The driver tells the speed that it asks for, which a fan that is blocked does not reach.
+    # The driver reports the requested fan speed, which a blocked fan does not reach.
     Condition(
         name="GpuFanStopped",
         subject="gpu",
@@ -194,19 +201,20 @@ THERMAL_CONDITIONS = (
               and on (cluster, job, instance, uuid)
             gpuwarden_gpu_temperature_margin_celsius <= %{fan_needed}
         """,
-        hold="1m",
-        summary="A fan of a hot GPU stands still.",
-        description="""Fans of %{gpu} at a standstill: {{ $value | humanize }}. The GPU is only {{ with query (printf
+        for_="1m",
+        summary="Fan of a hot GPU stopped",
+        description="""Stopped fans on %{gpu}: {{ $value | humanize }}. The GPU is {{ with query (printf
             "gpuwarden_gpu_temperature_margin_celsius{cluster=%q,job=%q,instance=%q,uuid=%q}" $labels.cluster
-            $labels.job $labels.instance $labels.uuid) }}{{ . | first | value | humanize }}{{ end }} °C below the
-            temperature at which it slows itself down.%{users}""",
-        means="""A fan is at 0 while the GPU is %{fan_needed.words} or less below the temperature at which it slows
-            itself down. Fans that stop while a GPU is cool are made so.""",
-        look="""`nvidia-smi -q -d TEMPERATURE` and `nvidia-smi --query-gpu=fan.speed --format=csv`, and at the fan
-            itself. Has somebody set its speed by hand?""",
-        do="give the fan back to the driver, or have it replaced; until then lower the power limit.",
-        wrong="""the board is cooled by water and its fans' connector is free. Boards that are cooled by the chassis
-            have no fans and never fire it. A fan that is told to turn and is blocked does not fire it either: the
-            driver tells what it asks for; GpuNearThermalSlowdown is there for that.""",
+            $labels.job $labels.instance $labels.uuid) }}{{ $margin := . | first | value }}{{ reReplaceAll "^-" ""
+            (humanize $margin) }} °C {{ if lt $margin 0.0 }}above{{ else }}below{{ end }}{{ end }} its throttle
+            point.%{users}""",
+        meaning="""A fan is at 0 while the GPU is at most %{fan_needed.words} below its throttle point. Many boards stop
+            their fans while the GPU is cool; that does not fire it.""",
+        diagnosis="""`nvidia-smi -q -d TEMPERATURE`, `nvidia-smi --query-gpu=fan.speed --format=csv`, and the fan
+            itself. Was its speed set by hand?""",
+        action="Return the fan to automatic control, or replace it; until then lower the power limit.",
+        false_positives="""The board is water-cooled and has no fan connected. Boards that are cooled by the chassis
+            have no fans and never fire it. A blocked fan that is requested to turn does not fire it either, as the
+            driver reports the requested speed: see GpuNearThermalSlowdown.""",
     ),
 )

@@ -1,4 +1,4 @@
-"""The last events of the box, found by comparing each poll with the one before; their levels are the conditions'."""
+"""Log of recent events, found by comparing each poll with the one before."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Annotated, Literal, get_args
 
 from gpuwarden.config import thresholds
 from gpuwarden.gpu.snapshot import Gpu
-from gpuwarden.health.conditions import severity_of, xid_level
-from gpuwarden.health.model import PRESSURE_SEVERITY, Severity
-from gpuwarden.health.run_conditions import END_CONDITIONS
+from gpuwarden.health.conditions import severity_of
+from gpuwarden.health.model import PRESSURE_SEVERITY, Severity, fault_text
+from gpuwarden.health.run_conditions import END_CONDITIONS, stall_cause_text
 from gpuwarden.metrics.model import Labels
 from gpuwarden.protocol.messages import OOM_KINDS, Level
 from gpuwarden.runs.outcome import Ending
@@ -24,32 +24,35 @@ MAX_TEXT = 300  # characters
 
 EventKind = Literal["xid", "gpu", "driver", "pressure", "run_began", "run_ended", "stall", "out_of_memory"]
 
+_RESOURCES = {"memory": "memory", "thermal": "temperature"}
+_LEVELS: Mapping[Level, str] = {"none": "OK", "warning": "warning", "critical": "critical"}
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened to the box."""
+    """Event of the host, a GPU or a run."""
 
-    timestamp_seconds: Annotated[float, "When, in Unix time."]
+    timestamp_seconds: Annotated[float, "Time of the event, in Unix time."]
     kind: Annotated[EventKind, f"One of {', '.join(get_args(EventKind))}."]
-    level: Annotated[Severity, "info, warning or critical."]
-    text: Annotated[str, "What it was, in a sentence."]
-    uuid: Annotated[str | None, "The GPU or MIG instance that it is about."] = None
-    run_id: Annotated[str | None, "The run that it is about."] = None
+    level: Annotated[Severity, "Severity: info, warning or critical."]
+    text: Annotated[str, "Description for people."]
+    uuid: Annotated[str | None, "GPU or MIG instance concerned."] = None
+    run_id: Annotated[str | None, "Run concerned."] = None
 
 
 class _Known:
-    """State of a run at the poll before."""
+    """State of a run at the previous poll."""
 
     __slots__ = ("ending", "errors", "stalls")
 
     def __init__(self, stalls: int) -> None:
         self.ending: Ending | None = None
         self.stalls = stalls
-        self.errors: frozenset[float] = frozenset()  # when each came
+        self.errors: frozenset[float] = frozenset()  # times
 
 
 class EventLog:
-    """Log of what has changed from poll to poll. Used by one event loop."""
+    """Ring buffer of the last MAX_EVENTS events. Used by one event loop."""
 
     def __init__(self) -> None:
         self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
@@ -60,11 +63,11 @@ class EventLog:
         self._driver_fault: str | None = None
 
     def newest_first(self) -> list[Event]:
-        """Return the events by their times."""
+        """Return the events, the newest first."""
         return sorted(self._events, key=lambda event: -event.timestamp_seconds)
 
     def update(self, state: State) -> None:
-        """Add what has changed since the poll before; some 10 µs where nothing has."""
+        """Add the changes since the previous poll; about 10 µs if there are none."""
         self._events.extend(self._new_events(state))
 
     def _new_events(self, state: State) -> Iterator[Event]:
@@ -81,14 +84,16 @@ class EventLog:
 
     def _driver_events(self, state: State) -> Iterator[Event]:
         if not state.snapshot.asked:
-            return  # in a pause, or while all GPUs are left to sleep, a driver that was at fault has not answered
+            return  # paused, or all GPUs asleep: a driver fault has not ended
         fault = state.snapshot.fault
         if fault != self._driver_fault:
             at = state.snapshot.time
             if fault is not None:
-                yield Event(at, "driver", severity_of("GpuwardenDriverFault"), f"the driver does not answer: {fault}")
+                yield Event(
+                    at, "driver", severity_of("GpuwardenDriverFault"), f"driver not responding: {fault_text(fault)}"
+                )
             else:
-                yield Event(at, "driver", "info", "the driver answers again")
+                yield Event(at, "driver", "info", "driver responding again")
         self._driver_fault = fault
 
     def _gpu_events(self, gpu: Gpu, now: float) -> Iterator[Event]:
@@ -96,17 +101,21 @@ class EventLog:
         if gpu.fault != self._faults.get(uuid):
             name = f"GPU {gpu.identity.index}"
             if gpu.fault is not None:
-                yield Event(now, "gpu", severity_of("GpuDown"), f"{name} does not answer: {gpu.fault}", uuid)
+                yield Event(now, "gpu", severity_of("GpuDown"), f"{name} not responding: {fault_text(gpu.fault)}", uuid)
             else:
-                yield Event(now, "gpu", "info", f"{name} answers again" if gpu.up else f"{name} is left alone", uuid)
+                yield Event(
+                    now, "gpu", "info", f"{name} responding again" if gpu.up else f"{name} no longer polled", uuid
+                )
         self._faults[uuid] = gpu.fault
         for code, count in gpu.xids.items():
             if count.count != self._xids.get((uuid, code)):
                 self._xids[uuid, code] = count.count
-                if now - count.last < thresholds.XID_SECONDS:  # the kernel log tells of older ones at the start
+                if (
+                    now - count.last < thresholds.XID_SECONDS
+                ):  # at its start the daemon reads older ones from the kernel log
                     xid = explain(code)
-                    text = f"GPU {gpu.identity.index} had XID {code}: {xid.meaning} {xid.action.value}"
-                    yield Event(count.last, "xid", xid_level(xid.severity), text[:MAX_TEXT], uuid)
+                    text = f"GPU {gpu.identity.index} XID {code}: {xid.meaning} {xid.action.value}"
+                    yield Event(count.last, "xid", xid.severity, text[:MAX_TEXT], uuid)
 
     def _pressure_events(self, state: State) -> Iterator[Event]:
         before, self._levels = self._levels, dict(state.pressure.levels)
@@ -115,7 +124,7 @@ class EventLog:
             if level != was:
                 gpu = state.snapshot.gpu_with(uuid)
                 name = f"GPU {gpu.identity.index}" if gpu else uuid
-                text = f"{resource} pressure on {name}: {level}" + ("" if was == "none" else f", it was {was}")
+                text = f"{name} {_RESOURCES[resource]}: {_LEVELS[was]} → {_LEVELS[level]}"
                 yield Event(state.snapshot.time, "pressure", PRESSURE_SEVERITY[level], text, uuid)
 
     def _run_events(self, run: RunSnapshot, now: float) -> Iterator[Event]:
@@ -123,11 +132,13 @@ class EventLog:
         known = self._runs.get(run_id)
         if known is None:
             known = self._runs[run_id] = _Known(run.stalls)
-            yield Event(run.began, "run_began", "info", f"run {name} begins", run_id=run_id)
+            yield Event(run.began, "run_began", "info", f"run {name} started", run_id=run_id)
         if run.stalls != known.stalls:
             known.stalls = run.stalls
             if run.stall is not None:
-                text = f"run {name} has made no step for {run.stall.seconds:.0f} s ({run.stall.cause})"
+                text = (
+                    f"run {name} stalled: no step for {run.stall.seconds:.0f} s ({stall_cause_text(run.stall.cause)})"
+                )
                 yield Event(now, "stall", severity_of("RunStalled"), text, run_id=run_id)
         if run.errors:
             yield from self._error_events(run, known)
@@ -143,7 +154,7 @@ class EventLog:
             if seen.at not in known.errors and seen.error.kind in OOM_KINDS:
                 why = f": {seen.verdict.cause.replace('_', ' ')}. {seen.verdict.evidence}" if seen.verdict else ""
                 where = "device" if seen.error.kind == "device_oom" else "host"
-                text = f"run {run.hello.name} is out of {where} memory{why}"
+                text = f"run {run.hello.name} out of {where} memory{why}"
                 uuid = next(iter(run.ooms), None) if where == "device" else None
                 yield Event(
                     seen.at, "out_of_memory", severity_of("RunOutOfMemory"), text[:MAX_TEXT], uuid, run.peer.run_id

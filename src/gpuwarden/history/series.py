@@ -1,6 +1,6 @@
-"""The last ten minutes of each GPU and run as small series, a point each five seconds, for charts.
+"""Series of the last ten minutes of each GPU and run, with a point every five seconds, for charts.
 
-Numbers lie in arrays, 1 KiB a column: a box of 8 GPUs and 8 runs has 64 KiB of them.
+Stored in arrays, 1 KiB a column: 64 KiB for 8 GPUs and 8 runs.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.state import State
 
-WINDOW_SECONDS = 600.0  # that are kept
-INTERVAL_SECONDS = 5.0  # between two points, at least
+WINDOW_SECONDS = 600.0
+INTERVAL_SECONDS = 5.0  # minimum between two points
 POINTS = int(WINDOW_SECONDS / INTERVAL_SECONDS)
-MAX_SUBJECTS = 256  # GPUs, MIG instances, runs, and these on each of those: 1 MiB
-PACE_POINTS = 12  # over which steps a second are taken: a minute
+MAX_SUBJECTS = 256  # GPUs, MIG instances, runs, and pairs of run and device: 1 MiB
+PACE_POINTS = 12  # over which steps per second are averaged: a minute
 
 Key = tuple[str, ...]  # a UUID, or a run's id and a UUID
 _GPU = ("memory_used_bytes", "memory_in_use_bytes", "utilization_ratio", "temperature_celsius")
@@ -34,7 +34,7 @@ def _unknown() -> array[float]:
 
 
 class _Subject:
-    """The columns of one subject; `seen` is the number of its last point."""
+    """Columns of one subject; `seen` is the number of its last point."""
 
     __slots__ = ("columns", "seen")
 
@@ -44,24 +44,24 @@ class _Subject:
 
 
 class HistorySeries:
-    """Recorder of a point every five seconds. Used by one event loop; `now` is monotonic.
+    """Recorder of the series. Used by one event loop; `now` is monotonic.
 
-    A subject without a value at a point has a gap in its chart. A subject is dropped after ten minutes without a value;
-    above MAX_SUBJECTS new ones are left out, and counted.
+    A subject without a value at a point has a gap in its chart. It is dropped after ten minutes without a value; above
+    MAX_SUBJECTS new subjects are dropped and counted.
     """
 
     def __init__(self) -> None:
         self.dropped = 0  # subjects, of the last point
-        self.points = 0  # taken so far
+        self.points = 0  # recorded in total
         self._times = _unknown()
         self._subjects: dict[tuple[Kind, Key], _Subject] = {}
         self._due = 0.0
 
     def update(self, state: State, now: float) -> None:
-        """Record a point of this poll if one is due: some 50 µs for a box of 8 GPUs."""
+        """Record a point of this poll if one is due; about 50 µs for 8 GPUs."""
         if now < self._due:
             return
-        self._due = now + INTERVAL_SECONDS * 0.9  # polls come a little early or late
+        self._due = now + INTERVAL_SECONDS * 0.9  # polls are not exactly periodic
         at = self.points % POINTS
         self.points += 1
         self._times[at] = state.snapshot.time
@@ -87,9 +87,9 @@ class HistorySeries:
                 column[at] = value
 
     def times(self, now: float) -> list[int]:
-        """Return the places of the points that are not too old, the oldest first; `now` is Unix time.
+        """Return the indices of the points within the window, the oldest first; `now` is Unix time.
 
-        Of times that have come twice, as the clock was set back, the later points count.
+        After the clock was set back, only the newer of points with the same time count.
         """
         places: list[int] = []
         later = float("inf")
@@ -103,11 +103,11 @@ class HistorySeries:
         return places
 
     def timestamps(self, places: Iterable[int]) -> list[float]:
-        """Return when the points at these places were taken, in Unix time."""
+        """Return the Unix times of the points at these indices."""
         return [self._times[place] for place in places]
 
     def read(self, kind: Kind, places: Sequence[int]) -> Iterator[tuple[Key, dict[str, list[float | None]]]]:
-        """Give each subject with its columns at these places, without those that know nothing."""
+        """Yield each subject with its columns at these indices, without columns that have no value."""
         for (of, key), subject in self._subjects.items():
             if of == kind:
                 columns = zip(COLUMNS[kind], subject.columns, strict=True)
@@ -115,7 +115,7 @@ class HistorySeries:
                 yield key, {name: values for name, values in known.items() if values.count(None) < len(values)}
 
     def pace(self, run_id: str) -> float | None:
-        """Return a run's steps a second over the last minute, or since its first point; None while there is but one."""
+        """Return a run's steps per second over the last minute, or since its first point; None with only one point."""
         subject = self._subjects.get(("runs", (run_id,)))
         if subject is None:
             return None
@@ -126,18 +126,18 @@ class HistorySeries:
             for place in ((self.points - back) % POINTS for back in range(newest, 0, -1))
             if not isnan(steps[place])
         ]
-        if len(known) < 2:  # noqa: PLR2004 - two make a stretch
+        if len(known) < 2:  # noqa: PLR2004
             return None
         (began, first), (ended, last) = known[0], known[-1]
         return (last - first) / (ended - began) if ended > began and last >= first else None
 
 
 def _finite_or_none(value: float) -> float | None:
-    return value if value == value else None  # noqa: PLR0124 - what is no number does not equal itself
+    return value if value == value else None  # noqa: PLR0124 - NaN
 
 
 def _poll_values(state: State) -> Iterator[tuple[Kind, Key, Sequence[float | None]]]:
-    """Give what a poll knows of each subject, in the order of its columns."""
+    """Yield the values of each subject at a poll, in the order of its columns."""
     in_use: dict[str, int] = {}
     for run in state.runs:
         for uuid, memory in run.memory.items():

@@ -25,7 +25,7 @@ MAX_UNRESOLVED = 256  # XIDs kept until their GPU is known
 IDENTIFY_SECONDS = 60.0
 REMEMBER_SECONDS = 3600.0  # that a fault waits for the other source's report: a driver may hang for long
 
-_LEVELS: Mapping[Severity, int] = {"page": logging.ERROR, "warn": logging.WARNING, "info": logging.INFO}
+_LEVELS: Mapping[Severity, int] = {"critical": logging.ERROR, "warning": logging.WARNING, "info": logging.INFO}
 
 
 @dataclass(slots=True)

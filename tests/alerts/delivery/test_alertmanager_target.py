@@ -76,13 +76,13 @@ def test_what_is_told() -> None:
             "cluster": "a",
         }
         assert told["annotations"] == {
-            "summary": "A training run is about to run out of device memory.",
+            "summary": "Training run almost out of GPU memory",
             "description": "Run unet can allocate only 1 GiB more. Owner: user alice.",
             "runbook_url": "docs/reference/alerts.md#runnearoutofmemory",
             "dashboard_url": "http://localhost:3000/d/gpuwarden-run?var-instance=127.0.0.1%3A9846&var-run=7-1"
             "&var-cluster=a",
         }
-        assert told["startsAt"] == "2001-09-09T01:46:40.000+00:00"
+        assert told["startsAt"] == "2001-09-09T01:46:40.000Z"
         assert told["endsAt"] > time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(time.time() + 2))
         assert told["generatorURL"] == "http://127.0.0.1:9846/"
 
@@ -142,15 +142,15 @@ WRONG = {
     "url: ftp://x": "url: ftp://x is not a base URL",
     "url: 'http://me:secret@x'": "url: a user or password in a URL would be logged",
     "url: http://x:0": "url: this is not a URL",
-    "url: http://x/api/v2/alerts": "url: leave out /api/v2/alerts",
-    "url: http://x, ca_file: /x": "ca_file: there is no https:// URL",
-    "url: https://x, key_file: /etc/hostname": "key_file: is the key to a certificate",
+    "url: http://x/api/v2/alerts": "url: omit /api/v2/alerts",
+    "url: http://x, ca_file: /x": "ca_file: only for https:// URLs",
+    "url: https://x, key_file: /etc/hostname": "key_file: set alertmanager.cert_file too",
     "url: http://x, bearer_token: secret": "bearer_token: this is not an optional secret",
-    "url: http://x, bearer_token: 'env:HOME', user: me, password: 'env:HOME'": "bearer_token: a server takes either",
-    "url: http://x, user: me": "user: needs a password too",
-    "url: http://x, password: 'env:HOME'": "password: needs a user too",
+    "url: http://x, bearer_token: 'env:HOME', user: me, password: 'env:HOME'": "bearer_token: set either this or ",
+    "url: http://x, user: me": "user: set alertmanager.password too",
+    "url: http://x, password: 'env:HOME'": "password: set alertmanager.user too",
     "url: http://x, labels: job=x": "labels: label job is set by the alert itself",
-    "url: http://x, labels: [a=1, b=2, a=1]": "labels: a is there twice",
+    "url: http://x, labels: [a=1, b=2, a=1]": "labels: duplicate label a",
     "url: http://x, labels: [a=b, c]": "labels: c is not a label",
 }
 

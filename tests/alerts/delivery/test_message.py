@@ -1,4 +1,4 @@
-"""What people are told of alerts: complete, bounded, and safe whatever runs are called."""
+"""Messages about alerts: complete, limited in length, and safe for any name of a run."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def test_names_all_that_matters() -> None:
         == "[CRITICAL] box1: Run resnet50 (77-1) can allocate only 1.2 GiB more on GPU 3 (NVIDIA H100 80GB HBM3)."
     )
     for part in (
-        "CRITICAL RunNearOutOfMemory: A training run is about to run out of device memory.",
+        "CRITICAL RunNearOutOfMemory: Training run almost out of GPU memory",
         "- Run resnet50 (77-1) can allocate only 1.2 GiB more on GPU 3",
         f"Owner: {OWNER}. Since 20",
-        "On the box: gpuwarden runs show 77-1",
-        "Do: Save a checkpoint now. Then stop the neighbour, or restart the run with a smaller batch.",
-        "More: docs/reference/alerts.md#runnearoutofmemory",
+        "Details: gpuwarden runs show 77-1",
+        "Action: Save a checkpoint now. Then stop the co-tenant, or restart the run with a smaller batch.",
+        "Docs: docs/reference/alerts.md#runnearoutofmemory",
     ):
         assert part in one.text
 
@@ -58,9 +58,9 @@ def test_second_gpu_is_not_hidden() -> None:
     assert both.title == "[CRITICAL] box1: 3 alerts: GpuDown (2): GPU 9, GPU 10; GpuNearThermalSlowdown: GPU 2"
     lines = both.text.splitlines()
     assert [line[:8] for line in lines if line.startswith("- ")] == ["- GPU 9 ", "- GPU 10", "- GPU 2 "]
-    first, second = (line for line in lines if line.startswith("Do: "))
+    first, second = (line for line in lines if line.startswith("Action: "))
     assert first.startswith(
-        "Do: Stop the runs on it and reset it (docs/start/install.md#reset-a-gpu); if it is lost, restart"
+        "Action: Stop the runs on it and reset it (docs/start/install.md#reset-a-gpu); if it is lost, restart"
     )
     assert "lower the power limit (nvidia-smi -pl WATTS): slower" in second
 
@@ -68,24 +68,24 @@ def test_second_gpu_is_not_hidden() -> None:
 def test_over() -> None:
     """What is over says from when to when it fired; alone it makes the title."""
     past = message(over=(gpu_down(),))
-    assert past.title == "[OVER] box1: GpuDown: GPU 3"
-    assert re.search(r"OVER\n- GpuDown: GPU 3\. It fired from \S+ \S+ \S+ to \S+ \S+ \S+\.\n", past.text)
-    assert "Do:" not in past.text
+    assert past.title == "[RESOLVED] box1: GpuDown: GPU 3"
+    assert re.search(r"RESOLVED\n- GpuDown: GPU 3\. Fired from \S+ \S+ \S+ to \S+ \S+ \S+\.\n", past.text)
+    assert "Action:" not in past.text
 
 
 def test_end_that_nobody_saw() -> None:
     """Where an alert ended otherwise than by being over, its line and the title say how."""
     past = message(over=(replace(gpu_down(), ending="the driver lists it no more"),))
-    assert past.title == "[OVER] box1: GpuDown: GPU 3 (the driver lists it no more)"
-    assert "\n- GpuDown: GPU 3 (the driver lists it no more). It fired from" in past.text
+    assert past.title == "[RESOLVED] box1: GpuDown: GPU 3 (the driver lists it no more)"
+    assert "\n- GpuDown: GPU 3 (the driver lists it no more). Fired from" in past.text
 
 
 def test_again() -> None:
     """An alert that was told before says so."""
     again = Message("box1", "docs", (Notification(gpu_down(), repeated=True),), {"RunStalled": 2, "GpuXidWarning": 1})
-    assert again.title.startswith("[CRITICAL, STILL] box1: GPU 3 ")
-    assert ", told before." in again.text
-    assert "Told before, and still there: GpuXidWarning, RunStalled (2).\n" in again.text
+    assert again.title.startswith("[CRITICAL, STILL FIRING] box1: GPU 3 ")
+    assert " (sent before)." in again.text
+    assert "Still firing: GpuXidWarning, RunStalled (2).\n" in again.text
 
 
 def test_burst_is_bounded() -> None:
@@ -155,9 +155,9 @@ def test_every_rule_can_be_told() -> None:
     offenders = [
         (name, said)
         for name, rule in ALERTS.items()
-        for text in (action_text(rule), fill_text(rule.means))
+        for text in (action_text(rule), fill_text(rule.meaning))
         for said in [render_plain(text, "docs")]
-        if re.search(r"[`*\[\]]|%\{|\]\(|^As for", said) or not (said[0].isupper() or text.startswith("`"))
+        if re.search(r"[`*\[\]]|%\{|\]\(|Same as", said) or not (said[0].isupper() or text.startswith("`"))
     ]
     assert offenders == []
 
@@ -174,10 +174,10 @@ def test_webhook_body() -> None:
             "alert": "RunNearOutOfMemory",
             "severity": "critical",
             "labels": dict(near_oom().labels),
-            "summary": "A training run is about to run out of device memory.",
+            "summary": "Training run almost out of GPU memory",
             "description": near_oom().description,
             "owner": OWNER,
-            "do": "Save a checkpoint now. Then stop the neighbour, or restart the run with a smaller batch.",
+            "do": "Save a checkpoint now. Then stop the co-tenant, or restart the run with a smaller batch.",
             "more": "docs/reference/alerts.md#runnearoutofmemory",
             "since": "2026-09-21T14:13:20Z",
             "over": None,

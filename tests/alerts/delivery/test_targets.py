@@ -198,7 +198,7 @@ def test_apprise() -> None:
         got = server.next()
         assert got.content["title"].startswith("[CRITICAL] box1: 2 alerts")
         assert got.content["type"] == "failure"
-        for part in ("resnet50", "GPU 9", "1.2 GiB", OWNER, "Do: Save a checkpoint now."):
+        for part in ("resnet50", "GPU 9", "1.2 GiB", OWNER, "Action: Save a checkpoint now."):
             assert part in got.content["message"]
         send(
             NotifyConfig(apprise=(Secret(text=f"json://127.0.0.1:{server.port}/"),)),
@@ -212,7 +212,7 @@ def test_apprise() -> None:
         named = "Run @\u2060here [a]\u2060(https:\u2060//evil.example) (77-1) can allocate"
         assert named in got.content["title"]
         assert named in got.content["message"]
-        assert "More: https://x/docs/reference/alerts.md#runnearoutofmemory" in got.content["message"]
+        assert "Docs: https://x/docs/reference/alerts.md#runnearoutofmemory" in got.content["message"]
         server.status = 500
         error = refusal(NotifyConfig(apprise=(Secret(text=f"json://127.0.0.1:{server.port}/{TOKEN}"),)))
         assert "500" in str(error)
@@ -235,7 +235,13 @@ def test_mail_by_apprise() -> None:
         assert mail["From"] == "gpuwarden@box.example.com"
         assert mail["Subject"].startswith("[CRITICAL] box1: 2 alerts: GpuDown: GPU 9; RunNearOutOfMemory: run resnet50")
         text = mail.get_content().replace("\r\n", "\n")
-        for part in ("Run resnet50 (77-1)", "GPU 9 (", "1.2 GiB", f"Owner: {OWNER}.", "\nDo: Save a checkpoint now."):
+        for part in (
+            "Run resnet50 (77-1)",
+            "GPU 9 (",
+            "1.2 GiB",
+            f"Owner: {OWNER}.",
+            "\nAction: Save a checkpoint now.",
+        ):
             assert part in text
         assert server.next()["To"] == "ml@example.com"
         send(mail_url(server.port, to="ops@example.com"), HOSTILE)

@@ -84,8 +84,8 @@ def test_display_follows_the_state_and_the_window(tmp_path: Path, mock_nvml: Moc
     with ending(daemon), terminal(*at(daemon.port), lines=9) as seen:
         seen.until(lambda text: "more GPUs" in text, "as many GPUs as there is room for")
         mock_nvml.lose(6)
-        lost = seen.until(lambda text: "GPU 6: does not answer" in text, "the lost GPU")
-        assert "✖ GPU 6: does not answer: gpu_is_lost" in lost[1]
+        lost = seen.until(lambda text: "GPU 6: not responding" in text, "the lost GPU")
+        assert "✖ GPU 6: not responding: gpu is lost" in lost[1]
         assert "red" in seen.colors()
         seen.resize(120, 40)
         seen.until(lambda text: text.count("/700 W") == 7 and "No training run reports" in text, "all GPUs")

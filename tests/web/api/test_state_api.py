@@ -166,7 +166,11 @@ def test_absent_is_absent() -> None:
 
 def test_box_is_as_bad_as_the_worst_of_it() -> None:
     """Its troubles are the driver's, the GPUs' and those of runs that go on or have just ended, the worst first."""
-    hot: Readings = {GpuReadings.temperature_celsius: {("core",): 91.0}, GpuReadings.temperature_margin_celsius: -2.0}
+    hot: Readings = {
+        GpuReadings.temperature_celsius: {("core",): 91.0},
+        GpuReadings.temperature_threshold_celsius: {("slowdown",): 89.0},
+        GpuReadings.temperature_margin_celsius: -1.0,  # of an earlier read
+    }
     slowed: Readings = {
         GpuReadings.clock_event_active: {("hw_slowdown",): 1.0, ("sw_thermal_slowdown",): 1.0, ("gpu_idle",): 1.0}
     }
@@ -182,14 +186,19 @@ def test_box_is_as_bad_as_the_worst_of_it() -> None:
     assert seen["troubles"] == [
         {
             "level": "critical",
-            "text": "thermal pressure critical: 91 °C, 2 °C above slowdown",
+            "text": "hot: 91 °C, 2 °C above its throttle point",
             "name": "GPU 1",
             "uuid": "GPU-1",
         },
-        {"level": "warning", "text": "slowed down: hw_slowdown, sw_thermal_slowdown", "name": "GPU 1", "uuid": "GPU-1"},
         {
             "level": "warning",
-            "text": "memory pressure warning: 1.00 GiB of headroom, 6.2 %",
+            "text": "throttled: too hot, clocks lowered by the driver",
+            "name": "GPU 1",
+            "uuid": "GPU-1",
+        },
+        {
+            "level": "warning",
+            "text": "memory running low: 1.00 GiB left (6.2 %)",
             "name": "GPU 2",
             "uuid": "GPU-2",
         },
@@ -198,11 +207,11 @@ def test_box_is_as_bad_as_the_worst_of_it() -> None:
     assert answer(box(gpu(0)))["condition"] == "ok"
     assert "troubles" not in answer(box(gpu(0)))
     assert answer(box(replace(gpu(0), asked=False)))["condition"] == "unknown"
-    assert answer(box())["troubles"] == [{"level": "critical", "text": "knows of no GPU", "name": "the driver"}]
+    assert answer(box())["troubles"] == [{"level": "critical", "text": "finds no GPU", "name": "the driver"}]
     gone = answer(replace(box(), snapshot=replace(snapshot(), fault="driver_not_loaded")))
     assert gone["condition"] == "critical"
     assert gone["troubles"] == [
-        {"level": "critical", "text": "does not answer: driver_not_loaded", "name": "the driver"}
+        {"level": "critical", "text": "not responding: driver not loaded", "name": "the driver"}
     ]
     crowd = tuple(replace(gpu(n), fault="gpu_is_lost", readings={}) for n in range(MAX_TROUBLES + 2))
     seen = answer(box(*crowd))

@@ -10,14 +10,13 @@ import re
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote_plus
 
 from gpuwarden.alerts.delivery.http_client import Server
-from gpuwarden.alerts.delivery.message import Notification
+from gpuwarden.alerts.delivery.message import Notification, format_utc
 from gpuwarden.alerts.delivery.target import DeliveryError, PartlySentError, Policy, compute_digest
 from gpuwarden.alerts.prometheus_rules import Choices, render_annotations
 from gpuwarden.config.schema import Config
@@ -63,7 +62,7 @@ class AlertmanagerTarget:
         self._external = dict(chosen.labels)  # as Prometheus' external_labels: an alert's own win
         self._generator = f"http://{reached}/"
         self._choices = Choices(job=chosen.job, docs=chosen.docs, grafana=chosen.grafana)
-        self._links: dict[str, dict[str, str]] = {}  # by alert, with places for its labels
+        self._constant: dict[str, dict[str, str]] = {}  # annotations by alert, with placeholders for its labels
         self._server = Server(
             url=Secret(text=url.rstrip("/") + PATH),
             timeout=chosen.timeout,
@@ -129,8 +128,8 @@ class AlertmanagerTarget:
             "labels": labels,
             "annotations": self._annotations(alert, labels),
             # Never after its end or in the future, which Alertmanager refuses: the clock may have been set back.
-            "startsAt": _rfc3339(min(alert.since, ends, time.time()) + self._clock_offset),
-            "endsAt": _rfc3339(ends + self._clock_offset),
+            "startsAt": format_utc(min(alert.since, ends, time.time()) + self._clock_offset, "milliseconds"),
+            "endsAt": format_utc(ends + self._clock_offset, "milliseconds"),
             "generatorURL": self._generator,
         }
 
@@ -139,13 +138,9 @@ class AlertmanagerTarget:
             text = labels.get(found[1], "")
             return f"{found[2]}{quote_plus(text)}" if text else ""
 
-        if alert.name not in self._links:
+        if alert.name not in self._constant:
             texts = render_annotations(alert.condition, self._choices)
-            self._links[alert.name] = {name: text for name, text in texts.items() if name.endswith("_url")}
+            self._constant[alert.name] = {name: text for name, text in texts.items() if name != "description"}
         owner = f" Owner: {alert.owner}." if alert.owner else ""
-        links = {name: _LABEL.sub(where_known, text) for name, text in self._links[alert.name].items()}
-        return {"summary": alert.condition.summary, "description": alert.description + owner, **links}
-
-
-def _rfc3339(at: float) -> str:
-    return datetime.fromtimestamp(at, timezone.utc).isoformat(timespec="milliseconds")
+        texts = {name: _LABEL.sub(where_known, text) for name, text in self._constant[alert.name].items()}
+        return {**texts, "description": alert.description + owner}

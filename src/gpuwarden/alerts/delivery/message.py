@@ -1,6 +1,6 @@
-"""Messages about alerts for people: bounded in length, one for all alerts that are sent together.
+"""Messages about alerts for people: title and text, limited in length, one for all alerts sent together.
 
-Names of runs, users and jobs are other people's: what would not print, or would begin a line of its own, is replaced.
+Names of runs, users and jobs are untrusted: characters that do not print or break the line are replaced.
 """
 
 from __future__ import annotations
@@ -10,29 +10,29 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from functools import cache
 
-from gpuwarden.alerts.prometheus_rules import Choices
+from gpuwarden.alerts.prometheus_rules import Choices, docs_path
 from gpuwarden.health.conditions import CONDITIONS
 from gpuwarden.health.model import SEVERITY_RANK, Alert, Condition, fill_places
 
-MAX_LISTED = 12  # alerts that one message describes each; of the rest it names the subjects
-MAX_TITLE_CHARS = 160  # characters, as are the others
+MAX_LISTED = 12  # alerts that one message describes; of the others it names only the subjects
+MAX_TITLE_CHARS = 160
 MAX_NAME_CHARS = 80
 MAX_OWNER_CHARS = 160
 MAX_DESCRIPTION_CHARS = 400
 MAX_REST_CHARS = 400
 MAX_TEXT_CHARS = 12000
 
-_WHAT = {"xid": "XID ", "kind": "", "outcome": ""}  # labels, and what is said before their values
-_AS_FOR = re.compile(r"as for (\w+)")  # a rule that has another's text
+_WHAT = {"xid": "XID ", "kind": "", "outcome": ""}  # labels, and the prefix of their values
+_SAME_AS = re.compile(r"Same as (\w+)")  # a reference to the text of another alert
 _MARKED = re.compile(r"\[(?P<link>[^\]]+)\]\((?P<target>[^)\s]+)\)|`(?P<code>[^`]+)`|\*(?P<emphasis>[^*\s][^*]*)\*")
-_BEGIN = re.compile(r"^\[?[a-z]")  # also of a text that begins with a link
 
 
 @dataclass(frozen=True, slots=True)
 class Notification:
-    """One alert of a message: new, `repeated` as it fires still, or resolved since `resolved_at`, in Unix time."""
+    """One alert of a message: new, `repeated` because it still fires, or resolved at `resolved_at` (Unix time)."""
 
     alert: Alert
     repeated: bool = False
@@ -41,17 +41,17 @@ class Notification:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Content of one message; `standing` counts by name the alerts that were sent before, and fire still."""
+    """Content of one message; `standing` counts by name the alerts that were sent before and still fire."""
 
     host: str
     docs: str
     notifications: tuple[Notification, ...] = ()
     standing: Mapping[str, int] = field(default_factory=dict)
-    test: str = ""  # of a test message: which alerts the target gets
+    test: str = ""  # severities that the target gets, in a test message
 
     @property
     def firing(self) -> list[Notification]:
-        """Notifications of alerts that fire, the gravest first, and of each name one before the second of any."""
+        """Notifications of firing alerts by severity; the first of each name comes before the second of any."""
         return _rank_fairly(each for each in self.notifications if each.resolved_at is None)
 
     @property
@@ -61,18 +61,18 @@ class Message:
 
     @property
     def severity(self) -> str:
-        """Severity of the gravest alert; empty where none fires."""
+        """Highest severity of the firing alerts; empty if none fires."""
         return min((each.alert.condition.severity for each in self.firing), key=SEVERITY_RANK.__getitem__, default="")
 
     @property
     def title(self) -> str:
         """Subject line."""
         if self.test:
-            return f"[TEST] {self.host}: gpuwarden can reach you"
+            return f"[TEST] {self.host}: test notification from gpuwarden"
         notifications = self.firing or self.over
-        mark = self.severity.upper() or "OVER"
+        mark = self.severity.upper() or "RESOLVED"
         if notifications and all(each.repeated for each in notifications):
-            mark += ", STILL"
+            mark += ", STILL FIRING"
         if len(notifications) == 1 and self.firing:
             summary = clean(notifications[0].alert.description)
         else:
@@ -88,42 +88,42 @@ class Message:
 
     def _lines(self) -> Iterator[str]:
         if self.test:
-            yield f"This is a test. Alerts of {self.host} of severity {self.test} come this way."
-            yield "Nothing is wrong, and there is nothing to do."
+            yield f"This is a test. Alerts of {self.host} with severity {self.test} are sent here."
+            yield "No action is needed."
             return
         listed, rest = self.firing[:MAX_LISTED], self.firing[MAX_LISTED:]
         for rule, notifications in group_by_condition(listed):
-            yield f"{rule.severity.upper()} {rule.name}: {rule.summary}"
+            yield f"{rule.severity.upper()} {rule.name}: {fill_text(rule.summary)}"
             for each in notifications:
                 yield f"- {clean(each.alert.description, MAX_DESCRIPTION_CHARS)}"
                 yield f"  {format_facts(each)}"
-            yield f"Do: {render_plain(action_text(rule), self.docs)}"
-            yield f"What it means: {render_plain(fill_text(rule.means), self.docs)}"
-            yield f"More: {self.docs}/{docs_path(rule)}"
+            yield f"Action: {render_plain(action_text(rule), self.docs)}"
+            yield f"Meaning: {render_plain(fill_text(rule.meaning), self.docs)}"
+            yield f"Docs: {self.docs}/{docs_path(rule)}"
             yield ""
         if rest:
             yield f"And {len(rest)} more: {summarize(rest)}."
             yield ""
         if self.over:
-            yield "OVER"
+            yield "RESOLVED"
             for each in self.over[:MAX_LISTED]:
                 yield f"- {each.alert.name}: {format_subject(each.alert)}. {format_facts(each)}"
             if self.over[MAX_LISTED:]:
                 yield f"- {len(self.over) - MAX_LISTED} more: {summarize(self.over[MAX_LISTED:])}."
             yield ""
         if self.standing:
-            yield f"Told before, and still there: {format_standing(self.standing)}."
+            yield f"Still firing: {format_standing(self.standing)}."
 
 
 def clean(text: str, longest: int = MAX_DESCRIPTION_CHARS) -> str:
-    """Return text for one line, of at most so many characters."""
+    """Return the text as one line of at most `longest` characters."""
     line = " ".join(text[: 4 * longest].split())
     shown = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in line)
     return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
 
 
 def format_subject(alert: Alert) -> str:
-    """Name in few words what an alert is about."""
+    """Return the subject of an alert: its run and GPU, and what happened to them."""
     labels = alert.labels
     run = labels.get("run_name") or labels.get("run_id")
     who = [f"run {clean(run, MAX_NAME_CHARS)}"] if run else []
@@ -131,30 +131,29 @@ def format_subject(alert: Alert) -> str:
     kinds = [f"{word}{clean(labels[name], MAX_NAME_CHARS)}" for name, word in _WHAT.items() if name in labels]
     what = ", ".join([*kinds, *([alert.ending] if alert.ending else [])])
     if not who:
-        return what or "the box"
+        return what or "host"
     return " on ".join(who) + (f" ({what})" if what else "")
 
 
 def format_facts(notification: Notification) -> str:
-    """Format an alert's owner and start, or the time for which it fired."""
+    """Format the owner and start of an alert, or the time it fired."""
     alert = notification.alert
     if notification.resolved_at is not None:
-        return f"It fired from {format_time(alert.since)} to {format_time(notification.resolved_at)}."
+        return f"Fired from {format_time(alert.since)} to {format_time(notification.resolved_at)}."
     who = f"Owner: {clean(alert.owner, MAX_OWNER_CHARS)}. " if alert.owner.strip() else ""
     run = alert.labels.get("run_id", "")
-    more = f" On the box: gpuwarden runs show {clean(run, MAX_NAME_CHARS)}" if run else ""
-    return f"{who}Since {format_time(alert.since)}{', told before' if notification.repeated else ''}.{more}"
+    more = f" Details: gpuwarden runs show {clean(run, MAX_NAME_CHARS)}" if run else ""
+    return f"{who}Since {format_time(alert.since)}{' (sent before)' if notification.repeated else ''}.{more}"
 
 
 def render_plain(markdown: str, docs: str) -> str:
-    """Return the text without marks; links lead to pages below `docs`."""
+    """Return Markdown as plain text; relative links become addresses below `docs`."""
 
     def unmarked(found: re.Match[str]) -> str:
         if not found["target"]:
             return found["code"] or found["emphasis"]
         where = found["target"] if "://" in found["target"] else f"{docs}/{found['target']}"
-        # A link that is named by its page needs no name in addition to its address.
-        return where if found["target"].partition("#")[0].endswith(found["link"]) else f"{found['link']} ({where})"
+        return f"{found['link']} ({where})"
 
     return _MARKED.sub(unmarked, markdown)
 
@@ -164,28 +163,28 @@ def format_time(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(at))
 
 
+def format_utc(at: float, timespec: str = "seconds") -> str:
+    """Format a Unix time as RFC 3339 in UTC."""
+    return datetime.fromtimestamp(at, timezone.utc).isoformat(timespec=timespec).replace("+00:00", "Z")
+
+
 def action_text(rule: Condition) -> str:
-    """Return what to do about an alert, in Markdown."""
-    other = _AS_FOR.match(rule.do)
+    """Return the action for an alert, in Markdown."""
+    other = _SAME_AS.match(rule.action)
     if other is None:
-        return fill_text(rule.do)
-    return action_text(CONDITIONS[other[1]]).rstrip(".") + rule.do[other.end() :]
+        return fill_text(rule.action)
+    return action_text(CONDITIONS[other[1]]).rstrip(".") + rule.action[other.end() :]
 
 
 def fill_text(markdown: str) -> str:
-    """Return a rule's text with its numbers, and with a capital letter at its start."""
-    return _BEGIN.sub(lambda found: found[0].upper(), fill_places(markdown, _values()))
+    """Return a text of a rule with its placeholders replaced."""
+    return fill_places(markdown, _values())
 
 
 @cache
 def _values() -> Mapping[str, str]:
-    """Return what fills the places of rules' texts, made once: a message may have hundreds of alerts."""
+    """Return the placeholders' values, computed once: a message can have hundreds of alerts."""
     return Choices().values()
-
-
-def docs_path(rule: Condition) -> str:
-    """Return the path of the rule's section below docs/."""
-    return f"reference/alerts.md#{rule.name.lower()}"
 
 
 def group_by_condition(notifications: Iterable[Notification]) -> Iterator[tuple[Condition, list[Notification]]]:
@@ -198,7 +197,7 @@ def group_by_condition(notifications: Iterable[Notification]) -> Iterator[tuple[
 
 
 def summarize(notifications: Iterable[Notification]) -> str:
-    """Name the subjects of each alert, within MAX_REST_CHARS shared equally by the alerts."""
+    """List the subjects of each alert; the alerts share MAX_REST_CHARS equally."""
     groups = [
         (rule.name, [format_subject(each.alert) for each in group]) for rule, group in group_by_condition(notifications)
     ]
@@ -215,12 +214,12 @@ def format_standing(standing: Mapping[str, int]) -> str:
 
 
 def _natural_key(text: str) -> list[tuple[int, str]]:
-    """Return a sort key by which GPU 10 comes after GPU 9."""
+    """Return a sort key that places GPU 10 after GPU 9."""
     return [(int(digits[:18] or 0), rest) for digits, rest in re.findall(r"([0-9]*)([^0-9]*)", text, re.ASCII)]
 
 
 def _rank_fairly(notifications: Iterable[Notification]) -> list[Notification]:
-    """Sort the gravest first; within a severity the first of each name before the second of any: none is hidden."""
+    """Sort by severity, then the first alert of each name before the second of any, so that no name is cut off."""
     ordered = sorted(notifications, key=lambda each: (_natural_key(format_subject(each.alert)), each.alert.key))
     seen: Counter[str] = Counter()
     ranked = []

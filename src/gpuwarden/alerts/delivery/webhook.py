@@ -1,8 +1,7 @@
-"""Delivery as JSON, for programs; docs/use/notifications.md describes the body."""
+"""Delivery as JSON to a webhook; docs/use/notifications.md describes the body."""
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
 from typing import Any
 
 from gpuwarden.alerts.delivery.http_client import Server, host_text
@@ -13,16 +12,18 @@ from gpuwarden.alerts.delivery.message import (
     Notification,
     action_text,
     clean,
-    docs_path,
+    fill_text,
     format_standing,
+    format_utc,
     render_plain,
 )
 from gpuwarden.alerts.delivery.target import MessageTarget
+from gpuwarden.alerts.prometheus_rules import docs_path
 from gpuwarden.config.schema import NotifyConfig
 from gpuwarden.config.secrets import Secret
 
 VERSION = 1
-MAX_ALERTS = 200  # in one body; further ones are counted in it
+MAX_LISTED_ALERTS = 200  # in one body; further ones are only counted
 
 
 class WebhookTarget(MessageTarget):
@@ -45,7 +46,7 @@ class WebhookTarget(MessageTarget):
 def render_body(message: Message) -> dict[str, Any]:
     """Return the JSON body that docs/use/notifications.md describes."""
     firing, over = message.firing, message.over
-    room = max(MAX_ALERTS - len(firing), 0)
+    room = max(MAX_LISTED_ALERTS - len(firing), 0)
     return {
         "version": VERSION,
         "host": message.host,
@@ -53,9 +54,9 @@ def render_body(message: Message) -> dict[str, Any]:
         "severity": message.severity,
         "title": message.title,
         "text": message.text,
-        "firing": [_alert(each, message.docs) for each in firing[:MAX_ALERTS]],
+        "firing": [_alert(each, message.docs) for each in firing[:MAX_LISTED_ALERTS]],
         "over": [_alert(each, message.docs) for each in over[:room]],
-        "left_out": len(firing[MAX_ALERTS:]) + len(over[room:]),
+        "left_out": len(firing[MAX_LISTED_ALERTS:]) + len(over[room:]),
         "still": format_standing(message.standing),
     }
 
@@ -66,17 +67,13 @@ def _alert(notification: Notification, docs: str) -> dict[str, Any]:
         "alert": alert.name,
         "severity": alert.condition.severity,
         "labels": {name: clean(value, MAX_NAME_CHARS) for name, value in alert.labels.items()},
-        "summary": alert.condition.summary,
+        "summary": fill_text(alert.condition.summary),
         "description": clean(alert.description),
         "owner": clean(alert.owner, MAX_OWNER_CHARS),
         "do": render_plain(action_text(alert.condition), docs),
         "more": f"{docs}/{docs_path(alert.condition)}",
-        "since": _utc(alert.since),
-        "over": None if notification.resolved_at is None else _utc(notification.resolved_at),
+        "since": format_utc(alert.since),
+        "over": None if notification.resolved_at is None else format_utc(notification.resolved_at),
         "ending": alert.ending,
         "again": notification.repeated,
     }
-
-
-def _utc(at: float) -> str:
-    return datetime.fromtimestamp(at, timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")

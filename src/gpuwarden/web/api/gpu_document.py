@@ -9,7 +9,6 @@ from typing import Annotated, Any
 from gpuwarden.config import thresholds
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.snapshot import Gpu, MigInstance
-from gpuwarden.health.conditions import xid_level
 from gpuwarden.health.status import BoxStatus, Trouble, worst
 from gpuwarden.nvml.troubleshooting import suggest_gpu_fix
 from gpuwarden.owners.kinds import NAMES
@@ -40,8 +39,8 @@ class XidDocument:
     last_timestamp_seconds: Annotated[float, "When it came last, in Unix time."]
     meaning: Annotated[str, "What it means."]
     action: Annotated[str, "What to do."]
-    severity: Annotated[str, "page, warn or info."]
-    level: Annotated[str, "critical, warning or info: the same, as in the alerts."]
+    severity: Annotated[str, "critical, warning or info."]
+    level: Annotated[str, "The same as `severity`."]
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +225,7 @@ def _xids(gpu: Gpu, now: float) -> list[XidDocument]:
     recent = [(code, each) for code, each in gpu.xids.items() if now - each.last < thresholds.XID_SECONDS]
     recent.sort(key=lambda pair: -pair[1].last)
     return [
-        XidDocument(code, each.count, each.last, xid.meaning, xid.action.value, xid.severity, xid_level(xid.severity))
+        XidDocument(code, each.count, each.last, xid.meaning, xid.action.value, xid.severity, xid.severity)
         for code, each in recent
         for xid in (explain(code),)
     ]

@@ -1,16 +1,16 @@
-// Small charts of the last ten minutes, drawn by uPlot; those that nobody sees wait.
+// Small charts of the last ten minutes, drawn by uPlot once they are visible.
 
 import { h } from "./tree.js";
 import { amount, clock, degrees, known, pace, percent } from "./words.js";
 
 const SECONDS = 600;
 const HEIGHT = 56; // pixels
-const PACE_POINTS = 6; // over which steps a second are taken: single polls come between steps
+const PACE_POINTS = 6; // over which steps per second are averaged, as single polls come between steps
 const { uPlot } = window;
 
 export class Charts {
-  #wanted = new Map(); // by key, what there is to draw
-  #drawn = new Map(); // by key, {element, plot}
+  #wanted = new Map(); // data to draw, by key
+  #drawn = new Map(); // {element, plot} by key
   #past = { times: [], column: () => [] };
   #seen = new IntersectionObserver((entries) => entries.forEach(({ target, isIntersecting }) => {
     target.inView = isIntersecting;
@@ -28,13 +28,13 @@ export class Charts {
     });
   }
 
-  // Begin a new picture.
-  begin(past) {
+  // Start a new page.
+  start(past) {
     this.#past = past;
     this.#wanted.clear();
   }
 
-  // Bring the charts that were asked for since then up to date; their elements are on the page now.
+  // Update the charts of the page, whose elements exist now.
   draw() {
     for (const key of [...this.#drawn.keys()]) if (!this.#wanted.has(key)) this.#forget(key);
     for (const element of document.querySelectorAll("[data-keep]")) {
@@ -71,7 +71,7 @@ export class Charts {
     const speed = this.#pace(column(`${key} steps`));
     return this.#row([
       inUse.some(known) && this.#chart(`${key} memory`, "Memory in use", amount, [0, highest(limit, inUse)], [{ look: "limit", values: limit }, { look: "use", values: inUse }]),
-      speed.some(known) && this.#chart(`${key} pace`, "Steps a second", pace, [0, highest(speed) * 1.1], [{ look: "line", values: speed }]),
+      speed.some(known) && this.#chart(`${key} pace`, "Steps per second", pace, [0, highest(speed) * 1.1], [{ look: "line", values: speed }]),
     ]);
   }
 
@@ -80,16 +80,16 @@ export class Charts {
     return found.length ? h("div", { class: "charts" }, found) : null;
   }
 
-  // The last of the series is the one that is told of.
+  // The last of the series is described in text.
   #chart(key, name, write, range, series) {
     this.#wanted.set(key, { write, range, series });
-    const told = series.at(-1).values.filter(known);
+    const shown = series.at(-1).values.filter(known);
     const now = series.at(-1).values.at(-1);
-    const label = told.length
-      ? `${name} over the last ten minutes: ${write(Math.min(...told))} to ${write(Math.max(...told))}, now ${known(now) ? write(now) : "not known"}`
+    const label = shown.length
+      ? `${name} over the last ten minutes: ${write(Math.min(...shown))} to ${write(Math.max(...shown))}, now ${known(now) ? write(now) : "unknown"}`
       : `${name}: not known yet`;
     return h("figure", { "data-key": key },
-      h("figcaption", { "aria-hidden": "true" }, h("span", {}, name), h("span", { class: "scale" }, write(range[1]))),
+      h("figcaption", { "aria-hidden": "true" }, h("span", {}, name), h("span", { class: "now" }, known(now) ? write(now) : "-")),
       h("div", { class: "chart", role: "img", "aria-label": label, "data-keep": key }));
   }
 
@@ -142,12 +142,12 @@ export class Charts {
     return plot;
   }
 
-  // Say what was at the place under the mouse.
+  // Show time and value under the mouse.
   #point(plot, key, at) {
     const place = plot.cursor.idx;
     const value = known(place) ? plot.data.at(-1)[place] : null;
-    const told = value !== null && known(value) ? `${clock(plot.data[0][place])} ${this.#wanted.get(key)?.write(value) ?? ""}` : "";
-    if (at.textContent !== told) at.textContent = told;
+    const text = value !== null && known(value) ? `${clock(plot.data[0][place])} ${this.#wanted.get(key)?.write(value) ?? ""}` : "";
+    if (at.textContent !== text) at.textContent = text;
   }
 
   #forget(key) {

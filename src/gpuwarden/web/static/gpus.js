@@ -1,16 +1,20 @@
-// The GPUs, a card each: those that are not well first, then as the driver numbers them.
+// GPU cards: those with problems first, then by index.
 
 import { bounded, fact, mark, ofPressure, RANK, troubles, word } from "./marks.js";
 import { memory, memoryFacts } from "./memory.js";
 import { h } from "./tree.js";
 import { amount, clock, degrees, hertz, known, percent, plain, short, watts } from "./words.js";
 
-const MOST_XIDS = 4;
-const MOST_OWNERS = 4;
+const MAX_XIDS = 4;
+const MAX_OWNERS = 4;
+const CLOCK_LIMITS = {
+  sw_power_cap: "power limit", hw_slowdown: "hardware", sw_thermal_slowdown: "temperature", hw_thermal_slowdown: "temperature",
+  hw_power_brake_slowdown: "power brake", applications_clocks_setting: "application clocks", display_clock_setting: "display clocks",
+};
 
 export const anchor = (gpu) => `gpu-${gpu.index}`;
 
-// The numbers of GPUs and MIG instances by UUID.
+// Indices of GPUs and MIG instances by UUID.
 export function places(gpus) {
   const found = new Map();
   for (const gpu of gpus) {
@@ -28,8 +32,8 @@ export function gpus(state, charts) {
     h("h2", { id: "gpus" }, "GPUs"),
     state.gpus.length
       ? h("div", { class: "cards" }, worstFirst(state.gpus).map((gpu) => card(gpu, state, charts)))
-      : h("p", {}, "No GPU is known."),
-    nameless > 0 ? h("p", {}, `Asleep since the start, so that their names are not known yet: ${nameless}.`) : null);
+      : h("p", {}, "No GPU found."),
+    nameless > 0 ? h("p", {}, `Asleep since the daemon started, names not known yet: ${nameless}.`) : null);
 }
 
 const worstFirst = (found) => found.toSorted((one, other) => RANK[one.condition] - RANK[other.condition]);
@@ -51,29 +55,26 @@ function card(gpu, state, charts) {
 }
 
 function silence(gpu) {
-  if (gpu.status === "asleep") return h("p", {}, "It sleeps, and is let.");
-  if (gpu.status === "not_asked") return h("p", {}, "It is not asked.");
+  if (gpu.status === "asleep") return h("p", {}, "Asleep. gpuwarden does not wake it up.");
+  if (gpu.status === "not_asked") return h("p", {}, "Not polled.");
   const seen = gpu.last_success_timestamp_seconds;
   return h("p", {},
-    "It does not answer: ", h("b", {}, gpu.fault), known(seen) ? `. It last did at ${clock(seen)}.` : ".",
-    gpu.fault_advice ? ` What to do: ${gpu.fault_advice}.` : "");
+    known(seen) ? `Last answer at ${clock(seen)}. ` : "", gpu.fault_advice ? ["Action: ", h("b", {}, `${gpu.fault_advice}.`)] : "");
 }
 
 function readings(gpu, charts) {
   return [
     memory(gpu),
     h("dl", { class: "facts" }, memoryFacts(gpu), temperature(gpu), utilization(gpu), clocks(gpu), power(gpu)),
-    pressure(gpu),
   ];
 }
 
 function temperature(gpu) {
   const core = gpu.temperature_celsius?.core;
   if (!known(core)) return null;
-  const margin = gpu.temperature_margin_celsius;
-  const limit = gpu.temperature_threshold_celsius?.slowdown ?? (known(margin) ? core + margin : undefined);
+  const limit = gpu.temperature_threshold_celsius?.slowdown;
   const ofMemory = gpu.temperature_celsius.memory;
-  const note = [known(limit) ? `slows down at ${degrees(limit)}` : null, known(ofMemory) ? `memory ${degrees(ofMemory)}` : null].filter(Boolean).join(", ");
+  const note = [known(limit) ? `throttles at ${degrees(limit)}` : null, known(ofMemory) ? `memory ${degrees(ofMemory)}` : null].filter(Boolean).join(" · ");
   return fact("Temperature", degrees(core), { note, level: ofPressure(gpu.pressure?.thermal), ratio: limit ? core / limit : null });
 }
 
@@ -88,8 +89,9 @@ function clocks(gpu) {
   const now = gpu.clock_hertz?.graphics;
   if (!known(now)) return null;
   const most = gpu.clock_max_hertz?.graphics;
-  const reasons = (gpu.clock_event_reasons ?? []).map(plain).join(", ");
-  const note = [most ? `of ${hertz(most)}` : null, reasons ? `held by ${reasons}` : null].filter(Boolean).join(", ");
+  const names = (gpu.clock_event_reasons ?? []).filter((name) => name !== "gpu_idle").map((name) => CLOCK_LIMITS[name] ?? plain(name));
+  const reasons = [...new Set(names)].join(", ");
+  const note = [most ? `of ${hertz(most)}` : null, reasons ? `limited by ${reasons}` : null].filter(Boolean).join(" · ");
   return fact("Clock", hertz(now), { note, ratio: most ? now / most : null });
 }
 
@@ -100,11 +102,6 @@ function power(gpu) {
   return fact("Power", watts(now), { note: limit ? `of ${watts(limit)}` : null, ratio: limit ? now / limit : null });
 }
 
-function pressure(gpu) {
-  const told = Object.entries(gpu.pressure ?? {}).map(([resource, level]) => `${resource} ${level}`);
-  return told.length ? h("p", { class: "about" }, `Pressure: ${told.join(", ")}`) : null;
-}
-
 function xids(found) {
   const sorted = found.toSorted((one, other) => RANK[one.level] - RANK[other.level]);
   if (!sorted.length) return null;
@@ -113,22 +110,21 @@ function xids(found) {
     bounded(sorted.map((each) =>
       h("li", { class: each.level }, mark(each.level), " ", h("b", {}, `XID ${each.xid}`),
         `${each.count > 1 ? ` × ${each.count}` : ""}, last at ${clock(each.last_timestamp_seconds)}. ${each.meaning} `, h("b", {}, each.action))),
-      MOST_XIDS, "XIDs"));
+      MAX_XIDS, "XIDs"));
 }
 
 function instance(gpu, each) {
   return h("div", { class: "mig", "data-key": each.uuid },
     h("h4", {}, `MIG ${place(gpu, each)} ${each.profile ?? ""}`),
     memory(each),
-    h("dl", { class: "facts" }, memoryFacts(each)),
-    pressure(each));
+    h("dl", { class: "facts" }, memoryFacts(each)));
 }
 
 function owners(found, runs) {
   const names = new Map(runs.map(({ run_id: id, name }) => [id, name]));
-  const told = found.map(({ kind, name, memory_bytes: bytes }) =>
+  const shown = found.map(({ kind, name, memory_bytes: bytes }) =>
     h("li", {}, `${plain(kind)} `, h("b", {}, h("bdi", {}, short(kind === "run" ? names.get(name) ?? name : name))), ` ${amount(bytes)}`));
-  return told.length ? h("div", { class: "owners" }, h("h4", {}, "Held by"), bounded(told, MOST_OWNERS, "owners")) : null;
+  return shown.length ? h("div", { class: "owners" }, h("h4", {}, "Memory by owner"), bounded(shown, MAX_OWNERS, "owners")) : null;
 }
 
 function hardware(gpu) {
@@ -138,7 +134,7 @@ function hardware(gpu) {
     ["Performance state", known(gpu.performance_state) ? `P${gpu.performance_state}` : undefined],
     ["Memory clock", known(gpu.clock_hertz?.memory) ? hertz(gpu.clock_hertz.memory) : undefined],
     ["Fans", gpu.fan_speed_ratio && Object.values(gpu.fan_speed_ratio).map(percent).join(", ")],
-    ["Most memory used", gpu.memory_used_peak_bytes && Object.entries(gpu.memory_used_peak_bytes).map(([span, bytes]) => `${amount(bytes)} in ${span}`).join(", ")],
+    ["Peak memory used", gpu.memory_used_peak_bytes && Object.entries(gpu.memory_used_peak_bytes).map(([span, bytes]) => `${amount(bytes)} in ${span}`).join(", ")],
     ...Object.entries(gpu.ecc_errors ?? {}).map(([kind, by]) => [`Memory errors, ${kind}`, Object.entries(by).map(([span, count]) => `${count} ${span}`).join(", ")]),
     ...(counted("Remapped rows", gpu.remapped_rows) ?? []),
     ...(counted("Retired pages", gpu.retired_pages) ?? []),

@@ -1,24 +1,24 @@
-// Who holds memory, and what happened.
+// Table of processes, and list of events.
 
 import { bounded, mark, word } from "./marks.js";
 import { h } from "./tree.js";
-import { amount, clock, known, plain, short } from "./words.js";
+import { amount, capital, clock, known, plain, short } from "./words.js";
 
 const MOST_PROCESSES = 12;
 const MOST_EVENTS = 12;
-// The other keys of a process are its owners, by kind.
+// All other keys of a process are its owners, by kind.
 const OF_ITSELF = new Set(["pid", "uuid", "instance_uuid", "type", "memory_bytes", "command", "user", "run_id"]);
 
 export function processes(state, places) {
   const names = new Map(state.runs.map(({ run_id: id, name }) => [id, name]));
   const found = state.processes.map((each) => row(each, places, names));
   const rest = found.slice(MOST_PROCESSES);
-  const nobody = state.gpus.some(({ status }) => status === "up") ? "No process is on a GPU." : "Not known: no GPU is read.";
+  const none = state.gpus.some(({ status }) => status === "up") ? "No process uses a GPU." : "Unknown: no GPU is polled.";
   return h("section", { "data-key": "processes", "aria-labelledby": "processes" },
-    h("h2", { id: "processes" }, "Who holds memory"),
-    found.length ? table(found.slice(0, MOST_PROCESSES)) : h("p", {}, nobody),
+    h("h2", { id: "processes" }, "GPU memory by process"),
+    found.length ? table(found.slice(0, MOST_PROCESSES)) : h("p", {}, none),
     rest.length ? h("details", { "data-key": "more" }, h("summary", {}, `and ${rest.length} more processes`), table(rest)) : null,
-    state.processes_dropped ? h("p", {}, `And ${state.processes_dropped} more processes that hold less.`) : null);
+    state.processes_dropped ? h("p", {}, `and ${state.processes_dropped} more processes with less memory`) : null);
 }
 
 function table(rows) {
@@ -41,8 +41,8 @@ export function events(state) {
   const found = state.events.map(({ timestamp_seconds: at, level, text, kind }) =>
     h("li", { class: level, "data-key": `${at} ${kind} ${text}` },
       h("time", { datetime: new Date(at * 1000).toISOString() }, clock(at)), " ", mark(level), " ",
-      word(level) ? h("span", { class: "unseen" }, `${word(level)}: `) : null, h("bdi", {}, text)));
+      word(level) ? h("span", { class: "unseen" }, `${word(level)}: `) : null, h("bdi", {}, capital(text))));
   return h("section", { "data-key": "events", "aria-labelledby": "events" },
     h("h2", { id: "events" }, "Events"),
-    found.length ? bounded(found, MOST_EVENTS, "events", "ol", { class: "lines events" }) : h("p", {}, "None since the daemon was started."));
+    found.length ? bounded(found, MOST_EVENTS, "events", "ol", { class: "lines events" }) : h("p", {}, "None since the daemon started."));
 }

@@ -1,20 +1,19 @@
-// Asks the daemon: its history once, then the state again and again. What it hears goes to `heard`, that it hears nothing
-// to `silent`, with the reason and since when.
+// Poller of the API: the history once, then the state repeatedly. `heard` gets each answer, `silent` each failure with its
+// reason and start.
 //
-// No faster than the daemon polls, and not in a tab that nobody sees. While the daemon does not answer it asks ever less
-// often, and goes on by itself.
+// It asks at most as often as the daemon polls, not at all in a hidden tab, and less often while the daemon does not answer.
 
-const LEAST_SECONDS = 3; // from an answer to the next question: what a viewer may cost the daemon
-const MOST_SECONDS = 15; // while it does not answer
-const PATIENCE_SECONDS = 5;
+const MIN_SECONDS = 3; // from an answer to the next request: limits the cost of a viewer for the daemon
+const MAX_SECONDS = 15; // between retries
+const TIMEOUT_SECONDS = 5;
 
 export class Live {
   #heard;
   #silent;
   #timer = 0;
   #failures = 0;
-  #since = 0; // when the first of those questions was asked, in milliseconds
-  #behind = true; // whether points are missing that the history has
+  #since = 0; // time of the first failed request, in milliseconds
+  #behind = true; // true if the history has points that are missing here
   #round = 0;
 
   constructor(heard, silent) {
@@ -27,7 +26,7 @@ export class Live {
 
   #turn() {
     clearTimeout(this.#timer);
-    this.#round += 1; // what is under way is nobody's any more
+    this.#round += 1; // answers of earlier rounds are ignored
     if (document.hidden) {
       this.#behind = true;
       this.#silent("hidden", Date.now());
@@ -51,14 +50,14 @@ export class Live {
       }
       this.#failures = 0;
       this.#behind = false;
-      seconds = Math.max(body.daemon.poll_interval_seconds, LEAST_SECONDS);
+      seconds = Math.max(body.daemon.poll_interval_seconds, MIN_SECONDS);
     } catch (error) {
       if (round !== this.#round) return;
       if (!this.#failures) this.#since = asked;
       this.#failures += 1;
       this.#behind = true;
-      seconds = Math.min(2 ** (this.#failures - 1), MOST_SECONDS);
-      // Before it is told: should that fail too, the page goes on all the same.
+      seconds = Math.min(2 ** (this.#failures - 1), MAX_SECONDS);
+      // Before `silent`, so that the page continues even if that fails.
       this.#timer = setTimeout(() => this.#ask(round), seconds * 1000);
       this.#silent(error instanceof Refusal ? "refused" : error instanceof Broken ? "broken" : "away", this.#since, error);
       return;
@@ -70,10 +69,10 @@ export class Live {
 class Refusal extends Error {}
 class Broken extends Error {}
 
-// Return what the daemon answers, and what time it is there: this machine's clock may be another.
+// Return the answer and the daemon's time, which may differ from this machine's clock.
 async function get(path) {
-  const answer = await fetch(path, { cache: "no-store", signal: AbortSignal.timeout(PATIENCE_SECONDS * 1000) });
-  if (answer.status === 503) throw new Refusal((await answer.text()).slice(0, 300)); // no poll; a proxy has others
+  const answer = await fetch(path, { cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_SECONDS * 1000) });
+  if (answer.status === 503) throw new Refusal((await answer.text()).slice(0, 300)); // no poll yet; a proxy sends other texts
   if (!answer.ok) throw new Error(`status ${answer.status}`);
   const date = Date.parse(answer.headers.get("date"));
   return { body: await answer.json(), now: (Number.isNaN(date) ? Date.now() : date) / 1000 };

@@ -1,4 +1,4 @@
-// The status page: what the daemon says of the box, drawn anew with each answer.
+// The status page, redrawn with each answer of the API.
 
 import { Charts } from "./charts.js";
 import { gpus, places } from "./gpus.js";
@@ -8,19 +8,19 @@ import { Past } from "./past.js";
 import { runs } from "./runs.js";
 import { show } from "./tree.js";
 import { announced, foot, head, judged, verdict } from "./verdict.js";
-import { clock, lasting } from "./words.js";
+import { capital, clock, lasting } from "./words.js";
 
 const part = (id) => document.getElementById(id);
 const past = new Past();
 const charts = new Charts();
-let last = null; // what was heard last, and could be drawn
+let last = null; // the last state that could be drawn
 
 function draw(state, old) {
   const seen = state && judged(state);
   document.body.classList.toggle("old", Boolean(old));
   if (state) {
     const at = places(state.gpus);
-    charts.begin(past.read(state.daemon.poll_interval_seconds));
+    charts.start(past.read(state.daemon.poll_interval_seconds));
     show(part("head"), head(state));
     show(part("main"), verdict(state, seen, old), gpus(state, charts), runs(state, at, charts), processes(state, at), events(state));
     show(part("foot"), foot(state));
@@ -28,34 +28,34 @@ function draw(state, old) {
   } else {
     show(part("main"), verdict(null, null, old));
   }
-  document.title = [old ? "? not known" : seen.text, state?.host.name, "gpuwarden"].filter(Boolean).join(" · ");
-  const told = announced(seen, old);
-  if (part("announcement").textContent !== told) part("announcement").textContent = told; // else it would be read anew
+  document.title = [old ? "? unknown" : seen.text, state?.host.name, "gpuwarden"].filter(Boolean).join(" · ");
+  const text = announced(seen, old);
+  if (part("announcement").textContent !== text) part("announcement").textContent = text; // otherwise a screen reader repeats it
 }
 
 function heard(state, history, now) {
   if (last && state.daemon.version !== last.daemon.version) {
-    location.reload(); // another version may have another page
+    location.reload(); // a new version may have a new page
     return;
   }
   if (history) past.load(history);
   past.add(state);
   const age = now - state.polled_timestamp_seconds;
   const stale = age > state.thresholds.poll_stale_seconds;
-  draw(state, stale ? { text: `The last poll was ${lasting(age)} ago; what you see is old.`, note: "The daemon answers, but does not read the GPUs: its log says why." } : null);
+  draw(state, stale ? { text: `Old data: the last poll was ${lasting(age)} ago`, note: "The daemon answers but does not poll the GPUs; see its log" } : null);
   last = state;
 }
 
 function silent(why, since, error) {
   const at = clock(since / 1000);
   const reasons = {
-    away: { text: `The daemon has not answered since ${at}; what you see is old.`, note: "It is asked again and again: the page goes on by itself." },
-    refused: { text: `The daemon has had no poll since ${at}; what you see is old.`, note: error?.message },
-    broken: { text: `This page has failed at ${at}; what you see is old.`, note: error?.message },
-    hidden: { text: "Asking the daemon …", note: "" },
+    away: { text: `Old data: the daemon has not answered since ${at}`, note: "Retrying; the page will resume automatically." },
+    refused: { text: `Old data: the daemon has had no poll since ${at}`, note: error?.message },
+    broken: { text: `Old data: this page failed at ${at}`, note: error?.message },
+    hidden: { text: "Loading …", note: "" },
   };
   if (why === "hidden" && !last) return;
-  draw(last, last ? reasons[why] : { ...reasons[why], text: reasons[why].text.replace("; what you see is old", "") });
+  draw(last, last ? reasons[why] : { ...reasons[why], text: capital(reasons[why].text.replace("Old data: ", "")) });
 }
 
 new Live(heard, silent);

@@ -1,9 +1,10 @@
-// How grave something is, as the daemon has judged it: a sign, a word and a color, so that none of them stands alone.
+// Marks of severity: a sign, a word and a color, so that none of them is the only one.
 
 import { h } from "./tree.js";
+import { capital } from "./words.js";
 
 const SIGNS = { critical: "✖", warning: "▲", ok: "✔", unknown: "?", info: "•" };
-const WORDS = { critical: "critical", warning: "to look at", ok: "well", unknown: "not known", info: "" };
+const WORDS = { critical: "critical", warning: "warning", ok: "OK", unknown: "unknown", info: "" };
 const OF_PRESSURE = { none: "ok", warning: "warning", critical: "critical" };
 
 export const RANK = { critical: 0, warning: 1, unknown: 2, ok: 3, info: 4 };
@@ -14,10 +15,10 @@ export const mark = (level) => h("span", { class: `mark ${level}`, "aria-hidden"
 export function troubles(found = []) {
   if (!found.length) return null;
   return h("ul", { class: "troubles" }, found.map(({ level, text }) =>
-    h("li", { class: level }, mark(level), " ", h("span", { class: "unseen" }, `${word(level)}: `), text)));
+    h("li", { class: level }, mark(level), " ", h("span", { class: "unseen" }, `${word(level)}: `), capital(text))));
 }
 
-// The first of a list, and the rest folded in.
+// The first items of a list; the others are folded.
 export function bounded(items, most, name, list = "ul", of = {}) {
   const rest = items.slice(most);
   return [
@@ -26,7 +27,7 @@ export function bounded(items, most, name, list = "ul", of = {}) {
   ];
 }
 
-// A number with its name; `level` where it is pressed, `ratio` draws it as a bar, `note` says more.
+// A number with its name; `level` marks a warning, `ratio` draws a bar, `note` adds details.
 export function fact(name, value, { note = null, level = "", ratio = null } = {}) {
   const grave = level === "warning" || level === "critical";
   return h("div", { class: `fact ${grave ? level : ""}` },

@@ -1,12 +1,12 @@
-// The last ten minutes: what the daemon has of them, and every state that came since.
+// The last ten minutes: the daemon's history, and all states since.
 
 const SECONDS = 600;
-const GAP_SECONDS = 15; // without a point: nobody knows what was then
+const GAP_SECONDS = 15; // without a point: shown as a gap
 
 export class Past {
   #points = []; // {at, values}, the oldest first
 
-  // Take the daemon's history; what it does not have any more, after a restart of its own say, stays as it was seen.
+  // Load the daemon's history; points that it no longer has, for example after its restart, stay.
   load(history) {
     const times = history.timestamp_seconds;
     if (!times.length) return;
@@ -52,7 +52,7 @@ export class Past {
     this.#points = this.#points.filter((point) => point.at > at - SECONDS);
   }
 
-  // Return the times, and a function that gives a column by its key: null where it is not known.
+  // Return the times, and a function that returns a column by its key, with null for unknown values.
   read(pollSeconds) {
     const gap = Math.max(3 * pollSeconds, GAP_SECONDS);
     const rows = [];

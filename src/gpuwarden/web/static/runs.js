@@ -1,11 +1,22 @@
-// The training runs: a card for each that goes on, a line for each that has ended.
+// Training runs: a card for each that is running, a line for each that has ended.
 
 import { bounded, fact, mark, ofPressure, troubles, word } from "./marks.js";
 import { h } from "./tree.js";
 import { amount, clock, foreseen, known, lasting, pace, percent, plain, rate, short, step } from "./words.js";
 
-const MOST = 24;
-const MOST_ENDED = 8;
+const MAX_RUNNING = 24;
+const MAX_ENDED = 8;
+const PHASES = { train: "training", test: "evaluation", predict: "prediction" };
+const HEADROOM_UNKNOWN = {
+  device_unresolved: "the device matches no GPU for certain",
+  free_memory_untold: "the driver does not report free memory",
+  gpu_down: "the GPU is not responding",
+  no_allocator_figures: "the framework reports no memory in use",
+  no_report: "no report yet",
+  process_memory_untold: "the driver does not report the memory of the process",
+  process_unlisted: "the driver does not list the process",
+  report_expired: "the last report is too old",
+};
 
 export const anchor = (run) => `run-${run.run_id}`;
 
@@ -15,17 +26,17 @@ export function runs(state, places, charts) {
   return h("section", { "data-key": "runs", "aria-labelledby": "runs" },
     h("h2", { id: "runs" }, "Training runs"),
     state.runs.length ? null : howTo(),
-    bounded(going.map((run) => card(run, places, charts)), MOST, "runs", "div", { class: "cards" }),
-    ended.length ? [h("h3", {}, "Ended"), bounded(ended.map(line), MOST_ENDED, "ended runs", "ul", { class: "lines" })] : null,
-    state.runs_dropped ? h("p", {}, `And ${state.runs_dropped} more, which the daemon leaves out here.`) : null);
+    bounded(going.map((run) => card(run, places, charts)), MAX_RUNNING, "runs", "div", { class: "cards" }),
+    ended.length ? [h("h3", {}, "Ended"), bounded(ended.map(line), MAX_ENDED, "ended runs", "ul", { class: "lines" })] : null,
+    state.runs_dropped ? h("p", {}, `and ${state.runs_dropped} more runs that are not listed here`) : null);
 }
 
 function howTo() {
   const code = (text) => h("pre", {}, h("code", {}, text));
   return h("div", { class: "howto" },
-    h("p", {}, "No run reports. In a Keras script:"),
+    h("p", {}, "No training run has reported. Add to a Keras script:"),
     code("from gpuwarden.keras import GpuWarden\n\nmodel.fit(…, callbacks=[GpuWarden()])"),
-    h("p", {}, "Around a loop of your own:"),
+    h("p", {}, "Or to a custom training loop:"),
     code('from gpuwarden import watch\n\nwith watch("my training") as run:\n    for batch in loader:\n        train(batch)\n        run.step()'));
 }
 
@@ -39,17 +50,17 @@ function card(run, places, charts) {
     h("div", { class: "title" },
       mark(run.condition),
       h("h3", { id: `${id}-name` }, h("bdi", {}, short(run.name)), h("span", { class: "unseen" }, `, ${word(run.condition)}`)),
-      h("span", { class: "name" }, where ? `GPU ${where}` : "on no GPU that is known")),
+      h("span", { class: "name" }, where ? `GPU ${where}` : "GPU unknown")),
     h("p", { class: "about" }, of),
     troubles(run.troubles),
     h("dl", { class: "facts" }, tight ? headroom(tight) : null, held(devices), speed(run), progress(run), waits(run), host(run)),
     outlooks(run, devices, places),
     errors(run), verdict(run),
     run.batch_size_advice ? h("p", {}, run.batch_size_advice) : null,
-    devices.filter((each) => each.headroom_unknown).map((each) => h("p", {}, `No headroom can be told on GPU ${places.get(each.uuid) ?? "?"}: ${plain(each.headroom_unknown)}.`)),
-    run.unresolved_devices ? h("p", {}, `Devices of which it cannot be told which GPU they are: ${run.unresolved_devices}.`) : null,
+    devices.filter((each) => each.headroom_unknown).map((each) => h("p", {}, `Headroom on GPU ${places.get(each.uuid) ?? "?"} unknown: ${HEADROOM_UNKNOWN[each.headroom_unknown] ?? plain(each.headroom_unknown)}.`)),
+    run.unresolved_devices ? h("p", {}, `Devices that match no GPU for certain: ${run.unresolved_devices}.`) : null,
     charts.ofRun(run, tight),
-    h("p", { class: "about" }, `since ${clock(run.began_timestamp_seconds)}, process ${run.pid || "not seen"}, `, receipt(run)));
+    h("p", { class: "about" }, `since ${clock(run.began_timestamp_seconds)} · process ${run.pid || "unknown"} · `, receipt(run)));
 }
 
 function line(run) {
@@ -61,7 +72,7 @@ function line(run) {
     run.evidence ? [": ", h("bdi", {}, run.evidence)] : "", ". ", receipt(run), errors(run), verdict(run));
 }
 
-const receipt = (run) => h("a", { href: run.receipt.replace(/^\/+/, "") }, "receipt", h("span", { class: "unseen" }, ` of ${short(run.name)}`));
+const receipt = (run) => h("a", { href: run.receipt.replace(/^\/+/, "") }, "run record", h("span", { class: "unseen" }, ` of ${short(run.name)}`));
 
 function tightest(devices) {
   return devices.filter(({ headroom_ratio: share }) => known(share)).sort((one, other) => one.headroom_ratio - other.headroom_ratio)[0] ?? devices[0];
@@ -69,7 +80,7 @@ function tightest(devices) {
 
 function headroom(tight) {
   if (!known(tight.headroom_bytes)) return null;
-  const share = known(tight.headroom_ratio) ? `${percent(tight.headroom_ratio)} of what it can have` : null;
+  const share = known(tight.headroom_ratio) ? `${percent(tight.headroom_ratio)} of its limit is free` : null;
   return fact("Headroom", amount(tight.headroom_bytes), { note: share, level: ofPressure(tight.pressure), ratio: tight.headroom_ratio ?? null });
 }
 
@@ -81,26 +92,27 @@ function held(devices) {
 
 function speed(run) {
   const { steps_per_second: now, step_median_seconds: median, step_p95_seconds: p95 } = run;
-  const note = [known(median) ? `median ${step(median)}` : null, known(p95) ? `95 % within ${step(p95)}` : null].filter(Boolean).join(", ");
+  const times = [known(median) ? `median ${step(median)}` : null, known(p95) ? `p95 ${step(p95)}` : null].filter(Boolean).join(", ");
+  const note = times ? `step time: ${times}` : "";
   if (!known(now) && !note) return null;
-  return fact("Steps a second", known(now) ? pace(now) : "-", { note });
+  return fact("Steps per second", known(now) ? pace(now) : "-", { note });
 }
 
 function progress(run) {
-  const told = [plain(run.state), run.phase, known(run.epoch) ? `epoch ${run.epoch}` : null, known(run.batch) ? `batch ${run.batch}` : null, known(run.loss) ? `loss ${Number(run.loss.toPrecision(4))}` : null];
-  const note = [known(run.steps) ? `${run.steps} steps` : null, known(run.batch_size) ? `batches of ${run.batch_size}` : null].filter(Boolean).join(", ");
-  return fact("Doing", told.filter(Boolean).join(", ") || "-", { note });
+  const now = [run.state === "running" ? null : plain(run.state), PHASES[run.phase] ?? run.phase, known(run.epoch) ? `epoch ${run.epoch}` : null, known(run.batch) ? `batch ${run.batch}` : null, known(run.loss) ? `loss ${Number(run.loss.toPrecision(4))}` : null];
+  const note = [known(run.steps) ? `${run.steps} steps` : null, known(run.batch_size) ? `batch size ${run.batch_size}` : null].filter(Boolean).join(" · ");
+  return fact("Phase", now.filter(Boolean).join(" · ") || "-", { note });
 }
 
 function waits(run) {
-  return known(run.input_wait_ratio) ? fact("Waits for input", percent(run.input_wait_ratio), { ratio: run.input_wait_ratio }) : null;
+  return known(run.input_wait_ratio) ? fact("Input wait", percent(run.input_wait_ratio), { ratio: run.input_wait_ratio }) : null;
 }
 
 function host(run) {
   return known(run.host_memory_bytes) ? fact("Host memory", amount(run.host_memory_bytes)) : null;
 }
 
-// When memory that grows will be used up, and how fast it grows.
+// Leaks: how fast memory grows, and when it will be used up.
 function outlooks(run, devices, places) {
   const grown = devices.filter((each) => known(each.memory_growth_bytes_per_second)).map((each) => [
     `memory on GPU ${places.get(each.uuid) ?? "?"}`, each.memory_growth_bytes_per_second, each.memory_grown_bytes, each.seconds_to_oom, each.seconds_to_oom_lower, each.seconds_to_oom_upper,
@@ -109,8 +121,8 @@ function outlooks(run, devices, places) {
     grown.push(["host memory", run.host_memory_growth_bytes_per_second, run.host_memory_grown_bytes, run.seconds_to_host_oom, run.seconds_to_host_oom_lower, run.seconds_to_host_oom_upper]);
   }
   return grown.map(([what, speed, soFar, seconds, lower, upper]) =>
-    h("p", {}, `Its ${what} grows by ${rate(speed)}${known(soFar) ? `, ${amount(soFar)} so far` : ""}: `,
-      known(seconds) ? h("b", {}, `out of ${what.startsWith("host") ? "host " : ""}memory ${foreseen(seconds, lower, upper)}.`) : "no end is foreseen."));
+    h("p", {}, `Leak: ${what} grows by ${rate(speed)}${known(soFar) ? `, ${amount(soFar)} so far` : ""}; `,
+      known(seconds) ? h("b", {}, `out of ${what.startsWith("host") ? "host " : ""}memory ${foreseen(seconds, lower, upper)}.`) : "no forecast yet."));
 }
 
 function errors(run) {
@@ -121,5 +133,5 @@ function errors(run) {
 
 function verdict(run) {
   if (!run.verdict) return null;
-  return h("p", {}, "Out of memory by ", h("b", {}, plain(run.verdict.name)), `: ${run.verdict.evidence} `, h("b", {}, run.verdict.next_step));
+  return h("p", {}, "Out of memory, cause: ", h("b", {}, plain(run.verdict.name)), `. ${run.verdict.evidence} `, h("b", {}, run.verdict.next_step));
 }

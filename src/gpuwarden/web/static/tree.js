@@ -1,5 +1,4 @@
-// Elements from what is to be shown, and the page brought in line with them.
-// All text of strangers passes here, as text: nothing on this page parses markup.
+// Elements of the page, and their update. All untrusted text passes here as text: nothing on this page parses markup.
 
 export function h(name, attributes = {}, ...children) {
   const made = document.createElement(name);
@@ -11,8 +10,8 @@ export function h(name, attributes = {}, ...children) {
   return made;
 }
 
-// Give an element these children by changing as little as it takes: the focus, what is selected, what is folded out and
-// what charts have drawn (`data-keep`) stay. Children with a `data-key` are known again wherever they stand.
+// Replace the children of an element with as few changes as possible, so that the focus, the selection, opened details
+// and drawn charts (`data-keep`) stay. Children with the same `data-key` are matched at any position.
 export function show(element, ...children) {
   bring(element, h("x", {}, ...children));
 }

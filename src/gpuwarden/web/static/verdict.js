@@ -1,14 +1,14 @@
-// What the eye finds first: is the box well, or what is wrong with what. Judged by the daemon, put into words here.
+// Banner: the condition of the host, and its problems by GPU and run.
 
 import { anchor as ofGpu } from "./gpus.js";
 import { bounded, mark, word } from "./marks.js";
 import { anchor as ofRun } from "./runs.js";
 import { h } from "./tree.js";
-import { amount, clock, known, part, several, short } from "./words.js";
+import { amount, capital, clock, known, part, plain, several, short } from "./words.js";
 
 const MOST = 6;
 
-// What is wrong by what it is about: the worst first, as the daemon has it.
+// Problems by subject, the worst first, as the daemon sorts them.
 function subjects(state) {
   const indices = new Map(state.gpus.map((gpu) => [gpu.uuid, gpu]));
   const found = new Map();
@@ -21,7 +21,7 @@ function subjects(state) {
   return [...found.values()];
 }
 
-// Return the sentence, and the lines below it.
+// Return the banner's sentence, and the lines below it.
 export function judged(state) {
   const { daemon, gpus, condition } = state;
   const bad = subjects(state);
@@ -30,38 +30,37 @@ export function judged(state) {
       to ? h("a", { href: `#${encodeURIComponent(to)}` }, h("bdi", {}, short(name))) : h("b", {}, name),
       h("span", { class: "unseen" }, `, ${word(level)}`), `: ${texts.join("; ")}`));
   const count = (wanted) => bad.filter(({ level }) => level === wanted).length;
-  const more = state.troubles_dropped ? `and ${state.troubles_dropped} more troubles` : null;
+  const more = state.troubles_dropped ? `and ${state.troubles_dropped} more problems` : null;
   const paused = daemon.paused_until_timestamp_seconds;
-  if (daemon.fault) return { condition, text: `The driver does not answer: ${daemon.fault}`, note: daemon.fault_advice, lines, bad };
+  if (daemon.fault) return { condition, text: `NVIDIA driver not responding: ${plain(daemon.fault)}`, note: daemon.fault_advice, lines, bad };
   if (known(paused)) {
-    return { condition, text: `Paused until ${clock(paused)}`, note: "the driver is let go of, and no GPU is read; gpuwarden resume ends it", lines, bad };
+    return { condition, text: `Paused until ${clock(paused)}`, note: "the driver is released and no GPU is polled; resume with gpuwarden resume", lines, bad };
   }
   const found = [["critical", count("critical")], ["warning", count("warning")]].filter(([, number]) => number);
-  if (found.length) return { condition, text: found.map(([level, number]) => `${number} ${word(level)}`).join(", "), note: more, lines, bad };
-  if (!gpus.length) return { condition, text: "No GPU is known", lines, bad };
+  if (found.length) return { condition, text: found.map(([level, number]) => (level === "warning" ? several(number, "warning") : `${number} critical`)).join(", "), note: more, lines, bad };
+  if (!gpus.length) return { condition, text: "No GPU found", lines, bad };
   const up = gpus.filter(({ status }) => status === "up").length;
   const left = gpus.length - up;
   const going = state.runs.filter((run) => run.up).length;
-  const told = [up ? several(up, "GPU answers", "GPUs answer") : null, left ? `${several(left, "is", "are")} left alone` : null, several(going, "run goes on", "runs go on")];
-  return { condition, text: condition === "ok" ? "All is well" : "Not known", note: told.filter(Boolean).join(", "), lines, bad };
+  const counts = [up ? `${several(up, "GPU")} up` : null, left ? `${left} not polled` : null, `${several(going, "training run")} running`];
+  return { condition, text: condition === "ok" ? "All OK" : "Unknown", note: counts.filter(Boolean).join(", "), lines, bad };
 }
 
-// `old` says why what is shown is not of now.
+// `old` says why the data is old.
 export function verdict(state, seen, old) {
-  const lines = seen ? bounded(seen.lines, MOST, "that are not well", "ul", { class: "wrong" }) : null;
+  const lines = seen ? bounded(seen.lines, MOST, "with problems", "ul", { class: "wrong" }) : null;
   if (old) {
     return h("section", { id: "verdict", class: "verdict unknown", "aria-labelledby": "sentence", "data-key": "verdict" },
       h("h2", { id: "sentence" }, mark("unknown"), " ", old.text), old.note ? h("p", {}, old.note) : null,
-      state ? h("div", { class: "was" }, h("p", {}, `At ${clock(state.polled_timestamp_seconds)} it was: ${sentence(seen)}`), lines) : null);
+      state ? h("div", { class: "was" }, h("p", {}, `At ${clock(state.polled_timestamp_seconds)}: ${sentence(seen)}`), lines) : null);
   }
   return h("section", { id: "verdict", class: `verdict ${seen.condition}`, "aria-labelledby": "sentence", "data-key": "verdict" },
     h("h2", { id: "sentence" }, mark(seen.condition), " ", seen.text), seen.note ? h("p", {}, `${capital(seen.note)}.`) : null, lines);
 }
 
 const sentence = ({ text, note }) => (note ? `${text}; ${note}.` : `${text}.`);
-const capital = (text) => text[0].toUpperCase() + text.slice(1);
 
-// What a screen reader says: no numbers that change with each poll.
+// Text for screen readers, without numbers that change with each poll.
 export function announced(seen, old) {
   if (old) return old.text;
   const names = seen.bad.map(({ name, level }) => `${short(name)} ${word(level)}`);
@@ -82,15 +81,15 @@ export function head(state) {
   return [
     h("h1", {}, h("bdi", {}, host.name)),
     h("p", {}, told.map((each, place) => [place ? " · " : "", each])),
-    daemon.source === "nvml" ? null : h("p", { class: "notice" }, mark("warning"), " These are not this machine's GPUs: the source is ", h("b", {}, daemon.source), "."),
+    daemon.source === "nvml" ? null : h("p", { class: "notice" }, mark("warning"), daemon.source === "simulated" ? " Demo data: simulated GPUs, not this machine's." : " Replayed data: GPUs of a capture, not this machine's."),
   ];
 }
 
 export function foot(state) {
   const link = (to, name) => h("a", { href: to }, name);
   return [
-    h("p", {}, "Runs report to ", h("code", {}, state.daemon.runs_socket), ": set ", h("code", {}, "GPUWARDEN_SOCKET"), " to it where they run."),
-    h("p", {}, link("metrics", "metrics"), " for Prometheus · ", link("api/v1/state", "this page"), " and ", link("api/v1/runs", "runs"), " as JSON, past runs too · ",
+    h("p", {}, "Training runs report to ", h("code", {}, state.daemon.runs_socket), ": set ", h("code", {}, "GPUWARDEN_SOCKET"), " to this path for them."),
+    h("p", {}, link("metrics", "metrics"), " for Prometheus · JSON: ", link("api/v1/state", "state"), ", ", link("api/v1/runs", "runs"), " · ",
       link("-/healthy", "healthy"), " · ", link("-/ready", "ready"), ` · gpuwarden ${state.daemon.version}`),
   ];
 }

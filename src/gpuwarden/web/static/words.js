@@ -1,10 +1,10 @@
-// Quantities in words, as the daemon's own texts have them (gpuwarden/formatting.py).
+// Quantities for people.
 
 const UNITS = [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]];
 
 export const known = (value) => value !== undefined && value !== null;
 
-// Bytes by three digits: 187 MiB, 1.25 GiB.
+// Bytes with three digits: 187 MiB, 1.25 GiB.
 export function amount(count) {
   for (const [unit, name] of UNITS) {
     if (count >= unit) {
@@ -15,13 +15,13 @@ export function amount(count) {
   return `${count.toFixed(0)} B`;
 }
 
-// Bytes beside another number of them, in the same unit: 60.3 of 80.0 GiB.
+// Bytes of a total, in the same unit: 60.3 of 80.0 GiB.
 export function part(count, whole) {
   const [unit, name] = UNITS.find(([unit]) => whole >= unit) ?? [1, "B"];
   return `${(count / unit).toFixed(1)} of ${(whole / unit).toFixed(1)} ${name}`;
 }
 
-// Time that passes: 0.4s, 45s, 2h13m.
+// Duration, as in the daemon's texts (gpuwarden/formatting.py): 0.4s, 45s, 2h13m.
 export function lasting(seconds) {
   if (seconds < 9.95) return seconds ? `${seconds.toFixed(1)}s` : "0s";
   const whole = Math.round(seconds);
@@ -32,23 +32,23 @@ export function lasting(seconds) {
   return `${Math.floor(whole / 86400)}d${two((whole % 86400) / 3600)}h`;
 }
 
-// A step's time: 12.3ms, 1.25s.
+// Time of a step: 12.3 ms, 1.25 s.
 export function step(seconds) {
   const milliseconds = Number((seconds * 1000).toPrecision(3));
-  if (milliseconds < 1000) return milliseconds >= 0.001 ? `${milliseconds}ms` : "0ms";
-  return seconds < 10 ? `${Number(seconds.toPrecision(3))}s` : lasting(seconds);
+  if (milliseconds < 1000) return milliseconds >= 0.001 ? `${milliseconds} ms` : "0 ms";
+  return seconds < 10 ? `${Number(seconds.toPrecision(3))} s` : lasting(seconds);
 }
 
-// When something will be: in about 33s (31s to 35s).
+// Forecast: in about 33s (31s to 35s).
 export function foreseen(seconds, lower, upper) {
   if (!seconds) return "at any moment";
   return `in about ${lasting(seconds)} (${known(lower) ? lasting(lower) : "now"} to ${known(upper) ? lasting(upper) : "longer"})`;
 }
 
-// Growth by the minute, or by the hour where it is slow.
+// Growth per minute, or per hour if it is slow.
 export function rate(bytesPerSecond) {
   const byMinute = bytesPerSecond * 60;
-  return byMinute >= 2 ** 20 ? `${amount(byMinute)} a minute` : `${amount(bytesPerSecond * 3600)} an hour`;
+  return byMinute >= 2 ** 20 ? `${amount(byMinute)} per minute` : `${amount(bytesPerSecond * 3600)} per hour`;
 }
 
 export const percent = (ratio) => `${(ratio * 100).toFixed(0)} %`;
@@ -57,12 +57,13 @@ export const hertz = (value) => (value < 1e9 ? `${(value / 1e6).toFixed(0)} MHz`
 export const watts = (value) => `${value.toFixed(0)} W`;
 export const pace = (steps) => (steps < 1000 ? String(Number(steps.toPrecision(3))) : steps.toFixed(0));
 const MOST_LETTERS = 120;
-// A name that a stranger chose, as long as there is room for.
+// An untrusted name, cut to the room that there is.
 export const short = (name) => (name.length > MOST_LETTERS ? `${[...name.slice(0, 2 * MOST_LETTERS)].slice(0, MOST_LETTERS).join("")}…` : name);
+export const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 export const plain = (name) => name.replaceAll("_", " ");
 export const several = (count, one, many = `${one}s`) => `${count} ${count === 1 ? one : many}`;
 
-// The time of a day where the browser is; of another day with its date.
+// Time of day in the browser's time zone, with the date if it is not today.
 export function clock(seconds) {
   const at = new Date(seconds * 1000);
   if (Number.isNaN(at.getTime())) return "?";
