@@ -89,7 +89,7 @@ def test_pause_lets_go_and_resume_takes_again(tmp_path: Path, config: Path, devi
 
         done = daemon.order("resume")
         assert (done.returncode, done.stderr) == (0, "")
-        assert "2 of 2 GPUs answer" in done.stdout
+        assert "2 of 2 GPUs up" in done.stdout
         assert mock_nvml.calls()["nvmlEventSetFree"] == 1
         until(lambda: listens(daemon), "a wait for events anew")
         after = daemon.samples()
@@ -101,7 +101,7 @@ def test_pause_lets_go_and_resume_takes_again(tmp_path: Path, config: Path, devi
             assert len(was) == 2
             assert all(after.all(counter)[labels] >= value for labels, value in was.items())
         assert not any(after.all("gpuwarden_collector_errors_total").values())
-        assert "There was no pause" in daemon.order("resume").stdout
+        assert "Not paused" in daemon.order("resume").stdout
 
 
 def test_pause_ends_by_itself(tmp_path: Path, config: Path, devices: Path, mock_nvml: MockNvml) -> None:
@@ -164,7 +164,7 @@ def test_gpu_that_hangs_is_named(box: Simulation, monkeypatch: pytest.MonkeyPatc
         before = await warden.poll()
         box.gpu(1).hang()
         await warden.poll()
-        with pytest.raises(StillUsedError, match=rf"GPU 1 \({before.gpus[1].identity.uuid}\).*stop it"):
+        with pytest.raises(StillUsedError, match=rf"GPU 1 \({before.gpus[1].identity.uuid}\).*[Ss]top gpuwarden"):
             await warden.pause(60)
         during = await warden.poll()
         assert [gpu.up for gpu in during.gpus] == [True, False]
@@ -259,11 +259,11 @@ def served(path: Path, question: bytes, own_uid: int | None = None) -> bytes:
     [
         (b"echo 1 2\n", b"ok <1 2>\n"),
         (b"echo\n", b"ok <>\n"),
-        (b"shutdown\n", b"failed no such command; there are echo\n"),
-        (b"\n", b"failed no such command; there are echo\n"),
-        (b"\xff\n", b"failed no such command; there are echo\n"),
-        (b"", b"failed no such command; there are echo\n"),
-        (b"x" * 5000 + b"\n", b"failed a request is a line of at most 1024 bytes\n"),
+        (b"shutdown\n", b"failed unknown command; available: echo\n"),
+        (b"\n", b"failed unknown command; available: echo\n"),
+        (b"\xff\n", b"failed unknown command; available: echo\n"),
+        (b"", b"failed unknown command; available: echo\n"),
+        (b"x" * 5000 + b"\n", b"failed request too long: maximum 1024 bytes\n"),
     ],
 )
 def test_control_socket_answers_one_line(tmp_path: Path, question: bytes, answer: bytes) -> None:
@@ -280,7 +280,7 @@ def test_silent_client_is_sent_away(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         server = ControlServer({"echo": _echo})
         await server.start(tmp_path / "control.sock")
         reader, writer = await asyncio.open_unix_connection(str(tmp_path / "control.sock"))
-        assert b"no request came" in await asyncio.wait_for(reader.read(), 20)
+        assert b"no request within" in await asyncio.wait_for(reader.read(), 20)
         writer.close()
         server.stop()
 
@@ -320,7 +320,7 @@ def test_connections_are_bounded(tmp_path: Path) -> None:
             await asyncio.open_unix_connection(str(tmp_path / "control.sock")) for _ in range(control.MAX_CONNECTIONS)
         ]
         reader, writer = await asyncio.open_unix_connection(str(tmp_path / "control.sock"))
-        assert await asyncio.wait_for(reader.read(), 20) == b"failed there are too many connections\n"
+        assert await asyncio.wait_for(reader.read(), 20) == b"failed too many connections\n"
         for _reader, each in [*open_ones, (reader, writer)]:
             each.close()
         server.stop()
@@ -332,7 +332,7 @@ def test_strangers_are_refused(tmp_path: Path) -> None:
     """Only root and the daemon's own user are obeyed, whatever the socket's mode."""
     path = tmp_path / "control.sock"
     if os.geteuid():
-        assert served(path, b"echo\n", own_uid=os.geteuid() + 1).startswith(b"failed only root")
+        assert served(path, b"echo\n", own_uid=os.geteuid() + 1).startswith(b"failed permission denied: only root")
         return
 
     async def main() -> bytes:
@@ -346,7 +346,7 @@ def test_strangers_are_refused(tmp_path: Path) -> None:
         server.stop()
         return output
 
-    assert asyncio.run(main()).startswith(b"failed only root")
+    assert asyncio.run(main()).startswith(b"failed permission denied: only root")
 
 
 def test_a_process_in_a_container_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,6 +372,6 @@ def test_client_says_what_is_wrong(tmp_path: Path) -> None:
 
         thread = threading.Thread(target=hang_up)
         thread.start()
-        with pytest.raises(OSError, match="ended before it answered"):
+        with pytest.raises(OSError, match="stopped before it answered"):
             send_command(path, "resume")
         thread.join()

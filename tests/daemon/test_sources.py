@@ -88,7 +88,7 @@ class TestOpening:
 
     def test_capture_without_file(self) -> None:
         """A capture that is not named is asked for."""
-        with pytest.raises(ValueError, match="write capture:FILE"):
+        with pytest.raises(ValueError, match="needs a file: capture:FILE"):
             open_source(SourceChoice("capture"), SIMULATION)
 
     def test_driver_is_not_asked_when_opened(self) -> None:
@@ -114,7 +114,7 @@ class TestAuto:
         mock_nvml.error("*", "nvmlInit_v2", "DRIVER_NOT_LOADED")
         found, logged = opened("auto", mock_nvml.env())
         assert found == ["3", "simulated"]
-        assert "WARNING no NVIDIA driver found (Driver Not Loaded): the GPUs shown are SIMULATED" in logged
+        assert 'WARNING no NVIDIA driver found, showing SIMULATED GPUs reason="Driver Not Loaded"' in logged
 
 
 class TestWhyUnusable:

@@ -76,13 +76,13 @@ def test_driver_that_stops_answering_starves_the_watchdog(box: Simulation, manag
     async def scenario() -> None:
         warden = daemon(box)
         await warden.poll()
-        assert manager.heard() == {"STATUS=2 of 2 simulated GPUs answer, 0 runs report", "WATCHDOG=1"}
+        assert manager.heard() == {"STATUS=2 of 2 simulated GPUs up, 0 runs reporting", "WATCHDOG=1"}
         box.gpu(0).hang()
         await warden.poll()
-        assert manager.heard() == {"STATUS=1 of 2 simulated GPUs answer, 0 runs report", "WATCHDOG=1"}
+        assert manager.heard() == {"STATUS=1 of 2 simulated GPUs up, 0 runs reporting", "WATCHDOG=1"}
         box.gpu(1).hang()
         await warden.poll()
-        assert manager.heard() == {"STATUS=0 of 2 simulated GPUs answer, 0 runs report"}
+        assert manager.heard() == {"STATUS=0 of 2 simulated GPUs up, 0 runs reporting"}
 
     asyncio.run(scenario())
 
@@ -102,10 +102,10 @@ def test_pause_feeds_the_watchdog(box: Simulation, manager: Manager) -> None:
         manager.heard()
         await warden.pause_commands.pause("60")
         status, fed = sorted(manager.heard())
-        assert re.fullmatch(r"STATUS=paused until \d\d:\d\d:\d\d, 0 runs report", status)
+        assert re.fullmatch(r"STATUS=paused until \d\d:\d\d:\d\d, 0 runs reporting", status)
         assert fed == "WATCHDOG=1"
         await warden.pause_commands.resume("")
-        assert manager.heard() == {"STATUS=2 of 2 simulated GPUs answer, 0 runs report", "WATCHDOG=1"}
+        assert manager.heard() == {"STATUS=2 of 2 simulated GPUs up, 0 runs reporting", "WATCHDOG=1"}
 
     asyncio.run(scenario())
 

@@ -136,7 +136,7 @@ def test_log_of_a_driver_that_comes_and_goes_is_bounded(
         assert len(problems(caplog)) == 3
         monkeypatch.setattr(log_limiter, "REPEAT_SECONDS", 0.0)
         await poller.poll()
-        assert "(unknown)" in problems(caplog)[-1]
+        assert "error=unknown" in problems(caplog)[-1]
 
     polled(box, scenario)
 
@@ -309,7 +309,7 @@ def test_fault_of_our_own_is_told_with_its_cause_and_not_in_every_poll(
 
     polled(box, scenario)
     (told,) = [record for record in caplog.records if record.exc_info]
-    assert "does not answer: internal" in told.getMessage()
+    assert "error=internal" in told.getMessage()
     assert "no process looks like this" in caplog.text
 
 

@@ -73,7 +73,7 @@ def test_answer_of_no_shape_costs_its_row(caplog: pytest.LogCaptureFixture) -> N
         answers = gpu.read(60.0)
         assert answers.errors[INTERNAL] == 2, reading
         assert set(scalars(answers)) == ROWS - {GpuReadings.inforom_info, GpuReadings.power_usage_watts}
-    assert sorted(record.getMessage().split()[0] for record in caplog.records) == [
+    assert sorted(record.getMessage().partition("metric=")[2] for record in caplog.records) == [
         GpuReadings.inforom_info.name,
         GpuReadings.power_usage_watts.name,
     ]

@@ -125,7 +125,7 @@ CASES: dict[str, tuple[Evidence, str, str]] = {
         "crashed",
         (
             "ended by SIGABRT; shortly before its GPU had XID 79: "
-            "The GPU has fallen off the bus: it does not answer over PCIe any more"
+            "The GPU has fallen off the bus: it no longer answers over PCIe"
         ),
     ),
     "abort after an error": (
@@ -139,7 +139,7 @@ CASES: dict[str, tuple[Evidence, str, str]] = {
         "crashed",
         (
             "it is gone without a goodbye, and how its process ended is not known; shortly before its GPU had XID 13 "
-            "(illegal address): A kernel did something invalid, such as an access out of bounds"
+            "(illegal address): A kernel did something invalid, such as an out-of-bounds access"
         ),
     ),
     "status hidden, after the aftermath of something": (

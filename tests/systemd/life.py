@@ -153,7 +153,7 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as daemon:
 def test_the_service_runs_once_it_is_installed(mock: MockNvml) -> None:
     """The installer ends when the first poll is served, without a network and under any umask."""
     done = install()
-    assert "gpuwarden is running: 2 of 2 GPUs answer" in done.stdout
+    assert "gpuwarden is running: 2 of 2 GPUs up" in done.stdout
     assert fetch(f"{URL}/-/ready") == "gpuwarden is ready\n"
     assert is_active()
     assert shown("UnitFileState") == "enabled"
@@ -223,7 +223,7 @@ def test_root_alone_may_pause() -> None:
     command(gpuwarden, "pause", "--for", "10m")
     assert gpus_up() == []
     assert shown("StatusText").startswith("paused until ")
-    assert "2 of 2 GPUs answer" in command(gpuwarden, "resume").stdout
+    assert "2 of 2 GPUs up" in command(gpuwarden, "resume").stdout
     assert gpus_up() == [1.0, 1.0]
 
 
@@ -291,10 +291,10 @@ def test_one_lost_gpu_is_an_error_in_the_journal(mock: MockNvml) -> None:
     pid = main_pid()
     mock.lose(1)
     until(lambda: gpus_up() == [1.0, 0.0], "the GPU is down")
-    assert "does not answer: gpu_is_lost" in journal("--priority=err")
+    assert "error=gpu_is_lost" in journal("--priority=err")
     assert "status page" not in journal("--priority=err")
     assert "status page" in journal("--priority=info")
-    until(lambda: "1 of 2 GPUs answer" in shown("StatusText"), "the status line follows")
+    until(lambda: "1 of 2 GPUs up" in shown("StatusText"), "the status line follows")
     mock.clear()
     until(lambda: gpus_up() == [1.0, 1.0], "the GPU is back")
     assert main_pid() == pid

@@ -75,7 +75,10 @@ def test_first_xid_is_seen(box: Box, mock_nvml: MockNvml) -> None:
     mock_nvml.xid(1, 48)
     until(lambda: box.count(1, 48) == "1.0", "the XID")
     assert before <= box.time(1, 48) <= time.time()
-    assert re.search(r"ERROR gpu=GPU-\S+1 index=1 XID 48, 0 s ago: A memory error .* reset it", box.daemon.output())
+    assert re.search(
+        r'ERROR XID reported gpu=GPU-\S+1 index=1 xid=48 seconds_ago=0 meaning="[^"]*memory error.*reset it',
+        box.daemon.output(),
+    )
 
 
 def test_xids_are_counted_by_gpu_and_code(box: Box, mock_nvml: MockNvml) -> None:
@@ -216,7 +219,10 @@ def test_xid_of_a_gpu_lost_before_the_start(
     assert watched.watch.dropped["unknown_gpu"] == 1  # told twice by the kernel
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
-    assert re.match(r"pci=0000:07:00\.0 XID 79, 6\d\d s ago: .* Restart the machine; .* No GPU of", record.message)
+    assert re.match(
+        r"XID of an unknown GPU, not counted pci=0000:07:00\.0 xid=79 seconds_ago=6\d\d .*Restart the machine",
+        record.message,
+    )
     found = watched.poll(snapshot(gpu(0), gpu(7)))
     assert [{code: xid.count for code, xid in gpu.xids.items()} for gpu in found.gpus] == [{}, {79: 1}]
     assert watched.watch.dropped["unknown_gpu"] == 1  # a counter does not fall

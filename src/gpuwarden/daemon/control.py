@@ -1,6 +1,6 @@
-"""Control socket of the running daemon, for administrators: one line of request, one line of answer.
+"""Control socket of the running daemon, for administrators: one line of request, one line of response.
 
-The answer begins with `ok` or `failed`, followed by a sentence for people.
+A response starts with `ok` or `failed`, followed by a sentence for people.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ log = logging.getLogger(__name__)
 
 MAX_LINE_BYTES = 1024
 MAX_CONNECTIONS = 8
-REQUEST_SECONDS = 5.0  # that a client may take to say what it wants
-ANSWER_SECONDS = 120.0  # that a client waits: a poll under way comes first, at most 30 s, and calls that do not end
+REQUEST_SECONDS = 5.0  # timeout for a client's request
+ANSWER_SECONDS = 120.0  # timeout of a client: a poll in progress takes 30 s at most, and calls may hang
 
-# What follows the command's name -> the sentence to answer. Raises CommandError.
+# Takes the text after the command's name, returns the response. Raises CommandError.
 Command = Callable[[str], Awaitable[str]]
 
 
 class CommandError(Exception):
-    """Refusal of a command; the text says why."""
+    """A command failed; the text says why."""
 
 
 class ControlServer:
-    """Server that runs commands for root and the daemon's own user, identified by the kernel; on one event loop."""
+    """Server that runs commands for root and the daemon's own user. Used by one event loop."""
 
     def __init__(self, commands: Mapping[str, Command], own_uid: int | None = None) -> None:
         self._commands = commands
@@ -57,48 +57,48 @@ class ControlServer:
         self._connections += 1
         try:
             answer = self._refusal(writer.get_extra_info("socket")) or await self._answer(reader)
-            # So short an answer is taken whole by the kernel: there is nobody to wait for.
+            # The kernel buffers a short response completely, so no drain is needed.
             writer.write(answer.replace("\n", " ").encode(errors="replace")[: MAX_LINE_BYTES - 1] + b"\n")
             writer.write_eof()
-            # Closing while bytes of the request are unread would reset the connection before the answer is read.
+            # Closing with unread bytes of the request would reset the connection before the client reads the response.
             await asyncio.wait_for(_drain(reader), REQUEST_SECONDS)
         except (OSError, asyncio.TimeoutError):
-            pass  # the client went away, or does not close its end
+            pass  # the client disconnected, or does not close its end
         except asyncio.CancelledError:
-            pass  # the daemon ends, which the client sees; asyncio would log it as a fault
+            pass  # the daemon stops, which the client notices; asyncio would log it as an error
         finally:
             self._connections -= 1
             writer.close()
 
     def _refusal(self, peer: socket.socket) -> str:
         if self._connections > MAX_CONNECTIONS:
-            return "failed there are too many connections"
+            return "failed too many connections"
         pid, uid, _gid = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if uid not in (0, self._own_uid):
-            return "failed only root and the daemon's own user may do this"
-        # The folder of runs.socket is handed to containers, whose root is not this machine's.
+            return "failed permission denied: only root and the daemon's own user"
+        # The folder of runs.socket is mounted into containers, whose root is not this machine's root.
         if pid == 0 or _is_contained(pid):
-            return "failed a process in a container may not do this"
+            return "failed permission denied: the process is in a container"
         return ""
 
     async def _answer(self, reader: asyncio.StreamReader) -> str:
         try:
             line = await asyncio.wait_for(reader.readline(), REQUEST_SECONDS)
         except asyncio.TimeoutError:
-            return f"failed no request came within {REQUEST_SECONDS:g} s"
+            return f"failed no request within {REQUEST_SECONDS:g} s"
         except ValueError:
-            return f"failed a request is a line of at most {MAX_LINE_BYTES} bytes"
+            return f"failed request too long: maximum {MAX_LINE_BYTES} bytes"
         name, _, rest = line.decode(errors="replace").strip().partition(" ")
         command = self._commands.get(name)
         if command is None:
-            return f"failed no such command; there are {', '.join(self._commands)}"
+            return f"failed unknown command; available: {', '.join(self._commands)}"
         try:
             return f"ok {await command(rest)}"
         except CommandError as error:
             return f"failed {error}"
         except Exception:
-            log.exception("the command %s failed", name)
-            return "failed by a fault of gpuwarden's own; its log says more"
+            log.exception("control command failed command=%s", name)
+            return "failed internal error; see the daemon's log"
 
 
 async def _drain(reader: asyncio.StreamReader) -> None:
@@ -108,7 +108,7 @@ async def _drain(reader: asyncio.StreamReader) -> None:
 
 
 def _is_contained(pid: int) -> bool:
-    """Return whether a process is in a pid namespace below this one (proc(5), NSpid); False where that is hidden."""
+    """Return whether a process is in a child pid namespace (proc(5), NSpid); False where that is hidden."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -118,7 +118,7 @@ def _is_contained(pid: int) -> bool:
 
 
 def send_command(path: Path, request: str) -> tuple[bool, str]:
-    """Send a request to the daemon at `path`; return whether it was done, and what it says. Blocks; raises OSError."""
+    """Send a request to the daemon at `path`; return whether it succeeded, and its response. Blocks; raises OSError."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(ANSWER_SECONDS)
         try:
@@ -126,10 +126,10 @@ def send_command(path: Path, request: str) -> tuple[bool, str]:
         except (FileNotFoundError, ConnectionRefusedError):
             raise OSError(
                 None,
-                f"no daemon listens on {path}; if it runs, name its configuration (--config) or its socket (--control)",
+                f"no daemon listens on {path}; if one runs, give its configuration (--config) or socket (--control)",
             ) from None
         except PermissionError:
-            raise OSError(None, f"{path} is for root and the daemon's own user: try sudo") from None
+            raise OSError(None, f"{path}: permission denied; only root and the daemon's own user: try sudo") from None
         try:
             connection.sendall(request.encode() + b"\n")
             with connection.makefile("rb") as answers:
@@ -140,5 +140,5 @@ def send_command(path: Path, request: str) -> tuple[bool, str]:
             line = ""
     word, _, text = line.partition(" ")
     if word not in ("ok", "failed"):
-        raise OSError(None, f"the daemon at {path} ended before it answered")
+        raise OSError(None, f"the daemon at {path} stopped before it answered")
     return word == "ok", text

@@ -1,4 +1,4 @@
-"""Daemon: one event loop that polls, accepts reports, and serves what the last poll found."""
+"""Daemon: one event loop that polls, accepts reports, and serves the result of the last poll."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from gpuwarden.daemon.poll_loop import PollLoop
 from gpuwarden.daemon.routes import Routes
 from gpuwarden.daemon.sources import Source
 from gpuwarden.dcgm.page import DcgmPage, host_name
+from gpuwarden.formatting import format_fields
 from gpuwarden.gpu.poller import StillUsedError
 from gpuwarden.metrics.model import TableReadings
 from gpuwarden.state import Counts, State
@@ -35,13 +36,13 @@ log = logging.getLogger(__name__)
 
 
 class Daemon:
-    """Wiring of the parts. Readings flow one way: source, pipeline, state, page."""
+    """Daemon with all its parts. Data flows one way: source, pipeline, state, page."""
 
     def __init__(self, config: Config, source: Source) -> None:
         self._config = config
         self.poll_loop = PollLoop(config.poll.interval)
         self.pipeline = Pipeline(config, source, self.poll_loop.request, self.poll_loop.request_from_thread)
-        self._dispatcher: Dispatcher | None = None  # while it serves, not where it prints one page
+        self._dispatcher: Dispatcher | None = None  # only while it serves, not for a single poll
         self._dcgm = DcgmPage(host_name()) if config.compat == "dcgm" else None
         self._watchdog = systemd.Watchdog()
         self.routes = Routes(self.read_tables, self.pipeline.recorder, self.pipeline.users.name, config.runs.socket)
@@ -53,18 +54,18 @@ class Daemon:
 
     @property
     def text(self) -> str:
-        """The page of the last poll in text format 0.0.4; empty before the first."""
+        """Metrics page of the last poll in text format 0.0.4; empty before the first poll."""
         return self.routes.text
 
     @property
     def status(self) -> str:
-        """One line on what the last poll found."""
+        """One line about the last poll."""
         return systemd.status_line(self.routes.state) if self.routes.state else "no poll yet"
 
     async def run(self, started: Callable[[], None] = lambda: None) -> None:
         """Serve until SIGTERM or SIGINT; call `started` once the first page is served.
 
-        Raises OSError where something is in the way, or where only a restart can load the driver's new library.
+        Raises OSError if a socket or port cannot be opened, or if only a restart can load a new version of the driver.
         """
         loop, poller = asyncio.get_running_loop(), self.pipeline.poller
         self.poll_loop.attach(loop)
@@ -79,7 +80,7 @@ class Daemon:
             await self._open_control()
             started()
             gc.collect()
-            gc.freeze()  # later collections leave out what the start made
+            gc.freeze()  # later collections skip the objects made at start
             self.follow_events()
             await self.poll_loop.run(self.poll_or_clear, lambda: poller.outdated)
             if poller.outdated:
@@ -93,22 +94,22 @@ class Daemon:
             await self.web.stop()
 
     def read_tables(self, state: State) -> Iterable[TableReadings]:
-        """Return what is exposed of the state last polled, table by table."""
+        """Return the readings of all metric tables for a state."""
         return chain(read_tables(state), self._dcgm.read_tables(state) if self._dcgm else ())
 
     def follow_events(self) -> None:
-        """Wait, on a thread, for XIDs of the GPUs that the last poll found."""
+        """Listen, on a thread, for XIDs of the GPUs that the last poll found."""
         if self.routes.state:
             self.pipeline.follow_events(self.routes.state.snapshot)
 
     async def release(self) -> None:
-        """Shut the driver down, unless it hangs; for a daemon that polls and does not serve."""
+        """Shut the driver down, unless it hangs; for a daemon that does not serve."""
         self.pipeline.containers.stop()
         with contextlib.suppress(StillUsedError):
             await self.pipeline.poller.pause(math.inf)
 
     async def poll(self) -> State:
-        """Poll once; what was served before stays until all of the new poll is known."""
+        """Poll once; the previous state is served until the new one is complete."""
         state = await self.pipeline.update(self._counts())
         now = time.monotonic()
         if self._dispatcher:
@@ -116,25 +117,26 @@ class Daemon:
         if self._dcgm:
             self._dcgm.update(state)
         self.routes.update(state, now)
-        if self.poll_loop.serves:  # else the service is another program's
+        if self.poll_loop.serves:  # otherwise the service is another program's
             self._watchdog.update(state, uninterruptible=self.pipeline.poller.uninterruptible)
         return state
 
     async def poll_or_clear(self) -> None:
-        """Poll; should that fail by a fault of our own, take the old page away rather than serve it as new."""
+        """Poll; after an internal error, serve no page rather than the old one as new."""
         try:
             await self.poll()
-        except Exception:  # the runs, the scrape and the next poll must not pay for it; the watchdog is not fed
-            if self.routes.state:  # the next ones may all fail likewise
-                log.exception("a poll failed; there is no page until one succeeds")
+        except Exception:  # runs, scrapes and the next poll continue; the watchdog gets no heartbeat
+            if self.routes.state:  # log once: later polls may all fail the same way
+                log.exception("poll failed; /metrics returns 503 until one succeeds")
             self.routes.clear()
         self.follow_events()
 
     async def _open_control(self) -> None:
         try:
             await self._control.start(self._config.control_socket)
-        except OSError as error:  # watching goes on without
-            log.error("gpuwarden pause and resume do not work: %s", error.strerror or error)  # noqa: TRY400
+        except OSError as error:  # monitoring continues without it
+            fields = format_fields(error=error.strerror or error)
+            log.error("control socket unavailable; gpuwarden pause and resume do not work %s", fields)  # noqa: TRY400
 
     def _counts(self) -> Counts:
         web, alerts = self.web, self._dispatcher

@@ -1,4 +1,4 @@
-"""Commands that pause and resume polling: for the time of a pause the driver is released."""
+"""Commands that pause and resume polling; during a pause the driver is released."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from gpuwarden.gpu.poller import Poller, StillUsedError
 
 log = logging.getLogger(__name__)
 
-MAX_PAUSE_SECONDS = 86400.0  # a pause that is forgotten must not leave the box unwatched for good
+MAX_PAUSE_SECONDS = 86400.0  # a forgotten pause must not leave the machine unmonitored
 
 
 class PauseCommands:
-    """Pause and resume, for the control socket; each polls, so that what is shown is as of the command.
+    """Commands pause and resume for the control socket. Each polls, so that the served state shows its effect.
 
-    `turn` is held by every poll; `status` says in one line what the last one found.
+    `turn` is the lock that every poll holds; `status` returns one line about the last poll.
     """
 
     def __init__(
@@ -39,26 +39,24 @@ class PauseCommands:
         try:
             seconds = float(argument)
         except ValueError:
-            raise CommandError("pause takes a number of seconds") from None
+            raise CommandError("pause: expected a number of seconds") from None
         if not 0 < seconds <= MAX_PAUSE_SECONDS:
-            raise CommandError(f"a pause lasts at most {MAX_PAUSE_SECONDS / 3600:g} h")
+            raise CommandError(f"pause: maximum {MAX_PAUSE_SECONDS / 3600:g} h")
         async with self._turn:
             try:
                 await self._poller.pause(seconds)
             except StillUsedError as error:
                 raise CommandError(str(error)) from None
-            log.warning("paused for %g s: the driver is let go of, and no GPU is read", seconds)
+            log.warning("paused: driver released, GPUs not polled seconds=%g", seconds)
             await self._poll()
         until = time.strftime("%H:%M:%S", time.localtime(time.time() + seconds))
-        return (
-            f"The driver is let go of until {until}, or until gpuwarden resume; then GPUs are read again by themselves."
-        )
+        return f"Driver released until {until}. Polling resumes then, or with `gpuwarden resume`."
 
     async def resume(self, _argument: str) -> str:
         """End a pause."""
         async with self._turn:
             paused = self._poller.resume()
             if paused:
-                log.warning("resumed: GPUs are read again")
+                log.warning("resumed: polling GPUs")
                 await self._poll()
-        return f"{self._status()}." if paused else f"There was no pause: {self._status()}."
+        return f"{self._status()}." if paused else f"Not paused: {self._status()}."

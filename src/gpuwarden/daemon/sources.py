@@ -13,6 +13,7 @@ from gpuwarden.capture.capture_file import load_capture
 from gpuwarden.capture.replay import CapturedNvml
 from gpuwarden.config import schema
 from gpuwarden.config.value_types import SourceChoice
+from gpuwarden.formatting import format_fields
 from gpuwarden.host.host_reader import HostMemory, read_host_memory
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.nvml import driver
@@ -30,24 +31,24 @@ def _no_reports() -> Iterable[tuple[ProcessKey, Message | None]]:
     return ()
 
 
-def _nobody(_pids: Iterable[int]) -> Mapping[int, ProcessIdentity]:
+def _identify_none(_pids: Iterable[int]) -> Mapping[int, ProcessIdentity]:
     return {}
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Something that answers as NVML does. A simulated box also has training runs, whose reports `reports` drains.
+    """Source of NVML's answers. The simulation also has training runs, whose reports `reports` drains.
 
     `reports` is called once a poll on the event loop and does not block; None stands for the end of a run's process.
-    `identify` and `user_name` tell who the processes are where they are not this machine's.
+    `identify` and `user_name` identify processes that are not this machine's.
     """
 
     name: Literal["nvml", "capture", "simulated"]
     nvml: Nvml
     host_memory: Callable[[], HostMemory] = read_host_memory
-    clock: Callable[[], float] = time.monotonic  # seconds, as the readings move
+    clock: Callable[[], float] = time.monotonic  # seconds of the readings' time
     reports: Callable[[], Iterable[tuple[ProcessKey, Message | None]]] = _no_reports
-    identify: Callable[[Iterable[int]], Mapping[int, ProcessIdentity]] = _nobody
+    identify: Callable[[Iterable[int]], Mapping[int, ProcessIdentity]] = _identify_none
     user_name: Callable[[int], str] = from_database
 
     @property
@@ -57,9 +58,9 @@ class Source:
 
 
 def open_source(chosen: SourceChoice, simulation: schema.SimulationConfig) -> Source:
-    """Open what was chosen. Only `auto` asks the driver, and waits for it if need be (driver.PATIENCE_SECONDS).
+    """Open the chosen source. Only `auto` probes the driver, which blocks for driver.PROBE_TIMEOUT_SECONDS at most.
 
-    Raises ValueError for a capture that cannot be used, ImportError for an nvidia-ml-py that cannot.
+    Raises ValueError for an unusable capture, ImportError for an unusable nvidia-ml-py.
     """
     if chosen.name == "capture":
         return _capture(chosen.file)
@@ -72,14 +73,14 @@ def _driver(otherwise: schema.SimulationConfig | None) -> Source:
     nvml = driver.binding()
     reason = driver.explain_unusable(nvml) if otherwise else None
     if reason and otherwise:
-        log.warning("no NVIDIA driver found (%s): the GPUs shown are SIMULATED", reason)
+        log.warning("no NVIDIA driver found, showing SIMULATED GPUs %s", format_fields(reason=reason))
         return _simulated(otherwise)
     return Source("nvml", nvml)
 
 
 def _capture(file: Path | None) -> Source:
     if file is None:
-        raise ValueError("a capture needs its file: write capture:FILE")
+        raise ValueError("the source capture needs a file: capture:FILE")
     captured = CapturedNvml(load_capture(file))
     return Source("capture", captured.nvml, captured.host_memory)
 

@@ -1,4 +1,4 @@
-"""Notifications to systemd by the protocol of sd_notify(3), which is one datagram a message."""
+"""Notifications to systemd by the protocol of sd_notify(3): one datagram per message."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def is_listening() -> bool:
 
 
 def notify(*assignments: str) -> None:
-    """Send assignments such as READY=1 to the service manager; nothing happens when there is none. Does not block."""
+    """Send assignments such as READY=1 to the service manager, if there is one. Does not block."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return
@@ -25,11 +25,11 @@ def notify(*assignments: str) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as manager:
             manager.sendto("\n".join(assignments).encode(), address)
     except OSError:
-        return  # a manager that does not listen, or no descriptor left, must not cost a poll; its watchdog will say so
+        return  # a manager that does not listen, or no free descriptor, must not break a poll; the watchdog will notice
 
 
 def notify_ready(longest_silence: float) -> None:
-    """Notify that the daemon is up, and that its watchdog must bear so many seconds of silence."""
+    """Notify that the daemon is ready; raise its watchdog timeout to `longest_silence` seconds if it is shorter."""
     watchdog = float(os.environ.get("WATCHDOG_USEC") or 0) / 1e6
     if 0 < watchdog < longest_silence:
         notify("READY=1", f"WATCHDOG_USEC={longest_silence * 1e6:.0f}")
@@ -38,32 +38,36 @@ def notify_ready(longest_silence: float) -> None:
 
 
 class Watchdog:
-    """Beat of the service manager's watchdog, which follows real polls: a driver that hangs as a whole stops it.
+    """Heartbeat for the service manager's watchdog. A driver that hangs as a whole stops it, which restarts the daemon.
 
-    Unless it has hung from the start, as its initialisation may take long and a restart would begin it anew; or in the
-    kernel where no signal reaches it, as the dying process would keep the port from its successor.
+    It does not stop while the driver has never answered: initialisation may take long, and a restart would start it
+    over. Nor while a call hangs in the kernel where no signal reaches it: the process would keep the port.
     """
 
     def __init__(self) -> None:
-        self._answered = False  # whether the driver ever did
+        self._answered = False  # whether the driver ever answered
 
     def update(self, state: State, *, uninterruptible: bool) -> None:
-        """Send the status of a poll, and the beat if it is due."""
+        """Send the status of a poll, and the heartbeat if the driver works."""
         hung = state.snapshot.hung
         self._answered = self._answered or not hung
         if is_listening():
-            beats = not (hung and self._answered) or uninterruptible
-            notify(f"STATUS={status_line(state)}", *(["WATCHDOG=1"] if beats else []))
+            alive = not (hung and self._answered) or uninterruptible
+            notify(f"STATUS={status_line(state)}", *(["WATCHDOG=1"] if alive else []))
 
 
 def status_line(state: State) -> str:
-    """Return one line on what a poll found."""
+    """Return one line about the result of a poll."""
     gpus = state.snapshot.gpus
     kind = {"nvml": "", "capture": "captured ", "simulated": "simulated "}[state.source]
     up, reporting = sum(gpu.up for gpu in gpus), sum(run.up for run in state.runs)
     if state.snapshot.paused_until is not None:
         until = time.strftime("%H:%M:%S", time.localtime(state.snapshot.paused_until))
-        return f"paused until {until}, {reporting} runs report"
-    left_alone = sum(not gpu.asked for gpu in gpus)
-    sleep = f", {left_alone} are left to sleep" if left_alone else ""
-    return f"{up} of {len(gpus)} {kind}GPUs answer{sleep}, {reporting} runs report"
+        return f"paused until {until}, {_count_runs(reporting)}"
+    suspended = sum(not gpu.asked for gpu in gpus)
+    asleep = f", {suspended} asleep" if suspended else ""
+    return f"{up} of {len(gpus)} {kind}GPUs up{asleep}, {_count_runs(reporting)}"
+
+
+def _count_runs(count: int) -> str:
+    return f"{count} {'run' if count == 1 else 'runs'} reporting"

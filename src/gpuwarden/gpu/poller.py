@@ -1,4 +1,4 @@
-"""Poller of all GPUs, on threads that stand in for each other: a call that hangs costs its GPU, never another one."""
+"""Poller of all GPUs. It calls the driver on threads, so that a call that hangs affects only its own GPU."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
+from gpuwarden.formatting import format_fields
 from gpuwarden.gpu.call_pool import CallPool, RepeatedCall, wait_for_all
 from gpuwarden.gpu.memory_sampler import MemorySampler
 from gpuwarden.gpu.polled_gpu import PolledGpu
@@ -19,7 +20,7 @@ from gpuwarden.gpu.reader import DEFAULT_PLAN, GpuReader, Plan
 from gpuwarden.gpu.runtime_suspend import SuspendMonitor
 from gpuwarden.gpu.snapshot import HUNG, Snapshot
 from gpuwarden.host.host_reader import HostMemory, read_host_memory
-from gpuwarden.log_limiter import LogLimiter
+from gpuwarden.log_limiter import ChangeLog
 from gpuwarden.nvml.interface import Handle, Nvml
 from gpuwarden.nvml.return_codes import NVMLError, error_name
 from gpuwarden.nvml.session import RETRY_SECONDS, HiddenGpusError, Session
@@ -27,37 +28,35 @@ from gpuwarden.nvml.troubleshooting import suggest_fix
 
 log = logging.getLogger(__name__)
 
-MAX_CALL_SECONDS = 10.0  # that an answer is waited for, where the interval is not shorter
-MAX_GPUS = 1024  # that are looked up, whatever the driver says
-MAX_GONE_GPUS = 256  # that are shown as down beside as many as the driver lists: some change their UUID with a reset
-_STEP_SECONDS = 0.01  # between looks whether calls have come back
-RELEASE_SECONDS = 10.0  # that calls under way are waited for, where the driver is to be let go of
-IDLE_RELEASE_SECONDS = 3.0  # likewise, where it is released within a poll
-IDLE_RETRY_SECONDS = 60.0  # after an attempt at that which failed
-_SLOW_GROUP_GPUS = (
-    4  # GPUs whose slow tiers share a poll: one alone costs half as much again, as nothing is in the caches
-)
+MAX_CALL_SECONDS = 10.0  # timeout of a driver call, unless the interval is shorter
+MAX_GPUS = 1024  # looked up at most, whatever count the driver returns
+MAX_GONE_GPUS = 256  # shown as down in addition to those the driver lists: a reset may change a UUID
+_STEP_SECONDS = 0.01  # between checks whether calls have returned
+RELEASE_SECONDS = 10.0  # timeout for calls in progress when the driver is released on request
+IDLE_RELEASE_SECONDS = 3.0  # the same within a poll, for runtime suspend
+IDLE_RETRY_SECONDS = 60.0  # before that is tried again after a failure
+_SLOW_GROUP_GPUS = 4  # GPUs whose slow tiers share a poll: alone, with cold caches, one costs 1.5 times as much
 
 
 class DriverUser(Protocol):
-    """Something beside the readers that calls the driver on a thread of its own."""
+    """Part other than the readers that calls the driver on its own thread."""
 
-    name: str  # what it does, for a message
+    name: str  # for messages
 
     def stop(self) -> None:
-        """Begin no more calls until it is told of GPUs again, and give back what the driver holds. Does not block."""
+        """Start no more calls until it gets GPUs again, and release the driver's resources. Does not block."""
 
     @property
     def idle(self) -> bool:
-        """True if that is done: no call of it is under way, nor will one begin."""
+        """True once it has stopped: no call is in progress, and none will start."""
 
 
 class StillUsedError(Exception):
-    """The driver cannot be let go of; the text says why, and what to do."""
+    """The driver cannot be released; the text says why, and what to do."""
 
 
 class Poller:
-    """Keeps the driver initialised, knows its GPUs and polls them. One event loop uses it, one poll at a time."""
+    """Poller that initialises the driver and reads its GPUs. Used by one event loop, one poll at a time."""
 
     def __init__(
         self,
@@ -74,7 +73,7 @@ class Poller:
     ) -> None:
         self._nvml = nvml
         self._plan = plan
-        self._slots = max(1, int(plan.slow_interval / interval))  # polls among which the slow tiers are dealt
+        self._slots = max(1, int(plan.slow_interval / interval))  # polls over which the slow tiers are spread
         self._host_memory = host_memory
         self._clock = clock
         self._wall = wall
@@ -88,9 +87,9 @@ class Poller:
         self._counting = RepeatedCall(self._threads, self._session.count)
         self._closing = RepeatedCall(self._threads, self._close)
         self._gpus: dict[str, PolledGpu] = {}  # by UUID
-        self._unidentified: dict[int, PolledGpu] = {}  # by index: enumerated and not yet identified
+        self._unidentified: dict[int, PolledGpu] = {}  # by index: listed but not yet identified
         self._errors: Counter[str] = Counter()
-        self._log_limiter = LogLimiter()
+        self._changes = ChangeLog()
         self._last_success: float | None = None
         self._enumerated = (0, 0)  # the session, and how many GPUs it had
         self._fault: str | None = None
@@ -99,20 +98,20 @@ class Poller:
 
     @property
     def uninterruptible(self) -> bool:
-        """True if a call hangs beyond the reach of signals, so that this process could not be ended."""
+        """True if a call hangs where no signal reaches it, so that this process could not be killed."""
         return self._threads.uninterruptible
 
     @property
     def outdated(self) -> bool:
-        """True if the driver was updated, and refuses the library that this process has in its memory."""
+        """True if the driver was updated, and refuses the library version that this process has loaded."""
         return self._session.outdated
 
     def register(self, user: DriverUser) -> None:
-        """Have a further user of the driver let go of it whenever the poller does."""
+        """Add a user of the driver, which has to release it whenever the poller does."""
         self._users.append(user)
 
     async def pause(self, seconds: float) -> None:
-        """Let go of the driver; polls go on without it for so long. Raises StillUsedError within 20 s.
+        """Release the driver for that time; polls continue without it. Raises StillUsedError within 20 s.
 
         Not during a poll.
         """
@@ -121,15 +120,15 @@ class Poller:
         self._paused_until = time.monotonic() + seconds
 
     def resume(self) -> bool:
-        """Let the next poll use the driver again; tell whether that was paused."""
+        """End a pause: the next poll uses the driver again. Return whether there was a pause."""
         paused, self._paused_until = self._paused_until is not None, None
         return paused
 
     async def poll(self) -> Snapshot:
-        """Read everything; takes at most three intervals and 30 s, however the driver behaves."""
+        """Read all GPUs; takes at most three intervals and 30 s, however the driver behaves."""
         began, started = self._wall(), self._stopwatch()
         if self._paused_until is not None and time.monotonic() >= self._paused_until:
-            log.warning("the pause is over: GPUs are read again")
+            log.warning("pause ended, polling GPUs again")
             self.resume()
         if self._suspend:
             self._suspend.update()
@@ -137,13 +136,13 @@ class Poller:
             return self._snapshot(began, started, None, asked=False)
         self._counting.start(self._timeout)
         if self._session.open:
-            # Together with the count: going round the threads twice costs half a poll's time.
+            # Together with the count: a second round over the threads costs half a poll's time.
             self._begin([gpu for gpu in self._gpus_to_poll() if gpu.is_open or not self._suspend])
         await wait_for_all(self._threads, [self._counting], self._timeout)
         count = self._collect_count(began)
         if count is not None:
             await self._identify_gpus(count)
-        # Those known are asked even when the driver as a whole is at fault: each answers for itself.
+        # Known GPUs are read even when the driver as a whole fails: each has its own result.
         asked = self._gpus_to_poll()
         self._begin([gpu for gpu in asked if not gpu.reading.awaited])
         await wait_for_all(self._threads, [gpu.reading for gpu in asked], self._timeout)
@@ -176,66 +175,66 @@ class Poller:
         )
 
     def _gpus_to_poll(self) -> list[PolledGpu]:
-        """Return the known GPUs to poll: all but those that sleep."""
+        """Return the known GPUs to poll: all except suspended ones."""
         if self._suspend is None:
             return list(self._gpus.values())
         return [gpu for gpu in self._gpus.values() if not self._suspend.is_asleep(gpu.identity.pci_bus_id)]
 
     async def _released_for_suspend(self) -> bool:
-        """Release the driver where GPUs are to fall asleep: only its shutdown closes a device. Return whether it is."""
+        """Release the driver if GPUs may be suspended: only a shutdown closes their devices. Return whether it is."""
         if self._suspend is None or not self._suspend.wants_release or time.monotonic() < self._suspend_retry_at:
             return False
         if self._session.open:
             try:
                 await self._release(IDLE_RELEASE_SECONDS)
             except StillUsedError as error:
-                log.warning("the driver cannot be released for GPUs to sleep: %s", error)
+                log.warning("cannot release driver for runtime suspend %s", format_fields(error=error))
                 self._suspend_retry_at = time.monotonic() + IDLE_RETRY_SECONDS
                 return False
         return True
 
     async def _release(self, patience: float) -> None:
-        """Have no device of the driver open any more. Raises StillUsedError after twice as many seconds."""
+        """Shut the driver down, which closes its devices. Raises StillUsedError after twice `patience` at most."""
         for user in self._users:
             user.stop()
         end = time.monotonic() + patience
         while busy := self._name_call_under_way():
             if time.monotonic() > end:
                 raise StillUsedError(
-                    f"{busy} has not come back for {patience:g} s, and until then the driver cannot be let go of. "
-                    "Only a restart of gpuwarden ends that: stop it (systemctl stop gpuwarden), and start it afterwards"
+                    f"cannot release the driver: {busy} has not returned for {patience:g} s. "
+                    "Stop gpuwarden (systemctl stop gpuwarden), and start it again afterwards"
                 )
             await asyncio.sleep(_STEP_SECONDS)
         self._counting.discard()
-        self._closing.discard()  # one that hung and came back since: the driver was initialised anew after it
+        self._closing.discard()  # one that hung and returned since: the driver has been initialised again after it
         try:
             await self._closing.run(patience)
         except TimeoutError:
-            raise StillUsedError("the driver's nvmlShutdown hangs: stop gpuwarden, and start it afterwards") from None
+            raise StillUsedError("nvmlShutdown hangs: stop gpuwarden, and start it again afterwards") from None
         except NVMLError as error:
-            raise StillUsedError(f"the driver refuses to be let go of: {error}") from None
+            raise StillUsedError(f"nvmlShutdown failed: {error}") from None
 
     def _name_call_under_way(self) -> str:
-        """Name one that has a call under way; nothing where there is none."""
+        """Name a driver call in progress; empty if there is none."""
         if self._counting.under_way or self._closing.under_way:
-            return "a call to the driver as a whole"
+            return "a driver call"
         for gpu in (*self._gpus.values(), *self._unidentified.values()):
             if gpu.current_call:
                 return f"a call to {gpu.current_call}"
         return next((user.name for user in self._users if not user.idle), "")
 
     def _close(self) -> None:
-        """Give everything back and shut the driver down. Runs on a thread, while no other uses the driver."""
+        """Release all resources and shut the driver down. Runs on a thread while no other thread uses the driver."""
         for gpu in (*self._gpus.values(), *self._unidentified.values()):
-            with contextlib.suppress(NVMLError):  # of a GPU that is lost nothing can be given back
+            with contextlib.suppress(NVMLError):  # nothing can be released on a lost GPU
                 gpu.release()
         self._session.close()
 
     def arm(self, limits: Mapping[str, float], notify: Callable[[], object]) -> None:
-        """Have `notify` called, on another thread, once a GPU has more in use than its limit, or does not answer.
+        """Call `notify` once, on another thread, when a GPU uses more memory than its limit or stops answering.
 
-        `limits` are bytes by UUID; GPUs without one are not sampled for that, nor is any between polls if sampling is
-        off. It holds until the next poll.
+        `limits` are bytes by UUID; GPUs without one never notify, and none does if sampling between polls is off. Valid
+        until the next poll.
         """
         for uuid, gpu in self._gpus.items():
             probe = gpu.memory_probe
@@ -245,7 +244,7 @@ class Poller:
                 probe.disarm()
 
     def stop(self) -> None:
-        """Begin nothing beside the polls any more; what is under way comes to its end by itself."""
+        """Stop all driver calls other than polls; calls in progress end on their own."""
         for user in self._users:
             user.stop()
 
@@ -254,12 +253,12 @@ class Poller:
             gpu.reading.start(self._timeout)
 
     def _collect_count(self, now: float) -> int | None:
-        """Take how many GPUs there are; None, with the error counted and told once, when the driver does not say."""
-        self._log_limiter.flush()
+        """Return the number of GPUs; None, with the error counted and logged once, if the driver does not answer."""
+        self._changes.flush()
         try:
             count = self._counting.collect()
         except TimeoutError:
-            self._report_fault(HUNG, "the driver's calls hang")
+            self._report_fault(HUNG, "driver calls hang")
         except HiddenGpusError as error:
             self._report_fault("gpus_hidden", str(error))
         except Exception as error:  # noqa: BLE001 - the driver's own errors, and a binding that misbehaves
@@ -267,7 +266,7 @@ class Poller:
         else:
             self._last_success = now
             if self._fault:
-                self._log_limiter.log(logging.WARNING, f"the driver answers again: {count} GPUs")
+                self._changes.log(logging.WARNING, f"driver answers again {format_fields(gpus=count)}")
             self._fault = None
             return count
         return None
@@ -275,25 +274,25 @@ class Poller:
     def _report_fault(self, name: str, text: str) -> None:
         self._errors[name] += 1
         if self._fault != name:
-            what = "; ".join(filter(None, [f"no GPU can be read: {text} ({name})", suggest_fix(name)]))
-            if self._log_limiter.log(logging.ERROR, what):
-                # A line of its own, of a level that `gpuwarden once` does not show: it tries only once.
-                log.info("trying again every %g s", RETRY_SECONDS)
+            event = ": ".join(filter(None, ["cannot poll GPUs", suggest_fix(name)]))
+            if self._changes.log(logging.ERROR, f"{event} {format_fields(error=name, detail=text)}"):
+                # A separate line, at a level that `gpuwarden once` does not show: it tries only once.
+                log.info("retrying driver %s", format_fields(interval_seconds=RETRY_SECONDS))
         self._fault = name
 
     async def _identify_gpus(self, count: int) -> None:
-        """Learn who the GPUs are: one that hangs at the start must not hide the others."""
+        """Identify the GPUs that the driver lists; one that hangs at the start must not hide the others."""
         if (self._session.number, count) != self._enumerated:
             if self._session.number != self._enumerated[0]:
                 for gpu in self._gpus.values():
                     gpu.drop_handle()
             self._enumerated = self._session.number, count
             if count == 0:
-                log.warning("the driver lists no GPU")
+                log.warning("driver lists no GPU")
             for index in range(min(count, MAX_GPUS)):
                 self._unidentified.setdefault(index, self._new_gpu(index))
         before = set(self._gpus)
-        # Those beyond the count are kept: one whose call hangs holds a thread, and made anew it would take another.
+        # Those beyond the count are kept: one whose call hangs occupies a thread, and a new object would take another.
         listed = [
             candidate
             for candidate in self._unidentified.items()
@@ -303,15 +302,16 @@ class Poller:
         found = Counter(gpu.identity.name for uuid, gpu in self._gpus.items() if uuid not in before)
         if found:
             self._evict_gone(count + MAX_GONE_GPUS)
-            log.info("found %s", ", ".join(f"{count} x {name}" for name, count in found.items()))
+            for name, number in found.items():
+                log.info("found GPUs %s", format_fields(count=number, name=name))
         if outcomes and set(outcomes) == {HUNG} and not self._gpus:
             self._fault = HUNG
 
-    def _evict_gone(self, most: int) -> None:
-        """Forget those that are down for longest; but none with a call under way, for which a thread waits."""
+    def _evict_gone(self, limit: int) -> None:
+        """Drop the GPUs that are down for longest, except those with a call in progress, which occupies a thread."""
         gone = [gpu for gpu in self._gpus.values() if gpu.is_down and not gpu.current_call]
         gone.sort(key=lambda gpu: gpu.last_success)
-        for gpu in gone[: max(0, len(self._gpus) - most)]:
+        for gpu in gone[: max(0, len(self._gpus) - limit)]:
             self._threads.submit(gpu.release)
             del self._gpus[gpu.identity.uuid]
 
@@ -324,7 +324,7 @@ class Poller:
         return PolledGpu(self._nvml, index, self._threads, new_reader)
 
     async def _identify(self, candidate: tuple[int, PolledGpu]) -> str | None:
-        """Identify one GPU; return the error's name when it does not say who it is, to be asked again."""
+        """Identify one GPU; return the error's name if that fails, which is retried in the next poll."""
         index, gpu = candidate
         try:
             await gpu.identify(self._timeout)
@@ -337,5 +337,5 @@ class Poller:
         known = self._gpus.setdefault(gpu.identity.uuid, gpu)
         known.copy_identity(gpu)
         if known is gpu:
-            log.debug("gpu=%s index=%d name=%r found", gpu.identity.uuid, index, gpu.identity.name)
+            log.debug("GPU identified %s", format_fields(gpu=gpu.identity.uuid, index=index, name=gpu.identity.name))
         return None

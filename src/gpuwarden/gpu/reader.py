@@ -1,4 +1,4 @@
-"""Reader of one GPU: each row of the table in its tier, and its processes; a fault costs only what it spoils."""
+"""Reader of one GPU: each metric of the table in its tier, and the processes. An error affects only its metric."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from gpuwarden.nvml.return_codes import GPU_GONE, UNSUPPORTED, NVMLError, code_o
 
 log = logging.getLogger(__name__)
 
-INTERNAL = "internal"  # counted with NVML's errors: a fault of ours, or an answer that NVML does not have
-RELEARN_SECONDS = 60.0  # after which a row that the device lacks is tried again
+INTERNAL = "internal"  # counted with NVML's errors: a bug of ours, or an answer that NVML does not document
+RELEARN_SECONDS = 60.0  # after which a metric that the device lacks is tried again
 
 
 class GpuGoneError(Exception):
-    """The GPU does not answer; `name` is NVML's name of the error."""
+    """The GPU does not answer; `name` is NVML's error name."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -41,11 +41,11 @@ class GpuGoneError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Answers of one GPU in one poll, and the names of the calls' errors that cost single readings.
+    """Answers of one GPU in one poll, and the errors of calls that cost single readings, by name.
 
-    `time` is Unix time as the reading began: an answer that comes late must not pass for one of now. `taken`, and
-    `slow_taken` for the slow readings, are the same moment by the reader's clock.
-    `process_lists` names the types of processes that the driver listed: of another type nothing is known, not even 0.
+    `time` is the Unix time at the start of the reading, so that a late answer does not pass for a new one. `taken`, and
+    `slow_taken` for the slow tier, are such times by the reader's clock. `process_lists` has the types of processes
+    that the driver listed: for another type nothing is known, not even 0.
     """
 
     time: float = field(compare=False)  # two readings of the same state are equal
@@ -60,9 +60,9 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Plan of a reader: seconds between reads of the slow tier, and the options that are switched on.
+    """Plan of a reader: seconds between readings of the slow tier, and the options that are enabled.
 
-    `phase`, from 0 to 1, shifts the slow tier: GPUs that share a driver should not all be slow in the same poll.
+    `phase`, from 0 to 1, shifts the slow tier, so that not all GPUs read it in the same poll.
     """
 
     slow_interval: float = 15.0
@@ -74,7 +74,7 @@ DEFAULT_PLAN = Plan()
 
 
 class GpuReader:
-    """Reads one GPU again and again, and keeps what must outlive a reading. Used by one thread at a time."""
+    """Reader of one GPU, with what it keeps between readings. Used by one thread at a time."""
 
     def __init__(
         self,
@@ -87,20 +87,20 @@ class GpuReader:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._memory_probe = MemoryProbe()
-        self._probed: tuple[Handle, bool] | None = None  # the handle, and whether its driver is an old one
+        self._probed: tuple[Handle, bool] | None = None  # the handle, and whether it needs version 1 of the memory call
         self._device = Device(nvml, handle, host_memory, WindowPeaks(clock), Gpm(nvml, clock))
         self._plan = plan
         self._clock = clock
         self._wall = wall
-        self._last: float | None = None  # when the last reading began, unless it failed
+        self._last: float | None = None  # start of the last reading, unless it failed
         self._slow_taken = 0.0
         self._processes = ProcessReader()
         self._mig = MigReader(self._device, plan.opted_in)
-        self._reported: set[Metric[Device]] = set()  # rows that failed by no error of NVML's
+        self._reported: set[Metric[Device]] = set()  # rows that failed otherwise than by an error of NVML
         self.attach(handle)
 
     def attach(self, handle: Handle) -> None:
-        """Go on with a new handle, after the driver was initialised anew or the GPU reset: nothing learnt holds."""
+        """Use a new handle, after the driver was initialised again or the GPU reset; drop what was learned."""
         self.mark_gap()
         self._device.handle = handle
         self._device.gpm.release()
@@ -108,39 +108,39 @@ class GpuReader:
         self.reset()
 
     def reset(self) -> None:
-        """Have the next reading take every tier and ask what was settled, as the first one did; samples stay."""
+        """Make the next reading like the first one: all tiers, nothing learned. GPM samples stay."""
         self._device.attach(self._device.handle)
-        self._kept: dict[Metric[Device], Reading] = {}  # static and slow, for the readings until the next slow one
+        self._kept: dict[Metric[Device], Reading] = {}  # static and slow tier, until the next slow reading
         self._static: dict[Metric[Device], Reading] = {}
         self._static_known = False
         self._slow_due = -float("inf")
         self._relearn()
 
     def mark_gap(self) -> None:
-        """Add no rate up over the time until the next reading, nor count looks of before it as new ones.
+        """Leave the time until the next reading out of integrated rates, and drop memory samples from before it.
 
-        The GPU is left alone meanwhile. Another thread may be reading.
+        For a time without polls. Another thread may be reading.
         """
         self._last = None
 
     def release(self) -> bool:
-        """Give back what the driver holds for this reader, before it is shut down; `attach` begins anew.
+        """Release the driver's resources for this reader before a shutdown; use `attach` afterwards.
 
-        Blocks like the driver's calls. From another thread than the reader's it may be called too: while a call that
-        uses what is to be given back is under way it returns False, and all stays.
+        Blocks like a driver call. May be called from any thread: it returns False, and releases nothing, while a call
+        uses these resources.
         """
         self.mark_gap()
         return self._device.gpm.release()
 
     @property
     def handle(self) -> Handle:
-        """The handle that the GPU is asked by."""
+        """NVML handle of the GPU."""
         return self._device.handle
 
     def read(self) -> Answers:
-        """Ask the driver what is due. Blocks as long as the driver does; raises GpuGoneError."""
+        """Read what is due. Blocks as long as the driver does; raises GpuGoneError."""
         now, last = self._clock(), self._last
-        self._last = None  # a reading that fails leaves a gap, over which no rate is added up
+        self._last = None  # a reading that fails leaves a gap, over which no rate is integrated
         if now >= self._relearn_due:
             self._relearn()
         slow = now >= self._slow_due
@@ -148,19 +148,19 @@ class GpuReader:
         errors: Counter[str] = Counter()
         began = self._wall()
         if last is None:
-            self._memory_probe.clear()  # looks of before the gap, which may have been long, would be stamped with now
+            self._memory_probe.clear()  # samples from before the gap would get the time of now
         self._device.peaks.add(self._memory_probe.pop_highest())
         quick = self._read_tier("poll", errors)
         if not self._device.answered:
             if errors:
-                # What slow rows say then must not count: a fresh handle asks them, so a GPU that is sick would be up in
-                # every other poll, and no alert could hold.
+                # Answers of slow rows must not count here: a new handle reads them, so a failing GPU would be up in
+                # every other poll, and no alert would last.
                 raise GpuGoneError(next(iter(errors)))
-            slow = True  # a bare GPU may have nothing but slow rows, and is to be up in every poll
+            slow = True  # a GPU may support slow rows only; it must be up in every poll
         if slow:
             self._read_slowly(now, errors)
         if not self._device.answered:
-            # An invalid handle gets the error that else stands for "not supported": it must not pass for a bare GPU.
+            # An invalid handle gets the error that also means "not supported": it must not pass for a working GPU.
             raise GpuGoneError(next(iter(errors), "no_reading"))
         mig = self._mig.read(errors, slow=slow) if slow or self._mig.has_instances else ()
         processes, types = self._processes.read(
@@ -186,7 +186,7 @@ class GpuReader:
         self._kept = self._static | slowly
 
     def _update_probe(self) -> None:
-        """Have memory looked at by the form of the question that the table's rows have found to work."""
+        """Let the memory probe use the version of the call that works for the table's rows."""
         device = self._device
         old = device.lacks(device.nvml.nvmlDeviceGetMemoryInfo, MEMORY_V2)
         if self._probed != (device.handle, old):
@@ -196,11 +196,11 @@ class GpuReader:
 
     @property
     def memory_probe(self) -> MemoryProbe | None:
-        """Sampling of memory between readings; None where the device has none of its own."""
+        """Sampling of memory between readings; None for a device without memory of its own."""
         return None if self._device.lacks(self._device.nvml.nvmlDeviceGetMemoryInfo) else self._memory_probe
 
     def _read_tier(self, tier: Tier, errors: Counter[str]) -> dict[Metric[Device], Reading]:
-        """Read the rows of a tier, each fault kept to its row."""
+        """Read the rows of a tier; an error affects its row only."""
         readings: dict[Metric[Device], Reading] = {}
         device, rows = self._device, self._rows[tier]
         device.enter(tier)
@@ -214,7 +214,7 @@ class GpuReader:
                 _count_error(error, errors)
                 if code_of(error) in UNSUPPORTED:
                     lacking.append(row)
-            except Exception as error:  # noqa: BLE001 - an answer of a shape that NVML does not have costs its own row
+            except Exception as error:  # noqa: BLE001 - an answer that NVML does not document affects its row only
                 errors[INTERNAL] += 1
                 self._report(row, error)
         for row in lacking:
@@ -228,7 +228,7 @@ class GpuReader:
     def _report(self, row: Metric[Device], error: Exception) -> None:
         if row not in self._reported:
             self._reported.add(row)
-            log.error("%s could not be read; it is counted, and not logged again", row.name, exc_info=error)
+            log.error("cannot read metric; further failures are only counted metric=%s", row.name, exc_info=error)
 
     def _relearn(self) -> None:
         self._relearn_due = self._clock() + RELEARN_SECONDS

@@ -1,7 +1,7 @@
-"""GPUs that the kernel suspends while they are not in use (runtime D3), by its record of their power in /sys.
+"""Runtime suspend of GPUs (runtime D3): which GPUs the kernel has suspended, from /sys.
 
-A question to the driver wakes a GPU, and a GPU whose device file is open does not fall asleep. Reading /sys does
-neither (Linux, Documentation/ABI/testing/sysfs-devices-power).
+A driver call wakes a GPU, and a GPU whose device file is open is not suspended. Reading /sys has neither effect (Linux,
+Documentation/ABI/testing/sysfs-devices-power). In metrics and the API a suspended GPU is "asleep".
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-DEVICES = Path("/sys/bus/pci/drivers/nvidia")  # a folder a GPU
-IDLE_SECONDS = 60.0  # without a process on any GPU, after which polls pause
-RELEASED_SECONDS = 30.0  # that they pause, so that GPUs may fall asleep; then GPUs are polled once
+DEVICES = Path("/sys/bus/pci/drivers/nvidia")  # a folder per GPU
+IDLE_SECONDS = 60.0  # without a process on any GPU, after which the driver is released
+RELEASED_SECONDS = 30.0  # for which it stays released, so that GPUs can be suspended; then GPUs are polled once
 
 
 class SuspendMonitor:
-    """Which GPUs sleep, by their PCI address, and whether the box rests. `update` begins a poll."""
+    """Monitor of suspended GPUs, by PCI address. Call `update` at the start of each poll."""
 
     def __init__(self, devices: Path | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._devices = devices or DEVICES
@@ -28,18 +28,18 @@ class SuspendMonitor:
 
     @property
     def asleep_count(self) -> int:
-        """Number of GPUs that sleep."""
+        """Number of suspended GPUs."""
         return sum(self._asleep.values())
 
     @property
     def wants_release(self) -> bool:
-        """True where no GPU is to be polled: all sleep, or none has had a process for long and some may fall asleep."""
+        """True if no GPU should be polled: all are suspended, or all have been idle and some can be suspended."""
         now = self._clock()
         idle = self._can_sleep and now - self._busy_at >= IDLE_SECONDS and now < self._released_until
         return idle or (bool(self._asleep) and all(self._asleep.values()))
 
     def update(self) -> None:
-        """Read the state of all GPUs. One that woke counts as used."""
+        """Read the state of all GPUs. One that woke up counts as in use."""
         folders = sorted(self._devices.glob("*:*:*"))
         asleep = {each.name: _read(each / "power/runtime_status") in ("suspended", "suspending") for each in folders}
         if any(self._asleep.get(address) and not sleeps for address, sleeps in asleep.items()):
@@ -48,17 +48,17 @@ class SuspendMonitor:
         self._can_sleep = any(_read(each / "power/control") == "auto" for each in folders)
 
     def is_asleep(self, pci_bus_id: str) -> bool:
-        """Return whether this GPU sleeps. NVML writes the domain with eight digits, the kernel with four."""
+        """Return whether this GPU is suspended. NVML writes the PCI domain with eight digits, the kernel with four."""
         return self._asleep.get(pci_bus_id.lower()[-len("0000:00:00.0") :], False)
 
     def may_be_asleep(self, index: int, count: int) -> bool:
-        """Return whether the GPU of that index may sleep, of so many that NVML lists in order of address."""
+        """Return whether the GPU of that index may be suspended, of `count` GPUs that NVML lists by address."""
         if count == len(self._asleep):
             return list(self._asleep.values())[index]
         return self.asleep_count > 0
 
     def record_poll(self, *, busy: bool) -> None:
-        """Note that GPUs were polled, and whether one is in use."""
+        """Record that GPUs were polled, and whether one is in use."""
         self._released_until = self._clock() + RELEASED_SECONDS
         if busy:
             self._busy_at = self._clock()

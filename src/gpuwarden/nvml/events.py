@@ -1,7 +1,6 @@
-"""Listener to the driver's XID events, on a thread of its own: a wait that hangs costs these events and nothing else.
+"""Listener for the driver's XID events. It runs on its own thread: a wait that hangs affects nothing else.
 
-On Linux NVML hands out each event of a set once, in order. What it leaves out stands in the kernel log
-(xid/kernel_messages.py).
+On Linux NVML returns each event of a set once, in order. The kernel log (xid/kernel_messages.py) has those it omits.
 """
 
 from __future__ import annotations
@@ -23,13 +22,11 @@ from gpuwarden.nvml.session import DriverVersions
 
 log = logging.getLogger(__name__)
 
-MAX_FAILURES = (
-    3  # waits that may fail before the set is given up: a lost GPU's XID may yet be handed out after its loss
-)
-WAIT_SECONDS = 2.0  # after which the thread looks whether it is still wanted: a pause waits for that, a sleep 3 s
-RETRY_SECONDS = 5.0  # before an event set that failed is made anew, or a GPU is asked again
-HUNG_SECONDS = 10.0  # without a wait that came back, after which one hangs
-MAX_PENDING = 1024  # events taken from the driver and not yet asked for; then the driver keeps them
+MAX_FAILURES = 3  # failed waits in a row before the set is dropped: the XID of a lost GPU may still come after the loss
+WAIT_SECONDS = 2.0  # timeout of a wait, after which the thread checks for a stop; runtime suspend waits 3 s for that
+RETRY_SECONDS = 5.0  # before a failed event set is created again, or a GPU registered again
+HUNG_SECONDS = 10.0  # without a wait that returned, after which the wait counts as hung
+MAX_PENDING = 1024  # events received but not drained; beyond, they stay in the driver
 
 
 # The kernel log reports a lost GPU twice: as an XID, and as a sentence.
@@ -52,36 +49,36 @@ class XidReport:
 
 
 class XidEvents:
-    """Listens to all GPUs that have events. One event loop uses it; there is a thread only while there are such GPUs.
+    """Listener for all GPUs that support events, on a thread that exists only while there are such GPUs.
 
-    Who wants the driver closed calls `stop` and, until it is `idle`, waits.
+    Used by one event loop. To shut the driver down, call `stop` and wait until it is `idle`.
     """
 
-    name = "the wait for the driver's events"
+    name = "the wait for XID events"
 
     def __init__(self, nvml: Nvml) -> None:
-        self.on_xid: Callable[[], object] = _ignore  # called on the thread when an XID has come, to take it
-        self.unknown = 0  # events of a GPU that does not say who it is
+        self.on_xid: Callable[[], object] = _ignore  # called on the thread for each XID
+        self.unknown = 0  # events of GPUs that could not be identified
         self._nvml = nvml
         self._up: AbstractSet[str] = frozenset()  # by UUID
-        self._gpus: AbstractSet[str] = frozenset()  # all that were ever up
+        self._gpus: AbstractSet[str] = frozenset()  # all that were up at any time
         self._driver: DriverVersions | None = None
-        self._round = 0  # counts registrations: a reset GPU and a new driver have lost theirs
-        self._without_events = 0  # the round in which no GPU had events
+        self._round = 0  # number of registrations: a GPU reset and a new driver session lose them
+        self._without_events = 0  # the round in which no GPU supported events
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
-        self._returned_at: float | None = None  # when a wait last came back; None while there is no event set
+        self._returned_at: float | None = None  # when a wait last returned; None without an event set
         self._failures = 0  # waits in a row
         self._pending: deque[XidReport] = deque()
 
     @property
     def listening(self) -> bool:
-        """True if events come: there is an event set, and waiting for it does not hang."""
+        """True if events are received: there is an event set, and the wait for it does not hang."""
         returned_at = self._returned_at
         return returned_at is not None and time.monotonic() - returned_at < HUNG_SECONDS
 
     def follow(self, up: AbstractSet[str], driver: DriverVersions | None) -> None:
-        """Listen to the GPUs that answered a poll, by UUID, and again to those that came back; does not block."""
+        """Listen to the GPUs that answered a poll, by UUID; register those that came back again. Does not block."""
         came, self._up, self._gpus = up - self._up, up, self._gpus | up
         if driver is None or not self._gpus:
             return
@@ -96,16 +93,16 @@ class XidEvents:
         self._thread.start()
 
     def drain(self) -> list[XidReport]:
-        """Return the events since the last call, in their order."""
+        """Return the events since the last call, in order."""
         return [self._pending.popleft() for _ in range(len(self._pending))]
 
     def stop(self) -> None:
-        """End the wait and free the event set, within about a second; events that were not taken are kept."""
+        """End the wait and free the event set, within about two seconds; events not drained are kept."""
         self._stop.set()
 
     @property
     def idle(self) -> bool:
-        """True where nothing waits and the set is freed, so that the driver may be shut down."""
+        """True if no wait is in progress and the set is freed, so that the driver can be shut down."""
         return self._thread is None or not self._thread.is_alive()
 
     # On the thread.
@@ -116,11 +113,11 @@ class XidEvents:
             try:
                 supported = self._listen(number, stop)
             except NVMLError as error:
-                log.debug("XID events are to be listened to anew: %s", error_name(error))
+                log.debug("restarting XID event listener error=%s", error_name(error))
                 stop.wait(RETRY_SECONDS)
                 continue
             except Exception:
-                log.exception("XID events cannot be listened to")
+                log.exception("XID event listener failed")
                 supported = False
             finally:
                 self._returned_at = None
@@ -129,7 +126,7 @@ class XidEvents:
                 return
 
     def _listen(self, number: int, stop: threading.Event) -> bool:
-        """Listen until somebody else is to be listened to; False where no GPU has events. Raises NVMLError."""
+        """Listen until the set of GPUs changes; return False if no GPU supports events. Raises NVMLError."""
         driver = self._driver
         try:
             events = self._nvml.nvmlEventSetCreate()
@@ -144,7 +141,7 @@ class XidEvents:
             gone = code_of(error) in DRIVER_GONE
             raise
         finally:
-            # The set of a driver that went away went with it, and must not be touched.
+            # A driver that went away has freed its sets; they must not be used.
             if not gone and self._driver is driver:
                 with contextlib.suppress(NVMLError):
                     self._nvml.nvmlEventSetFree(events)
@@ -160,7 +157,7 @@ class XidEvents:
             if known:
                 before, empty_at = empty_at, self._wait(events, known, empty_at, stop)
                 if empty_at == before:
-                    continue  # an event: more may wait, and would be lost with the set
+                    continue  # there was an event: more may follow, and would be lost with the set
             elif missing:
                 stop.wait(WAIT_SECONDS)
             else:
@@ -170,7 +167,7 @@ class XidEvents:
         return True
 
     def _register(self, events: EventSet, uuids: Iterable[str], known: dict[Hashable, str]) -> set[str]:
-        """Listen to the GPUs; return those that need not be asked again. Raises NVMLError if the driver went away."""
+        """Register the GPUs; return those that need no further attempt. Raises NVMLError if the driver went away."""
         settled: set[str] = set()
         for uuid in uuids:
             try:
@@ -187,9 +184,9 @@ class XidEvents:
         return settled
 
     def _wait(self, events: EventSet, known: dict[Hashable, str], empty_at: float, stop: threading.Event) -> float:
-        """Wait for one event; `empty_at` is when there was none left, and what is returned likewise. Raises NVMLError.
+        """Wait for one event. `empty_at` is when the set was last empty; return the new such time. Raises NVMLError.
 
-        Its own time NVML does not tell: it came after the last wait that found nothing.
+        NVML gives an event no time: it occurred after the last wait that found none.
         """
         began = time.monotonic()
         try:
@@ -202,7 +199,7 @@ class XidEvents:
                 if self._failures >= MAX_FAILURES or code_of(error) in DRIVER_GONE:
                     raise
             empty_at = time.monotonic()
-            stop.wait(began + WAIT_SECONDS - empty_at)  # it may come back early, and must not spin
+            stop.wait(began + WAIT_SECONDS - empty_at)  # it may return early, and must not spin
             return empty_at
         self._returned_at, self._failures = time.monotonic(), 0
         self._record(event, known, empty_at)

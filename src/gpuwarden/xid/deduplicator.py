@@ -9,25 +9,25 @@ from typing import get_args
 from gpuwarden.gpu.snapshot import XidCount
 from gpuwarden.nvml.events import XidReport, XidSource
 
-APART_SECONDS = 5.0  # that two sources' reports of one fault may lie apart, beside what is uncertain in each
+APART_SECONDS = 5.0  # between two sources' reports of one fault at most, in addition to the uncertainty of each
 MAX_CODES = 64  # of a GPU; NVIDIA's catalogue has 172
 MAX_OPEN = 256  # faults of one GPU and code that a source has not reported and still may
 
 
 class XidDeduplicator:
-    """Pairs each report with a fault that another source has reported, in whichever order they come.
+    """Pairs each report with the same fault reported by another source, in either order.
 
-    Each source reports a fault once, and its faults in their order; so two reports of one source are two faults.
+    A source reports a fault once, and its faults in order; so two reports of one source are two faults.
     """
 
     def __init__(self) -> None:
         self.dropped = 0  # faults not counted, as their GPU has too many codes
         self._counts: dict[str, dict[int, XidCount]] = {}
-        # By GPU, code and source: when the faults came that this source has not reported.
+        # By GPU, code and source: the times of faults that this source has not reported yet.
         self._open: dict[tuple[str, int, XidSource], deque[tuple[float, float]]] = {}
 
     def add(self, report: XidReport) -> bool:
-        """Take a report; tell whether it is of a fault not known before, and counted."""
+        """Add a report; return whether it is a new fault, and was counted."""
         if self._known(report):
             return False
         counts = self._counts.setdefault(report.gpu, {})
@@ -51,13 +51,13 @@ class XidDeduplicator:
             earliest, latest = faults[0]
             if report.latest < earliest - APART_SECONDS:
                 return False
-            faults.popleft()  # this one's, or too old for this one and all that follow
+            faults.popleft()  # this report's, or too old for this and all later reports
             if report.earliest <= latest + APART_SECONDS:
                 return True
         return False
 
     def expire(self, before: float) -> None:
-        """Close faults from before that monotonic time: a report that comes later is of another one."""
+        """Drop faults from before that monotonic time: a later report is a fault of its own."""
         for key, faults in list(self._open.items()):
             while faults and faults[0][1] < before:
                 faults.popleft()
@@ -65,7 +65,7 @@ class XidDeduplicator:
                 del self._open[key]
 
     def clamp_times(self, now: float) -> None:
-        """Have no fault lie ahead of `now` in Unix time: where the clock was set back, it would be news for as long."""
+        """Limit the times of faults to `now` (Unix time): after a clock was set back, later ones would stay new."""
         for counts in self._counts.values():
             for code, count in counts.items():
                 if count.last > now:

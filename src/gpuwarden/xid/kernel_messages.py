@@ -1,4 +1,4 @@
-"""XIDs in the kernel log, where the driver writes all of them: NVML tells of some neither then nor later."""
+"""Parser of XIDs in the kernel log. The driver logs all of them there; NVML omits some."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from gpuwarden.nvml.events import XidReport, XidSource
 
 PREFIXES = (b"NVRM: ",)
 
-# What the driver prints (open-gpu-kernel-modules, kernel_rc.c): the address without its function, on a MIG GPU the
-# instances, and mostly pid= and name=, which are a user's to choose and so are not looked at. Drivers before R300
-# leave out "PCI:".
+# The driver prints (open-gpu-kernel-modules, kernel_rc.c) the address without its function, on a MIG GPU the instances,
+# and mostly pid= and name=, which a user can choose, so they are not read. Drivers before R300 omit "PCI:".
 _ADDRESS = rb"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})(?:\.[0-7])?"
 _XID = re.compile(rb"NVRM: Xid \((?:PCI:)?" + _ADDRESS + rb"[^)]{0,40}\): (\d{1,9})\b", re.IGNORECASE)
-# Told beside XID 79, or, where the GPU is gone before it is initialised, without one (NVIDIA/NVSentinel#155).
+# Logged next to XID 79, or alone if the GPU is lost before it is initialised (NVIDIA/NVSentinel#155).
 _OFF_THE_BUS = re.compile(
     rb"NVRM: (?:The NVIDIA )?GPU (?:at )?(?:PCI:)?" + _ADDRESS + rb".{0,200}?fallen off the bus", re.IGNORECASE
 )

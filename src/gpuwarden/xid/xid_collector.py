@@ -1,4 +1,4 @@
-"""XIDs of all GPUs, from NVML's events and from the kernel log, each fault once and with what it means in the log."""
+"""Collector of the XIDs of all GPUs, from NVML's events and the kernel log. It counts and logs each fault once."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from gpuwarden.formatting import format_fields
 from gpuwarden.gpu.snapshot import Gpu, Snapshot
 from gpuwarden.host.kernel_log import KernelRecord
+from gpuwarden.log_limiter import LogLimiter
 from gpuwarden.nvml.events import XidEvents, XidReport
 from gpuwarden.nvml.identity import GpuIdentity
 from gpuwarden.nvml.interface import Nvml
@@ -18,12 +20,11 @@ from gpuwarden.xid.kernel_messages import normalize_pci_address, parse_xids
 
 log = logging.getLogger(__name__)
 
-LOG_SECONDS = 60.0  # in which a GPU's XIDs of one code are logged once,
-MAX_LINES = 20  # and this many lines altogether
+MAX_LINES = 20  # a minute; of one GPU and code one
 MAX_UNRESOLVED = 256  # XIDs kept until their GPU is known
-# In which a GPU says who it is, if it does: mostly in the first poll, but a call may hang or the driver be loaded anew.
+# In which a GPU is identified, if ever: mostly in the first poll, but a call may hang or the driver be reloaded.
 IDENTIFY_SECONDS = 60.0
-REMEMBER_SECONDS = 3600.0  # that a fault waits for the other source's report: a driver may hang for long
+REMEMBER_SECONDS = 3600.0  # for which a fault waits for the other source's report: a driver may hang for long
 
 _LEVELS: Mapping[Severity, int] = {"critical": logging.ERROR, "warning": logging.WARNING, "info": logging.INFO}
 
@@ -38,34 +39,33 @@ class _UnresolvedXid:
 
 
 class XidCollector:
-    """Collects XIDs from poll to poll. One event loop uses it."""
+    """Collector of XIDs from poll to poll. Used by one event loop."""
 
     def __init__(self, nvml: Nvml) -> None:
         self.events = XidEvents(nvml)
         self._counts = XidDeduplicator()
         self._unresolved: list[_UnresolvedXid] = []
-        self._unresolved_counts = (
-            XidDeduplicator()
-        )  # of what was told while unresolved, by address: the kernel tells of a loss twice
+        # Those logged while unresolved, by address: the kernel reports the loss of a GPU twice.
+        self._unresolved_counts = XidDeduplicator()
         self._unresolved_dropped = 0
-        self._gpus: list[tuple[GpuIdentity, bool]] = []  # when homes were last looked for
-        self._logged: dict[tuple[str, int], float] = {}  # when each was logged last
+        self._gpus: list[tuple[GpuIdentity, bool]] = []  # at the last attempt to resolve
+        self._lines = LogLimiter(MAX_LINES)
 
     @property
     def dropped(self) -> dict[str, int]:
-        """XIDs that are not counted, by reason."""
+        """XIDs not counted, by reason."""
         return {
             "unknown_gpu": self._unresolved_dropped + self.events.unknown,
             "codes": self._counts.dropped + self._unresolved_counts.dropped,
         }
 
     def follow(self, snapshot: Snapshot) -> None:
-        """Listen for events of the GPUs that a poll found, unless it left the driver alone; does not block."""
+        """Listen for events of the GPUs that a poll found, unless it made no driver calls. Does not block."""
         if snapshot.asked:
             self.events.follow({gpu.identity.uuid for gpu in snapshot.gpus if gpu.up}, snapshot.driver)
 
     def attach(self, snapshot: Snapshot, records: Sequence[KernelRecord] = ()) -> Snapshot:
-        """Take what the events and the kernel log's new records tell; add to each GPU its XIDs. Does not block."""
+        """Return the snapshot with the XIDs of each GPU, new events and kernel log records included. Does not block."""
         now = time.monotonic()
         news = [_UnresolvedXid(xid, now) for xid in parse_xids(records)]
         self._unresolved += news
@@ -73,8 +73,8 @@ class XidCollector:
             if self._counts.add(report):
                 self._log_report(report, snapshot.gpu(report.gpu))
         self._drop_overdue(now)
-        for ledger in (self._counts, self._unresolved_counts):
-            ledger.expire(now - REMEMBER_SECONDS)
+        for counts in (self._counts, self._unresolved_counts):
+            counts.expire(now - REMEMBER_SECONDS)
         if self._counts.empty:
             return snapshot
         self._counts.clamp_times(time.time())
@@ -85,7 +85,7 @@ class XidCollector:
         return replace(snapshot, gpus=gpus)
 
     def _resolve(self, snapshot: Snapshot, *, news: bool) -> list[XidReport]:
-        """Return the kernel's XIDs of GPUs that are known; the others wait until theirs says who it is."""
+        """Return the kernel's XIDs of known GPUs; the others wait until their GPU is identified."""
         if not self._unresolved:
             return []
         gpus = [(gpu.identity, gpu.up) for gpu in snapshot.gpus]
@@ -104,10 +104,10 @@ class XidCollector:
         return reports
 
     def _drop_overdue(self, now: float) -> None:
-        """Log and count what waits for too long, as for a GPU that was lost before the start, or is one too many.
+        """Log XIDs that wait too long for their GPU, and count them as dropped; drop the oldest above the limit.
 
-        What has waited too long goes on waiting. As a counter must not fall, it is counted only then, when few are
-        still to find their GPU; those that do are in its series as well, and no less dropped for so long.
+        An overdue XID still waits: its GPU may be identified later, and then counts it too. A counter cannot take the
+        drop back, hence the delay.
         """
         beyond = len(self._unresolved) - MAX_UNRESOLVED
         for number, each in enumerate(self._unresolved):
@@ -115,36 +115,28 @@ class XidCollector:
                 each.logged = True
                 if self._unresolved_counts.add(each.report):
                     self._unresolved_dropped += 1
-                    self._log(
-                        each.report, f"pci={each.report.gpu}", " No GPU of that address has answered: no series has it."
-                    )
+                    self._log(each.report, "XID of an unknown GPU, not counted", pci=each.report.gpu)
         del self._unresolved[: max(beyond, 0)]
 
     def _log_report(self, report: XidReport, gpu: Gpu | None) -> None:
-        self._log(report, f"gpu={report.gpu}" + (f" index={gpu.identity.index}" if gpu else ""))
+        self._log(report, "XID reported", gpu=report.gpu, index=gpu.identity.index if gpu else None)
 
-    def _log(self, report: XidReport, who: str, note: str = "") -> None:
-        now = time.monotonic()
-        self._logged = {key: moment for key, moment in self._logged.items() if now - moment < LOG_SECONDS}
-        key = report.gpu, report.code
-        if key in self._logged or len(self._logged) >= MAX_LINES:
+    def _log(self, report: XidReport, event: str, **gpu: object) -> None:
+        if not self._lines.allow((report.gpu, report.code), time.monotonic()):
             return
-        self._logged[key] = now
         xid = explain(report.code)
-        log.log(
-            _LEVELS[xid.severity],
-            "%s XID %d, %.0f s ago: %s %s%s",
-            who,
-            report.code,
-            max(0.0, time.time() - report.time),
-            xid.meaning,
-            xid.action.value,
-            note,
+        fields = format_fields(
+            **gpu,
+            xid=report.code,
+            seconds_ago=round(max(0.0, time.time() - report.time)),
+            meaning=xid.meaning,
+            action=xid.action.value,
         )
+        log.log(_LEVELS[xid.severity], "%s %s", event, fields)
 
 
 def _uuids(snapshot: Snapshot) -> dict[str, str]:
-    """Map addresses to GPUs; of two that had the same one, the GPU that answers has it now."""
+    """Map PCI addresses to UUIDs; of two GPUs that had the same address, the one that answers has it now."""
     found = {}
     for gpu in sorted(snapshot.gpus, key=lambda gpu: gpu.up):
         address = normalize_pci_address(gpu.identity.pci_bus_id)
