@@ -117,7 +117,7 @@ CASES: dict[str, tuple[Evidence, str, str]] = {
         "crashed",
         (
             "ended by SIGABRT; shortly before its GPU had XID 31 (illegal address): "
-            "A program touched an address that is not mapped on the GPU"
+            "A program accessed an address that is not mapped on the GPU"
         ),
     ),
     "abort after another XID": (
