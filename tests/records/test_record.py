@@ -208,7 +208,7 @@ def test_what_was_ahead_of_a_run_is_not_carried_on() -> None:
         user=None,
         usage=usage_from_record(before),
     )
-    for later in (continue_record(before, bare), conclude_record(before, "the machine was booted anew")):
+    for later in (continue_record(before, bare), conclude_record(before, "the host was rebooted")):
         plain = json_from_record(later)
         assert not [key for each in (plain, *plain["devices"]) for key in each if "growth" in key or "to_oom" in key]
         assert "seconds_to_host_oom" not in plain
@@ -218,7 +218,8 @@ def test_what_was_ahead_of_a_run_is_not_carried_on() -> None:
 def test_log_line() -> None:
     """One line says what it was, how it ended and what it cost."""
     assert format_summary(receipt()) == (
-        "run=4711-99 name='resnet' ended: failed after 2h13m (it said: uncaught ResourceExhaustedError): "
+        "run ended run=4711-99 name=resnet outcome=failed after=2h13m "
+        'evidence="last message: uncaught ResourceExhaustedError" '
         "steps=1000 p50=7.5s p95=8.25s peak=10.1GiB "
         "headroom_at_peak=922MiB gpu_seconds=8000 idle=0.10 energy=667Wh throttled=2m00s(sw_power_cap) "
         "input_wait=0.10 errors=device_oom:2 xids=31:1"
@@ -226,12 +227,10 @@ def test_log_line() -> None:
 
 
 def test_log_line_of_nothing_known() -> None:
-    """It does not end in the middle of a sentence."""
+    """Unknown figures are left out."""
     bare = replace(run(), report=None)
     said = build_record(bare, BEGAN, boot_id=None, user=None, usage=RunUsage())
-    assert format_summary(said).endswith(
-        "after 2h13m (it said: uncaught ResourceExhaustedError): nothing is known of it"
-    )
+    assert format_summary(said).endswith('after=2h13m evidence="last message: uncaught ResourceExhaustedError"')
 
 
 def test_end_said_again_and_again_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -247,7 +246,7 @@ def test_end_said_again_and_again_is_logged_once(caplog: pytest.LogCaptureFixtur
         killed = replace(ending, outcome="killed", evidence="ended by SIGKILL")
         receipts.update(JoinedPoll(snapshot(), [replace(run(), ending=killed)], 7), {})
         receipts.update(JoinedPoll(snapshot(), [], 8), {})
-    assert [re.findall(r"ended: (\w+) after \S+ \((.*)\): steps=1000 ", line) for line in caplog.messages] == [
+    assert [re.findall(r"outcome=(\w+) after=\S+ evidence=\"(.*)\" steps=1000 ", line) for line in caplog.messages] == [
         [("failed", ending.evidence)],
         [("killed", "ended by SIGKILL")],
     ]

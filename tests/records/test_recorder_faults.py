@@ -237,10 +237,10 @@ def test_hanging_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: p
         await asyncio.sleep(0)
         keeper.poll(ENDED, later=module.HANG_SECONDS + 3)
         assert len((await keeper.listed())["past"]) == 1
-        with pytest.raises(OSError, match="it does not answer"):
+        with pytest.raises(OSError, match="the database does not answer"):
             await keeper.receipts.one("7-7")
         refused = await asyncio.gather(*(keeper.receipts.one("7-7") for _ in range(200)), return_exceptions=True)
-        assert {getattr(each, "strerror", "") for each in refused} == {"it does not answer"}
+        assert {getattr(each, "strerror", "") for each in refused} == {"the database does not answer"}
         assert keeper.receipts._writer._thread is not None
         assert keeper.receipts._writer._thread._calls.qsize() <= 66
         await keeper.receipts.stop({})
@@ -248,7 +248,7 @@ def test_hanging_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: p
     play(scenario())
     mended.set()
     assert [message.partition(" file=")[0] for message in caplog.messages] == [
-        "run records stay in memory error=it does not answer"
+        'run records stay in memory error="the database does not answer"'
     ]
 
 

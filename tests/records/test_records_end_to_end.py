@@ -142,11 +142,11 @@ def test_life_of_a_run(tmp_path: Path, config: Path, mock_nvml: MockNvml) -> Non
         see_the_receipt(receipt)
         see_the_story(receipt, of_pid(runs(daemon)["past"], run.pid))
         assert of_pid(runs(daemon)["live"], run.pid) == {}
-        (line,) = [line for line in daemon.output().splitlines() if " steps=10 " in line]
+        (line,) = [line for line in daemon.output().splitlines() if line.partition("run ended ")[1]]
         assert re.search(
-            rf"run={run_id} name='resnet' ended: finished after \d+\.\ds \(exit status 0; .*\): steps=10 ", line
+            rf"run={run_id} name=resnet outcome=finished after=\d+\.\ds evidence=\"exit status 0; .*\" steps=10 ", line
         )
-        assert daemon.output().count("ended: ") == 1
+        assert daemon.output().count("run ended ") == 1
         assert "peak=2.00GiB headroom_at_peak=2.00GiB" in line
         assert line.endswith("input_wait=0.25 errors=device_oom:1 xids=31:1")
         daemon.kill(signal.SIGTERM)
@@ -207,8 +207,8 @@ def see_the_story(receipt: dict[str, Any], listed: dict[str, Any]) -> None:
     assert polled[-1] == 3 * GIB
     marks = receipt.pop("marks")
     assert [mark["text"] for mark in marks] == [
-        "training begins",
-        "out of device memory: 8.00 GiB wanted (batch too large)",
+        "training starts",
+        "out of device memory: 8.00 GiB requested (batch too large)",
     ]
     assert receipt == listed
 
@@ -251,7 +251,7 @@ def test_restart_in_mid_run(tmp_path: Path, config: Path, mock_nvml: MockNvml, h
     (story,) = [device["story"] for device in receipt["devices"] if "story" in device]
     assert story["began_seconds"][0] == so_far["devices"][0]["story"]["began_seconds"][0] < 1
     assert story["ended_seconds"][-1] > so_far["devices"][0]["story"]["ended_seconds"][-1]
-    assert [mark["text"] for mark in receipt["marks"]] == ["training begins"]
+    assert [mark["text"] for mark in receipt["marks"]] == ["training starts"]
 
 
 def fit(run: Reporter, mock: MockNvml, size: int) -> None:
@@ -319,10 +319,10 @@ def see_the_unseen_end(tmp_path: Path, config: Path, mock_nvml: MockNvml, daemon
     again = start(tmp_path, config, mock_nvml)
     with ending(again):
         receipt = past(again, run.pid)
-        assert (receipt["outcome"], receipt["evidence"]) == ("unknown", "it ended while the daemon did not run")
+        assert (receipt["outcome"], receipt["evidence"]) == ("unknown", "it ended while the daemon was not running")
         assert "ended_timestamp_seconds" not in receipt
         assert receipt["steps"] == 10
-        assert past(again, os.getpid())["evidence"] == "the machine was booted anew"
+        assert past(again, os.getpid())["evidence"] == "the host was rebooted"
         assert "unknown after" in again.output()
         again.kill(signal.SIGTERM)
         assert (len(kept(folder_of(again)).ended), kept(folder_of(again)).unfinished) == (2, ())

@@ -227,7 +227,7 @@ def test_damaged_file_is_set_aside(
     write(store, ended(99))
     (message,) = caplog.messages
     aside = Path(message.partition(" set_aside=")[2])
-    assert message.startswith("run database is damaged, begun anew error=")
+    assert message.startswith("run database is damaged, starting a new one error=")
     assert aside.read_bytes() == content
     assert aside.name.startswith(f"{FILE_NAME}.damaged-2")
     store.close()

@@ -142,7 +142,7 @@ def test_story_goes_on_after_a_restart() -> None:
     assert [(mark.at_seconds, mark.text) for mark in both.marks if mark.kind == "pressure"] == [
         (167.0, "memory: critical")
     ]
-    assert [mark.text for mark in both.marks].count("training begins") == 1
+    assert [mark.text for mark in both.marks].count("training starts") == 1
     assert record_from_json(json.loads(render_record(both))) == both
 
 
@@ -181,19 +181,19 @@ def test_reports_leave_marks_of_what_is_new() -> None:
         found.update(before, report, float(at))
         before = report
     assert [(event.at, event.text) for event in found.events] == [
-        (0.0, "training begins"),
-        (0.0, "batches of 64"),
+        (0.0, "training starts"),
+        (0.0, "batch size 64"),
         (1.0, "first evaluation"),
-        (5.0, "training begins again"),
-        (5.0, "batches of 128"),
-        (6.0, "begins anew with batches of 32 after an out-of-memory"),
+        (5.0, "training starts again"),
+        (5.0, "batch size 128"),
+        (6.0, "restarts with batch size 32 after an out-of-memory error"),
     ]
 
 
 def test_out_of_memory_is_marked() -> None:
     """An error of that kind stands among the marks, with what was wanted."""
     assert [(mark.at_seconds, mark.text) for mark in receipt().marks if mark.kind == "oom"] == [
-        (7000.0, "out of device memory: 4.00 GiB wanted (too big)")
+        (7000.0, "out of device memory: 4.00 GiB requested (too big)")
     ]
 
 

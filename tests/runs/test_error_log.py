@@ -145,17 +145,17 @@ def test_line_of_an_oom(runs: RunRegistry, caplog: pytest.LogCaptureFixture) -> 
     """An out-of-memory's line has all its figures."""
     runs.receive(ALICE, OOM, 2.5)
     (line,) = caplog.messages
-    line, verdict = line.split("; verdict ")
+    line, diagnosis = line.split('" cause=')
     head, *parts = line.split("; ")
     assert head == (
-        "run=7-1 name='resnet' kind=device_oom phase=train steps=5: "
+        'run error run=7-1 name=resnet kind=device_oom phase=train steps=5 error="'
         f"20.0 GiB for shape [20000,4000] float by op wide/Relu on {ON}GPU:0 from GPU_0_bfc"
     )
-    assert parts == ["GPU-0: headroom known 17.0 GiB", "GPU:0: in use 21.0 GiB of 38.0 GiB"]
-    assert verdict == (
-        "batch_too_large: 20.0 GiB for shape [20000,4000] is a layer's output, which grows with the batch, and did not "
-        "fit, while 21.0 GiB of 38.0 GiB were in use between steps. Halve the batch size; gradient accumulation keeps "
-        "the effective one."
+    assert parts == ["GPU-0: headroom before 17.0 GiB", "GPU:0: in use 21.0 GiB of 38.0 GiB"]
+    assert diagnosis == (
+        "batch_too_large evidence=\"20.0 GiB for shape [20000,4000] is a layer's output, which grows with the batch, "
+        'and did not fit: 21.0 GiB of 38.0 GiB were in use between steps." next_step="Halve the batch size; gradient '
+        'accumulation keeps the effective batch size."'
     )
 
 
@@ -163,8 +163,10 @@ def test_line_of_another(runs: RunRegistry, caplog: pytest.LogCaptureFixture) ->
     """Another error's line has its type, and of a long message of no known kind front and end."""
     runs.receive(ALICE, replace(OTHER, text="the front " + "x" * 1980 + " the end"), 2.5)
     (line,) = caplog.messages
-    assert line.startswith("run=7-1 name='resnet' kind=other phase=train steps=5: ValueError: the front xxx")
-    assert line.endswith("xxx the end")
+    assert line.startswith(
+        'run error run=7-1 name=resnet kind=other phase=train steps=5 error="ValueError: the front xxx'
+    )
+    assert line.endswith('xxx the end"')
     assert len(line) < 450
 
 
@@ -189,10 +191,10 @@ def test_line_shows_the_kind(runs: RunRegistry, caplog: pytest.LogCaptureFixture
     """Of a long message the line has what its kind was told by, wherever that stands."""
     runs.receive(ALICE, error_from_exception(RuntimeError(text), "train", 5), 2.5)
     (line,) = caplog.messages
-    head = "run=7-1 name='resnet' kind=illegal_address phase=train steps=5: RuntimeError: "
+    head = 'run error run=7-1 name=resnet kind=illegal_address phase=train steps=5 error="RuntimeError: '
     assert line.startswith(head + front)
     assert "n illegal memory access was encountered" in line
-    assert len(line) <= len(head) + 300 + 8
+    assert len(line) <= len(head) + 300 + 20  # marks of the cut, and escapes
 
 
 def test_line_of_a_client_that_errs(runs: RunRegistry, caplog: pytest.LogCaptureFixture) -> None:
@@ -208,8 +210,8 @@ def test_lines_are_bounded(runs: RunRegistry, caplog: pytest.LogCaptureFixture) 
         runs.receive(ALICE, OTHER, tenth / 10)
     runs.receive(ALICE, OOM, 150.0)
     assert [line.rpartition(": ")[2] for line in caplog.messages[:-1]] == [
-        "loss is nan",
-        "loss is nan (and 599 more since the last line)",
-        "loss is nan (and 599 more since the last line)",
+        'loss is nan"',
+        'loss is nan" suppressed=599',
+        'loss is nan" suppressed=599',
     ]
     assert "kind=device_oom" in caplog.messages[-1]

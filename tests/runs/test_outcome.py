@@ -20,103 +20,107 @@ GROWTH = Leak(3 * 2**20, 12 * 2**30)
 EXIT_3, CORE = 3 << 8, 0x80
 
 CASES: dict[str, tuple[Evidence, str, str]] = {
-    "goodbye, exit 0": (Evidence(GOODBYE, 0), "finished", "exit status 0; it said: exit"),
+    "goodbye, exit 0": (Evidence(GOODBYE, 0), "finished", "exit status 0; last message: exit"),
     "killed for memory that had grown": (
         Evidence(None, signal.SIGKILL, cgroup_oom_kills=1, host_growth=GROWTH),
         "out_of_memory",
         (
-            "ended by SIGKILL; the kernel's OOM killer killed in its cgroup then (kills: 1); the host memory of the "
-            "run's processes had grown by 12.0 GiB, at 180 MiB a minute"
+            "ended by SIGKILL; the OOM killer killed processes of its cgroup (kills: 1); the host memory of the "
+            "run's processes had grown by 12.0 GiB at 180 MiB a minute"
         ),
     ),
-    "ended, while memory grew": (Evidence(GOODBYE, 0, host_growth=GROWTH), "finished", "exit status 0; it said: exit"),
-    "goodbye alone": (Evidence(GOODBYE), "finished", "it said: exit"),
+    "ended, while memory grew": (
+        Evidence(GOODBYE, 0, host_growth=GROWTH),
+        "finished",
+        "exit status 0; last message: exit",
+    ),
+    "goodbye alone": (Evidence(GOODBYE), "finished", "last message: exit"),
     "no goodbye, exit 0": (Evidence(None, 0), "finished", "exit status 0"),
-    "exception": (Evidence(FAILURE, 1 << 8), "failed", "exit status 1; it said: uncaught ValueError"),
-    "exception, status hidden": (Evidence(FAILURE), "failed", "it said: uncaught ValueError"),
-    "sys.exit(3) after a goodbye": (Evidence(GOODBYE, EXIT_3), "failed", "exit status 3; it said: exit"),
+    "exception": (Evidence(FAILURE, 1 << 8), "failed", "exit status 1; last message: uncaught ValueError"),
+    "exception, status hidden": (Evidence(FAILURE), "failed", "last message: uncaught ValueError"),
+    "sys.exit(3) after a goodbye": (Evidence(GOODBYE, EXIT_3), "failed", "exit status 3; last message: exit"),
     "no goodbye, exit 3": (Evidence(None, EXIT_3), "failed", "exit status 3"),
     "SIGTERM": (Evidence(None, signal.SIGTERM), "killed", "ended by SIGTERM"),
     "interrupted": (
         Evidence(End("uncaught KeyboardInterrupt", "failed"), signal.SIGINT),
         "killed",
-        "ended by SIGINT; it said: uncaught KeyboardInterrupt",
+        "ended by SIGINT; last message: uncaught KeyboardInterrupt",
     ),
     "real-time signal": (Evidence(None, 40), "killed", "ended by signal 40"),
     "SIGKILL": (Evidence(None, signal.SIGKILL), "killed", "ended by SIGKILL"),
     "SIGKILL by the OOM killer": (
         Evidence(None, signal.SIGKILL, KILL),
         "out_of_memory",
-        "the kernel log says that the OOM killer killed it: its cgroup was out of memory",
+        "killed by the kernel's OOM killer: its cgroup was out of memory (kernel log)",
     ),
     "OOM killer, host": (
         Evidence(None, None, OomKill(7, in_cgroup=False, earliest=1.0, latest=1.0)),
         "out_of_memory",
-        "the kernel log says that the OOM killer killed it: the host was out of memory",
+        "killed by the kernel's OOM killer: the host was out of memory (kernel log)",
     ),
     "OOM killer, old kernel": (
         Evidence(None, None, OomKill(7, in_cgroup=None, earliest=1.0, latest=1.0)),
         "out_of_memory",
-        "the kernel log says that the OOM killer killed it: its cgroup or the host was out of memory",
+        "killed by the kernel's OOM killer: its cgroup or the host was out of memory (kernel log)",
     ),
     "OOM killer after its goodbye": (
         Evidence(GOODBYE, None, KILL),
         "out_of_memory",
-        "the kernel log says that the OOM killer killed it: its cgroup was out of memory; it said: exit",
+        "killed by the kernel's OOM killer: its cgroup was out of memory (kernel log); last message: exit",
     ),
     "SIGKILL, kill in its cgroup": (
         Evidence(None, signal.SIGKILL, cgroup_oom_kills=1),
         "out_of_memory",
-        "ended by SIGKILL; the kernel's OOM killer killed in its cgroup then (kills: 1)",
+        "ended by SIGKILL; the OOM killer killed processes of its cgroup (kills: 1)",
     ),
     "status hidden, kill in its cgroup": (
         Evidence(cgroup_oom_kills=2),
         "out_of_memory",
         (
-            "it is gone without a goodbye, and how its process ended is not known; "
-            "the kernel's OOM killer killed in its cgroup then (kills: 2)"
+            "the process is gone without a last message, exit status unknown; "
+            "the OOM killer killed processes of its cgroup (kills: 2)"
         ),
     ),
     "SIGTERM, kill in its cgroup": (Evidence(None, signal.SIGTERM, cgroup_oom_kills=1), "killed", "ended by SIGTERM"),
     "a worker was killed": (
         Evidence(FAILURE, 1 << 8, cgroup_oom_kills=1),
         "failed",
-        "exit status 1; the kernel's OOM killer killed in its cgroup then (kills: 1); it said: uncaught ValueError",
+        "exit status 1; the OOM killer killed processes of its cgroup (kills: 1); last message: uncaught ValueError",
     ),
     "out of memory, not caught": (
         Evidence(End("uncaught ResourceExhaustedError", "failed"), 1 << 8, error=OOM),
         "out_of_memory",
         (
-            "exit status 1; it said: uncaught ResourceExhaustedError; "
-            "the last error it told: device_oom (ResourceExhaustedError)"
+            "exit status 1; last message: uncaught ResourceExhaustedError; "
+            "last error: device_oom (ResourceExhaustedError)"
         ),
     ),
     "out of host memory, not caught, status hidden": (
         Evidence(End("uncaught MemoryError", "failed"), error=HOST_OOM),
         "out_of_memory",
-        "it said: uncaught MemoryError; the last error it told: host_oom (MemoryError)",
+        "last message: uncaught MemoryError; last error: host_oom (MemoryError)",
     ),
     "out of memory, caught, then another exception": (
         Evidence(FAILURE, 1 << 8, error=OOM),
         "failed",
-        ("exit status 1; it said: uncaught ValueError; the last error it told: device_oom (ResourceExhaustedError)"),
+        ("exit status 1; last message: uncaught ValueError; last error: device_oom (ResourceExhaustedError)"),
     ),
     "out of memory, caught, then sys.exit(3)": (
         Evidence(GOODBYE, EXIT_3, error=OOM),
         "failed",
-        "exit status 3; it said: exit; the last error it told: device_oom (ResourceExhaustedError)",
+        "exit status 3; last message: exit; last error: device_oom (ResourceExhaustedError)",
     ),
     "out of memory, caught, finished": (
         Evidence(GOODBYE, 0, error=OOM),
         "finished",
-        "exit status 0; it said: exit",
+        "exit status 0; last message: exit",
     ),
     "abort": (Evidence(None, signal.SIGABRT | CORE), "crashed", "ended by SIGABRT, with a core dump"),
     "abort after an XID": (
         Evidence(None, signal.SIGABRT, xids=(43, 31)),
         "crashed",
         (
-            "ended by SIGABRT; shortly before its GPU had XID 31 (illegal address): "
+            "ended by SIGABRT; just before, its GPU reported XID 31 (illegal address): "
             "A program accessed an address that is not mapped on the GPU"
         ),
     ),
@@ -124,35 +128,35 @@ CASES: dict[str, tuple[Evidence, str, str]] = {
         Evidence(None, signal.SIGABRT, xids=(79, 45)),
         "crashed",
         (
-            "ended by SIGABRT; shortly before its GPU had XID 79: "
+            "ended by SIGABRT; just before, its GPU reported XID 79: "
             "The GPU has fallen off the bus: it no longer answers over PCIe"
         ),
     ),
     "abort after an error": (
         Evidence(None, signal.SIGABRT, error=ILLEGAL),
         "crashed",
-        "ended by SIGABRT; the last error it told: illegal_address (InternalError)",
+        "ended by SIGABRT; last error: illegal_address (InternalError)",
     ),
-    "abort at exit": (Evidence(GOODBYE, signal.SIGABRT), "crashed", "ended by SIGABRT; it said: exit"),
+    "abort at exit": (Evidence(GOODBYE, signal.SIGABRT), "crashed", "ended by SIGABRT; last message: exit"),
     "status hidden, after an XID": (
         Evidence(xids=(13,)),
         "crashed",
         (
-            "it is gone without a goodbye, and how its process ended is not known; shortly before its GPU had XID 13 "
+            "the process is gone without a last message, exit status unknown; just before, its GPU reported XID 13 "
             "(illegal address): A kernel did something invalid, such as an out-of-bounds access"
         ),
     ),
     "status hidden, after the aftermath of something": (
         Evidence(xids=(45,)),
         "unknown",
-        "it is gone without a goodbye, and how its process ended is not known",
+        "the process is gone without a last message, exit status unknown",
     ),
     "SIGSEGV": (Evidence(None, signal.SIGSEGV), "crashed", "ended by SIGSEGV"),
     "SIGBUS": (Evidence(None, signal.SIGBUS), "crashed", "ended by SIGBUS"),
     "SIGFPE": (Evidence(None, signal.SIGFPE), "crashed", "ended by SIGFPE"),
     "SIGILL": (Evidence(None, signal.SIGILL), "crashed", "ended by SIGILL"),
-    "nothing": (Evidence(), "unknown", "it is gone without a goodbye, and how its process ended is not known"),
-    "caught error, finished": (Evidence(GOODBYE, 0, error=ILLEGAL), "finished", "exit status 0; it said: exit"),
+    "nothing": (Evidence(), "unknown", "the process is gone without a last message, exit status unknown"),
+    "caught error, finished": (Evidence(GOODBYE, 0, error=ILLEGAL), "finished", "exit status 0; last message: exit"),
 }
 
 

@@ -58,10 +58,8 @@ class TestRun(Process):
 
     def evidence(self) -> str:
         """Return what the daemon's log says of how it ended."""
-        name = re.escape(self.name)
-        ((outcome, evidence),) = re.findall(
-            rf"name='{name}' ended: (\w+) after \S+ \((.*)\): (?:\w+=|nothing)", self._daemon.output()
-        )
+        line = rf"run ended run={self.run_id} .* outcome=(\w+) after=\S+ evidence=\"(.*?)\"(?: |$)"
+        ((outcome, evidence),) = re.findall(line, self._daemon.output(), re.MULTILINE)
         return f"{outcome} ({evidence})"
 
     def ended(self) -> tuple[str, str]:
@@ -98,16 +96,16 @@ def told(word: str) -> Callable[[TestRun], object]:
 
 CORE = r"(, with a core dump)?"
 WAYS: dict[str, tuple[Callable[[TestRun], object], str, str]] = {
-    "returns": (told("return"), "finished", "exit status 0; it said: exit"),
-    "exits with 3": (told("exit 3"), "failed", "exit status 3; it said: exit"),
+    "returns": (told("return"), "finished", "exit status 0; last message: exit"),
+    "exits with 3": (told("exit 3"), "failed", "exit status 3; last message: exit"),
     "raises": (
         told("raise"),
         "failed",
-        "exit status 1; it said: uncaught ValueError; the last error it told: other \\(ValueError\\)",
+        "exit status 1; last message: uncaught ValueError; last error: other \\(ValueError\\)",
     ),
     "leaves without a word": (told("_exit 0"), "finished", "exit status 0"),
     "is told to go": (by(signal.SIGTERM), "killed", "ended by SIGTERM"),
-    "is interrupted": (by(signal.SIGINT), "killed", "ended by SIGINT; it said: uncaught KeyboardInterrupt"),
+    "is interrupted": (by(signal.SIGINT), "killed", "ended by SIGINT; last message: uncaught KeyboardInterrupt"),
     "is killed": (by(signal.SIGKILL), "killed", "ended by SIGKILL"),
     "leaves a worker": (told("fork"), "killed", "ended by SIGKILL"),
     "aborts": (told("abort"), "crashed", f"ended by SIGABRT{CORE}"),
@@ -154,7 +152,7 @@ def test_end_that_nobody_waits_for(daemon: Daemon) -> None:
     run = TestRun(daemon, "unreaped")
     with ending(run):
         run.say("exit 3")
-        assert run.ended() == ("failed", "failed (exit status 3; it said: exit)")
+        assert run.ended() == ("failed", "failed (exit status 3; last message: exit)")
         assert (Path("/proc") / str(run.pid) / "stat").read_text().split()[2] == "Z"
 
 
@@ -179,8 +177,8 @@ def test_process_that_closes_its_connection_for_good(tmp_path: Path, mock_nvml: 
             run.say("exec")
             ended = lambda: daemon.samples().value("gpuwarden_runs_ended_total", outcome="unknown")  # noqa: E731
             until(ended, "the end of its reports")
-            assert "name='exec' forgotten without a connection" in daemon.output()
-            assert "ended: " not in daemon.output()  # until its process is gone
+            assert f"run expired run={run.run_id} name=exec reason=disconnected" in daemon.output()
+            assert "run ended " not in daemon.output()  # until its process is gone
 
 
 def test_illegal_address(daemon: Daemon, mock_nvml: MockNvml) -> None:

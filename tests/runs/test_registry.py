@@ -348,7 +348,7 @@ def test_last_error_is_evidence() -> None:
     runs = registry(ALICE)
     runs.receive(ALICE, Error("device_oom", "ResourceExhaustedError", "OOM", "train", 5), 1.0)
     runs.exited(ALICE, 2.0, 1 << 8)
-    assert ended(runs, 4.0).evidence == "exit status 1; the last error it told: device_oom (ResourceExhaustedError)"
+    assert ended(runs, 4.0).evidence == "exit status 1; last error: device_oom (ResourceExhaustedError)"
 
 
 def test_kills_in_its_cgroup_count_since_the_last_look(tmp_path: Path) -> None:
@@ -374,9 +374,9 @@ def test_run_that_stalls_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     runs.receive(ALICE, replace(report(6), stepping=True, step_p95=0.1), 70.0)
     (run,) = runs.update(busy, 71.0)
     assert (run.stall, run.stalls) == (None, 1)
-    assert [record.message.split(" ", 2)[2] for record in caplog.records if record.levelname == "WARNING"] == [
-        "stalls: no step for 61 s (gpu_busy)",
-        "goes on after 61 s without a step",
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
+        "run stalled run=7-1 name=resnet seconds=61 cause=gpu_busy",
+        "run resumed run=7-1 name=resnet seconds=61",
     ]
 
 
@@ -393,7 +393,7 @@ def test_crowd_makes_room_for_another_user(caplog: pytest.LogCaptureFixture) -> 
     assert [run.peer for run in runs.update(BOX, 1.0)] == [*crowd[:3], BOB]
     assert runs.displaced == [crowd[3]]
     assert runs.rejected == {"too_many_runs": 1}
-    assert caplog.text.count("gives way to one of uid=1001, who has fewer runs; at most 4") == 1
+    assert caplog.text.count("run=103-3 uid=1000 newcomer_uid=1001 limit=4") == 1
 
 
 def test_users_do_not_take_turns() -> None:

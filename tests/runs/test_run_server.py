@@ -356,7 +356,7 @@ def test_displaced_socket_is_told_once(side: Side, caplog: pytest.LogCaptureFixt
         assert side.path.read_text() == "precious"
 
     asyncio.run(scenario())
-    assert caplog.text.count("no new run can report") == 1
+    assert caplog.text.count("new runs cannot connect") == 1
 
 
 def test_run_turned_away_can_come_back(side: Side) -> None:

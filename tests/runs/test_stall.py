@@ -149,8 +149,12 @@ def test_real_runs_that_hang(tmp_path: Path, mock_nvml: MockNvml) -> None:
             for how, expected in HANGS.items():
                 until(lambda how=how, expected=expected: causes(runs[how]) == [expected], f"a stall: {expected}")  # type: ignore[misc]
                 assert (shown("stalled", runs[how]), shown("stalls_total", runs[how])) == (1, 1)
-                (told,) = [line for line in daemon.output().splitlines() if f"name='{how}' stalls: no step" in line]
-                assert told.endswith(f"({expected})")
+                (told,) = [
+                    line
+                    for line in daemon.output().splitlines()
+                    if f"run stalled run={runs[how].run_id} name={how} " in line
+                ]
+                assert told.endswith(f" cause={expected}")
             assert (shown("stalled", runs["rest"]), causes(runs["rest"])) == (0, [])
             until(lambda: shown("phase", phase="train") is None, "its report is old")
             assert (shown("stalled"), shown("up")) == (1, 1)
@@ -158,9 +162,9 @@ def test_real_runs_that_hang(tmp_path: Path, mock_nvml: MockNvml) -> None:
             stopped.say("step")
             until(lambda: shown("stalled") == 0, "its next step")
             assert (causes(stopped), shown("stalls_total")) == ([], 1)
-            assert "name='stop' goes on after" in daemon.output()
+            assert f"run resumed run={stopped.run_id} " in daemon.output()
             until(lambda: shown("stalled") == 1, "another stall")
             stopped.kill()
             until(lambda: shown("up") == 0, "its end")
             assert shown("stalled") is None
-            assert "name='stop' ended in its stall after" in daemon.output()
+            assert f"stalled run ended run={stopped.run_id} " in daemon.output()

@@ -106,7 +106,7 @@ def run(pid: int = 4711, *, ended: bool = True, name: str = "resnet") -> RunSnap
         began=BEGAN,
         lasted=7980.0,
         errors=(SeenError(ERROR, BEGAN + 7000, {UUID: 2.5 * GIB}, {UUID: 1.5 * GIB}, VERDICT),),
-        ending=Ending("failed", "it said: uncaught ResourceExhaustedError", BEGAN + 7980, settled=True)
+        ending=Ending("failed", "last message: uncaught ResourceExhaustedError", BEGAN + 7980, settled=True)
         if ended
         else None,
         memory_windows={UUID: tuple(history().windows)},
@@ -115,7 +115,7 @@ def run(pid: int = 4711, *, ended: bool = True, name: str = "resnet") -> RunSnap
         growth={UUID: Leak(1e6, 4 * GIB, TimeLeft(900.0, 800.0, 1000.0))},
         host_growth=Leak(1e5, GIB, TimeLeft(9000.0, 8000.0, None)),
         events=(
-            RunEvent(0.0, "phase", "training begins"),
+            RunEvent(0.0, "phase", "training starts"),
             RunEvent(4000.0, "neighbour", "pid 9 took 2.0 GiB", UUID),
         ),
     )

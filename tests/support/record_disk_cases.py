@@ -31,7 +31,7 @@ class Messages(logging.Handler):
     """Keeps what is logged of the disk."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if "ended: " not in record.getMessage():
+        if "run ended " not in record.getMessage():
             messages.append(record.getMessage().partition(" file=")[0])
 
 

@@ -303,12 +303,12 @@ def test_peak_that_is_not_known_is_not_none(page: Stage, tab: Tab) -> None:
 def test_ended_runs_say_how(page: Stage, tab: Tab) -> None:
     """They stand below those that go on, with outcome and evidence; one that has just ended badly stands on top."""
     gone: dict[str, Any] = {"up": False, "current": False}
-    killed = a_run(8, **gone, ending=Ending("out_of_memory", 'it said: <b "', 1.0, settled=True))
+    killed = a_run(8, **gone, ending=Ending("out_of_memory", 'last message: <b "', 1.0, settled=True))
     well = a_run(9, **gone, ending=Ending("finished", "exit status 0", 1.0, settled=True))
     shown = page.show(tab, box(runs=(killed, well, a_run(left=60 * GIB))))
     assert "▲ run unet, warning: out of memory 0s ago" in verdict(tab)
     assert "out of memory at " in tab.text("#run-8-1")
-    assert 'it said: <b "' in tab.text("#run-8-1")
+    assert 'last message: <b "' in tab.text("#run-8-1")
     assert "▲" in tab.text("#run-8-1")
     assert "▲" not in tab.text("#run-9-1")
     assert "exit status 0" in tab.text("#run-9-1")

@@ -33,9 +33,9 @@ WRITE_SECONDS = 60.0  # between two records of a run that goes on
 MAX_WRITES_PER_SECOND = 4.0  # of records of runs that go on: with more than 240 runs each is written less often
 
 NO_EVENTS: Mapping[str, Sequence[RunEvent]] = MappingProxyType({})
-_STOPPED = "it ended while the daemon did not run"
-_LOST = "it ended some time after its connection was lost"
-_REBOOTED = "the machine was booted anew"
+_STOPPED = "it ended while the daemon was not running"
+_LOST = "it ended after its connection was lost"
+_REBOOTED = "the host was rebooted"
 _TOO_MANY = "it did not report any more, as too many others did not to follow them all"
 _UNSEEN = "the daemon was started anew, and cannot see the process"
 

@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from gpuwarden.formatting import format_fields
 from gpuwarden.records.legacy_files import read_record_files
 from gpuwarden.records.record import RunRecord, RunRecordError, json_from_record, record_from_json
 
@@ -213,7 +214,9 @@ class RecordStore:
                     raise
                 self.close()
                 aside = self._set_aside()
-                log.error("run database is damaged, begun anew error=%s set_aside=%s", error, aside)  # noqa: TRY400 - an event
+                log.error(  # noqa: TRY400 - an event
+                    "run database is damaged, starting a new one %s", format_fields(error=error, set_aside=aside)
+                )
                 self._begin()
         except BaseException:
             self.close()
@@ -255,7 +258,8 @@ class RecordStore:
         """Take over the records of an earlier version, which kept a file for each run; the files stay."""
         count = _insert(connection, map(row_from_record, read_record_files(self.path.parent)))
         if count:
-            log.info("run records imported, their files may be removed records=%d folder=%s", count, self.path.parent)
+            fields = format_fields(records=count, folder=self.path.parent)
+            log.info("run records imported, their files may be removed %s", fields)
 
     def _set_aside(self) -> Path:
         """Rename the database and its write-ahead log, and return the new name."""
@@ -362,7 +366,7 @@ class StoreThread:
     async def call(self, function: Callable[..., T], *arguments: Any) -> T:
         """Return what a function returns, or raise what it raises. Raises OSError where too many calls wait."""
         if self._calls.qsize() > MAX_PENDING_CALLS:
-            raise OSError(None, "it does not answer")
+            raise OSError(None, "the database does not answer")
         future: Future[T] = Future()
         self._calls.put((future, partial(function, *arguments)))
         return await asyncio.wrap_future(future)

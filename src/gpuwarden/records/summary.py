@@ -1,26 +1,33 @@
-"""Summary of a run's record in one line of the log."""
+"""Summary of a run record in one log line."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gpuwarden.formatting import format_bytes, format_duration, format_elapsed, format_energy
+from gpuwarden.formatting import format_bytes, format_duration, format_elapsed, format_energy, format_fields
 from gpuwarden.records.record import RunRecord
 
 MAX_TENTHS_SECONDS = 10.0  # below which tenths matter
 
 
 def find_longest_reason(seconds: Mapping[str, float] | None) -> tuple[str, float] | None:
-    """Return the reason that held for longest; reasons may hold at once, so they do not add up."""
+    """Return the reason with the most time; several may apply at once, so they do not add up."""
     return max(seconds.items(), key=lambda entry: entry[1]) if seconds else None
 
 
 def format_summary(record: RunRecord) -> str:
-    """Return the line of a run that has ended, with the figures that show how it did."""
-    said = " ".join(f"{name}={text}" for name, text in _figures(record).items() if text)
-    how = f"{record.outcome} after {format_elapsed(record.duration_seconds)} ({record.evidence})"
-    return f"run={record.run_id} name={record.name!r} ended: {how}: {said or 'nothing is known of it'}"
+    """Return the log line of a run that has ended: outcome, evidence and usage."""
+    figures = {name: text for name, text in _figures(record).items() if text}
+    fields = format_fields(
+        run=record.run_id,
+        name=record.name,
+        outcome=record.outcome,
+        after=format_elapsed(record.duration_seconds),
+        evidence=record.evidence,
+        **figures,
+    )
+    return f"run ended {fields}"
 
 
 def _figures(record: RunRecord) -> dict[str, str]:

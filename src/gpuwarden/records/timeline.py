@@ -109,7 +109,7 @@ def _oom_event(error: RecordedError, record: RunRecord) -> RunEvent:
     """Return the event of an out-of-memory, with the largest allocation that failed and its cause."""
     asked = max((each.requested_bytes or 0 for each in error.allocations), default=0)
     where = "host memory" if error.kind == "host_oom" else "device memory"
-    wanted = f": {format_bytes(asked)} wanted" if asked else ""
+    wanted = f": {format_bytes(asked)} requested" if asked else ""
     why = f" ({error.verdict.name.replace('_', ' ')})" if error.verdict else ""
     at = error.timestamp_seconds - record.began_timestamp_seconds  # the clock may have been set meanwhile
     return RunEvent(min(max(at, 0.0), record.duration_seconds), "oom", f"out of {where}{wanted}{why}")

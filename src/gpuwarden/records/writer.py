@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from gpuwarden.fair_eviction import select_evicted
+from gpuwarden.formatting import format_fields
 from gpuwarden.records.record import RunRecord
 from gpuwarden.records.store import RecordRow, RecordStore, StoredRecords, StoreThread, row_from_record
 
@@ -97,7 +98,7 @@ class RecordWriter:
     def flush(self, now: float) -> None:
         """Begin to write what waits, unless that is under way, or the disk has failed a short time ago."""
         if self._task and now - self._began > HANG_SECONDS:
-            self._fail("it does not answer")
+            self._fail("the database does not answer")
         has_work = not self._is_open or (self._waiting and self._found is None)
         if self._thread and not self._task and now >= self._due and has_work:
             self._began, self._due = now, now + FLUSH_SECONDS
@@ -128,11 +129,11 @@ class RecordWriter:
             self._waiting = {**self._batch, **self._waiting}  # what is newer wins
             self._due = self._began + RETRY_SECONDS
             if not isinstance(error, OSError):
-                log.exception("a fault of our own")
+                log.exception("internal error while writing run records, please report it")
             self._fail(getattr(error, "strerror", None) or str(error))
         else:
             if self._failure:
-                log.warning("run records are written again file=%s", self._store.path)
+                log.warning("run records are written again %s", format_fields(file=self._store.path))
             self._failure = ""
         finally:
             self._batch, self._task = {}, None
@@ -140,7 +141,7 @@ class RecordWriter:
     def _fail(self, why: str) -> None:
         if self._failure != why and self._store:
             self.errors += 1
-            log.warning("run records stay in memory error=%s file=%s", why, self._store.path)
+            log.warning("run records stay in memory %s", format_fields(error=why, file=self._store.path))
         self._failure = why
 
     async def recent(self, limit: int) -> list[RecordRow]:
@@ -169,5 +170,5 @@ class RecordWriter:
             try:
                 return await asyncio.wait_for(self._thread.call(self._store.find, run_id), READ_SECONDS)
             except asyncio.TimeoutError:
-                raise OSError(None, "it does not answer") from None
+                raise OSError(None, "the database does not answer") from None
         return None

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 
 from gpuwarden.analysis.oom.diagnosis import Diagnosis
 from gpuwarden.analysis.oom.failed_allocation import Oom, resolve_device
-from gpuwarden.formatting import format_bytes
+from gpuwarden.formatting import format_bytes, format_fields
 from gpuwarden.protocol.messages import Allocation, DeviceMemory, Error, ErrorKind, Hello
 from gpuwarden.runs.run_snapshot import SeenError
 
 log = logging.getLogger(__name__)
 
 QUIET_SECONDS = 60.0
-_MAX_TEXT = 300  # characters of a message; what a run keeps has more of them
-_BEFORE = 80  # of these before what the message's kind shows by
+_MAX_TEXT = 300  # characters of a message; the run record keeps more
+_BEFORE = 80  # of these, before the part that shows the kind
 
 
 class ErrorLog:
@@ -27,7 +27,7 @@ class ErrorLog:
         self._is_last_logged = False  # the last error
 
     def log_error(self, run_id: str, hello: Hello, seen: SeenError, oom: Mapping[str, Oom], now: float) -> None:
-        """Log an error, or count it where its kind was logged a short time ago."""
+        """Log an error, or count it if its kind was logged within QUIET_SECONDS."""
         error, verdict = seen.error, seen.verdict
         last = self._logged_at.get(error.kind)
         self._is_last_logged = last is None or now - last >= QUIET_SECONDS
@@ -35,24 +35,25 @@ class ErrorLog:
             self._suppressed[error.kind] = self._suppressed.get(error.kind, 0) + 1
             return
         self._logged_at[error.kind] = now
-        suppressed = self._suppressed.pop(error.kind, 0)
-        log.warning(
-            "run=%s name=%r kind=%s phase=%s steps=%d: %s%s%s",
-            run_id,
-            hello.name,
-            error.kind,
-            error.phase,
-            error.steps,
-            _line(error, hello, oom),
-            f"; verdict {verdict.cause}: {verdict.evidence} {verdict.next_step}" if verdict else "",
-            f" (and {suppressed} more since the last line)" if suppressed else "",
+        fields = format_fields(
+            run=run_id,
+            name=hello.name,
+            kind=error.kind,
+            phase=error.phase,
+            steps=error.steps,
+            error=_line(error, hello, oom),
+            suppressed=self._suppressed.pop(error.kind, None),
         )
+        log.warning("run error %s%s", fields, f" {_diagnosis(verdict)}" if verdict else "")
 
     def log_revision(self, run_id: str, hello: Hello, verdict: Diagnosis) -> None:
-        """Log that a diagnosis came out otherwise by fresher facts, where its error was logged."""
+        """Log a diagnosis that a later poll changed, if its error was logged."""
         if self._is_last_logged:
-            words = verdict.cause, verdict.evidence, verdict.next_step
-            log.warning("run=%s name=%r by the next poll, verdict %s: %s %s", run_id, hello.name, *words)
+            log.warning("diagnosis updated %s %s", format_fields(run=run_id, name=hello.name), _diagnosis(verdict))
+
+
+def _diagnosis(verdict: Diagnosis) -> str:
+    return format_fields(cause=verdict.cause, evidence=verdict.evidence, next_step=verdict.next_step)
 
 
 def _line(error: Error, hello: Hello, oom: Mapping[str, Oom]) -> str:
@@ -64,7 +65,7 @@ def _line(error: Error, hello: Hello, oom: Mapping[str, Oom]) -> str:
 
 
 def _excerpt(text: str, at: int | None) -> str:
-    """Return of a long message what its kind shows by; of one of no known kind the front and the end."""
+    """Cut a long message to the part that shows its kind; without one, to its front and end."""
     if len(text) <= _MAX_TEXT:
         return text
     if at is None:
@@ -88,12 +89,11 @@ def _allocation(asked: Allocation) -> str:
 
 
 def _device(uuid: str, oom: Oom) -> str:
-    known = "no headroom was known" if oom.headroom is None else f"headroom known {format_bytes(oom.headroom)}"
-    return f"{uuid}: {known}"
+    return f"{uuid}: headroom before {'unknown' if oom.headroom is None else format_bytes(oom.headroom)}"
 
 
 def _used_texts(error: Error, hello: Hello) -> list[str]:
-    """Return what was in use on the devices that the allocations name."""
+    """Return the memory in use on the devices that the allocations name."""
     devices = dict.fromkeys(resolve_device(hello, each.device) for each in error.allocations)
     return [f"{device}: in use {_of(error.memory[device])}" for device in devices if device and device in error.memory]
 

@@ -82,16 +82,16 @@ def conclude(evidence: Evidence) -> tuple[Outcome, str]:
     elif outcome == "out_of_memory" and evidence.host_growth is not None:
         words = [*words, format_host_growth(evidence.host_growth)]
     if evidence.farewell is not None:
-        words = [*words, f"it said: {evidence.farewell.reason}"]
+        words = [*words, f"last message: {evidence.farewell.reason}"]
     if evidence.error is not None and outcome != "finished":
-        words = [*words, f"the last error it told: {evidence.error.kind} ({evidence.error.exception})"]
+        words = [*words, f"last error: {evidence.error.kind} ({evidence.error.exception})"]
     return outcome, "; ".join(words)
 
 
 def _conclude(evidence: Evidence) -> tuple[Outcome, list[str]]:
     status = evidence.exit_status
     if evidence.goes_on:
-        return "unknown", ["it closed its connection, and its process went on"]
+        return "unknown", ["it closed its connection, but its process kept running"]
     if status is not None and os.WIFSIGNALED(status):
         return _conclude_signal(status, evidence)
     if status is not None:
@@ -118,7 +118,7 @@ def _conclude_signal(status: int, evidence: Evidence) -> tuple[Outcome, list[str
 
 def _conclude_silence(evidence: Evidence) -> tuple[Outcome, list[str]]:
     """Conclude from what happened around a process that is gone without a goodbye or a status that we may know."""
-    gone = "it is gone without a goodbye, and how its process ended is not known"
+    gone = "the process is gone without a last message, exit status unknown"
     if evidence.cgroup_oom_kills:
         return "out_of_memory", [gone, *_oom_beside(evidence)]
     if ILLEGAL_ADDRESS.intersection(evidence.xids):
@@ -136,18 +136,18 @@ def _is_uncaught_oom(evidence: Evidence) -> bool:
 
 def _oom_kill_text(kill: OomKill) -> str:
     where = {True: "its cgroup was", False: "the host was", None: "its cgroup or the host was"}[kill.in_cgroup]
-    return f"the kernel log says that the OOM killer killed it: {where} out of memory"
+    return f"killed by the kernel's OOM killer: {where} out of memory (kernel log)"
 
 
 def _oom_beside(evidence: Evidence) -> Iterable[str]:
     if evidence.cgroup_oom_kills:
-        yield f"the kernel's OOM killer killed in its cgroup then (kills: {evidence.cgroup_oom_kills})"
+        yield f"the OOM killer killed processes of its cgroup (kills: {evidence.cgroup_oom_kills})"
 
 
 def _faults(xids: Iterable[int]) -> Iterable[str]:
     for code in sorted(set(xids) - _AFTERMATH)[:3]:
         kind = " (illegal address)" if code in ILLEGAL_ADDRESS else ""
-        yield f"shortly before its GPU had XID {code}{kind}: {explain(code).meaning.rstrip('.')}"
+        yield f"just before, its GPU reported XID {code}{kind}: {explain(code).meaning.rstrip('.')}"
 
 
 def _name(number: int) -> str:

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from gpuwarden.analysis.batch_size.prior_runs import PriorRuns
 from gpuwarden.analysis.oom.co_tenants import CoTenants
 from gpuwarden.fair_eviction import find_user_with_most
+from gpuwarden.formatting import format_fields
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.host.oom_killer import OomKill
 from gpuwarden.host.process_key import ProcessKey
@@ -80,8 +81,8 @@ class RunRegistry:
         """Log a fault of our own with its traceback, the first time: one that lasts would come with each message."""
         if not self.rejected["internal"]:
             log.error(
-                "run=%s name=%r meets an error of gpuwarden's own, please report it; the other runs go on",
-                *(record.peer.run_id, record.hello.name),
+                "internal error in a run, please report it; other runs are not affected %s",
+                format_fields(run=record.peer.run_id, name=record.hello.name),
                 exc_info=fault,
             )
 
@@ -97,7 +98,8 @@ class RunRegistry:
             began=self._rules.wall(),
             began_at=now,
         )
-        log.info("run=%s name=%r pid=%d uid=%d reports", peer.run_id, hello.name, peer.pid, peer.uid)
+        fields = format_fields(run=peer.run_id, name=hello.name, pid=peer.pid, uid=peer.uid)
+        log.info("run connected %s", fields)
         return record
 
     def _make_room(self, newcomer: ProcessKey, now: float) -> bool:
@@ -123,9 +125,8 @@ class RunRegistry:
         self.displaced.append(self._records.pop(run_id).peer)
         if not self.rejected["too_many_runs"]:
             log.warning(
-                "run=%s uid=%d gives way to one of uid=%d, who has fewer runs; at most %d (runs.max; further ones are "
-                "counted only)",
-                *(run_id, crowd, newcomer.uid, self._limit),
+                "too many runs (runs.max), dropping one of the user with the most; further ones are only counted %s",
+                format_fields(run=run_id, uid=crowd, newcomer_uid=newcomer.uid, limit=self._limit),
             )
         self.rejected["too_many_runs"] += 1
         return True
@@ -184,9 +185,9 @@ class RunRegistry:
             if record.up and record.connected:
                 continue  # silent but alive: its totals still hold
             if now - (record.seen_at if record.outcome.ended is None else record.outcome.ended) > self._rules.expiry:
-                lost = " without a connection" if record.up else ""
+                reason = "disconnected" if record.up else "ended"
                 self._forget(run_id, now)
-                log.info("run=%s name=%r forgotten%s", run_id, record.hello.name, lost)
+                log.info("run expired %s", format_fields(run=run_id, name=record.hello.name, reason=reason))
 
     def peers(self) -> list[ProcessKey]:
         """Return the processes of all runs."""

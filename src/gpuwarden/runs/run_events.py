@@ -15,7 +15,7 @@ RunEventKind = Literal["phase", "batch_size", "retry", "oom", "neighbour", "pres
 MAX_EVENTS_PER_KIND = 8
 MAX_EVENT_TEXT = 200  # characters
 
-_FIRST: dict[Phase, str] = {"train": "training begins", "test": "first evaluation", "predict": "first prediction"}
+_FIRST: dict[Phase, str] = {"train": "training starts", "test": "first evaluation", "predict": "first prediction"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,10 @@ class ReportEvents:
             new.append(RunEvent(at, "phase", text))
         largest = report.largest_batch_size
         if largest is not None and (before is None or largest != before.largest_batch_size):
-            new.append(RunEvent(at, "batch_size", f"batches of {largest}"))
+            new.append(RunEvent(at, "batch_size", f"batch size {largest}"))
         if before is not None and report.oom_retries > before.oom_retries:
-            smaller = "" if report.batch_size is None else f" with batches of {report.batch_size}"
-            new.append(RunEvent(at, "retry", f"begins anew{smaller} after an out-of-memory"))
+            smaller = "" if report.batch_size is None else f" with batch size {report.batch_size}"
+            new.append(RunEvent(at, "retry", f"restarts{smaller} after an out-of-memory error"))
         if new:
             self.events = bounded((*self.events, *new))
 
@@ -76,4 +76,4 @@ class ReportEvents:
         if phase not in self._phases:
             self._phases.add(phase)
             return _FIRST.get(phase, "")
-        return "training begins again" if phase == "train" and before and before.phase == "idle" else ""
+        return "training starts again" if phase == "train" and before and before.phase == "idle" else ""

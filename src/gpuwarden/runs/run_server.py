@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gpuwarden.fair_eviction import find_user_with_most
+from gpuwarden.formatting import format_fields
 from gpuwarden.host.exit_status import read_exit_status
 from gpuwarden.host.process_key import ProcessKey, identify_peer, read_credentials
 from gpuwarden.host.unix_socket import BACKLOG, listen
@@ -110,7 +111,10 @@ class RunServer:
             self._listen()
         except OSError as error:
             if not self._displaced:
-                log.error("no new run can report: %s is gone, and %s", self._path, error.strerror)  # noqa: TRY400
+                log.error(  # noqa: TRY400 - an event
+                    "runs socket was removed and cannot be restored, new runs cannot connect %s",
+                    format_fields(path=self._path, error=error.strerror),
+                )
             self._displaced = True
             return
         with contextlib.suppress(OSError):
@@ -119,7 +123,7 @@ class RunServer:
         asyncio.get_running_loop().remove_reader(former)
         former.close()
         self._displaced = False
-        log.warning("%s had been removed and is there again", self._path)
+        log.warning("runs socket was removed, restored %s", format_fields(path=self._path))
 
     def _is_in_place(self) -> bool:
         try:
@@ -145,7 +149,9 @@ class RunServer:
                     return
             except OSError as error:  # no file descriptor is left
                 if not self.refused:
-                    log.warning("a run cannot be accepted: %s (further ones are counted only)", error.strerror)
+                    log.warning(
+                        "cannot accept a run, further failures are only counted %s", format_fields(error=error.strerror)
+                    )
                 self.refused += 1
                 self._rest(listener, self._accept, NO_DESCRIPTOR_REST_SECONDS)
                 return
@@ -286,10 +292,8 @@ class RunServer:
     def _reject(self, peer: ProcessKey, error: ProtocolError) -> None:
         if not self._registry.rejected[error.reason]:
             log.warning(
-                "pid=%d uid=%d message rejected: %s (further ones of this kind are counted only)",
-                peer.pid,
-                peer.uid,
-                error,
+                "message rejected, further ones of this kind are only counted %s",
+                format_fields(pid=peer.pid, uid=peer.uid, error=error),
             )
         self._registry.rejected[error.reason] += 1
 

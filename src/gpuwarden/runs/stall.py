@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from gpuwarden.formatting import format_fields
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.host.process_tree import HostUsage
@@ -132,14 +133,15 @@ class StallWatch:
 
 
 def log_change(who: tuple[str, str], before: Stall | None, after: Stall | None, stalls: int, *, up: bool) -> None:
-    """Log a stall's begin and end, of a run's first ones; `who` is its id and name."""
+    """Log the start and the end of a stall, up to MAX_LOGGED_STALLS a run; `who` is the run's id and name."""
     if stalls > MAX_LOGGED_STALLS:
         return
+    fields = dict(zip(("run", "name"), who, strict=True))
     if after and not before:
-        log.warning("run=%s name=%r stalls: no step for %.0f s (%s)", *who, after.seconds, after.cause)
+        log.warning("run stalled %s", format_fields(**fields, seconds=round(after.seconds), cause=after.cause))
     elif before and not after:
-        end = "goes on" if up else "ended in its stall"
-        log.warning("run=%s name=%r %s after %.0f s without a step", *who, end, before.seconds)
+        event = "run resumed" if up else "stalled run ended"
+        log.warning("%s %s", event, format_fields(**fields, seconds=round(before.seconds)))
 
 
 def busiest(uuids: Iterable[str], snapshot: Snapshot) -> float | None:

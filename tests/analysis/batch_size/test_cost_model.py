@@ -112,9 +112,9 @@ def test_the_largest_usual_size_that_fits() -> None:
     assert (advice.advised, advice.too_large) == (256, False)
     assert advice.needed == BASE + 256 * EXAMPLE
     assert (
-        "batches of 256 should fit instead of 64, with 3.67 GiB of the 4.00 GiB that the run can have;" in advice.text
+        "batch size 256 should fit instead of 64, using 3.67 GiB of the 4.00 GiB available to the run;" in advice.text
     )
-    assert "from 3 sizes, at most 0 B off: 10.0 MiB an example" in advice.text
+    assert "estimated from 3 sizes (error at most 0 B): 10.0 MiB per example" in advice.text
 
 
 def told(advice: BatchSizeAdvice | None) -> BatchSizeAdvice:
@@ -137,14 +137,14 @@ def test_a_size_that_failed_is_not_advised() -> None:
     """Whatever the line says: it was out of memory."""
     advice = told(advise(cost(32, 64, 128), 256, 8192.0 * MIB, failed=256))
     assert (advice.advised, advice.too_large) == (224, True)
-    assert advice.text.startswith("batches of 256 are too large; 224 should fit")
+    assert advice.text.startswith("batch size 256 is too large; 224 should fit")
 
 
 def test_a_size_that_works_within_the_margin() -> None:
     """It is not too large, but a smaller one would leave room; where none does it may stay."""
     advice = told(advise(cost(32, 64, 128), 128, BASE + 129.0 * EXAMPLE))
     assert (advice.advised, advice.too_large) == (112, False)
-    assert advice.text.startswith("batches of 128 fit with little room; 112 would leave some")
+    assert advice.text.startswith("batch size 128 fits with little headroom; 112 would leave some")
     advice = told(advise(cost(1, 2, 3), 1, BASE + 1.0 * EXAMPLE))
     assert (advice.advised, advice.too_large) == (1, False)
 
@@ -153,7 +153,7 @@ def test_a_size_of_ones_own_choice_may_be_the_best() -> None:
     """An unusual size that fits stays, where the usual ones around it are smaller or do not."""
     advice = told(advise(cost(32, 50, 100), 100, (BASE + 105.0 * EXAMPLE) / 0.95))
     assert advice.advised == 100
-    assert "batches of 100 are about as large as fits" in advice.text
+    assert "batch size 100 is about the largest that fits" in advice.text
 
 
 def test_memory_that_others_took_makes_a_size_too_large() -> None:

@@ -88,10 +88,10 @@ def test_growth_is_in_the_rows_until_it_ends(caplog: pytest.LogCaptureFixture) -
     for _ in range(10):
         run = it.second(800 * MIB, 0)
     assert [row.read(run) for row in ROWS] == [{}] * 4
-    told = [record.getMessage() for record in caplog.records if "memory grows" in record.getMessage()]
+    told = [record.getMessage() for record in caplog.records if "memory leak" in record.getMessage()]
     assert len(told) == 2
-    assert "name='resnet' memory grows on GPU-0: 1.17 GiB a minute, out of memory in about" in told[0]
-    assert "memory grows no more on GPU-0: it grew by" in told[1]
+    assert 'name=resnet device=GPU-0 growth="1.17 GiB a minute" out_of_memory="in about' in told[0]
+    assert told[1].startswith("memory leak ended run=7-1 name=resnet device=GPU-0 grown=")
 
 
 def test_a_run_that_ends_or_falls_silent_has_no_growth(caplog: pytest.LogCaptureFixture) -> None:
@@ -106,7 +106,7 @@ def test_a_run_that_ends_or_falls_silent_has_no_growth(caplog: pytest.LogCapture
     it.second(900 * MIB, 0)
     it.runs.exited(PEER, it.now)
     assert it.poll().growth == {}
-    assert "grows no more" not in caplog.text
+    assert "leak ended" not in caplog.text
 
 
 def test_that_nothing_grows_after_an_out_of_memory_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
@@ -119,13 +119,13 @@ def test_that_nothing_grows_after_an_out_of_memory_is_no_news(caplog: pytest.Log
     for _ in range(20):
         run = it.second(800 * MIB, 0)
     assert run.growth == {}
-    assert "grows no more" not in caplog.text
+    assert "leak ended" not in caplog.text
     for second in range(30):
         it.second((800 + 4 * second) * MIB, 4 * MIB)
     for _ in range(20):
         it.second(920 * MIB, 0)
-    assert caplog.text.count("memory grows on GPU-0") == 2
-    assert caplog.text.count("grows no more") == 1
+    assert caplog.text.count("memory leak run=7-1 name=resnet device=GPU-0") == 2
+    assert caplog.text.count("leak ended") == 1
 
 
 def test_the_log_of_what_comes_and_goes_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
@@ -135,8 +135,8 @@ def test_the_log_of_what_comes_and_goes_is_bounded(caplog: pytest.LogCaptureFixt
     for number in range(3 * MAX_LOGGED_LEAKS):
         for found in (growth, None):
             outlook._report(f"GPU-{number % 2}", found, WHO)
-    assert caplog.text.count("memory grows on") == MAX_LOGGED_LEAKS
-    assert caplog.text.count("memory grows no more") == MAX_LOGGED_LEAKS
+    assert caplog.text.count("memory leak run=") == MAX_LOGGED_LEAKS
+    assert caplog.text.count("memory leak ended") == MAX_LOGGED_LEAKS
 
 
 def usage(memory: int, cgroup: CgroupMemory | None = None) -> HostUsage:

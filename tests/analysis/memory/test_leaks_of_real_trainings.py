@@ -117,6 +117,7 @@ def test_a_leak_is_foreseen(tmp_path: Path, daemon: Daemon, kind: str) -> None:
     assert median(ends) == pytest.approx(limit, rel=0.1)
     log = daemon.output()
     assert (
-        len(re.findall(r"WARNING run=\S+ name='\w+' memory grows on GPU-\S+: .* a minute, out of memory in", log)) == 1
+        len(re.findall(r"WARNING memory leak run=\S+ name=\w+ device=GPU-\S+ growth=.* a minute\" out_of_memory=", log))
+        == 1
     )
-    assert "grows no more" not in log  # the run has ended, and that is all
+    assert "leak ended" not in log  # the run has ended, and that is all

@@ -143,8 +143,8 @@ def test_neighbour_that_came_before_the_poll() -> None:
     assert run.verdict is not None
     assert run.verdict.cause == "neighbour"
     assert run.verdict.evidence == (
-        "The run needed 10.0 GiB beside 2.00 GiB and could have 2.00 GiB: python process 8 of bob (run 8-77, container "
-        "jupyter-bob) took 55.0 GiB of the device just before and holds 75.0 GiB."
+        "The run needed 10.0 GiB on top of 2.00 GiB, but only 2.00 GiB was left: python process 8 of bob (run 8-77, "
+        "container jupyter-bob) allocated 55.0 GiB on the device just before and now uses 75.0 GiB."
     )
 
 
@@ -152,11 +152,11 @@ def test_neighbour_that_came_after_the_poll(caplog: pytest.LogCaptureFixture) ->
     """A verdict is given again by the next poll, which sees the neighbour; log and receipt have the last one."""
     life = trained()
     life.fail()
-    assert "; verdict neighbour" not in caplog.text
+    assert " cause=neighbour " not in caplog.text
     run = life.poll(p7=5, p8=75)
     assert run.verdict is not None
     assert (run.verdict.cause, run.errors[0].verdict) == ("neighbour", run.verdict)
-    assert "by the next poll, verdict neighbour: The run needed 10.0 GiB" in caplog.text
+    assert 'diagnosis updated run=7-1 name=resnet cause=neighbour evidence="The run needed 10.0 GiB' in caplog.text
     verdict, run = run.verdict, life.poll(p7=5, p8=20)
     assert run.verdict == verdict  # it stands
 
@@ -198,7 +198,7 @@ def test_run_that_is_listed_by_another_pid(pid: int, peer: ProcessKey) -> None:
     run = unlisted(pid, peer)
     assert run.verdict is not None
     assert run.verdict.cause == "batch_too_large"
-    assert "while 20.0 GiB of 80.0 GiB were in use" in run.verdict.evidence
+    assert "did not fit: 20.0 GiB of 80.0 GiB were in use" in run.verdict.evidence
     assert not re.search("process|smaller model", f"{run.verdict.evidence} {run.verdict.next_step}")
     assert {window.others for window in run.memory_windows["GPU-0"]} == {None}
     assert run.headroom == {}
@@ -219,7 +219,7 @@ def test_run_that_is_no_longer_listed() -> None:
     verdict = life.poll(p8=75).verdict
     assert verdict is not None
     assert verdict.cause == "neighbour"
-    assert "could have 2.00 GiB" in verdict.evidence
+    assert "only 2.00 GiB was left" in verdict.evidence
 
 
 def test_run_that_was_gone_before_it_was_seen() -> None:
@@ -239,4 +239,4 @@ def test_room_is_no_less_than_what_is_in_use(caplog: pytest.LogCaptureFixture) -
     life.report(0, current=2, peak=2)
     life.poll(p7=3, p8=75)
     life.fail(current=20, peak=20, asked=70, steps=0)
-    assert "The run could have 20.0 GiB, as python process 8 of bob" in caplog.text
+    assert "Only 20.0 GiB was available to the run, because python process 8 of bob" in caplog.text

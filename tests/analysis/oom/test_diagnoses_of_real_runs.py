@@ -78,4 +78,4 @@ def test_verdicts(tmp_path: Path, daemon: Daemon) -> None:
     shown = re.findall(r"^ *verdict +([a-z ]+):", terminal, re.MULTILINE)
     assert sorted(shown) == sorted(name.replace("_", " ") for name in CASES.values())
     log = [line for line in daemon.output().splitlines() if "kind=device_oom" in line]
-    assert "; verdict phase_peak: " in log[0]  # further ones within a minute are counted only
+    assert " cause=phase_peak " in log[0]  # further ones within a minute are counted only

@@ -104,75 +104,78 @@ GROWING = Leak(2.0 * MIB, 200 * MIB)
             LARGE_BATCH,
             "batch_too_large",
             (
-                "61.0 MiB for shape [16000,1000] grows with the batch of 16000, and did not fit, while 11.9 MiB "
-                "of 256 MiB were in use between steps."
+                "61.0 MiB for shape [16000,1000] grows with the batch size (16000) and did not fit: 11.9 MiB of "
+                "256 MiB were in use between steps."
             ),
-            "Try a batch of 8000 or less; gradient accumulation keeps the effective one.",
+            "Try a batch size of 8000 or less; gradient accumulation keeps the effective batch size.",
         ),
         (
             LEAK,
             "leak",
             (
-                "Memory in use between steps had grown by 152 MiB over 60 steps to 214 MiB of 256 MiB "
-                "that the run can have: without that 7.60 MiB for shape [2000,1000] would have fitted."
+                "Memory in use between steps had grown by 152 MiB over 60 steps, to 214 MiB of the 256 MiB available "
+                "to the run. Without this growth 7.60 MiB for shape [2000,1000] would have fitted."
             ),
             (
-                "Look for what the program keeps from step to step: tensors in lists, losses not turned into "
-                "numbers, models made again and again."
+                "Find what the program keeps from step to step: tensors in lists, losses kept as tensors (use "
+                "`float(loss)`), models rebuilt every step."
             ),
         ),
         (
             PIECES,
             "fragmentation",
             (
-                "51.0 MiB for shape [51,262144] did not fit in one piece though 152 MiB of 256 MiB were "
-                "free in sum: 104 MiB was in use."
+                "51.0 MiB for shape [51,262144] did not fit in one piece, although 152 MiB of 256 MiB were free in "
+                "total; 104 MiB was in use."
             ),
-            "Start it with TF_GPU_ALLOCATOR=cuda_malloc_async, which does not need one piece.",
+            "Start the run with TF_GPU_ALLOCATOR=cuda_malloc_async: this allocator does not need one piece.",
         ),
         (
             VALIDATION,
             "phase_peak",
             (
-                "Validation asked for 153 MiB for shape [40000,1000], of 256 MiB that the run can have, "
-                "while training, 40 steps, peaked at 39.5 MiB."
+                "Validation requested 153 MiB for shape [40000,1000] with 256 MiB available to the run, while "
+                "training (40 steps) peaked at 39.5 MiB."
             ),
-            "Give validation a smaller batch of its own: validation_batch_size, or the batch size of its data set.",
+            "Use a smaller batch size for validation: validation_batch_size, or the batch size of its dataset.",
         ),
         (
             GIANT,
             "phase_peak",
             (
-                "One step was far larger than the others: it asked for 76.3 MiB for shape [20000,1000], of "
-                "256 MiB that the run can have, 302 MiB in all, where the 40 steps before had 27.5 MiB."
+                "One step was much larger than the others: it requested 76.3 MiB for shape [20000,1000] with "
+                "256 MiB available to the run, 302 MiB in total, while the 40 steps before had 27.5 MiB."
             ),
-            "Bound what one batch may hold: drop or cut outliers, pad to bounded lengths, or use buckets.",
+            "Limit the size of a batch: drop or cut outliers, pad to a maximum length, or use buckets.",
         ),
         (
             WEIGHTS,
             "too_big",
             (
-                "67.3 MiB for shape [4200,4200] for the model's weights did not fit beside 254 MiB in use of "
-                "256 MiB that the run can have."
+                "67.3 MiB for shape [4200,4200] for the model's weights did not fit: 254 MiB of the 256 MiB available "
+                "to the run were already in use."
             ),
-            "Use a smaller model, lower precision, an optimizer with less state or a GPU with more memory.",
+            "Use a smaller model, lower precision, an optimizer with less state, or a GPU with more memory.",
         ),
         (
             NEIGHBOUR,
             "neighbour",
             (
-                "The run needed 27.5 MiB beside 12.0 MiB and could have 13.0 MiB: python process 4711 of bob "
-                "took 100 MiB of the device in the 12s before and holds 200 MiB."
+                "The run needed 27.5 MiB on top of 12.0 MiB, but only 13.0 MiB was left: python process 4711 of bob "
+                "allocated 100 MiB on the device in the 12s before and now uses 200 MiB."
             ),
-            "Move one of the two to another GPU, or agree with python process 4711 of bob on who has this one.",
+            (
+                "Move one of the two to another GPU, or agree with the owner of python process 4711 of bob who uses "
+                "this one."
+            ),
         ),
         (
             PIPELINE,
             "host_input",
-            "The host, not the device, could not give 382 MiB for tf.data's own function.",
+            "The host (not the GPU) could not allocate 382 MiB for a tf.data function.",
             (
-                "Make shuffle buffers, caches and prefetching smaller or use fewer loader workers; in a "
-                "container give it a larger memory limit or --shm-size."
+                "Use smaller shuffle buffers, caches and prefetching, or fewer loader workers; in a container raise "
+                "the memory limit or --shm-size."
             ),
         ),
     ],
@@ -489,7 +492,7 @@ def test_room_by_device(known: FailureContext, name: str) -> None:
 def test_a_size_that_is_advised_is_the_next_step() -> None:
     """The advice on batch sizes and the verdict name the same size."""
     step = diagnose(replace(LARGE_BATCH, advised_batch_size=6144)).next_step
-    assert step == "Try a batch of 6144 or less; gradient accumulation keeps the effective one."
+    assert step == "Try a batch size of 6144 or less; gradient accumulation keeps the effective batch size."
 
 
 def test_what_many_steps_have_left_is_no_giant_step() -> None:
@@ -503,7 +506,7 @@ def test_growth_that_was_not_what_was_missing_is_told_beside() -> None:
     """A leak cuts memory into pieces too: who only sees to those dies of it a little later."""
     found = diagnose(changed(PIECES, leak=GROWING))
     assert found.cause == "fragmentation"
-    assert found.evidence == f"{diagnose(PIECES).evidence[:-1]}; memory in use grows too, at 120 MiB a minute."
+    assert found.evidence == f"{diagnose(PIECES).evidence[:-1]}; memory in use also grows, at 120 MiB a minute."
     leak = diagnose(changed(LEAK, leak=GROWING))
     assert leak.cause == "leak"
     assert "grows too" not in leak.evidence

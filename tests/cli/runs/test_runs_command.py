@@ -37,7 +37,9 @@ def kept() -> Iterator[RunRecord]:
     """Yield the records of finished runs."""
     for number, name in enumerate(("resnet", EVIL, WIDE, "a" * 119)):
         made = receipt(pid=4000 + number, name=name)
-        yield replace(made, began_timestamp_seconds=BEGAN + number, evidence=EVIL if name == EVIL else "it said: exit")
+        yield replace(
+            made, began_timestamp_seconds=BEGAN + number, evidence=EVIL if name == EVIL else "last message: exit"
+        )
     evil = receipt(pid=5000)
     error = replace(evil.errors_told[0], text=EVIL, exception=EVIL)
     yield replace(evil, framework=EVIL, user=EVIL, errors_told=(error,), errors={EVIL: 1})
@@ -131,7 +133,7 @@ def test_show_has_everything(daemon: Daemon) -> None:
     done = run("show", "4000", port=daemon.port)
     assert (done.returncode, done.stderr) == (0, "")
     said = dict(line.split(None, 1) for line in done.stdout.splitlines() if line and not line.startswith(" "))
-    assert said["state"] == "failed (it said: exit)"
+    assert said["state"] == "failed (last message: exit)"
     assert said["duration"] == "2h13m"
     assert said["job"] == "slurm-17 rank 1 of 4"
     assert said["user"] == "alice (uid 1000)"
@@ -214,7 +216,7 @@ def test_memory_chart_in_a_pipe(daemon: Daemon, env: dict[str, str], bar: str) -
     assert sum(bar * 5 in line for line in lines) >= 4
     assert not [character for character in shown if not character.isprintable() and character != "\n"]
     assert max(map(cells, lines)) <= COLUMNS
-    assert "out of device memory: 4.00 GiB wanted" in shown
+    assert "out of device memory: 4.00 GiB requested" in shown
     assert shown.isascii() or bar != "#"
 
 

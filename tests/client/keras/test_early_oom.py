@@ -49,7 +49,7 @@ def test_a_model_that_is_too_big_to_make_is_told(tmp_path: Path) -> None:
         assert "no such folder" in run(WRONG, daemon, uuid).stderr
         done = run(TOO_BIG, daemon, uuid)
         assert "gpuwarden" not in done.stderr  # nothing of ours stands in the traceback, or under it
-        until(lambda: "name='too-big' ended: failed" in daemon.output(), "the run's end")
+        until(lambda: "name=too-big outcome=out_of_memory" in daemon.output(), "the run's end")
         (line,) = [line for line in daemon.output().splitlines() if "kind=device_oom" in line]
-        assert "verdict too_big: 64.0 MiB for shape [4096,4096] for the model's weights did not fit" in line
-        assert daemon.output().count("name='too-big'") == 3  # it reports, its error, its end
+        assert "cause=too_big evidence=\"64.0 MiB for shape [4096,4096] for the model's weights did not fit" in line
+        assert daemon.output().count("name=too-big") == 3  # its connection, its error, its end

@@ -167,21 +167,21 @@ def list_usual_sizes(most: int) -> list[int]:
 
 
 def _sentence(cost: BatchCost, present: int, advised: int, capacity: float, *, too_large: bool, bounded: bool) -> str:
-    needs = f"{format_bytes(cost.peak(advised))} of the {format_bytes(capacity)} that the run can have"
+    needs = f"{format_bytes(cost.peak(advised))} of the {format_bytes(capacity)} available to the run"
     if too_large:
-        said = f"batches of {present} are too large; {advised} should fit, with {needs}"
+        text = f"batch size {present} is too large; {advised} should fit, using {needs}"
     elif advised > present:
-        more = ", perhaps more" if bounded else ""
-        said = f"batches of {advised} should fit{more} instead of {present}, with {needs}"
+        more = ", perhaps more," if bounded else ""
+        text = f"batch size {advised}{more} should fit instead of {present}, using {needs}"
     elif advised < present:
-        said = f"batches of {present} fit with little room; {advised} would leave some, with {needs}"
+        text = f"batch size {present} fits with little headroom; {advised} would leave some, using {needs}"
     else:
-        said = f"batches of {present} are about as large as fits, with {needs}"
-    return f"{said}; {_grounds(cost)}"
+        text = f"batch size {present} is about the largest that fits, using {needs}"
+    return f"{text}; {_grounds(cost)}"
 
 
 def _grounds(cost: BatchCost) -> str:
     if cost.sizes == 1:
-        return f"a guess from one size: an example takes {format_bytes(cost.per_example)} at most"
-    off = f", at most {format_bytes(cost.residual)} off" if cost.sizes > 2 else ""  # noqa: PLR2004 - a line meets two points
-    return f"from {cost.sizes} sizes{off}: {format_bytes(cost.per_example)} an example"
+        return f"estimated from one size: at most {format_bytes(cost.per_example)} per example"
+    off = f" (error at most {format_bytes(cost.residual)})" if cost.sizes > 2 else ""  # noqa: PLR2004 - a line meets two points
+    return f"estimated from {cost.sizes} sizes{off}: {format_bytes(cost.per_example)} per example"

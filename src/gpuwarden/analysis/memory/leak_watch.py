@@ -1,4 +1,4 @@
-"""Watch over the leaks of a run, on GPUs and on the host, with a log line when one begins and one when it ends."""
+"""Leaks of a run, on its GPUs and on the host; logs when a leak starts and when it ends."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from gpuwarden.analysis.memory.downsampling import Downsampled
 from gpuwarden.analysis.memory.leak_detector import Leak, LeakDetector
 from gpuwarden.analysis.memory.memory_history import MemoryHistory, MemoryWindow, window_from_sample
-from gpuwarden.formatting import format_bytes, format_forecast, format_growth
+from gpuwarden.formatting import format_bytes, format_fields, format_forecast, format_growth
 from gpuwarden.host.process_tree import HostUsage, PresentProcesses
 from gpuwarden.protocol.messages import DeviceMemory
 
 log = logging.getLogger(__name__)
 
 MAX_LOGGED_LEAKS = 20  # of a run, in the log
-HOST = "the host"
+HOST = "host"
 URGENT_SECONDS = 120.0  # at the rate from sample to sample, until the host has no memory left
 
 
@@ -100,16 +100,18 @@ class LeakWatch:
     def _report(self, where: str, leak: Leak | None, who: tuple[str, str]) -> None:
         place = self._places[where]
         before, place.reported = place.reported, leak
+        fields = {"run": who[0], "name": who[1], "device": where}
         if leak is not None and before is None:
             self._out_of_memory = False
             place.logged = self._lines < MAX_LOGGED_LEAKS
             if place.logged:
                 self._lines += 1
-                log.warning("run=%s name=%r memory grows on %s: %s", *who, where, _line(leak))
+                left = leak.left
+                forecast = format_forecast(left.seconds, left.lower, left.upper) if left else None
+                growth = format_growth(leak.bytes_per_second)
+                log.warning("memory leak %s", format_fields(**fields, growth=growth, out_of_memory=forecast))
         elif before is not None and leak is None and place.logged and not self._out_of_memory:
-            log.info(
-                "run=%s name=%r memory grows no more on %s: it grew by %s", *who, where, format_bytes(before.grown)
-            )
+            log.info("memory leak ended %s", format_fields(**fields, grown=format_bytes(before.grown)))
 
 
 def _host_limit(present: PresentProcesses, available: float | None) -> float | None:
@@ -118,10 +120,3 @@ def _host_limit(present: PresentProcesses, available: float | None) -> float | N
     if cgroup is not None:
         left.append(max(cgroup.limit - cgroup.used, 0))
     return present.memory + min(left) if left else None
-
-
-def _line(leak: Leak) -> str:
-    """Return it in words: `12.3 MiB a minute, out of memory in about 14m10s (11m20s to 20m05s)`."""
-    left = leak.left
-    end = "" if left is None else f", out of memory {format_forecast(left.seconds, left.lower, left.upper)}"
-    return f"{format_growth(leak.bytes_per_second)}{end}"

@@ -9,7 +9,7 @@ from gpuwarden.analysis.oom.context import FailureContext
 from gpuwarden.formatting import format_bytes
 
 MAX_KERNEL_SIDE = 11  # of a convolution's weights
-MAX_WEIGHTS_TIMES = 2  # beyond which a request for a whole program holds more than gradients
+MAX_WEIGHTS_TIMES = 2  # above this a request for a whole program contains more than gradients
 
 _ACTIVATION = re.compile(
     r"(?:^|[/_])(?:Relu|Elu|Gelu|Selu|Softmax|Sigmoid|Tanh|BiasAdd|MaxPool|AvgPool|Dropout|FusedBatchNorm)\w*$"
@@ -21,14 +21,14 @@ _OPTIMIZER = re.compile(
 
 
 def find_weights_sign(failure: FailureContext) -> str | None:
-    """Return how it is known that the allocation belongs to the model and not to a batch; None where it is not."""
+    """Return the sign that the allocation belongs to the model, not to a batch; None without one."""
     error, shape = failure.error, failure.shape
     if error.stage == "weights":
         return "for the model's weights"
     if error.stage == "optimizer" or (failure.allocation and _OPTIMIZER.match(failure.allocation.op or "")):
-        return "for the optimizer's work"
+        return "for the optimizer"
     if error.like_weight:
-        return "with the shape of one of its weights"
+        return "with the shape of a weight"
     if error.phase == "idle" and not error.steps and error.stage is None:
         return "before any training"
     is_unknown = find_shape_batch(failure) is None and error.like_weight is None
@@ -38,9 +38,9 @@ def find_weights_sign(failure: FailureContext) -> str | None:
 
 
 def find_batch_sign(failure: FailureContext) -> str | None:
-    """Return the surest sign that the allocation grows with the batch; None where there is none.
+    """Return the strongest sign that the allocation grows with the batch; None without one.
 
-    There is none where the stage or the phase says that it was for something else.
+    None also if the stage or the phase shows that it was for something else.
     """
     stage = failure.error.stage
     if stage in ("weights", "optimizer", "input") or (stage is None and failure.error.phase == "idle"):
@@ -52,28 +52,27 @@ def _batch_signs(failure: FailureContext) -> Iterator[str]:
     error, shape, requested, base = failure.error, failure.shape, failure.requested, failure.base
     peak = failure.training_peak
     if failure.fit_steps and not failure.is_outsized and peak is not None:
-        yield f"came in a step like {failure.fit_steps} before it, which had only just fitted with {format_bytes(peak)}"
+        yield f"came in a step like the {failure.fit_steps} before, which barely fitted with {format_bytes(peak)},"
     if batch := find_shape_batch(failure):
-        yield f"grows with the batch of {batch}"
-    if error.like_weight:  # a gradient was the last straw, of a step whose activations took the room
-        yield "came on top of what the batch had taken"
+        yield f"grows with the batch size ({batch})"
+    if error.like_weight:  # a gradient, in a step whose activations used most of the memory
+        yield "came on top of the batch's activations"
     if error.like_weight is False and len(shape) > 1:
-        yield "has a shape that no weight has, so that it grows with the batch"
+        yield "has a shape that no weight has, so it grows with the batch,"
     if len(shape) > 3 and not _is_like_kernel(shape):  # noqa: PLR2004 - examples, two sides, channels
         yield "has the shape of a batch of images"
     if error.stage in ("forward", "backward"):
-        yield f"was asked for in the {error.stage} pass"
+        yield f"was requested in the {error.stage} pass"
     if failure.allocation and _ACTIVATION.search(failure.allocation.op or ""):
-        yield "is a layer's output, which grows with the batch"
+        yield "is a layer's output, which grows with the batch,"
     if requested is not None and error.weights and requested > MAX_WEIGHTS_TIMES * error.weights:
         yield (
-            f"is more than {MAX_WEIGHTS_TIMES} times all weights ({format_bytes(error.weights)}), so that it grows "
-            "with the "
-            "batch"
+            f"is more than {MAX_WEIGHTS_TIMES} times all weights ({format_bytes(error.weights)}), so it grows with the "
+            "batch,"
         )
-    # Of XLA's programs with nothing in use before, the first may be the one that makes the weights.
+    # The first XLA program, with nothing in use before, may be the one that makes the weights.
     if requested is not None and base is not None and requested > base and (base or shape) and not failure.is_eager:
-        yield f"is more than all that was in use between steps ({format_bytes(base)}), so that it grows with the batch"
+        yield f"is more than all memory in use between steps ({format_bytes(base)}), so it grows with the batch,"
 
 
 def find_shape_batch(failure: FailureContext) -> int | None:

@@ -1,4 +1,4 @@
-"""Rules for failures that co-tenants caused: they have just taken what was missing, or have held it all along."""
+"""Rules for failures caused by co-tenants, which allocated the missing memory recently or long before."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpuwarden.formatting import format_bytes, format_elapsed
 
 
 def find_co_tenant_growth(failure: FailureContext) -> Finding | None:
-    """Find co-tenants that have taken what was missing since the run could last allocate it."""
+    """Find co-tenants that allocated the missing memory since the run could last have had it."""
     need, base, room = failure.needed, failure.base, failure.room
     if need is None or base is None or room is None or not failure.grown_co_tenants or failure.is_limited:
         return None
@@ -21,15 +21,15 @@ def find_co_tenant_growth(failure: FailureContext) -> Finding | None:
     who = f"{worst.name}{format_others(len(failure.grown_co_tenants))}"
     when = f"in the {format_elapsed(worst.seconds)} before" if worst.seconds >= 1 else "just before"
     return Finding(
-        f"The run needed {format_bytes(need)} beside {format_bytes(base)} and could have "
-        f"{format_bytes(max(room - base, 0))}: {who} took {format_bytes(grown)} of the device {when} and holds "
-        f"{format_bytes(worst.held)}.",
-        f"Move one of the two to another GPU, or agree with {worst.name} on who has this one.",
+        f"The run needed {format_bytes(need)} on top of {format_bytes(base)}, but only "
+        f"{format_bytes(max(room - base, 0))} was left: {who} allocated {format_bytes(grown)} on the device {when} and "
+        f"now uses {format_bytes(worst.held)}.",
+        f"Move one of the two to another GPU, or agree with the owner of {worst.name} who uses this one.",
     )
 
 
 def find_occupied_device(failure: FailureContext) -> Finding | None:
-    """Find co-tenants that held what was missing before the run needed it, where it would fit without them."""
+    """Find co-tenants that had the missing memory before the run needed it, if the run would fit without them."""
     base, room = failure.base, failure.room
     if base is None or room is None or not failure.co_tenants or failure.is_limited:
         return None
@@ -43,36 +43,36 @@ def find_occupied_device(failure: FailureContext) -> Finding | None:
     worst = max(failure.co_tenants, key=lambda each: each.held)
     who = f"{worst.name}{format_others(len(failure.co_tenants))}"
     return Finding(
-        f"The run could have {format_bytes(room)}, as {who} has held {format_bytes(held)} of the device for "
-        f"{format_elapsed(worst.seconds)}: {why} beside {format_bytes(base)}.",
-        f"Use a GPU that is free, or agree with {worst.name} on who has this one; else lower the batch size.",
+        f"Only {format_bytes(room)} was available to the run, because {who} has used {format_bytes(held)} of the "
+        f"device for {format_elapsed(worst.seconds)}: {why}.",
+        f"Use a free GPU, or agree with the owner of {worst.name} who uses this one; otherwise lower the batch size.",
     )
 
 
 def _fits_without(failure: FailureContext, wanted: float, room: float, held: float) -> str | None:
-    """Say that the run would have had what it wanted without what co-tenants hold, where that is too much; else None.
+    """Return a clause that the run would fit without its co-tenants; None if they are not the cause.
 
-    A step that failed half-way needed more than is known of it, and one larger than the others might be bounded: then
-    co-tenants are to blame where they have most of the device.
+    A step that failed half-way needed more than is known, and one larger than the others could be made smaller: then
+    co-tenants are the cause only if they have most of the device.
     """
     if wanted > room + held or held < wanted - room:
         return None
     if held < room and (wanted <= room or _outgrew_training(failure)):
         return None
-    return f"without that {format_request(failure)} would fit"
+    return f"without that {format_request(failure)} would fit next to {format_bytes(failure.base or 0)}"
 
 
 def _outgrew_training(failure: FailureContext) -> bool:
-    """Return True where training steps succeeded, and what failed is another phase or a larger step."""
+    """Return True if training steps succeeded, and another phase or a larger step failed."""
     return failure.is_outsized if failure.error.phase == "train" else bool(failure.error.steps)
 
 
 def _leaves_no_room(failure: FailureContext, base: float, room: float, held: float) -> str | None:
-    """Say that co-tenants, who have most of the device, left the run next to nothing beside what it had; else None.
+    """Return a clause that co-tenants, which have most of the device, left almost nothing for the run; else None.
 
-    For messages that do not say how much was asked for, as those of the libraries below a framework.
+    For messages without the requested size, such as those of libraries below a framework.
     """
     left_little = base >= FULL_RATIO * room or (failure.size is not None and room < SLACK_RATIO * failure.size)
     if held < room or not left_little:
         return None
-    return "with that not even what libraries take for themselves fits"
+    return f"next to {format_bytes(base)} not even the libraries' own buffers fit"

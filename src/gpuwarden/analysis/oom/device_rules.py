@@ -15,14 +15,14 @@ from gpuwarden.analysis.oom.diagnosis_wording import (
 from gpuwarden.formatting import format_bytes, format_growth
 from gpuwarden.protocol.messages import Phase
 
-# Free memory in sum from which on fragmentation is the cause of a failed step as large as none before: it may have
-# needed more than the allocation that failed.
+# Ratio of total free memory from which fragmentation is the cause of a failed step that is larger than all before: it
+# may have needed more than the allocation that failed.
 NEW_STEP_SLACK_RATIO = 0.2
 _PHASES: dict[Phase, str] = {"train": "training", "test": "validation", "predict": "prediction", "idle": "no phase"}
 
 
 def find_leak(failure: FailureContext) -> Finding | None:
-    """Find memory that kept growing between steps, without which the step would have fitted."""
+    """Find memory that kept growing between steps, if the step would have fitted without the growth."""
     base, room = failure.base, failure.room_or_size
     if base is None or room is None or failure.is_larger_batch:
         return None
@@ -32,16 +32,15 @@ def find_leak(failure: FailureContext) -> Finding | None:
     leak = failure.leak
     how = f"at {format_growth(leak.bytes_per_second)}" if leak else f"over {failure.steady_rise.steps} steps"
     return Finding(
-        f"Memory in use between steps had grown by {format_bytes(grown)} {how} to {format_bytes(base)} of "
-        f"{format_bytes(room)} that the "
-        f"run can have: without that {format_request(failure)} would have fitted.",
-        "Look for what the program keeps from step to step: tensors in lists, losses not turned into numbers, models "
-        "made again and again.",
+        f"Memory in use between steps had grown by {format_bytes(grown)} {how}, to {format_bytes(base)} of the "
+        f"{format_bytes(room)} available to the run. Without this growth {format_request(failure)} would have fitted.",
+        "Find what the program keeps from step to step: tensors in lists, losses kept as tensors (use `float(loss)`), "
+        "models rebuilt every step.",
     )
 
 
 def find_fragmentation(failure: FailureContext) -> Finding | None:
-    """Find as much free memory in sum as was asked for, in use by enough to cut it up."""
+    """Find enough free memory in total for the request, with enough in use to split it."""
     requested, room, after = failure.requested, failure.room, failure.after
     if requested is None or after is None:
         return None
@@ -53,9 +52,9 @@ def find_fragmentation(failure: FailureContext) -> Finding | None:
     is_usual_step = failure.error.phase == "train" and failure.fit_steps > 0 and not failure.is_outsized
     usual = failure.usual_step if is_usual_step else None
     if usual is not None and not failure.is_eager and not failure.peak_rose:
-        whole = after.current + usual  # what such a step had in use at its peak, the failed allocation with it
+        whole = after.current + usual  # in use at the peak of such a step, including the failed allocation
         in_use = min(in_use, max(whole - requested, after.current) if whole < (1 - SLACK_RATIO) * room else whole)
-    # With next to nothing in use nothing is cut up, unless the pool itself has grown in pieces.
+    # With almost nothing in use no memory is split, unless the pool itself has grown in pieces.
     if in_use < SLACK_RATIO * room and (failure.free is None or failure.free >= requested):
         return None
     left = room - in_use
@@ -63,11 +62,10 @@ def find_fragmentation(failure: FailureContext) -> Finding | None:
     enough = max(requested, SLACK_RATIO * room) if is_known else max(2 * requested, NEW_STEP_SLACK_RATIO * room)
     if left < enough:
         return None
-    certainty = "was in use" if failure.is_eager else "was in use at most, or about so"
+    used = f"{'' if failure.is_eager else 'about '}{format_bytes(in_use)}{'' if failure.is_eager else ' at most'}"
     return Finding(
-        f"{capitalize(format_request(failure))} did not fit in one piece though {format_bytes(left)} of "
-        f"{format_bytes(room)} "
-        f"were free in sum: {format_bytes(in_use)} {certainty}.",
+        f"{capitalize(format_request(failure))} did not fit in one piece, although {format_bytes(left)} of "
+        f"{format_bytes(room)} were free in total; {used} was in use.",
         suggest_allocator(failure),
     )
 
@@ -75,7 +73,7 @@ def find_fragmentation(failure: FailureContext) -> Finding | None:
 def _torch_fragmentation(failure: FailureContext, requested: int, idle: int, room: float) -> Finding | None:
     if idle < requested or idle < SLACK_RATIO * room:
         return None
-    how = f"torch held {format_bytes(idle)} that were in no tensor, in pieces that were all smaller"
+    how = f"torch had {format_bytes(idle)} reserved and unused, all in smaller pieces"
     return Finding(
         f"{capitalize(format_request(failure))} did not fit in one piece: {how}.", suggest_allocator(failure)
     )
@@ -88,33 +86,33 @@ def find_phase_peak(failure: FailureContext) -> Finding | None:
     is_outsized = failure.error.phase == "train" and failure.is_outsized
     if not is_outsized or failure.had_room or _is_trying_batch_sizes(failure):
         return None
-    before = f"where the {failure.fit_steps} steps before had"
+    before = f"while the {failure.fit_steps} steps before had"
     if failure.is_larger_batch:
-        what = f"for a batch of {failure.error.batch_size}, {before} {failure.largest_batch_before} at most"
+        what = f"for a batch size of {failure.error.batch_size}, {before} at most {failure.largest_batch_before}"
     elif failure.usual_step is None:
-        what = f"{before} batches of {failure.batch_size}"
+        what = f"{before} a batch size of {failure.batch_size}"
     else:
-        what = f"{format_bytes(failure.reached or 0)} in all, {before} {format_bytes(failure.usual_step)}"
+        what = f"{format_bytes(failure.reached or 0)} in total, {before} {format_bytes(failure.usual_step)}"
     return Finding(
-        f"One step was far larger than the others: it asked for {format_request(failure)}{format_room(failure)}, "
+        f"One step was much larger than the others: it requested {format_request(failure)}{format_room(failure)}, "
         f"{what}.",
-        "Bound what one batch may hold: drop or cut outliers, pad to bounded lengths, or use buckets.",
+        "Limit the size of a batch: drop or cut outliers, pad to a maximum length, or use buckets.",
     )
 
 
 def _larger_phase(failure: FailureContext) -> Finding:
     phase, peak = failure.error.phase, failure.training_peak
-    peaked = f"peaked at {format_bytes(peak)}" if peak is not None else "went well"
-    setting = ": validation_batch_size, or the batch size of its data set" if phase == "test" else ""
+    peaked = f"peaked at {format_bytes(peak)}" if peak is not None else "had enough"
+    setting = ": validation_batch_size, or the batch size of its dataset" if phase == "test" else ""
     return Finding(
-        f"{_PHASES[phase].capitalize()} asked for {format_request(failure)}{format_room(failure)}, while training, "
-        f"{failure.error.steps} steps, {peaked}.",
-        f"Give {_PHASES[phase]} a smaller batch of its own{setting}.",
+        f"{_PHASES[phase].capitalize()} requested {format_request(failure)}{format_room(failure)}, while training "
+        f"({failure.error.steps} steps) {peaked}.",
+        f"Use a smaller batch size for {_PHASES[phase]}{setting}.",
     )
 
 
 def _is_trying_batch_sizes(failure: FailureContext) -> bool:
-    """Return True where batch sizes rose and rose: somebody, or `find_batch_size`, tries which one fits."""
+    """Return True if batch sizes only rose: the user, or `find_batch_size`, searches for one that fits."""
     sizes = [each.batch_size for each in failure.windows if each.batch_size]
     changes = [after > before for before, after in pairwise(sizes) if after != before]
     return len(changes) > 1 and all(changes)

@@ -22,15 +22,15 @@ RULES: tuple[Rule, ...] = (
         "host_oom",
         "A host allocation failed, and the message or traceback names the input pipeline: a tf.data function, a "
         "PyTorch loader worker, pinned or shared memory, a NumPy array.",
-        "The host, not the device, could not give 382 MiB for tf.data's own function.",
+        "The host (not the GPU) could not allocate 382 MiB for a tf.data function.",
         find_host_input,
     ),
     Rule(
         "leak",
         "host_oom",
         "A host allocation failed, and the memory of the run's processes had grown significantly before.",
-        "The host memory of the run's processes had grown by 12.1 GiB, at 190 MiB a minute, before the host could "
-        "not give 64.0 MiB.",
+        "The host memory of the run's processes had grown by 12.1 GiB at 190 MiB a minute; then the host could not "
+        "allocate 64.0 MiB.",
         find_host_leak,
     ),
     Rule(
@@ -38,8 +38,8 @@ RULES: tuple[Rule, ...] = (
         "device_oom",
         "Since the run last had enough memory, co-tenants allocated at least what was missing, and more than the run "
         "itself grew by. No limit of the run's own was reached first.",
-        "The run needed 9.50 GiB beside 4.10 GiB and could have 2.20 GiB: python process 4711 of bob took 31.0 GiB "
-        "of the device in the 12s before and holds 31.0 GiB.",
+        "The run needed 9.50 GiB on top of 4.10 GiB, but only 2.20 GiB was left: python process 4711 of bob allocated "
+        "31.0 GiB on the device in the 12s before and now uses 31.0 GiB.",
         find_co_tenant_growth,
     ),
     Rule(
@@ -47,8 +47,8 @@ RULES: tuple[Rule, ...] = (
         "device_oom",
         "Memory in use between steps kept growing, and without that growth the step would have fitted. The growth "
         "is significant, or steady and as large as what was missing.",
-        "Memory in use between steps had grown by 8.20 GiB over 5120 steps to 9.90 GiB of 11.0 GiB that the run can "
-        "have: without that 512 MiB would have fitted.",
+        "Memory in use between steps had grown by 8.20 GiB over 5120 steps, to 9.90 GiB of the 10.0 GiB available to "
+        "the run. Without this growth 512 MiB would have fitted.",
         find_leak,
     ),
     Rule(
@@ -57,7 +57,7 @@ RULES: tuple[Rule, ...] = (
         "The request was smaller than the total free memory, and enough was in use to split that. What was in use is "
         "exact for a single operation and in PyTorch; for a compiled step the allocator's peak bounds it. For a step "
         "larger than all before, twice the request and a fifth of all memory must have been free.",
-        "100 MiB for shape [100,262144] did not fit in one piece though 288 MiB of 512 MiB were free in sum: "
+        "100 MiB for shape [100,262144] did not fit in one piece, although 288 MiB of 512 MiB were free in total; "
         "224 MiB was in use.",
         find_fragmentation,
     ),
@@ -67,8 +67,8 @@ RULES: tuple[Rule, ...] = (
         "Co-tenants allocated what was missing before the run needed it, or they have most of the device. Alone, "
         "the run would have had enough, and no limit of its own was reached first. If the message has no size, they "
         "have most of the device and left almost nothing.",
-        "The run could have 2.20 GiB, as python process 4711 of bob has held 21.0 GiB of the device for 2h 10min: "
-        "without that 9.50 GiB would fit beside 1.10 GiB.",
+        "Only 2.20 GiB was available to the run, because python process 4711 of bob has used 21.0 GiB of the device "
+        "for 2h10m: without that 9.50 GiB would fit next to 1.10 GiB.",
         find_occupied_device,
     ),
     Rule(
@@ -76,8 +76,8 @@ RULES: tuple[Rule, ...] = (
         "device_oom",
         "Training steps fitted, but validation, prediction, or one training step larger than all before it in the "
         "same fit did not.",
-        "Validation asked for 153 MiB for shape [40000,1000], of 256 MiB that the run can have, while training, 20 "
-        "steps, peaked at 35.7 MiB.",
+        "Validation requested 153 MiB for shape [40000,1000] with 256 MiB available to the run, while training (20 "
+        "steps) peaked at 35.7 MiB.",
         find_phase_peak,
     ),
     Rule(
@@ -85,8 +85,8 @@ RULES: tuple[Rule, ...] = (
         "device_oom",
         "Weights or optimizer state did not fit or fill nine tenths of the available memory, or one tensor is larger "
         "than the device, or a single example does not fit.",
-        "67.3 MiB for shape [4200,4200] for the model's weights did not fit beside 202 MiB in use of 256 MiB that "
-        "the run can have.",
+        "67.3 MiB for shape [4200,4200] for the model's weights did not fit: 202 MiB of the 256 MiB available to the "
+        "run were already in use.",
         find_too_big,
     ),
     Rule(
@@ -94,15 +94,15 @@ RULES: tuple[Rule, ...] = (
         "device_oom",
         "The failed allocation grows with the batch: its first dimension is the batch size or a multiple, no weight "
         "has its shape, it was requested in the forward or backward pass, or it is larger than all weights.",
-        "61.0 MiB for shape [16000,1000] grows with the batch of 16000, and did not fit, while 11.9 MiB of 256 MiB "
-        "were in use between steps.",
+        "61.0 MiB for shape [16000,1000] grows with the batch size (16000) and did not fit: 11.9 MiB of 256 MiB were "
+        "in use between steps.",
         find_batch_too_large,
     ),
 )
 
 
 def diagnose(failure: FailureContext) -> Diagnosis:
-    """Return the cause by the first rule that holds, else "unknown" with what was looked for."""
+    """Return the cause by the first rule that holds, else "unknown" with what was checked."""
     for rule in RULES:
         if rule.kind == failure.error.kind and (found := rule.find(failure)):
             return _add_leak(Diagnosis(rule.cause, found.evidence, found.next_step), failure)
@@ -115,8 +115,8 @@ def diagnose(failure: FailureContext) -> Diagnosis:
 
 
 def _add_leak(diagnosis: Diagnosis, failure: FailureContext) -> Diagnosis:
-    """Add a leak that is reported: it was not what was missing this time, and will be once the rest is mended."""
+    """Add a reported leak: it was not the cause this time, and will be the next one."""
     if failure.leak is None or failure.error.kind != "device_oom" or diagnosis.cause == "leak":
         return diagnosis
-    growing = f"memory in use grows too, at {format_growth(failure.leak.bytes_per_second)}"
+    growing = f"memory in use also grows, at {format_growth(failure.leak.bytes_per_second)}"
     return replace(diagnosis, evidence=f"{diagnosis.evidence[:-1]}; {growing}.")

@@ -32,28 +32,28 @@ def format_requested_size(failure: FailureContext) -> str:
 
 
 def format_room(failure: FailureContext) -> str:
-    """Return a clause with what the run can have: `, of 256 MiB that the run can have`; empty where unknown."""
-    return "" if failure.room is None else f", of {format_bytes(failure.room)} that the run can have"
+    """Return a clause with the memory available to the run: ` with 256 MiB available to the run`; empty if unknown."""
+    return "" if failure.room is None else f" with {format_bytes(failure.room)} available to the run"
 
 
 def format_others(count: int) -> str:
-    """Return a phrase that counts what stands behind the first one: `, and 2 more`; empty for one."""
-    return f", and {count - 1} more" if count > 1 else ""
+    """Return a phrase that counts all but the first: ` and 2 more`; empty for one."""
+    return f" and {count - 1} more" if count > 1 else ""
 
 
 def format_host_growth(leak: Leak) -> str:
     """Return a clause about the growth of the host memory of a run's processes."""
-    how = f"{format_bytes(leak.grown)}, at {format_growth(leak.bytes_per_second)}"
+    how = f"{format_bytes(leak.grown)} at {format_growth(leak.bytes_per_second)}"
     return f"the host memory of the run's processes had grown by {how}"
 
 
 def suggest_smaller_batch(failure: FailureContext) -> str:
-    """Return the step to a batch size that should fit."""
-    keeps = "gradient accumulation keeps the effective one"
+    """Return the next step: a batch size that should fit."""
+    keeps = "gradient accumulation keeps the effective batch size"
     batch = failure.batch_size
     if not batch or batch < 2:  # noqa: PLR2004 - one example is the least
         return f"Halve the batch size; {keeps}."
-    return f"Try a batch of {failure.advised_batch_size or _likely_batch_size(failure, batch)} or less; {keeps}."
+    return f"Try a batch size of {failure.advised_batch_size or _likely_batch_size(failure, batch)} or less; {keeps}."
 
 
 def _likely_batch_size(failure: FailureContext, batch: int) -> int:
@@ -72,9 +72,9 @@ def _likely_batch_size(failure: FailureContext, batch: int) -> int:
 
 
 def suggest_allocator(failure: FailureContext) -> str:
-    """Return the step against fragmentation: an allocator that needs no single piece, where the framework has one."""
+    """Return the next step for fragmentation: an allocator that needs no single piece, if the framework has one."""
     setting = next((each for name, each in ALLOCATOR_SETTINGS.items() if failure.framework.startswith(name)), None)
     allocator = failure.allocation.allocator if failure.allocation else None
     if setting is None or "async" in (allocator or ""):
-        return "Allocate the large tensors first, and free what is not needed any more before them."
-    return f"Start it with {setting}, which does not need one piece."
+        return "Allocate the large tensors first, and free unused ones before that."
+    return f"Start the run with {setting}: this allocator does not need one piece."

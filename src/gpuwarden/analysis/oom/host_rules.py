@@ -14,28 +14,28 @@ from gpuwarden.analysis.oom.diagnosis_wording import (
 )
 from gpuwarden.formatting import format_bytes
 
-# Parts of the input pipeline, by what the error's text says of them.
+# Parts of the input pipeline, by patterns in the error message.
 _INPUT_PATTERNS = (
-    (r"passed to \w+(?::\d+)? transformation", "tf.data's own function"),
-    (r"DataLoader worker|torch_shm|/torch_\d|shared memory", "a worker of torch's loader"),
+    (r"passed to \w+(?::\d+)? transformation", "a tf.data function"),
+    (r"DataLoader worker|torch_shm|/torch_\d|shared memory", "a PyTorch loader worker"),
     (r"pin(ned)?[_ ]memory|pinned host memory|cudaHostAlloc|cuMemHostAlloc|host_bfc", "pinned memory for copies"),
-    (r"Unable to allocate .{1,40} for an array", "an array of NumPy's"),
+    (r"Unable to allocate .{1,40} for an array", "a NumPy array"),
 )
 
 
 def find_host_input(failure: FailureContext) -> Finding | None:
-    """Find a part of the input pipeline in the error's text, or in its stage."""
+    """Find a part of the input pipeline in the error message, or in its stage."""
     error = failure.error
     part = next((words for regex, words in _INPUT_PATTERNS if re.search(regex, error.text, re.IGNORECASE)), None)
     if part is None and error.stage == "input":
         part = "the input pipeline"
     if part is None:
         return None
-    held = "" if failure.host_memory is None else f" while its processes held {format_bytes(failure.host_memory)}"
+    used = f"; the run's processes used {format_bytes(failure.host_memory)}" if failure.host_memory is not None else ""
     return Finding(
-        f"The host, not the device, could not give {format_requested_size(failure)} for {part}{held}.",
-        "Make shuffle buffers, caches and prefetching smaller or use fewer loader workers; in a container give it a "
-        "larger memory limit or --shm-size.",
+        f"The host (not the GPU) could not allocate {format_requested_size(failure)} for {part}{used}.",
+        "Use smaller shuffle buffers, caches and prefetching, or fewer loader workers; in a container raise the memory "
+        "limit or --shm-size.",
     )
 
 
@@ -45,15 +45,15 @@ def find_host_leak(failure: FailureContext) -> Finding | None:
     if leak is None:
         return None
     return Finding(
-        f"{capitalize(format_host_growth(leak))}, before the host could not give {format_requested_size(failure)}.",
-        "Look for what the program keeps from step to step: lists of results or losses, caches without a bound.",
+        f"{capitalize(format_host_growth(leak))}; then the host could not allocate {format_requested_size(failure)}.",
+        "Find what the program keeps from step to step: lists of results or losses, unbounded caches.",
     )
 
 
 def describe_unknown_host_cause(failure: FailureContext) -> Finding:
-    """Return what was looked for in vain."""
+    """Return the causes that were checked without result."""
     return Finding(
-        f"{capitalize(format_request(failure))} could not be had on the host, and none of this was found: the "
-        "input pipeline in the text, growth of the run's host memory.",
-        "Compare the run's host memory with its limit over its life, and look at what else the host ran.",
+        f"{capitalize(format_request(failure))} could not be allocated on the host. Checked without result: the input "
+        "pipeline in the message, growth of the run's host memory.",
+        "Compare the run's host memory with its limit over time, and check what else ran on the host.",
     )

@@ -1,4 +1,4 @@
-"""Rules for failures by what the memory was for: a model or an example too big, and a batch too large."""
+"""Rules for failures by what the memory was for: model or example too big, batch too large."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from gpuwarden.analysis.oom.diagnosis import Finding
 from gpuwarden.analysis.oom.diagnosis_wording import capitalize, format_request, format_room, suggest_smaller_batch
 from gpuwarden.formatting import format_bytes
 
-MAX_BASE_GROWTH_RATIO = 0.1  # of what the run can have: more than that since the first steps, and it is not the batch
+MAX_BASE_GROWTH_RATIO = (
+    0.1  # of the available memory; with more growth since the first steps the batch is not the cause
+)
 
-_SMALLER_MODEL = "Use a smaller model, lower precision, an optimizer with less state or a GPU with more memory."
-_SMALLER_EXAMPLE = "Make the example smaller (resolution, length), use lower precision or a GPU with more memory."
+_SMALLER_MODEL = "Use a smaller model, lower precision, an optimizer with less state, or a GPU with more memory."
+_SMALLER_EXAMPLE = "Make the example smaller (resolution, length), use lower precision, or a GPU with more memory."
 
 
 def find_too_big(failure: FailureContext) -> Finding | None:
-    """Find a model, a tensor or one example that does not fit, whatever the batch."""
+    """Find a model, a tensor or one example that does not fit at any batch size."""
     room = failure.room_or_size
     if room is None:
         return None
@@ -36,28 +38,25 @@ def _model_evidence(failure: FailureContext, room: float) -> str | None:
     wanted = format_request(failure)
     if least is not None and least > (TIGHT_RATIO if weights else 1) * room and not failure.fit_steps:
         return (
-            f"Weights, optimizer state and gradients take {format_bytes(least)} of {format_bytes(room)} that the run "
-            "can have, "
-            f"whatever the batch: {wanted} failed."
+            f"Weights, optimizer state and gradients need {format_bytes(least)} at any batch size, with "
+            f"{format_bytes(room)} available to the run; {wanted} failed."
         )
     beside = failure.after.current if failure.is_eager and failure.after else base
     if weights and beside is not None and requested is not None and beside + requested > FULL_RATIO * room:
         return (
-            f"{capitalize(wanted)} {weights} did not fit beside {format_bytes(beside)} in use of "
-            f"{format_bytes(room)} that the "
-            "run can have."
+            f"{capitalize(wanted)} {weights} did not fit: {format_bytes(beside)} of the {format_bytes(room)} available "
+            "to the run were already in use."
         )
     whole = failure.size or room
     is_first = failure.is_eager and not failure.error.steps
     if requested is not None and requested > whole and is_first and not find_shape_batch(failure):
         shape = f" of shape [{failure.allocation.shape}]" if failure.allocation and failure.allocation.shape else ""
-        return f"One tensor{shape} takes {format_bytes(requested)}, more than all {format_bytes(whole)} of the device."
+        return f"One tensor{shape} needs {format_bytes(requested)}, more than the device has ({format_bytes(whole)})."
     has_grown = failure.fit_steps and failure.base_growth > MAX_BASE_GROWTH_RATIO * room
     if base is not None and base > FULL_RATIO * room and not has_grown:
         return (
-            f"{format_bytes(base)} of {format_bytes(room)} were in use before the step made anything, so that not "
-            "even a small "
-            f"batch fits: {wanted} failed."
+            f"{format_bytes(base)} of {format_bytes(room)} were in use before the step started, so even a small "
+            f"batch does not fit; {wanted} failed."
         )
     return None
 
@@ -66,21 +65,21 @@ def _example_evidence(failure: FailureContext, room: float) -> str | None:
     base, requested, batch = failure.base or 0, failure.requested, find_shape_batch(failure)
     wanted = capitalize(format_request(failure))
     if 1 in (batch, failure.batch_size) and not failure.fit_steps and not find_weights_sign(failure):
-        return f"{wanted}{format_room(failure)}, did not fit, though the batch has one example."
+        return f"{wanted} did not fit{format_room(failure)}, although the batch has one example."
     shape = failure.shape
     if batch is None and failure.error.like_weight is False and len(shape) > 1:
-        batch = shape[0]  # the batch, or a multiple of it: so one example takes at least that part
+        batch = shape[0]  # the batch size, or a multiple: so one example needs at least that part
     if batch and requested is not None and requested / batch > room - base:
         return (
-            f"{wanted} did not fit, and no smaller batch would: one of {batch} takes "
-            f"{format_bytes(requested / batch)} of "
-            f"it, where {format_bytes(room - base)} of {format_bytes(room)} are left beside weights."
+            f"{wanted} did not fit, and no smaller batch would: each of the {batch} examples needs "
+            f"{format_bytes(requested / batch)}, and only {format_bytes(room - base)} of {format_bytes(room)} are left "
+            "next to the weights."
         )
     return None
 
 
 def find_batch_too_large(failure: FailureContext) -> Finding | None:
-    """Find signs that what did not fit grows with the batch."""
+    """Find signs that the failed allocation grows with the batch."""
     base, room = failure.base, failure.room_or_size
     sign = find_batch_sign(failure)
     if sign is None or (base is not None and room is not None and base > FULL_RATIO * room):
@@ -89,14 +88,14 @@ def find_batch_too_large(failure: FailureContext) -> Finding | None:
         return None
     beside = ""
     if base is not None and room is not None:
-        beside = f", while {format_bytes(base)} of {format_bytes(room)} were in use between steps"
+        beside = f": {format_bytes(base)} of {format_bytes(room)} were in use between steps"
     return Finding(
-        f"{capitalize(format_request(failure))} {sign}, and did not fit{beside}.", suggest_smaller_batch(failure)
+        f"{capitalize(format_request(failure))} {sign} and did not fit{beside}.", suggest_smaller_batch(failure)
     )
 
 
 def _is_new_or_tight(failure: FailureContext) -> bool:
-    """Return True where no step like the failed one succeeded before, or one only just did."""
+    """Return True if no step like the failed one succeeded before, or one barely did."""
     if not failure.fit_steps or failure.is_outsized:
         return True
     room, peak = failure.room, failure.training_peak
@@ -106,19 +105,19 @@ def _is_new_or_tight(failure: FailureContext) -> bool:
 
 
 def describe_unknown_device_cause(failure: FailureContext) -> Finding:
-    """Return what was looked for, and what is known."""
+    """Return the known facts, and the causes that were checked without result."""
     known = []
     if failure.room is not None:
-        known.append(f"{format_bytes(failure.room)} is what the run could have")
+        known.append(f"{format_bytes(failure.room)} was available to the run")
     if failure.base is not None:
         growth = failure.base_growth
         more = f", {format_bytes(growth)} more than after the first steps" if growth else ""
-        known.append(f"{format_bytes(failure.base)} of it was in use between steps{more}")
-    facts = {"how much was asked for": failure.requested, "what the run can have": failure.room}
+        known.append(f"{format_bytes(failure.base)} was in use between steps{more}")
+    facts = {"the requested size": failure.requested, "the memory available to the run": failure.room}
     missing = [name for name, value in facts.items() if value is None]
-    lacking = f", not knowing {' and '.join(missing)}" if missing else ""
+    lacking = f" Unknown: {' and '.join(missing)}." if missing else ""
     return Finding(
-        f"{capitalize(format_request(failure))} failed{': ' if known else ''}{', '.join(known)}. Looked for: "
-        f"growth, other processes, free memory in pieces, a phase or batch beyond the others, weights{lacking}.",
-        "Lower the batch size; if that does not help compare weights and optimizer state with the device's memory.",
+        f"{capitalize(format_request(failure))} failed{': ' if known else ''}{', '.join(known)}. Checked without "
+        f"result: leak, co-tenants, fragmentation, a larger phase or batch, weights.{lacking}",
+        "Lower the batch size. If that does not help, compare weights and optimizer state with the device's memory.",
     )
