@@ -130,7 +130,7 @@ def test_advice_does_not_reach_too_far() -> None:
     far = told(advise(cost(64), 64, 1e12))
     assert far.advised == 128
     assert "perhaps more" in far.text
-    assert "a guess from one size" in far.text
+    assert "estimated from one size" in far.text
 
 
 def test_a_size_that_failed_is_not_advised() -> None:
