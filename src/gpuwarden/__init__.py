@@ -1,4 +1,4 @@
-"""gpuwarden: hardware and training runs of one GPU box on one Prometheus endpoint."""
+"""gpuwarden: a Prometheus exporter for NVIDIA GPUs that also knows the training runs on them."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +9,7 @@ __all__ = ["watch"]
 
 
 def __getattr__(name: str) -> Any:
-    """Give `watch` to a program that trains; the daemon, which this package also is, never loads it."""
+    """Load `watch` on first use: the daemon, which is in the same package, does not need it."""
     if name != "watch":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from gpuwarden.client.watch import watch  # noqa: PLC0415 - see above

@@ -1,4 +1,4 @@
-"""Keras facade: the callback `GpuWarden`, and fits whose batch size follows the memory of the device."""
+"""API for Keras: the callback `GpuWarden`, `find_batch_size` and `fit_with_oom_retry`."""
 
 from gpuwarden.client.keras.callback import GpuWarden
 from gpuwarden.client.keras_import import keras

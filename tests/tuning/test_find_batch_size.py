@@ -112,8 +112,8 @@ def test_search_fails(saw: Any) -> None:
     assert saw["restored"] == [True] * len(saw["restored"])
     assert (saw["no_room"]["type"], saw["no_room"]["restored"]) == ("ResourceExhaustedError", True)
     assert saw["too_big"]["type"] == "MemoryError"
-    assert "not even a batch of 8192 fits" in saw["too_big"]["text"]
-    assert "give a smaller `smallest`" in saw["too_big"]["text"]
+    assert "a batch of 8192 does not fit" in saw["too_big"]["text"]
+    assert "pass a smaller `smallest`" in saw["too_big"]["text"]
     assert saw["restored_too"]
 
 
@@ -121,7 +121,7 @@ def test_search_arguments(saw: Any) -> None:
     """What it cannot work with is refused by the argument's name."""
     begins = {
         "unbuilt": "model: ",
-        "marked": "model: call it on a batch",
+        "marked": "model: its layer",
         "margin": "margin: ",
         "margin_of_numpy": "margin: ",
         "largest": "largest: ",
@@ -129,6 +129,6 @@ def test_search_arguments(saw: Any) -> None:
     for name, each in saw.items():
         assert each["type"] in ("ValueError", "TypeError"), name
         assert each["text"].startswith(begins.get(name, "data: ")), name
-    assert saw["batched"]["text"] == "data: asked for a batch of 1, got one with shape (32, 3)"
+    assert saw["batched"]["text"] == "data: the batch has shape (32, 3); return 1 examples, as requested"
     for name in ("numbers", "a_batch_of_numbers"):
-        assert saw[name]["text"].startswith("data: want arrays, or lists and dicts of them, not float")
+        assert saw[name]["text"].startswith("data: float is not an array; pass arrays, or lists and dicts of them")

@@ -45,10 +45,10 @@ def test_two_retries(case: Any) -> None:
     assert saw["returned"]  # it is the model's history too
     assert saw["hooks"] == ["begin", "epoch 0", "epoch 1", "end"]
     assert saw["told"] == [2, 8, {"device_oom": 2}]
-    anew = "going on from the epoch's begin"
+    event = "out of memory, restarting the epoch with a smaller batch"
     assert case["said"] == [
-        f"out of memory with batch size=8192 in epoch=0: {anew} with batch size=4096, try=2 of 4",
-        f"out of memory with batch size=4096 in epoch=0: {anew} with batch size=2048, try=3 of 4",
+        f"{event} batch_size=8192 epoch=0 new_batch_size=4096 try=2 tries=4",
+        f"{event} batch_size=4096 epoch=0 new_batch_size=2048 try=3 tries=4",
     ]
 
 
@@ -87,7 +87,7 @@ def test_before_the_first_epoch(case: Any) -> None:
     saw = case["saw"]
     assert (saw["type"], saw["same"]) == ("ResourceExhaustedError", True)
     assert case["said"] == [
-        "fit_with_oom_retry: out of memory before the first epoch had begun, which no smaller batch changes"
+        "fit_with_oom_retry: out of memory before the first epoch; a smaller batch does not help"
     ]
 
 
@@ -124,8 +124,8 @@ def test_exhausted(case: Any) -> None:
         assert each["type"] == "ResourceExhaustedError"
         assert "OOM when allocating tensor" in each["text"]
     assert [each for each in case["said"] if each.startswith("fit_with_oom_retry")] == [
-        "fit_with_oom_retry: out of memory with batch size 4, in the last of 2 tries",
-        "fit_with_oom_retry: out of memory with batch size 4096, and none is left that is smaller",
+        "fit_with_oom_retry: out of memory with batch size 4 in the last of 2 tries",
+        "fit_with_oom_retry: out of memory with batch size 4096, the smallest allowed",
     ]
 
 
@@ -139,10 +139,10 @@ def test_other_errors(case: Any) -> None:
     for name in ("error", "handling", "host", "interrupt"):
         assert saw[name]["hooks"] == ["begin", "epoch 0"]
     assert (saw["dataset"]["type"], saw["dataset"]["text"]) == ("LookupError", "no such data")
-    assert saw["fixed"]["text"] == "make_dataset: asked for batches of 64, got a dataset with batches of 32"
-    wants = "make_dataset: want a dataset, or arrays as a tuple (x, y, sample_weight), not"
-    assert (saw["list"]["type"], saw["list"]["text"]) == ("TypeError", f"{wants} a list of 2")
-    assert (saw["nothing"]["type"], saw["nothing"]["text"]) == ("TypeError", f"{wants} None")
+    assert saw["fixed"]["text"] == "make_dataset: the dataset has batches of 32; return batches of 64, as requested"
+    todo = "; return a dataset, or arrays as a tuple (x, y, sample_weight)"
+    assert (saw["list"]["type"], saw["list"]["text"]) == ("TypeError", f"make_dataset: it returned a list of 2{todo}")
+    assert (saw["nothing"]["type"], saw["nothing"]["text"]) == ("TypeError", f"make_dataset: it returned None{todo}")
 
 
 def test_second_optimizer(case: Any) -> None:
@@ -159,7 +159,7 @@ def test_unrestorable(case: Any) -> None:
     saw = case["saw"]
     assert (saw["type"], "OOM when allocating tensor" in saw["text"]) == ("ResourceExhaustedError", True)
     said = [each for each in case["said"] if each.startswith("fit_with_oom_retry")]
-    assert ["could not be put back" in each and "nothing there" in each for each in said] == [True]
+    assert ["could not be restored" in each and "nothing there" in each for each in said] == [True]
     assert saw["notes"] == said * (sys.version_info >= (3, 11))
 
 
@@ -184,15 +184,15 @@ def test_arguments(case: Any) -> None:
     """What it cannot work with is refused before anything is done, by the argument's name."""
     saw = case["saw"]
     begins = {
-        "workers": "fit_with_oom_retry works in one process alone: this one is a worker of 2",
-        "smallest": "batch_size: want 16 or more",
-        "uncompiled": "model: compile it first",
-        "unbuilt": "model: build it first",
-        "schedule": "model: its optimizer Adam has a LearningRateSchedule",
-        "second_schedule": "model: its optimizer SGD has a LearningRateSchedule",
-        "scaled_schedule": "model: its optimizer Adam has a LearningRateSchedule",
-        "average": "keep_effective_batch: the optimizer's moving average",
-        "callbacks": "callbacks: BackupAndRestore does not go with",
+        "workers": "fit_with_oom_retry works in a single process only, and this is one of 2 workers",
+        "smallest": "batch_size: ",
+        "uncompiled": "model: it is not compiled",
+        "unbuilt": "model: it is not built",
+        "schedule": "model: the LearningRateSchedule of its optimizer Adam",
+        "second_schedule": "model: the LearningRateSchedule of its optimizer SGD",
+        "scaled_schedule": "model: the LearningRateSchedule of its optimizer Adam",
+        "average": "keep_effective_batch: not supported: the optimizer's moving average",
+        "callbacks": "callbacks: BackupAndRestore is not supported",
     }
     for name, each in saw.items():
         assert each["type"] in ("ValueError", "TypeError"), name

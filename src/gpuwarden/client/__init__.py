@@ -1,1 +1,1 @@
-"""The training process's half: standard library only, and the framework that the run itself has imported."""
+"""Client in the training process: standard library only, and the framework that the program has imported."""

@@ -1,4 +1,4 @@
-"""State of the daemon's advice to this process: the pressure on its GPUs now, and what there is to act on."""
+"""State of the daemon's advice to this process: current pressure on its GPUs, and advice to act on."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from gpuwarden.protocol.messages import LEVELS, RESOURCES, Action, Advice, Level
 from gpuwarden.protocol.validators import MAX_DEVICES
 
 MAX_EPISODES = MAX_DEVICES * (len(RESOURCES) + 1)  # devices times kinds of advice
-MAX_ALARMS = 16  # that wait to be answered
-MAX_LINES_PER_HOUR = 20  # of the log, an hour
+MAX_ALARMS = 16  # alarms without an action yet
+MAX_LINES_PER_HOUR = 20  # in the log
 HOUR_SECONDS = 3600.0
-EVENT_EPISODE_SECONDS = 600.0  # in which an event that comes again is the same episode
-RECONNECT_SECONDS = 60.0  # in which a daemon that comes again goes on with the episodes of before
+EVENT_EPISODE_SECONDS = 600.0  # a repeated event within this time belongs to the same episode
+RECONNECT_SECONDS = 60.0  # a daemon that reconnects within this time continues the episodes
 
-_GRAVITY = {level: gravity for gravity, level in enumerate(LEVELS)}
+_RANK = {level: rank for rank, level in enumerate(LEVELS)}
 
 
 @dataclass(slots=True)
 class _Episode:
     """Period in which something was wrong with a device."""
 
-    level: Level = "none"  # of pressure, now
-    worst: Level = "none"  # of all that was said
+    level: Level = "none"  # current pressure
+    worst: Level = "none"  # worst level since its start
     until: float = inf  # monotonic
 
 
 @dataclass(frozen=True, slots=True)
 class _Alarm:
-    """Advice of a level that its subject's episodes had not had, but `before`; `serial` counts them."""
+    """Advice that raised the worst level of its subject's episodes above `before`; `serial` counts alarms."""
 
     serial: int
     before: Level
@@ -41,11 +41,11 @@ class _Alarm:
 
 
 class AdviceState:
-    """Advice that this process's run got, for all fits and loops in it.
+    """Advice received by this process's run, for all its fits and loops.
 
-    Pressure on a resource of any of the run's devices is one episode, until there is none on any of them. An event does
-    not end: one of its kind within EVENT_EPISODE_SECONDS belongs to the same episode. Each episode has a line in the
-    log for each device, and one more where it gets worse.
+    Pressure on a resource is one episode, from its start on one of the run's devices until none has it. An event has no
+    end: another one of its kind within EVENT_EPISODE_SECONDS belongs to the same episode. Each episode is logged once
+    for each device, and again when it gets worse.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class AdviceState:
         self._episodes: dict[tuple[str, str], _Episode] = {}  # by UUID and subject
         self._alarms: deque[_Alarm] = deque(maxlen=MAX_ALARMS)
         self._raised = 0
-        self._answered: dict[Action, int] = {}
+        self._answered: dict[Action, int] = {}  # serial of the last alarm that each action has seen
         self._lines: deque[float] = deque(maxlen=MAX_LINES_PER_HOUR)
 
     @property
@@ -75,41 +75,40 @@ class AdviceState:
         if advice.level == "none":
             if episode is not None:
                 self._log(logging.INFO, advice, now)
-                for each in lasting:  # it was one with theirs, which goes on
+                for each in lasting:  # the same episode continues on other devices
                     each.worst = _find_worst((each.worst, episode.worst))
             return
         if episode is None or now > episode.until:
             episode = _Episode()
         before = _find_worst(each.worst for each in lasting)
-        if _GRAVITY[advice.level] > _GRAVITY[episode.worst]:
+        if _RANK[advice.level] > _RANK[episode.worst]:
             episode.worst = advice.level
             self._log(logging.WARNING, advice, now)
         episode.level = advice.level if pressed else "none"
         episode.until = inf if pressed else now + EVENT_EPISODE_SECONDS
         self._episodes[device] = episode
-        if _GRAVITY[advice.level] > _GRAVITY[before]:
+        if _RANK[advice.level] > _RANK[before]:
             self._raised += 1
             self._alarms.append(_Alarm(self._raised, before, advice))
 
     def disconnect(self, now: float) -> None:
-        """Record that the connection is lost: no pressure is known from now on.
+        """Record that the connection is lost: pressure is unknown, reported as "none".
 
-        The next daemon reports nothing of a device that was relieved meanwhile, so each episode lasts for
-        RECONNECT_SECONDS.
+        The next daemon does not report that pressure ended meanwhile, so each episode ends after RECONNECT_SECONDS.
         """
         for each in self._episodes.values():
             if each.level != "none":
                 each.level, each.until = "none", now + RECONNECT_SECONDS
 
     def pop_unanswered(self, action: Action, level: Level, now: float) -> list[Advice]:
-        """Return the advice that no such action has answered yet, of the lasting episodes that came to `level`."""
+        """Return advice that reached `level`, in episodes that still last, and mark it as answered by `action`."""
         since = self._answered.get(action, 0)
         self._answered[action] = self._raised
         return [
             each.advice
             for each in self._alarms
             if each.serial > since
-            and _GRAVITY[each.before] < _GRAVITY[level] <= _GRAVITY[each.advice.level]
+            and _RANK[each.before] < _RANK[level] <= _RANK[each.advice.level]
             and self._list_lasting(_find_subject(each.advice)[0], now)
         ]
 
@@ -117,7 +116,7 @@ class AdviceState:
         return [each for (_, other), each in self._episodes.items() if other == subject and now <= each.until]
 
     def _log(self, severity: int, advice: Advice, now: float) -> None:
-        """Write a line to the log, MAX_LINES_PER_HOUR an hour."""
+        """Write a line to the log, at most MAX_LINES_PER_HOUR."""
         if len(self._lines) == MAX_LINES_PER_HOUR and now - self._lines[0] < HOUR_SECONDS:
             return
         self._lines.append(now)
@@ -126,10 +125,10 @@ class AdviceState:
 
 
 def _find_subject(advice: Advice) -> tuple[str, bool]:
-    """Return the subject of advice, and whether it is pressure, which ends, or an event."""
+    """Return the subject of advice, and whether it is pressure, which ends, or else an event."""
     pressed = advice.kind == "pressure" and advice.resource is not None
     return str(advice.resource if pressed else advice.kind), pressed
 
 
 def _find_worst(levels: Iterable[Level]) -> Level:
-    return max(levels, key=_GRAVITY.__getitem__, default="none")
+    return max(levels, key=_RANK.__getitem__, default="none")

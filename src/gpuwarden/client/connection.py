@@ -1,7 +1,7 @@
-"""Connection of the training process to the daemon: it never waits, never raises, and is never needed.
+"""Connection of the training process to the daemon. It never waits, never raises, and training works without it.
 
-Nothing here retries in a loop or runs a thread: a connection is tried when there is something to send and its turn has
-come. A lost message is made good by the next, since reports carry totals.
+There is no retry loop and no thread: it reconnects when there is a message to send and the retry delay has passed. A
+lost message costs nothing: the next report has the same totals.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from gpuwarden.client.guard import log_safely
 from gpuwarden.protocol.codec import MAX_MESSAGE_BYTES, ProtocolError, decode_advice, encode
 from gpuwarden.protocol.messages import Advice, Hello, Message
 
-MIN_RETRY_SECONDS = 1.0  # until a connection is tried again; doubles up to MAX_RETRY_SECONDS
+MIN_RETRY_SECONDS = 1.0  # first delay between attempts to connect; doubles up to MAX_RETRY_SECONDS
 MAX_RETRY_SECONDS = 30.0
-MAX_RECEIVED = 4  # messages that one call takes; more wait for the next
+MAX_RECEIVED = 4  # messages that one call reads; the others wait for the next call
 
 
 class DaemonConnection:
-    """A non-blocking SOCK_SEQPACKET connection that opens with `hello` each time it is made.
+    """Non-blocking SOCK_SEQPACKET connection that sends `hello` first each time it connects.
 
-    `dropped` counts messages that found the queue full or were too long. A forked child's copy is closed and stays so;
-    a pickled or copied one starts unconnected.
+    `dropped` counts messages for which the queue was full, or which were too long. A forked child's copy is closed and
+    stays closed; a pickled or copied one starts unconnected.
     """
 
     def __init__(self, path: str, hello: Hello, clock: Callable[[], float] = time.monotonic) -> None:
@@ -39,43 +39,43 @@ class DaemonConnection:
         self._hello = hello
         self._clock = clock
         self._socket: socket.socket | None = None
-        self._file: os.stat_result | None = None  # which one the socket is
+        self._file: os.stat_result | None = None  # identity of the socket's file
         self._connected_at = 0.0
         self._retry_at = -1.0
         self._delay = MIN_RETRY_SECONDS
         self._pid = os.getpid()
         self._logged = False
-        self._owing = False  # the hello: a full queue did not take it, and no other message says what it does
+        self._owes_hello = False  # the queue was full when it was sent, and no other message has its fields
         _connections.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return DaemonConnection, (self.path, self._hello)
 
     def set_hello(self, hello: Hello) -> None:
-        """Set the hello, and send it at once where a daemon got another."""
+        """Set the hello, and send it at once if the daemon has received another one."""
         if hello != self._hello:
             self._hello = hello
             if self._socket is not None:
-                self._owing = not self.send(hello)
+                self._owes_hello = not self.send(hello)
 
     def send(self, message: Message) -> bool:
-        """Send one message to the daemon; return whether it went."""
+        """Send one message to the daemon; return whether it was sent."""
         if not self._connect():
             return False
-        if self._owing and message is not self._hello:
-            self._owing = not self._send_now(self._hello)
-            if self._owing:
+        if self._owes_hello and message is not self._hello:
+            self._owes_hello = not self._send_now(self._hello)
+            if self._owes_hello:
                 return False
         return self._send_now(message)
 
     def is_connected(self) -> bool:
-        """Return whether there is a connection, as far as the last message or question showed."""
+        """Return whether there is a connection, as of the last message sent or received."""
         return self._socket is not None
 
     def receive(self) -> list[Advice]:
-        """Return the advice that has come, of up to MAX_RECEIVED messages.
+        """Return the advice in up to MAX_RECEIVED waiting messages. Never waits.
 
-        Never waits. A message that is no advice is left out; it comes from a newer daemon, or a broken one.
+        A message that is not advice is dropped: a newer daemon may send others.
         """
         advice: list[Advice] = []
         for _ in range(MAX_RECEIVED):
@@ -83,7 +83,7 @@ class DaemonConnection:
                 break
             try:
                 data = self._socket.recv(MAX_MESSAGE_BYTES + 1, socket.MSG_DONTWAIT) if self._is_ours() else b""
-            except BlockingIOError:  # nothing waits
+            except BlockingIOError:  # no message waits
                 break
             except OSError:
                 data = b""
@@ -95,20 +95,20 @@ class DaemonConnection:
         return advice
 
     def wait_for_room(self, seconds: float) -> None:
-        """Wait until a full queue takes messages again, at most `seconds`; not at all without a daemon."""
+        """Wait until a full queue has room, at most `seconds`; return at once without a daemon."""
         if self._socket is not None and self._pid == os.getpid():
             room = select.poll()
             room.register(self._socket, select.POLLOUT)
             room.poll(seconds * 1000)
 
     def close(self) -> None:
-        """Close, and never connect again."""
+        """Close the connection permanently."""
         self._drop()
         self._retry_at = float("inf")
 
     def _connect(self) -> bool:
         if self._pid != os.getpid():
-            return False  # a forked child reports as a run of its own or not at all
+            return False  # a forked child makes its own run
         if self._socket is None and self._clock() >= self._retry_at:
             self._open()
         return self._socket is not None
@@ -120,18 +120,18 @@ class DaemonConnection:
             self._socket.connect(self.path)
         except (OSError, ValueError) as error:  # ValueError: a path with a null byte
             self._log_once(error)
-            if isinstance(error, BlockingIOError):  # there is a daemon, and too many others come at this moment
+            if isinstance(error, BlockingIOError):  # there is a daemon, with too many connections waiting
                 self._delay = MIN_RETRY_SECONDS
             self._lose()
             return
         self._connected_at = self._clock()
-        self._owing = not self._send_now(self._hello)
+        self._owes_hello = not self._send_now(self._hello)
 
     def _log_once(self, error: Exception) -> None:
         """Log why no run appears, at a level that training scripts do not show by default."""
         if not self._logged:
             self._logged = True
-            text = "no gpuwarden daemon at %s (%s): nothing is reported until there is one"
+            text = 'no gpuwarden daemon, retrying while training runs socket="%s" error="%s"'
             log_safely(logging.INFO, text, self.path, error)
 
     def _send_now(self, message: Message) -> bool:
@@ -140,7 +140,7 @@ class DaemonConnection:
             self._lose()
             return False
         try:
-            # Without MSG_NOSIGNAL a program that gave SIGPIPE its default action would die with the daemon.
+            # Without MSG_NOSIGNAL, a program that has reset SIGPIPE to its default would die with the daemon.
             self._socket.send(encode(message), socket.MSG_NOSIGNAL)
         except (BlockingIOError, ProtocolError):
             self.dropped += 1
@@ -154,7 +154,7 @@ class DaemonConnection:
         return True
 
     def _lose(self) -> None:
-        """Drop the socket and set when to try again: later each time, unless the connection had lasted."""
+        """Drop the socket and schedule the next attempt, with a growing delay unless the connection was long-lived."""
         now = self._clock()
         self._drop()
         if self._connected_at and now - self._connected_at > MAX_RETRY_SECONDS:
@@ -172,9 +172,9 @@ class DaemonConnection:
         self._socket = None
 
     def _is_ours(self) -> bool:
-        """Return whether the number is still the connection's.
+        """Return whether the file descriptor still belongs to this connection.
 
-        A program may close all it does not know of, as daemons do, and have another file there by now.
+        A program may have closed all descriptors that it did not open, as daemons do, and reused the number.
         """
         assert self._socket is not None
         try:
@@ -188,7 +188,7 @@ _connections: weakref.WeakSet[DaemonConnection] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
-    # A worker process that kept the descriptor would hide the run's death from the daemon for as long as it lives.
+    # With the descriptor open in a worker process, the daemon would not notice the run's death until the worker ends.
     for connection in list(_connections):
         connection.close()
 

@@ -1,4 +1,4 @@
-"""Guard of the training against failures of our own: none reaches it, and what fails again and again is off."""
+"""Guard that keeps internal failures from the training program, and switches off a part that fails repeatedly."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import logging
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-MAX_ERRORS = 5  # failures of our own until what fails stays off
+MAX_ERRORS = 5  # internal failures until the part that fails is switched off
 
 log = logging.getLogger("gpuwarden")
 
 
 def log_safely(level: int, text: str, *values: object, error: BaseException | None = None) -> None:
-    """Write a line to the log, with the traceback of `error`; drop what a logging handler of the user's raises."""
+    """Write a line to the log, with the traceback of `error`; drop what the user's logging handler raises."""
     with contextlib.suppress(Exception):
         log.log(level, text, *values, exc_info=error)
 
 
 class Guard:
-    """Counter of the failures of `what`; `off` once there were too many."""
+    """Counter of the failures of one part, named by `what`; `off` once there were too many."""
 
     def __init__(self, what: str, *, off: bool) -> None:
         self.off = off
@@ -28,13 +28,13 @@ class Guard:
         self._errors = 0
 
     def record_failure(self, error: Exception, give_up: Callable[[], None]) -> None:
-        """Count a failure; at the last one log it, once, and have what goes on by itself given up."""
+        """Count a failure. At the last one, log it and call `give_up` to end what is in progress."""
         self._errors += 1
         if self._errors == MAX_ERRORS:
             self.off = True
-            with contextlib.suppress(Exception):  # it may be what fails
+            with contextlib.suppress(Exception):  # it may be the part that fails
                 give_up()
-            text = "%s switched off after errors=%d; training goes on"
+            text = "reporting switched off after internal errors, training continues part=%s errors=%d"
             log_safely(logging.WARNING, text, self._what, self._errors, error=error)
 
 
@@ -44,7 +44,7 @@ class Guarded(Protocol):
     _guard: Guard
 
     def _give_up(self) -> None:
-        """End what would go on, now that no guarded method is called."""
+        """End what is in progress: no guarded method is called from now on."""
 
 
 S = TypeVar("S", bound=Guarded)
@@ -52,7 +52,7 @@ P = ParamSpec("P")
 
 
 def guarded(method: Callable[Concatenate[S, P], None]) -> Callable[Concatenate[S, P], None]:
-    """Keep a failing method from its caller, and from being called once there were too many failures."""
+    """Decorate a method so that its failures do not reach the caller, and too many of them switch it off."""
 
     @functools.wraps(method)
     def kept(self: S, /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -61,7 +61,7 @@ def guarded(method: Callable[Concatenate[S, P], None]) -> Callable[Concatenate[S
             return
         try:
             method(self, *args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - whatever fails here must not end a training run
+        except Exception as error:  # noqa: BLE001 - no internal failure may end a training run
             guard.record_failure(error, self._give_up)
 
     return kept

@@ -1,4 +1,4 @@
-"""Hello of this process: its name, its place in its job, its devices, and the CUDA variables that select them."""
+"""Hello message of this process: name, place in its job, devices, and the CUDA variables that select them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from gpuwarden.protocol.validators import clip
 
 
 def make_hello(name: str | None, framework: str, devices: Mapping[str, str | None]) -> Hello:
-    """Return the hello of this process, whatever is in its environment; `name` is by default its script's."""
-    here = read_job_place(os.environ)
+    """Return the hello of this process; `name` is by default its script's. Never raises."""
+    place = read_job_place(os.environ)
     return Hello(
         name=clip(name or find_default_name()),
         framework=clip(framework),
         devices={clip(device): gpu and clip(gpu) for device, gpu in devices.items()},
         visible_devices=_read_variable("CUDA_VISIBLE_DEVICES"),
         device_order=_read_variable("CUDA_DEVICE_ORDER"),
-        job=here.job,
-        rank=here.rank,
-        world_size=here.world_size,
+        job=place.job,
+        rank=place.rank,
+        world_size=place.world_size,
         hears=True,
     )
 
@@ -32,13 +32,13 @@ def find_default_name() -> str:
     """Return the name of this process's script or notebook."""
     script = Path(sys.argv[0] if getattr(sys, "argv", None) else "").name
     if "ipykernel" in script or "colab_kernel" in script:
-        notebook = Path(os.environ.get("JPY_SESSION_NAME", "")).name  # where Jupyter's server knows which
+        notebook = Path(os.environ.get("JPY_SESSION_NAME", "")).name  # set by some Jupyter servers
         return notebook if notebook.endswith(".ipynb") else "notebook"
     return "python" if script in ("", "-c", "-") else script
 
 
 def _read_variable(variable: str) -> str | None:
-    """Read a variable; of a list that is too long the whole entries that fit, since half an index is another GPU's."""
+    """Read a variable; cut a list that is too long between two entries: half an index would be another GPU."""
     value = os.environ.get(variable)
     if value is not None and len(value) > MAX_DEVICE_LIST_CHARACTERS:
         value = value[:MAX_DEVICE_LIST_CHARACTERS].rpartition(",")[0]

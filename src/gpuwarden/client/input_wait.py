@@ -1,4 +1,4 @@
-"""Time that steps waited for their input, where that can be known; unknown is absent."""
+"""Time that steps waited for their input, where it can be measured; None if unknown."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class InputWait:
-    """`waited` seconds of the `observed` seconds of stepping in which the wait could be known.
+    """Input wait of a run: `waited` seconds, of the `observed` seconds of training in which it could be measured.
 
-    `buffered` of `buffer_size` batches stood ready at the last look.
+    `buffered` of `buffer_size` batches were ready when last read.
     """
 
     waited: float | None = None

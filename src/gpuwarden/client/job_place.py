@@ -13,12 +13,12 @@ from typing import Any
 
 from gpuwarden.protocol.validators import MAX_COUNT, clip
 
-# What counts the workers that train together, by TensorFlow's naming; a cluster's ps and evaluator are none of them.
+# TensorFlow's names for the workers that train together; a cluster's ps and evaluator do not count.
 _TRAINING = ("chief", "master", "worker")
 
-# Rank and world size as launchers name them: torchrun and what imitates it, srun, mpirun of Open MPI and of MPICH. The
-# one that starts the training process itself stands before those that may have started the launcher. Slurm's count is
-# srun's own: SLURM_PROCID and SLURM_NTASKS stand in a batch script too, which is one process whatever it asked for.
+# Rank and world size as launchers name them: torchrun and compatible ones, mpirun of Open MPI and of MPICH, srun. The
+# launcher of the training process comes before those that may have started the launcher. For Slurm the count is srun's:
+# SLURM_PROCID and SLURM_NTASKS are set in a batch script too, which is one process.
 _LAUNCHERS = (
     ("RANK", "WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -29,7 +29,7 @@ _LAUNCHERS = (
 
 @dataclass(frozen=True, slots=True)
 class JobPlace:
-    """A worker's place: what its job's processes have in common, and its rank from 0 in `world_size`; None unknown."""
+    """Place of a process: the name that all processes of the job share, and its rank, from 0; None if unknown."""
 
     job: str | None = None
     rank: int | None = None
@@ -37,7 +37,7 @@ class JobPlace:
 
 
 def read_job_place(environ: Mapping[str, str]) -> JobPlace:
-    """Read the place from the environment; whatever stands there, it raises nothing."""
+    """Read the place from the environment. Never raises, whatever the variables contain."""
     cluster, kind, index = _read_tf_config(environ)
     job = _read_job_name(environ) or (_hash_cluster(cluster) if cluster else _read_meeting_point(environ))
     rank, world_size = _find_rank(cluster, kind, index) if cluster else _read_launcher(environ)
@@ -54,7 +54,7 @@ def _read_job_name(environ: Mapping[str, str]) -> str | None:
 
 
 def _read_meeting_point(environ: Mapping[str, str]) -> str | None:
-    """Return what workers without a name have in common: the namespace mpirun made, or the address where they meet."""
+    """Return a name for workers whose job has none: mpirun's namespace, or the address where they meet."""
     if environ.get("PMIX_NAMESPACE"):
         return environ["PMIX_NAMESPACE"]
     address = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
@@ -71,7 +71,7 @@ def _read_launcher(environ: Mapping[str, str]) -> tuple[int | None, int | None]:
 
 
 def _read_tf_config(environ: Mapping[str, str]) -> tuple[dict[str, list[Any]], str, int | None]:
-    """Read TF_CONFIG: the cluster's addresses by kind of task, and which task this is. Empty where it says none."""
+    """Read TF_CONFIG: the cluster's addresses by kind of task, and this task's kind and index. Empty if not set."""
     try:
         config = json.loads(environ.get("TF_CONFIG") or "{}")
         cluster = {str(kind): list(addresses) for kind, addresses in config["cluster"].items()}
@@ -81,7 +81,7 @@ def _read_tf_config(environ: Mapping[str, str]) -> tuple[dict[str, list[Any]], s
 
 
 def _hash_cluster(cluster: Mapping[str, Any]) -> str:
-    """Return the same short text in every worker of a cluster, whose addresses are all that they have in common."""
+    """Return a short name that is the same in every worker: a hash of the cluster's addresses, which they share."""
     return "cluster-" + hashlib.sha256(json.dumps(cluster, sort_keys=True).encode()).hexdigest()[:12]
 
 

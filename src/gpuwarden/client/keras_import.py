@@ -1,4 +1,4 @@
-"""The Keras that the program makes its models with."""
+"""Import of the Keras package that the program makes its models with."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def _import_keras() -> Any:
-    """Return the Keras that models are made with here."""
+    """Return the Keras of this environment."""
     names = ["keras", "tf_keras", "tensorflow.keras"]
     if os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
         names.sort(key="tf_keras".__ne__)
@@ -19,7 +19,8 @@ def _import_keras() -> Any:
         except ImportError as error:
             errors.append(f"{name}: {error}")
     raise ImportError(
-        f"gpuwarden.keras needs Keras and its backend in this environment: pip install tensorflow ({'; '.join(errors)})"
+        f"gpuwarden.keras: no Keras in this environment; pip install tensorflow, or another backend and keras "
+        f"({'; '.join(errors)})"
     )
 
 

@@ -1,7 +1,7 @@
-"""Loop tracker: the steps of one loop of this process, counted into the run and reported.
+"""Tracker of one training loop: it records steps, counts them into the run and reports.
 
-Noting takes no lock. Counting and reporting is done by one thread at a time, a few times a second, for all loops of the
-run: the thread that reports may not be the one whose steps are slow.
+Recording a step takes no lock. One thread at a time counts and reports for all loops of the run, a few times a second:
+it need not be the thread whose steps are slow.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from gpuwarden.client.settings import Settings
 from gpuwarden.protocol.messages import PHASES, Error, Hello, Phase
 from gpuwarden.protocol.validators import MAX_COUNT
 
-MAX_UNCOUNTED_STEPS = 1 << 16  # steps that wait to be counted, should another thread's report never come back
-MAX_CLOSE_WAIT_SECONDS = 0.1  # that the end of a loop may wait for another thread's report
-MAX_CHANGES_PER_SECOND = 20  # reports a second of a new phase or epoch; more wait for the next look
-MAX_HINTS = 8  # different sentences in the log
+MAX_UNCOUNTED_STEPS = 1 << 16  # recorded steps to keep if another thread's report hangs
+MAX_CLOSE_WAIT_SECONDS = 0.1  # wait of a loop's end for another thread's report
+MAX_CHANGES_PER_SECOND = 20  # immediate reports of a new phase or epoch; others come with the next report
+MAX_HINTS = 8  # different warnings in the log
 
 _open: set[LoopTracker] = set()
 _reporting = threading.Lock()
@@ -44,26 +44,24 @@ class LoopTracker:
         self._guard = Guard("watch", off=settings.disabled)
         self._settings = settings
         self._search = FrameworkSearch(framework, settings.devices)
-        self._outer_phases: list[
-            tuple[Phase, bool]
-        ] = []  # the phases around this one, and whether a step was under way
-        self._left_training_at = 0.0  # when the phase was last left in which steps are made
-        self._failed_in: Phase | None = None  # a phase that an exception left
-        self._resting = True  # no step came since the beginning, the data's end or a phase
+        self._outer_phases: list[tuple[Phase, bool]] = []  # phases around this one, and whether a step was in progress
+        self._left_training_at = 0.0  # when the phase "train" was last left
+        self._failed_in: Phase | None = None  # phase that an exception left
+        self._resting = True  # no step since the start, the end of the data or a phase
         self._has_stepped = False  # ever
-        self._step_began: float | None = None  # when the step under way began; may be unknown before the first
-        # Of each step: seconds, None if it is not timed; examples; seconds that it waited for its batches.
+        self._step_began: float | None = None  # start of the current step; may be unknown before the first
+        # For each step: seconds, None if not timed; examples; seconds of waiting for its batches.
         self._uncounted: deque[tuple[float | None, int | None, float | None]] = deque(maxlen=MAX_UNCOUNTED_STEPS)
-        self._step_wait: float | None = None  # seconds that the step under way has waited for its batches
+        self._step_wait: float | None = None  # seconds that the current step has waited for its batches
         self._epoch: int | None = None
         self._epoch_steps = 0
         self._loss: float | None = None
         self._change_times: deque[float] = deque(maxlen=MAX_CHANGES_PER_SECOND)  # when they were reported
         self._warned: set[str] = set()
-        self._failure: Error | None = None  # the run's last when this began
-        self.closed = False  # and still to be counted while it is in _open
+        self._failure: Error | None = None  # the run's last error when this loop started
+        self.closed = False  # its steps are still to be counted while it is in _open
         self.phase: Phase = "train"
-        self.stepping = False  # a step is under way
+        self.stepping = False  # a step is in progress
         self.run: Reporter
         self._begin()
 
@@ -92,10 +90,10 @@ class LoopTracker:
         if now >= self.run.observe_due:
             self._send(self.run.observe)
         if self.phase == "train":
-            self._step_began = monotonic()  # what this took is no part of a step
+            self._step_began = monotonic()  # the time of this method belongs to no step
 
     def _start_stepping(self, now: float) -> None:
-        """Record the first step after a rest; the very first may compile."""
+        """Record the first step after a rest; the very first may have compiled."""
         if not self._has_stepped and self._step_began is not None:
             self.run.compile_seconds = (self.run.compile_seconds or 0.0) + now - self._step_began
         self._has_stepped, self._resting, self.stepping = True, False, True
@@ -103,7 +101,7 @@ class LoopTracker:
 
     @guarded
     def begin_epoch(self, number: Any) -> None:
-        """Record that an epoch begins, and its first step with it."""
+        """Record that an epoch starts, and its first step with it."""
         self._run_exclusively(self._count_all)
         self._epoch, self._epoch_steps = self._check_whole(number, "epoch"), 0
         self._start_step()
@@ -111,29 +109,29 @@ class LoopTracker:
 
     @guarded
     def begin_batches(self) -> None:
-        """Record that a loader is asked for its first batch, and a step begins with it."""
+        """Record that the first batch is requested from a loader; a step starts with it."""
         self._start_step()
         if self.phase == "train":
             self.stepping = True
 
     def record_wait(self, asked: float) -> None:
-        """Record that a batch came that was `asked` for; `asked` is monotonic. For each batch, and nothing can fail."""
+        """Record the arrival of a batch that was requested at `asked` (monotonic). Cannot fail."""
         if self.phase == "train":
             self._step_wait = (self._step_wait or 0.0) + monotonic() - asked
 
     @guarded
     def rest(self) -> None:
-        """Record that the data is at its end, so that silence from here on is no step that hangs."""
+        """Record the end of the data: no step is in progress, so silence from here on is no stall."""
         if self.phase == "train":
             self.stepping, self._resting = False, True
             self._report_change()
 
     @guarded
     def enter(self, phase: Phase) -> None:
-        """Record that another phase begins within this one; steps are made in "train" alone."""
+        """Record that another phase starts inside this one; steps count only in "train"."""
         if phase not in PHASES:
-            given = repr(phase[:20]) if isinstance(phase, str) else f"this {type(phase).__name__}"
-            self._warn_once(f"phase: want one of {', '.join(PHASES)}, not {given}; idle is taken for it")
+            given = repr(phase[:20]) if isinstance(phase, str) else f"a {type(phase).__name__}"
+            self._warn_once(f"phase: {given} is unknown, using idle; pass one of {', '.join(PHASES)}")
             phase = "idle"
         self._outer_phases.append((self.phase, self.stepping))
         self._failed_in = None
@@ -141,13 +139,13 @@ class LoopTracker:
 
     @guarded
     def leave(self, *, failed: bool) -> None:
-        """Record that the phase is over."""
+        """Record that the phase has ended."""
         self._failed_in = self.phase if failed else None
         phase, stepping = self._outer_phases.pop()
         self._switch_phase(phase, stepping=stepping)
 
     def _switch_phase(self, phase: Phase, *, stepping: bool) -> None:
-        """Go to a phase; the time between two phases of training is no part of the step that it falls into."""
+        """Switch to a phase; time outside "train" does not count into the step that it interrupts."""
         now = monotonic()
         if self.phase == "train" != phase:
             self._left_training_at = now
@@ -158,7 +156,7 @@ class LoopTracker:
 
     @guarded
     def fail(self, error: BaseException) -> None:
-        """Report an error as text, and keep nothing else of it: its frames hold tensors on the device."""
+        """Report an error. Only its text is kept: its frames hold tensors on the device."""
         if not is_error(error):
             return
         self._run_exclusively(self._count_all)
@@ -166,14 +164,14 @@ class LoopTracker:
         run.memory.sample()
         failure = error_from_exception(error, self._failed_in or self.phase, run.steps, run.memory.latest())
         last = None if run.failure is self._failure else run.failure
-        # The same one may have been reported where it was raised, by a watch or a callback within this one.
+        # An inner watch or callback may have reported the same error already.
         if last is None or (last.exception, last.text, last.steps) != (failure.exception, failure.text, failure.steps):
             run.report_error(failure)
 
     @property
     def advice(self) -> AdviceState:
-        """Advice of the daemon up to now; none where the loop is switched off."""
-        run: Reporter | None = getattr(self, "run", None)  # its making may have failed
+        """Advice of the daemon up to now; none if the loop is switched off."""
+        run: Reporter | None = getattr(self, "run", None)  # missing if join_run failed
         if run is None or self._guard.off:
             return AdviceState()
         self._listen()
@@ -198,17 +196,17 @@ class LoopTracker:
 
     @guarded
     def report_end(self) -> None:
-        """Report that a loop has ended, and where this one stands."""
+        """Report the end of a loop, and the state of this one."""
         self._run_exclusively(partial(self._count_and_send, self.run.report), MAX_CLOSE_WAIT_SECONDS)
 
     def _give_up(self) -> None:
-        """Say that no step of this loop is under way: its silence from here on is no step that hangs."""
+        """Report that no step of this loop is in progress: silence from here on is no stall."""
         self.stepping, self.phase = False, "idle"
         if not any(each.stepping for each in tuple(_open) if each.run is self.run):
             self.run.give_up()
 
     def _send(self, send: Callable[[float], None]) -> None:
-        """Count what is noted, say where the loop stands, and send."""
+        """Count the recorded steps, update the loop's state, and send."""
         self._run_exclusively(partial(self._count_and_send, send))
 
     def _count_and_send(self, send: Callable[[float], None]) -> None:
@@ -223,7 +221,7 @@ class LoopTracker:
         send(monotonic())
 
     def _run_exclusively(self, act: Callable[[], None], wait: float = 0.0) -> None:
-        """Do what only one thread may do at a time; not at all while another does for longer than `wait` seconds."""
+        """Call `act` in one thread at a time; skip it if another thread takes longer than `wait` seconds."""
         lock = _reporting
         if lock.acquire(timeout=wait):
             try:
@@ -232,7 +230,7 @@ class LoopTracker:
                 lock.release()
 
     def _report_change(self) -> None:
-        """Report a new state at once; or, where that is done too often, with the next report."""
+        """Report a new state at once, or with the next report if there were too many changes."""
         now = monotonic()
         if len(self._change_times) == MAX_CHANGES_PER_SECOND and now - self._change_times[0] < 1:
             return
@@ -247,68 +245,68 @@ class LoopTracker:
                 _open.discard(each)
 
     def count(self) -> None:
-        """Count what is noted into the run."""
+        """Count the recorded steps into the run."""
         run = self.run
-        noted = [self._uncounted.popleft() for _ in range(len(self._uncounted))]
-        run.add_executions([took for took, _, _ in noted], 1)
-        self._epoch_steps += len(noted)
-        if sizes := [size for _, size, _ in noted if size]:
+        steps = [self._uncounted.popleft() for _ in range(len(self._uncounted))]
+        run.add_executions([took for took, _, _ in steps], 1)
+        self._epoch_steps += len(steps)
+        if sizes := [size for _, size, _ in steps if size]:
             total = (run.examples or 0) + sum(sizes)
             run.examples = total if total < MAX_COUNT else run.examples  # a message with more would be refused
             run.record_batch_size(sizes[-1], max(sizes))
-        if waits := [(waited, took) for took, _, waited in noted if waited is not None and took is not None]:
+        if waits := [(waited, took) for took, _, waited in steps if waited is not None and took is not None]:
             run.input.add(sum(waited for waited, _ in waits), sum(took for _, took in waits))
         if (loss := self._loss) is not None:
-            run.loss = loss if abs(loss) < MAX_COUNT else None  # NaN and infinity are no numbers of a message
+            run.loss = loss if abs(loss) < MAX_COUNT else None  # a message has no NaN or infinity
             self._loss = None
 
     def _make_hello(self) -> Hello:
         return make_hello(self._settings.name, self._search.framework, self._search.devices)
 
     def _start_step(self) -> None:
-        """Begin a step now."""
+        """Start a step now."""
         if self.phase == "train":
             self._step_began = monotonic()
             self._step_wait = None
 
     def _check_whole(self, value: Any, what: str) -> int | None:
-        # By type first: to ask an abstract class takes some µs.
+        # The exact type first: an abstract class takes some µs.
         if (type(value) is int or isinstance(value, Integral)) and 0 <= value < MAX_COUNT:  # type: ignore[operator] # they compare
             return int(value)
-        self._warn_once(f"{what}: want a whole number, 0 or more, not this {type(value).__name__}; left out")
+        self._warn_once(f"{what}: ignored, pass a whole number of 0 or more, not {type(value).__name__}")
         return None
 
     def _check_number(self, value: Any) -> float | None:
-        # Not float() of anything: a tensor would wait for its device.
+        # No float() of any other type: a tensor would wait for its device.
         if type(value) is float or isinstance(value, Real):
             try:
                 return float(value)
-            except OverflowError:  # a whole number past a float's greatest
+            except OverflowError:  # an int beyond the range of float
                 return inf
-        self._warn_once(f"loss: want a number such as loss.item(), not {type(value).__name__}; left out")
+        self._warn_once(f"loss: ignored, pass a number such as loss.item(), not {type(value).__name__}")
         return None
 
     def _warn_once(self, text: str) -> None:
-        """Log once what the program might do better."""
+        """Log a warning once."""
         if text not in self._warned and len(self._warned) < MAX_HINTS:
             self._warned.add(text)
             log.warning(text)
 
     def switch_off(self) -> None:
-        """Switch off: the loop was its parent's, in a forked child, or its watch is gone."""
+        """Switch off, in a forked child or when the watch is garbage-collected."""
         self._guard.off = self.closed = True
 
 
 def _count_rest(run: Reporter) -> None:
-    """Count what loops have noted, before the run reports its end."""
+    """Count the recorded steps of all loops of a run."""
     for each in tuple(_open):
         if each.run is run:
-            with contextlib.suppress(Exception):  # whatever fails here must not show at a program's end
+            with contextlib.suppress(Exception):  # no internal failure may show at a program's end
                 each.count()
 
 
 def _forget_in_child() -> None:
-    global _reporting  # noqa: PLW0603 - the lock may be held, by a thread that the child does not have
+    global _reporting  # noqa: PLW0603 - a thread of the parent may hold the lock
     _reporting = threading.Lock()
     for each in tuple(_open):
         each.switch_off()

@@ -1,4 +1,4 @@
-"""Reporter of this process as one training run: its totals, and when they are sent."""
+"""Reporter of this process as one training run: it keeps the totals and sends them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from gpuwarden.protocol.messages import End, Error, Hello, Phase, Report, uncaug
 from gpuwarden.protocol.step_histogram import StepHistogram
 
 DEFAULT_SOCKET = "/run/gpuwarden/run.sock"
-MAX_ERROR_WAIT_SECONDS = 0.1  # that an error, which has stopped training anyway, may be held for its message
-MAX_SENT_ERRORS = 20  # errors of a run that are sent one by one; a loop that catches errors must not pay for each
-MAX_END_WAIT_SECONDS = 0.1  # that the interpreter's exit may be held for the last messages
+MAX_ERROR_WAIT_SECONDS = 0.1  # wait for a full queue after an error, which has interrupted training anyway
+MAX_SENT_ERRORS = 20  # errors of a run that are sent one by one; a loop that catches errors must not wait for each
+MAX_END_WAIT_SECONDS = 0.1  # wait for a full queue at the interpreter's exit
 REPORT_INTERVAL_SECONDS = 0.25
 OBSERVE_INTERVAL_SECONDS = 0.25
 PERCENTILES_INTERVAL_SECONDS = 1.0
-LISTEN_INTERVAL_SECONDS = 0.05  # between two reads of the socket, where the program acts on advice
+LISTEN_INTERVAL_SECONDS = 0.05  # between two reads of the socket, if the program acts on advice
 
 _runs: dict[tuple[int, str], Reporter] = {}
 
@@ -38,25 +38,25 @@ class ActiveCounter(Protocol):
 
 
 class Reporter:
-    """Totals of this process since it first reported; one a process and socket for all loops and fits.
+    """Totals of this process since its first report; one for each process and socket, for all loops and fits.
 
-    A loop calls `observe` once `observe_due` has come, and `listen` at `listen_due` where it acts on advice. It calls
-    `report` after a change of `phase`, `epoch` or `stepping`. `advice` is the daemon's, `actions` counts what was done
-    on it. `input` is how long steps waited for their input, where that is known.
+    A loop calls `observe` at `observe_due`, and `listen` at `listen_due` if it acts on advice. It calls `report` after
+    a change of `phase`, `epoch` or `stepping`. `advice` is the daemon's; `actions` counts the actions taken on it.
+    `input` is the steps' input wait, where it can be measured.
     """
 
     def __init__(self, connection: DaemonConnection) -> None:
         self.phase: Phase = "idle"
         self.epoch: int | None = None
         self.batch: int | None = None
-        self.stepping = False  # a step is under way: silence means that it hangs
+        self.stepping = False  # a step is in progress: silence means that it hangs
         self.memory = AllocatorMemory()
         self.interval = REPORT_INTERVAL_SECONDS
         self.observe_due = self.listen_due = 0.0  # monotonic
         self.advice = AdviceState()
         self.actions: Counter[str] = Counter()  # by the protocol's Action
-        self.active_counter: ActiveCounter | None = None  # of the fit whose steps count: the last that began
-        self.count_loops: Callable[[Reporter], None] = lambda _run: None  # counts the steps that loops have noted
+        self.active_counter: ActiveCounter | None = None  # counter of the last fit that started: only its steps count
+        self.count_loops: Callable[[Reporter], None] = lambda _run: None  # counts the recorded steps of watch() loops
         self.steps = 0
         self.examples: int | None = None
         self.batch_size: int | None = None  # of the last step whose size is known
@@ -65,7 +65,7 @@ class Reporter:
         self.compile_seconds: float | None = None
         self.input = InputWait()
         self.durations = StepHistogram()
-        self.failure: Error | None = None  # the last
+        self.failure: Error | None = None  # the last error
         self.oom_retries = 0
         self._errors: Counter[str] = Counter()
         self._connection = connection
@@ -74,16 +74,16 @@ class Reporter:
         self._percentiles_due = 0.0
 
     def set_hello(self, hello: Hello) -> None:
-        """Send another hello, where it has changed."""
+        """Send the hello again if it has changed."""
         self._connection.set_hello(hello)
 
     def record_batch_size(self, examples: int, largest: int | None = None) -> None:
-        """Record how many examples a step had, and how many the largest since the last record."""
+        """Record the number of examples of a step, and the largest since the last record."""
         self.batch_size = examples
         self.largest_batch_size = max(self.largest_batch_size or 0, examples, largest or 0)
 
     def add_executions(self, executions: Sequence[float | None], steps: int) -> None:
-        """Add executions of `steps` each, by the seconds each took; None: unknown, or not typical."""
+        """Add executions of `steps` each, by their seconds; None: unknown, or not typical (compilation)."""
         self.steps += len(executions) * steps
         self.durations.extend([each for each in executions if each is not None], steps)
 
@@ -93,11 +93,11 @@ class Reporter:
             self.active_counter.settle()
 
     def report_soon(self) -> None:
-        """Let the next step report, whenever it comes."""
+        """Make the next step report, regardless of the interval."""
         self.observe_due = self.listen_due = self._report_due = 0.0
 
     def listen(self, now: float) -> None:
-        """Read the daemon's advice every LISTEN_INTERVAL_SECONDS at most, without waiting; `now` is monotonic."""
+        """Read the daemon's advice, at most every LISTEN_INTERVAL_SECONDS; never waits. `now` is monotonic."""
         if now < self.listen_due:
             return
         self.listen_due = now + LISTEN_INTERVAL_SECONDS
@@ -118,16 +118,16 @@ class Reporter:
         self._send(now)
 
     def _update(self, now: float) -> None:
-        """Read advice, the steps that are only noted so far, and the allocators."""
+        """Read advice, count the recorded steps, and sample the allocators."""
         self.observe_due = now + min(OBSERVE_INTERVAL_SECONDS, self.interval)
         self.listen(now)
         self.settle()
         self.memory.sample()
 
     def report_error(self, error: Error) -> None:
-        """Count an error and send it, waiting at most MAX_ERROR_WAIT_SECONDS for a daemon that lags.
+        """Count an error and send it, waiting at most MAX_ERROR_WAIT_SECONDS for a slow daemon.
 
-        After MAX_SENT_ERRORS it is only counted.
+        After MAX_SENT_ERRORS errors are only counted.
         """
         self.failure = error
         self._errors[error.kind] += 1
@@ -171,17 +171,20 @@ class Reporter:
             )
         )
         if not self._connection.is_connected():
-            self.advice.disconnect(now)  # at once: before the next read another daemon may be there
+            self.advice.disconnect(now)  # at once: another daemon may be connected before the next read
 
     def give_up(self) -> None:
-        """Report that no step is under way: no further steps are noted. Neither counts nor samples: that may fail."""
+        """Report that no step is in progress, since recording has stopped.
+
+        Counts and samples nothing: that may fail.
+        """
         self.phase, self.stepping = "idle", False
         self._send(time.monotonic())
 
     def end(self) -> None:
-        """Send the exception that ends the process, if it was not sent, the last totals and the end.
+        """Send the exception that ends the process, if not sent yet, the last totals, and the end.
 
-        Waits at most MAX_END_WAIT_SECONDS for a daemon that lags, and MAX_ERROR_WAIT_SECONDS more to send an error.
+        Waits at most MAX_END_WAIT_SECONDS for a slow daemon, and MAX_ERROR_WAIT_SECONDS more to send an error.
         """
         self.count_loops(self)
         self._connection.wait_for_room(MAX_END_WAIT_SECONDS)
@@ -189,8 +192,8 @@ class Reporter:
         self.phase, self.stepping = "idle", False
         self.settle()
         self._percentiles_due = 0.0
-        # Memory is not asked: TensorFlow may be half gone, or locked for ever in a forked child that exits.
-        with contextlib.suppress(Exception):  # whatever fails here must not show at a program's end
+        # Memory is not sampled: TensorFlow may be partly torn down, or deadlocked in a forked child that exits.
+        with contextlib.suppress(Exception):  # no internal failure may show at a program's end
             error = error_from_uncaught(self.failure, phase, self.steps, self.memory.latest())
             if error is not None:
                 self.report_error(error)
@@ -206,7 +209,7 @@ class Reporter:
 def join_run(path: str | None, hello: Hello) -> Reporter:
     """Return this process's run at the socket `path`, by default GPUWARDEN_SOCKET's, and send the daemon `hello`."""
     path = path or os.environ.get("GPUWARDEN_SOCKET") or DEFAULT_SOCKET
-    key = os.getpid(), path  # by process: a forked child that trains is a run of its own
+    key = os.getpid(), path  # a forked child that trains is another run
     run = _runs.get(key)
     if run is None:
         run = _runs[key] = Reporter(DaemonConnection(path, hello))
@@ -221,7 +224,7 @@ def has_reported() -> bool:
 
 
 def report_oom_retry() -> None:
-    """Report a retry after an out-of-memory in all runs of this process."""
+    """Report a retry after an out-of-memory, in all runs of this process."""
     for (pid, _), run in tuple(_runs.items()):
         if pid == os.getpid():
             run.oom_retries += 1

@@ -1,4 +1,4 @@
-"""Settings of a program's reports, checked where they are given: later nothing may raise."""
+"""Settings of a program's reports, checked when they are passed: later nothing may raise."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DEVICE = re.compile(r"[A-Z_]+:[0-9]+")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings of whatever reports; `socket` None is the default one."""
+    """Settings of a callback or watch; `socket` None means the default."""
 
     name: str | None
     devices: Mapping[str, str]
@@ -31,17 +31,17 @@ def check_settings(
     interval: float,
     disabled: bool | None,
 ) -> Settings:
-    """Check the settings. Raises ValueError or TypeError that begins with the name of the wrong one."""
+    """Check the settings. Raises ValueError or TypeError with a message that begins with the argument's name."""
     if not (name is None or isinstance(name, str)):
-        raise TypeError(f"name: want text, not {name!r}")
+        raise TypeError(f"name: {name!r} is not text; pass a string")
     if not (socket is None or isinstance(socket, str | os.PathLike)):
-        raise TypeError(f"socket: want a path, not {socket!r}")
+        raise TypeError(f"socket: {socket!r} is not a path; pass a string or Path")
     if isinstance(interval, bool) or not isinstance(interval, int | float):
-        raise TypeError(f"interval: want seconds, not {interval!r}")
+        raise TypeError(f"interval: {interval!r} is not a number; pass seconds")
     if not 0 <= interval <= MAX_INTERVAL_SECONDS:  # a NaN is neither
-        raise ValueError(f"interval: want seconds, from 0 to {MAX_INTERVAL_SECONDS}, not {interval!r}")
-    if disabled not in (None, True, False):  # text is true whatever it says, "false" and "0" too
-        raise TypeError(f"disabled: want True or False, not {disabled!r}")
+        raise ValueError(f"interval: {interval!r} is out of range; pass 0 to {MAX_INTERVAL_SECONDS} seconds")
+    if disabled not in (None, True, False):  # any text would be true, "false" and "0" included
+        raise TypeError(f"disabled: {disabled!r} is not a bool; pass True or False")
     return Settings(
         name=name,
         devices=_check_devices({} if devices is None else devices),
@@ -54,9 +54,9 @@ def check_settings(
 def _check_devices(devices: Mapping[str, str]) -> dict[str, str]:
     if not (isinstance(devices, Mapping) and all(isinstance(text, str) for pair in devices.items() for text in pair)):
         raise TypeError(
-            f'devices: want the GPU of each of the framework\'s devices, {{"GPU:0": "GPU-..."}}, not {devices!r}'
+            f'devices: {devices!r} is not a dict of text; pass device names and UUIDs, {{"GPU:0": "GPU-..."}}'
         )
     for device in devices:
-        if not _DEVICE.fullmatch(device):  # TensorFlow would know "/GPU:0", but as a second device next to GPU:0
-            raise ValueError(f'devices: want names such as "GPU:0", not {device!r}')
+        if not _DEVICE.fullmatch(device):  # TensorFlow accepts "/GPU:0", but it would be reported next to GPU:0
+            raise ValueError(f'devices: {device!r} is not a device name; use names such as "GPU:0"')
     return dict(devices)

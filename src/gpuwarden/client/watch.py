@@ -1,7 +1,7 @@
-"""Watch of a loop that people write themselves: `with watch("name") as run:`, and `run.step()` after each step.
+"""Watch of a custom training loop: `with watch("name") as run:`, and `run.step()` after each step.
 
-It needs no framework, and the loop never suffers from it: nothing here waits, raises, or asks a device for anything but
-its allocator's counters.
+It needs no framework and never disturbs the loop: nothing here waits, raises, or reads more of a device than its
+allocator's counters.
 """
 
 from __future__ import annotations
@@ -32,58 +32,87 @@ def watch(
     framework: str | None = None,
     disabled: bool | None = None,
 ) -> Watch:
-    """Report this process's loop to the gpuwarden daemon; without a daemon it does nothing.
+    """Report a custom training loop to the gpuwarden daemon.
 
-    `name` says what the run is called, by default its script. `devices` says which GPU, by UUID, a framework's device
-    stands for, where the daemon cannot know: `{"GPU:0": "GPU-..."}`. `socket` is the daemon's, by default
-    GPUWARDEN_SOCKET's or /run/gpuwarden/run.sock. `interval` is the seconds between reports. `framework`, "torch",
-    "jax" or "tensorflow", says which one computes where the process uses several. `disabled`, or GPUWARDEN_DISABLED=1,
-    switches it off. Raises ValueError or TypeError for a wrong argument, and nothing of its own ever after.
+    For loops in torch, JAX, TensorFlow's GradientTape or plain Python; for Keras's `fit` there is the callback
+    `gpuwarden.keras.GpuWarden`. Without a daemon it does nothing; a daemon that starts later is found within 30 s.
+
+        from gpuwarden import watch
+
+        with watch("my training") as run:
+            for epoch in run.epochs(10):
+                for batch in run.batches(loader):
+                    train(batch)
+                    run.step(batch_size=len(batch))
+
+    Args:
+        name: Name of the run. Default: the name of the script.
+        devices: UUID of the GPU behind a framework's device, for devices that the daemon cannot identify:
+            `{"GPU:0": "GPU-..."}`.
+        socket: Path of the daemon's socket. Default: `$GPUWARDEN_SOCKET`, else /run/gpuwarden/run.sock.
+        interval: Seconds between reports, 0 to 86400.
+        framework: "torch", "jax" or "tensorflow": the one that computes, if the process has set up several. Default:
+            the one that is found.
+        disabled: True to report nothing. Default: True if `$GPUWARDEN_DISABLED` is 1.
+
+    Cost: 3 to 6 µs of CPU time a step on average, at steps of 1 ms; about 100 µs for a report.
+
+    It never blocks the loop, never sets up or synchronizes a device, and never raises after this call.
+
+    Raises:
+        ValueError or TypeError: An argument is wrong; the message begins with its name.
     """
     settings = check_settings(name=name, devices=devices, socket=socket, interval=interval, disabled=disabled)
     if framework not in (None, *FRAMEWORK_NAMES):
-        raise ValueError(f"framework: want one of {', '.join(FRAMEWORK_NAMES)}, not {framework!r}")
+        raise ValueError(f"framework: {framework!r} is unknown; pass one of {', '.join(FRAMEWORK_NAMES)}")
     return Watch(LoopTracker(settings, framework))
 
 
 class Watch:
-    """One loop of this process; `watch()` makes one. To be used by one thread at a time: another has its own.
+    """One training loop of this process, made by `watch()`. Use it in one thread; each thread makes its own.
 
-    All watches of a process, and its Keras callbacks, are one run, whose totals go on until the process ends. A copy
-    does nothing, nor does a forked child's: a child that trains makes its own.
+    All watches and Keras callbacks of a process are one run, whose totals last until the process ends. A copy does
+    nothing, and neither does a watch in a forked child: a child that trains makes its own.
     """
 
     def __init__(self, loop: LoopTracker) -> None:
         self._loop = loop
 
     def step(self, batch_size: int | None = None, loss: float | None = None) -> None:
-        """Record that a step has ended, in about 2 µs but a few times a second; it never waits and never raises.
+        """Record that a training step has ended; call it once after each step.
 
-        `batch_size` is how many examples went through it. `loss` is a number of the host's: a tensor is left out, since
-        to read it would wait for the device.
+        Takes about 2 µs, and about 100 µs four times a second, when it reports. Never waits and never raises.
+
+        Args:
+            batch_size: Number of examples in the step.
+            loss: Loss as a Python or NumPy number, such as `loss.item()`. A tensor is ignored with one warning: reading
+                it would wait for the device.
         """
         self._loop.step(batch_size, loss)
 
     def epoch(self, number: int) -> None:
-        """Record that epoch `number`, from 0, begins: what went before it since the last step is no part of a step."""
+        """Record that epoch `number` starts, counted from 0. The time since the last step belongs to no step."""
         self._loop.begin_epoch(number)
 
     def epochs(self, epochs: int | Iterable[int]) -> Iterator[int]:
-        """Go through so many epochs, or these: `for epoch in run.epochs(10)`, `run.epochs(range(5, 10))`."""
+        """Yield epoch numbers and record each epoch: `for epoch in run.epochs(10)`, `run.epochs(range(5, 10))`."""
         for number in epochs if isinstance(epochs, Iterable) else range(epochs):
             self._loop.begin_epoch(number)
             yield number
         self._loop.rest()
 
     def batches(self, loader: Iterable[T]) -> TimedBatches[T]:
-        """Go through a loader's batches, and note how long the loop waits for each; the loader does as ever."""
+        """Return an iterable of the loader's batches that measures how long the loop waits for each.
+
+        It has the loader's length, raises what the loader raises, and keeps no batch.
+        """
         return TimedBatches(self, self._loop, loader)
 
     @contextmanager
     def phase(self, name: Phase) -> Iterator[None]:
-        """Stay in another phase for a while, "test", "predict" or "idle": its time is no step time.
+        """Switch to the phase "test", "predict" or "idle" inside a `with` block: `with run.phase("test"): ...`.
 
-        `with run.phase("test"): ...`. Steps within are not counted.
+        Its time belongs to no step, and steps inside it are not counted.
         """
         self._loop.enter(name)
         try:
@@ -95,26 +124,26 @@ class Watch:
 
     @property
     def pressure(self) -> Level:
-        """Pressure on this process's GPUs now: "none", "warning" or "critical"; "none" if no daemon is connected.
+        """Current pressure on this process's GPUs: "none", "warning" or "critical"; "none" without a daemon.
 
-        As of now, or 50 ms before; it never waits.
+        At most 50 ms old; reading it never waits.
         """
         return self._loop.advice.pressure
 
     @property
     def advice(self) -> Advice | None:
-        """Last advice to this process, perhaps on what is over by now; None where there was none."""
+        """Last advice that the daemon sent to this process, which may be outdated; None if there was none."""
         return self._loop.advice.last
 
     def close(self) -> None:
-        """End the loop: report the last totals. The run itself ends with the process."""
+        """Report the last totals and stop; `with` does it. The run itself ends with the process."""
         self._loop.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(watch, disabled=True), ()
 
     def __del__(self) -> None:
-        # At any moment, in any thread: so what is left is counted with the next look of another loop, or at the end.
+        # Runs at any moment, in any thread, so the remaining steps are counted by another loop, or at the end.
         self._loop.switch_off()
 
     def __enter__(self) -> Watch:  # noqa: PYI034 - Self is there from Python 3.11 on
@@ -129,10 +158,10 @@ class Watch:
 
 
 class TimedBatches(Generic[T]):
-    """A loader's batches as the loader gives them; each pass through it is timed."""
+    """Iterable of a loader's batches that measures the wait for each."""
 
     def __init__(self, watch: Watch, loop: LoopTracker, loader: Iterable[T]) -> None:
-        self._watch = watch  # which lives as long as this
+        self._watch = watch  # keeps it alive
         self._loop = loop
         self._loader = loader
 
@@ -150,7 +179,7 @@ class TimedBatches(Generic[T]):
                 return
             self._loop.record_wait(asked)
             yield batch
-            del batch  # else it would stay in memory while the next is made
+            del batch  # otherwise it would stay in memory while the next is made
             asked = monotonic()
 
     def __len__(self) -> int:

@@ -20,22 +20,22 @@ _WORKERS = ("CollectiveAllReduceStrategy", "_CollectiveAllReduceStrategyExperime
 
 
 def read_strategy(model: Any) -> str:
-    """Return the type name of the model's tf.distribute strategy, the default's too; "NoneType" on other backends."""
+    """Return the type name of the model's tf.distribute strategy, "NoneType" on other backends."""
     return type(getattr(model, "distribute_strategy", None)).__name__
 
 
 def is_in_one_process(model: Any) -> bool:
-    """Return whether no other process takes part in each step of the model, as far as its strategy shows."""
+    """Return whether the model's steps run in this process only, as far as its strategy shows."""
     return read_strategy(model) in (*IN_ONE_PROCESS, "NoneType")
 
 
 def has_workers(model: Any) -> bool:
-    """Return whether the model is trained by several workers that can be asked whether they agree."""
+    """Return whether the model is trained by several workers that can vote, see `agree`."""
     return read_strategy(model) in _WORKERS
 
 
 def find_reason_to_hold(model: Any) -> str | None:
-    """Return why this process may neither act alone nor ask the others; None where no other trains this model."""
+    """Return why this process may neither act alone nor vote; None if it may."""
     strategy = read_strategy(model)
     if strategy not in (*IN_ONE_PROCESS, *_WORKERS, "NoneType"):
         return f"under {strategy}"
@@ -44,31 +44,32 @@ def find_reason_to_hold(model: Any) -> str | None:
 
 
 def is_first() -> bool:
-    """Return whether this is the worker that writes what all have in common."""
+    """Return whether this is the worker that writes shared files."""
     return not read_job_place(os.environ).rank
 
 
 def agree(model: Any, *, wanted: bool) -> bool:
-    """Ask all workers of the model's strategy whether one of them wants it; each has to ask at the same place."""
+    """Return whether any worker of the model's strategy wants it. Blocks until every worker has called this."""
     tf, strategy = sys.modules["tensorflow"], model.distribute_strategy
     votes = strategy.run(lambda: tf.constant(int(wanted)))
     return bool(strategy.reduce(tf.distribute.ReduceOp.SUM, votes, axis=None) > 0)
 
 
 def _count_jax_processes() -> int:
-    # process_count() makes the devices, with most of the GPUs' memory, and TensorFlow and Keras import JAX to no end.
+    # process_count() makes the devices, which takes most of the GPUs' memory, and TensorFlow and Keras import JAX
+    # without using it.
     if "jax" in list_running_frameworks():
         return _call_count("jax", "process_count")
-    agreed = getattr(sys.modules.get("jax._src.distributed"), "global_state", None)  # by jax.distributed.initialize
-    return int(getattr(agreed, "num_processes", 1))
+    state = getattr(sys.modules.get("jax._src.distributed"), "global_state", None)  # set by jax.distributed.initialize
+    return int(getattr(state, "num_processes", 1))
 
 
 def _count_torch_workers() -> int:
     distributed = sys.modules.get("torch.distributed")
-    ready: Callable[[], bool] | None = getattr(distributed, "is_initialized", None)
-    return _call_count("torch.distributed", "get_world_size") if ready is not None and ready() else 1
+    is_ready: Callable[[], bool] | None = getattr(distributed, "is_initialized", None)
+    return _call_count("torch.distributed", "get_world_size") if is_ready is not None and is_ready() else 1
 
 
 def _call_count(module: str, function: str) -> int:
-    asked = getattr(sys.modules.get(module), function, None)
-    return 1 if asked is None else int(asked())
+    count = getattr(sys.modules.get(module), function, None)
+    return 1 if count is None else int(count())

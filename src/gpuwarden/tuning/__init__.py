@@ -1,1 +1,1 @@
-"""Training that fits the memory: batch size search, retry after an out-of-memory error."""
+"""Batch size search, and retry with a smaller batch after an out-of-memory error."""

@@ -1,4 +1,4 @@
-"""Allocators of the devices that this process trains on: their memory, their peaks, and their out-of-memory."""
+"""Allocators of the devices that this process trains on: memory, peaks, and out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from gpuwarden.protocol.messages import DeviceMemory
 
 
 def is_device_oom(error: BaseException) -> bool:
-    """Return whether an error is an out-of-memory of the device, by its text; takes some ms and keeps nothing of it.
+    """Return whether an error is an out-of-memory of the device, by its text; takes some ms and keeps no reference.
 
-    An error that was raised while an out-of-memory was handled is another one.
+    An error that was raised while an out-of-memory was handled does not count.
     """
     return has_known_kind(error) and error_from_exception(error, "train", 0, read_device_memory()).kind == "device_oom"
 
 
 def read_device_memory() -> dict[str, DeviceMemory]:
-    """Return the memory of the devices that this process trains on; one without statistics is absent.
+    """Return the memory of the devices that this process trains on; a device without statistics is absent.
 
-    Without a GPU that is TensorFlow's CPU, where its allocator was given a limit as a GPU's has.
+    Without a GPU it is TensorFlow's CPU, if its allocator was given a limit.
     """
     framework = make_adapter(keras.backend.backend())
     found: dict[str, DeviceMemory] = {}
@@ -34,14 +34,14 @@ def read_device_memory() -> dict[str, DeviceMemory]:
     gpus = tuple(framework.list_devices())
     for device in gpus or ("CPU:0",):
         with contextlib.suppress(Exception):  # by framework, version and allocator: it has no statistics
-            said = framework.read_memory(device)
-            if said is not None and (gpus or said.limit is not None):
-                found[device] = said
+            memory = framework.read_memory(device)
+            if memory is not None and (gpus or memory.limit is not None):
+                found[device] = memory
     return found
 
 
 def reset_peaks() -> bool:
-    """Reset the allocators' peaks; return False where they cannot: JAX's."""
+    """Reset the allocators' peaks; return False if the framework cannot (JAX)."""
     backend = keras.backend.backend()
     if backend == "tensorflow":
         _reset_tensorflow(sys.modules["tensorflow"])
@@ -51,7 +51,7 @@ def reset_peaks() -> bool:
 
 
 def read_peak_ratio() -> float | None:
-    """Return the largest peak of a device as a ratio of its allocator's limit; None where one has no limit."""
+    """Return the largest peak of a device as a ratio of its allocator's limit; None if one has no limit."""
     found = _add_torch_limit(read_device_memory())
     if not found or not all(each.limit for each in found.values()):
         return None
@@ -73,11 +73,11 @@ def _reset_torch(cuda: Any) -> None:
 
 
 def _add_torch_limit(found: dict[str, DeviceMemory]) -> dict[str, DeviceMemory]:
-    """Add what torch's allocator may take where it has no limit: what it holds, and what is free on the GPU."""
+    """Add a limit to torch's figures that have none: its reserved bytes plus the GPU's free memory."""
     if keras.backend.backend() != "torch":
         return found
     cuda = sys.modules["torch"].cuda
     return {
-        device: replace(said, limit=said.limit or (said.reserved or 0) + cuda.mem_get_info(int(device[4:]))[0])
-        for device, said in found.items()
+        device: replace(memory, limit=memory.limit or (memory.reserved or 0) + cuda.mem_get_info(int(device[4:]))[0])
+        for device, memory in found.items()
     }

@@ -1,4 +1,4 @@
-"""Search for the largest batch size that a model trains with on its device, by training with it."""
+"""Search for the largest batch size that fits a model's device, by training steps with each size tried."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gpuwarden.tuning.model_snapshot import (
     substitute_optimizer,
 )
 
-TRIAL_STEPS = 3  # of a trial: the optimizer's variables exist and the peak is seen
+TRIAL_STEPS = 3  # by then the optimizer's variables exist and the peak has been reached
 MAX_BATCH_SIZE = 1 << 16
 
 Batch = tuple[Any, ...]
@@ -36,27 +36,43 @@ def find_batch_size(
     largest: int | None = None,
     margin: float = 0.1,
 ) -> int:
-    """Return the largest batch size that fits the device with a margin, by real training steps for each size tried.
+    """Return the largest batch size that fits the device's memory with a margin, by training a few steps of each.
 
-    `data` gives a batch for a size, `lambda size: (x, y)` or `(x, y, sample_weight)`, or is arrays `(x, y)` to cut one
-    from. Each part is an array, or a list, tuple or dict of them, as `fit` takes it. Between `smallest` and `largest`
-    sizes are doubled, then halved in to within a sixteenth: each is trained for 3 steps, or one execution where that
-    has more. `margin` is the share of the allocator's limit that stays free at the peak; where that is not known (JAX,
-    TensorFlow on a GPU without a limit), the share by which the batch is smaller than one that fits.
+        from gpuwarden.keras import find_batch_size
 
-    The model is as before afterwards, with all that training changes: weights, optimizer, metrics, seeds, compiled
-    functions. Only an out-of-memory of the device counts as "does not fit"; any other error is raised as it is. Blocks
-    for as long as the steps take. The allocator's peak is set back. Raises TypeError or ValueError for what it cannot
-    work with, MemoryError where not even `smallest` fits.
+        size = find_batch_size(model, (x, y), smallest=8, largest=4096)
+        model.fit(x, y, batch_size=size)
+
+    Args:
+        model: A Keras 3 model, built and compiled, that trains in this process alone.
+        data: Arrays `(x, y)` or `(x, y, sample_weight)` to take batches from, or a function that returns such a batch
+            for a size. Each part is an array, or a list, tuple or dict of arrays. Use the largest examples that
+            training will have, such as the longest sequences.
+        smallest: Smallest size to return.
+        largest: Largest size to return. Default: 65536, or the length of the arrays if that is less.
+        margin: Ratio of the allocator's memory limit that stays free at the peak, 0 to below 1. If the limit or the
+            peak is unknown (JAX, TensorFlow on a whole GPU), the found size is reduced by this ratio instead.
+
+    Cost: it blocks for 3 training steps of each size tried (one execution, if `steps_per_execution` is more), about
+    twice log2(largest / smallest) sizes, and keeps a copy of the model's state in host memory meanwhile. Sizes are
+    doubled until one does not fit, then bisected to within 1/16.
+
+    It never changes the model: weights, optimizer, metrics, random seeds and compiled functions are restored. The
+    allocator's peak is reset.
+
+    Raises:
+        MemoryError: Even `smallest` does not fit.
+        TypeError or ValueError: An argument is wrong or the model is not supported.
+        Any other error of the training steps, unchanged: only an out-of-memory of the device means "does not fit".
     """
     check_model(model, "find_batch_size")
     smallest = check_whole(smallest, "smallest")
     make_batch, most = _make_source(data)
     largest = min(most, MAX_BATCH_SIZE if largest is None else check_whole(largest, "largest"))
     if largest < smallest:
-        raise ValueError(f"largest: want {smallest} or more, which is the smallest, not {largest}")
+        raise ValueError(f"largest: {largest} is less than smallest; pass {smallest} or more")
     if isinstance(margin, bool) or not isinstance(margin, Real) or not 0 <= float(margin) < 1:
-        raise ValueError(f"margin: want a share from 0 to 1, such as 0.1, not {margin!r}")
+        raise ValueError(f"margin: {margin!r} is not a ratio from 0 to below 1; pass one such as 0.1")
     try:
         with keep_seeds(), TemporaryTraces(), substitute_optimizer(model), keep_attributes(model):
             found = _Trials(model, make_batch, float(margin)).find(smallest, largest, most)
@@ -64,17 +80,17 @@ def find_batch_size(
         reset_peaks()
     if found is None or found < smallest:
         raise MemoryError(
-            f"find_batch_size: not even a batch of {smallest} fits with a margin of {margin:g}; "
-            f"{'give a smaller `smallest`, ' if smallest > 1 else ''}end what else holds memory of the device "
-            "(`gpuwarden top` says who does), or make the model need less: mixed precision, smaller inputs, fewer "
-            "or smaller layers"
+            f"find_batch_size: a batch of {smallest} does not fit with a margin of {margin:g}; "
+            f"{'pass a smaller `smallest`, ' if smallest > 1 else ''}stop other processes on the device "
+            "(`gpuwarden top` lists them), or reduce the model's memory: mixed precision, smaller inputs, fewer or "
+            "smaller layers"
         )
-    log.info("found batch size=%d with margin=%g", found, margin)
+    log.info("found the largest batch size batch_size=%d margin=%g", found, margin)
     return found
 
 
 def search(fits: Callable[[int], bool], smallest: int, largest: int) -> int | None:
-    """Return the largest size that fits, to within a sixteenth, by doubling and bisection; None where none does."""
+    """Return the largest size that fits, to within 1/16, by doubling and bisection; None if none fits."""
     if not fits(smallest):
         return None
     best, bad = smallest, None
@@ -88,7 +104,7 @@ def search(fits: Callable[[int], bool], smallest: int, largest: int) -> int | No
 
 
 class _Trials:
-    """Trials of one model with batches of several sizes; the model is as before after `find`."""
+    """Trials of one model with batches of several sizes; `find` restores the model."""
 
     def __init__(self, model: Any, make_batch: Callable[[int], Batch], margin: float) -> None:
         self._model = model
@@ -96,14 +112,14 @@ class _Trials:
         self._margin = margin
         self._steps = max(TRIAL_STEPS, int(model.steps_per_execution))
         self._snapshot = ModelSnapshot(model)
-        self._seen: dict[int, tuple[bool, float | None]] = {}
+        self._tried: dict[int, tuple[bool, float | None]] = {}
 
     def find(self, smallest: int, largest: int, most: int) -> int | None:
-        """Return the size, None where none fits; of `most` examples there is a batch at most."""
-        self._model.train_function = None  # the model's own stays as it is traced
+        """Return the size, None if none fits; `most` is the largest batch that the data has."""
+        self._model.train_function = None  # the model's own function is not traced anew
         try:
-            _, share = self._try_size(smallest)
-            if share is None:
+            _, peak_ratio = self._try_size(smallest)
+            if peak_ratio is None:
                 return self._find_by_size(smallest, largest, most)
             return self._find_by_memory(smallest, largest)
         finally:
@@ -111,8 +127,8 @@ class _Trials:
 
     def _find_by_memory(self, smallest: int, largest: int) -> int | None:
         def fits(size: int) -> bool:
-            fits, share = self._try_size(size)
-            return fits and (share or 0.0) <= 1 - self._margin
+            fits, peak_ratio = self._try_size(size)
+            return fits and (peak_ratio or 0.0) <= 1 - self._margin
 
         return search(fits, smallest, largest)
 
@@ -124,27 +140,27 @@ class _Trials:
         return min(math.floor(found * (1 - self._margin)), largest)
 
     def _try_size(self, size: int) -> tuple[bool, float | None]:
-        """Train some steps with a size, once; say whether it fits, and the peak as a share of the limit if known."""
-        if size not in self._seen:
-            self._seen[size] = self._train_steps(size)
-            log.debug("tried batch size=%d fits=%s share=%s", size, *self._seen[size])
-        return self._seen[size]
+        """Train some steps with a size, once; return whether it fits, and the peak as a ratio of the limit if known."""
+        if size not in self._tried:
+            self._tried[size] = self._train_steps(size)
+            log.debug("tried a batch size batch_size=%d fits=%s peak_ratio=%s", size, *self._tried[size])
+        return self._tried[size]
 
     def _train_steps(self, size: int) -> tuple[bool, float | None]:
         batch = _check_batch(self._make_batch(size), size)
         gc.collect()
-        known = reset_peaks()
+        has_peak = reset_peaks()
         try:
             self._model.fit(_repeat(batch), steps_per_epoch=self._steps, epochs=1, verbose=0, shuffle=False)
         except Exception as error:
             if not is_device_oom(error):
                 raise
         else:
-            return True, read_peak_ratio() if known else None
+            return True, read_peak_ratio() if has_peak else None
         finally:
             self._snapshot.restore_values()
-        gc.collect()  # the error's frames, which hold tensors
-        return False, read_peak_ratio() if known else None
+        gc.collect()  # frees the error's frames, which hold tensors
+        return False, read_peak_ratio() if has_peak else None
 
 
 def _repeat(batch: Batch) -> Iterator[Batch]:
@@ -153,18 +169,20 @@ def _repeat(batch: Batch) -> Iterator[Batch]:
 
 
 def _make_source(data: Any) -> tuple[Callable[[int], Batch], int]:
-    """Return what makes a batch of a size, and the largest size there is."""
+    """Return a function that makes a batch of a size, and the largest size available."""
     if isinstance(data, tuple | list):
         whole_batch = _normalize_batch(data)
         lengths = {shape[0] if shape else 0 for shape in _list_shapes(whole_batch)}
         if len(lengths) != 1 or not min(lengths):
-            raise ValueError(f"data: want arrays of one length, not of {sorted(lengths)}")
+            raise ValueError(
+                f"data: the arrays have the lengths {sorted(lengths)}; pass arrays of one length, not empty"
+            )
         return lambda size: keras.tree.map_structure(functools.partial(_cut, size), whole_batch), lengths.pop()
     if callable(data):
         return data, sys.maxsize
     raise TypeError(
-        "data: want a function that gives a batch of a size, or arrays (x, y); a dataset has a batch size of its own: "
-        f"lambda size: next(iter(dataset.unbatch().batch(size))), not {type(data).__name__}"
+        f"data: {type(data).__name__} is not supported; pass arrays (x, y), or a function that returns a batch of a "
+        "size, for a dataset: lambda size: next(iter(dataset.unbatch().batch(size)))"
     )
 
 
@@ -173,26 +191,26 @@ def _cut(size: int, array: Any) -> Any:
 
 
 def _check_batch(batch: Any, size: int) -> Batch:
-    """Check that a batch has the size that was asked for: a dataset that is batched already does not care."""
+    """Check that a batch has the requested size: a dataset that is already batched ignores it."""
     if not isinstance(batch, tuple | list):
-        raise TypeError(f"data: want a batch (x, y) or (x, y, sample_weight), not {type(batch).__name__}")
+        raise TypeError(f"data: {type(batch).__name__} is not a batch; return (x, y) or (x, y, sample_weight)")
     checked = _normalize_batch(batch)
     for shape in _list_shapes(checked):
         if not shape or shape[0] != size:
-            raise ValueError(f"data: asked for a batch of {size}, got one with shape {shape}")
+            raise ValueError(f"data: the batch has shape {shape}; return {size} examples, as requested")
     return checked
 
 
 def _normalize_batch(batch: tuple[Any, ...] | list[Any]) -> Batch:
-    """Return a batch as `fit` makes it of its arguments: without a last None, and with tuples for lists of arrays.
+    """Return a batch as `fit` makes it from its arguments: without trailing Nones, and with tuples in place of lists.
 
-    A generator's batch goes to TensorFlow as it is, which knows no lists of tensors.
+    A generator's batch is passed to TensorFlow unchanged, which does not accept lists of tensors.
     """
     parts = tuple(batch)
     while parts and parts[-1] is None:
         parts = parts[:-1]
     if not 1 <= len(parts) <= 3:  # noqa: PLR2004 - as fit takes them
-        raise TypeError(f"data: want a batch (x, y) or (x, y, sample_weight), not one of {len(parts)} parts")
+        raise TypeError(f"data: a batch has 1 to 3 parts, not {len(parts)}; pass (x, y) or (x, y, sample_weight)")
     return tuple(map(_convert_lists, parts))
 
 
@@ -203,12 +221,12 @@ def _convert_lists(part: Any) -> Any:
 
 
 def _list_shapes(batch: Batch) -> list[Any]:
-    """Return the shapes of a batch's arrays; a None among them, as for an output without weights, has none."""
+    """Return the shapes of a batch's arrays; a None, as for an output without weights, is skipped."""
     arrays = [each for each in keras.tree.flatten(batch) if each is not None]
     for each in arrays:
         if not hasattr(each, "shape"):
             raise TypeError(
-                f"data: want arrays, or lists and dicts of them, not {type(each).__name__}: "
-                "numpy.array(...) makes one of numbers"
+                f"data: {type(each).__name__} is not an array; pass arrays, or lists and dicts of them "
+                "(numpy.array(...) converts numbers)"
             )
     return [each.shape for each in arrays]

@@ -1,4 +1,4 @@
-"""Snapshot of all that training changes of a Keras 3 model, and its restoring."""
+"""Snapshot of everything that training changes in a Keras 3 model, to restore it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from typing import Any
 from gpuwarden.client.keras_import import keras
 from gpuwarden.tuning.optimizers import list_optimizers, remake_optimizer, reset_optimizer, variable_scope
 
-# What fit sets on a model, by backend; JAX's state is a copy that would be written over the variables later.
+# Attributes that fit sets on a model, by backend; JAX's state is a copy that would overwrite the variables later.
 _ATTRIBUTES = ("train_function", "history", "stop_training", "_eval_epoch_iterator", "_jax_state", "_jax_state_synced")
 _ABSENT = object()
 
 
 class ModelSnapshot:
-    """State of a built model as of the making of this, in host memory: one copy of all its variables.
+    """Copy of all variables of a built model, in host memory.
 
-    Of an optimizer that is not built the variables that its first step makes are unknown: those get their initial
-    values.
+    The variables of an optimizer that is not built yet are unknown: they get their initial values.
     """
 
     def __init__(self, model: Any) -> None:
@@ -38,25 +37,25 @@ class ModelSnapshot:
         if built := [each for each in self._unbuilt if each.built]:
             for each in built:
                 reset_optimizer(self._model, each)
-            self.restore_values()  # their count of steps, which need not be 0
+            self.restore_values()  # their step counts, which may be above 0
 
     def restore_values(self) -> None:
-        """Restore the values of the variables, and of torch modules' buffers, alone."""
+        """Restore only the values of the variables and of torch modules' buffers."""
         model = self._model
         if hasattr(model, "_jax_state"):
-            model._jax_state, model._jax_state_synced = None, True  # noqa: SLF001 - else it comes after these values
-        model.reset_metrics()  # those that training has made
+            model._jax_state, model._jax_state_synced = None, True  # noqa: SLF001 - otherwise it would overwrite them
+        model.reset_metrics()  # the ones that training has made
         for variable, value in self._variables:
             variable.assign(value)
         for module, buffers in self._buffers:
             module.load_state_dict(buffers, strict=False)
         if keras.backend.backend() == "torch":
-            model.zero_grad()  # gradients hold as much memory as weights
+            model.zero_grad()  # gradients take as much memory as weights
 
 
 @contextlib.contextmanager
 def keep_attributes(model: Any) -> Iterator[None]:
-    """Restore at the end what fit sets on a model in addition to its variables: compiled functions, history."""
+    """Restore at the end what fit sets on a model besides variables: compiled functions, history."""
     before = {name: getattr(model, name, _ABSENT) for name in _ATTRIBUTES}
     try:
         yield
@@ -70,22 +69,20 @@ def keep_attributes(model: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def substitute_optimizer(model: Any) -> Iterator[None]:
-    """Put an optimizer like the model's own in its place meanwhile, so that the own one stays as it is: not built.
+    """Replace the model's optimizer temporarily by one like it, so that the original stays unbuilt.
 
-    For a model whose optimizer is built it does nothing: what that one holds can be restored. The other optimizers stay
-    in their places: a function of the program's own that is traced meanwhile keeps their variables.
+    Does nothing if the optimizer is built: its variables can be restored. Other optimizers are not replaced: a function
+    of the program that is traced meanwhile keeps their variables.
     """
     own = model.optimizer
     try:
         for each in list_optimizers(model):
             if not each.built:
-                new = _make_like(
-                    model, each
-                )  # of others too: those that cannot be made again are refused before they train
+                new = _make_like(model, each)  # raises before the training if any of them cannot be made again
                 if each is own:
                     with variable_scope(model):
                         new.build(model.trainable_variables)
-                    model.optimizer = new  # only now, as memory may run out before
+                    model.optimizer = new  # only now: memory may run out before
         yield
     finally:
         model.optimizer = own
@@ -96,14 +93,14 @@ def _make_like(model: Any, own: Any) -> Any:
         return remake_optimizer(model, own)
     except Exception as error:
         raise ValueError(
-            f"model: its optimizer {type(own).__name__} is not built and cannot be made again from its config "
-            f"({type(error).__name__}: {error}); build it first: optimizer.build(model.trainable_variables)"
+            f"model: its optimizer {type(own).__name__} is not built and cannot be copied from its config "
+            f"({type(error).__name__}: {error}); call optimizer.build(model.trainable_variables) first"
         ) from error
 
 
 @contextlib.contextmanager
 def keep_seeds() -> Iterator[None]:
-    """Put the seeds of all generators back at the end, after all else: letting go draws some."""
+    """Restore the seeds of all random generators at the end, after the other restores: those draw numbers too."""
     numpy = sys.modules["numpy"]  # Keras has imported it
     put_back: list[Callable[[], object]] = [
         functools.partial(random.setstate, random.getstate()),
@@ -127,7 +124,7 @@ def _list_torch_seeds() -> Iterator[Callable[[], object]]:
 
 
 def _list_keras_seeds() -> Iterator[Callable[[], object]]:
-    """Yield what restores the generator of functions without a seed; Keras makes it when one is first called."""
+    """Yield a function that restores the generator of calls without a seed; Keras makes it at the first call."""
     try:
         module: Any = importlib.import_module("keras.src.random.seed_generator")
         generator = functools.partial(module.global_state.get_global_attribute, module.GLOBAL_SEED_GENERATOR)
@@ -137,7 +134,7 @@ def _list_keras_seeds() -> Iterator[Callable[[], object]]:
     state = [module.make_default_seed(), 0] if there is None else keras.ops.convert_to_numpy(there.state).copy()
 
     def restore_seed() -> None:
-        if (now := generator()) is not None:  # functions that were traced may have it: it has to stay
+        if (now := generator()) is not None:  # traced functions may reference it: it has to stay
             now.state.assign(state)
 
     yield restore_seed
@@ -150,7 +147,7 @@ def _list_variables(model: Any) -> list[Any]:
 
 
 def _copy_buffers(model: Any) -> list[tuple[Any, dict[str, Any]]]:
-    """Return torch modules with their buffers, as a batch norm's means; their parameters are Keras's variables."""
+    """Return torch modules with their buffers, such as a batch norm's means; parameters are Keras variables."""
     if keras.backend.backend() != "torch":
         return []
     modules = [

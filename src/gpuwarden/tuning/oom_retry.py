@@ -1,4 +1,4 @@
-"""Fit that goes on with smaller batches after an out-of-memory of its device."""
+"""Fit that retries with a smaller batch size after an out-of-memory of its device."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from gpuwarden.tuning.model_snapshot import ModelSnapshot
 from gpuwarden.tuning.optimizers import list_optimizers, unwrap_optimizer, variable_scope
 
 _OWN_ARGUMENTS = ("x", "y", "batch_size")
-_ARRAYS = ("x", "y", "sample_weight")  # of a tuple that make_dataset makes
-_KERAS_BATCH_SIZE = 32  # of arrays, where no other is given
+_ARRAYS = ("x", "y", "sample_weight")  # parts of a tuple that make_dataset returns
+_KERAS_BATCH_SIZE = 32  # Keras's default for arrays
 _CHECKPOINT_SUFFIX = ".weights.h5"  # Keras saves the whole state of a model to such a file
-_REFUSED_CALLBACKS = {  # callbacks of Keras that do not go with this
-    "BackupAndRestore": "it would go on from a checkpoint of its own",
-    "SwapEMAWeights": "after an out-of-memory nobody knows which weights are in the model",
+_REFUSED_CALLBACKS = {  # Keras callbacks that are not supported, with the reason
+    "BackupAndRestore": "it would resume from its own checkpoint",
+    "SwapEMAWeights": "after an out-of-memory it is unknown which weights are in the model",
 }
 
 
@@ -43,20 +43,41 @@ def fit_with_oom_retry(
     initial_epoch: int = 0,
     **fit_kwargs: Any,
 ) -> Any:
-    """Fit, and where the device runs out of memory go on with half the batch size from the epoch's begin.
+    """Fit a model; after an out-of-memory of the device, restart the epoch with half the batch size.
 
-    `make_dataset` makes the training data for a batch size: a dataset in batches of that size, or arrays, of which
-    `(x, y)` and `(x, y, sample_weight)` are tuples. `fit_kwargs` are fit's own; `validation_data` may be a function
-    of the batch size too, and `steps_per_epoch` is of `batch_size`: with half of it there are twice as many. At each
-    epoch's begin all of the model's state is copied to host memory, and written to the file `checkpoint`, which ends
-    in .weights.h5, where one is given. `keep_effective_batch` has Keras accumulate gradients so that an update sees as
-    many examples as before.
+        from gpuwarden.keras import GpuWarden, fit_with_oom_retry
 
-    At most `tries` fits are begun, none with less than `smallest`. Then, and where a smaller batch cannot help, the
-    out-of-memory is raised as it is with a note; any other error is raised at once. Each new try is one line in the log
-    and counts in the run's reports. A callback sees one training: its on_train_begin is called once. Returns fit's
-    History of all tries, with `batch_sizes`, the batch size of each epoch, and `oom_retries`. Blocks as fit does.
-    Raises TypeError or ValueError for what it cannot work with.
+        def make_dataset(batch_size):
+            return tf.data.Dataset.from_tensor_slices((x, y)).batch(batch_size)
+
+        history = fit_with_oom_retry(model, make_dataset, 256, epochs=50, callbacks=[GpuWarden()])
+
+    Args:
+        model: A Keras 3 model, built and compiled, that trains in this process alone.
+        make_dataset: Function that returns the training data for a batch size: a dataset in batches of that size, or
+            arrays, as a tuple `(x, y)` or `(x, y, sample_weight)`.
+        batch_size: Batch size of the first try.
+        checkpoint: File for the model's state at the start of each epoch, with the suffix .weights.h5. It is kept.
+            Default: none.
+        keep_effective_batch: True to accumulate gradients, so that an update has as many examples as before.
+        smallest: Smallest batch size to try.
+        tries: Largest number of fits, the first included.
+        initial_epoch: As for `fit`.
+        **fit_kwargs: Other arguments of `fit`. `validation_data` may be a function of the batch size too.
+            `steps_per_epoch` is meant for `batch_size`, and scaled for smaller ones.
+
+    Returns:
+        The History of all tries, each epoch once, with `batch_sizes` (the batch size of each epoch) and `oom_retries`.
+
+    Cost: at the start of each epoch the model's state is copied to host memory. A retry repeats the current epoch.
+    Blocks as `fit` does.
+
+    It never hides an error: each retry is a line in the log and counted in the run's reports. Callbacks see one
+    training: on_train_begin is called once.
+
+    Raises:
+        The out-of-memory, with a note, if no try is left or a smaller batch cannot help. Any other error at once.
+        TypeError or ValueError: An argument is wrong, or the model or a callback is not supported.
     """
     check_model(model, "fit_with_oom_retry")
     _check_rates(model)
@@ -71,7 +92,7 @@ def fit_with_oom_retry(
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """The first batch size, the smallest, and how many fits are begun at most."""
+    """First batch size, smallest batch size, and largest number of fits."""
 
     batch_size: int
     smallest: int
@@ -79,7 +100,7 @@ class _Limits:
 
 
 class _Training:
-    """One training, in as many fits as it takes."""
+    """One training, in one or more fits."""
 
     def __init__(
         self,
@@ -97,11 +118,11 @@ class _Training:
         self._user = _list_callbacks(fit_kwargs.get("callbacks"))
         history = next((each for each in self._user if isinstance(each, keras.callbacks.History)), None)
         self._history = history or keras.callbacks.History()
-        # First: at an epoch's begin no other callback has changed anything for it yet.
+        # First in the list: at an epoch's start no other callback has changed anything yet.
         self._callbacks = [self._begin, *self._user, *([] if history else [self._history])]
 
     def fit(self, effective: int | None) -> Any:
-        """Fit until it is done; `effective` is how many examples an update is to see, None where that may change."""
+        """Fit until it is done; `effective` is the number of examples of an update, None if it may change."""
         size = self._limits.batch_size
         for attempt in range(1, self._limits.tries + 1):
             self._begin.size = size
@@ -109,12 +130,12 @@ class _Training:
             error = self._try(size, attempt, smaller)
             if error is None:
                 break
-            assert smaller is not None  # else the error was raised
+            assert smaller is not None  # otherwise the error was raised
             _drop_frames(error)
             self._restore(error, None if effective is None else effective // smaller)
             log.warning(
-                "out of memory with batch size=%d in epoch=%d: going on from the epoch's begin with batch size=%d, "
-                "try=%d of %d",
+                "out of memory, restarting the epoch with a smaller batch batch_size=%d epoch=%d new_batch_size=%d "
+                "try=%d tries=%d",
                 *(size, self._begin.epoch, smaller, attempt + 1, self._limits.tries),
             )
             report_oom_retry()
@@ -123,7 +144,7 @@ class _Training:
         return self._history
 
     def _try(self, size: int, attempt: int, smaller: int | None) -> Exception | None:
-        """Fit once; give the out-of-memory where there was one and a smaller batch may help."""
+        """Fit once; return an out-of-memory error that a smaller batch may avoid."""
         data = _make_data(self._make_dataset(size), size)
         kwargs = self._make_arguments(size, self._limits.batch_size if "batch_size" in data else _KERAS_BATCH_SIZE)
         try:
@@ -144,84 +165,84 @@ class _Training:
         return None
 
     def _restore(self, error: Exception, steps: int | None) -> None:
-        """Put the model back, and have it accumulate `steps` batches; if that fails, raise the out-of-memory."""
+        """Restore the model, and make it accumulate `steps` batches; if that fails, raise the out-of-memory."""
         try:
-            assert self._begin.snapshot is not None  # else the error was raised
+            assert self._begin.snapshot is not None  # otherwise the error was raised
             self._begin.snapshot.restore()
             if steps is not None:
                 accumulate(self._model, steps)
         except Exception as failure:
             _add_note(
                 error,
-                "fit_with_oom_retry: out of memory, and the model could not be put back to the epoch's begin, so that "
-                f"its state is of no use ({type(failure).__name__}: {failure})",
+                "fit_with_oom_retry: out of memory, and the model's state is undefined: it could not be restored to "
+                f"the start of the epoch ({type(failure).__name__}: {failure})",
             )
             raise error from failure
 
     def _explain_hopeless(self, size: int, attempt: int, smaller: int | None) -> str:
-        """Return why no further try is made; empty where there is one."""
+        """Return the reason why no further try is made; empty if there is one."""
         if self._begin.ended:
             return (
-                "out of memory in a callback, in on_epoch_end or on_train_end, or as the next epoch's checkpoint was "
-                "written, which no smaller batch of training changes: have callbacks take less"
+                "out of memory in a callback's on_epoch_end or on_train_end, or while the next epoch's checkpoint was "
+                "written; a smaller batch does not help: reduce the memory of the callbacks"
             )
         if self._begin.snapshot is None:
-            return "out of memory before the first epoch had begun, which no smaller batch changes"
+            return "out of memory before the first epoch; a smaller batch does not help"
         validation = self._kwargs.get("validation_data")
         if self._begin.validating and _has_own_batches(validation):
             return (
-                "out of memory in validation, whose data have a batch size of their own: give validation_data as a "
-                "function of the batch size"
+                "out of memory in validation, whose data have their own batch size: pass validation_data as a function "
+                "of the batch size"
             )
         if smaller is None:
-            return f"out of memory with batch size {size}, and none is left that is smaller"
+            return f"out of memory with batch size {size}, the smallest allowed"
         if attempt == self._limits.tries:
-            return f"out of memory with batch size {size}, in the last of {attempt} tries"
+            return f"out of memory with batch size {size} in the last of {attempt} tries"
         return ""
 
-    def _make_arguments(self, size: int, unsaid: int) -> dict[str, Any]:
-        """Return fit's own arguments for a batch size; `unsaid` is what Keras validates arrays with by default."""
+    def _make_arguments(self, size: int, default: int) -> dict[str, Any]:
+        """Return fit's arguments for a batch size; `default` is Keras's batch size for validation on arrays."""
         kwargs = {name: value for name, value in self._kwargs.items() if name != "callbacks"}
         if callable(validation := kwargs.get("validation_data")):
             kwargs["validation_data"] = validation(size)
             self._scale_steps(kwargs, "validation_steps", size)
         elif not _has_own_batches(validation) and size < self._limits.batch_size:
-            given = kwargs.get("validation_batch_size") or unsaid
+            given = kwargs.get("validation_batch_size") or default
             kwargs["validation_batch_size"] = max(given * size // self._limits.batch_size, 1)
             self._scale_steps(kwargs, "validation_steps", size)
         self._scale_steps(kwargs, "steps_per_epoch", size)
         return kwargs
 
     def _scale_steps(self, kwargs: dict[str, Any], steps: str, size: int) -> None:
-        """Scale a number of steps as batches of `size` are smaller than the first ones."""
+        """Scale a number of steps from the first batch size to `size`."""
         if (given := kwargs.get(steps)) is not None:
             kwargs[steps] = math.ceil(given * self._limits.batch_size / size)
 
 
 class _EpochBegin(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
-    """State of the model at the begin of the epoch under way, and the training's progress.
+    """State of the model at the start of the current epoch, and progress of the training.
 
-    With a `path` the state is written to that file too.
+    If `path` is set, the state is written to that file too.
     """
 
     def __init__(self, path: Path | None, epoch: int) -> None:
         super().__init__()
-        self.epoch = epoch  # that is under way
-        self.sizes: dict[int, int] = {}  # of the epochs that are done
+        self.epoch = epoch  # the current one
+        self.sizes: dict[int, int] = {}  # batch size of each finished epoch
         self.size = 0
         self.validating = False
-        self.ended = False  # the epoch, but for what other callbacks do then
+        self.ended = False  # the epoch's steps and validation; other callbacks may still run
         self.snapshot: ModelSnapshot | None = None
         self._path = path
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's
-        """Copy the state; an optimizer that has not trained is built before, so that the copy holds all of it."""
+        """Copy the state; build an optimizer that has not trained before, so that the copy is complete."""
         model = self.model
         if not model.optimizer.built:
             with variable_scope(model):
                 model.optimizer.build(model.trainable_variables)
         if self.ended:
-            self.snapshot = None  # of an epoch that no try begins again: its memory is for the next
+            self.snapshot = None  # frees the memory of the last epoch's copy before the next is made
         snapshot = ModelSnapshot(model)
         if self._path is not None:
             save(model, self._path)
@@ -233,19 +254,19 @@ class _EpochBegin(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships
         self.sizes[epoch], self.ended = self.size, True
 
     def on_test_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's
-        """Record that an error from here on is one of the validation."""
+        """Record that validation has started: an error from now on belongs to it."""
         self.validating = True
 
     def on_test_end(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's
-        """Record that it is over."""
+        """Record that validation has ended."""
         self.validating = False
 
 
 @contextlib.contextmanager
 def _hide_train_begin(user: Sequence[Any], history: Any) -> Iterator[None]:
-    """Keep the begin of a training from callbacks that have had it: EarlyStopping would forget what it has seen.
+    """Skip on_train_begin of callbacks that have had it: EarlyStopping would drop its history.
 
-    Those that have to know each fit say so, by `begins_each_fit`.
+    A callback that needs each fit's on_train_begin sets `begins_each_fit`.
     """
     kept = [each for each in (*user, history) if each is not None and not getattr(each, "begins_each_fit", False)]
     before = [vars(each).get("on_train_begin") for each in kept]
@@ -266,7 +287,7 @@ def _nothing(logs: Any = None) -> None:
 
 
 def _choose_smaller(size: int, effective: int | None, smallest: int) -> int | None:
-    """Return the next size: half, or at most half and a divisor of the examples that an update sees."""
+    """Return the next size: half, or less if it has to divide the number of examples of an update."""
     smaller = size // 2
     while effective is not None and smaller > 1 and effective % smaller:
         smaller -= 1
@@ -274,17 +295,19 @@ def _choose_smaller(size: int, effective: int | None, smallest: int) -> int | No
 
 
 def _has_own_batches(validation: Any) -> bool:
-    """Return whether validation data have a batch size of their own, as a dataset does; arrays have not."""
+    """Return whether validation data have their own batch size, as a dataset does; arrays have none."""
     return validation is not None and not callable(validation) and not isinstance(validation, tuple | list)
 
 
 def _make_data(made: Any, size: int) -> dict[str, Any]:
-    """Return fit's arguments of what make_dataset made: Keras cuts arrays into batches, datasets are in batches."""
+    """Return fit's arguments for the data of make_dataset: Keras cuts arrays into batches, datasets have batches."""
     if isinstance(made, tuple) and 1 <= len(made) <= len(_ARRAYS):
         return {**dict(zip(_ARRAYS, made, strict=False)), "batch_size": size}
     if made is None or isinstance(made, tuple | list):
         got = f"a {type(made).__name__} of {len(made)}" if made else repr(made)
-        raise TypeError(f"make_dataset: want a dataset, or arrays as a tuple ({', '.join(_ARRAYS)}), not {got}")
+        raise TypeError(
+            f"make_dataset: it returned {got}; return a dataset, or arrays as a tuple ({', '.join(_ARRAYS)})"
+        )
     if isinstance(made, dict) or hasattr(made, "shape"):
         return {"x": made, "batch_size": size}
     _check_size(made, size)
@@ -292,19 +315,21 @@ def _make_data(made: Any, size: int) -> dict[str, Any]:
 
 
 def _check_size(data: Any, size: int) -> None:
-    """Raise ValueError where a dataset's shape says that it has batches of another size; most do not say."""
+    """Raise ValueError if a dataset declares batches of another size; most declare none."""
     spec = getattr(data, "element_spec", None)
     for each in keras.tree.flatten(spec) if spec is not None else ():
         shape = getattr(each, "shape", None)
         known = shape[0] if shape is not None and shape.rank else None
         if known is not None and known != size:
-            raise ValueError(f"make_dataset: asked for batches of {size}, got a dataset with batches of {known}")
+            raise ValueError(
+                f"make_dataset: the dataset has batches of {known}; return batches of {size}, as requested"
+            )
 
 
 def _drop_frames(error: BaseException) -> None:
-    """Keep of an error its text: its frames, and those of the errors behind it, hold tensors."""
+    """Drop an error's frames and those of its causes: they hold tensors."""
     error.__traceback__ = error.__cause__ = error.__context__ = None
-    gc.collect()  # some stand in cycles
+    gc.collect()  # some are in reference cycles
 
 
 def _add_note(error: BaseException, text: str) -> None:
@@ -319,28 +344,29 @@ def _list_callbacks(callbacks: Any) -> list[Any]:
 
 def _check_arguments(make_dataset: Any, fit_kwargs: dict[str, Any]) -> None:
     if not callable(make_dataset):
-        raise TypeError(f"make_dataset: want a function of the batch size, not {type(make_dataset).__name__}")
+        raise TypeError(
+            f"make_dataset: {type(make_dataset).__name__} is not a function; pass a function of the batch size"
+        )
     for name in _OWN_ARGUMENTS:
         if name in fit_kwargs:
-            raise TypeError(f"{name}: what fit is given is made by make_dataset, of the batch size")
+            raise TypeError(f"{name}: not an argument here; the data comes from make_dataset")
     callbacks = fit_kwargs.get("callbacks")
     if isinstance(callbacks, keras.callbacks.CallbackList):
-        raise TypeError("callbacks: want a list of callbacks, not a CallbackList")
+        raise TypeError("callbacks: a CallbackList is not supported; pass a list of callbacks")
     for each in _list_callbacks(callbacks):
         if why := next((why for cls in type(each).__mro__ if (why := _REFUSED_CALLBACKS.get(cls.__name__))), None):
-            raise ValueError(f"callbacks: {type(each).__name__} does not go with fit_with_oom_retry: {why}")
+            raise ValueError(f"callbacks: {type(each).__name__} is not supported by fit_with_oom_retry: {why}")
 
 
 def _check_rates(model: Any) -> None:
-    """Raise ValueError where a learning rate goes by the number of batches: of smaller ones an epoch has more."""
+    """Raise ValueError if a learning rate schedule counts batches: smaller batches would advance it faster."""
     for each in list_optimizers(model):
         optimizer = unwrap_optimizer(each)
         if isinstance(getattr(optimizer, "_learning_rate", None), keras.optimizers.schedules.LearningRateSchedule):
-            raise ValueError(  # noqa: TRY004 - the model that does not go with it is of the right type
-                f"model: its optimizer {type(optimizer).__name__} has a LearningRateSchedule, which counts "
-                "batches: with half the batch size an epoch has twice as many, and the schedule would run out before "
-                "the training is done; give the optimizer a number, and fit the callback LearningRateScheduler, which "
-                "counts epochs"
+            raise ValueError(  # noqa: TRY004 - the model has the right type
+                f"model: the LearningRateSchedule of its optimizer {type(optimizer).__name__} counts batches, and "
+                "smaller batches would advance it faster; set a number as learning rate, and use the callback "
+                "LearningRateScheduler, which counts epochs"
             )
 
 
@@ -349,12 +375,12 @@ def _make_limits(batch_size: Any, smallest: Any, tries: Any) -> _Limits:
         check_whole(batch_size, "batch_size"), check_whole(smallest, "smallest"), check_whole(tries, "tries")
     )
     if limits.batch_size < limits.smallest:
-        raise ValueError(f"batch_size: want {limits.smallest} or more, which is the smallest")
+        raise ValueError(f"batch_size: {limits.batch_size} is less than smallest; pass {limits.smallest} or more")
     return limits
 
 
 def _check_path(checkpoint: Any) -> Path | None:
     path = None if checkpoint is None else Path(checkpoint)
     if path is not None and not path.name.endswith(_CHECKPOINT_SUFFIX):
-        raise ValueError(f"checkpoint: want a file that ends in {_CHECKPOINT_SUFFIX}, not {path}")
+        raise ValueError(f"checkpoint: {path} has another suffix; use {_CHECKPOINT_SUFFIX}")
     return path

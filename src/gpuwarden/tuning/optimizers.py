@@ -1,4 +1,4 @@
-"""Optimizers of a model: the one that it was compiled with, and others that it has, as a GAN has a second."""
+"""Optimizers of a model: the one it was compiled with, and others, such as the second one of a GAN."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpuwarden.client.keras_import import keras
 
 
 def list_optimizers(model: Any) -> list[Any]:
-    """Return each once: the model's own, those in attributes of it and its layers, and in lists and dicts there."""
+    """Return each optimizer once: the model's, and those in attributes, lists and dicts of it and its layers."""
     layers = model._flatten_layers()  # noqa: SLF001 - `layers` leaves out the inner ones
     values = [value for layer in layers for value in vars(layer).values()]
     found = [model.optimizer, *(each for value in values for each in _list_values(value))]
@@ -17,12 +17,12 @@ def list_optimizers(model: Any) -> list[Any]:
 
 
 def unwrap_optimizer(optimizer: Any) -> Any:
-    """Return the optimizer that updates; one that scales the loss hands all to it."""
+    """Return the optimizer that updates: a loss scaling optimizer wraps it."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
 def variable_scope(model: Any) -> AbstractContextManager[Any]:
-    """Return the scope in which variables are made that train with the model: of its strategy, where it has one."""
+    """Return the scope for new variables that train with the model: its strategy's, if it has one."""
     strategy = getattr(model, "distribute_strategy", None)
     return nullcontext() if strategy is None else strategy.scope()
 
@@ -34,10 +34,10 @@ def remake_optimizer(model: Any, optimizer: Any) -> Any:
 
 
 def reset_optimizer(model: Any, optimizer: Any) -> None:
-    """Return all variables of a built optimizer the values that they were made with; takes as much memory meanwhile."""
+    """Reset all variables of a built optimizer to their initial values; needs as much memory again meanwhile."""
     new = remake_optimizer(model, optimizer)
     with variable_scope(model):
-        new.build(unwrap_optimizer(optimizer)._trainable_variables)  # noqa: SLF001 - those it was built for
+        new.build(unwrap_optimizer(optimizer)._trainable_variables)  # noqa: SLF001 - the ones it was built for
     for variable, value in zip(optimizer.variables, new.variables, strict=True):
         variable.assign(value)
 

@@ -1,7 +1,7 @@
-"""Classifier of exceptions: their kind, and which allocations failed, from the type's name and the text alone.
+"""Classifier of exceptions: their kind and the failed allocations, from the type's name and the message only.
 
-Each framework says what went wrong in its own words: TensorFlow, XLA, JAX, torch, the CUDA libraries below them, NumPy
-and Python itself. The texts are in patterns.py.
+TensorFlow, XLA, JAX, torch, the CUDA libraries, NumPy and Python word their errors differently; patterns.py has the
+texts.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from gpuwarden.protocol.messages import (
 )
 from gpuwarden.protocol.validators import MAX_COUNT, clip
 
-_MAX_CHAIN = 8  # exceptions that are looked at: an error or those of a group, its cause, that one's cause and so on
+_MAX_CHAIN = 8  # exceptions to read: the error or those of a group, its cause, that one's cause and so on
 _CUT = " ... "
-_MAX_SEARCHED_CHARACTERS = 1 << 16  # XLA's may come with a listing of every buffer
+_MAX_SEARCHED_CHARACTERS = 1 << 16  # XLA's messages may list every buffer
 
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50}
@@ -42,18 +42,18 @@ _WIDTHS = {  # bytes of an element, by TensorFlow's and NumPy's names
     **dict.fromkeys(("complex128",), 16),
 }
 _OP = r"\[\[\{\{node ([^}]+)\}\}|\[\[Node:? (\S+)|\[Op:(?!__)(\w+)\]"
-# Colors, and what TensorFlow appends to every out-of-memory.
+# Colors, and the hint that TensorFlow appends to every out-of-memory error.
 _NOISE = r"\x1b\[[0-9;]*[A-Za-z]|Hint: If you want to see a list of allocated tensors[^\n]*"
 
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """One exception of a chain, as it was read."""
+    """One classified exception of a chain."""
 
     kind: ErrorKind
     exception: str
     text: str
-    at: int | None  # where in the text the kind shows
+    at: int | None  # position in the text that shows the kind
 
 
 def error_from_exception(
@@ -63,10 +63,10 @@ def error_from_exception(
     memory: Mapping[str, DeviceMemory] | None = None,
     batch_size: int | None = None,
 ) -> Error:
-    """Return what an exception says, as a message; it is neither kept nor changed. Takes some ms, raises nothing.
+    """Return the error message for an exception, which is neither kept nor changed. Takes some ms, never raises.
 
-    `memory` is what the allocators say now. A CPU in it stands for a GPU, as the user mapped it: elsewhere a CPU's
-    memory is the host's. `batch_size` is the examples of the step that raised, where that is known.
+    `memory` is the allocators' current figures. A CPU in it stands for a GPU, as the user mapped it; otherwise a CPU's
+    memory is the host's. `batch_size` is the number of examples of the step that raised, if known.
     """
     memory = memory or {}
     cause = _find_cause(exception)
@@ -93,9 +93,9 @@ def error_from_exception(
 
 
 def has_known_kind(exception: BaseException) -> bool:
-    """Return whether an exception, or what it says it was raised from, is of a known kind.
+    """Return whether an exception, or a cause that it was raised from, is of a known kind.
 
-    Not where that stands only behind it: then it was raised while another was handled, and is an error of its own.
+    Its context does not count: an exception that was raised while another was handled is a different error.
     """
     each: BaseException | None = exception
     for _ in range(_MAX_CHAIN):
@@ -108,32 +108,32 @@ def has_known_kind(exception: BaseException) -> bool:
 
 
 def _find_cause(exception: BaseException) -> _Reading:
-    """Read the exception that shows what went wrong: it, or else the nearest one behind it; never a mere follower."""
+    """Return the first exception of a known kind in the chain, or else the first exception."""
     first: _Reading | None = None
     for each in _walk_chain(exception):
         reading = _classify(type(each), _read_text(each))
         if reading.kind != "other":
             return reading
         first = first or reading
-    return first or _classify(type(exception), _read_text(exception))  # groups in groups alone
+    return first or _classify(type(exception), _read_text(exception))  # only groups in groups
 
 
 def _walk_chain(exception: BaseException) -> Iterator[BaseException]:
-    """Yield the exception and what stands behind it; a group, as asyncio's TaskGroup raises, gives what it holds."""
+    """Yield the exception, its causes and contexts; of a group, such as asyncio's TaskGroup raises, the members."""
     waiting = [exception]
     for _ in range(_MAX_CHAIN):
         if not waiting:
             return
         each = waiting.pop(0)
-        held = _list_group(each)
-        if not held:
+        members = _list_group(each)
+        if not members:
             yield each
-        behind = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
-        waiting = [*held, *waiting, *([] if behind is None else [behind])]
+        earlier = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+        waiting = [*members, *waiting, *([] if earlier is None else [earlier])]
 
 
 def _list_group(exception: BaseException) -> Sequence[BaseException]:
-    # By name: Python 3.10 has none of its own.
+    # By name: Python 3.10 has no such class.
     if all(each.__name__ != "BaseExceptionGroup" for each in type(exception).__mro__):
         return ()
     return cast("Sequence[BaseException]", getattr(exception, "exceptions", ()))
@@ -161,10 +161,10 @@ def _classify(cls: type[BaseException], text: str) -> _Reading:
 
 
 def _cut_excerpt(cause: _Reading, limit: int) -> tuple[str, int | None]:
-    """Return what matters of a text, and where in that the kind shows.
+    """Return an excerpt of a text, and the position in it that shows the kind.
 
-    Of a long one these are the place where the kind shows, the front, where torch and CUDA put what matters, and the
-    end, where TensorFlow does.
+    A long text is cut to the part that shows the kind, the front, where torch and CUDA put the facts, and the end,
+    where TensorFlow does.
     """
     text, at = "", None
     for start, stop in _choose_parts(len(cause.text), cause.at, limit):
@@ -176,7 +176,7 @@ def _cut_excerpt(cause: _Reading, limit: int) -> tuple[str, int | None]:
 
 
 def _choose_parts(length: int, at: int | None, limit: int) -> list[tuple[int, int]]:
-    """Choose the parts of a text that are kept, in their order; the end gets what room the others leave."""
+    """Choose the parts of a text to keep, in order; the end gets the room that the others leave."""
     if length <= limit:
         return [(0, length)]
     room = limit - 2 * len(_CUT)
@@ -192,7 +192,7 @@ def _choose_parts(length: int, at: int | None, limit: int) -> list[tuple[int, in
 
 
 def _find_allocations(text: str) -> Iterator[Allocation]:
-    """Read the allocations that failed, each with the operation named after it."""
+    """Yield the allocations that failed, each with the operation named after it."""
     for regex in ALLOCATIONS:
         found = list(re.finditer(regex, text, re.IGNORECASE))
         for index, match in enumerate(found):
@@ -206,17 +206,17 @@ def _find_allocations(text: str) -> Iterator[Allocation]:
         yield Allocation(op=clip(op))
 
 
-def _parse_allocation(said: Mapping[str, str], after: str) -> Allocation:
-    shape = said["shape"].replace(" ", "").rstrip(",") if "shape" in said else None
-    gpu = said.get("gpu") or said.get("gpu_too")
-    device = f"GPU:{gpu}" if gpu else said.get("device", "").rstrip(".,;") or None
+def _parse_allocation(groups: Mapping[str, str], after: str) -> Allocation:
+    shape = groups["shape"].replace(" ", "").rstrip(",") if "shape" in groups else None
+    gpu = groups.get("gpu") or groups.get("gpu_too")
+    device = f"GPU:{gpu}" if gpu else groups.get("device", "").rstrip(".,;") or None
     return Allocation(
-        requested=_parse_requested(said, shape),
+        requested=_parse_requested(groups, shape),
         shape=_clip_optional(shape),
-        dtype=_clip_optional(said.get("dtype")),
-        op=_clip_optional(said.get("op") or _find_op(after)),
+        dtype=_clip_optional(groups.get("dtype")),
+        op=_clip_optional(groups.get("op") or _find_op(after)),
         device=_clip_optional(device),
-        allocator=_clip_optional(said.get("allocator")),
+        allocator=_clip_optional(groups.get("allocator")),
     )
 
 
@@ -224,21 +224,21 @@ def _clip_optional(text: str | None) -> str | None:
     return None if text is None else clip(text)
 
 
-def _parse_requested(said: Mapping[str, str], shape: str | None) -> int | None:
+def _parse_requested(groups: Mapping[str, str], shape: str | None) -> int | None:
     try:
-        requested = _compute_requested(said, shape)
-    except (KeyError, ValueError, OverflowError):  # not said, or figures that are none
+        requested = _compute_requested(groups, shape)
+    except (KeyError, ValueError, OverflowError):  # not in the text, or not a number
         return None
     return requested if requested < MAX_COUNT else None
 
 
-def _compute_requested(said: Mapping[str, str], shape: str | None) -> int:
-    """Work out the bytes: by shape and type where both are said, as other figures may be rounded."""
-    if shape is not None and said.get("dtype") in _WIDTHS:
-        return math.prod(int(each) for each in shape.split(",") if each) * _WIDTHS[said["dtype"]]
-    if "bytes" in said:
-        return int(said["bytes"])
-    return round(float(said["size"].rstrip(".").replace(",", "")) * _UNITS[said["unit"].upper().rstrip("BYTESI")])
+def _compute_requested(groups: Mapping[str, str], shape: str | None) -> int:
+    """Return the requested bytes, from shape and type if both are known: other figures may be rounded."""
+    if shape is not None and groups.get("dtype") in _WIDTHS:
+        return math.prod(int(each) for each in shape.split(",") if each) * _WIDTHS[groups["dtype"]]
+    if "bytes" in groups:
+        return int(groups["bytes"])
+    return round(float(groups["size"].rstrip(".").replace(",", "")) * _UNITS[groups["unit"].upper().rstrip("BYTESI")])
 
 
 def _find_op(after: str) -> str | None:
@@ -252,7 +252,7 @@ def _are_all_on_host(allocations: tuple[Allocation, ...], memory: Mapping[str, D
 
 
 def _shorten_to_fit(cause: _Reading, error: Error) -> Error:
-    """Add the text, and shorten what makes a message too long: many devices, or text that JSON writes at length."""
+    """Add the text, and shorten it until the message fits: many devices or escaped characters make it too long."""
     for limit, shorter in (
         (MAX_ERROR_CHARACTERS, error),
         (MAX_ERROR_CHARACTERS // 2, error),

@@ -1,6 +1,6 @@
-"""Stage of a program in which an exception was raised, by the functions of the frameworks in its traceback.
+"""Stage of a program in which an exception was raised, from the framework functions in its traceback.
 
-Nothing of the frames is kept, and no local variable of theirs is read.
+No frame is kept, and no local variable is read.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ MAX_FRAMES = 400  # the innermost
 
 @dataclass(frozen=True, slots=True)
 class StagePattern:
-    """Functions of a framework's module, both regular expressions, that mean a stage."""
+    """Module and function of a framework, as regular expressions, that identify a stage."""
 
     module: str
     function: str
     stage: Stage
 
 
-# The innermost frame that one of these means counts: weights are often made within the first forward pass.
+# The innermost frame that matches decides: weights are often made within the first forward pass.
 STAGE_PATTERNS = (
     StagePattern(r"keras/(src/)?layers/layer\.py", r"add_weight|build_wrapper", "weights"),
     StagePattern(
@@ -49,7 +49,7 @@ _MODULE = re.compile(r".*(?:site-packages|dist-packages)/(.*)")
 
 
 def find_stage(exception: BaseException) -> Stage | None:
-    """Return in which part of a program it was raised; None where no frame shows one."""
+    """Return the stage in which an exception was raised; None if no frame identifies one."""
     frames: deque[tuple[str, str]] = deque(maxlen=MAX_FRAMES)
     trace = exception.__traceback__
     while trace is not None:

@@ -1,7 +1,7 @@
-"""Exception that ends the interpreter, and its report where it was not reported when it was raised.
+"""Exception that ends the interpreter, and its error message if it was not reported when raised.
 
-Frameworks raise where no wrapper stands: as they build a model, or later, when a result is asked for that a device
-could not compute.
+Frameworks raise outside of the patched functions too: while they build a model, or later, when a result is read that a
+device could not compute.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ def is_end_of_data(error: BaseException) -> bool:
 
 
 def is_error(error: BaseException) -> bool:
-    """Return whether this is an error and not a way to stop: the end of data, an interrupt, an exit."""
+    """Return whether this is an error, and not the end of data, an interrupt or an exit."""
     return isinstance(error, Exception) and not is_end_of_data(error)
 
 
 def find_uncaught_type() -> str | None:
-    """Return the name of the type of the exception that ends the interpreter.
+    """Return the name of the type of the exception that ends the interpreter; None if none does.
 
-    The interpreter notes what it has just printed. So do those that go on after it: Python's prompt and IPython, which
-    show themselves by sys.ps1, and others whose frames stand below the exception's.
+    The interpreter stores the last exception it printed. So do programs that continue after one: Python's prompt and
+    IPython, which set sys.ps1, and others, whose frames are below the exception's.
     """
     kind, trace = getattr(sys, "last_type", None), getattr(sys, "last_traceback", None)
     if kind is None or hasattr(sys, "ps1") or (trace is not None and trace.tb_frame.f_back is not None):
@@ -40,11 +40,12 @@ def find_uncaught_type() -> str | None:
 
 
 def error_from_uncaught(last: Error | None, phase: Phase, steps: int, memory: dict[str, DeviceMemory]) -> Error | None:
-    """Describe the exception that ends the interpreter, but for one that is no error or was reported as `last`.
+    """Return the error message for the exception that ends the interpreter; None if it is no error or was reported.
 
-    By kind and text, since no exception is kept; one that was raised from a reported one counts as reported.
+    `last` is the last reported error, compared by kind and text, since no exception is kept. An exception that was
+    raised from a reported one counts as reported.
     """
-    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)  # the one from Python 3.12 on
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)  # last_exc from Python 3.12 on
     if find_uncaught_type() is None or not isinstance(error, BaseException) or not is_error(error):
         return None
     chain: list[BaseException] = [error]

@@ -1,7 +1,7 @@
 """Adapters for frameworks: their devices, and the memory that their allocators report.
 
-What a process has imported and set up shows which framework it computes with. Nothing here imports or sets up any:
-that would take memory, and freeze options that the program still wants to set.
+A process computes with the framework that it has imported and set up. Nothing here imports or sets up a framework: that
+would allocate memory and freeze options that the program may still set.
 """
 
 from __future__ import annotations
@@ -15,31 +15,30 @@ from gpuwarden.protocol.messages import DeviceMemory
 
 
 class Framework(Protocol):
-    """Source of device memory: the framework that a run computes with, read in the run's own thread, between steps.
+    """Source of device memory: the framework that a run computes with, read in the run's thread, between steps.
 
-    An adapter is made once the framework has made its devices: asking earlier would make them, and freeze their
-    options.
+    Make an adapter only after the framework has made its devices: listing them earlier would make them and freeze
+    their options.
     """
 
-    name: str  # of its module, and Keras's of the backend
+    name: str  # of its module, which is also Keras's name of the backend
 
     @property
     def version(self) -> str:
-        """Its version as it writes it."""
+        """Version of the framework."""
         return str(sys.modules[self.name].__version__)
 
     def list_devices(self) -> Mapping[str, str | None]:
-        """Return the GPUs the run may use, "GPU:0" and so on, each with its UUID where it is known."""
+        """Return the GPUs that the run may use, "GPU:0" and so on, each with its UUID if known."""
 
     def read_memory(self, device: str) -> DeviceMemory | None:
         """Read the device's allocator; None while the run has not used the device.
 
-        Raises any exception where it has no statistics.
+        Raises any exception if it has no statistics.
         """
 
 
-# By the name of the module, which is also Keras's name of the backend. torch and JAX come before TensorFlow, which
-# often only reads their data.
+# By module name. torch and JAX come before TensorFlow, which often only reads their data.
 _ADAPTERS = {"torch": "Torch", "jax": "Jax", "tensorflow": "TensorFlow"}
 FRAMEWORK_NAMES = tuple(_ADAPTERS)
 
@@ -57,7 +56,7 @@ def list_running_frameworks() -> Iterator[str]:
 
 
 def make_adapter(name: str) -> Framework | None:
-    """Return the adapter for a framework, or a backend of Keras's, that has set up its devices; None for another."""
+    """Return the adapter for a framework, or Keras backend, that has set up its devices; None for any other."""
     if name not in _ADAPTERS or name not in sys.modules:
         return None
     module = importlib.import_module(f"{__name__}.{name}")
@@ -65,14 +64,14 @@ def make_adapter(name: str) -> Framework | None:
 
 
 def _torch_runs() -> bool:
-    # Not there yet while another thread imports torch.
-    asked = getattr(sys.modules.get("torch.cuda"), "is_initialized", None)
-    return asked is not None and bool(asked())
+    # The attribute is missing while another thread imports torch.
+    is_initialized = getattr(sys.modules.get("torch.cuda"), "is_initialized", None)
+    return is_initialized is not None and bool(is_initialized())
 
 
 def _jax_runs() -> bool:
-    # Not by jax.devices(), which makes the devices and takes most of their memory; nor by the bridge's own function,
-    # which waits while another thread makes them.
+    # jax.devices() would make the devices and take most of their memory; the bridge's own function waits while another
+    # thread makes them.
     bridge = sys.modules.get("jax._src.xla_bridge")
     lock = getattr(bridge, "_backend_lock", None)
     return bool(getattr(bridge, "_backends", None)) and not (lock is not None and lock.locked())

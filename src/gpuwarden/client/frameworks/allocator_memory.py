@@ -1,4 +1,4 @@
-"""Memory of the framework's allocators on the devices that a run uses, as of the last sample."""
+"""Memory of the framework's allocators on a run's devices, as of the last sample."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ class AllocatorMemory:
 
     def __init__(self) -> None:
         self._framework: Framework | None = None
-        self._devices: tuple[str, ...] = ()  # that are asked
+        self._devices: tuple[str, ...] = ()  # to sample
         self._latest: dict[str, DeviceMemory] = {}
 
     def watch(self, framework: Framework, devices: Iterable[str]) -> None:
-        """Watch these devices instead of the last ones; a peak once seen stays."""
+        """Watch these devices in place of the last ones; peaks are kept."""
         self._framework = framework
         self._devices = tuple(devices)
         self._latest = {device: last for device, last in self._latest.items() if device in self._devices}
         self.sample()
 
     def sample(self) -> None:
-        """Read the allocators, some µs a device; one that fails is not asked again."""
+        """Read the allocators, some µs a device; a device that fails is not read again."""
         if self._framework is None:
             return
         for device in self._devices:
             last = self._latest.get(device)
             try:
                 now = self._framework.read_memory(device)
-            except Exception:  # noqa: BLE001 - by framework, version and allocator: it has no statistics
+            except Exception:  # noqa: BLE001 - no statistics, by framework, version and allocator
                 self._devices = tuple(each for each in self._devices if each != device)
                 now = None
-            if now is None:  # has no statistics, or was not used yet
+            if now is None:  # no statistics, or not used yet
                 self._latest.pop(device, None)
                 continue
-            if last and last.peak > now.peak:  # the user has reset the allocator's
+            if last and last.peak > now.peak:  # the user has reset the allocator's peak
                 now = replace(now, peak=last.peak)
             self._latest[device] = now
 
@@ -49,5 +49,5 @@ class AllocatorMemory:
 
 
 def add_named_devices(found: Mapping[str, str | None], named: Mapping[str, str]) -> dict[str, str | None]:
-    """Return the devices to watch: those `found` and those the user `named`, each with the GPU it stands for."""
+    """Return the devices to watch: those `found` and those the user `named`, each with the UUID of its GPU."""
     return dict(list({**found, **named}.items())[:MAX_DEVICES])

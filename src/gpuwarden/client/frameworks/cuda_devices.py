@@ -1,7 +1,7 @@
-"""UUIDs of this process's CUDA devices, in CUDA's own order, from a driver that the process has loaded already.
+"""UUIDs of this process's CUDA devices, in CUDA's order, from a driver library that the process has already loaded.
 
-CUDA counts devices by speed or by PCI address, leaves out those that CUDA_VISIBLE_DEVICES hides, and takes a MIG
-instance for a device; NVML does none of this. Only CUDA itself, in this process, says which GPU its device 0 is.
+CUDA orders devices by speed or by PCI address, leaves out those that CUDA_VISIBLE_DEVICES hides, and treats a MIG
+instance as a device; NVML does none of this. Only CUDA, in this process, knows which GPU its device 0 is.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _UUID_BYTES = 16
 
 
 def read_uuids() -> tuple[str, ...] | None:
-    """Return the UUID of each device as NVML writes it; None where CUDA is not loaded, not set up, or fails.
+    """Return the UUID of each device as NVML writes it; None if CUDA is not loaded, not set up, or fails.
 
-    Nothing is loaded or set up for it: cuInit would create what a process that forks or sets options must not have yet.
+    Loads and sets up nothing: cuInit would break a process that still forks or sets options.
     """
     driver = _find_driver()
     try:
@@ -37,7 +37,7 @@ def _find_driver() -> ctypes.CDLL | None:
 
 
 def _read_all(driver: ctypes.CDLL) -> tuple[str, ...] | None:
-    # Every function of the driver's returns 0 for success, and 3 where cuInit was not called in this process.
+    # Every driver function returns 0 for success, and 3 if cuInit was not called in this process.
     count = ctypes.c_int()
     if driver.cuDeviceGetCount(ctypes.byref(count)):
         return None
@@ -56,8 +56,8 @@ def _read_all(driver: ctypes.CDLL) -> tuple[str, ...] | None:
 def _read_uuid(driver: ctypes.CDLL, device: ctypes.c_int) -> str | None:
     """Read one device's UUID.
 
-    The second version, from driver 470 on, gives a MIG instance's own; the first gives its GPU's (CUDA Driver API,
-    Device Management). So a device for which they differ is an instance.
+    For a MIG instance, the second version of the function (driver 470 and later) returns its own UUID, the first one
+    its GPU's (CUDA Driver API, Device Management). So a device for which they differ is an instance.
     """
     gpu = _call_for_uuid(driver.cuDeviceGetUuid, device)
     second = getattr(driver, "cuDeviceGetUuid_v2", None)

@@ -1,4 +1,4 @@
-"""Search for the framework that a process computes with, and for the devices it has set up."""
+"""Search for the framework that a process computes with, and for its devices."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from gpuwarden.client.frameworks.allocator_memory import AllocatorMemory, add_na
 
 
 class FrameworkSearch:
-    """Search for a framework with devices, repeated until one is found; then it costs nothing.
+    """Search for a framework with devices, repeated until one is found; after that it costs nothing.
 
-    `wanted` is the one that the user names. `framework` is its name and version; `devices` are those to report: what is
-    found, and what the user `named`.
+    `wanted` is the framework that the user names. `framework` is its name and version; `devices` are those to report:
+    the ones that are found, and the ones that the user `named`.
     """
 
     def __init__(self, wanted: str | None, named: Mapping[str, str]) -> None:
@@ -26,7 +26,7 @@ class FrameworkSearch:
         self.devices: Mapping[str, str | None] = add_named_devices({}, named)
 
     def update(self, memory: AllocatorMemory) -> bool:
-        """Search once, in some µs, and let `memory` watch what is found. Say whether something has changed."""
+        """Search once, in some µs, and make `memory` watch the result; return whether it has changed."""
         if self._over:
             return False
         before = self.framework, self.devices
@@ -44,13 +44,13 @@ class FrameworkSearch:
             return
         devices = framework.list_devices()
         self._over = bool(devices) or name == self._wanted
-        if self._over or len(self._asked) == 1:  # else the one without devices that was found first stays
+        if self._over or len(self._asked) == 1:  # otherwise keep the first one found, without devices
             self.framework = f"{framework.name} {framework.version}"
             self.devices = add_named_devices(devices, self._named)
             memory.watch(framework, self.devices)
 
     def _name_imported(self) -> str:
-        """Return the name of what will compute, as far as the imports show."""
+        """Return the name of the framework that will compute, as far as the imports show."""
         names = frameworks.list_imported_frameworks() if self._wanted is None else [self._wanted]
         if len(names) != 1:
             return f"python {platform.python_version()}"

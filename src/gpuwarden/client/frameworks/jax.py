@@ -1,6 +1,6 @@
 """JAX's GPUs and the memory that XLA's allocator reports.
 
-Only for a process whose JAX has made its devices: asking for them would, and take 75 % of each GPU's memory.
+Use it only after JAX has made its devices: listing them would make them, and take 75 % of each GPU's memory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gpuwarden.protocol.messages import DeviceMemory
 
 
 class Jax(Framework):
-    """JAX as a source of device memory; a GPU goes by its local hardware id, which is CUDA's index in this process."""
+    """JAX as a source of device memory; a GPU is named by its local hardware id, which is CUDA's index."""
 
     name = "jax"
 
@@ -23,15 +23,15 @@ class Jax(Framework):
         self._devices = {_format_name(device): device for device in self._jax.local_devices()}
 
     def list_devices(self) -> Mapping[str, str | None]:
-        """Return this process's GPUs, each with its UUID where that is known."""
+        """Return this process's GPUs, each with its UUID if known."""
         known = dict(enumerate(cuda_devices.read_uuids() or ()))
         gpus = [device for device in self._devices.values() if _is_gpu(device)]
         return {_format_name(gpu): known.get(gpu.local_hardware_id) for gpu in gpus}
 
     def read_memory(self, device: str) -> DeviceMemory:
-        """Read the allocator; raises LookupError where it has no statistics, as on a CPU.
+        """Read the allocator; raises LookupError if it has no statistics, as on a CPU.
 
-        JAX frees what Python has dropped before it answers, so this is for a report, not for each step.
+        JAX first frees arrays that Python has dropped, so call this for a report, not for each step.
         """
         statistics: Mapping[str, int] | None = self._devices[device].memory_stats()
         if statistics is None:
@@ -40,7 +40,7 @@ class Jax(Framework):
             current=statistics["bytes_in_use"],
             peak=statistics["peak_bytes_in_use"],
             limit=statistics.get("bytes_limit") or None,
-            # By allocator the one or the other; what the best-fit one, the usual, does not count it gives as 0.
+            # One or the other, by allocator; the default one, best-fit, reports 0 for what it does not count.
             reserved=statistics.get("pool_bytes") or statistics.get("bytes_reserved") or None,
         )
 

@@ -1,7 +1,7 @@
 """TensorFlow's devices and the memory that its allocators report.
 
-Only for a process that computes with TensorFlow already: the first question asked here creates its devices, and from
-then on their options are frozen. Peaks are never reset: they are the user's.
+Use it only in a process that computes with TensorFlow already: the first call creates its devices and freezes their
+options. Peaks are never reset: the user may read them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DEFAULT_CPU_LIMIT_MEBIBYTES = 1 << 16  # process_state.cc
 
 
 class TensorFlow(Framework):
-    """TensorFlow as a source of device memory; a device goes by its physical name."""
+    """TensorFlow as a source of device memory; a device is named by its physical name."""
 
     name = "tensorflow"
 
@@ -30,30 +30,30 @@ class TensorFlow(Framework):
         self._limits: dict[str, int | None] = {}
 
     def list_devices(self) -> Mapping[str, str | None]:
-        """Return the visible GPUs, each with its UUID where that is known.
+        """Return the visible GPUs, each with its UUID if known.
 
-        The number of a physical name is CUDA's index (ListPhysicalDevices in gpu_device.cc), whatever is visible.
+        The number in a physical name is CUDA's index (ListPhysicalDevices in gpu_device.cc), regardless of visibility.
         """
         known = {f"GPU:{index}": uuid for index, uuid in enumerate(cuda_devices.read_uuids() or ())}
         return {name: known.get(name) for name in self._parts}
 
     def read_memory(self, device: str) -> DeviceMemory:
-        """Read the allocator, about 1 µs; raises ValueError, InternalError or KeyError where it has no statistics."""
+        """Read the allocator, about 1 µs; raises ValueError, InternalError or KeyError if it has no statistics."""
         if device not in self._limits:
             self._limits[device] = _read_limit(self._tf, device)
         current = peak = 0
         for name in self._parts.get(device, (device,)):
-            answer = self._info(name)
-            current += answer["current"]
-            peak += answer["peak"]
+            info = self._info(name)
+            current += info["current"]
+            peak += info["peak"]
         return DeviceMemory(current, peak, self._limits[device])
 
 
 def list_physical_devices(kind: str) -> dict[str, tuple[str, ...]]:
     """Map the visible physical devices to their logical ones.
 
-    A logical index says nothing of the GPU behind it: set_visible_devices([gpus[3]]) makes GPU 3 logical GPU:0, and one
-    GPU may be cut in several. The daemon resolves GPUs, so everything reported goes by the physical name.
+    A logical index does not identify the GPU: set_visible_devices([gpus[3]]) makes GPU 3 logical GPU:0, and a GPU may
+    be split into several. The daemon resolves GPUs, so reports use the physical name.
     """
     tf = sys.modules["tensorflow"]
     devices: dict[str, tuple[str, ...]] = {}
@@ -66,7 +66,7 @@ def list_physical_devices(kind: str) -> dict[str, tuple[str, ...]]:
 
 
 def _shorten_name(name: str) -> str:
-    """Cut "/physical_device:GPU:0" and its like down to "GPU:0"."""
+    """Shorten "/physical_device:GPU:0" and the like to "GPU:0"."""
     return name.rpartition("device:")[2]
 
 
@@ -75,12 +75,12 @@ def _list_parts(tf: Any, device: Any) -> list[Any]:
 
 
 def _read_limit(tf: Any, name: str) -> int | None:
-    """Return how much the allocator may take, in bytes, where the run has set it."""
+    """Return the allocator's limit in bytes; None if the run has set none."""
     if name.startswith("CPU:"):
         return _read_cpu_limit(os.environ)
     for device in tf.config.get_visible_devices():
         if _shorten_name(device.name) == name:
-            limits = [cut.memory_limit for cut in _list_parts(tf, device)]
+            limits = [part.memory_limit for part in _list_parts(tf, device)]
             return sum(limits) * MEBIBYTE if limits and all(limits) else None
     return None
 

@@ -1,6 +1,6 @@
 """torch's CUDA devices and the memory that its caching allocator reports.
 
-Only for a process in which torch has set up CUDA: nothing here does. Peaks are never reset: they are the user's.
+Use it only after torch has set up CUDA: nothing here does that. Peaks are never reset: the user may read them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gpuwarden.protocol.messages import DeviceMemory
 
 
 class Torch(Framework):
-    """torch as a source of device memory; a device goes by torch's index, which is CUDA's in this process."""
+    """torch as a source of device memory; a device is named by torch's index, which is CUDA's in this process."""
 
     name = "torch"
 
@@ -32,15 +32,15 @@ class Torch(Framework):
         return {f"GPU:{index}": known[index] if index < len(known) else self._read_uuid(index) for index in indices}
 
     def read_memory(self, device: str) -> DeviceMemory | None:
-        """Read the allocator, some 20 µs; None for a GPU that nothing was put on: other ranks may use it.
+        """Read the allocator, about 20 µs; None for a GPU that this process has not used: other ranks may.
 
-        Raises ValueError, KeyError, RuntimeError or AssertionError where it has no statistics.
+        Raises ValueError, KeyError, RuntimeError or AssertionError if it has no statistics.
         """
         kind, _, number = device.partition(":")
         if kind != "GPU":
             raise ValueError(f"torch has no statistics of {device}")
         index = int(number)
-        # The nested form is what the allocator gives; memory_stats() makes a flat one of it for five times the time.
+        # The allocator's own nested form: memory_stats() flattens it, which takes five times as long.
         statistics = self._cuda.memory_stats_as_nested_dict(index)
         allocated = statistics["allocated_bytes"]["all"]
         reserved = statistics["reserved_bytes"]["all"]
@@ -51,14 +51,14 @@ class Torch(Framework):
         return DeviceMemory(allocated["current"], allocated["peak"], self._read_limit(index), reserved["current"])
 
     def _read_limit(self, index: int) -> int | None:
-        """Return how much the allocator may take, in bytes, where set_per_process_memory_fraction set it."""
-        ask = getattr(self._cuda, "get_per_process_memory_fraction", None)
-        fraction = 1.0 if ask is None else ask(index)
+        """Return the allocator's limit in bytes; None unless set_per_process_memory_fraction has set one."""
+        get_fraction = getattr(self._cuda, "get_per_process_memory_fraction", None)
+        fraction = 1.0 if get_fraction is None else get_fraction(index)
         if fraction >= 1:
             return None
         return int(self._cuda.get_device_properties(index).total_memory * fraction)
 
     def _read_uuid(self, index: int) -> str | None:
-        """Read it from torch, whose UUIDs lack the kind in front (from torch 2.4 on)."""
+        """Read a UUID from torch (2.4 and later), which omits the prefix "GPU-"."""
         uuid = getattr(self._cuda.get_device_properties(index), "uuid", None)
         return None if uuid is None else f"GPU-{uuid}"

@@ -1,1 +1,1 @@
-"""Parts of the Keras callback."""
+"""The Keras callback and its parts."""

@@ -1,6 +1,7 @@
-"""Report of a program that is out of memory before its first fit begins, as Keras makes a model or an optimizer.
+"""Report of a program that runs out of memory before its first fit, while Keras makes a model or an optimizer.
 
-No hook of a callback is called by then, and often there is none yet: so it is reported when the interpreter ends.
+No hook of a callback has been called by then, and often no callback exists: so it is reported when the interpreter
+exits.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from gpuwarden.client.reporter import has_reported
 
 
 def report_early_oom(report: Callable[[], object]) -> None:
-    """Call `report` if this program ends by an out-of-memory of its framework and has never reported."""
-    process = os.getpid()  # a forked child that ends so has not made what its parent has
+    """Call `report` at exit if an out-of-memory of the framework ends this program and it has never reported."""
+    process = os.getpid()  # forked children are left out: they use the parent's model
 
-    def at_exit() -> None:
+    def report_at_exit() -> None:
         if os.getpid() != process or has_reported():
             return
-        with contextlib.suppress(Exception):  # whatever fails here must not show at a program's end
+        with contextlib.suppress(Exception):  # no internal failure may show at a program's end
             error = error_from_uncaught(None, "idle", 0, {})
-            # Others are not reported: the framework may not have begun, and asking for its devices would begin it.
+            # Other errors are not reported: the framework may not be set up, and listing its devices would do that.
             if error is not None and error.allocations:
                 report()
 
-    atexit.register(at_exit)
+    atexit.register(report_at_exit)

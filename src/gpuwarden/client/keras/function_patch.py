@@ -1,8 +1,7 @@
-"""Patch of the functions that fit, evaluate and predict call each step, which reports what they raise.
+"""Patch of the functions that fit, evaluate and predict call each step, which reports their exceptions.
 
-Keras reports no exception to a callback. The functions are restored at the end, and at an error.
-What is raised goes on as it was. Nothing here keeps it: an exception holds its traceback, the traceback its frames, and
-those the tensors on the device that the user needs back.
+Keras reports no exception to a callback. The functions are restored at the end and after an error. Exceptions are
+raised unchanged and not kept: their frames hold tensors on the device, which the user needs back.
 """
 
 from __future__ import annotations
@@ -20,38 +19,38 @@ FUNCTION_KINDS: tuple[FunctionKind, ...] = ("train", "test", "predict")
 
 
 class InputMeter(Protocol):
-    """Meter of one fit's input wait; it is given the arguments of Keras's train function before each execution.
+    """Meter of one fit's input wait, called with the arguments of Keras's train function before each execution.
 
-    Used in the thread that trains. Nothing of it may block or keep the input alive.
+    Used in the thread that trains. It must not block or keep the input alive.
     """
 
     def __call__(self, arguments: tuple[Any, ...], /) -> tuple[Any, ...]:
-        """Return the arguments to call with in place of those Keras gave."""
+        """Return the arguments to pass to the train function in place of Keras's."""
 
     def update(self) -> None:
-        """Bring the InputWait up to date; called between two executions, about once a second."""
+        """Update the InputWait; called between two executions, about once a second."""
 
     def pause(self) -> None:
-        """Update once more and stop, until the next execution: the epoch ends or validation begins."""
+        """Update once more and stop until the next execution: the epoch ends or validation starts."""
 
 
 class Observer(Protocol):
-    """Callback that is notified of what a function raises."""
+    """Callback that is notified of a function's exceptions."""
 
     def record_exception(self, exception: BaseException, /) -> None:
-        """Record an exception that is on its way to the user, and keep nothing of it but text."""
+        """Record an exception that is being raised to the user; keep only its text."""
 
     def record_end_of_data(self) -> None:
-        """Record that a call found the data at its end."""
+        """Record that a call found the end of the data."""
 
 
 class _Wrapped:
-    """Callable in the place of `function`, whose attributes are read and set through it.
+    """Callable that replaces `function` and passes attribute access through to it.
 
-    A copy or pickle is one of the function alone. `meter` is shown the arguments of each call and may replace them.
+    A copy or pickle contains only the function. `meter` gets the arguments of each call and may replace them.
     """
 
-    # Under names that no function has for itself.
+    # Names that no function uses for its own attributes.
     __slots__ = ("__weakref__", "_gpuwarden_function", "_gpuwarden_meter", "_gpuwarden_observer")
 
     _gpuwarden_function: Callable[..., Any]
@@ -66,7 +65,7 @@ class _Wrapped:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return self._gpuwarden_function(*_replace_arguments(self._gpuwarden_meter, args), **kwargs)
-        except BaseException as error:  # KeyboardInterrupt too: what was called is over
+        except BaseException as error:  # KeyboardInterrupt too: the call has ended
             _report(self._gpuwarden_observer, error)
             raise
 
@@ -83,27 +82,27 @@ class _Wrapped:
         return dir(self._gpuwarden_function)
 
     def __reduce_ex__(self, _protocol: Any) -> tuple[Any, ...]:
-        # By the standard library alone: who loads the pickle may not have this package.
+        # With the standard library only: the pickle may be loaded where this package is not installed.
         return operator.getitem, ((self._gpuwarden_function,), 0)
 
 
 def wrap(function: Callable[..., Any], observer: Observer, meter: InputMeter | None = None) -> Callable[..., Any]:
-    """Return a callable that reports what `function` raises to `observer`, held weakly; never one in another.
+    """Return a callable that reports exceptions of `function` to `observer`, which is referenced weakly.
 
-    The end of the data is no error, and reported as what it is. What `observer` itself raises is dropped. `meter` gets
-    the arguments of each call and may replace them; where it raises, they stay.
+    A wrapped function is unwrapped first. The end of the data is reported as such, not as an error. Exceptions of
+    `observer` are dropped. `meter` gets the arguments of each call and may replace them; if it raises, they are kept.
     """
     return _Wrapped(unwrap(function), observer, meter)
 
 
 def unwrap(function: Any) -> Any:
-    """Return what `wrap` was given; anything else as it is."""
-    # Not isinstance: that would believe what the function says of its __class__.
+    """Return the function that `wrap` was given; anything else unchanged."""
+    # Not isinstance: a function may override __class__.
     return function._gpuwarden_function if type(function) is _Wrapped else function  # noqa: SLF001 - our own
 
 
 def reports_to(function: Any, observer: Observer) -> bool:
-    """Return whether this came of `wrap` for `observer`."""
+    """Return whether this was made by `wrap` for `observer`."""
     return type(function) is _Wrapped and function._gpuwarden_observer() is observer  # noqa: SLF001 - our own
 
 
@@ -112,12 +111,12 @@ def _replace_arguments(meter: InputMeter | None, args: tuple[Any, ...]) -> tuple
         return args
     try:
         return meter(args)
-    except Exception:  # noqa: BLE001 - whatever fails here must not end a training run
+    except Exception:  # noqa: BLE001 - no internal failure may end a training run
         return args
 
 
 def _report(reference: weakref.ref[Observer], error: BaseException) -> None:
-    # In a frame of its own: the one that calls lives as long as the exception does, and must not hold the observer.
+    # In a frame of its own: the caller's frame lives as long as the exception, and must not reference the observer.
     observer = reference()
     if observer is None:
         return
@@ -135,18 +134,18 @@ class FunctionPatch:
         self._model = model
 
     def patch(self, kind: FunctionKind, observer: Observer, meter: InputMeter | None = None) -> None:
-        """Patch a function; again each epoch, since `compile` or `make_train_function` makes another.
+        """Patch a function. Repeat it each epoch: `compile` and `make_train_function` make a new one.
 
-        `meter` is shown what the function is called with.
+        `meter` gets the arguments of each call.
         """
         function = getattr(self._model, f"{kind}_function", None)
         if function is not None:
             setattr(self._model, f"{kind}_function", wrap(function, observer, meter))
 
     def patch_test_early(self, observer: Observer) -> None:
-        """Patch Keras 2's test function before `evaluate` reads it, which no hook comes before.
+        """Patch Keras 2's test function before `evaluate` reads it: no hook is called before that.
 
-        `evaluate` itself would make it a moment later, by the same call.
+        `evaluate` would make the function a moment later, by the same call.
         """
         if hasattr(self._model, "_get_test_function_runner"):
             if getattr(self._model, "_is_compiled", False):
@@ -154,17 +153,17 @@ class FunctionPatch:
             self.patch("test", observer)
 
     def restore(self, observer: Observer, *kinds: FunctionKind) -> None:
-        """Restore the model's own functions from patches for `observer`: all of them unless some are named."""
+        """Restore the functions that are patched for `observer`: all of them unless kinds are named."""
         for kind in kinds or FUNCTION_KINDS:
             if reports_to(getattr(self._model, f"{kind}_function", None), observer):
-                self._put_back(kind)
+                self._restore_one(kind)
 
     def restore_all(self) -> None:
-        """Restore all the model's own functions, whichever observer they have."""
+        """Restore all functions of the model, whatever observer they have."""
         for kind in FUNCTION_KINDS:
-            self._put_back(kind)
+            self._restore_one(kind)
 
-    def _put_back(self, kind: FunctionKind) -> None:
+    def _restore_one(self, kind: FunctionKind) -> None:
         function = getattr(self._model, f"{kind}_function", None)
         if unwrap(function) is not function:
             setattr(self._model, f"{kind}_function", unwrap(function))

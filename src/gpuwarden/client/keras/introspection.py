@@ -1,4 +1,4 @@
-"""Facts of a Keras model about how it trains, in Keras 2 and 3; None where unknown."""
+"""Facts about the training of a Keras model, in Keras 2 and 3; None if unknown."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from gpuwarden.client.keras.function_patch import unwrap
 
 _FEEDERS = ("epoch_iterator", "data_handler")  # in Keras 3 and 2
-_MAX_FRAMES = 14  # between a callback's hook and fit, at most
+_MAX_FRAMES = 14  # between a callback's hook and fit
 
 
 def read_steps_per_execution(model: Any) -> int:
@@ -21,20 +21,20 @@ def read_steps_per_execution(model: Any) -> int:
 
 
 def read_updates(model: Any) -> int | None:
-    """Read how often the optimizer was given gradients, about 20 µs; None where it does not say."""
+    """Read how often the optimizer has received gradients, about 20 µs; None if unknown."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
         return None
-    # Where gradients are accumulated, `iterations` counts a step in so many alone.
-    gradual = getattr(optimizer, "gradient_accumulation_steps", None)
-    count = getattr(optimizer, "_iterations" if gradual else "iterations", None)
+    # With gradient accumulation, `iterations` counts updates only.
+    accumulates = getattr(optimizer, "gradient_accumulation_steps", None)
+    count = getattr(optimizer, "_iterations" if accumulates else "iterations", None)
     return None if count is None else int(count.numpy())
 
 
 def is_nested(keras: Any) -> bool:
-    """Return whether this is called in a fit, evaluate or predict that a hook of a callback has called.
+    """Return whether this runs in a fit, evaluate or predict that a callback's hook has called.
 
-    Only the call stack shows that: a fit that another callback's exception ended calls no further hook.
+    Only the call stack shows that: a fit that was ended by another callback's exception calls no further hook.
     """
     hooks = {getattr(value, "__code__", None) for value in vars(keras.callbacks.CallbackList).values()}
     called, frame = False, inspect.currentframe()
@@ -47,9 +47,9 @@ def is_nested(keras: Any) -> bool:
 
 
 def find_feeder() -> Any | None:
-    """Return what the fit of Keras that calls this takes its data from; None where none does, but a loop of one's own.
+    """Return the data source of the Keras fit that calls this; None in a custom loop.
 
-    It is among fit's variables alone.
+    Only fit's local variables have it.
     """
     frame = inspect.currentframe()
     for _ in range(_MAX_FRAMES):
@@ -57,20 +57,20 @@ def find_feeder() -> Any | None:
             break
         if frame.f_code.co_name == "fit":
             for name in _FEEDERS:
-                if (found := frame.f_locals.get(name)) is not None:  # not by its truth: it may have a length
+                if (found := frame.f_locals.get(name)) is not None:  # not by truth value: it may have a length
                     return found
         frame = frame.f_back
     return None
 
 
 class TraceCount:
-    """Count of the traces of a model's train function, in some µs; it holds the model weakly."""
+    """Count of the traces of a model's train function; takes some µs and references the model weakly."""
 
     def __init__(self, model: Any) -> None:
         self._model = weakref.ref(model)
 
     def __call__(self) -> object | None:
-        """Return what changes when the function is rebuilt or traced; None where that is unknown.
+        """Return a value that changes when the function is rebuilt or traced; None if unknown.
 
         An eager model never traces. XLA may compile again without a trace, for another shape.
         """
@@ -83,12 +83,12 @@ class TraceCount:
 
 
 def _find_tf_functions(model: Any, function: Any) -> Iterator[Any]:
-    """Yield the tf.functions behind a train function: itself before Keras 3.7, else what its closure holds.
+    """Yield the tf.functions of a train function: itself before Keras 3.7, later those in its closure.
 
     Keras 2 calls one through a lambda and keeps it as train_tf_function.
     """
-    held: list[Any] = [function, getattr(model, "train_tf_function", None)]
+    candidates: list[Any] = [function, getattr(model, "train_tf_function", None)]
     for cell in getattr(function, "__closure__", None) or ():
         with contextlib.suppress(ValueError):  # an empty one
-            held.append(cell.cell_contents)
-    yield from (each for each in held if hasattr(type(each), "experimental_get_tracing_count"))
+            candidates.append(cell.cell_contents)
+    yield from (each for each in candidates if hasattr(type(each), "experimental_get_tracing_count"))

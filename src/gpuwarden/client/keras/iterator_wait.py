@@ -1,4 +1,4 @@
-"""Input wait of steps where Keras computes with JAX: its train function calls `next` in Python."""
+"""Input wait of steps on Keras's JAX backend, whose train function calls `next` in Python."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 from gpuwarden.client.input_wait import InputWait
 
-MAX_UNSURE_RATIO = 0.1  # ratio: of the observed time, what may remain unknown
+MAX_UNSURE_RATIO = 0.1  # largest part of the observed time for which the wait is unknown
 
 
 class IteratorWait:
-    """Meter that gives Keras's train function an iterator whose `next` is timed; about 1 µs a step.
+    """Meter that passes Keras's train function an iterator whose `next` is timed; about 1 µs a step.
 
-    JAX computes while Python goes on. Where the step before was done when `next` was called, all of its time is wait;
-    where it was not done even when the batch came, none is. In between it is unknown which part is; where such steps
-    are more than a tenth of the time since the last update, that time is not observed. With several steps an execution
-    nothing is known. The first execution compiles and is left out.
+    JAX computes while Python continues. If the previous step was done when `next` was called, all of the call is wait;
+    if it was still not done when the batch arrived, none of it is. In between the wait is unknown; if such calls take
+    more than a tenth of the time since the last update, that time is not observed. With several steps an execution
+    nothing can be measured. The first execution compiles and is left out.
     """
 
     def __init__(self, wait: InputWait, clock: Callable[[], float] = monotonic) -> None:
@@ -26,11 +26,11 @@ class IteratorWait:
         self._clock = clock
         self._compiled = False
         self._timed: _Timed | None = None
-        self._since: float | None = None  # when the execution under way began
+        self._since: float | None = None  # start of the current execution
         self._observed = 0.0
 
     def __call__(self, arguments: tuple[Any, ...], /) -> tuple[Any, ...]:
-        """Put the timed iterator in the place of the one that is given."""
+        """Replace the iterator by the timed one."""
         state, iterator = arguments
         timed = self._timed
         if timed is None or timed.iterator() is not iterator:
@@ -46,7 +46,7 @@ class IteratorWait:
         return state, timed
 
     def update(self) -> None:
-        """Count the steps that have ended, if their wait is known."""
+        """Count the finished steps, if their wait is known."""
         timed = self._timed
         if timed is None:
             return
@@ -55,31 +55,31 @@ class IteratorWait:
         self._observed = timed.waited = timed.unsure = 0.0
 
     def pause(self) -> None:
-        """Count them, and observe nothing until the next execution."""
+        """Update, and observe nothing until the next execution."""
         self.update()
         self._timed = self._since = None
 
 
 class _Timed:
-    """An iterator that notes how long its `next` takes and what the device does meanwhile.
+    """Iterator that measures its `next`, and checks whether the device computes meanwhile.
 
-    The caller holds the other iterator; were it held here too, the input would outlive a fit that has failed.
+    It references the original iterator weakly, so that the input does not outlive a fit that has failed.
     """
 
     def __init__(self, iterator: weakref.ref[Iterator[Any]], clock: Callable[[], float]) -> None:
         self.iterator = iterator
-        self.waited = 0.0  # seconds, of the steps that have ended
-        self.unsure = 0.0  # of which it is unknown whether they were
-        self.before: Any = None  # an array that the step before computed
+        self.waited = 0.0  # seconds of wait in finished steps
+        self.unsure = 0.0  # seconds in finished steps that may have been wait
+        self.before: Any = None  # an array computed by the previous step
         self._clock = clock
         self.begin_step()
 
     def begin_step(self) -> None:
-        """Begin a step."""
+        """Start a step."""
         self._waiting = self._perhaps = 0.0
 
     def settle(self) -> None:
-        """Count the step that has ended."""
+        """Count the finished step."""
         self.waited += self._waiting
         self.unsure += self._perhaps
 
@@ -104,11 +104,11 @@ class _Timed:
 
 
 def _pick_array(state: Any) -> Any:
-    """Pick one array of the state that a step computed; all come of one computation, so they are ready together."""
+    """Return one array of the state that a step computed; all of them are ready together."""
     return next((array for part in state for array in part), None)
 
 
 def _is_ready(array: Any) -> bool:
-    """Return whether an array is computed; one that cannot be asked is taken to be."""
-    ask = getattr(array, "is_ready", None)
-    return ask is None or bool(ask())
+    """Return whether an array has been computed; True if it has no such method."""
+    is_ready = getattr(array, "is_ready", None)
+    return is_ready is None or bool(is_ready())

@@ -1,7 +1,7 @@
-"""Reader of the loss metric that Keras keeps of a fit: the number of its examples and their mean loss.
+"""Reader of Keras's loss metric of a fit: the number of examples and their mean loss.
 
-Keras weighs each batch's loss by its examples, so the weights' sum is their number, whatever the data come from and
-with a last batch that is shorter. Keras gives no callback a batch's size.
+Keras weights each batch's loss by its number of examples, so the sum of the weights is the number of examples, for any
+data source and with a shorter last batch. Keras passes no batch size to callbacks.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from gpuwarden.client.keras.introspection import read_steps_per_execution
 from gpuwarden.client.reporter import Reporter
 from gpuwarden.client.workers import IN_ONE_PROCESS, ONE_DEVICE, read_strategy
 
-_MAX_EXACT_COUNT = 2**24  # from here on a count in 32-bit floats misses examples
+_MAX_EXACT_COUNT = 2**24  # a count in 32-bit floats is inexact from here on
 
-# Keras 3 before them: counts batches; counts some twice in an execution of several steps; adds replicas up wrongly.
+# Before these versions Keras 3 counts batches; counts some twice with several steps an execution; mis-adds replicas.
 _WEIGHED, _SEVERAL_STEPS, _REPLICAS = (3, 2), (3, 7), (3, 15)
 
 
 class LossReader:
-    """Reader of the examples of the epoch so far, which sets the run's mean loss if `wanted`.
+    """Reader of the number of examples in the current epoch, which also sets the run's mean loss if `wanted`.
 
-    `fits`: it is Keras's own fit that trains. In a loop of one's own the metric is set back at any time, or never used.
+    `fits`: Keras's own fit trains. In a custom loop the metric may be reset at any time, or not be used.
     """
 
     def __init__(self, run: Reporter, model: Any, keras: Any, *, wanted: bool, fits: bool) -> None:
@@ -33,19 +33,19 @@ class LossReader:
         strategy = read_strategy(model)
         alone = strategy in ONE_DEVICE
         since = _REPLICAS if not alone else _SEVERAL_STEPS if read_steps_per_execution(model) > 1 else _WEIGHED
-        own = getattr(type(model), "train_step", None) is keras.Model.train_step  # who knows what another counts
-        # With several workers nothing is read: that makes them all add up, and would hang one alone.
+        own = getattr(type(model), "train_step", None) is keras.Model.train_step  # a custom one may count differently
+        # Not with several workers: reading makes them sum up together, and a single one would hang.
         self._readable = fits and own and strategy in IN_ONE_PROCESS and (version < (3,) or version >= since)
-        # Between steps Keras 3 has read this metric anyway, and the device has done all before; Keras 2 does not wait.
+        # Between steps, Keras 3 has read this metric already, so the device has finished; Keras 2 does not wait.
         self._in_epoch = self._readable and alone and version >= since
-        self._metric: Any = None  # Keras 2 makes it with the first step
+        self._metric: Any = None  # Keras 2 makes it in the first step
 
     def read(self) -> int | None:
-        """Read it between two steps, where the device is not waited for: in training some 200 µs."""
+        """Read the count between two steps, about 200 µs; None if that would wait for the device."""
         return self.read_at_end() if self._in_epoch else None
 
     def read_at_end(self) -> int | None:
-        """Read it when the epoch's steps are done; None where it does not say."""
+        """Read the count when the epoch's steps are done; None if unknown."""
         self._metric = self._metric or (_find_metric(self._model) if self._readable else None)
         if self._metric is None:
             return None
@@ -59,6 +59,6 @@ class LossReader:
 
 
 def _find_metric(model: Any) -> Any:
-    """Return the mean loss: Keras 3 keeps it in a tracker, Keras 2 first among those of its losses."""
+    """Return the metric of the mean loss: Keras 3's loss tracker, or the first of Keras 2's loss metrics."""
     found = getattr(model, "_loss_tracker", None) or next(iter(getattr(model.compiled_loss, "metrics", ())), None)
     return found if hasattr(found, "count") and hasattr(found, "total") else None

@@ -20,7 +20,7 @@ _MIN_BITS = {"bool": 8}
 
 
 def add_model_memory(error: Error, model: Any) -> Error:
-    """Add to an out-of-memory on a device what the model knows; some ms for one of a thousand variables."""
+    """Add the memory of the model's variables to an out-of-memory of a device; some ms for a thousand variables."""
     if error.kind != "device_oom":
         return error
     sizes = _list_model_sizes(model)
@@ -48,10 +48,10 @@ def _list_model_sizes(model: Any) -> list[tuple[tuple[int, ...], int]]:
 
 
 def _list_sizes(variables: Iterable[Any]) -> list[tuple[tuple[int, ...], int]]:
-    """Return shape and bytes of each variable, each once."""
+    """Return shape and bytes of each different variable."""
     found: list[tuple[tuple[int, ...], int]] = []
     for each in {id(each): each for each in variables}.values():
-        with contextlib.suppress(AttributeError, TypeError, ValueError):  # of an unknown shape
+        with contextlib.suppress(AttributeError, TypeError, ValueError):  # unknown shape
             shape = tuple(int(side) for side in each.shape)
             found.append((shape, math.prod(shape) * _compute_width(each.dtype)))
     return found

@@ -1,4 +1,4 @@
-"""Step counter of one fit: the number of steps and their durations, from the begins of their executions."""
+"""Step counter of one fit: the number of steps and their durations, from the start times of executions."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from itertools import pairwise
 
 from gpuwarden.client.reporter import Reporter
 
-COMPILED_RATIO = 10.0  # times the usual step: one that long compiled, if a function was traced meanwhile
+COMPILED_RATIO = 10.0  # times the usual step: a step longer than that compiled, if a function was traced meanwhile
 
 
 class StepCounter:
-    """Counter of the steps of one fit into its run; of a process's fits the one that began last counts.
+    """Counter of the steps of one fit into its run. Of several fits of a process, only the last one counts.
 
-    An execution is one call of Keras's train function: `per_execution` steps, the last of an epoch perhaps fewer. It
-    starts at a call of `begin` and ends where the next starts. `in_epoch` is how many steps an epoch has, None where
-    Keras does not know: then the last begin of an epoch may only find the end of the data, and `updates`, the
-    optimizer's own count, says how many steps the execution before it made. With one step an execution that count is
-    not read: TensorFlow raises it even in the call that finds no data.
+    An execution is one call of Keras's train function: `per_execution` steps, or fewer at the end of an epoch. It
+    starts at a call of `begin` and ends where the next one starts. `in_epoch` is the number of steps in an epoch, None
+    if Keras does not know it: then the last `begin` of an epoch may only find the end of the data, and `updates`, the
+    optimizer's own count, shows how many steps the execution before it made. With one step an execution that count is
+    not read: TensorFlow increases it even in the call that finds no data.
 
-    `traces` changes whenever a function was traced; None where that is unknown. An execution that traced counts, and
-    its time goes to the compile time: the first, and a later one that is much longer than usual. Where traces are
-    unknown, the first of a fit is taken to compile. `settle` counts what has ended; the run calls it before it reports.
+    `traces` changes whenever a function was traced; None if unknown. An execution that traced counts as a step, but its
+    time counts as compile time: the first one, and later ones that are much longer than usual. If traces are unknown,
+    the first execution of a fit counts as compiling. `settle` counts finished executions; the run calls it before a
+    report.
     """
 
     def __init__(
@@ -45,49 +46,49 @@ class StepCounter:
         self._traced = traces()
         if self._traced is not None:
             run.compile_seconds = run.compile_seconds or 0.0
-        self._first = True  # the execution under way, or the next, is the fit's first
-        # Where a begin may follow a short execution, an execution is known to be full only once the next has ended.
+        self._first = True  # the current execution, or the next one, is the fit's first
+        # If an execution may be short, it is known to be complete only after the next one has ended.
         self._doubtful = 1 if per_execution > 1 and in_epoch is None else 0
-        self._begins: list[float] = []  # of the executions since the last settling, and of the one under way
+        self._begins: list[float] = []  # start times of executions since the last `settle`, and of the current one
         self._reset()
-        run.settle()  # the steps of a fit that another callback's exception ended
+        run.settle()  # count the steps of a fit that another callback's exception ended
         run.active_counter = self
 
     def _reset(self) -> None:
         self._begins.clear()
         self._last_batch: int | None = None
-        self._no_data: float | None = None  # the begin that only found the end of the data
-        self._executions = 0  # that have ended
-        self._ended: list[float | None] = []  # seconds of those that are not counted yet; None is no usual step
+        self._no_data: float | None = None  # start of the execution that only found the end of the data
+        self._executions = 0  # finished
+        self._ended: list[float | None] = []  # seconds of the finished ones not counted yet; None: compiled
         self._counted = 0
         self._run.stepping = False
 
     @property
     def counts(self) -> bool:
-        """True while this fit counts: no other one, and no second callback of this one, has begun since."""
+        """True while this fit counts: no other fit, and no second callback of this fit, has started since."""
         return self._run.active_counter is self
 
     def begin_epoch(self) -> None:
-        """Start to count an epoch."""
+        """Start counting an epoch."""
         self._reset()
         self._updates_before = self._updates()
 
     def begin(self, batch: int, now: float) -> None:
-        """Record that the execution of that batch starts; the same one again is of a callback that is listed twice."""
+        """Record the start of the execution of a batch; ignore the same batch again, from a callback listed twice."""
         if batch != self._last_batch:
             self._last_batch = batch
             self._begins.append(now)
 
     def restart(self) -> None:
-        """Let the execution under way start now: what was done since its begin is no part of a step."""
+        """Move the start of the current execution to now: the time since `begin` belongs to no step."""
         self._begins[-1] = self._clock()
 
     def find_end(self) -> None:
-        """Record that the execution under way found the end of the data."""
+        """Record that the current execution found the end of the data."""
         self._no_data = self._begins[-1] if self._begins else None
 
     def settle(self) -> None:
-        """Count the executions that have surely ended."""
+        """Count the executions that are known to be complete."""
         if not self.counts:
             self._begins.clear()
         if not self._begins:
@@ -96,15 +97,15 @@ class StepCounter:
         del self._begins[:-1]
         self._end_executions(ended)
         self._run.batch = self._executions * self._per_execution
-        sure = len(self._ended) - self._doubtful
-        if sure > 0:
-            self._count_executions(self._ended[:sure], self._per_execution)
-            del self._ended[:sure]
+        complete = len(self._ended) - self._doubtful
+        if complete > 0:
+            self._count_executions(self._ended[:complete], self._per_execution)
+            del self._ended[:complete]
 
     def end_epoch(self) -> int | None:
-        """Count what is left when training stops for validation or the epoch's end; return how many steps there were.
+        """Count the remaining steps when validation starts or the epoch ends; return the number of steps.
 
-        None if none had begun since this was called last.
+        None if none has started since the last call.
         """
         now = self._clock()
         self.settle()
@@ -122,7 +123,7 @@ class StepCounter:
         return made
 
     def fail(self) -> int:
-        """Count what is left when the execution under way has failed; return how many steps there were."""
+        """Count the remaining steps after the current execution has failed; return the number of steps."""
         self.settle()
         self._count_executions(self._ended, self._per_execution)
         made = self._counted
@@ -135,7 +136,7 @@ class StepCounter:
         self._executions += len(seconds)
         kept: list[float | None] = [*seconds]
         traced, first = self._traces(), self._first
-        if first and traced is None and self._traced is None:  # else who counted traces is gone
+        if first and traced is None and self._traced is None:  # otherwise the model that had traces is gone
             kept[0] = None
         elif traced != self._traced:
             compiled = 0 if first else self._find_compiled(seconds)
@@ -146,24 +147,24 @@ class StepCounter:
         self._ended += kept
 
     def _find_compiled(self, seconds: list[float]) -> int | None:
-        """Return which of these executions was the one that traced: the longest, if it is far longer than usual."""
-        (usual,) = self._run.durations.percentiles(0.5)
+        """Return the index of the execution that traced: the longest, if it is much longer than usual; else None."""
+        (median,) = self._run.durations.percentiles(0.5)
         longest = max(seconds)
-        far = usual is not None and longest > COMPILED_RATIO * usual * self._per_execution
-        return seconds.index(longest) if far else None
+        is_long = median is not None and longest > COMPILED_RATIO * median * self._per_execution
+        return seconds.index(longest) if is_long else None
 
     def _count_executions(self, executions: list[float | None], steps: int) -> None:
         self._run.add_executions(executions, steps)
         self._counted += len(executions) * steps
 
     def _count_steps(self, executions: int) -> int:
-        """Return how many steps these executions of the epoch made."""
+        """Return the number of steps in the first `executions` of the epoch."""
         most = executions * self._per_execution
         if self._in_epoch is not None:
             return min(most, self._in_epoch)
         before, after = self._updates_before, self._updates()
-        self._updates_before = after  # an evaluation within the epoch may divide it
+        self._updates_before = after  # for the rest of the epoch, after an evaluation within it
         if before is None or after is None:
             return most
-        # An optimizer may skip updates or make several a step; the executions bound what it can mean.
+        # An optimizer may skip updates or make several a step, so the number of executions limits the result.
         return min(max(after - before, most - self._per_execution + 1), most)

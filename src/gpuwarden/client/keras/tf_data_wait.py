@@ -1,9 +1,9 @@
-"""Input wait of steps by tf.data's own measurements; the hooks of Keras cannot measure it.
+"""Input wait of steps from tf.data's own measurements: Keras's hooks cannot measure it.
 
-With TensorFlow the next batch is fetched within the compiled train function, so the time between two batches says
-nothing of it. tf.data, which tunes itself, notes each gap between the end of one fetch and the begin of the next: what
-the training took for itself (Model::RecordIteratorGapTime in tensorflow/core/framework/model.cc). What remains of the
-time between two executions is the wait. `tf.data.experimental.get_model_proto` gives the gaps, from TensorFlow 2.18.
+TensorFlow fetches the next batch inside the compiled train function, so the time between two batches does not show the
+wait. tf.data's autotuning records each gap between the end of one fetch and the start of the next, which is the time of
+the training itself (Model::RecordIteratorGapTime in tensorflow/core/framework/model.cc). The rest of the time between
+two executions is the wait. `tf.data.experimental.get_model_proto` returns the gaps, from TensorFlow 2.18 on.
 """
 
 from __future__ import annotations
@@ -18,36 +18,35 @@ from typing import Any
 
 from gpuwarden.client.input_wait import InputWait
 
-MAX_GAPS = 100  # that tf.data keeps: model.cc
+MAX_GAPS = 100  # kept by tf.data: model.cc
 MAX_GAP_SECONDS = 10.0  # tf.data drops longer ones: model.cc
-MAX_EXECUTIONS = 8192  # executions between two looks; of more nothing is said
+MAX_EXECUTIONS = 8192  # between two updates; with more, none is observed
 
 
 class TfDataWait:
-    """Meter that reads tf.data's model of the iterator that Keras's train function is given; holds it weakly.
+    """Meter that reads tf.data's model of the iterator passed to Keras's train function; references it weakly.
 
-    The wait is known where each execution is one step (`per_execution` 1) that fetches one batch: a loop inside an
-    execution fetches the next batch while it still computes, and the gaps mean nothing. Nor is it known without
-    autotuning, of a strategy's distributed iterator, and where steps take 10 s. Of the steps since the last look only
-    the last 100 are observed: tf.data has forgotten the gaps before. The first execution compiles and is left out.
+    The wait is known if each execution is one step (`per_execution` 1) that fetches one batch: a loop inside an
+    execution fetches the next batch while it still computes. It is unknown without autotuning, for the distributed
+    iterator of a strategy, and for steps of 10 s or more. Of the steps since the last update only the last 100 are
+    observed: tf.data keeps no more gaps. The first execution compiles and is left out.
 
-    A question takes some 50 µs, the first 2 ms; it falls in the compiling execution.
+    Reading the model takes about 50 µs, the first time 2 ms; that is during the execution that compiles.
     """
 
     def __init__(self, wait: InputWait, per_execution: int, clock: Callable[[], float] = monotonic) -> None:
         self._wait = wait
         self._per_execution = per_execution
         self._clock = clock
-        self._ask: Callable[[Any], Any] | None = _find_reader()
+        self._read_model: Callable[[Any], Any] | None = _find_reader()
         self._compiled = False
         self._iterator: weakref.ref[Any] | None = None
-        self._begins: deque[float] = deque(
-            maxlen=MAX_EXECUTIONS
-        )  # of executions since the last that was looked at, and its own
+        # Start times of the executions since the last update, and of the one before them.
+        self._begins: deque[float] = deque(maxlen=MAX_EXECUTIONS)
         self._fetched = 0  # batches before the first of these
 
     def __call__(self, arguments: tuple[Any, ...], /) -> tuple[Any, ...]:
-        """Record that an execution begins, about 0.2 µs; its arguments stay as they are."""
+        """Record the start of an execution, about 0.2 µs; return its arguments unchanged."""
         if self._iterator is None:
             self._begin_iterator(arguments[0])
         else:
@@ -55,14 +54,14 @@ class TfDataWait:
         return arguments
 
     def update(self) -> None:
-        """Read tf.data's model; where it does not answer, it is not asked again."""
+        """Read tf.data's model; if that fails, it is not read again."""
         iterator = self._iterator and self._iterator()
-        if iterator is None or self._ask is None:
+        if iterator is None or self._read_model is None:
             return
         try:
-            model = self._ask(iterator)
-        except Exception:  # noqa: BLE001 - by version, strategy and option: it has no model
-            self._ask = None
+            model = self._read_model(iterator)
+        except Exception:  # noqa: BLE001 - no model, by version, strategy and option
+            self._read_model = None
             self._wait.clear_buffer()
             return
         if self._begins:
@@ -87,8 +86,8 @@ class TfDataWait:
 
     def _count_fetched(self, iterator: Any) -> int:
         try:
-            return _count_fetches(self._ask(iterator)) if self._ask else 0
-        except Exception:  # noqa: BLE001 - the next look finds out whether it has none at all
+            return _count_fetches(self._read_model(iterator)) if self._read_model else 0
+        except Exception:  # noqa: BLE001 - the next update finds out whether it has no model
             return 0
 
     def _observe(self, model: Any) -> None:
@@ -100,12 +99,12 @@ class TfDataWait:
         self._fetched = fetched - 1
 
     def _is_one_batch_each(self, fetched: int) -> bool:
-        """Return whether each execution fetched one batch; the last may have found the data at its end."""
+        """Return whether each execution fetched one batch; the last one may have found the end of the data."""
         begun = len(self._begins)
         return begun < MAX_EXECUTIONS and fetched <= begun <= fetched + 1
 
     def _add_steps(self, begins: list[float], gaps: Sequence[int]) -> None:
-        """Count the last steps of which the gaps are known: each ends in the fetch of the execution after it."""
+        """Count the last steps with known gaps: each ends in the fetch of the next execution."""
         steps = min(len(begins) - 1, MAX_GAPS, len(gaps))
         recent = begins[len(begins) - 1 - steps :]
         if steps and all(after - begin < MAX_GAP_SECONDS for begin, after in pairwise(recent)):
@@ -115,8 +114,8 @@ class TfDataWait:
 
 def _find_reader() -> Callable[[Any], Any] | None:
     tf = sys.modules.get("tensorflow")
-    question: Callable[[Any], Any] | None = getattr(tf and tf.data.experimental, "get_model_proto", None)
-    return question
+    reader: Callable[[Any], Any] | None = getattr(tf and tf.data.experimental, "get_model_proto", None)
+    return reader
 
 
 def _count_fetches(model: Any) -> int:
@@ -124,10 +123,10 @@ def _count_fetches(model: Any) -> int:
 
 
 def _read_prefetch(model: Any) -> tuple[int | None, int | None]:
-    """Return how many batches stand ready in the last prefetch, and how many it holds; tf.data puts one at the end."""
+    """Return how many batches are ready in the last prefetch, and its size; tf.data adds one at the end."""
     node = model.nodes[model.output]
     while node.name != "Prefetch":
-        if len(node.inputs) != 1 or node.ratio != 1:  # several sources, or what a prefetch holds is no batch yet
+        if len(node.inputs) != 1 or node.ratio != 1:  # several sources, or elements of a prefetch are not batches yet
             return None, None
         node = model.nodes[node.inputs[0]]
     size = next((each.value for each in node.parameters if each.name == "buffer_size"), None)
