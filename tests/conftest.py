@@ -47,6 +47,6 @@ def _wrongly_skipped(reporter: pytest.TerminalReporter) -> list[pytest.TestRepor
 
 
 def _lacks_torch(report: pytest.TestReport) -> bool:
-    """Tell whether it was skipped for want of torch: a build for the CPU alone is not to be had everywhere."""
+    """Return whether it was skipped because torch is missing: its build for the CPU is not available everywhere."""
     reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
     return reason.endswith("torch") and importlib.util.find_spec("torch") is None

@@ -17,7 +17,7 @@ import pytest
 from golden_boxes import FOLDER, GOLDENS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated_box import Box, Clock, told
+from simulated_box import Box, Clock, summarize
 
 from gpuwarden.capture.capture_file import (
     MAX_BYTES,
@@ -57,7 +57,7 @@ from gpuwarden.capture.capture_file import save_capture
 from gpuwarden.nvml.driver import binding
 from gpuwarden.capture.recording import record
 from gpuwarden.capture.masking import mask_capture
-from simulated_box import Clock, told
+from simulated_box import Clock, summarize
 
 capture = record(binding(), 2, 0.01)
 save_capture(capture, Path(sys.argv[1]))
@@ -70,7 +70,7 @@ async def polls():
     clock.sleep(DEFAULT_PLAN.slow_interval)
     return await poller.poll()
 
-print(json.dumps(told(asyncio.run(polls()))))
+print(json.dumps(summarize(asyncio.run(polls()))))
 """
 
 
@@ -231,7 +231,7 @@ class TestReplay:
         mock_nvml.processes(0, {4242: 3 << 30})
         done = recording(mock_nvml, tmp_path)
         again = polled_twice(load_capture(tmp_path / "capture.json"))
-        assert told(again) == json.loads(done)
+        assert summarize(again) == json.loads(done)
         assert len(again.gpus) == 2
         assert [process.pid for process in again.gpus[0].processes] == [4242 + PID_MAX_LIMIT]
 
@@ -242,7 +242,7 @@ class TestReplay:
         done = recording(mock_nvml, tmp_path)
         plain, shared = load_capture(tmp_path / "capture.json"), load_capture(tmp_path / "masked.json")
         before, again = polled_twice(plain), polled_twice(shared)
-        assert told(before) == json.loads(done)
+        assert summarize(before) == json.loads(done)
         (gpu, _), (masked_gpu, _) = before.gpus, again.gpus
         assert len(gpu.mig) == 3
         assert gpu.mig[0].value(MigReadings.sm_active_ratio) == 0.5

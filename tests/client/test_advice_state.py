@@ -1,4 +1,4 @@
-"""What the daemon tells a run: how the run hears it, at what cost, and what it makes of it."""
+"""Advice from the daemon to a run: how it is received, at what cost, and its state."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def peer(daemon: Receiver, connection: DaemonConnection) -> Peer:
 
 
 def test_heard(connection: DaemonConnection, peer: Peer) -> None:
-    """Advice is heard once, in its order, and nothing is waited for where there is none."""
+    """Advice is received once, in order, and receiving never waits."""
     assert connection.receive() == []
     said = [pressure("warning"), pressure("critical")]
     peer.advise(*said)
@@ -101,7 +101,7 @@ def test_garbage(connection: DaemonConnection, peer: Peer, garbage: bytes) -> No
 
 
 def test_flood(connection: DaemonConnection, peer: Peer) -> None:
-    """One call hears so many messages and no more, advice or not; the rest waits."""
+    """One call reads a limited number of messages, advice or not; the rest waits."""
     peer.socket.settimeout(0)
     sent = 0
     try:
@@ -118,7 +118,7 @@ def test_flood(connection: DaemonConnection, peer: Peer) -> None:
 
 
 def test_end_of_the_daemon(connection: DaemonConnection, peer: Peer) -> None:
-    """What a daemon said before it ended is heard; then there is no connection."""
+    """Messages that a daemon sent before it ended are received; then there is no connection."""
     peer.waiting()
     peer.advise(pressure("warning"))
     peer.socket.close()
@@ -128,7 +128,7 @@ def test_end_of_the_daemon(connection: DaemonConnection, peer: Peer) -> None:
 
 
 def test_nobody_there(tmp_path: Path) -> None:
-    """Without a daemon, and after its own end, a connection hears nothing."""
+    """Without a daemon, and after its own end, a connection receives nothing."""
     absent = DaemonConnection(str(tmp_path / "none"), HELLO)
     assert not absent.send(END)
     assert absent.receive() == []
@@ -147,7 +147,7 @@ def test_forked_child(connection: DaemonConnection, peer: Peer) -> None:
 
 
 def test_descriptor_closed_by_the_program(connection: DaemonConnection, tmp_path: Path) -> None:
-    """Where the program has closed the descriptor, or has another file at its number, nothing is heard nor read."""
+    """If the program has closed the descriptor, or reused its number for another file, nothing is read."""
     assert connection._socket is not None
     number = connection._socket.fileno()
     os.close(number)
@@ -194,14 +194,14 @@ def test_descriptor_that_is_another_socket_at_the_end(connection: DaemonConnecti
 
 
 def test_hello_says_so(daemon: Receiver) -> None:
-    """A run says that it hears, which it must for the daemon to say anything."""
+    """A run says in its hello that it receives advice: otherwise the daemon sends none."""
     watch().close()
     hello = daemon.accept().receive()
     assert isinstance(hello, Hello)
     assert hello.hears
 
 
-def told(*advice: Advice, at: float = 0.0) -> AdviceState:
+def advised(*advice: Advice, at: float = 0.0) -> AdviceState:
     """Give what comes of advice."""
     made = AdviceState()
     for each in advice:
@@ -225,7 +225,7 @@ def told(*advice: Advice, at: float = 0.0) -> AdviceState:
 )
 def test_pressure(advice: list[Advice], level: Level) -> None:
     """The pressure is the worst of all devices and resources now; an event is no pressure."""
-    made = told(*advice)
+    made = advised(*advice)
     assert (made.pressure, made.count, made.last) == (level, len(advice), advice[-1] if advice else None)
 
 
@@ -256,7 +256,7 @@ def test_pressure(advice: list[Advice], level: Level) -> None:
 def test_log(caplog: pytest.LogCaptureFixture, advice: list[Advice], lines: list[str]) -> None:
     """Each episode is a warning, one more where it gets worse, and a quiet line where it ends."""
     caplog.set_level(logging.INFO, "gpuwarden")
-    told(*advice)
+    advised(*advice)
     assert [each.rpartition(": ")[0].removesuffix(": XID 48") for each in caplog.messages] == lines
     assert {each.levelno for each in caplog.records if " none:" not in each.getMessage()} <= {logging.WARNING}
     assert {each.levelno for each in caplog.records if " none:" in each.getMessage()} <= {logging.INFO}
@@ -281,7 +281,7 @@ def test_handler_that_raises(caplog: pytest.LogCaptureFixture, monkeypatch: pyte
         raise RuntimeError("a handler's")
 
     monkeypatch.setattr(caplog.handler, "emit", broken)
-    assert told(pressure("warning")).pressure == "warning"
+    assert advised(pressure("warning")).pressure == "warning"
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_handler_that_raises(caplog: pytest.LogCaptureFixture, monkeypatch: pyte
 )
 def test_unanswered(advice: list[Advice], warning: int, critical: int) -> None:
     """An episode is to be acted on once, where it comes to the level that is asked for and is not over."""
-    made = told(*advice)
+    made = advised(*advice)
     assert len(made.pop_unanswered("stop", "warning", 0.0)) == warning
     assert len(made.pop_unanswered("call", "critical", 0.0)) == critical
     assert made.pop_unanswered("stop", "warning", 0.0) == made.pop_unanswered("call", "critical", 0.0) == []
@@ -309,7 +309,7 @@ def test_unanswered(advice: list[Advice], warning: int, critical: int) -> None:
 
 def test_next_episode() -> None:
     """The next episode is to be acted on again."""
-    made = told(pressure("critical"))
+    made = advised(pressure("critical"))
     assert made.pop_unanswered("stop", "critical", 0.0) == [pressure("critical")]
     for each in (pressure("none"), pressure("critical")):
         made.update(each, 1.0)
@@ -317,8 +317,8 @@ def test_next_episode() -> None:
 
 
 def test_device_that_was_relieved_while_no_daemon_was_there() -> None:
-    """What the next daemon has nothing to say of holds no episode open: another device's has an end, and a next one."""
-    made = told(pressure("critical"))
+    """An episode ends if the next daemon does not report it, on this device and others, and the next one starts."""
+    made = advised(pressure("critical"))
     episodes = [len(made.pop_unanswered("stop", "critical", 0.0))]
     made.disconnect(1.0)
     for at in (2.0, RECONNECT_SECONDS + 2, RECONNECT_SECONDS + 4, 9 * RECONNECT_SECONDS):
@@ -342,7 +342,7 @@ def test_event_again(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize(("away", "episodes"), [(RECONNECT_SECONDS - 1, 1), (RECONNECT_SECONDS + 1, 2)])
 def test_daemon_that_returns(caplog: pytest.LogCaptureFixture, away: float, episodes: int) -> None:
     """Without a daemon there is no pressure; one that is soon back goes on with the episode, later another begins."""
-    made = told(pressure("critical"))
+    made = advised(pressure("critical"))
     answered = len(made.pop_unanswered("stop", "critical", 0.0))
     made.disconnect(0.0)
     made.disconnect(0.5)
@@ -354,16 +354,16 @@ def test_daemon_that_returns(caplog: pytest.LogCaptureFixture, away: float, epis
 
 
 def test_run_listens(connection: DaemonConnection, peer: Peer) -> None:
-    """A run reads the socket once in LISTEN_INTERVAL_SECONDS at most, and reports what it heard and did."""
+    """A run reads the socket at most once in LISTEN_INTERVAL_SECONDS, and reports what it received and did."""
     run = Reporter(connection)
     peer.advise(pressure("critical"))
     run.listen(100.0)
     peer.advise(pressure("warning"))
-    heard = []
+    counts = []
     for now in (100.01, 100.04, 100.06):
         run.listen(now)
-        heard.append(run.advice.count)
-    assert (heard, run.listen_due) == ([1, 1, 2], 100.06 + LISTEN_INTERVAL_SECONDS)
+        counts.append(run.advice.count)
+    assert (counts, run.listen_due) == ([1, 1, 2], 100.06 + LISTEN_INTERVAL_SECONDS)
     run.actions["checkpoint"] += 1
     run.report(101.1)
     report = peer.waiting()[-1]
@@ -385,7 +385,7 @@ def test_daemon_lost(connection: DaemonConnection, peer: Peer) -> None:
 
 
 def test_daemon_lost_between_two_questions(daemon: Receiver, clock: Clock) -> None:
-    """What another daemon is told to has nothing of what the one before said, though nobody asked in between."""
+    """Another daemon's advice is independent of the earlier daemon's, even if nothing was read in between."""
     connection = DaemonConnection(daemon.path, HELLO, clock)
     run = Reporter(connection)
     run.report(clock.now)
@@ -437,7 +437,7 @@ def test_watch(daemon: Receiver, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_watch_between_steps(daemon: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a loop makes no steps for a while, asking for the pressure listens."""
+    """If a loop makes no steps for a while, reading the pressure reads the socket."""
     clock = Clock()
     monkeypatch.setattr("gpuwarden.client.loop_tracker.monotonic", clock)
     with watch() as run:

@@ -72,7 +72,7 @@ def test_full_backlog_is_tried_again_soon(connection: DaemonConnection, path: Pa
 
 
 def test_restarted_daemon(connection: DaemonConnection, path: Path, clock: Clock) -> None:
-    """A restarted daemon hears the hello again."""
+    """A restarted daemon receives the hello again."""
     first = Receiver(path)
     connection.send(END)
     first.accept()
@@ -107,7 +107,7 @@ def test_long_connection_forgives(daemon: Receiver, connection: DaemonConnection
 
 
 def test_reader_that_stands_still(daemon: Receiver, connection: DaemonConnection) -> None:
-    """With a daemon that never reads, messages are dropped and counted, and those that went stay whole."""
+    """If a daemon never reads, messages are dropped and counted, and those that were sent stay complete."""
     sent = fill(connection)
     assert not connection.send(END)
     assert connection.dropped == 2

@@ -51,7 +51,7 @@ def tf_config(kind: str, index: int, cluster: object = CLUSTER) -> dict[str, str
     ],
 )
 def test_launchers(environ: dict[str, str], expected: JobPlace) -> None:
-    """What each launcher leaves tells job and rank, and what makes no sense tells nothing."""
+    """Each launcher's variables give job and rank; senseless ones give nothing."""
     assert read_job_place(environ) == expected
 
 

@@ -1,4 +1,4 @@
-"""A run against a real socket: what it reports, how it ends, and which errors it tells."""
+"""A run with a real socket: its reports, its end, and its errors."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_end_before_a_reader_that_stands_still(daemon: Receiver, connection: Dae
 
 
 def test_one_run_a_socket(tmp_path: Path) -> None:
-    """Whoever joins in one process at one socket shares the run."""
+    """All that joins in one process at one socket shares the run."""
     first, again = join_run(str(tmp_path / "a"), HELLO), join_run(str(tmp_path / "a"), HELLO)
     other = join_run(str(tmp_path / "b"), HELLO)
     assert first is again
@@ -179,30 +179,30 @@ run = join_run(sys.argv[1], Hello("a", "b", {}))
 run.phase = "train"
 run.add_executions([None], 3)
 run.report(0)
-def told(error):
+def report(error):
     run.report_error(error_from_exception(error, "train", 3))
     raise error
 %s
 """
 OOM = 'RuntimeError("CUDA error: out of memory")'
-CAUGHT = f"try:\n    told({OOM})\nexcept RuntimeError as error:\n    "
+CAUGHT = f"try:\n    report({OOM})\nexcept RuntimeError as error:\n    "
 
 
 @pytest.mark.parametrize(
     ("ending", "kinds"),
     [
         (f"raise {OOM}", ["device_oom"]),
-        (f"told({OOM})", ["device_oom"]),  # and not once more
+        (f"report({OOM})", ["device_oom"]),  # and not once more
         (CAUGHT + "raise KeyError('fit') from error", ["device_oom"]),
         (CAUGHT + "raise ValueError('Incompatible shapes')", ["device_oom", "shape_dtype"]),
         (CAUGHT + "pass\nraise KeyError('later')", ["device_oom", "other"]),
         ("raise KeyboardInterrupt", []),
         ("sys.exit(3)", []),
     ],
-    ids=["untold", "told", "wrapped", "another in its place", "another later", "interrupt", "exit"],
+    ids=["unreported", "reported", "wrapped", "another in its place", "another later", "interrupt", "exit"],
 )
 def test_error_that_nobody_told(daemon: Receiver, ending: str, kinds: list[str]) -> None:
-    """What ends the process is told before its goodbye, unless it was told where it was raised."""
+    """The exception that ends the process is sent before the end, unless it was reported when raised."""
     assert python(UNCAUGHT % ending, daemon.path).returncode != 0
     messages = daemon.accept().waiting()
     errors = [each for each in messages if isinstance(each, Error)]
@@ -245,7 +245,7 @@ def failure(kind: ErrorKind = "device_oom") -> Error:
 
 
 def test_errors_are_told_and_counted(daemon: Receiver, connection: DaemonConnection) -> None:
-    """An error is told at once, and the report behind it counts it by its kind."""
+    """An error is sent at once, and the report after it counts it by its kind."""
     run = Reporter(connection)
     run.report_error(failure())
     messages = daemon.accept().waiting()

@@ -67,19 +67,19 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver
     receiver.close()
 
 
-def told(messages: list[Message]) -> list[Report]:
+def list_reports(messages: list[Message]) -> list[Report]:
     """Keep the reports."""
     return [each for each in messages if isinstance(each, Report)]
 
 
 def last(peer: Peer) -> Report:
     """Give the last report that waits."""
-    return told(peer.waiting())[-1]
+    return list_reports(peer.waiting())[-1]
 
 
 def phases(messages: list[Message]) -> list[str]:
     """Give the phases in the order they were entered."""
-    return [phase for phase, _ in groupby(each.phase for each in told(messages))]
+    return [phase for phase, _ in groupby(each.phase for each in list_reports(messages))]
 
 
 def python(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -90,7 +90,7 @@ def python(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_two_lines(daemon: Receiver, clock: Clock) -> None:
-    """Each step counts and is timed, but for the first, of which nobody knows when it began."""
+    """Each step counts and is timed, except for the first, whose start is unknown."""
     with watch("name") as run:
         for seconds in (5.0, 0.02, 0.02, 0.03):
             clock.sleep(seconds)
@@ -99,7 +99,7 @@ def test_two_lines(daemon: Receiver, clock: Clock) -> None:
     assert isinstance(messages[0], Hello)
     assert (messages[0].name, messages[0].devices) == ("name", {})
     assert messages[0].framework.startswith("python 3.")
-    report = told(messages)[-1]
+    report = list_reports(messages)[-1]
     assert (report.steps, sum(report.step_buckets), report.examples, report.loss) == (4, 3, 256, 0.5)
     assert report.step_seconds == pytest.approx(0.07)
     assert (report.compile_seconds, report.input_wait_seconds) == (None, None)
@@ -114,7 +114,7 @@ def test_epochs(daemon: Receiver, clock: Clock) -> None:
                 clock.sleep(1)
                 run.step()
             clock.sleep(100)
-    reports = told(daemon.accept().waiting())
+    reports = list_reports(daemon.accept().waiting())
     assert [epoch for epoch, _ in groupby(each.epoch for each in reports)] == [None, 3, 4]
     assert [each.batch for each in reports if each.epoch == 4][:4] == [0, 0, 1, 2]
     assert (reports[-1].steps, reports[-1].step_seconds, reports[-1].compile_seconds) == (6, 5, 1)
@@ -127,7 +127,7 @@ def test_count_of_epochs(daemon: Receiver) -> None:
 
 
 def test_phase(daemon: Receiver, clock: Clock) -> None:
-    """What happens in another phase is no part of a step, wherever the phase stands, and its steps do not count."""
+    """The time of another phase is no part of a step, wherever the phase is, and its steps do not count."""
     with watch(interval=0) as run:
         run.step()
         for _ in range(2):
@@ -139,7 +139,7 @@ def test_phase(daemon: Receiver, clock: Clock) -> None:
             clock.sleep(1)
             run.step(batch_size=5)
     messages = daemon.accept().waiting()
-    report = told(messages)[-1]
+    report = list_reports(messages)[-1]
     assert (report.steps, report.step_seconds, report.examples) == (3, 4, 10)
     assert report.input_observed_seconds is None
     assert phases(messages) == ["train", "test", "train", "test", "train", "idle"]
@@ -156,7 +156,7 @@ def test_nested_phases(daemon: Receiver, clock: Clock) -> None:
         clock.sleep(3)
         run.step()
     messages = daemon.accept().waiting()
-    assert told(messages)[-1].step_seconds == 3
+    assert list_reports(messages)[-1].step_seconds == 3
     assert phases(messages) == ["train", "test", "predict", "test", "train", "idle"]
 
 
@@ -175,7 +175,7 @@ def test_training_phase(daemon: Receiver, clock: Clock) -> None:
         clock.sleep(4)
         run.step()
     messages = daemon.accept().waiting()
-    assert (told(messages)[-1].steps, told(messages)[-1].step_seconds) == (4, 7)
+    assert (list_reports(messages)[-1].steps, list_reports(messages)[-1].step_seconds) == (4, 7)
     assert phases(messages) == ["train", "test", "train", "test", "train", "idle"]
 
 
@@ -245,11 +245,11 @@ def test_loader_unchanged(daemon: Receiver) -> None:
 
 
 class Batch:
-    """What can be watched for its end."""
+    """An object that can be weakly referenced."""
 
 
 def test_batches_are_not_held(daemon: Receiver) -> None:
-    """A batch that the loop has let go of is gone, also while the next is made; so is the loader that was left."""
+    """A batch is freed when the loop drops it, also while the next is made; so is the loader that was left."""
     alive: list[weakref.ref[Batch]] = []
     gone: list[bool] = []
     closed: list[bool] = []
@@ -302,16 +302,20 @@ def test_by_hand(daemon: Receiver) -> None:
     run.epoch(3)
     run.close()
     messages = daemon.accept().waiting()
-    assert (told(messages)[-1].steps, told(messages)[-1].phase, told(messages)[-1].epoch) == (1, "idle", None)
+    assert (list_reports(messages)[-1].steps, list_reports(messages)[-1].phase, list_reports(messages)[-1].epoch) == (
+        1,
+        "idle",
+        None,
+    )
 
 
 @pytest.mark.parametrize("then", ["pass", "del run"])
 def test_forgotten(daemon: Receiver, then: str) -> None:
-    """Steps of a watch that nobody closes are counted before the run says its end."""
+    """Steps of a watch that is never closed are counted before the run reports its end."""
     done = python(f"from gpuwarden import watch\nrun = watch()\nfor _ in range(1000): run.step()\n{then}")
     assert (done.returncode, done.stderr) == (0, "")
     messages = daemon.accept().waiting()
-    assert told(messages)[-1].steps == 1000
+    assert list_reports(messages)[-1].steps == 1000
     assert messages[-1] == End("exit")
 
 
@@ -368,7 +372,7 @@ def test_closed_while_another_reports(daemon: Receiver) -> None:
 
 
 def test_dropped(daemon: Receiver) -> None:
-    """A watch that nobody holds is over; its steps are counted with the next look."""
+    """A watch without references has ended; its steps are counted with the next report."""
     watch().step()
     for _ in watch().batches([1]):
         pass
@@ -394,7 +398,7 @@ def test_made_anew(daemon: Receiver, asked: str) -> None:
     """
     done = python(textwrap.dedent(script))
     assert (done.returncode, done.stderr) == (0, "")
-    reports = told(daemon.accept().waiting())
+    reports = list_reports(daemon.accept().waiting())
     assert reports[-1].steps > 1 if asked == "run.step()" else reports[-1].steps == 1
 
 
@@ -448,12 +452,16 @@ def test_forked_child(daemon: Receiver) -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         run.step()
     messages = peer.waiting()
-    assert (told(messages)[-1].steps, told(messages)[-1].epoch, told(messages)[-1].errors) == (2, None, {})
+    assert (list_reports(messages)[-1].steps, list_reports(messages)[-1].epoch, list_reports(messages)[-1].errors) == (
+        2,
+        None,
+        {},
+    )
     childs = daemon.accept()
     assert childs.pid() == child
-    heard = childs.waiting()
-    assert isinstance(heard[0], Hello)
-    assert (heard[0].name, told(heard)[-1].steps) == ("child", 1)
+    received = childs.waiting()
+    assert isinstance(received[0], Hello)
+    assert (received[0].name, list_reports(received)[-1].steps) == ("child", 1)
 
 
 def test_copies(daemon: Receiver) -> None:
@@ -470,11 +478,11 @@ def test_copies(daemon: Receiver) -> None:
 
 
 class Held:
-    """What stands for tensors in a frame."""
+    """Stands for tensors in a frame."""
 
 
 def test_error(daemon: Receiver) -> None:
-    """An exception is told in words and raised unchanged; nothing of its frames stays."""
+    """An exception is reported as text and raised unchanged; none of its frames is kept."""
     tensors: list[weakref.ref[Held]] = []
 
     def train() -> None:
@@ -499,7 +507,7 @@ def test_error(daemon: Receiver) -> None:
     messages = daemon.accept().waiting()
     (error,) = [each for each in messages if isinstance(each, Error)]
     assert (error.kind, error.exception, error.phase, error.steps) == ("device_oom", "RuntimeError", "test", 1)
-    assert told(messages)[-1].errors == {"device_oom": 1}
+    assert list_reports(messages)[-1].errors == {"device_oom": 1}
 
 
 def test_error_later(daemon: Receiver) -> None:
@@ -535,7 +543,7 @@ def test_no_error(daemon: Receiver, raised: type[BaseException]) -> None:
         raise raised
     messages = daemon.accept().waiting()
     assert not any(isinstance(each, Error) for each in messages)
-    assert told(messages)[-1].phase == "idle"
+    assert list_reports(messages)[-1].phase == "idle"
 
 
 def test_uncaught(daemon: Receiver) -> None:
@@ -545,7 +553,7 @@ def test_uncaught(daemon: Receiver) -> None:
     assert done.stderr.splitlines()[-1] == "ZeroDivisionError: division by zero"
     messages = daemon.accept().waiting()
     assert messages[-1] == End("uncaught ZeroDivisionError", "failed")
-    assert told(messages)[-1].errors == {"other": 1}
+    assert list_reports(messages)[-1].errors == {"other": 1}
 
 
 @pytest.mark.parametrize(
@@ -572,7 +580,7 @@ def test_bad_arguments(settings: dict[str, Any], error: type[Exception], name: s
 
 
 class Tensor:
-    """What must not be asked for its value: that would wait for the device."""
+    """An object whose value must not be read: that would wait for the device."""
 
     def __float__(self) -> float:
         raise AssertionError("asked for its value")
@@ -581,7 +589,7 @@ class Tensor:
 
 
 def test_batch_sizes(daemon: Receiver) -> None:
-    """The last step's size is told, and the largest of all, which may have passed between two reports."""
+    """The last step's size is reported, and the largest of all, even if it came between two reports."""
     with watch() as run:
         for size in (4, 64, 8):
             run.step(batch_size=size)
@@ -598,12 +606,12 @@ def test_absurd_batch_size(daemon: Receiver) -> None:
         run.step(batch_size=10**30)
         run.epoch(2)
         run.step(batch_size=8)
-    last = told(daemon.accept().waiting())[-1]
+    last = list_reports(daemon.accept().waiting())[-1]
     assert (last.steps, last.examples, last.batch_size, last.largest_batch_size) == (3, 16, 8, 8)
 
 
 def test_odd_values(daemon: Receiver, caplog: pytest.LogCaptureFixture) -> None:
-    """What is no number of the host's is left out with one sentence in the log, and the steps count."""
+    """Values that are not numbers on the host are ignored with one line in the log, and the steps count."""
     odd: Any = Tensor()
     with watch() as run:
         for _ in range(3):
@@ -629,7 +637,7 @@ def test_odd_values(daemon: Receiver, caplog: pytest.LogCaptureFixture) -> None:
     [(2, 2.0), (float("nan"), None), (float("inf"), None), (1e30, None), pytest.param(10**400, None, id="huge")],
 )
 def test_loss(daemon: Receiver, loss: float, expected: float | None) -> None:
-    """The last loss is told; one that is no number of a message leaves none, and no report is lost by it."""
+    """The last loss is reported; one that a message cannot hold is reported as unknown, and no report is lost."""
     with watch() as run:
         run.step(loss=1.0)
         run.step()
@@ -652,7 +660,7 @@ def test_own_errors(daemon: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: p
     with run.phase("test"):
         run.step()
     assert ["training continues part=watch" in each for each in caplog.messages] == [True]
-    first, last = told(daemon.accept().waiting())
+    first, last = list_reports(daemon.accept().waiting())
     assert (first.phase, last.phase, last.stepping) == ("train", "idle", False)
 
 
@@ -664,7 +672,7 @@ def test_own_errors_beside_another(daemon: Receiver, monkeypatch: pytest.MonkeyP
     for _ in range(MAX_ERRORS):
         run.step()
     other.step()
-    reports = told(daemon.accept().waiting())
+    reports = list_reports(daemon.accept().waiting())
     assert {each.phase for each in reports} == {"train"}
     assert (reports[-1].stepping, reports[-1].steps) == (True, 2 + MAX_ERRORS)
 
@@ -681,7 +689,7 @@ def test_failing_from_the_start(daemon: Receiver, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("how", ["argument", "environment"])
 def test_disabled(daemon: Receiver, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    """A disabled watch, by argument or environment, connects to nobody and lets the loop run."""
+    """A disabled watch, by argument or environment, does not connect, and the loop runs."""
     if how == "environment":
         monkeypatch.setenv("GPUWARDEN_DISABLED", "1")
     with watch(disabled=True if how == "argument" else None) as run:
@@ -706,14 +714,14 @@ def test_many_changes(daemon: Receiver, clock: Clock) -> None:
         peer.waiting()
         for _ in run.epochs(1000):
             clock.sleep(1e-6)
-        assert len(told(peer.waiting())) == MAX_CHANGES_PER_SECOND
+        assert len(list_reports(peer.waiting())) == MAX_CHANGES_PER_SECOND
         clock.sleep(1)
         run.step()
         assert last(peer).epoch == 999
 
 
 def test_place(daemon: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that torchrun started tells its job, its rank and how many there are."""
+    """A process that torchrun started reports its job, its rank and the world size."""
     for name, value in {"TORCHELASTIC_RUN_ID": "job 7", "RANK": "3", "WORLD_SIZE": "8"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)

@@ -9,7 +9,7 @@ from typing import Any
 
 import dashboards
 import yaml
-from offenders import for_all
+from offenders import check_all
 
 REPOSITORY = Path(__file__).parents[2]
 DEPLOY, PROVISIONING = REPOSITORY / "deploy", REPOSITORY / "grafana" / "provisioning"
@@ -62,7 +62,7 @@ def test_config_maps_hold_the_dashboards(tmp_path: Path) -> None:
     assert found == {path.name: json.loads(path.read_text()) for path in dashboards.COMMITTED.iterdir()}
 
 
-@for_all({name: name for name in SERVICES})
+@check_all({name: name for name in SERVICES})
 def test_compose_service_is_whole(service: str) -> None:
     """Each service is pinned, reaches the daemon and the others on the host, and mounts what is there."""
     known = {"image", "network_mode", "restart", "command", "environment", "volumes", "healthcheck"}

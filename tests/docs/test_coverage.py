@@ -40,7 +40,7 @@ def test_every_reading_of_a_gpu_is_there() -> None:
 
 @pytest.mark.parametrize("fields", [DCGM_COUNTERS, DCGM_FIELDS, QUERY_FIELDS, NVML_METRICS, GPUD_COMPONENTS])
 def test_every_field_of_others_is_answered(fields: list[str]) -> None:
-    """What others can show stands beside ours, or among what is left out with its reason."""
+    """Everything that others can show is listed with ours, or among what is left out with its reason."""
     assert [field for field in fields if not any(fnmatchcase(field, name) for name in THEIRS)] == []
 
 

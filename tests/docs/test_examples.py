@@ -57,5 +57,5 @@ def test_example(name: str, tmp_path: Path) -> None:
         until(lambda: daemon.samples().value("gpuwarden_run_up", **run) == 0, "the run's end")
         assert daemon.samples().value("gpuwarden_run_steps_total", **run) == steps
         assert daemon.samples().value("gpuwarden_run_examples_total", **run) == examples
-        if name == "keras_fit":  # which has its loss told
+        if name == "keras_fit":  # it reports its loss
             assert json.loads(fetch(f"{daemon.url}/api/v1/runs/{run['run_id']}"))["loss"] > 0

@@ -35,7 +35,7 @@ NOT_COVERED = {
 
 
 def test_what_dcgm_exporter_lists_is_covered() -> None:
-    """Each field of its lists is on the page, or is known to be missing and told so."""
+    """Each field of its lists is on the page, or is listed as missing."""
     listed = {f"DCGM_FI_DEV_{name}" for name in LISTED} | {f"DCGM_FI_PROF_{name}" for name in LISTED_PROFILING}
     assert listed - DCGM == NOT_COVERED
     for name in NOT_COVERED - {"DCGM_FI_DEV_NVLINK_BANDWIDTH_L0"}:

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hostile_user import NOBODY
+from hostile_user import UNPRIVILEGED_UID
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from services import ROOT, Daemon, Process, Samples, ending, fetch, until
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow  # hundreds of processes
 
 EXPIRY_SECONDS = 3
 MAX_RUNS = 512
-ILL_UID = NOBODY if os.geteuid() == 0 else os.getuid()
+ILL_UID = UNPRIVILEGED_UID if os.geteuid() == 0 else os.getuid()
 BUCKETS = [0] * (len(STEP_BUCKETS) + 1)
 HELLO = {"v": 1, "type": "hello", "name": "n", "framework": "f", "devices": {}}
 REPORT = {

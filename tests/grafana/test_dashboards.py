@@ -16,16 +16,16 @@ from committed_dashboards import (
     HIDDEN,
     REPOSITORY,
     VARIABLES,
+    drop_owner_label,
     each_dashboard,
     expressions,
-    of_daemon,
     panels,
     panels_of,
     properties,
     titles,
     without_variables,
 )
-from offenders import for_all
+from offenders import check_all
 from promql import SAMPLES, TARGET, grouping, matchers, selectors, unknown
 
 from gpuwarden.alerts.prometheus_rules import Choices, render_annotations
@@ -81,7 +81,7 @@ def test_dashboard_is_one_every_grafana_takes(dashboard: dict[str, Any]) -> None
     for mark in marks.values():
         assert mark["enable"]
         _follows(mark["expr"])
-        expression = of_daemon(without_variables(mark["expr"]))
+        expression = drop_owner_label(without_variables(mark["expr"]))
         assert not unknown(expression)
         carried = grouping(expression).union(*(SAMPLES[name] for name, _labels in selectors(expression)))
         assert _legend_labels(mark["titleFormat"] + mark["textFormat"]) <= carried
@@ -128,7 +128,7 @@ def test_panel_says_what_it_shows(panel: dict[str, Any]) -> None:
 def test_names_exist(panel: dict[str, Any]) -> None:
     """Metrics and labels of queries are in the tables, those of legends in the queries' results."""
     for target, written in zip(panel["targets"], expressions(panel), strict=True):
-        expression = of_daemon(written)
+        expression = drop_owner_label(written)
         assert not unknown(expression)
         carried = grouping(expression).union(*(SAMPLES[name] for name, _labels in selectors(expression)))
         assert _legend_labels(target["legendFormat"]) <= carried
@@ -328,7 +328,7 @@ def test_links_lead_to_dashboards_with_the_time(dashboard: dict[str, Any]) -> No
     assert linked >= 3
 
 
-@for_all(ALERTS)
+@check_all(ALERTS)
 def test_alerts_lead_to_what_they_are_about(alert: Condition) -> None:
     """An alert of a run leads to the runs' dashboard, another one to its box's, with variables that are there."""
     url = render_annotations(alert, Choices())["dashboard_url"]

@@ -1,4 +1,4 @@
-"""Where alerts go in tests: the example configuration of Alertmanager filled in, a web server and a mail server."""
+"""Receivers of alerts in tests: the example configuration of Alertmanager filled in, a web server, a mail server."""
 
 from __future__ import annotations
 

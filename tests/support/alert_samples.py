@@ -1,4 +1,4 @@
-"""Alerts as the daemon raises them, for tests of who is told."""
+"""Sample alerts as the daemon raises them, for tests of notifications."""
 
 from __future__ import annotations
 

@@ -10,6 +10,6 @@ from gpuwarden.cli.main import main
 for place, value in json.loads(sys.argv[1]).items():
     module, _, name = place.partition(":")
     home = importlib.import_module(module)
-    kind = type(getattr(home, name))  # a constant that is no more is a test that tests nothing
+    kind = type(getattr(home, name))  # raises if there is no such constant: otherwise the test would test nothing
     setattr(home, name, Path(value) if issubclass(kind, Path) else kind(value))
 sys.exit(main(sys.argv[2:]))

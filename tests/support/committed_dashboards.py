@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from offenders import for_all
+from offenders import check_all
 
 REPOSITORY = Path(__file__).parents[2]
 COMMITTED = REPOSITORY / "grafana" / "dashboards"
@@ -27,8 +27,8 @@ ALL |= dict.fromkeys(VARIABLES, ".*")
 HIDDEN = {"mig": "()", "recorded": "none"}
 
 # Decorators: one test of all panels, or of all dashboards, which lists those that fail.
-panels = for_all(PANELS)
-each_dashboard = for_all(DASHBOARDS)
+panels = check_all(PANELS)
+each_dashboard = check_all(DASHBOARDS)
 
 
 def panels_of(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
@@ -49,7 +49,7 @@ def expressions(panel: dict[str, Any], **chosen: str) -> list[str]:
     return [without_variables(target["expr"], **chosen) for target in panel["targets"]]
 
 
-def of_daemon(expression: str) -> str:
+def drop_owner_label(expression: str) -> str:
     """Leave out the label that no sample has on purpose."""
     return re.sub(r'(gpuwarden_gpu_up{[^}]*),owner=~"[^"]*"', r"\1", expression)
 

@@ -29,7 +29,7 @@ class Runtime:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self._server.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

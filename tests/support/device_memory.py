@@ -1,7 +1,7 @@
 """Hold device memory on the first GPU, by the driver alone: no framework is needed.
 
-`python device_memory.py MEBIBYTES` says its line of what the device gave once it is held, and lets go of it, but not of
-its context, when it is told a line; with another one it ends. Plain allocations only.
+`python device_memory.py MEBIBYTES` writes a line with the allocated size once it is allocated. A line on its input
+makes it free the memory but keep its context; another line ends it. It makes plain allocations only.
 """
 
 from __future__ import annotations

@@ -41,32 +41,32 @@ class Box:
         self.xids = XidCollector(binding())
         self.events = self.xids.events
         self.snapshot: Snapshot | None = None
-        self.heard: list[list[object]] = []
+        self.events_received: list[list[object]] = []
 
     async def poll(self) -> None:
         self.snapshot = await self.poller.poll()
         self.xids.follow(self.snapshot)
         index = {gpu.identity.uuid: gpu.identity.index for gpu in self.snapshot.gpus}
-        self.heard += [[index[each.gpu], each.code] for each in self.events.drain()]
+        self.events_received += [[index[each.gpu], each.code] for each in self.events.drain()]
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Poll until it holds; fail after a while."""
         end = time.monotonic() + LIMIT_SECONDS
         while not condition():
             if time.monotonic() > end:
-                raise TimeoutError(f"heard {self.heard}, calls {self.calls()}, up {self.up()}")
+                raise TimeoutError(f"received {self.events_received}, calls {self.calls()}, up {self.up()}")
             await self.poll()
             await asyncio.sleep(0.02)
 
     async def listening(self) -> None:
         await self.until(lambda: self.events.listening)
 
-    async def hears(self, *xids: tuple[int, int]) -> None:
-        """Raise the XIDs, and wait until as many more were heard."""
-        before = len(self.heard)
+    async def receives(self, *xids: tuple[int, int]) -> None:
+        """Raise the XIDs, and wait until as many more have been received."""
+        before = len(self.events_received)
         for gpu, code in xids:
             self.mock.xid(gpu, code)
-        await self.until(lambda: len(self.heard) >= before + len(xids))
+        await self.until(lambda: len(self.events_received) >= before + len(xids))
 
     def up(self) -> int:
         return sum(gpu.up for gpu in self.snapshot.gpus) if self.snapshot else 0
@@ -85,23 +85,23 @@ def listeners() -> int:
 
 async def case_hears(box: Box) -> object:
     await box.listening()
-    await box.hears((0, 13), (1, 79), (1, 79), (0, 4_000))
-    return box.heard
+    await box.receives((0, 13), (1, 79), (1, 79), (0, 4_000))
+    return box.events_received
 
 
 async def case_hears_a_gpu_that_is_lost_at_once(box: Box) -> object:
     await box.listening()
     box.mock.lose(1)
-    await box.hears((1, 79))
-    return [box.heard, box.up()]
+    await box.receives((1, 79))
+    return [box.events_received, box.up()]
 
 
 async def case_goes_on_beside_a_gpu_without_events(box: Box) -> object:
     box.mock.error(1, "nvmlDeviceRegisterEvents", "NOT_SUPPORTED")
     await box.listening()
     box.mock.xid(1, 13)
-    await box.hears((0, 31))
-    return [box.heard, box.calls()["DeviceRegisterEvents"]]
+    await box.receives((0, 31))
+    return [box.events_received, box.calls()["DeviceRegisterEvents"]]
 
 
 async def case_ends_where_no_gpu_has_events(box: Box) -> object:
@@ -129,8 +129,8 @@ async def case_asks_a_gpu_again_that_failed_once(box: Box) -> object:
     box.mock.clear()
     registered = box.calls()["DeviceRegisterEvents"]
     await box.until(lambda: box.calls()["DeviceRegisterEvents"] > registered)
-    await box.hears((0, 31))
-    return [box.heard, box.calls()["EventSetCreate"]]
+    await box.receives((0, 31))
+    return [box.events_received, box.calls()["EventSetCreate"]]
 
 
 async def case_listens_anew_to_a_gpu_that_came_back(box: Box) -> object:
@@ -140,8 +140,8 @@ async def case_listens_anew_to_a_gpu_that_came_back(box: Box) -> object:
     box.mock.clear()
     await box.until(lambda: box.up() == 2 and box.calls()["EventSetCreate"] == 2)
     await box.listening()
-    await box.hears((0, 31), (1, 31))
-    return [box.heard, box.calls()["EventSetFree"], listeners()]
+    await box.receives((0, 31), (1, 31))
+    return [box.events_received, box.calls()["EventSetFree"], listeners()]
 
 
 async def case_listens_anew_to_a_driver_that_came_back(box: Box) -> object:
@@ -154,8 +154,8 @@ async def case_listens_anew_to_a_driver_that_came_back(box: Box) -> object:
     await box.until(lambda: box.up() == 2)
     await box.listening()
     await box.until(lambda: box.calls()["DeviceRegisterEvents"] >= 4)
-    await box.hears((0, 31), (1, 48))
-    return [box.heard, box.calls().get("EventSetFree", 0)]
+    await box.receives((0, 31), (1, 48))
+    return [box.events_received, box.calls().get("EventSetFree", 0)]
 
 
 async def case_survives_waits_that_fail(box: Box) -> object:
@@ -166,8 +166,8 @@ async def case_survives_waits_that_fail(box: Box) -> object:
     waits = box.calls()["EventSetWait_v2"]
     box.mock.clear()
     await box.listening()
-    await box.hears((0, 31))
-    return [box.heard, waits]
+    await box.receives((0, 31))
+    return [box.events_received, waits]
 
 
 async def case_keeps_the_set_after_one_failed_wait(box: Box) -> object:
@@ -176,12 +176,12 @@ async def case_keeps_the_set_after_one_failed_wait(box: Box) -> object:
     box.mock.error("*", "nvmlEventSetWait_v2", "GPU_IS_LOST")
     await box.until(lambda: box.calls()["EventSetWait_v2"] > waits)
     box.mock.clear()
-    await box.hears((0, 79))
-    return [box.heard, box.calls()["EventSetCreate"]]
+    await box.receives((0, 79))
+    return [box.events_received, box.calls()["EventSetCreate"]]
 
 
 async def released(listener: events.XidEvents) -> bool:
-    """Have the wait end; tell whether it did."""
+    """Make the wait end; return whether it did."""
     listener.stop()
     end = time.monotonic() + 2
     while not listener.idle and time.monotonic() < end:
@@ -199,21 +199,21 @@ async def case_hangs_alone(box: Box) -> object:
     seen.append(listeners())
     box.mock.clear()
     await box.listening()
-    await box.hears((0, 31))
-    return [*seen, box.heard, listeners()]
+    await box.receives((0, 31))
+    return [*seen, box.events_received, listeners()]
 
 
 async def case_releases_the_driver(box: Box) -> object:
     await box.listening()
     box.mock.xid(0, 31)
-    await box.until(lambda: bool(box.heard))
+    await box.until(lambda: bool(box.events_received))
     let_go = await released(box.events)
     pynvml.nvmlShutdown()
     seen = [let_go, listeners(), box.events.listening, box.calls()["EventSetFree"]]
     box.poller = Poller(binding(), 0.2)
     await box.listening()
-    await box.hears((1, 48))
-    return [*seen, box.heard]
+    await box.receives((1, 48))
+    return [*seen, box.events_received]
 
 
 async def case_hears_what_waits_before_it_listens_anew(box: Box) -> object:
@@ -228,8 +228,8 @@ async def case_hears_what_waits_before_it_listens_anew(box: Box) -> object:
     lost = [replace(gpu, fault="gpu_is_lost") for gpu in box.snapshot.gpus]
     box.xids.follow(replace(box.snapshot, gpus=tuple(lost)))  # and the next poll finds it again
     await box.until(lambda: box.calls()["EventSetCreate"] == 2)
-    await box.hears((0, 79))
-    return box.heard
+    await box.receives((0, 79))
+    return box.events_received
 
 
 async def case_takes_no_more_than_fit(box: Box) -> object:
@@ -243,7 +243,7 @@ async def case_takes_no_more_than_fit(box: Box) -> object:
     waits = box.calls()["EventSetWait_v2"]
     await asyncio.sleep(0.2)
     seen = [len(box.events._pending), box.calls()["EventSetWait_v2"] - waits]
-    await box.until(lambda: len(box.heard) == 10)
+    await box.until(lambda: len(box.events_received) == 10)
     return seen
 
 

@@ -22,7 +22,7 @@ from gpuwarden.client.keras.checkpoint import save
 from gpuwarden.keras import fit_with_oom_retry, keras
 
 X = np.zeros((8, 4), "float32")
-LEAST_BYTES = 1 << 15  # of a file: some of what HDF5 writes fits, and that is worse than nothing
+MIN_BYTES = 1 << 15  # of a file: HDF5 writes a part of it, which is worse than nothing
 
 
 def model() -> Any:
@@ -47,7 +47,7 @@ def case(trained: Any, folder: Path, name: str) -> str | None:
 if __name__ == "__main__":
     trained = model()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    for limit in (LEAST_BYTES, soft):
+    for limit in (MIN_BYTES, soft):
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
         for name in ("a.weights.h5", "b.h5", "c.keras", "fit"):
             raised = case(trained, Path(sys.argv[1]), name)

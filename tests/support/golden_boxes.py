@@ -81,7 +81,7 @@ GOLDENS = {
         ),
         Golden(
             "mig",
-            "a divided H100, two compute instances in one GPU instance, beside an undivided one",
+            "a divided H100, two compute instances in one GPU instance, next to an undivided one",
             {"gpus": 2},
             _steady("mig 0 3g.40gb,1c.3g.40gb,1g.10gb", _processes(0, 10, 4, 2)),
         ),
@@ -231,9 +231,9 @@ def survival(nvml: Nvml, capture: Path) -> tuple[set[str], list[str]]:
                 asked.add(function)
                 if function.startswith("nvmlGpm") or function == MIG_HANDLE:
                     continue  # their answers are compared by what the page makes of them
-                told = _told(nvml, function, handle, arguments), _told(again, function, replay, arguments)
-                if told[0] != told[1]:
-                    differing.append(f"{question}: {told[0]} is replayed as {told[1]}")
+                real, replayed = _ask(nvml, function, handle, arguments), _ask(again, function, replay, arguments)
+                if real != replayed:
+                    differing.append(f"{question}: {real} is replayed as {replayed}")
     return asked, differing
 
 
@@ -254,7 +254,7 @@ def _call(question: str) -> tuple[str, tuple[int, ...]]:
     return function, tuple(map(int, arguments.split(","))) if arguments else ()
 
 
-def _told(nvml: Nvml, function: str, handle: Handle, arguments: tuple[int, ...]) -> Any:
+def _ask(nvml: Nvml, function: str, handle: Handle, arguments: tuple[int, ...]) -> Any:
     asked: tuple[Any, ...] = arguments
     if function == FIELD_VALUES:
         wanted: Field = (arguments[0], arguments[1])

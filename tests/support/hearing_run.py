@@ -1,8 +1,8 @@
-"""A run by the bare protocol, which writes each advice as a line of JSON: python hearing_run.py SOCKET JSON.
+"""Run by the bare protocol, which writes each advice as a line of JSON: python hearing_run.py SOCKET JSON.
 
-The JSON says `devices` (UUIDs by name), `memory` (bytes by device), and whether it `hears`, as its hello says, and
-`reads`. It begins with the first line on standard input; each further one, of JSON, changes `memory` and reports it,
-and `{"again": true}` connects anew.
+The JSON has `devices` (UUIDs by name), `memory` (bytes by device), `hears` as for the hello, and `reads`: whether it
+reads advice. It starts with the first line on standard input; each later one, JSON, changes `memory` and reports it,
+and `{"again": true}` reconnects.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Hello, Messa
 
 
 class Run:
-    """One connection after another, and what is told over it."""
+    """Connections, one after another, and the messages sent over them."""
 
     def __init__(self, path: str, said: dict[str, Any]) -> None:
         self._path = path
@@ -35,7 +35,7 @@ class Run:
         self.report(self._said["memory"])
 
     def report(self, memory: dict[str, int]) -> None:
-        """Tell what the allocator holds."""
+        """Report the bytes in use."""
         self._said["memory"] = memory
         held = {device: DeviceMemory(count, count) for device, count in memory.items()}
         self._send(Report("train", 1, 1.0, (0,) * (len(STEP_BUCKETS) + 1), held))
@@ -49,8 +49,8 @@ class Run:
         if not data:
             sys.exit("the daemon has hung up")
         advice = decode_advice(data)
-        told = {name: getattr(advice, name) for name in advice.__slots__}
-        sys.stdout.write(json.dumps({**told, "at": time.monotonic()}) + "\n")
+        fields = {name: getattr(advice, name) for name in advice.__slots__}
+        sys.stdout.write(json.dumps({**fields, "at": time.monotonic()}) + "\n")
         sys.stdout.flush()
 
 

@@ -1,4 +1,4 @@
-"""A local user who means ill, as nobody where tests run as root: `hostile_user.py SOCKET WHAT PROCESSES EACH`.
+"""Malicious local user, uid 65534 if tests run as root: `hostile_user.py SOCKET WHAT PROCESSES EACH`.
 
 It says "ready" once it has done its worst, or is at it, and ends with standard input.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from gpuwarden.protocol.codec import encode
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Hello, Report
 
-NOBODY = 65534
+UNPRIVILEGED_UID = 65534
 HELLO = encode(Hello("ill", "none", {"GPU:0": None}))
 REPORT = encode(Report("train", 1, 1.0, (0,) * (len(STEP_BUCKETS) + 1), {"GPU:0": DeviceMemory(1, 1)}))
 GARBAGE = (b"{", b"\xff" * 100, b"[" * 5000, REPORT, HELLO)
@@ -46,7 +46,7 @@ def report(name: str, each: int) -> list[socket.socket]:
 
 
 def flood(name: str, _each: int) -> None:
-    """Send right and wrong messages as fast as the socket takes them, and connect anew where it is closed."""
+    """Send right and wrong messages as fast as the socket takes them, and reconnect if it is closed."""
     while not _is_over():
         with contextlib.suppress(OSError), connect(name) as connection:
             connection.settimeout(1.0)
@@ -81,8 +81,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if os.geteuid() == 0:
         os.setgroups([])
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)
+        os.setgid(UNPRIVILEGED_UID)
+        os.setuid(UNPRIVILEGED_UID)
     done, is_done = os.pipe()
     for _ in range(processes):
         if os.fork() == 0:

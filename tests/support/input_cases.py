@@ -28,7 +28,7 @@ from receiver import Receiver
 from gpuwarden.keras import GpuWarden, keras
 from gpuwarden.protocol.messages import Report
 
-SLOW = 0.04  # seconds that a slow thing takes, so long that a busy machine's own pauses are little beside it
+SLOW = 0.04  # seconds that a slow thing takes, much longer than the pauses of a busy machine
 STEPS = 25
 X = np.ones((8, 4), "float32")
 Y = X[:, :1]
@@ -51,14 +51,14 @@ class Batches(keras.utils.PyDataset):  # type: ignore[misc] # Keras ships no typ
 
 
 class SlowCallback(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
-    """Somebody's callback that does much in each step."""
+    """A user's callback that does much in each step."""
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002, D102 - Keras's hook
         time.sleep(SLOW)
 
 
 class Reading(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
-    """Somebody's callback that is told each step's loss, for which Keras waits; on JAX it else does not."""
+    """A user's callback that reads each step's loss, for which Keras waits; on JAX it otherwise does not."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: D102 - Keras's hook
         pass
@@ -78,7 +78,7 @@ def model(**compiling: Any) -> Any:
     return made
 
 
-def at_hand() -> dict[str, Any]:
+def ready_arrays() -> dict[str, Any]:
     return {"x": np.tile(X, (STEPS, 1)), "y": np.tile(Y, (STEPS, 1)), "batch_size": len(X)}
 
 
@@ -113,11 +113,11 @@ def case_slow_unknown_length(fit: Callable[..., Any]) -> None:
 
 
 def case_fast(fit: Callable[..., Any]) -> None:
-    fit(model(), SlowCallback(), **at_hand(), epochs=2)
+    fit(model(), SlowCallback(), **ready_arrays(), epochs=2)
 
 
 def case_slow_validation(fit: Callable[..., Any]) -> None:
-    fit(model(), SlowCallback(), **at_hand(), epochs=3, validation_data=Batches(SLOW))
+    fit(model(), SlowCallback(), **ready_arrays(), epochs=3, validation_data=Batches(SLOW))
 
 
 def case_several_steps_an_execution(fit: Callable[..., Any]) -> None:

@@ -56,7 +56,7 @@ class Daemon(Receiver):
         return GpuWarden(socket=self.path, **{"interval": 0, **settings})
 
     def says(self, at: dict[int, Any]) -> Any:
-        """Make a callback, to be listed before the other, that has the run told this before these steps."""
+        """Make a callback, to be listed before the other, that has the run result this before these steps."""
         daemon = self
 
         class Says(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
@@ -112,7 +112,7 @@ def report_soon(callback: GpuWarden) -> Any:
 
 
 def train(daemon: Daemon, at: dict[int, Any], *more: Any, note: int | None = None, **wish: Any) -> dict[str, Any]:
-    """Fit an epoch in which the daemon says this; tell what came of it."""
+    """Fit an epoch in which the daemon sends this advice; return the results."""
     callback, steps, trained = daemon.callback(**wish), Steps(note), model()
     history = fit(trained, steps, daemon.says(at), report_soon(callback), callback, *more).history
     last = daemon.reports()[-1]
@@ -123,7 +123,7 @@ def train(daemon: Daemon, at: dict[int, Any], *more: Any, note: int | None = Non
         "epochs": len(history["loss"]),
         "final": [each.tolist() for each in trained.get_weights()],
         "actions": last["actions"],
-        "heard": last["advice_heard"],
+        "received": last["advice_heard"],
         "stepping": last["stepping"],
         "counted": last["steps"],
     }
@@ -131,39 +131,39 @@ def train(daemon: Daemon, at: dict[int, Any], *more: Any, note: int | None = Non
 
 def case_nothing(daemon: Daemon) -> Any:
     at = {3: pressure("warning"), 5: pressure("critical"), 9: pressure("critical", "xid"), 12: pressure("none")}
-    told = train(daemon, at)
+    result = train(daemon, at)
     bare = model()
     fit(bare)
-    return told | {"bare": [each.tolist() for each in bare.get_weights()]}
+    return result | {"bare": [each.tolist() for each in bare.get_weights()]}
 
 
 def case_checkpoint(daemon: Daemon) -> Any:
     path = Path(daemon.path + ".d") / "deeper" / "saved.keras"
     # The optimizer's too: a model that is saved goes on as if nothing had been.
-    told = train(daemon, {5: pressure("critical")}, note=5, on_pressure="checkpoint", checkpoint_path=path)
+    result = train(daemon, {5: pressure("critical")}, note=5, on_pressure="checkpoint", checkpoint_path=path)
     saved = keras.models.load_model(path)
-    told["saved"] = [each.tolist() for each in saved.get_weights()]
-    told["iterations"] = int(saved.optimizer.iterations)
-    told["files"] = [each.name for each in path.parent.iterdir()]
-    return told
+    result["saved"] = [each.tolist() for each in saved.get_weights()]
+    result["iterations"] = int(saved.optimizer.iterations)
+    result["files"] = [each.name for each in path.parent.iterdir()]
+    return result
 
 
 def case_checkpoint_of_weights(daemon: Daemon) -> Any:
     path = Path(daemon.path + ".weights.h5")
-    told = train(daemon, {5: pressure("critical")}, note=5, on_pressure="checkpoint", checkpoint_path=path)
+    result = train(daemon, {5: pressure("critical")}, note=5, on_pressure="checkpoint", checkpoint_path=path)
     other = model()
     other.load_weights(path)
-    return told | {"saved": [each.tolist() for each in other.get_weights()]}
+    return result | {"saved": [each.tolist() for each in other.get_weights()]}
 
 
 def case_checkpoint_by_default(daemon: Daemon) -> Any:
     folder = Path(daemon.path + ".d")
     folder.mkdir()
     os.chdir(folder)
-    told = train(
+    result = train(
         daemon, {5: pressure("critical"), 7: pressure("none"), 9: pressure("critical")}, on_pressure="checkpoint"
     )
-    return told | {"files": [each.name for each in folder.iterdir()]}
+    return result | {"files": [each.name for each in folder.iterdir()]}
 
 
 def case_checkpoint_that_fails(daemon: Daemon) -> Any:
@@ -173,8 +173,8 @@ def case_checkpoint_that_fails(daemon: Daemon) -> Any:
 
 def case_checkpoint_of_a_lost_gpu(daemon: Daemon) -> Any:
     path = Path(daemon.path + ".keras")
-    told = train(daemon, {5: pressure("critical", "gpu_lost")}, on_pressure="checkpoint", checkpoint_path=path)
-    return told | {"saved": path.exists()}
+    result = train(daemon, {5: pressure("critical", "gpu_lost")}, on_pressure="checkpoint", checkpoint_path=path)
+    return result | {"saved": path.exists()}
 
 
 def case_half_a_checkpoint(daemon: Daemon) -> Any:
@@ -196,11 +196,11 @@ def case_half_a_checkpoint(daemon: Daemon) -> Any:
 
 
 def case_stop(daemon: Daemon) -> Any:
-    told = train(daemon, {7: pressure("critical")}, on_pressure="stop")
-    # The episode goes on, and is answered: a second fit is not ended by it, whoever's callback.
+    result = train(daemon, {7: pressure("critical")}, on_pressure="stop")
+    # The episode continues, and is answered: it does not stop a second fit, with any callback.
     callback, steps = daemon.callback(on_pressure="stop"), Steps()
     fit(model(), steps, callback)
-    return told | {"again": steps.begun}
+    return result | {"again": steps.begun}
 
 
 def case_stop_early(daemon: Daemon) -> Any:
@@ -232,8 +232,8 @@ def case_function(daemon: Daemon) -> Any:
     calls: list[Any] = []
     at = {5: pressure("critical"), 6: [pressure("warning"), pressure("critical")], 8: pressure("none"), 9: b"garbage"}
     at |= {11: pressure("critical"), 13: pressure("critical", "xid")}
-    told = train(daemon, at, note=5, on_pressure=called(calls))
-    return told | {"calls": calls}
+    result = train(daemon, at, note=5, on_pressure=called(calls))
+    return result | {"calls": calls}
 
 
 def case_function_that_raises(daemon: Daemon) -> Any:
@@ -274,7 +274,7 @@ def case_interrupted(daemon: Daemon) -> Any:
 
 
 def case_several_fits(daemon: Daemon) -> Any:
-    """Fit three times in one episode, each time with a function that is made anew."""
+    """Fit three times in one episode, each time with a new function."""
     calls: list[Any] = []
     says = daemon.says({5: pressure("critical")})
     for _ in range(3):

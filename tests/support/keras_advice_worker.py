@@ -68,5 +68,5 @@ fits.append(fit(5, GpuWarden(on_pressure="stop", interval=0)))
 called = GpuWarden(on_pressure=lambda advice, _: calls.append(advice and advice.text), disabled=RANK == 0, interval=0)
 fits.append(fit(2, called))
 saved = weights(keras.models.load_model(sys.argv[1])) if RANK == 0 else None
-told = {"epochs": fits, "calls": calls, "weights": weights(model), "saved": saved, "after_epochs": waits.weights}
-sys.stdout.write(json.dumps(told) + "\n")
+result = {"epochs": fits, "calls": calls, "weights": weights(model), "saved": saved, "after_epochs": waits.weights}
+sys.stdout.write(json.dumps(result) + "\n")

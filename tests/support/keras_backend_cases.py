@@ -30,7 +30,7 @@ class Daemon(Receiver):
         """Make a callback that reports here."""
         return GpuWarden(socket=self.path, **{"interval": 0, **settings})
 
-    def heard(self) -> list[dict[str, Any]]:
+    def received(self) -> list[dict[str, Any]]:
         """Give all that the one connection has said, each message with its type."""
         return [{"type": type(each).__name__} | asdict(each) for each in self.accept().waiting()]
 
@@ -56,31 +56,31 @@ def batches(count: int) -> Iterator[tuple[Any, Any]]:
 
 def case_validation(daemon: Daemon) -> Any:
     fit(model(), daemon.callback(name="a name"), validation_data=(X, Y))
-    return daemon.heard()
+    return daemon.received()
 
 
 def case_unknown_length(daemon: Daemon) -> Any:
     model().fit(batches(7), verbose=0, callbacks=[daemon.callback()])
-    return daemon.heard()
+    return daemon.received()
 
 
 def case_eager(daemon: Daemon) -> Any:
     fit(model(run_eagerly=True), daemon.callback())
-    return daemon.heard()
+    return daemon.received()
 
 
 def case_repeated(daemon: Daemon) -> Any:
     trained, callback = model(), daemon.callback()
     fit(trained, callback)
     fit(trained, callback)
-    return daemon.heard()
+    return daemon.received()
 
 
 def case_evaluate_and_predict(daemon: Daemon) -> Any:
     trained, callback = model(), daemon.callback()
     trained.evaluate(X, Y, verbose=0, callbacks=[callback])
     trained.predict(X, verbose=0, callbacks=[callback])
-    return daemon.heard()
+    return daemon.received()
 
 
 def case_unchanged(daemon: Daemon) -> Any:
@@ -110,7 +110,7 @@ def case_out_of_memory(daemon: Daemon) -> Any:
     except Exception as error:  # noqa: BLE001 - of each framework's own type
         raised = type(error).__name__
     fit(model(), callback)
-    return {"raised": raised, "heard": daemon.heard()}
+    return {"raised": raised, "messages": daemon.received()}
 
 
 def case_within_a_watch(daemon: Daemon) -> Any:
@@ -123,11 +123,11 @@ def case_within_a_watch(daemon: Daemon) -> Any:
             fit(model(Huge(), run_eagerly=True), daemon.callback())
     except Exception as error:  # noqa: BLE001 - of each framework's own type
         raised = type(error).__name__
-    return {"raised": raised, "heard": daemon.heard()}
+    return {"raised": raised, "messages": daemon.received()}
 
 
 def case_dispatch(daemon: Daemon) -> Any:
-    """Tell whether Keras still dispatches the ends of batches beside the training."""
+    """Return whether Keras still dispatches the ends of batches in parallel with the training."""
     chain = keras.callbacks.CallbackList([daemon.callback()], model=model())
     return [chain._async_train, chain._async_test, chain._async_predict]
 

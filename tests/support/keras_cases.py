@@ -68,7 +68,7 @@ class Daemon(Receiver):
         """Make a callback that reports here."""
         return GpuWarden(socket=self.path, devices=CPU, **settings)
 
-    def heard(self) -> list[dict[str, Any]]:
+    def received(self) -> list[dict[str, Any]]:
         """Give all that the one connection has said, each message with its type."""
         self.accept()
         return self.more()
@@ -127,7 +127,7 @@ class Witness(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no 
 
 
 class Sight(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
-    """Notes before which of the model's functions somebody stands, each time that one is about to be called."""
+    """Records which of the model's functions are wrapped, each time that one is about to be called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,8 +140,8 @@ class Sight(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no ty
     on_train_batch_begin = on_test_batch_begin = on_predict_batch_begin = on_train_end = look
 
 
-class Anew(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
-    """Has the train function made anew in the third epoch, before GpuWarden hears of it."""
+class Remake(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+    """Makes the train function again in the third epoch, before GpuWarden's hook."""
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: D102, ARG002
         if epoch == 2:
@@ -203,21 +203,21 @@ class Fail(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no typ
 
 
 def watched(model: Any) -> list[str]:
-    """Name the model's functions before which somebody stands."""
+    """Return the names of the model's wrapped functions."""
     functions = {kind: getattr(model, f"{kind}_function") for kind in ("train", "test", "predict")}
     return [kind for kind, function in functions.items() if unwrap(function) is not function]
 
 
 def case_validation(daemon: Daemon) -> Any:
     fit(model(), daemon.callback(name="a\nname"), validation_data=data(1))
-    return daemon.heard()
+    return daemon.received()
 
 
 def case_default_device(daemon: Daemon) -> Any:
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(f"GPU-{index:036}" for index in range(65))
     fit(model(), GpuWarden(socket=daemon.path))
     del os.environ["CUDA_VISIBLE_DEVICES"]
-    return daemon.heard()
+    return daemon.received()
 
 
 def case_memory(daemon: Daemon) -> Any:
@@ -226,62 +226,62 @@ def case_memory(daemon: Daemon) -> Any:
     steady = tf.data.Dataset.from_tensor_slices(data(20)).batch(2).with_options(options)
     before, after = Witness(), Witness()
     model("adam").fit(steady, verbose=0, callbacks=[before, daemon.callback(interval=0), after])
-    reports = [each for each in daemon.heard() if each["type"] == "Report"]
+    reports = [each for each in daemon.received() if each["type"] == "Report"]
     return {"reports": reports, "before": before.seen, "after": after.seen}
 
 
 def case_evaluate(daemon: Daemon) -> Any:
     model().evaluate(*data(), verbose=0, callbacks=[daemon.callback()])
-    return daemon.heard()
+    return daemon.received()
 
 
 def case_predict(daemon: Daemon) -> Any:
     model().predict(data()[0], verbose=0, callbacks=[daemon.callback()])
-    return daemon.heard()
+    return daemon.received()
 
 
 def case_several_steps_an_execution(daemon: Daemon) -> Any:
     fit(model(steps_per_execution=3), daemon.callback())
-    return daemon.heard()
+    return daemon.received()
 
 
 def case_several_steps_an_execution_unknown_length(daemon: Daemon) -> Any:
     fit_stream(model(steps_per_execution=3), daemon.callback())
-    return daemon.heard()
+    return daemon.received()
 
 
 def case_unknown_length(daemon: Daemon) -> Any:
     fit_stream(model(), daemon.callback())
-    return daemon.heard()
+    return daemon.received()
 
 
 def case_unknown_length_validation(daemon: Daemon) -> Any:
     fit_stream(model(), daemon.callback(), validation_data=data(1))
-    return daemon.heard()
+    return daemon.received()
 
 
 def case_unknown_length_stopped(daemon: Daemon) -> Any:
     fit_stream(model(), daemon.callback(), Stop())
-    return daemon.heard()
+    return daemon.received()
 
 
 def case_unknown_length_stopped_between_epochs(daemon: Daemon) -> Any:
     patience = keras.callbacks.EarlyStopping("loss", patience=0, min_delta=1e9)  # the second epoch is the last
     trained = model()
     trained.fit(stream(), epochs=5, verbose=0, callbacks=[patience, daemon.callback()])
-    return daemon.heard()
+    return daemon.received()
 
 
 def case_shorter_than_told(daemon: Daemon) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Keras's, that the data ran out
         model().fit(stream(), epochs=1, steps_per_epoch=9, verbose=0, callbacks=[daemon.callback()])
-    return daemon.heard()
+    return daemon.received()
 
 
 def case_stopped(daemon: Daemon) -> Any:
     fit(model(), Stop(), daemon.callback())
-    return daemon.heard()
+    return daemon.received()
 
 
 def case_gradient_accumulation(daemon: Daemon) -> Any:
@@ -289,7 +289,7 @@ def case_gradient_accumulation(daemon: Daemon) -> Any:
     trained = model()
     trained.compile(optimizer=optimizer, loss="mse")
     fit_stream(trained, daemon.callback())
-    return daemon.heard()
+    return daemon.received()
 
 
 def case_gradient_accumulation_several_steps_an_execution(daemon: Daemon) -> Any:
@@ -297,17 +297,17 @@ def case_gradient_accumulation_several_steps_an_execution(daemon: Daemon) -> Any
     trained = model()
     trained.compile(optimizer=optimizer, loss="mse", steps_per_execution=3)
     fit_stream(trained, daemon.callback())
-    return daemon.heard()
+    return daemon.received()
 
 
 def case_compiled(daemon: Daemon) -> Any:
     fit(model(jit_compile=True), daemon.callback())
-    return daemon.heard()
+    return daemon.received()
 
 
 def case_eager(daemon: Daemon) -> Any:
     fit(model(run_eagerly=True), daemon.callback())
-    return daemon.heard()
+    return daemon.received()
 
 
 def case_mirrored(daemon: Daemon) -> Any:
@@ -315,7 +315,7 @@ def case_mirrored(daemon: Daemon) -> Any:
     with strategy.scope():
         trained = model()
     fit(trained, GpuWarden(socket=daemon.path, devices={"CPU:0": GPU, "CPU:1": GPU}))
-    return daemon.heard()
+    return daemon.received()
 
 
 def case_repeated(daemon: Daemon) -> Any:
@@ -323,19 +323,19 @@ def case_repeated(daemon: Daemon) -> Any:
     fit(trained, callback)
     fit(trained, callback)
     fit(model(), daemon.callback())
-    heard = daemon.heard()
-    return {"heard": heard, "second_connection": daemon.connected()}
+    messages = daemon.received()
+    return {"messages": messages, "second_connection": daemon.connected()}
 
 
 def case_twice_in_one_fit(daemon: Daemon) -> Any:
     fit(model(), daemon.callback(), daemon.callback())
-    return daemon.heard()
+    return daemon.received()
 
 
 def case_same_twice_in_one_fit(daemon: Daemon) -> Any:
     callback = daemon.callback()
     fit(model(), callback, callback)
-    return daemon.heard()
+    return daemon.received()
 
 
 def case_fit_within_a_fit(daemon: Daemon) -> Any:
@@ -346,7 +346,7 @@ def case_fit_within_a_fit(daemon: Daemon) -> Any:
             fit(model(), daemon.callback(), epochs=1)
 
     fit(model(), daemon.callback(), Within())
-    return daemon.heard()
+    return daemon.received()
 
 
 def within_a_step(daemon: Daemon, act: Callable[[GpuWarden], Any]) -> dict[str, Any]:
@@ -405,9 +405,9 @@ def case_other_callback_raises(daemon: Daemon) -> Any:
     except ZeroDivisionError as error:
         raised = str(error)
     trained.evaluate(*data(), verbose=0, callbacks=[callback])
-    after_failure = daemon.heard()
+    after_failure = daemon.received()
     fit(trained, daemon.callback())
-    return {"raised": raised, "heard": after_failure}
+    return {"raised": raised, "messages": after_failure}
 
 
 def case_out_of_memory(daemon: Daemon) -> Any:
@@ -424,7 +424,7 @@ def case_out_of_memory(daemon: Daemon) -> Any:
     held.clear()
     fit(model(), callback)
     left = watched(wide)
-    return {"raised": raised, "shown": shown, "left": left, "heard": daemon.heard()}
+    return {"raised": raised, "shown": shown, "left": left, "messages": daemon.received()}
 
 
 def case_compiled_out_of_memory(daemon: Daemon) -> Any:
@@ -434,7 +434,7 @@ def case_compiled_out_of_memory(daemon: Daemon) -> Any:
     try:
         wide.fit(x, x[:, :1], batch_size=len(x), verbose=0, callbacks=[daemon.callback()])
     except tf.errors.ResourceExhaustedError:
-        return daemon.heard()
+        return daemon.received()
 
 
 def case_retry(daemon: Daemon) -> Any:
@@ -447,7 +447,7 @@ def case_retry(daemon: Daemon) -> Any:
         raised = str(error)
     gc.collect()
     held = sum(each() is not None for each in trained.held)
-    failed, left = daemon.heard(), watched(trained)
+    failed, left = daemon.received(), watched(trained)
     fit(trained, callback, epochs=1)
     return {"raised": raised, "held": held, "left": left, "failed": failed, "again": daemon.more()}
 
@@ -478,7 +478,7 @@ def case_interrupted(daemon: Daemon) -> Any:
     try:
         fit(trained, daemon.callback(), epochs=1)
     except KeyboardInterrupt:
-        return daemon.heard()
+        return daemon.received()
 
 
 def case_error_in_validation(daemon: Daemon) -> Any:
@@ -493,7 +493,7 @@ def case_error_in_validation(daemon: Daemon) -> Any:
         fit(trained, daemon.callback(), Later(), validation_data=data(1))
     except ValueError as error:
         raised = str(error)
-    return {"raised": raised, "left": watched(trained), "heard": daemon.heard()}
+    return {"raised": raised, "left": watched(trained), "messages": daemon.received()}
 
 
 def case_error_in_evaluation(daemon: Daemon) -> Any:
@@ -502,7 +502,7 @@ def case_error_in_evaluation(daemon: Daemon) -> Any:
     try:
         trained.evaluate(*data(), verbose=0, callbacks=[daemon.callback()])
     except ValueError:
-        return daemon.heard()
+        return daemon.received()
 
 
 def case_error_in_data(daemon: Daemon) -> Any:
@@ -516,12 +516,12 @@ def case_error_in_data(daemon: Daemon) -> Any:
     try:
         model().fit(failing, verbose=0, callbacks=[daemon.callback()])
     except tf.errors.OpError:
-        return daemon.heard()
+        return daemon.received()
 
 
 def case_functions(daemon: Daemon) -> Any:
     trained, sight = model(), Sight()
-    fit(trained, Anew(), daemon.callback(), sight, epochs=3, validation_data=data(1))
+    fit(trained, Remake(), daemon.callback(), sight, epochs=3, validation_data=data(1))
     trained.predict(data()[0], verbose=0, callbacks=[daemon.callback(), sight])
     return {"seen": sight.seen, "left": watched(trained)}
 
@@ -532,10 +532,10 @@ def case_traced_again(daemon: Daemon) -> Any:
         1.0,
     )  # on a busy machine other steps may take long too
     try:
-        fit(model(), Anew(), daemon.callback(), epochs=3)
+        fit(model(), Remake(), daemon.callback(), epochs=3)
     finally:
         step_counter.COMPILED_RATIO = usual
-    return daemon.heard()
+    return daemon.received()
 
 
 def case_kept_while_watched(daemon: Daemon) -> Any:
@@ -545,7 +545,7 @@ def case_kept_while_watched(daemon: Daemon) -> Any:
     fit(trained, daemon.callback(), kept)
     for each in kept.copies:
         fit(each, daemon.callback())
-    return {"heard": daemon.heard(), "left": [watched(each) for each in kept.copies]}
+    return {"messages": daemon.received(), "left": [watched(each) for each in kept.copies]}
 
 
 def case_short_batches(daemon: Daemon) -> Any:
@@ -554,7 +554,7 @@ def case_short_batches(daemon: Daemon) -> Any:
     history = trained.fit(
         *data(), batch_size=3, epochs=2, verbose=0, shuffle=False, callbacks=[callback], validation_data=data(1)
     ).history
-    return {"heard": daemon.heard(), "loss": history["loss"][-1]}
+    return {"messages": daemon.received(), "loss": history["loss"][-1]}
 
 
 def case_sizes_seen(daemon: Daemon) -> Any:
@@ -570,12 +570,12 @@ def case_sizes_seen(daemon: Daemon) -> Any:
         model().fit(dataset, verbose=0, callbacks=[daemon.callback(interval=0)])
     finally:
         keras_callback.METRICS_INTERVAL_SECONDS, keras_callback._make_input_meter = 1.0, feed
-    return daemon.heard()
+    return daemon.received()
 
 
 def case_sizes_unknown(daemon: Daemon) -> Any:
     fit_stream(model(), daemon.callback())
-    return daemon.heard()
+    return daemon.received()
 
 
 def case_sizes_of_fixed_shape(daemon: Daemon) -> Any:
@@ -584,14 +584,14 @@ def case_sizes_of_fixed_shape(daemon: Daemon) -> Any:
         verbose=0,
         callbacks=[daemon.callback()],
     )
-    return daemon.heard()
+    return daemon.received()
 
 
 def case_own_step(daemon: Daemon) -> Any:
     trained = Raising()
     trained.compile("sgd", "mse")
     fit(trained, daemon.callback(loss=True))
-    return daemon.heard()
+    return daemon.received()
 
 
 def case_own_loop(daemon: Daemon) -> Any:
@@ -605,7 +605,7 @@ def case_own_loop(daemon: Daemon) -> Any:
             hooks.on_train_batch_end(batch, {"loss": trained.train_on_batch(x, y)})
         hooks.on_epoch_end(epoch)
     hooks.on_train_end()
-    return daemon.heard()
+    return daemon.received()
 
 
 def case_forked_workers(daemon: Daemon) -> Any:
@@ -639,7 +639,7 @@ def case_several_workers(daemon: Daemon) -> Any:
     callback = daemon.callback()
     model().predict(data()[0], verbose=0, callbacks=[callback])
     del os.environ["TF_CONFIG"]
-    return daemon.heard()
+    return daemon.received()
 
 
 def case_copies(daemon: Daemon) -> Any:
@@ -647,7 +647,7 @@ def case_copies(daemon: Daemon) -> Any:
     fit(model(), callback)
     for twin in (copy.deepcopy(callback), pickle.loads(pickle.dumps(callback))):  # noqa: S301 - our own
         fit(model(), twin)
-    return daemon.heard()
+    return daemon.received()
 
 
 def case_copies_within_a_fit(daemon: Daemon) -> Any:
@@ -661,7 +661,7 @@ def case_copies_within_a_fit(daemon: Daemon) -> Any:
     for twin in twins:
         twin.on_train_batch_begin(0)
     fit(model(), twins[0])
-    return daemon.heard()
+    return daemon.received()
 
 
 def case_failed_examples(daemon: Daemon) -> Any:
@@ -669,7 +669,7 @@ def case_failed_examples(daemon: Daemon) -> Any:
     trained.compile("sgd", "mse", run_eagerly=True)
     with contextlib.suppress(ZeroDivisionError):
         fit(trained, daemon.callback())
-    return daemon.heard()
+    return daemon.received()
 
 
 def case_bad_arguments(daemon: Daemon) -> Any:
@@ -724,7 +724,7 @@ def case_internal_errors_in_steps(daemon: Daemon) -> Any:
     callback = daemon.callback(interval=0)
     made = model("adam")
     made.fit(*data(20), batch_size=2, verbose=0, callbacks=[callback, Breaks()])
-    return daemon.heard()
+    return daemon.received()
 
 
 def case_disabled(daemon: Daemon) -> Any:

@@ -30,7 +30,7 @@ SPARE = 4 * MIB  # left when it stops
 
 
 class Keep(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
-    """Keeps memory as it is told to."""
+    """Keeps memory, by the kind of leak."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Keep(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no typ
     def keep(self, size: int) -> None:
         """Keep so many bytes."""
         if self.limit - tf.config.experimental.get_memory_info("CPU:0")["current"] < SPARE + size:
-            # Not by an out-of-memory: for ten seconds TensorFlow's allocator would hope for somebody to give some back.
+            # Not by an out-of-memory: TensorFlow's allocator would wait ten seconds for memory to be freed.
             # What is free lies in pieces, and a step wants some of it too.
             self.model.stop_training = True
             return
@@ -68,11 +68,11 @@ class Keep(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no typ
             self.kept.clear()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - likewise
-        """Tell."""
-        tell(leaks=epoch >= TEETH, **tf.config.experimental.get_memory_info("CPU:0"))
+        """Report the epoch."""
+        report(leaks=epoch >= TEETH, **tf.config.experimental.get_memory_info("CPU:0"))
 
 
-def tell(**said: Any) -> None:
+def report(**said: Any) -> None:
     """Write a line."""
     sys.stdout.write(json.dumps({"at": time.monotonic(), **said}) + "\n")
     sys.stdout.flush()

@@ -44,7 +44,7 @@ class Training:
 
 @dataclass
 class Seen:
-    """What was found at each poll, and when there was no memory left, if ever."""
+    """Results of each poll, and the time when there was no memory left, if ever."""
 
     polls: list[tuple[float, Leak | None]] = field(default_factory=list)
     ended: float | None = None

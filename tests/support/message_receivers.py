@@ -1,4 +1,4 @@
-"""Those who are told of alerts: real servers on this machine, of HTTP and of SMTP. Each ends with its context."""
+"""Receivers of notifications: real servers on this machine, of HTTP and of SMTP. Each ends with its context."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from services import free_port
 
 from system_parts import needs
 
-PATIENCE = 60.0  # seconds until a test that waits in vain fails
+PATIENCE = 60.0  # seconds until a test that waits fails
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Posted:
 class HttpReceiver:
     """A web server that keeps what is posted; `status`, `answer` and `headers` are what it says to the next ones.
 
-    While `free` is not set it answers nobody, and while `whole` is not, no answer ends.
+    While `free` is not set it does not answer, and while `whole` is not, no answer ends.
     """
 
     def __init__(self, server: ThreadingHTTPServer, scheme: str) -> None:
@@ -138,7 +138,7 @@ class MailReceiver:
 
     @property
     def address(self) -> str:
-        """Where it listens."""
+        """Address on which it listens."""
         return f"127.0.0.1:{self.port}"
 
     def next(self) -> EmailMessage:

@@ -32,7 +32,7 @@ def assert_none(offenders: Iterable[str]) -> None:
     assert not found, f"{len(found)} cases:\n" + "\n".join(found)
 
 
-def for_all(cases: Mapping[str, T]) -> Callable[[Callable[[T], None]], Callable[[], None]]:
+def check_all(cases: Mapping[str, T]) -> Callable[[Callable[[T], None]], Callable[[], None]]:
     """Decorate a check of one case: it becomes one test of all cases, by name."""
 
     def decorate(check: Callable[[T], None]) -> Callable[[], None]:

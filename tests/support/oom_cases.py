@@ -37,7 +37,7 @@ FLOAT = 4  # bytes
 
 
 class Observer:
-    """Tells the run of what is raised, as the callback does."""
+    """Reports exceptions to the run, as the callback does."""
 
     def __init__(self, run: Reporter) -> None:
         self.run = run
@@ -136,7 +136,7 @@ def case_eager(observer: Observer) -> None:
 
 
 def play(name: str, observer: Observer) -> dict[str, Any]:
-    """Play a case and tell what was raised and how many bytes are in use afterwards that were not before."""
+    """Play a case; return the exception, and how many more bytes are in use afterwards than before."""
     before = tf.config.experimental.get_memory_info("CPU:0")["current"]
     raised = text = ""
     try:

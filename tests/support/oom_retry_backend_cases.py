@@ -50,16 +50,16 @@ def values(of: Any) -> list[Any]:
 
 def searched() -> Any:
     """Search with a new model and with one that has trained."""
-    told = []
+    tried = []
     for trained in (False, True):
         of = model()
         if trained:
             of.fit(X, Y, batch_size=4, verbose=0)
         before, built, function = values(of), of.optimizer.built, of.train_function
         size = find_batch_size(of, (X, Y), margin=0)
-        told.append([size, before == values(of), built == of.optimizer.built, function is of.train_function])
+        tried.append([size, before == values(of), built == of.optimizer.built, function is of.train_function])
         of.fit(X, Y, batch_size=4, verbose=0)
-    return told
+    return tried
 
 
 def wrapped() -> Any:

@@ -77,7 +77,7 @@ def alike(one: Any, other: Any) -> bool:
 
 
 def raised(call: Callable[[], Any]) -> dict[str, Any]:
-    """Tell what a call raises."""
+    """Return what a call raises."""
     try:
         call()
     except BaseException as error:  # noqa: BLE001 - an interrupt too
@@ -103,7 +103,7 @@ class Counts(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no t
 
 
 class Grows(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
-    """Takes two thirds of the memory for good as the second epoch begins."""
+    """Takes two thirds of the memory permanently when the second epoch starts."""
 
     held: Any = None
 
@@ -147,7 +147,7 @@ def case_two_retries(folder: Path) -> Any:
         "retries": history.oom_retries,
         "returned": trained.history is history,
         "hooks": counts.hooks,
-        "told": [last.oom_retries, last.steps, dict(last.errors)],
+        "reported": [last.oom_retries, last.steps, dict(last.errors)],
     }
 
 
@@ -221,7 +221,7 @@ def case_before_the_first_epoch(folder: Path) -> Any:
 
 
 class Unwritable(keras.layers.Dense):  # type: ignore[misc] # Keras ships no types
-    """Cannot be saved any more after the first time."""
+    """Cannot be saved after the first time."""
 
     saved = 0
 
@@ -604,8 +604,8 @@ def case_own_functions(_: Path) -> Any:
         of = tf.ones((16, 3))
         with tf.GradientTape() as tape:
             tape.watch(of)
-            told = tf.reduce_sum(helper(of))
-        return tape.gradient(told, of)[0, 0]
+            total = tf.reduce_sum(helper(of))
+        return tape.gradient(total, of)[0, 0]
 
     registry = importlib.import_module("tensorflow.python.framework.ops").gradient_registry
     before = set(registry.list())
@@ -639,18 +639,18 @@ def case_seeds(_: Path) -> Any:
 
     def losses(*, search: bool) -> list[float]:
         keras.utils.set_random_seed(5)
-        trained, told = noisy(), []
+        trained, losses = noisy(), []
         for _ in range(2):
             if search:
                 find_batch_size(trained, batch, smallest=8, largest=16)
-            told += trained.fit(X, Y, batch_size=1024, shuffle=False, verbose=0).history["loss"]
-        return told
+            losses += trained.fit(X, Y, batch_size=1024, shuffle=False, verbose=0).history["loss"]
+        return losses
 
     return [losses(search=True), losses(search=False)]
 
 
 class TracedPair(Pair):
-    """Has a step that is a function of TensorFlow's itself: what was traced in a search is used for good."""
+    """Has a step that is a TensorFlow function itself: its traces from a search stay in use."""
 
     train_step = tf.function(Pair.train_step)
 
@@ -711,7 +711,7 @@ def case_search_fails(_: Path) -> Any:
 
 
 class Layered(keras.Model):  # type: ignore[misc] # Keras ships no types
-    """A model without a build of its own, which Keras marks as built when it is told to build it."""
+    """A model without its own build(), which Keras marks as built when its build() is called."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -46,7 +46,7 @@ class Stage:
         return static_files.serve(HttpRequest("GET", path, "", {}))
 
     def date(self) -> float:
-        """Tell the time."""
+        """Return the time."""
         if self.now is not None:
             return self.now
         return float(self.answer["polled_timestamp_seconds"]) if self.answer else 0.0

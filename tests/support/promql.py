@@ -1,4 +1,4 @@
-"""What a PromQL expression names, and what the metric tables let it name."""
+"""Names in a PromQL expression, checked against the metric tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What unit a PromQL expression has, by the units that the metric tables give its metrics."""
+"""Unit of a PromQL expression, from the units in the metric tables."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _OF_UNIT: dict[Unit, dict[str, int]] = {
 }
 
 
-def _of_metric(row: Metric[Any]) -> dict[str, int]:
+def _unit_of_metric(row: Metric[Any]) -> dict[str, int]:
     return _OF_UNIT["seconds" if "_seconds_to_" in row.name else row.unit]
 
 
 _ROWS = [row for table in TABLES for row in table.rows]
-_OF_METRIC = {f"{row.name}_bucket" if row.kind == "histogram" else row.name: _of_metric(row) for row in _ROWS}
+_OF_METRIC = {f"{row.name}_bucket" if row.kind == "histogram" else row.name: _unit_of_metric(row) for row in _ROWS}
 _BY_TIME = {"rate", "deriv"}
 
 

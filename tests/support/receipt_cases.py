@@ -33,7 +33,7 @@ ERROR = Error(
     allocations=(Allocation(4 * GIB, "20000,4000", "float", "MatMul", "GPU:0", "GPU_0_bfc"),),
     memory={"GPU:0": DeviceMemory(9 * GIB, 10 * GIB, 11 * GIB)},
 )
-VERDICT = Diagnosis("too_big", "4.00 GiB did not fit beside 9.00 GiB of 11.0 GiB.", "Use a smaller model.")
+VERDICT = Diagnosis("too_big", "4.00 GiB did not fit next to 9.00 GiB of 11.0 GiB.", "Use a smaller model.")
 ACCOUNT = RunUsage(
     {
         UUID: DeviceUsage(
@@ -58,7 +58,7 @@ ACCOUNT = RunUsage(
 
 
 def history() -> MemoryHistory:
-    """Make what was known of its memory on its first GPU: it grows, beside another process from half of the time on."""
+    """Make the history of its memory on its first GPU: it grows, and another process joins at half of the time."""
     history = MemoryHistory()
     for each in range(100):
         in_use = 6 * GIB + 4 * GIB * each // 100
@@ -77,7 +77,7 @@ def history() -> MemoryHistory:
 
 
 def run(pid: int = 4711, *, ended: bool = True, name: str = "resnet") -> RunSnapshot:
-    """Make a run that has told all there is to tell."""
+    """Make a run with every field set."""
     report = Report(
         phase="idle",
         steps=1000,
@@ -124,5 +124,5 @@ def run(pid: int = 4711, *, ended: bool = True, name: str = "resnet") -> RunSnap
 def receipt(pid: int = 4711, **settings: Any) -> RunRecord:
     """Make the receipt of such a run."""
     made = run(pid, **settings)
-    told = build_record(made, BEGAN + 7980, boot_id="b0", user="alice", usage=ACCOUNT, began_uptime=BEGAN_UPTIME)
-    return add_timeline(told, made)
+    record = build_record(made, BEGAN + 7980, boot_id="b0", user="alice", usage=ACCOUNT, began_uptime=BEGAN_UPTIME)
+    return add_timeline(record, made)

@@ -10,7 +10,7 @@ from pathlib import Path
 from gpuwarden.protocol.codec import MAX_MESSAGE_BYTES, decode, encode
 from gpuwarden.protocol.messages import Advice, Message
 
-PATIENCE = 30  # seconds until a test that waits for a message in vain fails
+PATIENCE = 30  # seconds until a test that waits for a message fails
 
 
 class Receiver:
@@ -79,7 +79,7 @@ class Peer:
         return messages
 
     def advise(self, *advice: Advice) -> None:
-        """Tell the run this."""
+        """Send advice to the run."""
         for each in advice:
             self.socket.send(encode(each))
 

@@ -1,6 +1,6 @@
-"""A process that reports as a run does, by the client's own code, and does what lines of JSON on standard input say.
+"""A process that reports as a run does, by the client's own code, and follows lines of JSON on standard input.
 
-Started with the socket, a name and devices as JSON. A line sets fields of the next reports; `error` tells one,
+Started with the socket, a name and devices as JSON. A line sets fields of the next reports; `error` sends an error,
 `end` is the interpreter's exit. It writes a line back once it has reported what a line said.
 """
 
@@ -19,13 +19,13 @@ INTERVAL_SECONDS = 0.05
 
 
 class Held:
-    """What the framework would say of memory."""
+    """Memory that a framework would report."""
 
     def __init__(self) -> None:
         self.devices: dict[str, DeviceMemory] = {}
 
     def sample(self) -> None:
-        """Ask nobody."""
+        """Do nothing."""
 
     def latest(self) -> dict[str, DeviceMemory]:
         """Return what was last said."""
@@ -48,7 +48,7 @@ def obey(run: Reporter, memory: Held, said: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Report until told to end."""
+    """Report until the line with `end`."""
     socket, name, devices = sys.argv[1:4]
     run = join_run(socket, Hello(name, "test 1.0", json.loads(devices)))
     memory = Held()

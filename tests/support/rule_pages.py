@@ -40,7 +40,7 @@ Change = Callable[[State, float], State]
 
 @dataclass(slots=True)
 class Scrapes:
-    """What a Prometheus has stored of a box: for each series its value at each scrape, as promtool writes them.
+    """Samples of a host in a Prometheus: each series with its value at each scrape, as promtool writes them.
 
     Times are seconds since the first scrape, and so are the values of series that are times.
     """
@@ -158,8 +158,8 @@ def episodes(scrapes: Scrapes, folder: Path, *, every: float = STEP, rules: Path
         for fires, run in groupby(times, lambda time, labels=labels: labels in seen[time]):  # type: ignore[misc] # bound
             if fires:
                 span = list(run)
-                told = dict(labels)
-                found.append(Episode(told.pop("alertname"), told, span[0], span[-1]))
+                own = dict(labels)
+                found.append(Episode(own.pop("alertname"), own, span[0], span[-1]))
     return sorted(found, key=lambda each: (each.begin, each.alert, str(each)))
 
 
@@ -168,7 +168,7 @@ def _firing(
 ) -> list[set[tuple[tuple[str, str], ...]]]:
     """Ask promtool for the labels of what fires at each of the times.
 
-    It only says so where it was told to expect something else: so it is told of an alert that there is not.
+    It only reports alerts if it expected others: so it is given an alert that does not exist.
     """
     named = {"up", *re.findall(r"gpuwarden_\w+", rules.read_text())}
     check = {

@@ -1,6 +1,6 @@
-"""A real run: it reports through the client, says that it did, and does to itself what it is told.
+"""A real run: it reports through the client, writes that it did, and executes the words it is given.
 
-Told by the words after its name, which it obeys as it begins, then by each line of its input.
+The words come first as arguments after its name, then as lines of its input.
 """
 
 import ctypes
@@ -35,12 +35,12 @@ def rest() -> None:
 
 
 def fail() -> NoReturn:
-    """Die of an exception that nobody catches."""
+    """Die of an uncaught exception."""
     raise ValueError("no such layer")
 
 
 def hold() -> NoReturn:
-    """Take memory until somebody ends it."""
+    """Allocate memory until it is killed."""
     while True:
         held.append(bytearray(b"x") * (8 << 20))
 

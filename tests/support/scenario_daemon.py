@@ -392,7 +392,7 @@ class Box:
         self._reports.append((peer, message))
 
     def end(self, peer: ProcessKey, status: int | None = None) -> None:
-        """End a process before the next poll; `status` is as of wait(2), None where the kernel does not tell it."""
+        """End a process before the next poll; `status` is as of wait(2), None if the kernel does not report it."""
         self._exits.append((peer, status))
         self._names.known.pop(peer.pid, None)
         self._trees.memory.pop(peer.pid, None)

@@ -46,7 +46,7 @@ def free_port() -> int:
 
 
 def fetch(url: str) -> str:
-    """Return the body of a page; empty while nobody answers."""
+    """Return the body of a page; empty if there is no answer."""
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:
             return str(answer.read().decode())
@@ -220,7 +220,7 @@ class Alertmanager(Process):
     def __init__(self, folder: Path, address: str | None = None, configuration: str = "") -> None:
         folder.mkdir(exist_ok=True)
         self.address = address or f"127.0.0.1:{free_port()}"
-        silent = "route: {receiver: nobody}\nreceivers: [{name: nobody}]\n"
+        silent = "route: {receiver: none}\nreceivers: [{name: none}]\n"
         (folder / "alertmanager.yml").write_text(configuration or silent)
         if configuration and not (folder / "templates").exists():  # one that is started again finds them
             (folder / "templates").symlink_to(ROOT / "deploy/alertmanager/templates")

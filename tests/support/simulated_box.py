@@ -18,7 +18,7 @@ class Clock:
         self.now = 0.0
 
     def __call__(self) -> float:
-        """Tell the time."""
+        """Return the time."""
         return self.now
 
     def sleep(self, seconds: float) -> None:
@@ -56,7 +56,7 @@ def value(answers: Answers, name: str, *labels: str) -> float:
     return found
 
 
-def told(snapshot: Snapshot) -> list[list[Any]]:
+def summarize(snapshot: Snapshot) -> list[list[Any]]:
     """Write out what a snapshot says of each GPU, but for pids and times, as JSON can hold it."""
     return [
         [

@@ -22,7 +22,7 @@ TEMPERATURE = "nvmlDeviceGetTemperature(gpu({}), 0)"
 
 
 class NvmlError(Exception):
-    """What the binding raised, without NVMLError_."""
+    """Return the name of the binding's error, without NVMLError_."""
 
 
 class Nvml:
@@ -106,7 +106,7 @@ def start(mock_nvml: MockNvml) -> Iterator[Start]:
 def test_machine_without_compiler_skips_except_in_ci(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, ci: str, outcome: dict[str, int]
 ) -> None:
-    """Either way the outcome tells what to install."""
+    """The outcome names the package to install in both cases."""
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("CI", ci)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
@@ -158,7 +158,7 @@ def test_function_that_the_mock_does_not_write_out_is_unsupported(mock_nvml: Moc
 
 
 def test_function_newer_than_the_driver_is_not_found(start: Start) -> None:
-    """What driver 590 does not export is missing from the library."""
+    """Functions that driver 590 does not export are missing from the library."""
     nvml = start(gpus=1)
     assert nvml.error("pynvml._nvmlGetFunctionPointer('nvmlSystemGetCPER_v1')") == "FunctionNotFound"
 
@@ -200,7 +200,7 @@ def test_each_rewrite_takes_effect_with_the_next_call(mock_nvml: MockNvml, start
 
 
 def test_gpm_sample_of_two_threads_ends_the_process(mock_nvml: MockNvml, start: Start) -> None:
-    """What panics a kernel cannot pass unseen."""
+    """A setting that panics a kernel cannot pass unseen."""
     nvml = start(gpus=1)
     nvml.ask("globals().update(sample=nvmlGpmSampleAlloc(), threading=__import__('threading')) or 0")
     mock_nvml.hang(0, "nvmlGpmSampleGet")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from offenders import for_all, listing_offenders
+from offenders import check_all, listing_offenders
 
 
 def test_every_failing_case_is_named() -> None:
     """The cases after a failing one are checked too."""
     checked = []
 
-    @for_all({"one": 1, "two": 2, "three": 3})
+    @check_all({"one": 1, "two": 2, "three": 3})
     def is_even(number: int) -> None:
         checked.append(number)
         assert number % 2 == 0, "odd"

@@ -1,4 +1,4 @@
-"""What a test does when a program of the operating system is missing."""
+"""Outcome of a test when a program of the operating system is missing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A real training under TensorFlow's own allocator, steered by words on standard input; run by the end-to-end test.
+"""A real training under TensorFlow's own allocator, controlled by words on standard input; run by the end-to-end test.
 
 It writes a line of JSON after each epoch: what TensorFlow said of memory in each hook, and the steps done.
-"climb" makes it keep 4 MiB more an epoch until 3 % of its limit are left, "free" lets go of them; it trains on until
+"climb" makes it keep 4 MiB more an epoch until 3 % of its limit are left, "free" frees them; it trains on until
 it is killed.
 """
 
@@ -20,7 +20,7 @@ LIMIT = int(os.environ["TF_CPU_BFC_MEM_LIMIT_IN_MB"]) << 20
 
 
 class Watch(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
-    """Tells what TensorFlow says, and keeps memory when told to."""
+    """Records what TensorFlow reports, and keeps memory on command."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no ty
             self.kept.clear()
 
     def on_epoch_end(self, epoch: int, logs: object = None) -> None:  # noqa: ARG002 - Keras fixes the hooks
-        """Obey, keep, tell."""
+        """Follow the input, keep memory, report."""
         self.ask()
         if select.select([sys.stdin], [], [], 0)[0]:
             self.obey(sys.stdin.readline().strip())

@@ -27,11 +27,11 @@ class Trainer(Process):
         command = [sys.executable, str(ROOT / "tests/support/trainer.py"), uuid]
         super().__init__(command, folder / "trainer.log", {**_ENV, "GPUWARDEN_SOCKET": str(daemon.socket)})
 
-    def told(self) -> list[dict[str, Any]]:
+    def epochs(self) -> list[dict[str, Any]]:
         """Return what TensorFlow said in the training process, epoch by epoch."""
         return [json.loads(line) for line in self.output().splitlines() if line.startswith("{") and line.endswith("}")]
 
     @property
     def last(self) -> dict[str, Any]:
-        """What TensorFlow said last; nothing before the first epoch's end."""
-        return self.told()[-1] if self.told() else {}
+        """TensorFlow's last report; empty before the first epoch's end."""
+        return self.epochs()[-1] if self.epochs() else {}

@@ -86,7 +86,7 @@ def case_leak() -> None:
 
 
 def play(name: str) -> dict[str, str]:
-    """Play a case and tell what was raised."""
+    """Play a case; return the exception."""
     raised = ""
     try:
         globals()[f"case_{name}"]()

@@ -88,20 +88,20 @@ def test_several_steps(saw: Any) -> None:
 
 
 def test_own_functions(saw: Any) -> None:
-    """A tf.function of the program's own that the search traced keeps its gradients; what nobody has is let go."""
+    """A tf.function of the program that the search traced keeps its gradients; unreferenced traces are freed."""
     expected = pytest.approx(3 + 0.927671, rel=1e-5)  # its own gradient, and the sigmoid linear unit's at 1
     assert (saw["eager"], saw["traced"]) == (expected, expected)
     assert saw["left"] == 2 * saw["traces"]  # each trace has two gradients of its own
 
 
 def test_seeds(saw: Any) -> None:
-    """What has no seed of its own draws as if there had been no search."""
+    """Generators without a seed draw as if there had been no search."""
     assert saw[0] == saw[1]
     assert len(set(saw[0])) == 2
 
 
 def test_two_optimizers(saw: Any) -> None:
-    """With an optimizer beside the one that the model was compiled with, a fit goes as if there had been no search."""
+    """A model that has a second optimizer trains after a search as it does without one."""
     assert saw == {"new": True, "trained": True, "traced": True}
 
 
@@ -118,7 +118,7 @@ def test_search_fails(saw: Any) -> None:
 
 
 def test_search_arguments(saw: Any) -> None:
-    """What it cannot work with is refused by the argument's name."""
+    """Unsupported arguments are refused by name."""
     begins = {
         "unbuilt": "model: ",
         "marked": "model: its layer",

@@ -44,7 +44,7 @@ def test_two_retries(case: Any) -> None:
     assert (saw["epochs"], saw["sizes"], saw["retries"]) == ([0, 1], {"0": 2048, "1": 2048}, 2)
     assert saw["returned"]  # it is the model's history too
     assert saw["hooks"] == ["begin", "epoch 0", "epoch 1", "end"]
-    assert saw["told"] == [2, 8, {"device_oom": 2}]
+    assert saw["reported"] == [2, 8, {"device_oom": 2}]
     event = "out of memory, restarting the epoch with a smaller batch"
     assert case["said"] == [
         f"{event} batch_size=8192 epoch=0 new_batch_size=4096 try=2 tries=4",
@@ -53,7 +53,7 @@ def test_two_retries(case: Any) -> None:
 
 
 def test_later(case: Any) -> None:
-    """An out-of-memory of a later epoch costs that epoch alone, which begins anew as a plain fit would go on."""
+    """An out-of-memory in a later epoch costs only that epoch, which restarts and ends like a plain fit."""
     saw = case["saw"]
     assert saw["sizes"] == {"0": 1024, "1": 512, "2": 512}
     assert saw["losses"][0] == pytest.approx(saw["losses"][1], rel=1e-4)
@@ -63,7 +63,7 @@ def test_later(case: Any) -> None:
 
 
 def test_effective(case: Any) -> None:
-    """With the effective batch kept, it is what an optimizer does that accumulates from its making on."""
+    """The option keep_effective_batch gives the result of an optimizer that accumulated from the start."""
     saw = case["saw"]
     assert saw["sizes"] == {"0": 2048, "1": 2048}
     assert saw["updates"] == [4, 4]
@@ -72,7 +72,7 @@ def test_effective(case: Any) -> None:
 
 
 def test_validation(case: Any) -> None:
-    """Where validation runs out of memory a smaller batch helps if it is validation's too, and else is not tried."""
+    """An out-of-memory in validation is retried only if the validation's batch gets smaller too."""
     saw = case["saw"]
     assert saw["own"]["type"] == "ResourceExhaustedError"
     assert ["function of the batch size" in each for each in saw["own"]["notes"]] == [True] * (
@@ -86,9 +86,7 @@ def test_before_the_first_epoch(case: Any) -> None:
     """It is raised as it is: there is nothing yet to go back to, least of all what a file of before holds."""
     saw = case["saw"]
     assert (saw["type"], saw["same"]) == ("ResourceExhaustedError", True)
-    assert case["said"] == [
-        "fit_with_oom_retry: out of memory before the first epoch; a smaller batch does not help"
-    ]
+    assert case["said"] == ["fit_with_oom_retry: out of memory before the first epoch; a smaller batch does not help"]
 
 
 def test_half_written(case: Any) -> None:
@@ -181,7 +179,7 @@ def test_of_the_checkpoint(case: Any) -> None:
 
 
 def test_arguments(case: Any) -> None:
-    """What it cannot work with is refused before anything is done, by the argument's name."""
+    """Unsupported arguments are refused by name, before anything is changed."""
     saw = case["saw"]
     begins = {
         "workers": "fit_with_oom_retry works in a single process only, and this is one of 2 workers",

@@ -1,4 +1,4 @@
-"""What an exception is told to be: by rules that no single message shows. Real messages: test_error_messages.py."""
+"""Classification of exceptions: rules that no single message shows. Real messages are in test_error_messages.py."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ResourceExhaustedError(Exception):
     """Named as TensorFlow's."""
 
 
-def told(exception: BaseException, **settings: Any) -> Error:
+def classify(exception: BaseException, **settings: Any) -> Error:
     """Describe an exception of training."""
     error = error_from_exception(exception, "train", 7, **settings)
     assert decode(encode(error)) == error
@@ -42,8 +42,10 @@ def oom(device: str, shape: str = "20000,4000", rest: str = "") -> str:
 
 
 def test_allocation() -> None:
-    """An allocation that failed is told with all the message says, and with its exact bytes."""
-    error = told(ResourceExhaustedError(f"Graph execution error:\n{oom('GPU:0')}\n\t [[{{{{node wide/Relu}}}}]]\nHint"))
+    """A failed allocation is reported with everything in the message, and with its exact bytes."""
+    error = classify(
+        ResourceExhaustedError(f"Graph execution error:\n{oom('GPU:0')}\n\t [[{{{{node wide/Relu}}}}]]\nHint")
+    )
     assert (error.kind, error.phase, error.steps) == ("device_oom", "train", 7)
     assert error.allocations == (
         Allocation(320_000_000, "20000,4000", "float", "wide/Relu", f"{ON}GPU:0", "GPU_0_bfc"),
@@ -52,29 +54,29 @@ def test_allocation() -> None:
 
 def test_eager_operation() -> None:
     """An eager error names its operation at the end; the name of a traced function is none."""
-    assert told(ResourceExhaustedError(oom("GPU:0", rest=" [Op:Fill] name: "))).allocations[0].op == "Fill"
-    traced = told(ResourceExhaustedError(oom("GPU:0", rest=" [Op:__inference_one_step_12]")))
+    assert classify(ResourceExhaustedError(oom("GPU:0", rest=" [Op:Fill] name: "))).allocations[0].op == "Fill"
+    traced = classify(ResourceExhaustedError(oom("GPU:0", rest=" [Op:__inference_one_step_12]")))
     assert traced.allocations[0].op is None
 
 
 def test_several_devices() -> None:
-    """Each replica that failed is told once, with its own operation."""
+    """Each replica that failed is reported once, with its own operation."""
     roots = [f"({n}) RESOURCE_EXHAUSTED:  {oom(f'GPU:{n % 2}')}\n\t [[{{{{node r{n % 2}}}}}]]" for n in range(4)]
-    error = told(ResourceExhaustedError("4 root error(s) found.\n" + "\n".join(roots)))
+    error = classify(ResourceExhaustedError("4 root error(s) found.\n" + "\n".join(roots)))
     assert [(each.device, each.op) for each in error.allocations] == [(f"{ON}GPU:0", "r0"), (f"{ON}GPU:1", "r1")]
 
 
 def test_bounds() -> None:
-    """Of many allocations as many are told as a message takes."""
-    error = told(ResourceExhaustedError(" ".join(oom(f"GPU:{n}") for n in range(100))))
+    """The number of reported allocations is limited to what a message can hold."""
+    error = classify(ResourceExhaustedError(" ".join(oom(f"GPU:{n}") for n in range(100))))
     assert len(error.allocations) == MAX_ALLOCATIONS
 
 
 def test_cpu() -> None:
-    """A CPU's memory is the host's, unless the CPU stands for a GPU, or a GPU failed beside it."""
-    assert told(ResourceExhaustedError(oom("CPU:0"))).kind == "host_oom"
-    assert told(ResourceExhaustedError(oom("CPU:0")), memory=MEMORY).kind == "device_oom"
-    assert told(ResourceExhaustedError(f"{oom('CPU:0')} {oom('GPU:0')}")).kind == "device_oom"
+    """A CPU's memory is the host's, unless the CPU stands for a GPU, or a GPU failed too."""
+    assert classify(ResourceExhaustedError(oom("CPU:0"))).kind == "host_oom"
+    assert classify(ResourceExhaustedError(oom("CPU:0")), memory=MEMORY).kind == "device_oom"
+    assert classify(ResourceExhaustedError(f"{oom('CPU:0')} {oom('GPU:0')}")).kind == "device_oom"
 
 
 def test_input_pipeline() -> None:
@@ -82,7 +84,7 @@ def test_input_pipeline() -> None:
     where = (
         "Error in user-defined function passed to ParallelMapDatasetV2:21 transformation with iterator: Iterator::Root"
     )
-    assert told(ResourceExhaustedError(f"{where}: {oom('CPU:0')}"), memory=MEMORY).kind == "host_oom"
+    assert classify(ResourceExhaustedError(f"{where}: {oom('CPU:0')}"), memory=MEMORY).kind == "host_oom"
 
 
 @pytest.mark.parametrize(
@@ -99,42 +101,42 @@ def test_input_pipeline() -> None:
 )
 def test_requested(text: str, requested: int) -> None:
     """Bytes are read in each framework's way, the exact figure where there is one."""
-    error = told(RuntimeError(text))
+    error = classify(RuntimeError(text))
     assert error.kind == "device_oom"
     assert [each.requested for each in error.allocations] == [requested]
 
 
 def test_operation_alone() -> None:
-    """Of an out-of-memory that says little, the operation is told."""
-    error = told(ResourceExhaustedError("failed to allocate memory [Op:AddV2]"))
+    """The operation of an out-of-memory without other facts is reported."""
+    error = classify(ResourceExhaustedError("failed to allocate memory [Op:AddV2]"))
     assert (error.kind, error.allocations) == ("device_oom", (Allocation(op="AddV2"),))
 
 
 def test_unknown_type() -> None:
-    """Of a type whose width is not known the bytes are not told."""
+    """The bytes of a type with an unknown width are unknown."""
     text = oom("GPU:0").replace("float", "variant")
-    assert told(ResourceExhaustedError(text)).allocations[0].requested is None
+    assert classify(ResourceExhaustedError(text)).allocations[0].requested is None
 
 
 def test_scalar() -> None:
     """A scalar has one element."""
-    allocation = told(ResourceExhaustedError(oom("GPU:0", shape=""))).allocations[0]
+    allocation = classify(ResourceExhaustedError(oom("GPU:0", shape=""))).allocations[0]
     assert (allocation.requested, allocation.shape) == (4, "")
 
 
 def test_number_too_large() -> None:
     """Whatever figure a message claims, it becomes a message of the protocol or none."""
     for shape in (",".join(["9" * 18] * 3), "9" * 5000):
-        assert told(ResourceExhaustedError(oom("GPU:0", shape=shape))).allocations[0].requested is None
-    error = told(RuntimeError(f"Out of memory while trying to allocate {'9' * 400}.00GiB"))
+        assert classify(ResourceExhaustedError(oom("GPU:0", shape=shape))).allocations[0].requested is None
+    error = classify(RuntimeError(f"Out of memory while trying to allocate {'9' * 400}.00GiB"))
     assert error.allocations[0].requested is None
 
 
 def test_cause() -> None:
-    """A cause that says what went wrong is told instead of what followed from it."""
+    """A cause of a known kind is reported in place of its consequence."""
     error = RuntimeError("training failed")
     error.__cause__ = ResourceExhaustedError(oom("GPU:0"))
-    described = told(error)
+    described = classify(error)
     assert (described.kind, described.exception) == ("device_oom", "ResourceExhaustedError")
 
 
@@ -142,26 +144,26 @@ def test_context() -> None:
     """So is what was being handled, but not where it was put aside on purpose."""
     error = KeyError("a follower")
     error.__context__ = MemoryError()
-    assert told(error).kind == "host_oom"
+    assert classify(error).kind == "host_oom"
     error.__suppress_context__ = True
-    assert told(error).kind == "other"
+    assert classify(error).kind == "other"
 
 
 def test_own_kind_first() -> None:
-    """What the exception says itself holds, whatever came before it."""
+    """The kind of the exception itself comes first, whatever was raised before it."""
     error = ResourceExhaustedError(oom("GPU:0"))
     error.__cause__ = ValueError("Incompatible shapes: [2] vs. [3]")
-    assert told(error).kind == "device_oom"
+    assert classify(error).kind == "device_oom"
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no groups")
 def test_group() -> None:
-    """Of a group, as asyncio's tasks raise it, that one is told which says what went wrong, else the first."""
+    """The member of a known kind of a group, as asyncio's tasks raise it, is reported, else the first member."""
     group = getattr(builtins, "ExceptionGroup")  # noqa: B009 - mypy checks for Python 3.10
     oom_within = group("a task", [KeyError("a follower"), ResourceExhaustedError(oom("GPU:0"))])
-    error = told(group("tasks", [ValueError("another"), oom_within]))
+    error = classify(group("tasks", [ValueError("another"), oom_within]))
     assert (error.kind, error.exception) == ("device_oom", "ResourceExhaustedError")
-    first = told(group("tasks", [group("a task", [KeyError("first")]), ValueError("second")]))
+    first = classify(group("tasks", [group("a task", [KeyError("first")]), ValueError("second")]))
     assert (first.kind, first.exception, first.text) == ("other", "KeyError", "'first'")
 
 
@@ -169,24 +171,28 @@ def test_endless_chain() -> None:
     """A chain that bites its tail ends."""
     first, second = KeyError("first"), KeyError("second")
     first.__cause__, second.__cause__ = second, first
-    assert told(first).exception == "KeyError"
+    assert classify(first).exception == "KeyError"
 
 
 def test_type_alone() -> None:
     """Disks and messages are exhausted too: TensorFlow's type alone is no out-of-memory; Python's is."""
-    assert told(ResourceExhaustedError("/data/checkpoint; No space left on device")).kind == "other"
-    assert told(MemoryError()).kind == "host_oom"
+    assert classify(ResourceExhaustedError("/data/checkpoint; No space left on device")).kind == "other"
+    assert classify(MemoryError()).kind == "host_oom"
 
 
 def test_words_alone() -> None:
-    """Whose memory it was must be said: a program's own words may be of anything that is short of it."""
-    assert told(RuntimeError("the tokenizer's worker ran out of memory")).kind == "other"
-    assert told(RuntimeError("Ran out of memory in memory space hbm. Used 2.00G of 1.00G hbm.")).kind == "device_oom"
-    assert told(RuntimeError("Allocator (GPU_0_bfc) ran out of memory trying to allocate 1GiB")).kind == "device_oom"
+    """The owner of the memory must be in the text: a program may call anything "out of memory"."""
+    assert classify(RuntimeError("the tokenizer's worker ran out of memory")).kind == "other"
+    assert (
+        classify(RuntimeError("Ran out of memory in memory space hbm. Used 2.00G of 1.00G hbm.")).kind == "device_oom"
+    )
+    assert (
+        classify(RuntimeError("Allocator (GPU_0_bfc) ran out of memory trying to allocate 1GiB")).kind == "device_oom"
+    )
 
 
 def test_told_by_itself() -> None:
-    """What was only being handled as an error was raised is not what that error is."""
+    """An error that was being handled when another one was raised does not classify the other."""
     oom, follower = RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."), KeyError("cleaning up")
     assert has_known_kind(oom)
     follower.__context__ = oom
@@ -204,13 +210,13 @@ def test_subclass() -> None:
     class MyMemoryError(MemoryError):
         pass
 
-    assert told(MyMemoryError()).kind == "host_oom"
+    assert classify(MyMemoryError()).kind == "host_oom"
 
 
 def test_text_of_no_known_kind() -> None:
-    """Of a long message that nobody knows front and end are kept, on one line and without a terminal's colors."""
+    """A long message of an unknown kind keeps its front and end, on one line and without terminal colors."""
     hint = "Hint: If you want to see a list of allocated tensors when OOM happens, add this."
-    error = told(ResourceExhaustedError("the front" + "x" * 9000 + f"\n\x1b[1mthe end\x1b[0m\n{hint}\n"))
+    error = classify(ResourceExhaustedError("the front" + "x" * 9000 + f"\n\x1b[1mthe end\x1b[0m\n{hint}\n"))
     assert (error.kind, error.at) == ("other", None)
     assert error.text.startswith("the frontxxx")
     assert error.text.endswith("xxx the end")
@@ -225,8 +231,8 @@ ILLEGAL = "an illegal memory access was encountered"
 @example(before=340, after=1980, filler="x")
 @example(before=0, after=0, filler="\N{SNAKE}")
 def test_text_shows_the_kind(before: int, after: int, filler: str) -> None:
-    """Wherever the kind shows, that place is kept and told, with the front and the end of the message."""
-    error = told(RuntimeError(f"front {filler * before} {ILLEGAL} {filler * after} end"))
+    """The part of a message that shows the kind is kept, with its position, and the front and the end."""
+    error = classify(RuntimeError(f"front {filler * before} {ILLEGAL} {filler * after} end"))
     assert error.kind == "illegal_address"
     assert error.at is not None
     assert error.text[error.at :].startswith("illegal memory access was encountered")
@@ -238,9 +244,9 @@ def test_text_shows_the_kind(before: int, after: int, filler: str) -> None:
 
 
 def test_huge_text() -> None:
-    """Of a message of megabytes both ends are searched."""
-    assert told(RuntimeError("y" * 5_000_000 + oom("GPU:0"))).kind == "device_oom"
-    assert told(RuntimeError(oom("GPU:0") + "y" * 5_000_000)).kind == "device_oom"
+    """Both ends of a message of megabytes are searched."""
+    assert classify(RuntimeError("y" * 5_000_000 + oom("GPU:0"))).kind == "device_oom"
+    assert classify(RuntimeError(oom("GPU:0") + "y" * 5_000_000)).kind == "device_oom"
 
 
 @pytest.mark.parametrize("character", ['"', "\\", "é", "\U0001f40d", "\x00", "\ud800"])
@@ -248,17 +254,17 @@ def test_message_fits(character: str) -> None:
     """Text that JSON writes at length, and many devices, make a message that the daemon accepts."""
     memory = {f"GPU:{n}": DeviceMemory(2**62, 2**62, 2**62, 2**62) for n in range(MAX_DEVICES)}
     ooms = " ".join(oom(f"GPU:{n}", rest=f" [[{{{{node {character * 200}}}}}]]") for n in range(9))
-    error = told(ResourceExhaustedError(character * 5000 + ooms), memory=memory)
+    error = classify(ResourceExhaustedError(character * 5000 + ooms), memory=memory)
     assert error.kind == "device_oom"
     assert error.allocations
     assert error.text
 
 
 def test_broken_exception() -> None:
-    """An exception that cannot be written is told by its type."""
+    """An exception that cannot be converted to text is reported by its type."""
 
-    class Broken(Exception):  # noqa: N818 - its name is what is told
+    class Broken(Exception):  # noqa: N818 - its name is what is reported
         def __str__(self) -> str:
             raise ValueError("no text")
 
-    assert (told(Broken()).exception, told(Broken()).text) == ("Broken", "")
+    assert (classify(Broken()).exception, classify(Broken()).text) == ("Broken", "")

@@ -1,4 +1,4 @@
-"""The error messages that somebody met (error_messages/README.md): well formed, many, and each read as what it was."""
+"""Real error messages (error_messages/README.md): well formed, many, and each classified as what it was."""
 
 import math
 import re
@@ -70,7 +70,7 @@ def test_no_message_stands_twice() -> None:
 
 
 def test_there_are_enough() -> None:
-    """Enough to tell a pattern that fits the messages from one that fits a few of them."""
+    """There are enough messages to show that a pattern fits more than a few."""
     assert len(everything()) >= 60
 
 
@@ -79,9 +79,9 @@ def test_messages() -> None:
     wrong = {}
     for sample in read_samples():
         error = sample.described()
-        told = error.kind, [(fact, told) for fact, _, told in facts_of(sample)]
-        if told != (sample.kind, [(fact, stated) for fact, stated, _ in facts_of(sample)]):
-            wrong[sample.source] = told
+        found = error.kind, [(fact, found) for fact, _, found in facts_of(sample)]
+        if found != (sample.kind, [(fact, stated) for fact, stated, _ in facts_of(sample)]):
+            wrong[sample.source] = found
         assert decode(encode(error)) == error, sample.source
     assert wrong == {}
 

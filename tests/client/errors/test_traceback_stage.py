@@ -1,4 +1,4 @@
-"""Where in a program an exception was raised, and what a model tells of its memory."""
+"""Stage in which an exception was raised, and the memory of a model."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_stage_of_a_program_without_frameworks() -> None:
 
 
 def test_stage_of_deep_recursion() -> None:
-    """Of a very long traceback the innermost frames are looked at."""
+    """The innermost frames of a very long traceback are read."""
     names: dict[str, Any] = {}
     source = "def step(depth):\n    step(depth - 1) if depth else fail()\n"
     exec(compile(source, f"{PLACE}torch/optim/sgd.py", "exec"), names)  # noqa: S102 - source of this test
@@ -97,7 +97,7 @@ def variable(*shape: int | None, dtype: str = "float32") -> Any:
 
 
 def test_model() -> None:
-    """Each variable of model and optimizer counts once by its type's width, whoever names it."""
+    """Each variable of model and optimizer counts once by its type's width, in whatever list it is."""
     kernel, half, flag = variable(4, 5), variable(100, dtype="bfloat16"), variable(8, dtype="bool")
     slot = variable(4, 5)
     model = SimpleNamespace(
@@ -105,8 +105,8 @@ def test_model() -> None:
         trainable_variables=[kernel],
         optimizer=SimpleNamespace(variables=lambda: [slot, kernel, variable(None, 2)]),
     )
-    told = add_model_memory(oom("4,5"), model)
-    assert (told.weights, told.trainable, told.like_weight) == (80 + 200 + 8 + 80, 80, True)
+    error = add_model_memory(oom("4,5"), model)
+    assert (error.weights, error.trainable, error.like_weight) == (80 + 200 + 8 + 80, 80, True)
     assert add_model_memory(oom("20"), model).like_weight is False
     assert add_model_memory(oom(None), model).like_weight is None
     assert add_model_memory(oom("4,5"), SimpleNamespace()) == oom("4,5")

@@ -1,4 +1,4 @@
-"""A device's memory as TensorFlow tells it."""
+"""A device's memory as TensorFlow reports it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def tf(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_physical_names(tf: Any) -> None:
-    """Devices go by the physical name, since a logical index does not tell which GPU it is."""
+    """Devices are named by the physical name, since a logical index does not identify the GPU."""
     assert list_physical_devices("GPU") == {"GPU:1": ("GPU:0",), "GPU:2": ("GPU:1", "GPU:2")}
 
 
@@ -42,7 +42,7 @@ def test_reading(tf: Any) -> None:
 
 
 def test_named(tf: Any) -> None:
-    """A device that the user names is watched beside the GPUs, and says which GPU it stands for."""
+    """A device that the user names is watched in addition to the GPUs, with the GPU it stands for."""
     found = TensorFlow().list_devices()
     assert add_named_devices(found, {"CPU:0": "GPU-a", "GPU:1": "GPU-b"}) == {
         "GPU:1": "GPU-b",

@@ -87,7 +87,7 @@ def test_no_device(drivers: Path) -> None:
 
 @pytest.mark.parametrize("function", ["cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetUuid", "cuDeviceGetUuid_v2"])
 def test_failure(drivers: Path, function: str) -> None:
-    """Where any function fails nothing is said: half an answer would name the wrong GPU."""
+    """If any function fails, no UUID is returned: half a list would name the wrong GPU."""
     assert ask(drivers / "new", "loaded", "initialized", uuids="312", fails=function) == [None, True]
 
 

@@ -28,7 +28,7 @@ def none_imported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> list[str] | None:
-    """Give the UUIDs that CUDA tells, to be filled by the test."""
+    """Return the UUIDs that CUDA reports, to be filled by the test."""
     found: list[str] = []
     monkeypatch.setattr(cuda_devices, "read_uuids", lambda: tuple(found) or None)
     return found
@@ -78,7 +78,7 @@ def fake_torch(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 
 
 def test_torch_figures(fake_torch: FakeCuda, known: list[str]) -> None:
-    """Torch tells what is allocated and reserved, the limit where one is set, and nothing of a GPU not used."""
+    """Torch reports allocated and reserved bytes, the limit if one is set, and nothing for a GPU not used."""
     torch = Torch()
     assert torch.read_memory("GPU:1") == DeviceMemory(current=10, peak=20, limit=250, reserved=30)
     assert torch.read_memory("GPU:0") is None
@@ -107,7 +107,7 @@ def test_torch_uuids(fake_torch: FakeCuda, known: list[str]) -> None:
 
 
 def test_torch_old(fake_torch: FakeCuda, known: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """An older torch tells neither UUID nor limit."""
+    """An older torch reports neither UUID nor limit."""
     monkeypatch.delattr(FakeCuda, "get_per_process_memory_fraction")
     monkeypatch.setattr(FakeCuda, "get_device_properties", lambda *_: SimpleNamespace(total_memory=1000))
     assert Torch().list_devices() == {"GPU:0": None, "GPU:1": None}
@@ -150,7 +150,7 @@ def fake_jax(monkeypatch: pytest.MonkeyPatch) -> list[SimpleNamespace]:
 
 
 def test_jax_figures(fake_jax: list[SimpleNamespace], known: list[str]) -> None:
-    """JAX tells what is in use, its limit, and its pool, which by allocator goes by either name."""
+    """JAX reports bytes in use, its limit, and its pool, which has one of two names by allocator."""
     other = {"bytes_in_use": 1, "peak_bytes_in_use": 2, "bytes_reserved": 64, "bytes_limit": 0}
     fake_jax.extend([gpu(0, BFC), gpu(1, other), gpu(2, None)])
     jax = Jax()
@@ -200,7 +200,7 @@ def test_jax_runs(bridge: SimpleNamespace) -> None:
 
 @pytest.mark.usefixtures("fake_torch", "known")
 def test_search_prefers_devices(bridge: SimpleNamespace, fake_jax: list[SimpleNamespace], fake_torch: FakeCuda) -> None:
-    """Of several frameworks the one with GPUs computes, also where another was there before."""
+    """The framework with GPUs is the one that computes, even if another one was there first."""
     fake_jax.append(SimpleNamespace(id=0, local_hardware_id=0, platform="cpu", memory_stats=lambda: None))
     fake_torch.initialized = False
     bridge._backends["cpu"] = object()
@@ -235,7 +235,7 @@ def test_search_wanted(bridge: SimpleNamespace, fake_jax: list[SimpleNamespace])
 
 @pytest.mark.usefixtures("fake_torch")
 def test_imported(fake_jax: list[SimpleNamespace]) -> None:
-    """With several frameworks and none at work, none is named."""
+    """If several frameworks are imported and none is set up, none is named."""
     assert frameworks.list_imported_frameworks() == ["torch", "jax"]
     assert FrameworkSearch(None, {}).framework.startswith("python 3.")
     assert frameworks.make_adapter("numpy") is None

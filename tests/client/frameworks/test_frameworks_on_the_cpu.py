@@ -34,7 +34,7 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver
     receiver.close()
 
 
-def heard(daemon: Receiver, script: str, **environment: str) -> tuple[str, list[Message]]:
+def run_and_receive(daemon: Receiver, script: str, **environment: str) -> tuple[str, list[Message]]:
     """Run a script in an interpreter of its own; give what it prints and what it reports."""
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
@@ -80,7 +80,7 @@ with watch("torch", interval=0) as run:
             run.step(batch_size=len(x), loss=loss.item())
 print(torch.__version__, torch.cuda.is_initialized())
 """
-    printed, messages = heard(daemon, script)
+    printed, messages = run_and_receive(daemon, script)
     (hello,) = hellos(messages)
     assert printed == f"{hello.framework.removeprefix('torch ')} False"
     assert (hello.framework[:6], hello.devices) == ("torch ", {})
@@ -93,14 +93,14 @@ print(torch.__version__, torch.cuda.is_initialized())
 
 @needs("torch")
 def test_torchrun(daemon: Receiver) -> None:
-    """Of a job that torchrun starts each process is a run, with its rank and the same job."""
+    """Each process of a torchrun job is a run, with its rank and the same job."""
     script = """
 import sys
 from torch.distributed.run import main
 sys.argv[1:] = ["--standalone", "--nproc-per-node", "2", "examples/torch_loop.py"]
 main()
 """
-    printed, messages = heard(daemon, script, CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
+    printed, messages = run_and_receive(daemon, script, CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
     assert printed.count("epoch 2:") == 2
     (hello,), (other,) = hellos(messages), hellos(daemon.accept().waiting())
     assert {hello.rank, other.rank} == {0, 1}
@@ -125,7 +125,7 @@ with watch("jax", interval=0, devices={"CPU:0": "GPU-a"}) as run:
         run.step(batch_size=8, loss=x[0])
 print(jax.__version__)
 """
-    printed, messages = heard(daemon, script)
+    printed, messages = run_and_receive(daemon, script)
     hello = hellos(messages)[-1]
     assert printed == f"False {hello.framework.removeprefix('jax ')}"
     assert (hello.framework[:4], hello.devices) == ("jax ", {"CPU:0": "GPU-a"})
@@ -151,7 +151,7 @@ with watch("tape", interval=0, devices={"CPU:0": "GPU-a"}) as run:
         run.step(loss=float(loss))
 print(len(tf.config.list_logical_devices("CPU")), tf.__version__)
 """
-    printed, messages = heard(daemon, script, TF_CPU_ALLOCATOR_USE_BFC="1", TF_CPU_BFC_MEM_LIMIT_IN_MB="512")
+    printed, messages = run_and_receive(daemon, script, TF_CPU_ALLOCATOR_USE_BFC="1", TF_CPU_BFC_MEM_LIMIT_IN_MB="512")
     hello = hellos(messages)[-1]
     assert printed == f"2 {hello.framework.removeprefix('tensorflow ')}"
     assert hello.devices == {"CPU:0": "GPU-a"}

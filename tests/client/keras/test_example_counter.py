@@ -1,4 +1,4 @@
-"""How many examples the steps of a fit have: what is told, and what is left unknown."""
+"""Number of examples in a fit's steps: what is reported, and what stays unknown."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpuwarden.protocol.messages import Hello
 
 @pytest.fixture
 def run(tmp_path: Path) -> Reporter:
-    """Give a run that nobody hears."""
+    """Return a run without a daemon."""
     return Reporter(DaemonConnection(str(tmp_path / "none"), Hello("a run", "none", {})))
 
 
@@ -48,7 +48,7 @@ def fit(
 
 
 @pytest.mark.parametrize(
-    ("looks", "told"),
+    ("looks", "expected"),
     [
         ([(1, 8)], 8),
         ([(10, 80)], None),  # the mean alone may be one of several sizes
@@ -60,14 +60,14 @@ def fit(
         ([(10, 0), (11, 0)], None),
     ],
 )
-def test_inferred(run: Reporter, looks: list[tuple[int, int | None]], told: int | None) -> None:
-    """One step's size is exact; a mean of several is told once it is whole and was the same before."""
+def test_inferred(run: Reporter, looks: list[tuple[int, int | None]], expected: int | None) -> None:
+    """One step's size is exact; a mean of several is reported once it is whole and the same as before."""
     last = looks[-1][1]
     batches = fit(run, None, *[examples for _, examples in looks], last)
     for steps, _ in looks:
         batches.update(steps)
     batches.update_at_end(looks[-1][0])
-    assert (run.batch_size, run.largest_batch_size) == (told, told)
+    assert (run.batch_size, run.largest_batch_size) == (expected, expected)
     assert run.examples == (last or None)
     assert batches.failed_batch_size() is None
 
@@ -88,7 +88,7 @@ def test_declared(run: Reporter, in_epoch: int | None, batch: int, failed: int) 
 @pytest.mark.parametrize(("last", "epoch"), [(None, 128), (5, 101)])
 @pytest.mark.parametrize("wanted", [True, False])
 def test_declared_sum(run: Reporter, last: int | None, epoch: int, *, wanted: bool) -> None:
-    """Where arrays declare all batches of an epoch, the metric is read for the loss alone until that has ended."""
+    """If arrays declare all batches of an epoch, the metric is read for the loss only, until the epoch has ended."""
     batches = fit(
         run,
         4,
@@ -100,20 +100,20 @@ def test_declared_sum(run: Reporter, last: int | None, epoch: int, *, wanted: bo
         has_partial_batch=last is not None,
         partial_batch_size=last,
     )
-    told = []
+    counts = []
     for steps in (0, 3):
         batches.update(steps)
-        told.append(run.examples)
+        counts.append(run.examples)
     batches.update_at_end(4)
-    told.append(run.examples)
+    counts.append(run.examples)
     batches.begin_epoch()
     batches.update_at_end(2)  # the fit was asked to stop
-    assert [*told, run.examples] == [None, 96, epoch, epoch + 64]
+    assert [*counts, run.examples] == [None, 96, epoch, epoch + 64]
 
 
 @pytest.mark.parametrize("batches_in_all", [3, 5, None])
 def test_declared_sum_unknown(run: Reporter, batches_in_all: int | None) -> None:
-    """Where an epoch takes fewer batches than there are, the short one may be any of its steps: the metric counts."""
+    """If an epoch takes fewer batches than there are, the short one may be any step: the metric counts."""
     declared = SimpleNamespace(batch_size=32, has_partial_batch=True, partial_batch_size=5, num_batches=batches_in_all)
     batches = fit(run, 4, 69, 101, wanted=False, **vars(declared))
     batches.update(3)
@@ -134,7 +134,7 @@ def test_evaluated_within(run: Reporter) -> None:
 
 
 def test_failed(run: Reporter) -> None:
-    """Of a step that failed the examples before it are told, and the metric on the device is not asked."""
+    """After a step has failed, the examples before it are reported, without reading the metric on the device."""
     batches = fit(run, 4, batch_size=32, num_batches=4)
     batches.update(1)
     batches.fail(2)
@@ -164,7 +164,7 @@ def test_a_loader_that_drops_the_last_batch(run: Reporter, last: int, *, drop_la
 
 
 def test_workers(run: Reporter) -> None:
-    """Of a batch that several workers share nobody knows how much is this one's."""
+    """The share of this process in a batch of several workers is unknown."""
     feeder = SimpleNamespace(data_adapter=ArrayDataAdapter(batch_size=32, num_batches=4))
     batches = ExampleCounter(run, cast(LossReader, Metric(None)), 4, feeder, workers=True)
     batches.update_at_end(4)
@@ -189,7 +189,7 @@ def test_methods(run: Reporter) -> None:
 
 @pytest.mark.parametrize("size", [None, 0, -1, 2.0, "32"])
 def test_nonsense(run: Reporter, size: Any) -> None:
-    """What is no batch size is none."""
+    """Values that are no batch size are ignored."""
     batches = fit(run, 4, None, batch_size=size, num_batches=4)
     batches.update_at_end(4)
     assert run.batch_size is run.examples is None

@@ -1,4 +1,4 @@
-"""The callable before a Keras function: what it raises is told, goes on unchanged, and is held by nobody."""
+"""Wrapper of a Keras function: it reports exceptions, raises them unchanged, and keeps no reference."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from gpuwarden.client.keras.function_patch import unwrap, wrap
 
 
 class Observer:
-    """Notes what it is told, as text."""
+    """Records what is reported, as text."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.reported: list[str] = []
 
     def record_exception(self, exception: BaseException) -> None:
         """Note the exception."""
-        self.told.append(repr(exception))
+        self.reported.append(repr(exception))
 
     def record_end_of_data(self) -> None:
         """Note the end of the data."""
-        self.told.append("the end")
+        self.reported.append("the end")
 
 
 class OutOfRangeError(Exception):
@@ -69,11 +69,11 @@ def observer() -> Observer:
 def test_call(observer: Observer) -> None:
     """Arguments go in and the result comes out as without it."""
     assert wrap(module_level, observer)(1, second=2) == (1, 2)
-    assert observer.told == []
+    assert observer.reported == []
 
 
 def test_error(observer: Observer) -> None:
-    """An exception is told once and reaches the caller as the same object, with its cause."""
+    """An exception is reported once and reaches the caller as the same object, with its cause."""
     error = ValueError("no memory")
     error.__cause__ = cause = KeyError("first")
     with pytest.raises(ValueError, match="no memory") as raised:
@@ -81,23 +81,23 @@ def test_error(observer: Observer) -> None:
     assert raised.value is error
     assert error.__cause__ is cause
     assert error.__context__ is None
-    assert observer.told == ["ValueError('no memory')"]
+    assert observer.reported == ["ValueError('no memory')"]
     assert [each.name for each in traceback.extract_tb(error.__traceback__)][1:] == ["__call__", "function"]
 
 
 @pytest.mark.parametrize("error", [StopIteration(), OutOfRangeError("End of sequence"), EndOfSequence()])
 def test_end_of_data(observer: Observer, error: Exception) -> None:
-    """The end of the data passes, and is told as no error."""
+    """The end of the data passes, and is not reported as an error."""
     with pytest.raises(type(error)):
         wrap(raising(error), observer)()
-    assert observer.told == ["the end"]
+    assert observer.reported == ["the end"]
 
 
 def test_interrupt(observer: Observer) -> None:
-    """An interrupt is told too: what was called is over by it."""
+    """An interrupt is reported too: it ends the call."""
     with pytest.raises(KeyboardInterrupt):
         wrap(raising(KeyboardInterrupt()), observer)()
-    assert observer.told == ["KeyboardInterrupt()"]
+    assert observer.reported == ["KeyboardInterrupt()"]
 
 
 def test_observer_raises() -> None:
@@ -114,7 +114,7 @@ def test_observer_raises() -> None:
 
 
 def test_observer_is_gone() -> None:
-    """The observer is not kept alive, and nobody is told once it is gone."""
+    """The observer is not kept alive, and nothing is reported once it is gone."""
     observer = Observer()
     function = wrap(raising(ValueError("unheard")), observer)
     gone = weakref.ref(observer)
@@ -146,7 +146,7 @@ def test_nothing_is_held(observer: Observer) -> None:
         assert (held(), *(each() for each in tensors)) == (None, None, None)
     finally:
         gc.enable()
-    assert len(observer.told) == 1
+    assert len(observer.reported) == 1
 
 
 def test_frame_does_not_hold_observer() -> None:
@@ -187,7 +187,7 @@ def test_never_nested(observer: Observer) -> None:
     twice = wrap(wrap(function, observer), other)
     with pytest.raises(ValueError, match="once"):
         twice()
-    assert (observer.told, other.told) == ([], ["ValueError('once')"])
+    assert (observer.reported, other.reported) == ([], ["ValueError('once')"])
     assert unwrap(twice) is function
     assert unwrap(function) is function
     assert unwrap(None) is None
@@ -243,17 +243,17 @@ class Broken(Doubled):
 
 
 def test_feed(observer: Observer) -> None:
-    """A feed sees the arguments first and gives those to call with; errors are told as without it."""
+    """A meter gets the arguments first and returns those to call with; errors are reported as without it."""
     assert wrap(module_level, observer, Doubled())(1, second=2) == (2, 2)
     with pytest.raises(ValueError, match="no memory"):
         wrap(raising(ValueError("no memory")), observer, Doubled())()
-    assert observer.told == ["ValueError('no memory')"]
+    assert observer.reported == ["ValueError('no memory')"]
 
 
 def test_broken_feed(observer: Observer) -> None:
     """A feed that fails changes nothing and is no error of the function's."""
     assert wrap(module_level, observer, Broken())(1, second=2) == (1, 2)
-    assert observer.told == []
+    assert observer.reported == []
 
 
 def test_fed_is_unwrapped(observer: Observer) -> None:

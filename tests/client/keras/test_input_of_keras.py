@@ -1,4 +1,4 @@
-"""What Keras reports of its wait for input, by what is slow in it: shares only, for a busy machine is slow too."""
+"""Keras's input wait, by what is slow in it: only ratios are checked, since a busy machine is slow too."""
 
 from __future__ import annotations
 
@@ -98,13 +98,13 @@ def test_fast_input(played: Played, backend: str, name: str) -> None:
     torch="slow fast",
 )
 def test_unknown(played: Played, backend: str, name: str) -> None:
-    """Where the wait cannot be known nothing is said of it, and 0 least of all."""
+    """An input wait that cannot be measured is reported as unknown, not as 0."""
     assert share(played(backend, name)) is None
 
 
 @of(tensorflow="prefetched several_steps_an_execution")
 def test_buffer(played: Played, backend: str, name: str) -> None:
-    """What stands ready is known with tf.data, however many steps an execution makes, and no longer when fit ends."""
+    """The ready batches are known with tf.data, for any number of steps an execution, until the fit ends."""
     seen = [(each["input_buffered"], each["input_buffer_size"]) for each in played(backend, name)["inputs"]]
     ready = {"prefetched": {3, 4}, "several_steps_an_execution": {0}}[name]
     assert any(buffered in ready and size for buffered, size in seen)

@@ -1,4 +1,4 @@
-"""How long steps wait for their input, by a clock and a pipeline of the test's own; test_keras.py has the real ones."""
+"""Input wait of steps, with a clock and a pipeline of the test; test_keras.py has the real ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Clock:
         self.now = 100.0
 
     def __call__(self) -> float:
-        """Tell the time."""
+        """Return the time."""
         return self.now
 
 
@@ -76,7 +76,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def wait() -> InputWait:
-    """Make what is told."""
+    """Return the measured wait."""
     return InputWait()
 
 
@@ -113,7 +113,7 @@ def test_looks_add_up(pipeline: Pipeline, wait: InputWait) -> None:
 
 
 def test_many_steps(pipeline: Pipeline, wait: InputWait) -> None:
-    """Of more steps than tf.data has gaps of, the last are observed: a slow start is not laid upon them."""
+    """If tf.data has fewer gaps than there are steps, the last steps are observed: a slow start does not count."""
     pipeline.train(300, wait=0.004, compute=0.001)
     pipeline.train(101, wait=0.001, compute=0.001)
     pipeline.feed.update()
@@ -121,7 +121,7 @@ def test_many_steps(pipeline: Pipeline, wait: InputWait) -> None:
 
 
 def test_pause(pipeline: Pipeline, wait: InputWait, clock: Clock) -> None:
-    """What passes between two epochs is no wait, whether the iterator goes on or is another."""
+    """The time between two epochs is no wait, whether the iterator continues or is replaced."""
     pipeline.train(11, wait=0.3, compute=0.1)
     pipeline.feed.pause()
     assert wait.buffered is None
@@ -134,7 +134,7 @@ def test_pause(pipeline: Pipeline, wait: InputWait, clock: Clock) -> None:
 
 
 def test_slow_callback(pipeline: Pipeline, wait: InputWait, clock: Clock) -> None:
-    """What other callbacks do between two steps is no wait for input, even when it ends right before a look."""
+    """The time of other callbacks between two steps is no wait, even right before an update."""
     pipeline.train(11, wait=0.01, compute=0.01)
     clock.now += 5
     pipeline.feed.update()
@@ -165,7 +165,7 @@ def test_forgotten_gap(pipeline: Pipeline, wait: InputWait) -> None:
 
 
 def test_several_steps(wait: InputWait, clock: Clock, tf_data: None) -> None:
-    """With several steps an execution the wait is unknown, and the buffer is not."""
+    """Several steps an execution: the wait is unknown, and the buffer is known."""
     pipeline = Pipeline(clock, TfDataWait(wait, 5, clock))
     pipeline.train(11, wait=0.3, compute=0.1, fetches=5)
     pipeline.feed.update()
@@ -259,7 +259,7 @@ class Array:
 
 
 class Jax:
-    """Trains as Keras does on JAX: `next`, then a computation that runs beside Python."""
+    """Trains as Keras does on JAX: `next`, then a computation that runs in parallel with Python."""
 
     def __init__(self, clock: Clock, feed: IteratorWait) -> None:
         self.clock = clock
@@ -294,14 +294,14 @@ def jax(wait: InputWait, clock: Clock) -> Jax:
 
 
 def test_jax_slow_input(jax: Jax, wait: InputWait) -> None:
-    """Where Keras waits for each step, as a callback makes it, the time of `next` is the wait."""
+    """If Keras waits for each step, as some callbacks make it, the time of `next` is the wait."""
     jax.train(12, wait=0.3, compute=0.1, rest=0.1)
     jax.feed.update()
     assert counted(wait) == pytest.approx((3, 4))
 
 
 def test_jax_fast_input(jax: Jax, wait: InputWait) -> None:
-    """While the device still computes, nobody waits, however long `next` takes."""
+    """While the device still computes there is no wait, however long `next` takes."""
     jax.train(12, wait=0.09, compute=0.1)
     jax.feed.update()
     assert wait.waited == 0
@@ -309,7 +309,7 @@ def test_jax_fast_input(jax: Jax, wait: InputWait) -> None:
 
 
 def test_jax_unknown(jax: Jax, wait: InputWait) -> None:
-    """Where the device is done at some time while `next` runs, nothing is said of the time until the next look."""
+    """If the device finishes while `next` runs, the time until the next update is not observed."""
     jax.train(12, wait=0.3, compute=0.1)
     jax.feed.update()
     assert wait == InputWait()
@@ -320,7 +320,7 @@ def test_jax_unknown(jax: Jax, wait: InputWait) -> None:
 
 
 def test_jax_pause(jax: Jax, wait: InputWait, clock: Clock) -> None:
-    """What passes between two epochs is not observed."""
+    """The time between two epochs is not observed."""
     jax.train(12, wait=0.3, compute=0.1, rest=0.1)
     jax.feed.pause()
     clock.now += 5

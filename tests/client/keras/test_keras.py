@@ -56,7 +56,7 @@ def test_default_device(saw: list[Message]) -> None:
 
 @pytest.mark.parametrize("saw", ["default_device"], indirect=True)
 def test_visible_devices(saw: list[Message]) -> None:
-    """Of a list of visible devices that is too long for a message, the entries that are sent are whole."""
+    """A list of visible devices that is too long for a message is cut between two entries."""
     assert saw[0]["visible_devices"] == ",".join(f"GPU-{index:036}" for index in range(64))
 
 
@@ -71,7 +71,7 @@ def test_memory(saw: Any) -> None:
         if before == after
     ]
     assert len(steady) >= 10
-    assert all(said == told for said, told in steady)
+    assert all(reported == actual for reported, actual in steady)
 
 
 def test_evaluate(saw: list[Message]) -> None:
@@ -132,10 +132,10 @@ def test_several_devices(saw: list[Message]) -> None:
 
 
 def test_repeated(saw: Any) -> None:
-    """Fits of one process, whoever's callback, are one run on one connection, and its totals go on."""
+    """All fits of one process, by any callback, are one run on one connection, and its totals continue."""
     assert not saw["second_connection"]
-    assert reports(saw["heard"])[-1]["steps"] == 24
-    assert phases(saw["heard"]) == ["train", "idle"] * 3
+    assert reports(saw["messages"])[-1]["steps"] == 24
+    assert phases(saw["messages"]) == ["train", "idle"] * 3
 
 
 @pytest.mark.parametrize("saw", ["fit_within_a_fit"], indirect=True)
@@ -152,7 +152,7 @@ def test_within_a_step(saw: Any) -> None:
 
 
 def test_traced_again(saw: list[Message]) -> None:
-    """A train function that is made anew compiles anew: that step is no usual one either."""
+    """A train function that is made again compiles again: that step's time does not count either."""
     last = reports(saw)[-1]
     assert (last["steps"], sum(last["step_buckets"])) == (12, 10)
 
@@ -160,15 +160,15 @@ def test_traced_again(saw: list[Message]) -> None:
 @pytest.mark.parametrize("saw", ["repeated"], indirect=True)
 def test_second_fit_compiles_nothing(saw: Any) -> None:
     """A second fit of the same model has no step that compiles; one of another model has."""
-    assert sum(reports(saw["heard"])[-1]["step_buckets"]) == 22
+    assert sum(reports(saw["messages"])[-1]["step_buckets"]) == 22
 
 
 @pytest.mark.parametrize("saw", ["validation"], indirect=True)
 def test_stepping(saw: list[Message]) -> None:
-    """A step is under way from an epoch's first on, which is told at once, until validation or the end."""
-    told = [(each["phase"], each["stepping"], each["epoch"]) for each in reports(saw)]
-    # A step that takes longer than the reports' interval is told again.
-    assert [each for each, _ in groupby(told)] == [
+    """A step is in progress from an epoch's first one, reported at once, until validation or the end."""
+    states = [(each["phase"], each["stepping"], each["epoch"]) for each in reports(saw)]
+    # A step that takes longer than the report interval is reported again.
+    assert [each for each, _ in groupby(states)] == [
         ("train", False, None),
         ("train", True, 0),
         ("test", False, 0),
@@ -182,21 +182,21 @@ def test_stepping(saw: list[Message]) -> None:
 
 def test_short_batches(saw: Any) -> None:
     """Examples are counted one by one, without validation's, and the loss is Keras's of the epoch."""
-    last = reports(saw["heard"])[-1]
+    last = reports(saw["messages"])[-1]
     assert (last["steps"], last["examples"]) == (6, 16)
     assert last["loss"] == pytest.approx(saw["loss"], rel=1e-6)
     assert (last["batch_size"], last["largest_batch_size"]) == (3, 3)
 
 
 def test_sizes_seen(saw: list[Message]) -> None:
-    """Where nobody declares a batch size, the loss metric shows it between looks; a short last one may be seen."""
-    told = [size for size, _ in groupby(each["batch_size"] for each in reports(saw))]
-    assert told in ([None, 3], [None, 3, 1])
+    """Without a declared batch size, the loss metric shows it between reads; a short last one may be seen."""
+    sizes = [size for size, _ in groupby(each["batch_size"] for each in reports(saw))]
+    assert sizes in ([None, 3], [None, 3, 1])
     assert reports(saw)[-1]["largest_batch_size"] == 3
 
 
 def test_sizes_unknown(saw: list[Message]) -> None:
-    """Of steps that were never looked at one by one, and that nobody declares, no size is told."""
+    """The size of steps that are neither read one by one nor declared is unknown."""
     assert (
         {each["batch_size"] for each in reports(saw)} == {each["largest_batch_size"] for each in reports(saw)} == {None}
     )
@@ -214,13 +214,13 @@ def test_loss_is_asked_for(saw: list[Message]) -> None:
 
 
 def test_own_step(saw: list[Message]) -> None:
-    """Of a step that the user wrote nobody knows what it counts: no loss, and the examples that fit's data declare."""
+    """It is unknown what a custom step counts: no loss, and only the examples that fit's data declare."""
     last = reports(saw)[-1]
     assert (last["steps"], last["examples"], last["loss"]) == (8, 16, None)
 
 
 def test_own_loop(saw: list[Message]) -> None:
-    """A loop that calls the hooks itself counts its steps; the loss metric is not fit's there, and nobody reads it."""
+    """A loop that calls the hooks itself counts its steps; the loss metric is not fit's there, and is not read."""
     last = reports(saw)[-1]
     assert (last["steps"], last["examples"], last["loss"], last["batch_size"]) == (8, None, None, None)
     assert phases(saw) == ["train", "idle"]
@@ -229,29 +229,29 @@ def test_own_loop(saw: list[Message]) -> None:
 def test_other_callback_raises(saw: Any) -> None:
     """Another callback's exception leaves fit as it is, and an evaluation after it ends idle."""
     assert saw["raised"] == "from another callback"
-    assert phases(saw["heard"]) == ["train", "test", "idle"]
-    assert [each["stepping"] for each in reports(saw["heard"])][-2:] == [False, False]
+    assert phases(saw["messages"]) == ["train", "test", "idle"]
+    assert [each["stepping"] for each in reports(saw["messages"])][-2:] == [False, False]
 
 
 def test_out_of_memory(saw: Any) -> None:
-    """A real out-of-memory reaches the user as raised, is told with its memory, and the callback works on."""
+    """A real out-of-memory is raised unchanged, reported with its memory, and the callback keeps working."""
     assert "OOM when allocating tensor with shape[" in saw["raised"]
     ours = saw["shown"].replace(saw["raised"], "").count("gpuwarden")
     assert ours == 1  # the frame of the call that raised
-    (error,) = errors(saw["heard"])
+    (error,) = errors(saw["messages"])
     assert (error["exception"], error["phase"]) == ("ResourceExhaustedError", "train")
     assert "oom" in error["kind"]
     assert "OOM when allocating tensor with shape[" in error["text"]
     assert error["memory"]["CPU:0"]["peak"] > 500 << 20
     assert error["batch_size"] == 20_000
-    last = reports(saw["heard"])[-1]
+    last = reports(saw["messages"])[-1]
     assert (last["steps"], last["errors"]) == (8, {error["kind"]: 1})
     assert saw["left"] == []
 
 
 @pytest.mark.frameworks  # in a process of its own
 def test_compiled_out_of_memory(tmp_path: Path) -> None:
-    """XLA's out-of-memory is told, with how much was asked for and without the shape that XLA does not tell."""
+    """XLA's out-of-memory is reported with the requested bytes, without the shape that XLA does not report."""
     played = play("keras_cases.py", tmp_path, "compiled_out_of_memory")["compiled_out_of_memory"]
     (error,) = errors(played["saw"])
     assert "oom" in error["kind"]
@@ -284,20 +284,20 @@ def test_interrupted(saw: list[Message]) -> None:
 
 
 def test_error_in_validation(saw: Any) -> None:
-    """An error of a validation is told as such, and nobody stands before any function of the model after it."""
+    """An error in validation is reported as such, and no function of the model stays wrapped after it."""
     assert saw["raised"] == "the second validation"
-    assert [each["phase"] for each in errors(saw["heard"])] == ["test"]
-    assert phases(saw["heard"]) == ["train", "test", "train", "test", "idle"]
+    assert [each["phase"] for each in errors(saw["messages"])] == ["test"]
+    assert phases(saw["messages"]) == ["train", "test", "train", "test", "idle"]
     assert saw["left"] == []
 
 
 def test_error_in_evaluation(saw: list[Message]) -> None:
-    """An error of an evaluation on its own is told."""
+    """An error of an evaluation outside of a fit is reported."""
     assert [(each["phase"], each["steps"]) for each in errors(saw)] == [("test", 0)]
 
 
 def test_error_in_data(saw: list[Message]) -> None:
-    """An error of the user's data, which ends the fit, is told; the data's end is not."""
+    """An error of the user's data, which ends the fit, is reported; the end of the data is not."""
     (error,) = errors(saw)
     assert "ZeroDivisionError: of the data" in error["text"]
 
@@ -309,7 +309,7 @@ def test_end_of_data(saw: list[Message]) -> None:
 
 
 def test_functions(saw: Any) -> None:
-    """Each function is watched while it is in use, also once it was made anew, and left bare at the end."""
+    """Each function is wrapped while it is in use, even if it was made again, and unwrapped at the end."""
     during = ["train"] * BATCHES + ["test"]
     assert all(kind in each for each, kind in zip(saw["seen"], during * 3, strict=False))
     at_end, in_prediction = saw["seen"][len(during * 3) :]
@@ -318,8 +318,8 @@ def test_functions(saw: Any) -> None:
 
 
 def test_kept_while_watched(saw: Any) -> None:
-    """A model that is saved or copied in the middle of a fit is whole, trains, and has nobody before its functions."""
-    assert reports(saw["heard"])[-1]["steps"] == 24
+    """A model that is saved or copied during a fit is complete, trains, and has no wrapped functions."""
+    assert reports(saw["messages"])[-1]["steps"] == 24
     assert saw["left"] == [[], []]
 
 
@@ -337,7 +337,7 @@ def test_several_workers(saw: list[Message]) -> None:
 @pytest.mark.parametrize("saw", ["out_of_memory"], indirect=True)
 def test_limit(saw: Any) -> None:
     """The reported limit is in TensorFlow's unit: 500 MiB fit under 512 "MB", which powers of ten would not allow."""
-    memory = reports(saw["heard"])[-1]["memory"]["CPU:0"]
+    memory = reports(saw["messages"])[-1]["memory"]["CPU:0"]
     assert memory["limit"] == 512 << 20
     assert 512_000_000 < 500 << 20 <= memory["peak"] <= memory["limit"]
 
@@ -354,7 +354,7 @@ def test_copies_within_a_fit(saw: list[Message]) -> None:
 
 
 def test_failed_examples(saw: list[Message]) -> None:
-    """Examples of the steps before one that failed are told with it, where arrays declare them."""
+    """The examples of the steps before a failed one are reported with it, if arrays declare them."""
     last = reports(saw)[-1]
     assert (last["steps"], last["examples"]) == (2, 4)
 
@@ -391,7 +391,7 @@ def test_absent(saw: Any) -> None:
 
 
 def test_never_reading(saw: Any) -> None:
-    """A daemon that stops reading loses reports but no steps, and hears how many reports were lost."""
+    """A daemon that stops reading loses reports but no steps, and learns how many reports were lost."""
     assert saw["dropped"] > 0
     assert saw["first"] < 400 + saw["dropped"]
     assert saw["steps"] == 408
@@ -409,7 +409,7 @@ def test_physical(saw: Any) -> None:
 
 
 def test_model_memory(saw: Any) -> None:
-    """What a model with Adam holds: weights, two slots of each, and some scalars; an allocation of a weight's shape."""
+    """Memory of a model with Adam: weights, two slots of each, and some scalars; an allocation of a weight's shape."""
     weights, trainable, like_weight = saw
     assert (trainable, like_weight) == (4 * (4000 + 1000 + 1000 + 1000), True)
     assert 3 * trainable + 8000 <= weights <= 3 * trainable + 8000 + 64
@@ -432,7 +432,7 @@ def test_no_keras() -> None:
     script = "import sys\nsys.modules.update(keras=None, tf_keras=None, tensorflow=None)\nimport gpuwarden.keras"
     failed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert failed.returncode == 1
-    assert "ImportError: gpuwarden.keras needs Keras" in failed.stderr.splitlines()[-1]
+    assert "ImportError: gpuwarden.keras: no Keras in this environment" in failed.stderr.splitlines()[-1]
 
 
 def test_bad_arguments(saw: list[str]) -> None:

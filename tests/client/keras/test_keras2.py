@@ -73,7 +73,7 @@ def cases(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.mark.parametrize("saw", ["early"], indirect=True)
 def test_version(saw: Any) -> None:
-    """What is tested is Keras 2."""
+    """The tested version is Keras 2."""
     assert saw["versions"][1].startswith("2.")
 
 
@@ -89,7 +89,7 @@ def test_steps(saw: list[Message], timed: int) -> None:
 
 
 def test_unknown_length(saw: list[Message]) -> None:
-    """Of data of an unknown length Keras 2 asks for the end once: in later epochs no begin is made in vain."""
+    """Keras 2 reads the end of data of unknown length once: later epochs have no extra begin."""
     last = reports(saw)[-1]
     assert (last["steps"], last["examples"]) == (8, 16)
     assert phases(saw) == ["train", "idle"]
@@ -140,7 +140,7 @@ def test_workers(tmp_path: Path) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Find ports that nobody listens at."""
+    """Return free ports."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [each.getsockname()[1] for each in sockets]
     for each in sockets:

@@ -1,4 +1,4 @@
-"""What real fits do on advice, on each of Keras's backends, with Keras 2, and with two workers."""
+"""Actions of real fits on advice, on each of Keras's backends, with Keras 2, and with two workers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def actions_said(case: dict[str, Any]) -> list[str]:
 def test_nothing(case: dict[str, Any]) -> None:
     """Unless the user wishes it, advice is logged and counted and training is the same to the last bit."""
     saw = case["saw"]
-    assert (saw["steps"], saw["counted"], saw["actions"], saw["heard"]) == (STEPS, STEPS, {}, 4)
+    assert (saw["steps"], saw["counted"], saw["actions"], saw["received"]) == (STEPS, STEPS, {}, 4)
     assert saw["final"] == saw["bare"]
     assert case["said"] == [
         "memory pressure warning: pressure is warning",
@@ -93,7 +93,7 @@ def test_checkpoint_by_default(case: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("case", ["checkpoint_that_fails", "function_that_raises"], indirect=True)
 def test_failure(case: dict[str, Any]) -> None:
-    """What fails is logged and not counted as done, and training goes on."""
+    """A failed action is logged and not counted, and training continues."""
     assert (case["saw"]["steps"], case["saw"]["actions"]) == (STEPS, {})
     (line,) = actions_said(case)
     assert line.startswith("on_pressure failed, training continues action=")
@@ -101,11 +101,11 @@ def test_failure(case: dict[str, Any]) -> None:
 
 def test_checkpoint_of_a_lost_gpu(case: dict[str, Any]) -> None:
     """From a GPU that is lost nothing is saved: asking it might hang."""
-    assert (case["saw"]["saved"], case["saw"]["actions"], case["saw"]["heard"]) == (False, {}, 1)
+    assert (case["saw"]["saved"], case["saw"]["actions"], case["saw"]["received"]) == (False, {}, 1)
 
 
 def test_half_a_checkpoint(case: dict[str, Any]) -> None:
-    """A save that fails half-way leaves the file of before whole, and nothing beside it."""
+    """A save that fails half-way leaves the earlier file complete, and no other file."""
     assert (case["saw"]["steps"], case["saw"]["kept"]) == (STEPS, "the one before")
     assert case["saw"]["left"] == ["half_a_checkpoint.sock.keras"]
 
@@ -161,8 +161,8 @@ def test_in_validation(case: dict[str, Any]) -> None:
 
 
 def test_in_a_job(case: dict[str, Any]) -> None:
-    """One of several processes that nobody here can ask does nothing alone, and says so."""
-    assert (case["saw"]["calls"], case["saw"]["actions"], case["saw"]["heard"]) == ([], {}, 1)
+    """One of several processes that cannot vote does nothing alone, and logs it."""
+    assert (case["saw"]["calls"], case["saw"]["actions"], case["saw"]["received"]) == ([], {}, 1)
     (line,) = actions_said(case)
     assert line.startswith("on_pressure switched off in one of 2 processes of a job")
 
@@ -170,7 +170,7 @@ def test_in_a_job(case: dict[str, Any]) -> None:
 @needs_jax
 @pytest.mark.parametrize("cases", ["tensorflow", "torch", "tf_keras"], indirect=True, scope="module")
 def test_other_framework(case: dict[str, Any]) -> None:
-    """Where another framework computes JAX is not set up, which would take most of a GPU's memory."""
+    """If another framework computes, JAX is not set up: that would take most of a GPU's memory."""
     assert case["saw"] == []
 
 
@@ -188,7 +188,7 @@ def test_bad_arguments(case: dict[str, Any]) -> None:
 
 
 def test_workers(tmp_path: Path) -> None:
-    """Of two real workers one is advised: both act, at the same epoch's end, also where the other is switched off."""
+    """If one of two real workers is advised, both act, at the same epoch's end, even if the other is switched off."""
     environment = keras2()
     daemon = Receiver(tmp_path / "run.sock", patience=TRAINING_TIME)
     cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(2)]}
@@ -215,12 +215,12 @@ def test_workers(tmp_path: Path) -> None:
             assert isinstance(hello, Hello)
             runs[hello.rank] = peer
         runs[1].advise(CRITICAL)
-        told = [worker.communicate(timeout=TRAINING_TIME) for worker in workers]
+        outputs = [worker.communicate(timeout=TRAINING_TIME) for worker in workers]
     finally:
         for worker in workers:
             worker.kill()
-    assert [worker.returncode for worker in workers] == [0, 0], told
-    saw = [json.loads(out.splitlines()[-1]) for out, _ in told]
+    assert [worker.returncode for worker in workers] == [0, 0], outputs
+    saw = [json.loads(out.splitlines()[-1]) for out, _ in outputs]
     assert [each["epochs"] for each in saw] == [[3, 1, 2], [3, 1, 2]]
     assert [each["calls"] for each in saw] == [[None], ["nearly full"]]
     assert saw[0]["weights"] == saw[1]["weights"]

@@ -69,23 +69,23 @@ def test_unchanged(saw: Any) -> None:
 
 
 def test_out_of_memory(saw: Any, backend: str) -> None:
-    """A real out-of-memory in a step is told with what was asked for, and the callback works on."""
+    """A real out-of-memory in a step is reported with the requested bytes, and the callback keeps working."""
     assert saw["raised"]
-    (error,) = errors(saw["heard"])
+    (error,) = errors(saw["messages"])
     kind = {"jax": "device_oom", "torch": "host_oom"}[backend]  # JAX says the same of a CPU as of a GPU
     assert (error["kind"], error["phase"]) == (kind, "train")
     assert 0 <= error["steps"] <= LATE[backend]
     assert [each["requested"] for each in error["allocations"]] == [4 << 44]
     assert error["batch_size"] == 2
-    assert reports(saw["heard"])[-1]["steps"] == 8 + error["steps"]
+    assert reports(saw["messages"])[-1]["steps"] == 8 + error["steps"]
 
 
 def test_within_a_watch(saw: Any, backend: str) -> None:
     """A fit within a watch is of the same run: steps of both count, and an error that leaves both counts once."""
     assert saw["raised"]
-    (error,) = errors(saw["heard"])
+    (error,) = errors(saw["messages"])
     assert 10 <= error["steps"] <= 10 + LATE[backend]
-    last = reports(saw["heard"])[-1]
+    last = reports(saw["messages"])[-1]
     assert (last["steps"], sum(last["errors"].values()), last["phase"]) == (error["steps"], 1, "idle")
 
 

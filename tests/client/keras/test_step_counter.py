@@ -1,4 +1,4 @@
-"""How steps are counted and timed."""
+"""Count and time of steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpuwarden.protocol.messages import STEP_BUCKETS
 
 @pytest.fixture
 def run(connection: DaemonConnection) -> Reporter:
-    """Give a run that nobody listens to."""
+    """Return a run without a daemon."""
     return Reporter(connection)
 
 
@@ -74,7 +74,7 @@ def test_several_an_execution(run: Reporter, clock: Clock) -> None:
 
 
 def test_end_of_data(run: Reporter, clock: Clock) -> None:
-    """A last begin that only found the end of the data is no step: of unknown length, or of less than Keras was told.
+    """A last begin that only found the end of the data is no step: of unknown length, or shorter than Keras assumed.
 
     A fit that was asked to stop made a step of every begin.
     """
@@ -121,7 +121,7 @@ def test_failed_fit(run: Reporter, clock: Clock) -> None:
 
 
 def test_step_that_failed(run: Reporter, clock: Clock) -> None:
-    """Of an execution that raised no step counts, and none is under way."""
+    """An execution that raised counts no step, and none is in progress."""
     fit = Fit(run, clock, in_epoch=10)
     fit.begin_epoch()
     fit.go(2, *range(4))
@@ -140,10 +140,10 @@ def test_step_that_failed(run: Reporter, clock: Clock) -> None:
         ([None] * 5, None, 3),
         ([0, None, None, None, None], 100.0, 3),
     ],
-    ids=["first", "compiled by an earlier fit", "retraced", "retraced at no cost", "unknown", "who told is gone"],
+    ids=["first", "compiled by an earlier fit", "retraced", "retraced at no cost", "unknown", "model gone"],
 )
 def test_compiling(run: Reporter, clock: Clock, traces: list[object], compiled: float | None, timed: int) -> None:
-    """An execution that traced is timed apart if it took that long; where nobody can tell the first has no time."""
+    """The time of an execution that traced counts apart if it was long; if traces are unknown, the first's does."""
     answers = iter(traces)
     fit = Fit(run, clock, traces=lambda: next(answers))
     fit.begin_epoch()
@@ -154,7 +154,7 @@ def test_compiling(run: Reporter, clock: Clock, traces: list[object], compiled: 
 
 
 def test_latest_counts(run: Reporter, clock: Clock) -> None:
-    """Of two fits at once the one that began last counts; the other keeps nothing of its steps."""
+    """If two fits run at once, the one that started last counts; the other keeps none of its steps."""
     first = Fit(run, clock, in_epoch=10)
     first.begin_epoch()
     first.go(2, 0, 1)

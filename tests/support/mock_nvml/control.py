@@ -92,7 +92,7 @@ class MockNvml:
         self.control(f"set {gpu} {key} {value}")
 
     def processes(self, gpu: Gpu, memory: Mapping[int, int | None]) -> None:
-        """Show these compute processes, by pid, with so many bytes; None is memory that the driver cannot tell."""
+        """Show these compute processes, by pid, with their bytes; None is memory that the driver does not know."""
         self.control(f"procs {gpu} {_process_list(memory)}")
 
     def graphics(self, gpu: Gpu, memory: Mapping[int, int | None]) -> None:
@@ -100,7 +100,7 @@ class MockNvml:
         self.control(f"graphics {gpu} {_process_list(memory)}")
 
     def mig(self, gpu: Gpu, *profiles: str, generation: int = 0) -> None:
-        """Divide the GPU anew into instances of these profiles; another generation gives equal ones other UUIDs."""
+        """Divide the GPU again into instances of these profiles; another generation gives equal ones other UUIDs."""
         self.control(f"mig {gpu} {','.join(profiles) or 'none'} {generation}")
 
     def undivide(self, gpu: Gpu) -> None:
@@ -122,7 +122,7 @@ class MockNvml:
         return {name.rstrip(b"\0").decode(): count for name, count in records if count}
 
     def _rewrite(self) -> None:
-        # The mock compares the file's identity at each call. Times that only grow tell apart two files written
+        # The mock compares the file's identity at each call. Times that only grow distinguish two files written
         # within one tick of the file system's clock.
         self._last_stamp_ns = max(time.time_ns(), self._last_stamp_ns + 1)
         fresh = self._control.with_suffix(".new")

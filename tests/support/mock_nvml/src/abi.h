@@ -20,7 +20,7 @@ enum {
     UNKNOWN = 999,
 };
 
-/* NVML_VALUE_NOT_AVAILABLE: the driver cannot tell, e.g. a process's memory inside a container or under WDDM.
+/* NVML_VALUE_NOT_AVAILABLE: unknown to the driver, e.g. a process's memory inside a container or under WDDM.
  */
 #define VALUE_NOT_AVAILABLE (~0ULL)
 /* GPU or compute instance id of what runs on an undivided GPU. */

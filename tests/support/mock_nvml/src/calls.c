@@ -1,5 +1,5 @@
 /* How every exported function begins: it is counted, follows the control file, may hang, waits out its delay,
- * and may fail as told. */
+ * and may fail by request. */
 #include "mock.h"
 #include <errno.h>
 #include <fcntl.h>

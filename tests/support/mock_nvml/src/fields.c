@@ -55,7 +55,7 @@ static int ecc_or_remapping_field(int gpu, FieldValue *f) {
     case 227:
     case 230: return give_u32(f, setting(gpu, "recovery", 0)); /* reset, drain, action */
     default:
-        return between(f->field, 7, 28) ? give_u64(f, 0) : NOT_SUPPORTED; /* retired pages: none to tell */
+        return between(f->field, 7, 28) ? give_u64(f, 0) : NOT_SUPPORTED; /* retired pages: none */
     }
 }
 
@@ -127,7 +127,7 @@ static int link_field(int gpu, FieldValue *f) {
     return speed ? give_u32(f, 26562) : errors ? give_u64(f, 0) : NOT_SUPPORTED;
 }
 
-/* Every card tells the power, thermal and sync-boost policies, its energy, PCIe replays and power readings.
+/* Every card reports the power, thermal and sync-boost policies, its energy, PCIe replays and power readings.
  */
 static bool datacenter_alone(u32 id) {
     bool of_all = between(id, 74, 76) || id == 83 || id == 94 || id == 95 || between(id, 169, 196);

@@ -65,7 +65,7 @@ EXPORT int nvmlGpmSampleFree(GpmSample *sample) {
     REQUIRE(sample);
     hold(sample, __func__);
     int result = free_sample(__func__, sample);
-    let_go(sample); /* never freed, so that one that is used afterwards can be told */
+    let_go(sample); /* never freed, so that use after free can be detected */
     return result;
 }
 

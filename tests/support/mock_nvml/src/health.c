@@ -21,7 +21,7 @@ EXPORT int nvmlDeviceGetTotalEccErrors(Device *d, u32 uncorrected, u32 aggregate
     return OK;
 }
 
-/* Per location an H100 with driver 590.48.01 tells DRAM and SRAM alone. */
+/* Per location an H100 with driver 590.48.01 reports only DRAM and SRAM. */
 EXPORT int nvmlDeviceGetMemoryErrorCounter(Device *d, u32 uncorrected, u32 aggregate, u32 location,
                                            u64 *out) {
     enum { DRAM = 2, SRAM = 7 };

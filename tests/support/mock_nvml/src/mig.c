@@ -42,8 +42,8 @@ bool parse_layout(char *profiles, MigLayout *out) {
 }
 
 const MigLayout *layout_of(int gpu) {
-    const MigLayout *told = options.model->datacenter ? layout_told(gpu) : NULL;
-    return told ? told : &options.layout;
+    const MigLayout *declared = options.model->datacenter ? declared_layout(gpu) : NULL;
+    return declared ? declared : &options.layout;
 }
 
 static int earlier_of_its_kind(const MigLayout *layout, int position) {

@@ -34,7 +34,7 @@ int compute_instance_of(const MigLayout *layout, int position);
 typedef struct {
     const char *name;
     bool datacenter; /* ECC, row remapping, NVLink, a serial number, MIG and GPM; no fans */
-    u64 memory, bar1; /* no memory: it is the machine's, of which the driver tells nothing */
+    u64 memory, bar1; /* no memory: it is the machine's, of which the driver reports nothing */
     u32 brand, architecture, compute_major, compute_minor, memory_bus_width, pci_id;
     u32 pcie_generation, pcie_width, pcie_speed_mbps, pcie_max_speed_code, nvlinks, fans;
     u32 limit_mw; /* 0: no power limits */
@@ -100,7 +100,7 @@ double setting(int gpu, const char *key, double otherwise);
 Verdict verdict(int gpu, const char *function);
 const char *driver_version(void);
 Processes processes_of(int gpu, enum ProcessKind kind);
-const MigLayout *layout_told(int gpu); /* NULL: no rule */
+const MigLayout *declared_layout(int gpu); /* NULL: no rule */
 u64 latest_xid(void);
 bool next_xid(u64 after, bool (*wanted)(const void *listener, int gpu), const void *listener, Xid *out);
 

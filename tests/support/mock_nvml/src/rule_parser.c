@@ -32,7 +32,7 @@ static bool parse_code(const char *text, double *out) {
     return *out >= 0 || parse_number(text, out);
 }
 
-/* pid:MiB, pid:bytesB, or pid:na for memory that the driver cannot tell. */
+/* pid:MiB, pid:bytesB, or pid:na for memory unknown to the driver. */
 static bool parse_process(char *text, Process *out) {
     char *end;
     out->pid = (u32)strtoul(text, &end, 10);

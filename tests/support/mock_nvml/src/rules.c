@@ -45,7 +45,7 @@ static bool same_file(const struct stat *a, const struct stat *b) {
            a->st_mtim.tv_nsec == b->st_mtim.tv_nsec;
 }
 
-/* A call may still be reading rules that were just replaced, but never those of 64 changes ago: it reads them anew
+/* A call may still be reading rules that were just replaced, but never those of 64 changes ago: it reads them again
  * each time it wants to know something. Without an end to them a test of memory would measure the mock. */
 static void put_in_force(Rules *rules) {
     static unsigned changes;
@@ -140,7 +140,7 @@ Processes processes_of(int gpu, enum ProcessKind kind) {
     return kind == COMPUTE ? dealt_from_environment(gpu) : (Processes){.count = 0};
 }
 
-const MigLayout *layout_told(int gpu) {
+const MigLayout *declared_layout(int gpu) {
     Rules *rules = in_force();
     for (int i = rules->count - 1; i >= 0; i--)
         if (rules->rule[i].kind == MIG && concerns(&rules->rule[i], gpu))
