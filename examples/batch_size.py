@@ -1,6 +1,6 @@
-"""Find the largest batch size that fits, then train with it: `python examples/batch_size.py`. Needs no daemon, no GPU.
+"""Find the largest batch size that fits, then train with it: `python examples/batch_size.py`. Needs no daemon or GPU.
 
-On a machine without a GPU everything up to `largest` fits. To see it find a limit there, give TensorFlow's CPU one:
+Without a GPU, every size up to `largest` fits. To see it find a limit, set one for TensorFlow's CPU allocator:
 TF_CPU_ALLOCATOR_USE_BFC=1 TF_CPU_BFC_MEM_LIMIT_IN_MB=64 TF_ENABLE_ONEDNN_OPTS=0.
 """
 
@@ -21,7 +21,7 @@ model = keras.Sequential(
 )
 model.compile(optimizer="adam", loss="binary_crossentropy")
 
-# Real training steps, after which the model is as it was: nothing of this is in the training below.
+# Trains a few steps of each size and then restores the model: the training below starts from scratch.
 size = find_batch_size(model, (x, y), smallest=32, largest=512)
 print(f"batch size {size}")
 

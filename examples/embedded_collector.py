@@ -1,6 +1,6 @@
-"""A program with metrics of its own that shows this machine's GPUs next to them, without the daemon.
+"""Export this machine's GPUs next to a program's own metrics, without the daemon.
 
-Runs until Ctrl-C; where there is no driver it shows simulated GPUs. `python examples/embedded_collector.py`
+Runs until Ctrl-C; without a driver it exports simulated GPUs: `python examples/embedded_collector.py`.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, start_http_server
 from gpuwarden.collector import GpuWardenCollector
 
 registry = CollectorRegistry()
-jobs = Counter("example_jobs", "Jobs that are done.", registry=registry)
+jobs = Counter("example_jobs", "Finished jobs.", registry=registry)
 
 with contextlib.suppress(KeyboardInterrupt), GpuWardenCollector(overrides={"source": "auto"}) as collector:
     registry.register(collector)

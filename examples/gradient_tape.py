@@ -1,6 +1,6 @@
-"""A TensorFlow loop of one's own, with GradientTape, that reports to gpuwarden: epochs, steps, input wait, memory.
+"""Report a custom TensorFlow loop with GradientTape: epochs, steps, input wait, memory.
 
-Runs on whatever devices TensorFlow finds; with a daemon or without. `python examples/gradient_tape.py`
+Runs on any device, with or without a daemon: `python examples/gradient_tape.py`.
 """
 
 import tensorflow as tf
@@ -17,7 +17,7 @@ RATE = 0.01
 
 @tf.function
 def update(batch: tf.Tensor, target: tf.Tensor) -> tf.Tensor:
-    """Make one step."""
+    """Train one step."""
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean((batch @ weights - target) ** 2)
     weights.assign_sub(RATE * tape.gradient(loss, weights))

@@ -1,6 +1,6 @@
-"""A plain JAX loop that reports to gpuwarden: epochs, steps, input wait, and the memory of JAX's GPUs.
+"""Report a plain JAX loop: epochs, steps, input wait, and the memory of JAX's GPUs.
 
-Runs on whatever devices JAX finds; with a daemon or without. `python examples/jax_loop.py`
+Runs on any device, with or without a daemon: `python examples/jax_loop.py`.
 """
 
 from collections.abc import Iterator
@@ -14,21 +14,21 @@ RATE = 0.01
 
 
 def batches(key: jax.Array, count: int) -> Iterator[tuple[jax.Array, jax.Array]]:
-    """Make batches of 64 examples."""
+    """Yield batches of 64 examples."""
     for part in jax.random.split(key, count):
         x = jax.random.normal(part, (64, 32))
         yield x, x.sum(axis=1)
 
 
-def loss_of(weights: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
-    """Give the mean squared error of a linear model."""
+def compute_loss(weights: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+    """Return the mean squared error of a linear model."""
     return jnp.mean((x @ weights - y) ** 2)
 
 
 @jax.jit
 def update(weights: jax.Array, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Make one step."""
-    loss, gradient = jax.value_and_grad(loss_of)(weights, x, y)
+    """Train one step."""
+    loss, gradient = jax.value_and_grad(compute_loss)(weights, x, y)
     return weights - RATE * gradient, loss
 
 

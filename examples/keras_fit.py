@@ -1,11 +1,11 @@
-"""Train a small model with Keras and report it: `python examples/keras_fit.py`. Needs no daemon and no GPU.
+"""Train a small model with Keras and report it: `python examples/keras_fit.py`. Needs no daemon or GPU.
 
-With a daemon the run is on its status page while it trains, and its totals are there for a while afterwards.
+With a daemon, the run is on the status page while it trains and for a while afterwards.
 """
 
 import numpy as np
 
-from gpuwarden.keras import GpuWarden, keras  # `import keras` does as well
+from gpuwarden.keras import GpuWarden, keras  # `import keras` works too
 
 generator = np.random.default_rng(1)
 x = generator.normal(size=(8_000, 32)).astype("float32")
@@ -23,5 +23,5 @@ model.compile(optimizer="adam", loss="binary_crossentropy", metrics=["accuracy"]
 callback = GpuWarden(name="keras_fit", loss=True)
 model.fit(x, y, batch_size=64, epochs=3, validation_split=0.1, callbacks=[callback])
 
-# The same callback goes into evaluate and predict; all of it is one run.
+# Pass the same callback to evaluate and predict: everything is one run.
 model.evaluate(x, y, batch_size=256, callbacks=[callback])

@@ -1,6 +1,6 @@
-"""Train on all GPUs of this machine at once: `python examples/mirrored.py`. Without GPUs, on two halves of the CPU.
+"""Train on all GPUs of this machine: `python examples/mirrored.py`. Without GPUs, on two logical CPU devices.
 
-Each GPU's memory is reported for itself, as TensorFlow's allocator there counts it.
+Each GPU's memory is reported separately, from TensorFlow's allocator for it.
 """
 
 import numpy as np
@@ -20,5 +20,5 @@ with strategy.scope():
     model.compile(optimizer="adam", loss="mse")
 
 x = np.random.default_rng(1).normal(size=(8_000, 32)).astype("float32")
-batch_size = 64 * strategy.num_replicas_in_sync  # what all devices take together
+batch_size = 64 * strategy.num_replicas_in_sync  # for all devices together
 model.fit(x, x[:, :1], batch_size=batch_size, epochs=3, callbacks=[GpuWarden(name="mirrored")])

@@ -1,7 +1,7 @@
-"""Train, and go on with smaller batches where memory runs out: `python examples/oom_retry.py`. Needs no daemon, no GPU.
+"""Train, and retry with a smaller batch if memory runs out: `python examples/oom_retry.py`. Needs no daemon or GPU.
 
-On a machine without a GPU it trains as any fit does. To see it go on after an out-of-memory, give TensorFlow's CPU a
-limit: TF_CPU_ALLOCATOR_USE_BFC=1 TF_CPU_BFC_MEM_LIMIT_IN_MB=8 TF_ENABLE_ONEDNN_OPTS=0.
+Without a GPU it trains like any fit. To see it recover from an out-of-memory, set a limit for TensorFlow's CPU
+allocator: TF_CPU_ALLOCATOR_USE_BFC=1 TF_CPU_BFC_MEM_LIMIT_IN_MB=8 TF_ENABLE_ONEDNN_OPTS=0.
 """
 
 import numpy as np
@@ -24,7 +24,7 @@ model.compile(optimizer="adam", loss="binary_crossentropy")
 
 
 def make_dataset(size: int) -> tf.data.Dataset:
-    """Make the training data for a batch size."""
+    """Return the training data for a batch size."""
     return tf.data.Dataset.from_tensor_slices((x, y)).shuffle(1024, seed=1).batch(size)
 
 
@@ -32,8 +32,8 @@ history = fit_with_oom_retry(
     model,
     make_dataset,
     batch_size=1024,
-    keep_effective_batch=True,  # with half the batch two make an update
+    keep_effective_batch=True,  # with half the batch size, two batches make one update
     epochs=3,
     callbacks=[GpuWarden(name="oom retry")],
 )
-print(f"batch sizes by epoch: {history.batch_sizes}, tries after an out-of-memory: {history.oom_retries}")
+print(f"batch sizes by epoch: {history.batch_sizes}, retries after an out-of-memory: {history.oom_retries}")

@@ -1,7 +1,7 @@
-"""A plain torch loop that reports to gpuwarden: epochs, steps, input wait, validation, and the memory of torch's GPUs.
+"""Report a plain torch loop: epochs, steps, input wait, validation, and the memory of torch's GPUs.
 
-Runs on a GPU where torch has one, else on the CPU; with a daemon or without. `python examples/torch_loop.py`; under
-torchrun each process is a run of its own, with its rank.
+Runs on a GPU if torch has one, else on the CPU, with or without a daemon: `python examples/torch_loop.py`. With
+torchrun, each process is a run, with its rank.
 """
 
 import torch
