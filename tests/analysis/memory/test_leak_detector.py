@@ -187,19 +187,39 @@ def test_others_that_come_or_leave_once_make_no_trend(before: int, since: int) -
     assert left(find_leak(list(memory), 55.0, reported=True)) == pytest.approx((since - 150) / 5 - 55, rel=0.05)
 
 
-@pytest.mark.parametrize("begin", [4.9, 5.8, 5.9])
-def test_growth_at_an_uneven_pace_holds_on(begin: float) -> None:
-    """Epochs of a busy machine, as they once lasted: what each leaves is reported once, and not given up between."""
-    kept = (2.5, 2.5, 1.6, 2.3, 2.9, 3.6, 3.6)  # seconds of epochs, which give back what they keep
-    leaks = (1.3, 2.1, 5.6, 2.5, 1.8, 4.7, 3.4, 2.9, 1.3, 2.5, 1.5, 1.5, 2.5, 1.3, 1.3, 1.3, 1.2, 1.2, 1.3, 1.4)
+# Seconds of epochs on a busy machine, first those that free what they keep, then those that leak: measured, and two
+# random walks of the load.
+MEASURED = (
+    (2.5, 2.5, 1.6, 2.3, 2.9, 3.6, 3.6),
+    (1.3, 2.1, 5.6, 2.5, 1.8, 4.7, 3.4, 2.9, 1.3, 2.5, 1.5, 1.5, 2.5, 1.3, 1.3, 1.3, 1.2, 1.2, 1.3, 1.4),
+)
+SLOWER_FOR_A_WHILE = (
+    (1.3, 1.2, 0.8, 0.7, 0.9, 1.0, 0.7),
+    (0.9, 1.8, 2.6, 3.8, 2.7, 3.0, 6.4, 3.5, 6.3, 8.0, 4.8, 5.3, 5.7, 8.0, 3.7, 3.1, 3.1, 0.9, 1.0, 0.9),
+)
+PAUSES = (
+    (1.2, 2.1, 2.1, 1.4, 2.1, 1.4, 1.6),
+    (2.1, 2.2, 1.6, 0.9, 0.7, 0.7, 0.7, 0.7, 1.6, 1.3, 1.1, 1.5, 2.3, 3.8, 6.6, 3.0, 3.9, 2.6, 1.8, 2.3),
+)
+
+
+@pytest.mark.parametrize(
+    ("begin", "epochs"),
+    [(4.9, MEASURED), (5.8, MEASURED), (5.9, MEASURED), (5.0, SLOWER_FOR_A_WHILE), (5.0, PAUSES)],
+)
+def test_a_leak_at_an_uneven_pace_is_reported_once(
+    begin: float, epochs: tuple[tuple[float, ...], tuple[float, ...]]
+) -> None:
+    """A leak of epochs that last differently is reported once, and stays reported until the end."""
+    kept, leaks = epochs
     ends = list(accumulate(kept + leaks, initial=begin))
-    memory, watch, told = Memory(), LeakDetector(), []
+    memory, watch, reported = Memory(), LeakDetector(), []
     for number in range(int(ends[-1] * 4)):
         ended = bisect_right(ends, number / 4)
         current = (26 if ended < len(kept) else 9 + 5 * (ended - len(kept))) * MIB
         memory.report(number / 4, current, max(current, 27 * MIB), 128 * MIB)
-        told.append(watch.update(memory, number / 4) is not None)
-    assert sum(map(ne, told[1:], told)) == 1
+        reported.append(watch.update(memory, number / 4) is not None)
+    assert sum(map(ne, reported[1:], reported)) == 1
 
 
 def test_a_moment_without_a_limit_ends_no_growth() -> None:

@@ -125,7 +125,10 @@ def _find_cycle(windows: Sequence[MemoryWindow], floor: Sequence[int], smallest:
 
 
 def _evaluate(span: _Span, now: float, cycle: float, hold: float) -> tuple[bool, Leak | None]:
-    """Return whether a span has grown evenly and still does, and the leak if it has gone far enough."""
+    """Return whether a span has grown evenly and still does, and the leak if it has gone far enough.
+
+    With a `hold` below 1 growth may be less even, so that a training with a varying pace has its leak reported once.
+    """
     bins = _bins(span, cycle)
     evenness = _evenness(bins)
     trend = fit_trend(bins)
@@ -136,7 +139,7 @@ def _evaluate(span: _Span, now: float, cycle: float, hold: float) -> tuple[bool,
     if deviation > MAX_DEVIATION_RATIO + 1 / equal_rises or not rises or _is_over(rises, span, now, cycle):
         return False, None
     regular = find_regular_rises(rises, span.floor[-1], span.noise, now)
-    if equal_rises < MIN_STEADY_RISES / 2 and regular is None:
+    if equal_rises < MIN_STEADY_RISES / 2 * hold and regular is None:
         return False, None
     if equal_rises > MIN_STEADY_RISES:
         trend = _recent_trend(bins, trend)
