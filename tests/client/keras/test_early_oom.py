@@ -40,15 +40,15 @@ def run(program: str, daemon: Daemon, uuid: str) -> subprocess.CompletedProcess[
     return done
 
 
-def test_a_model_that_is_too_big_to_make_is_told(tmp_path: Path) -> None:
-    """No callback was ever called, and the verdict is there all the same; another error makes no run."""
+def test_a_model_that_is_too_big_to_make_is_reported(tmp_path: Path) -> None:
+    """The diagnosis is made although no callback was called; another error makes no run."""
     daemon = Daemon(tmp_path / "daemon", "--source", "simulated")
     with ending(daemon):
         page = until(daemon.page, "the daemon's page")
         uuid = re.findall(r'gpuwarden_gpu_up\{uuid="([^"]+)"\} 1', page)[0]
         assert "no such folder" in run(WRONG, daemon, uuid).stderr
         done = run(TOO_BIG, daemon, uuid)
-        assert "gpuwarden" not in done.stderr  # nothing of ours stands in the traceback, or under it
+        assert "gpuwarden" not in done.stderr  # the traceback has no frame of this package
         until(lambda: "name=too-big outcome=out_of_memory" in daemon.output(), "the run's end")
         (line,) = [line for line in daemon.output().splitlines() if "kind=device_oom" in line]
         assert "cause=too_big evidence=\"64.0 MiB for shape [4096,4096] for the model's weights did not fit" in line
