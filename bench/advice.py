@@ -1,10 +1,10 @@
-"""How soon a run hears that its memory comes to an end: `python bench/advice.py` prints a Markdown table.
+"""Latency of advice: time until a run knows that its memory runs out; `python bench/advice.py` prints a table.
 
-A real process with short steps reports to a real daemon on the mock driver, by the default configuration but for
-levels that fall at once. It is a loop under `watch()` that looks at `run.pressure` after each step, or a fit whose
-callback has a function for `on_pressure`. At random moments a neighbour takes what was free on its GPU. Time runs from
-just before the driver's figures change to when the process, between two steps, knows. The bar is a fast poll
-(`poll.memory_interval`) and 10 ms. `--quick` is a smoke run, without the fit.
+A real process with short steps reports to a real daemon on the mock driver, with the default configuration except for
+levels that fall at once. It is a loop under `watch()` that reads `run.pressure` after each step, or a fit with a
+function for `on_pressure`. At random moments a co-tenant allocates the free memory of its GPU. The time is measured
+from just before the driver's values change until the process, between two steps, knows. The bar is a fast poll
+(`poll.memory_interval`) plus 10 ms. `--quick` is a smoke run, without the fit.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ import numpy, tensorflow, keras
 from gpuwarden.keras import GpuWarden
 path, uuid = sys.argv[1:3]
 kept = tensorflow.Variable(tensorflow.zeros(50 << 20))  # 200 MiB
-def heard(advice, model):
+def learned(advice, model):
     print(advice.level, time.monotonic(), flush=True)
 model = keras.Sequential([keras.layers.Dense(8), keras.layers.Dense(1)])
 model.compile("sgd", "mse")
 data = tensorflow.data.Dataset.from_tensors((numpy.ones((8, 8)), numpy.ones((8, 1)))).repeat()
-warden = GpuWarden(name="bench", socket=path, devices={"CPU:0": uuid}, on_pressure=heard)
+warden = GpuWarden(name="bench", socket=path, devices={"CPU:0": uuid}, on_pressure=learned)
 model.fit(data, steps_per_epoch=10**6, verbose=0, callbacks=[warden])
 """
 FIT_ENV = {
@@ -87,7 +87,7 @@ FIT_ENV = {
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What a run is, how long its steps take in seconds, and the MiB that its process holds of its GPU."""
+    """Kind of run, seconds of its steps, and MiB that its process allocates on its GPU."""
 
     name: str
     text: str
@@ -101,34 +101,34 @@ FITS = [Program("fit with TensorFlow", FIT, None, 700, 5)]
 
 
 class Run:
-    """A process that says when it has heard of its memory."""
+    """Process that reports when it learns of its memory."""
 
     def __init__(self, path: Path, what: Program) -> None:
         command = [sys.executable, "-c", what.text, str(path), UUID, str(what.step)]
-        # Unbuffered: a line that were read with the one before it would be waited for in vain.
+        # Unbuffered: a line that was read together with the one before would never be waited for again.
         self._popen = subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0, env={**os.environ, **FIT_ENV})
         assert self._popen.stdout is not None
         self._output = self._popen.stdout
         self.pid = self._popen.pid
 
-    def heard(self) -> float:
-        """Wait until it has heard that its memory is at an end; return when that was."""
+    def learned(self) -> float:
+        """Wait until the run knows that its memory runs out; return when that was."""
         end = time.monotonic() + LIMIT_SECONDS
         while time.monotonic() < end:
             if select.select([self._output], [], [], LIMIT_SECONDS)[0]:
                 level, at = self._output.readline().split()
                 if level == b"critical":
                     return float(at)
-        raise TimeoutError(f"the run has not heard within {LIMIT_SECONDS:g} s")
+        raise TimeoutError(f"the run has not learned of it within {LIMIT_SECONDS:g} s")
 
     def end(self) -> None:
-        """End it."""
+        """Stop it."""
         self._popen.kill()
         self._popen.communicate()
 
 
 def leave(driver: MockNvml, mib: int, held: dict[int, int]) -> float:
-    """Have so much free on the GPU, in one step; return the time before. `held` is its processes', in MiB."""
+    """Leave this much memory free on the GPU, in one step; return the time before. `held` is its processes', in MiB."""
     pids = ",".join(f"{pid}:{mib}" for pid, mib in held.items())
     before = time.monotonic()
     driver.control(f"procs 0 {pids}", f"set 0 free {mib}", f"set 0 memused {SIZE_MIB - mib}")
@@ -137,13 +137,13 @@ def leave(driver: MockNvml, mib: int, held: dict[int, int]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Daemon:
-    """Where a daemon is reached."""
+    """Address of a daemon."""
 
     socket: Path
     port: int
 
     def wait_for(self, begin: str) -> None:
-        """Wait for a line of its page that begins so."""
+        """Wait for a line of its output that starts with this."""
         end = time.monotonic() + LIMIT_SECONDS
         while time.monotonic() < end:
             if f"\n{begin}" in urlopen(f"http://127.0.0.1:{self.port}/metrics").read().decode():
@@ -168,7 +168,7 @@ def daemon(folder: Path, driver: MockNvml, **settings: str | int) -> Iterator[Da
 
 
 def delays(driver: MockNvml, daemon: Daemon, neighbour: int, what: Program, number: int) -> list[float]:
-    """Return how long the run took to hear of each crossing, in seconds."""
+    """Return the time in which the run learned of each crossing, in seconds."""
     chance = random.Random(1)  # noqa: S311 - moments, not secrets
     run = Run(daemon.socket, what)
     found: list[float] = []
@@ -178,7 +178,7 @@ def delays(driver: MockNvml, daemon: Daemon, neighbour: int, what: Program, numb
         while len(found) < number:
             time.sleep(chance.uniform(*MOMENTS))
             before = leave(driver, what.full, {run.pid: what.holds, neighbour: SIZE_MIB - what.full - what.holds})
-            found.append(run.heard() - before)
+            found.append(run.learned() - before)
             time.sleep(chance.uniform(*MOMENTS))
             leave(driver, ROOMY_MIB, {run.pid: what.holds, neighbour: SIZE_MIB - ROOMY_MIB - what.holds})
             time.sleep(OVER_SECONDS)
@@ -188,7 +188,7 @@ def delays(driver: MockNvml, daemon: Daemon, neighbour: int, what: Program, numb
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="a smoke run: a few crossings of each kind")
     quick = parser.parse_args().quick

@@ -1,9 +1,9 @@
-"""How soon people are told that a run's memory comes to an end: `python bench/alert_latency.py` prints a table.
+"""Latency of alerts: time until Alertmanager's webhook reports that memory runs out; `python bench/alert_latency.py`.
 
-Real daemons on the mock driver, by the default configuration, each with a training run on all of its GPUs, a real
-Alertmanager, and, but for the fast path, a real Prometheus with the shipped rules. At random moments a neighbour takes
-what was free on a GPU. Time runs from just before the driver's figures change to when Alertmanager's webhook arrives.
-Each GPU is used once, so that each alert is a new one. `--quick` is a smoke run: few crossings, no long intervals.
+Real daemons on the mock driver, with the default configuration, each with a training run on all of its GPUs, a real
+Alertmanager, and, except for the fast path, a real Prometheus with the shipped rules. At random moments a co-tenant
+allocates the free memory of a GPU. The time is measured from just before the driver's values change until the webhook
+arrives. Each GPU is used once, so that each alert is new. `--quick` is a smoke run: few crossings, no long intervals.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ with watch("bench", socket=path, devices=devices) as run:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way that an alert goes: seconds between scrapes and evaluations, None without Prometheus."""
+    """Path of an alert: seconds between scrapes and evaluations, None without Prometheus."""
 
     name: str
     bar: float | None  # seconds
@@ -72,20 +72,20 @@ WAYS = (
     Way("fast path", BAR_FAST),
     Way("Prometheus, scrapes 1 s, rules 1 s", 1.5, 1, 1),
     Way("Prometheus, scrapes 15 s, rules as shipped", 15.0, 15, Choices().interval, 90.0),
-    Way("Prometheus, scrapes 15 s, rules set to 15 s", None, 15, 15, 90.0),  # beside it: not as shipped
+    Way("Prometheus, scrapes 15 s, rules set to 15 s", None, 15, 15, 90.0),  # not as shipped
 )
 
 
 @dataclass(slots=True)
 class Webhook:
-    """Takes what Alertmanager tells; `arrived` has each alert's first time, by its run's pid and its GPU's UUID."""
+    """Receiver of Alertmanager's notifications; `arrived` has each alert's first time, by its run's pid and GPU."""
 
     arrived: dict[tuple[str, str], float] = field(default_factory=dict)
     url: str = ""
 
     @contextmanager
     def serving(self) -> Iterator[Webhook]:
-        """Serve."""
+        """Serve until the context ends."""
         arrived = self.arrived
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -113,7 +113,7 @@ class Webhook:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One daemon on its own mock driver, with a run."""
+    """Daemon on its own mock driver, with a run."""
 
     driver: MockNvml
     port: int
@@ -121,7 +121,7 @@ class Target:
     neighbour: int
 
     def leave(self, gpu: int, mib: int) -> float:
-        """Have so much free on the GPU, in one step; return the time before."""
+        """Leave this much memory free on the GPU, in one step; return the time before."""
         held = f"{self.pid}:{HELD_MIB},{self.neighbour}:{SIZE_MIB - mib - HELD_MIB}"
         before = time.monotonic()
         self.driver.control(f"procs {gpu} {held}", f"set {gpu} free {mib}", f"set {gpu} memused {SIZE_MIB - mib}")
@@ -129,19 +129,19 @@ class Target:
 
 
 def uuid(gpu: int) -> str:
-    """Tell a GPU's UUID."""
+    """Return a GPU's UUID."""
     return f"GPU-a0b1c2d{gpu}-4d4f-434b-8000-00000000000{gpu}"
 
 
 def free_port() -> int:
-    """Return a port that is free now."""
+    """Return a free port."""
     with socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def fetched(url: str) -> str:
-    """Return a page; empty while nobody answers."""
+    """Return a page; empty without an answer."""
     try:
         with urlopen(url, timeout=5) as answer:
             return str(answer.read().decode())
@@ -150,7 +150,7 @@ def fetched(url: str) -> str:
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:
-    """Wait until something is so."""
+    """Wait until a condition holds."""
     end = time.monotonic() + LIMIT_SECONDS
     while not condition():
         if time.monotonic() > end:
@@ -160,7 +160,7 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
 
 @contextmanager
 def target(folder: Path, alertmanager: str | None) -> Iterator[Target]:
-    """Start a daemon, which tells the Alertmanager if one is named, and a run on all of its GPUs."""
+    """Start a daemon, which notifies the Alertmanager if one is named, and a run on all of its GPUs."""
     folder.mkdir()
     driver, port, config = mock(folder), free_port(), folder / "config.yaml"
     config.write_text(f"alertmanager: {{url: {alertmanager or 'none'}}}\n")
@@ -184,7 +184,7 @@ def target(folder: Path, alertmanager: str | None) -> Iterator[Target]:
 
 @contextmanager
 def alertmanager(folder: Path, webhook: str) -> Iterator[str]:
-    """Start an Alertmanager that tells critical alerts at once, each GPU's by itself; yield where it is."""
+    """Start an Alertmanager that sends critical alerts at once, one notification per GPU; yield its URL."""
     config = {
         "route": {
             "receiver": "webhook",
@@ -206,7 +206,7 @@ def alertmanager(folder: Path, webhook: str) -> Iterator[str]:
 
 @contextmanager
 def prometheus(folder: Path, way: Way, targets: list[Target], receiver: str) -> Iterator[None]:
-    """Start a Prometheus that knows all runs by when it is yielded."""
+    """Start a Prometheus, and yield it when it has scraped all runs."""
     rules = folder / "rules.yml"
     rules.write_text(render_rule_file(Choices(interval=way.evaluate)))
     listed = [f"127.0.0.1:{each.port}" for each in targets]
@@ -235,7 +235,7 @@ def prometheus(folder: Path, way: Way, targets: list[Target], receiver: str) -> 
 
 
 def delays(folder: Path, way: Way, number: int) -> list[float]:
-    """Return how long each crossing took to be told, in seconds, shortest first."""
+    """Return the time until each crossing was notified, in seconds, shortest first."""
     chance = random.Random(1)  # noqa: S311 - moments, not secrets
     with ExitStack() as stack:
         webhook = stack.enter_context(Webhook().serving())
@@ -264,7 +264,7 @@ def crossings(places: list[tuple[Target, int]], moments: list[float]) -> Mapping
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="a smoke run: a few crossings, without the long intervals")
     quick = parser.parse_args().quick

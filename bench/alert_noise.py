@@ -1,8 +1,8 @@
-"""What fires in a week of a busy and healthy box of eight GPUs: `python bench/alert_noise.py`.
+"""False alerts in a week of a busy and healthy host with eight GPUs: `python bench/alert_noise.py`.
 
-Nothing may that is a warning or worse. What happens in that week is written down in bench/alerting/healthy_week.py; the
-real daemon polls it over simulated time, and a real Prometheus evaluates the shipped rules over its pages. With `--keep
-FOLDER` the pages stay there, and the next time, after a change to a rule say, they are not made again.
+No alert of severity warning or worse may fire. The week is scripted in bench/alerting/healthy_week.py; the real daemon
+polls it in simulated time, and a real Prometheus evaluates the shipped rules. With `--keep FOLDER` the scrapes are kept
+there, and the next run, for example after a change to a rule, reuses them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from programs import conditions  # noqa: E402 - likewise
 STEP = 15.0  # seconds between scrapes, and between evaluations; a week of the shipped five takes half an hour
 BOX = "box"
 # What makes it a busy week, by expressions over all of it.
-TOLD = {
+QUIET = {
     "runs that reported": "count(count_over_time(gpuwarden_run_info[%s]))",
     "most series of runs' headroom at once": "max_over_time(count(gpuwarden_run_memory_headroom_bytes)[%s:5m])",
     "GPU-hours at the power limit": (
@@ -44,7 +44,7 @@ TOLD = {
 
 
 def played_in(folder: Path, scene: Scene, which: str) -> Stored:
-    """Play the scene into a folder, unless that has the pages of `which` already."""
+    """Play the scene into a folder, unless it has the scrapes of `which` already."""
     stored, note, names = Stored(folder, STEP), folder / "pages.json", sorted(backfill.names())
     known = json.loads(note.read_text(encoding="utf-8")) if note.exists() else {}
     if known.get("which") == which and set(names) <= set(known["names"]):
@@ -59,8 +59,8 @@ def played_in(folder: Path, scene: Scene, which: str) -> Stored:
 
 
 def measured(url: str, days: float, scene: Scene) -> Iterator[tuple[str, float]]:
-    """Say what there was in that time."""
-    for what, expr in TOLD.items():
+    """Print what that time contained."""
+    for what, expr in QUIET.items():
         found = backfill.ask(url, "query", query=expr % f"{days * DAY:.0f}s", time=BEGIN + scene.seconds)["result"]
         yield what, float(found[0]["value"][1]) if found else 0.0
     yield "processes", sum(job.begin < scene.seconds for job in scene.jobs)
@@ -68,7 +68,7 @@ def measured(url: str, days: float, scene: Scene) -> Iterator[tuple[str, float]]
 
 
 def table(episodes: Sequence[backfill.Episode], days: float) -> Iterator[str]:
-    """Write a line for each alert."""
+    """Print a line for each alert."""
     counts = Counter((each.labels["severity"], each.alert) for each in episodes)
     yield f"| alert | severity | times in {days:g} days | most may be | met |"
     yield "| --- | --- | ---: | ---: | --- |"
@@ -80,25 +80,25 @@ def table(episodes: Sequence[backfill.Episode], days: float) -> Iterator[str]:
 
 
 def examples(episodes: Sequence[backfill.Episode]) -> Iterator[str]:
-    """Say when some of what fired did."""
-    told: Counter[str] = Counter()
+    """Print when some of the alerts fired."""
+    fired: Counter[str] = Counter()
     for each in episodes:
-        told[each.alert] += 1
-        if told[each.alert] <= 3:
+        fired[each.alert] += 1
+        if fired[each.alert] <= 3:
             about = ", ".join(f"{k}={v}" for k, v in each.labels.items() if k not in {"job", "instance", "severity"})
             hour = (each.begin - BEGIN) / 3600
             yield f"- {each.alert} on day {hour // 24:.0f} at {hour % 24:.2f} h, {each.end - each.begin:.0f} s: {about}"
 
 
 def main() -> int:
-    """Play, print, and tell by the exit status whether it was quiet."""
+    """Play and print; return exit status 1 if an alert fired."""
     parser = argparse.ArgumentParser(description="Play a healthy week, and count the alerts.")
     parser.add_argument("--days", type=float, default=7.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="for the pages, to be used again")
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)  # the daemon's lines
-    told, began = conditions(), time.monotonic()
+    where, began = conditions(), time.monotonic()
     scene = healthy_week.week(options.days, options.seed)
     with tempfile.TemporaryDirectory() as folder:
         stored = played_in(options.keep or Path(folder), scene, f"{options.days:g} days, seed {options.seed}")
@@ -109,7 +109,7 @@ def main() -> int:
     loud = [each for each in episodes if each.labels["severity"] != "info"]
     polled = f"in {played:.0f} s" if stored.played else "before"
     took = f"{stored.scrapes} polls made {polled}, {time.monotonic() - began:.0f} s to evaluate"
-    print(f"{told}; {took}.\n")
+    print(f"{where}; {took}.\n")
     print(f"{len(loud)} alerts of severity warning or critical, {len(episodes) - len(loud)} of info.\n")
     print("\n".join(table(episodes, options.days)))
     print("\n| what there was | |\n| --- | ---: |")

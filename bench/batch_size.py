@@ -1,8 +1,8 @@
-"""How right advice on batch sizes is: `python bench/batch_size.py` prints a Markdown table; some fifteen minutes.
+"""Accuracy of advice on batch sizes: `python bench/batch_size.py` prints a Markdown table; 15 minutes.
 
-Each model is trained on three batch sizes, each a process of its own that reports to the real daemon, on the mock
-driver; then the size that the daemon advises with the last one is tried in a real fit, and the next larger usual ones
-until one is out of memory, or smaller ones until one is not. The allocator is TensorFlow's for GPUs, on the CPU.
+Each model is trained with three batch sizes, each in a process that reports to the real daemon on the mock driver.
+The size that the daemon advises is then tried in a real fit, and larger usual sizes until one runs out of memory, or
+smaller ones until one does not. The allocator is TensorFlow's for GPUs, on the CPU.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HERE = Path(__file__).parent
 
 
 class Model:
-    """One of the models, on one daemon that learns from run to run."""
+    """Model on one daemon, which learns from run to run."""
 
     def __init__(self, name: str, daemon: Daemon, uuid: str) -> None:
         self.name = name
@@ -38,7 +38,7 @@ class Model:
         self._uuid = uuid
 
     def fit(self, size: int) -> tuple[float | None, dict[str, Any]]:
-        """Train on batches of that size; return the peak in bytes, None where it is out of memory, and the receipt."""
+        """Train with batches of that size; return the peak in bytes, None if out of memory, and the run record."""
         command = [sys.executable, str(HERE / "batch_size_runs.py"), self.name, str(size), self._uuid]
         env = {**os.environ, "GPUWARDEN_SOCKET": str(self._daemon.socket)}
         with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
@@ -59,7 +59,7 @@ class Model:
         raise TimeoutError(f"no receipt of {pid}")
 
     def largest(self, advised: int) -> tuple[int, int | None, float | None]:
-        """Return the largest usual size that fits and the least that does not, and the peak with the one advised."""
+        """Return the largest usual size that fits, the smallest that does not, and the peak with the advised size."""
         sizes = list_usual_sizes(8 * advised)
         at = sizes.index(advised)
         peak = said = self.fit(advised)[0]
@@ -73,12 +73,12 @@ class Model:
 
 
 def row(name: str, sizes: list[int], *, quick: bool) -> str:
-    """Ask for one model; a quick look does not try what was advised."""
+    """Measure one model; a quick run does not try the advised size."""
     with tempfile.TemporaryDirectory() as place, Daemon(Path(place)).running() as daemon:
         model = Model(name, daemon, uuid_of(daemon))
-        told = [model.fit(size)[1].get("batch_size_advice", {}) for size in sizes]
-        said = ", ".join(f"{each['advised']} ({each['confidence']})" if each else "none" for each in told)
-        advice = told[-1]
+        advised = [model.fit(size)[1].get("batch_size_advice", {}) for size in sizes]
+        said = ", ".join(f"{each['advised']} ({each['confidence']})" if each else "none" for each in advised)
+        advice = advised[-1]
         begin = f"| {name} | {', '.join(map(str, sizes))} | {said} |"
         if not advice or quick:
             return begin + " |" * 7
@@ -97,7 +97,7 @@ def row(name: str, sizes: list[int], *, quick: bool) -> str:
 
 
 def main() -> None:
-    """Ask for all and print."""
+    """Measure all models and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="a smoke run: one model, one size")
     quick = parser.parse_args().quick

@@ -1,7 +1,7 @@
-"""One fit for batch_size.py: `python bench/batch_size_runs.py MODEL SIZE UUID`; it ends with status 3 out of memory.
+"""One fit for batch_size.py: `python bench/batch_size_runs.py MODEL SIZE UUID`; exit status 3 for out of memory.
 
-TensorFlow's GPU allocator stands in for the CPU's, with a limit of LIMIT_MIB; CPU:0 is reported as the GPU of that
-UUID. The peak is printed.
+TensorFlow's GPU allocator replaces the CPU's, with a limit of LIMIT_MIB; CPU:0 is reported as the GPU of that UUID.
+The peak is printed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 LIMIT_MIB = 384
 OUT_OF_MEMORY = 3
 STEPS = 4
-LEAST_SECONDS = 4.0  # of steps, so that the daemon polls it
+MIN_SECONDS = 4.0  # of steps, so that the daemon polls it
 MODELS = ("dense", "convolutions", "residual", "attention", "recurrent")
 
 
@@ -62,7 +62,7 @@ def _recurrent(keras: Any) -> Any:
 
 
 def fit(name: str, size: int, uuid: str) -> None:
-    """Train on batches of that size until the daemon has seen it."""
+    """Train with batches of that size until the daemon has polled it."""
     os.environ |= {  # before TensorFlow is imported; with oneDNN this allocator's out-of-memory is a crash
         "TF_CPU_ALLOCATOR_USE_BFC": "1",
         "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(LIMIT_MIB),
@@ -84,10 +84,10 @@ def fit(name: str, size: int, uuid: str) -> None:
         "recurrent": _recurrent,
     }[name](keras)
     model.compile("adam", "mse")
-    end = time.monotonic() + LEAST_SECONDS
+    end = time.monotonic() + MIN_SECONDS
 
     class Pace(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
-        """Makes the steps last until it was polled."""
+        """Delay of the steps until the run was polled."""
 
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras fixes the hooks
             """Wait a little."""

@@ -1,9 +1,9 @@
-"""CPU time that the callback and the watch take of a step: `python bench/callback.py` prints a table; `--quick` a look.
+"""CPU time of the callback and of watch() in a step: `python bench/callback.py` prints a table; `--quick` is short.
 
-The thread's CPU time is taken around the hook of each step: for the callback in fits of a real model, for the watch in
-a loop that hashes a mebibyte a step, so with the processor's caches as a step leaves them. An empty hook is measured in
-the same way: that is the cost of the measurement. The daemon is the real one on the mock driver: present, absent, and
-stopped. The bar is MEAN_BAR, in the mean over all steps, less the cost of the measurement.
+The thread's CPU time is measured around the hook of each step: for the callback in fits of a real model, for watch() in
+a loop that hashes a mebibyte per step, so that the processor's caches are as after a step. An empty hook measures the
+cost of the measurement. The daemon is the real one on the mock driver: present, absent, and stopped. The bar is
+MEAN_BAR, for the mean over all steps less the cost of the measurement.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ DATA = bytes(1 << 17)
 
 
 class Empty(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
-    """A callback whose hook does nothing."""
+    """Callback whose hook does nothing."""
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Do nothing."""
 
 
 def timed(hook: Callable[..., None], took: list[float]) -> Callable[..., None]:
-    """Return a function that calls the hook and notes the CPU time, in µs."""
+    """Return a function that calls the hook and records the CPU time, in µs."""
 
     def call(number: int, logs: Any = None) -> None:  # noqa: ARG001 - Keras's arguments
         begin = thread_time_ns()
@@ -55,7 +55,7 @@ def timed(hook: Callable[..., None], took: list[float]) -> Callable[..., None]:
     return call
 
 
-def of_callback(callback: Any) -> list[float]:
+def time_callback(callback: Any) -> list[float]:
     """Fit, after a fit that compiles; return the CPU time of each step's hook, in µs."""
     layers = [keras.layers.Input((32,)), keras.layers.Dense(16), keras.layers.Dense(16), keras.layers.Dense(1)]
     model = keras.Sequential(layers)
@@ -69,7 +69,7 @@ def of_callback(callback: Any) -> list[float]:
     return took
 
 
-def of_loop(step: Callable[[int], None]) -> list[float]:
+def time_loop(step: Callable[[int], None]) -> list[float]:
     """Make steps; return the CPU time of each `step`, in µs."""
     took: list[float] = []
     noted = timed(step, took)
@@ -81,13 +81,13 @@ def of_loop(step: Callable[[int], None]) -> list[float]:
 
 
 def measurements(path: str, *, acting: bool) -> Iterator[tuple[str, bool, list[float]]]:
-    """Measure with the daemon at `path`; give the hook, whether it is a fit's, and the CPU time of each step."""
+    """Measure with the daemon at `path`; yield the hook, whether it is a fit's, and the CPU time of each step."""
     settings: dict[str, Any] = {"socket": path, "devices": {"CPU:0": GPU}}
-    yield "GpuWarden()", True, of_callback(GpuWarden(**settings))
+    yield "GpuWarden()", True, time_callback(GpuWarden(**settings))
     if acting:
-        yield "GpuWarden(on_pressure=...)", True, of_callback(GpuWarden(on_pressure=print, **settings))
+        yield "GpuWarden(on_pressure=...)", True, time_callback(GpuWarden(on_pressure=print, **settings))
     with watch(**settings) as run:
-        yield "watch()", False, of_loop(run.step)
+        yield "watch()", False, time_loop(run.step)
 
 
 def main() -> None:
@@ -95,7 +95,7 @@ def main() -> None:
     print(f"{conditions()}. CPU time of each step's hook in µs, {STEPS} steps a row; the bar is {MEAN_BAR:g} µs.\n")
     print("| hook | daemon | mean | of an empty hook | ratio | difference | p50 | p99 | max | met |")
     print("| --- | --- | --: | --: | --: | --: | --: | --: | --: | --- |")
-    empty = {True: mean(of_callback(Empty())), False: mean(of_loop(lambda _: None))}
+    empty = {True: mean(time_callback(Empty())), False: mean(time_loop(lambda _: None))}
     for daemon in (present, absent, stopped):
         with tempfile.TemporaryDirectory(prefix="gpuwarden-bench-") as folder, daemon(Path(folder)):
             for name, fits, took in measurements(f"{folder}/run.sock", acting=daemon is present):

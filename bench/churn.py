@@ -1,8 +1,8 @@
-"""What happens to a training box in days, in minutes: `python bench/churn.py FOLDER` until standard input ends.
+"""Days of events of a training host in minutes: `python bench/churn.py FOLDER`, until standard input ends.
 
-Jobs are processes that come and go on the GPUs; most report to the daemon as training runs do, and leave with a word or
-without. The driver loses GPUs, counts others, hangs, fails and goes away, one fault at a time, and recovers. FOLDER
-holds the mock's control file and the daemon's socket. Leaves everything as it was.
+Jobs are processes that start and end on the GPUs; most report to the daemon like training runs, and end with or without
+a message. The driver loses GPUs, changes their number, hangs, fails and goes away, one fault at a time, and recovers.
+FOLDER has the mock's control file and the daemon's socket. Restores everything at the end.
 """
 
 import os
@@ -22,8 +22,8 @@ from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, End, Hello, 
 GPUS = 8
 JOBS = 16  # at once
 TICK_SECONDS = 0.05
-LONGEST_JOB_SECONDS = 2.0
-LONGEST_FAULT_SECONDS = 0.5
+MAX_JOB_SECONDS = 2.0
+MAX_FAULT_SECONDS = 0.5
 FAULT_CHANCE = 0.05  # in a tick without one
 REPORT_SECONDS = 0.02
 MEMORY = 4 << 30  # bytes a job holds
@@ -32,7 +32,7 @@ XIDS = (13, 31, 48, 63, 79, 94, 119)
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A process on a GPU, and until when (monotonic)."""
+    """Process on a GPU, and its end (monotonic)."""
 
     pid: int
     gpu: int
@@ -48,12 +48,12 @@ def train(folder: Path, gpu: int) -> None:
 
 
 def finish(folder: Path, gpu: int) -> None:
-    """Report some times and say goodbye."""
+    """Report for a while and say goodbye."""
     _report(folder, gpu, 20).send(End("exit"))
 
 
 def vanish(folder: Path, gpu: int) -> None:
-    """Report some times and end without a word."""
+    """Report for a while and end without a message."""
     _report(folder, gpu, 5)
 
 
@@ -72,17 +72,17 @@ def _report(folder: Path, gpu: int, count: int) -> DaemonConnection:
 
 
 def talk_nonsense(folder: Path, _gpu: int) -> None:
-    """Send what is no message, and keep the connection."""
+    """Send an invalid message, and keep the connection."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as rude:
         rude.connect(str(folder / "run.sock"))
         rude.send(os.urandom(100))
         rude.send(b'{"v":1,"type":"report"}')
-        time.sleep(LONGEST_JOB_SECONDS)
+        time.sleep(MAX_JOB_SECONDS)
 
 
 def only_compute(_folder: Path, _gpu: int) -> None:
-    """Hold the GPU and report nothing."""
-    time.sleep(LONGEST_JOB_SECONDS)
+    """Use the GPU and report nothing."""
+    time.sleep(MAX_JOB_SECONDS)
 
 
 KINDS: tuple[Callable[[Path, int], None], ...] = (train, finish, vanish, talk_nonsense, only_compute)
@@ -98,17 +98,17 @@ def start(folder: Path, dice: random.Random) -> Job:
             kind(folder, gpu)
         finally:
             os._exit(0)
-    return Job(pid, gpu, time.monotonic() + dice.uniform(0.1, LONGEST_JOB_SECONDS))
+    return Job(pid, gpu, time.monotonic() + dice.uniform(0.1, MAX_JOB_SECONDS))
 
 
 def kill(job: Job) -> None:
-    """End a job and collect it."""
+    """End a job and reap it."""
     os.kill(job.pid, signal.SIGKILL)
     os.waitpid(job.pid, 0)
 
 
 def fault(dice: random.Random) -> list[str]:
-    """Choose something that goes wrong, in the words of the control file."""
+    """Choose a fault, as a line of the control file."""
     gpu, other = dice.randrange(GPUS), dice.randrange(GPUS)
     return dice.choice(
         [
@@ -144,7 +144,7 @@ def steer(control: Path, text: str) -> None:
 
 
 def main() -> None:
-    """Make trouble until told to end."""
+    """Make trouble until standard input ends."""
     folder, dice = Path(sys.argv[1]), random.Random(1)  # noqa: S311 - the same trouble each time
     control = folder / "mock-nvml.control"
     jobs: list[Job] = []
@@ -160,7 +160,7 @@ def main() -> None:
         if now > until:
             faults = []
             if dice.random() < FAULT_CHANCE:
-                faults, until = fault(dice), now + dice.uniform(0.05, LONGEST_FAULT_SECONDS)
+                faults, until = fault(dice), now + dice.uniform(0.05, MAX_FAULT_SECONDS)
             elif dice.random() < FAULT_CHANCE:
                 events += 1
                 xid = f"xid {events} {dice.randrange(GPUS)} {dice.choice(XIDS)}"

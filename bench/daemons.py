@@ -1,4 +1,4 @@
-"""Real daemon on the mock driver in the states that a training process can find it in: present, absent, stopped."""
+"""Real daemon on the mock driver in the states that a training process can find: present, absent, stopped."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def await_socket(path: Path) -> None:
 
 @contextmanager
 def absent(_folder: Path) -> Iterator[None]:
-    """Have no daemon."""
+    """Provide no daemon."""
     yield
 
 
 @contextmanager
 def present(folder: Path) -> Iterator[int]:
-    """Have a daemon."""
+    """Provide a daemon."""
     path = folder / "run.sock"
     with program([*SERVE, f"--socket={path}"], environment(folder), folder / "log") as pid:
         await_socket(path)
@@ -41,7 +41,7 @@ def present(folder: Path) -> Iterator[int]:
 
 @contextmanager
 def stopped(folder: Path) -> Iterator[None]:
-    """Have a daemon that listens and does nothing more."""
+    """Provide a daemon that listens and does nothing more."""
     with present(folder) as pid:
         os.kill(pid, signal.SIGSTOP)
         yield

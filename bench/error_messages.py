@@ -1,7 +1,7 @@
-"""Print how error messages that people met are told: `python bench/error_messages.py`.
+"""Classification of real error messages: `python bench/error_messages.py`.
 
-By kind: how many samples of tests/error_messages there are, how many are told right, and what the others are taken for.
-Then the facts of allocations that failed: how many the messages state, and how many of them are told right.
+By kind: the samples in tests/error_messages, how many are classified correctly, and as what the others are. Then the
+facts of failed allocations: how many the messages state, and how many of them are parsed correctly.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FACTS = ("requested", "shape", "dtype", "op", "device", "allocator")
 
 @dataclass(frozen=True)
 class Sample:
-    """A message that somebody met, what it means, and the allocations that it says have failed."""
+    """Real error message, its meaning, and the failed allocations that it states."""
 
     type: str
     kind: ErrorKind
@@ -34,7 +34,7 @@ class Sample:
     allocations: tuple[Allocation, ...]
 
     def described(self) -> Error:
-        """Say what an exception with this message is told to be."""
+        """Return the classification of an exception with this message."""
         return error_from_exception(_type(self.type)(self.message), "train", 0)
 
 
@@ -70,13 +70,13 @@ def samples() -> Iterator[Sample]:
 
 
 def facts(sample: Sample) -> Iterator[tuple[str, object, object]]:
-    """Give each fact as the message states it and as it is told, where either says something."""
-    told = sample.described().allocations
-    for index in range(max(len(sample.allocations), len(told))):
+    """Yield each fact as the message states it and as it was parsed."""
+    parsed = sample.described().allocations
+    for index in range(max(len(sample.allocations), len(parsed))):
         stated = sample.allocations[index] if index < len(sample.allocations) else Allocation()
-        heard = told[index] if index < len(told) else Allocation()
+        ours = parsed[index] if index < len(parsed) else Allocation()
         for fact in FACTS:
-            pair = getattr(stated, fact), getattr(heard, fact)
+            pair = getattr(stated, fact), getattr(ours, fact)
             if pair != (None, None):
                 yield fact, *pair
 
@@ -94,33 +94,33 @@ def _print_kinds(known: list[Sample]) -> None:
 
 
 def _print_facts(known: list[Sample]) -> None:
-    print("\n| fact of an allocation | stated | right | wrong | missed | told without |\n|---|---|---|---|---|---|")
+    print("\n| fact of an allocation | stated | right | wrong | missed | parsed without |\n|---|---|---|---|---|---|")
     found = [each for sample in known for each in facts(sample)]
     for fact in FACTS:
-        pairs = [(stated, told) for name, stated, told in found if name == fact]
+        pairs = [(stated, parsed) for name, stated, parsed in found if name == fact]
         counts = (
             sum(stated is not None for stated, _ in pairs),
-            sum(stated == told for stated, told in pairs),
-            sum(None not in (stated, told) and stated != told for stated, told in pairs),
-            sum(told is None for _, told in pairs),
+            sum(stated == parsed for stated, parsed in pairs),
+            sum(None not in (stated, parsed) and stated != parsed for stated, parsed in pairs),
+            sum(parsed is None for _, parsed in pairs),
             sum(stated is None for stated, _ in pairs),
         )
         print(f"| {fact} | {' | '.join(map(str, counts))} |")
 
 
 def main() -> None:
-    """Print both tables, and each sample that is told wrong."""
+    """Print both tables, and each sample that is classified wrongly."""
     known = list(samples())
     _print_kinds(known)
     _print_facts(known)
     for sample in known:
-        told = sample.described()
+        parsed = sample.described()
         differing = [each for each in facts(sample) if each[1] != each[2]]
-        if told.kind != sample.kind or differing:
-            print(f"\n{sample.type}: {sample.kind}, told {told.kind}; {sample.source}")
+        if parsed.kind != sample.kind or differing:
+            print(f"\n{sample.type}: {sample.kind}, parsed {parsed.kind}; {sample.source}")
             print(f"  {' '.join(sample.message.split())[:300]}")
-            for fact, stated, heard in differing:
-                print(f"  {fact}: {stated!r}, told {heard!r}")
+            for fact, stated, ours in differing:
+                print(f"  {fact}: {stated!r}, parsed {ours!r}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Measure the daemon beside nvitop-exporter on the same mock driver: `python bench/exporters.py`.
+"""Comparison of the daemon with nvitop-exporter on the same mock driver: `python bench/exporters.py`.
 
-All run at the same time as programs of their own, see 8 GPUs with 24 real processes and poll once a second. CPU time
-is each process's own, so a busy machine moves it little; latency is taken in turns. Takes about six minutes and needs
-a C compiler. What a figure means, and what the mock hides, is in docs/engineering/performance.md.
+Both run at the same time as programs, see 8 GPUs with 24 real processes and poll once a second. CPU time is that of
+each process, so a busy machine changes it little; latency is measured in turns. Takes about six minutes and needs a C
+compiler. docs/engineering/performance.md explains the figures, and what the mock hides.
 """
 
 import argparse
@@ -41,7 +41,7 @@ OURS, QUIETER, PEER = "gpuwarden", "gpuwarden without looks at memory", "nvitop-
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much to measure; seconds, of each round."""
+    """Number of rounds and seconds of each."""
 
     starts: int
     settle: float  # until what is done once is done
@@ -74,13 +74,13 @@ class Exporter:
 
 
 def shows_all(text: bytes, pids: Sequence[int]) -> bool:
-    """Tell whether every process is on a page: ours counts them, the peer names each."""
+    """Return whether every process is in a scrape: ours counts them, the peer names each."""
     counted = sum(samples(text, "gpuwarden_gpu_processes", 'type="compute"'))
     return counted == len(pids) or all(f'pid="{pid}"'.encode() in text for pid in pids)
 
 
 def command(name: str, port: int, folder: Path) -> list[str]:
-    """Return how the exporter is started."""
+    """Return the command that starts the exporter."""
     if name == PEER:
         return [sys.executable, "-m", "nvitop_exporter", f"--bind-address={HOST}", f"--port={port}", "--interval=1"]
     config = folder / "config.yaml"
@@ -91,7 +91,7 @@ def command(name: str, port: int, folder: Path) -> list[str]:
 
 @contextmanager
 def exporter(name: str, env: dict[str, str], pids: Sequence[int]) -> Iterator[Exporter]:
-    """Run an exporter, from its first page with every process on."""
+    """Run an exporter, from its first scrape with every process on."""
     with tempfile.TemporaryDirectory(prefix="gpuwarden-bench-") as folder:
         log, port = Path(folder, "log"), free_port()
         asked = command(name, port, Path(folder))
@@ -102,7 +102,7 @@ def exporter(name: str, env: dict[str, str], pids: Sequence[int]) -> Iterator[Ex
 
 
 def measure_polling(exporters: Sequence[Exporter], kind: str, seconds: float) -> None:
-    """Let all of them poll, and be scraped as often as that kind of window has it, each as Prometheus would."""
+    """Let all of them poll and be scraped, like by Prometheus, in windows of that kind."""
     interval = INTERVALS[kind]
     before = [cpu_seconds(each.pid) for each in exporters]
     begun = time.perf_counter()
@@ -144,7 +144,7 @@ def polls(it: Exporter, of: str = "") -> dict[str, float]:
 
 
 def figures(it: Exporter, starts: Sequence[float]) -> dict[str, float]:
-    """Return what has been measured, by the names of the table's rows."""
+    """Return the measurements, by the names of the table's rows."""
     text, held = page(it.port), memory(it.pid)
     found = {kind: percentiles(times) for kind, times in it.latency.items()}
     return {
@@ -163,7 +163,7 @@ def figures(it: Exporter, starts: Sequence[float]) -> dict[str, float]:
 
 
 # The most of the peer's figure that ours may be. Other rows have no bar.
-MOST_OF_PEER = {
+MAX_RATIO_TO_PEER = {
     f"CPU of the polls, {ALONE}, s/min": 0.30,
     f"CPU of the polls, {SELDOM}, s/min": 0.30,
     f"scrape p50, {FRESH}, ms": 0.35,
@@ -173,20 +173,20 @@ MOST_OF_PEER = {
 
 
 def table(ours: dict[str, float], peer: dict[str, float]) -> Iterator[str]:
-    """Render the figures as a Markdown table; a bar is met by the ratio itself, not as it is rounded."""
+    """Render the figures as a Markdown table; a bar is compared with the exact ratio, not with the rounded one."""
     yield f"| figure | {OURS} | {PEER} | ratio | at most | met |"
     yield "| --- | ---: | ---: | ---: | ---: | --- |"
     for name, figure in ours.items():
         cells = ["-", "-", "", ""]
         if name in peer:
-            ratio, bar = figure / peer[name], MOST_OF_PEER.get(name)
+            ratio, bar = figure / peer[name], MAX_RATIO_TO_PEER.get(name)
             met = ["", ""] if bar is None else [f"{bar:.2f}", "yes" if ratio <= bar else "**no**"]
             cells = [f"{peer[name]:.3g}", f"{ratio:.2f}", *met]
         yield f"| {' | '.join([name, f'{figure:.3g}', *cells])} |"
 
 
 def measure(names: Sequence[str], effort: Effort) -> tuple[dict[str, float], dict[str, float]]:
-    """Take all figures of ours and, where it is among the names, of the peer."""
+    """Measure all figures of ours and, if it is among the names, of the peer."""
     with ExitStack() as stack:
         pids = stack.enter_context(sleepers(PROCESSES))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpuwarden-bench-")))
@@ -221,7 +221,7 @@ def measure(names: Sequence[str], effort: Effort) -> tuple[dict[str, float], dic
 
 def main() -> None:
     """Measure and print the table."""
-    parser = argparse.ArgumentParser(description="Measure gpuwarden beside nvitop-exporter on the mock driver.")
+    parser = argparse.ArgumentParser(description="Compare gpuwarden with nvitop-exporter on the mock driver.")
     parser.add_argument("--quick", action="store_true", help="a smoke run of some seconds; its figures mean nothing")
     parser.add_argument("--without-peer", action="store_true", help="measure gpuwarden alone")
     chosen = parser.parse_args()

@@ -1,7 +1,7 @@
-"""What it costs to keep the memory of runs and to look for growth in it: `python bench/growth.py`.
+"""Cost of memory histories and leak detection: `python bench/growth.py`.
 
-CPU time of the daemon's own code, driven in this process: 500 runs that report four times a second, and the looks of a
-poll at 50 runs that are all flat, noisy, leaking, or in teeth of ten minutes, a minute and a day after they began.
+CPU time of the daemon's code, called in this process: 500 runs that report four times a second, and the updates of a
+poll with 50 runs that are all flat, noisy, leaking, or sawtooth of ten minutes, a minute and a day after their start.
 `--quick` is a smoke run.
 """
 
@@ -26,8 +26,8 @@ RUNS_REPORTING = 500
 RUNS_POLLED = 50
 REPORT_SECONDS = 0.25
 POLL_SECONDS = 1.0
-MOST_SHARE = 0.05  # of a poll's interval
-MOST_MICROSECONDS = 4.0  # a report
+MAX_POLL_RATIO = 0.05  # of a poll's interval
+MAX_REPORT_MICROSECONDS = 4.0  # a report
 REPORT = Report("train", 1, 0.0, (0,) * (len(STEP_BUCKETS) + 1), {}, batch_size=32)
 EPOCH_SECONDS = 60.0
 TOOTH_SECONDS = 600.0
@@ -43,13 +43,13 @@ SHAPES: dict[str, tuple[Held, float]] = {  # bytes in use by time; and bytes a s
 
 
 def hear(history: MemoryHistory, at: float, current: float) -> None:
-    """Report as the callback does."""
+    """Report like the callback."""
     memory = DeviceMemory(int(current), int(current) + 5000 * MIB)
     history.add_report(memory, replace(REPORT, steps=int(at * 100) + 1, epoch=int(at / EPOCH_SECONDS)), at)
 
 
-def of_reports(rounds: int) -> float:
-    """Return the microseconds of CPU that a report takes, of many runs in turn."""
+def measure_reports(rounds: int) -> float:
+    """Return the CPU time of a report in microseconds, for many runs in turn."""
     histories = [MemoryHistory() for _ in range(RUNS_REPORTING)]
     reports = [
         (
@@ -66,8 +66,8 @@ def of_reports(rounds: int) -> float:
     return (time.process_time() - begin) / rounds / RUNS_REPORTING * 1e6
 
 
-def of_polls(shape: str, age: float, polls: int) -> float:
-    """Return the seconds of CPU that a poll's looks at runs of that age take: the mean over some polls."""
+def measure_polls(shape: str, age: float, polls: int) -> float:
+    """Return the CPU seconds of a poll for runs of that age: the mean of some polls."""
     held, lost = SHAPES[shape]
     chance = random.Random(1)  # noqa: S311 - the same each time
     runs = [({"GPU-0": MemoryHistory()}, LeakWatch()) for _ in range(RUNS_POLLED)]
@@ -98,18 +98,18 @@ def of_polls(shape: str, age: float, polls: int) -> float:
 
 def measure(rounds: int, polls: int, repeats: int) -> int:
     """Measure and print."""
-    logging.disable(logging.WARNING)  # what grows is told, which is a line a run and nothing a poll
+    logging.disable(logging.WARNING)  # leaks are logged once per run, which is no cost of a poll
     print(f"{conditions()}.\n")
-    cost = median(of_reports(rounds) for _ in range(repeats))
+    cost = median(measure_reports(rounds) for _ in range(repeats))
     print("| what | CPU | at most | met |\n| --- | ---: | ---: | --- |")
-    met = "yes" if cost <= MOST_MICROSECONDS else "**no**"
-    print(f"| a report, of {RUNS_REPORTING} runs in turn | {cost:.1f} µs | {MOST_MICROSECONDS:g} µs | {met} |")
+    met = "yes" if cost <= MAX_REPORT_MICROSECONDS else "**no**"
+    print(f"| a report, of {RUNS_REPORTING} runs in turn | {cost:.1f} µs | {MAX_REPORT_MICROSECONDS:g} µs | {met} |")
     for shape in SHAPES:
         for age, called in ((60.0, "a minute"), (86400.0, "a day")):
-            share = median(of_polls(shape, age, polls) for _ in range(repeats)) / POLL_SECONDS
-            met = "yes" if share <= MOST_SHARE else "**no**"
+            share = median(measure_polls(shape, age, polls) for _ in range(repeats)) / POLL_SECONDS
+            met = "yes" if share <= MAX_POLL_RATIO else "**no**"
             what = f"a poll of {RUNS_POLLED} runs, all {shape}, after {called}"
-            print(f"| {what} | {share:.2%} of its interval | {MOST_SHARE:.0%} | {met} |")
+            print(f"| {what} | {share:.2%} of its interval | {MAX_POLL_RATIO:.0%} | {met} |")
     return 0
 
 

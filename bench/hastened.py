@@ -1,7 +1,7 @@
-"""The daemon at a hundred times its speed, on the driver it finds: `python bench/hastened.py FOLDER` serves for a soak.
+"""Daemon at a hundred times its speed, on the driver it finds: `python bench/hastened.py FOLDER` serves for a soak.
 
-What is due every second is due every 10 ms, by a configuration that no file may ask for. Readings' own clock runs a
-hundred times as fast, and with it the slow tier, the windows of peaks and rates.
+What is due every second is due every 10 ms, by a configuration that no file can have. The clock of readings runs a
+hundred times faster, and with it the slow tier and the windows of peaks and rates.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ PATIENCE_SECONDS = 1.0  # with HTTP clients: a hundredth of the default would cu
 
 
 def hastened(folder: Path) -> Config:
-    """Return the default configuration, hastened."""
+    """Return the default configuration, a hundred times faster."""
     config = Config()
     poll = replace(
         config.poll, interval=config.poll.interval / SPEED, memory_interval=config.poll.memory_interval / SPEED

@@ -1,12 +1,12 @@
-"""How right headroom is at a real out-of-memory: `python bench/headroom.py` prints a Markdown table; eight minutes.
+"""Accuracy of headroom at real out-of-memory errors: `python bench/headroom.py` prints a Markdown table; 8 minutes.
 
-The allocator is TensorFlow's for GPUs, on the CPU, with a limit of 256 MiB; the daemon is the real one with a poll a
-second, on the mock driver, which tells of the process what a real one would: the allocator's pool as its own log has
-it, and beside it what a context and libraries were seen to take on an H200. Each case is a process of its own.
+The allocator is TensorFlow's for GPUs, on the CPU, with a limit of 256 MiB; the daemon is the real one with a poll per
+second, on the mock driver, which reports for the process what a real one would: the allocator's pool as in its own
+log, plus what a context and libraries used on an H200. Each case is a process.
 
-What was truly left is the allocator's limit less what it had handed out when the request failed, to the byte. "Told" is
-what the daemon says with the error: the last poll's headroom, less what the run took since; "at least" the same with
-the peak in place of what is in use, which is what the step that failed may have had.
+The true headroom is the allocator's limit less the bytes in use when the request failed, to the byte. "Reported" is the
+daemon's figure with the error: the last poll's headroom, less what the run allocated since; "minimum" uses the peak in
+place of the bytes in use, which the failed step may have reached.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from headroom_runs import CASES, LIMIT_MIB, MIB, pool_of
 from mocked import mock
 from programs import GPUWARDEN, conditions
 
-BESIDE = 626 * MIB  # the context, cuBLAS and cuDNN of a JAX run on an H200 (docs/understand/headroom.md)
-MODES = ("limit", "preallocation", "growth", "growth, pool told")
+CONTEXT_BYTES = 626 * MIB  # the context, cuBLAS and cuDNN of a JAX run on an H200 (docs/understand/headroom.md)
+MODES = ("limit", "preallocation", "growth", "growth, pool reported")
 PATIENCE = 120.0  # seconds; the allocator itself hopes for ten
 HERE = Path(__file__).parent
 SAMPLE = re.compile(r"^gpuwarden_run_memory_headroom_bytes\{.*\} (\S+)$", re.MULTILINE)
@@ -41,22 +41,22 @@ SAMPLE = re.compile(r"^gpuwarden_run_memory_headroom_bytes\{.*\} (\S+)$", re.MUL
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One out-of-memory in bytes: headroom at the poll before, told with the error, the least then; what was true."""
+    """Out-of-memory error in bytes: headroom at the poll before, reported with the error, its minimum; the truth."""
 
     polled: float | None
-    told: float | None
+    reported: float | None
     least: float | None
     left: int
     asked: int
 
     @property
     def error(self) -> float | None:
-        """By how much too much was told."""
-        return None if self.told is None else self.told - self.left
+        """Bytes by which the reported headroom was too high."""
+        return None if self.reported is None else self.reported - self.left
 
 
 class Daemon:
-    """The daemon with one mock GPU."""
+    """Daemon with one mock GPU."""
 
     def __init__(self, folder: Path) -> None:
         self._mock = mock(folder)
@@ -75,21 +75,21 @@ class Daemon:
                 it.kill()
 
     def say(self, pid: int, pool: int, mode: str) -> None:
-        """Have the driver tell of a process with such a pool on a device no larger than the allocator's limit."""
+        """Let the driver report a process with such a pool on a device no larger than the allocator's limit."""
         if mode == "limit":
             return  # nothing of the process
         if mode == "preallocation":
             pool = LIMIT_MIB * MIB
         free = LIMIT_MIB - round(pool / MIB)
-        self._mock.control(f"procs 0 {pid}:{pool + BESIDE}B", f"set 0 free {max(free, 0)}")
+        self._mock.control(f"procs 0 {pid}:{pool + CONTEXT_BYTES}B", f"set 0 free {max(free, 0)}")
 
     def url(self) -> str:
-        """Return where it listens; empty until it does."""
+        """Return its URL; empty until it listens."""
         found = re.findall(r"metrics (http://\S+)/metrics", self._log.read_text())
         return found[-1] if found else ""
 
     def page(self, path: str) -> str:
-        """Return a page of its; empty while there is none."""
+        """Return a page; empty without an answer."""
         try:
             with urllib.request.urlopen(f"{self.url()}{path}", timeout=5) as answer:
                 return str(answer.read().decode())
@@ -108,14 +108,14 @@ def uuid_of(daemon: Daemon) -> str:
 
 
 def failed(daemon: Daemon) -> dict[str, Any] | None:
-    """Return the out-of-memory that the run has told; None so far."""
+    """Return the out-of-memory error that the run has reported, or None."""
     runs = json.loads(daemon.page("/api/v1/runs") or '{"live": []}')["live"]
     errors = [error for run in runs for error in run.get("errors_told", ())]
     return errors[0] if errors else None
 
 
 def follow(daemon: Daemon, run: subprocess.Popen[str], log: Path, mode: str) -> tuple[float | None, dict[str, Any]]:
-    """Have the driver follow the run's pool until its out-of-memory; return the headroom of the poll before, and it."""
+    """Let the driver follow the run's pool until its out-of-memory error; return the headroom before, and the error."""
     polled, pool, error = None, -1, None
     end = time.monotonic() + PATIENCE
     while error is None:
@@ -151,23 +151,25 @@ def outcome(name: str, mode: str) -> Outcome:
                     true = json.loads(run.stdout.readline())
                 finally:
                     run.kill()
-    told, least = (next(iter(error.get(key, {}).values()), None) for key in ("headroom_bytes", "least_headroom_bytes"))
-    return Outcome(polled, told, least, LIMIT_MIB * MIB - true["in_use"], true["asked"])
+    reported, least = (
+        next(iter(error.get(key, {}).values()), None) for key in ("headroom_bytes", "least_headroom_bytes")
+    )
+    return Outcome(polled, reported, least, LIMIT_MIB * MIB - true["in_use"], true["asked"])
 
 
 def row(mode: str, name: str, found: Outcome) -> str:
-    """Write a case in MiB."""
-    figures = (found.asked, found.polled, found.told, found.least, found.left, found.error)
+    """Print a case in MiB."""
+    figures = (found.asked, found.polled, found.reported, found.least, found.left, found.error)
     return f"| {mode} | {name} | " + " | ".join("" if each is None else f"{each / MIB:.1f}" for each in figures) + " |"
 
 
 def main() -> None:
-    """Play all and print."""
+    """Play all cases and print them."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="a smoke run: one case in one mode")
     quick = parser.parse_args().quick
     print(f"{conditions()}; MiB.\n")
-    print("| mode | case | asked | at the poll | told | at least | truly left | error |")
+    print("| mode | case | asked | at the poll | reported | minimum | truly left | error |")
     print("| --- | --- | --: | --: | --: | --: | --: | --: |")
     for mode in MODES[-1:] if quick else MODES:
         for name in ["leak"] if quick else CASES:

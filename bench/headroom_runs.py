@@ -1,8 +1,8 @@
-"""A run that ends by a real out-of-memory, for headroom.py: `python bench/headroom_runs.py CASE MODE UUID LOG`.
+"""Run that ends with a real out-of-memory error, for headroom.py: `python bench/headroom_runs.py CASE MODE UUID LOG`.
 
-TensorFlow's GPU allocator stands in for the CPU's, with a limit of LIMIT_MIB; CPU:0 is reported as the GPU of that
-UUID. LOG is the file of this process's standard error, where the allocator tells how large its pool is. What was asked
-for and what was in use when it failed is printed as JSON.
+TensorFlow's GPU allocator replaces the CPU's, with a limit of LIMIT_MIB; CPU:0 is reported as the GPU of that UUID.
+LOG is the file of this process's standard error, where the allocator writes the size of its pool. The failed request
+and the bytes in use are printed as JSON.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
 def pool_of(log: Path) -> int:
-    """Return how large an allocator's pool is, in bytes, by what it has told in its log."""
-    told = POOL.findall(log.read_text(errors="replace"))
-    return int(float(told[-1][0]) * UNITS[told[-1][1]]) if told else 0
+    """Return the size of an allocator's pool in bytes, from its log."""
+    sizes = POOL.findall(log.read_text(errors="replace"))
+    return int(float(sizes[-1][0]) * UNITS[sizes[-1][1]]) if sizes else 0
 
 
 class Case:
-    """What takes memory, and remembers what was in use when it could not."""
+    """Allocator of memory that records what was in use when a request failed."""
 
     def __init__(self, tf: Any, step: Callable[[], None]) -> None:
         self._tf = tf
@@ -50,7 +50,7 @@ class Case:
             raise
 
     def usual(self, within: int = 0) -> None:
-        """Make steps that have some memory while they last."""
+        """Make steps that use some memory while they last."""
         end = time.monotonic() + USUAL
         while time.monotonic() < end:
             self.take(within)
@@ -63,14 +63,14 @@ class Case:
 
 
 def leak(case: Case) -> None:
-    """Hold more in each step, 40 MiB a second."""
+    """Keep more in each step, 40 MiB a second."""
     while True:
         case.held.append(case.take(4))
         case.step(0.1)
 
 
 def burst(case: Case) -> None:
-    """Hold more in each step, 400 MiB a second: all of it between two polls."""
+    """Keep more in each step, 400 MiB a second: all of it between two polls."""
     case.held.append(case.take(40))
     case.usual()
     while True:
@@ -79,14 +79,14 @@ def burst(case: Case) -> None:
 
 
 def batch(case: Case) -> None:
-    """Ask for more in one piece than there ever was."""
+    """Request more in one piece than there is."""
     case.held.append(case.take(40))
     case.usual()
     case.take(230)
 
 
 def within(case: Case) -> None:
-    """Ask for what would fit between steps, with most of it taken within the step."""
+    """Request what would fit between steps, with most of the memory in use within the step."""
     case.held.append(case.take(40))
     case.usual(within=20)
     activations = [case.take(10) for _ in range(15)]
@@ -95,7 +95,7 @@ def within(case: Case) -> None:
 
 
 def fragments(case: Case) -> None:
-    """Ask for less than is free, in one piece, where every other piece of 8 MiB is held."""
+    """Request less than is free, in one piece, while every other piece of 8 MiB is in use."""
     pieces = [case.take(8) for _ in range(26)]
     case.held = pieces[::2]
     del pieces
@@ -108,7 +108,7 @@ CASES = {each.__name__: each for each in (leak, burst, batch, within, fragments)
 
 @contextmanager
 def watched(uuid: str) -> Iterator[Callable[[], None]]:
-    """Report steps to the daemon; an out-of-memory ends it."""
+    """Report steps to the daemon until an out-of-memory error."""
     import tensorflow as tf  # noqa: PLC0415 - after its environment
 
     from gpuwarden import watch  # noqa: PLC0415
@@ -121,7 +121,7 @@ def watched(uuid: str) -> Iterator[Callable[[], None]]:
 
 
 def main() -> None:
-    """Run a case, and stay until the daemon was asked."""
+    """Run a case, and wait until the daemon was read."""
     name, mode, uuid, log = sys.argv[1:]
     os.environ |= {
         "TF_CPU_ALLOCATOR_USE_BFC": "1",
@@ -137,15 +137,15 @@ def main() -> None:
     from gpuwarden.protocol.messages import DeviceMemory  # noqa: PLC0415
 
     class PoolTold(adapter.TensorFlow):
-        """Tells how large the pool is, as torch and JAX do."""
+        """Reader of the pool's size, for allocators that report it, like those of torch and JAX."""
 
         def read_memory(self, device: str) -> DeviceMemory:
             return replace(super().read_memory(device), reserved=pool_of(Path(log)))
 
     tf.zeros([1])
-    if mode != "limit":  # the allocator has its limit by now; a GPU's would not tell it
+    if mode != "limit":  # the allocator has its limit by now; a GPU's does not report it
         del os.environ["TF_CPU_ALLOCATOR_USE_BFC"]
-    if mode.endswith("pool told"):
+    if mode.endswith("pool reported"):
         adapter.TensorFlow = PoolTold  # type: ignore[misc] # in place of the adapter that a watch makes
     with watched(uuid) as step:
         case = Case(tf, step)

@@ -1,8 +1,8 @@
-"""Incidents, and whether each fires exactly the alerts it should: `python bench/incidents.py [NAME ...]`.
+"""Incidents and their alerts, expected and fired: `python bench/incidents.py [NAME ...]`.
 
-What happens is scripted on a simulated box (bench/alerting/), the real daemon polls it over simulated time, and a real
-Prometheus evaluates the shipped rules over its pages. What each should fire was written down before
-(bench/alerting/expected.py). Names, or parts of them, choose some.
+Incidents are scripted on a simulated host (bench/alerting/); the real daemon polls it in simulated time, and a real
+Prometheus evaluates the shipped rules. The expected alerts were written down before (bench/alerting/expected.py).
+Names, or parts of them, select incidents.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ SCENES = {**OF_GPUS, **OF_RUNS}
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What an incident fired: by alert, seconds from the incident's begin."""
+    """Alerts that an incident fired: seconds from its start, by alert."""
 
     incident: Incident
     fired: dict[str, float]
 
     @property
     def wanted(self) -> dict[str, str]:
-        """The alerts that it should fire, with their meanings; one that no rule has goes by its meaning."""
+        """Alerts that it should fire, with their meanings; one without a rule goes by its meaning."""
         return {NAMES.get(meaning, f"({meaning})"): meaning for meaning in sorted(self.incident.fires)}
 
     @property
     def missing(self) -> list[str]:
-        """Those that it should have fired, and did not."""
+        """Alerts that it should have fired, and did not."""
         return sorted(self.wanted.keys() - self.fired.keys())
 
     @property
     def extra(self) -> list[str]:
-        """Those that it fired, and should not have."""
+        """Alerts that it fired, and should not have."""
         return sorted(self.fired.keys() - self.wanted.keys())
 
 
 def play(incidents: Sequence[Incident]) -> list[Result]:
-    """Play incidents, all on one Prometheus, each as an instance of its own."""
+    """Play incidents on one Prometheus, each as an instance."""
     scenes = {each.name: SCENES[each.name]() for each in incidents}
     results = []
     for incident, episodes in zip(incidents, fired(scenes, STEP).values(), strict=True):
@@ -67,7 +67,7 @@ def play(incidents: Sequence[Incident]) -> list[Result]:
 
 
 def table(results: Sequence[Result]) -> Iterator[str]:
-    """Write a line for each incident."""
+    """Print a line for each incident."""
     yield "| incident | what happens | fires | seconds to the first | as it should |"
     yield "| --- | --- | --- | ---: | --- |"
     for each in results:
@@ -78,17 +78,17 @@ def table(results: Sequence[Result]) -> Iterator[str]:
 
 
 def main() -> int:
-    """Play, print, and tell by the exit status whether all fired what they should."""
+    """Play and print; return exit status 1 if an incident did not fire exactly its alerts."""
     parser = argparse.ArgumentParser(description="Play incidents, and hold the alerts against what they should be.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="incidents, or parts of their names; all by default")
     wanted = parser.parse_args().names
     chosen = [each for each in INCIDENTS if not wanted or any(name in each.name for name in wanted)]
     logging.disable(logging.CRITICAL)  # the daemons' lines
     began = time.monotonic()
-    told = conditions()
+    where = conditions()
     results = play(chosen)
     right = sum(not each.missing and not each.extra for each in results)
-    print(f"{told}; {right} of {len(results)} as they should, in {time.monotonic() - began:.0f} s.\n")
+    print(f"{where}; {right} of {len(results)} as they should, in {time.monotonic() - began:.0f} s.\n")
     print("\n".join(table(results)))
     return int(right < len(results))
 

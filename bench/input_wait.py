@@ -1,9 +1,8 @@
-"""Accuracy of the reported wait for input: `python bench/input_wait.py` prints a table, with `--quick` one row of it.
+"""Accuracy of the reported input wait: `python bench/input_wait.py` prints a table, `--quick` one row of it.
 
-Each case trains a real model and is set beside the truth: what a step takes with all batches at hand, before and after,
-and what one takes with this input; what the second takes more is the wait. All are medians, and still only as good as
-the machine is free: what else runs there falls on the one or the other. With KERAS_BACKEND=jax it trains with that, and
-the cases that need tf.data are left out.
+Each case trains a real model and is compared with the truth: the time of a step with all batches in memory, before and
+after, and with this input; the difference is the wait. All are medians, and as exact as the machine is idle. With
+KERAS_BACKEND=jax it trains with JAX, without the cases that need tf.data.
 """
 
 from __future__ import annotations
@@ -55,17 +54,17 @@ class Batches(keras.utils.PyDataset):  # type: ignore[misc] # Keras ships no typ
 
 
 def arrays(_wait: float, number: int) -> dict[str, Any]:
-    """Have all batches at hand."""
+    """Keep all batches in memory."""
     return {"x": np.tile(X, (number, 1)), "y": np.tile(Y, (number, 1)), "batch_size": BATCH}
 
 
 def py_dataset(wait: float, number: int) -> dict[str, Any]:
-    """Have a dataset in Python."""
+    """Use a dataset in Python."""
     return {"x": Batches(wait, number)}
 
 
 def generator(wait: float, number: int) -> dict[str, Any]:
-    """Have a generator."""
+    """Use a generator."""
 
     def batches() -> Iterator[tuple[Any, Any]]:
         while True:
@@ -76,7 +75,7 @@ def generator(wait: float, number: int) -> dict[str, Any]:
 
 
 def prefetched(wait: float, number: int) -> dict[str, Any]:
-    """Have a tf.data pipeline that prefetches."""
+    """Use a tf.data pipeline that prefetches."""
     import tensorflow as tf  # noqa: PLC0415 - other backends have none
 
     def batches() -> Iterator[tuple[Any, Any]]:
@@ -90,7 +89,7 @@ def prefetched(wait: float, number: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Case:
-    """One training: its input, the seconds a batch of it takes, the model's width."""
+    """Training: its input, the seconds of a batch, the model's width."""
 
     name: str
     data: Callable[[float, int], dict[str, Any]]
@@ -118,7 +117,7 @@ ON_TENSORFLOW = (
 
 
 class Begins(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
-    """Notes when steps begin, and has Keras wait for each to end: on JAX it would go on, and the wait be unknown."""
+    """Recorder of the starts of steps; Keras waits for each step, as JAX would otherwise run ahead."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,7 +139,7 @@ def model(case: Case) -> Any:
 
 
 def made(case: Case) -> Any:
-    """Make the model where the case wants it."""
+    """Make the model if the case needs it."""
     if not case.mirrored:
         return model(case)
     import tensorflow as tf  # noqa: PLC0415 - other backends have none
@@ -150,7 +149,7 @@ def made(case: Case) -> Any:
 
 
 def steps(trained: Any, data: dict[str, Any], *callbacks: Any) -> list[float]:
-    """Fit; return the seconds that the steps took, the first few left out."""
+    """Fit; return the seconds of the steps, without the first few."""
     begins = Begins()
     trained.fit(**data, verbose=0, callbacks=[*callbacks, begins])
     per_execution = getattr(trained, "steps_per_execution", 1)
@@ -158,7 +157,7 @@ def steps(trained: Any, data: dict[str, Any], *callbacks: Any) -> list[float]:
 
 
 def reported(listener: socket.socket) -> list[Report]:
-    """Give what the last fit has reported."""
+    """Return the report of the last fit."""
     reports: list[Report] = []
     connection, _ = listener.accept()
     with connection, suppress(BlockingIOError):
@@ -170,7 +169,7 @@ def reported(listener: socket.socket) -> list[Report]:
 
 
 def row(case: Case, path: Path) -> str:
-    """Measure one case; give its row of the table."""
+    """Measure one case; return its row of the table."""
     trained = made(case)
     steps(trained, arrays(0, 20))  # compiles
     without = steps(trained, arrays(0, 100))

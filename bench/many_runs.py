@@ -1,7 +1,7 @@
 """CPU and memory of the daemon by the number of runs that report four times a second: `python bench/many_runs.py`.
 
-Each run is a process of its own, as identity is the process's, and sends what the Keras callback sends. The daemon
-polls the mock driver once a second and is scraped every 15 s. `--quick` is a smoke run with few runs.
+Each run is a process, because identity is the process's, and sends what the Keras callback sends. The daemon polls the
+mock driver once a second and is scraped every 15 s. `--quick` is a smoke run with few runs.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def report(socket: str, number: int, uuid: str) -> None:
 
 @contextmanager
 def reporting(count: int, socket: Path, uuids: list[str]) -> Iterator[None]:
-    """Have the runs report."""
+    """Start the runs."""
     with Popen([sys.executable, __file__, "--crowd", str(count), str(socket), *uuids], stdin=PIPE) as started:
         try:
             yield
@@ -114,7 +114,7 @@ def row(count: int, seconds: float) -> str:
 
 
 def main() -> int:
-    """Measure, or be the crowd of runs."""
+    """Measure, or run as the crowd of runs."""
     parser = argparse.ArgumentParser(description="Measure what many runs cost.")
     parser.add_argument("--quick", action="store_true", help="a smoke run: its figures mean little")
     parser.add_argument("--crowd", nargs="+", help=argparse.SUPPRESS)

@@ -1,4 +1,4 @@
-"""The mock driver for the programs that a benchmark starts, and processes for its GPUs."""
+"""Mock driver for the programs that a benchmark starts, and processes for its GPUs."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ sys.path.append(str(ROOT / "tests" / "support"))
 from mock_nvml import MockNvml, build  # noqa: E402 - the tests' own, found only now
 
 PROCESSES_PER_GPU = 3
-MOST_PROCESSES = 192  # real ones; more GPUs than they suffice for show some of them twice
+MAX_PROCESSES = 192  # real ones; more GPUs than they suffice for show some of them twice
 
 # Duration of calls on hardware, in microseconds (source: docs/engineering/adr/0006-tiers.md); all others take 50.
 _LISTS = [f"nvmlDeviceGet{kind}RunningProcesses" for kind in ("Compute", "Graphics", "MPSCompute")]
@@ -26,7 +26,7 @@ OTHER_DELAY = 50
 
 
 def mock(folder: Path) -> MockNvml:
-    """Build the mock driver, if need be, with its control file in `folder`."""
+    """Build the mock driver if needed, with its control file in `folder`."""
     return MockNvml(build(ROOT / "build/mock_nvml"), folder)
 
 
@@ -39,7 +39,7 @@ def environment(folder: Path, **settings: str | int) -> dict[str, str]:
 
 
 def realistic() -> dict[str, str | int]:
-    """Return the settings by which calls take as long as on hardware, and one at a time."""
+    """Return the settings for calls that take as long as on hardware, one at a time."""
     return {
         "delay_us": OTHER_DELAY,
         "delays": ",".join(f"{name}={delay}" for name, delay in DELAYS.items()),
@@ -48,13 +48,13 @@ def realistic() -> dict[str, str | int]:
 
 
 def driver_seconds(calls: Mapping[str, int]) -> float:
-    """Return how long these calls take a driver with the realistic delays; those that wait for an event take none."""
+    """Return the time of these calls in a driver with realistic delays; waiting for an event takes none."""
     concern_a_gpu = {name: count for name, count in calls.items() if name.startswith(("nvmlDevice", "nvmlGpm"))}
     return sum(count * DELAYS.get(name, OTHER_DELAY) for name, count in concern_a_gpu.items()) / 1e6
 
 
 @contextmanager
 def sleepers(count: int) -> Iterator[list[int]]:
-    """Have `count` processes that do nothing, for the mock's GPUs to show."""
+    """Start `count` processes that do nothing, for the mock's GPUs to show."""
     with ExitStack() as stack:
         yield [stack.enter_context(program(["sleep", "3600"], {**os.environ}, Path(os.devnull))) for _ in range(count)]

@@ -1,4 +1,4 @@
-"""The programs that a benchmark starts, and what the kernel says of them."""
+"""Programs that a benchmark starts, and the kernel's figures of them."""
 
 import os
 import re
@@ -36,20 +36,20 @@ def memory(pid: int) -> dict[str, int]:
 
 
 def open_files(pid: int) -> int:
-    """Return how many file descriptors the process holds."""
+    """Return the number of open file descriptors of the process."""
     return len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208 - only their number is wanted
 
 
 def threads(pid: int) -> int:
-    """Return how many threads the process has."""
+    """Return the number of threads of the process."""
     return len(os.listdir(f"/proc/{pid}/task"))  # noqa: PTH208 - likewise
 
 
 def conditions() -> str:
-    """Say when and on what this is measured: a figure without it is worth little."""
-    told = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    model = re.search(r"^model name\s*: (.*)$", told, re.MULTILINE)
-    virtual = "virtual " if re.search(r"^flags\s*:.* hypervisor\b", told, re.MULTILINE) else ""
+    """Return when and on what this is measured, which each figure needs."""
+    known = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    model = re.search(r"^model name\s*: (.*)$", known, re.MULTILINE)
+    virtual = "virtual " if re.search(r"^flags\s*:.* hypervisor\b", known, re.MULTILINE) else ""
     cores = f"{len(os.sched_getaffinity(0))} {virtual}cores of {model[1] if model else 'an unknown processor'}"
     kernel = ".".join(os.uname().release.split(".")[:2])
     date, python, load = time.strftime("%Y-%m-%d"), sys.version.split()[0], os.getloadavg()[0]

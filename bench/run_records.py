@@ -30,7 +30,7 @@ BAR_SECONDS = 0.05
 
 
 def fill(folder: Path, records: int) -> None:
-    """Write records of runs that ended one after another, of several users."""
+    """Write records of consecutive finished runs of several users."""
     made = row_from_record(receipt())
     rows = (
         replace(made, run_id=f"{pid}-99", uid=1000 + pid % USERS, began=BEGAN + pid, updated=BEGAN + pid + 60)
@@ -47,7 +47,7 @@ def fill(folder: Path, records: int) -> None:
 
 
 def seconds_of(call: Callable[[], object], rounds: int) -> list[float]:
-    """Return how long it takes, sorted."""
+    """Return its durations, sorted."""
     taken = []
     for _ in range(rounds):
         began = time.perf_counter()

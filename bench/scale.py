@@ -1,8 +1,8 @@
-"""Measure what the daemon costs by the number of GPUs, and how long it keeps a driver busy: `python bench/scale.py`.
+"""Cost of the daemon by the number of GPUs, and the time that it keeps a driver busy: `python bench/scale.py`.
 
 First the daemon alone, on 1 to 256 GPUs of a mock driver that answers at once. Then 8 GPUs whose driver takes as long
-as on hardware and answers one call at a time, and nvitop-exporter with the same. Takes about five minutes and needs a C
-compiler.
+as on hardware and answers one call at a time, and nvitop-exporter with the same. Takes about five minutes and needs a
+C compiler.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import mean
 
 from mocked import (
-    MOST_PROCESSES,
+    MAX_PROCESSES,
     PROCESSES_PER_GPU,
     driver_seconds,
     environment,
@@ -42,7 +42,7 @@ ONCE_A_POLL = "nvmlDeviceGetUtilizationRates"  # and GPU, in the peer
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How long to measure, in seconds; whole slow intervals (15 s), or the slow tier falls unevenly."""
+    """Time to measure, in seconds; whole slow intervals (15 s), so that the slow tier is even."""
 
     settle: float
     quiet: float
@@ -56,7 +56,7 @@ QUICK = Effort(settle=0.5, quiet=1, scraped=2, driver=2)
 
 @dataclass(frozen=True, slots=True)
 class Daemon:
-    """The daemon, running on a mock driver whose calls are counted."""
+    """Daemon on a mock driver whose calls are counted."""
 
     pid: int
     port: int
@@ -77,14 +77,14 @@ def daemon(pids: list[int], **settings: str | int) -> Iterator[Daemon]:
 
 
 def cpu_of_minute(pid: int, seconds: float) -> float:
-    """Return the CPU time that a process takes in a minute, by that of some seconds."""
+    """Return the CPU time of a process per minute, from some seconds."""
     cpu, begun = cpu_seconds(pid), time.perf_counter()
     time.sleep(seconds)
     return (cpu_seconds(pid) - cpu) / (time.perf_counter() - begun) * 60
 
 
 def scrape_every_second(port: int, count: int) -> tuple[list[float], list[float]]:
-    """Scrape each poll's page once, as Prometheus does; return how long that took and how long the polls did."""
+    """Scrape after each poll, like Prometheus; return the times of scrapes and of polls."""
     kept, latency, durations = connect(port), [], []
     fetch(kept, PROMETHEUS)
     for _ in range(count):
@@ -99,7 +99,7 @@ def scrape_every_second(port: int, count: int) -> tuple[list[float], list[float]
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What one size costs: CPU seconds a minute, and the cells of its row that stand beside it."""
+    """Cost of one size: CPU seconds a minute, and the other cells of its row."""
 
     devices: int  # GPUs, and instances of them
     minute: float
@@ -109,7 +109,7 @@ class Size:
 def measured(settings: Mapping[str, int], effort: Effort) -> Size:
     """Measure one size."""
     gpus = settings["gpus"]
-    with sleepers(min(gpus * PROCESSES_PER_GPU, MOST_PROCESSES)) as pids, daemon(pids, **settings) as it:
+    with sleepers(min(gpus * PROCESSES_PER_GPU, MAX_PROCESSES)) as pids, daemon(pids, **settings) as it:
         time.sleep(effort.settle)
         minute = cpu_of_minute(it.pid, effort.quiet)
         latency, durations = scrape_every_second(it.port, effort.scraped)
@@ -126,14 +126,14 @@ def measured(settings: Mapping[str, int], effort: Effort) -> Size:
 
 
 def further(size: Size, least: Size) -> str:
-    """Return what each device beyond the least costs: the same at every size, where the cost is linear."""
+    """Return the cost of each further device: the same at every size if the cost is linear."""
     if size.devices == least.devices:
         return ""
     return f"{(size.minute - least.minute) / 60 * 1e3 / (size.devices - least.devices):.3f}"
 
 
 def sizes(effort: Effort) -> Iterator[str]:
-    """Write the table by size."""
+    """Print the table by size."""
     heads = [
         "GPUs",
         "CPU of the polls, s/min",
@@ -152,7 +152,7 @@ def sizes(effort: Effort) -> Iterator[str]:
 
 
 def calls_by_second(folder: Path, count: int) -> Iterator[dict[str, int]]:
-    """Give the calls of each of the next `count` seconds."""
+    """Yield the calls of each of the next `count` seconds."""
     counted = mock(folder)
     before, due = counted.calls(), time.monotonic()
     for _ in range(count):
@@ -164,7 +164,7 @@ def calls_by_second(folder: Path, count: int) -> Iterator[dict[str, int]]:
 
 
 def driver_of_daemon(effort: Effort) -> Iterator[str]:
-    """Measure how long the driver is busy for the daemon; give the rows."""
+    """Measure how long the driver is busy for the daemon; return the rows."""
     busy: list[float] = []
     durations: list[float] = []
     with sleepers(DRIVER_GPUS * PROCESSES_PER_GPU) as pids, daemon(pids, gpus=DRIVER_GPUS, **realistic()) as it:
@@ -181,7 +181,7 @@ def driver_of_daemon(effort: Effort) -> Iterator[str]:
 
 
 def driver_of_peer(effort: Effort) -> str:
-    """Measure how long the driver is busy for a poll of nvitop-exporter, by the calls it makes; give the row."""
+    """Measure how long the driver is busy for a poll of nvitop-exporter, from its calls; return the row."""
     with (
         sleepers(DRIVER_GPUS * PROCESSES_PER_GPU) as pids,
         tempfile.TemporaryDirectory(prefix="gpuwarden-bench-") as name,

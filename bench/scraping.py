@@ -22,12 +22,12 @@ Connection = http.client.HTTPConnection
 
 
 def connect(port: int) -> Connection:
-    """Make a connection that opens, and opens anew, when it is used."""
+    """Return a connection that opens, and reopens, on use."""
     return Connection(HOST, port, timeout=PATIENCE_SECONDS)
 
 
 def fetch(connection: Connection, headers: Mapping[str, str] = PLAIN, path: str = "/metrics") -> bytes:
-    """Scrape once, with nothing of the body left to read; raises OSError."""
+    """Scrape once and read the whole body; raises OSError."""
     connection.request("GET", path, headers=dict(headers))
     answer = connection.getresponse()
     body = answer.read()
@@ -37,17 +37,17 @@ def fetch(connection: Connection, headers: Mapping[str, str] = PLAIN, path: str 
 
 
 def scrape_anew(port: int, _kept: Connection) -> None:
-    """Scrape on a connection of its own."""
+    """Scrape on a new connection."""
     fetch(connect(port))
 
 
 def scrape_kept(_port: int, kept: Connection) -> None:
-    """Scrape on a connection that stays, or is made anew where the server closes it."""
+    """Scrape on a persistent connection, reopened if the server closes it."""
     fetch(kept)
 
 
 def scrape_gzip(_port: int, kept: Connection) -> None:
-    """Scrape compressed, on a connection that stays."""
+    """Scrape compressed, on a persistent connection."""
     fetch(kept, {"Accept-Encoding": "gzip"})
 
 
@@ -59,14 +59,14 @@ SCRAPES: Mapping[str, Callable[[int, Connection], None]] = {
 
 
 def free_port() -> int:
-    """Return a port that is free now."""
+    """Return a free port."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
 
 
 def page(port: int) -> bytes:
-    """Return the page; empty while nobody answers."""
+    """Return the scrape; empty without an answer."""
     try:
         return fetch(connect(port))
     except (OSError, http.client.HTTPException):
@@ -74,7 +74,7 @@ def page(port: int) -> bytes:
 
 
 def wait_for(port: int, is_full: Callable[[bytes], bool], log: Path) -> None:
-    """Wait until the page is as wanted."""
+    """Wait until a scrape is as wanted."""
     end = time.monotonic() + PATIENCE_SECONDS
     while not is_full(shown := page(port)):
         if time.monotonic() > end:
@@ -89,11 +89,11 @@ def samples(text: bytes, name: str, label: str = "") -> list[float]:
 
 
 def series(text: bytes) -> int:
-    """Return how many samples a page has."""
+    """Return the number of samples in a scrape."""
     return sum(not line.startswith(b"#") for line in text.splitlines())
 
 
 def percentiles(seconds: Sequence[float]) -> tuple[float, float]:
-    """Return p50 and p99, in milliseconds. Of few values p99 is the longest but for a hair."""
+    """Return p50 and p99, in milliseconds. Of few values p99 is close to the longest."""
     found = quantiles(seconds, n=100, method="inclusive")
     return found[49] * 1e3, found[98] * 1e3

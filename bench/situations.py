@@ -1,9 +1,9 @@
-"""Play labelled situations against the daemon, and hold what it said against the labels: `python bench/situations.py`.
+"""Labelled situations, and what the daemon reports of them: `python bench/situations.py`.
 
-Each is a real training process under TensorFlow's real allocator on a device that processes share
-(bench/situations/labels.py has them all, and their labels). Three tables come of it: verdicts of out-of-memories, the
-forecasts of leaks, and growth that was told of healthy trainings. Names, or parts of them, choose some. What the daemon
-does not tell is `absent`.
+Each is a real training process with TensorFlow's real allocator on a device that processes share;
+bench/situations/labels.py has all of them and their labels. Prints three tables: diagnoses of out-of-memory errors,
+forecasts of leaks, and leaks reported for healthy trainings. Names, or parts of them, select situations. What the
+daemon does not report is `absent`.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ sys.path.append(str(HERE))
 from labels import LABELS, SETS, SITUATIONS, Situation  # noqa: E402 - found only now
 from shared_device import MIB, SharedDevice, build  # noqa: E402 - likewise
 
-LONGEST_SECONDS = 300.0  # as many times as it is longer; what lasts 16 s on one machine took 85 on another
+MAX_SECONDS = 300.0  # as many times as it is longer; what lasts 16 s on one machine took 85 on another
 LOOK_SECONDS = 0.1
-CONTEXT = 16  # MiB that a process takes of the device beside its pool
+CONTEXT = 16  # MiB that a process takes of the device in addition to its pool
 PATIENCE_SECONDS = 5.0  # for the daemon to say what an error was
 WAYS = (0.5, 0.6, 0.7, 0.8, 0.9)
 RIGHT = 0.25
@@ -59,7 +59,7 @@ _SHOWN = {
 
 @dataclass
 class Outcome:
-    """What happened in one situation: the program's own words, and what the daemon showed, by time."""
+    """Events of one situation: the program's own lines, and what the daemon reported, by time."""
 
     situation: Situation
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -68,42 +68,42 @@ class Outcome:
     errors: list[dict[str, Any]] = field(default_factory=list)
     status: int | None = None
     ended: float = 0.0
-    beside: int | None = None  # the neighbour's pid
+    co_tenant: int | None = None  # the neighbour's pid
 
     def event(self, name: str) -> dict[str, Any] | None:
-        """Give the last event of that name."""
+        """Return the last event of that name."""
         return next((each for each in reversed(self.events) if each["event"] == name), None)
 
     @property
     def verdict(self) -> Mapping[str, str]:
-        """What the API says that the last error was."""
-        told = self.errors[-1].get("verdict") if self.errors else None
-        return told if isinstance(told, dict) else {}
+        """Diagnosis of the last error in the API."""
+        reported = self.errors[-1].get("verdict") if self.errors else None
+        return reported if isinstance(reported, dict) else {}
 
     @property
     def name(self) -> str:
-        """The verdict's name."""
+        """Name of the diagnosis."""
         return self.verdict.get("name") or (self.verdicts[-1] if self.verdicts else ABSENT)
 
     @property
     def out(self) -> float | None:
-        """When memory was out, in Unix time: when it was refused the first time, or the process was killed for it.
+        """Unix time when memory ran out: when a request was first refused, or the process was killed for it.
 
-        TensorFlow's allocator asks again for ten seconds before it raises an error (AllocatorRetry's users), and in
-        that time may be given a little.
+        TensorFlow's allocator retries for ten seconds before it raises an error (AllocatorRetry's users), and may get a
+        little in that time.
         """
         oom = self.event("oom")
         if self.situation.grows == "host" and self.status == -9:
             return self.ended
         return None if oom is None else oom["refused"] or oom["at"]
 
-    def told(self, name: str) -> list[dict[str, float]]:
-        """Give the looks at which the daemon said that."""
+    def reported(self, name: str) -> list[dict[str, float]]:
+        """Return the samples in which the daemon reported that."""
         return [each for each in self.seen if name in each]
 
 
 class Console:
-    """A page that is looked at again and again."""
+    """Reader of the daemon's metrics."""
 
     def __init__(self, port: int, outcome: Outcome) -> None:
         self._port = port
@@ -111,7 +111,7 @@ class Console:
         self._kept = connect(port)
 
     def look(self) -> None:
-        """Note what the page says of the run."""
+        """Record the metrics of the run."""
         shown: dict[str, float] = {}
         with suppress(OSError):
             page = fetch(self._kept).decode()
@@ -129,7 +129,7 @@ class Console:
             self.outcome.verdicts.append(verdict)
 
     def ask(self) -> bool:
-        """Ask the API for the run's errors; tell whether the last has a verdict."""
+        """Read the run's errors from the API; return whether the last has a diagnosis."""
         listing = json.loads(fetch(connect(self._port), path="/api/v1/runs"))
         for run in (*listing["live"], *listing["past"]):
             answer = json.loads(fetch(connect(self._port), path=f"/api/v1/runs/{run['run_id']}"))
@@ -144,7 +144,7 @@ def play(
     without: bool = False,
     enough: Callable[[Outcome], bool] = lambda _: False,
 ) -> Outcome:
-    """Play it, its cause left out or not, to its end or until that is `enough`, and note what happens."""
+    """Play it, with or without its cause, to its end or until `enough`, and record what happens."""
     outcome = Outcome(situation)
     device = SharedDevice.make(folder / "device", size=situation.size * MIB, context=CONTEXT * MIB)
     alone = without or not situation.neighbour
@@ -156,36 +156,36 @@ def play(
         console = Console(port, outcome)
         environment = {"SHARED_DEVICE": str(device.path)}
         waits = () if situation.early else ("wait",)
-        beside = None
+        co_tenant = None
         if not alone:
             command = [sys.executable, HERE / "neighbour.py", *waits, *situation.neighbour]
-            beside = stack.enter_context(_started(command, folder / "neighbour", environment))
+            co_tenant = stack.enter_context(_started(command, folder / "neighbour", environment))
             if situation.early:
-                _awaited(beside, folder / "neighbour", r"^(has)")
+                _awaited(co_tenant, folder / "neighbour", r"^(has)")
         training = stack.enter_context(_training(situation, folder, environment, without=without))
-        outcome.beside = beside.pid if beside else None
-        _follow(training, beside, console, folder, enough)
+        outcome.co_tenant = co_tenant.pid if co_tenant else None
+        _follow(training, co_tenant, console, folder, enough)
         assert daemon.poll() is None, (folder / "daemon.log").read_text()
     return outcome
 
 
 def _follow(
     training: subprocess.Popen[bytes],
-    beside: subprocess.Popen[bytes] | None,
+    co_tenant: subprocess.Popen[bytes] | None,
     console: Console,
     folder: Path,
     enough: Callable[[Outcome], bool],
 ) -> None:
     outcome = console.outcome
-    limit = time.monotonic() + LONGEST_SECONDS * outcome.situation.longer
+    limit = time.monotonic() + MAX_SECONDS * outcome.situation.longer
     while training.poll() is None and time.monotonic() < limit and not enough(outcome):
         console.look()
         outcome.events = _said(folder / "training")
-        if beside is not None and beside.stdin is not None and outcome.events:
+        if co_tenant is not None and co_tenant.stdin is not None and outcome.events:
             with suppress(OSError):
-                beside.stdin.write(b"go\n")
-                beside.stdin.close()
-            beside = None
+                co_tenant.stdin.write(b"go\n")
+                co_tenant.stdin.close()
+            co_tenant = None
         time.sleep(LOOK_SECONDS)
     outcome.status, outcome.ended = training.poll(), time.time()
     outcome.events = _said(folder / "training")
@@ -224,7 +224,7 @@ def _training(
 
 @contextmanager
 def _container(mebibytes: int) -> Iterator[Path]:
-    """Make a control group with a limit on memory; needs root."""
+    """Make a control group with a memory limit; needs root."""
     version_1 = Path("/sys/fs/cgroup/memory")
     parent, limit = (version_1, "memory.limit_in_bytes") if version_1.is_dir() else (version_1.parent, "memory.max")
     folder = parent / f"gpuwarden-situation-{os.getpid()}"
@@ -266,9 +266,9 @@ def _said(output: Path) -> list[dict[str, Any]]:
 
 
 def seconds_left(outcome: Outcome) -> list[tuple[float, float | None, bool | None]]:
-    """Give for each part of the way what was told by what was true, and whether the bounds held the truth.
+    """Yield the ratio of reported to true time for each part of the way, and whether the bounds hold the truth.
 
-    True is what was left at the time of the poll that told it, which its page says too.
+    The truth is the time left at the poll that reported it.
     """
     began, out = outcome.event("growing"), outcome.out
     if began is None or out is None:
@@ -278,15 +278,15 @@ def seconds_left(outcome: Outcome) -> list[tuple[float, float | None, bool | Non
     for way in WAYS:
         at = began["at"] + way * (out - began["at"])
         last = next((each for each in reversed(outcome.seen) if each["at"] <= at), {})
-        told, left = last.get(f"{host}seconds"), out - last.get("polled", 0.0)
+        reported, left = last.get(f"{host}seconds"), out - last.get("polled", 0.0)
         lower, upper = last.get(f"{host}lower"), last.get(f"{host}upper")
         within = None if lower is None or upper is None else lower <= left <= upper
-        ratios.append((way, None if told is None else told / left, within))
+        ratios.append((way, None if reported is None else reported / left, within))
     return ratios
 
 
 def verdicts(outcomes: Sequence[Outcome]) -> None:
-    """Print what each out-of-memory was and was said to be, and the confusion."""
+    """Print what each out-of-memory error was and was diagnosed as, and the confusion."""
     labelled = [each for each in outcomes if each.situation.label]
     if not labelled:
         return
@@ -317,12 +317,12 @@ def _facts(outcome: Outcome) -> str:
 
 
 def forecasts(outcomes: Sequence[Outcome]) -> None:
-    """Print how well the seconds that leaks had left were told."""
+    """Print the accuracy of the forecasts of leaks."""
     leaks = [each for each in outcomes if each.situation.grows]
     if not leaks:
         return
     print(
-        "| leak | first told at | "
+        "| leak | first reported at | "
         + " | ".join(f"{way:.0%}" for way in WAYS)
         + " | within 25 % | bounds held | lasted, s |"
     )
@@ -333,10 +333,10 @@ def forecasts(outcomes: Sequence[Outcome]) -> None:
         if began is None or out is None:
             print(f"| {each.situation.name} | no out-of-memory: status {each.status} |")
             continue
-        told = each.told("host_growth" if each.situation.grows == "host" else "growth")
-        told = [look for look in told if look["at"] >= began["at"]]
+        reported = each.reported("host_growth" if each.situation.grows == "host" else "growth")
+        reported = [look for look in reported if look["at"] >= began["at"]]
         lasted = out - began["at"]
-        first = f"{(told[0]['at'] - began['at']) / lasted:.0%}" if told else ABSENT
+        first = f"{(reported[0]['at'] - began['at']) / lasted:.0%}" if reported else ABSENT
         close = [ratio is not None and abs(ratio - 1) <= RIGHT for _, ratio, _ in ratios]
         good, every = good + sum(close), every + len(close)
         cells = [ABSENT if ratio is None else f"{ratio:.2f}" for _, ratio, _ in ratios]
@@ -347,20 +347,20 @@ def forecasts(outcomes: Sequence[Outcome]) -> None:
 
 
 def false_alarms(outcomes: Sequence[Outcome]) -> None:
-    """Print whether growth was told of trainings that are healthy."""
+    """Print whether leaks were reported for healthy trainings."""
     healthy = [each for each in outcomes if each.situation.program == "healthy"]
     if not healthy:
         return
-    print("| healthy | growth told, device | host | least in use by tenths of its time, MiB | host, MiB |")
+    print("| healthy | growth reported, device | host | least in use by tenths of its time, MiB | host, MiB |")
     print("| --- | --- | --- | --- | --- |")
     wrong = 0
     for each in healthy:
-        device, host = each.told("growth"), each.told("host_growth")
+        device, host = each.reported("growth"), each.reported("host_growth")
         wrong += bool(device or host)
         end = each.event("end") or {}
         lowest = " ".join(map(str, end.get("lowest", ()))) or f"did not end: status {each.status}"
         print(f"| {each.situation.name} | {_told(device)} | {_told(host)} | {lowest} | {_host(each)} |")
-    print(f"\nGrowth told of a healthy training: {wrong} of {len(healthy)}.\n")
+    print(f"\nGrowth reported of a healthy training: {wrong} of {len(healthy)}.\n")
 
 
 def _told(looks: Sequence[Mapping[str, float]]) -> str:
@@ -368,13 +368,13 @@ def _told(looks: Sequence[Mapping[str, float]]) -> str:
 
 
 def _host(outcome: Outcome) -> str:
-    """Give the run's host memory as the daemon knows it, in ten looks."""
-    known = [each["host"] / MIB for each in outcome.told("host")]
+    """Return the run's host memory as the daemon knows it, in ten samples."""
+    known = [each["host"] / MIB for each in outcome.reported("host")]
     return " ".join(f"{known[len(known) * each // 10]:.0f}" for each in range(10)) if known else "?"
 
 
 def verify(situations: Sequence[Situation]) -> bool:
-    """Play each with its cause and without, and print whether its label stands; tell whether all do."""
+    """Play each with its cause and without, and print whether its label holds; return whether all do."""
     print("| situation | label | with its cause | without | stands |\n| --- | --- | --- | --- | --- |")
     stand = []
     for situation in situations:
@@ -409,7 +409,7 @@ def _yes(holds: bool) -> str:  # noqa: FBT001 - a statement to be written out
 
 
 def main() -> int:
-    """Play, and print."""
+    """Play and print."""
     parser = argparse.ArgumentParser(description="Play labelled situations, and hold the daemon's words against them.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="situations, or parts of their names; all by default")
     parser.add_argument("--set", choices=tuple(SETS), help="those of one set")

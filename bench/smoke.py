@@ -1,6 +1,6 @@
 """Smoke test of the benchmarks: `python bench/smoke.py` runs each briefly and checks that its tables have rows.
 
-Takes about five minutes. Ends with status 1 and the names of those that failed.
+Takes about five minutes. Exits with status 1 and the names of those that failed.
 """
 
 import subprocess  # noqa: TID251 - starts the benchmarks
@@ -26,7 +26,7 @@ def short_forms() -> dict[str, list[str]]:
 
 
 def problem_of(name: str, arguments: list[str]) -> str | None:
-    """Run a benchmark; return what is wrong with it, or None."""
+    """Run a benchmark; return its problem, or None."""
     command = [sys.executable, str(HERE / name), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)

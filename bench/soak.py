@@ -1,9 +1,9 @@
-"""Let the daemon live through days of a busy box at a hundred times its speed: `python bench/soak.py`.
+"""Soak test: the daemon lives through days of a busy host at a hundred times its speed; `python bench/soak.py`.
 
-It polls the mock driver every 10 ms through the real binding while jobs come and go, GPUs fail and scrapers of every
-kind call. Prints what it holds, and ends with status 1 when that grows beyond the tolerances below, when a page fails
-or when the daemon logs an exception. A quarter of an hour is a day, where the machine keeps up; the first quarter of it
-is warming up. Needs a C compiler.
+It polls the mock driver every 10 ms through the real binding while jobs start and end, GPUs fail and scrapers of every
+kind connect. Prints its memory and files, and exits with status 1 if they grow beyond the tolerances below, a scrape
+fails or the daemon logs an exception. A quarter of an hour is a day, if the machine keeps up; its first quarter is
+warm-up. Needs a C compiler.
 """
 
 import argparse
@@ -43,7 +43,7 @@ VISITS: Sequence[tuple[str, Mapping[str, str]]] = (
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What the daemon holds at one moment; memory in MiB."""
+    """Resources of the daemon at one moment; memory in MiB."""
 
     resident: float
     anonymous: float
@@ -57,19 +57,19 @@ KINDS = tuple(Held.__dataclass_fields__)
 # poll makes 6 MiB in ten minutes at this speed.
 TOLERANCES = Held(resident=1.0, anonymous=1.0, files=8, threads=3)
 SMOKE_TOLERANCES = Held(resident=20, anonymous=20, files=60, threads=20)  # some seconds are all warm-up
-# What may be left at the end, when nothing happens any more, above what there was before anything had happened: a
+# What may be left at the end, when nothing happens, above what there was before anything had happened: a
 # thread for each GPU that hung stays for the next time.
 REST_TOLERANCES = Held(resident=float("inf"), anonymous=float("inf"), files=2, threads=GPUS)
 
 
 def look(pid: int) -> Held:
-    """Look at the daemon."""
+    """Read the daemon's resources."""
     sizes = memory(pid)
     return Held(sizes["Rss"] / 1024, sizes["Anonymous"] / 1024, open_files(pid), threads(pid))
 
 
 def growth(samples: Sequence[Held]) -> Held:
-    """Return how much more the last third of the samples holds than the first, by their means."""
+    """Return by how much the mean of the last third of the samples exceeds that of the first."""
     third = max(1, len(samples) // 3)
 
     def middle(name: str, part: Sequence[Held]) -> float:
@@ -79,7 +79,7 @@ def growth(samples: Sequence[Held]) -> Held:
 
 
 def beyond(grown: Held, tolerances: Held, when: str) -> Iterator[str]:
-    """Say what has grown by more than it may."""
+    """Return what has grown by more than it may."""
     for name in KINDS:
         by, most = getattr(grown, name), getattr(tolerances, name)
         if by > most:
@@ -87,7 +87,7 @@ def beyond(grown: Held, tolerances: Held, when: str) -> Iterator[str]:
 
 
 class Visitor:
-    """Asks the daemon for pages in turn, on connections that stay and on new ones, and counts what goes wrong."""
+    """Client that requests pages in turn, on persistent and on new connections, and counts errors."""
 
     def __init__(self, port: int) -> None:
         self.visits = 0
@@ -96,11 +96,11 @@ class Visitor:
         self._kept = connect(port)
 
     def visit(self) -> None:
-        """Ask once."""
+        """Request one page."""
         path, headers = VISITS[self.visits % len(VISITS)]
-        anew = self.visits // len(VISITS) % 2
+        reopen = self.visits // len(VISITS) % 2
         self.visits += 1
-        if anew:
+        if reopen:
             fresh = connect(self._port)
             self._ask(fresh, path, headers)
             fresh.close()
@@ -116,13 +116,13 @@ class Visitor:
             connection.close()
 
     def close(self) -> None:
-        """Leave."""
+        """Close the connections."""
         self._kept.close()
 
 
 @dataclass(frozen=True, slots=True)
 class Daemon:
-    """The hastened daemon."""
+    """Daemon at a hundred times its speed."""
 
     pid: int
     port: int
@@ -131,7 +131,7 @@ class Daemon:
 
 @contextmanager
 def daemon(folder: Path) -> Iterator[Daemon]:
-    """Run the daemon until its first page."""
+    """Run the daemon, from its first scrape on."""
     log = folder / "log"
     control = {"MOCK_NVML_CONTROL": str(folder / "mock-nvml.control")}
     env = {**environment(folder, gpus=GPUS), **control, "MALLOC_ARENA_MAX": "1"}  # as the systemd unit has it
@@ -143,7 +143,7 @@ def daemon(folder: Path) -> Iterator[Daemon]:
             if not line:
                 raise RuntimeError(f"the daemon did not start:\n{log.read_text()[-2000:]}")
             yield Daemon(started.pid, int(line), log)
-        except OSError as error:  # it is no more
+        except OSError as error:  # the daemon has ended
             raise RuntimeError(f"the daemon ended:\n{log.read_text()[-2000:]}") from error
         finally:
             started.kill()
@@ -151,7 +151,7 @@ def daemon(folder: Path) -> Iterator[Daemon]:
 
 @contextmanager
 def churn(folder: Path) -> Iterator[None]:
-    """Have trouble for as long as the context lasts."""
+    """Make trouble while the context lasts."""
     with subprocess.Popen([sys.executable, str(HERE / "churn.py"), str(folder)], stdin=-1) as started:
         yield
         assert started.stdin is not None
@@ -161,14 +161,14 @@ def churn(folder: Path) -> Iterator[None]:
 
 
 def row(minutes: float, hours: float, held: Held) -> str:
-    """Write one line of the table."""
+    """Print one line of the table."""
     return (
         f"| {minutes:.1f} | {hours:.3f} | {held.resident:.2f} | {held.anonymous:.2f} | {held.files} | {held.threads} |"
     )
 
 
 def soak(minutes: float, tolerances: Held) -> list[str]:
-    """Soak and print; return what is wrong."""
+    """Soak and print; return the problems."""
     with tempfile.TemporaryDirectory(prefix="gpuwarden-soak-") as name:
         folder = Path(name)
         counted = mock(folder)

@@ -36,13 +36,13 @@ make_venv() {
 }
 
 # The usual torch brings three gigabytes of CUDA along, which no test needs. A build for the CPU alone is in an index or a
-# folder of its own, which pip may have been told of; what it depends on comes from the usual one.
+# folder of its own, of which pip may know; its dependencies come from the usual one.
 CPU_TORCH=torch==2.13.0+cpu
 install_cpu_torch() {
     if pip_install --no-deps "$CPU_TORCH" 2>/dev/null; then
         pip_install filelock fsspec jinja2 networkx setuptools sympy typing-extensions
     else
-        say "pip finds no $CPU_TORCH: tests with torch are skipped. PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS can tell it where."
+        say "pip finds no $CPU_TORCH: tests with torch are skipped. Set PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS."
     fi
 }
 

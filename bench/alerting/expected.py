@@ -1,7 +1,7 @@
-"""Incidents, and which alerts each should fire: what a person who knows the box would want to be told, and no more.
+"""Incidents and the alerts that each should fire: those that a person who knows the host would want.
 
-By meanings, and written down before any rule was run on them. The rules alone are meant: what Alertmanager then holds
-back for another alert, as a near limit for the limit itself, fires all the same.
+Alerts are named by meaning, and were written down before any rule was run on them. Inhibition in Alertmanager does not
+count: an alert that another one hides must still fire.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 # fmt: off
 MEANINGS = {
-    "near oom": "a run can hardly allocate any more",
+    "near oom": "a run has hardly any headroom left",
     "peak near oom": "a run's peak still rises and comes near what it can get",
     "oom expected": "a run grows so that it will be out of memory",
     "oom": "a run ran out of memory",
-    "neighbour": "somebody else's process takes the memory that a run may need",
+    "neighbour": "another user's process takes the memory that a run may need",
     "near slowdown": "a GPU is about to slow itself down for heat",
     "software slowdown": "the driver slows a GPU down for heat",
     "hardware slowdown": "a GPU slows itself down for heat",
@@ -29,7 +29,7 @@ MEANINGS = {
     "retirement pending": "a page of memory waits for a reset to be retired",
     "recovery": "the driver asks for a reset, or more",
     "gpu down": "a GPU does not answer",
-    "gpu missing": "the driver counts a GPU that nobody can read",
+    "gpu missing": "the driver counts a GPU that cannot be read",
     "pcie": "a PCIe link under load is narrower or slower than it could be",
     "nvlink down": "an NVLink that was up is down",
     "nvlink errors": "an NVLink errs more and more",
@@ -37,7 +37,7 @@ MEANINGS = {
     "died": "a run ended before it was finished",
     "held idle": "a GPU is held for long and does nothing",
     "input bound": "a run waits for its input most of the time",
-    "daemon down": "nobody watches",
+    "daemon down": "no daemon is running",
     "stale": "the daemon answers, but does not poll",
     "driver": "the driver does not answer",
     "dropped": "series are left out",
@@ -46,7 +46,7 @@ MEANINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """One: what happens, and the meanings of the alerts that it should fire, of any severity."""
+    """Incident: what happens, and the meanings of the alerts that it should fire, of any severity."""
 
     name: str
     happens: str
@@ -65,13 +65,13 @@ INCIDENTS = (
     _row("allocator jump", "a run's first epoch takes memory from 1 to 60 of 80 GB at once, and keeps it"),
     _row("neighbour", "another user's process, which does not report, takes the memory that a growing run has left",
          "neighbour", "near oom"),
-    _row("preallocated, and somebody else's", "a run holds 97 % and uses a half of it; another user takes the rest"),
+    _row("preallocated, and another user", "a run holds 97 % and uses a half of it; another user takes the rest"),
     _row("near thermal", "the air is so warm that a busy GPU stays 4 °C below its slowdown", "near slowdown"),
     _row("software slowdown", "a filter is blocked: the driver holds a GPU at its highest operating temperature",
          "near slowdown", "software slowdown"),
     _row("hardware slowdown", "the chassis' fans stop: a GPU is at its slowdown temperature",
          "near slowdown", "software slowdown", "hardware slowdown"),
-    _row("external overheating", "a sensor beside a GPU asks it to slow down; its die is cool", "hardware slowdown"),
+    _row("external overheating", "a sensor next to a GPU asks it to slow down; its die is cool", "hardware slowdown"),
     _row("power brake", "the machine's power supply asks a GPU to slow down", "power brake"),
     _row("fan failure", "a fan of a GPU that has its own stands still, and it gets hot", "fan", "near slowdown"),
     _row("hot memory", "a GPU's memory is 1 °C above its highest operating temperature; its die is cool", "memory hot"),
@@ -99,6 +99,6 @@ INCIDENTS = (
     _row("GPU unreadable from the start", "the driver counts two GPUs, one of which has never answered", "gpu missing"),
     _row("forgotten notebook", "a notebook holds a GPU over a night and does nothing", "held idle"),
     _row("input-bound run", "the steps of a run wait for 70 % of their time, for an hour", "input bound"),
-    _row("too many owners", "more users share a GPU than the daemon is told to show", "dropped"),
+    _row("too many owners", "more users share a GPU than the daemon may show", "dropped"),
 )
 # fmt: on

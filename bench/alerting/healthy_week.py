@@ -1,6 +1,6 @@
-"""A week of a busy and healthy box of eight GPUs: much happens that looks like trouble, and nothing is wrong.
+"""Week of a busy and healthy host with eight GPUs: much looks like trouble, and nothing is wrong.
 
-Each GPU has users with a habit of their own. Nothing here should wake anybody, nor ask anybody for a look.
+The users of each GPU have a habit. No alert should page a person, or ask for attention.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Rng = random.Random
 
 @dataclass(frozen=True, slots=True)
 class Habit:
-    """What comes to some GPUs again and again: a job, and how long they stand idle before the next, from and to."""
+    """Recurring job of some GPUs, and the range of idle time before the next one."""
 
     gpus: tuple[int, ...]
     job: Callable[[float, Rng], Job]
@@ -41,7 +41,7 @@ class Habit:
 
 
 def _epochs(rng: Rng, number: int, of: Callable[[int], Act], checkpoint: tuple[float, float]) -> Iterator[Act]:
-    """Yield epochs, each with its validation and a checkpoint, during which no step is made."""
+    """Yield epochs, each with its validation and a checkpoint, during which there is no step."""
     for epoch in range(number):
         yield replace(of(epoch), epoch=epoch)
         yield Act(rng.uniform(45, 180), replace(BUSY, intensity=0.5), "test", epoch=epoch)
@@ -49,7 +49,7 @@ def _epochs(rng: Rng, number: int, of: Callable[[int], Act], checkpoint: tuple[f
 
 
 def _preallocating(begin: float, rng: Rng) -> Job:
-    """Take 97 % of the device's memory at start, and use a half of it; some are stopped by Ctrl-C."""
+    """Allocate 97 % of the device's memory at start and use half of it; some are stopped by Ctrl-C."""
     memory = rng.uniform(28, 44) * GIB
     length, number = rng.uniform(10, 40) * MINUTE, rng.randint(6, 14)
     acts = [*start(6 * GIB), steps(120, memory=(memory, memory), peak=4 * GIB)]
@@ -61,7 +61,7 @@ def _preallocating(begin: float, rng: Rng) -> Job:
 
 
 def _growing(begin: float, rng: Rng) -> Job:
-    """Take memory as it is needed: little at first, and most of it at once within the first epoch."""
+    """Allocate memory when needed: little at first, and most of it within the first epoch."""
     memory, length = rng.uniform(48, 64) * GIB, rng.uniform(8, 25) * MINUTE
     acts = [*start(1 * GIB), steps(rng.uniform(60, 240), memory=(1 * GIB, 1 * GIB), peak=0.5 * GIB)]
     acts += [steps(rng.uniform(60, 300), memory=(memory, memory), peak=3 * GIB)]
@@ -70,7 +70,7 @@ def _growing(begin: float, rng: Rng) -> Job:
 
 
 def _warming_up(begin: float, rng: Rng) -> Job:
-    """Begin with small batches and double them every half an hour."""
+    """Start with small batches and double them every half hour."""
     base, acts = 12 * GIB, list(start(4 * GIB))
     for stage, batch in enumerate((16, 32, 64, 128, 256)):
         high = 3.2 * GIB * 2**stage
@@ -80,12 +80,12 @@ def _warming_up(begin: float, rng: Rng) -> Job:
     return Job(begin, acts, (1,), "warm-up", uid=1001)
 
 
-def _of_growth(begin: float, rng: Rng) -> Job:
+def _growth(begin: float, rng: Rng) -> Job:
     return (_growing if rng.random() < 0.6 else _warming_up)(begin, rng)
 
 
 def _distributed(begin: float, rng: Rng) -> Job:
-    """Train on two GPUs in a loop of one's own, whose checkpoints are long steps."""
+    """Train on two GPUs in a custom loop whose checkpoints are long steps."""
     acts = [*start(18 * GIB), steps(300, _HUNGRY, (46 * GIB, 46 * GIB), 8 * GIB, step=7.4, waits=None)]
     for _ in range(rng.randint(14, 26)):
         acts.append(steps(30 * MINUTE, _HUNGRY, peak=8 * GIB, step=7.4, waits=None))
@@ -94,7 +94,7 @@ def _distributed(begin: float, rng: Rng) -> Job:
 
 
 def _limited(begin: float, rng: Rng) -> Job:
-    """Use JAX, whose allocator takes three quarters and says so; nine tenths of them are in use."""
+    """Use JAX, whose allocator takes three quarters and reports it; nine tenths of them are in use."""
     limit = int(0.75 * SIZE)
     acts = [*start(9 * GIB), steps(200, memory=(0.87 * limit, 0.87 * limit), peak=0.04 * limit)]
     acts += _epochs(rng, rng.randint(8, 15), lambda _epoch: steps(15 * MINUTE, peak=0.04 * limit), (5, 40))
@@ -102,7 +102,7 @@ def _limited(begin: float, rng: Rng) -> Job:
 
 
 def _evaluation(begin: float, rng: Rng) -> Job:
-    """Evaluate or predict for some minutes, or train for a little on much input."""
+    """Evaluate or predict for some minutes, or train shortly on much input."""
     seconds = rng.uniform(4, 40) * MINUTE
     if rng.random() < 0.3:
         acts = [*start(2 * GIB), steps(seconds, _LIGHT, (7 * GIB, 7 * GIB), GIB, step=0.06, waits=0.36)]
@@ -113,7 +113,7 @@ def _evaluation(begin: float, rng: Rng) -> Job:
 
 
 def _notebook(begin: float, rng: Rng) -> Job:
-    """Run a cell, think for some minutes, run the next; half of them report. In the evening it is shut down."""
+    """Run a cell, pause for some minutes, run the next; half of the notebooks report. In the evening they end."""
     held, acts, said = 4 * GIB, [Act(15, NO_LOAD), Act(30, FEEDING, memory=(2 * GIB, 4 * GIB))], rng.random() < 0.5
     while sum(act.seconds for act in acts) < rng.uniform(1.5, 5) * HOUR:
         more = min(held + rng.choice((0, 0, 1, 3)) * GIB, 30 * GIB)
@@ -129,13 +129,13 @@ def _sweep(begin: float, rng: Rng) -> Job:
     return Job(begin, acts, (6,), "sweep", "torch 2.9.1", uid=1000, tells_reserved=True)
 
 
-def _on_six(begin: float, rng: Rng) -> Job:
-    """By day notebooks, by night trials."""
+def _notebooks_and_trials(begin: float, rng: Rng) -> Job:
+    """Run notebooks by day and trials by night."""
     return (_notebook if 9 <= begin % DAY / HOUR < 18 else _sweep)(begin, rng)
 
 
 def _tight(begin: float, rng: Rng) -> Job:
-    """Train for a day with nine tenths of all memory, by design."""
+    """Train for a day with nine tenths of all memory in use, by design."""
     acts = [*start(20 * GIB), steps(600, memory=(66 * GIB, 66 * GIB), peak=5 * GIB, step=1.1)]
     acts += _epochs(rng, rng.randint(18, 30), lambda _epoch: steps(50 * MINUTE, peak=5 * GIB, step=1.1), (10, 90))
     return Job(begin, acts, (7,), "llm-finetune", "torch 2.9.1", uid=1003, tells_reserved=True)
@@ -143,17 +143,17 @@ def _tight(begin: float, rng: Rng) -> Job:
 
 HABITS = (
     Habit((0,), _preallocating, (2 * MINUTE, 30 * MINUTE)),
-    Habit((1,), _of_growth, (2 * MINUTE, 40 * MINUTE)),
+    Habit((1,), _growth, (2 * MINUTE, 40 * MINUTE)),
     Habit((2, 3), _distributed, (5 * MINUTE, 2 * HOUR)),
     Habit((4,), _limited, (1 * MINUTE, 20 * MINUTE)),
     Habit((5,), _evaluation, (1 * MINUTE, 15 * MINUTE)),
-    Habit((6,), _on_six, (3 * MINUTE, 40 * MINUTE)),
+    Habit((6,), _notebooks_and_trials, (3 * MINUTE, 40 * MINUTE)),
     Habit((7,), _tight, (10 * MINUTE, 3 * HOUR)),
 )
 
 
 def week(days: float = 7.0, seed: int = 1) -> Scene:
-    """Return so many days of it, the same for a seed."""
+    """Return this many days of it, the same for the same seed."""
     rng = random.Random(seed)  # noqa: S311 - a simulation, no secret
     seconds = days * DAY
     jobs = [job for habit in HABITS for job in _coming(habit, seconds, random.Random(rng.random()))]  # noqa: S311
@@ -176,7 +176,7 @@ def _coming(habit: Habit, seconds: float, rng: Rng) -> Iterator[Job]:
 
 
 def _visitors(days: float, rng: Rng) -> Iterator[Job]:
-    """Have somebody try something small beside another's run, every day."""
+    """Let a user try something small next to another user's run, every day."""
     for day in range(int(days) + 1):
         begin = day * DAY + rng.uniform(10, 17) * HOUR
         trial = Act(rng.uniform(2, 20) * MINUTE, _LIGHT, memory=(1 * GIB, 2 * GIB))
@@ -195,7 +195,7 @@ def _weather(days: float) -> Iterator[tuple[float, Callable[[WatchedBox], object
 
 
 def _restarts(days: float, rng: Rng) -> Iterator[tuple[float, Callable[[WatchedBox], object]]]:
-    """Have the daemon restarted twice a day; it is away for up to half a minute."""
+    """Restart the daemon twice a day; it is away for up to half a minute."""
     for half in range(int(2 * days)):
         begin = half * DAY / 2 + rng.uniform(1, 11) * HOUR
         yield at(begin, lambda watched: setattr(watched, "down", True))
@@ -203,13 +203,13 @@ def _restarts(days: float, rng: Rng) -> Iterator[tuple[float, Callable[[WatchedB
 
 
 def back(watched: WatchedBox) -> None:
-    """Have another daemon watch."""
+    """Start another daemon."""
     watched.down = False
     watched.restart()
 
 
 def _small_errors(days: float, rng: Rng) -> Iterator[tuple[float, Callable[[WatchedBox], object]]]:
-    """Have ECC correct an error now and then, and PCIe send a packet again; and a program's fault be cleaned up."""
+    """Let ECC correct an error now and then, PCIe resend a packet, and a program's fault be cleaned up."""
     for number, time in enumerate(sorted(rng.uniform(0, days * DAY) for _ in range(int(2 * days)))):
         yield at(time, partial(_corrected, number + 1))
         yield at(time + HOUR, partial(_replayed, number + 1))
@@ -219,9 +219,9 @@ def _small_errors(days: float, rng: Rng) -> Iterator[tuple[float, Callable[[Watc
 
 def _corrected(count: int, watched: WatchedBox) -> None:
     def answer(gpu: SimulatedGpu, kind: int, lifetime: int, location: int) -> int:
-        told: int = compute_answer(gpu, _ERRORS, kind, lifetime, location)
+        known: int = compute_answer(gpu, _ERRORS, kind, lifetime, location)
         asked = (ECC_TYPES["corrected"], ECC_LIFETIMES["volatile"], MEMORY_LOCATIONS["dram"])
-        return told + (count if (kind, lifetime, location) == asked else 0)
+        return known + (count if (kind, lifetime, location) == asked else 0)
 
     watched.box.script(3, _ERRORS, answer)
 

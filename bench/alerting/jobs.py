@@ -1,6 +1,6 @@
-"""Processes on a scripted box, whose lives are written down: what each does when, holds, reports, and how it ends.
+"""Scripted processes of a simulated host: what each does when, its memory, its reports, and how it ends.
 
-Closed in time: what a process has done by a moment follows from its script, however seldom it is asked.
+The state of a process at any moment follows from its script, however rarely it is read.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _BOOTED = 1_000_000.0  # seconds before the box's first moment
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """What a process does for some seconds, for ever where they are endless.
+    """Activity of a process for some seconds, or without end.
 
-    `memory` is bytes in use between steps at its begin and its end (None: as before), `peak` what is in use above that
-    within steps. `step` is how many seconds a step takes, None where none is made; `waits` is the part of it that it
-    waits for input, None where nobody knows. In one that `hangs` a step is under way and does not end.
+    `memory` is bytes in use between steps at its start and its end (None: as before), `peak` the bytes in use above
+    that within steps. `step` is the seconds of a step, None without steps; `waits` is the part of it that waits for
+    input, None if unknown. In one that `hangs` a step has started and does not end.
     """
 
     seconds: float
@@ -46,7 +46,7 @@ class Act:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a process ends: what it says, the status of wait(2) (None: nobody tells), what the kernel logs of it."""
+    """End of a process: its message, the status of wait(2) (None: unknown), and the lines in the kernel log."""
 
     farewell: End | None = None
     status: int | None = 0
@@ -59,7 +59,7 @@ INTERRUPTED = Ending(End("uncaught KeyboardInterrupt", "failed"), 2)  # Python e
 
 
 def out_of_memory(asked: int, phase: Phase = "train") -> Ending:
-    """End by a step that finds no memory, in TensorFlow's words."""
+    """End by a step that runs out of memory, with TensorFlow's message."""
     shape = f"{asked // 4096},1024"
     text = (
         f"OOM when allocating tensor with shape[{shape}] and type float on "
@@ -72,10 +72,10 @@ def out_of_memory(asked: int, phase: Phase = "train") -> Ending:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A process: on which GPUs, by index, from when, what it does and how it ends. Without a `name` it does not report.
+    """Process: its GPUs by index, its start, what it does and how it ends. Without a `name` it does not report.
 
-    `pool` is bytes that its framework takes at start, None: as it grows; `limit` what its allocator says it may have;
-    `tells_reserved`: the allocator says what it holds.
+    `pool` is the bytes that its framework allocates at start, None: it grows; `limit` is the limit that its allocator
+    reports; `tells_reserved`: the allocator reports its reserved bytes.
     """
 
     begin: float
@@ -92,12 +92,12 @@ class Job:
 
     @property
     def end(self) -> float:
-        """When its process is gone."""
+        """Time when its process is gone."""
         return self.begin + sum(act.seconds for act in self.acts)
 
 
 class Process:
-    """A job as time passes. Used by one thread at a time."""
+    """Job in time. Used by one thread at a time."""
 
     def __init__(self, job: Job, pid: int, uuids: Sequence[str]) -> None:
         self.job = job
@@ -120,23 +120,23 @@ class Process:
 
     @property
     def load(self) -> Load:
-        """What it asks of its boards now."""
+        """Load of its boards now."""
         return NO_LOAD if self.gone else self._act.load
 
     @property
     def memory(self) -> int | None:
-        """Bytes that the driver sees it hold on each of its GPUs; None without a context."""
+        """Bytes that the driver reports for it on each of its GPUs; None without a context."""
         if self.gone or not self._act.load.context:
             return None
         return CONTEXT + self._pool
 
     @property
     def identity(self) -> ProcessIdentity:
-        """Who it is."""
+        """Identity of the process."""
         return ProcessIdentity(self.job.uid, "python", self.job.place)
 
     def advance(self, now: float) -> None:
-        """Move on to that time."""
+        """Advance to that time."""
         while not self.gone and self._now < now:
             if self._now >= self._until and not self._enter():
                 self.gone = True
@@ -146,11 +146,11 @@ class Process:
             self._now = until
 
     def reconnect(self) -> None:
-        """Say hello again with the next message: there is another daemon."""
+        """Say hello again with the next message, to a new daemon."""
         self._announced, self._idle_told = False, False
 
     def said(self) -> Iterator[tuple[ProcessKey, Message | None]]:
-        """Yield what it says when asked, its end included; called once after it is gone."""
+        """Yield its messages, those of its end included; called once after it is gone."""
         # It speaks between steps, and of being idle once.
         silent = self._act.phase is None or self._act.hangs or (self._act.phase == "idle" and self._idle_told)
         if not self.job.name or (silent and not self.gone and self._announced) or (not self._steps and silent):
@@ -208,7 +208,7 @@ class Process:
 
     @property
     def _high(self) -> float:
-        """Most bytes ever in use."""
+        """Highest bytes in use so far."""
         self._most = max(self._most, self._current + self._peak)
         return self._most
 

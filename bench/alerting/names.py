@@ -1,4 +1,4 @@
-"""Which alert stands for which meaning: the one place that follows the rules' names."""
+"""Alert of each meaning: the one place that follows the rules' names."""
 
 from __future__ import annotations
 

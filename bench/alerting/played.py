@@ -1,4 +1,4 @@
-"""Scenes on a Prometheus: the real daemon polls them over simulated time, and the shipped rules see its pages."""
+"""Scenes in Prometheus: the real daemon polls them in simulated time, and the shipped rules evaluate its scrapes."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ DAY = 86400.0
 
 @dataclass(slots=True)
 class Stored:
-    """Scenes as a Prometheus has them, each as an instance of its own; `step` is between scrapes and evaluations."""
+    """Scenes in a Prometheus, each as an instance; `step` is between scrapes and evaluations."""
 
     folder: Path
     step: float
     first: float = math.inf  # seconds, of the earliest
     seconds: float = 0.0  # of the longest
     scrapes: int = 0
-    played: bool = False  # anew, and not taken from the folder
+    played: bool = False  # and not read from the folder
     _lines: list[str] = field(default_factory=list)
 
     def take(self, instance: str, scene: Scene) -> None:
@@ -56,7 +56,7 @@ class Stored:
 
     @contextmanager
     def served(self) -> Iterator[str]:
-        """Serve what is stored, and what the recording rules make of it; yield the Prometheus' URL."""
+        """Serve the scrapes and what the recording rules make of them; yield the Prometheus' URL."""
         if self._lines:
             self._store()
         with backfill.serving(self.folder, self.step) as url:
@@ -66,7 +66,7 @@ class Stored:
             yield url
 
     def episodes(self, url: str) -> list[backfill.Episode]:
-        """Return what would have fired, by its begin."""
+        """Return the alerts that would have fired, by the start of each scene."""
         found = [
             each
             for rule in backfill.alerts()
@@ -76,14 +76,14 @@ class Stored:
 
 
 def done(_threads: CallPool, work: Callable[[], Any]) -> PooledCall[Any]:
-    """Do it at once, in place of `CallPool.submit`."""
+    """Run it at once, in place of `CallPool.submit`."""
     job = PooledCall(work)
     job.run()
     return job
 
 
 def fired(scenes: Mapping[str, Scene], step: float) -> dict[str, list[backfill.Episode]]:
-    """Play scenes; return what each fired, by its begin."""
+    """Play scenes; return the alerts of each, by its start."""
     with tempfile.TemporaryDirectory() as folder:
         stored = Stored(Path(folder), step)
         for instance, scene in scenes.items():

@@ -1,4 +1,4 @@
-"""What a scene is: processes on a scripted box, what happens to it when, and from when on alerts may come."""
+"""Scenes: processes on a simulated host, events, and the time from which alerts may fire."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ Happening = Callable[[WatchedBox], object]
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """One story of `seconds`, in which something `happens` at some times; `begin` is when what it is about begins.
+    """Scene of `seconds`, in which something `happens` at some times; `begin` is when its subject starts.
 
-    It is watched from `first` on, in seconds too.
+    Alerts count from `first` on, in seconds too.
     """
 
     seconds: float
@@ -40,7 +40,7 @@ class Scene:
 async def pages(
     scene: Scene, clock: Clock, step: float, names: frozenset[str]
 ) -> AsyncIterator[tuple[float, str | None]]:
-    """Play a scene; yield the Unix time of each scrape and the families of these names, None where nobody answers."""
+    """Play a scene; yield the Unix time of each scrape and the families of these names, None without an answer."""
     clock.now = scene.first
     box = ScriptedBox(scene.jobs, scene.gpus, clock)
     watched = WatchedBox(box, clock, scene.config)
@@ -66,7 +66,7 @@ def training(
     then: Sequence[Act] = (),
     ending: Ending = FINISHED,
 ) -> Job:
-    """Return a usual run: imports, data, a compilation, and steps for that long; memory in GiB. Then come more acts."""
+    """Return a usual run: imports, data, a compilation, and steps for that long; memory in GiB. More acts follow."""
     low, high = (each * GIB for each in memory)
     acts = [*start(low), steps(seconds - START, load, (low, high), peak * GIB), *then]
     return Job(begin, acts, gpus, name, uid=uid, pool=pool, ending=ending)
@@ -76,7 +76,7 @@ START = 60.0  # seconds of a run before its first step
 
 
 def start(memory: float) -> Iterator[Act]:
-    """Return what a run does before its first step."""
+    """Return the acts of a run before its first step."""
     yield Act(10, NO_LOAD)
     yield Act(30, FEEDING, memory=(memory / 2, memory))
     yield Act(20, Load(0.28, 0.1, 0.4), "train")
@@ -94,7 +94,7 @@ def steps(
     phase: Phase = "train",
     batch: int | None = 64,
 ) -> Act:
-    """Return training by steps, memory in bytes."""
+    """Return training in steps, memory in bytes."""
     return Act(seconds, load, phase, memory, peak, step, waits, epoch=epoch, batch=batch)
 
 

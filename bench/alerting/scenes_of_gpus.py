@@ -1,4 +1,4 @@
-"""Incidents of GPUs and of the daemon, on a box whose other GPU trains on."""
+"""Incidents of GPUs and of the daemon, on a host whose other GPU keeps training."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def _reasons(*names: str) -> tuple[float, Happening]:
 
 
 def _uncorrectable(gpu: SimulatedGpu, kind: int, lifetime: int, location: int) -> int:
-    told: int = compute_answer(gpu, _ERRORS, kind, lifetime, location)
+    known: int = compute_answer(gpu, _ERRORS, kind, lifetime, location)
     asked = (ECC_TYPES["uncorrected"], MEMORY_LOCATIONS["dram"])
-    return told + ((kind, location) == asked and lifetime in ECC_LIFETIMES.values())
+    return known + ((kind, location) == asked and lifetime in ECC_LIFETIMES.values())
 
 
 def _hot(watched: WatchedBox, celsius: float) -> None:
@@ -68,7 +68,7 @@ def _fans(second: int) -> Answer:
 
 
 def _link(number: int, value: Callable[[WatchedBox], float], link: int) -> tuple[float, Happening]:
-    """Have one NVLink of the first GPU answer otherwise than its 17 others."""
+    """Let one NVLink of the first GPU answer differently from its 17 others."""
 
     def happen(watched: WatchedBox) -> None:
         gpu = watched.box.gpu(0)

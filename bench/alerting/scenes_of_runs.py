@@ -21,7 +21,7 @@ ALL = (CAPACITY - CONTEXT) / GIB  # GiB that one process can have
 
 
 def _leak(peak: float) -> Scene:
-    """Have a run of memory growth keep something of each step; `peak` is what a step takes on top, in GiB."""
+    """Let a run keep something of each step; `peak` is what a step needs on top, in GiB."""
     base, most = 10 * GIB, (ALL - peak - 0.1) * GIB
     epochs = round(LEAK / EPOCH)
     each = (most - base) / epochs
@@ -42,14 +42,14 @@ def _jump() -> Scene:
 
 
 def _neighbour() -> Scene:
-    """Have a neighbour take memory for ten minutes, and keep it."""
+    """Let a co-tenant allocate memory for ten minutes, and keep it."""
     run = training(2 * HOUR, memory=(29.5, 29.5), peak=0.5, pool=None)
     rest = (ALL - 30.4 - CONTEXT / GIB) * GIB
     taking = Act(OVER, FEEDING, memory=(1 * GIB, rest))
     return Scene(LASTS, (run, Job(WELL, (taking, Act(HOUR)), uid=1001)))
 
 
-def _beside_preallocated() -> Scene:
+def _preallocated_and_another() -> Scene:
     run = training(2 * HOUR, name="resnet50")
     other = Job(WELL, (Act(10, NO_LOAD), Act(HOUR, FEEDING, memory=(1 * GIB, 1.2 * GIB))), uid=1001)
     return Scene(LASTS, (run, other))
@@ -78,7 +78,7 @@ SCENES: dict[str, Callable[[], Scene]] = {
     "leak under high steps": lambda: _leak(20),
     "allocator jump": _jump,
     "neighbour": _neighbour,
-    "preallocated, and somebody else's": _beside_preallocated,
+    "preallocated, and another user": _preallocated_and_another,
     "input hangs": lambda: _then(Act(OVER, FEEDING, "train", waits=1.0, hangs=True), steps(1200)),
     "OOM killer": lambda: _ends(Ending(None, 9, killed_for_memory=True)),
     "crash": lambda: _ends(Ending(None, 11)),

@@ -1,7 +1,7 @@
-"""A box of simulated GPUs on which scripted processes run, and the daemon that watches it while the clock runs fast.
+"""Simulated host with scripted processes, and the daemon that polls it in simulated time.
 
-The physics of the GPUs are the simulation's. What it cannot show is scripted at the same place: as answers of functions
-of NVML, and as lines of the kernel log. Everything above, to the page, is the daemon's own.
+The GPUs are those of the simulation. What it lacks is scripted at the same place: as answers of NVML functions, and as
+lines of the kernel log. Everything above, up to the metrics, is the daemon's own code.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ Answer = Callable[..., Any]
 
 
 class RoomBoard(Board):
-    """A board in a room whose air gets warm: `warmer` is by how many degrees, `most` how hot the board gets then."""
+    """Board in a room that gets warmer: by `warmer` degrees; `most` is the highest temperature of the board then."""
 
     warmer, most = 0.0, float("inf")
 
     def block(self, cooling: float) -> None:
-        """Let it get rid of that part of its heat only."""
+        """Let it lose only that part of its heat."""
         self._resistance /= cooling
 
     @property
@@ -63,7 +63,7 @@ class RoomBoard(Board):
 
 
 class _WorkloadHosts(WorkloadHost):
-    """What runs on one GPU of a box."""
+    """Processes on one GPU of a host."""
 
     def __init__(self, box: ScriptedBox, index: int, board: Board) -> None:
         super().__init__(None, [board], [], random.Random(), iter(()))  # noqa: S311 - a simulation, no secret
@@ -86,12 +86,12 @@ class _WorkloadHosts(WorkloadHost):
 
 
 class ScriptedBox(Simulation):
-    """The box. `script` and `script_field` have a GPU answer otherwise; `log` writes a line into the kernel log."""
+    """Simulated host. `script` and `script_field` replace a GPU's answers; `log` writes a line into the kernel log."""
 
     def __init__(self, jobs: Iterable[Job], gpus: int, clock: Clock, seed: int = 1) -> None:
         self.processes: list[Process] = []
         self.boards: list[RoomBoard] = []
-        self.statuses: list[tuple[ProcessKey, int]] = []  # of processes that ended, for whom the kernel tells
+        self.statuses: list[tuple[ProcessKey, int]] = []  # of ended processes, from the kernel
         self._coming = sorted(jobs, key=lambda job: job.begin, reverse=True)
         self._pids = iter(range(_FIRST_PID, 2 * _FIRST_PID))
         self._ended: list[Process] = []
@@ -103,11 +103,11 @@ class ScriptedBox(Simulation):
         super().__init__(gpus, seed, clock.monotonic)
 
     def script(self, index: int, function: str, answer: Answer) -> None:
-        """Have a GPU answer a function of NVML so: `answer` gets the GPU, and what was asked beside the device."""
+        """Replace a GPU's answers to a function of NVML: `answer` gets the GPU, and the other arguments."""
         self._scripts[index][function] = answer
 
     def script_field(self, index: int, number: int, answer: Callable[[int], float | None]) -> None:
-        """Have a GPU answer a field so: `answer` gets the scope; None is not supported."""
+        """Replace a GPU's answers to a field: `answer` gets the scope; None is not supported."""
         self._fields[index][number] = answer
         self._scripts[index][_FIELDS] = partial(_scripted_fields, self._fields[index])
 
@@ -117,16 +117,16 @@ class ScriptedBox(Simulation):
         self._records.append(KernelRecord(line.encode(), now, now, self._box_clock.time()))
 
     def log_xid(self, index: int, code: int, text: str = "") -> None:
-        """Log an XID of a GPU as the driver does."""
+        """Log an XID of a GPU like the driver."""
         self.log(f"NVRM: Xid (PCI:0000:{0x10 + index:02x}:00): {code}, {text or 'pid=1, name=python'}")
 
     def logged(self) -> list[KernelRecord]:
-        """Return what was logged since the last call."""
+        """Return the lines logged since the last call."""
         records, self._records = self._records, []
         return records
 
     def _catch_up(self) -> None:
-        """Move all processes and boards on to this moment, in one step however long."""
+        """Advance all processes and boards to this moment, in one step."""
         now = self._clock() - self._began
         seconds, self._moved = now - self._moved, now
         if not seconds:
@@ -145,13 +145,13 @@ class ScriptedBox(Simulation):
             host.advance(seconds)
 
     def meet(self) -> None:
-        """Have the processes connect to a new daemon, which hears nothing of those that ended before it."""
+        """Connect the processes to a new daemon, which knows nothing of those that ended before."""
         self._ended = []
         for process in self.processes:
             process.reconnect()
 
     def said(self) -> Iterator[tuple[ProcessKey, Message | None]]:
-        """Yield what all processes say now, the last words of those that ended first."""
+        """Yield the messages of all processes, those that ended first."""
         for each in self._ended:
             yield from each.said()
             if each.job.ending.status is not None:
@@ -161,7 +161,7 @@ class ScriptedBox(Simulation):
             yield from each.said()
 
     def _place(self, _workload: Workload | None, free: int, rng: random.Random) -> None:
-        """Put a GPU into the box, on which what is scripted runs."""
+        """Put a GPU into the host, on which scripted processes run."""
         if not free:
             return
         index = len(self._gpus)
@@ -179,7 +179,7 @@ class ScriptedBox(Simulation):
 
 
 class WatchedBox:
-    """A daemon on a scripted box: `page` polls and gives what a scrape would see; `restart` has another one watch."""
+    """Daemon on a scripted host: `page` polls and returns a scrape; `restart` starts another daemon."""
 
     def __init__(self, box: ScriptedBox, clock: Clock, config: Config | None = None) -> None:
         self.box = box
@@ -191,11 +191,11 @@ class WatchedBox:
 
     @property
     def now(self) -> float:
-        """Seconds since the box's first moment."""
+        """Seconds since the start of the host."""
         return self._clock.now
 
     def restart(self) -> None:
-        """Have a new daemon watch; runs connect to it."""
+        """Start a new daemon; runs connect to it."""
         source = Source(
             "simulated",
             self.box.nvml,
@@ -214,15 +214,15 @@ class WatchedBox:
         self.box.meet()
 
     async def page(self, names: frozenset[str]) -> str | None:
-        """Poll, and return the page with the families of these names; None where no daemon answers.
+        """Poll, and return the families of these names; None without a daemon.
 
-        A whole page costs most of the time that a poll takes here.
+        Rendering all metrics would take most of the time of a poll here.
         """
         if self.down:
             return None
         if not self.hung:
             state = await self._daemon.poll()
-            for peer, status in self.box.statuses:  # the daemon hears of them by the processes' pidfds
+            for peer, status in self.box.statuses:  # the daemon gets them from pidfds
                 self._daemon.pipeline.registry.exited(peer, self._clock.now, status)
             self.box.statuses.clear()
             self._page = self._exposition.render(_named(read_tables(state), names)).text.decode()
@@ -230,7 +230,7 @@ class WatchedBox:
 
 
 class _KernelLog:
-    """What the box's kernel logged, in place of the file."""
+    """Lines that the host's kernel logged, in place of the file."""
 
     readable, lost = True, 0
 
@@ -256,7 +256,7 @@ def _together(loads: Sequence[Load]) -> Load:
 
 
 def _named(tables: Iterable[TableReadings], names: frozenset[str]) -> Iterator[TableReadings]:
-    """Leave out the readings of which nothing is named, a histogram's by any of its samples."""
+    """Remove the readings of unwanted names; a histogram stays if any of its samples is wanted."""
     for table, subjects in tables:
         rows = _rows(names)[table]
         yield table, [(key, {row: readings[row] for row in rows if row in readings}) for key, readings in subjects]
@@ -268,7 +268,7 @@ def _rows(names: frozenset[str]) -> Mapping[type[Table[Any]], Sequence[Metric[An
 
 
 def _generation(gpu: SimulatedGpu) -> int:
-    """Return the PCIe generation of a link that saves power while nothing happens."""
+    """Return the PCIe generation of a link that saves power while idle."""
     return 5 if gpu.board.load.utilization else 1
 
 

@@ -1,4 +1,4 @@
-"""Trainings whose memory is as it should be, in many shapes: `python healthy.py NAME`; none grows without end."""
+"""Healthy trainings of many memory shapes: `python healthy.py NAME`; none leaks."""
 
 # ruff: noqa: D401 - the docstrings say what happens
 
@@ -41,14 +41,14 @@ def tensor(mebibytes: float) -> Any:
 
 
 def one_time_steps() -> None:
-    """Something large is allocated for good, twice."""
+    """Allocate something large and keep it, twice."""
     reserve()
     jumps = Each(on_epoch_begin=lambda epoch: HELD.append(tensor(30)) if epoch in (5, 11) else None)
     fit(dense(1024), steady(256, 50), jumps, epochs=20)
 
 
 def late_optimizer_slots() -> None:
-    """Train with SGD first, then with Adam, whose slots come with its first step."""
+    """Train with SGD first, then with Adam, whose slots appear with its first step."""
     reserve()
     model = dense(4096, features=1024)
     data = steady(64, 40, features=1024)
@@ -58,7 +58,7 @@ def late_optimizer_slots() -> None:
 
 
 def unfreezing() -> None:
-    """Fine-tune: at first the last layer learns, then all, with a new optimizer and its slots."""
+    """Fine-tune: at first the last layer, then all, with a new optimizer and its slots."""
     reserve()
     model = dense(768, depth=3, optimizer="adam")
     for layer in model.layers[:-1]:
@@ -72,7 +72,7 @@ def unfreezing() -> None:
 
 
 def retracing() -> None:
-    """Each epoch has batches of a new shape, for which the step is traced anew."""
+    """Use batches of a new shape in each epoch, for which the step is retraced."""
     reserve()
     weights = tf.Variable(tf.ones((FEATURES, 1024)) / FEATURES)
 
@@ -93,49 +93,49 @@ def retracing() -> None:
 
 
 def bucketed_lengths() -> None:
-    """Batches come in buckets of lengths, at random."""
+    """Use batches in buckets of lengths, at random."""
     reserve()
     random = np.random.default_rng(3)
     fit(dense(1024, optimizer="adam"), stream(lambda: iter(random.choice([64, 128, 256, 512, 1024], 60))), epochs=20)
 
 
 def longer_and_longer() -> None:
-    """Sentences are sorted by length, epoch by epoch: a curriculum, in which memory is wanted more until its last."""
+    """Sort sentences by length over the epochs: a curriculum that needs more memory until its end."""
     reserve()
     sizes = np.linspace(64, 1024, 60).astype(int)
     fit(dense(1024), stream(lambda: iter(sizes)), epochs=18)
 
 
 def sawtooth_in_epochs() -> None:
-    """What an epoch's metrics need is kept until its end."""
+    """Keep the inputs of an epoch's metrics until its end."""
     reserve()
     tooth = Each(on_train_batch_end=lambda _: HELD.append(tensor(1)), on_epoch_end=lambda _: HELD.clear())
     fit(dense(1024), steady(256, 60), tooth, epochs=18)
 
 
 def sawtooth_over_epochs() -> None:
-    """What is kept is let go of in every fifth epoch."""
+    """Keep memory for five epochs, then release it."""
     reserve()
     keep = Each(on_epoch_end=lambda epoch: HELD.append(tensor(20)) if epoch % 5 < 4 else HELD.clear())
     fit(dense(1024), steady(256, 40), keep, epochs=32)
 
 
 def nearly_full() -> None:
-    """Nearly all of the device is in use, all the time."""
+    """Use nearly all of the device, all the time."""
     reserve()
     HELD.append(tensor(int(DEVICE.held()[os.getpid()] / MIB) - 16 - 24))
     fit(dense(1024), steady(256, 60), epochs=16)
 
 
 def nearly_full_growing_pool() -> None:
-    """Likewise, in a pool that has grown as it was wanted."""
+    """The same, in a pool that grew on demand."""
     HELD.append(tensor(100))
     HELD.append(tensor(80))
     fit(dense(1024), steady(256, 60), epochs=16)
 
 
 def cache_of_the_first_epoch() -> None:
-    """The data set is cached as it is read the first time."""
+    """Cache the data set while it is read the first time."""
     reserve()
     data = steady(256, 120, features=512).cache()
     model = dense(512, features=512)
@@ -143,7 +143,7 @@ def cache_of_the_first_epoch() -> None:
 
 
 def least_recently_used() -> None:
-    """A cache takes what is new, less and less of it, and lets go of the oldest when it is full."""
+    """Fill a cache more and more slowly; it drops the oldest entries when it is full."""
     reserve()
     random = np.random.default_rng(5)
     cache: OrderedDict[int, Any] = OrderedDict()
@@ -160,7 +160,7 @@ def least_recently_used() -> None:
 
 
 def folds_eagerly() -> None:
-    """A cross-validation whose models run eagerly: each is gone when the next one comes."""
+    """Cross-validate with models that run eagerly: each is freed before the next."""
     reserve()
     for _ in range(12):
         model = dense(1536, features=1024, run_eagerly=True)
@@ -181,7 +181,7 @@ def turns() -> None:
 
 
 def validated() -> None:
-    """Validate after each epoch, with larger batches than training has."""
+    """Validate after each epoch, with larger batches than training."""
     reserve()
     fit(dense(1024), steady(256, 60), epochs=18, validation_data=steady(2048, 8))
 
@@ -193,7 +193,7 @@ def several_steps_an_execution() -> None:
 
 
 def mixed_batches() -> None:
-    """Each epoch ends with a batch that is not full, and one in ten is double."""
+    """End each epoch with a partial batch, and double one batch in ten."""
     reserve()
 
     def sizes() -> Iterator[int]:
@@ -205,7 +205,7 @@ def mixed_batches() -> None:
 
 
 def checkpoints() -> None:
-    """Write the model down after each epoch, and read it back now and then."""
+    """Save the model after each epoch, and load it now and then."""
     reserve()
     model = dense(1024, features=1024, optimizer="adam")
     with tempfile.TemporaryDirectory() as folder:
@@ -216,7 +216,7 @@ def checkpoints() -> None:
 
 
 def losses_as_floats() -> None:
-    """Each step's loss is kept, as a number."""
+    """Keep each step's loss, as a number."""
     reserve()
     weights = tf.Variable(tf.ones((FEATURES, 1024)) / FEATURES)
     losses = []
@@ -232,7 +232,7 @@ def losses_as_floats() -> None:
 
 
 def history_in_python() -> None:
-    """Each step leaves a small record in Python: some megabytes until the end."""
+    """Keep a small record of each step in Python: some megabytes until the end."""
     reserve()
     fit(
         dense(1024),
@@ -243,7 +243,7 @@ def history_in_python() -> None:
 
 
 def average_of_weights() -> None:
-    """From the middle on a moving average of the weights is held beside them."""
+    """Keep a moving average of the weights from the middle on."""
     reserve()
     model = dense(2048, features=1024)
 
@@ -257,14 +257,14 @@ def average_of_weights() -> None:
 
 
 def moving_average_by_keras() -> None:
-    """Keras itself holds a moving average of the weights."""
+    """Let Keras keep a moving average of the weights."""
     reserve()
     model = dense(2048, features=1024, optimizer=keras.optimizers.Adam(use_ema=True, ema_overwrite_frequency=50))
     fit(model, steady(128, 50, features=1024), epochs=18)
 
 
 def warm_up_of_batches() -> None:
-    """Batches grow through the first third, as planned, and stay."""
+    """Increase the batch size in the first third, as planned."""
     reserve()
     model = dense(2048)
     for size in (32, 64, 128, 256, 512):
@@ -273,7 +273,7 @@ def warm_up_of_batches() -> None:
 
 
 def own_loop() -> None:
-    """A loop of one's own, in a pool that grows, without epochs."""
+    """Run a custom loop without epochs, in a pool that grows."""
     weights = tf.Variable(tf.ones((FEATURES, 2048)) / FEATURES)
     with watched("own_loop") as run:
         for _ in range(1400):
@@ -285,7 +285,7 @@ def own_loop() -> None:
 
 
 def shuffling_buffer() -> None:
-    """A loader in Python fills its buffer for shuffling while it gives batches already."""
+    """Fill a shuffle buffer of a Python loader during the first steps."""
     reserve(0.5)
     buffer: deque[Any] = deque()
     random = np.random.default_rng(2)
@@ -303,14 +303,14 @@ def shuffling_buffer() -> None:
 
 
 def shuffled_by_tensorflow() -> None:
-    """tf.data's own buffer for shuffling is full before the first step, in each epoch anew."""
+    """Use tf.data's shuffle buffer, which is full before the first step of each epoch."""
     reserve()
     data = steady(8, 400, features=2048, pause=0.001).shuffle(200)
     fit(dense(512, features=2048), data, epochs=8)
 
 
 def workers_of_the_input() -> None:
-    """Processes read for the loader; each has grown when it has read its first files."""
+    """Load with worker processes, which have grown once they have read their first files."""
     import multiprocessing  # noqa: PLC0415 - of this one alone
 
     reserve(0.5)
@@ -330,7 +330,7 @@ def _read_file(index: int) -> int:
 
 
 def mapped_file() -> None:
-    """The data lies in a mapped file, of which more and more pages are resident until all were read once."""
+    """Read a mapped file, of which more and more pages become resident until all were read once."""
     reserve(0.5)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "data"
@@ -345,7 +345,7 @@ def mapped_file() -> None:
 
 
 def garbage_in_cycles() -> None:
-    """Python's cycles hold arrays until the collector comes by."""
+    """Leave arrays in reference cycles until the garbage collector runs."""
     reserve(0.5)
     gc.disable()
 
@@ -359,14 +359,14 @@ def garbage_in_cycles() -> None:
 
 
 def accumulated_gradients() -> None:
-    """Gradients are added up over eight steps."""
+    """Accumulate gradients over eight steps."""
     reserve()
     optimizer = keras.optimizers.Adam(gradient_accumulation_steps=8)
     fit(dense(1024, features=512, optimizer=optimizer), steady(128, 60, features=512), epochs=18)
 
 
 def replay_memory() -> None:
-    """Reinforcement learning: a buffer fills in the first quarter, then the oldest goes for each that comes."""
+    """Fill a replay buffer in the first quarter; then each entry replaces the oldest."""
     reserve()
     buffer: deque[Any] = deque(maxlen=300)
     weights = tf.Variable(tf.ones((FEATURES, 1024)) / FEATURES)
@@ -381,13 +381,13 @@ def replay_memory() -> None:
 
 
 def one_long_epoch() -> None:
-    """There is one epoch, of unknown length."""
+    """Train for one epoch of unknown length."""
     reserve()
     fit(dense(1024, optimizer="adam"), steady(256, 1200))
 
 
 def short_epochs() -> None:
-    """Epochs of three steps."""
+    """Train in epochs of three steps."""
     reserve()
     fit(dense(1024, optimizer="adam"), steady(256, 3), epochs=250)
 

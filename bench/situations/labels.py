@@ -1,7 +1,7 @@
-"""What the situations are, by people: labels given before there were rules that could give them.
+"""Situations and their labels, which people gave before there were rules that could give them.
 
-An out-of-memory's label is a matter of causes, and can be tried: leave the cause out, let all else be as it was, and the
-training passes, or, where it is too big, fails all the same (`python bench/situations.py --verify`).
+The label of an out-of-memory error is a cause, which can be tested: without the cause and with all else equal, the
+training passes, or, if it is too big, still fails (`python bench/situations.py --verify`).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ LONGER = 8
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """One training process on a device of `size` MiB.
+    """Training process on a device of `size` MiB.
 
-    `label` is what an out-of-memory is, None: there is none. `grows` says where memory is lost until the end. `limit`
-    is the allocator's own, in MiB, `host_limit` the container's. `neighbour` are the pieces, MEBIBYTES:SECONDS, that
-    another process takes, after the training process has begun or, `early`, before. `pace` is the daemon's and the
-    callback's. A situation that `dies` ends without Python's own end, which its broken allocator would not survive.
-    One that is `longer` has as many times the steps.
+    `label` is the cause of its out-of-memory error, None: there is none. `grows` says where memory leaks. `limit` is the
+    allocator's own, in MiB, `host_limit` the container's. `neighbour` are the pieces, MEBIBYTES:SECONDS, that another
+    process allocates, after the training process has started or, `early`, before. `pace` is the daemon's and the
+    callback's. A situation that `dies` ends without Python's own end, which its broken allocator would not survive. One
+    that is `longer` has that many times the steps.
     """
 
     program: Literal["ooms", "leaks", "healthy", "more_ooms", "paced_leaks"]
@@ -194,9 +194,9 @@ PACED = (
 
 
 def _longer(paced: Situation, *, fixed: int = 0, process: int = 350) -> Situation:
-    """Have the same leak fill eight times the room.
+    """Let the same leak fill eight times the memory.
 
-    Of it `fixed` MiB are what else the training needs, and `process` those of TensorFlow itself in a container.
+    Of it `fixed` MiB are the training's other memory, and `process` those of TensorFlow itself in a container.
     """
     return replace(
         paced,

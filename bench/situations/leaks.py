@@ -1,9 +1,9 @@
-"""Trainings that lose memory until there is none: `python leaks.py NAME [--without]`; labels.py says what each loses.
+"""Trainings that leak until memory is full: `python leaks.py NAME [--without]`; labels.py says what each leaks.
 
-Without the cause the same training keeps nothing. Each says `growing` as its training begins to lose.
+Without the cause the same training keeps nothing. Each prints `growing` when it starts to leak.
 """
 
-# ruff: noqa: D103, D401 - the docstrings say what happens
+# ruff: noqa: D103 - the docstrings say what happens
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEPT: list[Any] = []
 
 
 def keep(mebibytes: float, *, cause: bool) -> None:
-    """Make a tensor, and keep it for no reason."""
+    """Allocate a tensor, and keep it."""
     made = tf.zeros((int(mebibytes * MIB) // 4,))
     if cause:
         KEPT.append(made)
@@ -35,7 +35,7 @@ def leak_step(*, cause: bool) -> None:
 
 
 def leak_epoch(*, cause: bool) -> None:
-    """A copy of the weights and more for each epoch's best model."""
+    """Keep a copy of the weights and more for each epoch's best model."""
     preallocate()
     model = dense(1024, optimizer="adam")
     say("growing")
@@ -43,7 +43,7 @@ def leak_epoch(*, cause: bool) -> None:
 
 
 def leak_validation(*, cause: bool) -> None:
-    """What validation gives is kept, batch by batch."""
+    """Keep the results of validation, batch by batch."""
     preallocate()
     model = dense(1024, optimizer="adam")
     say("growing")
@@ -52,7 +52,7 @@ def leak_validation(*, cause: bool) -> None:
 
 
 def leak_variable(*, cause: bool) -> None:
-    """Batches of many sizes; of each something in proportion is kept."""
+    """Use batches of many sizes, and keep something in proportion to each."""
     preallocate()
     random = np.random.default_rng(7)
     weights = tf.Variable(tf.ones((FEATURES, 1024)) / FEATURES)
@@ -69,7 +69,7 @@ def leak_variable(*, cause: bool) -> None:
 
 
 def leak_staircase(*, cause: bool) -> None:
-    """A snapshot in every fourth epoch."""
+    """Keep a snapshot in every fourth epoch."""
     preallocate()
     model = dense(1024, optimizer="adam")
     say("growing")
@@ -78,7 +78,7 @@ def leak_staircase(*, cause: bool) -> None:
 
 
 def leak_slow(*, cause: bool) -> None:
-    """As leak_step, at default settings and slower."""
+    """Leak like leak_step, slower and at default settings."""
     preallocate()
     model = dense(1024, optimizer="adam")
     say("growing")
@@ -86,7 +86,7 @@ def leak_slow(*, cause: bool) -> None:
 
 
 def leak_growing_pool(*, cause: bool) -> None:
-    """The pool grows with what is kept: the driver sees it too."""
+    """Leak in a pool that grows, so that the driver sees it."""
     weights = tf.Variable(tf.ones((FEATURES, 1024)) / FEATURES)
     say("growing")
     with watched("leak_growing_pool") as run:
@@ -100,7 +100,7 @@ def leak_growing_pool(*, cause: bool) -> None:
 
 
 def leak_folds(*, cause: bool) -> None:
-    """A cross-validation that compiles a model for each fold: TensorFlow 2.21 never gives its memory back."""
+    """Cross-validate and compile a model for each fold, whose memory TensorFlow 2.21 never frees."""
     import gc  # noqa: PLC0415 - shows that it is no matter of garbage
 
     preallocate()
@@ -114,7 +114,7 @@ def leak_folds(*, cause: bool) -> None:
 
 
 def leak_history(*, cause: bool) -> None:
-    """Losses are kept as tensors, with the features they were computed of; epochs of unknown length."""
+    """Keep losses as tensors, with the features of which they were computed; epochs of unknown length."""
     preallocate()
     weights = tf.Variable(tf.ones((FEATURES, 384)) / FEATURES)
     say("growing")
@@ -132,7 +132,7 @@ def leak_history(*, cause: bool) -> None:
 
 
 def leak_host(*, cause: bool) -> None:
-    """Arrays are kept in Python, in a container with a memory limit."""
+    """Keep arrays in Python, in a container with a memory limit."""
     reserve(0.5)
     model = dense(512)
 
@@ -146,7 +146,7 @@ def leak_host(*, cause: bool) -> None:
 
 
 def leak_host_worker(*, cause: bool) -> None:
-    """The input's own process keeps what it has read."""
+    """Let the input's process keep what it has read."""
     import multiprocessing  # noqa: PLC0415 - of this one alone
 
     reserve(0.5)

@@ -1,10 +1,10 @@
-"""A second set of trainings that run out of memory: `python more_ooms.py NAME [--without]`; labels.py says why.
+"""Second set of trainings that run out of memory: `python more_ooms.py NAME [--without]`; labels.py says why.
 
-Other layers and other loops than in ooms.py and leaks.py, to judge the rules by what they were not made with. Each
-takes `cause`: without it, what the label names is left out, and all else stays.
+Other layers and other loops than in ooms.py and leaks.py, to test the rules with cases that they were not made with.
+Each takes `cause`: without it, the cause is left out and all else is equal.
 """
 
-# ruff: noqa: D103, D401 - the labels say what each shows, and docstrings what happens in it
+# ruff: noqa: D103 - the labels say what each shows, and docstrings what happens in it
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def convolutions(*, side: int | None, filters: int = 16, **compiling: Any) -> An
 
 
 def images(size: int, steps: int, *, side: int) -> Any:
-    """Give so many batches of grey images."""
+    """Yield batches of grey images."""
 
     def batches() -> Iterator[tuple[Any, Any]]:
         for _ in range(steps):
@@ -47,7 +47,7 @@ def images(size: int, steps: int, *, side: int) -> Any:
 
 
 def compiled_step(model: Any, optimizer: Any) -> Any:
-    """Make a training step of one's own, as one graph."""
+    """Make a custom training step, as one graph."""
 
     @tf.function(reduce_retracing=True)  # type: ignore[misc,untyped-decorator,unused-ignore]
     def step(x: Any) -> Any:
@@ -81,7 +81,7 @@ def big_convolution(*, cause: bool) -> None:
 
 
 def big_vocabulary(*, cause: bool) -> None:
-    """The vectors fit, but not with Adam's two slots for each."""
+    """Train embeddings that fit, but not with Adam's two slots for each."""
     reserve()
     size = 64 if cause else 1
     words = 700_000
@@ -108,7 +108,7 @@ def big_vocabulary(*, cause: bool) -> None:
 
 
 def batch_of_sequences(*, cause: bool) -> None:
-    """No tensor is large, but a recurrent layer keeps a dozen for each of 100 times."""
+    """Train a recurrent layer that keeps a dozen tensors for each of 100 times; no tensor is large."""
     reserve()
     model = keras.Sequential([layers.Input((100, 8)), layers.LSTM(64), layers.Dense(1)])
     model.compile(optimizer="adam", loss="mse")
@@ -123,7 +123,7 @@ def batch_of_sequences(*, cause: bool) -> None:
 
 
 def batch_searched(*, cause: bool) -> None:
-    """Look for the largest batch by doubling it, in half precision, a few steps each."""
+    """Search the largest batch by doubling it, in half precision, a few steps each."""
     reserve()
     keras.mixed_precision.set_global_policy("mixed_float16")
     model = dense(4096, optimizer="adam")
@@ -140,7 +140,7 @@ def batch_searched(*, cause: bool) -> None:
 
 
 def leak_of_predictions(*, cause: bool) -> None:
-    """What the model gives is appended to a list, to be looked at after the epoch that never ends."""
+    """Append the model's results to a list, for the end of an epoch that never ends."""
     reserve()
     model = keras.Sequential([layers.Input((FEATURES,)), layers.Dense(512, activation="relu"), layers.Dense(256)])
     step = compiled_step(model, keras.optimizers.Adam())
@@ -156,7 +156,7 @@ def leak_of_predictions(*, cause: bool) -> None:
 
 
 def leak_of_weights(*, cause: bool) -> None:
-    """A callback keeps all weights of each epoch, not only of the best."""
+    """Keep all weights of each epoch, not only of the best."""
     reserve()
     model = dense(1024, depth=2, optimizer="adam")  # 4.3 MiB
     kept: list[Any] = []
@@ -171,7 +171,7 @@ def leak_of_weights(*, cause: bool) -> None:
 
 
 def leak_of_variables(*, cause: bool) -> None:
-    """A metric's state is made anew each round of two models by turns, and what was before stays in a list."""
+    """Make a metric's state again in each round of two models, and keep the old ones in a list."""
     reserve()
     models = [dense(512), dense(768, optimizer="adam")]
     states: list[Any] = []
@@ -190,7 +190,7 @@ def leak_of_variables(*, cause: bool) -> None:
 
 
 def fragmented_buffer(*, cause: bool) -> None:
-    """A buffer of episodes of mixed lengths, three fifths of which are thrown out before the batch grows."""
+    """Drop three fifths of a buffer of episodes of mixed lengths before the batch grows."""
     reserve()
     sizes = np.random.default_rng(11).uniform(1.5, 7, 48)
     episodes = [tf.zeros((int(size * 256), 1024)) for size in sizes]
@@ -208,7 +208,7 @@ def fragmented_buffer(*, cause: bool) -> None:
 
 
 def fragmented_ensemble(*, cause: bool) -> None:
-    """Every second model of an ensemble is dropped, and one that is larger than each is made."""
+    """Drop every second model of an ensemble, then make a larger one than each."""
     reserve()
 
     def member(width: int) -> Any:
@@ -236,7 +236,7 @@ def fragmented_ensemble(*, cause: bool) -> None:
 
 
 def neighbour_in_mid_epoch(*, cause: bool) -> None:
-    """Batches of many lengths, sorted: the long ones come last, and another process came between."""
+    """Sort batches by length: the long ones come last, after another process has started."""
     _ = cause
 
     def sizes() -> Iterator[int]:
@@ -248,7 +248,7 @@ def neighbour_in_mid_epoch(*, cause: bool) -> None:
 
 
 def neighbour_beside_images(*, cause: bool) -> None:
-    """Another process was there first, and is larger than it ought to be."""
+    """Train on images next to another process that was there first and is larger than planned."""
     _ = cause
     fit(convolutions(side=96), images(16, 30, side=96))
 
@@ -257,14 +257,14 @@ def neighbour_beside_images(*, cause: bool) -> None:
 
 
 def peak_larger_images(*, cause: bool) -> None:
-    """Training sees crops of 32 by 32, validation the whole images."""
+    """Train on crops of 32 by 32, validate on whole images."""
     reserve()
     side = 640 if cause else 48
     fit(convolutions(side=None), images(8, 100, side=32), epochs=2, validation_data=images(8, 2, side=side))
 
 
 def peak_evaluation(*, cause: bool) -> None:
-    """A loop of fits; after the third all is evaluated in one piece."""
+    """Fit in a loop; after the third fit evaluate everything in one piece."""
     reserve()
     random = np.random.default_rng(2)
     x = random.integers(0, 1000, (50_000, 16), dtype="int32")
@@ -294,14 +294,14 @@ def read(_: Any) -> tuple[Any, Any]:
 
 
 def input_shuffled(*, cause: bool) -> None:
-    """The buffer to shuffle is as large as the data set."""
+    """Shuffle with a buffer as large as the data set."""
     reserve()
     data = tf.data.Dataset.range(600).map(read).shuffle(600 if cause else 8)
     fit(dense(128, features=1024), data)
 
 
 def input_cached(*, cause: bool) -> None:
-    """The cache of the input takes the whole data set, in the first epoch."""
+    """Cache the whole data set, in the first epoch."""
     reserve()
     data = tf.data.Dataset.range(600).map(read)
     fit(dense(128, features=1024), data.cache() if cause else data)
@@ -311,7 +311,7 @@ def input_cached(*, cause: bool) -> None:
 
 
 def unknown_by_turns(*, cause: bool) -> None:
-    """Two models by turns; when the second one's batch grows a little, the driver refuses for a reason of its own."""
+    """Train two models by turns; when the second one's batch grows a little, the driver refuses for its own reason."""
     models = [dense(512), dense(1024, optimizer="adam")]
     with watched("unknown_by_turns") as run:
         for index, model in zip(range(400), cycle(models), strict=False):

@@ -1,7 +1,7 @@
-"""Another process on the shared device: `python neighbour.py MEBIBYTES:SECONDS ...` takes more at each of these times.
+"""Co-tenant on the shared device: `python neighbour.py MEBIBYTES:SECONDS ...` allocates more at each of these times.
 
-It says a line for each piece it has, and holds all of it until it is ended. Times count from its start, or from the
-first line of its standard input where the first argument is `wait`.
+It prints a line for each piece, and keeps all until it is stopped. Times count from its start, or from the first line
+of its standard input if the first argument is `wait`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from shared_device import MIB, build
 
 
 def main() -> None:
-    """Take, and hold."""
+    """Allocate, and keep."""
     pieces = sys.argv[1:]
     take = ctypes.CDLL(str(build())).shared_device_take
     take.argtypes = [ctypes.c_uint64]

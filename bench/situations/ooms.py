@@ -1,9 +1,9 @@
-"""Trainings that run out of memory, but for leaks: `python ooms.py NAME [--without]`; labels.py says why each does.
+"""Trainings that run out of memory without a leak: `python ooms.py NAME [--without]`; labels.py says why each does.
 
-Each takes `cause`: without it, what the label names is left out, and all else stays.
+Each takes `cause`: without it, the cause is left out and all else is equal.
 """
 
-# ruff: noqa: D103, D401 - the labels say what each shows, and docstrings what happens in it
+# ruff: noqa: D103 - the labels say what each shows, and docstrings what happens in it
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def compute(run: Any, seconds: float, size: int = 256, width: int = 1024) -> Non
 
 
 def gradient_step(weights: Any, size: int) -> None:
-    """Make a step by hand."""
+    """Make a custom step."""
     x = tf.ones((size, FEATURES))
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean(tf.square(tf.nn.relu(x @ weights)))
@@ -156,7 +156,7 @@ def batch_images(*, cause: bool) -> None:
 
 
 def fragmented_halves(*, cause: bool) -> None:
-    """Every second tensor of a bank is dropped, and then one larger than each gap is wanted."""
+    """Drop every second tensor of a bank, then request one that is larger than each gap."""
     reserve()
     with watched("fragmented_halves") as run:
         compute(run, 2)
@@ -171,7 +171,7 @@ def fragmented_halves(*, cause: bool) -> None:
 
 
 def fragmented_cache(*, cause: bool) -> None:
-    """A cache of features of many sizes, whose entries come and go, beside a Keras training."""
+    """Cache features of many sizes, whose entries come and go, next to a Keras training."""
     reserve()
     sizes = np.random.default_rng(1).uniform(2, 6, 55)
     cache = {index: tensor(size) for index, size in enumerate(sizes)}
@@ -187,7 +187,7 @@ def fragmented_cache(*, cause: bool) -> None:
 
 
 def fragmented_regions(*, cause: bool) -> None:
-    """A pool that grew in pieces has no piece large enough, though nearly nothing is in use."""
+    """Use a pool that grew in pieces, none of which is large enough, though nearly nothing is in use."""
     with watched("fragmented_regions") as run:
         if cause:
             for mebibytes in (0.5, 1, 3, 6, 12, 24, 50):
@@ -202,7 +202,7 @@ def fragmented_regions(*, cause: bool) -> None:
 
 
 def fragmented_pins(*, cause: bool) -> None:
-    """Small tensors that stay lie between large ones that went."""
+    """Keep small tensors between large ones that were freed."""
     reserve()
     large, small = [], []
     for _ in range(66):
@@ -223,7 +223,7 @@ def fragmented_pins(*, cause: bool) -> None:
 
 
 def neighbour_sudden(*, cause: bool) -> None:
-    """Take little at first; more is wanted once another process has come."""
+    """Allocate little at first, and more once another process has started."""
     _ = cause
     fit(dense(1024), steady(256, 250, pause=0.012), epochs=2)
     fit(dense(4096, optimizer="adam"), steady(2048, 100))
@@ -235,7 +235,7 @@ def neighbour_before(*, cause: bool) -> None:
 
 
 def neighbour_gradual(*, cause: bool) -> None:
-    """Grow the batch from epoch to epoch, as planned, while another process grows too."""
+    """Increase the batch from epoch to epoch, as planned, while another process grows too."""
     _ = cause
     model = dense(4096)
     for size in (64, 128, 256, 512, 2048):
@@ -243,14 +243,14 @@ def neighbour_gradual(*, cause: bool) -> None:
 
 
 def neighbour_preallocating(*, cause: bool) -> None:
-    """Take at start what is left, as TensorFlow does."""
+    """Allocate all that is left at start, like TensorFlow."""
     _ = cause
     reserve()
     fit(dense(4096, optimizer="adam"), steady(2048, 100))
 
 
 def neighbour_validation(*, cause: bool) -> None:
-    """Validate for the first time when another process has come."""
+    """Validate for the first time when another process has started."""
     _ = cause
     fit(dense(2048), steady(256, 500, pause=0.01), epochs=3, validation_data=steady(6000, 3), validation_freq=2)
 
@@ -272,7 +272,7 @@ def peak_predict(*, cause: bool) -> None:
 
 
 def peak_giant_batch(*, cause: bool) -> None:
-    """One document in a thousand is as long as all the others together."""
+    """Train on documents of which one in a thousand is as long as all others together."""
     reserve()
 
     def sizes() -> Iterator[int]:
@@ -302,7 +302,7 @@ def peak_late_validation(*, cause: bool) -> None:
 
 
 def input_map(*, cause: bool) -> None:
-    """Augment each batch by way of a tensor that is far too large."""
+    """Augment each batch through a tensor that is far too large."""
     reserve()
     copies = 40_000 if cause else 2
 
@@ -326,7 +326,7 @@ def input_later(*, cause: bool) -> None:
 
 
 def whole_set() -> Any:
-    """Ask NumPy for all images at once: more than the machine has."""
+    """Request all images at once in NumPy: more than the machine has."""
     return np.zeros((4_000_000, 512, 512, 3))
 
 
@@ -345,7 +345,7 @@ def input_generator(*, cause: bool) -> None:
 
 
 class Images(keras.utils.PyDataset):  # type: ignore[misc] # Keras ships no types
-    """A data set in Python that at some batch wants all of it."""
+    """Data set in Python that at some batch loads all of it."""
 
     def __init__(self, *, cause: bool) -> None:
         super().__init__(workers=1)
@@ -387,7 +387,7 @@ def input_own_loader(*, cause: bool) -> None:
 
 
 def unknown_refusal(*, cause: bool) -> None:
-    """The driver refuses, though there is room and nobody else."""
+    """Let the driver refuse, though memory is free and there is no other process."""
     with watched("unknown_refusal") as run:
         compute(run, 4)
         if cause:
@@ -398,7 +398,7 @@ def unknown_refusal(*, cause: bool) -> None:
 
 
 def unknown_quota(*, cause: bool) -> None:
-    """Something raises the error that stands for out-of-memory, and says of what not a word."""
+    """Raise the error of an out-of-memory without any detail."""
 
     def refuse(batch: int) -> None:
         if cause and batch == 200:
@@ -413,7 +413,7 @@ def unknown_quota(*, cause: bool) -> None:
 
 
 def unknown_device(*, cause: bool) -> None:
-    """What the run says its GPU to be nobody knows: neither its size nor who holds it."""
+    """Report a GPU that is unknown: neither its size nor its processes are known."""
     with watch(
         "unknown_device", devices={"CPU:0": "GPU-00000000-0000-0000-0000-000000000000"}, framework="tensorflow"
     ) as run:

@@ -1,11 +1,9 @@
-"""Leaks that keep their pace by the clock: `python paced_leaks.py NAME [--without]`; labels.py says what each loses.
+"""Leaks at a rate that the clock sets: `python paced_leaks.py NAME [--without]`; labels.py says what each leaks.
 
-Whatever else the machine does, as much is lost in each second: what a forecast is wrong by is its own. Steps leave most
-of their time unused for that. Each says `growing` as it begins to lose, its first step behind it; without the cause the
-same training keeps nothing.
+Each second leaks the same amount, whatever else the machine does: so the error of a forecast is its own. Steps leave
+most of their time unused for that. Each prints `growing` when it starts to leak, after its first step; without the
+cause the same training keeps nothing.
 """
-
-# ruff: noqa: D401 - the docstrings say what happens
 
 from __future__ import annotations
 
@@ -23,20 +21,20 @@ from training import FEATURES, LONGER, Each, Pace, dense, fit, play, preallocate
 
 layers = keras.layers
 
-# An operation is not kept waiting for its part on another core, where somebody else may be at work.
+# An operation is not kept waiting for its part on another core, where another program may run.
 tf.config.threading.set_intra_op_parallelism_threads(1)
 
 
 @cache
 def growing() -> None:
-    """Say, once, that it begins to lose."""
+    """Print, once, that it starts to leak."""
     say("growing")
 
 
 def workspace(mebibytes: int = 6) -> None:
-    """Want a lot for a moment, more than all else in a step.
+    """Allocate a lot for a moment, more than all else in a step.
 
-    So this is what is refused first. Eigen, where it gets no scratch for a product or a sum, hangs instead.
+    So this is refused first. Eigen, if it gets no scratch memory for a product or a sum, hangs instead.
     """
     tf.fill((mebibytes, MIB // 4), 0.5)
 
@@ -49,14 +47,14 @@ def compiled(*stack: Any, **compiling: Any) -> Any:
 
 
 def repeated(steps: int, *parts: Any) -> Any:
-    """Give the same batch for so many steps."""
+    """Yield the same batch for so many steps."""
     return untuned(tf.data.Dataset.from_tensors(parts).repeat(steps))
 
 
 def untuned(data: Any) -> Any:
-    """Have tf.data not tune itself: an iterator that goes may wait for its tuner, which sleeps for up to a minute.
+    """Switch tf.data's tuning off: an iterator that ends may wait for its tuner, which sleeps for up to a minute.
 
-    So trainings stood still at the ends of epochs (docs/use/runs.md), and no pace was kept.
+    Trainings stalled at the ends of epochs for that, and did not keep the rate.
     """
     options = tf.data.Options()
     options.autotune.enabled = False
@@ -64,7 +62,7 @@ def untuned(data: Any) -> Any:
 
 
 def paced_step(*, cause: bool) -> None:
-    """A callback collects embeddings of the same signals after each step, for a plot that nobody draws."""
+    """Collect embeddings of the same signals after each step, for a plot that is never drawn."""
     preallocate()
     model = compiled(
         layers.Input((FEATURES,)),
@@ -93,7 +91,7 @@ def paced_step(*, cause: bool) -> None:
 
 
 def paced_losses(*, cause: bool) -> None:
-    """Losses are kept for a mean, with the tapes that know how they came about: activations and weights of old."""
+    """Keep losses for a mean, with their tapes: activations and old weights."""
     preallocate()
     random = np.random.default_rng(1)
     first = tf.Variable(random.normal(0, 0.1, (FEATURES, 512)).astype("float32"))
@@ -114,7 +112,7 @@ def paced_losses(*, cause: bool) -> None:
 
 
 def paced_activations(*, cause: bool) -> None:
-    """Every third step a callback adds what two layers give to their history."""
+    """Append the results of two layers to their history in every third step."""
     preallocate()
     given = layers.Input((24,), dtype="int32")
     embedded = layers.Flatten()(layers.Embedding(500, 24)(given))
@@ -139,7 +137,7 @@ def paced_activations(*, cause: bool) -> None:
 
 
 def paced_predictions(*, cause: bool) -> None:
-    """What an autoencoder makes of the validation's set is kept after each validation, to compare the epochs."""
+    """Keep an autoencoder's results for the validation set after each validation."""
     preallocate()
     model = compiled(layers.Input((FEATURES,)), layers.Dense(96, activation="relu"), layers.Dense(320))
     held_out, pace = tf.ones((8192, FEATURES)), Pace(0.3)
@@ -158,7 +156,7 @@ def paced_predictions(*, cause: bool) -> None:
 
 
 def paced_weights(*, cause: bool) -> None:
-    """Every third epoch all weights are copied, with what the optimizer keeps of them, to go back to."""
+    """Copy all weights and the optimizer's state every third epoch."""
     preallocate()
     model = dense(1024, depth=2, features=256, optimizer="adam")
     pace = Pace(0.25)
@@ -178,7 +176,7 @@ def paced_weights(*, cause: bool) -> None:
 
 
 def paced_cache(*, cause: bool) -> None:
-    """Distances between positions are cached by their shape, and nearly each batch has a shape of its own."""
+    """Cache distances between positions by shape, while nearly each batch has its own shape."""
     preallocate()
     random = np.random.default_rng(8)
     x, weights = tf.ones((64, FEATURES)), tf.Variable(tf.ones((FEATURES, 64)) / FEATURES)
@@ -207,7 +205,7 @@ def paced_cache(*, cause: bool) -> None:
 
 
 def paced_queue(*, cause: bool) -> None:
-    """An encoder puts two batches into a queue for each that training takes out of it."""
+    """Let an encoder put two batches into a queue for each that training consumes."""
     preallocate()
     head = dense(64, features=648)
     queue = tf.queue.FIFOQueue(100_000, [tf.float32], [(512, 648)])
@@ -226,7 +224,7 @@ def paced_queue(*, cause: bool) -> None:
 
 
 def paced_variables(*, cause: bool) -> None:
-    """Each task has a head of its own and an optimizer for it, and none is let go of; in a pool that grows."""
+    """Give each task its own head and optimizer, and release none; in a pool that grows."""
     features, target = tf.ones((32, 448)), tf.zeros((32, 448))
     heads: list[Any] = []
     pace = Pace(0.25)
@@ -247,7 +245,7 @@ def paced_variables(*, cause: bool) -> None:
 
 
 def paced_sawtooth(*, cause: bool) -> None:
-    """What an epoch's report needs is let go of with the epoch; of each step a little more is not."""
+    """Release what an epoch's report needs with the epoch, and keep a little of each step."""
     preallocate()
     model = compiled(
         layers.Input((24,), dtype="int32"),
@@ -273,7 +271,7 @@ def paced_sawtooth(*, cause: bool) -> None:
 
 
 def paced_late(*, cause: bool) -> None:
-    """From the eleventh epoch on, hard images are collected, and the other way round too."""
+    """Collect hard images from the eleventh epoch on, and vice versa."""
     preallocate()
     side = 20
     model = compiled(
@@ -301,7 +299,7 @@ def paced_late(*, cause: bool) -> None:
 
 
 def paced_batches(*, cause: bool) -> None:
-    """Batches of all sizes; a table of counts is kept after each, which is as large for a small one."""
+    """Use batches of all sizes, and keep a table of counts after each, as large for a small one."""
     preallocate()
     random = np.random.default_rng(6)
     pace = Pace(0.28)
@@ -320,7 +318,7 @@ def paced_batches(*, cause: bool) -> None:
 
 
 def paced_host(*, cause: bool) -> None:
-    """The loader remembers what it made of each image by image and by chance, and is never asked for it again."""
+    """Let the loader keep each image that it augments at random, though it is never read again."""
     reserve(0.5)
     pace = Pace(0.22)
     random = np.random.default_rng(9)

@@ -1,7 +1,7 @@
-"""The daemon beside a shared device: `python serve.py FOLDER PACE`; it says its port.
+"""Daemon for a shared device: `python serve.py FOLDER PACE`; it prints its port.
 
-The driver is the simulation's, but for the memory of its one GPU and the processes on it: those are the shared
-device's. PACE is `default`, or `fast` for a poll every 0.2 s and a look at the host every second.
+The driver is the simulation's, except for the memory of its one GPU and the processes on it: those are the shared
+device's. PACE is `default`, or `fast` for a poll every 0.2 s and a host sample every second.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ GPU = 7  # of the simulated box: the one on which nothing runs
 
 
 class SharedNvml:
-    """NVML's functions for a box with one GPU, whose memory is a shared device's."""
+    """NVML's functions for a host with one GPU, whose memory is a shared device's."""
 
     def __init__(self, device: SharedDevice) -> None:
         self._simulated = Simulation(GPU + 1).nvml
         self._device = device
 
     def __getattr__(self, name: str) -> Any:
-        """Answer as the simulation does."""
+        """Answer like the simulation."""
         return getattr(self._simulated, name)
 
     def nvmlDeviceGetCount(self) -> int:  # noqa: N802 - NVML's name
-        """Count the one."""
+        """Return 1."""
         return 1
 
     def nvmlDeviceGetHandleByIndex(self, _index: int) -> Any:  # noqa: N802 - likewise
-        """Look the one up."""
+        """Return the handle of the one GPU."""
         return self._simulated.nvmlDeviceGetHandleByIndex(GPU)
 
     def nvmlDeviceGetMemoryInfo(self, _handle: Any, _version: int | None = None) -> SimpleNamespace:  # noqa: N802 - likewise
-        """Tell the shared device's memory."""
+        """Return the shared device's memory."""
         free = self._device.free
         return SimpleNamespace(total=self._device.size, reserved=0, free=free, used=self._device.size - free)
 
     def nvmlDeviceGetComputeRunningProcesses(self, _handle: Any) -> list[SimpleNamespace]:  # noqa: N802 - likewise
-        """Tell who holds some of it."""
+        """Return the processes on the shared device."""
         return [
             SimpleNamespace(pid=pid, usedGpuMemory=held, gpuInstanceId=NO_INSTANCE, computeInstanceId=NO_INSTANCE)
             for pid, held in self._device.held().items()
@@ -58,7 +58,7 @@ class SharedNvml:
 
 
 def configured(folder: Path, pace: str, context: int) -> Config:
-    """Return the default configuration, in a folder of its own; the device's contexts are smaller than a GPU's."""
+    """Return the default configuration, in its own folder; the device's contexts are smaller than a GPU's."""
     config = Config()
     poll = config.poll
     if pace == "fast":

@@ -1,4 +1,4 @@
-"""The device memory that shared_device.c counts: build that library, make a device, look at it."""
+"""Device memory that shared_device.c counts: build that library, make a device, read it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def build() -> Path:
 
 
 class SharedDevice:
-    """One device, in a file. All figures are bytes."""
+    """Device memory in a file. All figures are bytes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -43,34 +43,34 @@ class SharedDevice:
 
     @classmethod
     def make(cls, path: Path, *, size: int, context: int) -> SharedDevice:
-        """Make a device that nobody holds anything of; each process that does takes `context` beside it."""
+        """Make an empty device; each process on it uses `context` in addition to its pool."""
         path.write_bytes(_HEAD.pack(size, context, 0, 0).ljust(_SIZE, b"\0"))
         return cls(path)
 
     @property
     def size(self) -> int:
-        """How large it is."""
+        """Size of the device."""
         return int(_HEAD.unpack_from(self._map)[0])
 
     @property
     def free(self) -> int:
-        """What nobody holds."""
+        """Free bytes."""
         return max(self.size - sum(self.held().values()), 0)
 
     @property
     def refused(self) -> int:
-        """How many regions were refused."""
+        """Number of refused regions."""
         return int(_HEAD.unpack_from(self._map)[3])
 
     def held(self) -> dict[int, int]:
-        """Give what each living process holds, by pid."""
+        """Return the bytes of each living process, by pid."""
         pairs = (_HOLDER.unpack_from(self._map, _HEAD.size + slot * _HOLDER.size) for slot in range(_SLOTS))
         return {pid: held for pid, held in pairs if pid and Path(f"/proc/{pid}").exists()}
 
     def fill(self, spare: int) -> None:
-        """Make it larger than what is held by no more than `spare`."""
+        """Resize it to the bytes in use plus at most `spare`."""
         self._map[:8] = struct.pack("<Q", self.size - max(self.free - spare, 0))
 
     def give_out(self) -> None:
-        """Refuse every region from now on, however much is free, as a driver does that has another reason."""
+        """Refuse every region from now on, even if there is room, like a driver with another reason."""
         self._map[_BROKEN : _BROKEN + 8] = struct.pack("<Q", 1)

@@ -1,7 +1,7 @@
-"""What the programs of the situations have in common: small models, data, and the truth about the allocator.
+"""Common parts of the situations' programs: small models, data, and the truth about the allocator.
 
-The harness (bench/situations.py) sets the environment in which TensorFlow takes its real BFC allocator for the CPU. A
-program says what happens in lines of JSON: when training begins, when it is at its end, and what the allocator held.
+The harness (bench/situations.py) sets the environment in which TensorFlow uses its real BFC allocator for the CPU. A
+program prints its events as lines of JSON: when training starts, when it ends, and what was in use.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ def callback() -> GpuWarden:
 
 
 def watched(name: str) -> Any:
-    """Make a watch that reports here."""
+    """Make a watch() that reports here."""
     return watch(name, devices=CPU, interval=INTERVAL, framework="tensorflow")
 
 
 def memory() -> dict[str, int]:
-    """Ask the allocator: bytes in use now and at most."""
+    """Return the allocator's bytes in use, now and at most."""
     return dict(tf.config.experimental.get_memory_info("CPU:0"))
 
 
 def say(event: str, **facts: Any) -> None:
-    """Write down what happens, with the allocator's and the device's figures."""
+    """Print an event, with the figures of the allocator and the device."""
     if event == "growing":
         _growing.set()
     now = memory()
-    told = {
+    reported = {
         "event": event,
         "at": time.time(),
         "current": now["current"],
@@ -64,13 +64,13 @@ def say(event: str, **facts: Any) -> None:
         "held": DEVICE.held().get(os.getpid(), 0),
         "free": DEVICE.free,
     }
-    print(json.dumps(told | facts), flush=True)
+    print(json.dumps(reported | facts), flush=True)
 
 
 def reserve(share: float = 0.97) -> None:
-    """Have the allocator take nearly all that is free on the device in one region, as TensorFlow does on a GPU.
+    """Let the allocator reserve nearly all free memory of the device in one region, like TensorFlow on a GPU.
 
-    On a CPU it always grows by regions. One tensor that large, and let go of, leaves one region for all that follows.
+    On a CPU it always grows by regions. One tensor that large, once freed, leaves one region for all that follows.
     """
     tf.zeros((256,))  # the first tensor makes the process a holder, with its context
     while share > 0.3:
@@ -85,9 +85,9 @@ def reserve(share: float = 0.97) -> None:
 
 
 def preallocate() -> None:
-    """Reserve, and get no more after that, as TensorFlow's pool for a GPU: it grows only where it is told to.
+    """Reserve, and get no more after that, like TensorFlow's pool for a GPU, which grows only on request.
 
-    Up to a limit of its own it may still grow: the daemon counts with that.
+    Up to its own limit it may still grow, and the daemon takes that into account.
     """
     reserve()
     if "TF_CPU_BFC_MEM_LIMIT_IN_MB" not in os.environ:
@@ -95,7 +95,7 @@ def preallocate() -> None:
 
 
 def dense(width: int, *, depth: int = 1, features: int = FEATURES, optimizer: Any = "sgd", **compiling: Any) -> Any:
-    """Make a model whose activations are wide and whose input is narrow: much memory for little computing."""
+    """Make a model with wide activations and narrow input: much memory for little computing."""
     layers = [keras.layers.Input((features,))]
     layers += [keras.layers.Dense(width, activation="relu") for _ in range(depth)]
     made = keras.Sequential([*layers, keras.layers.Dense(1)])
@@ -104,7 +104,7 @@ def dense(width: int, *, depth: int = 1, features: int = FEATURES, optimizer: An
 
 
 def stream(sizes: Callable[[], Iterator[int]], *, features: int = FEATURES, pause: float = 0.004) -> Any:
-    """Give batches of these sizes, each after a pause as if it had been read; memory is only wanted by computing."""
+    """Yield batches of these sizes, each after a pause as if it had been read; only computing needs memory."""
 
     def batches() -> Iterator[tuple[Any, Any]]:
         for size in sizes():
@@ -116,7 +116,7 @@ def stream(sizes: Callable[[], Iterator[int]], *, features: int = FEATURES, paus
 
 
 def steady(size: int, steps: int, **settings: Any) -> Any:
-    """Give so many batches of the same size."""
+    """Yield batches of the same size."""
     return stream(lambda: iter([size] * steps), **settings)
 
 
@@ -126,7 +126,7 @@ def fit(model: Any, data: Any, *callbacks: Any, epochs: int = 1, **settings: Any
 
 
 class Each(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
-    """Does something in hooks, given by their names."""
+    """Callback of functions, by the names of hooks."""
 
     def __init__(self, **hooks: Callable[[int], Any]) -> None:
         super().__init__()
@@ -142,10 +142,10 @@ class Each(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no typ
 
 
 class Pace:
-    """Keeps a pace by the clock: each `wait` ends at the next multiple of `period` seconds since the first began.
+    """Pace by the clock: each `wait` ends at the next multiple of `period` seconds since the first one.
 
-    What is computed in between is absorbed. Who is late goes on at once, and a multiple that has gone by meanwhile is
-    lost, not made up for.
+    The time of computing in between is absorbed. A late call returns at once, and a multiple that has passed meanwhile
+    is lost, not made up for.
     """
 
     kept: Pace | None = None  # the last that was made: a program's own
@@ -159,7 +159,7 @@ class Pace:
         Pace.kept = self
 
     def wait(self) -> None:
-        """Sleep until then."""
+        """Sleep until the next multiple."""
         now = time.monotonic()
         if not self._waits:
             self._began = self._left = now
@@ -169,17 +169,16 @@ class Pace:
         time.sleep(max(self._began + self._multiple * self._period - now, 0.0))
         self.last, self._left = time.time(), time.monotonic()
 
-    def told(self) -> dict[str, float]:
-        """Say how it was kept: waits, multiples lost, and the share of the time that was not slept."""
+    def reported(self) -> dict[str, float]:
+        """Return how the pace was kept: waits, lost multiples, and the share of the time not slept."""
         busy = self._busy / (self._multiple * self._period or 1)
         return {"waits": self._waits, "lost": self._multiple - self._waits, "busy": round(busy, 3)}
 
 
 class Witness(threading.Thread):
-    """Looks at the allocator and at the host's memory itself, so that a label can be held against what happened.
+    """Reader of the allocator and the host's memory, to compare a label with what happened.
 
-    `refused` is when memory was out, in Unix time: when the main thread, in the midst of growing, stood still for the
-    first time. None before.
+    `refused` is the Unix time when memory was full: when the main thread, while allocating, first stalled. None before.
     """
 
     def __init__(self) -> None:
@@ -188,7 +187,7 @@ class Witness(threading.Thread):
         self.refused: float | None = None
 
     def run(self) -> None:
-        """Look on."""
+        """Read until the end."""
         page = os.sysconf("SC_PAGESIZE")
         ident = threading.main_thread().ident
         assert ident is not None
@@ -205,7 +204,7 @@ class Witness(threading.Thread):
             time.sleep(SAMPLE_SECONDS)
 
     def tenths(self) -> dict[str, list[int]]:
-        """Give MiB by tenths of the time: the least and the most in use on the device, the most on the host."""
+        """Return MiB by tenths of the time: lowest and highest in use on the device, highest on the host."""
         parts = [part for part in np.array_split(np.array(self.seen) / MIB, TENTHS) if len(part)]
         return {
             "lowest": [int(part[:, 0].min()) for part in parts],
@@ -215,7 +214,7 @@ class Witness(threading.Thread):
 
 
 def requested(text: str) -> int | None:
-    """Read from an out-of-memory's message what was asked for."""
+    """Parse the requested bytes from an out-of-memory error's message."""
     found = re.findall(r"OOM when allocating tensor with shape\[([\d,]*)\] and type (\w+)", text)
     if not found:
         return None
@@ -225,9 +224,9 @@ def requested(text: str) -> int | None:
 
 
 def play(situations: dict[str, Callable[..., None]]) -> None:
-    """Play the situation that the first argument names; with `--without` its cause is left out.
+    """Play the situation that the first argument names; with `--without`, without its cause.
 
-    An out-of-memory is written down and goes on as the program's end.
+    An out-of-memory error is printed and raised again.
     """
     name, without = sys.argv[1], "--without" in sys.argv[2:]
     say("begin")
@@ -250,4 +249,4 @@ def play(situations: dict[str, Callable[..., None]]) -> None:
 
 
 def _pace() -> dict[str, Any]:
-    return {"pace": Pace.kept.told()} if Pace.kept else {}
+    return {"pace": Pace.kept.reported()} if Pace.kept else {}

@@ -123,7 +123,7 @@ def ranked(graph: Mapping[str, list[str]]) -> tuple[dict[str, int], list[tuple[s
 
 
 def laid_out(graph: Mapping[str, list[str]], rows: Mapping[str, int]) -> tuple[list[list[Node]], list[list[Node]]]:
-    """Return the nodes of each row in their order, with their places, and the nodes along each arrow."""
+    """Return the nodes of each row in order, with their places, and the nodes along each arrow."""
     client_parts = {part for layer in CLIENT_LAYERS[1:-1] for part in layer.parts}
     boxes = {part: Node(part, rows[part], part in client_parts) for part in rows}
     nodes: list[list[Node]] = [[] for _ in range(max(rows.values()) + 1)]

@@ -29,7 +29,7 @@ class Module:
 
     @property
     def package(self) -> str:
-        """The package that it lies in; a module at the top, which is a room of its own, is its own package."""
+        """Package of the module; a module at the top is its own package."""
         parent = self.name.rpartition(".")[0]
         return self.name if self.is_package or parent == ROOT else parent
 

@@ -1,4 +1,4 @@
-"""All pictures of docs/pictures: `python tools/pictures`; a quarter of an hour at first, for the day and the renderer.
+"""All pictures of docs/pictures: `python tools/pictures`; the first run takes 15 minutes.
 
 Needs Prometheus, promtool, node, npm, Chromium and pngquant; see `make pictures`.
 """

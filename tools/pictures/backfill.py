@@ -1,7 +1,7 @@
-"""Pages of the daemon as a Prometheus' blocks, and what the alert rules make of them; needs Prometheus and promtool.
+"""Scrapes of the daemon as blocks of a Prometheus, and the alerts that the rules raise; needs Prometheus and promtool.
 
-A history of hours or days is there in seconds: Prometheus evaluates each rule's expression over all of it, and how long
-that has to hold, and is told of then, is added here as Prometheus does it.
+A history of hours or days takes seconds: Prometheus evaluates each rule's expression over all of it, and `for` and
+`keep_firing_for` are applied here like in Prometheus.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ import promql_parser
 import yaml
 
 RULES = Path(__file__).parents[2] / "deploy" / "prometheus" / "rules" / "gpuwarden.yml"
-MOST_POINTS = 10_000  # of a series, that a query may ask for; Prometheus' limit is 11,000
+MAX_POINTS = 10_000  # of a series, that a query may ask for; Prometheus' limit is 11,000
 
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One time that an alert fired: its rule's name, all other labels, and from when to when, in Unix time."""
+    """Time in which an alert fired: its rule's name, all other labels, and start and end in Unix time."""
 
     alert: str
     labels: Mapping[str, str]
@@ -37,15 +37,15 @@ class Episode:
 
 
 def flags(step: float) -> list[str]:
-    """Return the flags for a Prometheus that serves such a history, whose samples are `step` seconds apart."""
+    """Return the flags of a Prometheus that serves such a history, whose samples are `step` seconds apart."""
     # Imported series have no mark at their end: with the usual five minutes, what is gone would linger.
     return ["--storage.tsdb.retention.time=100y", f"--query.lookback-delta={step * 1500:.0f}ms"]
 
 
 def samples(page: str | None, time: float, target: str, names: frozenset[str] | None = None) -> Iterator[str]:
-    """Write a page's samples as Prometheus stores them: with its target's labels, and `up` beside them.
+    """Yield a scrape's samples as Prometheus stores them: with its target's labels and with `up`.
 
-    `page` is None where nobody answers. Of `names` alone where they are given: no rule looks at the others.
+    `page` is None if there was no answer. `names` selects series: those that rules read.
     """
     yield f"up{{{target}}} {int(page is not None)} {time}\n"
     for line in (page or "").splitlines():
@@ -68,7 +68,7 @@ def add(directory: Path, lines: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def serving(directory: Path, step: float, *more: str) -> Iterator[str]:
-    """Serve a data directory by a Prometheus on a free port of 127.0.0.1, with `more` flags; yield its URL."""
+    """Serve a data directory with a Prometheus on a free port of 127.0.0.1, with `more` flags; yield its URL."""
     empty = directory / "prometheus.yml"
     empty.write_text("scrape_configs: []\n")
     command = ["prometheus", f"--config.file={empty}", f"--storage.tsdb.path={directory}"]
@@ -81,7 +81,7 @@ def serving(directory: Path, step: float, *more: str) -> Iterator[str]:
 
 
 def _url(prometheus: subprocess.Popen[str]) -> str:
-    """Read from its log where it listens, and that it is ready."""
+    """Return the URL that its log names, once it is ready."""
     address, ready = "", False
     log: list[str] = []
     for line in prometheus.stderr or ():
@@ -102,9 +102,9 @@ def ask(url: str, path: str, **parameters: object) -> Any:
 
 
 def rules(step: float = 5.0) -> list[dict[str, Any]]:
-    """Return the rules, each by itself: in place of a recorded series stands what it is made from every `step`.
+    """Return the rules without recorded series: each is replaced by its expression, evaluated every `step`.
 
-    Each has beside it the seconds of its group's interval.
+    Each has the seconds of its group's interval.
     """
     recorded: dict[str, str] = {}
     found = []
@@ -119,7 +119,7 @@ def rules(step: float = 5.0) -> list[dict[str, Any]]:
 
 
 def _in_place_of(name: str, made_from: str, expr: str, step: float) -> str:
-    """Put what a recorded series is made from into an expression; a range of the series becomes a subquery."""
+    """Replace a recorded series in an expression by its own; a range of the series becomes a subquery."""
 
     def replaced(match: re.Match[str]) -> str:
         return f"({made_from})" + (f"[{match[1]}:{step:g}s]" if match[1] else "")
@@ -136,14 +136,14 @@ def names() -> frozenset[str]:
 
 
 def alerts() -> list[dict[str, Any]]:
-    """Return the rules of alerts as they stand: for a history that has the recorded series too."""
+    """Return the alert rules as they are: for a history that has the recorded series too."""
     return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"] if "alert" in rule]
 
 
 def recorded(url: str, begin: float, end: float, step: float) -> Iterator[str]:
-    """Write the samples that the recording rules would have left, had they been evaluated every `step` seconds.
+    """Yield the samples that the recording rules would have written, evaluated every `step` seconds.
 
-    Those of a group with a longer interval are evaluated at its whole multiples.
+    Those of a group with a longer interval are evaluated at its multiples.
     """
     for rule in rules(step):
         if "record" in rule:
@@ -155,7 +155,7 @@ def recorded(url: str, begin: float, end: float, step: float) -> Iterator[str]:
 
 
 def sample_of(name: str, labels: Mapping[str, str]) -> str:
-    """Write the name of a series and its labels."""
+    """Return the name of a series and its labels."""
     text = ",".join(f"{label}={json.dumps(told)}" for label, told in labels.items() if label != "__name__")
     return f"{name}{{{text}}}"
 
@@ -164,7 +164,7 @@ def values(url: str, expr: str, begin: float, end: float, step: float) -> Iterat
     """Evaluate an expression over all the time; yield the labels and the values, as [time, text], of each series."""
     found: dict[str, tuple[dict[str, str], list[Any]]] = {}
     while begin <= end:
-        until = min(end, begin + (MOST_POINTS - 1) * step)
+        until = min(end, begin + (MAX_POINTS - 1) * step)
         for series in ask(url, "query_range", query=expr, start=begin, end=until, step=step)["result"]:
             key = json.dumps(series["metric"], sort_keys=True)
             found.setdefault(key, (series["metric"], []))[1].extend(series["values"])
@@ -173,7 +173,7 @@ def values(url: str, expr: str, begin: float, end: float, step: float) -> Iterat
 
 
 def episodes(url: str, rule: Mapping[str, Any], begin: float, end: float, step: float) -> Iterator[Episode]:
-    """Tell when an alert would have fired, had the rule been evaluated every `step` seconds."""
+    """Yield when an alert would have fired, evaluated every `step` seconds."""
     hold, keep = (_seconds(rule.get(key)) for key in ("for", "keep_firing_for"))
     for metric, told in values(url, rule["expr"], begin, end, step):
         labels = {name: value for name, value in metric.items() if name != "__name__"} | rule["labels"]
@@ -182,10 +182,10 @@ def episodes(url: str, rule: Mapping[str, Any], begin: float, end: float, step: 
 
 
 def firing(active: Iterable[float], hold: float, keep: float, step: float) -> list[tuple[float, float]]:
-    """Return from when to when an alert fires whose expression holds at these times, `step` seconds apart.
+    """Return the times in which an alert fires whose expression holds at these times, `step` seconds apart.
 
-    It fires once that has been so without a gap for `hold` seconds, and on for `keep` seconds afterwards; if it holds
-    again meanwhile, it goes on firing.
+    It fires once that has held without a gap for `hold` seconds, and for `keep` seconds afterwards; if it holds again
+    meanwhile, it keeps firing.
     """
     spells: list[tuple[float, float]] = []
     for time in active:

@@ -1,8 +1,8 @@
 """Pictures of the dashboards from a simulated day, for docs/pictures.
 
-The day is recorded by `history.py` into build/day, in minutes, where it is missing. The renderer lays Grafana's own
-components out in Chromium, without Grafana; npm installs it into build/ at first, 700 MB. Needs Prometheus, promtool,
-node, npm, chromium and pngquant.
+`history.py` records the day into build/day if it is missing. The renderer lays out Grafana's own components in
+Chromium, without Grafana; npm installs it into build/ once, 700 MB. Needs Prometheus, promtool, node, npm, chromium
+and pngquant.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _SOURCE, _RENDERER = Path(__file__).parent / "renderer", _ROOT / "build" / "rend
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """The upper `height` pixels of a dashboard over the last `seconds` of the day, but `before` its end.
+    """Upper `height` pixels of a dashboard over the last `seconds` of the day, ending `before` its end.
 
-    `whole`: every query has data; else some of what is drawn may not have come about.
+    `whole`: every query has data; otherwise some may have none.
     """
 
     dashboard: str
@@ -52,7 +52,7 @@ PICTURES = (
 
 
 def draw_all() -> None:
-    """Draw all pictures; raises RuntimeError where a panel has a problem."""
+    """Draw all pictures; raises RuntimeError if a panel has a problem."""
     day = _ROOT / "build" / "day"
     if not day.exists():
         record(day, DAY, STEP)
@@ -69,7 +69,7 @@ def _end(day: Path) -> float:
 
 
 def build() -> None:
-    """Install the renderer, where that is not done yet, and build it."""
+    """Install the renderer if needed, and build it."""
     _RENDERER.mkdir(parents=True, exist_ok=True)
     for path in _SOURCE.iterdir():
         shutil.copy(path, _RENDERER)
@@ -81,7 +81,7 @@ def build() -> None:
 def draw(picture: Picture, url: str, end: float, folder: Path = _PICTURES) -> None:
     """Draw a dashboard of the Prometheus at the URL.
 
-    Raises RuntimeError where a panel has a problem, or the picture is too large.
+    Raises RuntimeError if a panel has a problem, or the picture is too large.
     """
     target = folder / f"{picture.name}.png"
     chosen = {"prom": url, "from": f"{end - picture.seconds:.0f}", "to": f"{end:.0f}", "theme": picture.theme}

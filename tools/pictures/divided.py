@@ -1,4 +1,4 @@
-"""A simulated GPU divided by MIG, which the simulation has not: what is on it is on an instance."""
+"""Simulated GPU with MIG, which the simulation lacks: its processes are on an instance."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PROFILE, _GPU_INSTANCE, _COMPUTE_INSTANCE = "7g.80gb", 0, 0
 
 
 def divided(state: State) -> State:
-    """Give a box's first GPU one instance, which all runs there are on."""
+    """Give the first GPU one instance, with all of its runs."""
     gpu, *others = state.snapshot.gpus
     whole, part = gpu.identity.uuid, gpu.identity.uuid.replace("GPU-", "MIG-")
     gpu = replace(gpu, mig=(_instance(gpu, part),)) if gpu.up else gpu
@@ -51,7 +51,7 @@ def _instance(gpu: Gpu, uuid: str) -> MigInstance:
 
 
 def _moved(run: RunSnapshot, whole: str, part: str) -> RunSnapshot:
-    """Put a run from a GPU onto an instance of it."""
+    """Move a run from a GPU to an instance of it."""
     by_device = {each.name: getattr(run, each.name) for each in fields(run)}
     moved: dict[str, Any] = {
         name: _renamed(held, whole, part) for name, held in by_device.items() if isinstance(held, Mapping)

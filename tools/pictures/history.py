@@ -1,8 +1,7 @@
-"""An hour of two simulated boxes in Prometheus: `python tools/pictures/history.py DIRECTORY [--minutes N]`.
+"""An hour of two simulated hosts in Prometheus: `python tools/pictures/history.py DIRECTORY [--minutes N]`.
 
-The real daemon polls the simulation while the clock runs fast; its pages become a Prometheus' blocks, over which
-Prometheus itself evaluates the alert rules. It ends where a leaking run is nearly out of memory. Needs Prometheus and
-promtool.
+The real daemon polls the simulation in fast time; its scrapes become a Prometheus' blocks, over which Prometheus
+evaluates the alert rules. It ends when a leaking run is nearly out of memory. Needs Prometheus and promtool.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _LINES = 2_000_000  # samples that are kept in memory
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A simulated box: `target` is the labels that Prometheus adds; a `faulty` one fails, a `divided` one has MIG."""
+    """Simulated host: `target` has the labels that Prometheus adds; a `faulty` one fails, a `divided` one has MIG."""
 
     target: str
     gpus: int
@@ -54,7 +53,7 @@ class Box:
 
 
 BOXES = (
-    # Labels of a site's own stand beside Prometheus', on one of the two: dashboards have to bear both.
+    # A site's own labels, on one of the two: dashboards must work with and without them.
     Box(
         'job="gpuwarden",instance="gpu-box-1:9846",cluster="lab",rack="a1"', 8, 1, "GPU-51300000-", 4194305, faulty=True
     ),
@@ -66,7 +65,7 @@ BOXES = (
 
 @dataclass(slots=True)
 class Clock:
-    """Seconds since the beginning, which pass when somebody says so."""
+    """Seconds since the start, which advance on request."""
 
     now: float = 0.0
 
@@ -80,7 +79,7 @@ class Clock:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Let the daemon's own clocks run as fast, those too that its parts were given as defaults."""
+        """Let the daemon's clocks run fast, even those that its parts have as defaults."""
         with (
             mock.patch("time.time", self.time),
             mock.patch("time.monotonic", self.monotonic),
@@ -91,7 +90,7 @@ class Clock:
 
 
 def simulated(simulation: Simulation, clock: Clock) -> Source:
-    """Give what a daemon polls of a simulation whose time is the clock's."""
+    """Return the source of a simulation whose time is the clock's."""
     return Source(
         "simulated",
         simulation.nvml,
@@ -114,14 +113,14 @@ def record(directory: Path, seconds: float, step: float = STEP) -> tuple[float, 
 
 
 def evaluate(directory: Path, end: float, step: float = STEP) -> None:
-    """Add what the rules would have recorded, and their alerts, in so many seconds."""
+    """Add the samples of the recording rules, and the alerts, of so many seconds."""
     with serving(directory, step) as url:
         alerts = [line for rule in rules(step) for line in _evaluated(url, rule, BEGIN + end, step)]
     add(directory, alerts)
 
 
 async def record_box(directory: Path, box: Box, seconds: float, end: float, step: float) -> float:
-    """Write what a box's pages say; return the seconds after which its history is over."""
+    """Write a host's scrapes; return the seconds after which its history ends."""
     clock = Clock()
     # Real boxes hardly have them in common.
     with mock.patch("gpuwarden.simulation.simulated_nvml._FIRST_PID", box.first_pid):
@@ -158,30 +157,30 @@ def _least_headroom(state: State) -> float:
 
 
 def _evaluated(url: str, rule: dict[str, Any], end: float, step: float) -> Iterator[str]:
-    """Write the samples that evaluating the rule would have left: of the series it records, or of ALERTS."""
+    """Yield the samples that evaluating the rule would have written: of the series it records, or of ALERTS."""
     if "record" in rule:
-        for labels, told in values(url, rule["expr"], BEGIN, end, step):
+        for labels, samples in values(url, rule["expr"], BEGIN, end, step):
             told_by = {name: value for name, value in labels.items() if name != "__name__"}
-            yield from (_sample(rule["record"], told_by, value, time) for time, value in told)
+            yield from (_sample(rule["record"], told_by, value, time) for time, value in samples)
         return
     for each in episodes(url, rule, BEGIN, end, step):
         yield from alerting(each, step)
 
 
 def alerting(episode: Episode, step: float) -> Iterator[str]:
-    """Write the samples of ALERTS that a time left in which an alert fired."""
+    """Yield the samples of ALERTS of a time in which an alert fired."""
     labels = {**episode.labels, "alertname": episode.alert, "alertstate": "firing"}
     for number in range(round((episode.end - episode.begin) / step) + 1):
         yield _sample("ALERTS", labels, "1", episode.begin + number * step)
 
 
 def _sample(name: str, labels: Mapping[str, str], value: str, time: float) -> str:
-    text = ",".join(f"{label}={json.dumps(told)}" for label, told in labels.items())
+    text = ",".join(f"{label}={json.dumps(value)}" for label, value in labels.items())
     return f"{name}{{{text}}} {value} {time}\n"
 
 
 def main() -> None:
-    """Write a history and say how to look at it."""
+    """Write a history and print how to look at it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--minutes", type=float, default=60)

@@ -1,6 +1,6 @@
-"""What the simulated box does not have, made up: a host, faults of hardware, and what some runs report beside.
+"""Data that the simulation lacks: a host, hardware faults, and more reports of some runs.
 
-The simulation's GPUs and runs live in a clock that runs fast; this machine's own host has no part in that.
+The simulation's GPUs and runs are in fast time, which this machine's own host is not.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _HOST_GROWTH = 2e6  # bytes a second
 
 
 def progress(now: float, seconds: float) -> float:
-    """Say where a history of so many seconds stands, in the part in which hardware fails: 0 to 1, negative before."""
+    """Return the position of a history in the part in which hardware fails: 0 to 1, negative before."""
     span = min(seconds, SPAN)
     return (now - seconds + span) / span
 
@@ -52,26 +52,26 @@ def fail(simulation: Simulation, now: float, seconds: float) -> None:
 
 
 def off(now: float, seconds: float) -> bool:
-    """Tell whether the box that is off for a while is."""
+    """Return whether the host that is off for a while is off."""
     begin, end = OFF
     return begin <= progress(now, seconds) < end
 
 
 @dataclass(slots=True)
 class MadeUp:
-    """Adds to one box's states, one after the other. Times are seconds since the `begin`, which is Unix time."""
+    """Additions to one host's states in order. Times are seconds since the `begin`, which is Unix time."""
 
     begin: float
     _told: dict[str, Counter[str]] = field(default_factory=dict)  # by run, advice by kind
     _levels: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def add(self, state: State, now: float, seconds: float, *, faulty: bool) -> State:
-        """Put a host around the GPUs, and give runs what only some report; faults of hardware where it is `faulty`."""
+        """Add a host, and what only some runs report; hardware faults if it is `faulty`."""
         state = self._advised(_reporting(_hosted(state, now), now))
         return _refusing(self._worn(state, now, seconds), progress(now, seconds)) if faulty else state
 
     def _advised(self, state: State) -> State:
-        """Tell runs that hear of pressure as it rises; one saves a checkpoint then."""
+        """Count pressure advice sent to runs as their pressure rises; one saves a checkpoint then."""
         risen = [
             uuid
             for (uuid, resource), level in state.pressure.levels.items()
@@ -80,25 +80,27 @@ class MadeUp:
         self._levels = {(uuid, resource): level for (uuid, resource), level in state.pressure.levels.items()}
         runs, sent = [], dict[str, dict[AdviceKind, int]]()
         for run in state.runs:
-            told = self._told.setdefault(f"{run.peer.pid}-{run.began}", Counter())
-            told["pressure"] += sum(uuid in run.memory for uuid in risen)
-            sent[run.peer.run_id] = {**dict.fromkeys(ADVICE_KINDS, 0), "pressure": told["pressure"]}
+            reported = self._told.setdefault(f"{run.peer.pid}-{run.began}", Counter())
+            reported["pressure"] += sum(uuid in run.memory for uuid in risen)
+            sent[run.peer.run_id] = {**dict.fromkeys(ADVICE_KINDS, 0), "pressure": reported["pressure"]}
             report = run.report
             if report:
-                report = replace(report, advice_heard=told["pressure"], actions={"checkpoint": told["pressure"]})
+                report = replace(
+                    report, advice_heard=reported["pressure"], actions={"checkpoint": reported["pressure"]}
+                )
             runs.append(replace(run, hello=replace(run.hello, hears=True), report=report))
         return replace(state, runs=tuple(runs), advice_sent=sent)
 
     def _worn(self, state: State, now: float, seconds: float) -> State:
-        """Add the XIDs that a driver tells of, and a GPU whose memory and links wear out."""
+        """Add XIDs, and a GPU whose memory and links wear out."""
         at, span = progress(now, seconds), min(seconds, SPAN)
-        told = ((LOST_GPU, 79, GPU_LOST[0]), (PROGRAM_GPU, 31, PROGRAM_FAULT))
+        reported = ((LOST_GPU, 79, GPU_LOST[0]), (PROGRAM_GPU, 31, PROGRAM_FAULT))
         gpus = [
             replace(
                 gpu,
                 xids={
                     code: XidCount(1, self.begin + seconds - (1 - since) * span)
-                    for index, code, since in told
+                    for index, code, since in reported
                     if index == number and since <= at
                 },
             )
@@ -110,7 +112,7 @@ class MadeUp:
 
 
 def _erring(gpu: Gpu, worn: float) -> Gpu:
-    """Count errors of memory that ECC has corrected, of NVLink and PCIe; in the end a row waits to be replaced."""
+    """Count corrected errors of ECC memory, of NVLink and PCIe; in the end a row is pending remapping."""
     if not gpu.up:
         return gpu
     errors = round(100 * worn)
@@ -129,7 +131,7 @@ def _erring(gpu: Gpu, worn: float) -> Gpu:
 
 
 def _refusing(state: State, at: float) -> State:
-    """Count the reports of an old client, which came for a while."""
+    """Count the rejected reports of an old client."""
     begin, end = OLD_CLIENT
     refused = round(100 * (min(max(at, begin), end) - begin))
     rejected = {**state.counts.reports_rejected, "unknown_version": refused}
@@ -164,7 +166,7 @@ def _hosted(state: State, now: float) -> State:
 
 
 def _usage(number: int, now: float) -> HostUsage:
-    """Make up what the run of that number uses, each its own."""
+    """Make up the usage of the run with that number."""
     present = PresentProcesses(
         memory=_GIB * (8 + 3 * number),
         processes=1 + 2 * number,
@@ -180,7 +182,7 @@ def _reporting(state: State, now: float) -> State:
 
 
 def _with_report(run: RunSnapshot, now: float) -> RunSnapshot:
-    """Let a run tell its loss and its batches, and the one that leaks on the host grow there."""
+    """Let a run report its loss and its batches, and the one that leaks on the host grow there."""
     report = run.report
     if report is None:
         return run

@@ -1,7 +1,7 @@
 """Pictures of the status page in four situations.
 
-The real daemon polls the simulation while the clock runs fast, until the box is as wanted; Chromium then opens the page
-on what it answers at that moment. Needs chromium and pngquant.
+The real daemon polls the simulation in fast time until the situation is there; Chromium then opens the status page
+with that state. Needs chromium and pngquant.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LARGEST = 200_000  # bytes of a picture
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """The upper `height` pixels of the page in a situation; None: all of it."""
+    """Upper `height` pixels of the page in a situation; None: all of it."""
 
     situation: str
     name: str
@@ -54,7 +54,7 @@ DOCS = (
 
 
 async def _brought_about(situation: Situation, clock: Clock) -> Daemon:
-    """Return a daemon that has polled until the box is as wanted."""
+    """Return a daemon that has polled until the situation is there."""
     box = SimulatedBox(situation, clock)
     async for _ in box.polls(STEP):
         pass
@@ -62,7 +62,7 @@ async def _brought_about(situation: Situation, clock: Clock) -> Daemon:
 
 
 def _complete(daemon: Daemon, clock: Clock) -> None:
-    """Put a host around the GPUs that is not this machine, and the XID with which a lost GPU is gone."""
+    """Add a host that is not this machine, and the XID of a lost GPU."""
     state = daemon.routes.state
     if state is None:
         raise RuntimeError("no poll")
@@ -72,7 +72,7 @@ def _complete(daemon: Daemon, clock: Clock) -> None:
 
 @contextlib.contextmanager
 def _served(daemon: Daemon, clock: Clock) -> Iterator[str]:
-    """Answer browsers as the daemon does, at the time that it is there."""
+    """Serve the daemon's answers at that time."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -88,7 +88,7 @@ def _served(daemon: Daemon, clock: Clock) -> Iterator[str]:
             self.wfile.write(answer.body)
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Do nothing."""
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -144,7 +144,7 @@ def take(directory: Path, pictures: tuple[Picture, ...]) -> None:
 
 
 def shrink(path: Path) -> None:
-    """Give a picture fewer colors; raises RuntimeError where it is too large all the same."""
+    """Reduce a picture's colors; raises RuntimeError if it is still too large."""
     subprocess.run(["pngquant", "--force", "--strip", "--output", path, "96", path], check=True)
     if (size := path.stat().st_size) > LARGEST:
         raise RuntimeError(f"{path}: {size} bytes are more than {LARGEST}")

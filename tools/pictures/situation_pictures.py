@@ -1,7 +1,7 @@
 """Pictures of dashboards and status page in four situations, for docs/engineering/situations.md.
 
-A situation is brought about in one of two simulated boxes that the real daemon polls while the clock runs fast; over
-its pages Prometheus evaluates the alert rules, and the renderer draws what is there in the end.
+A situation occurs in one of two simulated hosts that the real daemon polls in fast time; Prometheus evaluates the
+alert rules over its scrapes, and the renderer draws the end.
 Needs what dashboard_pictures.py needs.
 """
 
@@ -31,7 +31,7 @@ _FOLDER = Path(__file__).parents[2] / "docs" / "pictures" / "situations"
 
 
 async def _record(directory: Path, situation: Situation) -> float:
-    """Write what the box's pages say until it is as wanted; return after how many seconds that is."""
+    """Write the host's scrapes until the situation is there; return after how many seconds that is."""
     clock = Clock()
     page, made_up, lines = Exposition(), MadeUp(BEGIN), list[str]()
     with clock.running():
@@ -55,7 +55,9 @@ def take_all() -> None:
         with tempfile.TemporaryDirectory() as folder:
             history = Path(folder)
             end = asyncio.run(_record(history, situation))
-            with mock.patch("gpuwarden.simulation.simulated_nvml.WORKLOADS", WITHOUT_LEAKS):  # beside it all is well
+            with mock.patch(
+                "gpuwarden.simulation.simulated_nvml.WORKLOADS", WITHOUT_LEAKS
+            ):  # everything else is healthy
                 asyncio.run(record_box(history, OTHER, end, end, STEP))
             evaluate(history, end)
             with serving(history, STEP) as url:

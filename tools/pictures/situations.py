@@ -1,4 +1,4 @@
-"""Four situations of a simulated box: all is well, a run is nearly out of memory, a GPU is hot, a GPU is lost."""
+"""Four situations of a simulated host: healthy, a run nearly out of memory, a hot GPU, a lost GPU."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HOST = Host(memory_size=1008 << 30, memory_available=796 << 30, cpus=128)
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What befalls the simulated box: `steer` is called before each poll, `is_there` says when it is as wanted."""
+    """Situation of the simulated host: `steer` is called before each poll, `is_there` says if it is there."""
 
     name: str
     steer: Callable[[Simulation, float], None]
@@ -72,7 +72,7 @@ SITUATIONS = (
 
 
 class SimulatedBox:
-    """A box in a situation, watched by the real `daemon`; to be made while the clock runs."""
+    """Host in a situation, polled by the real `daemon`; to be made while the clock runs."""
 
     def __init__(self, situation: Situation, clock: Clock) -> None:
         self._situation = situation
@@ -83,7 +83,7 @@ class SimulatedBox:
         self.daemon = Daemon(Config(processes=ProcessesConfig(series=True)), simulated(self._simulation, clock))
 
     async def polls(self, step: float) -> AsyncIterator[State]:
-        """Poll each `step` seconds until the box is as wanted; raises RuntimeError where that takes too long."""
+        """Poll each `step` seconds until the situation is there; raises RuntimeError if that takes too long."""
         clock = self._clock
         while True:
             self._situation.steer(self._simulation, clock.now)
@@ -97,7 +97,7 @@ class SimulatedBox:
 
 
 def with_xid(state: State, since: float) -> State:
-    """Add the XID with which a lost GPU has gone at that Unix time."""
+    """Add the XID of a GPU that was lost at that Unix time."""
     fallen = {FALLEN_OFF: XidCount(1, since)}
     gpus = tuple(replace(gpu, xids=fallen) if gpu.fault else gpu for gpu in state.snapshot.gpus)
     return replace(state, snapshot=replace(state.snapshot, gpus=gpus))
