@@ -33,7 +33,7 @@ def run_table(number: int, *, height: int) -> Panel:
         number,
         "Runs of this time range",
         "What came of each run over its whole life, as its receipt says; `gpuwarden runs show RUN_ID` tells more "
-        "(docs/use/run-records.md).",
+        "(docs/use/runs.md).",
         *_queries(),
         columns={
             "Run": "run_name",

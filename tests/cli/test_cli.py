@@ -201,8 +201,7 @@ def test_version() -> None:
         ("config", "reference/configuration"),
         ("xid", "reference/xids"),
         ("dcgm", "reference/dcgm"),
-        ("receipt", "use/run-records"),
-        ("state", "reference/state"),
+        ("api", "reference/http-api"),
     ],
 )
 def test_reference_is_up_to_date(what: str, file: str) -> None:

@@ -14,7 +14,6 @@ import pytest
 from receipt_cases import BEGAN, BEGAN_UPTIME, receipt, run
 from services import ROOT
 
-from gpuwarden.cli.commands.reference_command import RECEIPT_PARTS
 from gpuwarden.cli.runs.memory_report import render_conclusion
 from gpuwarden.formatting import (
     format_bytes,
@@ -31,13 +30,14 @@ from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.protocol.messages import Hello
 from gpuwarden.records import record as module
 from gpuwarden.records.builder import build_record, conclude_record, continue_record, usage_from_record
-from gpuwarden.records.record import RunRecordError, json_from_record, record_from_json
+from gpuwarden.records.record import RunRecord, RunRecordError, json_from_record, record_from_json
 from gpuwarden.records.recorder import Recorder
 from gpuwarden.records.store import RecordStore, row_from_record
 from gpuwarden.records.summary import format_summary
 from gpuwarden.records.timeline import add_timeline
 from gpuwarden.runs.run_snapshot import JoinedPoll, RunSnapshot
 from gpuwarden.usage.run_usage import DeviceUsage, RunUsage
+from gpuwarden.web.api.api_docs import document_parts
 from snapshots import GIB, snapshot
 
 GOLDEN = ROOT / "tests/records/record.json"
@@ -349,8 +349,10 @@ def test_what_one_poll_saw() -> None:
 
 
 def test_reference_has_every_part() -> None:
-    """docs/use/run-records.md describes each dataclass that a receipt is made of."""
-    assert set(RECEIPT_PARTS) == {each for each in vars(module).values() if is_dataclass(each)}
+    """docs/reference/http-api.md describes each dataclass of a run record."""
+    assert {part for part, _path in document_parts(RunRecord)} == {
+        each for each in vars(module).values() if is_dataclass(each)
+    }
 
 
 def test_run_that_proc_hides_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

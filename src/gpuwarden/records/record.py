@@ -7,7 +7,7 @@ user may have changed: reading one checks every field.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -290,12 +290,6 @@ class RunRecord:
     read_bytes: Annotated[int | None, "Bytes they had fetched from storage."] = None
     written_bytes: Annotated[int | None, "Bytes they had sent to storage."] = None
     reports_dropped: Annotated[int | None, "Reports it could not send because the daemon did not read."] = None
-
-
-def field_meanings(part: type[Any]) -> dict[str, tuple[str, bool]]:
-    """Return what each key of a part means, and whether every record has it."""
-    hints = get_type_hints(part, include_extras=True)
-    return {each.name: (hints[each.name].__metadata__[-1], each.default is MISSING) for each in fields(part)}
 
 
 @cache

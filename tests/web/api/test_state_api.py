@@ -1,4 +1,4 @@
-"""`/api/v1/state` and `/api/v1/history`: their documents, equal to docs/reference/state.md."""
+"""`/api/v1/state` and `/api/v1/history`: their documents, described in docs/reference/http-api.md."""
 
 from __future__ import annotations
 

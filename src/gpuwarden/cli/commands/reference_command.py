@@ -1,7 +1,4 @@
-"""Command `gpuwarden reference`, and the references of metrics, XIDs, run records and diagnoses.
-
-All are generated from the tables that the code itself reads.
-"""
+"""Command `gpuwarden reference`, and the references of metrics, XIDs and diagnoses."""
 
 from __future__ import annotations
 
@@ -9,24 +6,10 @@ import argparse
 import sys
 from collections.abc import Iterator
 from inspect import cleandoc
-from typing import Any
 
 from gpuwarden.analysis.oom.diagnosis_rules import RULES
 from gpuwarden.cli.common.entry_points import REFERENCES, load_function
 from gpuwarden.daemon.metrics_page import TABLES
-from gpuwarden.records.record import (
-    MemoryTimeline,
-    RecordedAllocation,
-    RecordedBatchMemory,
-    RecordedBatchSizeAdvice,
-    RecordedDevice,
-    RecordedDeviceMemory,
-    RecordedDiagnosis,
-    RecordedError,
-    RecordedEvent,
-    RunRecord,
-    field_meanings,
-)
 from gpuwarden.xid.codes import XIDS, Action, Xid, explain
 
 
@@ -107,29 +90,6 @@ def _xid_row(code: str, xid: Xid) -> str:
     return f"| {code} | {xid.meaning} | {xid.action.slug} | {xid.severity} |"
 
 
-def render_records() -> str:
-    """Return the reference of the receipt's fields."""
-    return "\n".join(_receipt_lines()) + "\n"
-
-
-def _receipt_lines() -> Iterator[str]:
-    yield "# Run receipts"
-    yield ""
-    yield "Written by `gpuwarden reference receipt` from its dataclasses; `make docs` keeps it up to date."
-    yield ""
-    yield cleandoc(_ABOUT_RECEIPTS)
-    for part, title in RECEIPT_PARTS.items():
-        yield ""
-        yield f"## {title}"
-        yield ""
-        yield cleandoc(part.__doc__ or "")
-        yield ""
-        yield "| key | always | meaning |"
-        yield "| --- | --- | --- |"
-        for name, (meaning, always) in field_meanings(part).items():
-            yield f"| `{name}` | {'yes' if always else ''} | {meaning} |"
-
-
 def render_diagnoses() -> str:
     """Return the rules that find the cause of an out-of-memory error, the end of docs/understand/oom-diagnosis.md."""
     return "\n".join(_diagnosis_lines()) + "\n"
@@ -146,36 +106,3 @@ def _diagnosis_lines() -> Iterator[str]:
         yield rule.holds
         yield ""
         yield f"> {rule.example}"
-
-
-RECEIPT_PARTS: dict[type[Any], str] = {
-    RunRecord: "The receipt",
-    RecordedDevice: "Each of `devices`",
-    MemoryTimeline: "`story` of a device",
-    RecordedBatchMemory: "Each of `batch_memory`",
-    RecordedBatchSizeAdvice: "`batch_size_advice`",
-    RecordedEvent: "Each of `marks`",
-    RecordedError: "Each of `errors_told`",
-    RecordedAllocation: "Each of `allocations`",
-    RecordedDeviceMemory: "Each of `memory`",
-    RecordedDiagnosis: "`verdict`",
-}
-_ABOUT_RECEIPTS = """
-The receipt of a training run, or run record, says what the run was, how it ended, what it did, and what it cost. When a
-run ends, gpuwarden logs one line about it and keeps the record in [its database](../start/install.md#the-run-database).
-`gpuwarden runs` lists runs and `gpuwarden runs show ID` shows one; over HTTP: [http-api.md](../reference/http-api.md).
-
-- What is not known has no key; a 0 is a measured 0. Units stand in the keys.
-- A run that goes on has a record so far, without `outcome`. A daemon that is started while the run goes on continues
-  it, totals included; what happened without a daemon is not in those of the GPUs. A run that ended meanwhile gets the
-  outcome `unknown`.
-- What counts for a GPU's seconds, energy and throttling is the time in which the run held memory there, as the
-  driver's process lists or the run's own reports say. Programs that share a GPU are not told apart: its energy, its
-  idle time and its XIDs count for each run on it.
-- The driver's energy and clock event counters are read every `poll.slow_interval`; a run gets the part of what they
-  counted in which it held the GPU. Where a poll failed, the driver was paused or a counter began anew, nothing is
-  added.
-- A record is complete once it is settled how the run ended, two to ten seconds after it did: what the kernel says of
-  the end, and the XID that caused it, may come a little later.
-- A run's id is its process's pid and start time, so it is unique until the machine is rebooted.
-"""

@@ -16,8 +16,7 @@ REFERENCES: Mapping[str, str] = {
     "example": "config.schema_docs:render_example",
     "xid": "cli.commands.reference_command:render_xids",
     "dcgm": "dcgm.dcgm_docs:dcgm_markdown",
-    "receipt": "cli.commands.reference_command:render_records",
-    "state": "web.api.api_docs:render_reference",
+    "api": "web.api.api_docs:render_reference",
     "verdicts": "cli.commands.reference_command:render_diagnoses",
     "alerts": "alerts.alert_docs:render_alerts",
 }

@@ -78,4 +78,4 @@ def _rows(document: type) -> Mapping[str, tuple[Metric[Any], bool]]:
 def key_meanings(document: type) -> Iterator[tuple[str, Any, str | Metric[Any]]]:
     """Return name, type and meaning of each field."""
     for name, hint in get_type_hints(document, include_extras=True).items():
-        yield name, hint.__origin__, hint.__metadata__[0]
+        yield name, hint.__origin__, hint.__metadata__[-1]
