@@ -77,7 +77,7 @@ print(Desk().join({1: who(1000, unit)}, gpu(0, held={1: 5})).memory["GPU-0", "no
         line for line in copy.gpuwarden("reference", "metrics").splitlines() if "`gpuwarden_process_info`" in line
     )
     assert "`notebook`" in info
-    assert "`notebook`" in copy.gpuwarden("reference", "state")
+    assert "`notebook`" in copy.gpuwarden("reference", "api")
 
 
 def test_condition(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
-"""JSON documents of the API: dataclasses whose fields are the keys, each annotated with its meaning.
+"""JSON documents of the API: dataclasses whose fields are the keys, annotated with their meanings.
 
-A field without a default is always there; one with a default has no key where it is None or empty. A field annotated
-with a row of a metric table instead of a text is the reading of that row.
+A field without a default is always present; one with a default is left out if it is None or empty. A field annotated
+with a row of a metric table has the reading of that row.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, get_args, get_type_hints
 from gpuwarden.metrics.model import Metric, Readings
 
 API_VERSION = 1
-VERSION_MEANING = f"Version of this form: {API_VERSION}. A later one may add keys, and no other change."
+VERSION_MEANING = f"Version of this document: {API_VERSION}."
 _DIGITS = 6
 
 
@@ -36,7 +36,7 @@ def _keys(document: Any) -> dict[str, Any]:
 
 @cache
 def document_keys(document: type) -> tuple[tuple[str, bool], ...]:
-    """Return each key of a document, and whether it is always there."""
+    """Return each key of a document, and whether it is always present."""
     return tuple((each.name, each.default is MISSING) for each in fields(document))
 
 
@@ -49,7 +49,7 @@ def _plain_value(value: Any) -> Any:
 
 
 def plain_number(value: float) -> float | None:
-    """Return a number as it is to be read: whole where it is, else of six digits; None where it is none."""
+    """Return a number as an integer if it is whole, otherwise with six decimals; None if it is not finite."""
     if not isfinite(value):
         return None
     return int(value) if value.is_integer() else round(value, _DIGITS)

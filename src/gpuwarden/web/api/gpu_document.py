@@ -18,13 +18,12 @@ from gpuwarden.state import State
 from gpuwarden.web.api.document import collect_readings
 from gpuwarden.xid.codes import explain
 
-_IN_USE = "Bytes that the allocators of reporting runs have handed out there; not there without such a run."
+_IN_USE = "Memory in use by the allocators of reporting runs; absent without such a run."
 _HEADROOM = (
-    "Bytes that can still be allocated there: by the reporting run that is closest to out of memory, without one the "
-    "free memory (headroom.md). Not there where a run reports whose headroom is not known."
+    "Headroom of the reporting run that has the least; free memory without one; absent if a run's headroom is unknown."
 )
-_SHARE = "Of what that run uses and can still allocate, the part that it can still allocate."
-_PRESSURE = "How close it is to its limits, by resource (memory, thermal): none, warning or critical (pressure.md)."
+_SHARE = "That headroom as a share of the run's used memory plus headroom."
+_PRESSURE = "Pressure by resource (memory, thermal): none, warning or critical."
 Number = float | None
 Numbers = Mapping[str, float] | None
 
@@ -32,34 +31,34 @@ Numbers = Mapping[str, float] | None
 # fmt: off
 @dataclass(frozen=True, slots=True)
 class XidDocument:
-    """A fault that the driver reported (xid.md)."""
+    """XID: a GPU fault that the driver reported (docs/reference/xids.md)."""
 
-    xid: Annotated[int, "Its code."]
-    count: Annotated[int, "How often it came, as far as is known."]
-    last_timestamp_seconds: Annotated[float, "When it came last, in Unix time."]
-    meaning: Annotated[str, "What it means."]
-    action: Annotated[str, "What to do."]
-    severity: Annotated[str, "critical, warning or info."]
+    xid: Annotated[int, "Code."]
+    count: Annotated[int, "Number of events, as far as known."]
+    last_timestamp_seconds: Annotated[float, "Last event."]
+    meaning: Annotated[str, "Meaning of the code."]
+    action: Annotated[str, "Recommended action."]
+    severity: Annotated[str, "Severity: critical, warning or info."]
     level: Annotated[str, "The same as `severity`."]
 
 
 @dataclass(frozen=True, slots=True)
 class OwnerDocument:
-    """Owner of memory on the GPU (owners.md). One process has owners of several kinds, and counts for each."""
+    """Owner of memory on the GPU. A process has owners of several kinds, and counts for each."""
 
-    kind: Annotated[str, f"{', '.join(NAMES[:-1])} or {NAMES[-1]}."]
-    name: Annotated[str, "Its name; of a run its id."]
-    memory_bytes: Annotated[int, "What its processes hold."]
+    kind: Annotated[str, f"Kind: {', '.join(NAMES[:-1])} or {NAMES[-1]}."]
+    name: Annotated[str, "Name; the id of a run."]
+    memory_bytes: Annotated[int, "Memory of its processes."]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigDocument:
     """MIG instance of the GPU."""
 
-    uuid: Annotated[str, "Its UUID."]
+    uuid: Annotated[str, "UUID of the instance."]
     gpu_instance: Annotated[int, "Number of the GPU instance."]
     compute_instance: Annotated[int, "Number of the compute instance in it."]
-    profile: Annotated[str | None, "NVIDIA's name of its size, 1g.10gb say."] = None
+    profile: Annotated[str | None, "Profile, such as 1g.10gb."] = None
     memory_size_bytes: Annotated[Number, MigReadings.memory_size_bytes] = None
     memory_used_bytes: Annotated[Number, MigReadings.memory_used_bytes] = None
     memory_free_bytes: Annotated[Number, MigReadings.memory_free_bytes] = None
@@ -67,27 +66,27 @@ class MigDocument:
     memory_in_use_bytes: Annotated[int | None, _IN_USE] = None
     headroom_bytes: Annotated[Number, _HEADROOM] = None
     headroom_ratio: Annotated[Number, _SHARE] = None
-    headroom_run_id: Annotated[str | None, "Which run that is."] = None
+    headroom_run_id: Annotated[str | None, "Run that has the least headroom."] = None
     pressure: Annotated[Mapping[str, str] | None, _PRESSURE] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuDocument:
-    """GPU, in the order of the driver's numbers. Where it did not answer it has none of the readings."""
+    """GPU, in the order of the driver. Without readings if it did not answer."""
 
-    uuid: Annotated[str, "Its UUID."]
-    index: Annotated[int, "The driver's number for it, which a restart may change."]
-    name: Annotated[str, "What kind of GPU it is."]
-    pci_bus_id: Annotated[str | None, "Where it is plugged in."] = None
-    serial: Annotated[str | None, "Its serial number."] = None
-    architecture: Annotated[str | None, "NVIDIA's name of its architecture."] = None
-    vbios_version: Annotated[str | None, "Version of its firmware."] = None
-    status: Annotated[str, "up, fault (it does not answer), asleep, or not_asked (a pause)."]
-    fault: Annotated[str | None, "Why it does not answer, by the driver's name of the error."] = None
-    fault_advice: Annotated[str | None, "What to do about that."] = None
-    condition: Annotated[str, "ok, warning or critical: the worst of its troubles; unknown where it was not asked."]
-    troubles: Annotated[Sequence[Trouble], "What is wrong with it, the worst first."] = ()
-    last_success_timestamp_seconds: Annotated[Number, "When it last answered, in Unix time."] = None
+    uuid: Annotated[str, "UUID of the GPU."]
+    index: Annotated[int, "The driver's index, which a restart can change."]
+    name: Annotated[str, "Model."]
+    pci_bus_id: Annotated[str | None, "PCI address."] = None
+    serial: Annotated[str | None, "Serial number."] = None
+    architecture: Annotated[str | None, "Architecture."] = None
+    vbios_version: Annotated[str | None, "Version of the VBIOS."] = None
+    status: Annotated[str, "Status: up, fault (not responding), asleep or not_asked (paused)."]
+    fault: Annotated[str | None, "The driver's error, if it does not respond."] = None
+    fault_advice: Annotated[str | None, "Recommended action."] = None
+    condition: Annotated[str, "Worst severity of its problems: ok, warning or critical; unknown if it was not polled."]
+    troubles: Annotated[Sequence[Trouble], "Problems of the GPU, the worst first."] = ()
+    last_success_timestamp_seconds: Annotated[Number, "Last answer."] = None
     memory_size_bytes: Annotated[Number, GpuReadings.memory_size_bytes] = None
     memory_used_bytes: Annotated[Number, GpuReadings.memory_used_bytes] = None
     memory_free_bytes: Annotated[Number, GpuReadings.memory_free_bytes] = None
@@ -97,7 +96,7 @@ class GpuDocument:
     memory_in_use_bytes: Annotated[int | None, _IN_USE] = None
     headroom_bytes: Annotated[Number, _HEADROOM] = None
     headroom_ratio: Annotated[Number, _SHARE] = None
-    headroom_run_id: Annotated[str | None, "Which run that is."] = None
+    headroom_run_id: Annotated[str | None, "Run that has the least headroom."] = None
     temperature_celsius: Annotated[Numbers, GpuReadings.temperature_celsius] = None
     temperature_threshold_celsius: Annotated[Numbers, GpuReadings.temperature_threshold_celsius] = None
     temperature_margin_celsius: Annotated[Number, GpuReadings.temperature_margin_celsius] = None
@@ -107,13 +106,13 @@ class GpuDocument:
     memory_bandwidth_utilization_ratio: Annotated[Number, GpuReadings.memory_bandwidth_utilization_ratio] = None
     clock_hertz: Annotated[Numbers, GpuReadings.clock_hertz] = None
     clock_max_hertz: Annotated[Numbers, GpuReadings.clock_max_hertz] = None
-    clock_event_reasons: Annotated[Sequence[str], "What holds the clocks down now. `gpuwarden_gpu_clock_event_active`."] = ()
+    clock_event_reasons: Annotated[Sequence[str], "Reasons that limit the clocks now. `gpuwarden_gpu_clock_event_active`."] = ()
     performance_state: Annotated[Number, GpuReadings.performance_state] = None
     power_usage_watts: Annotated[Number, GpuReadings.power_usage_watts] = None
     power_limit_watts: Annotated[Numbers, GpuReadings.power_limit_watts] = None
     pressure: Annotated[Mapping[str, str] | None, _PRESSURE] = None
     xids: Annotated[Sequence[XidDocument], "XIDs of the last hour, the latest first."] = ()
-    ecc_errors: Annotated[Mapping[str, Mapping[str, float]] | None, "Memory errors by type, and then by lifetime, over all places. `gpuwarden_gpu_ecc_errors_total`."] = None
+    ecc_errors: Annotated[Mapping[str, Mapping[str, float]] | None, "Memory errors by type and lifetime, summed over all locations. `gpuwarden_gpu_ecc_errors_total`."] = None
     remapped_rows: Annotated[Numbers, GpuReadings.remapped_rows] = None
     row_remap_pending: Annotated[bool | None, GpuReadings.row_remap_pending] = None
     row_remap_failed: Annotated[bool | None, GpuReadings.row_remap_failed] = None
@@ -121,8 +120,8 @@ class GpuDocument:
     retired_pages_pending: Annotated[bool | None, GpuReadings.retired_pages_pending] = None
     memory_unrepairable: Annotated[bool | None, GpuReadings.memory_unrepairable] = None
     reset_required: Annotated[bool | None, GpuReadings.reset_required] = None
-    owners: Annotated[Sequence[OwnerDocument], "Who holds its memory, those with most first."] = ()
-    mig: Annotated[Sequence[MigDocument], "Its MIG instances."] = ()
+    owners: Annotated[Sequence[OwnerDocument], "Owners of its memory, the largest first."] = ()
+    mig: Annotated[Sequence[MigDocument], "MIG instances."] = ()
 # fmt: on
 
 

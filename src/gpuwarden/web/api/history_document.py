@@ -1,4 +1,4 @@
-"""`/api/v1/history`: the last ten minutes of the box, for charts."""
+"""`/api/v1/history`: the last ten minutes, for charts."""
 
 from __future__ import annotations
 
@@ -9,51 +9,51 @@ from typing import Annotated, Any
 from gpuwarden.history.series import HistorySeries
 from gpuwarden.web.api.document import API_VERSION, VERSION_MEANING, plain_number, render_json
 
-_DIGITS = {"utilization_ratio": 3, "temperature_celsius": 1}  # of the others none: bytes, steps
+_DIGITS = {"utilization_ratio": 3, "temperature_celsius": 1}  # others are whole numbers: bytes, steps
 Column = Sequence[float | None]
 
 
 # fmt: off
 @dataclass(frozen=True, slots=True)
 class GpuHistory:
-    """GPU or MIG instance, by UUID. Each column has an entry a point, null where it was not known."""
+    """GPU or MIG instance, by UUID. Each list has one entry a point, null if unknown."""
 
-    memory_used_bytes: Annotated[Column, "Device memory that all processes hold."] = ()
-    memory_in_use_bytes: Annotated[Column, "What the allocators of reporting runs have handed out there."] = ()
-    utilization_ratio: Annotated[Column, "Share of the time with a kernel running."] = ()
-    temperature_celsius: Annotated[Column, "Temperature of the chip."] = ()
+    memory_used_bytes: Annotated[Column, "Used device memory."] = ()
+    memory_in_use_bytes: Annotated[Column, "Memory in use by the allocators of reporting runs."] = ()
+    utilization_ratio: Annotated[Column, "Share of time with a kernel running."] = ()
+    temperature_celsius: Annotated[Column, "Temperature of the core."] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceHistory:
-    """The run on one GPU or MIG instance, by UUID. Each column has an entry a point, null where it was not known."""
+    """A run on one GPU or MIG instance, by UUID. Each list has one entry a point, null if unknown."""
 
-    memory_in_use_bytes: Annotated[Column, "What its allocator has handed out."] = ()
-    headroom_bytes: Annotated[Column, "What it can still allocate."] = ()
+    memory_in_use_bytes: Annotated[Column, "Memory in use by its allocator."] = ()
+    headroom_bytes: Annotated[Column, "Headroom."] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RunHistory:
-    """Training run, by its id. Each column has an entry a point, null where it was not known."""
+    """Training run, by id. Each list has one entry a point, null if unknown."""
 
-    steps: Annotated[Column, "Training steps so far."] = ()
-    devices: Annotated[Mapping[str, DeviceHistory] | None, "Its GPUs and MIG instances."] = None
+    steps: Annotated[Column, "Training steps in total."] = ()
+    devices: Annotated[Mapping[str, DeviceHistory] | None, "GPUs and MIG instances of the run."] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryDocument:
-    """The last ten minutes, by columns, a point each five seconds or each poll, whichever is longer."""
+    """Series of the last ten minutes, with a point every five seconds, or every poll if polls are rarer."""
 
     version: Annotated[int, VERSION_MEANING]
-    timestamp_seconds: Annotated[Sequence[float], "When each point was taken, in Unix time, the oldest first. A gap had no poll."]
-    gpus: Annotated[Mapping[str, GpuHistory], "The GPUs and MIG instances, by UUID."]
-    runs: Annotated[Mapping[str, RunHistory], "The runs, by id."]
-    dropped: Annotated[int | None, "Series that were left out, of very many."] = None
+    timestamp_seconds: Annotated[Sequence[float], "Time of each point, the oldest first."]
+    gpus: Annotated[Mapping[str, GpuHistory], "GPUs and MIG instances, by UUID."]
+    runs: Annotated[Mapping[str, RunHistory], "Runs, by id."]
+    dropped: Annotated[int | None, "Number of series that were dropped because there are too many."] = None
 # fmt: on
 
 
 def render_history(series: HistorySeries, now: float) -> bytes:
-    """Return `/api/v1/history` as of a Unix time; 2 to 3 ms for a box of 8 GPUs and 8 runs."""
+    """Return `/api/v1/history` as of a Unix time; 2 to 3 ms for 8 GPUs and 8 runs."""
     places = series.times(now)
     devices: dict[str, dict[str, DeviceHistory]] = {}
     for (run_id, uuid), columns in series.read("devices", places):

@@ -1,4 +1,4 @@
-"""Training runs in `/api/v1/state`, as they are now; a run's receipt says what it did so far."""
+"""Training runs in `/api/v1/state`, as of the last poll."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from gpuwarden.state import State
 from gpuwarden.web.api.api_paths import RUNS
 from gpuwarden.web.api.gpu_document import Number, headroom_ratio
 
-MAX_RUNS = 100  # the API has the others, and the page all: an answer is written on the loop
+MAX_RUNS = 100  # limits the time on the event loop; /api/v1/runs has all
 
 
 # fmt: off
 @dataclass(frozen=True, slots=True)
 class StallDocument:
-    """Step that takes much longer than the run's steps usually do (runs.md)."""
+    """Stall: no training step for much longer than usual."""
 
-    seconds: Annotated[float, "Time without a step."]
-    cause: Annotated[str, "What the run seems to do instead."]
+    seconds: Annotated[float, "Time since the last step."]
+    cause: Annotated[str, "What the run seems to do instead (docs/use/runs.md)."]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,70 +38,70 @@ class VerdictDocument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceDocument:
-    """The run on one GPU or MIG instance. What follows from its last report is there while that holds."""
+    """A run on one GPU or MIG instance. Values of its last report are only there while that is current."""
 
     uuid: Annotated[str, "UUID of the GPU or MIG instance."]
-    memory_in_use_bytes: Annotated[int | None, "What its allocator has handed out."] = None
-    memory_peak_bytes: Annotated[int | None, "Most that it ever had handed out."] = None
-    memory_limit_bytes: Annotated[int | None, "Its allocator's own limit."] = None
-    memory_reserved_bytes: Annotated[int | None, "What its allocator holds of the device, where it says so."] = None
-    headroom_bytes: Annotated[Number, "What it can still allocate (headroom.md)."] = None
-    headroom_ratio: Annotated[Number, "Of what it uses and can still allocate, the part that it can still allocate."] = None
-    headroom_at_peak_bytes: Annotated[Number, "What it could still allocate if it used as much as at its peak."] = None
-    headroom_unknown: Annotated[str | None, "Why headroom is unknown."] = None
-    pressure: Annotated[str | None, "How close it is to the end of that memory: none, warning or critical."] = None
-    memory_growth_bytes_per_second: Annotated[Number, "Rate of a leak, while it lasts (foresight.md)."] = None
-    memory_grown_bytes: Annotated[int | None, "What it has grown by so far."] = None
-    seconds_to_oom: Annotated[Number, "How long it is to the limit at that rate."] = None
-    seconds_to_oom_lower: Annotated[Number, "At least so long."] = None
-    seconds_to_oom_upper: Annotated[Number, "At most so long; not there where it may never come."] = None
+    memory_in_use_bytes: Annotated[int | None, "Memory in use by its allocator."] = None
+    memory_peak_bytes: Annotated[int | None, "Highest memory in use so far."] = None
+    memory_limit_bytes: Annotated[int | None, "The allocator's own limit."] = None
+    memory_reserved_bytes: Annotated[int | None, "Memory reserved by its allocator, if reported."] = None
+    headroom_bytes: Annotated[Number, "Headroom: memory that it can still allocate."] = None
+    headroom_ratio: Annotated[Number, "Headroom as a share of used memory plus headroom."] = None
+    headroom_at_peak_bytes: Annotated[Number, "Headroom at the memory peak."] = None
+    headroom_unknown: Annotated[str | None, "Reason why headroom is unknown (docs/understand/headroom.md)."] = None
+    pressure: Annotated[str | None, "Pressure on that memory: none, warning or critical."] = None
+    memory_growth_bytes_per_second: Annotated[Number, "Growth rate of a leak, while it lasts."] = None
+    memory_grown_bytes: Annotated[int | None, "Growth of the leak so far."] = None
+    seconds_to_oom: Annotated[Number, "OOM forecast: time to the limit at that rate."] = None
+    seconds_to_oom_lower: Annotated[Number, "Lower bound of the forecast."] = None
+    seconds_to_oom_upper: Annotated[Number, "Upper bound of the forecast; absent if it may never happen."] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDocument:
-    """Training run that goes on, or has ended lately (`runs.expiry`)."""
+    """Training run that is running, or ended less than `runs.expiry` ago."""
 
-    run_id: Annotated[str, "The run on this box since it was booted; the label of the metrics."]
-    name: Annotated[str, "What the run calls itself."]
-    framework: Annotated[str, "What it trains with."]
-    state: Annotated[str, "running or stalled; once it has ended, how: finished, failed, out_of_memory, killed, crashed or unknown (runs.md)."]
-    up: Annotated[bool, "Whether its process lives and has not said its end."]
-    current: Annotated[bool, "Whether its last report is recent."]
-    condition: Annotated[str, "ok, warning or critical: the worst of its troubles."]
-    troubles: Annotated[Sequence[Trouble], "What is wrong with it, the worst first."] = ()
-    receipt: Annotated[str, "Path of its receipt: all else that is known of it (receipts.md)."]
-    pid: Annotated[int, "Its process; 0 for one that this daemon cannot see."]
-    uid: Annotated[int, "Whose process that is."]
-    user: Annotated[str | None, "The user's name."] = None
-    job: Annotated[str | None, "Job of several processes that it is part of."] = None
-    rank: Annotated[int | None, "Its place in the job, from 0."] = None
-    began_timestamp_seconds: Annotated[float, "When it first reported to this daemon, in Unix time."]
-    last_report_timestamp_seconds: Annotated[Number, "When it last reported, in Unix time."] = None
-    ended_timestamp_seconds: Annotated[Number, "When it ended, in Unix time."] = None
-    outcome: Annotated[str | None, "How it ended (runs.md); may change for some seconds."] = None
-    evidence: Annotated[str | None, "What that was concluded from."] = None
-    phase: Annotated[str | None, "What it does now: train, test, predict or idle."] = None
-    epoch: Annotated[int | None, "The epoch it is in, from 0."] = None
-    batch: Annotated[int | None, "The batch of the epoch it is at, from 0."] = None
-    batch_size: Annotated[int | None, "Examples of its last step."] = None
-    steps: Annotated[int | None, "Training steps so far."] = None
-    steps_per_second: Annotated[Number, "Steps a second over the last minute, or since it began; not there for its first seconds."] = None
-    step_median_seconds: Annotated[Number, "What half of its steps did not exceed."] = None
-    step_p95_seconds: Annotated[Number, "What 95 % of its steps did not exceed."] = None
-    input_wait_ratio: Annotated[Number, "Of the time of its steps, the part in which they waited for input, where that is known (slow.md)."] = None
-    loss: Annotated[Number, "The last loss, where the user has it reported."] = None
-    errors: Annotated[Mapping[str, int] | None, "Errors that steps raised, by kind (troubleshooting.md)."] = None
-    stall: Annotated[StallDocument | None, "There while a step hangs."] = None
-    verdict: Annotated[VerdictDocument | None, "There once it was out of memory."] = None
-    batch_size_advice: Annotated[str | None, "Which batch size would fit, in a sentence (batch-size.md)."] = None
-    host_memory_bytes: Annotated[Number, "Host memory resident in its processes."] = None
-    host_memory_growth_bytes_per_second: Annotated[Number, "Rate of a leak there, while it lasts."] = None
-    host_memory_grown_bytes: Annotated[int | None, "What it has grown by so far."] = None
-    seconds_to_host_oom: Annotated[Number, "Time until the host has no memory left, at that rate."] = None
-    seconds_to_host_oom_lower: Annotated[Number, "At least so long."] = None
-    seconds_to_host_oom_upper: Annotated[Number, "At most so long; not there where it may never come."] = None
-    unresolved_devices: Annotated[int | None, "Devices of the run that could not be identified as a GPU."] = None
-    devices: Annotated[Sequence[DeviceDocument], "Its GPUs and MIG instances."] = ()
+    run_id: Annotated[str, "Id of the run, as in the metrics; unique until the host is rebooted."]
+    name: Annotated[str, "Name of the run."]
+    framework: Annotated[str, "Framework, such as tensorflow."]
+    state: Annotated[str, "State: running or stalled; after its end finished, failed, out_of_memory, killed, crashed or unknown."]
+    up: Annotated[bool, "True while its process is alive and has not reported its end."]
+    current: Annotated[bool, "True while its last report is recent."]
+    condition: Annotated[str, "Worst severity of its problems: ok, warning or critical."]
+    troubles: Annotated[Sequence[Trouble], "Problems of the run, the worst first."] = ()
+    receipt: Annotated[str, "Path of its run record."]
+    pid: Annotated[int, "Process id; 0 if not visible to this daemon."]
+    uid: Annotated[int, "User id of the process."]
+    user: Annotated[str | None, "User name."] = None
+    job: Annotated[str | None, "Job of several processes that it belongs to."] = None
+    rank: Annotated[int | None, "Rank in the job, from 0."] = None
+    began_timestamp_seconds: Annotated[float, "First report to this daemon."]
+    last_report_timestamp_seconds: Annotated[Number, "Last report."] = None
+    ended_timestamp_seconds: Annotated[Number, "End of the run."] = None
+    outcome: Annotated[str | None, "Outcome: how it ended; may change for some seconds."] = None
+    evidence: Annotated[str | None, "Evidence for the outcome."] = None
+    phase: Annotated[str | None, "Current phase: train, test, predict or idle."] = None
+    epoch: Annotated[int | None, "Current epoch, from 0."] = None
+    batch: Annotated[int | None, "Current batch of the epoch, from 0."] = None
+    batch_size: Annotated[int | None, "Batch size of the last step."] = None
+    steps: Annotated[int | None, "Training steps in total."] = None
+    steps_per_second: Annotated[Number, "Steps per second over the last minute, or since its start; absent in its first seconds."] = None
+    step_median_seconds: Annotated[Number, "Median step time."] = None
+    step_p95_seconds: Annotated[Number, "95th percentile of the step time."] = None
+    input_wait_ratio: Annotated[Number, "Share of step time spent waiting for input, if known."] = None
+    loss: Annotated[Number, "Last loss, if the user reports it."] = None
+    errors: Annotated[Mapping[str, int] | None, "Errors of steps by kind."] = None
+    stall: Annotated[StallDocument | None, "Present while it is stalled."] = None
+    verdict: Annotated[VerdictDocument | None, "Diagnosis of its last out-of-memory error."] = None
+    batch_size_advice: Annotated[str | None, "Batch size that would fit, in a sentence."] = None
+    host_memory_bytes: Annotated[Number, "Host memory of its processes (resident)."] = None
+    host_memory_growth_bytes_per_second: Annotated[Number, "Growth rate of a host memory leak, while it lasts."] = None
+    host_memory_grown_bytes: Annotated[int | None, "Growth of that leak so far."] = None
+    seconds_to_host_oom: Annotated[Number, "Forecast: time until host memory is used up at that rate."] = None
+    seconds_to_host_oom_lower: Annotated[Number, "Lower bound of the forecast."] = None
+    seconds_to_host_oom_upper: Annotated[Number, "Upper bound of the forecast; absent if it may never happen."] = None
+    unresolved_devices: Annotated[int | None, "Number of its devices that match no GPU for certain."] = None
+    devices: Annotated[Sequence[DeviceDocument], "GPUs and MIG instances of the run."] = ()
 # fmt: on
 
 

@@ -1,4 +1,4 @@
-"""`/api/v1/state`: the box at the last poll, for programs that show it."""
+"""`/api/v1/state`: the host at the last poll."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ MAX_TROUBLES = 50
 
 @dataclass(frozen=True, slots=True)
 class StateInputs:
-    """Source of the answer: a poll, its recent past, and where the daemon listens."""
+    """Inputs of the document: a poll, its recent past, and data of the daemon."""
 
     state: State
     series: HistorySeries
     events: EventLog
     user_name: Callable[[int], str]
-    socket: Path  # where runs report
-    started: float  # the daemon, in Unix time
+    socket: Path  # of the runs
+    started: float  # start of the daemon, in Unix time
     checks: ConditionChecks = field(default_factory=ConditionChecks)
 
 
@@ -45,60 +45,60 @@ class DaemonDocument:
     """The daemon, and the driver as a whole."""
 
     version: Annotated[str, "Version of gpuwarden."]
-    started_timestamp_seconds: Annotated[float, "When it was started, in Unix time."]
-    source: Annotated[str, "nvml: this machine's GPUs; simulated or capture: not this machine's."]
+    started_timestamp_seconds: Annotated[float, "Start of the daemon."]
+    source: Annotated[str, "Source of the GPUs: nvml, simulated or capture (the latter two are not this machine's)."]
     poll_interval_seconds: Annotated[float, "Time between polls."]
-    poll_duration_seconds: Annotated[float, "How long the last one took."]
-    runs_socket: Annotated[str, "Where runs report: `GPUWARDEN_SOCKET` of theirs."]
-    driver_version: Annotated[str | None, "Version of the GPU driver."] = None
-    cuda_version: Annotated[str | None, "The CUDA that it knows."] = None
-    fault: Annotated[str | None, "Why the driver as a whole does not answer."] = None
-    fault_advice: Annotated[str | None, "What to do about that."] = None
-    paused_until_timestamp_seconds: Annotated[Number, "There during a pause: until when no GPU is read, in Unix time."] = None
-    gpus_enumerated: Annotated[int | None, "How many GPUs the driver counts."] = None
-    gpus_asleep: Annotated[int | None, "How many of them sleep, where they are let."] = None
+    poll_duration_seconds: Annotated[float, "Duration of the last poll."]
+    runs_socket: Annotated[str, "Socket to which runs report (`GPUWARDEN_SOCKET`)."]
+    driver_version: Annotated[str | None, "Version of the NVIDIA driver."] = None
+    cuda_version: Annotated[str | None, "CUDA version of the driver."] = None
+    fault: Annotated[str | None, "Error of the driver as a whole, if it does not respond."] = None
+    fault_advice: Annotated[str | None, "Recommended action."] = None
+    paused_until_timestamp_seconds: Annotated[Number, "End of the pause; present while no GPU is polled."] = None
+    gpus_enumerated: Annotated[int | None, "Number of GPUs that the driver lists."] = None
+    gpus_asleep: Annotated[int | None, "Number of sleeping GPUs, which are not woken up."] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostDocument:
-    """The machine around the GPUs, as of the last look (`poll.slow_interval`)."""
+    """The machine, read every `poll.slow_interval`."""
 
-    name: Annotated[str, "What the host calls itself; in a container, that."]
-    memory_size_bytes: Annotated[Number, "Memory of the host."] = None
-    memory_available_bytes: Annotated[Number, "What processes can still get of it."] = None
+    name: Annotated[str, "Host name; in a container, that of the container."]
+    memory_size_bytes: Annotated[Number, "Host memory."] = None
+    memory_available_bytes: Annotated[Number, "Available host memory."] = None
     swap_size_bytes: Annotated[Number, "Swap space."] = None
-    swap_used_bytes: Annotated[Number, "What of it is in use."] = None
-    shm_size_bytes: Annotated[Number, "Shared memory that there can be (`/dev/shm`)."] = None
-    shm_used_bytes: Annotated[Number, "What of it is in use."] = None
-    cpus: Annotated[int | None, "CPUs that are online."] = None
-    cpu_seconds: Annotated[Mapping[str, float] | None, "Time of all CPUs since boot by mode (busy, iowait, idle, steal), which sum up to all time."] = None
-    oom_kills: Annotated[int | None, "Processes that the kernel killed for memory since boot."] = None
+    swap_used_bytes: Annotated[Number, "Used swap space."] = None
+    shm_size_bytes: Annotated[Number, "Size of shared memory (`/dev/shm`)."] = None
+    shm_used_bytes: Annotated[Number, "Used shared memory."] = None
+    cpus: Annotated[int | None, "CPUs online."] = None
+    cpu_seconds: Annotated[Mapping[str, float] | None, "CPU time of all CPUs since boot by mode (busy, iowait, idle, steal)."] = None
+    oom_kills: Annotated[int | None, "Processes killed by the kernel for memory since boot."] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThresholdsDocument:
-    """Thresholds of the alert rules, for programs that color readings."""
+    """Thresholds of pressure and of the alerts, to color readings."""
 
-    headroom_warning_ratio: Annotated[float, "Headroom of a run, by what it uses and can still allocate, where pressure begins."]
-    headroom_critical_ratio: Annotated[float, "Likewise, where it is critical."]
-    oom_warning_seconds: Annotated[float, "Time to out-of-memory where pressure begins."]
-    oom_critical_seconds: Annotated[float, "Likewise, where it is critical."]
-    temperature_margin_warning_celsius: Annotated[float, "Degrees left before a GPU slows itself down, where pressure begins."]
-    temperature_margin_critical_celsius: Annotated[float, "Likewise, where it is critical."]
-    input_wait_warning_ratio: Annotated[float, "Of the time of steps, the part in which they wait for input, from which on that is a trouble."]
-    poll_stale_seconds: Annotated[float, "Age from which on the last poll is stale."]
-    xid_seconds: Annotated[float, "How long an XID is reported."]
+    headroom_warning_ratio: Annotated[float, "Headroom ratio of a run at which pressure is warning."]
+    headroom_critical_ratio: Annotated[float, "Headroom ratio at which it is critical."]
+    oom_warning_seconds: Annotated[float, "Forecast time to out-of-memory at which pressure is warning."]
+    oom_critical_seconds: Annotated[float, "Forecast time at which it is critical."]
+    temperature_margin_warning_celsius: Annotated[float, "Margin to the throttle point at which pressure is warning."]
+    temperature_margin_critical_celsius: Annotated[float, "Margin at which it is critical."]
+    input_wait_warning_ratio: Annotated[float, "Input wait ratio above which a run is input-bound."]
+    poll_stale_seconds: Annotated[float, "Age at which the last poll is stale."]
+    xid_seconds: Annotated[float, "Time for which an XID is reported."]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Process:
-    """Process that holds memory of a GPU; one that is on several stands there once each."""
+    """Process with memory on a GPU; one entry for each of its GPUs."""
 
-    pid: Annotated[int, "Its pid."]
-    uuid: Annotated[str, "The GPU's UUID."]
-    instance_uuid: Annotated[str | None, "The MIG instance's."] = None
+    pid: Annotated[int, "Process id."]
+    uuid: Annotated[str, "UUID of the GPU."]
+    instance_uuid: Annotated[str | None, "UUID of the MIG instance."] = None
     type: Annotated[str, "compute or graphics."]
-    memory_bytes: Annotated[int | None, "What it holds, where the driver reports it."] = None
+    memory_bytes: Annotated[int | None, "Memory of the process, if the driver reports it."] = None
     command: Annotated[str | None, "Name of its program."] = None
 
 
@@ -115,27 +115,27 @@ ProcessDocument = make_dataclass(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoxDocument:
-    """The box at the last poll."""
+    """The host at the last poll."""
 
     version: Annotated[int, VERSION_MEANING]
-    polled_timestamp_seconds: Annotated[float, "When the poll was, in Unix time."]
-    condition: Annotated[str, "ok, warning or critical: the worst of its troubles; unknown where no GPU was asked."]
-    troubles: Annotated[Sequence[Trouble], f"What is wrong with the driver, GPUs, and runs that go on or have ended within five minutes, the worst first, {MAX_TROUBLES} at most."] = ()
-    troubles_dropped: Annotated[int | None, "How many more there are."] = None
+    polled_timestamp_seconds: Annotated[float, "Time of the poll."]
+    condition: Annotated[str, "Worst severity of all problems: ok, warning or critical; unknown if no GPU was polled."]
+    troubles: Annotated[Sequence[Trouble], f"Problems of the driver, of GPUs, and of runs that are running or ended within five minutes; the worst first, {MAX_TROUBLES} at most."] = ()
+    troubles_dropped: Annotated[int | None, "Number of further problems."] = None
     daemon: Annotated[DaemonDocument, "The daemon."]
     host: Annotated[HostDocument, "The machine."]
-    thresholds: Annotated[ThresholdsDocument, "Where readings begin to mean trouble."]
-    gpus: Annotated[Sequence[GpuDocument], "The GPUs that are known."]
-    runs: Annotated[Sequence[RunDocument], f"Training runs, {MAX_RUNS} at most: those that go on first, then the worst, then the newest."]
-    runs_dropped: Annotated[int | None, "How many more there are."] = None
-    processes: Annotated[Sequence[ProcessDocument], f"Who holds memory, those with most first, {MAX_PROCESSES} at most."]  # type: ignore[valid-type] # made of the table of owner kinds
-    processes_dropped: Annotated[int | None, "How many more there are."] = None
-    events: Annotated[Sequence[Event], f"The last {MAX_EVENTS} events since the daemon was started, the newest first."]
+    thresholds: Annotated[ThresholdsDocument, "Thresholds of readings."]
+    gpus: Annotated[Sequence[GpuDocument], "All known GPUs."]
+    runs: Annotated[Sequence[RunDocument], f"Training runs: running ones first, then the worst, then the newest; {MAX_RUNS} at most."]
+    runs_dropped: Annotated[int | None, "Number of further runs."] = None
+    processes: Annotated[Sequence[ProcessDocument], f"Processes by memory, the largest first; {MAX_PROCESSES} at most."]  # type: ignore[valid-type] # made of the table of owner kinds
+    processes_dropped: Annotated[int | None, "Number of further processes."] = None
+    events: Annotated[Sequence[Event], f"The last {MAX_EVENTS} events since the start of the daemon, the newest first."]
 # fmt: on
 
 
 def render_state(seen: StateInputs) -> bytes:
-    """Return `/api/v1/state`; some 2 ms for a box of 8 GPUs and 8 runs."""
+    """Return `/api/v1/state`; about 2 ms for 8 GPUs and 8 runs."""
     state = seen.state
     status = box_status(state, seen.checks.occurrences(state))
     runs, runs_dropped = run_documents(status, seen.user_name, seen.series.pace)
@@ -149,7 +149,7 @@ def render_state(seen: StateInputs) -> bytes:
         troubles_dropped=max(len(status.troubles) - MAX_TROUBLES, 0) or None,
         daemon=_daemon(seen),
         host=_host(state.host),
-        thresholds=_thresholds(state.poll_interval),
+        thresholds=_thresholds(state),
         gpus=gpu_documents(status),
         runs=runs,
         runs_dropped=runs_dropped or None,
@@ -194,16 +194,17 @@ def _host(host: Host) -> HostDocument:
     )
 
 
-def _thresholds(poll_interval: float) -> ThresholdsDocument:
+def _thresholds(state: State) -> ThresholdsDocument:
+    limits = state.pressure.limits
     return ThresholdsDocument(
-        headroom_warning_ratio=thresholds.LITTLE_MEMORY,
-        headroom_critical_ratio=thresholds.NEAR_OUT_OF_MEMORY,
-        oom_warning_seconds=thresholds.OUT_OF_MEMORY_AHEAD_SECONDS,
-        oom_critical_seconds=thresholds.OUT_OF_MEMORY_SOON_SECONDS,
-        temperature_margin_warning_celsius=thresholds.NEAR_SLOWDOWN,
-        temperature_margin_critical_celsius=thresholds.SLOWDOWN,
+        headroom_warning_ratio=limits.memory_warning,
+        headroom_critical_ratio=limits.memory_critical,
+        oom_warning_seconds=limits.oom_warning,
+        oom_critical_seconds=limits.oom_critical,
+        temperature_margin_warning_celsius=limits.thermal_warning,
+        temperature_margin_critical_celsius=limits.thermal_critical,
         input_wait_warning_ratio=thresholds.INPUT_BOUND,
-        poll_stale_seconds=max(thresholds.STALE_POLLS * poll_interval, thresholds.STALE_POLL_SECONDS),
+        poll_stale_seconds=max(thresholds.STALE_POLLS * state.poll_interval, thresholds.STALE_POLL_SECONDS),
         xid_seconds=thresholds.XID_SECONDS,
     )
 
