@@ -214,6 +214,6 @@ def test_what_would_spoil_the_rules_is_refused(capsys: pytest.CaptureFixture[str
 
 @pytest.mark.parametrize("flags", [["--leak-still", "8m"], ["--leak-window", "10m"]])
 def test_windows_that_never_fire_are_refused(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """The last part of a leak's window has to be less than half of it, whichever of the two was chosen."""
+    """The last part of a leak's window must be less than half of it, whichever of the two was chosen."""
     assert main(["rules", *flags]) == 2
-    assert "--leak-still has to be less than half of --leak-window" in capsys.readouterr().err
+    assert "--leak-still must be less than half of --leak-window" in capsys.readouterr().err

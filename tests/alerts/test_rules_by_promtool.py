@@ -62,7 +62,7 @@ def test_odd_labels_do_not_spoil_a_description(tmp_path: Path) -> None:
     (expected,) = [alert for check in test["alert_rule_test"] for alert in check.get("exp_alerts", ())]
     expected["exp_labels"]["instance"] = odd
     annotations = expected["exp_annotations"]
-    annotations["description"] = annotations["description"].replace("of box", f"of {odd}")
+    annotations["description"] = annotations["description"].replace("on box", f"on {odd}")
     annotations["dashboard_url"] = annotations["dashboard_url"].replace("=box&", f"={quote_plus(odd)}&")
     file = tmp_path / "runs.yml"
     file.write_text(yaml.safe_dump({"rule_files": [str(RULES)], "evaluation_interval": "5s", "tests": [test]}))
