@@ -49,4 +49,5 @@ def fetch_json(listen: Address, path: str, timeout: float = TIMEOUT_SECONDS) -> 
     except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         text = sanitize(getattr(reason, "strerror", None) or str(reason))
-        raise ApiError(f"no daemon answers at {url}: {text}") from None
+        hint = "set its address with --listen, --config or GPUWARDEN_LISTEN"
+        raise ApiError(f"no daemon answers at {url}: {text}; {hint}") from None

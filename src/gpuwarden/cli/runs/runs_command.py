@@ -111,8 +111,7 @@ def _fetch(config: Config, path: str) -> Any:
             url = daemon_url(config.web.listen)
             raise OSError(None, f"the daemon at {url} cannot read its run database; see its log") from None
         if error.status is None:
-            hint = "set its address with --listen, --config or GPUWARDEN_LISTEN"
-            raise OSError(None, f"{error.strerror}; {hint}. {_describe_folders(config, {})}") from None
+            raise OSError(None, f"{error.strerror}. {_describe_folders(config, {})}") from None
         raise
 
 

@@ -166,4 +166,4 @@ def _draw(answer: LastAnswer, listen: Address, console: Console) -> RenderableTy
         return Group(render_box(answer.state, console.width, console.height - 1, now), Text("q quit", "dim"))
     age = Text(f"State of {format_elapsed(max(now - answer.at, 0.0))} ago:", STYLES["warning"])
     before = render_box(answer.state, console.width, console.height - 2, now)
-    return Group(text_cell(f"{answer.trouble}; retrying", STYLES["critical"]), age, Styled(before, "dim"))
+    return Group(text_cell(f"Retrying: {answer.trouble}", STYLES["critical"]), age, Styled(before, "dim"))
