@@ -1,4 +1,4 @@
-"""Blocking calls on threads that stand in for each other, so that one that hangs holds up no other."""
+"""Thread pool for blocking driver calls, in which a call that hangs does not block the others."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any, Generic, TypeVar, cast
 
 T = TypeVar("T")
 
-HUNG_AFTER_TIMEOUTS = 3  # timeouts after which a call that has not come back hangs
-IDLE_BEFORE_JOIN_SECONDS = 0.01  # that jobs wait while none begins, before another thread joins
+HUNG_AFTER_TIMEOUTS = 3  # timeouts after which a call that has not returned counts as hung
+IDLE_BEFORE_JOIN_SECONDS = 0.01  # for which jobs wait while none starts, before another thread is added
 
 
 class PooledCall(Generic[T]):
-    """A blocking job; once `done`, its `outcome` is what it returned or raised."""
+    """Blocking job; once `done`, its `outcome` is the value it returned or the exception it raised."""
 
     __slots__ = ("_work", "done", "outcome")
 
@@ -28,35 +28,37 @@ class PooledCall(Generic[T]):
         self.outcome: T | Exception | None = None
 
     def run(self) -> None:
-        """Do it, on a thread; once."""
+        """Run the job once, on a thread."""
         self.outcome = run_and_catch(self._work)
         self.done = True
 
 
 class CallPool:
-    """Threads that share blocking jobs: one does all, and another joins whenever none gets to the jobs that wait.
+    """Thread pool in which one thread runs all jobs, and another is added whenever waiting jobs make no progress.
 
-    Not a thread for each GPU, and no word to the event loop after each job: threads that wake while others run fight
-    for the interpreter at every call, which doubles a poll's CPU time. So there are never more than jobs under way, and
-    one that finds no more to do while another waits already ends. Used by one event loop.
+    One thread per GPU, or a wake-up of the event loop after each job, would double a poll's CPU time: threads that wake
+    up compete for the interpreter at every call. So there are never more threads than jobs in progress, and a thread
+    without work ends if another one already waits. Used by one event loop.
     """
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[PooledCall[Any]] = queue.SimpleQueue()
         self._open: list[PooledCall[Any]] = []
-        self._waiting: dict[asyncio.Future[None], list[PooledCall[Any]]] = {}  # who waits, for which jobs
-        self._workers: list[int] = []  # by the kernel's thread id
+        self._waiting: dict[
+            asyncio.Future[None], list[PooledCall[Any]]
+        ] = {}  # waiters, with the jobs that each waits for
+        self._workers: list[int] = []  # thread ids of the kernel
         self._count = 0
-        self._turn = threading.Lock()  # held by the one thread that waits for jobs with nothing else to do
-        self._watch: asyncio.TimerHandle | None = None  # set while jobs are under way
+        self._turn = threading.Lock()  # held by the one idle thread that waits for jobs
+        self._watch: asyncio.TimerHandle | None = None  # set while jobs are in progress
 
     @property
     def uninterruptible(self) -> bool:
-        """True if a call sleeps in the kernel where not even SIGKILL ends it (proc(5), state D)."""
+        """True if a call hangs in the kernel where not even SIGKILL ends it (proc(5), state D)."""
         return any(map(_sleeps_uninterruptibly, self._workers))
 
     def submit(self, work: Callable[[], T]) -> PooledCall[T]:
-        """Have it done as soon as a thread is free."""
+        """Run a job as soon as a thread is free."""
         job = PooledCall(work)
         self._open.append(job)
         self._jobs.put(job)
@@ -67,9 +69,9 @@ class CallPool:
         return job
 
     async def wait(self, jobs: Iterable[PooledCall[Any]], timeout: float) -> None:
-        """Wait for jobs together, not longer than `timeout` seconds; a job under way is not cancelled.
+        """Wait for all jobs, at most `timeout` seconds; a job in progress is not cancelled.
 
-        One future for all, as asyncio.wait takes three turns of the loop where this takes one.
+        One future for all jobs: asyncio.wait would take three iterations of the loop instead of one.
         """
         pending = [job for job in jobs if not job.done]
         if not pending:
@@ -99,14 +101,14 @@ class CallPool:
             finally:
                 self._turn.release()
             job.run()
-            if self._jobs.empty():  # else the next job may hang, and the watch delivers
+            if self._jobs.empty():  # otherwise the check delivers: the next job may hang
                 self._call(loop, self._deliver)
         self._workers.remove(own)
         self._call(loop, self._worker_ended)
 
     @staticmethod
     def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed, nothing waits
             loop.call_soon_threadsafe(function)
 
     def _worker_ended(self) -> None:
@@ -118,7 +120,7 @@ class CallPool:
             if all(job.done for job in jobs):
                 _wake(waiter)
         if not self._open and self._watch:
-            self._watch.cancel()  # or it would wake the process once a poll for nothing
+            self._watch.cancel()  # it would wake the process once a poll for nothing
             self._watch = None
 
     def _schedule_check(self) -> None:
@@ -142,10 +144,10 @@ def _sleeps_uninterruptibly(thread: int) -> bool:
 
 
 def run_and_catch(job: Callable[[], T]) -> T | Exception:
-    """Do a job; what it raises is its result."""
+    """Run a job; return its result, or the exception it raised."""
     try:
         return job()
-    except Exception as error:  # noqa: BLE001 - whatever the job raises belongs to who asked
+    except Exception as error:  # noqa: BLE001 - every exception belongs to the caller
         return error
 
 
@@ -155,11 +157,11 @@ def _wake(waiter: asyncio.Future[None]) -> None:
 
 
 class RepeatedCall(Generic[T]):
-    """Has one blocking job done, again and again, one at a time: `start` it, `wait_for_all` of them, then `collect`.
+    """Blocking job that is repeated, one at a time: `start` it, `wait_for_all` jobs, then `collect` the result.
 
-    A slow driver's answer comes late, but it comes: the next `start` goes on with it, and one that came between two of
-    them counts. A job under way for longer than LATE timeouts hangs: it is not waited for, and what it says in the end
-    is old and thrown away.
+    A late result still counts: the next `start` continues with a job in progress, and uses a result that arrived in
+    between. A job in progress for longer than HUNG_AFTER_TIMEOUTS timeouts is hung: nothing waits for it, and its
+    result, when it arrives, is outdated and discarded.
     """
 
     def __init__(self, threads: CallPool, work: Callable[[], T]) -> None:
@@ -168,10 +170,10 @@ class RepeatedCall(Generic[T]):
         self._current: PooledCall[T] | None = None
         self._began = 0.0
         self.awaited: PooledCall[T] | None = None
-        self.discarded = False  # whether what the job said before the one under way was thrown away
+        self.discarded = False  # whether the result before the job in progress was discarded
 
     def start(self, timeout: float) -> None:
-        """Begin the job, unless it is under way; it is then `awaited`, unless it hangs."""
+        """Start the job, unless it is in progress; it is then `awaited`, unless it hangs."""
         now = time.monotonic()
         old = now - self._began > HUNG_AFTER_TIMEOUTS * timeout
         if self._current is None or (old and self._current.done):
@@ -183,7 +185,7 @@ class RepeatedCall(Generic[T]):
         self.awaited = self._current
 
     def collect(self) -> T:
-        """Return the answer, once; raises what the job raised, or TimeoutError while there is none."""
+        """Return the result, once. Raises what the job raised, or TimeoutError while there is no result."""
         awaited, self.awaited = self.awaited, None
         if awaited is None or not awaited.done:
             raise TimeoutError
@@ -194,21 +196,21 @@ class RepeatedCall(Generic[T]):
 
     @property
     def under_way(self) -> bool:
-        """True while the job is under way."""
+        """True while the job is in progress."""
         return self._current is not None and not self._current.done
 
     def discard(self) -> None:
-        """Throw an answer away that nobody has taken."""
+        """Discard a result that was not collected."""
         if not self.under_way:
             self._current = self.awaited = None
 
     async def run(self, timeout: float) -> T:
-        """Have it done alone: raises as `collect` does."""
+        """Start the job, wait for it and return its result. Raises as `collect` does."""
         self.start(timeout)
         await wait_for_all(self._threads, [self], timeout)
         return self.collect()
 
 
-async def wait_for_all(threads: CallPool, lines: Iterable[RepeatedCall[Any]], timeout: float) -> None:
-    """Wait for the jobs begun, together: a wait for each would cost as much as reading a GPU does."""
-    await threads.wait([line.awaited for line in lines if line.awaited], timeout)
+async def wait_for_all(threads: CallPool, calls: Iterable[RepeatedCall[Any]], timeout: float) -> None:
+    """Wait for all started jobs together: a separate wait for each costs as much as reading a GPU."""
+    await threads.wait([call.awaited for call in calls if call.awaited], timeout)

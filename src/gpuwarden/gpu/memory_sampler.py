@@ -1,4 +1,4 @@
-"""Sampler of device memory between the polls, so that a peak of a tenth of a second is seen."""
+"""Sampler of device memory between polls, which catches peaks of a tenth of a second."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterable
 from gpuwarden.nvml.constants import NOT_AVAILABLE_LONG
 from gpuwarden.nvml.interface import MemoryInfo
 
-NO_LIMIT = float("inf")  # bytes in use that no GPU has
+NO_LIMIT = float("inf")  # bytes in use that no GPU reaches
 _MAX_SAMPLES = 1024  # between two readings of a GPU
-_MAX_SLEEP_SECONDS = 0.5  # until a thread sees that it is to end
+_MAX_SLEEP_SECONDS = 0.5  # until a thread notices that it should end
 
 
 class MemoryProbe:
     """Sampling state of one GPU's memory; nothing is sampled before `read` is set.
 
-    The thread that samples writes `reading_since` and `samples`, the one that reads the GPU empties `samples`; neither
-    waits. Armed, it notifies once: when more than `limit` bytes are in use, or when the GPU ceases to answer. The event
-    loop probes into that, and arms it again.
+    The sampling thread writes `reading_since` and `samples`, the thread that reads the GPU empties `samples`; neither
+    waits. When armed it notifies once: if more than `limit` bytes are in use, or if the GPU stops answering. The event
+    loop arms it again.
     """
 
     __slots__ = ("answers", "limit", "notify", "read", "reading_since", "samples")
@@ -29,42 +29,42 @@ class MemoryProbe:
         self.limit = NO_LIMIT
         self.notify: Callable[[], object] | None = None
         self.answers = False
-        self.read: Callable[[], MemoryInfo] | None = None  # blocks; raises what the driver answers with
+        self.read: Callable[[], MemoryInfo] | None = None  # blocks; raises NVMLError
         self.samples: deque[int] = deque(maxlen=_MAX_SAMPLES)  # bytes in use
-        self.reading_since: float | None = None  # since when a read has been under way, by the monotonic clock
+        self.reading_since: float | None = None  # start of the read in progress (monotonic)
 
     def is_reading_since(self, moment: float) -> bool:
-        """Return whether a read has been under way since before that moment. Another thread may be sampling."""
+        """Return whether a read in progress started before that moment. Another thread may be sampling."""
         since = self.reading_since
         return since is not None and since < moment
 
     def pop_highest(self) -> float:
-        """Return the highest since the last call, 0 where nothing was sampled. Another thread may be sampling."""
+        """Return the highest sample since the last call, 0 if there was none. Another thread may be sampling."""
         samples = [self.samples.popleft() for _ in range(len(self.samples))]
         if samples:
             self.answers = True
         return max((used for used in samples if used != NOT_AVAILABLE_LONG), default=0)
 
     def clear(self) -> None:
-        """Drop the samples. For the thread that reads the GPU; another one may be sampling."""
+        """Drop the samples. For the thread that reads the GPU; another thread may be sampling."""
         self.samples.clear()
 
     def arm(self, limit: float, notify: Callable[[], object]) -> None:
-        """Have `notify` called on the thread that samples; it must not block. Another thread may be sampling."""
+        """Call `notify` on the sampling thread; it must not block. Another thread may be sampling."""
         self.notify, self.limit = notify, limit
 
     def disarm(self) -> None:
-        """Notify no longer. Another thread may be sampling."""
+        """Stop notifying. Another thread may be sampling."""
         self.notify, self.limit = None, NO_LIMIT
 
     def sample(self) -> None:
-        """Read once. For the thread that samples; blocks as long as the driver does."""
+        """Read once. For the sampling thread; blocks as long as the driver does."""
         if self.read is None:
             return
         self.reading_since = time.monotonic()
         try:
             self._record(self.read().used)
-        except Exception:  # noqa: BLE001 - the next poll finds out what is wrong, and reports it
+        except Exception:  # noqa: BLE001 - the next poll finds the error and reports it
             self._record_failure()
         self.reading_since = None
 
@@ -75,7 +75,7 @@ class MemoryProbe:
             self._notify()
 
     def _record_failure(self) -> None:
-        """Notify, unless the GPU has not answered since the last failure."""
+        """Notify if the GPU has answered since the last failure."""
         if self.answers:
             self.answers = False
             self._notify()
@@ -87,13 +87,13 @@ class MemoryProbe:
 
 
 class MemorySampler:
-    """Samples the memory of all GPUs from one thread, every `interval` seconds; used by one event loop.
+    """Sampler of the memory of all GPUs on one thread, every `interval` seconds. Used by one event loop.
 
-    A sample that hangs is left behind with its thread, and another thread goes on with the other GPUs. The thread lasts
+    If a sample hangs, its thread is abandoned, and a new thread continues with the other GPUs. The thread exists only
     while there is something to sample.
     """
 
-    name = "a look at a GPU's memory"
+    name = "a memory sample"
 
     def __init__(self, interval: float, patience: float) -> None:
         self._interval = interval
@@ -103,11 +103,11 @@ class MemorySampler:
 
     @property
     def idle(self) -> bool:
-        """True where no sample is under way, nor will one begin before the next `watch`."""
+        """True if no sample is in progress, and none will start before the next `watch`."""
         return self._thread is None and not any(thread.is_alive() for thread in self._ending)
 
     def watch(self, probes: Iterable[MemoryProbe]) -> None:
-        """Sample these from now on, except for those under way for longer than `patience` seconds."""
+        """Sample these from now on, except those whose sample takes longer than `patience` seconds."""
         late = time.monotonic() - self._patience
         if self._thread and self._thread.is_hung_since(late):
             self.stop()
@@ -121,7 +121,7 @@ class MemorySampler:
             self.stop()
 
     def stop(self) -> None:
-        """Sample no longer; a sample under way comes to its end."""
+        """Stop sampling; a sample in progress ends on its own."""
         if self._thread:
             self._thread.end()
             self._ending = [*(thread for thread in self._ending if thread.is_alive()), self._thread]
@@ -135,14 +135,14 @@ class _Thread(threading.Thread):
         self.probes = probes
         self._interval = interval
         self._going = True
-        self._probe: MemoryProbe | None = None  # the one under way, or the last one
+        self._probe: MemoryProbe | None = None  # of the sample in progress, or the last one
 
     def end(self) -> None:
-        """Have it end soon, or when the sample under way comes back."""
+        """End soon, or when the sample in progress returns."""
         self._going = False
 
     def is_hung_since(self, moment: float) -> bool:
-        """Return whether a sample has been under way since before that moment (monotonic)."""
+        """Return whether a sample in progress started before that moment (monotonic)."""
         probe = self._probe
         return probe is not None and probe.is_reading_since(moment)
 

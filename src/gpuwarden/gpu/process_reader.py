@@ -1,4 +1,4 @@
-"""Reader of the processes on one GPU: slow calls, made when the lists may have changed."""
+"""Reader of the processes on one GPU. Its calls are slow, and made only when the lists may have changed."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ ByIds: TypeAlias = Mapping[tuple["int | None", "int | None"], MigDevice]
 
 
 class ProcessReader:
-    """Lists the compute processes whenever the device memory in use has changed, and both types in the slow tier.
+    """Reader that lists compute processes when the device memory in use changes, and both types in the slow tier.
 
-    A process cannot take or give back device memory without changing the sum; and headroom needs both of one moment.
+    A process cannot allocate or free device memory without changing the sum, and headroom needs both from one moment.
     """
 
     def __init__(self) -> None:
-        self._used: object = None  # device memory in use when the compute processes were listed
+        self._used: object = None  # device memory in use at the last list of compute processes
         self._instances: ByIds = {}  # at that time
         self._listed: dict[str, list[GpuProcess]] = {}
         self._known: Lists = (), ()
@@ -38,13 +38,13 @@ class ProcessReader:
         *,
         all_types: bool,
     ) -> Lists:
-        """Return the processes and the types listed; `note` takes errors of the driver's calls. Blocks like them."""
+        """Return the processes and the types listed; `note` is called with errors of driver calls, which may block."""
         if all_types or used != self._used or instances != self._instances:
-            self._used, self._instances = None, instances  # whatever fails below: to be asked again at the next reading
-            told = self._list(device, "compute", note)
+            self._used, self._instances = None, instances  # list again at the next reading if a call below fails
+            complete = self._list(device, "compute", note)
             if all_types:
-                told &= self._list(device, "graphics", note)
-            self._used = used if told else None
+                complete &= self._list(device, "graphics", note)
+            self._used = used if complete else None
             self._known = _each_once(self._listed), tuple(self._listed)
         return self._known
 
@@ -53,7 +53,7 @@ class ProcessReader:
             "compute": device.nvml.nvmlDeviceGetComputeRunningProcesses,
             "graphics": device.nvml.nvmlDeviceGetGraphicsRunningProcesses,
         }
-        self._listed.pop(kind, None)  # whether it is told anew or not: an old list never stands in
+        self._listed.pop(kind, None)  # an old list must never pass as new
         try:
             listed = device.query(functions[kind])
         except NVMLError as error:
@@ -62,9 +62,9 @@ class ProcessReader:
         found = self._listed[kind] = [
             GpuProcess(process.pid, kind, process.usedGpuMemory, self._instance_of(process)) for process in listed
         ]
-        untold = {process.instance for process in found if process.memory is None}
+        without_memory = {process.instance for process in found if process.memory is None}
         for instance in self._instances.values():
-            if (uuid := instance.identity.uuid) in untold:
+            if (uuid := instance.identity.uuid) in without_memory:
                 try:
                     own = functions[kind](instance.handle)
                 except NVMLError as error:
@@ -83,13 +83,13 @@ class ProcessReader:
 
 
 def _each_once(lists: Mapping[str, Iterable[GpuProcess]]) -> tuple[GpuProcess, ...]:
-    """Take each pid once: the driver may list one as both types, or twice."""
+    """Merge the lists, each pid once: the driver may list one as both types, or twice."""
     found: dict[int, GpuProcess] = {}
     for kind in sorted(lists):  # compute first
         for process in lists[kind]:
             known = found.setdefault(process.pid, process)
             if known is not process:
-                told = [size for size in (process.memory, known.memory) if size is not None]
+                sizes = [size for size in (process.memory, known.memory) if size is not None]
                 instance = known.instance or process.instance
-                found[process.pid] = GpuProcess(process.pid, known.type, max(told, default=None), instance)
+                found[process.pid] = GpuProcess(process.pid, known.type, max(sizes, default=None), instance)
     return tuple(found.values())

@@ -1,4 +1,4 @@
-"""Snapshot of one poll: the frozen readings of all GPUs, which every part above the driver reads."""
+"""Snapshot of one poll: the frozen readings of all GPUs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from gpuwarden.metrics.model import Metric, Readings
 from gpuwarden.nvml.identity import GpuIdentity, MigIdentity
 from gpuwarden.nvml.session import DriverVersions
 
-HUNG = "timeout"  # the fault of a call that did not come back in time
+HUNG = "timeout"  # fault of a call that timed out
 
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process with a context on a GPU; `memory` in bytes, None where the driver does not tell.
+    """A process with a context on a GPU; `memory` in bytes, None where the driver does not report it.
 
     `instance` is the UUID of the MIG instance it is on, None where it is on none.
     """
@@ -40,7 +40,7 @@ class MigInstance:
 
 @dataclass(frozen=True, slots=True)
 class XidCount:
-    """Count of one XID on a GPU, as far as is known, and when it was last, in Unix time."""
+    """Known count of one XID on a GPU, and the Unix time of the last one."""
 
     count: int
     last: float
@@ -48,13 +48,13 @@ class XidCount:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU in one poll. Did it not answer, `fault` names why and there are no readings: old ones never stand in.
+    """One GPU in one poll. If it did not answer, `fault` has the error and there are no readings: never old ones.
 
-    Nor are there where it was left alone (`asked` is false), which is no fault.
-    `process_lists` names the types of processes that the driver listed. `last_success` is Unix time, None before the
-    first; `errors` counts failed calls by name since the daemon started. `xids` are those known so far, by code.
-    `taken` and `slow_taken` say when its readings, and those of the slow tier, were taken, in seconds of a clock whose
-    zero means nothing.
+    There are none either, and no fault, if it was not polled (`asked` is false).
+    `process_lists` has the types of processes that the driver listed. `last_success` is Unix time, None before the
+    first answer; `errors` counts failed calls by name since the daemon started. `xids` are by code.
+    `taken` and `slow_taken` are the times of its readings and of its slow tier, in seconds of a clock with an arbitrary
+    zero.
     """
 
     identity: GpuIdentity
@@ -81,24 +81,24 @@ class Gpu:
 
     def instance(self, uuid: str) -> MigInstance | None:
         """Return the MIG instance of that UUID."""
-        if not self.mig:  # most, and this is asked several times a poll of each run
+        if not self.mig:  # most GPUs; called several times per run and poll
             return None
         return next((instance for instance in self.mig if instance.identity.uuid == uuid), None)
 
     def holds(self, pid: int, uuid: str) -> GpuProcess | None:
-        """Return the process as it is on the GPU or MIG instance of that UUID; None where the driver lists none there.
+        """Return the process on the GPU or MIG instance of that UUID; None if the driver lists none there.
 
-        One that is on no instance the driver names may be on any. Of a run only its own process counts: what a child of
-        it holds is another process's pool, which the run's allocator cannot hand out.
+        A process without a known instance may be on any. Only the run's own process counts: memory of a child belongs
+        to another process's pool, which the run's allocator cannot use.
         """
         where = (uuid, None) if self.mig else (None,)
-        found = (each for each in self.processes if each.pid == pid and pid)  # one that has none may be any
+        found = (each for each in self.processes if each.pid == pid and pid)  # pid 0 is unknown, and may be any process
         return next((each for each in found if each.instance in where), None)
 
 
 def _value(readings: Readings, row: Metric[Any], labels: tuple[str, ...]) -> float | None:
     reading = readings.get(row)
-    if isinstance(reading, (int, float)):  # asked first: most are, and whether it is a mapping takes far longer to tell
+    if isinstance(reading, (int, float)):  # first: most are, and a check for a mapping is far slower
         return reading
     value = reading.get(labels) if isinstance(reading, Mapping) else None
     return value if isinstance(value, (int, float)) else None
@@ -106,13 +106,12 @@ def _value(readings: Readings, row: Metric[Any], labels: tuple[str, ...]) -> flo
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One poll. `fault` names why the driver as a whole did not answer; each GPU carries its own health beside that.
+    """One poll. `fault` is the error of the driver as a whole; each GPU also has its own.
 
     `time` and `last_success` are Unix time, `duration` seconds; `enumerated` is the driver's count of GPUs, None
-    when it did not say; `errors` counts failures of the driver as a whole since the daemon started. `asked` is false
-    where the driver was left alone: during a pause, until `paused_until`, or for the sake of GPUs that sleep. `asleep`
-    says of each GPU whether it does, `asleep_count` counts those that have not said who they are as well; both are
-    known only where GPUs are let sleep.
+    if it did not answer; `errors` counts failures of the driver as a whole since the daemon started. `asked` is false
+    if the driver was not called: during a pause, until `paused_until`, or so that GPUs can be suspended. `asleep` says
+    which GPUs are suspended, `asleep_count` includes those not identified; both are known only with gpus.let_sleep.
     """
 
     time: float
@@ -127,18 +126,18 @@ class Snapshot:
     paused_until: float | None = None
     asleep: Mapping[str, bool] = field(default_factory=dict)
     asleep_count: int | None = None
-    _by_uuid: Mapping[str, Gpu] = field(init=False, repr=False, compare=False)  # and by those of its MIG instances
+    _by_uuid: Mapping[str, Gpu] = field(init=False, repr=False, compare=False)  # the MIG instances' UUIDs included
 
     def __post_init__(self) -> None:
         by_uuid = {instance.identity.uuid: gpu for gpu in reversed(self.gpus) for instance in gpu.mig}
-        by_uuid.update((gpu.identity.uuid, gpu) for gpu in reversed(self.gpus))  # of those with none the first
+        by_uuid.update((gpu.identity.uuid, gpu) for gpu in reversed(self.gpus))  # of GPUs without a UUID the first
         object.__setattr__(self, "_by_uuid", by_uuid)
 
     @property
     def hung(self) -> bool:
-        """True if nothing at all came back from the driver: the one state that a restart of the daemon may end.
+        """True if no driver call returned: the one state that a restart of the daemon may end.
 
-        A driver that refuses, or is not there, has answered.
+        An error, such as for a missing driver, is an answer.
         """
         if self.gpus:
             return all(gpu.fault == HUNG for gpu in self.gpus)

@@ -1,4 +1,4 @@
-"""Device that the readers of a table query: each question once a reading, and never again what it lacks."""
+"""Device for the readers of the metric table: caches answers within a reading, and skips unsupported calls."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _NOT_AVAILABLE = frozenset({NOT_AVAILABLE, NOT_AVAILABLE_LONG})
 
 
 class NoValueError(Exception):
-    """The driver answers that it has no value now: no sample, no error, and to be asked again."""
+    """The driver has no value now: no sample, no error, and to be queried again."""
 
 
 def require_value(answer: T) -> T:
-    """Return a number that the driver gave. Raises NotToldError for the one that stands for none."""
+    """Return a number from the driver. Raises NoValueError for the number that means "not available"."""
     if type(answer) is int and answer in _NOT_AVAILABLE:
         raise NoValueError
     return answer
 
 
 class Device:
-    """Asks the driver each question once a reading, however many rows want to know, and never again what it lacks.
+    """Device whose calls are made once per reading, however many rows need them; unsupported calls are not repeated.
 
     Used by one thread at a time. Field values are fetched in one call for all fields that earlier readings of the tier
-    asked for: the driver is entered once, and no list of fields has to be kept in step with the table.
+    needed, so no list of fields has to match the table.
     """
 
     def __init__(
@@ -44,22 +44,22 @@ class Device:
         self.host_memory = host_memory
         self.peaks = peaks
         self.gpm = gpm
-        self.elapsed = 0.0  # seconds since the last reading; 0 in the first, and after one that failed
-        self.failures: list[Exception] = []  # of this reading, that rows got over
-        self.relearn_count = 0  # times that it was forgotten what the device lacks
+        self.elapsed = 0.0  # seconds since the last reading; 0 in the first one, and after a failed one
+        self.failures: list[Exception] = []  # of this reading, that did not cost a row
+        self.relearn_count = 0  # number of `relearn` calls
         self._answers: dict[Any, Any] = {}
-        self._lacks: set[Any] = set()  # questions that this device or driver does not support
-        self._remembered: dict[Any, Any] = {}  # what holds for as long as the handle does
+        self._lacks: set[Any] = set()  # calls that this device or driver does not support
+        self._remembered: dict[Any, Any] = {}  # valid as long as the handle
         self._fields: dict[Field, float | Exception | None] = {}
         self._lacking_fields: set[Field] = set()
         self._batches: dict[str, dict[Field, None]] = {}
         self._batch: dict[Field, None] = {}
         self._integrals: dict[Any, float] = {}
-        self._slow = False  # whether this reading takes the slow tier too
-        self._slow_answers: dict[Any, Any] = {}  # answers of the last one that did
+        self._slow = False  # whether this reading includes the slow tier
+        self._slow_answers: dict[Any, Any] = {}  # answers of the last reading that did
 
     def attach(self, handle: Handle) -> None:
-        """Go on with a new handle, after which nothing learnt of the device holds; what was added up stays."""
+        """Use a new handle: drop what was learned of the device, keep integrals."""
         self.handle = handle
         self._lacks.clear()
         self._lacking_fields.clear()
@@ -67,7 +67,7 @@ class Device:
         self._slow_answers.clear()
 
     def begin(self, elapsed: float, *, slow: bool = False) -> None:
-        """Begin a reading: what was answered before is old. `slow`: it takes the slow tier too."""
+        """Start a reading: drop the answers of the last one. `slow`: it includes the slow tier."""
         self.elapsed = elapsed
         self._slow = slow
         self.failures.clear()
@@ -76,11 +76,11 @@ class Device:
         self.gpm.begin()
 
     def enter(self, tier: str) -> None:
-        """Go on to the rows of a tier, which learns a batch of fields of its own."""
+        """Continue with the rows of a tier, which has its own batch of fields."""
         self._batch = self._batches.setdefault(tier, {})
 
     def relearn(self) -> None:
-        """Forget what the device lacks: a mode that was switched, MIG say, may have brought it."""
+        """Try unsupported calls again: a changed mode, such as MIG, may support them."""
         self.relearn_count += 1
         self._lacks.clear()
         self._lacking_fields.clear()
@@ -88,7 +88,7 @@ class Device:
         self._remembered = {question: answer for question, answer in self._remembered.items() if answer is not None}
 
     def query(self, function: Callable[Concatenate[Handle, P], T], /, *args: P.args, **_: P.kwargs) -> T:
-        """Ask the driver. Blocks as long as the driver does; raises NVMLError, not remembered, or NotToldError."""
+        """Query the driver. Blocks as long as the driver does; raises NVMLError (not cached) or NoValueError."""
         key = (function, args)
         if key in self._answers:
             answer = self._answers[key]
@@ -99,7 +99,7 @@ class Device:
         return answer  # type: ignore[no-any-return] # the key names the function that made it
 
     def try_query(self, function: Callable[Concatenate[Handle, P], T], /, *args: P.args, **_: P.kwargs) -> T | None:
-        """Ask the driver; None where this device or driver does not support the question, or has no value now."""
+        """Query the driver; None if this device or driver does not support the call, or has no value now."""
         key = (function, args)
         if key in self._lacks:
             return None
@@ -116,13 +116,13 @@ class Device:
         return None if type(answer) is int and answer in _NOT_AVAILABLE else answer
 
     def query_once(self, function: Callable[Concatenate[Handle, P], T], /, *args: P.args, **_: P.kwargs) -> T | None:
-        """Ask, once for as long as the handle lasts, what cannot change meanwhile; None where unsupported."""
+        """Query once per handle what cannot change; None if unsupported."""
         return self.remember((function, args), lambda: self.try_query(function, *args))  # type: ignore[call-arg] # as above
 
     def query_slowly(self, matter: Any, ask: Callable[[], T]) -> T:
-        """Ask in readings of the slow tier, for what is a part of a quicker row, and return that answer in the others.
+        """Query in readings of the slow tier, for a part of a row of the poll tier; return that answer in the others.
 
-        Where asking fails, it is asked again in the next reading.
+        If the query fails, it is repeated in the next reading.
         """
         if self._slow or matter not in self._slow_answers:
             self._slow_answers.pop(matter, None)
@@ -130,7 +130,7 @@ class Device:
         return self._slow_answers[matter]  # type: ignore[no-any-return] # the matter names what answered it
 
     def attempt(self, ask: Callable[[], T]) -> T | None:
-        """Ask for a part of a row that must not cost the rest of it; None, with the failure kept, where it fails."""
+        """Query a part of a row that must not cost the rest of it; None, with the failure kept, if that fails."""
         try:
             return ask()
         except NVMLError as error:
@@ -138,21 +138,21 @@ class Device:
             return None
 
     def remember(self, matter: Any, settle: Callable[[], T]) -> T:
-        """Return what was settled of a matter since the handle was attached; else settle it now, if that does not fail.
+        """Return the value remembered under `matter` for this handle; compute it with `settle` the first time.
 
-        A counter whose source, or whose unit, changed in mid-life would jump: which one serves is settled once.
+        Used to choose a source once: a counter whose source or unit changes would jump.
         """
         if matter not in self._remembered:
             self._remembered[matter] = settle()
         return self._remembered[matter]  # type: ignore[no-any-return] # the matter names what settled it
 
     def is_remembered(self, matter: Any) -> bool:
-        """Tell whether a matter was settled since the handle was attached."""
+        """Return whether a value is remembered for this handle."""
         return matter in self._remembered
 
     @property
     def divided(self) -> bool:
-        """True where the GPU is divided into MIG instances now. Blocks; raises NVMLError."""
+        """True if the GPU is divided into MIG instances. Blocks; raises NVMLError."""
         mode = self.try_query(self.nvml.nvmlDeviceGetMigMode)
         return mode is not None and list(mode[:1]) == [MIG_ENABLED]
 
@@ -162,11 +162,11 @@ class Device:
 
     @property
     def answered(self) -> bool:
-        """True if the driver has answered anything in this reading."""
+        """True if any call of this reading was answered."""
         return bool(self._answers)
 
     def lacks(self, function: Callable[..., Any], *args: Any) -> bool:
-        """Tell whether `try_query` has found this question unsupported. Other threads may ask too."""
+        """Return whether `try_query` found this call unsupported. May be called from any thread."""
         return (function, args) in self._lacks
 
     def field(self, number: int, scope: int = 0) -> float | None:
@@ -194,7 +194,7 @@ class Device:
             answers = ask(self.handle, tuple(fields))
         except NVMLError as error:
             if code_of(error) not in UNSUPPORTED:
-                known.update(dict.fromkeys(fields, error))  # the rows to come need not ask in vain
+                known.update(dict.fromkeys(fields, error))  # later rows need not try again
                 raise
             lacking.update(fields)  # the whole function is missing
             return
@@ -206,10 +206,10 @@ class Device:
                 known[field] = nvml_error(code) if code else value
 
     def integrate(self, of: Any, rate: float) -> float:
-        """Add up a rate over the readings, as if it had held since the last one; a gap in them counts for nothing."""
+        """Integrate a rate over the readings, each value since the last reading; a gap counts as zero."""
         total = self._integrals[of] = self._integrals.get(of, 0.0) + rate * self.elapsed
         return total
 
     def integrated(self, of: Any) -> float:
-        """Return what `integrate` has added up of a rate so far."""
+        """Return the integral of a rate so far."""
         return self._integrals.get(of, 0.0)

@@ -15,20 +15,20 @@ RETRY_SECONDS = 5.0  # between attempts to initialise a driver that is not there
 
 @dataclass(frozen=True, slots=True)
 class DriverVersions:
-    """Versions of the driver, and of CUDA that it has; `cuda_version` is empty where it does not say."""
+    """Versions of the driver and its CUDA; `cuda_version` is empty if unknown."""
 
     version: str
     cuda_version: str
 
 
 class HiddenGpusError(Exception):
-    """The machine has GPUs that NVML does not list; the text says why."""
+    """NVML does not list the machine's GPUs; the text says why."""
 
 
 class Session:
-    """Counts how often NVML was initialised, as it counts too.
+    """Session with NVML. It counts initialisations, as NVML does.
 
-    Its methods block, on each other too: a shutdown that hangs must not meet an initialisation.
+    Its methods block, and exclude each other: an initialisation must not overlap a shutdown that hangs.
     """
 
     def __init__(self, nvml: Nvml) -> None:
@@ -39,9 +39,9 @@ class Session:
         self._retry_at = 0.0
         self.driver: DriverVersions | None = None
         self.open = False
-        self._matched = False  # whether the driver ever answered otherwise than that its library is another version's
-        self.outdated = False  # whether the driver was updated since, so that only a new process can load its library
-        self.number = 0  # of this session: what was learnt in another one, handles above all, does not hold in it
+        self._matched = False  # whether the driver ever gave another answer than a version mismatch
+        self.outdated = False  # whether the driver was updated since: only a new process can load its library
+        self.number = 0  # of this session: handles of another session are invalid
 
     def count(self) -> int:
         """Initialise if need be, and count the GPUs. Raises NVMLError or HiddenGpusError."""
@@ -59,7 +59,7 @@ class Session:
         return count
 
     def close(self) -> None:
-        """Shut NVML down, so that it has no device open any more. Raises NVMLError where it refuses."""
+        """Shut NVML down, which closes all devices. Raises NVMLError if it fails."""
         with self._turn:
             self._close()
 
@@ -74,15 +74,15 @@ class Session:
                 if code_of(error) not in DRIVER_GONE:
                     raise
                 if self._initialised < before:
-                    self._initialised = 0  # NVML has forgotten earlier ones: nothing is left to shut down
-                return  # else it may only be refusing now, and is asked again the next time
+                    self._initialised = 0  # NVML dropped earlier ones: nothing is left to shut down
+                return  # otherwise this may be temporary, and is tried again next time
             self._initialised -= 1
 
     def _initialise(self) -> None:
         if self._refused and time.monotonic() < self._retry_at:
             raise self._refused
         try:
-            self._close()  # while NVML counts an earlier initialisation, another one only adds to the count
+            self._close()  # while an earlier initialisation counts, another one would have no effect
             self._nvml.nvmlInit()
             self._initialised += 1
             cuda = if_supported(self._nvml.nvmlSystemGetCudaDriverVersion_v2)
@@ -91,7 +91,7 @@ class Session:
             self._refused, self._retry_at = error, time.monotonic() + RETRY_SECONDS
             mismatch = code_of(error) == LIBRARY_MISMATCH
             self._matched = self._matched or not mismatch
-            # A process that met the mismatch at its start has the new library already: a restart would not help.
+            # A process with the mismatch from its start has the new library: a restart would not help.
             self.outdated = mismatch and self._matched
             raise
         self._matched = True
