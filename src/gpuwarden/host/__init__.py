@@ -1,1 +1,1 @@
-"""The machine beneath the GPUs: /proc, cgroups, kernel log."""
+"""Host of the GPUs: /proc, cgroups, kernel log."""

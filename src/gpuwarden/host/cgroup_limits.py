@@ -1,7 +1,7 @@
-"""Limits of a process's cgroup: containers and batch jobs end by these, not by the host's.
+"""Limits of a process's cgroup: containers and batch jobs are killed by these, not by the host's.
 
-Both versions of cgroups (Linux, Documentation/admin-guide/cgroup-v2.rst and cgroup-v1). A limit anywhere above a
-process holds for it, so all levels are asked. Reads /proc and the cgroup file system; nothing here blocks.
+Both versions of cgroups (Linux, Documentation/admin-guide/cgroup-v2.rst and cgroup-v1). A limit at any level above a
+process applies to it, so all levels are read. Reads /proc and the cgroup file system; nothing here blocks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _NO_LIMIT = 2**62  # version 1 writes "none" as the largest number of whole page
 
 @dataclass(frozen=True, slots=True)
 class CgroupMemory:
-    """Bytes a cgroup may hold, and bytes it holds that the kernel cannot simply drop."""
+    """Memory limit of a cgroup in bytes, and the bytes in use that the kernel cannot reclaim."""
 
     limit: int
     used: int
@@ -22,9 +22,9 @@ class CgroupMemory:
 
 @dataclass(frozen=True, slots=True)
 class CgroupLimits:
-    """Limits on one process: the memory limit with the least room left, and the lowest quota of CPUs.
+    """Limits of one process: the memory limit with the least room left, and the lowest CPU quota.
 
-    `oom_kills` is how often the kernel's OOM killer killed in its own cgroup.
+    `oom_kills` counts kills by the kernel's OOM killer in its own cgroup.
     """
 
     memory: CgroupMemory | None = None
@@ -34,19 +34,19 @@ class CgroupLimits:
 
 @dataclass(frozen=True, slots=True)
 class OomKillCounter:
-    """A counter of the OOM killer's kills in one cgroup, as it stood."""
+    """Counter of the OOM killer's kills in one cgroup, at one time."""
 
     file: str
     count: int
 
     def since(self) -> int:
-        """Return how many there were since; 0 where the cgroup is gone. Does not block."""
+        """Return the number of kills since then; 0 if the cgroup is gone. Does not block."""
         return max((_oom_kills(self.file) or 0) - self.count, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Version:
-    """The files of one version: `dropped` names the lines of memory.stat that are page cache."""
+    """Files of one cgroup version; `dropped` are the lines of memory.stat with page cache."""
 
     limit: str
     used: str
@@ -58,7 +58,7 @@ _V1 = _Version("memory.limit_in_bytes", "memory.usage_in_bytes", (b"total_active
 
 
 class CgroupReader:
-    """Finds the limits of processes; asks each cgroup once a look, which `begin` opens."""
+    """Reader of processes' limits, which reads each cgroup once per sample; `begin` starts one."""
 
     def __init__(self, proc: str = "/proc") -> None:
         self._proc = proc
@@ -66,13 +66,13 @@ class CgroupReader:
         self._found: dict[bytes, CgroupLimits] = {}
 
     def begin(self) -> None:
-        """Forget what the cgroups said."""
+        """Start a sample: drop the limits of the last one."""
         self._found.clear()
         if not self._mounts:
             self._mounts = dict(_mounts(_content(f"{self._proc}/self/mountinfo")))
 
     def limits(self, pid: int) -> CgroupLimits:
-        """Return what holds for a process; nothing where it, or its cgroup, cannot be seen. Raises nothing."""
+        """Return the limits of a process; empty if it, or its cgroup, is hidden. Raises nothing."""
         membership = _content(f"{self._proc}/{pid}/cgroup")
         if membership not in self._found:
             self._found[membership] = self._read_limits(membership.decode(errors="surrogateescape"))
@@ -92,14 +92,14 @@ class CgroupReader:
         )
 
     def _levels(self, paths: dict[str, str], controller: str) -> Iterator[str]:
-        """Return the folders of a process's cgroup and of those it is in, as far as they are mounted here."""
+        """Return the folders of a process's cgroup and its parents, as far as they are mounted here."""
         mount, root = self._mounts.get(controller, ("", ""))
         path = paths.get(controller, "")
-        if root != "/":  # in a container the mount shows a part only
+        if root != "/":  # in a container only a part is mounted
             if not f"{path}/".startswith(f"{root}/"):
                 return
             path = path[len(root) :]
-        if not mount or ".." in path.split("/"):  # outside of what this daemon sees
+        if not mount or ".." in path.split("/"):  # outside of the mounted part
             return
         parts = [part for part in path.split("/") if part]
         for depth in range(len(parts), -1, -1):
@@ -107,7 +107,7 @@ class CgroupReader:
 
 
 def _mounts(mountinfo: bytes) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Return where each controller is mounted, and the cgroup that is seen there; version 2 has the name ""."""
+    """Return mount point and root cgroup of each controller; version 2 has the name ""."""
     for line in mountinfo.decode(errors="surrogateescape").splitlines():
         before, _, after = line.partition(" - ")
         kind, _, options = after.partition(" ")
@@ -144,7 +144,7 @@ def _memory(folder: str, version: _Version) -> CgroupMemory | None:
 
 
 def _counter(folder: str) -> OomKillCounter | None:
-    """Find the counter; memory.events has the cgroups below in it too, as older kernels than 5.2 have no other."""
+    """Find the counter. Kernels before 5.2 have only memory.events, which includes child cgroups."""
     for name in ("memory.events.local", "memory.events", "memory.oom_control"):
         file = f"{folder}/{name}"
         count = _oom_kills(file)
@@ -175,6 +175,6 @@ def _content(path: str) -> bytes:
 
 
 def _number(text: bytes) -> int | None:
-    """Return a whole number; None for "max" and -1, which are no limit, and for nothing."""
+    """Return a whole number; None for "max" and -1, which mean no limit, and for empty text."""
     text = text.strip()
     return int(text) if text.isdigit() else None

@@ -1,6 +1,7 @@
-"""State of the host, as far as it explains a training run; it is no second node_exporter.
+"""Reader of the host's state, as far as it explains a training run; not a replacement for node_exporter.
 
-Reads /proc and /dev/shm, by psutil where it has the figure; nothing here blocks. What the kernel does not tell is None.
+Reads /proc and /dev/shm, through psutil where possible; nothing here blocks. A value the kernel does not provide is
+None.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import psutil
 from gpuwarden.metrics.model import Labels
 
 T = TypeVar("T")
-_PAGE = os.sysconf("SC_PAGE_SIZE")  # psutil takes 4 KiB for granted in swap traffic; Grace has pages of 64 KiB
+_PAGE = os.sysconf("SC_PAGE_SIZE")  # psutil assumes 4 KiB for swap traffic; Grace has 64 KiB pages
 _SHM = "/dev/shm"  # noqa: S108 - its fill level is read, nothing is written
 _PRESSURE = Path("/proc/pressure")
 
@@ -32,7 +33,7 @@ class HostMemory:
 
 @dataclass(frozen=True, slots=True)
 class HostSpace:
-    """Bytes that there are, and bytes in use."""
+    """Size and bytes in use."""
 
     size: int
     used: int
@@ -40,7 +41,7 @@ class HostSpace:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One look at the machine. Bytes and seconds; `cpu_seconds` by mode, `stalled_seconds` by resource and share."""
+    """One sample of the machine. Bytes and seconds; `cpu_seconds` by mode, `stalled_seconds` by resource and share."""
 
     memory_size: int | None = None
     memory_available: int | None = None
@@ -55,13 +56,13 @@ class Host:
 
 
 class HostReader:
-    """Looks at the machine; remembers the CPU's counters, as the kernel's may fall."""
+    """Reader of the machine. It keeps the CPU counters, as the kernel's may decrease."""
 
     def __init__(self) -> None:
         self._cpu: Mapping[Labels, float] = {}
 
     def read(self) -> Host:
-        """Take one look. Raises nothing; takes about a quarter of a millisecond."""
+        """Take one sample. Raises nothing; takes about 0.25 ms."""
         memory = try_read_host_memory()
         events = _or_none(_events) or {}
         self._cpu = {mode: max(now, self._cpu.get(mode, 0.0)) for mode, now in (_or_none(_cpu_seconds) or {}).items()}
@@ -90,17 +91,19 @@ def try_read_host_memory() -> HostMemory | None:
     return _or_none(read_host_memory)
 
 
-def _or_none(question: Callable[[], T]) -> T | None:
-    """Ask; what the kernel lacks, hides, or writes in a way that psutil does not know, is None."""
+def _or_none(read: Callable[[], T]) -> T | None:
+    """Return a value; None where the kernel lacks or hides it, or psutil cannot parse it."""
     try:
-        return question()
+        return read()
     except (OSError, ValueError, KeyError, IndexError, AttributeError, RuntimeError, psutil.Error):
         return None
 
 
 def _swap() -> HostSpace:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # where /proc/vmstat lacks the traffic, which is not taken from psutil
+        warnings.simplefilter(
+            "ignore"
+        )  # psutil warns where /proc/vmstat lacks the traffic, which is not read through it
         swap = psutil.swap_memory()
     return HostSpace(swap.total, swap.used)
 
@@ -111,9 +114,9 @@ def _shm() -> HostSpace:
 
 
 def _cpu_seconds() -> dict[Labels, float]:
-    """Sum the kernel's modes to four that make up all time; guests' time is within user and nice already.
+    """Sum the kernel's modes into four that make up all time; user and nice include guest time.
 
-    iowait may fall (Linux, Documentation/filesystems/proc.rst), and for the time a CPU is offline idle does too.
+    iowait may decrease (Linux, Documentation/filesystems/proc.rst), and so may idle while a CPU is offline.
     """
     times = psutil.cpu_times()
     busy = times.user + times.nice + times.system + times.irq + times.softirq

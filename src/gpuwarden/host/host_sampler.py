@@ -1,4 +1,4 @@
-"""Sampler of the host and of the runs' processes: each slow interval, and sooner where a run needs it."""
+"""Sampler of the host and of the runs' processes, each slow interval, and more often for new or urgent runs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from gpuwarden.host.host_reader import Host, HostReader, try_read_host_memory
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.host.process_tree import HostUsage, ProcessTrees
 
-# Interval while a run is new, so that the record of a short one has some samples.
+# Interval while a run is new, so that the record of a short run has some samples.
 NEW_RUN_INTERVAL_SECONDS = 5.0
-NEW_RUN_SECONDS = 60.0  # age up to which a run is new, where poll.slow_interval is longer
+NEW_RUN_SECONDS = 60.0  # age up to which a run is new, if poll.slow_interval is longer
 
 
 @dataclass(frozen=True, slots=True)
 class HostSample:
-    """Last sample: the host, the bytes that were available when the runs' processes were read, and what these use."""
+    """Last sample: the host, the bytes available when the runs' processes were read, and the processes' usage."""
 
     host: Host = field(default_factory=Host)
     available: int | None = None
@@ -24,7 +24,7 @@ class HostSample:
 
 
 class HostSampler:
-    """Sampler of the host. Used by one event loop, which it blocks for some milliseconds a sample."""
+    """Sampler of the host. Used by one event loop, which it blocks for some milliseconds per sample."""
 
     def __init__(self, slow_interval: float) -> None:
         self._slow_interval = slow_interval
@@ -41,14 +41,14 @@ class HostSampler:
 
     @property
     def io_allowed(self) -> bool | None:
-        """True if the daemon may read what processes read and write; None while no process was there to try."""
+        """True if the daemon may read the I/O counters of processes; None while there was no process to try."""
         return self._trees.io_allowed
 
     def update(self, runs: Sequence[ProcessKey], now: float, *, newest_age: float, urgent: bool) -> HostSample:
-        """Return the sample that holds at a poll; `now` is monotonic.
+        """Return the sample for a poll, a new one if it is due; `now` is monotonic.
 
-        `newest_age` is the age in seconds of the newest living run. `urgent`: a run takes the host's memory so fast
-        that each poll has to sample.
+        `newest_age` is the age in seconds of the newest live run. `urgent`: a run allocates host memory so fast that
+        every poll needs a sample.
         """
         is_new = newest_age <= min(self._slow_interval, NEW_RUN_SECONDS)
         if now >= self._slow_due:

@@ -1,7 +1,7 @@
-"""Reader of the kernel log, to which the driver writes all XIDs, and the kernel its OOM killer's kills.
+"""Reader of the kernel log, in which the driver logs all XIDs, and the kernel the kills of its OOM killer.
 
-/dev/kmsg (Linux, Documentation/ABI/testing/dev-kmsg) gives one record a read, from the oldest that the kernel still
-has, so what was logged before the daemon's start is seen with its own time. Reading it never blocks.
+/dev/kmsg (Linux, Documentation/ABI/testing/dev-kmsg) returns one record per read, from the oldest that the kernel has,
+so records from before the daemon's start are included, with their own time. Reading it never blocks.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 KMSG = Path("/dev/kmsg")
-MAX_RECORDS = 5000  # in one `read`: some 15 ms where none is wanted
+MAX_RECORDS = 5000  # in one `read`: about 15 ms if none matches
 MAX_RECORD_BYTES = 8192  # the kernel's own limit
-MAX_BYTES = 2**20  # in one `read`, about twice what so many records take: another file may give a hundred in one go
-RETRY_SECONDS = 60.0  # between attempts to open a log that may not be read
+MAX_BYTES = 2**20  # in one `read`, about twice the size of that many records: another file may return a hundred at once
+RETRY_SECONDS = 60.0  # between attempts to open a log without permission
 
 _HEADER = re.compile(rb"\d{1,9},(\d{1,18}),(\d{1,18}),")  # priority, number, microseconds since boot
 
 
 @dataclass(frozen=True, slots=True)
 class KernelRecord:
-    """A message of the kernel; it was logged between `earliest` and `latest` (monotonic), at Unix time `time`."""
+    """Message of the kernel, logged between `earliest` and `latest` (monotonic), at Unix time `time`."""
 
     message: bytes
     earliest: float
@@ -34,9 +34,9 @@ class KernelRecord:
 
 
 class KernelLog:
-    """The kernel log from its oldest record on, of which only messages that begin like one of `prefixes` are given.
+    """Kernel log from its oldest record on; only messages with one of `prefixes` are returned.
 
-    Nobody but the kernel and root can begin a message. One event loop uses it.
+    Only the kernel and root can write the start of a message. Used by one event loop.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class KernelLog:
         self._file: int | None = None
         self._retry_at = 0.0
         self._last: int | None = None  # number of the last record read
-        self._caught_up: float | None = None  # when nothing was left to read; None: what is read may be old
+        self._caught_up: float | None = None  # when the log was last read to its end; None: records may be old
 
     @property
     def readable(self) -> bool:
@@ -57,10 +57,7 @@ class KernelLog:
         return self._file is not None
 
     def read(self) -> list[KernelRecord]:
-        """Return what was logged since the last call, of MAX_RECORDS records at most; the next call goes on there.
-
-        Of a file that gives many records at once, they are those of MAX_BYTES.
-        """
+        """Return the matching ones of the next MAX_RECORDS records, or MAX_BYTES; the next call continues there."""
         if self._file is None and not self._open():
             return []
         found: list[KernelRecord] = []
@@ -73,7 +70,7 @@ class KernelLog:
             except BlockingIOError:
                 text = b""
             except OSError as error:
-                if error.errno in {errno.EPIPE, errno.EINVAL}:  # overwritten, or too long: the next read goes on
+                if error.errno in {errno.EPIPE, errno.EINVAL}:  # overwritten, or too long: continue with the next
                     continue
                 self.close()
                 break
@@ -86,7 +83,7 @@ class KernelLog:
         return found
 
     def close(self) -> None:
-        """Let go of the log; `read` opens it again, and goes on behind the last record."""
+        """Close the log; `read` opens it again and continues after the last record."""
         if self._file is not None:
             os.close(self._file)
         self._file, self._caught_up, self._retry_at = None, None, time.monotonic() + RETRY_SECONDS
@@ -102,7 +99,7 @@ class KernelLog:
         return True
 
     def _parse(self, record: bytes) -> Iterator[KernelRecord]:
-        """Take one line "priority,number,microseconds,flags;message"; further lines of a record begin with a space."""
+        """Parse a line "priority,number,microseconds,flags;message"; further lines of a record start with a space."""
         header, semicolon, message = record.partition(b";")
         match = _HEADER.match(header) if semicolon else None
         if match is None:
@@ -110,14 +107,14 @@ class KernelLog:
         number = int(match[1])
         if self._last is not None:
             if number <= self._last:
-                return  # the log was opened anew
+                return  # read before the log was opened again
             self.lost += number - self._last - 1
         self._last = number
         if message.startswith(self._prefixes):
             yield self._dated(message, int(match[2]) / 1e6)
 
     def _dated(self, message: bytes, moment: float) -> KernelRecord:
-        """Date a record. The log's clock drifts from the monotonic one, but a new record came since the last read."""
+        """Add times to a record. The log's clock drifts, but a new record is newer than the last read."""
         now = time.monotonic()
         earliest = self._caught_up
         moment = min(moment if earliest is None else max(moment, earliest), now)

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 
 from gpuwarden.host.kernel_log import KernelRecord
 
-# The choice, logged before the kill; then the kill. Older kernels write no choice, and the kill without its reason.
+# The choice of a process is logged before the kill. Older kernels log no choice, and no reason for the kill.
 PREFIXES = (b"oom-kill:", b"Out of memory", b"Memory cgroup out of memory", b"Killed process ")
 
-# A process bears any name, so pids are read where no name can be in their place: at the line's end, or before it.
+# A process can have any name, so pids are read from places that a name cannot fake: the end of the line, or before it.
 _CHOICE = re.compile(rb"oom-kill:constraint=CONSTRAINT_(\w{1,40}),.*,pid=(\d{1,10}),uid=\d{1,10}", re.DOTALL)
 _KILL = re.compile(rb"(?:(Memory cgroup )?[Oo]ut of memory[^:]{0,40}: )?Killed process (\d{1,10})\b")
 
 
 @dataclass(frozen=True, slots=True)
 class OomKill:
-    """A process of that pid, as the machine itself counts pids, was killed between `earliest` and `latest` (monotonic).
+    """Kill of a process between `earliest` and `latest` (monotonic); `pid` is in the initial pid namespace.
 
-    `in_cgroup`: for its cgroup's limit, not for the host's memory; None where the kernel does not say.
+    `in_cgroup`: because of its cgroup's limit, not of the host's memory; None if the kernel does not log it.
     """
 
     pid: int
@@ -30,7 +30,7 @@ class OomKill:
 
 
 def parse_oom_kills(records: Iterable[KernelRecord]) -> Iterator[OomKill]:
-    """Return the kills among the records; most are told twice."""
+    """Return the kills among the records; most are logged twice."""
     for record in records:
         if match := _CHOICE.fullmatch(record.message):
             yield OomKill(int(match[2]), match[1] == b"MEMCG", record.earliest, record.latest)

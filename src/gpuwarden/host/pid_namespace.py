@@ -1,7 +1,7 @@
-"""Proof that a pid which the driver lists is the process of that pid in this daemon's /proc.
+"""Check whether a pid that the driver lists is the process of that pid in this daemon's /proc.
 
-NVIDIA's drivers tell the pids of the host, some also inside a container (HAMi-core#112): there the same number may be
-another process. On the host, and without NVIDIA's devices, there is nothing to doubt.
+NVIDIA's drivers return the pids of the host, some also inside a container (HAMi-core#112), where the same number may be
+another process. On the host, and without NVIDIA's devices, no check is needed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _INITIAL = 0xEFFFFFFC  # inode of the machine's own pid namespace (PROC_PID_INIT
 
 
 def is_initial() -> bool:
-    """Tell whether this process sees the machine's own pids. Reads /proc."""
+    """Return whether this process is in the machine's initial pid namespace. Reads /proc."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino == _INITIAL  # noqa: PTH116 - one of many in a poll
     except OSError:
@@ -21,9 +21,9 @@ def is_initial() -> bool:
 
 
 def has_device_open(pid: int) -> bool:
-    """Tell whether the process has one of NVIDIA's devices open; False where the system does not let us see.
+    """Return whether the process has one of NVIDIA's devices open; False without permission to check.
 
-    Whatever holds a context has. Reads /proc.
+    Every process with a context has. Reads /proc.
     """
     folder = f"/proc/{pid}/fd"
     try:
@@ -33,7 +33,7 @@ def has_device_open(pid: int) -> bool:
 
 
 def needs_proof() -> bool:
-    """Tell whether a listed pid may be another process here, and can be proven not to be."""
+    """Return whether a listed pid may be another process here, and can be checked."""
     return not is_initial() and os.path.exists(f"{_DEVICES}ctl")  # noqa: PTH110 - speed
 
 

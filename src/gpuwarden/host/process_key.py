@@ -16,10 +16,10 @@ _SO_PEERPIDFD = 77  # Linux 6.5; not yet in Python's socket module (include/uapi
 
 @dataclass(frozen=True, slots=True)
 class ProcessKey:
-    """A process; `start` is its start time in clock ticks since boot, which distinguishes a reused pid.
+    """Process; `start` is its start time in clock ticks since boot, which distinguishes a reused pid.
 
-    `since` is the same in Unix time, where it is known. A pid of 0 stands for a process outside this pid namespace: its
-    reports count, but nothing can be joined to it.
+    `since` is the same in Unix time, if known. Pid 0 is a process outside this pid namespace: its reports count, but
+    nothing can be joined to it.
     """
 
     pid: int
@@ -28,7 +28,7 @@ class ProcessKey:
     since: float | None = field(default=None, compare=False)
 
     run_id: str = field(init=False, compare=False)
-    """The run's identity on this box: the same after a reconnect and after a restart of the daemon."""
+    """Id of the run on this machine, which a reconnect or a restart of the daemon does not change."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "run_id", f"{self.pid}-{self.start}")
@@ -47,7 +47,7 @@ def read_credentials(connection: socket.socket) -> tuple[int, int]:
 
 
 def identify_peer(connection: socket.socket, pid: int, uid: int) -> tuple[ProcessKey, int | None]:
-    """Return the process and a pidfd of it, which is None where the process is gone. Its start is 0 where hidden."""
+    """Return the process and its pidfd, None if the process is gone. Its start is 0 if hidden."""
     pidfd = _pidfd(connection, pid)
     stat = procfs.read_stat(pid)
     start = stat.start if stat else 0

@@ -1,7 +1,7 @@
-"""Host resources that each run's processes use: a run's data loader workers count to their run.
+"""Host resources of each run's processes, its data loader workers included.
 
-Plain /proc (proc(5)), as psutil would read every process of the box anew for each run. Nothing here blocks or raises:
-a process that vanishes in mid-read, or is hidden, is left out.
+Reads /proc (proc(5)) directly, as psutil would read every process of the machine again for each run. Nothing here
+blocks or raises: a process that ends during the read, or is hidden, is left out.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from gpuwarden.host import procfs
 from gpuwarden.host.cgroup_limits import CgroupLimits, CgroupMemory, CgroupReader, OomKillCounter
 from gpuwarden.host.process_key import ProcessKey
 
-MAX_PROCESSES = 512  # of one run: what it forks beyond must not hold up the daemon
+MAX_PROCESSES = 512  # per run: a fork bomb must not slow the daemon down
 STATES = ("running", "sleeping", "uninterruptible", "stopped", "zombie")
 
 _STATES = dict(zip((b"R", b"S", b"D", b"T", b"Z"), STATES, strict=True)) | {b"t": "stopped"}
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_MAX_ATTEMPTS = 3  # at a tree whose processes end while it is read
+_MAX_ATTEMPTS = 3  # to read a tree whose processes end meanwhile
 
 
 @dataclass(frozen=True, slots=True)
 class PresentProcesses:
-    """Resources that a run's processes hold; `state`, `cpus` it may use and its cgroup's two are the main process's.
+    """Resources in use by a run's live processes. `state`, `cpus` and the cgroup's fields are the main process's.
 
-    `pids` are those of all its processes, as far as they were looked at.
+    `cpus` is the number it may use. `pids` are those of the processes that were read.
     """
 
     memory: int
@@ -42,9 +42,9 @@ class PresentProcesses:
 
 @dataclass(frozen=True, slots=True)
 class HostUsage:
-    """Resources that a run's processes have used since they began; nothing is `present` once the main one is gone.
+    """Resources used by a run's processes since their start; `present` is None once the main process is gone.
 
-    The bytes are None where this daemon may not see them.
+    The bytes are None without permission to read them.
     """
 
     cpu_seconds: float
@@ -55,7 +55,7 @@ class HostUsage:
 
 @dataclass(slots=True)
 class _Tree:
-    """One run's processes, parents before their children; `kept` is what others had used that ended."""
+    """Processes of one run, parents before their children; `kept` is the usage of ended ones."""
 
     members: dict[int, procfs.ProcessSample] = field(default_factory=dict)
     kept: procfs.ResourceUse = field(default_factory=procfs.ResourceUse)
@@ -64,19 +64,19 @@ class _Tree:
 
 
 class ProcessTrees:
-    """Looks at the processes of all runs at once. `dropped` counts processes left out for their number."""
+    """Reader of the processes of all runs. `dropped` counts processes left out because there are too many."""
 
     def __init__(self) -> None:
         self._known: dict[int, procfs.ProcessEntry] = {}
         self._trees: dict[ProcessKey, _Tree] = {}
         self._cgroups = CgroupReader()
         self.dropped = 0
-        self.io_allowed: bool | None = None  # whether the I/O of all runs could be read; None without a run
+        self.io_allowed: bool | None = None  # whether the I/O of all runs is readable; None without a run
 
     def read(self, peers: Iterable[ProcessKey]) -> Mapping[ProcessKey, HostUsage]:
-        """Return what the runs' processes use; a run whose process was never seen is left out.
+        """Return the usage of the runs' processes; a run whose process was never found is left out.
 
-        A process counts to the nearest run above it, and stays that run's when its parent ends before it.
+        A process belongs to the nearest run among its ancestors, also after its parent has ended.
         """
         peers = [peer for peer in peers if peer.pid and peer.start]
         self._known = dict(procfs.list_processes(self._known)) if peers else {}
@@ -101,15 +101,15 @@ class ProcessTrees:
         found = {peer: self._below(pid, children, taken) for pid, peer in roots.items()}
         for peer, pids in found.items():
             for pid, figures in self._trees[peer].members.items():
-                # One whose parent has ended; init adopted it, or what else takes in orphans.
+                # Its parent has ended, and init or a subreaper adopted it.
                 if pid not in taken and self._is(pid, figures.start):
                     pids.extend(self._below(pid, children, taken))
         return found
 
     def _below(self, top: int, children: Mapping[int, list[int]], taken: set[int]) -> list[int]:
-        """Return a process and those below it that no other run has. No process is older than its parent.
+        """Return a process and its descendants, without those of other runs. No process is older than its parent.
 
-        That holds off what only seems to be a child: its parent has ended, and a process of a run got that pid.
+        That excludes an orphan whose parent's pid was reused by a process of a run.
         """
         taken.add(top)
         pids = [top]
@@ -122,7 +122,7 @@ class ProcessTrees:
         return pids
 
     def _measure(self, peer: ProcessKey, tree: _Tree, pids: list[int]) -> HostUsage:
-        # Before the main process's own figures, whose start time proves that all of it was said of the same process.
+        # Read before the main process's sample, whose start time proves that all belongs to the same process.
         cpus, limits = (_affinity(peer.pid), self._cgroups.limits(peer.pid)) if pids else (None, CgroupLimits())
         left_out = self._update(tree, pids)
         main = tree.members.get(peer.pid)
@@ -137,7 +137,7 @@ class ProcessTrees:
         )
 
     def _update(self, tree: _Tree, pids: list[int]) -> int:
-        """Read a run's processes anew; return how many were left out."""
+        """Read a run's processes again; return the number left out."""
         left_out = max(len(pids) - MAX_PROCESSES, 0)
         if left_out:
             pids = sorted(pids, key=lambda pid: pid not in tree.members)[:MAX_PROCESSES]
@@ -146,7 +146,7 @@ class ProcessTrees:
         for _ in range(_MAX_ATTEMPTS):
             read = ((pid, procfs.read_process(pid, self._known[pid].start, tree.members.get(pid))) for pid in pids)
             now = {pid: figures for pid, figures in read if figures}
-            # One that has ended may have been waited for since its parent was read, which then lacks what it used.
+            # An ended process may have been waited for after its parent was read, whose sample then lacks its usage.
             if len(now) == len(pids):
                 break
             pids = list(now)
@@ -158,13 +158,13 @@ class ProcessTrees:
 
 
 def read_state(peer: ProcessKey) -> str | None:
-    """Return the state of a run's first thread now, from one small file; None where its process cannot be seen."""
+    """Read the state of a run's main thread; None if its process is gone or hidden."""
     stat = procfs.read_stat(peer.pid) if peer.pid else None
     return _STATES.get(stat.state) if stat and stat.start == peer.start else None
 
 
 def _lost(before: Mapping[int, procfs.ProcessSample], now: Mapping[int, procfs.ProcessSample]) -> procfs.ResourceUse:
-    """Return what ended processes had used and no living one has inherited by waiting for them."""
+    """Return the usage of ended processes that no live process has inherited by waiting for them."""
     left: defaultdict[int | None, list[procfs.ResourceUse]] = defaultdict(list)
     for pid, figures in before.items():
         if not _lives_on(pid, before, now):
@@ -183,8 +183,8 @@ def _lives_on(pid: int, before: Mapping[int, procfs.ProcessSample], now: Mapping
 def _heir(
     figures: procfs.ProcessSample, before: Mapping[int, procfs.ProcessSample], now: Mapping[int, procfs.ProcessSample]
 ) -> int | None:
-    """Return the nearest process above that lives on: whoever waits for a process inherits all that it had."""
-    for _ in before:  # pids that were reused could lead round in a circle
+    """Return the nearest live ancestor: a process that waits for another inherits its usage."""
+    for _ in before:  # reused pids could form a cycle
         pid = figures.parent
         if pid not in before:
             return None

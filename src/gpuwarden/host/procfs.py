@@ -1,6 +1,6 @@
-"""Reader of a process in /proc (proc(5)): its parent, state, and the resources it uses and has used.
+"""Reader of a process in /proc (proc(5)): its parent, state, and resource usage.
 
-Nothing here blocks or raises: a process that vanishes in mid-read, or is hidden, is none.
+Nothing here blocks or raises: a process that ends during the read, or is hidden, is None.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ResourceUse:
         return ResourceUse(self.cpu + other.cpu, self.read + other.read, self.written + other.written)
 
     def beyond(self, other: ResourceUse) -> ResourceUse:
-        """Return by how much each is more than the other's."""
+        """Return the difference of each counter, 0 where the other is larger."""
         return ResourceUse(
             max(self.cpu - other.cpu, 0), max(self.read - other.read, 0), max(self.written - other.written, 0)
         )
@@ -51,7 +51,7 @@ class ResourceUse:
 
 @dataclass(frozen=True, slots=True)
 class ProcessEntry:
-    """A process of the box: its folder's inode in /proc, parent, and start in clock ticks since boot."""
+    """Process of the machine: its folder's inode in /proc, parent, and start in clock ticks since boot."""
 
     inode: int
     parent: int
@@ -60,9 +60,9 @@ class ProcessEntry:
 
 @dataclass(frozen=True, slots=True)
 class ProcessSample:
-    """A process as last seen. `total` is its own and that of the children it has waited for.
+    """Sample of a process. `total` is its own usage and that of children it has waited for.
 
-    `inherited` is the part of it that may have come from them: the kernel tells CPU apart, but not bytes.
+    `inherited` is the part that may come from them: the kernel separates CPU time, but not bytes.
     """
 
     start: int
@@ -75,9 +75,9 @@ class ProcessSample:
 
 
 def list_processes(known: Mapping[int, ProcessEntry]) -> Iterator[tuple[int, ProcessEntry]]:
-    """Return all processes of the box. Only new ones are read: /proc makes a folder anew for each process.
+    """Return all processes of the machine. Only new ones are read: each process has its own folder inode in /proc.
 
-    A parent that changes is of no account here, as a process cannot get into another run's tree by it.
+    A changed parent is not noticed, as it cannot move a process into another run's tree.
     """
     try:
         with os.scandir("/proc") as entries:
@@ -92,12 +92,12 @@ def list_processes(known: Mapping[int, ProcessEntry]) -> Iterator[tuple[int, Pro
                 if found:
                     yield pid, found
     except OSError:
-        return  # no file descriptor is left
+        return  # no free file descriptor
 
 
 def read_process(pid: int, start: int, before: ProcessSample | None) -> ProcessSample | None:
-    """Read one process; None when it is not the one that began at `start`, or none is there."""
-    io = _io(pid)  # first, as what follows proves whose it is
+    """Read one process; None if it is gone, or did not start at `start`."""
+    io = _io(pid)  # first, as the start time read below proves whose it is
     stat = read_stat(pid)
     if stat is None or stat.start != start:
         return None
@@ -131,7 +131,7 @@ def read_stat(pid: int) -> ProcStat | None:
 
 
 def find_nearest_ancestor(pid: int, tops: Collection[int]) -> int:
-    """Return which of `tops` a process is, or is below, the nearest to it; 0 where it is none's, or is hidden."""
+    """Return the process itself or its nearest ancestor among `tops`; 0 if there is none, or it is hidden."""
     for _ in range(_MAX_DEPTH):
         if pid in tops:
             return pid
@@ -162,13 +162,15 @@ def is_alive(pid: int, start: int) -> bool:
     try:
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)
-        return not poll.poll(0)  # it can be read once the last thread has ended: the first may have, with state Z
+        return not poll.poll(
+            0
+        )  # readable once the last thread has ended: the main thread may end earlier, with state Z
     finally:
         os.close(pidfd)
 
 
 def _io(pid: int) -> tuple[int, int] | None:
-    """Return the bytes read from and written to storage; that file is its owner's, and takes the right to trace too."""
+    """Return the bytes read from and written to storage; the file requires permission to trace the process."""
     words = _content(f"/proc/{pid}/io").split()
     counts = dict(zip(words[::2], words[1::2], strict=False))
     try:

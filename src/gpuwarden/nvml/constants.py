@@ -1,4 +1,4 @@
-"""Numbers of NVML by the label values that gpuwarden shows for them."""
+"""Constants of NVML, by label value where a metric shows them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ INFOROM_PARTS = {
     "ecc": pynvml.NVML_INFOROM_ECC,
     "power": pynvml.NVML_INFOROM_POWER,
 }
-# Written as numbers, as older releases of nvidia-ml-py lack the names.
+# Numbers, as older releases of nvidia-ml-py lack the names.
 ADDRESSING_MODES = {"none": 0, "hmm": 1, "ats": 2}
 VIRTUALIZATION_MODES = {"none": 0, "passthrough": 1, "vgpu": 2, "host_vgpu": 3, "host_vsga": 4}
 ARCHITECTURES = {
@@ -96,7 +96,7 @@ GPM_TENSOR_OPERATIONS = {
 GPM_PCIE = {"transmit": pynvml.NVML_GPM_METRIC_PCIE_TX_PER_SEC, "receive": pynvml.NVML_GPM_METRIC_PCIE_RX_PER_SEC}
 GPM_REQUEST_VERSION: int = pynvml.NVML_GPM_METRICS_GET_VERSION
 MIG_ENABLED: int = pynvml.NVML_DEVICE_MIG_ENABLE
-NO_INSTANCE = 0xFFFFFFFF  # the id of no MIG instance
+NO_INSTANCE = 0xFFFFFFFF  # id for "no MIG instance"
 XID_EVENT: int = pynvml.nvmlEventTypeXidCriticalError
 TEMPERATURE_CORE: int = pynvml.NVML_TEMPERATURE_GPU
 MEMORY_V2: int = pynvml.nvmlMemory_v2

@@ -1,4 +1,4 @@
-"""Binding of the real driver through nvidia-ml-py, and a probe for why it shows no GPU."""
+"""Binding of the real driver through nvidia-ml-py, and a probe for the reason that it lists no GPU."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from gpuwarden.nvml.process_lists import char_array, listing_functions
 from gpuwarden.nvml.return_codes import nvml_error
 from gpuwarden.nvml.troubleshooting import hidden_gpus
 
-MIN_VERSION = "12.535.133"  # what it lacks costs single readings; an older one does not know clock event reasons
+MIN_VERSION = "12.535.133"  # older releases lack clock event reasons; what this one lacks costs single readings only
 PROBE_TIMEOUT_SECONDS = 10.0
-# Without these there is nothing to show: the module is too old, or another package's.
+# Required functions: a module without them is too old, or of another package.
 REQUIRED = (
     "nvmlInit",
     "nvmlShutdown",
@@ -38,9 +38,9 @@ REQUIRED = (
 
 
 def binding(module: Any = pynvml) -> Nvml:
-    """Return nvidia-ml-py's functions. One that this release lacks answers as a driver without it does.
+    """Return nvidia-ml-py's functions. A function that this release lacks fails as on a driver without it.
 
-    Raises ImportError where the module lacks what everything rests on: too old, or another package's.
+    Raises ImportError if the module lacks required functions: it is too old, or of another package.
     """
     missing = [name for name in REQUIRED if not hasattr(module, name)]
     if missing:
@@ -63,7 +63,7 @@ def binding(module: Any = pynvml) -> Nvml:
     return cast("Nvml", SimpleNamespace(**functions))
 
 
-# The functions to which a struct is handed that they fill, and its class.
+# Functions that fill a struct, and its class.
 _STRUCTS = {
     "nvmlDeviceGetGpuFabricInfoV": "c_nvmlGpuFabricInfo_v2_t",
     "nvmlDeviceGetSramEccErrorStatus": "c_nvmlEccSramErrorStatus_v1_t",
@@ -89,9 +89,9 @@ def _filled(call: Callable[..., object], new: Callable[[], Any], handle: Handle)
 
 
 def _gsp_firmware_version(module: Any, handle: Handle) -> bytes:
-    """Ask as newer releases of nvidia-ml-py do: older ones want a buffer to fill, of this size."""
+    """Call as newer releases of nvidia-ml-py do: older ones take a buffer of this size."""
     version = ctypes.create_string_buffer(64)
-    code = module._nvmlGetFunctionPointer("nvmlDeviceGetGspFirmwareVersion")(handle, version)  # noqa: SLF001 - what its functions rest on
+    code = module._nvmlGetFunctionPointer("nvmlDeviceGetGspFirmwareVersion")(handle, version)  # noqa: SLF001 - the base of its functions
     if code:
         raise nvml_error(code)
     return version.value
@@ -101,7 +101,7 @@ def _gsp_firmware_version(module: Any, handle: Handle) -> bytes:
 _FIELD = struct.Struct("=IIqqIIQ")
 _DOUBLE, _RAW = struct.Struct("=d"), struct.Struct("=Q")
 _SIGNED = {pynvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: 64, 5: 32}  # 5: signed int, which older nvidia-ml-py do not name
-# -1, in the value's own width, stands for 'not available': in a wider one it may be a counter's value.
+# -1 in the value's own width means "not available"; in a wider type it may be a counter's value.
 _UNSIGNED = {
     pynvml.NVML_VALUE_TYPE_UNSIGNED_INT: 0xFFFFFFFF,
     pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG: 0xFFFFFFFFFFFFFFFF,
@@ -110,23 +110,23 @@ _UNSIGNED = {
 }
 
 
-@lru_cache(maxsize=1024)  # a few batches a GPU, the same again and again
+@lru_cache(maxsize=1024)  # a few batches per GPU, which repeat
 def _request(fields: tuple[Field, ...]) -> bytes:
-    # An entry that the driver leaves untouched must not pass for a 0 that it gave.
+    # An entry that the driver does not fill in must not read as 0.
     untouched = 0, 0, 0, pynvml.NVML_ERROR_NOT_SUPPORTED, 0
     return b"".join(_FIELD.pack(*field, *untouched) for field in fields)
 
 
 def _field_values(module: Any, handle: Handle, fields: Sequence[Field]) -> Iterable[FieldValue]:
-    """Ask for field values: as nvidia-ml-py does, but with room behind them, and without a Python object for each.
+    """Query field values as nvidia-ml-py does, but with a padded array, and without a Python object per value.
 
-    NVML may touch the entry after the last one in queries of NVLink (XuehaiPan/nvitop pads its array for that reason,
-    nvitop/api/libnvml.py), which would be the allocator's.
+    NVML may write to the entry after the last one in queries of NVLink (XuehaiPan/nvitop pads its array for that,
+    nvitop/api/libnvml.py).
     """
     request = _request(tuple(fields))
     buffer = char_array(len(request) + _FIELD.size)()
     buffer.raw = request.ljust(len(buffer), b"\0")
-    code = module._nvmlGetFunctionPointer("nvmlDeviceGetFieldValues")(  # noqa: SLF001 - what its functions rest on
+    code = module._nvmlGetFunctionPointer("nvmlDeviceGetFieldValues")(  # noqa: SLF001 - the base of its functions
         handle, ctypes.c_int(len(fields)), buffer
     )
     if code:
@@ -137,7 +137,7 @@ def _field_values(module: Any, handle: Handle, fields: Sequence[Field]) -> Itera
 
 
 def _value(kind: int, raw: int) -> float | None:
-    """Take the number out of the union."""
+    """Return the number in the union; None if it is not available."""
     if kind in _UNSIGNED:
         number = raw & _UNSIGNED[kind]
         return None if number == _UNSIGNED[kind] else number
@@ -151,7 +151,7 @@ def _value(kind: int, raw: int) -> float | None:
 
 
 def explain_unusable(nvml: Nvml, patience: float = PROBE_TIMEOUT_SECONDS) -> str | None:
-    """Return why the driver shows no GPU, None when it does. Blocks for `patience` seconds where the driver hangs."""
+    """Return why the driver lists no GPU; None if it lists some. Blocks for `patience` seconds if the driver hangs."""
     reasons: list[str | None] = []
 
     def probe() -> None:
@@ -160,8 +160,8 @@ def explain_unusable(nvml: Nvml, patience: float = PROBE_TIMEOUT_SECONDS) -> str
             try:
                 count = nvml.nvmlDeviceGetCount()
             finally:
-                nvml.nvmlShutdown()  # as NVML counts, what is left initialised here could never be let go of
-        except Exception as error:  # noqa: BLE001 - whatever goes wrong in there is the answer
+                nvml.nvmlShutdown()  # NVML counts initialisations: one more would prevent every later shutdown
+        except Exception as error:  # noqa: BLE001 - any failure is the reason
             reasons.append(str(error) or type(error).__name__)
         else:
             reasons.append(None if count else hidden_gpus(count) or "the driver lists no GPU")

@@ -1,8 +1,8 @@
-"""Numbers of the field values of NVML that gpuwarden reads, as in nvml.h.
+"""Numbers of the NVML field values that gpuwarden reads, as in nvml.h.
 
 Numbers, not nvidia-ml-py's names: older releases lack some. All are below 251, where numbers have kept their meaning.
-Above, drivers 570, 580 and 590 use the same numbers for different things (NVIDIA/k8s-test-infra pull 691 on 251 to 253
-and 269 to 271), and nothing in an answer tells which.
+Above, drivers 570, 580 and 590 use the same numbers for different fields (NVIDIA/k8s-test-infra pull 691 on 251 to 253
+and 269 to 271), and an answer does not show which.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CLOCK_EVENT_NANOSECONDS: Final = {
 MEMORY_TEMPERATURE = 82
 POWER_AVERAGE, POWER_INSTANT = 185, 186
 POWER_SCOPES: Final = {"gpu": 0, "module": 1, "memory": 2}
-# Margins, as nvmlDeviceGetMarginTemperature gives it, at which the named thing happens.
+# Temperature margins (see nvmlDeviceGetMarginTemperature) of these thresholds.
 MARGIN_THRESHOLDS: Final = {"shutdown": 193, "slowdown": 194, "memory_max_operating": 195, "max_operating": 196}
 
 REMAPPED_ROWS: Final = {"correctable": 142, "uncorrectable": 143}
@@ -79,7 +79,7 @@ NVLINK_ERRORS: Final = {
     "effective": 219,
     "symbol": 221,
 }
-NVLINK_ERROR_TOTALS: Final = {"crc_flit": 38, "crc_data": 45, "ecc_data": 160}  # over all links, of no single one
+NVLINK_ERROR_TOTALS: Final = {"crc_flit": 38, "crc_data": 45, "ecc_data": 160}  # over all links, not per link
 
 C2C_COUNT, C2C_STATUS, C2C_SPEED = 170, 171, 172  # the speed in MB/s
 C2C_ERRORS: Final = {"interrupt": 231, "replay": 232, "replay_back_to_back": 233}

@@ -1,4 +1,4 @@
-"""Activity of a GPU's units, by counters that the driver reads twice: NVML's GPM, on Hopper and newer."""
+"""Activity of a GPU's units by NVML's GPM, on Hopper and newer. It compares two samples of counters."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ _SHARES = (
     *GPM_TENSOR_OPERATIONS.values(),
 )
 _METRICS = (*_SHARES, *GPM_PCIE.values())
-_ROUNDED_PERCENT = 101.0  # above which a share is no share but noise
-_FASTEST = 2.0**20  # MiB a second that no link moves
+_MAX_PERCENT = 101.0  # above it a share is invalid; up to it rounding
+_MAX_MIB_PER_SECOND = 2.0**20  # faster than any link
 
 
 @dataclass(eq=False, slots=True)
 class _Pair:
-    """Two buffers that are filled in turns; `taken` is when `newer` was, None while it holds nothing of use."""
+    """Two buffers that are filled in turn; `taken` is the time of `newer`, None while it is invalid."""
 
     older: GpmSample
     newer: GpmSample
     taken: float | None = None
-    comparable: bool = False  # `older` too holds a sample of the same subject
+    comparable: bool = False  # `older` holds a sample of the same subject too
 
     def sample(self, fill: Callable[[GpmSample], object], now: float) -> None:
-        """Take a sample, unless the last one is too young. Should that fail, none of before is compared with."""
+        """Take a sample, unless the last one is too recent. After a failure earlier samples are not used."""
         if self.taken is not None and now - self.taken < MIN_SAMPLE_SECONDS:
             return
         before, self.taken, self.comparable = self.taken, None, False
@@ -55,15 +55,15 @@ class _Pair:
 
 
 class Gpm:
-    """Samples one GPU, or its MIG instances by the id of the GPU instance; None stands for the undivided GPU.
+    """GPM samples of one GPU, or of its MIG instances by the id of the GPU instance; None is the undivided GPU.
 
-    A share is the mean over the time since the reading before, so no time is missed however seldom it is read, and the
-    first reading has none. Hence it is read in the slow tier: a sample enters the driver, at a cost that NVIDIA does
-    not state, once for each GPU or GPU instance.
+    A value is the mean since the previous reading, so rare readings miss no time, and the first reading has none. It
+    belongs to the slow tier: each sample of a GPU or GPU instance is a driver call, at a cost that NVIDIA does not
+    document.
 
-    The samples belong to the GPU's one reader: two threads that used one at once have panicked kernels
-    (plazonic/nvidia_gpu_prometheus_exporter, pull request 7). `release` leaves them alone while they are in use, for
-    ever if the call hangs.
+    Only the GPU's reader uses the samples: two threads that used one at once have caused kernel panics
+    (plazonic/nvidia_gpu_prometheus_exporter, pull request 7). `release` does not free them while they are in use, even
+    if that call never returns.
     """
 
     def __init__(self, nvml: Nvml, clock: Callable[[], float]) -> None:
@@ -76,21 +76,21 @@ class Gpm:
         self._using = threading.Lock()
 
     def begin(self) -> None:
-        """Begin a reading: what was answered before is old."""
+        """Start a reading: drop the values of the last one."""
         self._shares.clear()
 
     def relearn(self) -> None:
-        """Forget what the device lacks."""
+        """Try unsupported calls again."""
         self._supported = None
         self._lacks.clear()
 
     def read_metric(
         self, handle: Handle, metric: int, gpu_instance: int | None = None, divided: Callable[[], bool] = lambda: False
     ) -> float | None:
-        """Return one metric as a ratio, traffic in bytes a second; None where it is not supported, or not known yet.
+        """Return one metric as a ratio, traffic in bytes per second; None if unsupported or not known yet.
 
         `handle` is the whole GPU's, which is not sampled while it is `divided`. Blocks as long as the driver does.
-        Raises NVMLError, for a call that all metrics come from at the first of them only.
+        Raises NVMLError; for a call that all metrics share, only at the first of them.
         """
         if gpu_instance not in self._shares:
             self._shares[gpu_instance] = {}
@@ -105,15 +105,15 @@ class Gpm:
         return share
 
     def drop(self, gpu_instance: int | None) -> None:
-        """Give the samples of a subject back: it is gone, or another one has its id now."""
+        """Free the samples of a subject that is gone, or whose id is reused."""
         self._lacks.discard(gpu_instance)
         with self._using:
             self._free(gpu_instance)
 
     def release(self) -> bool:
-        """Give all samples back, before the driver is shut down or when it was initialised anew; forget all learnt.
+        """Free all samples, before a shutdown of the driver or after a new initialisation; drop what was learned.
 
-        Blocks like the driver's calls, though not while a sample is in use: then it returns False, and all stays.
+        Blocks like a driver call, but not while a sample is in use: then it returns False, and frees nothing.
         """
         if not self._using.acquire(blocking=False):
             return False
@@ -128,7 +128,7 @@ class Gpm:
     def _free(self, gpu_instance: int | None) -> None:
         pair = self._pairs.pop(gpu_instance, None)
         for sample in (pair.older, pair.newer) if pair else ():
-            with suppress(NVMLError):  # a driver that went away took them along
+            with suppress(NVMLError):  # a driver that went away has freed them
                 self._nvml.nvmlGpmSampleFree(sample)
 
     def _read(self, handle: Handle, gpu_instance: int | None) -> Mapping[int, float | Exception]:
@@ -180,9 +180,9 @@ class Gpm:
 
 
 def _value(answer: GpmMetric) -> float | Exception | None:
-    """Return what one metric says; what it cannot be, NaN for one, is nothing."""
+    """Return the value of one metric, or its error; None for an impossible value, such as NaN."""
     if answer.nvmlReturn:
         return None if answer.nvmlReturn in UNSUPPORTED else nvml_error(answer.nvmlReturn)
     if answer.metricId not in _SHARES:
-        return answer.value * 2**20 if 0 <= answer.value <= _FASTEST else None
-    return round(min(1.0, answer.value / 100), 6) if 0 <= answer.value <= _ROUNDED_PERCENT else None
+        return answer.value * 2**20 if 0 <= answer.value <= _MAX_MIB_PER_SECOND else None
+    return round(min(1.0, answer.value / 100), 6) if 0 <= answer.value <= _MAX_PERCENT else None

@@ -1,4 +1,4 @@
-"""Identity of a GPU, which its metrics keep when it no longer answers."""
+"""Identity of a GPU, kept when it no longer answers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class GpuIdentity:
-    """Identity of a GPU; read once, empty where it does not say.
+    """Identity of a GPU, read once; empty where it is unknown.
 
-    `index` is NVML's at that time and names nothing: the UUID does.
+    `index` is NVML's index at that time and may change: the UUID identifies the GPU.
     """
 
     uuid: str
@@ -36,7 +36,7 @@ class GpuIdentity:
 
 @dataclass(frozen=True, slots=True)
 class MigIdentity:
-    """Identity of a MIG instance; `profile` is NVIDIA's name of its size (1g.10gb), empty where the driver has none."""
+    """Identity of a MIG instance; `profile` is NVIDIA's name of its size (1g.10gb), empty if the driver has none."""
 
     uuid: str
     gpu_instance: int
@@ -45,7 +45,7 @@ class MigIdentity:
 
 
 def identify(nvml: Nvml, handle: Handle, index: int) -> GpuIdentity:
-    """Read the identity of a GPU: its UUID and name, and what it has of the rest. Blocks; raises NVMLError."""
+    """Read the identity of a GPU; all but UUID and name are optional. Blocks; raises NVMLError."""
     uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
     pci = if_supported(lambda: nvml.nvmlDeviceGetPciInfo(handle))
     capability = _optional(lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle))
@@ -67,7 +67,7 @@ def identify(nvml: Nvml, handle: Handle, index: int) -> GpuIdentity:
 
 
 def _optional(ask: Callable[[], T]) -> T | None:
-    """Ask what a GPU may fail to say and still be known by its UUID."""
+    """Query what is not required to identify a GPU; None where that fails."""
     try:
         return ask()
     except NVMLError as error:

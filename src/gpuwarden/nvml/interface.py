@@ -13,12 +13,12 @@ from typing import NewType, Protocol, TypeAlias
 Handle = NewType("Handle", object)
 GpmSample = NewType("GpmSample", object)
 EventSet = NewType("EventSet", object)
-Field: TypeAlias = "tuple[int, int]"  # a field's number, and the scope it is asked of: a link, say; 0 where it has none
+Field: TypeAlias = "tuple[int, int]"  # field number, and scope, such as a link; 0 without one
 FieldValue: TypeAlias = "tuple[int, float | None]"  # NVML's return code, and the value
 
 
 class MemoryInfo(Protocol):
-    """nvmlMemory_t in bytes; `reserved` stands in version 2 only, where `used` does not include it."""
+    """nvmlMemory_t in bytes; `reserved` is in version 2 only, where `used` does not include it."""
 
     total: int
     free: int
@@ -34,9 +34,9 @@ class Utilization(Protocol):
 
 
 class ProcessInfo(Protocol):
-    """nvmlProcessInfo_t; `usedGpuMemory` in bytes, None where the driver does not tell.
+    """nvmlProcessInfo_t; `usedGpuMemory` in bytes, None where the driver does not report it.
 
-    The ids name a MIG instance; a process that is on none has NO_INSTANCE or, on drivers before R450, no such fields.
+    The ids are those of a MIG instance; a process on none has NO_INSTANCE or, before driver R450, no such fields.
     """
 
     pid: int
@@ -77,7 +77,7 @@ class SramErrors(Protocol):
 
 
 class SpareRows(Protocol):
-    """nvmlRowRemapperHistogramValues_t: banks of device memory by how many of their spare rows are left."""
+    """nvmlRowRemapperHistogramValues_t: banks of device memory by the number of spare rows left."""
 
     max: int
     high: int
@@ -87,7 +87,7 @@ class SpareRows(Protocol):
 
 
 class FabricInfo(Protocol):
-    """nvmlGpuFabricInfo_v2_t; `status` is a return code, and counts once `state` says that the GPU has registered."""
+    """nvmlGpuFabricInfo_v2_t; `status` is a return code, valid once `state` shows that the GPU has registered."""
 
     status: int
     state: int
@@ -110,7 +110,7 @@ class GpmMetric(Protocol):
 
 
 class GpmRequest(Protocol):
-    """nvmlGpmMetricsGet_t: two samples, and as many of `metrics` as `numMetrics` says, filled in by the driver."""
+    """nvmlGpmMetricsGet_t: two samples, and `numMetrics` of `metrics`, filled in by the driver."""
 
     version: int
     numMetrics: int  # noqa: N815 - the field's name in nvidia-ml-py
@@ -135,7 +135,7 @@ class Attributes(Protocol):
 
 
 class EventData(Protocol):
-    """nvmlEventData_t; of an XID `eventData` is the code."""
+    """nvmlEventData_t; for an XID, `eventData` is the code."""
 
     device: Handle
     eventType: int  # noqa: N815 - the field's name in nvidia-ml-py
@@ -145,8 +145,8 @@ class EventData(Protocol):
 class Nvml(Protocol):
     """Functions of NVML that gpuwarden calls. Every method raises pynvml.NVMLError with the driver's return code.
 
-    Where nvidia-ml-py wants a struct to fill, or hands out a union, the answer here is what it holds
-    (nvml/driver.py): field values are pairs of a return code and the value, None where the driver has none now.
+    Where nvidia-ml-py takes a struct to fill, or returns a union, these return its content (nvml/driver.py): a field
+    value is a pair of return code and value, None if the driver has no value now.
     """
 
     # fmt: off
@@ -243,7 +243,7 @@ class Nvml(Protocol):
 
 
 FUNCTIONS = tuple(name for name in vars(Nvml) if name.startswith("nvml"))
-# Those that answer with a text.
+# Those that return a text.
 TEXTS = (
     "nvmlSystemGetDriverVersion",
     "nvmlDeviceGetUUID",
@@ -258,5 +258,5 @@ TEXTS = (
 
 
 def handle_key(handle: Handle) -> Hashable:
-    """Return what is equal for two handles of the same GPU: nvidia-ml-py's, being pointers, are not."""
+    """Return a key that is equal for handles of the same GPU: nvidia-ml-py's handles are pointers, and are not."""
     return ctypes.cast(handle, ctypes.c_void_p).value if isinstance(handle, ctypes._Pointer) else handle  # noqa: SLF001 - the class has no public name

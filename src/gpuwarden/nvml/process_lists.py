@@ -1,7 +1,7 @@
-"""Calls for the driver's lists of processes: one call a list, in the form that the driver has.
+"""Calls for the driver's process lists: one call per list, in the version that the driver supports.
 
-nvidia-ml-py asks twice, for the length and for the list, and each question takes milliseconds (gpu/process_reader.py);
-makes a type for each length, which only Python's full collection frees; and knows only the newest form.
+nvidia-ml-py makes two calls, for length and list, which take milliseconds each (gpu/process_reader.py). It also creates
+a type for each length, which only Python's full garbage collection frees, and supports only the newest version.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from gpuwarden.nvml.constants import NOT_AVAILABLE_LONG
 from gpuwarden.nvml.interface import Handle
 from gpuwarden.nvml.return_codes import NVMLError, code_of, nvml_error
 
-_FORMS = ("_v3", "_v2")  # of drivers since R510, and of those since R470; their structs are the same
+_FORMS = ("_v3", "_v2")  # of drivers since R510, and since R470; with the same struct
 _ENTRY = struct.Struct("=I4xQII")  # nvmlProcessInfo_v2_t: pid, memory, GPU instance, compute instance
-_ROOM = 64  # processes on one GPU, for which one call is enough
-_ATTEMPTS = 4  # while more come than room was made for
+_ROOM = 64  # processes on one GPU for which one call is enough
+_ATTEMPTS = 4  # while the list outgrows its buffer
 
 
 class ListedProcess(NamedTuple):
-    """See nvml.ProcessInfo."""
+    """Implementation of `nvml.interface.ProcessInfo`."""
 
     pid: int
     usedGpuMemory: int | None  # noqa: N815 - the fields' names in nvidia-ml-py
@@ -45,7 +45,7 @@ def listing_functions(module: Any) -> dict[str, Callable[[Handle], list[ListedPr
 def _newest_form(module: Any, name: str, handle: Handle) -> list[ListedProcess]:
     for form in _forms(module):
         try:
-            return _listed(module._nvmlGetFunctionPointer(name + form), handle)  # noqa: SLF001 - its functions' ground
+            return _listed(module._nvmlGetFunctionPointer(name + form), handle)  # noqa: SLF001 - the base of its functions
         except NVMLError as error:
             if code_of(error) != NVML_ERROR_FUNCTION_NOT_FOUND:
                 raise
@@ -56,8 +56,8 @@ def _newest_form(module: Any, name: str, handle: Handle) -> list[ListedProcess]:
 def _forms(module: Any) -> tuple[str, ...]:
     """Return the forms whose entries are _ENTRY.
 
-    Drivers 535.43 to 535.86 write 8 bytes more in the newest form, which 535.98 took back: pids would be
-    scrambled, and memory overwritten. What came and went with that tells them (XuehaiPan/nvitop, pulls 79 and 89).
+    Drivers 535.43 to 535.86 have 8 bytes more per entry in the newest form, which 535.98 reverted: pids would be wrong,
+    and memory overwritten. They have one of two functions that changed with it (XuehaiPan/nvitop, pulls 79 and 89).
     """
     wide = _has(module, "nvmlDeviceGetConfComputeMemSizeInfo") and not _has(
         module, "nvmlDeviceGetRunningProcessDetailList"
@@ -81,7 +81,9 @@ def _listed(ask: Callable[..., int], handle: Handle) -> list[ListedProcess]:
         count, entries = ctypes.c_uint(room), char_array(room * _ENTRY.size)()
         code = ask(handle, ctypes.byref(count), entries)
         if code == NVML_ERROR_INSUFFICIENT_SIZE:
-            room = 1 << max(count.value, room).bit_length()  # a power of two above it: few types, and room for more
+            room = (
+                1 << max(count.value, room).bit_length()
+            )  # the next power of two: few types, and room for new processes
             continue
         if code:
             raise nvml_error(code)

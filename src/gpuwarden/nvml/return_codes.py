@@ -1,4 +1,4 @@
-"""Return codes of NVML: the exceptions they become, their names, and the groups that gpuwarden tells apart."""
+"""Return codes of NVML: their exceptions, names, and the groups that gpuwarden distinguishes."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ UNSUPPORTED = frozenset(
         pynvml.NVML_ERROR_NOT_SUPPORTED,
         pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
         pynvml.NVML_ERROR_DEPRECATED,
-        pynvml.NVML_ERROR_INVALID_ARGUMENT,  # thresholds and clocks that this model does not know
+        pynvml.NVML_ERROR_INVALID_ARGUMENT,  # thresholds and clocks that this model does not have
         pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
     }
 )
-# What an index of a MIG device answers where there is none: profiles take up several.
+# Answers for an index without a MIG device: profiles occupy several indices.
 NO_MIG_DEVICE = UNSUPPORTED | {pynvml.NVML_ERROR_NOT_FOUND}
-# The GPU itself does not answer: asking it for more is in vain.
+# The GPU itself does not answer: further calls for it fail too.
 GPU_GONE = frozenset(
     {
         pynvml.NVML_ERROR_GPU_IS_LOST,
         pynvml.NVML_ERROR_RESET_REQUIRED,
-        28,  # NVML_ERROR_GPU_NOT_FOUND, which older releases of nvidia-ml-py do not name
+        28,  # NVML_ERROR_GPU_NOT_FOUND, unnamed in older releases of nvidia-ml-py
     }
 )
 # The driver below all GPUs went away, or was replaced: only a new nvmlInit helps.
@@ -45,9 +45,9 @@ DRIVER_GONE = frozenset(
         pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
     }
 )
-# The library that is loaded and the kernel module are of different versions of the driver.
+# The loaded library and the kernel module have different driver versions.
 LIBRARY_MISMATCH: int = pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
-NO_EVENT: int = pynvml.NVML_ERROR_TIMEOUT  # what a wait says that ended without an event
+NO_EVENT: int = pynvml.NVML_ERROR_TIMEOUT  # result of a wait without an event
 
 
 def code_of(error: BaseException) -> int:
@@ -61,7 +61,7 @@ def error_name(error: BaseException) -> str:
 
 
 def nvml_error(code: int) -> Exception:
-    """Make the exception that nvidia-ml-py raises for a return code."""
+    """Return the exception that nvidia-ml-py raises for a return code."""
     return NVMLError(code)
 
 

@@ -1,7 +1,7 @@
-"""Owners of a process by the path of its control group: container, Kubernetes pod, Slurm job and systemd unit.
+"""Owners of a process by its cgroup path: container, Kubernetes pod, Slurm job and systemd unit.
 
-Only names are read, as each manager writes them; no manager is asked. What stands below a user's own systemd manager
-was named by that user, who may write anything there: it puts nobody into a pod or a Slurm job.
+Only names are parsed; no manager is queried. Groups below a user's own systemd manager are named by that user, who can
+choose any name: they never assign a pod or a Slurm job.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ _CONTAINER = re.compile(
 )
 _LXC_PAYLOAD = "lxc.payload."
 _POD = re.compile(r"(?:.*-)?pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?(?::.*)?")
-# _… and …_: the node's name, where nodes share a host.
+# _… and …_: the node's name, if nodes share a host.
 _SLURM_SCOPE = re.compile(r"(?:.*_)?slurmstepd\.scope")
 _SLURM = re.compile(rf"slurm(?:_.*)?|{_SLURM_SCOPE.pattern}")
 _JOB = re.compile(r"job_([0-9]{1,20})")
-# What Slurm 26.05 calls a job's folder unless CgroupJobIdPaths=yes is set (sluid.c): Crockford's base 32, which is
-# without I, L, O and U. The number stands only in the command line of a slurmstepd, and reading that can hang with it:
-# it may call the driver itself.
+# Job folder of Slurm 26.05 without CgroupJobIdPaths=yes (sluid.c): Crockford's base 32, which has no I, L, O and U. The
+# job's number is only in the command line of a slurmstepd. Reading that can hang, as slurmstepd may call the driver.
 _SLUID = re.compile(r"s[0-9A-HJKMNP-TV-Z]{13}")
 _USER_MANAGER = re.compile(r"user@([0-9]{1,10})\.service")
 
@@ -41,14 +40,14 @@ _RUNTIMES: dict[str | None, Runtime] = {
     "nerdctl": "containerd",
     "crio": "cri-o",
 }
-_PARENTS: dict[str, Runtime] = {"docker": "docker", "libpod_parent": "podman"}  # of an id that stands alone
+_PARENTS: dict[str, Runtime] = {"docker": "docker", "libpod_parent": "podman"}  # of an id without a prefix
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A container by its id; `runtime` is empty where the name does not say.
+    """Container by its id, an LXC container by its name; `runtime` is empty if unknown.
 
-    An LXC container has no id and goes by its name. `uid` is the user whose manager it runs under, None for the system.
+    `uid` is the user whose systemd manager it runs under, None for the system's.
     """
 
     id: str
@@ -58,9 +57,9 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class CgroupOwner:
-    """Place of a process in the tree of control groups; None or empty: in no such thing.
+    """Owners in the cgroup path of a process; None or empty if there is none.
 
-    `slurm_job` is the job's number, or its SLUID where Slurm names groups so.
+    `slurm_job` is the job's number, or its SLUID if Slurm names groups by it.
     """
 
     container: Container | None = None
@@ -73,10 +72,10 @@ NO_OWNER = CgroupOwner()
 
 
 def parse(text: str) -> CgroupOwner:
-    """Read the contents of /proc/PID/cgroup (cgroups(7)), of version 1, version 2 or both at once.
+    """Parse the content of /proc/PID/cgroup (cgroups(7)), of version 1, version 2 or both.
 
-    A nested container is the innermost one. The unit is the nearest service or scope around the container, if any; but
-    not a whole user's manager, nor what runs Kubernetes or Slurm around their pods and jobs.
+    Of nested containers it is the innermost one. The unit is the nearest service or scope around the container, except
+    a user's manager, and the services of Kubernetes or Slurm around their pods and jobs.
     """
     paths = [[part for part in path.split("/") if part] for path in _paths(text)]
     job = next((job for parts in paths if (job := _job(_system_parts(parts)))), "")
@@ -97,7 +96,7 @@ def _paths(text: str) -> Iterator[str]:
 
 
 def _system_parts(parts: list[str]) -> list[str]:
-    """Return the parts that the system has named: those above a user's manager."""
+    """Return the parts named by the system: those above a user's manager."""
     return parts[: next((n for n, part in enumerate(parts) if _USER_MANAGER.fullmatch(part)), len(parts))]
 
 
@@ -119,7 +118,7 @@ def _manager_of(parts: list[str]) -> int | None:
 
 
 def _pod_uid(parts: list[str]) -> str:
-    """Return the uid of the innermost pod; systemd's names of slices have "_" where the uid has "-"."""
+    """Return the uid of the innermost pod; in names of systemd slices "_" replaces "-"."""
     found = (match[1] for part in reversed(_system_parts(parts)) if (match := _POD.fullmatch(part)))
     return next(found, "").replace("_", "-")
 

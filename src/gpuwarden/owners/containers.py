@@ -1,8 +1,8 @@
-"""Names of containers and pods: by Docker's and Podman's API, and by the names of Kubernetes' log files.
+"""Names of containers and pods, from the API of Docker and Podman, and from the names of Kubernetes' log files.
 
-The API is asked in a task beside the polls, once a container; until it answers, or where it may not be asked, the id
-stands. `GET /containers/ID/json` is the same in both (docs.docker.com/reference/api/engine, docs.podman.io). Kubelet
-names logs /var/log/containers/POD_NAMESPACE_CONTAINER-ID.log and /var/log/pods/NAMESPACE_POD_UID.
+The API is queried once per container, in a task concurrent to the polls; until it answers, or without permission, the
+id is used. `GET /containers/ID/json` is the same in both (docs.docker.com/reference/api/engine, docs.podman.io).
+Kubelet names logs /var/log/containers/POD_NAMESPACE_CONTAINER-ID.log and /var/log/pods/NAMESPACE_POD_UID.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from gpuwarden.formatting import format_fields
 from gpuwarden.metrics.labels import sanitize_label
 from gpuwarden.owners import unix_http
 from gpuwarden.owners.cgroup_path import CgroupOwner, Container
 
 log = logging.getLogger(__name__)
 
-RETRY_SECONDS = 30.0  # before what failed is asked again
+RETRY_SECONDS = 30.0  # after a failed query
 ANSWER_SECONDS = 2.0
-ACCESS_SECONDS = 10.0  # between looks at what may be read
+ACCESS_SECONDS = 10.0  # between checks of permissions
 MAX_LOG_FILES = 10_000
 SHORT_ID = 12  # characters, as `docker ps` shows
 
@@ -34,9 +35,9 @@ _POD_LOGS = re.compile(r"([^_]+)_([^_]+)_([0-9a-f-]{32,36})")
 
 
 class ContainerNames:
-    """Finds out names and keeps them as long as their containers are there. Used by one event loop.
+    """Lookup of names, which are kept as long as their containers run. Used by one event loop.
 
-    `docker` and `podman` are the system's sockets, `logs` the folder of Kubernetes' ones, each None to leave it out.
+    `docker` and `podman` are the system's sockets, `logs` the folder of Kubernetes' logs, each None to disable it.
     `users` has the folders with the sockets of users' own runtimes.
     """
 
@@ -48,14 +49,14 @@ class ContainerNames:
         self._logs = logs
         self._containers: dict[Container, str] = {}
         self._pods: dict[str, str] = {}
-        self._unnamed: dict[Container, float] = {}  # when to ask again
+        self._unnamed: dict[Container, float] = {}  # when to query again
         self._scan_at = 0.0
         self._asking: asyncio.Task[None] | None = None
         self._access: dict[str, bool] = {}
         self._access_at = 0.0
 
     def container_name(self, container: Container) -> str:
-        """Return the container's name, or its id cut short."""
+        """Return the container's name, or its short id."""
         return self._containers.get(container) or sanitize_label(container.id)[:SHORT_ID]
 
     def pod_name(self, uid: str) -> str:
@@ -63,7 +64,7 @@ class ContainerNames:
         return self._pods.get(uid, uid)
 
     def update(self, places: Iterable[CgroupOwner]) -> None:
-        """See to the names of the containers that are there now, and forget all others. To be called on the loop."""
+        """Look up new containers and pods, and drop those that are gone. To be called on the loop."""
         now = time.monotonic()
         there, in_pods, pods = set[Container](), set[Container](), set[str]()
         for place in places:
@@ -74,7 +75,7 @@ class ContainerNames:
             if place.container and place.pod_uid:
                 in_pods.add(place.container)
         self._prune(there, pods)
-        # A pod may get a container at any time, as when one is restarted.
+        # A pod may get a container at any time, for example by a restart.
         unnamed = bool(pods - self._pods.keys() or in_pods - self._containers.keys())
         if self._logs and unnamed and now >= self._scan_at:
             self._scan_at = now + RETRY_SECONDS
@@ -88,7 +89,7 @@ class ContainerNames:
             self._asking = asyncio.get_running_loop().create_task(self._inspect_all(due))
 
     def access(self) -> Mapping[str, bool]:
-        """Say of each source of names that is there whether it may be read."""
+        """Return whether each source of names that exists may be read."""
         now = time.monotonic()
         if now >= self._access_at:
             self._access_at = now + ACCESS_SECONDS
@@ -99,7 +100,7 @@ class ContainerNames:
         return self._access
 
     def stop(self) -> None:
-        """Ask no more."""
+        """Stop the queries."""
         if self._asking is not None:
             self._asking.cancel()
 
@@ -111,7 +112,7 @@ class ContainerNames:
             del self._pods[uid]
 
     def _scan(self, logs: Path, unnamed: set[Container], pods: set[str]) -> None:
-        """Look for these among the names of the log files, which are many but on a disk of this machine."""
+        """Find names among the log files, of which there may be many, but on a local disk."""
         for name in _names_in(logs / "pods"):
             if (match := _POD_LOGS.fullmatch(name)) and match[3] in pods:
                 self._pods[match[3]] = sanitize_label(f"{match[1]}/{match[2]}")
@@ -121,7 +122,7 @@ class ContainerNames:
                 self._name(container, f"{match[2]}/{match[1]}/{match[3]}")
 
     async def _inspect_all(self, containers: Iterable[Container]) -> None:
-        silent: set[Path] = set()  # of these, none is asked again before its time
+        silent: set[Path] = set()  # failed sockets, not queried again in this pass
         for container in containers:
             for socket in self._sockets_of(container):
                 if socket in silent:
@@ -130,13 +131,14 @@ class ContainerNames:
                     name = await _inspect(socket, container.id)
                 except OSError as error:
                     silent.add(socket)
-                    log.debug("container=%s: %s: %s", container.id, socket, error)
+                    fields = format_fields(container=container.id, socket=socket, error=error)
+                    log.debug("cannot query container runtime %s", fields)
                     continue
                 if name:
                     self._name(container, name)
 
     def _sockets_of(self, container: Container) -> Iterator[Path]:
-        """Return the sockets of the runtimes that may know the container."""
+        """Return the sockets of the runtimes that may have the container."""
         for runtime in ("docker", "podman"):
             if container.runtime in (runtime, ""):
                 system = self._sockets[runtime]
@@ -154,14 +156,14 @@ _OF_A_USER = {"docker": "docker.sock", "podman": "podman/podman.sock"}
 
 
 async def _inspect(socket: Path, container: str) -> str:
-    """Return the container's name; empty where this runtime does not know it. Raises OSError."""
+    """Return the container's name; empty if this runtime does not have it. Raises OSError."""
     status, body = await unix_http.get(socket, f"/containers/{container}/json", ANSWER_SECONDS)
     if status != _OK:
         return ""
     try:
         name = json.loads(body)["Name"]
     except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise OSError(f"{socket} answers something else: {error!r}") from None
+        raise OSError(f"{socket}: unexpected response: {error!r}") from None
     return name.removeprefix("/") if isinstance(name, str) else ""
 
 
@@ -174,13 +176,13 @@ def _names_in(folder: Path) -> list[str]:
 
 
 def _is_accessible(path: Path | None, how: int) -> bool | None:
-    """Tell whether `path` may be used; None where it is not there."""
+    """Return whether `path` may be used; None if it does not exist."""
     if path is None:
         return None
     try:
         path.stat()
-    except PermissionError:  # in the way to it
+    except PermissionError:  # on a parent folder
         return False
     except OSError:
         return None
-    return os.access(path, how, effective_ids=True)  # else capabilities would not count
+    return os.access(path, how, effective_ids=True)  # otherwise capabilities would not count

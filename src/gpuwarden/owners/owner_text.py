@@ -1,4 +1,4 @@
-"""Owners in words for people: who holds a GPU's memory, and whose process it is."""
+"""Owners as text for people: the owners of a GPU's memory, or of a process."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.owners.kinds import OWNER_KINDS
 from gpuwarden.owners.resolver import UNKNOWN, Owners, ProcessOwners
 
-MAX_NAMED = 3  # of those who hold one GPU, the ones with most first
+MAX_NAMED = 3  # owners per GPU, those with the most memory first
 
 
 def process_owner_text(owners: Owners, pid: int, uid: int) -> str:
-    """Return whose process it is: by its owners, or by its user id where no more is known."""
+    """Return the owners of a process, or its user id if they are unknown."""
     return process_owners_text(owners.by_pid.get(pid, {})) or f"user id {uid}"
 
 
 def gpu_owner_text(owners: Owners, gpu: Gpu) -> str:
-    """Return who holds memory of a GPU; empty where it is not held, or the holders are unknown."""
+    """Return the owners of a GPU's memory; empty if none is in use, or they are unknown."""
     held: dict[str, int] = {}
     for process in gpu.processes:
         if name := process_owners_text(owners.by_pid.get(process.pid, {})):
@@ -26,7 +26,7 @@ def gpu_owner_text(owners: Owners, gpu: Gpu) -> str:
 
 
 def process_owners_text(owners: ProcessOwners) -> str:
-    """Return one process's owners: its user, and the job or container; the unit only where there is none of these."""
+    """Return one process's owners: its user, and job or container; the unit only if it has none of these."""
     known = {kind: name for kind in OWNER_KINDS if kind.in_alerts and (name := owners.get(kind.name))}
     alone = all(kind.fallback or kind.name == "user" for kind in known)
     return ", ".join(

@@ -1,4 +1,4 @@
-"""Identities of the processes on the GPUs: user, command and control group, read once a process."""
+"""Identities of the processes on the GPUs: user, command and cgroup, read once per process."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from gpuwarden.metrics.labels import sanitize_label
 from gpuwarden.owners import cgroup_path
 from gpuwarden.owners.cgroup_path import NO_OWNER, CgroupOwner
 
-MAX_LOOKUPS = 256  # a call, about 40 ms: thousands of new processes must not hold up a poll
+MAX_LOOKUPS = 256  # per call, about 40 ms: thousands of new processes must not delay a poll
 CGROUP_BYTES = 64 * 1024
-COMM_BYTES = 64  # the longest are those of the kernel's own threads
-ACCESS_SECONDS = 10.0  # between looks at whether others' processes may be read
+COMM_BYTES = 64  # the longest are those of kernel threads
+ACCESS_SECONDS = 10.0  # between checks whether others' processes may be read
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """User id, command name and place of a process; None or empty where the system hides them."""
+    """User id, command name and cgroup of a process; None or empty where hidden."""
 
     uid: int | None
     comm: str
@@ -30,7 +30,7 @@ class ProcessIdentity:
 
 
 class ProcessIdentifier:
-    """Remembers who the present processes are; forgets each with its end, so that a reused pid is asked anew."""
+    """Cache of the identities of live processes. An ended process is dropped, so a reused pid is read again."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[int, ProcessIdentity]] = {}
@@ -39,9 +39,9 @@ class ProcessIdentifier:
         self._looked = time.monotonic()
 
     def identify(self, pids: Iterable[int]) -> Mapping[int, ProcessIdentity]:
-        """Return those of `pids` that are alive in this pid namespace. Reads /proc; does not block.
+        """Return the identities of those `pids` that are alive in this pid namespace. Reads /proc; does not block.
 
-        Of very many new ones, some are told at the next call only.
+        Of more than MAX_LOOKUPS new ones, the rest follow in later calls.
         """
         known, self._known = self._known, {}
         found: dict[int, ProcessIdentity] = {}
@@ -63,7 +63,7 @@ class ProcessIdentifier:
         return found
 
     def can_see_others(self, clock: Callable[[], float] = time.monotonic) -> bool:
-        """Tell whether all processes of the machine may be read: not with hidepid=, nor in a pid namespace."""
+        """Return whether all processes of the machine are readable: not with hidepid=, nor in a pid namespace."""
         now = clock()
         if now - self._looked > ACCESS_SECONDS:
             self._sees_others, self._looked = _can_see_others(), now
@@ -73,18 +73,18 @@ class ProcessIdentifier:
         if self._must_be_proven and not pid_namespace.has_device_open(pid):
             return None
         identity = _look_up(pid)
-        # Had the process ended in between, parts of this could be another's, which took over its pid.
+        # If the process ended in between, parts of this could be of another process with its pid.
         return identity if _inode(pid) == inode else None
 
 
 def _inode(pid: int) -> int | None:
-    """Return the inode of the process's folder: /proc makes one anew for each process, so a reused pid has another.
+    """Return the inode of the process's folder in /proc: a reused pid has another inode.
 
-    The kernel may also drop and remake it when memory is short; then a process is only looked up once more. Asking so
-    costs a tenth of reading the start time, which psutil's is_running does.
+    Under memory pressure the kernel may replace it, and the process is read once more. This takes a tenth of the time
+    that reading the start time takes, as psutil's is_running does.
     """
     try:
-        return os.stat(f"/proc/{pid}").st_ino  # noqa: PTH116 - a Path would cost more than the call
+        return os.stat(f"/proc/{pid}").st_ino  # noqa: PTH116 - a Path would take longer than the call
     except (OSError, ValueError):
         return None
 
@@ -95,7 +95,7 @@ def _look_up(pid: int) -> ProcessIdentity | None:
         with process.oneshot():
             return ProcessIdentity(_uid(process), _read_comm(pid), _read_cgroup(pid))
     except (psutil.NoSuchProcess, ValueError, OSError):
-        return None  # ValueError: psutil refuses a pid of 0 or out of range; OSError: no file descriptor is left
+        return None  # ValueError: psutil refuses a pid of 0 or out of range; OSError: no free file descriptor
 
 
 def _uid(process: psutil.Process) -> int | None:
@@ -106,10 +106,10 @@ def _uid(process: psutil.Process) -> int | None:
 
 
 def _read_comm(pid: int) -> str:
-    """Return the kernel's name of the process, which it cuts at 15 bytes.
+    """Return the kernel's name of the process, at most 15 bytes.
 
-    psutil completes a long one by the command line. That lies in memory of the process, which may call gigabytes its
-    command line (prctl(2), PR_SET_MM_MAP), and which nobody can read while a call of it hangs in a driver's mmap.
+    psutil completes a long name from the command line. That is in the memory of the process, may be gigabytes long
+    (prctl(2), PR_SET_MM_MAP), and cannot be read while a call of the process hangs in a driver's mmap.
     """
     try:
         with open(f"/proc/{pid}/comm", "rb") as file:  # noqa: PTH123 - as fast as can be
@@ -127,7 +127,7 @@ def _read_cgroup(pid: int) -> CgroupOwner:
 
 
 def _can_see_others() -> bool:
-    """Tell whether another's process can be read: the first one is always there, and never the daemon's own user's."""
+    """Return whether others' processes are readable: pid 1 always exists, and is not the daemon's user's."""
     try:
         with open("/proc/1/cgroup", "rb") as file:  # noqa: PTH123 - as fast as can be
             file.read(1)

@@ -1,4 +1,4 @@
-"""Owners of device memory: the owners of each process, and the memory of each owner on each GPU."""
+"""Resolver of owners: the owners of each process, and the memory of each owner on each GPU."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.owners.slurm import GpuJobs, SlurmJob, SlurmJobMaps
 from gpuwarden.owners.users import UserNames
 
-UNKNOWN = "unknown"  # the user of a process that cannot be seen from here
+UNKNOWN = "unknown"  # the user of a hidden process
 OTHER = "other"  # the owners beyond the limit
-KEEP_FACTOR = 2  # times as much an owner must hold to take the place of one that has a series
+KEEP_FACTOR = 2  # times the memory that an owner needs to replace one that has a series
 
 
 # Names of a process's owners by kind, in the order of the kinds; a kind is left out where the owner is unknown.
@@ -27,10 +27,10 @@ Owner = tuple[str, str]  # kind and name
 
 @dataclass(frozen=True, slots=True)
 class Owners:
-    """One poll. `memory` is bytes by GPU UUID, kind and owner; `jobs` has GPU UUID and Slurm job of what is allocated.
+    """Owners in one poll. `memory` is bytes by GPU UUID, kind and owner; `jobs` has GPU UUID and allocated Slurm job.
 
-    `identities` are by pid, as far as the system tells; `by_pid` are the owners of each of the poll's processes.
-    `dropped` counts the owners that went into OTHER, and the jobs left out.
+    `identities` are by pid, as far as known; `by_pid` are the owners of each process of the poll. `dropped` counts the
+    owners summed up as OTHER, and the jobs left out.
     """
 
     memory: Mapping[Labels, int] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Owners:
 
 
 class OwnerResolver:
-    """Joins processes with their owners, poll by poll; on each GPU at most `limit` of a kind are told apart."""
+    """Resolver of the owners of processes in each poll, with at most `limit` owners per GPU and kind."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class OwnerResolver:
         self._answer = Owners()
 
     def resolve(self, snapshot: Snapshot, runs: Mapping[int, str]) -> Owners:
-        """Say who holds the memory of this poll; `runs` are ids of training runs by pid. To be called on the loop."""
+        """Return the owners of this poll; `runs` are ids of training runs by pid. To be called on the loop."""
         identities = self._identify(process.pid for gpu in snapshot.gpus for process in gpu.processes)
         self._containers.update(identity.cgroup for identity in identities.values())
         self._answer = self._resolve_gpus(snapshot.gpus, identities, runs)
@@ -96,7 +96,7 @@ class OwnerResolver:
         container = ""
         if place.container:
             container = self._containers.container_name(place.container)
-            if place.container.uid is not None:  # named by that user, who may choose the name of another's
+            if place.container.uid is not None:  # named by that user, who may choose the name of another container
                 container = f"{self._users.name(place.container.uid)}/{container}"
         return _ordered(
             {
@@ -109,10 +109,10 @@ class OwnerResolver:
         )
 
     def _bounded(self, uuid: str, sums: dict[Owner, int]) -> dict[Owner, int]:
-        """Leave the largest owners of each kind, and sum the others up.
+        """Return the largest owners of each kind, and the sum of the others as OTHER.
 
-        Who has a series keeps it, unless another holds STAYS times as much: two that hold about the same would else
-        take turns at every poll.
+        An owner with a series keeps it, unless another one has KEEP_FACTOR times the memory: otherwise two owners with
+        about the same memory would alternate.
         """
         if len(sums) <= self._limit:
             return sums
@@ -136,25 +136,25 @@ _NO_JOBS = GpuJobs()
 
 
 def _ordered(names: Mapping[str, str]) -> ProcessOwners:
-    """Return the names that are known, in the order of the kinds."""
+    """Return the known names, in the order of the kinds."""
     return {kind: name for kind in NAMES if (name := names.get(kind))}
 
 
 def _completed(
     owners: ProcessOwners, identity: ProcessIdentity | None, run: str, given: tuple[SlurmJob, ...]
 ) -> ProcessOwners:
-    """Add the run, and where the process has no job the one that alone is given what it is on."""
+    """Add the run, and for a process without a job the only job that is given its GPU or MIG instance."""
     job = owners.get("slurm_job", "")
     if not job and len(given) == 1:
         user = given[0].uid
-        # Another user's process on the GPU, such as a display server, is not the job's.
+        # A process of another user on the GPU, such as a display server, does not belong to the job.
         if identity is None or None in (user, identity.uid) or user == identity.uid:
             job = given[0].id
     return _ordered({**owners, "slurm_job": job, "run": run})
 
 
 def _sums(gpu: Gpu, by_pid: Mapping[int, ProcessOwners]) -> dict[Owner, int]:
-    """Sum up what each owner holds; a process whose memory the driver does not tell is in no sum."""
+    """Return the memory of each owner; a process without known memory is left out."""
     sums: dict[Owner, int] = {}
     for process in gpu.processes:
         if process.memory is not None:

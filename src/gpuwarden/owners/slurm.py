@@ -1,8 +1,8 @@
-"""Slurm jobs that a GPU is allocated to, by the files that a site's prolog writes for other exporters.
+"""Slurm jobs that GPUs are allocated to, from the files that a site's prolog writes for other exporters.
 
-dcgm-exporter's directory (--hpc-job-mapping-dir) has files named by GPU index, or `0.3` for GPU instance 3 (MIG) of
-GPU 0, with a job id a line. jobstats' (/run/gpustat) has files named by index or UUID, also of a MIG instance, with
-`JOBID UID`.
+The directory of dcgm-exporter (--hpc-job-mapping-dir) has files named by GPU index, or `0.3` for GPU instance 3 (MIG)
+of GPU 0, with a job id per line. That of jobstats (/run/gpustat) has files named by index or UUID, also of a MIG
+instance, with `JOBID UID`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess
 
 MAX_MAP_FILES = 1024
-MAX_MAP_BYTES = 4096  # bytes
-MAX_JOBS = 64  # of one file
+MAX_MAP_BYTES = 4096
+MAX_JOBS = 64  # per file
 
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+\[\]-]{0,63}")
 _GPU = re.compile(r"([0-9]{1,4})(?:\.([0-9]{1,4}))?")
@@ -26,7 +26,7 @@ _GPU = re.compile(r"([0-9]{1,4})(?:\.([0-9]{1,4}))?")
 
 @dataclass(frozen=True, slots=True)
 class SlurmJob:
-    """A job that has a GPU; `uid` is its user, None where the map does not say."""
+    """Job that has a GPU; `uid` is its user, None if unknown."""
 
     id: str
     uid: int | None = None
@@ -34,9 +34,9 @@ class SlurmJob:
 
 @dataclass(frozen=True, slots=True)
 class GpuJobs:
-    """The jobs of a GPU: all, those that have the whole of it, and by UUID of MIG instance those that have only that.
+    """Jobs of a GPU: all, those that have the whole GPU, and those of a MIG instance by its UUID.
 
-    All is more than the others where there is a file of an instance that the driver does not list.
+    `all` includes jobs of instances that the driver does not list.
     """
 
     all: tuple[SlurmJob, ...] = ()
@@ -44,20 +44,20 @@ class GpuJobs:
     instances: Mapping[str, tuple[SlurmJob, ...]] = field(default_factory=dict)
 
     def jobs_of(self, process: GpuProcess) -> tuple[SlurmJob, ...]:
-        """Return the jobs that have what the process is on; one on an instance without a file is on the GPU."""
+        """Return the jobs of the process's MIG instance, or of the GPU if the instance has no file."""
         return self.instances.get(process.instance or "", self.whole)
 
 
 def _files(folder: Path | None) -> dict[str, tuple[str, ...]]:
-    """Return the lines of each file in a folder of maps; nothing where there is no such folder."""
+    """Return the lines of each file in a folder of maps; empty if there is no such folder."""
     found: dict[str, tuple[str, ...]] = {}
     if folder is None:
         return found
     try:
         with os.scandir(folder) as entries:
             for _, entry in zip(range(MAX_MAP_FILES), entries, strict=False):
-                with contextlib.suppress(OSError):  # removed meanwhile, or not for us to read
-                    if entry.is_file():  # opening a pipe would wait for its writer
+                with contextlib.suppress(OSError):  # removed meanwhile, or no permission
+                    if entry.is_file():  # opening a pipe would block
                         found[entry.name] = _lines(entry.path)
     except OSError:
         return {}
@@ -71,14 +71,14 @@ def _lines(path: str) -> tuple[str, ...]:
 
 
 class SlurmJobMaps:
-    """Reads both kinds of map, each from its directory or, for None, not at all."""
+    """Reader of both kinds of maps, each from its directory, None to disable it."""
 
     def __init__(self, job_map: Path | None, gpustat: Path | None) -> None:
         self._job_map = job_map
         self._gpustat = gpustat
 
     def read_jobs(self, gpus: Iterable[Gpu]) -> Mapping[str, GpuJobs]:
-        """Return the jobs of each GPU that has any, by UUID. Reads files of a local file system."""
+        """Return the jobs of GPUs that have any, by UUID. Reads files of a local file system."""
         job_map, gpustat = _files(self._job_map), _files(self._gpustat)
         if not job_map and not gpustat:
             return {}
@@ -91,7 +91,7 @@ _Lines = tuple[str, ...]
 
 
 def _lines_by_index(job_map: Mapping[str, _Lines]) -> dict[int, dict[int | None, _Lines]]:
-    """Sort the lines by index, and by GPU instance or, for the whole GPU, None."""
+    """Group the lines by index and GPU instance, None for the whole GPU."""
     found: dict[int, dict[int | None, _Lines]] = {}
     for name, lines in sorted(job_map.items()):
         if match := _GPU.fullmatch(name):
@@ -101,7 +101,7 @@ def _lines_by_index(job_map: Mapping[str, _Lines]) -> dict[int, dict[int | None,
 
 def _gpu_jobs(gpu: Gpu, by_index: Mapping[int, Mapping[int | None, _Lines]], gpustat: Mapping[str, _Lines]) -> GpuJobs:
     mapped = by_index.get(gpu.identity.index, {})
-    # The file named by UUID wins over the one named by index, which another numbering may have meant.
+    # The file named by UUID takes precedence: an index may follow another numbering.
     whole = _jobs(mapped.get(None, ()), gpustat.get(gpu.identity.uuid, gpustat.get(str(gpu.identity.index), ())))
     instances = {
         each.uuid: jobs

@@ -1,4 +1,4 @@
-"""Names of users, looked up on a thread: the database may be a directory server that does not answer."""
+"""Names of users, looked up on a thread: the database may be a directory server that hangs."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from collections.abc import Callable
 
 from gpuwarden.metrics.labels import sanitize_label
 
-WAIT_SECONDS = 0.05  # a minute that polls wait for names seen for the first time; local databases need far less
-KEEP_SECONDS = 600.0  # that an answer counts, then it is asked for anew while the old one stands
+WAIT_SECONDS = 0.05  # per minute, for which polls wait for new names; local databases need far less
+KEEP_SECONDS = 600.0  # validity of an answer; then it is looked up again, and used meanwhile
 MAX_NAMES = 10_000
 _MINUTE = 60.0
 
 
 def from_database(uid: int) -> str:
-    """Ask the system for a user's name; may block for as long as a directory server does. Raises KeyError, OSError."""
+    """Return a user's name from the system; may block as long as a directory server. Raises KeyError, OSError."""
     return pwd.getpwuid(uid).pw_name
 
 
 class UserNames:
-    """Names by uid; a user without a name, or whose name is not known yet, goes by the number.
+    """Names by uid; a user without a name, or with one not known yet, gets the number.
 
-    One thread asks, one question after another, and ends with the last. While it hangs, nobody waits for it.
+    One thread does the lookups in order, and ends with the last one. While it hangs, polls do not wait for it.
     """
 
     def __init__(self, ask: Callable[[int], str] = from_database, clock: Callable[[], float] = time.monotonic) -> None:
         self._ask = ask
         self._clock = clock
-        self._names: dict[int, tuple[str, float]] = {}  # with the time of the answer, or of the question
+        self._names: dict[int, tuple[str, float]] = {}  # with the time of the answer, or of the request
         self._patience = WAIT_SECONDS
         self._patient_from = clock()
         self._questions: list[int] = []
@@ -37,7 +37,7 @@ class UserNames:
         self._lock = threading.Lock()  # over the two above
 
     def name(self, uid: int) -> str:
-        """Return the name of a user. Blocks where nothing is known yet, for PATIENCE_SECONDS a minute at most."""
+        """Return the name of a user. Blocks for an unknown one, in total at most WAIT_SECONDS a minute."""
         known = self._names.get(uid)
         if known is not None and self._clock() - known[1] <= KEEP_SECONDS:
             return known[0]
@@ -68,12 +68,12 @@ class UserNames:
         while (uid := self._next()) is not None:
             try:
                 name = sanitize_label(self._ask(uid))
-            except (KeyError, OSError, OverflowError):  # no such user, or no answer; larger than a uid can be
+            except (KeyError, OSError, OverflowError):  # no such user, or no answer; or a number too large for a uid
                 name = self._names.get(uid, (str(uid), 0.0))[0]
             self._names[uid] = (name, self._clock())
 
     def _next(self) -> int | None:
-        """Return the next question; None ends the thread, and the one after it starts another."""
+        """Return the next uid to look up; None ends the thread, and a later request starts another."""
         with self._lock:
             self._asking = bool(self._questions)
             return self._questions.pop(0) if self._questions else None
