@@ -188,7 +188,7 @@ def test_a_flood_of_an_answer_is_bounded_and_holds_nobody_up(tmp_path: Path) -> 
     async def scenario() -> None:
         async with Runtime(tmp_path / "docker.sock", {}, flood) as docker:
             beside = asyncio.create_task(others())
-            with pytest.raises(OSError, match=f"over {unix_http.MAX_RESPONSE_BYTES} bytes"):
+            with pytest.raises(OSError, match=f"exceeds {unix_http.MAX_RESPONSE_BYTES} bytes"):
                 await unix_http.get(docker.socket, f"/containers/{ID}/json", 60)
             beside.cancel()
 
