@@ -41,7 +41,7 @@ ROOMY_MIB = 40_000
 BAR_MS = 1000 * Config().poll.memory_interval + 10
 LIMIT_SECONDS = 60.0
 MOMENTS = (1.2, 3.4)  # seconds between two changes: more than a poll, and nothing it could be in step with
-OVER_SECONDS = 2.5  # in which the run hears that it is over
+OVER_SECONDS = 2.5  # in which the run learns that it is over
 DRIVERS: dict[str, dict[str, str | int]] = {
     "1 GPU, instant answers": {"gpus": 1},
     "8 GPUs, answers as slow as on hardware": {"gpus": 8, **realistic()},

@@ -181,15 +181,15 @@ def row(case: Case, path: Path) -> str:
         reports = reported(listener)
     alone = median(without + steps(trained, arrays(0, 100)))  # before and after: others may use the machine too
     last = reports[-1]
-    told = "absent"
+    reported_ratio = "absent"
     if last.input_wait_seconds is not None and last.input_observed_seconds:
-        told = f"{last.input_wait_seconds / last.input_observed_seconds:.2f}"
+        reported_ratio = f"{last.input_wait_seconds / last.input_observed_seconds:.2f}"
     buffers = [
         f"{each.input_buffered:.0f} of {each.input_buffer_size}" for each in reports if each.input_buffered is not None
     ]
     truth = max(1 - alone / period, 0)
     return (
-        f"| {case.name} | {period * 1000:.2f} | {alone * 1000:.2f} | {truth:.2f} | {told} "
+        f"| {case.name} | {period * 1000:.2f} | {alone * 1000:.2f} | {truth:.2f} | {reported_ratio} "
         f"| {max(set(buffers), key=buffers.count) if buffers else 'absent'} |"
     )
 

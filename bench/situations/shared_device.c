@@ -1,7 +1,7 @@
 /* Device memory that processes share, for a machine without a GPU: preloaded, it counts the regions that TensorFlow's
  * BFC allocator takes from the system, and refuses those for which the device has no room left.
  *
- * The device is a file that all processes map: how large it is, what a process takes beside its pool (a context), and
+ * The device is a file that all processes map: how large it is, what a process uses in addition to its pool (a context), and
  * what each process holds. SHARED_DEVICE names it; without it nothing is counted. The allocator asks by posix_memalign
  * from libtensorflow_framework.so; its regions are of 1 MiB and more, and smaller where it has been refused that. What
  * is below 64 KiB it gets: refused 2 KiB, BFCAllocator::Extend would ask for them again for ever.

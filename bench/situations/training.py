@@ -85,7 +85,7 @@ def reserve(share: float = 0.97) -> None:
 
 
 def preallocate() -> None:
-    """Reserve, and get no more after that, like TensorFlow's pool for a GPU, which grows only on request.
+    """Reserve once, like TensorFlow's pool for a GPU, which grows only on request.
 
     Up to its own limit it may still grow, and the daemon takes that into account.
     """

@@ -59,11 +59,11 @@ def test_story_has_a_line_for_each_event(monkeypatch: pytest.MonkeyPatch) -> Non
     alerts: list[Any] = []
     answers = {8: {"runs": [{"name": "other", "up": True}, run]}, 9: {"data": {"alerts": alerts}}}
     monkeypatch.setattr(story, "fetch_json", lambda listen, _path, _timeout: answers[listen.port])
-    told = story.Story(Address("127.0.0.1", 8), Address("127.0.0.1", 9))
+    reader = story.Story(Address("127.0.0.1", 8), Address("127.0.0.1", 9))
 
     def lines(**device: object) -> list[str]:
         run["devices"][0] |= device
-        return list(told.new_lines())
+        return list(reader.new_lines())
 
     assert lines() == ["the training started"]
     assert lines(memory_in_use_bytes=100 << 20, headroom_bytes=412 << 20) == []
@@ -77,5 +77,5 @@ def test_story_has_a_line_for_each_event(monkeypatch: pytest.MonkeyPatch) -> Non
     assert all(
         each in said for each in ("OUT OF MEMORY, cause: leak", "It grew.", "Fix it.", "gpuwarden runs show 4-2")
     )
-    assert told.diagnosed
+    assert reader.diagnosed
     assert lines() == []

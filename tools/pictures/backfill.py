@@ -89,7 +89,7 @@ def _url(prometheus: subprocess.Popen[str]) -> str:
         if listening := re.search(r'msg="Listening on".* address=(\S+)', line):
             address = listening[1]
         ready = ready or "Server is ready" in line
-        if address and ready:  # the two are told in either order
+        if address and ready:  # the log has them in either order
             return f"http://{address}"
     raise RuntimeError(f"Prometheus ended:\n{''.join(log)}")
 
@@ -111,14 +111,14 @@ def rules(step: float = 5.0) -> list[dict[str, Any]]:
     for group, rule in ((each, rule) for each in yaml.safe_load(RULES.read_text())["groups"] for rule in each["rules"]):
         rule["interval"] = _seconds(group["interval"])
         for name, expr in recorded.items():
-            rule["expr"] = _in_place_of(name, expr, rule["expr"], step)
+            rule["expr"] = _replace_recorded(name, expr, rule["expr"], step)
         if "record" in rule:
             recorded[rule["record"]] = rule["expr"]
         found.append(rule)
     return found
 
 
-def _in_place_of(name: str, made_from: str, expr: str, step: float) -> str:
+def _replace_recorded(name: str, made_from: str, expr: str, step: float) -> str:
     """Replace a recorded series in an expression by its own; a range of the series becomes a subquery."""
 
     def replaced(match: re.Match[str]) -> str:
@@ -149,14 +149,14 @@ def recorded(url: str, begin: float, end: float, step: float) -> Iterator[str]:
         if "record" in rule:
             every = max(step, rule["interval"])
             first = math.ceil(begin / every) * every if every > step else begin
-            for labels, told in values(url, rule["expr"], first, end, every):
+            for labels, points in values(url, rule["expr"], first, end, every):
                 series = sample_of(rule["record"], labels)
-                yield from (f"{series} {value} {time}\n" for time, value in told)
+                yield from (f"{series} {value} {time}\n" for time, value in points)
 
 
 def sample_of(name: str, labels: Mapping[str, str]) -> str:
     """Return the name of a series and its labels."""
-    text = ",".join(f"{label}={json.dumps(told)}" for label, told in labels.items() if label != "__name__")
+    text = ",".join(f"{label}={json.dumps(value)}" for label, value in labels.items() if label != "__name__")
     return f"{name}{{{text}}}"
 
 
@@ -175,9 +175,9 @@ def values(url: str, expr: str, begin: float, end: float, step: float) -> Iterat
 def episodes(url: str, rule: Mapping[str, Any], begin: float, end: float, step: float) -> Iterator[Episode]:
     """Yield when an alert would have fired, evaluated every `step` seconds."""
     hold, keep = (_seconds(rule.get(key)) for key in ("for", "keep_firing_for"))
-    for metric, told in values(url, rule["expr"], begin, end, step):
+    for metric, points in values(url, rule["expr"], begin, end, step):
         labels = {name: value for name, value in metric.items() if name != "__name__"} | rule["labels"]
-        for since, until in firing([float(time) for time, _value in told], hold, keep, step):
+        for since, until in firing([float(time) for time, _value in points], hold, keep, step):
             yield Episode(rule["alert"], labels, since, min(until, end))
 
 

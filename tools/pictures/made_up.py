@@ -26,7 +26,7 @@ from gpuwarden.state import State
 # From and to, as parts of the history, or of its last hour where it is longer.
 SPAN = 3600.0  # seconds
 LOST_GPU, GPU_LOST, DRIVER_LOST = 5, (0.5, 0.55), (0.7, 0.705)
-OFF = (0.6, 0.65)  # when a box answers nobody
+OFF = (0.6, 0.65)  # when a host is off
 PROGRAM_GPU, PROGRAM_FAULT, OLD_CLIENT = 6, 0.3, (0.2, 0.4)
 WORN_GPU, WORN = 2, 0.6  # its memory and its links begin to err
 _GRAVE = 20  # errors after which one could not be corrected, and a row is to be replaced

@@ -89,7 +89,7 @@ def test_charts_fit_the_terminal(width: int, devices: int) -> None:
 
 
 def test_tightest_device_has_the_chart() -> None:
-    """Of many devices only the one with the least headroom has a chart; the others have a line."""
+    """Only the GPU with the least headroom has a chart, if there are many."""
     said = lines(make_record(8))
     assert [line for line in said if line.startswith("memory on")] == [
         f"memory on GPU-{each}" for each in range(7, -1, -1)

@@ -173,7 +173,7 @@ def server(status: int, body: bytes) -> Iterator[int]:
 
 def test_other_daemons_are_named() -> None:
     """A daemon that is older, newer or without a poll, or another program, is an error; with --once the status is 1."""
-    for status, body, told in (
+    for status, body, expected in (
         (404, b"", "is older than this gpuwarden: it has no /api/v1/state"),
         (503, b"", "has not completed a poll"),
         (500, b"", "is not a gpuwarden daemon: it answers with status 500"),
@@ -181,7 +181,7 @@ def test_other_daemons_are_named() -> None:
         (200, b"[1]", "is not a gpuwarden daemon: it has another /api/v1/state"),
         (200, b'{"version": 2}', "has version 2 of /api/v1/state; this gpuwarden reads 1"),
     ):
-        with server(status, body) as port, pytest.raises(OSError, match=re.escape(told)):
+        with server(status, body) as port, pytest.raises(OSError, match=re.escape(expected)):
             fetch_state(Address("127.0.0.1", port))
     with server(503, b"") as port:
         done = ran(*at(port), "--once")
