@@ -317,7 +317,7 @@ class TestRecording:
     )
     def test_bounds(self, frames: int, interval: float) -> None:
         """Too many frames, or none, are refused before the driver is asked."""
-        with pytest.raises(ValueError, match=f"want 1 to {MAX_FRAMES} frames"):
+        with pytest.raises(ValueError, match=f"expected 1 to {MAX_FRAMES} frames"):
             record(Box(1).nvml, frames, interval)
 
     def test_what_is_too_long_to_replay_is_not_written(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -457,39 +457,39 @@ class TestLoading:
     @pytest.mark.parametrize(
         ("content", "complaint"),
         [
-            ("", "no capture, or a damaged one"),
-            ("{", "no capture, or a damaged one"),
-            ("[" * 100_000, "no capture, or a damaged one"),
-            ([1], "no capture of gpuwarden"),
-            ({"version": 1}, "no capture of gpuwarden"),
-            ({**GOOD, "version": 2}, "a capture of version 2, this gpuwarden reads version 1"),
-            ({**GOOD, "interval": 0}, "interval: want 1e-06 to "),
-            ({**GOOD, "interval": float("nan")}, "interval: want 1e-06 to "),
-            ({**GOOD, "interval": True}, "interval: want 1e-06 to "),
-            ({**GOOD, "interval": 10**400}, "interval: want 1e-06 to "),
-            ({**GOOD, "interval": 5e-324}, "interval: want 1e-06 to "),
-            ({**GOOD, "frames": []}, f"frames: want a list of 1 to {MAX_FRAMES}"),
-            ({**GOOD, "frames": [FRAME] * (MAX_FRAMES + 1)}, f"frames: want a list of 1 to {MAX_FRAMES}"),
-            ({**GOOD, "frames": [7]}, "a damaged capture"),
-            ({**GOOD, "frames": [{"driver": {}}]}, "a damaged capture"),
-            ({**GOOD, "frames": [{"driver": [], "gpus": []}]}, "want an object"),
-            ({**GOOD, "frames": [{"driver": {}, "gpus": 3}]}, "a damaged capture"),
-            (with_answer("os.system", 1), "'os.system' is no question"),
-            (with_answer("nvmlDeviceSetPowerManagementLimit", 1), "is no question"),
-            (with_answer("nvmlDeviceGetPowerUsage", "much"), "'much' is no answer to it"),
-            (with_answer("nvmlDeviceGetPowerUsage", True), "True is no answer to it"),
-            (with_answer("nvmlDeviceGetPowerUsage", 10**400), "is no answer to it"),
+            ("", "not a capture, or corrupted"),
+            ("{", "not a capture, or corrupted"),
+            ("[" * 100_000, "not a capture, or corrupted"),
+            ([1], "not a capture of gpuwarden"),
+            ({"version": 1}, "not a capture of gpuwarden"),
+            ({**GOOD, "version": 2}, "capture version 2 is not supported, only 1"),
+            ({**GOOD, "interval": 0}, "interval: expected 1e-06 to "),
+            ({**GOOD, "interval": float("nan")}, "interval: expected 1e-06 to "),
+            ({**GOOD, "interval": True}, "interval: expected 1e-06 to "),
+            ({**GOOD, "interval": 10**400}, "interval: expected 1e-06 to "),
+            ({**GOOD, "interval": 5e-324}, "interval: expected 1e-06 to "),
+            ({**GOOD, "frames": []}, f"frames: expected a list of 1 to {MAX_FRAMES}"),
+            ({**GOOD, "frames": [FRAME] * (MAX_FRAMES + 1)}, f"frames: expected a list of 1 to {MAX_FRAMES}"),
+            ({**GOOD, "frames": [7]}, "corrupted capture"),
+            ({**GOOD, "frames": [{"driver": {}}]}, "corrupted capture"),
+            ({**GOOD, "frames": [{"driver": [], "gpus": []}]}, "expected an object"),
+            ({**GOOD, "frames": [{"driver": {}, "gpus": 3}]}, "corrupted capture"),
+            (with_answer("os.system", 1), "'os.system' is not a call of NVML"),
+            (with_answer("nvmlDeviceSetPowerManagementLimit", 1), "is not a call of NVML"),
+            (with_answer("nvmlDeviceGetPowerUsage", "much"), "'much' is not a valid answer"),
+            (with_answer("nvmlDeviceGetPowerUsage", True), "True is not a valid answer"),
+            (with_answer("nvmlDeviceGetPowerUsage", 10**400), "is not a valid answer"),
             ({**GOOD, "frames": [{"driver": {"nvmlDeviceGetCount": 10**7}, "gpus": []}]}, "but the frame has 0"),
-            (with_answer("nvmlDeviceGetUUID", 1), "1 is no answer to it"),
-            (with_answer("nvmlDeviceGetPowerUsage", {"error": "lost"}), "is no answer to it"),
-            (with_answer("nvmlDeviceGetMemoryInfo", {"total": 1, "free": 1}), "is no answer to it"),
-            (with_answer("nvmlDeviceGetComputeRunningProcesses", [{"usedGpuMemory": 1}]), "is no answer to it"),
-            (with_answer("nvmlGpmMetricsGet(2)", "busy"), "'busy' is no answer to it"),
-            (with_answer("nvmlDeviceGetMigMode", [1, "on"]), "is no answer to it"),
-            (with_answer(f"{MIG_HANDLE}(0)", 1), "1 is no answer to it"),
-            (with_answer(f"{MIG_HANDLE}(0)", {}), "is no answer to it"),
-            (with_answer(f"{MIG_HANDLE}(0)", {"nvmlDeviceGetUUID": 7}), "nvmlDeviceGetUUID: 7 is no answer to it"),
-            (with_answer(f"{MIG_HANDLE}(0)", {f"{MIG_HANDLE}(0)": {"error": 6}}), "is no answer to it"),
+            (with_answer("nvmlDeviceGetUUID", 1), "1 is not a valid answer"),
+            (with_answer("nvmlDeviceGetPowerUsage", {"error": "lost"}), "is not a valid answer"),
+            (with_answer("nvmlDeviceGetMemoryInfo", {"total": 1, "free": 1}), "is not a valid answer"),
+            (with_answer("nvmlDeviceGetComputeRunningProcesses", [{"usedGpuMemory": 1}]), "is not a valid answer"),
+            (with_answer("nvmlGpmMetricsGet(2)", "busy"), "'busy' is not a valid answer"),
+            (with_answer("nvmlDeviceGetMigMode", [1, "on"]), "is not a valid answer"),
+            (with_answer(f"{MIG_HANDLE}(0)", 1), "1 is not a valid answer"),
+            (with_answer(f"{MIG_HANDLE}(0)", {}), "is not a valid answer"),
+            (with_answer(f"{MIG_HANDLE}(0)", {"nvmlDeviceGetUUID": 7}), "nvmlDeviceGetUUID: 7 is not a valid answer"),
+            (with_answer(f"{MIG_HANDLE}(0)", {f"{MIG_HANDLE}(0)": {"error": 6}}), "is not a valid answer"),
         ],
     )
     def test_bad_file(self, content: object, complaint: str, tmp_path: Path) -> None:
@@ -503,7 +503,7 @@ class TestLoading:
 
     def test_missing_file(self, tmp_path: Path) -> None:
         """A file that is not there is named."""
-        with pytest.raises(CaptureError, match=r"absent\.json: the capture cannot be read \(No such file"):
+        with pytest.raises(CaptureError, match=r"absent\.json: cannot read the capture: No such file"):
             load_capture(tmp_path / "absent.json")
 
     @pytest.mark.parametrize(
@@ -513,7 +513,7 @@ class TestLoading:
         """A compressed file cut short or not compressed at all is a damaged capture."""
         file = tmp_path / "capture.json.gz"
         file.write_bytes(content)
-        with pytest.raises(CaptureError, match="damaged"):
+        with pytest.raises(CaptureError, match="corrupted"):
             load_capture(file)
 
     def test_endless_file(self, tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Recording of what a driver answers, and its replay without a GPU."""
+"""Recording of a driver's answers, and their replay without a GPU."""

@@ -21,20 +21,20 @@ MAX_FRAMES = 600
 MIN_INTERVAL_SECONDS, MAX_INTERVAL_SECONDS = (
     1e-6,
     1e6,
-)  # seconds between frames: beyond, a frame's number may be none that there is
-MAX_BYTES = 64 << 20  # of JSON: MAX_FRAMES of 8 GPUs with NVLink take 46 MB
+)  # between frames: beyond, the number of a frame may be invalid
+MAX_BYTES = 64 << 20  # of JSON: MAX_FRAMES frames of 8 GPUs with NVLink take 46 MB
 
 # A question is a function's name, with its arguments after the handle in brackets if it has any. An answer is a
-# number, a text, a struct's fields, a list of structs or of numbers, or {"error": NVML's return code}. Field values
-# are asked for many at a time and written down one by one: nvmlDeviceGetFieldValues(number,scope); null: it has none
-# now. So are GPM metrics: nvmlGpmMetricsGet(number), or nvmlGpmMetricsGet(number,gpu_instance) on a divided GPU; a
-# sample that was taken is 0. A MIG instance is what its handle answers.
+# number, a text, a struct's fields, a list of structs or numbers, or {"error": NVML's return code}. Field values are
+# queried in batches and recorded one by one: nvmlDeviceGetFieldValues(number,scope); null means no value now. So are
+# GPM metrics: nvmlGpmMetricsGet(number), or nvmlGpmMetricsGet(number,gpu_instance) on a divided GPU; a sample is
+# recorded as 0. A MIG instance is recorded as the answers of its handle.
 Struct: TypeAlias = "Mapping[str, int | str | None]"
 Answer: TypeAlias = "float | str | Struct | Sequence[Struct | int] | Answers | None"
 Answers: TypeAlias = "Mapping[str, Answer]"
 
 LISTS = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses")
-# What of a struct is kept: all that the seam names; all other answers are texts or whole numbers.
+# Structs, with the fields that interface.py declares; all other answers are texts or whole numbers.
 _STRUCTS: Mapping[str, type] = {
     "nvmlDeviceGetMemoryInfo": interface.MemoryInfo,  # version 1 has no `reserved`
     "nvmlDeviceGetUtilizationRates": interface.Utilization,
@@ -50,7 +50,7 @@ _STRUCTS: Mapping[str, type] = {
 FIELDS = {function: tuple(struct.__annotations__) for function, struct in _STRUCTS.items()}
 FIELD_VALUES = "nvmlDeviceGetFieldValues"
 GPM_METRICS = "nvmlGpmMetricsGet"
-GPM_SAMPLES = ("nvmlGpmSampleGet", "nvmlGpmMigSampleGet")  # by the number of arguments that name a GPU instance
+GPM_SAMPLES = ("nvmlGpmSampleGet", "nvmlGpmMigSampleGet")  # by the number of arguments for a GPU instance
 MIG_HANDLE = "nvmlDeviceGetMigDeviceHandleByIndex"
 # Functions that answer with a list of whole numbers.
 NUMBERS = (
@@ -72,42 +72,40 @@ _RECORD = "record it again with `gpuwarden capture`"
 
 
 class CaptureError(ValueError):
-    """A file that cannot be replayed; the message says what to do."""
+    """A file cannot be replayed; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """All answers of one poll: the driver's own, and each GPU's by its index; and the machine's memory meanwhile."""
+    """Answers of one poll: the driver's, those of each GPU by its index, and the machine's memory."""
 
     driver: Answers
     gpus: tuple[Answers, ...]
-    host: HostMemory | None = None  # captures of earlier versions of gpuwarden have none
+    host: HostMemory | None = None  # None in captures of earlier versions
 
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """Frames taken `interval` seconds apart; there is at least one."""
+    """One or more frames, `interval` seconds apart."""
 
     interval: float
     frames: tuple[Frame, ...]
 
 
 def format_question(function: str, *arguments: int) -> str:
-    """Write a call as a question."""
+    """Return the key of a call."""
     return f"{function}({','.join(map(str, arguments))})" if arguments else function
 
 
 def save_capture(capture: Capture, path: Path) -> None:
-    """Write the file, compressed where its name ends in .gz. Raises OSError, also for what could not be replayed."""
+    """Write the file, compressed if its name ends in .gz. Raises OSError, also for a capture too large to replay."""
     frames = [_written(frame) for frame in capture.frames]
     whole = {"format": FORMAT, "version": VERSION, "interval": capture.interval}
-    # A frame a line, its questions in the order of their names: a capture can be looked at, and compared, by eye.
+    # One frame per line, with sorted keys, so that captures can be read and compared.
     lines = ",\n".join(json.dumps(frame, separators=(",", ":"), sort_keys=True) for frame in frames)
     text = f'{json.dumps(whole)[:-1]}, "frames": [\n{lines}\n]}}\n'.encode()
     if len(text) > MAX_BYTES:
-        raise OSError(
-            None, f"{path}: {len(text)} bytes, but no more than {MAX_BYTES} are replayed: record fewer frames"
-        )
+        raise OSError(None, f"{path}: {len(text)} bytes; maximum for a replay is {MAX_BYTES}: record fewer frames")
     path.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
 
 
@@ -117,29 +115,29 @@ def _written(frame: Frame) -> dict[str, Any]:
 
 
 def load_capture(path: Path) -> Capture:
-    """Read a capture. Raises CaptureError for a file that cannot be read, is none, or is of another version."""
+    """Read a capture. Raises CaptureError for a file that is unreadable, not a capture, or of another version."""
     try:
         whole = json.loads(_content(path))
     except OSError as error:
-        raise CaptureError(f"{path}: the capture cannot be read ({error.strerror or error})") from None
+        raise CaptureError(f"{path}: cannot read the capture: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
-        raise CaptureError(f"{path}: no capture, or a damaged one ({error}); {_RECORD}") from None
+        raise CaptureError(f"{path}: not a capture, or corrupted ({error}); {_RECORD}") from None
     if not isinstance(whole, dict) or whole.get("format") != FORMAT:
-        raise CaptureError(f"{path}: no capture of gpuwarden; {_RECORD}")
+        raise CaptureError(f"{path}: not a capture of gpuwarden; {_RECORD}")
     if whole.get("version") != VERSION:
         found = f"{whole.get('version')!r:.20}"
-        raise CaptureError(f"{path}: a capture of version {found}, this gpuwarden reads version {VERSION}; {_RECORD}")
+        raise CaptureError(f"{path}: capture version {found} is not supported, only {VERSION}; {_RECORD}")
     try:
         return _capture(whole)
     except (KeyError, TypeError, ValueError) as error:
-        raise CaptureError(f"{path}: a damaged capture ({error}); {_RECORD}") from None
+        raise CaptureError(f"{path}: corrupted capture ({error}); {_RECORD}") from None
 
 
 def _content(path: Path) -> bytes:
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
             content = file.read(MAX_BYTES + 1)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:  # damaged, rather than out of reach
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:  # corrupted, not unreadable
         raise ValueError(str(error)) from None
     if len(content) > MAX_BYTES:
         raise ValueError(f"longer than {MAX_BYTES} bytes")
@@ -149,9 +147,9 @@ def _content(path: Path) -> bytes:
 def _capture(whole: Mapping[str, Any]) -> Capture:
     interval, frames = whole["interval"], whole["frames"]
     if type(interval) not in (int, float) or not MIN_INTERVAL_SECONDS <= interval <= MAX_INTERVAL_SECONDS:
-        raise ValueError(f"interval: want {MIN_INTERVAL_SECONDS:g} to {MAX_INTERVAL_SECONDS:g} seconds")
+        raise ValueError(f"interval: expected {MIN_INTERVAL_SECONDS:g} to {MAX_INTERVAL_SECONDS:g} seconds")
     if not isinstance(frames, list) or not 1 <= len(frames) <= MAX_FRAMES:
-        raise ValueError(f"frames: want a list of 1 to {MAX_FRAMES}")
+        raise ValueError(f"frames: expected a list of 1 to {MAX_FRAMES}")
     return Capture(float(interval), tuple(_frame(frame) for frame in frames))
 
 
@@ -167,19 +165,19 @@ def _host(host: Any) -> HostMemory | None:
     if host is None:
         return None
     if not (isinstance(host, dict) and _is_whole(host.get("size")) and _is_whole(host.get("available"))):
-        raise ValueError("host: want its memory's size and available bytes")
+        raise ValueError("host: expected the memory's size and available bytes")
     return HostMemory(host["size"], host["available"])
 
 
 def _answers(answers: Any) -> Answers:
     if not isinstance(answers, dict):
-        raise ValueError("answers: want an object")  # noqa: TRY004 - one error class for every wrong value
+        raise ValueError("answers: expected an object")  # noqa: TRY004 - one error class for every wrong value
     for asked, answer in answers.items():
         match = _QUESTION.fullmatch(asked)
         if match is None or match[1] not in interface.FUNCTIONS:
-            raise ValueError(f"{asked!r:.60} is no question")
+            raise ValueError(f"{asked!r:.60} is not a call of NVML")
         if not _fits(match[1], answer):
-            raise ValueError(f"{asked}: {answer!r:.60} is no answer to it")
+            raise ValueError(f"{asked}: {answer!r:.60} is not a valid answer")
     return answers
 
 

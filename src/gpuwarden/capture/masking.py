@@ -1,4 +1,4 @@
-"""Masking of a capture, so that it can be shared: nothing in it identifies a machine or a person."""
+"""Masking of a capture, so that it can be shared: it then identifies no machine and no person."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpuwarden.capture.capture_file import LISTS, MIG_HANDLE, Answer, Answers, C
 def mask_capture(capture: Capture) -> Capture:
     """Replace UUIDs, serial numbers and PCI addresses by made-up ones, and renumber pids.
 
-    The same one becomes the same throughout the capture, so that GPUs and processes remain distinguishable.
+    Equal values get equal replacements in all frames, so that GPUs and processes remain distinguishable.
     """
     masks = _Masks()
     return replace(
@@ -40,7 +40,7 @@ class _Masks:
 
     def _answer(self, asked: str, answer: Answer) -> Answer:
         if asked == "nvmlDeviceGetUUID" and isinstance(answer, str):
-            # The UUIDs of MIG instances on drivers before R470 hold their GPU's.
+            # Before driver R470 the UUID of a MIG instance contains that of its GPU.
             return (self._instances if answer.startswith("MIG-") else self._uuids)[answer]
         if asked.startswith(MIG_HANDLE) and isinstance(answer, Mapping) and "error" not in answer:
             return self.gpu(cast("Answers", answer))
@@ -56,5 +56,5 @@ class _Masks:
 
 
 def _address(number: int) -> str:
-    """Make up a PCI address: as many buses as a domain has, then the next domain."""
+    """Return a made-up PCI address: all buses of a domain, then the next domain."""
     return f"{number >> 8:08X}:{number & 0xFF:02X}:00.0"

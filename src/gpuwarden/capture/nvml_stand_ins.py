@@ -1,6 +1,6 @@
 """Stand-ins for parts of nvidia-ml-py, for sources other than the driver.
 
-GPM structs without ctypes, whose fields cannot hold the samples of a source in Python; and event functions that refuse.
+GPM structs without ctypes, which can hold samples that are Python objects; and event functions that are unsupported.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class PlainGpmRequest:
     metrics: defaultdict[int, PlainGpmMetric] = field(default_factory=lambda: defaultdict(PlainGpmMetric))
 
     def wanted(self) -> list[PlainGpmMetric]:
-        """Return the metrics that are asked for."""
+        """Return the requested metrics."""
         return [self.metrics[position] for position in range(self.numMetrics)]
 
 

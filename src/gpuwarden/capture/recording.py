@@ -37,7 +37,7 @@ from gpuwarden.nvml.identity import identify
 from gpuwarden.nvml.interface import FUNCTIONS, Handle, Nvml
 from gpuwarden.nvml.return_codes import NVMLError, code_of
 
-SAMPLE_SECONDS = 2 * MIN_SAMPLE_SECONDS  # that the samples of the first frame span
+SAMPLE_SECONDS = 2 * MIN_SAMPLE_SECONDS  # between the two samples of the first frame
 _OF_DRIVER = ("nvmlSystemGetDriverVersion", "nvmlSystemGetCudaDriverVersion_v2", "nvmlDeviceGetCount")
 
 
@@ -51,20 +51,20 @@ def record(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Capture:
-    """Take that many frames, `interval` seconds apart, of what `plan` reads.
+    """Record that many frames, `interval` seconds apart, of the readings in `plan`.
 
-    Blocks; raises NVMLError where the driver does not start.
+    Blocks; raises NVMLError if the driver does not start.
     """
     if not 1 <= frames <= MAX_FRAMES or not MIN_INTERVAL_SECONDS <= interval <= MAX_INTERVAL_SECONDS:
         raise ValueError(
-            f"{frames} frames every {interval:g} s: want 1 to {MAX_FRAMES} frames, {MIN_INTERVAL_SECONDS:g} to "
+            f"{frames} frames every {interval:g} s: expected 1 to {MAX_FRAMES} frames, {MIN_INTERVAL_SECONDS:g} to "
             f"{MAX_INTERVAL_SECONDS:g} s apart"
         )
     nvml.nvmlInit()
     box = _BoxRecorder(nvml, plan, host_memory, clock)
     try:
         taken = [box.frame()]
-        if box.samples:  # they span the time between two: the first frame gave the first
+        if box.samples:  # GPM compares two samples, and the first frame took only one
             sleep(SAMPLE_SECONDS)
             taken = [box.frame()]
         began = clock()
@@ -78,7 +78,7 @@ def record(
 
 
 class _BoxRecorder:
-    """Recorder of all GPUs. Each keeps its reader from frame to frame, whose samples span two."""
+    """Recorder of all GPUs. Each keeps its reader between frames, as GPM compares two samples."""
 
     def __init__(
         self, nvml: Nvml, plan: Plan, host_memory: Callable[[], HostMemory], clock: Callable[[], float]
@@ -91,16 +91,16 @@ class _BoxRecorder:
 
     @property
     def samples(self) -> bool:
-        """Presence of a GPM sample of any GPU."""
+        """True if any GPU has a GPM sample."""
         return any(gpu.nvml.samples for gpu in self._gpus.values())
 
     def release(self) -> None:
-        """Give back what the driver holds."""
+        """Release the driver's resources."""
         for gpu in self._gpus.values():
             gpu.reader.release()
 
     def frame(self) -> Frame:
-        """Ask everything."""
+        """Record one frame."""
         driver: dict[str, Answer] = {}
         for name in _OF_DRIVER:
             with suppress(NVMLError):
@@ -124,7 +124,7 @@ class _BoxRecorder:
 
 
 class _GpuRecorder:
-    """One GPU, and the daemon's own reader of it, which asks through `nvml`."""
+    """Recorder of one GPU, with the daemon's own reader, which calls the driver through `nvml`."""
 
     def __init__(self, nvml: Nvml, handle: Handle, plan: Plan, clock: Callable[[], float]) -> None:
         self.nvml = _RecordingNvml(nvml)
@@ -133,12 +133,12 @@ class _GpuRecorder:
         self._uuid: Answer | None = None
 
     def answers(self, handle: Handle, index: int) -> Answers:
-        """Ask all that the daemon asks."""
+        """Make all calls that the daemon makes."""
         answers = self.nvml.begin()
         with suppress(NVMLError):
             identify(cast("Nvml", self.nvml), handle, index)
         before, self._uuid = self._uuid, answers.get("nvmlDeviceGetUUID")
-        if before != self._uuid:  # another GPU has the index now
+        if before != self._uuid:  # the index is now another GPU's
             self.reader.attach(handle)
         self.reader.reset()
         try:
@@ -150,13 +150,13 @@ class _GpuRecorder:
 
 
 class _RecordingNvml:
-    """NVML that passes calls on and records the answers; those of a MIG instance's handle as the instance's own."""
+    """NVML that forwards calls and records the answers; those of a MIG instance's handle as the instance's."""
 
     def __init__(self, nvml: Nvml) -> None:
         self._nvml = nvml
         self._answers: dict[str, Answer] = {}
-        self._instances: dict[int, tuple[Handle, dict[str, Answer]]] = {}  # by id() of the handle: it has no hash
-        self._sampled: dict[int, tuple[int, ...]] = {}  # the GPU instance that a sample is of, by the sample's id()
+        self._instances: dict[int, tuple[Handle, dict[str, Answer]]] = {}  # by id() of the handle, which has no hash
+        self._sampled: dict[int, tuple[int, ...]] = {}  # GPU instance of a sample, by the sample's id()
         self.samples = False
         for name in FUNCTIONS:
             setattr(self, name, partial(self._ask, name))
@@ -169,9 +169,9 @@ class _RecordingNvml:
         self.c_nvmlGpmMetricsGet_t = nvml_stand_ins.PlainGpmRequest
 
     def begin(self) -> Answers:
-        """Begin a frame; return where its answers are written."""
+        """Start a frame; return the dict of its answers."""
         self._answers = {}
-        # What the last frame's handles still say is not the GPU's, nor of an instance that was found in this one.
+        # Answers of the last frame's handles belong neither to the GPU nor to an instance of this frame.
         self._instances = {key: (handle, {}) for key, (handle, answers) in self._instances.items() if answers}
         return self._answers
 
@@ -205,7 +205,7 @@ class _RecordingNvml:
 
     def _metrics(self, request: nvml_stand_ins.PlainGpmRequest) -> None:
         wanted, instance = request.wanted(), self._sampled[id(request.sample2)]
-        # In frames that are close together the samples are of a frame before: a replay must be able to take them.
+        # If frames are close together, the samples are of an earlier frame: the replay needs them in this one too.
         self._answers.setdefault(format_question(GPM_SAMPLES[len(instance)], *instance), 0)
         real = self._nvml.c_nvmlGpmMetricsGet_t()
         real.version, real.numMetrics = request.version, request.numMetrics
@@ -224,12 +224,12 @@ class _RecordingNvml:
             asked = format_question(GPM_METRICS, metric.metricId, *instance)
             if metric.nvmlReturn:
                 self._answers[asked] = {"error": metric.nvmlReturn}
-            elif isfinite(metric.value):  # JSON has no other numbers, and the daemon no use for them
+            elif isfinite(metric.value):  # JSON has no other numbers, and the daemon ignores them
                 self._answers[asked] = metric.value
 
 
 def _record_answer(answers: dict[str, Answer], name: str, arguments: Sequence[Any], ask: Callable[[], Any]) -> Any:
-    """Ask, and write the answer down, be it an error."""
+    """Make a call, and record its answer or error."""
     try:
         answer = ask()
     except NVMLError as error:
@@ -238,7 +238,7 @@ def _record_answer(answers: dict[str, Answer], name: str, arguments: Sequence[An
         raise
     if name == FIELD_VALUES:
         for asked, (code, value) in zip(_questions(name, arguments), answer, strict=True):
-            if code != NVML_ERROR_NOT_SUPPORTED:  # hundreds of them; what is not written down is replayed as that
+            if code != NVML_ERROR_NOT_SUPPORTED:  # hundreds of them; a missing answer is replayed as that
                 answers[asked] = {"error": code} if code else value
     else:
         (asked,) = _questions(name, arguments)

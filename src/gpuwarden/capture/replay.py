@@ -1,4 +1,4 @@
-"""Replay of a capture: answers as the recorded driver gave them, in real time, in a loop."""
+"""Replay of a capture: the answers of the recorded driver, in real time, in a loop."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from gpuwarden.nvml.interface import FUNCTIONS, Field, FieldValue, Nvml
 from gpuwarden.nvml.return_codes import nvml_error
 
 Handle: TypeAlias = "int | tuple[int, int]"  # a GPU's index, or that and the index of a MIG instance
-_PID_LIMIT = 1 << 22  # the kernel's PID_MAX_LIMIT: no process has a pid above
+_PID_LIMIT = 1 << 22  # the kernel's PID_MAX_LIMIT: no process has a higher pid
 
 
 class CapturedNvml:
     """Stand-in for NVML that replays a capture from its first frame on. `clock` returns seconds.
 
-    Recorded pids are moved above those that Linux assigns: here they may be other processes.
+    Recorded pids are moved above those that Linux assigns, as they may be other processes on this machine.
     """
 
     def __init__(self, capture: Capture, clock: Callable[[], float] = time.monotonic) -> None:
@@ -51,7 +51,7 @@ class CapturedNvml:
             uuid: index
             for frame in capture.frames
             for index, gpu in enumerate(frame.gpus)
-            if isinstance(uuid := gpu.get("nvmlDeviceGetUUID"), str)  # else the GPU did not say
+            if isinstance(uuid := gpu.get("nvmlDeviceGetUUID"), str)  # otherwise the GPU did not answer
         }
         answering: dict[str, Callable[..., Any]] = {name: partial(self._answer_driver, name) for name in FUNCTIONS}
         answering |= {
@@ -84,14 +84,14 @@ class CapturedNvml:
         return replay_answer(self._frame().driver, name)
 
     def host_memory(self) -> HostMemory:
-        """Return the recorded machine's memory; this one's where an older capture has none."""
+        """Return the recorded machine's memory, or this machine's for an older capture without it."""
         return self._frame().host or read_host_memory()
 
     def _gpu(self, handle: Handle) -> Answers:
         index, *instance = (handle,) if isinstance(handle, int) else handle
         gpus = self._frame().gpus
         if index >= len(gpus):
-            raise nvml_error(NVML_ERROR_GPU_IS_LOST)  # the driver did not count it any more
+            raise nvml_error(NVML_ERROR_GPU_IS_LOST)  # the driver no longer listed it
         _raise_recorded_error(gpus[index].get("nvmlDeviceGetHandleByIndex"))
         return replay_answer(gpus[index], MIG_HANDLE, *instance) if instance else gpus[index]
 
@@ -111,7 +111,7 @@ class CapturedNvml:
         sample.gpu, sample.instance = index, (gpu_instance,)
 
     def _gpm_metrics(self, request: nvml_stand_ins.PlainGpmRequest) -> None:
-        """Answer as recorded in this frame: there it was the difference of the recorder's samples."""
+        """Return the metrics recorded in this frame, which were computed from the recorder's samples."""
         sample = request.sample2
         gpu = self._gpu(sample.gpu)
         for metric in request.wanted():
@@ -135,7 +135,7 @@ class CapturedNvml:
     def _find_by_uuid(self, uuid: str) -> int:
         gpus = self._frame().gpus
         now = (index for index, gpu in enumerate(gpus) if gpu.get("nvmlDeviceGetUUID") == uuid)
-        # A GPU that does not say its UUID now has said it in another frame.
+        # A GPU without a UUID in this frame may have one in another.
         index = next(now, self._indices.get(uuid, len(gpus)))
         if index >= len(gpus):
             raise nvml_error(NVML_ERROR_NOT_FOUND)
@@ -147,12 +147,12 @@ def _field_value(answer: object) -> FieldValue:
 
 
 def _code(answer: object) -> int:
-    """Return the code of an error; what was not recorded is not supported."""
+    """Return the return code of an error; a missing answer is "not supported"."""
     return int(answer["error"]) if isinstance(answer, Mapping) else NVML_ERROR_NOT_SUPPORTED
 
 
 def replay_answer(answers: Answers, function: str, *arguments: int) -> Any:
-    """Return a recorded answer. Raises NVMLError for a recorded error, and for what was not recorded."""
+    """Return a recorded answer. Raises NVMLError for a recorded error, and for a missing answer."""
     answer = answers.get(format_question(function, *arguments))
     if answer is None:
         raise nvml_error(NVML_ERROR_NOT_SUPPORTED)

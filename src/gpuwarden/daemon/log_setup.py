@@ -1,4 +1,4 @@
-"""Log lines on standard error: with the priority prefix of sd-daemon(3) under systemd, plain in a terminal."""
+"""Log on standard error: with the priority prefix of sd-daemon(3) under systemd, plain in a terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PRIORITY = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERRO
 
 class _JournalFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        # Every line of a traceback needs the prefix, or the journal takes it for one of lower priority.
+        # Every line of a traceback needs the prefix, or the journal gives it a lower priority.
         prefix = f"<{_PRIORITY.get(record.levelno, 6)}>"
         return "\n".join(prefix + line for line in super().format(record).splitlines())
 

@@ -1,4 +1,4 @@
-"""Tables of the metrics page, in their order, each with what it reads of a state."""
+"""Metric tables of the metrics page, in order, with the reader of each."""
 
 from __future__ import annotations
 
@@ -51,5 +51,5 @@ TABLES = tuple(_READERS)
 
 
 def read_tables(state: State) -> Iterator[TableReadings]:
-    """Read all that the page exposes of a state, table by table."""
+    """Return the readings of all tables of the page for a state."""
     return ((table, read(state)) for table, read in _READERS.items())

@@ -1,7 +1,7 @@
-"""Pipeline of a poll: an ordered list of stages, from the driver's readings to the state that everything shows.
+"""Pipeline of a poll: an ordered list of stages, from the driver's readings to the state that is served.
 
-Values go down the list alone. A stage takes the parts of the poll that came before it, returns its own, and keeps to
-itself what it needs of a GPU or run from poll to poll.
+Values flow in one direction. A stage takes the parts of the poll from earlier stages, returns its own, and keeps its
+state between polls private.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from gpuwarden.usage.accountant import UsageAccountant
 from gpuwarden.xid import kernel_messages
 from gpuwarden.xid.xid_collector import XidCollector
 
-_LOGGED = kernel_messages.PREFIXES + oom_killer.PREFIXES  # of lines in the kernel log
+_KERNEL_LOG_PREFIXES = kernel_messages.PREFIXES + oom_killer.PREFIXES
 
 
 class Pipeline:
-    """Stages of a poll, used by one event loop.
+    """Stages of a poll. Used by one event loop.
 
-    `request_poll` requests a poll before the next is due, `request_poll_from_thread` does so on another thread.
+    `request_poll` requests an early poll, `request_poll_from_thread` does so from another thread.
     """
 
     def __init__(
@@ -64,8 +64,8 @@ class Pipeline:
         self.xids = XidCollector(source.nvml)
         self.poller.register(self.xids.events)
         self.xids.events.on_xid = self._request_if_urgent
-        self.kernel_log = KernelLog(_LOGGED, config.kernel_log.path) if source.is_local else None
-        self.knows_pids_of_kernel_log = pid_namespace.is_initial()  # else they are others' than those seen here
+        self.kernel_log = KernelLog(_KERNEL_LOG_PREFIXES, config.kernel_log.path) if source.is_local else None
+        self.knows_pids_of_kernel_log = pid_namespace.is_initial()  # otherwise its pids are of another namespace
         self.host = HostSampler(config.poll.slow_interval)
         self.users = UserNames(source.user_name)
         self.processes = ProcessIdentifier() if source.is_local else None
@@ -86,37 +86,37 @@ class Pipeline:
         self.accountant = UsageAccountant(max(config.poll.interval, config.poll.slow_interval))
         self.pressure = PressureWatch(config.pressure)
         self.advisor = Advisor(config.pressure, alerting=config.alerting)
-        self._gpu_limits: Mapping[str, float] = {}  # of the advice of the last poll
+        self._gpu_limits: Mapping[str, float] = {}  # bytes by UUID, from the advice of the last poll
         self._dropped = {"processes": 0, "owners": 0}
 
     async def open(self) -> None:
-        """Listen for runs, and open their records. Raises OSError where something is in the way."""
+        """Listen for runs, and open their records. Raises OSError if the socket or the records cannot be opened."""
         runs = self._config.runs
         self.run_server.start(runs.socket, runs.socket_mode, runs.socket_group)
-        await self.recorder.open()  # now that this is no second daemon
+        await self.recorder.open()  # only now: the socket proves that this is the only daemon
 
     async def close(self) -> None:
-        """Begin nothing any more, close the socket of the runs, and write their records."""
+        """Stop driver calls, close the socket of the runs, and write their records."""
         self.poller.stop()
         self.containers.stop()
         self.run_server.stop()
         await self.recorder.stop(self.accountant.settle())
 
     def follow_events(self, snapshot: Snapshot) -> None:
-        """Wait, on a thread, for XIDs of the GPUs that a poll found."""
+        """Listen, on a thread, for XIDs of the GPUs that a poll found."""
         self.xids.follow(snapshot)
 
     async def update(self, counts: Counts) -> State:
-        """Poll once; `counts` has what is counted outside of the pipeline."""
+        """Poll once; `counts` has the counters from outside the pipeline."""
         snapshot = await self.poller.poll()
-        # Only now: what the kernel logged of a run that ended meanwhile is to be read before its end is shown.
+        # Only now: the kernel's records about a run that ended meanwhile must be read before its end is shown.
         logged = self.kernel_log.read() if self.kernel_log else []
         if self.knows_pids_of_kernel_log:
             self.registry.add_oom_kills(oom_killer.parse_oom_kills(logged))
         return self.join(self.xids.attach(snapshot, logged), time.monotonic(), counts)
 
     def join(self, snapshot: Snapshot, now: float, counts: Counts) -> State:
-        """Join a snapshot with everything else that is known at a time (monotonic)."""
+        """Join a snapshot with the results of all other stages at a time (monotonic)."""
         self._receive_simulated(now)
         self.registry.expire(now)
         self.run_server.update()
@@ -138,12 +138,12 @@ class Pipeline:
             runs=runs,
             usage={run.peer.run_id: usage[run.peer.run_id] for run in runs},
             advice_sent={run.peer.run_id: sent[run.peer.run_id] for run in runs if run.hello.hears},
-            processes=self._chosen(snapshot) if self._config.processes.series else (),
+            processes=self._select_processes(snapshot) if self._config.processes.series else (),
             owners=owners,
             host=sample.host,
             pressure=pressure,
             access=self._access(),
-            counts=self._counted(counts),
+            counts=self._add_counts(counts),
         )
 
     def _receive_simulated(self, now: float) -> None:
@@ -160,7 +160,7 @@ class Pipeline:
         )
 
     def _send(self, advice: AdviceRound, now: float) -> Mapping[str, Sequence[RunEvent]]:
-        """Send advice, and watch for the use of memory with which there may be more; return the events for records."""
+        """Send advice, and arm the limits at which there may be more; return the events for records."""
         sent = [each for each in advice.messages if self.run_server.send(each.run, each.advice)]
         self.advisor.confirm(sent, now)
         self._gpu_limits = advice.gpu_limits
@@ -169,11 +169,11 @@ class Pipeline:
         return advice.events_with(sent)
 
     def _request_if_urgent(self) -> None:
-        """Request a poll on a thread, if a run reads advice or alerts are sent."""
+        """Request a poll from another thread, if a run reads advice or alerts are sent."""
         if self._gpu_limits or self._config.alerting:
             self._request_from_thread()
 
-    def _counted(self, counts: Counts) -> Counts:
+    def _add_counts(self, counts: Counts) -> Counts:
         log = self.kernel_log
         return replace(
             counts,
@@ -190,7 +190,7 @@ class Pipeline:
         )
 
     def _access(self) -> Mapping[str, bool]:
-        """Return of each source that needs a permission, and is there, whether the daemon may read it."""
+        """Return whether the daemon may read each existing source that needs a permission."""
         known = {"nvml_events": self.xids.events.listening, **self.containers.access()}
         if self.kernel_log is not None:
             known["kernel_log"] = self.kernel_log.readable
@@ -200,8 +200,8 @@ class Pipeline:
             known["run_io"] = self.host.io_allowed
         return known
 
-    def _chosen(self, snapshot: Snapshot) -> tuple[tuple[Gpu, GpuProcess], ...]:
-        """Choose the processes that get series: those with the most memory, and count the rest as dropped."""
+    def _select_processes(self, snapshot: Snapshot) -> tuple[tuple[Gpu, GpuProcess], ...]:
+        """Return the processes that get series, those with the most memory; count the others as dropped."""
         limit = self._config.processes.max_series
         found = [(gpu, process) for gpu in snapshot.gpus for process in gpu.processes]
         if len(found) > limit:
@@ -234,6 +234,6 @@ def _registry(config: Config, prior_runs: PriorRuns) -> RunRegistry:
 
 
 def _recorder(config: Config, source: Source, prior_runs: PriorRuns, users: UserNames) -> Recorder:
-    # What runs report next to GPUs that are not this machine's is for looking at, and not to be kept.
+    # Reports about GPUs that are not this machine's are shown, but not stored.
     folder = find_database_folder(config.receipts) if source.is_local else None
     return Recorder(folder, config.receipts.max, users.name, most_runs=config.runs.max, prior_runs=prior_runs)

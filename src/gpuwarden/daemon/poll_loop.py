@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable
 
 from gpuwarden.rate_limit import RateLimit
 
-# Polls before they are due: as many in a row, and in the long run one in so many seconds.
+# Rate limit of early polls: that many in a row, and one per interval in the long run.
 EARLY_POLLS = 3
 EARLY_POLL_SECONDS = 1.0
 
 
 class PollLoop:
-    """Loop of polls on one event loop. Whoever polls otherwise meanwhile holds the lock `turn`."""
+    """Loop of polls on one event loop. Polls from elsewhere must hold the lock `turn`."""
 
     def __init__(self, interval: float) -> None:
         self.turn = asyncio.Lock()
@@ -26,12 +26,12 @@ class PollLoop:
 
     @property
     def early_polls(self) -> int:
-        """Polls before they were due, since the start."""
+        """Number of early polls since the start."""
         return self._early.consumed
 
     @property
     def serves(self) -> bool:
-        """True once the daemon serves on an event loop of its own."""
+        """True once the daemon serves on its own event loop."""
         return self._loop is not None
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -39,7 +39,7 @@ class PollLoop:
         self._loop = loop
 
     async def run(self, poll: Callable[[], Awaitable[object]], is_over: Callable[[], bool]) -> None:
-        """Await `poll` at the interval until the loop is stopped, or `is_over`."""
+        """Await `poll` at the interval until the loop is stopped, or `is_over` returns true."""
         loop = asyncio.get_running_loop()
         due = loop.time()
         while not (self._stopped or is_over()):
@@ -49,7 +49,7 @@ class PollLoop:
                 await self._poll(poll)
 
     def stop(self) -> None:
-        """End the loop; a poll under way comes to its end."""
+        """End the loop; a poll in progress is completed."""
         self._stopped = True
         self._wakeup.set()
 
@@ -58,7 +58,7 @@ class PollLoop:
         self._wakeup.set()
 
     def request_from_thread(self) -> None:
-        """Request an early poll from another thread; nothing happens where the daemon does not serve."""
+        """Request an early poll from another thread; no effect if the daemon does not serve."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has been closed
                 self._loop.call_soon_threadsafe(self.request)
@@ -68,19 +68,19 @@ class PollLoop:
             await poll()
 
     async def _sleep(self, due: float, poll: Callable[[], Awaitable[object]]) -> None:
-        """Sleep until the next poll is due; poll early on request, as often as is allowed."""
+        """Sleep until the next poll is due; poll early on request, within the rate limit."""
         loop = asyncio.get_running_loop()
         while await self._is_woken(due) and not self._stopped:
             at = min(self._early.next_allowed(loop.time()), due)
             while await self._is_woken(at) and not self._stopped:
-                pass  # one early poll serves all that happen before it
+                pass  # one early poll serves all requests before it
             if at >= due or self._stopped:
                 break
             self._early.consume(at)
             await self._poll(poll)
 
     async def _is_woken(self, until: float) -> bool:
-        """Sleep until then, by the loop's time, or until something wakes the loop; return whether it did."""
+        """Sleep until that time of the event loop, or until a request; return whether there was a request."""
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._wakeup.wait(), until - asyncio.get_running_loop().time())
         woken = self._wakeup.is_set()

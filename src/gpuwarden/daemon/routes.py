@@ -1,4 +1,4 @@
-"""HTTP routes of the daemon: the metrics page, the status page, and the API, all of them from the last poll."""
+"""HTTP routes of the daemon: metrics page, status page and API, all from the last poll."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from gpuwarden.web.http_messages import Handler, HttpRequest, HttpResponse
 
 PAGE = "/page/"
 
-_NO_PAGE = b"no poll has succeeded yet, or the last one failed; if this stays, the log of the daemon says why\n"
+_NO_PAGE = b"no successful poll yet, or the last poll failed; if this persists, see the daemon's log\n"
 
-# Returns what is exposed of the state last polled, table by table.
+# Returns the readings of all metric tables for a state.
 Exposed: TypeAlias = "Callable[[State], Iterable[TableReadings]]"
 
 
 class Routes:
-    """Handlers of all paths. Used by one event loop; every answer is written when first asked for after a poll."""
+    """Handlers of all paths. Used by one event loop; each document is rendered at its first request after a poll."""
 
     def __init__(self, exposed: Exposed, recorder: Recorder, user_name: Callable[[int], str], socket: Path) -> None:
         self._exposed = exposed
@@ -44,29 +44,29 @@ class Routes:
         self._series = HistorySeries()
         self._events = EventLog()
         self._checks = ConditionChecks()
-        self._history_json: tuple[int, bytes] = (-1, b"")  # with the number of its points
+        self._history_json: tuple[int, bytes] = (-1, b"")  # with the number of points it was rendered from
         self.state: State | None = None
         self._page: MetricsPage | None = None
         self._state_json: bytes | None = None
 
     def update(self, state: State, now: float) -> None:
-        """Answer from this poll from now on; `now` is monotonic."""
+        """Serve this poll from now on; `now` is monotonic."""
         self._series.update(state, now)
         self._events.update(state)
         self.show(state)
 
     def show(self, state: State) -> None:
-        """Answer from this state, without adding it to the recent past."""
+        """Serve this state, without adding it to the history."""
         self.clear()
         self.state = state
 
     def clear(self) -> None:
-        """Answer 503 until the next poll."""
+        """Return 503 until the next poll."""
         self.state = self._page = self._state_json = None
 
     @property
     def text(self) -> str:
-        """The metrics page of the last poll in text format 0.0.4; empty before the first."""
+        """Metrics page of the last poll in text format 0.0.4; empty before the first poll."""
         return self._rendered(self.state).text.decode() if self.state else ""
 
     @property
@@ -91,7 +91,7 @@ class Routes:
         return self._page
 
     def serve_metrics(self, request: HttpRequest) -> HttpResponse:
-        """Answer with the metrics page, in the format that the client prefers."""
+        """Return the metrics page, in the format that the client prefers."""
         if self.state is None:
             return HttpResponse(503, _NO_PAGE)
         page = self._rendered(self.state)
@@ -100,30 +100,30 @@ class Routes:
         return HttpResponse(200, body, kind, {"vary": "accept"})
 
     def serve_ready(self, _request: HttpRequest) -> HttpResponse:
-        """Answer 200 once there is something to show."""
+        """Return 200 once there is a state to serve."""
         if self.state is None:
             return HttpResponse(503, _NO_PAGE)
         return HttpResponse(200, b"gpuwarden is ready\n")
 
     async def serve_runs(self, request: HttpRequest) -> HttpResponse:
-        """Answer with all runs; `limit` in the query says how many that ended."""
+        """Return all runs; `limit` in the query is the maximum of finished ones."""
         wanted = parse_qs(request.query).get("limit", [str(DEFAULT_LISTED)])[-1]
         if not (wanted.isascii() and wanted.isdigit() and 1 <= int(wanted[:9]) <= MAX_LISTED):
-            return HttpResponse(400, f"limit: want a whole number, 1 to {MAX_LISTED}\n".encode())
+            return HttpResponse(400, f"limit: expected a whole number from 1 to {MAX_LISTED}\n".encode())
         return _json(await self._recorder.listing(int(wanted)))
 
     async def serve_run(self, request: HttpRequest) -> HttpResponse:
-        """Answer with the record of the run that the path names."""
+        """Return the record of the run in the path."""
         try:
             record = await self._recorder.one(request.path.removeprefix(f"{RUNS}/"))
         except OSError as error:
             return HttpResponse(503, f"run database: {error.strerror}\n".encode())
         if record is None:
-            return HttpResponse(404, f"no such run; {RUNS} has those that are known\n".encode())
+            return HttpResponse(404, f"unknown run; {RUNS} lists the known ones\n".encode())
         return _json(record)
 
     def serve_state(self, _request: HttpRequest) -> HttpResponse:
-        """Answer with the last poll, for programs."""
+        """Return the last poll as JSON."""
         if self.state is None:
             return HttpResponse(503, _NO_PAGE)
         if self._state_json is None:
@@ -134,7 +134,7 @@ class Routes:
         return _json(self._state_json)
 
     def serve_history(self, _request: HttpRequest) -> HttpResponse:
-        """Answer with the last ten minutes, for charts."""
+        """Return the last ten minutes, for charts."""
         if self.state is None:
             return HttpResponse(503, _NO_PAGE)
         if self._history_json[0] != self._series.points:
