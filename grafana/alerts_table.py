@@ -1,49 +1,70 @@
-"""The alerts that fire now, in one table."""
+"""Table of the firing alerts."""
 
 from __future__ import annotations
 
-from classic import BAD, PLAIN, WARN, Panel, Query, override, states
+from classic import BAD, DARK_BLUE, WARN, Json, Panel, Query, override, states
 from looks import COLORED, HIDDEN
 from panels import table
-from series import firing, placed
+from series import active_since, firing, placed
 from ways import BOX, IN_CLUSTER, ONE_RUN, link
 
-_SEVERITIES: dict[float, tuple[str, str]] = {3: ("critical", BAD), 2: ("warning", WARN), 1: ("info", PLAIN)}
+from gpuwarden.alerts.prometheus_rules import Choices
+from gpuwarden.health.conditions import ALERTS
+from gpuwarden.health.model import fill_places
+
+_SEVERITIES: dict[float, tuple[str, str]] = {3: ("critical", BAD), 2: ("warning", WARN), 1: ("info", DARK_BLUE)}
 
 
-def alerts_table(number: int, *, width: int, height: int) -> Panel:
+def alerts_table(number: int, *, height: int) -> Panel:
     """Return the table; `number` is the panel's id."""
-    labels = ("alertname", "gpu", "run_name", "run_id", "instance", "cluster", "place")
+    labels = "alertname, summary, gpu, run_name, run_id, instance, cluster, place"
     critical, warning = (firing(f'severity="{_SEVERITIES[number][0]}"') for number in (3, 2))
-    # As a number, so that the gravest stand above.
+    # As a number, to sort by it.
     severity = f"3 * {critical} or 2 * {warning} or {firing()}"
     return table(
         number,
         "Alerts firing",
-        "What fires now; docs/reference/alerts.md says what each alert means and what to do.",
-        Query(f"max by ({', '.join(labels)}) ({placed(severity)})", "severity", now=True),
+        "Firing alerts; docs/reference/alerts.md explains each of them and what to do.",
+        Query(f"max by ({labels}) ({_summarized(severity)})", "severity", now=True),
+        Query(f"time() - max by ({labels}) ({_summarized(active_since())})", "active", now=True),
         columns={
             "Severity": "severity",
             "Alert": "alertname",
+            "Summary": "summary",
+            "Active for": "active",
             "GPU": "gpu",
             "Run": "run_name",
             "Cluster": "cluster",
-            "Box": "instance",
+            "Host": "instance",
             "Run id": "run_id",
             IN_CLUSTER: "place",
         },
-        width=width,
+        width=24,
         height=height,
-        empty="no alert fires",
+        empty="no alerts",
         sort="Severity",
         descending=True,
+        needs="Severity",  # a pending alert has none
         overrides=[
             override("Severity", mappings=states(_SEVERITIES), custom__width=75, custom__align="left", **COLORED),
-            override("Alert", custom__width=238),
+            override("Alert", custom__width=250),
+            override("Summary", mappings=_summaries()),
+            override("Active for", unit="s", decimals=0, custom__width=90),
             override("GPU", custom__width=48),
-            override("Run", links=[link(ONE_RUN, "This run", instance="Box", run="Run id")], custom__width=126),
+            override("Run", links=[link(ONE_RUN, "This run", instance="Host", run="Run id")], custom__width=160),
             override("Cluster", custom__width=62),
-            override("Box", links=[link(BOX, "This box", instance="Box")], custom__width=146),
+            override("Host", links=[link(BOX, "This host", instance="Host")], custom__width=146),
             *(override(name, **HIDDEN) for name in ("Run id", IN_CLUSTER)),
         ],
     )
+
+
+def _summarized(alerts: str) -> str:
+    """Add the label `summary` with the alert's name, which `_summaries` replaces: series have no annotations."""
+    return placed(f'label_replace({alerts}, "summary", "$1", "alertname", "(.+)")')
+
+
+def _summaries() -> list[Json]:
+    values = Choices().values()
+    texts = {name: {"text": fill_places(alert.summary, values)} for name, alert in ALERTS.items()}
+    return [{"type": "value", "options": texts}]

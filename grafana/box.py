@@ -1,4 +1,4 @@
-"""The dashboard of a box: what each of its GPUs suffers from, who is on it, and what the machine around it does."""
+"""Host dashboard: GPUs, their users, faults, runs, CPUs and memory, and the daemon."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ def box() -> Json:
     """Return the dashboard."""
     return dashboard(
         BOX,
-        "gpuwarden: box",
-        "One GPU box: its GPUs, who is on them, its host, and gpuwarden itself.",
+        "gpuwarden: host",
+        "One GPU host: its GPUs and their users, faults, runs, CPUs and memory, and the gpuwarden daemon.",
         [
             summary.gpus_up(1, 5),
-            summary.least_headroom(2, 8),
-            alerts_table(4, width=11, height=8),
+            summary.least_headroom(2, 7),
+            summary.next_out_of_memory(6, 7),
             summary.least_margin(3, 5),
-            summary.next_out_of_memory(6, 8),
+            alerts_table(4, height=7),
             gpu_table(5, height=10),
             Row(10, "GPUs of $instance", gpus(), repeat="instance"),
             Row(55, "Faults of $instance", faults(), repeat="instance"),
             Row(30, "Runs on $instance", _runs(), repeat="instance"),
-            Row(40, "Host $instance", host(), repeat="instance"),
-            Row(50, "gpuwarden itself", daemon()),
+            Row(40, "CPUs, memory and storage of $instance", host(), repeat="instance"),
+            Row(50, "gpuwarden daemon", daemon()),
         ],
         variables=[*choices(one_box=True), where_recorded()],
         links=ways(BOX),

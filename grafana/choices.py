@@ -1,4 +1,4 @@
-"""What a person chooses at the top of a dashboard: the same on all of them, so that links keep it."""
+"""Variables of the dashboards: the same on all, so that links keep the selection."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from gpuwarden.owners.metrics import OwnerReadings
 from gpuwarden.runs.metrics import RunReadings
 
 _RECORDED = RECORDED["gpuwarden:box:build_info:group"].name
-_LONG = 3 * 3600.0  # seconds, of which Grafana draws no more than a point each two minutes where a fleet is drawn
+_LONG = 3 * 3600.0  # seconds, above which Grafana draws at most one point per two minutes of a fleet
 _HERE = '{cluster=~"$cluster",instance=~"$instance"}'
 
 
 def choices(*, one_box: bool = False) -> list[Json]:
-    """Choose boxes, then among what is on them, by what people call it; at first all, or `one_box`."""
+    """Return the variables: hosts, then what is on them, by readable names; initially all, or one host."""
     build = DaemonReadings.build_info.name
     gpus = f'label_join({GpuHealth.info.name}{_HERE}, "label", " · ", "gpu", "name", "instance")'
     runs = f'label_join(last_over_time({RunReadings.info.name}{_HERE}[$__range]), "label", " · ", "run_name", "run_id")'
     owners = f"{OwnerReadings.owner_gpu_memory_used_bytes.name}{_HERE}"
-    # Those of the chosen GPUs; none where all are chosen, whose matcher takes every UUID.
+    # Instances of the chosen GPUs; none if all are chosen, whose matcher accepts every UUID.
     parts = f'{MigReadings.info.name}{_HERE[:-1]},gpu_uuid=~"$gpu",uuid!~"$gpu"}}'
-    boxes = _choice("instance", "Box", f'label_values({build}{{cluster=~"$cluster"}}, instance)')
+    boxes = _choice("instance", "Host", f'label_values({build}{{cluster=~"$cluster"}}, instance)')
     if one_box:
-        boxes |= {"current": {}}  # the first: what is drawn for each GPU or run is too much of a whole fleet
+        boxes |= {"current": {}}  # the first host: panels with a line per GPU or run are too much for a fleet
     return [
         {"name": "datasource", "label": "Prometheus", "type": "datasource", "query": "prometheus", "current": {}},
-        _choice("cluster", "Cluster", f"label_values({build}, cluster)"),  # few sites have that label
+        _choice("cluster", "Cluster", f"label_values({build}, cluster)"),  # few sites have this label
         boxes,
         _choice("gpu", "GPU", f"query_result({gpus})", regex=_labelled("uuid")),
         _choice("mig", "MIG instances", f"label_values({parts}, uuid)", every="", hide=2),
@@ -40,20 +40,20 @@ def choices(*, one_box: bool = False) -> list[Json]:
 
 
 def where_recorded() -> Json:
-    """Tell by a hidden variable whether to read what rules record once a minute of boxes, owners and GPUs.
+    """Return the hidden variable that decides whether to read recorded series, which have one sample a minute.
 
-    That is so in a time range of more than some hours, whose steps are no shorter, where all GPUs and runs are chosen,
-    of which the records are. And only where rules recorded all of it, of each box: with no rules, or as long as some
-    of the time range is from before them, all is read.
+    They are read in a time range of more than some hours, whose steps are no shorter, if all GPUs and runs are chosen,
+    and if rules recorded all of it for every host. Without rules, or if part of the time range is older than the rules,
+    raw series are read.
     """
-    daemon, told = f"{DaemonReadings.build_info.name}{_HERE}", f"{_RECORDED}{_HERE}"
+    daemon, written = f"{DaemonReadings.build_info.name}{_HERE}", f"{_RECORDED}{_HERE}"
     everything = 'label_replace(vector(1), "chosen", ".* .*", "", "")'
     long = f'label_replace(vector($__range_s) > {_LONG:g}, "chosen", "$gpu $run", "", "") and on (chosen) {everything}'
-    # Not at the end of the time range: that may be in the future.
-    some = f"last_over_time({told}[$__range:1h])"
-    # Times at which a box was there, long enough to be recorded, and was not. A Prometheus that is away shows for five
-    # minutes what it found before, so what it recorded is looked for further back.
-    gaps = f"last_over_time(({daemon} offset 2m unless on ({BOX}) present_over_time({told}[10m]))[$__range:10m])"
+    # Not at the end of the time range, which may be in the future.
+    some = f"last_over_time({written}[$__range:1h])"
+    # Times at which a host was up, long enough to be recorded, and was not. While Prometheus is down, samples stay
+    # visible for five minutes, so recorded ones are looked up further back.
+    gaps = f"last_over_time(({daemon} offset 2m unless on ({BOX}) present_over_time({written}[10m]))[$__range:10m])"
     recorded = f"{long} and on () {some} unless on () {gaps}"
     query = (
         f'label_replace({recorded}, "label", ".+", "", "") or on () label_replace(vector(0), "label", "none", "", "")'
@@ -67,7 +67,7 @@ def where_recorded() -> Json:
         "regex": '/label="([^"]+)"/',
         "refresh": 2,
         "sort": 0,
-        # Neither: the value is a pattern, which Grafana would escape as one of several.
+        # Neither multi nor all: the value is a pattern, which Grafana would escape as one of several.
         "multi": False,
         "includeAll": False,
         "allValue": None,
@@ -78,11 +78,11 @@ def where_recorded() -> Json:
 
 
 def _choice(name: str, label: str, query: str, *, regex: str = "", every: str = ".*", hide: int = 0) -> Json:
-    """Let people choose several values, or all; they are looked up anew when the time range changes.
+    """Return a variable with several values or all, refreshed when the time range changes.
 
-    `every` is what stands for all, "" for each by name; 2 is Grafana's number to `hide` it. Of thousands of values
-    Prometheus takes a pattern that matches none too far faster than one that wants some, for which it joins the series
-    of each.
+    `every` is the value of all, "" for a list of names; `hide` is Grafana's number, 2 hides it. With thousands of
+    values a pattern that also matches the empty value is much faster than one that does not, for which Prometheus joins
+    the series of each value.
     """
     return {
         "name": name,
@@ -102,5 +102,5 @@ def _choice(name: str, label: str, query: str, *, regex: str = "", every: str = 
 
 
 def _labelled(value: str) -> str:
-    # Grafana writes a result with its labels in the order of their names, so `label` comes before either.
+    # Grafana writes the labels of a result in alphabetical order, so `label` comes before either.
     return rf'/label\W+(?<text>[^"]+)".*\b{value}\W+(?<value>[^"]+)"/'

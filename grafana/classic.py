@@ -1,6 +1,6 @@
-"""Grafana's classic (v1) dashboard JSON as small functions.
+"""Grafana's classic (v1) dashboard JSON, from small functions.
 
-Grafana takes it from files in every version; schema version 39 is what 11.1 writes, and later ones migrate it on load.
+Every version of Grafana loads it from files; 11.1 writes schema version 39, and later versions migrate it on load.
 """
 
 from __future__ import annotations
@@ -15,12 +15,16 @@ Json: TypeAlias = "dict[str, Any]"
 SCHEMA_VERSION = 39
 COLUMNS = 24
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-BAD, WARN, MILD, GOOD, PLAIN, NONE = "red", "orange", "yellow", "green", "blue", "transparent"
+# White text on the first three and the DARK ones, and they as large text on either theme, have a contrast of at least
+# 4.5 and 3 to 1 (WCAG AA); of Grafana's own red, orange and yellow they do not.
+BAD, WARN, MILD = "semi-dark-red", "#C15300", "#8F7000"
+DARK_GREEN, DARK_BLUE, DARK_GRAY = "dark-green", "dark-blue", "#6E6E6E"
+GOOD, PLAIN, TEXT, NONE = "green", "blue", "text", "transparent"
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What a panel asks for; `now` asks for the end of the time range alone."""
+    """Query of a panel; with `now` for the end of the time range only."""
 
     expression: str
     legend: str = "__auto"
@@ -29,7 +33,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A panel before it has its place. `id` is part of links to it and is never given to another one."""
+    """Panel without its position. `id` is part of links to it and is never reused."""
 
     id: int
     kind: str
@@ -43,12 +47,12 @@ class Panel:
     defaults: Json
     overrides: Sequence[Json] = ()
     transformations: Sequence[Json] = ()
-    points: int | None = None  # of the time range at most, where fewer are enough than it is wide
+    points: int | None = None  # maximum number of points, if fewer than its width in pixels are enough
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A heading over the panels that follow; it and they are there once for each value of the variable `repeat`."""
+    """Heading with its panels, repeated for each value of the variable `repeat`."""
 
     id: int
     title: str
@@ -66,7 +70,7 @@ def dashboard(
     links: Sequence[Json],
     annotations: Sequence[Json],
 ) -> Json:
-    """Return the whole dashboard: read-only, with one crosshair through all panels."""
+    """Return a dashboard: read-only, with a shared crosshair."""
     return {
         "annotations": {"list": list(annotations)},
         "description": description,
@@ -87,7 +91,7 @@ def dashboard(
 
 
 def _place(rows: Sequence[Row | Panel]) -> Iterator[Json]:
-    """Put each panel as high as it goes, then as far left; a row goes below all before it."""
+    """Place each panel as high as possible, then as far left as possible; a row is below all before it."""
     heights = [0] * COLUMNS
     for each in rows:
         panels = each.panels if isinstance(each, Row) else [each]
@@ -140,24 +144,24 @@ def _target(name: str, query: Query, kind: str) -> Json:
     }
 
 
-def bad_from(limit: float, good: str = GOOD, bad: str = BAD) -> Json:
-    """Color a value: bad from `limit` on, good below."""
+def bad_from(limit: float, good: str = TEXT, bad: str = BAD) -> Json:
+    """Color a value: `bad` from `limit` on, `good` below."""
     return steps((good, None), (bad, limit))
 
 
 def steps(*bounds: tuple[str, float | None]) -> Json:
-    """Color a value by the last bound that it reaches; the first is None."""
+    """Color a value by the last bound that it reaches; the first bound is None."""
     return {"mode": "absolute", "steps": [{"color": color, "value": value} for color, value in bounds]}
 
 
 def states(names: Mapping[float, tuple[str, str]]) -> list[Json]:
-    """Show numbers as words: each number's text and color."""
+    """Show numbers as words, with a color each."""
     options = {f"{number:g}": {"text": text, "color": color} for number, (text, color) in names.items()}
     return [{"type": "value", "options": options}]
 
 
 def override(field: str, **properties: Any) -> Json:
-    """Set properties of the one field of that name; `__` in a property's name stands for a dot."""
+    """Set properties of the field called `field`; `__` in a property's name stands for a dot."""
     return {
         "matcher": {"id": "byName", "options": field},
         "properties": [{"id": name.replace("__", "."), "value": value} for name, value in properties.items()],
@@ -165,5 +169,5 @@ def override(field: str, **properties: Any) -> Json:
 
 
 def override_matching(pattern: str, **properties: Any) -> Json:
-    """Set properties of the fields whose names match; without the slashes Grafana would match whole names."""
+    """Set properties of the fields whose names match; without slashes Grafana would match whole names."""
     return {**override("", **properties), "matcher": {"id": "byRegexp", "options": f"/{pattern}/"}}

@@ -1,8 +1,9 @@
-"""The daemon on each box: does it keep up, and what does it refuse."""
+"""Panels of the daemon: poll duration, driver errors, rejected reports."""
 
 from __future__ import annotations
 
 from classic import Panel, Query
+from looks import NOT_POLLED
 from panels import timeseries
 from series import risen, series, with_gpu
 
@@ -11,34 +12,34 @@ from gpuwarden.gpu.health_metrics import GpuHealth
 
 
 def daemon() -> list[Panel]:
-    """Return the panels of the daemon itself."""
+    """Return the panels."""
     return [
         timeseries(
             51,
             "Poll duration",
-            "How long the driver takes to answer all questions of a poll.",
+            "Time that the driver takes to answer one poll.",
             Query(series(DaemonReadings.collector_duration_seconds), "{{instance}}"),
             width=8,
             unit="s",
-            empty="no driver is asked; paused?",
+            empty=NOT_POLLED,
         ),
         timeseries(
             52,
-            "Errors",
-            "Failed reads by the driver's error, of single GPUs and of the driver as a whole.",
+            "Driver errors",
+            "Failed reads by NVML error, of single GPUs and of the driver as a whole.",
             Query(with_gpu(risen(GpuHealth.errors_total)), "GPU {{gpu}} {{error}}"),
             Query(risen(DaemonReadings.collector_errors_total), "driver {{error}} on {{instance}}"),
             width=8,
             unit="short",
-            empty="no read failed since gpuwarden started",
+            empty="no driver errors",
         ),
         timeseries(
             53,
-            "Reports refused",
-            "Messages of training runs that were not accepted, by reason; an old client is the usual one.",
+            "Rejected reports",
+            "Messages from training runs that were rejected, by reason; usually the client is too old.",
             Query(risen(DaemonReadings.reports_rejected_total), "{{reason}} on {{instance}}"),
             width=8,
             unit="short",
-            empty="no report was refused since gpuwarden started",
+            empty="no rejected reports",
         ),
     ]

@@ -1,4 +1,4 @@
-"""Write the dashboards where they are committed: `python grafana/dashboards.py`."""
+"""Command that writes the committed dashboards: `python grafana/dashboards.py`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COMMITTED, CONFIG_MAPS = _ROOT / "grafana" / "dashboards", _ROOT / "deploy" / "k
 
 
 def main(directory: Path = COMMITTED, kubernetes: Path = CONFIG_MAPS) -> None:
-    """Write each dashboard to a file in the directory, named by its uid, and all of them to one for Kubernetes."""
+    """Write each dashboard to a file named by its uid, and all of them to one file for Kubernetes."""
     directory.mkdir(parents=True, exist_ok=True)
     dashboards = [fleet(), box(), run()]
     for dashboard in dashboards:

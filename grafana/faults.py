@@ -1,33 +1,33 @@
-"""What is broken or about to be: faults that the driver told of, and memory errors."""
+"""Panels of hardware faults: lost GPUs, XIDs, memory and link errors."""
 
 from __future__ import annotations
 
-from classic import BAD, NONE, Panel, Query, override, states
-from looks import COLORED
+from classic import BAD, DARK_GREEN, NONE, Panel, Query, override, states
+from looks import COLORED, NOT_POLLED
 from panels import table, timeline, timeseries
 from series import DEVICE, risen, series, with_gpu
 
 from gpuwarden.gpu.health_metrics import GpuHealth
 from gpuwarden.gpu.metrics import GpuReadings
 
-_STEPS = 480  # a box has hundreds of counters of links: an hour is read by scrapes still, a week not
+_STEPS = 480  # a host has hundreds of link counters: the points of an hour are its scrapes, those of a week are not
 _SOUND = states({0: ("no", NONE), 1: ("yes", BAD)})
 
 
 def faults() -> list[Panel]:
-    """Return the panels of a box's faults."""
+    """Return the panels of a host's faults."""
     return [_lost(), _xids(), _memory_errors(), _repairs(), _links()]
 
 
 def _lost() -> Panel:
     return timeline(
         56,
-        "GPUs that answer",
+        "GPU availability",
         "Whether each GPU answers the driver.",
         Query(with_gpu(series(GpuHealth.up)), "GPU {{gpu}}"),
         width=8,
-        mappings=states({0: ("lost", BAD), 1: ("answers", "dark-green")}),
-        empty="no GPU is read; paused?",
+        mappings=states({0: ("lost", BAD), 1: ("answers", DARK_GREEN)}),
+        empty=NOT_POLLED,
     )
 
 
@@ -38,17 +38,17 @@ def _xids() -> Panel:
     return table(
         22,
         "XIDs",
-        "Faults that the driver told of, and when last; docs/reference/xids.md says what each means and what to do.",
+        "Faults that the driver reported, and the age of the last one; docs/reference/xids.md explains each code.",
         Query(f"{each} (time() - ({last}))", "ago", now=True),
         Query(f"{each} ({count})", "count", now=True),
-        columns={"GPU": "gpu", "XID": "xid", "How often": "count", "Last one ago": "ago"},
+        columns={"GPU": "gpu", "XID": "xid", "Count": "count", "Age": "ago"},
         width=8,
         height=8,
-        empty="no XID is known",
-        sort="Last one ago",
+        empty="no XIDs",
+        sort="Age",
         overrides=[
-            override("Last one ago", unit="s", decimals=0),
-            *(override(name, custom__width=90) for name in ("GPU", "XID", "How often")),
+            override("Age", unit="s", decimals=0),
+            *(override(name, custom__width=90) for name in ("GPU", "XID", "Count")),
         ],
     )
 
@@ -59,11 +59,11 @@ def _memory_errors() -> Panel:
     return timeseries(
         57,
         "Memory errors",
-        "Errors that ECC found in device memory and on the chip, by type; uncorrected ones end what runs there.",
+        "ECC errors in device memory and on the chip, by type; an uncorrected error ends the programs that it hits.",
         Query(with_gpu(errors), "GPU {{gpu}} {{type}} {{location}}"),
         width=8,
         unit="short",
-        empty="no error of memory is known",
+        empty="no memory errors",
     )
 
 
@@ -78,27 +78,27 @@ def _repairs() -> Panel:
     each = f"max by ({DEVICE})"
     return table(
         58,
-        "Repairs of memory",
-        "Rows of device memory that a spare one stands in for, and whether a reset or a new board is due.",
+        "Memory repairs",
+        "Remapped rows of device memory, and whether a reset or a new board is needed.",
         Query(f"max by ({DEVICE}, gpu) ({series(GpuHealth.info)})", "identity", now=True),
         Query(f"{each} ({rows})", "rows", now=True),
         *(Query(f"{each} ({query})", name, now=True) for name, query in wanted.items()),
         columns={
             "GPU": "gpu",
-            "Reset wanted": "reset",
+            "Reset required": "reset",
             "Remapped rows": "rows",
-            "Repair waits for reset": "waiting",
+            "Repair pending reset": "waiting",
             "Repair failed": "failed",
         },
         width=12,
         height=8,
-        empty="no GPU tells of repairs",
+        empty="no repairs reported",
         sort="GPU",
         overrides=[
             override("GPU", custom__width=60),
             *(
                 override(name, mappings=_SOUND, custom__align="left", **COLORED)
-                for name in ("Reset wanted", "Repair waits for reset", "Repair failed")
+                for name in ("Reset required", "Repair pending reset", "Repair failed")
             ),
         ],
     )
@@ -110,13 +110,13 @@ def _links() -> Panel:
     replays = f"sum by ({DEVICE}) ({risen(GpuReadings.pcie_replays_total)})"
     return timeseries(
         59,
-        "Errors of links",
-        "Errors of NVLink and PCIe by type, and PCIe packets that were sent again.",
+        "Link errors",
+        "NVLink and PCIe errors by type, and PCIe retransmissions (replays).",
         Query(with_gpu(nvlink), "GPU {{gpu}} NVLink {{type}}"),
         Query(with_gpu(pcie), "GPU {{gpu}} PCIe {{type}}"),
         Query(with_gpu(replays), "GPU {{gpu}} PCIe replays"),
         width=12,
         unit="short",
-        empty="no error of a link is known",
+        empty="no link errors",
         points=_STEPS,
     )

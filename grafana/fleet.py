@@ -1,4 +1,4 @@
-"""The dashboard of a fleet: which box is in trouble, and who pays."""
+"""Fleet dashboard: hosts in trouble, and cost by owner."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from alerts_table import alerts_table
 from choices import choices, where_recorded
 from classic import BAD, PLAIN, WARN, Json, Panel, Query, Row, dashboard, override
 from gpu_table import gpu_table
-from looks import NO_GROWTH, NO_RUN, headroom, margin
+from looks import NO_GROWTH, NO_READING, NO_RUN, NOT_POLLED, headroom, margin
 from owners import owners
 from panels import timeseries
 from run_table import run_table
@@ -19,7 +19,7 @@ from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.runs.metrics import RunReadings
 
 _NAME = "{{instance}} {{cluster}}"  # few sites have clusters
-_STEPS = 120  # for each, Prometheus looks at all GPUs of all boxes
+_STEPS = 120  # for each, Prometheus reads all GPUs of all hosts
 
 
 def fleet() -> Json:
@@ -27,18 +27,18 @@ def fleet() -> Json:
     return dashboard(
         FLEET,
         "gpuwarden: fleet",
-        "All GPU boxes and who is on them: what is in trouble, the worst first, and what it costs.",
+        "All GPU hosts and their users: problems, the worst first, and cost by owner.",
         [
-            summary.boxes_up(1, 4),
-            summary.gpus_up(2, 4),
-            summary.alerts_by_severity(3, 5),
-            alerts_table(4, width=11, height=8),
+            summary.boxes_up(1, 3),
+            summary.gpus_up(2, 3),
+            summary.alerts_by_severity(3, 4),
             summary.least_headroom(5, 5),
-            summary.next_out_of_memory(6, 4),
+            summary.next_out_of_memory(6, 5),
             summary.least_margin(7, 4),
+            alerts_table(4, height=7),
             gpu_table(8, height=14),
             Row(10, "Cost", owners(11)),
-            Row(20, "Boxes over time", _boxes()),
+            Row(20, "Hosts over time", _boxes()),
             Row(30, "Runs", [run_table(31, height=9)]),
         ],
         variables=[*choices(), where_recorded()],
@@ -54,11 +54,11 @@ def _boxes() -> list[Panel]:
         timeseries(
             21,
             "Alerts over time",
-            "How many alerts fire, by severity.",
+            "Firing alerts, by severity.",
             Query(f"count by (severity) ({firing()})", "{{severity}}"),
             width=6,
             unit="short",
-            empty="no alert fired",
+            empty="no alerts",
             decimals=0,
             overrides=[
                 override(name, color={"mode": "fixed", "fixedColor": color}) for name, color in severities.items()
@@ -66,8 +66,8 @@ def _boxes() -> list[Panel]:
         ),
         timeseries(
             22,
-            "Least headroom by box",
-            "Of what a run uses and can still allocate, the part left, by the run of each box that has the least.",
+            "Lowest headroom by host",
+            "Headroom of the run with the least on each host, as a share of used memory plus headroom.",
             Query(
                 f"{least_headroom_ratio(BOX, UNLESS_RECORDED)} or {recorded('gpuwarden:box:headroom_ratio:min')}",
                 _NAME,
@@ -82,8 +82,8 @@ def _boxes() -> list[Panel]:
         ),
         timeseries(
             23,
-            "Least temperature margin by box",
-            "Degrees until the GPU of each box that is closest to it slows itself down.",
+            "Lowest temperature margin by host",
+            "Degrees left before throttling, for the hottest GPU of each host.",
             Query(
                 f"min {each} ({series(GpuReadings.temperature_margin_celsius, UNLESS_RECORDED)}) or "
                 f"{recorded('gpuwarden:box:temperature_margin_celsius:min')}",
@@ -93,13 +93,13 @@ def _boxes() -> list[Panel]:
             worst="lowest",
             points=_STEPS,
             unit="celsius",
-            empty="no GPU tells",
+            empty=NO_READING,
             thresholds=margin("transparent"),
         ),
         timeseries(
             24,
-            "Utilization by box",
-            "Share of the time in which kernels run, mean over the GPUs of each box.",
+            "Utilization by host",
+            "Share of time with a kernel running, averaged over the GPUs of each host.",
             Query(
                 f"avg {each} ({series(GpuReadings.utilization_ratio, UNLESS_RECORDED)}) or "
                 f"{recorded('gpuwarden:box:utilization_ratio:avg')}",
@@ -114,8 +114,8 @@ def _boxes() -> list[Panel]:
         ),
         timeseries(
             25,
-            "Power by box",
-            "Power that the GPUs of each box draw together.",
+            "Power by host",
+            "Power draw of all GPUs of each host.",
             Query(
                 f"sum {each} ({series(GpuReadings.power_usage_watts, UNLESS_RECORDED)}) or "
                 f"{recorded('gpuwarden:box:power_usage_watts:sum')}",
@@ -125,12 +125,12 @@ def _boxes() -> list[Panel]:
             worst="highest",
             points=_STEPS,
             unit="watt",
-            empty="no GPU tells",
+            empty=NO_READING,
         ),
         timeseries(
             26,
-            "Out of memory ahead by box",
-            "Seconds until the first run of each box is out of memory if it goes on to grow as it does.",
+            "OOM forecast by host",
+            "Time until the first run of each host is out of memory, at its current growth rate.",
             Query(f"min {each} ({series(RunReadings.seconds_to_oom)})", _NAME),
             width=8,
             worst="lowest",
@@ -140,8 +140,8 @@ def _boxes() -> list[Panel]:
         ),
         timeseries(
             27,
-            "GPUs lost by box",
-            "How many GPUs of each box do not answer the driver.",
+            "Lost GPUs by host",
+            "GPUs of each host that do not answer the driver.",
             Query(
                 f"sum {each} (1 - {series(GpuHealth.up, UNLESS_RECORDED)}) or "
                 f"{recorded('gpuwarden:box:gpus_lost:sum')}",
@@ -151,7 +151,7 @@ def _boxes() -> list[Panel]:
             worst="highest",
             points=_STEPS,
             unit="short",
-            empty="no GPU is read; paused?",
+            empty=NOT_POLLED,
             decimals=0,
         ),
     ]

@@ -1,11 +1,11 @@
-"""GPUs at a glance, the worst first: one table for a whole fleet as for one box."""
+"""Table of GPUs, the worst first, for a fleet or one host."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from classic import BAD, MILD, NONE, WARN, Json, Panel, Query, bad_from, override, states
-from looks import COLORED, GAUGE, HIDDEN, PLAIN_GAUGE, SHARE, ahead, headroom, margin, nothing
+from classic import BAD, GOOD, MILD, NONE, WARN, Json, Panel, Query, bad_from, override, states
+from looks import COLORED, GAUGE, HIDDEN, NOW, PLAIN_GAUGE, SHARE, ahead, headroom, margin, nothing
 from panels import table
 from series import (
     BOX,
@@ -33,7 +33,7 @@ from gpuwarden.pressure.metrics import PressureReadings
 from gpuwarden.runs.metrics import RunReadings
 from gpuwarden.xid.codes import Severity, codes
 
-# A query with other labels than the rest would keep its rows apart: `merge` joins by the labels all have.
+# All queries need the same labels: `merge` joins rows by the labels that all have.
 _EACH = f"max by ({DEVICE})"
 _SLOWDOWNS = {"reason": AVOIDABLE_SLOWDOWNS}
 _RECENT = f"time() - {thresholds.XID_SECONDS:g}"
@@ -47,8 +47,8 @@ _STATES: dict[float, tuple[str, str]] = {
     4: ("repair", WARN),
     3: ("XID", WARN),
     2: ("pressure", WARN),
-    1: ("slowed", MILD),
-    0: ("well", NONE),
+    1: ("throttled", MILD),
+    0: ("OK", NONE),
 }
 
 
@@ -57,13 +57,12 @@ def gpu_table(number: int, *, height: int) -> Panel:
     return table(
         number,
         "GPUs now, worst first",
-        "Each GPU's state, who holds it and how close it is to trouble: judge a run by its headroom, as memory that a "
-        "framework reserves counts as used.",
+        "State, owner and limits of each GPU; judge a run by its headroom: memory used includes framework pools.",
         *_queries(),
         columns={
             "State": "state",
             "Cluster": "cluster",
-            "Box": "instance",
+            "Host": "instance",
             "GPU": "gpu",
             "Model": "name",
             "Owner": "owner",
@@ -73,9 +72,9 @@ def gpu_table(number: int, *, height: int) -> Panel:
             "Memory used": "used",
             "Utilization": "utilization",
             "Temperature": "temperature",
-            "Margin": "margin",
+            "Heat margin": "margin",
             "Power": "power",
-            "Slowed": "slowed",
+            "Throttled": "slowed",
             "XID": "xid",
             "UUID": "board",
             "Run id": "run_id",
@@ -83,7 +82,7 @@ def gpu_table(number: int, *, height: int) -> Panel:
         },
         width=24,
         height=height,
-        empty="no GPU is known: does Prometheus scrape gpuwarden, and does a driver answer?",
+        empty="no GPUs; check that Prometheus scrapes gpuwarden and that nvidia-smi works",
         sort="State",
         descending=True,
         needs="GPU",
@@ -121,11 +120,11 @@ def _queries() -> list[Query]:
 
 
 def _slowed() -> str:
-    """Return the part of the time range in which each GPU was slowed down, by the reason that did most."""
-    # By the way of steps, as all samples of a fleet's GPUs would take long to read.
+    """Return the share of the time range in which each GPU was throttled, by the reason with the most."""
+    # In steps: all samples of a fleet's GPUs would take long to read.
     counted = series(GpuReadings.clock_event_seconds_total, UNLESS_RECORDED, like=_SLOWDOWNS)
     of_gpu, of_box = recorded("gpuwarden:gpu:slowed_ratio:max", "uuid"), recorded("gpuwarden:box:build_info:group")
-    # Each stands for its share of the time that the box was there, however often rules are evaluated.
+    # Each sample counts for its share of the time that the host was up, however often rules are evaluated.
     there = f"clamp_max(count_over_time({of_box}[$__range:$__interval]) * $__interval_ms / 1000 / $__range_s, 1)"
     share = f"({there} / count_over_time({of_box}[$__range]))"
     return (
@@ -135,7 +134,7 @@ def _slowed() -> str:
 
 
 def _identities() -> str:
-    """Return who is in the table: GPUs, MIG instances, and boxes that do not answer, each with the GPU for its link."""
+    """Return the rows of the table: GPUs, MIG instances and hosts that are down, with the GPU for their links."""
     gpus = of_owners(series(GpuHealth.info))
     shortened = f'label_replace({gpus}, "name", "$1", "name", "(?:NVIDIA )?(.+)")'
     parts = f'label_replace({instances(gpus)}, "name", "MIG $1", "profile", "(.+)")'
@@ -150,12 +149,12 @@ def _identities() -> str:
 
 
 def _down() -> str:
-    """Return the boxes that do not answer, in place of GPUs of which nobody knows: rows need a UUID to be joined by."""
+    """Return the hosts that are down, in place of their unknown GPUs; rows are joined by UUID."""
     return f'label_replace({boxes()} == 0, "uuid", "none", "", "")'
 
 
 def _state() -> str:
-    """Return a GPU's or a box's state as a number; the largest that holds counts."""
+    """Return the state of a GPU or host as a number; the largest that applies counts."""
     level = series(PressureReadings.pressure_level)
     uncorrected = series(GpuReadings.ecc_errors_total, type="uncorrected", lifetime="volatile")
     slowed = series(GpuReadings.clock_event_active, like=_SLOWDOWNS)
@@ -182,39 +181,43 @@ def _any(*rows: Metric[Any]) -> str:
 
 
 def _xid(severity: Severity) -> str:
-    """Select XIDs of late that an alert of that severity tells of."""
+    """Select recent XIDs that raise an alert of that severity."""
     chosen = {"xid": "|".join(str(code) for code in codes(severity))}
     return f"{series(GpuHealth.xid_last_event_timestamp_seconds, like=chosen)} > {_RECENT}"
 
 
 def _looks() -> list[Json]:
-    """Color the cells that are to be looked at."""
-    only = link(ONE_BOX, "Only this GPU", instance="Box", gpu="UUID")
-    run = link(ONE_RUN, "This run", instance="Box", run="Run id")
+    """Return widths, units, colors and links of the columns."""
+    only = link(ONE_BOX, "Only this GPU", instance="Host", gpu="UUID")
+    run = link(ONE_RUN, "This run", instance="Host", run="Run id")
     return [
         override("State", mappings=states(_STATES), custom__width=80, custom__align="left", **COLORED),
         override("Cluster", custom__width=65),
-        override("Box", links=[link(ONE_BOX, "This box", instance="Box")], custom__width=146),
+        override("Host", links=[link(ONE_BOX, "This host", instance="Host")], custom__width=146),
         override("GPU", links=[only], custom__width=45),
         override("Model", custom__width=140),
         override("Owner", custom__width=80),
         override("Run", links=[run], custom__width=150),
-        override("Headroom", **SHARE, **GAUGE, thresholds=headroom(), mappings=nothing("no run"), custom__width=125),
+        override(
+            "Headroom", **SHARE, **GAUGE, thresholds=headroom(GOOD), mappings=nothing("no run"), custom__width=118
+        ),
         override(
             "Out of memory in",
             unit="s",
             decimals=0,
             thresholds=ahead(NONE),
-            mappings=nothing(),
+            mappings=[*nothing(), *NOW],
             custom__width=134,
             **COLORED,
         ),
         override("Memory used", **PLAIN_GAUGE, custom__width=118),
         override("Utilization", **PLAIN_GAUGE, custom__width=112),
         override("Temperature", unit="celsius", custom__width=100),
-        override("Margin", unit="celsius", thresholds=margin(NONE), mappings=nothing(), custom__width=75, **COLORED),
+        override(
+            "Heat margin", unit="celsius", thresholds=margin(NONE), mappings=nothing(), custom__width=100, **COLORED
+        ),
         override("Power", unit="watt", decimals=0, custom__width=75),
-        override("Slowed", **SHARE, thresholds=bad_from(thresholds.SLOWED, NONE, WARN), custom__width=75, **COLORED),
+        override("Throttled", **SHARE, thresholds=bad_from(thresholds.SLOWED, NONE, WARN), custom__width=75, **COLORED),
         override("XID", custom__width=55),
         *(override(name, **HIDDEN) for name in ("UUID", "Run id", IN_CLUSTER)),
     ]

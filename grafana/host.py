@@ -1,4 +1,4 @@
-"""The machine around the GPUs: whether it keeps them fed, and what each run takes of it."""
+"""Panels of the host: CPUs, memory and storage, and what each run uses of them."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from gpuwarden.runs.metrics import RunReadings
 
 RUN = "{{run_name}}"
 _COLORS = {
-    "GPU utilization, mean": GOOD,
+    "GPU utilization": GOOD,
     "CPUs busy": PLAIN,
-    "CPUs in iowait": WARN,
-    "some process stalled on I/O": BAD,
+    "CPUs in I/O wait": WARN,
+    "processes stalled on I/O": BAD,
 }
 
 
 def _by_name(expression: str, add: str = "sum") -> str:
-    """Take runs of one name together: ranks of a job, and one run after the other."""
+    """Aggregate runs of one name: the ranks of a job, and successive runs."""
     return f"{add} by ({BOX}, run_name) ({with_run(expression)})"
 
 
 def host() -> list[Panel]:
-    """Return the panels of a box's host: what starves GPUs first, then what ends runs."""
+    """Return the panels: first what starves GPUs, then what ends runs."""
     return [*_feeding(), *_memory()]
 
 
@@ -40,33 +40,33 @@ def _feeding() -> list[Panel]:
     return [
         timeseries(
             41,
-            "GPUs beside CPUs",
-            "GPUs that idle while CPUs are busy or wait for I/O starve for data (docs/understand/how-it-works.md).",
-            Query(f"avg by ({BOX}) ({series(GpuReadings.utilization_ratio)})", "GPU utilization, mean"),
+            "GPU and CPU load",
+            "Idle GPUs with busy CPUs, or with CPUs in I/O wait, are short of input data (docs/use/slow-training.md).",
+            Query(f"avg by ({BOX}) ({series(GpuReadings.utilization_ratio)})", "GPU utilization"),
             Query(busy, "CPUs busy"),
-            Query(iowait, "CPUs in iowait"),
-            Query(stalled, "some process stalled on I/O"),
+            Query(iowait, "CPUs in I/O wait"),
+            Query(stalled, "processes stalled on I/O"),
             width=8,
             unit="percentunit",
-            empty="no host is read: docs/understand/how-it-works.md",
+            empty="no host metrics",
             max=1,
             overrides=[override(name, color={"mode": "fixed", "fixedColor": color}) for name, color in _COLORS.items()],
         ),
         timeseries(
             42,
-            "CPUs of runs",
-            "CPUs that each run keeps busy with its data loader workers, and how many it may use.",
+            "CPU use of runs",
+            "CPUs that each run uses, including data loader workers, and its limit.",
             Query(_by_name(rate(RunReadings.cpu_seconds_total)), RUN),
-            Query(_by_name(series(RunReadings.cpus), "max"), f"{RUN} may use"),
+            Query(_by_name(series(RunReadings.cpus), "max"), f"{RUN} limit"),
             width=8,
             unit="short",
             empty=NO_RUN,
-            overrides=[override_matching("may use$", **DASHED)],
+            overrides=[override_matching("limit$", **DASHED)],
         ),
         timeseries(
             43,
             "Storage I/O of runs",
-            "Bytes a second that each run has fetched from storage and sent there, past the page cache.",
+            "Throughput of each run from and to storage, without the page cache.",
             Query(_by_name(rate(RunReadings.read_bytes_total)), f"{RUN} reads"),
             Query(_by_name(rate(RunReadings.written_bytes_total)), f"{RUN} writes"),
             width=8,
@@ -82,21 +82,21 @@ def _memory() -> list[Panel]:
         timeseries(
             44,
             "Host memory",
-            "Memory that processes can still get without swapping, and swap in use.",
+            "Memory that processes can still allocate without swapping, and swap in use.",
             Query(series(HostReadings.memory_available_bytes), "available"),
             Query(series(HostReadings.swap_used_bytes), "swap used"),
-            Query(series(HostReadings.memory_size_bytes), "memory"),
+            Query(series(HostReadings.memory_size_bytes), "total"),
             width=8,
             unit="bytes",
-            empty="no host is read: docs/understand/how-it-works.md",
-            overrides=[override("memory", **SIZE)],
+            empty="no host metrics",
+            overrides=[override("total", **SIZE)],
         ),
         timeseries(
             45,
             "Host memory of runs",
-            "Memory resident in each run's processes, and where its container or job has a limit what that holds.",
+            "Resident memory of each run, and the memory and limit of its container or job (cgroup).",
             Query(_by_name(series(RunReadings.host_memory_bytes)), RUN),
-            Query(_by_name(series(RunReadings.cgroup_memory_used_bytes), "max"), f"{RUN} with its container or job"),
+            Query(_by_name(series(RunReadings.cgroup_memory_used_bytes), "max"), f"{RUN} cgroup"),
             Query(_by_name(series(RunReadings.cgroup_memory_limit_bytes), "max"), f"{RUN} limit"),
             width=8,
             unit="bytes",
@@ -106,12 +106,12 @@ def _memory() -> list[Panel]:
         timeseries(
             46,
             "Shared memory",
-            "What is in use of /dev/shm, through which data loaders hand over batches.",
+            "Use of /dev/shm, which data loaders use to pass batches.",
             Query(series(HostReadings.shm_used_bytes), "used"),
             Query(series(HostReadings.shm_size_bytes), "size"),
             width=8,
             unit="bytes",
-            empty="no host is read: docs/understand/how-it-works.md",
+            empty="no host metrics",
             overrides=[override("size", **SIZE)],
         ),
     ]

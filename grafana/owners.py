@@ -1,4 +1,4 @@
-"""Who holds GPUs, and what of them they leave idle."""
+"""Panels of cost by owner: GPU hours, idle hours, energy."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from series import DEVICE, UNLESS_RECORDED, recorded, series
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.owners.metrics import OwnerReadings
 
-# For each step Prometheus looks at all GPUs of a fleet: an hour is read in minutes, a week in hours.
+# For each step Prometheus reads all GPUs of a fleet.
 _STEPS = 120
 _OVER = "[$__range:$__interval]) * $__interval_ms / 1000"
 
 
 def owners(first: int) -> list[Panel]:
-    """Return the panels of what owners cost; their ids begin at `first`."""
+    """Return the panels; their ids start at `first`."""
     memory = series(OwnerReadings.owner_gpu_memory_used_bytes, UNLESS_RECORDED, owner_kind="user")
     each_held = f"({memory} > bool 0)"
     match = f"* on ({DEVICE}) group_left ()"
@@ -37,15 +37,15 @@ def owners(first: int) -> list[Panel]:
         table(
             first,
             "Cost by owner in this time range",
-            "Hours in which each user's processes held memory on GPUs, the part without anybody's kernel running, and "
-            "the energy drawn meanwhile, all of it for each user of a GPU.",
+            "GPU hours of each user (time with memory allocated), the part without any kernel running, and the GPU's "
+            "energy in that time, in full for each user of a shared GPU.",
             Query(f"{held_seconds} / 3600", "held", now=True),
             Query(f"{idle_seconds} / 3600", "idle", now=True),
             Query(f"{joules} / 3.6e6", "energy", now=True),
             columns={"Owner": "owner", "GPU hours": "held", "Idle hours": "idle", "Energy": "energy"},
             width=10,
             height=8,
-            empty="no process is on a GPU",
+            empty="no process uses a GPU",
             sort="Idle hours",
             descending=True,
             ratios={"Idle": ("Idle hours", "GPU hours")},
@@ -60,21 +60,21 @@ def owners(first: int) -> list[Panel]:
         timeseries(
             first + 1,
             "GPUs by owner",
-            "How many GPUs each user's processes hold memory on.",
+            "GPUs on which each user has memory allocated.",
             Query(f"sum by (owner) ({held})", "{{owner}}"),
             width=7,
             unit="short",
-            empty="no process is on a GPU",
+            empty="no process uses a GPU",
             points=_STEPS,
         ),
         timeseries(
             first + 2,
-            "Held and idle by owner",
-            "How many of these GPUs run no kernel, added up as parts: a notebook somebody forgot shows here.",
+            "Idle GPUs by owner",
+            "Allocated GPUs without a kernel running, in fractions of a GPU; a forgotten notebook shows here.",
             Query(f"sum by (owner) ({idle})", "{{owner}}"),
             width=7,
             unit="short",
-            empty="no process is on a GPU",
+            empty="no process uses a GPU",
             points=_STEPS,
         ),
     ]

@@ -1,4 +1,4 @@
-"""Panels by what they show: one large value, lines over time, states over time, a table."""
+"""Kinds of panels: large values, lines over time, states over time, a table."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def stat(
     empty: str,
     overrides: Sequence[Json] = (),
 ) -> Panel:
-    """Show one large value for each query, on its color, with the legend beside it."""
+    """Show one large value per query, colored if it is bad, under its legend."""
     options = {
-        "colorMode": "background",
+        "colorMode": "value",
         "graphMode": "none",
         "justifyMode": "center",
         "orientation": "vertical",
         "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
         "textMode": "value_and_name",
-        "wideLayout": False,  # the name above the value, where it has all the width
+        "wideLayout": False,  # the name above the value, with the full width
     }
     defaults = {"color": {"mode": "thresholds"}, "thresholds": thresholds, "noValue": empty}
     return Panel(id, "stat", title, description, queries, unit, width, 4, options, defaults, overrides)
@@ -50,9 +50,9 @@ def timeseries(
     worst: Literal["lowest", "highest"] | None = None,
     **defaults: Any,
 ) -> Panel:
-    """Draw lines over time. A series keeps its color from panel to panel; `thresholds` color the ground.
+    """Draw lines over time. A series has the same color in every panel; `thresholds` color the background.
 
-    `worst` is for lines of a whole fleet, which no legend has room for: where the pointer is these come first.
+    `worst` is for the lines of a whole fleet, too many for a legend: these come first in the tooltip.
     """
     options = {
         "legend": {"calcs": [], "displayMode": "list", "placement": "bottom", "showLegend": worst is None},
@@ -83,7 +83,7 @@ def timeline(
     empty: str,
     points: int | None = None,
 ) -> Panel:
-    """Draw colored bars over time, a line for each series."""
+    """Draw states over time as colored bars, one row per series."""
     options = {
         "alignValue": "left",
         "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
@@ -118,14 +118,14 @@ def table(
     ratios: Mapping[str, tuple[str, str]] = MappingProxyType({}),
     points: int | None = None,
 ) -> Panel:
-    """Show rows joined by the labels that all queries share; a column's title maps to a label or a query's legend.
+    """Show a table joined by the labels that all queries share; `columns` maps titles to a label or a query's legend.
 
-    A row without a value in the column `needs` is left out. `ratios` are columns too, the last: of one over another.
+    Rows without a value in the column `needs` are left out. `ratios` adds columns at the end: one column over another.
     """
     values = {query.legend: f"Value #{name}" for name, query in zip(ascii_uppercase, queries, strict=False)}
     fields = {values.get(source, source): title for title, source in columns.items()}
     if len(queries) == 1 and (title_of_value := fields.get("Value #A")):
-        fields["Value"] = title_of_value  # Grafana's versions differ in what they call the only query's
+        fields["Value"] = title_of_value  # Grafana's versions name the value of a single query differently
     transformations = [
         {"id": "merge", "options": {}},
         {"id": "filterFieldsByName", "options": {"include": {"names": list(fields)}}},
@@ -155,9 +155,9 @@ def table(
         empty_rows = {"fieldName": needs, "config": {"id": "isNull", "options": {}}}
         filters = {"type": "exclude", "match": "any", "filters": [empty_rows]}
         transformations.append({"id": "filterByValue", "options": filters})
-    # The default is told of the whole panel, this of a cell.
+    # The default is for the whole panel, this one for a cell.
     cells = [override_matching(".*", noValue="-")]
-    # A user, a job or a run may be called 4711, which is not 4.71 K.
+    # A user, job or run may be called 4711, which is not 4.71 K.
     cells += [override(title, unit="string") for title, source in columns.items() if source not in values]
     options = {"cellHeight": "sm", "showHeader": True}
     defaults = {"custom": {"align": "auto", "filterable": False}, "noValue": empty}

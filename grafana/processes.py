@@ -1,9 +1,9 @@
-"""Who is on each GPU, process by process."""
+"""Panels of the processes on each GPU."""
 
 from __future__ import annotations
 
 from classic import Panel, Query, override
-from looks import HIDDEN
+from looks import HIDDEN, NO_READING
 from panels import table, timeseries
 from series import BOX, DEVICE, placed, series, with_gpu
 from ways import IN_CLUSTER, ONE_RUN, link
@@ -16,7 +16,7 @@ _WHO = tuple(label for label in ProcessReadings.info.labels if label != "pid")
 
 
 def processes() -> list[Panel]:
-    """Return the panels of the processes on a box's GPUs."""
+    """Return the panels."""
     held = f"max by ({DEVICE}, pid) ({series(ProcessReadings.gpu_memory_used_bytes)})"
     known = f"max by ({BOX}, pid, {', '.join(_WHO)}) ({series(ProcessReadings.info)})"
     each = f"{with_gpu(held)} * on ({BOX}, pid) group_left ({', '.join(_WHO)}) {known}"
@@ -25,7 +25,7 @@ def processes() -> list[Panel]:
         table(
             28,
             "Processes",
-            "Processes with memory on a GPU: owner, program and bytes (docs/understand/owners.md).",
+            "Processes with memory on a GPU, with owner and program (docs/understand/owners.md).",
             Query(f"max by ({labels}) ({placed(each)})", "memory", now=True),
             columns={
                 "GPU": "gpu",
@@ -34,12 +34,12 @@ def processes() -> list[Panel]:
                 "Program": "comm",
                 "Memory": "memory",
                 **{kind.label.replace("_", " ").capitalize(): kind.label for kind in BY_PRIORITY},
-                "Box": "instance",
+                "Host": "instance",
                 IN_CLUSTER: "place",
             },
             width=16,
             height=8,
-            empty="no process on a GPU, or processes.series is off (docs/understand/owners.md)",
+            empty="no process uses a GPU, or processes.series is off (docs/understand/owners.md)",
             sort="Memory",
             descending=True,
             overrides=[
@@ -48,18 +48,18 @@ def processes() -> list[Panel]:
                 *(override(name, custom__width=90) for name in ("User", "Slurm job id")),
                 override("Program", custom__width=110),
                 override("Memory", unit="bytes", custom__width=90),
-                override("Run id", links=[link(ONE_RUN, "This run", instance="Box", run="Run id")]),
-                *(override(name, **HIDDEN) for name in ("Box", IN_CLUSTER)),
+                override("Run id", links=[link(ONE_RUN, "This run", instance="Host", run="Run id")]),
+                *(override(name, **HIDDEN) for name in ("Host", IN_CLUSTER)),
             ],
         ),
         timeseries(
             29,
             "Processes on each GPU",
-            "How many processes have a context on each GPU.",
+            "Processes with a context on each GPU.",
             Query(with_gpu(f"sum by ({DEVICE}) ({series(GpuHealth.processes)})"), "GPU {{gpu}}"),
             width=8,
             unit="short",
-            empty="no GPU tells",
+            empty=NO_READING,
             decimals=0,
         ),
     ]

@@ -1,4 +1,4 @@
-"""The dashboard of a run: will it survive, what holds it up, and how does it compare with another."""
+"""Run dashboard: memory risk, bottlenecks, advice and errors, of one run or several to compare."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ def run() -> Json:
     return dashboard(
         ONE_RUN,
         "gpuwarden: run",
-        "Training runs: one, or several side by side.",
+        "One training run, or several to compare: memory risk, bottlenecks, advice and errors.",
         [
-            summary.least_headroom(1, 7),
+            summary.least_headroom(1, 6),
             summary.next_out_of_memory(2, 6),
-            alerts_table(5, width=11, height=8),  # a GPU that is lost takes its runs along, which do not tell of it
-            summary.longest_input_wait(3, 7),
+            summary.longest_input_wait(3, 6),
             summary.most_throttled(4, 6),
+            alerts_table(5, height=7),  # with those of GPUs: a run does not report that its GPU is lost
             run_table(61, height=9),
             step_time(8),
             in_use(8),
             loss(8),
-            Row(10, "Will it survive", [*ahead(), *limits()]),
-            Row(20, "What holds it up", [*lost(), *speed(), run_timeline(33, width=24)]),
+            Row(10, "Memory risk", [*ahead(), *limits()]),
+            Row(20, "Bottlenecks", [*lost(), *speed(), run_timeline(33, width=24)]),
             Row(30, "Pressure, advice and errors", [*advice(), *errors()]),
-            Row(40, "On the host", on_host()),
+            Row(40, "Host", on_host()),
         ],
         variables=choices(one_box=True),
         links=ways(ONE_RUN),

@@ -1,4 +1,4 @@
-"""What a run was told, what it did, and what went wrong."""
+"""Panels of pressure, advice and errors of runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ways import IN_CLUSTER, ONE_RUN, link
 from gpuwarden.advice.metrics import AdviceReadings
 from gpuwarden.runs.metrics import RunReadings
 
-_DEAF = f"no run hears advice (docs/understand/pressure.md); {NO_RUN}"
+_NO_LISTENER = f"no run listens for advice (docs/understand/pressure.md); {NO_RUN}"
 
 
 def advice() -> list[Panel]:
@@ -23,8 +23,7 @@ def advice() -> list[Panel]:
         timeline(
             77,
             "Pressure on the GPUs of runs",
-            "How close the GPUs that runs are on are to the end of memory, and to slowing themselves down "
-            "(docs/understand/pressure.md).",
+            "How close the GPUs of the runs are to out of memory and to throttling (docs/understand/pressure.md).",
             Query(with_device(level), "GPU {{gpu}} {{resource}} {{instance}} {{cluster}}"),
             width=12,
             mappings=states(LEVELS),
@@ -33,17 +32,18 @@ def advice() -> list[Panel]:
         timeseries(
             78,
             "Advice and actions",
-            "What runs were told by kind, and what they did on it because their users had asked for that.",
+            "Advice sent to runs, by kind, and the actions that they took, as configured by their users.",
             Query(
-                with_run(f"sum by ({RUN}, kind) ({risen(AdviceReadings.advice_total)})"), f"{NAME} told {{{{kind}}}}"
+                with_run(f"sum by ({RUN}, kind) ({risen(AdviceReadings.advice_total)})"), f"{NAME} advice: {{{{kind}}}}"
             ),
             Query(
-                with_run(f"sum by ({RUN}, action) ({risen(RunReadings.actions_total)})"), f"{NAME} did {{{{action}}}}"
+                with_run(f"sum by ({RUN}, action) ({risen(RunReadings.actions_total)})"),
+                f"{NAME} action: {{{{action}}}}",
             ),
             width=12,
             unit="short",
-            empty=_DEAF,
-            overrides=[override_matching(" did ", **DASHED)],
+            empty=_NO_LISTENER,
+            overrides=[override_matching(" action: ", **DASHED)],
         ),
     ]
 
@@ -54,18 +54,18 @@ def errors() -> list[Panel]:
     return [
         timeseries(
             66,
-            "Errors of runs",
-            "Errors that steps raised, by kind; docs/use/troubleshooting.md says what each means and what to do.",
+            "Run errors",
+            "Errors raised by training steps, by kind; docs/use/troubleshooting.md explains each kind.",
             Query(with_run(risen(RunReadings.errors_total)), f"{NAME} {{{{kind}}}}"),
             width=8,
             unit="short",
-            empty=f"no step raised an error; {NO_RUN}",
+            empty=f"no errors; {NO_RUN}",
             decimals=0,
         ),
         table(
             79,
-            "Out of memory, and why",
-            "The last out-of-memory of each run: what could not be allocated, what was left, and the verdict "
+            "Out-of-memory diagnosis",
+            "The last out-of-memory of each run: its cause, the failed allocation and the headroom before it "
             "(docs/understand/oom-diagnosis.md).",
             Query(f"max by ({RUN}, run_name, place) ({placed(last(RunReadings.info))})", "identity", now=True),
             Query(f"max by ({RUN}, verdict) ({last(RunReadings.oom_verdict_info)})", "why", now=True),
@@ -74,25 +74,25 @@ def errors() -> list[Panel]:
             Query(f"{each} (1000 * {last(RunReadings.last_error_timestamp_seconds)})", "at", now=True),
             columns={
                 "Run": "run_name",
-                "Verdict": "verdict",
-                "Asked for": "asked",
-                "Was left": "left",
+                "Cause": "verdict",
+                "Requested": "asked",
+                "Headroom": "left",
                 "Last error": "at",
-                "Box": "instance",
+                "Host": "instance",
                 "Run id": "run_id",
                 IN_CLUSTER: "place",
             },
             width=16,
             height=8,
-            empty=f"no run was out of memory; {NO_RUN}",
+            empty=f"no out-of-memory; {NO_RUN}",
             sort="Last error",
             descending=True,
-            needs="Verdict",
+            needs="Cause",
             overrides=[
-                override("Verdict", color={"mode": "fixed", "fixedColor": BAD}, custom__width=150),
-                *(override(name, unit="bytes", custom__width=110) for name in ("Asked for", "Was left")),
+                override("Cause", color={"mode": "fixed", "fixedColor": BAD}, custom__width=150),
+                *(override(name, unit="bytes", custom__width=110) for name in ("Requested", "Headroom")),
                 override("Last error", unit="dateTimeAsIsoNoDateIfToday", custom__width=165),
-                override("Run", links=[link(ONE_RUN, "Only this run", instance="Box", run="Run id")]),
+                override("Run", links=[link(ONE_RUN, "Only this run", instance="Host", run="Run id")]),
                 *(override(name, **HIDDEN) for name in ("Run id", IN_CLUSTER)),
             ],
         ),

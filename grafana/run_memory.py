@@ -1,4 +1,4 @@
-"""A run's device memory: what it uses, what it may, and when that meets."""
+"""Panels of the device memory of runs: usage, limits, OOM forecast."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ ON_GPU = f"{NAME} GPU {{{{gpu}}}}"
 
 
 def in_use(width: int) -> Panel:
-    """Return the panel that compares what runs use."""
+    """Return the panel that compares the memory use of runs."""
     most = with_run(f"max by ({RUN}) ({series(RunReadings.allocator_memory_bytes)})")
     return timeseries(
         35,
         "Memory in use",
-        "Device memory that each run's framework has handed out, on the GPU where it is most.",
+        "Device memory that each run's framework has handed out, on the GPU with the most.",
         Query(most, NAME),
         width=width,
         unit="bytes",
@@ -34,14 +34,14 @@ def _named(row: Metric[RunSnapshot]) -> str:
 
 
 def limits() -> list[Panel]:
-    """Return the panels of what limits the memory of runs."""
+    """Return the panels of headroom, allocator limits and batch size."""
     peak, at_peak = RunReadings.allocator_memory_peak_bytes, RunReadings.memory_headroom_at_peak_bytes
     present = with_run(series(RunReadings.batch_size))
     return [
         timeseries(
             34,
             "Headroom of runs",
-            "Of what a run uses and can still allocate, the part that is left; where the ground is red an alert fires.",
+            "Headroom as a share of used memory plus headroom; an alert fires where the background is red.",
             Query(with_run(with_device(headroom_ratio())), ON_GPU),
             width=8,
             unit="percentunit",
@@ -52,25 +52,25 @@ def limits() -> list[Panel]:
         timeseries(
             71,
             "Allocator",
-            "Most memory the framework ever had handed out, its own limit where it has one, and what would be left at "
-            "that peak: a staircase is a leak.",
+            "Peak memory of the framework's allocator, its limit if it has one, and the headroom at that peak; a peak "
+            "that rises in steps is a leak.",
             Query(_named(peak), f"{ON_GPU} peak"),
-            Query(_named(at_peak), f"{ON_GPU} left at peak"),
+            Query(_named(at_peak), f"{ON_GPU} headroom at peak"),
             Query(_named(RunReadings.allocator_memory_limit_bytes), f"{ON_GPU} limit"),
             width=8,
             unit="bytes",
             empty=NO_RUN,
-            overrides=[override_matching("left at peak$", **DASHED), override_matching("limit$", **LIMIT)],
+            overrides=[override_matching("headroom at peak$", **DASHED), override_matching("limit$", **LIMIT)],
         ),
         timeseries(
             72,
             "Batch size",
-            "Examples per step, and the most that should fit (docs/use/batch-size.md; logarithmic scale).",
+            "Examples per step, and the largest batch that should fit (docs/use/batch-size.md; logarithmic scale).",
             Query(present, NAME),
             Query(with_run(series(RunReadings.batch_size_advised)), f"{NAME} advised"),
             width=8,
             unit="short",
-            empty=f"no run tells the size of its batches; {NO_RUN}",
+            empty=f"batch size unknown; {NO_RUN}",
             logarithmic=True,
             overrides=[override_matching("advised$", **DASHED)],
         ),
@@ -78,9 +78,9 @@ def limits() -> list[Panel]:
 
 
 def ahead() -> list[Panel]:
-    """Return the panels of what comes."""
+    """Return the panels of the OOM forecast."""
     growth = series(RunReadings.memory_growth_bytes_per_second)
-    # Epochs a second, over all the time range: they are far apart.
+    # Epochs per second over the whole time range: they are far apart.
     epochs = f"max by ({RUN}) (deriv({series(RunReadings.epoch)}[$__range]) > 0)"
     an_epoch = f"{growth} / on ({RUN}) group_left () {epochs}"
     steps = f"{growth} / on ({RUN}) group_left () ({rate(RunReadings.steps_total)} > 0)"
@@ -88,36 +88,35 @@ def ahead() -> list[Panel]:
         timeseries(
             73,
             "Time to out of memory",
-            "Seconds until a run is out of device memory if it goes on to grow as it does, and the least and most they "
-            "may be (docs/understand/leaks.md).",
+            "OOM forecast: time until a run is out of device memory at its current growth rate, with its bounds "
+            "(docs/understand/leaks.md).",
             Query(_named(RunReadings.seconds_to_oom), ON_GPU),
-            Query(_named(RunReadings.seconds_to_oom_lower), f"{ON_GPU} at least"),
-            Query(_named(RunReadings.seconds_to_oom_upper), f"{ON_GPU} at most"),
+            Query(_named(RunReadings.seconds_to_oom_lower), f"{ON_GPU} lower bound"),
+            Query(_named(RunReadings.seconds_to_oom_upper), f"{ON_GPU} upper bound"),
             width=8,
             unit="s",
-            empty=f"{NO_GROWTH}, or none reports",
-            overrides=[override_matching("at (least|most)$", **DASHED)],
+            empty=f"{NO_GROWTH}; {NO_RUN}",
+            overrides=[override_matching("(lower|upper) bound$", **DASHED)],
         ),
         timeseries(
             74,
-            "Growth a minute",
-            "Bytes that what the framework has handed out grows by for good, a minute.",
+            "Growth per minute",
+            "Rate of the memory leak, per minute.",
             Query(f"60 * {_named(RunReadings.memory_growth_bytes_per_second)}", ON_GPU),
             width=8,
             unit="bytes",
-            empty=f"{NO_GROWTH}, or none reports",
+            empty=f"{NO_GROWTH}; {NO_RUN}",
         ),
         timeseries(
             75,
-            "Growth an epoch and a step",
-            "The same growth in each epoch, as fast as epochs went in the time range, and in each step (logarithmic "
-            "scale).",
-            Query(with_run(with_device(an_epoch)), f"{ON_GPU} an epoch"),
-            Query(with_run(with_device(steps)), f"{ON_GPU} a step"),
+            "Growth per epoch and step",
+            "Rate of the memory leak per epoch, at the epoch rate of the time range, and per step (logarithmic scale).",
+            Query(with_run(with_device(an_epoch)), f"{ON_GPU} per epoch"),
+            Query(with_run(with_device(steps)), f"{ON_GPU} per step"),
             width=8,
             unit="bytes",
-            empty=f"{NO_GROWTH}, or none reports",
+            empty=f"{NO_GROWTH}; {NO_RUN}",
             logarithmic=True,
-            overrides=[override_matching("a step$", **DASHED)],
+            overrides=[override_matching("per step$", **DASHED)],
         ),
     ]

@@ -1,4 +1,4 @@
-"""How fast a run is, and what takes its time from it."""
+"""Panels of the speed of runs, and of what slows them down."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from gpuwarden.usage.metrics import RunUsageReadings
 
 
 def step_time(width: int) -> Panel:
-    """Return the panel that compares the steps of runs."""
+    """Return the panel that compares the step times of runs."""
     steps = f"sum by ({RUN}, le) ({rate(RunReadings.step_duration_seconds)})"
     return timeseries(
         31,
         "Step time",
-        "Median and 95th percentile of the training step, without compiling and validation (logarithmic scale).",
+        "Median and 95th percentile of the training step, excluding compilation and validation (logarithmic scale).",
         Query(_quantile(0.5, steps), NAME),
         Query(_quantile(0.95, steps), f"{NAME} p95"),
         width=width,
@@ -34,31 +34,31 @@ def step_time(width: int) -> Panel:
 
 
 def _quantile(quantile: float, steps: str) -> str:
-    """Return a quantile of the step time; without a step in the interval it is NaN, which `>= 0` leaves out."""
+    """Return a quantile of the step time; `>= 0` drops the NaN of an interval without steps."""
     return with_run(f"histogram_quantile({quantile}, {steps}) >= 0")
 
 
 def loss(width: int) -> Panel:
-    """Return the panel that compares what runs have learnt."""
+    """Return the panel that compares the loss of runs."""
     return timeseries(
         76,
         "Loss",
-        "Mean loss of the epoch so far, where the user has it reported (logarithmic scale).",
+        "Mean loss of the current epoch, if it is reported (logarithmic scale).",
         Query(with_run(series(RunReadings.loss)), NAME),
         width=width,
         unit="short",
-        empty="no run reports its loss: GpuWarden(loss=True)",
+        empty="no run reports its loss; use GpuWarden(loss=True)",
         logarithmic=True,
     )
 
 
 def speed() -> list[Panel]:
-    """Return the panels of what gets done."""
+    """Return the panels of throughput."""
     return [
         timeseries(
             32,
             "Steps per second",
-            "Speed of training; a fall with steady step time is waiting between steps.",
+            "Training speed; a drop with a steady step time means waiting between steps.",
             Query(with_run(rate(RunReadings.steps_total)), NAME),
             width=8,
             unit="ops",
@@ -67,7 +67,7 @@ def speed() -> list[Panel]:
         timeseries(
             62,
             "Examples per second",
-            "Examples trained on, where the size of the batches is known (logarithmic scale).",
+            "Training throughput, where the batch size is known (logarithmic scale).",
             Query(with_run(f"{rate(RunReadings.examples_total)} > 0"), NAME),
             width=8,
             unit="short",
@@ -77,7 +77,7 @@ def speed() -> list[Panel]:
         timeseries(
             36,
             "Epoch",
-            "The epoch each run is in, from 0.",
+            "Current epoch of each run, from 0.",
             Query(with_run(series(RunReadings.epoch)), NAME),
             width=8,
             unit="short",
@@ -88,13 +88,13 @@ def speed() -> list[Panel]:
 
 
 def input_wait() -> str:
-    """Return the part of steps' time in which they waited for input."""
+    """Return the share of step time spent waiting for input."""
     wait, observed = rate(RunReadings.input_wait_seconds_total), rate(RunReadings.input_observed_seconds_total)
     return f"{wait} / ({observed} > 0)"
 
 
 def throttled(but: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Return the part of the time in which a run's GPUs were slowed down while it made steps, by reason."""
+    """Return the share of time in which a run's GPUs were throttled during steps, by reason."""
     slowed = f"sum by ({RUN}, reason) ({rate(RunUsageReadings.throttled_step_seconds_total, but)} > 0)"
     return f"{slowed} / on ({RUN}) group_left () {_held()}"
 
@@ -104,13 +104,13 @@ def _held() -> str:
 
 
 def lost() -> list[Panel]:
-    """Draw what takes a run's time, each as a part of that time (docs/use/slow-training.md)."""
+    """Return the panels of lost time, as shares of the run's time (docs/use/slow-training.md)."""
     idle = f"sum by ({RUN}) ({rate(RunUsageReadings.gpu_idle_seconds_total)})"
     return [
         timeseries(
             63,
             "Input wait",
-            "Part of the step time spent waiting for the next batch, where known (docs/use/slow-training.md).",
+            "Share of step time spent waiting for the next batch, where known (docs/use/slow-training.md).",
             Query(with_run(input_wait()), NAME),
             width=8,
             unit="percentunit",
@@ -121,17 +121,17 @@ def lost() -> list[Panel]:
         timeseries(
             64,
             "Steps throttled",
-            "Part of the time in which a clock event reason slowed the run's GPUs down while it made steps.",
+            "Share of time in which the run's GPUs were throttled during its steps, by clock event reason.",
             Query(with_run(throttled()), f"{NAME} {{{{reason}}}}"),
             width=8,
             unit="percentunit",
-            empty=f"no step was slowed down; {NO_RUN}",
+            empty=f"no throttling; {NO_RUN}",
             max=1,
         ),
         timeseries(
             65,
-            "GPU held and idle",
-            "Part of the time in which the run held memory on its GPUs and no kernel of anybody ran there.",
+            "GPU allocated and idle",
+            "Share of time in which the run had memory on its GPUs and no kernel of any program ran there.",
             Query(with_run(f"{idle} / {_held()}"), NAME),
             width=8,
             unit="percentunit",

@@ -1,4 +1,4 @@
-"""What each run does, over time."""
+"""Timeline of the state of each run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from panels import timeline
 from run_table import run_state, run_states
 from series import series, with_run
 
-# An hour is read by scrapes still; of a week a box's hundreds of runs would be read at two thousand times.
+# An hour keeps every scrape; for a week, hundreds of runs would be read at two thousand points.
 _STEPS = 960
 
 
@@ -16,8 +16,8 @@ def run_timeline(number: int, *, width: int) -> Panel:
     """Return the panel; `number` is its id."""
     return timeline(
         number,
-        "Phase, stalls and ends",
-        "What each run does, where it hangs in a step, and how it ended (docs/use/runs.md).",
+        "Phase, stalls and outcome",
+        "Phase of each run, stalls, and how it ended (docs/use/runs.md).",
         Query(
             f"max by (run_name, run_id, pid) ({with_run(run_state(series, with_phase=True))})", "{{run_name}} {{pid}}"
         ),

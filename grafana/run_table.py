@@ -1,10 +1,10 @@
-"""What came of each run, in one line: to find one, and to compare several."""
+"""Table of runs with their results, one row per run, to find one or compare several."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from classic import BAD, GOOD, PLAIN, WARN, Json, Panel, Query, override, states
+from classic import BAD, DARK_BLUE, DARK_GRAY, DARK_GREEN, MILD, NONE, WARN, Json, Panel, Query, override, states
 from looks import COLORED, HIDDEN, NO_RUN, SHARE
 from panels import table
 from series import RUN, last, placed
@@ -16,13 +16,13 @@ from gpuwarden.runs.outcome import OUTCOMES
 from gpuwarden.usage.metrics import RunUsageReadings
 
 _PHASES = {
-    "train": ("train", GOOD),
-    "test": ("test", PLAIN),
-    "predict": ("predict", "purple"),
-    "idle": ("idle", "yellow"),
+    "train": ("train", DARK_GREEN),
+    "test": ("test", DARK_BLUE),
+    "predict": ("predict", "dark-purple"),
+    "idle": ("idle", MILD),
 }
 _RUNNING, _STALLED, _FIRST_END = len(PHASES) + 1, len(PHASES) + 2, len(PHASES) + 3
-_END_COLORS = {"finished": "dark-green", "unknown": "gray"}  # any other is an alert's
+_END_COLORS = {"finished": DARK_GREEN, "unknown": DARK_GRAY}  # the others raise alerts
 _EACH = f"({RUN})"
 
 
@@ -31,18 +31,18 @@ def run_table(number: int, *, height: int) -> Panel:
     share = {**SHARE, "custom__width": 86}
     return table(
         number,
-        "Runs of this time range",
-        "What came of each run over its whole life, as its receipt says; `gpuwarden runs show RUN_ID` tells more "
-        "(docs/use/runs.md).",
+        "Runs in this time range",
+        "State and totals of each run, over its whole life as in its run record; `gpuwarden runs show RUN_ID` has the "
+        "details (docs/use/runs.md).",
         *_queries(),
         columns={
             "Run": "run_name",
             "PID": "pid",
             "State": "state",
             "Cluster": "cluster",
-            "Box": "instance",
-            "Last heard of": "reported",
-            "Lasted": "lasted",
+            "Host": "instance",
+            "Last seen": "reported",
+            "Duration": "lasted",
             "Steps": "steps",
             "Step p50": "median",
             "Peak memory": "peak",
@@ -51,38 +51,38 @@ def run_table(number: int, *, height: int) -> Panel:
             "GPU idle": "idle",
             "Energy": "energy",
             "Errors": "errors",
-            "Out of memory by": "verdict",
+            "OOM cause": "verdict",
             "Run id": "run_id",
             IN_CLUSTER: "place",
         },
         width=24,
         height=height,
         empty=NO_RUN,
-        sort="Last heard of",
+        sort="Last seen",
         descending=True,
         needs="Run",
         overrides=[
-            override("Run", links=[link(ONE_RUN, "Only this run", instance="Box", run="Run id")]),
+            override("Run", links=[link(ONE_RUN, "Only this run", instance="Host", run="Run id")]),
             override("PID", custom__width=78),
-            override("State", mappings=run_states(), custom__width=115, custom__align="left", **COLORED),
+            override("State", mappings=run_states(bad_only=True), custom__width=115, custom__align="left", **COLORED),
             override("Cluster", custom__width=62),
-            override("Box", links=[link(BOX, "This box", instance="Box")], custom__width=146),
-            override("Last heard of", unit="dateTimeAsIsoNoDateIfToday", custom__width=165),
-            override("Lasted", unit="s", decimals=1, custom__width=80),
+            override("Host", links=[link(BOX, "This host", instance="Host")], custom__width=146),
+            override("Last seen", unit="dateTimeAsIsoNoDateIfToday", custom__width=165),
+            override("Duration", unit="s", decimals=1, custom__width=80),
             override("Steps", unit="locale", custom__width=75),
             override("Step p50", unit="s", decimals=0, custom__width=80),
             override("Peak memory", unit="bytes", decimals=1, custom__width=106),
             *(override(name, **share) for name in ("Input wait", "Throttled", "GPU idle")),
             override("Energy", unit="kwatth", decimals=2, custom__width=90),
             override("Errors", custom__width=65),
-            override("Out of memory by", custom__width=150),
+            override("OOM cause", custom__width=150),
             *(override(name, **HIDDEN) for name in ("Run id", IN_CLUSTER)),
         ],
     )
 
 
 def _queries() -> list[Query]:
-    """Totals are of a run's life, not of the time range, in which only its last word is."""
+    """Return the queries; totals are those of the run's whole life, as of its last report in the time range."""
     ended, reported = last(RunReadings.ended_timestamp_seconds), last(RunReadings.last_report_timestamp_seconds)
     start = last(RunReadings.start_timestamp_seconds)
     gpu_seconds, idle = last(RunUsageReadings.gpu_seconds_total), last(RunUsageReadings.gpu_idle_seconds_total)
@@ -110,14 +110,14 @@ def _queries() -> list[Query]:
 
 
 def run_state(read: Callable[..., str], *, with_phase: bool) -> str:
-    """Return a run's state as one number, as a timeline draws one series as one line; the largest that holds counts.
+    """Return a run's state as a number, because a timeline needs one series per row; the largest that applies counts.
 
-    With its phase, a run that makes steps shows its phase instead of running.
+    With `with_phase`, a running run shows its phase.
     """
     each = f"max by ({RUN})"
     phases = {read(RunReadings.phase, phase=phase): n for n, phase in enumerate(PHASES, 1)} if with_phase else {}
     ends = {read(RunReadings.outcome, outcome=outcome): n for n, outcome in enumerate(OUTCOMES, _FIRST_END)}
-    # What a run said last of its phase is no longer so when it has ended, or hangs.
+    # The last reported phase does not apply once the run has ended or is stalled.
     first, then = (
         " or ".join(f"{each} ({selected} * {number} > 0)" for selected, number in numbers.items())
         for numbers in ({**ends, read(RunReadings.stalled): _STALLED}, {**phases, read(RunReadings.up): _RUNNING})
@@ -125,10 +125,13 @@ def run_state(read: Callable[..., str], *, with_phase: bool) -> str:
     return f"{first} or {then}"
 
 
-def run_states() -> list[Json]:
-    """Say what the numbers of `run_state` mean."""
+def run_states(*, bad_only: bool = False) -> list[Json]:
+    """Return text and color for the numbers of `run_state`; with `bad_only` good states have no color."""
     phases: dict[float, tuple[str, str]] = {n: _PHASES[phase] for n, phase in enumerate(PHASES, 1)}
     ends: dict[float, tuple[str, str]] = {
         n: (end.replace("_", " "), _END_COLORS.get(end, BAD)) for n, end in enumerate(OUTCOMES, _FIRST_END)
     }
-    return states({**phases, _RUNNING: ("running", GOOD), _STALLED: ("stalled", WARN), **ends})
+    good = NONE if bad_only else DARK_GREEN
+    if bad_only:
+        ends = {n: (text, NONE if color == DARK_GREEN else color) for n, (text, color) in ends.items()}
+    return states({**phases, _RUNNING: ("running", good), _STALLED: ("stalled", WARN), **ends})

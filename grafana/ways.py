@@ -1,4 +1,4 @@
-"""Ways from one dashboard to another, and marks on the time axis of all of them."""
+"""Links between dashboards, and annotations on the time axis."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from gpuwarden.runs.metrics import RunReadings
 
 FLEET, BOX, ONE_RUN = "gpuwarden-fleet", "gpuwarden-box", "gpuwarden-run"
 IN_CLUSTER = "In cluster"
-_TITLES = {FLEET: "Fleet", BOX: "Box", ONE_RUN: "Run"}
+_TITLES = {FLEET: "Fleet", BOX: "Host", ONE_RUN: "Run"}
 
 
 def link(uid: str, title: str, **columns: str) -> Json:
-    """Lead from a row of a table to a dashboard: each variable is taken from a column, the time is kept.
+    """Return a link from a table row to a dashboard: variables come from columns, and the time range is kept.
 
-    The row's cluster goes along, in a column of that name that every such table has: boxes of two may have one name.
+    The cluster comes from a hidden column of each such table, because hosts in two clusters can have the same name.
     """
     columns = {"cluster": IN_CLUSTER, **columns}
     chosen = "".join(f'&var-{name}=${{__data.fields["{column}"]}}' for name, column in columns.items())
@@ -23,7 +23,7 @@ def link(uid: str, title: str, **columns: str) -> Json:
 
 
 def ways(uid: str) -> list[Json]:
-    """Lead to the other dashboards, with all that is chosen and the time."""
+    """Return links to the other dashboards, with the selection and the time range."""
     return [
         {
             "asDropdown": False,
@@ -33,7 +33,7 @@ def ways(uid: str) -> list[Json]:
             "tags": [],
             "targetBlank": False,
             "title": title,
-            "tooltip": f"gpuwarden: {title}, for what is chosen here",
+            "tooltip": f"{title} dashboard, with the selection of this one",
             "type": "link",
             "url": f"/d/{other}",
         }
@@ -43,15 +43,15 @@ def ways(uid: str) -> list[Json]:
 
 
 def marks() -> list[Json]:
-    """Mark when alerts fire, and when runs begin and end, in the colors of neither."""
-    began = f"1000 * {series(RunReadings.start_timestamp_seconds)}"
+    """Return annotations for firing alerts and for the start and end of runs."""
+    started = f"1000 * {series(RunReadings.start_timestamp_seconds)}"
     how = f"max by ({RUN}, outcome) ({series(RunReadings.outcome)} == 1)"
     ended = f"1000 * {series(RunReadings.ended_timestamp_seconds)} * on ({RUN}) group_left (outcome) {how}"
     named = f"* on ({RUN}) group_left (run_name) {series(RunReadings.info)}"
     return [
         _mark("Alerts", BAD, firing(), "{{alertname}}", "{{run_name}} GPU {{gpu}} {{instance}}", tagKeys="severity"),
-        _mark("Runs begin", GOOD, f"{began} {named}", "{{run_name}} begins", "{{instance}}", useValueForTime=True),
-        _mark("Runs end", PLAIN, f"{ended} {named}", "{{run_name}} {{outcome}}", "{{instance}}", useValueForTime=True),
+        _mark("Run starts", GOOD, f"{started} {named}", "{{run_name}} started", "{{instance}}", useValueForTime=True),
+        _mark("Run ends", PLAIN, f"{ended} {named}", "{{run_name}} {{outcome}}", "{{instance}}", useValueForTime=True),
     ]
 
 

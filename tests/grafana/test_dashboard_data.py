@@ -141,7 +141,7 @@ def test_boxes_of_one_name_stay_apart(boxes: Boxes) -> None:
     """A row of a table leads to the box of its own cluster, and to all clusters where targets have none."""
     for uid, panel, legend in (
         ("gpuwarden-fleet", "GPUs now, worst first", "identity"),
-        ("gpuwarden-fleet", "Runs of this time range", "identity"),
+        ("gpuwarden-fleet", "Runs in this time range", "identity"),
         ("gpuwarden-box", "Alerts firing", "severity"),
     ):
         rows = _asked(without_variables(_query(uid, panel, legend)), boxes, now=True)
@@ -184,7 +184,7 @@ def test_state_is_red_where_a_critical_alert_fires(boxes: Boxes) -> None:
     for time in range(int(begin) + 60, int(end), 15):
         states = backfill.ask(url, "query", query=query, time=time)["result"]
         firing = {each["metric"]["uuid"] for each in backfill.ask(url, "query", query=critical, time=time)["result"]}
-        red.append({each["metric"]["uuid"] for each in states if colors[float(each["value"][1])] == "red"})
+        red.append({each["metric"]["uuid"] for each in states if colors[float(each["value"][1])] == "semi-dark-red"})
         assert firing <= set().union(*red[-7:]), time - begin
     assert any(red)
 

@@ -24,8 +24,8 @@ UNITS: dict[tuple[tuple[str, int], ...], set[str]] = {
 }
 # Those that numbers in the query change.
 CONVERTED = {
-    ("Growth a minute", "bytes"),
-    ("Growth of host memory a minute", "bytes"),
+    ("Growth per minute", "bytes"),
+    ("Host memory growth per minute", "bytes"),
     ("Cost by owner in this time range", "kwatth"),
     ("GPUs now, worst first", "percentunit"),
 }
@@ -77,7 +77,7 @@ def test_columns_are_of_the_queries(panel: dict[str, Any]) -> None:
     (sort,) = steps["sortBy"]["sort"]
     assert sort["field"] in columns.values()
     # The worst, the newest and the largest first; only names count upwards.
-    assert sort["desc"] == (sort["field"] not in {"GPU", "Last one ago"})
+    assert sort["desc"] == (sort["field"] not in {"GPU", "Age"})
 
 
 @panels

@@ -76,7 +76,7 @@ def test_dashboard_is_one_every_grafana_takes(dashboard: dict[str, Any]) -> None
     assert dashboard["graphTooltip"] == 1
     assert {panel["type"] for panel in panels_of(dashboard)} <= {"stat", "table", "timeseries", "state-timeline"}
     marks = {mark["name"]: mark for mark in dashboard["annotations"]["list"]}
-    assert list(marks) == ["Alerts", "Runs begin", "Runs end"]
+    assert list(marks) == ["Alerts", "Run starts", "Run ends"]
     assert [mark.get("useValueForTime") for mark in marks.values()] == [None, True, True]
     for mark in marks.values():
         assert mark["enable"]
@@ -152,7 +152,7 @@ def _follows(expression: str) -> None:
             chosen["uuid"] = "$gpu|$mig"  # an instance has a UUID of its own
         if name in OF_PROCESSES and "run_id" in chosen:
             chosen["run_id"] = "($run)|"  # and a process may be of no run
-        if name == "ALERTS":
+        if name.startswith("ALERTS"):
             chosen = {label: f"({value})|" for label, value in {**chosen, "uuid": "$gpu|$mig"}.items()}
         patterns = {label: value for label, (how, value) in matched.items() if how == "MatchOp.Re"}
         assert chosen.items() <= patterns.items(), name
@@ -212,7 +212,7 @@ def test_box_and_run_begin_with_one_box() -> None:
         assert (chosen["instance"], chosen["gpu"]["value"]) == ({}, ["$__all"])
 
 
-RED, ORANGE, YELLOW = "red", "orange", "yellow"
+RED, ORANGE, YELLOW = "semi-dark-red", "#C15300", "#8F7000"
 # From which value on which color holds, by unit: what is before the first and after the last is good, or bad.
 LADDERS: dict[str, list[list[tuple[str, float | None]]]] = {
     "percentunit": [
@@ -262,10 +262,21 @@ def test_headroom_is_colored(dashboard: dict[str, Any]) -> None:
 
 @each_dashboard
 def test_column_of_an_only_query_has_its_title_in_every_grafana(dashboard: dict[str, Any]) -> None:
-    """Grafana's versions call the value of a table's only query by one of two names: both are renamed."""
+    """Grafana's versions name the value of a table's only query differently: both names are renamed."""
+    for panel in panels_of(dashboard):
+        if panel["type"] == "table" and len(panel["targets"]) == 1:
+            named = {step["id"]: step["options"] for step in panel["transformations"]}["organize"]["renameByName"]
+            assert named["Value"] == named["Value #A"]
+
+
+@each_dashboard
+def test_alerts_have_a_summary(dashboard: dict[str, Any]) -> None:
+    """The table of alerts has each alert's summary: the series that Prometheus writes have none."""
     (alerts,) = (panel for panel in panels_of(dashboard) if panel["title"] == "Alerts firing")
-    named = {step["id"]: step["options"] for step in alerts["transformations"]}["organize"]["renameByName"]
-    assert named["Value"] == named["Value #A"] == "Severity"
+    (mapping,) = properties(alerts, "mappings")["Summary"]
+    summaries = {name: render_annotations(alert, Choices())["summary"] for name, alert in ALERTS.items()}
+    assert {name: value["text"] for name, value in mapping["options"].items()} == summaries
+    assert not any("{" in text for text in summaries.values())
 
 
 def _needs_run(panel: dict[str, Any]) -> bool:
@@ -279,7 +290,7 @@ def test_panels_of_runs_say_how_to_get_a_run(panel: dict[str, Any]) -> None:
     """Without any run, the panels that need one say what to add to the training, or that nothing is amiss."""
     told = panel["fieldConfig"]["defaults"]["noValue"]
     if panel["type"] != "stat" and _needs_run(panel):
-        assert re.search("add the callback|grows for good|reports its loss|no pressure", told), told
+        assert re.search("add the callback|no leak detected|reports its loss|no pressure", told), told
 
 
 def test_rows_of_boxes_repeat() -> None:
@@ -290,7 +301,7 @@ def test_rows_of_boxes_repeat() -> None:
 
 
 # The column of a table that each variable of a link is taken from.
-COLUMNS = {"cluster": "In cluster", "instance": "Box", "gpu": "UUID", "run": "Run id"}
+COLUMNS = {"cluster": "In cluster", "instance": "Host", "gpu": "UUID", "run": "Run id"}
 
 
 def _links(value: Any) -> Iterator[str]:

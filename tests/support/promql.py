@@ -97,6 +97,7 @@ SAMPLES = {
     | SITE
     | {"alertname", "alertstate", "severity", "uuid", "gpu", "run_id", "run_name", "outcome", "owner"},
 }
+SAMPLES["ALERTS_FOR_STATE"] = SAMPLES["ALERTS"] - {"alertstate"}
 for _name, _rule in RECORDED.items():  # each may be made of those before it
     SAMPLES[_name] = _recorded(fill_places(_rule.expr, Choices().values()), SAMPLES)
 

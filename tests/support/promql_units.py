@@ -36,6 +36,7 @@ def _unit_of_metric(row: Metric[Any]) -> dict[str, int]:
 
 _ROWS = [row for table in TABLES for row in table.rows]
 _OF_METRIC = {f"{row.name}_bucket" if row.kind == "histogram" else row.name: _unit_of_metric(row) for row in _ROWS}
+_OF_METRIC["ALERTS_FOR_STATE"] = {"seconds": 1}
 _BY_TIME = {"rate", "deriv"}
 
 

@@ -168,10 +168,13 @@ def _evaluated(url: str, rule: dict[str, Any], end: float, step: float) -> Itera
 
 
 def alerting(episode: Episode, step: float) -> Iterator[str]:
-    """Yield the samples of ALERTS of a time in which an alert fired."""
-    labels = {**episode.labels, "alertname": episode.alert, "alertstate": "firing"}
+    """Yield the samples of ALERTS and ALERTS_FOR_STATE that a firing alert leaves."""
+    active = {**episode.labels, "alertname": episode.alert}
+    firing = {**active, "alertstate": "firing"}
     for number in range(round((episode.end - episode.begin) / step) + 1):
-        yield _sample("ALERTS", labels, "1", episode.begin + number * step)
+        time = episode.begin + number * step
+        yield _sample("ALERTS", firing, "1", time)
+        yield _sample("ALERTS_FOR_STATE", active, f"{episode.begin:.0f}", time)
 
 
 def _sample(name: str, labels: Mapping[str, str], value: str, time: float) -> str:

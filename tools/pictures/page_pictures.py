@@ -28,7 +28,7 @@ from gpuwarden.daemon.daemon import Daemon
 from gpuwarden.web.http_messages import HttpRequest
 
 _ROOT = Path(__file__).parents[2]
-sys.path.append(str(_ROOT / "tests"))
+sys.path.append(str(_ROOT / "tests" / "support"))
 
 from browser import Browser, chromium  # noqa: E402 - the tests' own, found only now
 
@@ -151,7 +151,7 @@ def shrink(path: Path) -> None:
 
 
 def take_for_docs() -> None:
-    """Take the pictures of docs/use/status-page.md, as small files."""
+    """Take the pictures of docs/use/dashboards.md#status-page, as small files."""
     folder = _ROOT / "docs" / "pictures"
     take(folder, DOCS)
     for picture in DOCS:

@@ -98,7 +98,7 @@ RUN_CONDITIONS = (
             for much longer than its steps take%{cause}.%{owner}""",
         meaning="""A step takes longer than `runs.stall_factor` times the run's slow steps, and longer than
             `runs.stall_after`. The process is alive. The first step, which compiles, does not count.""",
-        diagnosis="""The panel *Phase, stalls and ends* for the start; `gpuwarden_run_stall_cause`, whose values are
+        diagnosis="""The panel *Phase, stalls and outcome* for the start; `gpuwarden_run_stall_cause`, whose values are
             explained in [runs](use/runs.md#stalls). `py-spy dump --pid PID` shows the position in the code. With
             several processes, look at the one whose position differs from the others.""",
         action="""Depends on the cause. Resume a stopped run with `kill -CONT PID`. If one waits for another process of
@@ -122,7 +122,7 @@ RUN_CONDITIONS = (
             out-of-memory error or by the kernel's OOM killer (*out_of_memory*), or by an abort or another crash in
             native code, often after a CUDA error (*crashed*).""",
         diagnosis="""`gpuwarden runs show ID`, or the daemon's log (`journalctl -u gpuwarden | grep 'run ended'`); the
-            dashboard panel *Runs of this time range* has the ids.""",
+            dashboard panel *Runs in this time range* has the ids.""",
         action="[Runs](use/runs.md#how-a-run-ended) has the action for each outcome.",
         false_positives="""Programs that always end with an exit status other than 0: silence it for those. Never fires
             where the daemon cannot learn how a process ended (*unknown*); [runs](use/runs.md#evidence-and-permissions)
