@@ -28,7 +28,7 @@ from gpuwarden.web.api.api_paths import STATE
 
 RULES = Path(__file__).parents[3] / "deploy" / "prometheus" / "rules" / "gpuwarden.yml"
 PROMETHEUS_PORT = 9090
-IDLE_GPU = 7  # of the simulated GPUs, so that no simulated run uses memory there
+IDLE_GPU = 7  # of the eight simulated GPUs; no simulated run uses memory there
 START_SECONDS = 30.0  # within which the daemon must answer
 INTERVAL_SECONDS = 1.0
 DIAGNOSIS_SECONDS = 10.0  # from the end of the training
@@ -75,7 +75,12 @@ def _choose_address(text: str | None) -> Address:
         address = ADDRESS.read(text) if text else Config().web.listen
     except ValueError as error:
         raise DemoError(f"--listen: {error}") from None
-    return address if address.port else address._replace(port=_free_port(0))
+    if not address.port:
+        return address._replace(port=_free_port(0))
+    with contextlib.suppress(ApiError):
+        fetch_json(address, STATE)
+        raise DemoError(f"another daemon listens on {address}; choose a port: gpuwarden demo --listen 127.0.0.1:9847")
+    return address
 
 
 @contextlib.contextmanager
