@@ -58,10 +58,10 @@ notify:
         got = [server.next(), server.next()]
         hook = next(each for each in got if each.path == "/hook").content
         assert (hook["test"], hook["firing"], hook["over"]) == (True, [], [])
-        assert "gpuwarden can reach you" in next(each for each in got if each.path != "/hook").content["title"]
+        assert "test notification from gpuwarden" in next(each for each in got if each.path != "/hook").content["title"]
         letter = mail.next()
-        assert letter["Subject"].endswith("gpuwarden can reach you")
-        assert "of severity critical come this way" in letter.get_content()
+        assert letter["Subject"].endswith("test notification from gpuwarden")
+        assert "severity critical are sent here" in letter.get_content()
         config.write_text(f"notify: {{webhook: '{server.url}'}}")
         ended = gpuwarden("notify", "--test", "--config", str(config))
         assert (ended.returncode, ended.stdout) == (0, "webhook at 127.0.0.1: sent\n")
