@@ -26,7 +26,7 @@ def counted(*reports: XidReport) -> int:
     """Return how many faults the reports of XID 79 make on GPU-a."""
     ledger = XidDeduplicator()
     new = [ledger.add(each) for each in reports]
-    count = ledger.of_gpu("GPU-a")[79].count
+    count = ledger.counts("GPU-a")[79].count
     assert count == sum(new)
     return count
 
@@ -80,9 +80,9 @@ def test_gpus_and_codes_are_kept_apart() -> None:
     assert ledger.add(report("nvml", 10.0))
     assert ledger.add(report("kernel_log", 10.0, uuid="GPU-b"))
     assert ledger.add(report("kernel_log", 10.0, code=48))
-    assert ledger.of_gpu("GPU-a") == {79: XidCount(1, WALL + 10), 48: XidCount(1, WALL + 10)}
-    assert ledger.of_gpu("GPU-b") == {79: XidCount(1, WALL + 10)}
-    assert ledger.of_gpu("GPU-c") == {}
+    assert ledger.counts("GPU-a") == {79: XidCount(1, WALL + 10), 48: XidCount(1, WALL + 10)}
+    assert ledger.counts("GPU-b") == {79: XidCount(1, WALL + 10)}
+    assert ledger.counts("GPU-c") == {}
 
 
 def test_time_is_the_last_ones() -> None:
@@ -90,7 +90,7 @@ def test_time_is_the_last_ones() -> None:
     ledger = XidDeduplicator()
     ledger.add(report("nvml", 100.0))
     ledger.add(report("kernel_log", 10.0))
-    assert ledger.of_gpu("GPU-a") == {79: XidCount(2, WALL + 100)}
+    assert ledger.counts("GPU-a") == {79: XidCount(2, WALL + 100)}
 
 
 def test_forgotten_fault_is_not_paired() -> None:
@@ -109,8 +109,8 @@ def test_memory_is_bounded() -> None:
     ledger = XidDeduplicator()
     for code in range(MAX_CODES + 3):
         ledger.add(report("nvml", 10.0, code=code))
-    assert (len(ledger.of_gpu("GPU-a")), ledger.dropped) == (MAX_CODES, 3)
+    assert (len(ledger.counts("GPU-a")), ledger.dropped) == (MAX_CODES, 3)
     for _ in range(3 * MAX_OPEN):
         ledger.add(report("kernel_log", 100.0, code=1))
-    assert ledger.of_gpu("GPU-a")[1].count == 1 + 3 * MAX_OPEN
+    assert ledger.counts("GPU-a")[1].count == 1 + 3 * MAX_OPEN
     assert max(map(len, ledger._open.values())) == MAX_OPEN

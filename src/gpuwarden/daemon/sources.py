@@ -19,7 +19,7 @@ from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.nvml import driver
 from gpuwarden.nvml.interface import Nvml
 from gpuwarden.owners.processes import ProcessIdentity
-from gpuwarden.owners.users import from_database
+from gpuwarden.owners.users import look_up_user_name
 from gpuwarden.protocol.messages import Message
 from gpuwarden.simulation.simulated_nvml import Simulation
 from gpuwarden.simulation.workloads import USERS
@@ -49,7 +49,7 @@ class Source:
     clock: Callable[[], float] = time.monotonic  # seconds of the readings' time
     reports: Callable[[], Iterable[tuple[ProcessKey, Message | None]]] = _no_reports
     identify: Callable[[Iterable[int]], Mapping[int, ProcessIdentity]] = _identify_none
-    user_name: Callable[[int], str] = from_database
+    user_name: Callable[[int], str] = look_up_user_name
 
     @property
     def is_local(self) -> bool:

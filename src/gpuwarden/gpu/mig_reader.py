@@ -38,7 +38,7 @@ class MigReader:
         self._kept: dict[MigIdentity, Mapping[Metric[Any], Reading]] = {}  # readings of the slow tier
 
     @property
-    def by_ids(self) -> Mapping[tuple[int | None, int | None], MigDevice]:
+    def instances_by_ids(self) -> Mapping[tuple[int | None, int | None], MigDevice]:
         """The instances of the last reading by the ids of their GPU and compute instance."""
         return {(i.identity.gpu_instance, i.identity.compute_instance): i for i in self._instances.values()}
 

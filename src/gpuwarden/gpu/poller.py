@@ -44,7 +44,7 @@ class DriverUser(Protocol):
     name: str  # for messages
 
     def stop(self) -> None:
-        """Start no more calls until it gets GPUs again, and release the driver's resources. Does not block."""
+        """Start no calls until it gets GPUs again, and release the driver's resources. Does not block."""
 
     @property
     def idle(self) -> bool:

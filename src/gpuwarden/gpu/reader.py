@@ -167,7 +167,7 @@ class GpuReader:
             self._device,
             quick.get(GpuReadings.memory_used_bytes),
             lambda error: _count_error(error, errors),
-            self._mig.by_ids if mig else {},
+            self._mig.instances_by_ids if mig else {},
             all_types=slow,
         )
         self._update_probe()

@@ -15,7 +15,7 @@ MAX_NAMES = 10_000
 _MINUTE = 60.0
 
 
-def from_database(uid: int) -> str:
+def look_up_user_name(uid: int) -> str:
     """Return a user's name from the system; may block as long as a directory server. Raises KeyError, OSError."""
     return pwd.getpwuid(uid).pw_name
 
@@ -26,7 +26,9 @@ class UserNames:
     One thread does the lookups in order, and ends with the last one. While it hangs, polls do not wait for it.
     """
 
-    def __init__(self, ask: Callable[[int], str] = from_database, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, ask: Callable[[int], str] = look_up_user_name, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._ask = ask
         self._clock = clock
         self._names: dict[int, tuple[str, float]] = {}  # with the time of the answer, or of the request

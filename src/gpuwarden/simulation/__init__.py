@@ -1,1 +1,1 @@
-"""Simulated box: GPUs and runs for machines without a GPU."""
+"""Simulated GPUs and training runs, for machines without a GPU."""

@@ -1,4 +1,4 @@
-"""Answers of a simulated GPU: those of a recorded H100, and the readings that move."""
+"""Answers of a simulated GPU: those of a recorded H100, with simulated readings in place of those that change."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from gpuwarden.simulation.trainer import WorkloadHost
 from gpuwarden.simulation.workloads import MIB, RESERVED, SIZE, UNOWNED
 
 _BAR1_SIZE = 128 << 30
-_PCIE_BYTES_PER_SECOND = {"transmit": 0.3e9, "receive": 2.2e9}  # by a board that is busy all the time
+_PCIE_BYTES_PER_SECOND = {"transmit": 0.3e9, "receive": 2.2e9}  # by a board that is always busy
 _NVLINK_LINKS, _NVLINK_LINK_BYTES_PER_SECOND = 18, 26_562e6  # in each direction
 
 
 class SimulatedGpu(GpuFaults):
-    """One simulated GPU: its hardware and software, and the faults that a test gives it."""
+    """One simulated GPU: its hardware and software, and the faults that a test injects."""
 
     def __init__(self, index: int, board: Board, workload_host: WorkloadHost) -> None:
         super().__init__()
@@ -50,11 +50,11 @@ class SimulatedGpu(GpuFaults):
         self.workload_host = workload_host
 
     def pin(self, temperature: float) -> None:
-        """Hold the temperature, in celsius; a hot GPU slows down."""
+        """Hold the temperature, in celsius; a hot GPU throttles."""
         self.board.pinned = temperature
 
     def unpin(self) -> None:
-        """Let the temperature move again."""
+        """End a held temperature."""
         self.board.pinned = None
 
 
@@ -65,12 +65,12 @@ def simulated_uuid(index: int) -> str:
 
 @cache
 def recorded_frame() -> Frame:
-    """Return the answers of an idle H100 under driver 590, without the readings that move."""
+    """Return the answers of an idle H100 with driver 590, without the readings that change."""
     return load_capture(Path(__file__).with_name("h100.json")).frames[0]
 
 
 def compute_answer(gpu: SimulatedGpu, function: str, *arguments: Any) -> Any:
-    """Return a GPU's answer at the moment that its board has reached. Raises NVMLError."""
+    """Return a GPU's answer at its board's current time. Raises NVMLError."""
     moving = MOVING.get(function)
     if moving is not None and (found := moving(gpu, *arguments)) is not None:
         return found
@@ -78,7 +78,7 @@ def compute_answer(gpu: SimulatedGpu, function: str, *arguments: Any) -> Any:
 
 
 def fill_gpm_metrics(request: nvml_stand_ins.PlainGpmRequest) -> None:
-    """Answer with the mean of two samples."""
+    """Fill in the mean of two samples."""
     for metric in request.wanted():
         if metric.metricId in request.sample2:
             metric.value = (request.sample1[metric.metricId] + request.sample2[metric.metricId]) / 2
@@ -98,7 +98,7 @@ def _memory(gpu: SimulatedGpu, version: int | None = None) -> SimpleNamespace:
     free = SIZE - RESERVED - used
     if version == MEMORY_V2:
         return SimpleNamespace(total=SIZE, reserved=RESERVED, free=free, used=used)
-    return SimpleNamespace(total=SIZE, free=free, used=used + RESERVED)  # version 1 counts what is reserved as used
+    return SimpleNamespace(total=SIZE, free=free, used=used + RESERVED)  # version 1 includes reserved memory in used
 
 
 def _bar1(gpu: SimulatedGpu) -> SimpleNamespace:
@@ -149,7 +149,7 @@ def _nvlink_kibibytes(board: Board, scope: int) -> int | None:
 
 
 def _gpm_sample(gpu: SimulatedGpu, sample: dict[int, float]) -> bool:
-    """Fill a sample: percent, and traffic in MiB a second."""
+    """Fill a sample: percent, and traffic in MiB per second."""
     busy, bandwidth = gpu.board.utilization
     sample |= {number: ratio * busy for number, ratio in _GPM_RATIOS.items()}
     sample[GPM_DRAM_ACTIVE] = 0.8 * bandwidth
@@ -177,7 +177,7 @@ _MOVING_FIELDS: dict[int, Callable[[Board, int], int | None]] = {
     **dict.fromkeys((fields.POWER_AVERAGE, fields.POWER_INSTANT), _unscoped(lambda board: board.power * 1000)),
     fields.MEMORY_TEMPERATURE: _unscoped(lambda board: board.memory_temperature),
 }
-# An answer of None is the recorded GPU's.
+# None falls back to the recorded answer.
 MOVING: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetUUID": lambda gpu: gpu.uuid,
     "nvmlDeviceGetPciInfo": lambda gpu: SimpleNamespace(busId=f"00000000:{0x10 + gpu.index:02X}:00.0"),

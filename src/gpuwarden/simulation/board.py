@@ -1,4 +1,4 @@
-"""Simulated hardware of one GPU: power follows load, temperature follows power, clocks obey both limits."""
+"""Simulated hardware of one GPU: load sets power, power sets temperature, and both limit the clocks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ MAX_CLOCK, IDLE_CLOCK, MEMORY_CLOCK, CLOCK_STEP = 1980, 345, 2619, 15  # megaher
 _IDLE_WATTS = 69.0
 _CONTEXT_WATTS = 117.0  # a context alone keeps the clocks up
 _KERNEL_WATTS = 640.0  # in addition to a context's, for kernels of intensity 1 at the highest clock
-_CAPPED_WATTS = POWER_LIMIT - 12.0  # the mean under the power cap: the swing must stay under the limit
+_CAPPED_WATTS = POWER_LIMIT - 12.0  # mean at the power cap: swings must stay below the limit
 _SWING_RATIO = 0.018
 _CLOCK_EXPONENT = 2.2  # power rises faster than the clock, as voltage rises with it
 _MIN_CLOCK_RATIO = 0.3
 _HARDWARE_SLOWDOWN_RATIO = 0.5
-_HOT = THRESHOLDS["max_operating"] - 1e-6  # rounding must not take a board that is held there below it
+_HOT = THRESHOLDS["max_operating"] - 1e-6  # rounding must not put a board that is held there below it
 _THERMAL_SECONDS = 28.0  # time constant of die and heat sink
 _CELSIUS_PER_WATT = 0.056
 _INLET_CELSIUS, _MIDDLE_CELSIUS = 29.0, 6.0  # GPUs in the middle of the chassis get warmer air
@@ -26,13 +26,13 @@ _INLET_CELSIUS, _MIDDLE_CELSIUS = 29.0, 6.0  # GPUs in the middle of the chassis
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Work that software gives a board; all are ratios. Without a context the clocks idle."""
+    """Load of software on a board; all are ratios. Without a context the clocks idle."""
 
     utilization: float = 0.0
     bandwidth: float = 0.0
-    intensity: float = 0.0  # power of its kernels, compared with the hungriest ones
+    intensity: float = 0.0  # power of its kernels, relative to the most demanding ones
     context: bool = True
-    exchange: float = 0.0  # of NVLink's bandwidth, with other GPUs
+    exchange: float = 0.0  # ratio of NVLink's bandwidth
 
 
 NO_LOAD = Load(context=False)
@@ -40,7 +40,7 @@ NO_LOAD = Load(context=False)
 
 @dataclass(frozen=True, slots=True)
 class OperatingPoint:
-    """Operating point: mean power in watts, clock as a ratio of the highest, and what holds the clock down."""
+    """Operating point: mean power in watts, clock as a ratio of the highest, and the reasons that limit the clock."""
 
     power: float
     clock: float
@@ -48,7 +48,7 @@ class OperatingPoint:
 
 
 class Board:
-    """Hardware of one GPU. `advance` moves it through time; readings are of the moment it has reached."""
+    """Hardware of one GPU. `advance` moves its time forward; readings are of its current time."""
 
     def __init__(self, rng: random.Random, *, slot: int, cooling: float = 1.0) -> None:
         self._phase = rng.uniform(0, 2 * math.pi)
@@ -61,7 +61,7 @@ class Board:
         self.energy = rng.uniform(5e7, 4e8)  # joules: the driver has been loaded for some days
         self.busy = rng.uniform(1e5, 4e5)  # seconds, as `utilization` adds up
         self.exchanged = 0.0  # seconds, as `exchange` adds up
-        self.held: dict[str, float] = {}  # seconds that each reason has held the clock down
+        self.held: dict[str, float] = {}  # seconds that each reason has limited the clock
 
     @property
     def temperature(self) -> float:
@@ -75,13 +75,13 @@ class Board:
 
     @property
     def power(self) -> float:
-        """Power drawn at this moment, in watts."""
+        """Current power draw, in watts."""
         mean = self.point.power
         return mean + _SWING_RATIO * (mean - _IDLE_WATTS) * self._wave
 
     @property
     def clock(self) -> int:
-        """SM clock in megahertz, in the steps that the hardware has."""
+        """SM clock in megahertz, in steps of the hardware."""
         return CLOCK_STEP * round(MAX_CLOCK * self.point.clock / CLOCK_STEP)
 
     @property
@@ -95,12 +95,12 @@ class Board:
 
     @property
     def point(self) -> OperatingPoint:
-        """Operating point under the load and at the temperature of now."""
+        """Operating point for the current load and temperature."""
         if not self.load.context:
             return OperatingPoint(_IDLE_WATTS, IDLE_CLOCK / MAX_CLOCK, frozenset({"gpu_idle"}))
         kernels = self.load.utilization * self.load.intensity * _KERNEL_WATTS
         allowed, reason = _CAPPED_WATTS, "sw_power_cap"
-        # The software slowdown draws just the power that holds the temperature where it may be.
+        # Software slowdown allows the power that keeps the temperature at its limit.
         sustained = (THRESHOLDS["max_operating"] - self._ambient) / self._resistance
         if self.temperature >= _HOT and sustained < allowed:
             allowed, reason = sustained, "sw_thermal_slowdown"
@@ -114,7 +114,7 @@ class Board:
         return OperatingPoint(_CONTEXT_WATTS + kernels * clock**_CLOCK_EXPONENT, clock, frozenset(reasons))
 
     def advance(self, seconds: float, load: Load) -> float:
-        """Run `load` for that long; return the clock meanwhile, as a ratio of the highest."""
+        """Run `load` for that time; return the clock, as a ratio of the highest."""
         self.load = load
         point = self.point
         self._time += seconds
@@ -130,5 +130,5 @@ class Board:
 
     @property
     def _wave(self) -> float:
-        """Swing of a load from step to step: two periods without a common one, between -1 and 1."""
+        """Variation of a load over time, from -1 to 1: two sines with unrelated periods."""
         return 0.6 * math.sin(0.83 * self._time + self._phase) + 0.4 * math.sin(2.17 * self._time + 3 * self._phase)

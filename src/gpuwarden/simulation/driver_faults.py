@@ -1,4 +1,4 @@
-"""Faults that a test injects into a simulated GPU or driver: loss, hangs, failing calls, other answers."""
+"""Faults that tests inject into a simulated GPU or driver: loss, hangs, failing calls, other answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpuwarden.nvml.return_codes import nvml_error
 
 
 class Faults:
-    """Calls that fail or hang. Any thread may change them while others call."""
+    """Calls that fail or hang. May be changed by any thread."""
 
     def __init__(self) -> None:
         self._lost: int | None = None
@@ -32,12 +32,12 @@ class Faults:
         self._running.clear()
 
     def restore(self) -> None:
-        """End all faults; calls that hang go on."""
+        """End all faults; calls that hang continue."""
         self._lost, self._failing = None, {}
         self._running.set()
 
     def check(self, function: str) -> None:
-        """Let a call of `function` through. Blocks while hung; raises NVMLError."""
+        """Check a call of `function`. Blocks during a hang; raises NVMLError for a failure."""
         self._running.wait()
         code = self._failing.get(function) if self._lost is None else self._lost
         if code is not None:
@@ -45,7 +45,7 @@ class Faults:
 
 
 class GpuFaults(Faults):
-    """Faults of one GPU, and answers that a test gives in place of the simulation's."""
+    """Faults of one GPU, and answers that replace the simulation's."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,14 +53,14 @@ class GpuFaults(Faults):
         self.fields: dict[tuple[int, int], float] = {}  # by the field's number and scope
 
     def set_answer(self, function: str, value: Any) -> None:
-        """Give that answer to every call of one function, with any arguments, until `restore`."""
+        """Return that answer from every call of one function, with any arguments, until `restore`."""
         self.answers = {**self.answers, function: value}
 
     def set_field(self, field: int, value: float, scope: int = 0) -> None:
-        """Give a field (of `gpuwarden.nvml.fields`) that value in that scope, such as a link, until `restore`."""
+        """Set the value of a field (see `gpuwarden.nvml.fields`) for a scope, such as a link, until `restore`."""
         self.fields = {**self.fields, (field, scope): value}
 
     def restore(self) -> None:
-        """End all faults; answers are the simulation's again."""
+        """End all faults, and use the simulation's answers again."""
         self.answers, self.fields = {}, {}
         super().restore()

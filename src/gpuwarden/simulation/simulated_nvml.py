@@ -1,4 +1,4 @@
-"""Simulated box of GPUs and training runs behind the functions of NVML: the same for a seed and a clock."""
+"""Simulated machine with GPUs and training runs, behind NVML's functions. A seed and a clock determine it."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from gpuwarden.simulation.trainer import WorkloadHost
 from gpuwarden.simulation.workloads import WORKLOADS, Workload
 
 MAX_GPUS = 64
-MAX_GAP_SECONDS = 900.0  # between two reads: of a longer one the box skips the rest
+MAX_GAP_SECONDS = 900.0  # between two reads; of a longer gap the rest is skipped
 _STEP_SECONDS = 1.0
 _FIRST_PID = 4194305  # above the kernel's PID_MAX_LIMIT of 2^22: never a real process
 _PIDS = 1_000_000  # of one workload
 
 
 class Simulation:
-    """Box that tests can break. `nvml` answers from any thread; `clock` gives seconds and may jump, but not back.
+    """Simulated machine. `nvml` may be called from any thread; `clock` returns seconds and must not go back.
 
-    The box moves in steps of a second, when it is read. `gpu(index)` and `driver` take the faults of a test.
+    Its time advances in steps of a second when it is read. Tests inject faults through `gpu(index)` and `driver`.
     """
 
     def __init__(self, gpus: int = 8, seed: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
@@ -50,7 +50,7 @@ class Simulation:
         self._clock = clock
         self._time = clock()
         self._lock = threading.Lock()
-        self._users = 0  # of nvmlInit
+        self._users = 0  # calls of nvmlInit without nvmlShutdown
         self._gpus: list[SimulatedGpu] = []
         rng = random.Random(seed)  # noqa: S311 - a simulation, no secret
         while len(self._gpus) < gpus:
@@ -60,7 +60,7 @@ class Simulation:
         self.nvml: Nvml = self._build_nvml()
 
     def gpu(self, index: int) -> SimulatedGpu:
-        """Return a GPU, for a test to break."""
+        """Return a GPU, into which a test can inject faults."""
         return self._gpus[index]
 
     def reports(self) -> list[tuple[ProcessKey, Message | None]]:
@@ -80,12 +80,12 @@ class Simulation:
             return {pid: identity for pid, identity in found if identity}
 
     def _place(self, workload: Workload | None, free: int, rng: random.Random) -> None:
-        """Add the GPUs of a workload, as far as there is room; it has been running there for some minutes."""
+        """Add the GPUs of a workload, up to `free`; it has already run for some minutes."""
         first = len(self._gpus)
         indices = range(first, first + min(free, workload.devices if workload else 1))
         if not indices:
             return
-        own = random.Random(rng.random())  # noqa: S311 - so that no workload's story depends on the others'
+        own = random.Random(rng.random())  # noqa: S311 - so that workloads do not affect each other
         boards = [Board(own, slot=index, cooling=workload.cooling if workload else 1) for index in indices]
         pids = itertools.count(_FIRST_PID + first * _PIDS)
         workload_host = WorkloadHost(workload, boards, [simulated_uuid(index) for index in indices], own, pids)
@@ -94,7 +94,7 @@ class Simulation:
         self._gpus += [SimulatedGpu(index, board, workload_host) for index, board in zip(indices, boards, strict=True)]
 
     def _catch_up(self) -> None:
-        """Bring the box to this moment; with the lock held."""
+        """Advance the simulation to the present; with the lock held."""
         now = self._clock()
         self._time = max(self._time, now - MAX_GAP_SECONDS)
         while self._time + _STEP_SECONDS <= now:
@@ -140,7 +140,7 @@ class Simulation:
         return function(*args)
 
     def _answer_device(self, name: str, index: int, *args: Any) -> Any:
-        # A GPU that hangs must not hold the lock: the others have to go on.
+        # A GPU that hangs must not hold the lock, which the others need.
         gpu = self._gpus[index]
         gpu.check(name)
         if name in gpu.answers:

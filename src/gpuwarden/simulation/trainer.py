@@ -1,4 +1,4 @@
-"""Simulated training runs: one process after another on the boards of a workload, and its messages."""
+"""Simulated training runs: processes of a workload on its boards, and their messages."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from gpuwarden.protocol.step_histogram import StepHistogram
 from gpuwarden.simulation.board import NO_LOAD, Board
 from gpuwarden.simulation.workloads import CAPACITY, CONTEXT, MIB, Workload, simulate_life
 
-_POOL_STEP = 64 * MIB  # a growing pool takes memory in pieces of that size
+_POOL_STEP = 64 * MIB  # step in which a pool grows
 _FAILED_BYTES = 16 * 128 * 512 * 512 * 4  # of the tensor that no longer fits
-_BOOTED = 1_000_000  # seconds before the simulation began
+_BOOTED = 1_000_000  # seconds before the simulation started
 _TICKS = 100  # clock ticks per second
-_MAX_ENDED = 4  # processes that ended and whose last messages were not fetched
+_MAX_ENDED = 4  # ended processes whose last messages were not fetched
 
 
 class SimulatedRun:
@@ -43,7 +43,7 @@ class SimulatedRun:
         self._left = self._stretch.seconds
         self._trained = 0.0  # seconds of training
         self._steps, self._epoch_began = 0, 0
-        self._done, self._late = 0.0, 0.0  # of the step under way: ratio, and seconds that it waited for its input
+        self._done, self._late = 0.0, 0.0  # of the current step: ratio done, and seconds of input wait
         self._durations = StepHistogram()
         self._compiling, self._waited, self._observed = 0.0, 0.0, 0.0  # seconds
         self._failed, self._announced = False, False
@@ -52,11 +52,11 @@ class SimulatedRun:
 
     @property
     def memory(self) -> int | None:
-        """Device memory in bytes that the driver sees the process hold; None while it has no context."""
+        """Device memory in bytes that the driver reports for the process; None without a context."""
         return CONTEXT + self._pool if self.load.context else None
 
     def advance(self, seconds: float, pace: float) -> None:
-        """Let time pass, in which the boards' clock is that ratio of the highest."""
+        """Advance the time; `pace` is the boards' clock as a ratio of the highest."""
         stretch = self._stretch
         if stretch.steps:
             self._trained += seconds
@@ -77,7 +77,7 @@ class SimulatedRun:
             self._enter()
 
     def messages(self) -> Iterator[tuple[ProcessKey, Message | None]]:
-        """Yield its messages of now, a hello before the first one; None stands for the end of the process."""
+        """Yield its current messages, a hello first; None is the end of the process."""
         phase = self._stretch.phase
         if phase is None and not self._announced:
             return
@@ -137,7 +137,7 @@ class SimulatedRun:
         )
 
     def _out_of_memory(self, phase: Phase) -> Error:
-        """Return the error of a step that finds no memory left, in TensorFlow's words."""
+        """Return the out-of-memory error of a step, with TensorFlow's text."""
         asked = Allocation(_FAILED_BYTES, "16,128,512,512", "float", "unet/up_4/Conv2D", "GPU:0", "GPU_0_bfc")
         text = (
             f"OOM when allocating tensor with shape[{asked.shape}] and type {asked.dtype} on "
@@ -171,7 +171,7 @@ class SimulatedRun:
 
 
 class WorkloadHost:
-    """Boards and the processes of a workload on them, one after another without end; no workload: they idle."""
+    """Boards of a workload, with its processes one after another; without a workload the boards idle."""
 
     def __init__(
         self,
@@ -192,18 +192,18 @@ class WorkloadHost:
         self._ended: deque[SimulatedRun] = deque(maxlen=_MAX_ENDED)
 
     def processes(self) -> list[tuple[int, int]]:
-        """Return pid and bytes on each of the boards, of processes with a context."""
+        """Return pid and bytes per board of processes with a context."""
         memory = self._trainer.memory if self._trainer else None
         return [] if self._trainer is None or memory is None else [(self._trainer.peer.pid, memory)]
 
     def identity(self, pid: int) -> ProcessIdentity | None:
-        """Return the identity of the process on the boards; None for another pid than its."""
+        """Return the identity of the process on the boards; None for another pid."""
         if self._workload is None or self._trainer is None or self._trainer.peer.pid != pid:
             return None
         return ProcessIdentity(self._workload.uid, "python", self._workload.place)
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the time."""
         self._time += seconds
         load = self._trainer.load if self._trainer else NO_LOAD
         pace = min(board.advance(seconds, load) for board in self._boards)
@@ -219,7 +219,7 @@ class WorkloadHost:
                 self._trainer = SimulatedRun(self._workload, peer, self._uuids, self._rng)
 
     def reports(self) -> Iterator[tuple[ProcessKey, Message | None]]:
-        """Yield the messages of the runs, those of ended ones first."""
+        """Yield the messages of the runs, ended ones first."""
         for trainer in (*self._ended, *filter(None, [self._trainer])):
             yield from trainer.messages()
         self._ended.clear()

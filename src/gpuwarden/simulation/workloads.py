@@ -1,4 +1,4 @@
-"""Workloads of the simulated box, with the habits, good and bad, of real ones."""
+"""Workloads of the simulation, with typical behavior and typical problems."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ GIB = 1 << 30
 MIB = 1 << 20
 SIZE = 81559 * MIB  # device memory of an H100 80GB
 RESERVED = 479 * MIB
-CONTEXT = 610 * MIB  # what CUDA, cuBLAS and cuDNN take beside the framework's pool
+CONTEXT = 610 * MIB  # memory of CUDA, cuBLAS and cuDNN, outside of the framework's pool
 UNOWNED = 4 * MIB  # used on a device without any process
-CAPACITY = SIZE - RESERVED - UNOWNED  # what processes can have
+CAPACITY = SIZE - RESERVED - UNOWNED  # available to processes
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadMemory:
-    """Device memory of a workload in bytes. `pool` is what its framework takes at start, None: as it grows."""
+    """Device memory of a workload in bytes. `pool` is what its framework allocates at start, None if it grows."""
 
     weights: int
     activations: int
     pool: int | None = None
-    limit_known: bool = False  # JAX tells the limit of its allocator, TensorFlow does not
+    limit_known: bool = False  # JAX reports the limit of its allocator, TensorFlow does not
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
     """Kind of training run: its load, its memory, the length of its epochs and runs.
 
-    `leaks` gives the seconds of training after which a leak has eaten all device memory, from and to; `uid` is one of
-    USERS. `batch` is how many examples go through a step, and `input_wait` the part of it that waits for them: None
-    where the callback cannot know. `hangs` is how probable it is, from 0 to 1, that an epoch's input hangs once.
+    `leaks` is the range of training seconds after which a leak has used all device memory; `uid` is one of USERS.
+    `batch` is the examples per step, and `input_wait` the ratio of a step that waits for them, None if the callback
+    cannot know it. `hangs` is the probability, from 0 to 1, that the input hangs once in an epoch.
     """
 
     name: str
@@ -58,9 +58,9 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """Time in which a run does one thing; `phase` is what it reports then, None: nothing yet.
+    """Period of a run with one activity; `phase` is what it reports, None if nothing yet.
 
-    In one that `steps` it makes steps, in one that `waits` a step is under way whose input does not come.
+    `steps`: it makes steps; `waits`: a step waits for its input.
     """
 
     seconds: float
@@ -76,7 +76,7 @@ _STARVED = Load(utilization=0.06, bandwidth=0.03, intensity=0.4)
 _TENSORFLOW = "tensorflow 2.21.0 keras 3.15.1"
 
 WORKLOADS: tuple[Workload | None, ...] = (
-    # Takes nearly all device memory at start and uses a half of it: full by `used`, healthy by headroom.
+    # Allocates nearly all device memory at start and uses half: full by `used`, healthy by headroom.
     Workload(
         name="resnet50-imagenet",
         framework=_TENSORFLOW,
@@ -89,7 +89,7 @@ WORKLOADS: tuple[Workload | None, ...] = (
         batch=256,
         input_wait=0.02,
     ),
-    # Keeps something from every step: runs out of memory, dies and is started again.
+    # Leaks memory in every step: runs out of memory, fails and is restarted.
     Workload(
         name="unet-segmentation",
         framework=_TENSORFLOW,
@@ -115,7 +115,7 @@ WORKLOADS: tuple[Workload | None, ...] = (
         devices=2,
         place=CgroupOwner(slurm_job="4712"),
     ),
-    # A board whose air flow is blocked: hot long before the power limit.
+    # A board with blocked air flow: hot long before the power limit.
     Workload(
         name="bert-finetune",
         framework="jax 0.8.1 keras 3.15.1",
@@ -128,7 +128,7 @@ WORKLOADS: tuple[Workload | None, ...] = (
         uid=1002,
         place=CgroupOwner(slurm_job="4709"),
     ),
-    # Its input cannot keep up with the GPU, and hangs now and then.
+    # Its input is too slow for the GPU, and sometimes hangs.
     Workload(
         name="tabular-embedding",
         framework=_TENSORFLOW,
@@ -143,7 +143,7 @@ WORKLOADS: tuple[Workload | None, ...] = (
         input_wait=0.36,
         hangs=0.12,
     ),
-    # A notebook somebody forgot: holds memory, does nothing, reports nothing.
+    # A forgotten notebook: allocates memory, is idle, reports nothing.
     Workload(
         name="",
         framework="",
@@ -160,7 +160,7 @@ WORKLOADS: tuple[Workload | None, ...] = (
 
 
 def simulate_life(workload: Workload, rng: random.Random) -> Iterator[Activity]:
-    """Yield what one run does, from the start of its process to the end of its last epoch."""
+    """Yield the activities of one run, from the start of its process to the end of its last epoch."""
     yield Activity(rng.uniform(5, 12), NO_LOAD)  # imports; no context yet
     if not workload.epochs[1]:
         yield Activity(math.inf, workload.load)
@@ -172,7 +172,7 @@ def simulate_life(workload: Workload, rng: random.Random) -> Iterator[Activity]:
 
 
 def _epoch(workload: Workload, epoch: int, rng: random.Random) -> Iterator[Activity]:
-    """Blocks of training with waits for input between, then validation and a checkpoint."""
+    """Yield blocks of training with input waits between, then validation and a checkpoint."""
     left = workload.epoch_seconds
     while left > 0:
         block = min(left, rng.uniform(25, 70))

@@ -76,6 +76,6 @@ class XidDeduplicator:
         """True if no GPU has had a fault."""
         return not self._counts
 
-    def of_gpu(self, uuid: str) -> Mapping[int, XidCount]:
+    def counts(self, uuid: str) -> Mapping[int, XidCount]:
         """Return a GPU's faults by code."""
         return dict(self._counts.get(uuid, {}))

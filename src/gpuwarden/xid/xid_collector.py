@@ -79,7 +79,7 @@ class XidCollector:
             return snapshot
         self._counts.clamp_times(time.time())
         gpus = tuple(
-            replace(gpu, xids=known) if (known := self._counts.of_gpu(gpu.identity.uuid)) else gpu
+            replace(gpu, xids=known) if (known := self._counts.counts(gpu.identity.uuid)) else gpu
             for gpu in snapshot.gpus
         )
         return replace(snapshot, gpus=gpus)

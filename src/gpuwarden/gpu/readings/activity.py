@@ -1,4 +1,4 @@
-"""Activity of the units of an undivided GPU, or of a MIG instance, by GPM."""
+"""Activity of the units of an undivided GPU or a MIG instance, by GPM."""
 
 from __future__ import annotations
 
@@ -39,4 +39,4 @@ sm_occupancy = _read_one(GPM_SM_OCCUPANCY)
 dram = _read_one(GPM_DRAM_ACTIVE)
 pipes = _read_labelled(GPM_PIPES)
 tensor_operations = _read_labelled(GPM_TENSOR_OPERATIONS)
-pcie = _read_labelled(GPM_PCIE)  # bytes a second by direction
+pcie = _read_labelled(GPM_PCIE)  # bytes per second, by direction

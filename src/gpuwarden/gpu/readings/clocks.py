@@ -1,4 +1,4 @@
-"""Clocks, and the reasons and times that they were held down."""
+"""Clocks, and the reasons and times that limited them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gpuwarden.nvml.interface import Handle
 _MEGA = 1e6
 _ALL_REASONS: int = sum(CLOCK_EVENT_REASONS.values())
 _CLOCKS: dict[Labels, int] = {(name,): number for name, number in CLOCKS.items()}
-# What is settled of clock events: the reasons there are, that they are told at all, those the driver counts.
-_REASONS, _TOLD, _COUNTED = "clock event reasons", "clock events told", "clock events counted"
+# Remembered about clock events: the supported reasons, that they were read, and those that the driver counts.
+_REASONS, _READ, _COUNTED = "clock event reasons", "clock events read", "clock events counted"
 
 
 def current(gpu: Device) -> dict[Labels, float]:
@@ -41,19 +41,19 @@ def applications(gpu: Device) -> dict[Labels, float]:
     found: dict[Labels, int | None] = {}
     for clock in ("graphics", "memory"):
         found[clock, "current"] = gpu.try_query(gpu.nvml.nvmlDeviceGetApplicationsClock, CLOCKS[clock])
-        # A millisecond each on an H200, for what does not change.
+        # A millisecond each on an H200, for a value that does not change.
         found[clock, "default"] = gpu.query_once(gpu.nvml.nvmlDeviceGetDefaultApplicationsClock, CLOCKS[clock])
     return {labels: megahertz * _MEGA for labels, megahertz in found.items() if megahertz}
 
 
 def _active(gpu: Device) -> int:
-    # Drivers before R535 know the same bits under the older name.
+    # Drivers before R535 have the same bits under the older name.
     active = gpu.try_query(gpu.nvml.nvmlDeviceGetCurrentClocksEventReasons)
     return gpu.query(gpu.nvml.nvmlDeviceGetCurrentClocksThrottleReasons) if active is None else active
 
 
 def _known(gpu: Device) -> int:
-    """Return the reasons that this device can tell, as a mask."""
+    """Return the reasons that this device can report, as a mask."""
     bits = gpu.try_query(gpu.nvml.nvmlDeviceGetSupportedClocksEventReasons)
     if bits is None:
         bits = gpu.try_query(gpu.nvml.nvmlDeviceGetSupportedClocksThrottleReasons)
@@ -61,17 +61,17 @@ def _known(gpu: Device) -> int:
 
 
 def events(gpu: Device) -> Mapping[Labels, float]:
-    """Read which clock event reasons hold the clocks down, and add up the time that each does, for `event_seconds`."""
+    """Read the clock event reasons that limit the clocks, and integrate the time of each for `event_seconds`."""
     active = _active(gpu)
     known = gpu.remember(_REASONS, lambda: _known(gpu))
-    gpu.remember(_TOLD, lambda: True)
+    gpu.remember(_READ, lambda: True)
     if active & known:
         for name in _names(active & known):
             gpu.integrate(("clock event", name), 1.0)
     return _events(active & known, known)
 
 
-@lru_cache(maxsize=64)  # GPUs are idle, or at their limit of power: few answers are ever given
+@lru_cache(maxsize=64)  # GPUs are idle, or at their power limit: few different answers
 def _events(active: int, known: int) -> Mapping[Labels, float]:
     return {(name,): float(bool(active & CLOCK_EVENT_REASONS[name])) for name in _names(known)}
 
@@ -82,15 +82,15 @@ def _names(mask: int) -> tuple[str, ...]:
 
 
 def event_seconds(gpu: Device) -> dict[Labels, float]:
-    """Seconds that each reason has held the clocks down: the driver's own count where it has one, else ours.
+    """Seconds that each reason has limited the clocks: the driver's count if it has one, otherwise ours.
 
-    The driver counts nanoseconds since it was loaded, ours begins with us and is as fine as the polls.
+    The driver counts nanoseconds since it was loaded; ours starts with the daemon and has the resolution of polls.
     """
     numbers = fields.CLOCK_EVENT_NANOSECONDS
     counted = dict(zip(numbers, gpu.fields((number, 0) for number in numbers.values()), strict=True))
     known = gpu.remember(_REASONS, lambda: _known(gpu))
     by_driver = gpu.remember(_COUNTED, lambda: [name for name, value in counted.items() if value is not None])
-    seen = _names(known) if gpu.is_remembered(_TOLD) else ()
+    seen = _names(known) if gpu.is_remembered(_READ) else ()
     ours = {name: gpu.integrated(("clock event", name)) for name in seen if name not in by_driver}
     theirs = {name: nanoseconds / 1e9 for name in by_driver if (nanoseconds := counted[name]) is not None}
     return {(name,): seconds for name, seconds in (ours | theirs).items()}

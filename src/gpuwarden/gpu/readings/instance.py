@@ -13,7 +13,7 @@ from gpuwarden.nvml.interface import Attributes, Handle, MemoryInfo
 
 @dataclass(eq=False, slots=True)
 class MigDevice:
-    """One MIG instance as the readers of its table see it; `memory` is of this reading, None where it did not tell."""
+    """One MIG instance for the readers of its table; `memory` is of this reading, None if it did not answer."""
 
     gpu: Device
     gpu_uuid: str
@@ -28,7 +28,7 @@ class MigDevice:
 
 
 def info(mig: MigDevice) -> Mapping[Labels, float]:
-    """Return who it is."""
+    """Return its identity."""
     who = mig.identity
     return {(mig.gpu_uuid, str(who.gpu_instance), str(who.compute_instance), who.profile): 1}
 
@@ -39,7 +39,7 @@ def multiprocessors(mig: MigDevice) -> float | None:
 
 
 def slices(mig: MigDevice) -> Mapping[Labels, float] | None:
-    """Return the slices that it has."""
+    """Return its slices."""
     has = mig.attributes
     if has is None:
         return None
@@ -47,7 +47,7 @@ def slices(mig: MigDevice) -> Mapping[Labels, float] | None:
 
 
 def engines(mig: MigDevice) -> Mapping[Labels, float] | None:
-    """Return the engines that it can use."""
+    """Return its engines, which compute instances of a GPU instance share."""
     has = mig.attributes
     if has is None:
         return None
@@ -76,5 +76,5 @@ def memory_free(mig: MigDevice) -> float | None:
 
 
 def memory_reserved(mig: MigDevice) -> float | None:
-    """Return bytes; None where the driver has only the older memory call."""
+    """Return bytes; None if the driver has only version 1 of the memory call."""
     return getattr(mig.memory, "reserved", None)

@@ -1,4 +1,4 @@
-"""Device memory, and the window through which the CPU sees it."""
+"""Device memory, and its part that the CPU can map (BAR1)."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from gpuwarden.nvml.interface import Bar1Memory, MemoryInfo
 
 
 def _memory(gpu: Device) -> MemoryInfo | None:
-    # Version 2 tells the driver's own share apart; drivers before R510 have version 1 alone.
+    # Version 2 separates the driver's reserved memory; drivers before R510 have version 1 only.
     ask = gpu.nvml.nvmlDeviceGetMemoryInfo
     memory = gpu.try_query(ask, MEMORY_V2) or gpu.try_query(ask)
     if memory is not None:
-        require_value(memory.used)  # a peak of it would last for minutes, and the others are of the same answer
+        require_value(memory.used)  # an invalid peak would last for minutes; the other fields are of the same answer
     return memory
 
 
 def size(gpu: Device) -> float:
-    """Bytes installed; of a device without memory of its own, the machine's."""
+    """Bytes installed; the machine's for a device without its own memory."""
     memory = _memory(gpu)
     return gpu.host_memory().size if memory is None else memory.total
 
 
 def used(gpu: Device) -> float:
-    """Bytes in use; of a device without memory of its own, by all of the machine's programs."""
+    """Bytes in use; by all programs of the machine for a device without its own memory."""
     memory = _memory(gpu)
     if memory is not None:
         return memory.used
@@ -35,36 +35,36 @@ def used(gpu: Device) -> float:
 
 
 def free(gpu: Device) -> float:
-    """Bytes that can be had; of a device without memory of its own, what Linux calls available."""
+    """Free bytes; what Linux calls available for a device without its own memory."""
     memory = _memory(gpu)
     return gpu.host_memory().available if memory is None else memory.free
 
 
 def reserved(gpu: Device) -> float | None:
-    """Bytes the driver keeps for itself."""
+    """Bytes reserved by the driver."""
     memory = gpu.try_query(gpu.nvml.nvmlDeviceGetMemoryInfo, MEMORY_V2)
     return None if memory is None else memory.reserved
 
 
 def unified(gpu: Device) -> float:
-    """Return 1 where the device has no memory of its own."""
+    """Return 1 if the device has no memory of its own."""
     return float(_memory(gpu) is None)
 
 
 def peaks(gpu: Device) -> Mapping[Labels, float]:
-    """Bytes in use at most, by window."""
+    """Peak bytes in use, by window."""
     gpu.peaks.add(used(gpu))
     return gpu.peaks.maxima()
 
 
 def bar1(gpu: Device) -> Bar1Memory | None:
-    """Return the window's bytes; none where it has no size."""
+    """Return the BAR1 memory; None if its size is 0."""
     window = gpu.try_query(gpu.nvml.nvmlDeviceGetBAR1MemoryInfo)
     return window if window is not None and window.bar1Total else None
 
 
 def bar1_size(gpu: Device) -> float | None:
-    """Bytes that can be mapped at once."""
+    """Bytes that can be mapped."""
     window = bar1(gpu)
     return None if window is None else window.bar1Total
 
@@ -82,6 +82,6 @@ def bus_width(gpu: Device) -> float | None:
 
 
 def numa_node(gpu: Device) -> float | None:
-    """NUMA node that Linux has made of device memory, on machines that do so."""
+    """NUMA node of device memory, on machines where Linux has one."""
     node = gpu.try_query(gpu.nvml.nvmlDeviceGetNumaNodeId)
     return None if node is None or node < 0 else node

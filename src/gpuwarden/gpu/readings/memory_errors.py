@@ -1,4 +1,4 @@
-"""Errors of memory, and what the device has put out of use for them."""
+"""Memory errors, and the parts of memory that were disabled because of them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ remapped_rows = labelled_fields(fields.REMAPPED_ROWS)
 remap_pending = field(fields.ROW_REMAP_PENDING)
 remap_failed = field(fields.ROW_REMAP_FAILED)
 repairs_pending = settings(Nvml.nvmlDeviceGetRepairStatus, ("channel", "tpc"))
-# GPUs before Ampere retire pages where newer ones remap rows.
+# GPUs before Ampere retire pages, newer ones remap rows.
 retired_pages = labelled_fields(fields.RETIRED_PAGES)
 retirement_pending = field(fields.RETIRED_PAGES_PENDING)
 
 
 def ecc_errors(gpu: Device) -> dict[Labels, float]:
-    """Errors by type, lifetime and location; where the device tells no location, the total stands for it."""
+    """Errors by type, lifetime and location; a device without locations has the total."""
     ask = gpu.nvml.nvmlDeviceGetMemoryErrorCounter
     located = {
         (kind, lifetime, location): count
@@ -37,42 +37,42 @@ def ecc_errors(gpu: Device) -> dict[Labels, float]:
 
 
 def sram_errors(gpu: Device) -> dict[Labels, float]:
-    """Errors of the memory on the chip, by how they were found: uncorrected ones by parity or by a code."""
-    told = gpu.try_query(gpu.nvml.nvmlDeviceGetSramEccErrorStatus)
-    if told is None:
+    """Errors of on-chip memory (SRAM), by detection: uncorrected ones by parity or by SEC-DED."""
+    status = gpu.try_query(gpu.nvml.nvmlDeviceGetSramEccErrorStatus)
+    if status is None:
         return {}
     return {
-        ("corrected", "volatile"): told.volatileCor,
-        ("parity", "volatile"): told.volatileUncParity,
-        ("secded", "volatile"): told.volatileUncSecDed,
-        ("corrected", "aggregate"): told.aggregateCor,
-        ("parity", "aggregate"): told.aggregateUncParity,
-        ("secded", "aggregate"): told.aggregateUncSecDed,
+        ("corrected", "volatile"): status.volatileCor,
+        ("parity", "volatile"): status.volatileUncParity,
+        ("secded", "volatile"): status.volatileUncSecDed,
+        ("corrected", "aggregate"): status.aggregateCor,
+        ("parity", "aggregate"): status.aggregateUncParity,
+        ("secded", "aggregate"): status.aggregateUncSecDed,
     }
 
 
 def sram_unit_errors(gpu: Device) -> dict[Labels, float]:
-    """Uncorrected errors of the memory on the chip in the board's life, by the unit it belongs to."""
-    told = gpu.try_query(gpu.nvml.nvmlDeviceGetSramEccErrorStatus)
-    if told is None:
+    """Uncorrected errors of on-chip memory in the board's life, by unit."""
+    status = gpu.try_query(gpu.nvml.nvmlDeviceGetSramEccErrorStatus)
+    if status is None:
         return {}
     return {
-        ("l2",): told.aggregateUncBucketL2,
-        ("sm",): told.aggregateUncBucketSm,
-        ("pcie",): told.aggregateUncBucketPcie,
-        ("microcontroller",): told.aggregateUncBucketMcu,
-        ("other",): told.aggregateUncBucketOther,
+        ("l2",): status.aggregateUncBucketL2,
+        ("sm",): status.aggregateUncBucketSm,
+        ("pcie",): status.aggregateUncBucketPcie,
+        ("microcontroller",): status.aggregateUncBucketMcu,
+        ("other",): status.aggregateUncBucketOther,
     }
 
 
 def sram_threshold_exceeded(gpu: Device) -> float | None:
-    """Return whether the errors on the chip are more than NVIDIA holds acceptable."""
-    told = gpu.try_query(gpu.nvml.nvmlDeviceGetSramEccErrorStatus)
-    return None if told is None else float(bool(told.bThresholdExceeded))
+    """Return whether errors of on-chip memory exceed NVIDIA's threshold."""
+    status = gpu.try_query(gpu.nvml.nvmlDeviceGetSramEccErrorStatus)
+    return None if status is None else float(bool(status.bThresholdExceeded))
 
 
 def spare_rows(gpu: Device) -> dict[Labels, float]:
-    """Banks by how many of their spare rows are left."""
+    """Banks by the number of spare rows left."""
     banks = gpu.try_query(gpu.nvml.nvmlDeviceGetRowRemapperHistogram)
     if banks is None:
         return {}
@@ -82,6 +82,6 @@ def spare_rows(gpu: Device) -> dict[Labels, float]:
 
 
 def unrepairable(gpu: Device) -> float | None:
-    """Return whether device memory has errors that no spare row can stand in for."""
+    """Return whether device memory has errors that no spare row can replace."""
     flag = gpu.try_query(gpu.nvml.nvmlDeviceGetUnrepairableMemoryFlag_v1)
     return None if flag is None else float(bool(flag))

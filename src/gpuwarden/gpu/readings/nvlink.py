@@ -1,4 +1,4 @@
-"""NVLink, and the link between chips of a superchip."""
+"""NVLink, and the link between the chips of a superchip (C2C)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from gpuwarden.nvml.device import Device
 
 _KIBI = 1024
 _MEGA = 1e6
-_MAX_LINKS = 64  # that are asked for, whatever the driver says; NVML has room for 36
+_MAX_LINKS = 64  # read at most, whatever count the driver returns; NVML supports 36
 _ERROR_TYPES = "NVLink error types"
-_SWITCHED_OFF = 2  # times that what is lacking was forgotten since a link last counted, after which it does so no more
+_SWITCHED_OFF = 2  # relearns since a link last counted, after which it counts as switched off
 _UP = frozenset({1, 2})  # active, and asleep to save power: NVML_NVLINK_STATE_*
 
 
@@ -30,7 +30,7 @@ def states(gpu: Device) -> dict[Labels, float]:
 
 
 def speed(gpu: Device) -> float | None:
-    """Bytes a second that the links which are up can move in each direction, together."""
+    """Total bytes per second of the links that are up, in each direction."""
     found = [speed for speed in gpu.fields((fields.NVLINK_SPEED, link) for link in _links(gpu)) if speed is not None]
     return sum(found) * _MEGA if found else None
 
@@ -55,24 +55,23 @@ def _summed(gpu: Device) -> dict[Labels, float]:
 
 
 def _totals(
-    gpu: Device, numbers: Mapping[str, int], told: Sequence[tuple[str, Sequence[float | None]]]
+    gpu: Device, numbers: Mapping[str, int], known: Sequence[tuple[str, Sequence[float | None]]]
 ) -> dict[Labels, float]:
-    totals = ((name, _total(gpu, numbers[name], found)) for name, found in told)
+    totals = ((name, _total(gpu, numbers[name], found)) for name, found in known)
     return {(name,): total for name, total in totals if total is not None}
 
 
 def _total(gpu: Device, number: int, found: Sequence[float | None]) -> float | None:
-    """Add a counter up over the links; None where none has it, and for a minute or two where one does not tell it.
+    """Sum a counter over the links; None if no link has it, and for a minute or two if a link stops reporting it.
 
-    Without that link the sum would fall, which Prometheus takes for a counter that began at 0 again: rate() would have
-    all that the others ever counted happen at once. Until it is asked for anew nobody knows what the link counts, and
-    there is no sum. One that stays away is switched off: it counts no more, but what it did count happened, and stays
-    in the total. With a new handle, and so after a reset, all of that is forgotten.
+    Without that link the sum would decrease, which Prometheus treats as a counter reset: rate() would count all earlier
+    errors again. So there is no sum until the link is queried again. A link that stays silent is switched off, and its
+    last count stays in the total. A new handle, and so a GPU reset, drops all of that.
     """
     counted: dict[int, tuple[float, int]] = gpu.remember(("counted by link", number), dict)
-    told = {link: (value, gpu.relearn_count) for link, value in enumerate(found) if value is not None}
-    counted |= told
-    if any(gpu.relearn_count < counted[link][1] + _SWITCHED_OFF for link in counted.keys() - told.keys()):
+    known = {link: (value, gpu.relearn_count) for link, value in enumerate(found) if value is not None}
+    counted |= known
+    if any(gpu.relearn_count < counted[link][1] + _SWITCHED_OFF for link in counted.keys() - known.keys()):
         return None
     return sum(value for value, _when in counted.values()) if counted else None
 
@@ -86,13 +85,13 @@ def _read_links(gpu: Device, numbers: Mapping[str, int]) -> list[tuple[str, list
 
 
 def _counted_errors(gpu: Device) -> list[tuple[str, list[float | None]]]:
-    """Return the errors of each link by type, of the types that these links count: a generation has a few of them."""
+    """Return the errors of each link, for the types that this generation of links counts."""
     if gpu.is_remembered(_ERROR_TYPES):
         return _read_links(gpu, gpu.remember(_ERROR_TYPES, dict))
-    told = [(name, found) for name, found in _read_links(gpu, fields.NVLINK_ERRORS) if found != [None] * len(found)]
-    if told:
-        gpu.remember(_ERROR_TYPES, lambda: {name: fields.NVLINK_ERRORS[name] for name, _found in told})
-    return told
+    counted = [(name, found) for name, found in _read_links(gpu, fields.NVLINK_ERRORS) if found != [None] * len(found)]
+    if counted:
+        gpu.remember(_ERROR_TYPES, lambda: {name: fields.NVLINK_ERRORS[name] for name, _found in counted})
+    return counted
 
 
 def errors(gpu: Device) -> dict[Labels, float]:
@@ -100,12 +99,12 @@ def errors(gpu: Device) -> dict[Labels, float]:
     if not _links(gpu):
         return {}
     totals = fields.NVLINK_ERROR_TOTALS
-    told = present(totals, gpu.fields((number, 0) for number in totals.values()))
-    return _totals(gpu, fields.NVLINK_ERRORS, _counted_errors(gpu)) | told
+    known = present(totals, gpu.fields((number, 0) for number in totals.values()))
+    return _totals(gpu, fields.NVLINK_ERRORS, _counted_errors(gpu)) | known
 
 
 def link_errors(gpu: Device) -> dict[Labels, float]:
-    """Errors of the links that have any: which one to look at, without a series for each of hundreds that are 0."""
+    """Errors of links that have any, so that there are no series for hundreds of zeros."""
     counted = _counted_errors(gpu)
     return {(str(link), name): value for name, found in counted for link, value in enumerate(found) if value}
 
@@ -121,7 +120,7 @@ def chip_links(gpu: Device) -> dict[Labels, float]:
 
 
 def chip_speed(gpu: Device) -> float | None:
-    """Bytes a second that the links to the CPU of a superchip can move, together."""
+    """Total bytes per second of the links to the CPU of a superchip."""
     found = [speed for speed in _read_chip_links(gpu, fields.C2C_SPEED) if speed is not None]
     return sum(found) * _MEGA if found else None
 

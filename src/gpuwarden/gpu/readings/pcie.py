@@ -16,7 +16,7 @@ errors = labelled_fields(fields.PCIE_ERRORS)
 
 
 def generation(gpu: Device) -> float | None:
-    """Return the generation that the link runs at, which an idle GPU lowers."""
+    """Return the current generation of the link, which an idle GPU lowers."""
     return _if_known(gpu.try_query(gpu.nvml.nvmlDeviceGetCurrPcieLinkGeneration))
 
 
@@ -26,7 +26,7 @@ def width(gpu: Device) -> float | None:
 
 
 def highest_generation(gpu: Device) -> dict[Labels, float]:
-    """Highest generation of the GPU by itself, and of its link in this machine."""
+    """Highest generation of the GPU, and of its link in this machine."""
     own = _if_known(gpu.try_query(gpu.nvml.nvmlDeviceGetGpuMaxPcieLinkGeneration))
     here = _if_known(gpu.try_query(gpu.nvml.nvmlDeviceGetMaxPcieLinkGeneration))
     return present(("gpu", "link"), (own, here))
@@ -42,10 +42,10 @@ def _if_known(answer: int | None) -> int | None:
 
 
 def transferred(gpu: Device) -> dict[Labels, float]:
-    """Bytes since the driver loaded, by direction, where the counter is wide enough to be one.
+    """Bytes since the driver loaded, by direction, if the counter has more than 32 bits.
 
-    nvml.h says that it can wrap. One of 32 bits does so ten times a second on a busy link, and nothing tells how often.
-    So it counts once it has been seen beyond 32 bits, which a wider one passes in the first seconds of work.
+    nvml.h says that it can wrap, which a 32-bit counter does ten times a second on a busy link. So it is used only once
+    a value exceeded 32 bits, which a wider counter reaches in the first seconds of work.
     """
     directions = fields.PCIE_BYTES
     counted = present(directions, gpu.fields((number, 0) for number in directions.values()))
@@ -56,6 +56,6 @@ def transferred(gpu: Device) -> dict[Labels, float]:
 
 
 def throughput(gpu: Device) -> dict[Labels, float]:
-    """Bytes a second by direction. Blocks in the driver for 20 ms each, in which it counts."""
+    """Bytes per second by direction. Each call blocks for 20 ms, in which the driver counts."""
     ask = gpu.nvml.nvmlDeviceGetPcieThroughput
     return present(PCIE_DIRECTIONS, (gpu.try_query(ask, number) for number in PCIE_DIRECTIONS.values()), 1000)

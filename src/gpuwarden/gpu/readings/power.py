@@ -9,17 +9,17 @@ from gpuwarden.nvml.device import Device
 
 
 def usage(gpu: Device) -> float:
-    """Watts drawn: over the last second on average from Ampere on, but for GA100 (arXiv 2312.02741)."""
+    """Watts: the average of the last second since Ampere, except GA100 (arXiv 2312.02741)."""
     return gpu.query(gpu.nvml.nvmlDeviceGetPowerUsage) / 1000
 
 
 def instant(gpu: Device) -> dict[Labels, float]:
-    """Watts at the moment, of the GPU and of what is around it; 0 is a sensor that is not there."""
+    """Watts of GPU, module and memory at the moment; 0 means no sensor."""
     return _read_scopes(gpu, fields.POWER_INSTANT)
 
 
 def average(gpu: Device) -> dict[Labels, float]:
-    """Watts over the last second on average, likewise."""
+    """Average watts of the last second, of GPU, module and memory."""
     return _read_scopes(gpu, fields.POWER_AVERAGE)
 
 
@@ -30,7 +30,7 @@ def _read_scopes(gpu: Device, number: int) -> dict[Labels, float]:
 
 
 def limits(gpu: Device) -> dict[Labels, float]:
-    """Watts: the limit enforced, the one asked for, the board's default, and the range that can be asked for."""
+    """Watts: the enforced, the requested and the default limit, and the range of requests."""
     least, most = gpu.try_query(gpu.nvml.nvmlDeviceGetPowerManagementLimitConstraints) or (None, None)
     found = {
         "enforced": gpu.try_query(gpu.nvml.nvmlDeviceGetEnforcedPowerLimit),

@@ -1,4 +1,4 @@
-"""Shapes of readings that subjects share, and readers of what one call or field answers."""
+"""Common forms of readings, and readers of single calls or fields."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuwarden.nvml.device import Device
 
 
 def present(names: Iterable[str], values: Iterable[float | None], scale: float = 1.0) -> dict[Labels, float]:
-    """Pair label values with what was read of each, in units of `scale`; what is not there has no sample."""
+    """Return values by label, multiplied by `scale`; a missing value has no sample."""
     return {(name,): value * scale for name, value in zip(names, values, strict=True) if value is not None}
 
 
@@ -22,21 +22,21 @@ def one_of(states: Mapping[str, int], number: float | None) -> dict[Labels, floa
     return state_set(dict.fromkeys([*states, current]), current)
 
 
-# Each returns a reader, which raises NVMLError. `function` is the seam's own, such as Nvml.nvmlDeviceGetNumGpuCores.
+# Each returns a reader, which raises NVMLError. `function` is one of `Nvml`, such as Nvml.nvmlDeviceGetNumGpuCores.
 
 
 def answer(function: Callable[..., Any]) -> Callable[[Device], float | None]:
-    """Read one number; None where this device or driver does not have it."""
+    """Read one number; None if this device or driver does not support it."""
     return lambda gpu: gpu.try_query(getattr(gpu.nvml, function.__name__))
 
 
 def state(states: Mapping[str, int], function: Callable[..., Any]) -> Callable[[Device], dict[Labels, float]]:
-    """Read the number of a state, shown as `one_of` does."""
+    """Read the number of a state, as `one_of` samples."""
     return lambda gpu: one_of(states, gpu.try_query(getattr(gpu.nvml, function.__name__)))
 
 
 def settings(function: Callable[..., Any], names: tuple[str, str]) -> Callable[[Device], dict[Labels, float]]:
-    """Read two numbers that one call answers."""
+    """Read two numbers that one call returns."""
     return lambda gpu: present(names, gpu.try_query(getattr(gpu.nvml, function.__name__)) or (None, None))
 
 

@@ -1,4 +1,4 @@
-"""Temperatures, how far they are from what the device allows, and its fans."""
+"""Temperatures, margins to the device's limits, and fans."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from gpuwarden.nvml import fields
 from gpuwarden.nvml.constants import NOT_AVAILABLE, TEMPERATURE_CORE, TEMPERATURE_THRESHOLDS
 from gpuwarden.nvml.device import Device
 
-_MAX_FANS = 32  # that are asked for, whatever the driver says
+_MAX_FANS = 32  # read at most, whatever count the driver returns
 
 
-margin_thresholds = labelled_fields(fields.MARGIN_THRESHOLDS)  # what newer GPUs have in place of thresholds in celsius
+margin_thresholds = labelled_fields(fields.MARGIN_THRESHOLDS)  # newer GPUs have these instead of thresholds in celsius
 
 
 def temperatures(gpu: Device) -> dict[Labels, float]:
-    """Degrees by sensor. Boards whose memory has none answer 0 for it (DCGM shows it so), which no chip is at."""
+    """Celsius by sensor. Boards without a memory sensor return 0 for it (DCGM exports that 0)."""
     core = gpu.query(gpu.nvml.nvmlDeviceGetTemperature, TEMPERATURE_CORE)
     memory = gpu.query_slowly("memory temperature", lambda: gpu.attempt(lambda: gpu.field(fields.MEMORY_TEMPERATURE)))
     return {("core",): core, ("memory",): memory} if memory else {("core",): core}
 
 
 def thresholds(gpu: Device) -> dict[Labels, float]:
-    """Degrees at which the device does something about its heat; 0 stands for one that is not set."""
+    """Temperature thresholds of the device in celsius; 0 means not set."""
     return {(name,): celsius for name in TEMPERATURE_THRESHOLDS if (celsius := _threshold(gpu, name))}
 
 
@@ -31,9 +31,9 @@ def _threshold(gpu: Device, name: str) -> int | None:
 
 
 def margin(gpu: Device) -> float | None:
-    """Degrees left before slowdown: the driver's own margin, else the distance to the slowdown threshold.
+    """Celsius left before slowdown: the driver's margin, else the distance to the slowdown threshold.
 
-    A margin of 0 or less is reported by healthy H100 boards (leptonai/gpud), so then the threshold decides.
+    Healthy H100 boards report a margin of 0 or less (leptonai/gpud), so then the threshold is used.
     """
     own = gpu.try_query(gpu.nvml.nvmlDeviceGetMarginTemperature)
     if own is not None and own > 0:
@@ -43,7 +43,7 @@ def margin(gpu: Device) -> float | None:
 
 
 def fan_speeds(gpu: Device) -> dict[Labels, float]:
-    """Ratio of each fan's full speed that it is told to run at."""
+    """Intended speed of each fan, as a ratio of its maximum."""
     fans = min(gpu.query_once(gpu.nvml.nvmlDeviceGetNumFans) or 0, _MAX_FANS)
     speeds = [gpu.try_query(gpu.nvml.nvmlDeviceGetFanSpeed_v2, fan) for fan in range(fans)]
     return present(map(str, range(fans)), (None if speed == NOT_AVAILABLE else speed for speed in speeds), 0.01)

@@ -13,7 +13,7 @@ def kernels(gpu: Device) -> float:
 
 
 def busy_seconds(gpu: Device) -> float:
-    """Seconds with a kernel running, added up over the polls."""
+    """Seconds with a kernel running, integrated over the polls."""
     return gpu.integrate("busy", kernels(gpu))
 
 
@@ -23,7 +23,7 @@ def bandwidth(gpu: Device) -> float:
 
 
 def engines(gpu: Device) -> dict[Labels, float]:
-    """Ratio of each fixed-function engine's sample period that it was busy."""
+    """Busy ratio of each fixed-function engine, in its sample period."""
     asks = {
         ("encoder",): gpu.nvml.nvmlDeviceGetEncoderUtilization,
         ("decoder",): gpu.nvml.nvmlDeviceGetDecoderUtilization,
@@ -38,18 +38,18 @@ def engines(gpu: Device) -> dict[Labels, float]:
 
 
 def encoder_sessions(gpu: Device) -> float | None:
-    """Count the video encoding sessions."""
+    """Return the number of video encoding sessions."""
     stats = gpu.try_query(gpu.nvml.nvmlDeviceGetEncoderStats)
     return None if stats is None else stats[0]
 
 
 def encoder_rate(gpu: Device) -> float | None:
-    """Frames a second of an encoding session, on average; none without a session."""
+    """Average frames per second of an encoding session; None without a session."""
     stats = gpu.try_query(gpu.nvml.nvmlDeviceGetEncoderStats)
     return stats[1] if stats and stats[0] else None
 
 
 def encoder_latency(gpu: Device) -> float | None:
-    """Seconds a frame takes to encode, on average; none without a session."""
+    """Average seconds to encode a frame; None without a session."""
     stats = gpu.try_query(gpu.nvml.nvmlDeviceGetEncoderStats)
     return stats[2] / 1e6 if stats and stats[0] else None
