@@ -54,6 +54,6 @@ def _fault(target: MessageTarget) -> str:
         target.send_test()
     except DeliveryError as error:
         return f"NOT sent: {error}"
-    except Exception as error:  # noqa: BLE001 - of one target, and the others are to be tried
+    except Exception as error:  # noqa: BLE001 - one target must not stop the others
         return f"NOT sent: bug in gpuwarden, please report it: {format_trace(error)}"
     return ""

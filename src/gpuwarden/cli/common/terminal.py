@@ -24,12 +24,12 @@ def discard_output() -> None:
 
 def say(text: str) -> None:
     """Write a line to standard output at once."""
-    print(text, flush=True)  # noqa: T201 - the answer of a command
+    print(text, flush=True)  # noqa: T201 - output of a command
 
 
 def complain(text: str) -> None:
     """Write a line to standard error; logging may not be configured yet."""
-    print(text, file=sys.stderr)  # noqa: T201 - meant for a person
+    print(text, file=sys.stderr)  # noqa: T201 - output of a command
 
 
 def sanitize(text: str) -> str:

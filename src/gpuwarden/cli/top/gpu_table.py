@@ -24,7 +24,7 @@ from gpuwarden.cli.top.style import (
 from gpuwarden.formatting import format_bytes
 from gpuwarden.owners.kinds import BY_PRIORITY
 
-MIN_WIDE_COLUMNS, MIN_WIDEST_COLUMNS = 100, 140  # columns of a terminal from which there is room for more
+MIN_WIDE_COLUMNS, MIN_WIDEST_COLUMNS = 100, 140  # columns of a terminal from which more is shown
 _GIB = 2**30
 _NO_READINGS: Mapping[str, str] = {"asleep": "suspended", "not_asked": "not polled"}
 

@@ -78,7 +78,7 @@ def _share(device: ApiObject) -> float:
 
 def _where(devices: Sequence[ApiObject], places: Mapping[str, str]) -> str:
     found = [places.get(device.text("uuid"), "?") for device in devices]
-    return ",".join(found) if len(found) <= 2 else f"{found[0]}+{len(found) - 1}"  # noqa: PLR2004 - as there is room for
+    return ",".join(found) if len(found) <= 2 else f"{found[0]}+{len(found) - 1}"  # noqa: PLR2004 - as many as fit
 
 
 def _state(run: ApiObject) -> Text:
