@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs gpuwarden as a systemd service, or upgrades it. What cannot be installed whole leaves things as they were.
+# Install or upgrade gpuwarden as a systemd service. A failed installation restores the previous state.
 set -eu
 umask 022 # root's own may be 077, and the service runs as a user without rights
 unset PYTHONPATH PYTHONHOME # pip would take a gpuwarden that it finds there for installed
@@ -57,13 +57,13 @@ wrong_use() {
 
 require_systemd() {
     [ "$(id -u)" -eq 0 ] || die "must run as root; try: sudo $0"
-    [ -d /run/systemd/system ] || die "this system was not booted with systemd; run 'gpuwarden serve' under what starts services here"
+    [ -d /run/systemd/system ] || die "this system does not use systemd; run 'gpuwarden serve' with its service manager"
 }
 
 install_service() {
     source=${1:-$here/..}
     [ -e "$source" ] || die "$source does not exist"
-    [ ! -e "$prefix" ] || [ -f "$prefix/pyvenv.cfg" ] || die "$prefix exists and is not of this script's making; move it away"
+    [ ! -e "$prefix" ] || [ -f "$prefix/pyvenv.cfg" ] || die "$prefix exists, and was not created by this script; move it away"
     python=$(find_python)
     echo "installing into $prefix with $python"
     scratch=$(mktemp -d)
@@ -74,7 +74,7 @@ install_service() {
     "$python" -m venv "$prefix"
     "$prefix/bin/python" -m pip install --quiet --no-input --disable-pip-version-check "$(pip_source "$source")[notify]"
     write_config
-    "$prefix/bin/gpuwarden" check-config "$config" || die "the configuration does not suit this version; correct it and run this again"
+    "$prefix/bin/gpuwarden" check-config "$config" || die "the configuration is invalid for this version; correct it and run this again"
     make_user
     install -m 0644 "$here/gpuwarden.service" "$unit"
 
@@ -91,14 +91,14 @@ find_python() {
     for candidate in /usr/bin/python3 /usr/bin/python3.1[0-9] /usr/local/bin/python3 /usr/local/bin/python3.1[0-9]; do
         [ -x "$candidate" ] && check_python "$candidate" 2>/dev/null && return
     done
-    echo "install.sh: no Python of these will do:" >&2
+    echo "install.sh: no suitable Python:" >&2
     for candidate in /usr/bin/python3 /usr/local/bin/python3; do
         check_python "$candidate" || true
     done
-    die "install one with its venv module (Debian, Ubuntu: apt-get install python3-venv) or name one by PYTHON="
+    die "install one with its venv module (Debian, Ubuntu: apt-get install python3-venv) or set PYTHON="
 }
 
-# Prints the interpreter if the service can use it, else says on standard error why not.
+# Print the interpreter if the service can use it, otherwise the reason on standard error.
 check_python() {
     command -v "$1" >/dev/null || { echo "install.sh: $1: not found" >&2 && return 1; }
     "$1" - "$1" <<'EOF'
@@ -125,14 +125,14 @@ print(shutil.which(given))
 EOF
 }
 
-# A checkout is built from a copy: setuptools would leave root's files in it, and take in those of an earlier build.
+# Build from a copy of a checkout: setuptools would leave root's files in it, and include those of an earlier build.
 pip_source() {
     [ -d "$1" ] || { realpath "$1" && return; }
     (cd "$1" && cp -r pyproject.toml README.md LICENSE src "$scratch")
     echo "$scratch"
 }
 
-# An environment holds its own path, so the new one is made in place; the running daemon has its modules in memory.
+# A virtual environment contains its own path, so the new one is created in place; the daemon has its modules in memory.
 set_old_aside() {
     if [ -f "$old/pyvenv.cfg" ]; then
         rm -rf "$prefix" # an earlier attempt was cut off: the whole one is the old one
@@ -146,7 +146,7 @@ undo() {
     rm -rf "$scratch" "$prefix"
     if [ -d "$old" ]; then
         mv "$old" "$prefix"
-        echo "install.sh: failed; the version that was installed before is in place again" >&2
+        echo "install.sh: failed; the previous version is restored" >&2
     else
         echo "install.sh: failed; nothing was installed" >&2
     fi
@@ -166,10 +166,10 @@ make_user() {
 start() {
     systemctl daemon-reload
     systemctl enable --quiet gpuwarden.service
-    # Type=notify: this returns once the first poll is served, which is also when /-/ready turns 200.
+    # Type=notify: this returns once the first poll is served, when /-/ready returns 200.
     if ! systemctl restart gpuwarden.service; then
         journalctl --unit gpuwarden.service --lines 20 --no-pager >&2
-        die "the service does not start; its last lines stand above. It will be tried again every few seconds"
+        die "the service does not start; see its last log lines above. systemd retries every few seconds"
     fi
     echo "gpuwarden is running: $(systemctl show --property StatusText --value gpuwarden.service)"
     echo "configuration: $config (then: systemctl restart gpuwarden)   log: journalctl -u gpuwarden"
@@ -187,7 +187,7 @@ uninstall() {
     if [ "$1" = --purge ]; then
         rm -rf "${config%/*}" "$unit.d" "$state"
         ! getent passwd "$user" >/dev/null || userdel "$user"
-        echo "gpuwarden, its configuration, its receipts of runs and its user are removed"
+        echo "gpuwarden, its configuration, its run records and its user are removed"
     else
         echo "gpuwarden is removed; ${config%/*} and $state are kept (--purge removes them as well)"
     fi

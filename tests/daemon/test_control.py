@@ -1,4 +1,4 @@
-"""`gpuwarden pause` and `resume`: a real daemon lets go of the mock's devices, and takes them again."""
+"""`gpuwarden pause` and `resume`: a real daemon closes the mock's devices, and opens them again."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def config(tmp_path: Path) -> Path:
 
 
 def listens(daemon: Daemon) -> bool:
-    """Tell whether it waits for the driver's events."""
+    """Return whether it waits for the driver's events."""
     return daemon.samples().value("gpuwarden_access", source="nvml_events") == 1
 
 
@@ -91,7 +91,7 @@ def test_pause_lets_go_and_resume_takes_again(tmp_path: Path, config: Path, devi
         assert (done.returncode, done.stderr) == (0, "")
         assert "2 of 2 GPUs up" in done.stdout
         assert mock_nvml.calls()["nvmlEventSetFree"] == 1
-        until(lambda: listens(daemon), "a wait for events anew")
+        until(lambda: listens(daemon), "a new wait for events")
         after = daemon.samples()
         assert after.up() == [1, 1]
         assert after.value("gpuwarden_paused") == 0
@@ -105,7 +105,7 @@ def test_pause_lets_go_and_resume_takes_again(tmp_path: Path, config: Path, devi
 
 
 def test_pause_ends_by_itself(tmp_path: Path, config: Path, devices: Path, mock_nvml: MockNvml) -> None:
-    """A pause that nobody ends is over when it said, and a second one before that takes the first one's place."""
+    """A pause ends on its own in time, and a second pause replaces the first one."""
     env = mock_nvml.env(gpus=1, devices=str(devices))
     daemon = Daemon(tmp_path / "daemon", "--config", str(config), env=env)
     with ending(daemon):
@@ -117,7 +117,7 @@ def test_pause_ends_by_itself(tmp_path: Path, config: Path, devices: Path, mock_
 
 
 def test_pause_and_resume_where_the_driver_is_missing(tmp_path: Path, config: Path) -> None:
-    """With no driver to let go of a pause is one all the same, and what was missing is still told of afterwards."""
+    """A pause without a driver works too, and the missing driver is reported afterwards."""
     (tmp_path / "libnvidia-ml.so.1").touch()  # found before any driver of this machine, and not to be loaded
     daemon = Daemon(tmp_path / "daemon", "--config", str(config), env={"LD_LIBRARY_PATH": str(tmp_path)})
     with ending(daemon):
@@ -138,7 +138,7 @@ def test_wrong_duration_is_refused(tmp_path: Path) -> None:
 
 
 def test_no_daemon(tmp_path: Path) -> None:
-    """Where nobody listens, the command says so and fails."""
+    """Without a daemon the command fails, and says so."""
     command = [sys.executable, "-m", "gpuwarden", "resume", "--control", str(tmp_path / "none")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
@@ -148,7 +148,7 @@ def test_no_daemon(tmp_path: Path) -> None:
 
 @pytest.fixture
 def box() -> Iterator[Simulation]:
-    """Make a simulated box of two GPUs; let go of what hangs in the end."""
+    """Make a simulated machine with two GPUs; end its hangs afterwards."""
     box = Simulation(gpus=2)
     yield box
     for faults in (box.driver, box.gpu(0), box.gpu(1)):
@@ -156,7 +156,7 @@ def box() -> Iterator[Simulation]:
 
 
 def test_gpu_that_hangs_is_named(box: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a call hangs the driver cannot be let go of; the answer names the GPU, and the others are read on."""
+    """During a call that hangs the driver cannot be released; the error names the GPU, and the others are polled."""
     monkeypatch.setattr(poller, "RELEASE_SECONDS", 0.2)
 
     async def scenario() -> None:
@@ -213,7 +213,7 @@ def test_driver_that_does_not_let_go_is_told(box: Simulation, monkeypatch: pytes
 
 
 def test_every_initialisation_is_shut_down(box: Simulation) -> None:
-    """A driver that went away and was initialised anew is let go of all the same."""
+    """A driver that was initialised again after it went away can be released."""
 
     async def scenario() -> None:
         warden = Poller(box.nvml, 10.0)
@@ -223,7 +223,7 @@ def test_every_initialisation_is_shut_down(box: Simulation) -> None:
             await warden.poll()
             box.driver.restore()
         assert (await warden.poll()).fault is None
-        assert box._users == 1  # NVML initialises nothing anew while it counts an earlier time
+        assert box._users == 1  # NVML has no effect while an earlier initialisation counts
         await warden.pause(60)
         assert box._users == 0
 
@@ -273,7 +273,7 @@ def test_control_socket_answers_one_line(tmp_path: Path, question: bytes, answer
 
 
 def test_silent_client_is_sent_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who says nothing does not hold a connection for long."""
+    """A silent client is disconnected soon."""
     monkeypatch.setattr(control, "REQUEST_SECONDS", 0.05)
 
     async def main() -> None:
@@ -328,7 +328,7 @@ def test_connections_are_bounded(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_strangers_are_refused(tmp_path: Path) -> None:
+def test_other_users_are_refused(tmp_path: Path) -> None:
     """Only root and the daemon's own user are obeyed, whatever the socket's mode."""
     path = tmp_path / "control.sock"
     if os.geteuid():
@@ -350,7 +350,7 @@ def test_strangers_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_process_in_a_container_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container's root, to whom the folder of the run socket is mounted, is not this machine's."""
+    """Root of a container with the run socket's folder mounted is refused."""
     status = "Name:\tsh\nNSpid:\t4242\t7\n"
     monkeypatch.setattr(Path, "read_text", lambda *_args, **_kwargs: status)  # a pid namespace may need privileges
     assert control._is_contained(4242)

@@ -13,7 +13,7 @@ POLLS = 5
 
 
 def test_state_of_a_poll_stays_as_it_was() -> None:
-    """What later polls find changes nothing in the state of an earlier one."""
+    """Later polls do not change the state of an earlier one."""
     config = load(None, {"source": "simulated"})
     pipeline = Pipeline(config, open_source(config.source, config.simulation))
 

@@ -1,4 +1,4 @@
-"""What systemd's watchdog is told: a real datagram socket in the manager's place, a simulated box that hangs."""
+"""Notifications to systemd's watchdog, with a real datagram socket and a simulated driver that hangs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Manager:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self.socket.bind(address)
 
-    def heard(self) -> set[str]:
+    def received(self) -> set[str]:
         """Return the assignments of the next message."""
         return set(self.socket.recv(4096).decode().splitlines())
 
@@ -41,7 +41,7 @@ def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager
 
 @pytest.fixture
 def box() -> Iterator[Simulation]:
-    """Make a simulated box of two GPUs; let go of what hangs in the end."""
+    """Make a simulated machine with two GPUs; end its hangs afterwards."""
     box = Simulation(gpus=2)
     yield box
     for faults in (box.driver, box.gpu(0), box.gpu(1)):
@@ -61,13 +61,13 @@ def test_daemon_inside_another_program_is_silent(box: Simulation, manager: Manag
     """The service is that program's, whose watchdog it must not feed."""
     asyncio.run(Daemon(load(None, {}), Source("simulated", box.nvml)).poll())
     with pytest.raises(BlockingIOError):
-        manager.heard()
+        manager.received()
 
 
 def fed(warden: Daemon, manager: Manager) -> bool:
-    """Poll once and tell whether that fed the watchdog."""
+    """Poll once and return whether that sent a heartbeat."""
     asyncio.run(warden.poll())
-    return "WATCHDOG=1" in manager.heard()
+    return "WATCHDOG=1" in manager.received()
 
 
 def test_driver_that_stops_answering_starves_the_watchdog(box: Simulation, manager: Manager) -> None:
@@ -76,36 +76,36 @@ def test_driver_that_stops_answering_starves_the_watchdog(box: Simulation, manag
     async def scenario() -> None:
         warden = daemon(box)
         await warden.poll()
-        assert manager.heard() == {"STATUS=2 of 2 simulated GPUs up, 0 runs reporting", "WATCHDOG=1"}
+        assert manager.received() == {"STATUS=2 of 2 simulated GPUs up, 0 runs reporting", "WATCHDOG=1"}
         box.gpu(0).hang()
         await warden.poll()
-        assert manager.heard() == {"STATUS=1 of 2 simulated GPUs up, 0 runs reporting", "WATCHDOG=1"}
+        assert manager.received() == {"STATUS=1 of 2 simulated GPUs up, 0 runs reporting", "WATCHDOG=1"}
         box.gpu(1).hang()
         await warden.poll()
-        assert manager.heard() == {"STATUS=0 of 2 simulated GPUs up, 0 runs reporting"}
+        assert manager.received() == {"STATUS=0 of 2 simulated GPUs up, 0 runs reporting"}
 
     asyncio.run(scenario())
 
 
 def test_driver_that_never_answered_starves_nobody(box: Simulation, manager: Manager) -> None:
-    """A restart would only begin anew what takes long at the start."""
+    """A restart would only repeat a start that takes long."""
     box.driver.hang()
     assert fed(daemon(box), manager)
 
 
 def test_pause_feeds_the_watchdog(box: Simulation, manager: Manager) -> None:
-    """A driver that is let go of on request does not hang, and the status says why no GPU answers."""
+    """A released driver does not hang, and the status line says that it is paused."""
 
     async def scenario() -> None:
         warden = daemon(box)
         await warden.poll()
-        manager.heard()
+        manager.received()
         await warden.pause_commands.pause("60")
-        status, fed = sorted(manager.heard())
+        status, fed = sorted(manager.received())
         assert re.fullmatch(r"STATUS=paused until \d\d:\d\d:\d\d, 0 runs reporting", status)
         assert fed == "WATCHDOG=1"
         await warden.pause_commands.resume("")
-        assert manager.heard() == {"STATUS=2 of 2 simulated GPUs up, 0 runs reporting", "WATCHDOG=1"}
+        assert manager.received() == {"STATUS=2 of 2 simulated GPUs up, 0 runs reporting", "WATCHDOG=1"}
 
     asyncio.run(scenario())
 
@@ -118,12 +118,12 @@ def test_process_that_cannot_end_is_not_asked_to(
     async def scenario() -> None:
         warden = daemon(box)
         await warden.poll()
-        manager.heard()
+        manager.received()
         box.gpu(0).hang()
         box.gpu(1).hang()
         monkeypatch.setattr(Poller, "uninterruptible", True)  # state D cannot be had without a broken kernel module
         await warden.poll()
-        assert "WATCHDOG=1" in manager.heard()
+        assert "WATCHDOG=1" in manager.received()
 
     asyncio.run(scenario())
 
@@ -144,7 +144,7 @@ def test_watchdog_bears_the_longest_silence(
     if watchdog:
         monkeypatch.setenv("WATCHDOG_USEC", watchdog)
     systemd.notify_ready(longest_silence=40)
-    assert manager.heard() == expected
+    assert manager.received() == expected
 
 
 def test_manager_with_an_abstract_address(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,10 +153,10 @@ def test_manager_with_an_abstract_address(monkeypatch: pytest.MonkeyPatch) -> No
     with manager.socket:
         monkeypatch.setenv("NOTIFY_SOCKET", "@" + manager.socket.getsockname()[1:].decode())
         systemd.notify("READY=1")
-        assert manager.heard() == {"READY=1"}
+        assert manager.received() == {"READY=1"}
 
 
 def test_manager_that_does_not_listen_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A message that nobody takes costs nothing."""
+    """A message without a receiver is dropped."""
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "nobody"))
     systemd.notify("READY=1")

@@ -144,7 +144,7 @@ def test_look_that_raises_is_the_polls_to_tell_too(sampler: MemorySampler) -> No
 
 
 def test_the_highest_is_told_once() -> None:
-    """A peak between two readings is told in the second, and not again; what stands for no figure is none."""
+    """A peak between two readings is in the second one only; an invalid value is none."""
     look = MemoryProbe()
     look.read = Mock(side_effect=map(memory, [5, 9, 4, NOT_AVAILABLE_LONG]))
     for _ in range(4):

@@ -26,7 +26,7 @@ PATIENT = 10.0  # likewise, where none hangs: then a machine that is busy for a 
 
 @pytest.fixture
 def box() -> Iterator[Simulation]:
-    """Make a simulated box of four GPUs; let go of what hangs in the end."""
+    """Make a simulated machine with four GPUs; end its hangs afterwards."""
     box = Simulation(gpus=4)
     yield box
     box.driver.restore()
@@ -63,7 +63,7 @@ def test_all_answer(box: Simulation) -> None:
 
 
 def test_count_that_the_driver_makes_up(box: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a count that no machine has, a bounded number is looked up, and the GPUs known go on."""
+    """A count that no machine has is limited, and known GPUs are still polled."""
     monkeypatch.setattr(box.nvml, "nvmlDeviceGetCount", lambda: 4_000_000_000)
     monkeypatch.setattr(poller_module, "MAX_GPUS", 6)
 
@@ -82,7 +82,7 @@ def problems(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_gpus_that_are_gone_are_bounded(box: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where every reset gives other UUIDs, those before are shown as down, the latest of them only."""
+    """If every reset changes the UUIDs, the latest old ones are shown as down, up to a limit."""
     monkeypatch.setattr(poller_module, "MAX_GONE_GPUS", 6)
     monkeypatch.setattr("gpuwarden.nvml.session.RETRY_SECONDS", 0.0)
     ask, look_up, resets = box.nvml.nvmlDeviceGetUUID, box.nvml.nvmlDeviceGetHandleByUUID, 0
@@ -161,7 +161,7 @@ def test_slow_answer_comes_late_and_is_taken(box: Simulation) -> None:
 
 
 def test_answer_between_two_polls_is_taken_once(box: Simulation) -> None:
-    """An answer that came when nobody waited counts in the next poll, where a new call may be late again, and once."""
+    """An answer between two polls counts in the next one, once, also if a new call is late again."""
 
     async def scenario(poller: Poller) -> None:
         await poller.poll()
@@ -186,7 +186,7 @@ def busy(gpu: Gpu) -> float:
 
 
 def test_time_that_a_gpu_hung_is_not_counted_as_busy(box: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the call says that hung is thrown away: how busy it was meanwhile nobody knows."""
+    """The answer of a hung call is discarded: the utilization meanwhile is unknown."""
     monkeypatch.setattr(box.nvml, "nvmlDeviceGetUtilizationRates", lambda _: SimpleNamespace(gpu=100, memory=0))
 
     async def scenario(poller: Poller) -> None:
@@ -253,7 +253,7 @@ def test_gpu_lost_from_the_start(box: Simulation) -> None:
 
 
 def test_what_only_names_a_gpu_is_not_needed(box: Simulation) -> None:
-    """Without a CUDA version and a PCI address, which some drivers do not tell, the GPUs are read all the same."""
+    """Without a CUDA version and a PCI address, which some drivers do not report, the GPUs are polled."""
     box.driver.fail("nvmlSystemGetCudaDriverVersion_v2", pynvml.NVML_ERROR_NOT_SUPPORTED)
     box.gpu(0).fail("nvmlDeviceGetPciInfo", pynvml.NVML_ERROR_NOT_SUPPORTED)
 
@@ -267,7 +267,7 @@ def test_what_only_names_a_gpu_is_not_needed(box: Simulation) -> None:
 
 
 def test_answer_that_nobody_expects_costs_its_gpu_alone(box: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is no error of NVML's, raised where a GPU is identified, hides no other GPU and ends with its cause."""
+    """An unexpected error while a GPU is identified does not hide other GPUs, and ends with its cause."""
     serial = box.nvml.nvmlDeviceGetSerial
 
     def answer(handle: Handle) -> str:
@@ -308,8 +308,8 @@ def test_fault_of_our_own_is_told_with_its_cause_and_not_in_every_poll(
             assert snapshot.gpus[1].errors == {"internal": number}
 
     polled(box, scenario)
-    (told,) = [record for record in caplog.records if record.exc_info]
-    assert "error=internal" in told.getMessage()
+    (logged,) = [record for record in caplog.records if record.exc_info]
+    assert "error=internal" in logged.getMessage()
     assert "no process looks like this" in caplog.text
 
 
@@ -350,7 +350,7 @@ def test_all_gpus_hang_from_the_start(box: Simulation) -> None:
 
 
 def test_driver_that_refuses_has_answered(box: Simulation) -> None:
-    """A driver that goes away costs all readings, is named, and is initialised anew when it is back."""
+    """Without the driver there are no readings, and its error; it is initialised again when it is back."""
 
     async def scenario(poller: Poller) -> None:
         await poller.poll()

@@ -63,7 +63,7 @@ def test_memory_that_is_not_told_is_no_peak() -> None:
 
 
 def test_answer_of_no_shape_costs_its_row(caplog: pytest.LogCaptureFixture) -> None:
-    """What no NVML answers, a text that is none say, is counted, costs that row alone and is logged once."""
+    """An answer that NVML does not document affects its row only, is counted, and logged once."""
 
     def garbled() -> str:
         return b"\xff\xfe".decode()
@@ -175,14 +175,14 @@ WITHOUT: dict[str, set[Metric[Any]]] = {
     "nvmlDeviceGetClockInfo": {GpuReadings.clock_hertz},
     "nvmlDeviceGetMaxClockInfo": {GpuReadings.clock_max_hertz},
     "nvmlDeviceGetCurrentClocksEventReasons": {GpuReadings.clock_event_active},
-    "nvmlDeviceGetSupportedClocksEventReasons": set(),  # then every reason may be told
+    "nvmlDeviceGetSupportedClocksEventReasons": set(),  # then every reason may be reported
     "nvmlDeviceGetPerformanceState": {GpuReadings.performance_state},
 }
 
 
 @pytest.mark.parametrize(("function", "missing"), WITHOUT.items())
 def test_unsupported_call_leaves_its_readings_out(function: str, missing: set[Metric[Any]]) -> None:
-    """What a device does not support yields no reading and no error; the others stay."""
+    """An unsupported reading is absent without an error; the others stay."""
     answers = read(**{function: UNSUPPORTED})
     assert not answers.errors
     assert ROWS - set(scalars(answers)) == missing
@@ -249,7 +249,7 @@ def test_gpu_on_which_everything_fails_is_gone() -> None:
 
 
 def test_sick_gpu_does_not_flap() -> None:
-    """Where all that each poll asks fails, what a fresh handle asks besides does not make the GPU answer."""
+    """If all calls of the poll tier fail, answers of the slow tier do not count as an answer of the GPU."""
     failing: dict[str, Any] = dict.fromkeys(QUICK, UNKNOWN)
     gpu = Gpu(**failing)
     for _ in range(4):
@@ -302,7 +302,7 @@ def test_field_values_are_asked_for_in_one_call_a_tier() -> None:
 
 
 def test_failing_field_values_cost_their_rows_alone() -> None:
-    """The call for a tier's fields is made once in vain, not for every row; what needs no field stays."""
+    """A failing call for a tier's fields is made once, not for every row; rows without fields stay."""
     gpu = Gpu(nvmlDeviceGetFieldValues=UNKNOWN)
     gpu.read()
     gpu.nvml.asked.clear()
@@ -321,7 +321,7 @@ def test_process_listed_twice_is_one_process() -> None:
 
 
 def test_process_listed_twice_without_memory_has_none() -> None:
-    """What the driver tells in neither list stays unknown: a 0 would stand for memory it has not measured."""
+    """Memory that the driver reports in neither list is unknown, not 0."""
     untold = [SimpleNamespace(pid=7, usedGpuMemory=None)]
     answers = read(nvmlDeviceGetComputeRunningProcesses=untold, nvmlDeviceGetGraphicsRunningProcesses=untold)
     assert [(p.pid, p.type, p.memory) for p in answers.processes] == [(7, "compute", None)]
@@ -342,7 +342,7 @@ def test_binding_has_every_function() -> None:
 
 
 def test_time_left_alone_is_not_added_up() -> None:
-    """While nobody asks the GPU, nobody knows how busy it was: a counter that rests on time leaves that out."""
+    """A time without polls is left out of integrated counters: the utilization is unknown."""
     now = 0.0
     reader = GpuReader(cast("Nvml", FakeNvml()), HANDLE, clock=lambda: now)
     for now in (0.0, 10.0):  # noqa: B007 - the reader's clock looks at it
@@ -358,7 +358,7 @@ def test_time_left_alone_is_not_added_up() -> None:
 
 @pytest.mark.parametrize("gap", ["left alone", "new handle", "failure"])
 def test_looks_of_before_a_gap_are_no_new_peak(gap: str) -> None:
-    """What was looked at between two readings is a peak of the second, unless nobody knows how long ago it was."""
+    """A sample between two readings counts for the second one, unless its time is unknown."""
     gpu = Gpu()
     gpu.read()
     look = gpu.reader.memory_probe
@@ -375,7 +375,7 @@ def test_looks_of_before_a_gap_are_no_new_peak(gap: str) -> None:
         with pytest.raises(GpuGoneError):
             gpu.read(1.0)
         gpu.nvml.nvmlDeviceGetPowerUsage = working  # type: ignore[attr-defined]
-        look.samples.append(70 * GIB)  # before the poll is over, which has it looked at no more
+        look.samples.append(70 * GIB)  # before the end of the poll, which stops the sampling
     assert gpu.read(1800.0).readings[GpuReadings.memory_used_peak_bytes] == by({"1m": 30 * GIB, "5m": 30 * GIB})
 
 

@@ -73,7 +73,7 @@ def nvmlDeviceGetGspFirmwareVersion(handle, version):
 
 
 def test_least_nvidia_ml_py(mock_nvml: MockNvml, tmp_path: Path) -> None:
-    """With the oldest nvidia-ml-py that the package allows, rows are missing and nothing fails."""
+    """The oldest supported nvidia-ml-py lacks rows, and nothing fails."""
     (tmp_path / "pynvml.py").write_text(OLD_RELEASE.format(installed=pynvml.__file__))
     found = samples(mock_nvml, path=[str(tmp_path), *sys.path])
     lost = rows(samples(mock_nvml)) - rows(found)
@@ -207,7 +207,7 @@ def test_consumer_card(mock_nvml: MockNvml) -> None:
     ],
 )
 def test_fault(mock_nvml: MockNvml, key: str, value: int, expected: dict[str, float]) -> None:
-    """What goes wrong on the device shows in its own row."""
+    """A fault of the device shows in its own row."""
     mock_nvml.control(f"set 0 {key} {value}")
     found = samples(mock_nvml)
     assert {name: found[f"gpuwarden_gpu_{name}"] for name in expected} == expected

@@ -111,7 +111,7 @@ def test_gpu_that_somebody_woke_ends_the_rest(bus: Bus) -> None:
 
 
 def test_index_stands_for_the_order_of_addresses(bus: Bus) -> None:
-    """A GPU that is not identified yet is known by its place; where the counts differ, none is told apart."""
+    """A GPU that is not identified yet is known by its place; where the counts differ, any may be suspended."""
     watch, later = watching(bus)
     bus.set(SECOND, "suspended")
     later(1)
@@ -123,7 +123,7 @@ def test_index_stands_for_the_order_of_addresses(bus: Bus) -> None:
 
 
 def test_machine_that_shows_no_gpu_is_polled(tmp_path: Path) -> None:
-    """Where /sys is hidden or has no GPU, all is as without this option."""
+    """Without /sys, or a GPU in it, the option has no effect."""
     watch = SuspendMonitor(tmp_path / "absent")
     watch.update()
     assert (watch.wants_release, watch.is_asleep(FIRST), watch.may_be_asleep(0, 4), watch.asleep_count) == (
@@ -162,7 +162,7 @@ def test_daemon_lets_gpus_sleep(tmp_path: Path, bus: Bus, mock_nvml: MockNvml) -
         assert page.value("gpuwarden_collector_success") is None
         assert mock_nvml.calls() == {}
 
-        bus.set(FIRST, "active")  # somebody uses it
+        bus.set(FIRST, "active")  # in use
         until(lambda: daemon.samples().up() == [1], "the GPU that woke")
         page = daemon.samples()
         assert page.value("gpuwarden_gpus") == 2

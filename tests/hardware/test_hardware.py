@@ -79,7 +79,7 @@ def test_activity_is_of_those_that_support_it(snapshot: Snapshot) -> None:
 
 
 def test_xid_events_are_listened_to(snapshot: Snapshot) -> None:
-    """The real driver takes an event set of all GPUs, ends a wait without an event in time, and lets go of it."""
+    """The real driver takes an event set of all GPUs, ends a wait without an event in time, and frees it."""
     xids = XidCollector(binding())
     xids.follow(snapshot)
     events = xids.events
@@ -121,7 +121,7 @@ def daemon(snapshot: Snapshot, tmp_path: Path) -> Iterator[Daemon]:
 
 
 def test_process_and_its_peak_are_seen(daemon: Daemon, tmp_path: Path) -> None:
-    """Who takes device memory is listed with it under this machine's pid, and the peak outlasts what was given back."""
+    """A process with device memory is listed by its pid here, and the peak stays after it frees memory."""
     folder = Path(__file__).parents[1] / "support"
     taker = Process([sys.executable, str(folder / "device_memory.py"), str(HELD_MEBIBYTES)], tmp_path / "taker.log")
     with ending(taker):

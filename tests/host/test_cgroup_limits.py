@@ -1,4 +1,4 @@
-"""What cgroups allow a process: both versions as files, and a real limit where this machine lets a test set one."""
+"""Limits of cgroups: both versions as files, and a real limit if this machine lets a test set one."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_version_1(tmp_path: Path) -> None:
 
 
 def test_mount_that_shows_a_part(tmp_path: Path) -> None:
-    """In a container the mount may begin below the root: what lies in it is found, what lies beside it is not."""
+    """In a container the mount may show a part only: a cgroup inside is found, one outside is not."""
     files = {"memory.max": f"{GIB}\n", "memory.current": "5\n"}
     write(tmp_path, {f"cg/{name}": text for name, text in files.items()})
     write(tmp_path, {f"cg/in/{name}": text for name, text in files.items()})
@@ -114,7 +114,7 @@ def test_cgroup_is_asked_once_a_look(tmp_path: Path) -> None:
 
 
 def test_oom_kills_are_those_of_its_own_cgroup(tmp_path: Path) -> None:
-    """Of the cgroup a process is in the counter of the OOM killer's kills is found, and what it grew by later."""
+    """The OOM kill counter of a process's cgroup is found, and its later increase."""
     write(
         tmp_path,
         {

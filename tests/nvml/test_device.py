@@ -1,4 +1,4 @@
-"""What a device is asked, and how often."""
+"""Calls of a device, and how often they are made."""
 
 import time
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ def test_fields_are_fetched_in_one_call() -> None:
 
 
 def test_unsupported_field_is_asked_once() -> None:
-    """What the device lacks is not asked again, until it is to be learnt anew."""
+    """An unsupported call is not repeated until `relearn`."""
     nvml = Fields()
     nvml.codes[(82, 0)] = pynvml.NVML_ERROR_NOT_SUPPORTED
     gpu = device(nvml)

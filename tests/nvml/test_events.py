@@ -1,4 +1,4 @@
-"""XID events through the real binding on the mock: heard once, through losses, reloads and hangs (event_cases.py)."""
+"""XID events through the real binding on the mock: received once, despite losses, reloads and hangs."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def test_hears(saw: Any) -> None:
 
 
 def test_hears_a_gpu_that_is_lost_at_once(saw: Any) -> None:
-    """The XID of a GPU that answers nothing any more is known to be its own."""
-    heard, up = saw
-    assert heard == [[1, 79]]
+    """The XID of a lost GPU is assigned to it."""
+    received, up = saw
+    assert received == [[1, 79]]
     assert up == 1
 
 
@@ -63,23 +63,23 @@ def test_asks_a_gpu_again_that_failed_once(saw: Any) -> None:
 
 
 def test_listens_anew_to_a_gpu_that_came_back(saw: Any) -> None:
-    """After a GPU's return all are listened to in a new set, the old one is freed, and nothing is heard twice."""
-    heard, freed, threads = saw
-    assert sorted(heard) == [[0, 31], [1, 31]]
+    """After a GPU's return all are registered in a new set, the old one is freed, and no event comes twice."""
+    received, freed, threads = saw
+    assert sorted(received) == [[0, 31], [1, 31]]
     assert (freed, threads) == (1, 1)
 
 
 def test_listens_anew_to_a_driver_that_came_back(saw: Any) -> None:
-    """After a reload XIDs are heard again; the set of the driver that went is not touched."""
-    heard, freed = saw
-    assert sorted(heard) == [[0, 31], [1, 48]]
+    """After a reload of the driver events are received again; the old set is not used."""
+    received, freed = saw
+    assert sorted(received) == [[0, 31], [1, 48]]
     assert freed == 0
 
 
 def test_survives_waits_that_fail(saw: Any) -> None:
-    """A set whose waits fail is made anew; until then it is asked once a second, not in a loop."""
-    heard, waits = saw
-    assert heard == [[0, 31]]
+    """A set whose waits fail is created again; until then waits are a second apart."""
+    received, waits = saw
+    assert received == [[0, 31]]
     assert waits < 50
 
 
@@ -90,18 +90,18 @@ def test_keeps_the_set_after_one_failed_wait(saw: Any) -> None:
 
 def test_hangs_alone(saw: Any) -> None:
     """A wait that hangs costs the events alone: it says so, is not doubled, and goes on when the driver does."""
-    up, threads, released, still, again, heard, after = saw
+    up, threads, released, still, again, received, after = saw
     assert up == 2
     assert (threads, released, still, again) == (1, False, 1, 1)
-    assert heard == [[0, 31]]
+    assert received == [[0, 31]]
     assert after == 1
 
 
 def test_releases_the_driver(saw: Any) -> None:
-    """Released, the thread and its set are gone, the driver can be closed, and listening begins anew afterwards."""
-    released, threads, listening, freed, heard = saw
+    """Released, the thread and its set are gone, the driver can be closed, and listening starts again afterwards."""
+    released, threads, listening, freed, received = saw
     assert (released, threads, listening, freed) == (True, 0, False, 1)
-    assert heard == [[0, 31], [1, 48]]
+    assert received == [[0, 31], [1, 48]]
 
 
 def test_hears_what_waits_before_it_listens_anew(saw: Any) -> None:
@@ -110,5 +110,5 @@ def test_hears_what_waits_before_it_listens_anew(saw: Any) -> None:
 
 
 def test_takes_no_more_than_fit(saw: Any) -> None:
-    """While nobody takes events the driver keeps the rest, and none is lost."""
+    """While events are not drained the driver keeps the rest, and none is lost."""
     assert saw == [3, 0]

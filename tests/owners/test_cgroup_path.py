@@ -1,4 +1,4 @@
-"""What the names of control groups say of a process's owner."""
+"""Owners of a process from the names of its cgroups."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ STATIC = "81e09ae0" * 4
         ("/system.slice/gone.service (deleted)", CgroupOwner(systemd_unit="gone.service")),
         (f"/../../kubepods.slice/{SLICE}/crio-{ID}.scope", CgroupOwner(Container(ID, "cri-o"), POD)),
         ("/", CgroupOwner()),
-        # A user names what stands below the own manager, and nobody becomes somebody else by that.
+        # Groups below a user's manager are named by that user, and cannot assign another owner.
         (f"{USER}/slurm/uid_0/job_1", CgroupOwner()),
         (f"{USER}/kubepods/pod{POD}/{ID}", CgroupOwner(Container(ID, "", 1000))),
         (f"{USER}/docker-{ID}.scope", CgroupOwner(Container(ID, "docker", 1000))),

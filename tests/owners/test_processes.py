@@ -1,4 +1,4 @@
-"""Who the processes on the GPUs are, by this machine's own /proc."""
+"""Identities of processes, from this machine's own /proc."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_command_line_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_process_of_another_user() -> None:
-    """Of another's process all is known too: that needs no privilege."""
+    """Another user's process is identified without privileges."""
     needs_root()
     with sleeping(user=NOBODY) as pid:
         until(lambda: psutil.Process(pid).uids().real == NOBODY, "the process is nobody's")
@@ -131,7 +131,7 @@ def test_zombie_is_its_user_s() -> None:
 
 
 def test_process_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was found out of a process is kept for as long as it is asked for."""
+    """An identity is kept as long as the process is requested."""
     names = ProcessIdentifier()
     first = names.identify([ME])
     monkeypatch.setattr(processes, "_look_up", lambda _pid: None)
@@ -152,7 +152,7 @@ def test_reused_pid_is_looked_up_anew(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_pid_reused_while_it_is_read_is_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was read of two processes under one pid is thrown away."""
+    """An identity mixed from two processes with one pid is discarded."""
     inodes = iter([1, 2, 2, 2])
     monkeypatch.setattr(processes, "_inode", lambda _pid: next(inodes))
     names = ProcessIdentifier()
@@ -182,7 +182,7 @@ def test_process_that_ends_while_it_is_read_is_nobody(step: str, monkeypatch: py
 
 
 def test_hidden_process_has_an_empty_identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the system does not tell of a process is empty; its memory still has an owner."""
+    """Hidden parts of an identity are empty; the memory still has an owner."""
 
     @functools.wraps(psutil.Process.uids)
     def denied(_process: psutil.Process) -> str:
@@ -199,7 +199,7 @@ def test_hidden_process_has_an_empty_identity(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("hidepid", ["1", "2"])
 def test_hidepid_hides_others_and_says_so(hidepid: str) -> None:
-    """Where /proc hides others' processes, those are not known, one's own are, and the page can say why."""
+    """If /proc hides others' processes, only the daemon's own are known, and the page shows why."""
     needs_root()
     mount = f'mount -t proc -o hidepid={hidepid} proc /proc && exec "$@"'
     hiding = ["unshare", "--mount", "sh", "-c", mount, "sh"]

@@ -1,4 +1,4 @@
-"""Who holds the memory of each GPU."""
+"""Owners of the memory of each GPU."""
 
 from __future__ import annotations
 
@@ -101,20 +101,20 @@ def test_each_kind_has_the_whole_memory() -> None:
 
 
 def test_unseen_processes_are_unknown() -> None:
-    """What no /proc here tells of belongs to the user unknown; memory that the driver does not tell to nobody."""
+    """A hidden process has the user unknown; unknown memory has no owner."""
     owners = Desk().join({2: who(None)}, gpu(0, held={1: 10, 2: 5, 3: None}))
     assert owners.memory == {("GPU-0", "user", "unknown"): 15}
     assert set(owners.by_pid) == {1, 2, 3}
 
 
 def test_a_user_s_own_container_bears_the_user_s_name() -> None:
-    """Nobody passes off a container as another's by its name: that of a user's own runtime begins with the user."""
+    """A container of a user's own runtime is named with the user, so it cannot fake another's name."""
     owners = Desk().join({1: who(1001, CgroupOwner(Container(ID, "podman", 1001)))}, gpu(0, held={1: 1}))
     assert owners.by_pid[1]["container"] == f"grace/{ID[:12]}"
 
 
 def test_owners_beyond_the_limit_are_one() -> None:
-    """On each GPU and of each kind the largest are told apart; the others are summed up and counted."""
+    """On each GPU and of each kind the largest owners are kept; the others are summed up and counted."""
     jobs = {pid: who(1000, CgroupOwner(slurm_job=str(pid))) for pid in range(1, 6)}
     owners = Desk(limit=2).join(jobs, gpu(0, held={1: 1, 2: 20, 3: 3, 4: 40, 5: 5}), gpu(1, held={1: 7}))
     assert owners.memory == {

@@ -35,7 +35,7 @@ def test_job_map_by_index(tmp_path: Path) -> None:
 
 
 def test_jobs_of_mig_instances(tmp_path: Path) -> None:
-    """A file of an instance, by its id or its UUID, gives the instance and no more; one of the GPU gives the rest."""
+    """A file of an instance, by its id or its UUID, gives the instance only; one of the GPU gives the rest."""
     write(tmp_path / "map/0.0", "10\n")
     write(tmp_path / "map/0.7", "17\n")  # which the driver does not list
     write(tmp_path / "map/1", "20\n")
@@ -79,7 +79,7 @@ def test_both_maps_agree(tmp_path: Path) -> None:
 
 
 def test_changes_are_seen(tmp_path: Path) -> None:
-    """What is there now counts, whether a file is written over, replaced, emptied or removed."""
+    """The current files count, also if overwritten, replaced, emptied or removed."""
     maps = SlurmJobMaps(tmp_path / "map", None)
     assert maps.read_jobs(GPUS) == {}
     write(tmp_path / "map/0", "1\n")
@@ -97,7 +97,7 @@ def test_changes_are_seen(tmp_path: Path) -> None:
 
 
 def test_whatever_lies_there(tmp_path: Path) -> None:
-    """What is no map is passed over: pipes, folders, links to nothing, other text, files without an end."""
+    """Everything except a map is skipped: pipes, folders, broken links, other text, endless files."""
     os.mkfifo(tmp_path / "0")
     (tmp_path / "1").mkdir()
     (tmp_path / "2").symlink_to(tmp_path / "nothing")

@@ -66,7 +66,7 @@ def test_patience_is_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_old_name_stands_until_the_new_one_is_known() -> None:
-    """Names are asked for anew after a while; a database that is gone by then takes none away."""
+    """Names are looked up again after a while; if the database is gone by then, they stay."""
     clock, database = Clock(), {7: "old"}
     names = UserNames(database.__getitem__, clock)
     until(lambda: names.name(7) == "old", "the name")

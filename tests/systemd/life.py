@@ -41,7 +41,7 @@ QUICK = "[Service]\nWatchdogSec=5\nRestartSec=100ms\n"
 
 
 def command(*words: str | Path, check: bool = True, user: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end; unless told otherwise, a failure fails the test, with what it wrote."""
+    """Run a command to its end; by default a failure fails the test, with what it wrote."""
     done = subprocess.run(
         words, capture_output=True, text=True, check=False, user=user, env={**os.environ, **OFFLINE}, timeout=120
     )
@@ -82,7 +82,7 @@ def drop_in(name: str, text: str) -> None:
 
 
 def samples(name: str) -> dict[tuple[tuple[str, str], ...], float]:
-    """Return the samples of that name by their sorted labels; none while nobody answers."""
+    """Return the samples of that name by their sorted labels; empty while the daemon does not answer."""
     return {
         tuple(sorted(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(fetch(f"{URL}/metrics"))
@@ -160,7 +160,7 @@ def test_the_service_runs_once_it_is_installed(mock: MockNvml) -> None:
 
 
 def test_nothing_is_compiled_at_a_start() -> None:
-    """What it loads was compiled when it was installed."""
+    """Its modules were compiled at installation."""
     (package,) = PREFIX.glob("lib/python3*/site-packages/gpuwarden")
     compiled = {file.name.partition(".")[0] for file in package.glob("__pycache__/*.pyc")}
     assert compiled == {file.stem for file in package.glob("*.py")}
@@ -215,7 +215,7 @@ except OSError as error:
 
 
 def test_root_alone_may_pause() -> None:
-    """`gpuwarden pause` is root's: the driver is let go of through the sandbox, and systemd's status says so."""
+    """`gpuwarden pause` is for root: it releases the driver inside the sandbox, and systemd's status says so."""
     gpuwarden = PREFIX / "bin/gpuwarden"
     refused = command(gpuwarden, "pause", check=False, user="nobody")
     assert (refused.returncode, "try sudo" in refused.stderr) == (1, True)
@@ -354,7 +354,7 @@ def wheel() -> Path:
 
 
 def test_an_upgrade_keeps_the_configuration() -> None:
-    """Installed a second time, from a wheel, the service runs anew with the file its user has edited."""
+    """Installed a second time, from a wheel, the service restarts with the file its user has edited."""
     edited, places = re.subn(r"\n  #max_series: .*\n", "\n  max_series: 7\n", CONFIG.read_text())
     assert places == 1
     CONFIG.write_text(edited)
@@ -372,7 +372,7 @@ def test_a_failed_upgrade_changes_nothing(tmp_path: Path) -> None:
     broken.write_text("no wheel")
     done = install(broken, check=False)
     assert done.returncode == 1
-    assert "the version that was installed before is in place again" in done.stderr
+    assert "the previous version is restored" in done.stderr
     assert main_pid() == pid
     assert command(PREFIX / "bin/gpuwarden", "--version").stdout.startswith("gpuwarden ")
     assert not PREFIX.with_suffix(".old").exists()
@@ -390,7 +390,7 @@ def test_an_upgrade_that_refuses_the_configuration_changes_nothing() -> None:
 
 
 def test_a_wrong_configuration_is_told_once() -> None:
-    """The service stays down, with the mistake and its line in the journal, until somebody corrects it."""
+    """The service stays down, with the mistake and its line in the journal, until it is corrected."""
     right = CONFIG.read_text()
     CONFIG.write_text(right + "nonsense: 1\n")
     assert command("systemctl", "restart", "gpuwarden", check=False).returncode != 0

@@ -22,7 +22,7 @@ CATALOGUE = {
 
 @pytest.mark.parametrize("action", CATALOGUE)
 def test_actions_are_nvidias(action: Action) -> None:
-    """What NVIDIA's catalogue says to do at once is what the table says; XID 48 has a workflow there that resets."""
+    """Actions are the immediate actions of NVIDIA's catalogue; XID 48 has a workflow there that resets."""
     ours = {code for code, xid in XIDS.items() if xid.action is action}
     assert ours - {48} == CATALOGUE[action]
 
@@ -40,7 +40,7 @@ def test_gpus_that_need_a_reset_wake_somebody() -> None:
 
 
 def test_nothing_to_do_alerts_nobody() -> None:
-    """What is to be ignored is of severity info."""
+    """Codes without an action have the severity info."""
     assert {xid.severity for xid in XIDS.values() if xid.action is Action.IGNORE} == {"info"}
 
 

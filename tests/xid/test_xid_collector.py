@@ -90,7 +90,7 @@ def test_xids_are_counted_by_gpu_and_code(box: Box, mock_nvml: MockNvml) -> None
 
 
 def test_lost_gpu_keeps_its_xid(box: Box, mock_nvml: MockNvml, fifo: Fifo) -> None:
-    """XID 79 of a GPU that answers nothing any more is on the page beside its up 0, once for all that tell of it."""
+    """XID 79 of a lost GPU is exported along with up 0, and counted once for all sources."""
     mock_nvml.lose(1)
     fifo.write(f"NVRM: Xid (PCI:0000:11:00): 79, pid=1, {LOST}", f"NVRM: GPU 0000:11:00.0: {LOST}")
     mock_nvml.xid(1, 79)
@@ -104,7 +104,7 @@ def test_lost_gpu_keeps_its_xid(box: Box, mock_nvml: MockNvml, fifo: Fifo) -> No
 
 @pytest.mark.parametrize("first", ["nvml", "kernel_log"])
 def test_sources_are_merged(box: Box, mock_nvml: MockNvml, fifo: Fifo, first: str) -> None:
-    """One fault told by both is one, whichever is first; one that only the kernel log tells of is one as well."""
+    """A fault reported by both sources counts once, in either order; so does one only in the kernel log."""
     tell: dict[str, Callable[[], None]] = {
         "nvml": lambda: mock_nvml.xid(0, 94),
         "kernel_log": lambda: fifo.write("NVRM: Xid (PCI:0000:10:00): 94, p"),
@@ -184,7 +184,7 @@ class Watched:
 
 
 def test_xid_of_an_unknown_gpu_waits_for_it(fifo: Fifo) -> None:
-    """What the log tells of a GPU that has not answered yet is counted when it does."""
+    """A logged XID of a GPU that has not answered yet is counted when it does."""
     watched = Watched(fifo)
     fifo.write("NVRM: Xid (PCI:0000:01:00): 62, p")
     assert watched.poll(snapshot(gpu(0))).gpus[0].xids == {}
@@ -216,7 +216,7 @@ def test_xid_of_a_gpu_lost_before_the_start(
     monkeypatch.setattr(time, "monotonic", lambda: now() + 1000 + IDENTIFY_SECONDS)
     for _ in range(3):
         watched.poll(snapshot(gpu(0)))
-    assert watched.watch.dropped["unknown_gpu"] == 1  # told twice by the kernel
+    assert watched.watch.dropped["unknown_gpu"] == 1  # logged twice by the kernel
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
     assert re.match(
@@ -258,7 +258,7 @@ def test_clock_set_back_leaves_no_xid_ahead(fifo: Fifo, monkeypatch: pytest.Monk
 
 
 def test_gpu_in_anothers_place_gets_its_xids(fifo: Fifo) -> None:
-    """Of two GPUs known by one address, the one that answers has it now."""
+    """If two GPUs had the same address, the one that answers has it now."""
     watched = Watched(fifo)
     old, new = gpu(1), gpu(2)
     old = replace(old, fault="gpu_is_lost")
