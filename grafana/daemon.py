@@ -5,7 +5,7 @@ from __future__ import annotations
 from classic import Panel, Query
 from looks import NOT_POLLED
 from panels import timeseries
-from series import risen, series, with_gpu
+from series import join_gpu, risen, series
 
 from gpuwarden.daemon.metrics import DaemonReadings
 from gpuwarden.gpu.health_metrics import GpuHealth
@@ -27,7 +27,7 @@ def daemon() -> list[Panel]:
             52,
             "Driver errors",
             "Failed reads by NVML error, of single GPUs and of the driver as a whole.",
-            Query(with_gpu(risen(GpuHealth.errors_total)), "GPU {{gpu}} {{error}}"),
+            Query(join_gpu(risen(GpuHealth.errors_total)), "GPU {{gpu}} {{error}}"),
             Query(risen(DaemonReadings.collector_errors_total), "driver {{error}} on {{instance}}"),
             width=8,
             unit="short",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from classic import BAD, DARK_GREEN, NONE, Panel, Query, override, states
 from looks import COLORED, NOT_POLLED
 from panels import table, timeline, timeseries
-from series import DEVICE, risen, series, with_gpu
+from series import DEVICE, join_gpu, risen, series
 
 from gpuwarden.gpu.health_metrics import GpuHealth
 from gpuwarden.gpu.metrics import GpuReadings
@@ -24,7 +24,7 @@ def _lost() -> Panel:
         56,
         "GPU availability",
         "Whether each GPU answers the driver.",
-        Query(with_gpu(series(GpuHealth.up)), "GPU {{gpu}}"),
+        Query(join_gpu(series(GpuHealth.up)), "GPU {{gpu}}"),
         width=8,
         mappings=states({0: ("lost", BAD), 1: ("answers", DARK_GREEN)}),
         empty=NOT_POLLED,
@@ -32,8 +32,8 @@ def _lost() -> Panel:
 
 
 def _xids() -> Panel:
-    last = with_gpu(series(GpuHealth.xid_last_event_timestamp_seconds))
-    count = with_gpu(series(GpuHealth.xid_events_total))
+    last = join_gpu(series(GpuHealth.xid_last_event_timestamp_seconds))
+    count = join_gpu(series(GpuHealth.xid_events_total))
     each = f"max by ({DEVICE}, gpu, xid)"
     return table(
         22,
@@ -60,7 +60,7 @@ def _memory_errors() -> Panel:
         57,
         "Memory errors",
         "ECC errors in device memory and on the chip, by type; an uncorrected error ends the programs that it hits.",
-        Query(with_gpu(errors), "GPU {{gpu}} {{type}} {{location}}"),
+        Query(join_gpu(errors), "GPU {{gpu}} {{type}} {{location}}"),
         width=8,
         unit="short",
         empty="no memory errors",
@@ -112,9 +112,9 @@ def _links() -> Panel:
         59,
         "Link errors",
         "NVLink and PCIe errors by type, and PCIe retransmissions (replays).",
-        Query(with_gpu(nvlink), "GPU {{gpu}} NVLink {{type}}"),
-        Query(with_gpu(pcie), "GPU {{gpu}} PCIe {{type}}"),
-        Query(with_gpu(replays), "GPU {{gpu}} PCIe replays"),
+        Query(join_gpu(nvlink), "GPU {{gpu}} NVLink {{type}}"),
+        Query(join_gpu(pcie), "GPU {{gpu}} PCIe {{type}}"),
+        Query(join_gpu(replays), "GPU {{gpu}} PCIe replays"),
         width=12,
         unit="short",
         empty="no link errors",

@@ -12,13 +12,13 @@ from series import (
     DEVICE,
     UNLESS_RECORDED,
     boxes,
+    filter_owners,
     headroom_ratio,
     instances,
-    of_owners,
+    join_run,
     placed,
     recorded,
     series,
-    with_run,
 )
 from ways import BOX as ONE_BOX
 from ways import IN_CLUSTER, ONE_RUN, link
@@ -109,7 +109,7 @@ def _queries() -> list[Query]:
     return [
         Query(f"max by ({DEVICE}, gpu, name, board, place) ({placed(_identities())})", "identity", now=True),
         Query(f"max by ({DEVICE}, owner) (topk by ({DEVICE}) (1, {held}))", "owners", now=True),
-        Query(f"max by ({DEVICE}, run_id, run_name) ({with_run(ratio)})", "headroom", now=True),
+        Query(f"max by ({DEVICE}, run_id, run_name) ({join_run(ratio)})", "headroom", now=True),
         Query(
             f"max by ({DEVICE}, xid) (topk by ({DEVICE}) (1, {xid} > {_RECENT}))",
             "xids",
@@ -135,7 +135,7 @@ def _slowed() -> str:
 
 def _identities() -> str:
     """Return the rows of the table: GPUs, MIG instances and hosts that are down, with the GPU for their links."""
-    gpus = of_owners(series(GpuHealth.info))
+    gpus = filter_owners(series(GpuHealth.info))
     shortened = f'label_replace({gpus}, "name", "$1", "name", "(?:NVIDIA )?(.+)")'
     parts = f'label_replace({instances(gpus)}, "name", "MIG $1", "profile", "(.+)")'
     down = f'label_replace(label_replace({_down()}, "gpu", "all", "", ""), "board", "All", "", "")'

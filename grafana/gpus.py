@@ -6,7 +6,7 @@ from classic import NONE, WARN, Panel, Query, override, override_matching, state
 from looks import DASHED, LEVELS, LIMIT, NO_PRESSURE, NO_READING, NO_RUN, SIZE, margin
 from panels import timeline, timeseries
 from processes import processes
-from series import BOX, DEVICE, pressure, rate, series, with_device, with_gpu
+from series import BOX, DEVICE, join_device, join_gpu, pressure, rate, series
 
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.owners.kinds import WORKLOADS
@@ -42,7 +42,7 @@ def _memory() -> list[Panel]:
             11,
             "Memory used",
             "Device memory allocated by all processes, including framework pools; 0/7/0 is a MIG instance of GPU 0.",
-            Query(with_device(used), GPU),
+            Query(join_device(used), GPU),
             Query(size, "device memory"),
             width=8,
             unit="bytes",
@@ -53,7 +53,7 @@ def _memory() -> list[Panel]:
             12,
             "Memory in use by allocators",
             "Memory that the frameworks of reporting runs have handed out: the part of the memory used that is needed.",
-            Query(with_device(in_use), GPU),
+            Query(join_device(in_use), GPU),
             Query(with_runs, "device memory"),
             width=8,
             unit="bytes",
@@ -64,7 +64,7 @@ def _memory() -> list[Panel]:
             13,
             "Headroom",
             "Memory that reporting runs can still allocate; for the run with the least.",
-            Query(with_device(headroom), GPU),
+            Query(join_device(headroom), GPU),
             Query(with_runs, "device memory"),
             width=8,
             unit="bytes",
@@ -75,7 +75,7 @@ def _memory() -> list[Panel]:
             23,
             "Peak memory",
             "Highest device memory use in the last five minutes, from samples between polls.",
-            Query(with_gpu(f"max by ({DEVICE}) ({peaks})"), GPU),
+            Query(join_gpu(f"max by ({DEVICE}) ({peaks})"), GPU),
             Query(size, "device memory"),
             width=8,
             unit="bytes",
@@ -97,7 +97,7 @@ def _memory() -> list[Panel]:
             24,
             "Pressure",
             "How close runs are to out of memory, and the GPU to throttling (docs/understand/pressure.md).",
-            Query(with_device(pressure()), f"{GPU} {{{{resource}}}}"),
+            Query(join_device(pressure()), f"{GPU} {{{{resource}}}}"),
             width=8,
             mappings=states(LEVELS),
             empty=NO_PRESSURE,
@@ -106,15 +106,15 @@ def _memory() -> list[Panel]:
 
 
 def _heat() -> list[Panel]:
-    slowdown = with_gpu(series(GpuReadings.temperature_threshold_celsius, threshold="slowdown"), "name")
-    limit = with_gpu(series(GpuReadings.power_limit_watts, limit="enforced"), "name")
+    slowdown = join_gpu(series(GpuReadings.temperature_threshold_celsius, threshold="slowdown"), "name")
+    limit = join_gpu(series(GpuReadings.power_limit_watts, limit="enforced"), "name")
     at_limit = override_matching("^(throttle point|limit)", **LIMIT)
     return [
         timeseries(
             14,
             "Temperature",
             "Core temperature, and the temperature at which this model throttles.",
-            Query(with_gpu(series(GpuReadings.temperature_celsius, sensor="core")), GPU),
+            Query(join_gpu(series(GpuReadings.temperature_celsius, sensor="core")), GPU),
             Query(f"min by (name) ({slowdown})", "throttle point of {{name}}"),
             width=8,
             unit="celsius",
@@ -125,7 +125,7 @@ def _heat() -> list[Panel]:
             25,
             "Temperature margin",
             "Degrees left before each GPU throttles; an alert fires where the background is colored.",
-            Query(with_gpu(series(GpuReadings.temperature_margin_celsius)), GPU),
+            Query(join_gpu(series(GpuReadings.temperature_margin_celsius)), GPU),
             width=8,
             unit="celsius",
             empty=NO_READING,
@@ -135,7 +135,7 @@ def _heat() -> list[Panel]:
             15,
             "Power",
             "Power draw, and the lowest enforced limit of this model.",
-            Query(with_gpu(series(GpuReadings.power_usage_watts)), GPU),
+            Query(join_gpu(series(GpuReadings.power_usage_watts)), GPU),
             Query(f"min by (name) ({limit})", "limit of {{name}}"),
             width=8,
             unit="watt",
@@ -152,7 +152,7 @@ def _clocks() -> list[Panel]:
             17,
             "SM clock",
             "Clock of the streaming multiprocessors; if it drops under load, the next panel has the reason.",
-            Query(with_gpu(series(GpuReadings.clock_hertz, clock="sm")), GPU),
+            Query(join_gpu(series(GpuReadings.clock_hertz, clock="sm")), GPU),
             width=8,
             unit="hertz",
             empty=NO_READING,
@@ -162,7 +162,7 @@ def _clocks() -> list[Panel]:
             "Clock event reasons",
             "Reasons that limited the clocks in this time range, except idle.",
             Query(
-                with_gpu(f"{reasons} and max_over_time({reasons}[$__range] @ end()) > 0"),
+                join_gpu(f"{reasons} and max_over_time({reasons}[$__range] @ end()) > 0"),
                 "GPU {{gpu}} {{reason}}",
             ),
             width=16,
@@ -179,7 +179,7 @@ def _work() -> list[Panel]:
             16,
             "Utilization",
             "Share of time with a kernel running, no matter how much of the GPU it fills.",
-            Query(with_gpu(series(GpuReadings.utilization_ratio)), GPU),
+            Query(join_gpu(series(GpuReadings.utilization_ratio)), GPU),
             width=8,
             unit="percentunit",
             empty=NO_READING,
@@ -189,7 +189,7 @@ def _work() -> list[Panel]:
             20,
             "SMs busy",
             "Share of the streaming multiprocessors that are busy: how much of the GPU its kernels fill.",
-            Query(with_gpu(series(GpuReadings.sm_active_ratio)), GPU),
+            Query(join_gpu(series(GpuReadings.sm_active_ratio)), GPU),
             width=8,
             unit="percentunit",
             max=1,
@@ -199,7 +199,7 @@ def _work() -> list[Panel]:
             26,
             "Tensor cores busy",
             "Share of time with the tensor pipe active; low with busy SMs means that training uses full precision.",
-            Query(with_gpu(tensor), GPU),
+            Query(join_gpu(tensor), GPU),
             width=8,
             unit="percentunit",
             max=1,
@@ -222,8 +222,8 @@ def _moved() -> list[Panel]:
             21,
             "NVLink and PCIe",
             "Throughput over all links, both directions together.",
-            Query(with_gpu(nvlink), f"{GPU} NVLink"),
-            Query(with_gpu(f"{pcie} or {mean}"), f"{GPU} PCIe"),
+            Query(join_gpu(nvlink), f"{GPU} NVLink"),
+            Query(join_gpu(f"{pcie} or {mean}"), f"{GPU} PCIe"),
             width=12,
             unit="Bps",
             overrides=[override_matching("PCIe$", **DASHED)],
@@ -233,7 +233,7 @@ def _moved() -> list[Panel]:
             27,
             "Memory bandwidth",
             "Share of the device memory's bandwidth in use; near 100 % the kernels wait for memory.",
-            Query(with_gpu(series(GpuReadings.dram_active_ratio)), GPU),
+            Query(join_gpu(series(GpuReadings.dram_active_ratio)), GPU),
             width=12,
             unit="percentunit",
             max=1,

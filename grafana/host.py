@@ -5,7 +5,7 @@ from __future__ import annotations
 from classic import BAD, GOOD, PLAIN, WARN, Panel, Query, override, override_matching
 from looks import DASHED, LIMIT, NO_RUN, SIZE
 from panels import timeseries
-from series import BOX, rate, series, with_run
+from series import BOX, join_run, rate, series
 
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.host.metrics import HostReadings
@@ -20,9 +20,9 @@ _COLORS = {
 }
 
 
-def _by_name(expression: str, add: str = "sum") -> str:
+def _sum_by_name(expression: str, add: str = "sum") -> str:
     """Aggregate runs of one name: the ranks of a job, and successive runs."""
-    return f"{add} by ({BOX}, run_name) ({with_run(expression)})"
+    return f"{add} by ({BOX}, run_name) ({join_run(expression)})"
 
 
 def host() -> list[Panel]:
@@ -56,8 +56,8 @@ def _feeding() -> list[Panel]:
             42,
             "CPU use of runs",
             "CPUs that each run uses, including data loader workers, and its limit.",
-            Query(_by_name(rate(RunReadings.cpu_seconds_total)), RUN),
-            Query(_by_name(series(RunReadings.cpus), "max"), f"{RUN} limit"),
+            Query(_sum_by_name(rate(RunReadings.cpu_seconds_total)), RUN),
+            Query(_sum_by_name(series(RunReadings.cpus), "max"), f"{RUN} limit"),
             width=8,
             unit="short",
             empty=NO_RUN,
@@ -67,8 +67,8 @@ def _feeding() -> list[Panel]:
             43,
             "Storage I/O of runs",
             "Throughput of each run from and to storage, without the page cache.",
-            Query(_by_name(rate(RunReadings.read_bytes_total)), f"{RUN} reads"),
-            Query(_by_name(rate(RunReadings.written_bytes_total)), f"{RUN} writes"),
+            Query(_sum_by_name(rate(RunReadings.read_bytes_total)), f"{RUN} reads"),
+            Query(_sum_by_name(rate(RunReadings.written_bytes_total)), f"{RUN} writes"),
             width=8,
             unit="Bps",
             empty=f"{NO_RUN}; for other users' runs see docs/understand/how-it-works.md",
@@ -95,9 +95,9 @@ def _memory() -> list[Panel]:
             45,
             "Host memory of runs",
             "Resident memory of each run, and the memory and limit of its container or job (cgroup).",
-            Query(_by_name(series(RunReadings.host_memory_bytes)), RUN),
-            Query(_by_name(series(RunReadings.cgroup_memory_used_bytes), "max"), f"{RUN} cgroup"),
-            Query(_by_name(series(RunReadings.cgroup_memory_limit_bytes), "max"), f"{RUN} limit"),
+            Query(_sum_by_name(series(RunReadings.host_memory_bytes)), RUN),
+            Query(_sum_by_name(series(RunReadings.cgroup_memory_used_bytes), "max"), f"{RUN} cgroup"),
+            Query(_sum_by_name(series(RunReadings.cgroup_memory_limit_bytes), "max"), f"{RUN} limit"),
             width=8,
             unit="bytes",
             empty=NO_RUN,

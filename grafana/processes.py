@@ -5,7 +5,7 @@ from __future__ import annotations
 from classic import Panel, Query, override
 from looks import HIDDEN, NO_READING
 from panels import table, timeseries
-from series import BOX, DEVICE, placed, series, with_gpu
+from series import BOX, DEVICE, join_gpu, placed, series
 from ways import IN_CLUSTER, ONE_RUN, link
 
 from gpuwarden.gpu.health_metrics import GpuHealth
@@ -19,7 +19,7 @@ def processes() -> list[Panel]:
     """Return the panels."""
     held = f"max by ({DEVICE}, pid) ({series(ProcessReadings.gpu_memory_used_bytes)})"
     known = f"max by ({BOX}, pid, {', '.join(_WHO)}) ({series(ProcessReadings.info)})"
-    each = f"{with_gpu(held)} * on ({BOX}, pid) group_left ({', '.join(_WHO)}) {known}"
+    each = f"{join_gpu(held)} * on ({BOX}, pid) group_left ({', '.join(_WHO)}) {known}"
     labels = f"{DEVICE}, gpu, pid, {', '.join(_WHO)}, place"
     return [
         table(
@@ -56,7 +56,7 @@ def processes() -> list[Panel]:
             29,
             "Processes on each GPU",
             "Processes with a context on each GPU.",
-            Query(with_gpu(f"sum by ({DEVICE}) ({series(GpuHealth.processes)})"), "GPU {{gpu}}"),
+            Query(join_gpu(f"sum by ({DEVICE}) ({series(GpuHealth.processes)})"), "GPU {{gpu}}"),
             width=8,
             unit="short",
             empty=NO_READING,

@@ -7,8 +7,8 @@ from alerts_table import alerts_table
 from choices import choices
 from classic import Json, Row, dashboard
 from run_advice import advice, errors
-from run_host import on_host
-from run_memory import ahead, in_use, limits
+from run_host import host_use
+from run_memory import ahead, limits, memory_in_use
 from run_speed import loss, lost, speed, step_time
 from run_states import run_timeline
 from run_table import run_table
@@ -29,12 +29,12 @@ def run() -> Json:
             alerts_table(5, height=7),  # with those of GPUs: a run does not report that its GPU is lost
             run_table(61, height=9),
             step_time(8),
-            in_use(8),
+            memory_in_use(8),
             loss(8),
             Row(10, "Memory risk", [*ahead(), *limits()]),
             Row(20, "Bottlenecks", [*lost(), *speed(), run_timeline(33, width=24)]),
             Row(30, "Pressure, advice and errors", [*advice(), *errors()]),
-            Row(40, "Host", on_host()),
+            Row(40, "Host", host_use()),
         ],
         variables=choices(one_box=True),
         links=ways(ONE_RUN),

@@ -6,7 +6,7 @@ from classic import BAD, Panel, Query, override, override_matching, states
 from looks import DASHED, HIDDEN, LEVELS, NO_PRESSURE, NO_RUN
 from panels import table, timeline, timeseries
 from run_memory import NAME
-from series import DEVICE, RUN, last, placed, pressure, risen, series, with_device, with_run
+from series import DEVICE, RUN, join_device, join_run, last, placed, pressure, risen, series
 from ways import IN_CLUSTER, ONE_RUN, link
 
 from gpuwarden.advice.metrics import AdviceReadings
@@ -24,7 +24,7 @@ def advice() -> list[Panel]:
             77,
             "Pressure on the GPUs of runs",
             "How close the GPUs of the runs are to out of memory and to throttling (docs/understand/pressure.md).",
-            Query(with_device(level), "GPU {{gpu}} {{resource}} {{instance}} {{cluster}}"),
+            Query(join_device(level), "GPU {{gpu}} {{resource}} {{instance}} {{cluster}}"),
             width=12,
             mappings=states(LEVELS),
             empty=NO_PRESSURE,
@@ -34,10 +34,10 @@ def advice() -> list[Panel]:
             "Advice and actions",
             "Advice sent to runs, by kind, and the actions that they took, as configured by their users.",
             Query(
-                with_run(f"sum by ({RUN}, kind) ({risen(AdviceReadings.advice_total)})"), f"{NAME} advice: {{{{kind}}}}"
+                join_run(f"sum by ({RUN}, kind) ({risen(AdviceReadings.advice_total)})"), f"{NAME} advice: {{{{kind}}}}"
             ),
             Query(
-                with_run(f"sum by ({RUN}, action) ({risen(RunReadings.actions_total)})"),
+                join_run(f"sum by ({RUN}, action) ({risen(RunReadings.actions_total)})"),
                 f"{NAME} action: {{{{action}}}}",
             ),
             width=12,
@@ -56,7 +56,7 @@ def errors() -> list[Panel]:
             66,
             "Run errors",
             "Errors raised by training steps, by kind; docs/use/troubleshooting.md explains each kind.",
-            Query(with_run(risen(RunReadings.errors_total)), f"{NAME} {{{{kind}}}}"),
+            Query(join_run(risen(RunReadings.errors_total)), f"{NAME} {{{{kind}}}}"),
             width=8,
             unit="short",
             empty=f"no errors; {NO_RUN}",

@@ -6,15 +6,15 @@ from classic import Panel, Query, override_matching
 from looks import DASHED, LIMIT, NO_GROWTH, NO_RUN
 from panels import timeseries
 from run_memory import NAME
-from series import rate, series, with_run
+from series import join_run, rate, series
 
 from gpuwarden.runs.metrics import RunReadings
 
 
-def on_host() -> list[Panel]:
+def host_use() -> list[Panel]:
     """Return the panels."""
     memory, used, limit = (
-        with_run(series(row))
+        join_run(series(row))
         for row in (
             RunReadings.host_memory_bytes,
             RunReadings.cgroup_memory_used_bytes,
@@ -38,7 +38,7 @@ def on_host() -> list[Panel]:
             82,
             "Host memory growth per minute",
             "Rate of the host memory leak of each run, per minute.",
-            Query(f"60 * {with_run(series(RunReadings.host_memory_growth_bytes_per_second))}", NAME),
+            Query(f"60 * {join_run(series(RunReadings.host_memory_growth_bytes_per_second))}", NAME),
             width=8,
             unit="bytes",
             empty=f"{NO_GROWTH}; {NO_RUN}",
@@ -47,9 +47,9 @@ def on_host() -> list[Panel]:
             83,
             "Time to host out-of-memory",
             "OOM forecast for host memory, or for the limit of the run's container or job, with its bounds.",
-            Query(with_run(series(RunReadings.seconds_to_host_oom)), NAME),
-            Query(with_run(series(RunReadings.seconds_to_host_oom_lower)), f"{NAME} lower bound"),
-            Query(with_run(series(RunReadings.seconds_to_host_oom_upper)), f"{NAME} upper bound"),
+            Query(join_run(series(RunReadings.seconds_to_host_oom)), NAME),
+            Query(join_run(series(RunReadings.seconds_to_host_oom_lower)), f"{NAME} lower bound"),
+            Query(join_run(series(RunReadings.seconds_to_host_oom_upper)), f"{NAME} upper bound"),
             width=8,
             unit="s",
             empty=f"{NO_GROWTH}; {NO_RUN}",
@@ -59,8 +59,8 @@ def on_host() -> list[Panel]:
             84,
             "CPUs",
             "CPUs that each run uses, including data loader workers, and its limit.",
-            Query(with_run(rate(RunReadings.cpu_seconds_total)), NAME),
-            Query(with_run(series(RunReadings.cpus)), f"{NAME} limit"),
+            Query(join_run(rate(RunReadings.cpu_seconds_total)), NAME),
+            Query(join_run(series(RunReadings.cpus)), f"{NAME} limit"),
             width=8,
             unit="short",
             empty=NO_RUN,
@@ -70,8 +70,8 @@ def on_host() -> list[Panel]:
             85,
             "Storage I/O",
             "Throughput of each run from and to storage, without the page cache.",
-            Query(with_run(rate(RunReadings.read_bytes_total)), f"{NAME} reads"),
-            Query(with_run(rate(RunReadings.written_bytes_total)), f"{NAME} writes"),
+            Query(join_run(rate(RunReadings.read_bytes_total)), f"{NAME} reads"),
+            Query(join_run(rate(RunReadings.written_bytes_total)), f"{NAME} writes"),
             width=8,
             unit="Bps",
             empty=f"{NO_RUN}; for other users' runs see docs/understand/how-it-works.md",
@@ -81,8 +81,8 @@ def on_host() -> list[Panel]:
             86,
             "Input buffer",
             "Batches ready in the input pipeline's buffer, and its capacity; if it is empty, input is too slow.",
-            Query(with_run(series(RunReadings.input_buffered_batches)), NAME),
-            Query(with_run(series(RunReadings.input_buffer_size_batches)), f"{NAME} capacity"),
+            Query(join_run(series(RunReadings.input_buffered_batches)), NAME),
+            Query(join_run(series(RunReadings.input_buffer_size_batches)), f"{NAME} capacity"),
             width=8,
             unit="short",
             empty=f"only with tf.data; {NO_RUN}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from classic import NONE, Panel, Query, override_matching
 from looks import DASHED, LIMIT, NO_GROWTH, NO_RUN, headroom
 from panels import timeseries
-from series import RUN, headroom_ratio, rate, series, with_device, with_run
+from series import RUN, headroom_ratio, join_device, join_run, rate, series
 
 from gpuwarden.metrics.model import Metric
 from gpuwarden.runs.metrics import RunReadings
@@ -15,9 +15,9 @@ NAME = "{{run_name}} {{pid}}"
 ON_GPU = f"{NAME} GPU {{{{gpu}}}}"
 
 
-def in_use(width: int) -> Panel:
+def memory_in_use(width: int) -> Panel:
     """Return the panel that compares the memory use of runs."""
-    most = with_run(f"max by ({RUN}) ({series(RunReadings.allocator_memory_bytes)})")
+    most = join_run(f"max by ({RUN}) ({series(RunReadings.allocator_memory_bytes)})")
     return timeseries(
         35,
         "Memory in use",
@@ -30,19 +30,19 @@ def in_use(width: int) -> Panel:
 
 
 def _named(row: Metric[RunSnapshot]) -> str:
-    return with_run(with_device(series(row)))
+    return join_run(join_device(series(row)))
 
 
 def limits() -> list[Panel]:
     """Return the panels of headroom, allocator limits and batch size."""
     peak, at_peak = RunReadings.allocator_memory_peak_bytes, RunReadings.memory_headroom_at_peak_bytes
-    present = with_run(series(RunReadings.batch_size))
+    present = join_run(series(RunReadings.batch_size))
     return [
         timeseries(
             34,
             "Headroom of runs",
             "Headroom as a share of used memory plus headroom; an alert fires where the background is red.",
-            Query(with_run(with_device(headroom_ratio())), ON_GPU),
+            Query(join_run(join_device(headroom_ratio())), ON_GPU),
             width=8,
             unit="percentunit",
             empty=NO_RUN,
@@ -67,7 +67,7 @@ def limits() -> list[Panel]:
             "Batch size",
             "Examples per step, and the largest batch that should fit (docs/use/batch-size.md; logarithmic scale).",
             Query(present, NAME),
-            Query(with_run(series(RunReadings.batch_size_advised)), f"{NAME} advised"),
+            Query(join_run(series(RunReadings.batch_size_advised)), f"{NAME} advised"),
             width=8,
             unit="short",
             empty=f"batch size unknown; {NO_RUN}",
@@ -111,8 +111,8 @@ def ahead() -> list[Panel]:
             75,
             "Growth per epoch and step",
             "Rate of the memory leak per epoch, at the epoch rate of the time range, and per step (logarithmic scale).",
-            Query(with_run(with_device(an_epoch)), f"{ON_GPU} per epoch"),
-            Query(with_run(with_device(steps)), f"{ON_GPU} per step"),
+            Query(join_run(join_device(an_epoch)), f"{ON_GPU} per epoch"),
+            Query(join_run(join_device(steps)), f"{ON_GPU} per step"),
             width=8,
             unit="bytes",
             empty=f"{NO_GROWTH}; {NO_RUN}",

@@ -9,7 +9,7 @@ from classic import MILD, NONE, Panel, Query, bad_from, override_matching
 from looks import DASHED, NO_RUN
 from panels import timeseries
 from run_memory import NAME
-from series import RUN, rate, series, with_run
+from series import RUN, join_run, rate, series
 
 from gpuwarden.config import thresholds
 from gpuwarden.runs.metrics import RunReadings
@@ -35,7 +35,7 @@ def step_time(width: int) -> Panel:
 
 def _quantile(quantile: float, steps: str) -> str:
     """Return a quantile of the step time; `>= 0` drops the NaN of an interval without steps."""
-    return with_run(f"histogram_quantile({quantile}, {steps}) >= 0")
+    return join_run(f"histogram_quantile({quantile}, {steps}) >= 0")
 
 
 def loss(width: int) -> Panel:
@@ -44,7 +44,7 @@ def loss(width: int) -> Panel:
         76,
         "Loss",
         "Mean loss of the current epoch, if it is reported (logarithmic scale).",
-        Query(with_run(series(RunReadings.loss)), NAME),
+        Query(join_run(series(RunReadings.loss)), NAME),
         width=width,
         unit="short",
         empty="no run reports its loss; use GpuWarden(loss=True)",
@@ -59,7 +59,7 @@ def speed() -> list[Panel]:
             32,
             "Steps per second",
             "Training speed; a drop with a steady step time means waiting between steps.",
-            Query(with_run(rate(RunReadings.steps_total)), NAME),
+            Query(join_run(rate(RunReadings.steps_total)), NAME),
             width=8,
             unit="ops",
             empty=NO_RUN,
@@ -68,7 +68,7 @@ def speed() -> list[Panel]:
             62,
             "Examples per second",
             "Training throughput, where the batch size is known (logarithmic scale).",
-            Query(with_run(f"{rate(RunReadings.examples_total)} > 0"), NAME),
+            Query(join_run(f"{rate(RunReadings.examples_total)} > 0"), NAME),
             width=8,
             unit="short",
             empty=NO_RUN,
@@ -78,7 +78,7 @@ def speed() -> list[Panel]:
             36,
             "Epoch",
             "Current epoch of each run, from 0.",
-            Query(with_run(series(RunReadings.epoch)), NAME),
+            Query(join_run(series(RunReadings.epoch)), NAME),
             width=8,
             unit="short",
             empty=NO_RUN,
@@ -111,7 +111,7 @@ def lost() -> list[Panel]:
             63,
             "Input wait",
             "Share of step time spent waiting for the next batch, where known (docs/use/slow-training.md).",
-            Query(with_run(input_wait()), NAME),
+            Query(join_run(input_wait()), NAME),
             width=8,
             unit="percentunit",
             empty=NO_RUN,
@@ -122,7 +122,7 @@ def lost() -> list[Panel]:
             64,
             "Steps throttled",
             "Share of time in which the run's GPUs were throttled during its steps, by clock event reason.",
-            Query(with_run(throttled()), f"{NAME} {{{{reason}}}}"),
+            Query(join_run(throttled()), f"{NAME} {{{{reason}}}}"),
             width=8,
             unit="percentunit",
             empty=f"no throttling; {NO_RUN}",
@@ -132,7 +132,7 @@ def lost() -> list[Panel]:
             65,
             "GPU allocated and idle",
             "Share of time in which the run had memory on its GPUs and no kernel of any program ran there.",
-            Query(with_run(f"{idle} / {_held()}"), NAME),
+            Query(join_run(f"{idle} / {_held()}"), NAME),
             width=8,
             unit="percentunit",
             empty=NO_RUN,

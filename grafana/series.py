@@ -85,12 +85,12 @@ def risen(row: Metric[Any], **only: str) -> str:
     return f"increase({counter}[$__rate_interval]) and max_over_time({counter}[$__range] @ end()) > 0"
 
 
-def with_gpu(expression: str, *more: str) -> str:
+def join_gpu(expression: str, *more: str) -> str:
     """Add the label `gpu`, the GPU's index, and the labels `more` of its identity."""
     return f"({expression}) * on ({DEVICE}) group_left ({', '.join(('gpu', *more))}) {series(GpuHealth.info)}"
 
 
-def with_device(expression: str) -> str:
+def join_device(expression: str) -> str:
     """Add the label `gpu`, also for MIG instances: 0 is a GPU, 0/7/0 an instance of it."""
     return f"({expression}) * on ({DEVICE}) group_left (gpu) max by ({DEVICE}, gpu) ({devices()})"
 
@@ -107,7 +107,7 @@ def instances(gpus: str) -> str:
     return f'label_join({found}, "gpu", "/", "gpu", "gpu_instance", "compute_instance")'
 
 
-def with_run(expression: str) -> str:
+def join_run(expression: str) -> str:
     """Add the labels `run_name` and `pid`, which distinguishes runs of the same name."""
     return f"({expression}) * on ({RUN}) group_left (run_name, pid) {series(RunReadings.info)}"
 
@@ -139,7 +139,7 @@ def placed(expression: str) -> str:
     return f'label_replace({anywhere}, "place", "$1", "cluster", "(.+)")'
 
 
-def of_owners(expression: str) -> str:
+def filter_owners(expression: str) -> str:
     """Keep the devices on which the chosen owners hold memory; all devices if all owners are chosen."""
     # This series has no owner, so that only the pattern for all matches it: it also matches an absent label.
     everyone = series(GpuHealth.up).replace("}", ',owner=~"$owner"}')

@@ -6,7 +6,7 @@ from classic import BAD, MILD, TEXT, WARN, Panel, Query, bad_from, override, ove
 from looks import NO_GROWTH, NO_READING, NOT_POLLED, NOW, ahead, headroom, margin
 from panels import stat
 from run_speed import input_wait, throttled
-from series import boxes, firing, headroom_ratio, series, with_device, with_gpu, with_run
+from series import boxes, firing, headroom_ratio, join_device, join_gpu, join_run, series
 
 from gpuwarden.config import thresholds
 from gpuwarden.gpu.health_metrics import GpuHealth
@@ -66,7 +66,7 @@ def alerts_by_severity(number: int, width: int) -> Panel:
 
 def least_headroom(number: int, width: int) -> Panel:
     """Show the run with the lowest headroom."""
-    least = f"bottomk(1, {with_run(with_device(headroom_ratio()))})"
+    least = f"bottomk(1, {join_run(join_device(headroom_ratio()))})"
     return stat(
         number,
         "Lowest headroom",
@@ -82,7 +82,7 @@ def least_headroom(number: int, width: int) -> Panel:
 
 def next_out_of_memory(number: int, width: int) -> Panel:
     """Show the run with the nearest OOM forecast."""
-    first = f"bottomk(1, {with_run(with_device(series(RunReadings.seconds_to_oom)))})"
+    first = f"bottomk(1, {join_run(join_device(series(RunReadings.seconds_to_oom)))})"
     return stat(
         number,
         "OOM forecast",
@@ -98,7 +98,7 @@ def next_out_of_memory(number: int, width: int) -> Panel:
 
 def least_margin(number: int, width: int) -> Panel:
     """Show the GPU that is closest to throttling."""
-    least = f"bottomk(1, {with_gpu(series(GpuReadings.temperature_margin_celsius))})"
+    least = f"bottomk(1, {join_gpu(series(GpuReadings.temperature_margin_celsius))})"
     return stat(
         number,
         "Heat margin",
@@ -117,7 +117,7 @@ def longest_input_wait(number: int, width: int) -> Panel:
         number,
         "Worst input wait",
         "The run that waits most for its next batch, as a share of step time.",
-        Query(f"topk(1, {with_run(input_wait())})", "{{run_name}} · {{instance}}", now=True),
+        Query(f"topk(1, {join_run(input_wait())})", "{{run_name}} · {{instance}}", now=True),
         unit="percentunit",
         width=width,
         thresholds=bad_from(thresholds.INPUT_BOUND, bad=MILD),
@@ -129,7 +129,7 @@ def longest_input_wait(number: int, width: int) -> Panel:
 def most_throttled(number: int, width: int) -> Panel:
     """Show the run that is throttled most."""
     # The power limit throttles every GPU under full load.
-    most = f"topk(1, {with_run(throttled({'reason': 'sw_power_cap'}))})"
+    most = f"topk(1, {join_run(throttled({'reason': 'sw_power_cap'}))})"
     return stat(
         number,
         "Most throttled",
