@@ -1,4 +1,4 @@
-"""Writer of metric tables in both text formats of Prometheus, which renders only the lines that changed."""
+"""Renderer of metric tables in both Prometheus text formats, which renders only the lines that changed."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from gpuwarden.metrics.model import Histogram, Labels, Metric, Reading, SubjectR
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
-_GO_DIGITS = 6  # Go's %g leaves the plain form for a longer whole part, client_python follows
-_GO_PLAIN = 10**_GO_DIGITS  # what is less has no more
+_GO_DIGITS = 6  # Go's %g uses the exponent form for more digits before the point, and client_python follows it
+_GO_PLAIN = 10**_GO_DIGITS  # smaller numbers have at most as many digits
 
-_Series: TypeAlias = tuple[str, Labels, Labels]  # suffix of the name, the row's labels, the bucket of a histogram
-_PLAIN: tuple[_Series, ...] = (("", (), ()),)  # of one value: most readings share it
+_Series: TypeAlias = tuple[str, Labels, Labels]  # suffix of the name, labels of the row, bucket of a histogram
+_PLAIN: tuple[_Series, ...] = (("", (), ()),)  # a single value, as most readings are
 
 
 class MetricsPage:
-    """One poll, ready to send in either format."""
+    """Metrics of one poll, ready to send in either format."""
 
     def __init__(self, families: Sequence[tuple[Metric[Any], Sequence[str]]]) -> None:
         self._families = families
 
     @cached_property
     def text(self) -> bytes:
-        """In format 0.0.4."""
+        """Page in format 0.0.4."""
         return _bytes(part for row, lines in self._families for part in (_text_header(row), *lines))
 
     @cached_property
     def openmetrics(self) -> bytes:
-        """In OpenMetrics 1.0."""
+        """Page in OpenMetrics 1.0."""
         return _bytes(
             [part for row, lines in self._families for part in (_openmetrics_header(row), *lines)] + ["# EOF\n"]
         )
@@ -42,7 +42,7 @@ class MetricsPage:
 
 @dataclass(frozen=True, slots=True)
 class _Lines:
-    """Samples of one row about one subject: the reading, and its text."""
+    """Samples of one row and subject: the reading and its text."""
 
     reading: Reading
     text: str
@@ -52,16 +52,16 @@ _NO_LINES = _Lines(None, "")
 
 
 class Exposition:
-    """Writes pages; keeps the lines of present series from page to page, and of no others.
+    """Renderer that caches the lines of the current series from page to page.
 
-    Most readings are what they were a poll ago, and comparing one costs a tenth of writing it.
+    Most readings do not change between polls, and comparing one takes a tenth of the time of rendering it.
     """
 
     def __init__(self) -> None:
         self._lines: dict[Metric[Any], dict[Labels, _Lines]] = {}
 
     def render(self, tables: Iterable[TableReadings]) -> MetricsPage:
-        """Write one page. Families without samples are left out."""
+        """Render one page, without families that have no samples."""
         old, self._lines = self._lines, {}
         families: list[tuple[Metric[Any], Sequence[str]]] = []
         for table, subjects in tables:
@@ -76,7 +76,7 @@ class Exposition:
 def _row(
     names: Labels, row: Metric[Any], subjects: SubjectReadings, old: Mapping[Labels, _Lines]
 ) -> dict[Labels, _Lines]:
-    """Return the lines of each subject that has a sample."""
+    """Return the lines of each subject with a sample."""
     found: dict[Labels, _Lines] = {}
     for key, readings in subjects:
         reading = readings.get(row)
@@ -127,13 +127,13 @@ def _samples_of(labels: Labels, value: Value | None) -> tuple[tuple[_Series, ...
 
 
 def _bytes(parts: Iterable[str]) -> bytes:
-    # Anybody may give a process a name that is no UTF-8, which Python reads as surrogates: that must not cost the page.
+    # A process name may not be UTF-8, and Python reads it as surrogates: the page must not fail on it.
     return "".join(parts).encode(errors="replace")
 
 
 @cache
 def _text_header(row: Metric[Any]) -> str:
-    kind = "gauge" if row.kind == "info" else row.kind  # format 0.0.4 has no type for it
+    kind = "gauge" if row.kind == "info" else row.kind  # format 0.0.4 has no type info
     return f"# HELP {row.name} {_escape_help(row.help)}\n# TYPE {row.name} {kind}\n"
 
 
@@ -144,14 +144,16 @@ def _openmetrics_header(row: Metric[Any]) -> str:
 
 
 def family_of(row: Metric[Any]) -> tuple[str, str]:
-    """Return the name and the type of a row's metric family, as OpenMetrics and prometheus-client have them."""
+    """Return the name and type of a row's metric family, as in OpenMetrics and prometheus-client."""
     ending = {"counter": "_total", "info": "_info"}.get(row.kind, "")
-    kind = row.kind if row.name.endswith(ending) else "unknown"  # other exporters' counters: theirs end otherwise
+    kind = (
+        row.kind if row.name.endswith(ending) else "unknown"
+    )  # counters under the names of other exporters do not end in _total
     return row.name.removesuffix(ending), kind
 
 
 def _label_text(names: Labels, values: Labels) -> str:
-    """Write labels in the order of their names, as prometheus-client does."""
+    """Format labels in the order of their names, as prometheus-client does."""
     pairs = sorted(zip(names, values, strict=True))
     return "{" + ",".join(f'{name}="{_escape(value)}"' for name, value in pairs) + "}" if pairs else ""
 
@@ -171,8 +173,8 @@ def _histogram_series(labels: Labels, bounds: tuple[float, ...]) -> tuple[_Serie
 
 
 def format_number(value: float) -> str:
-    """Write a number as prometheus-client does, which follows Go: whole ones with .0, a million as 1e+06."""
-    if -inf < value < _GO_PLAIN:  # most are
+    """Format a number as prometheus-client does, which follows Go: integers with .0, a million as 1e+06."""
+    if -inf < value < _GO_PLAIN:  # most numbers
         return repr(float(value))
     if isnan(value):
         return "NaN"
@@ -187,7 +189,7 @@ def format_number(value: float) -> str:
 
 
 def negotiate(accept: str) -> str:
-    """Return the content type to answer an Accept header with: TEXT, unless OpenMetrics is wanted at least as much."""
+    """Return the content type for an Accept header: OpenMetrics if preferred at least as much as TEXT, else TEXT."""
     wanted = {TEXT: 0.0, OPENMETRICS: 0.0}
     for offer in accept.split(","):
         media, *parameters = (part.strip().lower() for part in offer.split(";"))

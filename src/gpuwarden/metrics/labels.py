@@ -1,4 +1,4 @@
-"""Sanitizer of untrusted text (names of processes, containers, units) for use as label values."""
+"""Sanitizer of untrusted text (process, container and unit names) for use as label values."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ MAX_CHARACTERS = 128  # characters
 
 
 def sanitize_label(text: str) -> str:
-    """Make `text` fit: valid UTF-8 and at most LONGEST characters, where different texts stay different ones.
+    """Return `text` as valid UTF-8 of at most MAX_CHARACTERS; different texts stay different.
 
-    Python has surrogates for bytes that are no UTF-8. Two names that differ in them alone must not become two series of
-    the same labels, for which Prometheus refuses the whole page.
+    Python reads bytes that are not UTF-8 as surrogates. Two names that differ only in those must not become two series
+    with the same labels, for which Prometheus rejects the whole page.
     """
     known = text.encode(errors="surrogatepass")
     shown = known.decode(errors="replace")

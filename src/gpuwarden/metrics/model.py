@@ -1,4 +1,4 @@
-"""Model of a metric: one table row that owns its name, kind, unit, help, labels and reader."""
+"""Model of a metric: a table row with name, type, unit, help, labels and reader."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
 
 Kind = Literal["gauge", "counter", "histogram", "info"]
 Unit = Literal["", "bytes", "bytes_per_second", "celsius", "hertz", "joules", "ratio", "seconds", "watts"]
-# How often a reading is taken. poll: in every one; memory: likewise, of looks more frequent than polls; slow: every
-# poll.slow_interval; static: once after the driver was initialised.
+# How often a reading is taken. poll: every poll; memory: every poll, from samples between polls; slow: every
+# poll.slow_interval; static: once after the driver is initialized.
 Tier = Literal["memory", "poll", "slow", "static"]
 Labels: TypeAlias = tuple[str, ...]
 
@@ -18,7 +18,7 @@ _ENDING: dict[Kind, str] = {"gauge": "", "counter": "_total", "histogram": "", "
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Observations by bucket: `counts` has an entry a bound and one for +Inf, not cumulative."""
+    """Observations by bucket: `counts` has one entry per bound and one for +Inf, not cumulative."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -26,7 +26,7 @@ class Histogram:
 
 
 Value: TypeAlias = "float | Histogram"
-# One value, or one for each combination of the row's labels; None: the subject has no such reading, so no sample.
+# One value, or one per combination of the row's labels; None: no reading, so no sample.
 Reading: TypeAlias = "Value | Mapping[Labels, Value] | None"
 Subject = TypeVar("Subject")
 Readings: TypeAlias = "Mapping[Metric[Any], Reading]"
@@ -39,11 +39,11 @@ def state_set(states: Iterable[str], current: str) -> dict[Labels, float]:
 
 @dataclass(frozen=True, eq=False)  # no slots: they break Metric[Subject](…) on Python 3.11
 class Metric(Generic[Subject]):
-    """One row: what Prometheus calls a reading, and how to take it in base units.
+    """Row of a table: a metric's name in Prometheus, and the reader of its value in base units.
 
-    A row is its own key: readings are looked up by row, so a misspelt one fails at type check and import.
-    `source` names the driver call or kernel file the value comes from, `opt_in` the option without which it is not
-    read; docs/reference/metrics.md shows both, and the tier.
+    Readings are looked up by row, so that a misspelled one fails in the type checker and at import. `source` is the
+    driver call or kernel file of the value, `opt_in` the option without which it is not read;
+    docs/reference/metrics.md has both, and the tier.
     """
 
     name: str
@@ -63,13 +63,14 @@ class Metric(Generic[Subject]):
         if self.kind != "counter" and self.name.endswith("_total"):
             raise ValueError(f"{self.name}: only counters end in _total")
         if not self.help.endswith("."):
-            raise ValueError(f"{self.name}: the help is a sentence and ends with a full stop")
+            raise ValueError(f"{self.name}: help must be a sentence that ends with a full stop")
 
 
 class Table(Generic[Subject]):
-    """Rows declared as class attributes, each named by its metric without the table's prefix.
+    """Table of rows declared as class attributes, each named by its metric without the table's prefix.
 
-    `key` names the labels that say which subject a sample is about; they come before a row's own labels.
+    `key` has the labels that identify the subject of a sample; they come before a row's own labels. The docstring is
+    the table's heading in docs/reference/metrics.md.
     """
 
     prefix: ClassVar[str]
@@ -86,10 +87,10 @@ class Table(Generic[Subject]):
 
     @classmethod
     def read(cls, subject: Subject) -> Readings:
-        """Take every row's reading of `subject`; for subjects whose readers cannot fail."""
+        """Return every row's reading of `subject`; for readers that cannot fail."""
         return {row: row.read(subject) for row in cls.rows}
 
 
-# For each subject of a table, the values of the table's key labels, and the subject's readings.
+# For each subject of a table: the values of the key labels, and the readings.
 SubjectReadings: TypeAlias = "Sequence[tuple[Labels, Readings]]"
 TableReadings: TypeAlias = "tuple[type[Table[Any]], SubjectReadings]"
