@@ -103,11 +103,11 @@ def test_declared_bounds_hold(key: str) -> None:
     """The bounds that the documents state are the ones that are checked."""
     least, most = OPTIONS[key].kind.bounds.split(" to ")
     for bound in (least, most):
-        assert value(parse(write(key, bound) + beside(key), "f"), key) == OPTIONS[key].kind.read(bound)
+        assert value(parse(write(key, bound) + partner_of(key), "f"), key) == OPTIONS[key].kind.read(bound)
     assert re.search("is too (large|long); maximum", problems(write(key, "9" + most))[0])
 
 
-def beside(key: str) -> str:
+def partner_of(key: str) -> str:
     """Write the partner of an option that has to be less or more than another as far away from it as may be."""
     for ending, other, which in (("_warning", "_critical", 0), ("_critical", "_warning", 1)):
         if key.startswith("pressure.") and key.endswith(ending):
@@ -117,7 +117,7 @@ def beside(key: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         (
             "pressure: {memory_critical: 10%}",
@@ -136,10 +136,10 @@ def beside(key: str) -> str:
         ),
     ],
 )  # fmt: skip
-def test_critical_lies_beyond_warning(text: str, told: list[str]) -> None:
+def test_critical_lies_beyond_warning(text: str, expected: list[str]) -> None:
     """A threshold that would never be passed alone is refused, where the two are right by themselves."""
-    found = problems(text) if told else [] if parse(text, "bad.yaml") else ["nothing"]
-    assert [problem.partition("pressure.")[2] for problem in found] == told
+    found = problems(text) if expected else [] if parse(text, "bad.yaml") else ["nothing"]
+    assert [problem.partition("pressure.")[2] for problem in found] == expected
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_missing_file_and_wrong_override(tmp_path: Path) -> None:
 
 
 def test_frozen() -> None:
-    """Nobody changes a configuration once it is read."""
+    """A configuration is frozen."""
     with pytest.raises(dataclasses.FrozenInstanceError):
         Config().poll.interval = 2.0  # type: ignore[misc]  # the assignment that must fail
 

@@ -36,7 +36,7 @@ def test_every_option_is_documented(key: str) -> None:
 
 
 def test_every_meaning_is_a_sentence() -> None:
-    """What an option or a section is for is said in one sentence."""
+    """The meaning of each option and section is a sentence."""
     meanings = [row.meaning for row in OPTIONS.values()]
     meanings += [type(section).__doc__ or "" for section in SECTIONS.values()]
     assert [text for text in meanings if not re.fullmatch(r"[A-Z].*[^.]\.", text)] == []
@@ -55,7 +55,7 @@ def test_example_parses_to_the_defaults() -> None:
 
 
 def test_example_holds_every_option() -> None:
-    """With every option's mark taken away, the example sets each option, once and to its default."""
+    """Uncommented, the example sets each option once, to its default."""
     text = re.sub(r"^( *)#(?=\w)", r"\1", render_example(), flags=re.MULTILINE)
     assert parse(text, "config.example.yaml") == Config()
     assert len(re.findall(r"^ *\w+: \S", text, flags=re.MULTILINE)) == len(OPTIONS)

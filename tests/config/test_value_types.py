@@ -1,4 +1,4 @@
-"""How values are written: what each kind accepts, and what it says of the rest."""
+"""Value types: accepted notations, and messages about invalid ones."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_refuses(kind: ValueType[object], text: str, message: str) -> None:
 
 
 def test_bounds_are_included() -> None:
-    """A bound itself is accepted, and what lies beyond is told the bound as the documents write it."""
+    """A bound itself is valid; a message about a value beyond it has the bound as documented."""
     kind = bounded(DURATION, "100ms", "1h")
     assert (kind.read("0.1"), kind.read("60m")) == (0.1, 3600)
     with pytest.raises(ValueError, match=r"^99ms is too short; minimum 100ms$"):

@@ -69,7 +69,7 @@ def test_nothing_written(text: str) -> None:
     ],
 )
 def test_structure(text: str, problem: str) -> None:
-    """What stands where no such thing belongs is named with its place and what to do."""
+    """A wrong structure is reported with its place and what to do."""
     assert problems(text) == [problem]
 
 

@@ -41,7 +41,7 @@ def rules() -> str:
 
 
 class People:
-    """Who gets the messages: an alert by its name, in JSON by the webhook and in words by mail."""
+    """Receivers of notifications: alerts by name, as JSON from the webhook and as text from mail."""
 
     def __init__(self, web: Web, mail: Mail) -> None:
         self._web = web
@@ -58,8 +58,8 @@ class People:
         return [each for each in self._mail.letters if re.search(words, text_of(each), re.MULTILINE)]
 
     def _posted(self, alert: str, status: str) -> dict[str, Any]:
-        told = [each for post in self._web.posts("/webhook") for each in post["alerts"]]
-        return next((a for a in told if (a["labels"]["alertname"], a["status"]) == (alert, status)), {})
+        alerts = [each for post in self._web.posts("/webhook") for each in post["alerts"]]
+        return next((a for a in alerts if (a["labels"]["alertname"], a["status"]) == (alert, status)), {})
 
 
 def see_the_heat(people: People, box: str, uuid: str) -> None:
@@ -76,7 +76,7 @@ def see_the_heat(people: People, box: str, uuid: str) -> None:
 
 
 def see_the_slowdown(people: People, alertmanager: Alertmanager, box: str, uuid: str) -> None:
-    """Hear the critical alert, which says how much of the time was lost, and no more of the nearness to it."""
+    """Receive the critical alert with the share of time lost, and not the warning that it inhibits."""
     said, letter = people.hear("GpuHardwareThermalSlowdown")
     assert said["labels"]["uuid"] == uuid
     share = re.search(r"spent ([\d.]+)% of the last 10 seconds", said["annotations"]["description"])
@@ -114,7 +114,7 @@ def see_the_end(people: People, alert: str) -> None:
 
 
 def resolved(web: Web) -> set[str]:
-    """Return the alerts whose incidents PagerDuty was told to open and then to resolve."""
+    """Return the alerts whose incidents PagerDuty opened and then resolved."""
     opened: dict[str, str] = {}
     ended = set()
     for event in web.posts("/pagerduty"):
@@ -126,12 +126,12 @@ def resolved(web: Web) -> set[str]:
 
 
 def colors(web: Web) -> set[str]:
-    """Return the colors of what Slack was told of critical alerts."""
+    """Return the colors of Slack's messages about critical alerts."""
     return {attachment["color"] for post in web.posts("/slack/critical") for attachment in post["attachments"]}
 
 
 def test_alerts_reach_people_and_end(tmp_path: Path, config: Path, mock_nvml: MockNvml) -> None:
-    """A hot GPU and a run near its memory's end are told by web and mail, with names and numbers; so is their end."""
+    """A hot GPU and a run near out of memory are sent by webhook and mail, with names and numbers, and resolved."""
     daemon = Daemon(tmp_path / "daemon", "--config", str(config), env=mock_nvml.env(gpus=2))
     with receivers() as (web, mail), ending(daemon):
         alertmanager = Alertmanager(

@@ -174,7 +174,7 @@ def test_lost_gpu_and_back(well: Box) -> None:
 
 @pytest.mark.parametrize("function", ["*", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetGraphicsRunningProcesses_v3"])
 def test_gpu_that_hangs(well: Box, function: str) -> None:
-    """A GPU that hangs for ever is down by timeout; the others are read in every poll, with no more threads."""
+    """A GPU that hangs is down by timeout; the others are read in every poll, without additional threads."""
     before = well.page()
     well.mock.hang(1, function)
     well.settle(ALL - {1}, "the GPU hanging")
@@ -190,7 +190,7 @@ def test_gpu_that_hangs(well: Box, function: str) -> None:
 
 
 def test_one_function_that_fails(well: Box) -> None:
-    """A call that fails costs its own reading on its own GPU; both are told."""
+    """A failing call loses only its own reading on its own GPU; both are reported."""
     well.mock.error(3, "nvmlDeviceGetPowerUsage", "UNKNOWN")
     until(lambda: well.page().value("gpuwarden_gpu_power_usage_watts", uuid=uuid(3)) is None, "the reading gone")
     before = errors(well.page(), 3, "unknown")
@@ -209,7 +209,7 @@ def test_driver_reloaded(well: Box, code: str) -> None:
     """A driver that goes away takes all GPUs with it and is named; it comes back in another version by itself."""
     well.mock.error("*", "*", code)
     page = well.settle((), "the driver gone")
-    until(lambda: well.page().value("gpuwarden_collector_success") == 0, "the fault told")
+    until(lambda: well.page().value("gpuwarden_collector_success") == 0, "the fault is reported")
     for page in well.pages():
         assert page.value("gpuwarden_collector_success") == 0
         assert page.value("gpuwarden_gpus") is None
@@ -248,7 +248,7 @@ def test_slow_gpu_is_late_and_not_lost(well: Box) -> None:
 
 
 def test_gpu_count_changes(well: Box) -> None:
-    """A GPU that the driver lists no more does not take the others along, and is met again as itself."""
+    """A GPU that the driver no longer lists does not affect the others, and is recognized when it returns."""
     well.mock.set("*", "count", GPUS - 1)
     well.mock.error(GPUS - 1, "*", "GPU_IS_LOST")  # as the driver answers for one that is gone
     page = well.settle(ALL - {GPUS - 1}, "one GPU less")
@@ -396,7 +396,7 @@ OLDER = (
 
 
 def test_library_without_newer_functions(tmp_path: Path, mock_nvml_library: Path) -> None:
-    """What an older driver's library lacks is absent and no error; what it has in another form is there."""
+    """Functions missing in an older driver's library are no error; those in another form are read."""
     mock = MockNvml(mock_nvml_library, tmp_path)
     for function in OLDER:
         mock.error("*", function, "FUNCTION_NOT_FOUND")
@@ -440,8 +440,8 @@ def test_clock_steps(tmp_path: Path, mock_nvml_library: Path) -> None:
             with file.open("r+b") as step:
                 step.write((days * DAY * 10**9).to_bytes(8, "little", signed=True))
             for page in box.pages(3):
-                told = page.value("gpuwarden_poll_timestamp_seconds") or 0
-                assert told == pytest.approx(time.time() + days * DAY, abs=60)
+                polled = page.value("gpuwarden_poll_timestamp_seconds") or 0
+                assert polled == pytest.approx(time.time() + days * DAY, abs=60)
                 fresh(page, *ALL)
                 assert page.value("gpuwarden_run_up") == 1
                 assert set(page.all("gpuwarden_gpu_errors_total").values()) == {0}

@@ -1,6 +1,6 @@
 """The whole way from the driver to the page, pinned byte for byte: tests/goldens changes only where one looks at it.
 
-`make goldens` (pytest --write-goldens) writes the files anew; their difference in git is what there is to review.
+`make goldens` (pytest --write-goldens) rewrites the files; review their difference in git.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NO_QUESTIONS = {
     "nvmlDeviceGetHandleByUUID",
     "nvmlGpmSampleAlloc",
     "nvmlGpmSampleFree",
-    "nvmlEventSetCreate",  # events of the time of recording are not told again
+    "nvmlEventSetCreate",  # events of the time of recording are not reported again
     "nvmlDeviceRegisterEvents",
     "nvmlEventSetWait_v2",
     "nvmlEventSetFree",
@@ -116,7 +116,7 @@ class TestGoldens:
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_page_of_what_was_recorded_once(name: str, check: Check) -> None:
-    """A capture that cannot be made anew gives the committed page."""
+    """A capture that cannot be recorded again gives the committed page."""
     check(f"{name}.prom", replayed(FOLDER / f"{name}.json"))
 
 

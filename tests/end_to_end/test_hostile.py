@@ -235,7 +235,7 @@ def _openmetrics(siege: Siege) -> str:
 
 
 def test_changing_names_make_few_series(siege: Siege) -> None:
-    """Of a run that says hello after hello each time with another name, one is shown an expiry."""
+    """A run that says hello again and again with other names is shown once per expiry."""
     seen: set[str] = set()
     begin = time.monotonic()
     with siege.connect() as connection:
@@ -245,7 +245,7 @@ def test_changing_names_make_few_series(siege: Siege) -> None:
                 shown = siege.samples().all("gpuwarden_run_info", pid=str(os.getpid()))
                 assert len(shown) <= 1
                 seen |= {dict(labels)["run_name"] for labels in shown}
-        until(lambda: (siege.samples().value("gpuwarden_reports_received_total") or 0) > 2000, "all were heard")
+        until(lambda: (siege.samples().value("gpuwarden_reports_received_total") or 0) > 2000, "all were received")
     assert len(seen) <= 2 + (time.monotonic() - begin) / EXPIRY_SECONDS
 
 
@@ -257,7 +257,7 @@ def test_descriptors_sent_along_are_closed(siege: Siege) -> None:
         before = siege.descriptors()
         for number in range(1, 51):
             socket.send_fds(connection, [json.dumps({**REPORT, "steps": number}).encode()], [0] * 50)
-        until(lambda: 50 in siege.samples().all("gpuwarden_run_steps_total").values(), "all were heard")
+        until(lambda: 50 in siege.samples().all("gpuwarden_run_steps_total").values(), "all were received")
         assert siege.descriptors() <= before + 8  # scrapes
 
 
@@ -330,7 +330,7 @@ def test_five_hundred_runs_come_and_go(siege: Siege) -> None:
 
 @pytest.mark.parametrize("how", ["flood", "knock"])
 def test_flood_is_bounded(siege: Siege, how: str) -> None:
-    """Whoever sends, or connects, as fast as it goes takes a part of one core, and neither memory nor descriptors."""
+    """A flood of messages or connections takes part of one core, and neither memory nor descriptors."""
     descriptors = siege.descriptors()
     with siege.beset(how, 8):
         time.sleep(2)  # what is allocated once is there
@@ -349,6 +349,6 @@ def test_flood_is_bounded(siege: Siege, how: str) -> None:
 
 
 def test_messages_are_as_these_tests_write_them() -> None:
-    """What is sent here unharmed is what clients send: else nothing above would be rejected for what it says."""
+    """Unmodified, the messages of these tests are accepted; else the tests above would prove nothing."""
     assert json.loads(encode(Hello("n", "f", {}))) == HELLO
     assert json.loads(encode(Report("train", 1, 1.0, tuple(BUCKETS), {}))) == REPORT

@@ -156,7 +156,7 @@ def test_nonsense_costs_nobody_else(seed: int) -> None:
     for poll in range(40):
         now = 1000.0 + poll * (0.5 if seed % 2 else 7.0)
         for peer in peers * 2:
-            registry.receive(peer, _as_sent(liar.message()), now)
+            registry.receive(peer, _round_trip(liar.message()), now)
         box = liar.box()
         co_tenants = tracker.update(box, Owners(), now)
         runs = registry.update(box, now, co_tenants=co_tenants)
@@ -172,7 +172,7 @@ def test_nonsense_costs_nobody_else(seed: int) -> None:
     assert sent
 
 
-def _as_sent(message: Message) -> Message:
+def _round_trip(message: Message) -> Message:
     return decode(encode(message))
 
 
@@ -189,7 +189,7 @@ def _read(receipts: Recorder, peers: list[ProcessKey]) -> None:
 
 
 def test_fault_of_our_own_costs_one_run(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Should a run meet an error of the daemon's own, it costs its message or its place in a poll, and is told once."""
+    """An internal error of the daemon loses one message or one run's part of a poll, and is logged once."""
     registry = RunRegistry(limit=10, expiry=60.0, overhead=0.0)
     peers = [ProcessKey(pid, 1000, pid) for pid in (1, 2)]
     for peer in peers:

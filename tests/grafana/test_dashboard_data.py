@@ -46,7 +46,7 @@ def boxes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Boxes]:
 
 
 def test_every_query_returns_data(boxes: Boxes) -> None:
-    """Prometheus answers each query of each panel with numbers, and the legend tells all series apart."""
+    """Each query of each panel returns numbers, and legends are unique."""
     with listing_offenders() as case:
         for name, panel in PANELS.items():
             with case(name):
@@ -105,7 +105,7 @@ def _query(uid: str, panel: str, legend: str) -> str:
 
 
 def test_runs_on_instances_of_a_chosen_gpu_are_shown(boxes: Boxes) -> None:
-    """Who chooses a divided GPU sees its instances and the runs on them, by the hidden variable."""
+    """Selecting a GPU with MIG shows its instances and their runs, by the hidden variable."""
     url, begin, end = boxes
     (gpu,) = (
         each["metric"]["gpu_uuid"]
@@ -172,7 +172,7 @@ def test_a_box_that_is_down_is_in_the_table(boxes: Boxes) -> None:
 
 
 def test_state_is_red_where_a_critical_alert_fires(boxes: Boxes) -> None:
-    """A GPU of which a critical alert tells is red in the table, but where the alert fires on a while."""
+    """A GPU with a critical alert is red in the table, except while the alert outlasts its condition."""
     url, begin, end = boxes
     (table,) = (each for each in panels_of(DASHBOARDS["gpuwarden-fleet"]) if each["title"] == "GPUs now, worst first")
     (look,) = (each for each in table["fieldConfig"]["overrides"] if each["matcher"]["options"] == "State")
@@ -226,7 +226,7 @@ def _offers(name: str, boxes: Boxes) -> None:
 
 
 LAB, WEST = 'cluster="lab",job="gpuwarden",instance="box"', 'cluster="west",job="gpuwarden",instance="box"'
-BESIDE = 'cluster="lab",job="gpuwarden",instance="another"'
+SECOND = 'cluster="lab",job="gpuwarden",instance="another"'
 DAEMON, RECORDED = "gpuwarden_build_info", "gpuwarden:box:build_info:group"
 EVER, LATE, NEVER = "1x600", "_x120 1x480", ""  # samples a minute: eight hours and more, or all but the first two
 SIX_HOURS = {"__range": "6h", "__range_s": "21600"}
@@ -263,7 +263,7 @@ def _variable(uid: str) -> dict[str, Any]:
 
 def _rule_test(values: tuple[str, ...], chosen: Mapping[str, str], *, read: bool) -> dict[str, Any]:
     """Return a case as promtool takes it."""
-    names = (f"{name}{{{box}}}" for box in (LAB, WEST, BESIDE) for name in (DAEMON, RECORDED))
+    names = (f"{name}{{{box}}}" for box in (LAB, WEST, SECOND) for name in (DAEMON, RECORDED))
     wanted = re.fullmatch(r"query_result\((.+)\)", _variable("gpuwarden-fleet")["query"]["query"])
     assert wanted
     seconds = float(chosen["__range_s"])
@@ -275,7 +275,9 @@ def _rule_test(values: tuple[str, ...], chosen: Mapping[str, str], *, read: bool
     }
     return {
         "interval": "1m",
-        "input_series": [{"series": name, "values": told} for name, told in zip(names, values, strict=False) if told],
+        "input_series": [
+            {"series": name, "values": samples} for name, samples in zip(names, values, strict=False) if samples
+        ],
         "promql_expr_test": [check],
     }
 
@@ -309,7 +311,7 @@ RECORDS = [
 
 
 def test_records_are_read_somewhere() -> None:
-    """What a fleet's charts and sums were slow with over a week."""
+    """Queries of fleet panels that were slow over a week read recorded series."""
     assert len(RECORDS) == 11
 
 
@@ -387,7 +389,7 @@ def _asked_slowed(url: str, time: float, recorded: str) -> dict[str, float]:
 
 @pytest.mark.parametrize("interval", [60, 120])
 def test_slowed_is_a_part_of_the_time_range(interval: int, tmp_path: Path) -> None:
-    """Of what was not there all of it too, and however often the rules are evaluated."""
+    """Recorded shares are right for GPUs that were not there all the time, at any evaluation interval."""
     needs("prometheus", "prometheus")
     needs("promtool", "prometheus")
     begin, end = history.BEGIN, history.BEGIN + 6 * 3600

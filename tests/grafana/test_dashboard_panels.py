@@ -82,7 +82,7 @@ def test_columns_are_of_the_queries(panel: dict[str, Any]) -> None:
 
 @panels
 def test_overrides_meet_something(panel: dict[str, Any]) -> None:
-    """What is set for a column or a line is set for one that can be there."""
+    """Overrides match a column or a line that can exist."""
     names = list(titles(panel).values()) or [target["legendFormat"] for target in panel["targets"]]
     calculated = [each for each in panel.get("transformations", ()) if each["id"] == "calculateField"]
     names += [each["options"]["alias"] for each in calculated]

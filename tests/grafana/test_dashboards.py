@@ -1,4 +1,4 @@
-"""The dashboards: rules every panel keeps, names that exist, and data in every panel from a real Prometheus."""
+"""Rules for every panel of the dashboards, and names that exist."""
 
 from __future__ import annotations
 
@@ -100,9 +100,9 @@ def test_panels_do_not_overlap(dashboard: dict[str, Any]) -> None:
     places = [panel["gridPos"] for panel in dashboard["panels"]]
     assert all(place["x"] + place["w"] <= 24 for place in places)
     for one, other in combinations(places, 2):
-        beside = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
+        apart = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
         below = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
-        assert beside or below, (one, other)
+        assert apart or below, (one, other)
 
 
 @each_dashboard
@@ -160,7 +160,7 @@ def _follows(expression: str) -> None:
 
 @panels
 def test_a_site_may_label_its_targets(panel: dict[str, Any]) -> None:
-    """What is matched is matched by names, the cluster's among them: targets may have labels of their own."""
+    """Matches list their labels, cluster included, because targets may have further labels."""
     for expression in expressions(panel):
         for names in re.findall(r"\bon \(([^)]*)\)", expression):
             assert {"cluster", *TARGET} <= set(names.split(", ")), expression
@@ -171,8 +171,7 @@ def test_a_site_may_label_its_targets(panel: dict[str, Any]) -> None:
 def test_windows_are_grafanas(panel: dict[str, Any]) -> None:
     """Counters are read as rates over the interval that suits scrape and resolution; no window is fixed.
 
-    But in a table, of which each row sums a time range up, or tells what the counter said last in it, or of as long as
-    an alert tells of it.
+    Except in a table, whose rows have the total or the last value of the time range, or cover the time of an alert.
     """
     assert thresholds.MEMORY_ERRORS_SECONDS == 3600
     read = r"(rate|increase)\({}{{[^}}]*}}\[\$__rate_interval\]\)"
@@ -180,8 +179,8 @@ def test_windows_are_grafanas(panel: dict[str, Any]) -> None:
         read = r"((last_over_time|increase)\({}{{[^}}]*}}\[(\$__range(:\$__interval)?|3600s)\]\)|\({}{{)"
     for target in panel["targets"]:
         windows = re.findall(r"\[([^\]]+)\]", target["expr"])
-        told = {"3600s"} if panel["type"] == "table" else set()
-        assert set(windows) <= {"$__rate_interval", "$__range", "$__range:$__interval"} | told
+        fixed = {"3600s"} if panel["type"] == "table" else set()
+        assert set(windows) <= {"$__rate_interval", "$__range", "$__range:$__interval"} | fixed
         for counter in COUNTERS & {name for name, _labels in selectors(without_variables(target["expr"]))}:
             assert re.search(read.format(counter, counter), target["expr"])
 
@@ -220,7 +219,7 @@ LADDERS: dict[str, list[list[tuple[str, float | None]]]] = {
         [("", None), (YELLOW, thresholds.INPUT_BOUND)],
         [("", None), (ORANGE, thresholds.SLOWED)],
     ],
-    # The driver tells whole degrees: a degree above what still warns is the first good one.
+    # The driver reports whole degrees: one degree above the last that warns is good.
     "celsius": [[(RED, None), (ORANGE, thresholds.SLOWDOWN + 1), ("", thresholds.NEAR_SLOWDOWN + 1)]],
     "s": [
         [
@@ -255,7 +254,7 @@ def test_colors_change_where_alerts_fire(panel: dict[str, Any]) -> None:
 
 @each_dashboard
 def test_headroom_is_colored(dashboard: dict[str, Any]) -> None:
-    """What nobody else tells stands out on each dashboard."""
+    """Headroom is colored on each dashboard."""
     ladders = [ladder for panel in panels_of(dashboard) for _unit, ladder in _ladders(panel)]
     assert LADDERS["percentunit"][0] in ladders
 
@@ -280,7 +279,7 @@ def test_alerts_have_a_summary(dashboard: dict[str, Any]) -> None:
 
 
 def _needs_run(panel: dict[str, Any]) -> bool:
-    """Tell whether every query selects a series of a run."""
+    """Return whether every query selects a series of a run."""
     chosen = [{name for name, _labels in selectors(expression)} for expression in expressions(panel)]
     return all(any(name.startswith("gpuwarden_run_") for name in names) for names in chosen)
 
@@ -288,13 +287,13 @@ def _needs_run(panel: dict[str, Any]) -> bool:
 @panels
 def test_panels_of_runs_say_how_to_get_a_run(panel: dict[str, Any]) -> None:
     """Without any run, the panels that need one say what to add to the training, or that nothing is amiss."""
-    told = panel["fieldConfig"]["defaults"]["noValue"]
+    text = panel["fieldConfig"]["defaults"]["noValue"]
     if panel["type"] != "stat" and _needs_run(panel):
-        assert re.search("add the callback|no leak detected|reports its loss|no pressure", told), told
+        assert re.search("add the callback|no leak detected|reports its loss|no pressure", text), text
 
 
 def test_rows_of_boxes_repeat() -> None:
-    """What belongs to one box is there once for each chosen box, under its name."""
+    """Rows of a host repeat for each selected host, with its name."""
     rows = [panel for panel in DASHBOARDS["gpuwarden-box"]["panels"] if panel["type"] == "row"]
     assert [row.get("repeat") for row in rows] == [*["instance"] * 4, None]
     assert all("$instance" in row["title"] for row in rows if "repeat" in row)

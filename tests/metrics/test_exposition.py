@@ -101,7 +101,7 @@ def test_kept_names_do_not_leak_between_pages() -> None:
 
 
 few = st.sampled_from(("one", "a b", 'c"\\\n} 1 '))  # so that pages have series in common
-# What equals the old reading is not written anew: neither a negative zero, nor the same labels in another order.
+# An equal reading is not rendered again: nor a negative zero, nor the same labels in another order.
 changing = st.fixed_dictionaries(
     {},
     optional={

@@ -1,4 +1,4 @@
-"""Names of strangers as label values."""
+"""Untrusted text as label values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpuwarden.metrics.model import Metric, Table
 
 
 def test_ordinary_names_stay() -> None:
-    """What is valid and short is left as it is."""
+    """Valid and short text is unchanged."""
     for text in ("", "train", "трен", 'a"b\\c', "x" * MAX_CHARACTERS):
         assert sanitize_label(text) == text
 
