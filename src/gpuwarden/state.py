@@ -1,4 +1,4 @@
-"""State of the daemon at one poll, frozen: all that the metrics page, the status page and the alerts are made from."""
+"""Frozen state of the daemon at one poll: the input of the metrics endpoint, the status page and the alerts."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from gpuwarden.usage.run_usage import RunUsage
 
 @dataclass(frozen=True, slots=True)
 class DeliveryCounts:
-    """Counts of one target of alerts: sent, failed attempts, and alerts that it was never notified of.
+    """Counts of one alert target: sent, failed attempts, and alerts dropped without a notification.
 
-    Of an Alertmanager `sent` counts alerts, of a target of `notify` messages.
+    `sent` counts alerts for an Alertmanager, messages for a target of `notify`.
     """
 
     sent: int
@@ -40,12 +40,12 @@ class Counts:
     http_connections_lost: Mapping[str, int] = field(default_factory=dict)
     series_dropped: Mapping[str, int] = field(default_factory=dict)
     xids_dropped: Mapping[str, int] = field(default_factory=dict)
-    kernel_log_records_lost: int | None = None  # None: it is not read
+    kernel_log_records_lost: int | None = None  # None: the log is not read
     tree_processes_dropped: int = 0
     receipt_errors: int = 0
     advice_dropped: int = 0
     early_polls: int = 0
-    alerts_dropped: int | None = None  # None: the daemon itself tells nobody of alerts
+    alerts_dropped: int | None = None  # None: the daemon itself sends no alerts
     alerts_posted: Mapping[str, DeliveryCounts] = field(default_factory=dict)  # by the Alertmanager's URL
     notified: Mapping[str, DeliveryCounts] = field(default_factory=dict)  # by the target's name
 
@@ -54,9 +54,9 @@ class Counts:
 class State:
     """One poll, the runs joined with it, and the daemon's own health.
 
-    `usage` is by run id, as is `advice_sent`, of runs that hear. `processes` are those that get series. `access` says
-    of sources that need a permission whether the daemon has it; one that is not there, or that there was no occasion to
-    try, is not named.
+    `usage` is by run id, and so is `advice_sent`, of runs that read advice. `processes` are those that get series.
+    `access` has the sources that need a permission, and whether the daemon has it; a source that is absent or was not
+    tried yet has no entry.
     """
 
     source: str
@@ -72,4 +72,4 @@ class State:
     access: Mapping[str, bool] = field(default_factory=dict)
     counts: Counts = Counts()
     version: str = __version__
-    python: str = sys.version.partition(" ")[0]  # as platform.python_version, which is 0.1 MiB of modules
+    python: str = sys.version.partition(" ")[0]  # as platform.python_version(), whose module takes 0.1 MiB

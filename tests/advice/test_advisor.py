@@ -176,7 +176,7 @@ def test_a_runs_own_processes_are_no_neighbours() -> None:
     """Neither workers that were seen, nor one that has begun since, nor one without a pid; but another run's are."""
     box, there, child = Box(), run(7, "GPU-0"), run(8, "GPU-0")
     there = replace(
-        there, usage=HostUsage(0.0, None, None, PresentProcesses(0, 3, "running", None, None, pids=(7, 71, 72)))
+        there, host_usage=HostUsage(0.0, None, None, PresentProcesses(0, 3, "running", None, None, pids=(7, 71, 72)))
     )
     box.parents = {73: 72, 72: 7, 8: 7, 81: 8}
     after: dict[int, float] = {7: 21, 71: 9, 72: 8, 73: 10, 0: 11}
@@ -342,6 +342,6 @@ def test_the_text_has_the_reason_of_the_pressure(left: int, seconds: float, expe
     """The text says which it is: little headroom, or headroom that will soon be gone."""
     box, there = Box(), run(7, "GPU-0", left=left)
     growth = Leak(1.0, GIB, TimeLeft(seconds, 0.0, None))
-    box.poll([gpu(0)], replace(there, growth={"GPU-0": growth}))
+    box.poll([gpu(0)], replace(there, leaks={"GPU-0": growth}))
     assert box.sent[-1][1].text.startswith(f"GPU 0 (GPU-0) {expected}")
     assert box.marks[-1][2].startswith(f"GPU 0 {expected}")

@@ -136,7 +136,7 @@ def test_host_and_runs_on_it_are_read_every_slow_interval(tmp_path: Path) -> Non
     async def scenario() -> None:
         first, second = await warden.poll(), await warden.poll()
         assert first.host is second.host
-        assert [run.peer for run in first.runs if run.usage] == [me]  # the simulated ones have no process
+        assert [run.peer for run in first.runs if run.host_usage] == [me]  # the simulated ones have no process
         text = warden.text
         assert f'gpuwarden_run_cpu_seconds_total{{run_id="{me.run_id}"}} ' in text
         assert text.count('gpuwarden_run_process_state{run_id="') == len(STATES)
@@ -181,7 +181,7 @@ def test_new_runs_are_looked_at_soon(tmp_path: Path, monkeypatch: pytest.MonkeyP
         for second in range(10, 200):
             now = begin + second
             runs = (await warden.poll()).runs
-            assert [run.peer for run in runs if run.usage] == [me]
+            assert [run.peer for run in runs if run.host_usage] == [me]
         assert looks == [0, *range(10, 70, 5)]
 
     asyncio.run(scenario())

@@ -90,7 +90,7 @@ def test_run_on_an_instance_is_told_by_its_gpu() -> None:
 def test_out_of_memory_has_its_verdict() -> None:
     """It is told as long as the rule tells it, with the evidence and the next step."""
     verdict = Diagnosis("leak", "It grew.", "Mend it.")
-    seen = SeenError(Error("device_oom", "E", "m", "train", 3), NOW - 5, {}, verdict=verdict)
+    seen = SeenError(Error("device_oom", "E", "m", "train", 3), NOW - 5, {}, diagnosis=verdict)
     dead = replace(run(left=20), errors=(seen,), last_errors={"device_oom": NOW - 5, "other": NOW})
     labels = {**OF_RUN, "kind": "device_oom"}
     text = f"{RUN} ran out of device memory 5.0s ago. It grew. Mend it."
@@ -206,14 +206,14 @@ def test_readings_that_say_what_is_wrong(readings: Any, name: str, text: str, la
 def test_leaks_that_will_end_a_run() -> None:
     """They are alerts from an hour before the end, with the device or the host named."""
     leak = Leak(GIB, GIB, TimeLeft(600.0, 500.0, 700.0))
-    leaking = replace(run(left=20), growth={"GPU-0": leak}, host_growth=leak)
+    leaking = replace(run(left=20), leaks={"GPU-0": leak}, host_leak=leak)
     device, host = holding(poll(gpu(0), runs=(leaking,)))
     assert (device[0], device[1].labels) == ("RunOutOfMemoryExpected", {**OF_RUN, **OF_GPU})
     assert device[1].text == "out of memory in about 10m00s (8m20s to 11m40s)"
     assert (host[0], host[1].labels) == ("RunHostOutOfMemoryExpected", OF_RUN)
     assert host[1].text == "out of host memory in about 10m00s (8m20s to 11m40s)"
     late = replace(leak, left=TimeLeft(3600.0, 3500.0, 3700.0))
-    assert holding(poll(gpu(0), runs=(replace(leaking, growth={"GPU-0": late}, host_growth=late),))) == []
+    assert holding(poll(gpu(0), runs=(replace(leaking, leaks={"GPU-0": late}, host_leak=late),))) == []
 
 
 def test_each_condition_can_be_evaluated() -> None:

@@ -195,13 +195,13 @@ def test_life_of_a_run_is_told() -> None:
     """Its begin, a step that hangs, an out-of-memory with its verdict, and its end once that is settled."""
     events = EventLog()
     error = Error("device_oom", "ResourceExhaustedError", "OOM", "train", 5)
-    seen = SeenError(error, 3.0, {}, verdict=Diagnosis("leak", "It grew.", "Mend it."))
+    seen = SeenError(error, 3.0, {}, diagnosis=Diagnosis("leak", "It grew.", "Mend it."))
     ending = Ending("out_of_memory", "the kernel says so", 5.0)
     life = [
         a_run(),
         a_run(stall=Stall(61.4, "stopped"), stalls=1),
         a_run(stalls=1, errors=(seen,)),
-        a_run(stalls=1, errors=(replace(seen, verdict=None),)),  # the same one, judged anew
+        a_run(stalls=1, errors=(replace(seen, diagnosis=None),)),  # the same one, judged anew
         a_run(stalls=1, errors=(seen,), up=False, ending=ending),
         a_run(stalls=1, errors=(seen,), up=False, ending=replace(ending, settled=True)),
     ]

@@ -193,8 +193,8 @@ def test_growth_that_ends_in_an_out_of_memory_counts() -> None:
     watch, box = PressureWatch(LIMITS), snapshot(listed(gpu(0), 7))
     still = run(7, "GPU-0", in_use=50, left=50)
     growth = Leak(1.0, GIB, TimeLeft(300.0, 250.0, None))
-    grows = replace(still, growth={"GPU-0": growth})
-    unbounded = replace(still, growth={"GPU-0": replace(growth, left=None)})
+    grows = replace(still, leaks={"GPU-0": growth})
+    unbounded = replace(still, leaks={"GPU-0": replace(growth, left=None)})
     seen = [watch.update(JoinedPoll(box, [each], now)) for each, now in ((grows, 0.0), (unbounded, 1.0), (still, 31.0))]
     assert [each.levels["GPU-0", "memory"] for each in seen] == ["warning", "warning", "none"]
     assert [each.of_runs["7-1", "GPU-0"].seconds_to_oom for each in seen] == [300.0, None, None]

@@ -202,7 +202,7 @@ def test_what_was_ahead_of_a_run_is_not_carried_on() -> None:
     assert before.seconds_to_host_oom == 9000
     assert before.devices[0].seconds_to_oom == 900
     bare = build_record(
-        replace(run(), host_growth=None, growth={}),
+        replace(run(), host_leak=None, leaks={}),
         BEGAN + 9100,
         boot_id="b0",
         user=None,
@@ -337,7 +337,7 @@ def test_what_one_poll_saw() -> None:
     account = RunUsage(
         {"GPU-0": DeviceUsage("H200", 0.0, 0.0, 0.0, 0.0, throttled={"sw_power_cap": 0.0}, memory_peak=GIB)}
     )
-    bare = replace(run(), growth={}, batch_peaks={})
+    bare = replace(run(), leaks={}, batch_peaks={})
     made = build_record(bare, BEGAN, boot_id=None, user=None, usage=account)
     plain = json_from_record(made)
     assert plain["devices"] == [{"uuid": "GPU-0", "name": "H200", "memory_peak_bytes": GIB}]

@@ -22,7 +22,7 @@ EXIT_3, CORE = 3 << 8, 0x80
 CASES: dict[str, tuple[Evidence, str, str]] = {
     "goodbye, exit 0": (Evidence(GOODBYE, 0), "finished", "exit status 0; last message: exit"),
     "killed for memory that had grown": (
-        Evidence(None, signal.SIGKILL, cgroup_oom_kills=1, host_growth=GROWTH),
+        Evidence(None, signal.SIGKILL, cgroup_oom_kills=1, host_leak=GROWTH),
         "out_of_memory",
         (
             "ended by SIGKILL; the OOM killer killed processes of its cgroup (kills: 1); the host memory of the "
@@ -30,7 +30,7 @@ CASES: dict[str, tuple[Evidence, str, str]] = {
         ),
     ),
     "ended, while memory grew": (
-        Evidence(GOODBYE, 0, host_growth=GROWTH),
+        Evidence(GOODBYE, 0, host_leak=GROWTH),
         "finished",
         "exit status 0; last message: exit",
     ),

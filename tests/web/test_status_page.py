@@ -272,9 +272,7 @@ def test_run_tells_what_it_does_and_when_it_ends(page: Stage, tab: Tab) -> None:
     page.show(
         tab,
         box(
-            runs=(
-                replace(a_run(growth={"GPU-0": grows}, host_growth=endless, verdict=why, stall=stall), report=report),
-            )
+            runs=(replace(a_run(leaks={"GPU-0": grows}, host_leak=endless, diagnosis=why, stall=stall), report=report),)
         ),
     )
     card = " ".join(tab.text("#run-7-1").split())

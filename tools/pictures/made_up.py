@@ -157,7 +157,7 @@ def _hosted(state: State, now: float) -> State:
     )
     names = sorted({run.hello.name for run in state.runs})
     runs = tuple(
-        replace(run, peer=replace(run.peer, since=run.began), usage=_usage(1 + names.index(run.hello.name), now))
+        replace(run, peer=replace(run.peer, since=run.began), host_usage=_usage(1 + names.index(run.hello.name), now))
         if run.up
         else replace(run, peer=replace(run.peer, since=run.began))
         for run in state.runs
@@ -205,7 +205,7 @@ def _with_report(run: RunSnapshot, now: float) -> RunSnapshot:
         text = f"{advised} examples should fit"
         advice = BatchSizeAdvice(batch, advised, advised < batch, memory.peak, 2.0 * memory.peak, cost, text)
     growth = _host_growth(now - run.began) if run.up and run.hello.name == _LEAKING_HOST else None
-    return replace(run, report=report, batch_size_advice=advice, host_growth=growth)
+    return replace(run, report=report, batch_size_advice=advice, host_leak=growth)
 
 
 def _host_growth(lived: float) -> Leak:

@@ -241,7 +241,7 @@ class Advisor:
         grown = co_tenants.grown(uuid)
         if not grown or not gpu.holds(run.peer.pid, uuid):
             return 0, None
-        own = run.usage.present.pids if run.usage and run.usage.present else ()
+        own = run.host_usage.present.pids if run.host_usage and run.host_usage.present else ()
         for pid, co_tenant in grown:
             if pid not in own and self._root_of(pid) != run.peer.pid:
                 return pid, co_tenant

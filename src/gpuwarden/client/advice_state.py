@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import inf
 
 from gpuwarden.client.guard import log_safely
-from gpuwarden.protocol.messages import LEVELS, RESOURCES, Action, Advice, Level
+from gpuwarden.protocol.messages import LEVEL_RANK, RESOURCES, Action, Advice, Level
 from gpuwarden.protocol.validators import MAX_DEVICES
 
 MAX_EPISODES = MAX_DEVICES * (len(RESOURCES) + 1)  # devices times kinds of advice
@@ -18,8 +18,6 @@ MAX_LINES_PER_HOUR = 20  # in the log
 HOUR_SECONDS = 3600.0
 EVENT_EPISODE_SECONDS = 600.0  # a repeated event within this time belongs to the same episode
 RECONNECT_SECONDS = 60.0  # a daemon that reconnects within this time continues the episodes
-
-_RANK = {level: rank for rank, level in enumerate(LEVELS)}
 
 
 @dataclass(slots=True)
@@ -81,13 +79,13 @@ class AdviceState:
         if episode is None or now > episode.until:
             episode = _Episode()
         before = _find_worst(each.worst for each in lasting)
-        if _RANK[advice.level] > _RANK[episode.worst]:
+        if LEVEL_RANK[advice.level] > LEVEL_RANK[episode.worst]:
             episode.worst = advice.level
             self._log(logging.WARNING, advice, now)
         episode.level = advice.level if pressed else "none"
         episode.until = inf if pressed else now + EVENT_EPISODE_SECONDS
         self._episodes[device] = episode
-        if _RANK[advice.level] > _RANK[before]:
+        if LEVEL_RANK[advice.level] > LEVEL_RANK[before]:
             self._raised += 1
             self._alarms.append(_Alarm(self._raised, before, advice))
 
@@ -108,7 +106,7 @@ class AdviceState:
             each.advice
             for each in self._alarms
             if each.serial > since
-            and _RANK[each.before] < _RANK[level] <= _RANK[each.advice.level]
+            and LEVEL_RANK[each.before] < LEVEL_RANK[level] <= LEVEL_RANK[each.advice.level]
             and self._list_lasting(_find_subject(each.advice)[0], now)
         ]
 
@@ -131,4 +129,4 @@ def _find_subject(advice: Advice) -> tuple[str, bool]:
 
 
 def _find_worst(levels: Iterable[Level]) -> Level:
-    return max(levels, key=_RANK.__getitem__, default="none")
+    return max(levels, key=LEVEL_RANK.__getitem__, default="none")

@@ -64,7 +64,7 @@ def _out_of_memory(state: State) -> Iterator[Occurrence]:
             if at is None or state.snapshot.time - at >= thresholds.ERROR_SECONDS:
                 continue
             error = next((each for each in reversed(run.errors) if each.error.kind == kind), None)
-            why = f" {error.verdict.evidence} {error.verdict.next_step}" if error and error.verdict else ""
+            why = f" {error.diagnosis.evidence} {error.diagnosis.next_step}" if error and error.diagnosis else ""
             description = f"{run_text(run)} ran out of {memory} memory {ago_text(state, at)}.{why}"
             text = f"out of {memory} memory {ago_text(state, at)}"
             yield run_occurrence(state, run, text, description, {"kind": kind}, happened=at)
@@ -72,8 +72,8 @@ def _out_of_memory(state: State) -> Iterator[Occurrence]:
 
 def _out_of_memory_expected(state: State) -> Iterator[Occurrence]:
     for run in state.runs:
-        for uuid, growth in run.growth.items():
-            left = growth.left
+        for uuid, leak in run.leaks.items():
+            left = leak.left
             gpu = state.snapshot.gpu_with(uuid)
             if left is None or left.seconds >= thresholds.OUT_OF_MEMORY_EXPECTED_SECONDS or gpu is None:
                 continue
@@ -84,7 +84,7 @@ def _out_of_memory_expected(state: State) -> Iterator[Occurrence]:
 
 def _host_out_of_memory_expected(state: State) -> Iterator[Occurrence]:
     for run in state.runs:
-        left = run.host_growth.left if run.host_growth else None
+        left = run.host_leak.left if run.host_leak else None
         if left is not None and left.seconds < thresholds.OUT_OF_MEMORY_EXPECTED_SECONDS:
             when = f"out of host memory {format_forecast(left.seconds, left.lower, left.upper)}"
             yield run_occurrence(state, run, when, f"{run_text(run)} leaks host memory: {when}.")

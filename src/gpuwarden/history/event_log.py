@@ -152,7 +152,7 @@ class EventLog:
     def _error_events(self, run: RunSnapshot, known: _Known) -> Iterator[Event]:
         for seen in run.errors:
             if seen.at not in known.errors and seen.error.kind in OOM_KINDS:
-                why = f": {seen.verdict.cause.replace('_', ' ')}. {seen.verdict.evidence}" if seen.verdict else ""
+                why = f": {seen.diagnosis.cause.replace('_', ' ')}. {seen.diagnosis.evidence}" if seen.diagnosis else ""
                 where = "device" if seen.error.kind == "device_oom" else "host"
                 text = f"run {run.hello.name} out of {where} memory{why}"
                 uuid = next(iter(run.ooms), None) if where == "device" else None

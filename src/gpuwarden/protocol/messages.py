@@ -56,6 +56,7 @@ EndOutcome = Literal["finished", "failed"]
 END_OUTCOMES: tuple[EndOutcome, ...] = get_args(EndOutcome)
 Level = Literal["none", "warning", "critical"]
 LEVELS: tuple[Level, ...] = get_args(Level)
+LEVEL_RANK: Mapping[Level, int] = {level: rank for rank, level in enumerate(LEVELS)}
 Resource = Literal["memory", "thermal"]
 RESOURCES: tuple[Resource, ...] = get_args(Resource)
 AdviceKind = Literal["pressure", "xid", "neighbour", "gpu_lost"]

@@ -60,7 +60,7 @@ def build_record(
 
     `began_uptime` is its begin by the clock since boot, and `slept` how long the machine has slept since.
     """
-    hello, ending, host, leak = run.hello, run.ending, run.usage, run.host_growth
+    hello, ending, host, leak = run.hello, run.ending, run.host_usage, run.host_leak
     until = ending.at if ending else now
     devices = tuple(_device(uuid, each, run) for uuid, each in usage.shares.items())
     return RunRecord(
@@ -136,7 +136,7 @@ def _device(uuid: str, usage: DeviceUsage, run: RunSnapshot) -> RecordedDevice:
         xids={str(code): count for code, count in usage.xids.items()},
         batch_memory=tuple(RecordedBatchMemory(each.batch_size, each.floor, each.peak) for each in peaks),
         **values,
-        **_forecast(run.growth.get(uuid)),
+        **_forecast(run.leaks.get(uuid)),
     )
 
 
@@ -189,7 +189,7 @@ def _advice(advice: BatchSizeAdvice) -> RecordedBatchSizeAdvice:
 
 
 def _error(seen: SeenError) -> RecordedError:
-    error, diagnosis = seen.error, seen.verdict
+    error, diagnosis = seen.error, seen.diagnosis
     return RecordedError(
         timestamp_seconds=seen.at,
         kind=error.kind,

@@ -28,7 +28,7 @@ class ErrorLog:
 
     def log_error(self, run_id: str, hello: Hello, seen: SeenError, oom: Mapping[str, Oom], now: float) -> None:
         """Log an error, or count it if its kind was logged within QUIET_SECONDS."""
-        error, verdict = seen.error, seen.verdict
+        error, diagnosis = seen.error, seen.diagnosis
         last = self._logged_at.get(error.kind)
         self._is_last_logged = last is None or now - last >= QUIET_SECONDS
         if not self._is_last_logged:
@@ -44,16 +44,16 @@ class ErrorLog:
             error=_line(error, hello, oom),
             suppressed=self._suppressed.pop(error.kind, None),
         )
-        log.warning("run error %s%s", fields, f" {_diagnosis(verdict)}" if verdict else "")
+        log.warning("run error %s%s", fields, f" {_diagnosis(diagnosis)}" if diagnosis else "")
 
-    def log_revision(self, run_id: str, hello: Hello, verdict: Diagnosis) -> None:
+    def log_revision(self, run_id: str, hello: Hello, diagnosis: Diagnosis) -> None:
         """Log a diagnosis that a later poll changed, if its error was logged."""
         if self._is_last_logged:
-            log.warning("diagnosis updated %s %s", format_fields(run=run_id, name=hello.name), _diagnosis(verdict))
+            log.warning("diagnosis updated %s %s", format_fields(run=run_id, name=hello.name), _diagnosis(diagnosis))
 
 
-def _diagnosis(verdict: Diagnosis) -> str:
-    return format_fields(cause=verdict.cause, evidence=verdict.evidence, next_step=verdict.next_step)
+def _diagnosis(diagnosis: Diagnosis) -> str:
+    return format_fields(cause=diagnosis.cause, evidence=diagnosis.evidence, next_step=diagnosis.next_step)
 
 
 def _line(error: Error, hello: Hello, oom: Mapping[str, Oom]) -> str:

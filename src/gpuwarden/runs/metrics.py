@@ -60,7 +60,7 @@ def _read_processes(reading: Callable[[PresentProcesses], Reading]) -> Callable[
     """Return a reader of the run's live processes; None once they are gone."""
 
     def read(run: RunSnapshot) -> Reading:
-        present = run.usage.present if run.usage and run.up else None
+        present = run.host_usage.present if run.host_usage and run.up else None
         return reading(present) if present else None
 
     return read
@@ -74,13 +74,13 @@ def _growth(reading: Callable[[Leak], float | None]) -> Callable[[RunSnapshot], 
     """Return a reader of the leak on each GPU; without those that have none."""
 
     def read(run: RunSnapshot) -> Reading:
-        return {(uuid,): value for uuid, growth in run.growth.items() if (value := reading(growth)) is not None}
+        return {(uuid,): value for uuid, growth in run.leaks.items() if (value := reading(growth)) is not None}
 
     return read
 
 
 def _host_growth(reading: Callable[[Leak], float | None]) -> Callable[[RunSnapshot], Reading]:
-    return lambda run: reading(run.host_growth) if run.host_growth else None
+    return lambda run: reading(run.host_leak) if run.host_leak else None
 
 
 class RunReadings(Table[RunSnapshot], prefix="gpuwarden_run_", key=("run_id",)):
@@ -214,7 +214,7 @@ class RunReadings(Table[RunSnapshot], prefix="gpuwarden_run_", key=("run_id",)):
         labels=("uuid",), source="error, docs/use/troubleshooting.md")
     oom_verdict_info = Metric[RunSnapshot](
         "gpuwarden_run_oom_verdict_info", "info", "", "Diagnosed cause of the run's last out-of-memory, as far as the evidence supports one.",
-        lambda run: {(run.verdict.cause,): 1} if run.verdict else None, labels=("verdict",), source="docs/understand/oom-diagnosis.md")
+        lambda run: {(run.diagnosis.cause,): 1} if run.diagnosis else None, labels=("verdict",), source="docs/understand/oom-diagnosis.md")
     batch_size = Metric[RunSnapshot](
         "gpuwarden_run_batch_size", "gauge", "", "Examples in the run's last step, where the batch size is known.",
         _read_current_report(lambda report: report.batch_size), source="report")
@@ -233,7 +233,7 @@ class RunReadings(Table[RunSnapshot], prefix="gpuwarden_run_", key=("run_id",)):
         lambda run: run.report.dropped if run.report else None, source="report")
     cpu_seconds_total = Metric[RunSnapshot](
         "gpuwarden_run_cpu_seconds_total", "counter", "seconds", "CPU time of the run's processes, including data loader workers and ended processes.",
-        lambda run: run.usage.cpu_seconds if run.usage else None, source="/proc/PID/stat", tier="slow")
+        lambda run: run.host_usage.cpu_seconds if run.host_usage else None, source="/proc/PID/stat", tier="slow")
     cpus = Metric[RunSnapshot](
         "gpuwarden_run_cpus", "gauge", "", "CPUs that the run can use at once, by its main process's affinity and its cgroup's quotas.",
         _read_processes(lambda present: present.cpus), source="sched_getaffinity, cgroup cpu.max or cpu.cfs_quota_us", tier="slow")
@@ -262,10 +262,10 @@ class RunReadings(Table[RunSnapshot], prefix="gpuwarden_run_", key=("run_id",)):
         _read_processes(_state), labels=("state",), source="/proc/PID/stat", tier="slow")
     read_bytes_total = Metric[RunSnapshot](
         "gpuwarden_run_read_bytes_total", "counter", "bytes", "Bytes that the run's processes read from storage; reads served by the page cache are not included.",
-        lambda run: run.usage.read_bytes if run.usage else None, source="/proc/PID/io, needs a permission (docs/understand/how-it-works.md)", tier="slow")
+        lambda run: run.host_usage.read_bytes if run.host_usage else None, source="/proc/PID/io, needs a permission (docs/understand/how-it-works.md)", tier="slow")
     written_bytes_total = Metric[RunSnapshot](
         "gpuwarden_run_written_bytes_total", "counter", "bytes", "Bytes that the run's processes wrote to storage.",
-        lambda run: run.usage.written_bytes if run.usage else None, source="/proc/PID/io, needs a permission (docs/understand/how-it-works.md)", tier="slow")
+        lambda run: run.host_usage.written_bytes if run.host_usage else None, source="/proc/PID/io, needs a permission (docs/understand/how-it-works.md)", tier="slow")
     cgroup_memory_limit_bytes = Metric[RunSnapshot](
         "gpuwarden_run_cgroup_memory_limit_bytes", "gauge", "bytes", "Memory limit of the run's container or job: of its cgroups, the one with the least memory left.",
         _read_processes(lambda present: present.cgroup_memory.limit if present.cgroup_memory else None),

@@ -38,7 +38,7 @@ class Evidence:
 
     `exit_status` is that of wait(2), None where it is unknown. `oom_kill` is the kernel's word that it killed this
     process for memory; `cgroup_oom_kills` counts such kills in its cgroup, of whichever process, shortly before.
-    `xids` are codes that its GPUs had shortly before. `error` is the last one that the run reported. `host_growth` is
+    `xids` are codes that its GPUs had shortly before. `error` is the last one that the run reported. `host_leak` is
     how the memory of its processes grew then. `goes_on`: the run ended its connection, and its process lives.
     """
 
@@ -48,7 +48,7 @@ class Evidence:
     cgroup_oom_kills: int = 0
     xids: tuple[int, ...] = ()
     error: Error | None = None
-    host_growth: Leak | None = None
+    host_leak: Leak | None = None
     goes_on: bool = False
 
 
@@ -79,8 +79,8 @@ def conclude(evidence: Evidence) -> tuple[Outcome, str]:
     outcome, words = _conclude(evidence)
     if outcome == "failed" and _is_uncaught_oom(evidence):
         outcome = "out_of_memory"
-    elif outcome == "out_of_memory" and evidence.host_growth is not None:
-        words = [*words, format_host_growth(evidence.host_growth)]
+    elif outcome == "out_of_memory" and evidence.host_leak is not None:
+        words = [*words, format_host_growth(evidence.host_leak)]
     if evidence.farewell is not None:
         words = [*words, f"last message: {evidence.farewell.reason}"]
     if evidence.error is not None and outcome != "finished":
@@ -191,10 +191,10 @@ class OutcomeTracker:
         """True if the run has ended, and further evidence may change how."""
         return self.ended is not None and self._settled is None
 
-    def begin(self, now: float, at: float, error: Error | None, host_growth: Leak | None) -> None:
+    def begin(self, now: float, at: float, error: Error | None, host_leak: Leak | None) -> None:
         """Begin to collect evidence, as the run has ended; `at` is Unix time."""
         self.ended, self._at = now, at
-        self._evidence = Evidence(error=error, host_growth=host_growth)
+        self._evidence = Evidence(error=error, host_leak=host_leak)
 
     def resume(self) -> None:
         """Discard the end, as the run goes on, unless how its process ended is known."""

@@ -1,6 +1,6 @@
-"""The runs that count now: bounded in number, ended by the kernel's word, forgotten after their expiry.
+"""Registry of runs: bounded in number, ended by evidence from the kernel, dropped after their expiry.
 
-Ages are taken by the monotonic clock: a wall clock that is set back must not make old values young.
+Ages are by the monotonic clock: setting the wall clock back must not make old values current.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ _PATIENCE = Patience()
 
 
 class RunRegistry:
-    """Receives messages and answers with frozen runs. Used by one event loop; `now` is monotonic everywhere."""
+    """All runs: receives their messages, returns their snapshots. Used by one event loop; `now` is monotonic.
+
+    `displaced` are runs dropped for newer ones: the server closes their connections and clears the list.
+    """
 
     def __init__(
         self,
@@ -51,78 +54,76 @@ class RunRegistry:
     ) -> None:
         self._limit = limit
         self._rules = Rules(expiry, overhead, patience, wall, prior_runs or PriorRuns(), alerting)
-        self._records: dict[str, RunState] = {}
+        self._runs: dict[str, RunState] = {}
         self._oom_kills: deque[OomKill] = deque(maxlen=KEPT_OOM_KILLS)
         self._advice_connections = itertools.count(1)
         self.ended: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
-        self.displaced: list[ProcessKey] = []  # whose connections are to be closed, by whoever holds them
+        self.displaced: list[ProcessKey] = []
         self.received = 0
         self.rejected: Counter[str] = Counter()
 
     def receive(self, peer: ProcessKey, message: Message, now: float) -> bool:
-        """Handle one message; return whether it is worth a poll before the next is due.
+        """Handle one message; return whether it should trigger an early poll.
 
-        Raises ProtocolError: a report before its hello, one run too many, or a fault of our own that the message met.
+        Raises ProtocolError for a report before its hello, too many runs, or an internal error.
         """
-        record = self._records.get(peer.run_id)
-        if record is None:
+        state = self._runs.get(peer.run_id)
+        if state is None:
             if not isinstance(message, Hello):
                 raise ProtocolError("no_hello", f"run {peer.run_id} sends a report before its hello")
-            record = self._admit(peer, message, now)
+            state = self._admit(peer, message, now)
         try:
-            is_urgent = record.handle(message, now)
+            is_urgent = state.handle(message, now)
         except Exception as error:
-            self._log_fault(record, error)
-            raise ProtocolError("internal", f"{type(error).__name__}: the log of the daemon says more") from error
+            self._log_fault(state, error)
+            raise ProtocolError("internal", f"{type(error).__name__}: see the daemon's log") from error
         self.received += 1
         return is_urgent
 
-    def _log_fault(self, record: RunState, fault: Exception) -> None:
-        """Log a fault of our own with its traceback, the first time: one that lasts would come with each message."""
+    def _log_fault(self, state: RunState, fault: Exception) -> None:
+        """Log an internal error with its traceback, once: a lasting one would repeat with each message."""
         if not self.rejected["internal"]:
             log.error(
                 "internal error in a run, please report it; other runs are not affected %s",
-                format_fields(run=record.peer.run_id, name=record.hello.name),
+                format_fields(run=state.peer.run_id, name=state.hello.name),
                 exc_info=fault,
             )
 
     def _admit(self, peer: ProcessKey, hello: Hello, now: float) -> RunState:
-        if len(self._records) >= self._limit and not self._make_room(peer, now):
+        if len(self._runs) >= self._limit and not self._make_room(peer, now):
             raise ProtocolError("too_many_runs", f"at most {self._limit} (runs.max)")
-        record = self._records[peer.run_id] = RunState(
+        state = self._runs[peer.run_id] = RunState(
             peer,
             hello,
             self._rules,
             seen_at=now,
             named_at=now,
             began=self._rules.wall(),
-            began_at=now,
+            began_monotonic=now,
         )
         fields = format_fields(run=peer.run_id, name=hello.name, pid=peer.pid, uid=peer.uid)
         log.info("run connected %s", fields)
-        return record
+        return state
 
     def _make_room(self, newcomer: ProcessKey, now: float) -> bool:
-        """Drop one run for a new one; return whether there was one to drop.
+        """Drop one run for a new one; return False if none can be dropped.
 
-        That is the run that ended first, or the one silent for longest, past its expiry. Else it is a run of the user
-        with the most, unless that is the newcomer's user: the newest one, and not the oldest, since a run that is
-        turned away comes back, and the longest history would be lost each time.
+        First the run that ended first, then the one silent for longest past its expiry. Else the newest run of the user
+        with the most, unless that is the newcomer's user. Not the oldest: a dropped run reconnects, and each time the
+        longest history would be lost.
         """
-        ended = [
-            (each.outcome.ended, run_id) for run_id, each in self._records.items() if each.outcome.ended is not None
-        ]
+        ended = [(each.outcome.ended, run_id) for run_id, each in self._runs.items() if each.outcome.ended is not None]
         silent = [
-            (each.seen_at, run_id) for run_id, each in self._records.items() if now - each.seen_at > self._rules.expiry
+            (each.seen_at, run_id) for run_id, each in self._runs.items() if now - each.seen_at > self._rules.expiry
         ]
         if ended or silent:
             self._forget(min(ended or silent)[1], now)
             return True
-        crowd = find_user_with_most((record.peer.uid for record in self._records.values()), newcomer=newcomer.uid)
+        crowd = find_user_with_most((state.peer.uid for state in self._runs.values()), newcomer=newcomer.uid)
         if crowd == newcomer.uid:
             return False
-        run_id = next(run_id for run_id in reversed(self._records) if self._records[run_id].peer.uid == crowd)
-        self.displaced.append(self._records.pop(run_id).peer)
+        run_id = next(run_id for run_id in reversed(self._runs) if self._runs[run_id].peer.uid == crowd)
+        self.displaced.append(self._runs.pop(run_id).peer)
         if not self.rejected["too_many_runs"]:
             log.warning(
                 "too many runs (runs.max), dropping one of the user with the most; further ones are only counted %s",
@@ -132,79 +133,79 @@ class RunRegistry:
         return True
 
     def _forget(self, run_id: str, now: float) -> None:
-        self._count(self._records.pop(run_id).conclude(now))
+        self._count(self._runs.pop(run_id).conclude(now))
 
     def _count(self, outcome: Outcome | None) -> None:
         if outcome is not None:
             self.ended[outcome] += 1
 
     def knows(self, peer: ProcessKey) -> bool:
-        """Return whether the peer is a run that counts."""
-        return peer.run_id in self._records
+        """Return whether the peer is a registered run."""
+        return peer.run_id in self._runs
 
     def exited(self, peer: ProcessKey, now: float, status: int | None = None) -> None:
-        """Handle the end of a process: its memory is free again, its totals stay until their expiry.
+        """Handle the end of a process: its memory is free, its totals stay until the expiry.
 
-        `status` is its exit status as of wait(2); one that is told later is taken by another call.
+        `status` is its exit status (wait(2)); call again if it is known only later.
         """
-        record = self._records.get(peer.run_id)
-        if record is not None:
-            record.handle_exit(now, status)
+        state = self._runs.get(peer.run_id)
+        if state is not None:
+            state.handle_exit(now, status)
 
     def reconnect_advice(self, peer: ProcessKey) -> bool:
-        """Handle that a run reads advice on another connection: it gets again what holds. Return whether it had one."""
-        record = self._records.get(peer.run_id)
-        if record is None:
+        """Handle a new advice connection, which gets all current advice again; return whether there was one before."""
+        state = self._runs.get(peer.run_id)
+        if state is None:
             return False
-        before, record.advice_connection = record.advice_connection, next(self._advice_connections)
+        before, state.advice_connection = state.advice_connection, next(self._advice_connections)
         return before > 0
 
     def set_advice_limits(self, limits: Mapping[str, Mapping[str, float]]) -> None:
-        """Set beyond how many bytes in use, by run id and UUID, a report is worth a poll before the next is due."""
-        for run_id, record in self._records.items():
-            record.advice_limits = limits.get(run_id, {})
+        """Set the bytes in use, by run id and UUID, above which a report triggers an early poll."""
+        for run_id, state in self._runs.items():
+            state.advice_limits = limits.get(run_id, {})
 
     def awaits_exit_status(self, peer: ProcessKey) -> bool:
-        """Return whether the exit status of a run that has ended would still count."""
-        record = self._records.get(peer.run_id)
-        return record is not None and record.outcome.is_open
+        """Return whether the exit status of an ended run could still change its outcome."""
+        state = self._runs.get(peer.run_id)
+        return state is not None and state.outcome.is_open
 
     def add_oom_kills(self, kills: Iterable[OomKill]) -> None:
-        """Add kills by the kernel's OOM killer, with pids as this daemon sees them."""
+        """Add kills by the kernel's OOM killer, with pids in this daemon's namespace."""
         self._oom_kills.extend(kills)
 
     def disconnected(self, peer: ProcessKey, now: float) -> None:
-        """Handle that a run has no connection left; unless it comes back it is dropped after an expiry."""
-        record = self._records.get(peer.run_id)
-        if record is not None:
-            record.connected, record.seen_at = False, now
+        """Handle the loss of a run's last connection; it is dropped after the expiry unless it reconnects."""
+        state = self._runs.get(peer.run_id)
+        if state is not None:
+            state.connected, state.seen_at = False, now
 
     def expire(self, now: float) -> None:
-        """Forget runs that ended, or that lost their connection, an expiry ago."""
-        for run_id, record in list(self._records.items()):
-            if record.up and record.connected:
-                continue  # silent but alive: its totals still hold
-            if now - (record.seen_at if record.outcome.ended is None else record.outcome.ended) > self._rules.expiry:
-                reason = "disconnected" if record.up else "ended"
+        """Drop runs that ended, or lost their connection, longer than the expiry ago."""
+        for run_id, state in list(self._runs.items()):
+            if state.up and state.connected:
+                continue  # silent but alive: its totals are still right
+            if now - (state.seen_at if state.outcome.ended is None else state.outcome.ended) > self._rules.expiry:
+                reason = "disconnected" if state.up else "ended"
                 self._forget(run_id, now)
-                log.info("run expired %s", format_fields(run=run_id, name=record.hello.name, reason=reason))
+                log.info("run expired %s", format_fields(run=run_id, name=state.hello.name, reason=reason))
 
     def peers(self) -> list[ProcessKey]:
         """Return the processes of all runs."""
-        return [record.peer for record in self._records.values()]
+        return [state.peer for state in self._runs.values()]
 
     def living(self) -> dict[int, str]:
-        """Return the runs that have not ended, their ids by pid."""
-        return {each.peer.pid: run_id for run_id, each in self._records.items() if each.up}
+        """Return the ids of runs that have not ended, by pid."""
+        return {each.peer.pid: run_id for run_id, each in self._runs.items() if each.up}
 
     def newest_age(self, now: float) -> float:
-        """Return the age in seconds of the newest run that has not ended; infinite where there is none."""
-        living = (now - record.began_at for record in self._records.values() if record.up)
+        """Return the age in seconds of the newest running run; infinite without one."""
+        living = (now - state.began_monotonic for state in self._runs.values() if state.up)
         return min(living, default=math.inf)
 
     def is_urgent_on_host(self) -> bool:
-        """Return whether a run takes the host's memory so fast that it has to be sampled often."""
-        return any(record.leaks.urgent for record in self._records.values())
+        """Return whether a run allocates host memory so fast that it must be sampled often."""
+        return any(state.leaks.urgent for state in self._runs.values())
 
     def update(
         self,
@@ -215,17 +216,17 @@ class RunRegistry:
         *,
         available: float | None = None,
     ) -> tuple[RunSnapshot, ...]:
-        """Return all runs, joined with the GPUs of `snapshot` and with what their processes use on the host.
+        """Update with a poll; return all runs, joined with the GPUs of `snapshot` and their host usage.
 
-        `available` is the memory that the host has left, in bytes, as of the same sample.
+        `available` is the host's free memory in bytes, of the same sample as `usages`.
         """
         joined: list[RunSnapshot] = []
-        for record in self._records.values():
+        for state in self._runs.values():
             try:
-                self._count(record.outcome.update(self._oom_kills, record.uuids.values(), snapshot, now))
-                run = record.run(snapshot, usages.get(record.peer), co_tenants, now, available)
-            except Exception as error:  # noqa: BLE001 - told; what one run says must not cost the others their poll
-                self._log_fault(record, error)
+                self._count(state.outcome.update(self._oom_kills, state.uuids.values(), snapshot, now))
+                run = state.update(snapshot, usages.get(state.peer), co_tenants, now, available)
+            except Exception as error:  # noqa: BLE001 - logged; a bad run must not break the poll of others
+                self._log_fault(state, error)
                 self.rejected["internal"] += 1
                 continue
             joined.append(run)

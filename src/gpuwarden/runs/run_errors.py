@@ -77,7 +77,7 @@ class RunErrors:
             return
         for place, seen in reversed(list(enumerate(self.recent))):
             if seen.error.kind in OOM_KINDS:
-                self.recent[place] = replace(seen, verdict=diagnosis)
+                self.recent[place] = replace(seen, diagnosis=diagnosis)
                 break
         self._log.log_revision(self._run_id, hello, diagnosis)
 

@@ -1,4 +1,4 @@
-"""One run as a poll finds it: what metrics, receipts and the status page read."""
+"""Snapshot of one run at a poll: the input of metrics, records and the status page."""
 
 from __future__ import annotations
 
@@ -26,65 +26,47 @@ KEPT_ERRORS = 8  # of a run
 
 @dataclass(frozen=True, slots=True)
 class SeenError:
-    """An error that a run told, when (Unix time), and the headroom by UUID that was left just before, in bytes.
-
-    That is the last poll's, less what the run says it has taken since; `least_headroom` is the least it can have been
-    meanwhile, within a step. `verdict` says why, of an out-of-memory.
-    """
+    """Error that a run reported, with the headroom before it: bytes by UUID."""
 
     error: Error
-    at: float
-    headroom: Mapping[str, float]
-    least_headroom: Mapping[str, float] = field(default_factory=dict)
-    verdict: Diagnosis | None = None
+    at: float  # Unix time
+    headroom: Mapping[str, float]  # of the last poll, less what the run has allocated since
+    least_headroom: Mapping[str, float] = field(default_factory=dict)  # lower bound within the step
+    diagnosis: Diagnosis | None = None  # of an out-of-memory error
 
 
 @dataclass(frozen=True, slots=True)
 class RunSnapshot:
-    """One run as it stands at a poll; what the metric table reads.
-
-    `last_report` is Unix time; `report` is the last one and carries the totals. `memory` and both headrooms are by UUID
-    of a GPU or MIG instance and hold only what is current: nothing once the process is gone, or the last report older
-    than the expiry. `headroom_unknown` says why a device has none while the run is up; "" stands for those that are no
-    certain GPU. `unresolved` counts the run's devices that could not be told to be a certain GPU. `usage` is what its
-    processes use on the host, where that is known. `began` is when it first said hello, in Unix time, and `lasted` the
-    seconds since by a clock that nobody sets, up to its end. `errors` are the last that it told; the report counts them
-    all. `last_errors` is when the last of each kind was heard of, in Unix time; `ooms` are the allocations that failed
-    in the last out-of-memory on GPUs, by UUID. `ending` is there once the run is not up, and may change until it is
-    settled. `stall` is there while a step hangs, which it did `stalls` times so far. `memory_windows` are the history
-    of its memory, and `batch_peaks` what batches of each size took, both by UUID. `events` are those that its reports
-    tell of. `advice_connection` is another number each time that it connects anew to read advice, 0 where it does not.
-    `devices` are the UUIDs of its GPUs and MIG instances, while it lives. `verdict` is that of the last out-of-memory.
-    """
+    """One run at a poll: the input of metrics, records and the status page. UUIDs are of GPUs and MIG instances."""
 
     peer: ProcessKey
     hello: Hello
-    report: Report | None
-    last_report: float | None
+    report: Report | None  # the last one; it has the totals
+    last_report: float | None  # Unix time
     up: bool
-    current: bool
-    memory: Mapping[str, DeviceMemory] = field(default_factory=dict)
-    headroom: Mapping[str, float] = field(default_factory=dict)
-    headroom_at_peak: Mapping[str, float] = field(default_factory=dict)
-    headroom_unknown: Mapping[str, HeadroomUnknown] = field(default_factory=dict)
-    unresolved: int = 0
-    usage: HostUsage | None = None
-    began: float = 0.0
-    lasted: float = 0.0
-    errors: tuple[SeenError, ...] = ()
-    last_errors: Mapping[ErrorKind, float] = field(default_factory=dict)
-    ooms: Mapping[str, Oom] = field(default_factory=dict)
-    ending: Ending | None = None
-    stall: Stall | None = None
+    current: bool  # the last report is not older than the expiry, and the process lives
+    memory: Mapping[str, DeviceMemory] = field(default_factory=dict)  # by UUID; only while current
+    headroom: Mapping[str, float] = field(default_factory=dict)  # bytes by UUID; only while current
+    headroom_at_peak: Mapping[str, float] = field(default_factory=dict)  # bytes by UUID; only while current
+    headroom_unknown: Mapping[str, HeadroomUnknown] = field(default_factory=dict)  # why; "" for unidentified devices
+    unresolved: int = 0  # devices of the run that could not be identified as a GPU
+    host_usage: HostUsage | None = None  # of its processes
+    began: float = 0.0  # first hello, Unix time
+    lasted: float = 0.0  # seconds from then to now or to its end, by the monotonic clock
+    errors: tuple[SeenError, ...] = ()  # the last ones; the report counts all
+    last_errors: Mapping[ErrorKind, float] = field(default_factory=dict)  # Unix time of the last of each kind
+    ooms: Mapping[str, Oom] = field(default_factory=dict)  # failed allocations of the last device OOM, by UUID
+    ending: Ending | None = None  # set when no longer up; may change until it is settled
+    stall: Stall | None = None  # while a step hangs
     stalls: int = 0
-    growth: Mapping[str, Leak] = field(default_factory=dict)
-    host_growth: Leak | None = None
-    memory_windows: Mapping[str, tuple[MemoryWindow, ...]] = field(default_factory=dict)
-    verdict: Diagnosis | None = None
-    devices: tuple[str, ...] = ()
-    events: tuple[RunEvent, ...] = ()
-    advice_connection: int = 0
-    batch_peaks: Mapping[str, tuple[SizePeak, ...]] = field(default_factory=dict)
+    leaks: Mapping[str, Leak] = field(default_factory=dict)  # by UUID
+    host_leak: Leak | None = None
+    memory_windows: Mapping[str, tuple[MemoryWindow, ...]] = field(default_factory=dict)  # memory history, by UUID
+    diagnosis: Diagnosis | None = None  # of the last out-of-memory error
+    devices: tuple[str, ...] = ()  # UUIDs, while up
+    events: tuple[RunEvent, ...] = ()  # derived from its reports
+    advice_connection: int = 0  # a new number for each connection that reads advice; 0 without one
+    batch_peaks: Mapping[str, tuple[SizePeak, ...]] = field(default_factory=dict)  # memory by batch size, by UUID
     batch_size_advice: BatchSizeAdvice | None = None
 
     @property
@@ -100,7 +82,7 @@ class RunSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class JoinedPoll:
-    """Poll joined with its runs, for the stages that follow; `now` is monotonic."""
+    """Poll joined with its runs, the input of the later pipeline stages; `now` is monotonic."""
 
     snapshot: Snapshot
     runs: Sequence[RunSnapshot]

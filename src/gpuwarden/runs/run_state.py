@@ -30,9 +30,9 @@ from gpuwarden.runs.stall import Patience, Stall, StallWatch, busiest, log_chang
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Settings of runs: `expiry` in seconds, `overhead` in bytes (docs/understand/headroom.md); `wall` tells Unix time.
+    """Settings of runs: `expiry` in seconds, `overhead` in bytes (docs/understand/headroom.md).
 
-    `alerting`: the daemon itself sends alerts.
+    `wall` is the Unix clock. `alerting`: the daemon itself sends alerts.
     """
 
     expiry: float
@@ -45,25 +45,27 @@ class Rules:
 
 @dataclass(slots=True)
 class RunState:
-    """State of one run. Used by one event loop; times are monotonic unless they say otherwise."""
+    """State of one run. Used by one event loop; times are monotonic unless their comment says otherwise."""
 
     peer: ProcessKey
     hello: Hello
     rules: Rules
     seen_at: float
     named_at: float  # when its name or framework last changed
-    began: float  # Unix time, to show
-    began_at: float
-    pending_hello: Hello | None = None  # whose new name has to wait
+    began: float  # Unix time
+    began_monotonic: float
+    pending_hello: Hello | None = None  # with a new name that cannot be shown yet
     report: Report | None = None
-    last_report: float | None = None
-    last_report_time: float | None = None  # Unix time, to show
+    reported_monotonic: float | None = None
+    reported_at: float | None = None  # Unix time
     connected: bool = True
-    uuids: Mapping[str, str] = field(default_factory=dict)  # by device, while it lived
-    present: PresentProcesses | None = None  # its processes, as last seen
-    histories: dict[str, MemoryHistory] = field(default_factory=dict)  # of its memory, by UUID
-    advice_connection: int = 0  # another number each time that it connects anew to read advice
-    advice_limits: Mapping[str, float] = field(default_factory=dict)  # bytes in use by UUID, beyond which there is news
+    uuids: Mapping[str, str] = field(default_factory=dict)  # by device; kept after the end
+    present: PresentProcesses | None = None  # its processes at the last sample
+    histories: dict[str, MemoryHistory] = field(default_factory=dict)  # by UUID
+    advice_connection: int = 0  # a new number for each connection that reads advice
+    advice_limits: Mapping[str, float] = field(
+        default_factory=dict
+    )  # bytes in use by UUID above which a report triggers a poll
     stalls: StallWatch = field(default_factory=StallWatch)
     leaks: LeakWatch = field(default_factory=LeakWatch)
     events: ReportEvents = field(default_factory=ReportEvents)
@@ -73,7 +75,7 @@ class RunState:
     batch_sizes: BatchSizeTracker = field(init=False)
 
     def __post_init__(self) -> None:
-        self.outcome = OutcomeTracker(self.peer.pid, self.began_at)
+        self.outcome = OutcomeTracker(self.peer.pid, self.began_monotonic)
         self.errors = RunErrors(self.peer.run_id)
         self.headroom = HeadroomTracker(self.rules.overhead)
         self.batch_sizes = BatchSizeTracker(self.rules.prior_runs, self.peer.uid)
@@ -84,7 +86,7 @@ class RunState:
         return self.outcome.ended is None
 
     def handle(self, message: Message, now: float) -> bool:
-        """Handle a message, of which a hello is the first; return whether it is worth a poll before the next is due."""
+        """Handle a message, the first is a hello; return whether it should trigger an early poll."""
         if isinstance(message, Hello):
             self._rename(message, now)
         elif self.pending_hello is not None:
@@ -102,7 +104,7 @@ class RunState:
         return False
 
     def _rename(self, hello: Hello, now: float) -> None:
-        """Use a changed hello; but a new name makes new series, so there is one an expiry at most: the last one."""
+        """Apply a changed hello. A new name makes new series, so it changes once per expiry at most."""
         same = _labels(hello) == _labels(self.hello)
         self.pending_hello = None
         if not same and now - self.named_at <= self.rules.expiry:
@@ -117,13 +119,13 @@ class RunState:
         self.errors.handle_report(report, self.report, wall)
         is_first = self.report is None and (self.hello.hears or self.rules.alerting)
         has_news = self._add_memory(report, now)
-        self.report, self.last_report, self.last_report_time = report, now, wall
+        self.report, self.reported_monotonic, self.reported_at = report, now, wall
         self.stalls.handle_report(report, now)
         return is_first or has_news
 
     def _add_memory(self, report: Report, now: float) -> bool:
-        """Add a report to what is known of its memory; return whether it uses so much that there is news."""
-        at, has_news = now - self.began_at, False
+        """Add a report to the memory history; return whether memory in use is above an advice limit."""
+        at, has_news = now - self.began_monotonic, False
         self.events.update(self.report, report, at)
         self.batch_sizes.add_report(report, self.uuids, at)
         for uuid, memory in sum_by_gpu(report.memory, self.uuids).items():
@@ -151,7 +153,7 @@ class RunState:
             self.uuids,
             self.report,
             self.histories,
-            self.began_at,
+            self.began_monotonic,
             now,
             self.leaks.reported,
             host_memory=self.present.memory if self.present else None,
@@ -160,11 +162,11 @@ class RunState:
 
     @property
     def _own(self) -> set[int]:
-        """The run's processes as last seen; none where its pid is not known."""
+        """Pids of the run's processes at the last sample; empty if its pid is unknown."""
         return {self.peer.pid, *(self.present.pids if self.present else ())} - {0}
 
     def handle_exit(self, now: float, status: int | None) -> None:
-        """Handle the end of the process, or its exit status as of wait(2), which may come later."""
+        """Handle the end of the process, or its exit status (wait(2)), which may come later."""
         self._end(now)
         self.outcome.handle_exit(now, status, self.present.oom_kills if self.present else None)
 
@@ -174,25 +176,25 @@ class RunState:
             self.outcome.begin(now, self.rules.wall(), self.errors.newest, self.leaks.reported.get(HOST))
 
     def conclude(self, now: float) -> Outcome | None:
-        """Settle its outcome, as nothing more will be known; return it unless it had ended so before."""
+        """Settle the outcome, as no more evidence will come; return it unless it is already counted."""
         goes_on = self.up
         self._end(now)
         return self.outcome.conclude(goes_on=goes_on)
 
-    def run(
+    def update(
         self, snapshot: Snapshot, usage: HostUsage | None, co_tenants: CoTenants, now: float, available: float | None
     ) -> RunSnapshot:
-        """Return the run as of this poll, joined with its GPUs; `available` is the host's free memory in bytes."""
+        """Update with a poll; return the run joined with its GPUs. `available` is the host's free memory in bytes."""
         up = self.up
-        current = up and self.last_report is not None and now - self.last_report <= self.rules.expiry
+        current = up and self.reported_monotonic is not None and now - self.reported_monotonic <= self.rules.expiry
         uuids = resolve(self.hello, self.peer.pid, snapshot)
         if up:
             self.uuids = uuids or self.uuids
             self.present = (usage.present if usage else None) or self.present
         memory = sum_by_gpu(self.report.memory, uuids) if self.report and current else {}
-        if self.report and memory and not self.histories:  # it came before the first poll told its devices
+        if self.report and memory and not self.histories:  # it came before the first poll identified its devices
             self._add_memory(self.report, now)
-        headroom = self.headroom.update(self.peer.pid, memory, self.last_report, snapshot)
+        headroom = self.headroom.update(self.peer.pid, memory, self.reported_monotonic, snapshot)
         own = self._own
         for uuid in memory.keys() & self.histories.keys():
             others = sum_held_by_others(own, uuid, snapshot) if is_listed(own, uuid, snapshot) else None
@@ -201,12 +203,15 @@ class RunState:
         facts = PollFacts(memory, headroom.now, own, snapshot, uuids, gone, co_tenants)
         self.errors.update(facts, self.hello, self.uuids, up=up)
         unreported = find_unreported_devices(self.hello, self.report, uuids, self.uuids, current=current)
-        who, age = (self.peer.run_id, self.hello.name), now - self.began_at
+        who, age = (self.peer.run_id, self.hello.name), now - self.began_monotonic
+        stall = self._update_stall(usage, snapshot, now)
+        leaks = self.leaks.update_gpus(self.histories, memory, who, age)
+        host_leak = self.leaks.update_host(usage if up else None, available, who, age)
         return RunSnapshot(
             peer=self.peer,
             hello=self.hello,
             report=self.report,
-            last_report=self.last_report_time,
+            last_report=self.reported_at,
             up=up,
             current=current,
             memory=memory,
@@ -214,27 +219,27 @@ class RunState:
             headroom_at_peak=headroom.at_peak,
             headroom_unknown={**unreported, **headroom.unknown} if up else {},
             unresolved=len(self.hello.devices) - len(uuids),
-            usage=usage,
+            host_usage=usage,
             began=self.began,
-            lasted=(now if self.outcome.ended is None else self.outcome.ended) - self.began_at,
+            lasted=(now if self.outcome.ended is None else self.outcome.ended) - self.began_monotonic,
             errors=tuple(self.errors.recent),
             last_errors=dict(self.errors.last),
             ooms=self.errors.ooms,
             ending=self.outcome.ending,
-            stall=self._stall(usage, snapshot, now),
+            stall=stall,
             stalls=self.stalls.stalls,
             memory_windows={uuid: tuple(history.series) for uuid, history in self.histories.items()},
-            verdict=self.errors.diagnosis,
+            diagnosis=self.errors.diagnosis,
             devices=tuple(dict.fromkeys(self.uuids.values())) if up else (),
             events=self.events.events,
             advice_connection=self.advice_connection,
             batch_peaks=self.batch_sizes.peaks(self.histories),
             batch_size_advice=self.batch_sizes.evaluate(self.hello, self.histories, now),
-            growth=self.leaks.update_gpus(self.histories, memory, who, age),
-            host_growth=self.leaks.update_host(usage if up else None, available, who, age),
+            leaks=leaks,
+            host_leak=host_leak,
         )
 
-    def _stall(self, usage: HostUsage | None, snapshot: Snapshot, now: float) -> Stall | None:
+    def _update_stall(self, usage: HostUsage | None, snapshot: Snapshot, now: float) -> Stall | None:
         before, report = self.stalls.stall, self.report if self.up else None
         self.stalls.handle_usage(usage, now)
         busy = partial(busiest, self.uuids.values(), snapshot)
@@ -244,5 +249,5 @@ class RunState:
 
 
 def _labels(hello: Hello) -> dict[str, Any]:
-    """Return what of a hello becomes labels."""
+    """Return the fields of a hello that become labels."""
     return {"name": hello.name, "framework": hello.framework, "job": hello.job, "rank": hello.rank}

@@ -1,6 +1,6 @@
-"""Accountant of what runs use of GPUs, from poll to poll.
+"""Usage of GPUs by runs, added up from poll to poll.
 
-Only what was read counts: nothing is added for a poll that failed, a pause, or a counter that went back.
+Only readings count: nothing is added for a failed poll, a pause, or a counter that was reset.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from gpuwarden.usage.gpu_meter import Meter
 from gpuwarden.usage.run_usage import RunUsage
 from gpuwarden.usage.tally import DeviceTally, RunTally
 
-MAX_GAP_INTERVALS = 3  # between two readings; beyond that something else lay between them
-XID_SECONDS = 2.0  # that an XID may come after its run's end: the driver tells it as it cleans up
+MAX_GAP_INTERVALS = 3  # between two readings; a longer gap is not counted
+XID_SECONDS = 2.0  # after a run's end in which an XID still counts: the driver reports it during its cleanup
 
 NOTHING: Mapping[str, RunUsage] = MappingProxyType({})
 _Devices: TypeAlias = "dict[str, tuple[Gpu, bool]]"
 
 
 class UsageAccountant:
-    """Accountant of all runs. Used by one event loop."""
+    """Usage of all runs. Used by one event loop."""
 
     def __init__(self, longest_interval: float) -> None:
         self._max_gap = MAX_GAP_INTERVALS * longest_interval
@@ -32,9 +32,9 @@ class UsageAccountant:
         self._last: float | None = None
 
     def update(self, poll: JoinedPoll, earlier: Mapping[str, RunUsage] = NOTHING) -> dict[str, RunUsage]:
-        """Add what came with a poll; return what each run has used, by id: once more, settled, of those that are gone.
+        """Add a poll; return the usage of each run by id, including a last, settled time those that are gone.
 
-        `earlier` is usage of runs that was counted elsewhere before, as it becomes known.
+        `earlier` is usage that an earlier daemon counted, once it is known.
         """
         before, self._tallies = self._tallies, {}
         for run_id in (run.peer.run_id for run in poll.runs):
@@ -50,7 +50,7 @@ class UsageAccountant:
         return {**_settled(before), **{run_id: tally.usage() for run_id, tally in self._tallies.items()}}
 
     def settle(self) -> dict[str, RunUsage]:
-        """Return what each run has used, with all that was polled: the daemon ends."""
+        """Return the final usage of each run, as the daemon stops."""
         return _settled(self._tallies)
 
     def _add_poll(self, poll: JoinedPoll) -> None:
@@ -83,8 +83,8 @@ class UsageAccountant:
             for uuid in held - tally.devices.keys():
                 gpu, whole = devices[uuid]
                 tally.devices[uuid] = DeviceTally(gpu, whole=whole)
-        if run.usage and run.usage.present:
-            tally.update_host_memory(run.usage.present.memory)
+        if run.host_usage and run.host_usage.present:
+            tally.update_host_memory(run.host_usage.present.memory)
         last = float("inf") if run.ending is None else run.ending.at + XID_SECONDS
         for uuid, device in tally.devices.items():
             if uuid not in devices:
@@ -104,7 +104,7 @@ def _settled(tallies: Mapping[str, RunTally]) -> dict[str, RunUsage]:
 
 
 def _is_stepping(run: RunSnapshot, tally: RunTally) -> bool:
-    """Return whether training steps were under way since the last poll: the run says so, or has finished some."""
+    """Return whether training steps ran since the last poll: one is in progress, or some have finished."""
     report = run.report
     if report is None or not run.current:
         return False
@@ -113,7 +113,7 @@ def _is_stepping(run: RunSnapshot, tally: RunTally) -> bool:
 
 
 def _devices(snapshot: Snapshot) -> _Devices:
-    """Map UUIDs to their GPU, and whether they mean all of it, not a MIG instance."""
+    """Map UUIDs to their GPU, and to whether they are the whole GPU, not a MIG instance."""
     found = {gpu.identity.uuid: (gpu, True) for gpu in snapshot.gpus}
     for gpu in snapshot.gpus:
         for instance in gpu.mig:
@@ -122,7 +122,7 @@ def _devices(snapshot: Snapshot) -> _Devices:
 
 
 def _listed(snapshot: Snapshot) -> dict[int, set[str]]:
-    """Map pids to what the driver lists them on."""
+    """Map pids to the UUIDs on which the driver lists them."""
     found: dict[int, set[str]] = {}
     for gpu in snapshot.gpus:
         for process in gpu.processes:
@@ -131,7 +131,7 @@ def _listed(snapshot: Snapshot) -> dict[int, set[str]]:
 
 
 def _held(run: RunSnapshot, listed: Mapping[int, set[str]], devices: _Devices) -> set[str]:
-    """Return where the run holds memory: the driver lists its process there, or its allocator says so."""
+    """Return the UUIDs where the run has memory: by the driver's process list, or by its allocator."""
     held = {uuid for uuid, memory in run.memory.items() if memory.current and uuid in devices}
     if run.peer.pid in listed:
         held |= listed[run.peer.pid] & devices.keys()

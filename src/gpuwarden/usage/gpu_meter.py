@@ -1,4 +1,4 @@
-"""Meter of one GPU: differences of its readings and of its own counters from one poll to the next."""
+"""Meter of one GPU: increases of its readings and counters from one poll to the next."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.metrics.model import Labels
 
-# Clock event reasons that slow a run down, as opposed to those that say how a GPU was set up or that it has no work.
+# Clock event reasons that slow a run down; the others are settings, or an idle GPU.
 SLOWDOWNS = ("sw_power_cap", "hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
 
 _LABELS: Mapping[str, Labels] = {reason: (reason,) for reason in SLOWDOWNS}
@@ -17,17 +17,17 @@ _LABELS: Mapping[str, Labels] = {reason: (reason,) for reason in SLOWDOWNS}
 
 @dataclass(frozen=True, slots=True)
 class Lapse:
-    """Activity of a GPU from its last reading to this one."""
+    """Activity of a GPU between two polls."""
 
     seconds: float
     busy: float | None
-    joules: float | None  # by its power
-    active: tuple[str, ...]  # slowdowns that are there now
+    joules: float | None  # power x time
+    active: tuple[str, ...]  # throttle reasons active now
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Increase of a GPU's own counters between two readings of them."""
+    """Increase of a GPU's counters of the slow tier between two of their readings."""
 
     seconds: float
     joules: float | None = None
@@ -36,7 +36,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class _Counters:
-    """Counters of a GPU at its last readings, with the times of these."""
+    """Counters of a GPU at its last readings, with their times."""
 
     taken: float
     slow_taken: float
@@ -46,7 +46,7 @@ class _Counters:
 
 
 class Meter:
-    """Turns one GPU's readings into differences: `lapse` and `window` are what has come with the last one."""
+    """Converts one GPU's readings to increases: `lapse` and `window` are those of the last reading."""
 
     def __init__(self, longest: float) -> None:
         self._longest = longest
@@ -56,19 +56,19 @@ class Meter:
         self.window: Window | None = None
 
     def read(self, gpu: Gpu) -> None:
-        """Add a poll's reading. After one that failed the driver's counters have gone on, and nothing else."""
+        """Add a poll's reading. After a failed one only the driver's own counters have continued."""
         self.lapse = self.window = None
         before = self._before
         if not gpu.up:
             self._before = before and replace(before, taken=float("-inf"))
             return
-        looks = before is None or gpu.slow_taken > before.slow_taken
+        is_slow_tier = before is None or gpu.slow_taken > before.slow_taken
         self._before = now = _Counters(
             gpu.taken,
             gpu.slow_taken,
             gpu.value(GpuReadings.busy_seconds_total),
             gpu.value(GpuReadings.energy_joules_total),
-            throttled_seconds(gpu) if before is None or looks else before.throttled,
+            throttled_seconds(gpu) if before is None or is_slow_tier else before.throttled,
         )
         self.counts_joules |= now.joules is not None
         if before is None:
@@ -83,7 +83,7 @@ class Meter:
                 None if watts is None else watts * seconds,
                 _active(gpu),
             )
-        if looks:
+        if is_slow_tier:
             self.window = self._between(now, before)
 
     def _between(self, now: _Counters, before: _Counters) -> Window:
@@ -96,12 +96,12 @@ class Meter:
 
 
 def _rise(new: float | None, old: float | None) -> float | None:
-    """Return by how much a counter has risen; None where it is not known, or has begun anew."""
+    """Return the increase of a counter; None if unknown, or if it was reset."""
     return None if new is None or old is None or new < old else new - old
 
 
 def throttled_seconds(gpu: Gpu) -> dict[str, float]:
-    """Return the seconds that each slowdown has been there, of those that the GPU tells."""
+    """Return the seconds of each throttle reason that the GPU counts."""
     row = GpuReadings.clock_event_seconds_total
     return {reason: value for reason, labels in _LABELS.items() if (value := gpu.value(row, *labels)) is not None}
 

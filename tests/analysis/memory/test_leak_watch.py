@@ -100,12 +100,12 @@ def test_a_run_that_ends_or_falls_silent_has_no_growth(caplog: pytest.LogCapture
     it = Trained()
     for second in range(30):
         run = it.second((200 + 20 * second) * MIB, 20 * MIB)
-    assert run.growth
+    assert run.leaks
     it.now += 31.0
-    assert it.poll().growth == {}
+    assert it.poll().leaks == {}
     it.second(900 * MIB, 0)
     it.runs.exited(PEER, it.now)
-    assert it.poll().growth == {}
+    assert it.poll().leaks == {}
     assert "leak ended" not in caplog.text
 
 
@@ -118,7 +118,7 @@ def test_that_nothing_grows_after_an_out_of_memory_is_no_news(caplog: pytest.Log
     it.runs.receive(PEER, Error("device_oom", "ResourceExhaustedError", "OOM", "train", it.steps), it.now)
     for _ in range(20):
         run = it.second(800 * MIB, 0)
-    assert run.growth == {}
+    assert run.leaks == {}
     assert "leak ended" not in caplog.text
     for second in range(30):
         it.second((800 + 4 * second) * MIB, 4 * MIB)
@@ -187,4 +187,4 @@ def test_host_rows() -> None:
     assert isinstance(lower, float)
     assert isinstance(upper, float)
     assert lower <= seconds <= upper  # type: ignore[operator] # a number
-    assert run.growth == {}
+    assert run.leaks == {}

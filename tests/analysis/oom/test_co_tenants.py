@@ -130,7 +130,7 @@ def trained(peer: ProcessKey = ALICE) -> Life:
     for steps in (0, 5, 10, 15, 20):
         life.report(steps)
         run = life.poll(p7=13, p8=20)
-    assert run.verdict is None
+    assert run.diagnosis is None
     return life
 
 
@@ -140,9 +140,9 @@ def test_neighbour_that_came_before_the_poll() -> None:
     life.poll(p7=5, p8=75)
     life.fail()
     run = life.poll(p7=5, p8=75)
-    assert run.verdict is not None
-    assert run.verdict.cause == "neighbour"
-    assert run.verdict.evidence == (
+    assert run.diagnosis is not None
+    assert run.diagnosis.cause == "neighbour"
+    assert run.diagnosis.evidence == (
         "The run needed 10.0 GiB on top of 2.00 GiB, but only 2.00 GiB was left: python process 8 of bob (run 8-77, "
         "container jupyter-bob) allocated 55.0 GiB on the device just before and now uses 75.0 GiB."
     )
@@ -154,11 +154,11 @@ def test_neighbour_that_came_after_the_poll(caplog: pytest.LogCaptureFixture) ->
     life.fail()
     assert " cause=neighbour " not in caplog.text
     run = life.poll(p7=5, p8=75)
-    assert run.verdict is not None
-    assert (run.verdict.cause, run.errors[0].verdict) == ("neighbour", run.verdict)
+    assert run.diagnosis is not None
+    assert (run.diagnosis.cause, run.errors[0].diagnosis) == ("neighbour", run.diagnosis)
     assert 'diagnosis updated run=7-1 name=resnet cause=neighbour evidence="The run needed 10.0 GiB' in caplog.text
-    verdict, run = run.verdict, life.poll(p7=5, p8=20)
-    assert run.verdict == verdict  # it stands
+    verdict, run = run.diagnosis, life.poll(p7=5, p8=20)
+    assert run.diagnosis == verdict  # it stands
 
 
 def test_neighbour_that_was_there_all_the_while() -> None:
@@ -166,8 +166,8 @@ def test_neighbour_that_was_there_all_the_while() -> None:
     life = trained()
     life.fail()
     run = life.poll(p7=13, p8=20)
-    assert run.verdict is not None
-    assert run.verdict.cause != "neighbour"
+    assert run.diagnosis is not None
+    assert run.diagnosis.cause != "neighbour"
 
 
 def test_run_whose_process_is_not_known() -> None:
@@ -176,8 +176,8 @@ def test_run_whose_process_is_not_known() -> None:
     life.poll(p5=75)
     life.fail()
     run = life.poll(p5=75)
-    assert run.verdict is not None
-    assert run.verdict.cause != "neighbour"
+    assert run.diagnosis is not None
+    assert run.diagnosis.cause != "neighbour"
 
 
 def unlisted(pid: int, peer: ProcessKey = ALICE, *, asked: float = 60) -> RunSnapshot:
@@ -196,10 +196,10 @@ def unlisted(pid: int, peer: ProcessKey = ALICE, *, asked: float = 60) -> RunSna
 def test_run_that_is_listed_by_another_pid(pid: int, peer: ProcessKey) -> None:
     """With the daemon in a pid namespace, or under MPS, its own memory is nobody else's, in verdict and story."""
     run = unlisted(pid, peer)
-    assert run.verdict is not None
-    assert run.verdict.cause == "batch_too_large"
-    assert "did not fit: 20.0 GiB of 80.0 GiB were in use" in run.verdict.evidence
-    assert not re.search("process|smaller model", f"{run.verdict.evidence} {run.verdict.next_step}")
+    assert run.diagnosis is not None
+    assert run.diagnosis.cause == "batch_too_large"
+    assert "did not fit: 20.0 GiB of 80.0 GiB were in use" in run.diagnosis.evidence
+    assert not re.search("process|smaller model", f"{run.diagnosis.evidence} {run.diagnosis.next_step}")
     assert {window.others for window in run.memory_windows["GPU-0"]} == {None}
     assert run.headroom == {}
 
@@ -207,8 +207,8 @@ def test_run_that_is_listed_by_another_pid(pid: int, peer: ProcessKey) -> None:
 def test_pool_of_a_run_that_is_not_listed_is_not_known() -> None:
     """How much of the device the run could have had, is then said of no piece of it."""
     run = unlisted(4711, asked=25)
-    assert run.verdict is not None
-    assert run.verdict.cause != "fragmentation"
+    assert run.diagnosis is not None
+    assert run.diagnosis.cause != "fragmentation"
 
 
 def test_run_that_is_no_longer_listed() -> None:
@@ -216,7 +216,7 @@ def test_run_that_is_no_longer_listed() -> None:
     life = trained()
     life.poll(p7=5, p8=75)
     life.fail()
-    verdict = life.poll(p8=75).verdict
+    verdict = life.poll(p8=75).diagnosis
     assert verdict is not None
     assert verdict.cause == "neighbour"
     assert "only 2.00 GiB was left" in verdict.evidence
@@ -227,7 +227,7 @@ def test_run_that_was_gone_before_it_was_seen() -> None:
     life = Life(ALICE)
     life.fail()
     life.registry.exited(ALICE, life.now, 1)
-    verdict = life.poll(p8=75).verdict
+    verdict = life.poll(p8=75).diagnosis
     assert verdict is not None
     assert verdict.cause == "neighbour"
 

@@ -75,7 +75,7 @@ def test_verdicts(tmp_path: Path, daemon: Daemon) -> None:
         terminal = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
         (run,) = json.loads(fetch(f"{daemon.url}/api/v1/state"))["runs"]
         assert run["verdict"]["name"] == "fragmentation"
-    shown = re.findall(r"^ *verdict +([a-z ]+):", terminal, re.MULTILINE)
+    shown = re.findall(r"^ *diagnosis +([a-z ]+):", terminal, re.MULTILINE)
     assert sorted(shown) == sorted(name.replace("_", " ") for name in CASES.values())
     log = [line for line in daemon.output().splitlines() if "kind=device_oom" in line]
     assert " cause=phase_peak " in log[0]  # further ones within a minute are counted only

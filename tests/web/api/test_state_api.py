@@ -92,10 +92,10 @@ def full() -> State:
     mig = divided(1, free=[5 * GIB, 6 * GIB], held={9: 0})
     grows = Leak(1e6, 60 << 20, TimeLeft(50.0, 40.0, None))
     run = a_run(
-        growth={"GPU-0": grows},
-        host_growth=grows,
+        leaks={"GPU-0": grows},
+        host_leak=grows,
         stall=Stall(61.0, "stopped"),
-        verdict=Diagnosis("leak", "It grew.", "Mend it."),
+        diagnosis=Diagnosis("leak", "It grew.", "Mend it."),
         last_errors={"device_oom": 0.0},
     )
     dead = a_run(

@@ -1,7 +1,7 @@
 """Cost model of batch sizes: memory as a function of the size, and the size that fits.
 
-A step's peak is a base, whatever the batch, and so much an example. Two sizes give both; of one size alone an example
-costs at most what lies above the floor, divided by the size. Where the evidence is too little there is no advice.
+The peak of a step is a constant base plus a cost per example. Two sizes give both; with one size the cost per example
+is at most the memory above the floor, divided by the size. Without enough evidence there is no advice.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from gpuwarden.formatting import format_bytes
 
 Confidence = Literal["high", "medium", "low"]
 
-MARGIN_RATIO = 0.05  # of what the run can have, which stays free: allocators round up and leave gaps
-UNSURE_MARGIN_RATIO = 0.1  # where the confidence is low
-MAX_TIMES_LARGEST = 4  # the largest known size, which no advice exceeds,
-MAX_TIMES_LARGEST_UNSURE = 2  # where the confidence is not high
-# By which the floors of one model may differ.
+MARGIN_RATIO = 0.05  # of the available memory, kept free: allocators round up and leave gaps
+UNSURE_MARGIN_RATIO = 0.1  # if the confidence is low
+MAX_TIMES_LARGEST = 4  # times the largest known size: advice never exceeds this,
+MAX_TIMES_LARGEST_UNSURE = 2  # or this, if the confidence is not high
+# Differences allowed between the floors of the same model.
 MAX_FLOOR_DIFFERENCE_RATIO = 0.02
 MAX_FLOOR_DIFFERENCE_BYTES = 2 << 20
-INPUT_RATIO = 0.25  # of what examples take, which may be their input: that stays between steps
-MAX_RESIDUAL_RATIO = 0.15  # of the highest peak, by which sizes may miss the line,
+INPUT_RATIO = 0.25  # of the memory per example that may be input, which stays between steps
+MAX_RESIDUAL_RATIO = 0.15  # of the highest peak: deviation of sizes from the line,
 MAX_MEDIUM_RESIDUAL_RATIO = 0.05  # for medium confidence,
-MAX_HIGH_RESIDUAL_RATIO = 0.02  # and for high,
-MIN_HIGH_SIZES = 3  # of at least so many sizes
-MIN_SPREAD = 1.5  # of the largest size to the least, below which the line is a guess
+MAX_HIGH_RESIDUAL_RATIO = 0.02  # for high confidence, with
+MIN_HIGH_SIZES = 3
+MIN_SPREAD = 1.5  # ratio of the largest to the smallest size; below it the line is a guess
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,9 @@ class SizePeak:
 
 @dataclass(frozen=True, slots=True)
 class BatchCost:
-    """Memory of a batch in bytes: `base` whatever its size, and `per_example`; `residual` is what known sizes miss.
+    """Memory of a batch in bytes: a constant `base`, and `per_example`; `residual` is the largest deviation.
 
-    It is fitted to `sizes` different ones, the largest of which is `largest`.
+    Fitted to `sizes` different batch sizes, of which `largest` is the largest.
     """
 
     base: float
@@ -55,11 +55,11 @@ class BatchCost:
     confidence: Confidence
 
     def peak(self, batch_size: int) -> float:
-        """Return the peak to be expected, in bytes."""
-        return max(self.base + self.per_example * batch_size, 0.0)  # the line may begin a little below
+        """Return the expected peak in bytes."""
+        return max(self.base + self.per_example * batch_size, 0.0)  # the line may start slightly below 0
 
     def margin(self, capacity: float) -> float:
-        """Return what has to stay free of what the run can have."""
+        """Return the bytes of the available memory that must stay free."""
         ratio = MARGIN_RATIO if self.confidence != "low" else UNSURE_MARGIN_RATIO
         return max(ratio * capacity, 2 * self.residual)
 
@@ -68,7 +68,7 @@ class BatchCost:
 class BatchSizeAdvice:
     """Batch size that fits, and the `present` one; `text` is a sentence about it.
 
-    `needed` is the peak expected of the one advised, of the `capacity` that the run can have, in bytes.
+    `needed` is the expected peak of the advised size, `capacity` the memory available to the run; bytes.
     """
 
     present: int
@@ -81,20 +81,20 @@ class BatchSizeAdvice:
 
 
 def is_same_model(one: SizePeak, own: SizePeak) -> bool:
-    """Return True where a peak is of the same model: it holds as much between steps, apart from the batch itself."""
+    """Return True if a peak is of the same model: equal memory between steps, except for the batch itself."""
     fed = INPUT_RATIO * (own.peak - own.floor) * (one.batch_size / own.batch_size - 1)
     tolerance = MAX_FLOOR_DIFFERENCE_RATIO * own.floor + MAX_FLOOR_DIFFERENCE_BYTES
     return min(fed, 0) - tolerance <= one.floor - own.floor <= max(fed, 0) + tolerance
 
 
 def compute_max_floor(newest: SizePeak) -> float:
-    """Return the bytes in use between steps above which something else than the batch has grown."""
+    """Return the bytes in use between steps above which something other than the batch has grown."""
     fed = INPUT_RATIO * (newest.peak - newest.floor)
     return newest.floor * (1 + MAX_FLOOR_DIFFERENCE_RATIO) + MAX_FLOOR_DIFFERENCE_BYTES + fed
 
 
 def fit_cost(own: Sequence[SizePeak], others: Iterable[SizePeak] = ()) -> BatchCost | None:
-    """Return the cost by a run's own peaks and those of earlier runs; None where they are too few or do not fit."""
+    """Return the cost by a run's own peaks and those of earlier runs; None if there are too few or they do not fit."""
     if not own:
         return None
     newest = own[-1]
@@ -104,7 +104,7 @@ def fit_cost(own: Sequence[SizePeak], others: Iterable[SizePeak] = ()) -> BatchC
 
 
 def _fit_line(peaks: Sequence[SizePeak], floor: int) -> BatchCost | None:
-    """Fit the line of Theil and Sen; None where the peaks are on none that such memory could follow."""
+    """Fit a Theil-Sen line; None if the peaks do not follow a plausible one."""
     slopes = [
         (after.peak - before.peak) / (after.batch_size - before.batch_size) for before, after in combinations(peaks, 2)
     ]
@@ -133,9 +133,9 @@ def _cost_of_one_size(one: SizePeak) -> BatchCost | None:
 def advise(
     cost: BatchCost, present: int, capacity: float, *, failed: int | None = None, multiple_of: int = 1
 ) -> BatchSizeAdvice | None:
-    """Return the largest usual size that fits, and whether the present one does; None where none of them does.
+    """Return the largest usual size that fits, and whether the present one does; None if none fits.
 
-    `failed` is the least size that was out of memory. Sizes are multiples of `multiple_of`, the run's devices.
+    `failed` is the smallest size that ran out of memory. Sizes are multiples of `multiple_of`, the run's devices.
     """
     room = capacity - cost.margin(capacity)
     farthest = cost.largest * (MAX_TIMES_LARGEST if cost.confidence == "high" else MAX_TIMES_LARGEST_UNSURE)
@@ -146,7 +146,7 @@ def advise(
     works = failed is None or present < failed
     too_large = not works or cost.peak(present) > capacity + cost.residual
     if not fitting and not too_large:
-        fitting = [present]  # it works, though none would leave the margin
+        fitting = [present]  # it works, although without the margin
     if not works:
         fitting = [size for size in fitting if size < present]
     if not fitting:
@@ -157,7 +157,7 @@ def advise(
 
 
 def list_usual_sizes(most: int) -> list[int]:
-    """Return the sizes that people choose, up to a largest: powers of two, and three steps between them."""
+    """Return the usual sizes up to a maximum: powers of two, and three steps between them."""
     found = [1, 2, 3]
     step = 1
     while found[-1] < most:

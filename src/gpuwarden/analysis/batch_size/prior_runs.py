@@ -1,6 +1,6 @@
 """Memory peaks by batch size of earlier runs of the same user, name and framework: the newest of each size.
 
-Of the same user alone: what another user's run claims under a name must not become advice.
+Only of the same user: another user's run of that name must not influence the advice.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _Key: TypeAlias = "tuple[int, str, str]"
 
 
 class PriorRuns:
-    """Peaks of earlier runs, bounded: at the limit the user with most names loses the one not used for longest.
+    """Peaks of earlier runs, bounded: at the limit the user with the most names loses the least recently used one.
 
     Used by one event loop.
     """

@@ -1,6 +1,6 @@
-"""Memory peaks by batch size on one device, as a run's reports show them: of sizes under which the peak rose.
+"""Memory peaks by batch size on one device, of the sizes at which the reported peak rose.
 
-An allocator's peak is the highest ever, so only a size larger than all before shows its own; smaller ones are hidden.
+An allocator's peak is the highest ever, so only a size larger than all before shows its own peak.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from gpuwarden.analysis.batch_size.cost_model import SizePeak, compute_max_floor
 from gpuwarden.protocol.messages import DeviceMemory, Report
 
 MAX_SIZES = 16
-MAX_LATE_SECONDS = 2.5  # after its first step, that a size may be reported: where it is not declared it is counted
+MAX_LATE_SECONDS = 2.5  # delay of a reported size after its first step: an undeclared size is counted
 
 
 @dataclass(slots=True)
 class _Entry:
-    """One size; `before` is the peak that had held for a while when it rose last."""
+    """One size; `before` is the stable peak before the last rise."""
 
     floor: int
     peak: int
@@ -28,12 +28,12 @@ class _Entry:
 class SizePeaks:
     """Peaks of one run on one device. Used by one event loop; times are seconds since the run's first message."""
 
-    peak: int  # at the last report; what made that of the first is not known
+    peak: int  # at the last report; the cause of the first report's peak is unknown
     _sizes: dict[int, _Entry] = field(default_factory=dict)
     _size: int | None = None
 
     def add_report(self, memory: DeviceMemory, report: Report, at: float) -> None:
-        """Update with a report that has a batch size; some 0.3 µs."""
+        """Update with a report that has a batch size; about 0.3 µs."""
         size = report.largest_batch_size
         if not size:  # an empty batch shows nothing
             return
@@ -49,7 +49,7 @@ class SizePeaks:
             entry.floor = memory.current
 
     def _revoke_rise(self, at: float) -> bool:
-        """Return True, and undo a rise under the size before, where it was the new one's, reported a little late."""
+        """Undo a rise of the previous size if it belongs to the new one, reported slightly late; return whether."""
         last = self._sizes.get(self._size) if self._size is not None else None
         if last is None or at - last.at > MAX_LATE_SECONDS:
             return False
@@ -69,9 +69,9 @@ class SizePeaks:
             self._sizes[size] = _Entry(memory.current, memory.peak, at)
 
     def peaks(self, lowest: int | None) -> tuple[SizePeak, ...]:
-        """Return the peaks, smallest size first; none where what is in use, at the `lowest`, has grown since.
+        """Return the peaks, smallest size first; none if the `lowest` memory in use has grown since.
 
-        Then the peak is that of something else than the batch.
+        Then something other than the batch made the peak.
         """
         found = tuple(SizePeak(size, entry.floor, entry.peak) for size, entry in sorted(self._sizes.items()))
         return () if found and lowest is not None and lowest > compute_max_floor(found[-1]) else found

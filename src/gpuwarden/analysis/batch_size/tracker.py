@@ -13,20 +13,20 @@ from gpuwarden.protocol.messages import Error, Hello, Report
 
 EVALUATION_SECONDS = 10.0  # between two evaluations: what fits changes slowly
 MIN_RETRAINED_SECONDS = 10.0  # and
-MIN_RETRAINED_STEPS = 20  # in which a size that was out of memory has to train well to count as fitting again
+MIN_RETRAINED_STEPS = 20  # of training after which a size that ran out of memory counts as fitting again
 
 
 class BatchSizeTracker:
-    """Batch sizes of one run. Used by one event loop. An evaluation takes some 30 µs a device and size."""
+    """Batch sizes of one run. Used by one event loop. An evaluation takes about 30 µs per device and size."""
 
     def __init__(self, prior_runs: PriorRuns, uid: int) -> None:
         self._prior_runs = prior_runs
         self._uid = uid
         self._first: Report | None = None
         self._peaks: dict[str, SizePeaks] = {}  # by UUID
-        self._failed: int | None = None  # the least size that was out of memory and has not trained since
+        self._failed: int | None = None  # smallest size that ran out of memory and has not trained since
         self._failed_after = 0  # steps
-        self._retrained: tuple[float, int] | None = None  # since when it trains again, and after how many steps
+        self._retrained: tuple[float, int] | None = None  # time and steps at which it started to train again
         self._due = 0.0
         self._largest = self._largest_before = 0  # sizes since the last evaluation, and since the one before
         self._advice: BatchSizeAdvice | None = None
@@ -34,7 +34,7 @@ class BatchSizeTracker:
     def add_report(self, report: Report, uuids: Mapping[str, str], at: float) -> None:
         """Update with a report of a run whose devices have these UUIDs; `at` is seconds since its first message."""
         if self._first is None:
-            self._first = report  # it comes before the first poll that knows which device is which
+            self._first = report  # it comes before the first poll, which identifies the devices
         if report.batch_size is None:
             return
         self._largest = max(self._largest, report.batch_size)
@@ -48,7 +48,7 @@ class BatchSizeTracker:
             known.add_report(memory, report, at)
 
     def _check_failed_size(self, report: Report, size: int, failed: int, at: float) -> None:
-        """Count a size that failed as fitting where it trains again; larger ones still do not."""
+        """Count a failed size as fitting if it trains again; larger ones still do not."""
         if size < failed:
             self._retrained = None
         elif report.steps > self._failed_after:
@@ -57,14 +57,14 @@ class BatchSizeTracker:
                 self._failed, self._retrained, self._due = size + 1, None, 0.0
 
     def handle_oom(self, error: Error) -> None:
-        """Update with an out-of-memory on a device."""
+        """Update with an out-of-memory error on a device."""
         if error.batch_size:
             self._failed = min(error.batch_size, self._failed or error.batch_size)
             self._failed_after, self._retrained = error.steps, None
             self._due = 0.0
 
     def handle_end(self) -> None:
-        """Have the next poll evaluate once more, whenever it is: the run is over."""
+        """Make the next poll evaluate once more, as the run has ended."""
         self._due = 0.0
 
     def evaluate(self, hello: Hello, histories: Mapping[str, MemoryHistory], now: float) -> BatchSizeAdvice | None:
@@ -81,7 +81,7 @@ class BatchSizeTracker:
         return self._advice
 
     def _advise(self, hello: Hello, present: int, histories: Mapping[str, MemoryHistory]) -> BatchSizeAdvice | None:
-        """Return the least advice of all devices; None where one of them has none."""
+        """Return the smallest advised size of all devices; None if one of them has none."""
         prior_peaks = self._prior_runs.peaks(self._uid, hello)
         found: list[BatchSizeAdvice] = []
         for uuid, peaks in self.peaks(histories).items():
@@ -96,7 +96,7 @@ class BatchSizeTracker:
         return min(found, key=lambda each: each.advised)
 
     def peaks(self, histories: Mapping[str, MemoryHistory]) -> dict[str, tuple[SizePeak, ...]]:
-        """Return the memory peaks by size, of each device by its UUID."""
+        """Return the memory peaks by size, by the device's UUID."""
         newest = {uuid: history.series.newest for uuid, history in histories.items()}
         return {
             uuid: known.peaks(window.lowest if (window := newest.get(uuid)) else None)

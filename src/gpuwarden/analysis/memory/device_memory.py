@@ -1,4 +1,4 @@
-"""Memory of one device, or of all devices of a run: sums by GPU, and what other processes hold."""
+"""Device memory of a run: sums by GPU, and the memory of other processes."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def _sum(one: DeviceMemory, other: DeviceMemory) -> DeviceMemory:
 
 
 def is_listed(own: Collection[int], uuid: str, snapshot: Snapshot) -> bool:
-    """Return True where the driver lists a run's `own` processes on a GPU or MIG instance, by the pids known here.
+    """Return True if the driver lists a run's `own` processes on a GPU or MIG instance, by the pids known here.
 
-    Where it does not (another pid namespace, MPS), what it lists may be the run under another pid.
+    If not (another pid namespace, MPS), a listed process may be the run under another pid.
     """
     gpu = snapshot.gpu_with(uuid)
     if gpu is None or not gpu.up:
@@ -41,9 +41,9 @@ def is_listed(own: Collection[int], uuid: str, snapshot: Snapshot) -> bool:
 
 
 def sum_held_by_others(own: Collection[int], uuid: str, snapshot: Snapshot) -> float | None:
-    """Return the bytes that other processes than the run's `own` hold on a GPU or MIG instance; None where unknown.
+    """Return the bytes of processes other than the run's `own` on a GPU or MIG instance; None if unknown.
 
-    Only meaningful where the run `is_listed`: else its own memory is among it.
+    Only meaningful if the run `is_listed`: else its own memory is included.
     """
     gpu = snapshot.gpu_with(uuid)
     if gpu is None or not gpu.up:

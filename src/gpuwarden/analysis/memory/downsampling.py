@@ -1,6 +1,6 @@
-"""Downsampled series of windows: fine for recent time, ever coarser for the past.
+"""Downsampled series of windows: fine for recent time, coarser for the past.
 
-It shows a leak that ends a run in half a minute and one that takes a day, in some tens of kilobytes.
+It shows a leak of half a minute as well as one of a day, in some tens of kilobytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_WINDOWS_PER_LEVEL = 32  # each half of the whole time keeps at least so many
 
 
 class Joinable(Protocol):
-    """Stretch of time in seconds with its values, which can be joined with the next one."""
+    """Time window with its values, that can be joined with the next one; times in seconds."""
 
     @property
     def began(self) -> float: ...  # noqa: D102
@@ -33,9 +33,9 @@ WindowT = TypeVar("WindowT", bound=Joinable)
 
 @dataclass(slots=True)
 class Downsampled(Generic[WindowT]):
-    """Series of windows. `newest` is the last one, which still grows; `closed` counts all that ever came before it.
+    """Series of windows. `newest` is the last one, still open; `closed` counts all windows before it.
 
-    Windows are kept in levels; where a level is full, its two oldest are joined and go to the next.
+    Windows are kept in levels; when a level is full, its two oldest are joined and move to the next.
     """
 
     newest: WindowT | None = None
@@ -43,7 +43,7 @@ class Downsampled(Generic[WindowT]):
     _levels: list[list[WindowT]] = field(default_factory=list)  # the finest first; in each the oldest first
 
     def append(self, window: WindowT) -> None:
-        """Add a window: join it to the newest one as long as that stays short."""
+        """Add a window; it is joined with the newest one while that is short."""
         newest = self.newest
         if newest is None:
             self.newest = window
@@ -72,7 +72,7 @@ class Downsampled(Generic[WindowT]):
 
 
 def downsample(windows: Sequence[WindowT], max_count: int) -> list[WindowT]:
-    """Return at most `max_count` windows: those that end in the same part of the whole time are joined."""
+    """Return at most `max_count` windows: those that end in the same part of the time are joined."""
     if len(windows) <= max_count:
         return list(windows)
     began = windows[0].began
@@ -80,7 +80,7 @@ def downsample(windows: Sequence[WindowT], max_count: int) -> list[WindowT]:
     found: list[WindowT] = []
     last = -1
     for window in windows:
-        part = min(int((window.ended - began) / part_seconds), max_count - 1)  # the end of all is no part of its own
+        part = min(int((window.ended - began) / part_seconds), max_count - 1)  # the very end belongs to the last part
         if part == last:
             found[-1] = found[-1].joined(window)
         else:

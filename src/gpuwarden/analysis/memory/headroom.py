@@ -1,4 +1,4 @@
-"""Headroom: the bytes a run can still allocate on a GPU. Formula and limits: docs/understand/headroom.md."""
+"""Headroom: the bytes a run can still allocate on a GPU (docs/understand/headroom.md)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
 from gpuwarden.protocol.messages import DeviceMemory, Hello, Report
 
-# Reason for which a device of a run has no headroom; docs/understand/headroom.md says what to do about each.
+# Reasons why the headroom of a device is unknown; docs/understand/headroom.md has the fix for each.
 HeadroomUnknown: TypeAlias = Literal[
     "device_unresolved",
     "free_memory_untold",
@@ -41,11 +41,11 @@ def read_space(gpu: Gpu, uuid: str) -> DeviceSpace:
 
 
 def compute_headroom(space: DeviceSpace, pool: float | None, limit: float | None, in_use: float) -> float | None:
-    """Return bytes, never below 0 nor above the device's size; None where neither a pool nor a limit is known.
+    """Return bytes from 0 to the device's size; None if neither the pool nor a limit is known.
 
-    `pool` is what the run's allocator holds of the device, `in_use` what it has handed out of that, `limit` what it may
-    hold at most (0 is none). With preallocation the pool's slack is the headroom and free memory is about 0; with
-    memory growth the slack is about 0 and free memory is the headroom.
+    `pool` is the memory that the run's allocator has reserved on the device, `in_use` the part in tensors, `limit` the
+    allocator's maximum (0 for none). With preallocation the headroom is the unused part of the pool; with memory growth
+    it is the device's free memory.
     """
     bounds: list[float] = []
     if space.free is not None and pool is not None:
@@ -61,9 +61,9 @@ def compute_headroom(space: DeviceSpace, pool: float | None, limit: float | None
 
 @dataclass(slots=True)
 class Overhead:
-    """Memory that a run's process holds of one device in addition to its allocator's pool: CUDA context, cuBLAS, cuDNN.
+    """Memory of a run's process on one device outside its allocator's pool: CUDA context, cuBLAS, cuDNN.
 
-    `bytes` is a guess until it was measured. Used by one event loop.
+    `bytes` is an estimate until it is measured. Used by one event loop.
     """
 
     bytes: float
@@ -71,10 +71,10 @@ class Overhead:
     _reported_at: float | None = None
 
     def update(self, held: float | None, reserved: float | None, reported_at: float | None) -> None:
-        """Update with what the process holds at a poll, and its allocator's pool in the last report, at `reported_at`.
+        """Update with the process's memory at a poll, and its allocator's pool in the last report, at `reported_at`.
 
-        Measures where the driver's figure is the same before a report and after it: then the pool was, at the report,
-        what it is at the poll. A run that grows all the while, or is within one long step, is not measured.
+        Measures if the driver's figure is the same before and after a report: then the pool has not changed between
+        report and poll. A run that keeps growing, or is within one long step, is not measured.
         """
         if held is not None and reserved is not None and held == self._held and reported_at != self._reported_at:
             self.bytes = held - reserved
@@ -83,9 +83,9 @@ class Overhead:
 
 @dataclass(frozen=True, slots=True)
 class Headrooms:
-    """Headroom of a run by UUID, in bytes: `now`, and `at_peak`, if the run used as much as at its peak.
+    """Headroom of a run by UUID, in bytes: `now`, and `at_peak`, if memory in use were at its peak.
 
-    `unknown` has the devices without any, and the reason.
+    `unknown` has the reason for devices without a value.
     """
 
     now: Mapping[str, float] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class Headrooms:
 
 
 class HeadroomTracker:
-    """Headroom of one run, computed at each poll with the overheads that were measured. Used by one event loop."""
+    """Headroom of one run, computed at each poll with the measured overheads. Used by one event loop."""
 
     def __init__(self, overhead: float) -> None:
         self._guess = overhead
@@ -130,17 +130,17 @@ class HeadroomTracker:
         self, uuid: str, device: DeviceMemory, process: GpuProcess | None, reported_at: float | None
     ) -> float | None:
         held = process.memory if process else None
-        # An allocator that says less than it has handed out does not count it.
+        # Below the memory in use, the figure does not count all of the pool.
         reserved = device.reserved if device.reserved and device.reserved >= device.current else None
         overhead = self._overheads.setdefault(uuid, Overhead(self._guess))
         overhead.update(held, reserved, reported_at)
         return reserved if held is None else held - overhead.bytes
 
     def at_error(self, memory: Mapping[str, DeviceMemory]) -> Headrooms:
-        """Return the last poll's headroom less what the run's allocators have handed out since, by an error's figures.
+        """Return the last poll's headroom less the memory allocated since, by an error's figures.
 
-        What was given back since is left out: when an allocation fails, what the step before it had is gone already.
-        `at_peak` is the least it can have been meanwhile: the peak may have risen since the poll and fallen again.
+        Freed memory is not added: when an allocation fails, the tensors of its step are already freed. `at_peak` is the
+        lower bound since the poll, as memory in use may have been at the peak in between.
         """
         now: dict[str, float] = {}
         least: dict[str, float] = {}
@@ -161,10 +161,10 @@ def _missing_figure(space: DeviceSpace, process: GpuProcess | None) -> HeadroomU
 def find_unreported_devices(
     hello: Hello, report: Report | None, uuids: Mapping[str, str], before: Mapping[str, str], *, current: bool
 ) -> dict[str, HeadroomUnknown]:
-    """Return why devices of a run have no figures of its allocators, by UUID; one that is no certain GPU goes by "".
+    """Return why devices of a run have no allocator figures, by UUID; "" for a device not identified as a GPU.
 
-    `uuids` of its devices are the present ones, `before` those known last. Where the run reports some devices and not
-    others, it does not use the others.
+    `uuids` are the current UUIDs of its devices, `before` the last known ones. A device left out of a report that has
+    others is not used by the run.
     """
     reason: HeadroomUnknown | None = None
     if report is None:

@@ -1,8 +1,7 @@
-"""Detector of memory leaks: what a run holds grows without end, at which rate, and when it meets its limit.
+"""Detector of memory leaks: growth without end, its rate, and the time until it reaches the limit.
 
-docs/understand/leaks.md has the reasons. What counts is the floor: what was in use and never given back since. It
-must have
-risen evenly up to now, and far enough on the way to the limit: less far where it has lasted.
+It uses the floor: memory in use that was never freed since. The floor must have risen evenly up to now, and far enough
+towards the limit; less far if it has lasted for long. docs/understand/leaks.md has the reasons.
 """
 
 from __future__ import annotations
@@ -26,20 +25,20 @@ from gpuwarden.analysis.memory.oom_forecast import (
 from gpuwarden.analysis.memory.running_minimum import running_minimum
 from gpuwarden.analysis.memory.theil_sen import Trend, fit_trend
 
-MIN_RATIO = 0.01  # of what the run can have: less is noise
-MAX_BINS = 12  # equal parts of the time, whose least values make the trend; half of them are needed
-MIN_STEADY_RISES = 7.0  # equal rises that steady growth has; half of them are needed, or regular rises
-MAX_DEVIATION_RATIO = 0.08  # from a straight line, of what was grown, in addition to the size of one rise
-MIN_WAY_RATIO = 0.38  # of the way to the limit, which growth has to have gone,
-MIN_LASTING_WAY_RATIO = 0.05  # or where it is steady and has lasted for
+MIN_RATIO = 0.01  # of the memory available to the run: less is noise
+MAX_BINS = 12  # equal parts of the time, whose minima make the trend; half of them are needed
+MIN_STEADY_RISES = 7.0  # equal rises of steady growth; half of them are needed, or regular rises
+MAX_DEVIATION_RATIO = 0.08  # from a straight line, of the growth, in addition to the size of one rise
+MIN_WAY_RATIO = 0.38  # of the way to the limit that growth must have covered,
+MIN_LASTING_WAY_RATIO = 0.05  # or, if it is steady and has lasted for MIN_LASTING_SECONDS, this part
 MIN_LASTING_SECONDS = 900.0
-HYSTERESIS = 0.6  # a reported leak stays reported above this part of what it takes to be reported
-PATIENCE = 1.6  # times the longest pause, or cycle, there was: what has not come by then does not come
+HYSTERESIS = 0.6  # a reported leak stays reported above this fraction of the reporting threshold
+PATIENCE = 1.6  # times the longest pause, or cycle, so far: growth that has not come by then is over
 
 
 @dataclass(frozen=True, slots=True)
 class Leak:
-    """Growth of what a run holds: its rate, the bytes grown, and the time left to the limit where that is known."""
+    """Leak: its rate, the bytes grown, and the time left to the limit if that is known."""
 
     bytes_per_second: float
     grown: int
@@ -48,7 +47,7 @@ class Leak:
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """Part of a series, and the floor under each of its windows."""
+    """Part of a series, with the floor of each of its windows."""
 
     windows: Sequence[MemoryWindow]
     times: Sequence[float]
@@ -64,22 +63,22 @@ class _Span:
 
     @property
     def noise(self) -> float:
-        """Bytes that are usually in use on top of the floor."""
+        """Median bytes in use above the floor."""
         return median(each.lowest - under for each, under in zip(self.windows, self.floor, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class _Cycle:
-    """Memory that is taken and given back again and again: the last certain window, and the seconds of one cycle."""
+    """Memory that is repeatedly allocated and freed: the last certain window, and the seconds of one cycle."""
 
     end: int
     seconds: float = 0.0  # 0 for none
 
 
 def find_leak(windows: Sequence[MemoryWindow], now: float, *, reported: bool = False) -> Leak | None:
-    """Return the leak that there is now, of the longest span up to now in which memory grew evenly.
+    """Return the current leak, of the longest span up to now in which memory grew evenly; about 200 µs.
 
-    `reported`: it is reported already, and less is enough for it to stay. Takes some 200 µs.
+    `reported`: the leak is already reported, so the lower threshold applies (HYSTERESIS).
     """
     if len(windows) < MAX_BINS // 2:
         return None
@@ -93,17 +92,17 @@ def find_leak(windows: Sequence[MemoryWindow], now: float, *, reported: bool = F
         first = bisect_left(times, times[end] - seconds)
         span = _Span(windows[first : end + 1], times[first : end + 1], floor[first : end + 1])
         if len(span.windows) < MAX_BINS // 2 or span.grown < smallest * hold:
-            return None  # nor has any shorter span
+            return None  # shorter spans have even less
         is_even, leak = _evaluate(span, now, cycle.seconds, hold)
         if is_even:
-            return leak  # a shorter span has not gone further
+            return leak  # a shorter span has not grown more
         seconds /= 2**0.5
 
 
 def _find_cycle(windows: Sequence[MemoryWindow], floor: Sequence[int], smallest: float, now: float) -> _Cycle:
-    """Return the cycle, if there is one: what rises since it was last given back may be given back as well.
+    """Return the cycle, if any: memory allocated since the last free may be freed as well.
 
-    Unless it is more than in any cycle before, or stays for longer.
+    Not if it is more than in any earlier cycle, or stays for longer.
     """
     above = [each.lowest - under for each, under in zip(windows, floor, strict=True)]
     most, last = max(above), len(windows) - 1
@@ -113,7 +112,7 @@ def _find_cycle(windows: Sequence[MemoryWindow], floor: Sequence[int], smallest:
     for number, bytes_above in enumerate(above):
         if bytes_above >= most / 2:
             is_high = True
-        elif is_high and not bytes_above:  # what follows is no lower, but may be as low again
+        elif is_high and not bytes_above:  # later values are not lower, but may be as low
             troughs.append(number)
             is_high = False
     times = [windows[each].lowest_at for each in troughs]
@@ -125,7 +124,7 @@ def _find_cycle(windows: Sequence[MemoryWindow], floor: Sequence[int], smallest:
 
 
 def _evaluate(span: _Span, now: float, cycle: float, hold: float) -> tuple[bool, Leak | None]:
-    """Return whether a span has grown evenly and still does, and the leak if it has gone far enough.
+    """Return whether a span grows evenly up to now, and the leak if it has grown far enough.
 
     With a `hold` below 1 growth may be less even, so that a training with a varying pace has its leak reported once.
     """
@@ -152,7 +151,7 @@ def _evaluate(span: _Span, now: float, cycle: float, hold: float) -> tuple[bool,
     likely, most = _step_bytes(span)
     room = max(limit - span.windows[-1].lowest - likely, 0)
     way = (MIN_LASTING_WAY_RATIO if is_lasting else MIN_WAY_RATIO) * hold
-    # Where the limit rises as well, what it grows by is not lost: pages of a mapped file, or others give way.
+    # If the limit rises too, the growth is no loss: pages of a mapped file, or others free memory.
     if limit_slope > trend.slope / 2 or span.grown < way * (span.grown + room):
         return True, None
     level = median(low - trend.slope * at for at, low in bins) + trend.slope * now
@@ -163,7 +162,7 @@ def _evaluate(span: _Span, now: float, cycle: float, hold: float) -> tuple[bool,
 
 
 def _bins(span: _Span, cycle: float) -> list[tuple[float, float]]:
-    """Return the least of each of some equal parts of the time, no shorter than a cycle, with when it was."""
+    """Return the minimum of each of some equal parts of the time, with its time; parts are no shorter than a cycle."""
     count = max(min(MAX_BINS, int(span.seconds / cycle)), MAX_BINS // 2 - 1) if cycle else MAX_BINS
     width = span.seconds * (1 + 1e-9) / count
     least: dict[int, tuple[float, float]] = {}
@@ -175,7 +174,7 @@ def _bins(span: _Span, cycle: float) -> list[tuple[float, float]]:
 
 
 def _evenness(bins: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
-    """Return in how many equal rises it might have grown, and how far from a straight line it went, as a ratio."""
+    """Return the equivalent number of equal rises, and the deviation from a straight line as a ratio of the growth."""
     floor = running_minimum([low for _, low in bins])
     grown, (begin, _), seconds = floor[-1] - floor[0], bins[0], bins[-1][0] - bins[0][0]
     if len(bins) < MAX_BINS // 2 - 1 or grown <= 0:

@@ -14,13 +14,13 @@ NumberT = TypeVar("NumberT", int, float)
 
 @dataclass(frozen=True, slots=True)
 class MemoryWindow:
-    """Memory of a run over a stretch of its life, from `began` to `ended` in seconds since its first message.
+    """Memory of a run in a time window, from `began` to `ended` in seconds since its first message.
 
-    Bytes: `lowest` and `highest` of what was in use at reports, which come between steps; `peak` is the allocator's own
-    mark at the end, which lies within steps, and `peak_at_lowest` the mark when the lowest was reported, at
-    `lowest_at`. `headroom` is the least of any poll, `others` the most that other processes held on the device, `limit`
-    what the run could have had in use at the end; None where unknown. `steps` is how many the run had made at the
-    end, `phase` and `epoch` are those of the end. `batch_size` is the largest, where the run reports it.
+    Bytes: `lowest` and `highest` in use at reports, which come between steps; `peak` is the allocator's own peak at the
+    end, reached within steps, and `peak_at_lowest` that peak when the lowest was reported, at `lowest_at`. `headroom`
+    is the minimum of all polls, `others` the maximum memory of other processes on the device, `limit` the memory
+    available to the run at the end; None if unknown. `steps`, `phase` and `epoch` are those at the end. `batch_size`
+    is the largest, if reported.
     """
 
     began: float
@@ -39,7 +39,7 @@ class MemoryWindow:
     limit: float | None = None
 
     def joined(self, other: MemoryWindow) -> MemoryWindow:
-        """Return this and the window after it as one."""
+        """Return this window joined with the next."""
         low = other if other.lowest <= self.lowest else self
         return replace(
             other,
@@ -79,9 +79,9 @@ def window_from_sample(
 class MemoryHistory:
     """Memory of one run on one device. Used by one event loop; times are seconds since the run's first message.
 
-    `training_peak` is the allocator's own mark when it last rose in training, in bytes. `training_began` is when the
-    run first made a step, or evaluated: before that its model is being made. `limit` is what it could have in use at
-    most, by the last poll, if that knew its headroom.
+    `training_peak` is the allocator's own peak when it last rose in training, in bytes. `training_began` is the time of
+    the first step or evaluation: before it the model is built. `limit` is the memory available to the run at the last
+    poll, if its headroom was known.
     """
 
     series: Downsampled[MemoryWindow] = field(default_factory=Downsampled)
@@ -97,7 +97,7 @@ class MemoryHistory:
         return list(self.series)
 
     def add_report(self, memory: DeviceMemory, report: Report, at: float) -> None:
-        """Add a report. What has risen since the one before belongs to the phase that that one named."""
+        """Add a report. An increase since the previous report belongs to that report's phase."""
         phase = report.phase if self._phase is None else self._phase
         if phase == "train" and (self.last is None or memory.peak > self.last.peak):
             self.training_peak = memory.peak
@@ -109,7 +109,7 @@ class MemoryHistory:
         self.series.append(window_from_sample(at, memory, since=since, limit=self.limit, report=report))
 
     def add_poll(self, headroom: float | None, others: float | None) -> None:
-        """Add the bytes of headroom at a poll, and what other processes hold on the device."""
+        """Add the headroom at a poll, and the memory of other processes on the device; bytes."""
         newest = self.series.newest
         if newest is None or self.last is None:
             return

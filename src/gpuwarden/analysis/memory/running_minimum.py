@@ -1,4 +1,4 @@
-"""Running minimum of a series, from its end: the memory that was never given back."""
+"""Suffix minimum of a series: the memory that was never freed afterwards."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ NumberT = TypeVar("NumberT", bound=float)
 
 
 def running_minimum(values: Sequence[NumberT]) -> list[NumberT]:
-    """Return at each place the least value from there to the end: a floor that never falls."""
+    """Return at each index the minimum from there to the end: a floor that never falls."""
     return list(accumulate(reversed(values), min))[::-1]

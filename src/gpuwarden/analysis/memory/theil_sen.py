@@ -1,4 +1,4 @@
-"""Trend of a few points over time by ranks, which no single point can spoil.
+"""Trend of a few points over time by ranks, robust against outliers.
 
 The slope is that of Theil and Sen, the median of the slopes of all pairs, and its interval Sen's (Journal of the
 American Statistical Association 63, 1968).
@@ -18,7 +18,7 @@ DEVIATIONS_OF_NINE_TENTHS = 1.645  # of the normal distribution
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """Slope a second, which is between `lower` and `upper` with a confidence of 90 %."""
+    """Slope per second, between `lower` and `upper` with 90 % confidence."""
 
     slope: float
     lower: float
@@ -26,9 +26,9 @@ class Trend:
 
 
 def fit_trend(points: Sequence[tuple[float, float]]) -> Trend | None:
-    """Return the trend of points (seconds, value), whose times rise and differ; None of fewer than three.
+    """Return the trend of points (seconds, value) with rising, distinct times; None for fewer than three.
 
-    The cost grows with the square of their number: a dozen take some 20 µs.
+    The cost grows with the square of their number: about 20 µs for a dozen.
     """
     count = len(points)
     if count < MIN_TREND_POINTS:

@@ -1,7 +1,7 @@
-"""Memory of every process on each device over time: what an out-of-memory, or little headroom, may be the work of.
+"""Memory of every process on each device over time, to find the one that used up a run's memory.
 
-The process lists are as old as `gpu.process_lists` lets them be: those of compute processes are of this poll whenever
-memory in use has changed, graphics processes of the slow tier.
+Compute processes are listed at every poll in which memory in use has changed, graphics processes in the slow tier
+(`gpu.process_lists`).
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from gpuwarden.owners.kinds import BY_PRIORITY
 from gpuwarden.owners.resolver import UNKNOWN, Owners
 
 MAX_CHANGES = 32  # of a process that are kept
-MAX_PROCESSES = 256  # of a device, those that hold most
-REST_SECONDS = 60.0  # without growth, after which what comes is another growth
+MAX_PROCESSES = 256  # of a device, those with the most memory
+REST_SECONDS = 60.0  # without growth, after which new growth counts separately
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """From this time on, monotonic, a process held so many bytes."""
+    """Memory of a process in bytes from a time on (monotonic)."""
 
     at: float
     memory: int
@@ -31,8 +31,8 @@ class Change:
 class CoTenant:
     """One process on one device; bytes, and monotonic times.
 
-    It held `base` until `since`, before it began to grow, and grew last when it `rose`. Before its first change is
-    known it held `initial`.
+    It had `base` until `since`, when it started to grow; its last growth was at `rose`. Before its first known change
+    it had `initial`.
     """
 
     initial: int
@@ -43,33 +43,33 @@ class CoTenant:
 
     @property
     def held(self) -> int:
-        """Bytes that it holds now."""
+        """Bytes that it has now."""
         return self.changes[-1].memory if self.changes else 0
 
     @property
     def grown(self) -> int:
-        """Bytes by which it has grown without a rest."""
+        """Bytes by which it has grown without a pause of REST_SECONDS."""
         return self.held - self.base
 
     def updated(self, memory: int, now: float) -> CoTenant:
-        """Return it as of a poll that finds it to hold so much."""
+        """Return it updated with its memory at a poll."""
         rose = now if memory > self.held else self.rose
         base, since = (memory, now) if memory <= self.base or now - rose >= REST_SECONDS else (self.base, self.since)
         changes = self.changes
         if not changes or memory != self.held:
             changes = (*changes, Change(now, memory))
-        if len(changes) > MAX_CHANGES:  # the first and the last stay, between them time gets coarser
+        if len(changes) > MAX_CHANGES:  # keep the first and the last, thin out the others
             changes = (changes[0], *changes[2:-1:2], changes[-1])
         return CoTenant(self.initial, base, since, rose, changes)
 
     def held_at(self, then: float | None) -> int:
-        """Return what it held then; None is before anything was there."""
+        """Return its bytes at a time; None is before the process was seen."""
         if then is None:
             return 0
         return next((each.memory for each in reversed(self.changes) if each.at <= then), self.initial)
 
     def grew_at(self, then: float | None) -> float:
-        """Return when it began to grow after `then`."""
+        """Return when it started to grow after `then`."""
         if then is None:
             return self.changes[0].at
         held = self.held_at(then)
@@ -78,20 +78,20 @@ class CoTenant:
 
 @dataclass(frozen=True, slots=True)
 class CoTenants:
-    """Processes on all devices at a poll, by the device's UUID and by pid, and who they are."""
+    """Processes on all devices at a poll, by the device's UUID and by pid, with their owners."""
 
     devices: Mapping[str, Mapping[int, CoTenant]] = field(default_factory=dict)
     owners: Owners = field(default_factory=Owners)
 
     def grown(self, device: str) -> list[tuple[int, CoTenant]]:
-        """Return the processes that grow by pid, the one that grew most first; those without a pid are left out."""
+        """Return the growing processes with their pids, the largest growth first; those without a pid are left out."""
         there = self.devices.get(device, {}).items()
         return sorted(((pid, each) for pid, each in there if pid and each.grown), key=lambda each: -each[1].grown)
 
     def taken(self, device: str, own: Collection[int], then: float | None, now: float) -> tuple[CoTenantMemory, ...]:
-        """Return what processes other than a run's `own` took of a device since `then`, those that took most first.
+        """Return the growth of processes other than a run's `own` on a device since `then`, largest first.
 
-        Since None is all that they hold, for as long as that has been seen.
+        With None it is all of their memory.
         """
         return tuple(sorted(self._taken(device, own, then, now), key=lambda each: -each.grown))
 
@@ -103,17 +103,14 @@ class CoTenants:
 
 
 class CoTenantTracker:
-    """Tracker of all processes, from poll to poll. Used by one event loop.
-
-    A process that has ended is dropped, as its memory is free again.
-    """
+    """Tracker of all processes from poll to poll. Used by one event loop. Ended processes are dropped."""
 
     def __init__(self) -> None:
         self._devices: Mapping[str, Mapping[int, CoTenant]] = {}
         self._last = 0.0  # poll
 
     def update(self, snapshot: Snapshot, owners: Owners, now: float) -> CoTenants:
-        """Return the processes of a poll with what they held before; those of a GPU that is not up stay as they were.
+        """Return the processes of a poll with their past memory; on a GPU that is not up they stay unchanged.
 
         `now` is monotonic.
         """
@@ -130,7 +127,7 @@ class CoTenantTracker:
     def _updated(
         self, known: Mapping[int, CoTenant] | None, processes: Sequence[GpuProcess], now: float
     ) -> dict[int, CoTenant]:
-        """Update one device: all that is there when it is first seen may have been so for long, and is no growth."""
+        """Update one device. Memory at the first poll of a device counts as no growth: it may be old."""
         if len(processes) > MAX_PROCESSES:
             processes = sorted(processes, key=lambda process: -(process.memory or 0))[:MAX_PROCESSES]
         updated: dict[int, CoTenant] = {}
@@ -147,7 +144,7 @@ class CoTenantTracker:
 
 
 def _who(pid: int, owners: Owners) -> str:
-    """Return in words who a process is."""
+    """Describe a process: command, pid, user, container or job."""
     named, identity = owners.by_pid.get(pid), owners.identities.get(pid)
     comm = f"{identity.comm} " if identity and identity.comm else ""
     words = [f"{comm}process {pid}" if comm else f"process {pid}"]

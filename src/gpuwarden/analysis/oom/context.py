@@ -1,8 +1,8 @@
-"""Facts of one out-of-memory, and what follows from them: the input of the diagnosis rules.
+"""Facts of one out-of-memory error and values derived from them: the input of the diagnosis rules.
 
-When a compiled step of TensorFlow or JAX fails, its tensors are freed before the error arrives. So what is in use then
-is the base (weights, optimizer state, what the program keeps), and what was in use at the failure lies between that and
-the allocator's peak. Of an eager operation, and in torch, the frames of the exception still hold all of it.
+When a compiled step of TensorFlow or JAX fails, its tensors are freed before the error arrives. Memory in use is then
+the base (weights, optimizer state, kept tensors), and memory in use at the failure lies between the base and the
+allocator's peak. For an eager operation, and in torch, the frames of the exception still keep all tensors.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from gpuwarden.analysis.memory.memory_history import MemoryWindow
 from gpuwarden.analysis.memory.running_minimum import running_minimum
 from gpuwarden.protocol.messages import Allocation, DeviceMemory, Error
 
-FULL_RATIO = 0.9  # of what the run can have: a base above it leaves no room to train in
-TIGHT_RATIO = 0.85  # of it in use: then what grew is what is missing
-SLACK_RATIO = 0.05  # of it, free in sum, from which on fragmentation is the cause: allocators round up
-MIN_RISES = 2.5  # equal ones, that a steady rise has at least; one step up may be seen half-way, as two
-HELD_RATIO = 0.9  # of a peak, in use between steps: then no step was near it
-OUTSIZED_TIMES = 1.5  # as much as usual, and more by
-OUTSIZED_RATIO = 0.05  # of what the run can have: a step beyond the others
+FULL_RATIO = 0.9  # of the available memory: a base above this leaves no room to train
+TIGHT_RATIO = 0.85  # of it in use: then the growth is the missing memory
+SLACK_RATIO = 0.05  # of it free in total: from here on fragmentation is the cause, as allocators round up
+MIN_RISES = 2.5  # equal rises of a steady rise; a single step may be sampled half-way, as two
+HELD_RATIO = 0.9  # of a peak in use between steps: then no step was near it
+OUTSIZED_TIMES = 1.5  # times the usual memory of a step, and
+OUTSIZED_RATIO = 0.05  # of the available memory more: a step larger than the others
 
 _EAGER_OP = re.compile(r"\[Op:(?!__)\w+\]")  # TensorFlow names the operation; of a function it writes __inference_…
 _GRAPH_NODE = re.compile(r"\{\{node ")
@@ -30,9 +30,9 @@ _GRAPH_NODE = re.compile(r"\{\{node ")
 
 @dataclass(frozen=True, slots=True)
 class CoTenantMemory:
-    """Memory that another process has on the device: bytes `held` now, of which `grown` since a time.
+    """Memory of another process on the device: bytes `held` now, of which `grown` since a time.
 
-    It began to grow `seconds` ago. `name` says in words which process it is, and of which user.
+    It started to grow `seconds` ago. `name` describes the process and its user.
     """
 
     pid: int
@@ -44,7 +44,7 @@ class CoTenantMemory:
 
 @dataclass(frozen=True, slots=True)
 class SteadyRise:
-    """Even rise of what is in use between steps, up to the failure; zeros where there was none."""
+    """Even rise of the memory in use between steps, up to the failure; zeros without one."""
 
     grown: float  # bytes
     steps: int
@@ -52,7 +52,7 @@ class SteadyRise:
 
 @dataclass(frozen=True, slots=True)
 class FailureContext:
-    """Facts of one out-of-memory; bytes, None or empty where unknown. The properties are what follows from them.
+    """Facts of one out-of-memory error; bytes, None or empty if unknown. The properties are derived.
 
     A fit is a stretch of training without a pause: phases other than idle.
     """
@@ -62,10 +62,10 @@ class FailureContext:
     allocation: Allocation | None = None  # the largest that failed on the device
     after: DeviceMemory | None = None  # the allocator's figures after the failure
     before: DeviceMemory | None = None  # and at the report before it
-    room: float | None = None  # what the run's allocator could have in use at most: headroom and what was in use
+    room: float | None = None  # memory available to the run: headroom plus memory in use
     size: float | None = None  # of the device's memory
     free: float | None = None  # on the device
-    grown_co_tenants: tuple[CoTenantMemory, ...] = ()  # since the run could last allocate as much as it needed
+    grown_co_tenants: tuple[CoTenantMemory, ...] = ()  # since the run last had enough headroom
     co_tenants: tuple[CoTenantMemory, ...] = ()
     windows: tuple[MemoryWindow, ...] = ()  # the run's memory there up to the error
     training_peak: int | None = None  # the allocator's own peak when it last rose in training
@@ -73,7 +73,7 @@ class FailureContext:
     largest_batch_before: int | None = None  # in the same fit
     fit_steps: int = 0  # that succeeded in the same fit
     unreported_steps: int = 0  # since the last report
-    failed_peak: int = 0  # the highest peak that an earlier out-of-memory left: no step that succeeded was there
+    failed_peak: int = 0  # highest peak of an earlier failed step: no successful step reached it
     leak: Leak | None = None  # of the device's memory
     host_leak: Leak | None = None
     host_memory: float | None = None
@@ -92,7 +92,7 @@ class FailureContext:
 
     @property
     def is_eager(self) -> bool:
-        """True if all that was in use at the failure still was when the allocator's figures were read."""
+        """True if memory in use at the failure was still in use when the allocator's figures were read."""
         if self.framework.startswith("torch"):
             return True
         text = self.error.text
@@ -101,35 +101,35 @@ class FailureContext:
     @property
     def base(self) -> int | None:
         """Bytes in use between steps."""
-        if self.is_eager:  # what was in use then still is, a step's own too
+        if self.is_eager:  # the step's own tensors are still in use
             both = (self.after, self.before)
             return min(each.current for each in both if each) if self.before else None
         if self.after is None or self.before is None:
             known = self.after or self.before
             return known.current if known else None
-        if not self.shape:  # XLA, which has lost the variables that the program was to change
+        if not self.shape:  # XLA, which has lost the variables that the program was changing
             return max(self.after.current, self.before.current)
         return self.after.current
 
     @property
     def room_or_size(self) -> float | None:
-        """Bytes that the run's allocator could not have passed, though others may have left it less."""
+        """Upper bound of the memory available to the run; others may have left it less."""
         return self.size if self.room is None else self.room
 
     @property
     def is_limited(self) -> bool:
-        """True where the allocator's own limit came first, whatever others hold."""
+        """True if the allocator's own limit was reached first, regardless of other processes."""
         limit = self.after.limit if self.after else None
         return limit is not None and self.room is not None and limit <= self.room
 
     @property
     def peak_rose(self) -> bool:
-        """True where the allocator's peak rose since the report before: then what failed reached it."""
+        """True if the allocator's peak rose since the previous report: then the failed step reached it."""
         return bool(self.after and (self.before is None or self.after.peak > self.before.peak))
 
     @property
     def peak_was_held(self) -> bool:
-        """True if the peak is an old one of what was in use between steps, or before any: then no step was near it."""
+        """True if the peak is an old one from between steps, or before any: then no step was near it."""
         if self.after is None or self.peak_rose or self.after.peak <= self.failed_peak:
             return False
         reached = next((each for each in self.windows if each.peak >= self.after.peak), None)
@@ -139,9 +139,9 @@ class FailureContext:
 
     @property
     def in_use(self) -> float | None:
-        """Bytes in use at the failure: exact, or at most the peak, or else the middle of what is possible.
+        """Estimated bytes in use at the failure: exact, else the peak, else the midpoint of the possible range.
 
-        A step that failed below an old peak may still have been near it, unless no step had made that one.
+        A step that failed below an old peak may still have been near it, unless no step made that peak.
         """
         if self.after is None:
             return None
@@ -151,7 +151,7 @@ class FailureContext:
 
     @property
     def usual_step(self) -> float | None:
-        """Bytes that training steps that succeeded had in use on top of the base, at their peak."""
+        """Peak bytes of successful training steps on top of the base."""
         peak = self.training_peak
         if not self.error.steps or peak is None or peak <= self.failed_peak:
             return None
@@ -160,24 +160,24 @@ class FailureContext:
 
     @property
     def is_larger_batch(self) -> bool | None:
-        """True if the batch was larger than all before it in the same fit; None where unknown."""
+        """True if the batch was larger than all before it in the same fit; None if unknown."""
         size, before = self.error.batch_size, self.largest_batch_before
         return None if size is None or before is None or not self.fit_steps else size > before
 
     @property
     def reached(self) -> float | None:
-        """Bytes that the failed step had reached on top of the base, with what it asked for."""
+        """Bytes of the failed step on top of the base, including the failed request."""
         if self.requested is None and not self.peak_rose:
             return None
         base, peak = self.base, self.after.peak if self.after and self.peak_rose else None
-        if self.is_eager and self.unreported_steps > 1:  # what was in use before it may be what those steps have left
+        if self.is_eager and self.unreported_steps > 1:  # memory in use may be left from unreported steps
             peak = None
         had = 0 if base is None or peak is None else max(peak - base, 0)
         return had + (self.requested or 0)
 
     @property
     def is_outsized(self) -> bool:
-        """True if the step was larger than those that succeeded before it in the same fit."""
+        """True if the step was larger than the successful ones before it in the same fit."""
         if self.is_larger_batch:
             return True
         usual, reached = self.usual_step, self.reached
@@ -196,20 +196,20 @@ class FailureContext:
 
     @property
     def needed(self) -> float | None:
-        """Bytes that the step needed on top of the base: what steps before it did, or at least what it asked for."""
+        """Bytes that the step needed on top of the base: as much as earlier steps, or at least the failed request."""
         known = [each for each in (self.requested, None if self.is_eager else self.usual_step) if each is not None]
         return max(known, default=None)
 
     @property
     def training_minimum(self) -> float | None:
-        """Bytes that training takes whatever the batch: variables, and gradients of those that get some."""
+        """Bytes that training needs at any batch size: variables, and gradients of the trainable ones."""
         if self.error.weights is None or self.error.phase != "train":
             return None
         return max(self.error.weights, self.base or 0) + (self.error.trainable or 0)
 
     @property
     def steady_rise(self) -> SteadyRise:
-        """Rise of what is in use between steps, up to the base."""
+        """Rise of the memory in use between steps, up to the base."""
         stepping = [each for each in self.windows if each.steps]
         floor = running_minimum([*(each.lowest for each in stepping), self.base or 0])
         grown = floor[-1] - floor[0]
@@ -220,12 +220,12 @@ class FailureContext:
 
     @property
     def leaked(self) -> float:
-        """Bytes by which the run's memory there has leaked: of the leak that is reported, or of a steady rise."""
+        """Leaked bytes on the device: of the reported leak, or of a steady rise."""
         return max(self.leak.grown if self.leak else 0, self.steady_rise.grown)
 
     @property
     def had_room(self) -> bool:
-        """True if what failed was surely less than what was free: then its size is not the cause."""
+        """True if the failed request was certainly smaller than the free memory: then its size is not the cause."""
         if not self.is_eager or self.in_use is None or self.room is None or self.requested is None:
             return False
         return self.in_use + self.requested < (1 - SLACK_RATIO) * self.room

@@ -1,7 +1,7 @@
-"""Diagnoser of one run's out-of-memories: collects their context from reports and polls, and has it diagnosed.
+"""Diagnoser of one run's out-of-memory errors: collects their context from reports and polls.
 
-It diagnoses when the error arrives, by the last poll, and once more at the next poll, whose facts are newer: a
-co-tenant may have come in between. Then the diagnosis stays.
+It diagnoses when the error arrives, by the last poll, and once more at the next poll, as a co-tenant may have come in
+between. Then the diagnosis is final.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from gpuwarden.protocol.messages import DeviceMemory, Error, Hello, Report
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """Facts of one device at a poll, for one run; bytes, None where unknown.
+    """Facts of one device at a poll, for one run; bytes, None if unknown.
 
-    `separable`: what other processes hold there can be told from what the run holds.
+    `separable`: the memory of other processes can be separated from the run's.
     """
 
-    room: float | None = None  # the most that the run's allocator could have in use
+    room: float | None = None  # memory available to the run
     size: float | None = None
     free: float | None = None
     separable: bool = False
@@ -39,20 +39,20 @@ class DeviceFacts:
 
 @dataclass(frozen=True, slots=True)
 class PollFacts:
-    """Facts of a run's devices at a poll, evaluated only if there is an out-of-memory."""
+    """Facts of a run's devices at a poll, evaluated only for an out-of-memory error."""
 
     memory: Mapping[str, DeviceMemory]  # by UUID, as the run last reported it
     headroom: Mapping[str, float]
     own: Collection[int]  # pids of the run's processes
     snapshot: Snapshot
     uuids: Mapping[str, str] = field(default_factory=dict)  # by device, also of a run that has ended
-    gone: bool = False  # the run's process has ended: what is listed is others'
+    gone: bool = False  # the run's process has ended: all listed processes are others
     co_tenants: CoTenants = field(default_factory=CoTenants)
 
     def device(self, uuid: str, after: DeviceMemory | None = None) -> DeviceFacts:
         """Return the facts of a device; `after` is the allocator's memory after an error, if no report has any.
 
-        Without headroom the room is the allocator's limit, or what others leave.
+        Without headroom the room is the allocator's limit, or the device's size less the memory of others.
         """
         memory = self.memory.get(uuid) or after
         if memory is None:
@@ -92,19 +92,19 @@ class RunFacts:
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """Failure that the next poll may diagnose otherwise, and its device: the run's name of it, and its UUID."""
+    """Failure that the next poll may diagnose differently, with the run's name and the UUID of its device."""
 
     failure: FailureContext
     device: str | None
     uuid: str | None
-    separable: bool  # whether others were told apart from the run when it was diagnosed
+    separable: bool  # as of the first diagnosis
     run_began: float  # monotonic, as when it failed
     at: float
 
 
 @dataclass(slots=True)
 class Diagnoser:
-    """Out-of-memories of one run. Used by one event loop; times are seconds since the run's first message."""
+    """Out-of-memory errors of one run. Used by one event loop; times are seconds since the run's first message."""
 
     diagnosis: Diagnosis | None = None  # of the last one
     _poll: PollFacts | None = None  # the last, while the run reports memory
@@ -125,7 +125,7 @@ class Diagnoser:
             self._largest_in_fit = max(report.batch_size or 0, self._largest_in_fit or 0, largest) or None
 
     def handle_error(self, error: Error, run: RunFacts) -> Diagnosis:
-        """Return the diagnosis by what is known now, and keep it open until the next poll."""
+        """Return the diagnosis by the current facts, and keep it open until the next poll."""
         device, failure = self._context(error, run)
         uuid = run.uuids.get(device) if device is not None else None
         if failure.after and uuid is not None:
@@ -136,24 +136,24 @@ class Diagnoser:
         return self.diagnosis
 
     def handle_poll(self, poll: PollFacts, *, up: bool) -> Diagnosis | None:
-        """Update with a poll; return a diagnosis that differs by it. `up`: the run has not ended."""
+        """Update with a poll; return the diagnosis if it changed. `up`: the run has not ended."""
         self._poll = poll if poll.memory else None
         if self._pending is None:
             return None
         pending, self._pending = self._pending, None
         uuid = pending.uuid
-        # It came before the first poll that knew its devices.
+        # The error came before the first poll that knew its devices.
         if uuid is None and pending.device is not None and pending.device in poll.uuids:
             uuid = poll.uuids[pending.device]
         elif not up or (
             uuid is not None and (uuid not in poll.memory or (pending.separable and not poll.device(uuid).separable))
         ):
-            return None  # it has ended, or is about to, as it is not listed any more
+            return None  # it has ended, or is ending, as it is no longer listed
         before, self.diagnosis = self.diagnosis, diagnose(_add_poll(pending, uuid, poll))
         return self.diagnosis if self.diagnosis != before else None
 
     def _context(self, error: Error, run: RunFacts) -> tuple[str | None, FailureContext]:
-        """Return the run's name of the device that failed, where that is sure, and what is known without a poll."""
+        """Return the run's name of the failed device, if certain, and the facts known without a poll."""
         report = run.report
         allocation, device = find_largest_allocation(error, run.hello)
         uuid = run.uuids.get(device, "") if device is not None else ""
@@ -190,7 +190,7 @@ def _add_poll(pending: _Pending, uuid: str | None, poll: PollFacts | None) -> Fa
         return failure
     facts = poll.device(uuid, failure.after)
     room = facts.room if facts.room is not None else failure.room
-    if room is not None and failure.after is not None:  # it may have allocated what others have freed since the poll
+    if room is not None and failure.after is not None:  # it may have allocated memory that others freed since the poll
         room = max(room, failure.after.current)
     failure = replace(failure, room=room, size=facts.size, free=facts.free)
     if failure.base is None or not facts.separable:

@@ -1,4 +1,4 @@
-"""Failed allocations of an error, by the run's device and by GPU, with the headroom that was left there."""
+"""Failed allocations of an error, by the run's device and by GPU, with the headroom before."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from gpuwarden.protocol.messages import Allocation, Error, Hello
 
 @dataclass(frozen=True, slots=True)
 class Oom:
-    """Out-of-memory on one GPU; bytes, None where unknown: what was `requested`, and the `headroom` left before.
+    """Out-of-memory error on one GPU; bytes, None if unknown: the `requested` size, and the `headroom` before.
 
-    `least` is the headroom if the run used as much as at its peak, which it may have done in the step that failed: one
-    that asked for no more than this did not find the memory in one piece, or another process had allocated it.
+    `least` is the headroom if memory in use was at its peak, as may have been in the failed step. A request below it
+    failed because of fragmentation, or because another process allocated the memory.
     """
 
     requested: int | None
@@ -29,7 +29,7 @@ def find_ooms(
     headroom: Mapping[str, float],
     least: Mapping[str, float],
 ) -> dict[str, Oom]:
-    """Map the UUIDs of the GPUs on which allocations failed; of several on one GPU the largest counts."""
+    """Map UUIDs of the GPUs with failed allocations; of several on one GPU the largest counts."""
     found: dict[str, Oom] = {}
     for allocation in error.allocations:
         device = resolve_device(hello, allocation.device)
@@ -43,7 +43,7 @@ def find_ooms(
 
 
 def find_largest_allocation(error: Error, hello: Hello) -> tuple[Allocation | None, str | None]:
-    """Return the largest allocation that failed, and the run's device that it means where that is sure."""
+    """Return the largest failed allocation, and the run's device if certain."""
     found = [(each, resolve_device(hello, each.device)) for each in error.allocations]
     if not found:
         return None, resolve_device(hello, None)
@@ -51,7 +51,7 @@ def find_largest_allocation(error: Error, hello: Hello) -> tuple[Allocation | No
 
 
 def resolve_device(hello: Hello, device: str | None) -> str | None:
-    """Return which of the run's devices an error message means by `device`; None where that is not sure.
+    """Return the run's device that an error message means by `device`; None if uncertain.
 
     A framework counts the devices it may use from 0, in the order in which the run reports them: so where a run uses
     only the second and third GPU, and calls them that, its message still says 0 and 1.

@@ -12,6 +12,7 @@ from gpuwarden.gpu.snapshot import Gpu, MigInstance
 from gpuwarden.health.status import BoxStatus, Trouble, worst
 from gpuwarden.nvml.troubleshooting import suggest_gpu_fix
 from gpuwarden.owners.kinds import NAMES
+from gpuwarden.pressure.levels import headroom_ratio
 from gpuwarden.protocol.messages import RESOURCES
 from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.state import State
@@ -180,11 +181,6 @@ def _mig(instance: MigInstance, state: State, memory: Mapping[str, Mapping[str, 
         **memory.get(identity.uuid, free),
         **collect_readings(MigDocument, instance.readings),
     )
-
-
-def headroom_ratio(headroom: float, in_use: int) -> float:
-    """Return the part of what a run uses and can still allocate that it can still allocate."""
-    return headroom / (headroom + in_use) if headroom + in_use else 0.0
 
 
 def _memory_by_device(runs: Iterable[RunSnapshot]) -> Mapping[str, Mapping[str, Any]]:

@@ -9,11 +9,12 @@ from urllib.parse import quote
 
 from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.health.status import HEALTH_RANK, BoxStatus, Trouble, worst
+from gpuwarden.pressure.levels import headroom_ratio
 from gpuwarden.protocol.messages import Report
 from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.state import State
 from gpuwarden.web.api.api_paths import RUNS
-from gpuwarden.web.api.gpu_document import Number, headroom_ratio
+from gpuwarden.web.api.gpu_document import Number
 
 MAX_RUNS = 100  # limits the time on the event loop; /api/v1/runs has all
 
@@ -124,10 +125,10 @@ def _run(
     user_name: Callable[[int], str],
     pace: Callable[[str], float | None],
 ) -> RunDocument:
-    peer, hello, ending, verdict = run.peer, run.hello, run.ending, run.verdict
+    peer, hello, ending, verdict = run.peer, run.hello, run.ending, run.diagnosis
     user = user_name(peer.uid)
     uuids = dict.fromkeys((*run.devices, *run.memory, *run.headroom_unknown))
-    present = run.usage.present if run.usage and run.up else None
+    present = run.host_usage.present if run.host_usage and run.up else None
     return RunDocument(
         run_id=peer.run_id,
         name=hello.name,
@@ -156,7 +157,7 @@ def _run(
         unresolved_devices=run.unresolved or None,
         devices=[_device(run, uuid, state) for uuid in uuids if uuid],
         **(_progress(run.report, current=run.current) if run.report else {}),
-        **_growth(run.host_growth, "host_memory", "seconds_to_host_oom"),
+        **_growth(run.host_leak, "host_memory", "seconds_to_host_oom"),
     )
 
 
@@ -200,5 +201,5 @@ def _device(run: RunSnapshot, uuid: str, state: State) -> DeviceDocument:
         headroom_at_peak_bytes=run.headroom_at_peak.get(uuid),
         headroom_unknown=run.headroom_unknown.get(uuid),
         pressure=pressure.level if pressure else None,
-        **_growth(run.growth.get(uuid), "memory", "seconds_to_oom"),
+        **_growth(run.leaks.get(uuid), "memory", "seconds_to_oom"),
     )
