@@ -250,7 +250,7 @@ def test_nobody_hears_nobody_hurries(
 ) -> None:
     """Without a run that hears no poll is made before it is due, whatever happens."""
     run = start(slow_daemon, {uuids[0]: 19 * GIB}, hears=False)
-    until(lambda: f"pid={run.pid} uid={os.getuid()} reports" in slow_daemon.output(), "the run")
+    until(lambda: f"pid={run.pid} uid={os.getuid()}\n" in slow_daemon.output(), "the run")
     leave(mock_nvml, 0, 100, {run.pid: 20, 1: 59})
     mock_nvml.xid(0, 48)
     mock_nvml.lose(1)

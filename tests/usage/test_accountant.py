@@ -388,7 +388,7 @@ def test_polls_that_miss_a_run_cost_nothing_twice(monkeypatch: pytest.MonkeyPatc
     assert it.gpu_seconds() == 10
     for _ in range(3):
         with monkeypatch.context() as broken:
-            broken.setattr(RunState, "run", lambda *_args, **_settings: 1 / 0)
+            broken.setattr(RunState, "update", lambda *_args, **_settings: 1 / 0)
             it.poll()
         it.poll()
     assert 10 <= it.gpu_seconds() <= 16

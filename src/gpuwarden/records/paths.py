@@ -10,7 +10,7 @@ from gpuwarden.config.schema import RecordsConfig as Settings
 
 
 def find_database_folder(settings: Settings) -> Path | None:
-    """Return the folder; None for none. One that nobody chose is where this user may write."""
+    """Return the folder; None for no database. The default is a folder that this user may write to."""
     chosen = settings.path
     if chosen is None or chosen != Config().receipts.path:
         return chosen

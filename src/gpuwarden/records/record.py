@@ -1,7 +1,7 @@
-"""Run record: what one run was, did and cost, in the form in which it is kept and served.
+"""Run record: identity, outcome and usage of one run, as stored and served.
 
-A field's name is its key in JSON, with its unit; what is not known has no key. Records come from a database that a
-user may have changed: reading one checks every field.
+A field's name is its key in JSON, with its unit; unknown values have no key. Records come from a database that a user
+may have changed, so reading one checks every field.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ VERSION = 1
 MAX_LISTED = 1000  # ended runs in one answer of the API
 MAX_TEXT = 4096  # characters of a text
 MAX_ENTRIES = 512  # of a list or an object
-MAX_NUMBER = 2.0**72  # more than all devices of a run may come to together
-MAX_TIME = 253402300800.0  # the end of the year 9999, in Unix time: what comes after has no date
+MAX_NUMBER = 2.0**72  # more than the sum over all devices of a run
+MAX_TIME = 253402300800.0  # Unix time of the end of the year 9999, the last with a date
 
 T = TypeVar("T")
 _Check = Callable[[Any], Any]
 
 
 class RunRecordError(ValueError):
-    """JSON that is no run record of a version known here; the text says why."""
+    """JSON that is no run record of a known version; the text has the reason."""
 
 
 def _text(value: Any) -> str:
@@ -78,115 +78,117 @@ _CHECKS: dict[Any, _Check] = {str: _text, int: _whole, float: _number, bool: _tr
 
 @dataclass(frozen=True, slots=True)
 class RecordedAllocation:
-    """An allocation that failed, as far as the framework's message tells."""
+    """Failed allocation, as far as the framework's message describes it."""
 
-    requested_bytes: Annotated[int | None, "How much was asked for."] = None
-    shape: Annotated[str | None, "Shape of the tensor, `20000,4000` say."] = None
-    dtype: Annotated[str | None, "Its type."] = None
-    op: Annotated[str | None, "The operation that asked."] = None
-    device: Annotated[str | None, "Where, in the framework's words."] = None
-    allocator: Annotated[str | None, "The allocator that was asked."] = None
+    requested_bytes: Annotated[int | None, "Requested size."] = None
+    shape: Annotated[str | None, "Shape of the tensor, such as `20000,4000`."] = None
+    dtype: Annotated[str | None, "Data type of the tensor."] = None
+    op: Annotated[str | None, "Operation that made the request."] = None
+    device: Annotated[str | None, "Device, as the framework names it."] = None
+    allocator: Annotated[str | None, "Allocator of the request."] = None
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedDeviceMemory:
     """Figures of an allocator for one device."""
 
-    in_use_bytes: Annotated[int, "Handed out."]
-    peak_bytes: Annotated[int, "Most ever handed out."]
+    in_use_bytes: Annotated[int, "Memory in use."]
+    peak_bytes: Annotated[int, "Peak of memory in use."]
     limit_bytes: Annotated[int | None, "The allocator's own limit."] = None
-    reserved_bytes: Annotated[int | None, "What it holds of the device, used or not."] = None
+    reserved_bytes: Annotated[int | None, "Memory reserved on the device, used or not."] = None
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedDiagnosis:
-    """Cause of the out-of-memory, as far as evidence supports one."""
+    """Diagnosis of an out-of-memory error."""
 
-    name: Annotated[str, "One of the verdicts (verdicts.md)."]
-    evidence: Annotated[str, "What it rests on, with numbers."]
-    next_step: Annotated[str, "What to do."]
+    name: Annotated[str, "Cause ([diagnosis](../understand/oom-diagnosis.md))."]
+    evidence: Annotated[str, "Evidence, with numbers."]
+    next_step: Annotated[str, "Next step."]
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedError:
     """Error that the run reported."""
 
-    timestamp_seconds: Annotated[UnixTime, "When it came, in Unix time."]
-    kind: Annotated[str, "What kind of error it is, as in `errors`."]
+    timestamp_seconds: Annotated[UnixTime, "Time of the error, in Unix time."]
+    kind: Annotated[str, "Kind of the error, as in `errors`."]
     exception: Annotated[str, "Name of the exception's type."]
-    text: Annotated[str, "What matters of its message: the place where its kind shows, the front and the end."]
-    phase: Annotated[str | None, "What the run did then."] = None
-    steps: Annotated[int | None, "Steps it had made."] = None
+    text: Annotated[str, "Excerpt of the message: the part that shows its kind, its front and its end."]
+    phase: Annotated[str | None, "Phase of the run at that time."] = None
+    steps: Annotated[int | None, "Training steps up to then."] = None
     headroom_bytes: Annotated[Mapping[str, float] | None, "Headroom just before, by UUID."] = None
     least_headroom_bytes: Annotated[
-        Mapping[str, float] | None, "The least it can have been within a step, by UUID."
+        Mapping[str, float] | None, "Lower bound of the headroom within the step, by UUID."
     ] = None
-    allocations: Annotated[tuple[RecordedAllocation, ...], "Allocations that failed, of an out-of-memory."] = ()
+    allocations: Annotated[tuple[RecordedAllocation, ...], "Failed allocations of an out-of-memory error."] = ()
     memory: Annotated[
-        Mapping[str, RecordedDeviceMemory] | None, "State of the allocators after it, by the framework's device."
+        Mapping[str, RecordedDeviceMemory] | None, "Allocators after the error, by the framework's device."
     ] = None
-    verdict: Annotated[RecordedDiagnosis | None, "Why, of an out-of-memory, as far as evidence supports it."] = None
+    verdict: Annotated[RecordedDiagnosis | None, "Diagnosis of an out-of-memory error."] = None
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryTimeline:
-    """Memory of the run on the device over its whole life: at most 60 stretches of time, in their order.
+    """Memory of the run on the device over its whole duration: at most 60 time windows, in order.
 
-    Each key has a list with an entry a stretch, null where that is not known. Times are seconds since the run began.
+    Each key has a list with one entry per window, null if unknown. Times are seconds since the run started.
     """
 
-    began_seconds: Annotated[tuple[float, ...], "When the stretch began."]
-    ended_seconds: Annotated[tuple[float, ...], "When it ended; a gap before the next had no daemon."]
-    lowest_bytes: Annotated[tuple[int, ...], "The least that the allocator had handed out at a report."]
-    highest_bytes: Annotated[tuple[int, ...], "The most; reports come between steps."]
-    peak_bytes: Annotated[tuple[int, ...], "The allocator's own peak by then, which lies within steps."]
-    phase: Annotated[tuple[str, ...], "What the run did at its end."]
-    headroom_bytes: Annotated[tuple[float | None, ...], "The least headroom of any poll."] = ()
-    others_bytes: Annotated[tuple[float | None, ...], "Most memory of other processes; null if unknown."] = ()
-    epoch: Annotated[tuple[int | None, ...], "The epoch at its end, from 0."] = ()
-    batch_size: Annotated[tuple[int | None, ...], "The largest batch that was seen."] = ()
+    began_seconds: Annotated[tuple[float, ...], "Start of the window."]
+    ended_seconds: Annotated[
+        tuple[float, ...], "End of the window; in a gap before the next one no daemon was running."
+    ]
+    lowest_bytes: Annotated[tuple[int, ...], "Lowest memory in use at a report."]
+    highest_bytes: Annotated[tuple[int, ...], "Highest memory in use at a report; reports come between steps."]
+    peak_bytes: Annotated[tuple[int, ...], "Peak of the allocator up to then, reached within steps."]
+    phase: Annotated[tuple[str, ...], "Phase at the end of the window."]
+    headroom_bytes: Annotated[tuple[float | None, ...], "Lowest headroom of any poll."] = ()
+    others_bytes: Annotated[tuple[float | None, ...], "Highest memory of other processes; null if unknown."] = ()
+    epoch: Annotated[tuple[int | None, ...], "Epoch at the end of the window, from 0."] = ()
+    batch_size: Annotated[tuple[int | None, ...], "Largest batch size."] = ()
 
     def __post_init__(self) -> None:
         points = len(self.began_seconds)
         for each in fields(self):
             lengths = {points, 0} if each.default == () else {points}
             if not points or len(getattr(self, each.name)) not in lengths:
-                raise RunRecordError("want lists of one length, and not of none")
+                raise RunRecordError("want lists of the same length, at least 1")
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedBatchMemory:
-    """Memory that batches of a size took on the device, of those sizes under which the run's peak rose."""
+    """Memory of one batch size on the device, for sizes at which the run's peak rose."""
 
-    batch_size: Annotated[int, "Examples of a step."]
-    floor_bytes: Annotated[int, "In use between steps."]
-    peak_bytes: Annotated[int, "Most in use within steps."]
+    batch_size: Annotated[int, "Examples per step."]
+    floor_bytes: Annotated[int, "Memory in use between steps."]
+    peak_bytes: Annotated[int, "Peak memory in use within steps."]
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedBatchSizeAdvice:
-    """Batch size that fits, by what the run and earlier ones showed (batch-size.md)."""
+    """Batch size that fits, estimated from this run and earlier ones ([batch size](batch-size.md))."""
 
-    batch_size: Annotated[int, "The size that the run has now, or had last."]
-    advised: Annotated[int, "The largest usual size that should fit with a margin."]
-    too_large: Annotated[bool, "Whether the present size does not fit."]
+    batch_size: Annotated[int, "Current or last batch size."]
+    advised: Annotated[int, "Largest usual size that should fit with a margin."]
+    too_large: Annotated[bool, "Whether the current size does not fit."]
     confidence: Annotated[str, "high, medium or low."]
-    sizes: Annotated[int, "How many different sizes were seen."]
-    needed_bytes: Annotated[float, "The peak to be expected with the size that is advised."]
-    capacity_bytes: Annotated[float, "What the run can have in use at most."]
-    per_example_bytes: Annotated[float, "What each further example takes."]
-    residual_bytes: Annotated[float, "By how much a size that was seen misses the line."]
-    text: Annotated[str, "All of it in a sentence."]
+    sizes: Annotated[int, "Number of different sizes seen."]
+    needed_bytes: Annotated[float, "Expected peak with the advised size."]
+    capacity_bytes: Annotated[float, "Memory available to the run."]
+    per_example_bytes: Annotated[float, "Memory per example."]
+    residual_bytes: Annotated[float, "Largest deviation of a seen size from the estimate."]
+    text: Annotated[str, "Summary in a sentence."]
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedEvent:
-    """Event in the life of the run's memory."""
+    """Event of the run that concerns its memory."""
 
-    at_seconds: Annotated[float, "When, in seconds since the run began."]
+    at_seconds: Annotated[float, "Time, in seconds since the run started."]
     kind: Annotated[str, "phase, batch_size, retry, oom, neighbour, pressure or event."]
-    text: Annotated[str, "What it was."]
-    uuid: Annotated[str | None, "The GPU or MIG instance that it is about."] = None
+    text: Annotated[str, "Description."]
+    uuid: Annotated[str | None, "GPU or MIG instance of the event."] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,107 +196,105 @@ class RecordedDevice:
     """Usage of one GPU or MIG instance by the run."""
 
     uuid: Annotated[str, "UUID of the GPU or MIG instance."]
-    name: Annotated[str, "What kind of GPU it is."]
-    gpu_seconds: Annotated[float | None, "Time that the run held memory there; needs two polls."] = None
+    name: Annotated[str, "Model name of the GPU."]
+    gpu_seconds: Annotated[float | None, "Time that the run had memory allocated there; needs two polls."] = None
     busy_seconds: Annotated[float | None, "Of that, time with a kernel of any program running."] = None
     idle_seconds: Annotated[float | None, "Of that, time without one."] = None
-    energy_joules: Annotated[float | None, "Energy of the whole GPU in that time; none of a MIG instance."] = None
+    energy_joules: Annotated[float | None, "Energy of the whole GPU in that time; not for MIG instances."] = None
     energy_by_power_joules: Annotated[float | None, "Part of it computed from power, without an energy counter."] = None
-    throttled_seconds: Annotated[Mapping[str, float] | None, "Time slowed down, by clock event reason."] = None
-    throttled_step_seconds: Annotated[Mapping[str, float] | None, "Of that, time with training steps under way."] = None
-    memory_peak_bytes: Annotated[int | None, "Most bytes that the run's allocator ever had handed out."] = None
+    throttled_seconds: Annotated[Mapping[str, float] | None, "Throttled time, by clock event reason."] = None
+    throttled_step_seconds: Annotated[Mapping[str, float] | None, "Of that, time in training steps."] = None
+    memory_peak_bytes: Annotated[int | None, "Peak memory in use of the run's allocator."] = None
     memory_limit_bytes: Annotated[int | None, "The allocator's own limit."] = None
-    headroom_at_peak_bytes: Annotated[float | None, "What the run could have allocated on top of that peak."] = None
-    lowest_headroom_bytes: Annotated[float | None, "The least headroom of any poll."] = None
-    xids: Annotated[Mapping[XidCode, int] | None, "XIDs of the GPU while the run lived, by code."] = None
-    memory_growth_bytes_per_second: Annotated[float | None, "Rate of a leak, while the run lives (foresight.md)."] = (
-        None
-    )
-    seconds_to_oom: Annotated[float | None, "How long it is to the limit at that rate."] = None
-    seconds_to_oom_lower: Annotated[float | None, "At least so long."] = None
-    seconds_to_oom_upper: Annotated[float | None, "At most so long; not there where it may never come."] = None
-    batch_memory: Annotated[tuple[RecordedBatchMemory, ...], "Memory of batches by their size, as far as known."] = ()
-    story: Annotated[MemoryTimeline | None, "Memory over time; only in the answer for one run."] = None
+    headroom_at_peak_bytes: Annotated[float | None, "Headroom on top of that peak."] = None
+    lowest_headroom_bytes: Annotated[float | None, "Lowest headroom of any poll."] = None
+    xids: Annotated[Mapping[XidCode, int] | None, "XIDs of the GPU during the run, by code."] = None
+    memory_growth_bytes_per_second: Annotated[
+        float | None, "Rate of a leak, while running ([leaks](../understand/leaks.md))."
+    ] = None
+    seconds_to_oom: Annotated[float | None, "OOM forecast: time to the limit at that rate."] = None
+    seconds_to_oom_lower: Annotated[float | None, "Lower bound."] = None
+    seconds_to_oom_upper: Annotated[float | None, "Upper bound; absent if it may never come."] = None
+    batch_memory: Annotated[tuple[RecordedBatchMemory, ...], "Memory by batch size, as far as known."] = ()
+    story: Annotated[MemoryTimeline | None, "Memory over time; only in the response for one run."] = None
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """One run, so far or as a whole.
+    """One run, up to now or complete.
 
-    It begins when a daemon first hears of it. Where that comes later than the run, or the daemon was killed before it
-    wrote the run down (within a minute), the run's own totals (steps, step times, examples, compiling, input wait,
-    errors) hold more than its duration.
+    A record starts when a daemon first receives a message of the run. If that is later than the run's start, or the
+    daemon was killed before it saved the record (within a minute), the run's own totals (steps, step times, examples,
+    compile time, input wait, errors) cover more time than the duration.
     """
 
-    version: Annotated[int, f"Version of this form: {VERSION}. A later one may add keys, and no other change."]
-    run_id: Annotated[str, "The run on this box since it was booted; the label of the metrics."]
-    name: Annotated[str, "What the run calls itself."]
-    framework: Annotated[str, "What it trains with."]
-    pid: Annotated[int, "Its process; 0 for one that this daemon cannot see."]
-    uid: Annotated[int, "Whose process that is."]
-    began_timestamp_seconds: Annotated[UnixTime, "When it first reported, in Unix time."]
-    updated_timestamp_seconds: Annotated[UnixTime, "Of when the receipt is, in Unix time."]
-    duration_seconds: Annotated[float, "From its begin to its end, or until now; right also where the clock was set."]
-    boot_id: Annotated[str | None, "Which boot of the box that was (/proc/sys/kernel/random/boot_id)."] = None
-    began_uptime_seconds: Annotated[float | None, "When it first reported, in seconds since boot (CLOCK_BOOTTIME)."] = (
-        None
-    )
-    user: Annotated[str | None, "The user's name."] = None
-    job: Annotated[str | None, "Job of several processes that it is part of."] = None
-    rank: Annotated[int | None, "Its place in the job, from 0."] = None
-    world_size: Annotated[int | None, "How many processes the job has."] = None
-    ended_timestamp_seconds: Annotated[UnixTime | None, "When it ended, in Unix time, if a daemon saw that."] = None
+    version: Annotated[int, f"Version of the format: {VERSION}. Later ones only add keys."]
+    run_id: Annotated[str, "ID of the run, unique on this host until it reboots; the label of the metrics."]
+    name: Annotated[str, "Name of the run."]
+    framework: Annotated[str, "Framework and version."]
+    pid: Annotated[int, "Process ID; 0 if the daemon cannot see the process."]
+    uid: Annotated[int, "User ID of the process."]
+    began_timestamp_seconds: Annotated[UnixTime, "First message, in Unix time."]
+    updated_timestamp_seconds: Annotated[UnixTime, "Time of the record, in Unix time."]
+    duration_seconds: Annotated[float, "Time from start to end, or until now; correct even if the clock was changed."]
+    boot_id: Annotated[str | None, "Boot ID of the host (/proc/sys/kernel/random/boot_id)."] = None
+    began_uptime_seconds: Annotated[float | None, "First message, in seconds since boot (CLOCK_BOOTTIME)."] = None
+    user: Annotated[str | None, "User name."] = None
+    job: Annotated[str | None, "Job of several processes."] = None
+    rank: Annotated[int | None, "Rank in the job, from 0."] = None
+    world_size: Annotated[int | None, "Number of processes of the job."] = None
+    ended_timestamp_seconds: Annotated[UnixTime | None, "End, in Unix time, if a daemon saw it."] = None
     state: Annotated[
         str | None, "running or stalled; once it has ended, its outcome. Absent in records of earlier versions."
     ] = None
     outcome: Annotated[
         str | None, "How it ended: finished, failed, out_of_memory, killed, crashed or unknown; absent while it runs."
     ] = None
-    evidence: Annotated[str | None, "What that was concluded from."] = None
-    phase: Annotated[str | None, "What it did last: train, test, predict or idle."] = None
-    phase_seconds: Annotated[Mapping[str, float] | None, "Time in each phase, as polled."] = None
-    epoch: Annotated[int | None, "The epoch it was in last, from 0."] = None
+    evidence: Annotated[str | None, "Evidence for the outcome."] = None
+    phase: Annotated[str | None, "Last phase: train, test, predict or idle."] = None
+    phase_seconds: Annotated[Mapping[str, float] | None, "Time in each phase, by polls."] = None
+    epoch: Annotated[int | None, "Last epoch, from 0."] = None
     steps: Annotated[int | None, "Training steps."] = None
-    examples: Annotated[int | None, "Examples that went through them, where the batch size is known."] = None
+    examples: Annotated[int | None, "Training examples, if the batch size is known."] = None
     step_seconds: Annotated[float | None, "Time in steps, without those that compiled."] = None
-    step_median_seconds: Annotated[float | None, "What half of the steps did not exceed."] = None
-    step_p95_seconds: Annotated[float | None, "What 95 % of the steps did not exceed."] = None
-    compile_seconds: Annotated[float | None, "What steps took that traced or compiled."] = None
-    stalls: Annotated[int | None, "How often a step hung, as far as this daemon has seen it."] = None
-    loss: Annotated[Signed | None, "The last loss, where the user has it reported."] = None
-    input_wait_seconds: Annotated[float | None, "How long steps waited for their input, where that is known."] = None
-    input_observed_seconds: Annotated[float | None, "The time of stepping in which it was."] = None
-    input_wait_ratio: Annotated[float | None, "The one by the other."] = None
-    gpu_seconds: Annotated[float | None, "Time that it held GPUs, summed over them."] = None
-    gpu_idle_ratio: Annotated[float | None, "The part of that in which no kernel ran, of GPUs that report it."] = None
-    energy_joules: Annotated[float | None, "What they drew meanwhile; on a shared GPU it counts for each run."] = None
-    throttled_seconds: Annotated[
-        Mapping[str, float] | None, "Time slowed down, by clock event reason, over its GPUs."
+    step_median_seconds: Annotated[float | None, "Median step time."] = None
+    step_p95_seconds: Annotated[float | None, "95th percentile of the step time."] = None
+    compile_seconds: Annotated[float | None, "Time of steps that traced or compiled."] = None
+    stalls: Annotated[int | None, "Number of stalls seen by this daemon."] = None
+    loss: Annotated[Signed | None, "Last loss, if the user reports it."] = None
+    input_wait_seconds: Annotated[float | None, "Time that steps waited for input, where known."] = None
+    input_observed_seconds: Annotated[float | None, "Step time for which the wait is known."] = None
+    input_wait_ratio: Annotated[float | None, "Ratio of the two."] = None
+    gpu_seconds: Annotated[float | None, "Time with memory allocated, summed over GPUs."] = None
+    gpu_idle_ratio: Annotated[float | None, "Part of it without a running kernel, for GPUs that report it."] = None
+    energy_joules: Annotated[
+        float | None, "Energy of its GPUs in that time; on a shared GPU it counts for each run."
     ] = None
-    throttled_step_seconds: Annotated[Mapping[str, float] | None, "Of that, time with training steps under way."] = None
-    devices: Annotated[tuple[RecordedDevice, ...], "Each GPU or MIG instance that it held, shared or not."] = ()
-    errors: Annotated[Mapping[str, int] | None, "Errors that steps raised, by kind."] = None
-    errors_told: Annotated[tuple[RecordedError, ...], "The last of them, oldest first."] = ()
-    headroom_unknown: Annotated[Mapping[str, str] | None, 'Why headroom is unknown, by UUID; "" is no certain GPU.'] = (
-        None
-    )
-    batch_size_advice: Annotated[RecordedBatchSizeAdvice | None, "Which batch size fits, where there is evidence."] = (
-        None
-    )
-    marks: Annotated[tuple[RecordedEvent, ...], "What happened to its memory, in order; where `story` is."] = ()
-    xids: Annotated[Mapping[XidCode, int] | None, "XIDs of its GPUs while it lived, by code."] = None
-    host_memory_growth_bytes_per_second: Annotated[float | None, "Rate of a leak on the host, while it lives."] = None
-    seconds_to_host_oom: Annotated[float | None, "Time until the host has no memory left, at that rate."] = None
-    host_memory_peak_bytes: Annotated[int | None, "Most host memory resident in its processes at any look."] = None
-    cpu_seconds: Annotated[float | None, "CPU time of its processes, ended ones too."] = None
-    read_bytes: Annotated[int | None, "Bytes they had fetched from storage."] = None
-    written_bytes: Annotated[int | None, "Bytes they had sent to storage."] = None
-    reports_dropped: Annotated[int | None, "Reports it could not send because the daemon did not read."] = None
+    throttled_seconds: Annotated[
+        Mapping[str, float] | None, "Throttled time, by clock event reason, summed over GPUs."
+    ] = None
+    throttled_step_seconds: Annotated[Mapping[str, float] | None, "Of that, time in training steps."] = None
+    devices: Annotated[tuple[RecordedDevice, ...], "GPUs and MIG instances of the run, shared or not."] = ()
+    errors: Annotated[Mapping[str, int] | None, "Errors raised by steps, by kind."] = None
+    errors_told: Annotated[tuple[RecordedError, ...], "Last errors, oldest first."] = ()
+    headroom_unknown: Annotated[
+        Mapping[str, str] | None, 'Reason for unknown headroom, by UUID; "" for devices not identified as a GPU.'
+    ] = None
+    batch_size_advice: Annotated[RecordedBatchSizeAdvice | None, "Batch size that fits, if there is evidence."] = None
+    marks: Annotated[tuple[RecordedEvent, ...], "Events of its memory, in order; only with `story`."] = ()
+    xids: Annotated[Mapping[XidCode, int] | None, "XIDs of its GPUs during the run, by code."] = None
+    host_memory_growth_bytes_per_second: Annotated[float | None, "Rate of a leak of host memory, while running."] = None
+    seconds_to_host_oom: Annotated[float | None, "Time until host memory is used up at that rate."] = None
+    host_memory_peak_bytes: Annotated[int | None, "Peak host memory of its processes, by samples."] = None
+    cpu_seconds: Annotated[float | None, "CPU time of its processes, including ended ones."] = None
+    read_bytes: Annotated[int | None, "Bytes read from storage."] = None
+    written_bytes: Annotated[int | None, "Bytes written to storage."] = None
+    reports_dropped: Annotated[int | None, "Reports dropped because the daemon did not read them."] = None
 
 
 @cache
 def _check(hint: Any) -> _Check:
-    """Return the function that checks a value from JSON by the type of its field, and converts it to that."""
+    """Return the function that checks and converts a value from JSON by the type of its field."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return next((each for each in arguments[1:] if callable(each)), None) or _check(arguments[0])
@@ -322,7 +322,7 @@ def _checks(cls: type[Any]) -> dict[str, _Check]:
 
 
 def json_from_record(value: Any) -> Any:
-    """Return a record, or a part of it, as JSON has it, without what is not known."""
+    """Return a record, or a part of it, as JSON values, without unknown ones."""
     if isinstance(value, float):
         return round(value, 6)
     if is_dataclass(value):
@@ -336,9 +336,11 @@ def json_from_record(value: Any) -> Any:
 
 
 def record_from_json(value: Any) -> RunRecord:
-    """Return the record that JSON has; keys that this version does not know are left out. Raises RunRecordError."""
+    """Return the record of a JSON value; unknown keys are ignored. Raises RunRecordError."""
     if isinstance(value, dict) and value.get("version") != VERSION:
-        raise RunRecordError(f"its version is {value.get('version')!s:.20}; this gpuwarden knows {VERSION}")
+        raise RunRecordError(
+            f"version {value.get('version')!s:.20} is not supported; this gpuwarden supports {VERSION}"
+        )
     return _read(RunRecord, value)
 
 
@@ -355,4 +357,4 @@ def _read(cls: type[T], value: Any) -> T:
     try:
         return cls(**known)
     except TypeError:
-        raise RunRecordError("it lacks what every receipt has") from None
+        raise RunRecordError("a required key is missing") from None

@@ -1,4 +1,4 @@
-"""Recorder of runs: keeps the record of each up to date from poll to poll, until its end."""
+"""Recorder of runs: updates the record of each run at every poll, until its end."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from gpuwarden.usage.run_usage import NO_USAGE, RunUsage
 log = logging.getLogger(__name__)
 
 API_VERSION = 1
-WRITE_SECONDS = 60.0  # between two records of a run that goes on
-MAX_WRITES_PER_SECOND = 4.0  # of records of runs that go on: with more than 240 runs each is written less often
+WRITE_SECONDS = 60.0  # between two writes of a running run
+MAX_WRITES_PER_SECOND = 4.0  # of running runs: with more than 240 of them each is written less often
 
 NO_EVENTS: Mapping[str, Sequence[RunEvent]] = MappingProxyType({})
 _STOPPED = "it ended while the daemon was not running"
 _LOST = "it ended after its connection was lost"
 _REBOOTED = "the host was rebooted"
-_TOO_MANY = "it did not report any more, as too many others did not to follow them all"
-_UNSEEN = "the daemon was started anew, and cannot see the process"
+_TOO_MANY = "it stopped reporting, and there were too many such runs to track"
+_UNSEEN = "the daemon was restarted, and cannot see the process"
 
 
 def _uptime() -> float:
@@ -46,7 +46,7 @@ def _uptime() -> float:
 
 @dataclass(slots=True)
 class _PresentRun:
-    """Run of the last poll; `before` is its record from before it or the daemon was gone for a while.
+    """Run of the last poll; `before` is its earlier record, if the run or the daemon was away for a while.
 
     `began_uptime` and `slept` (until the run was first seen) are seconds since the machine's boot. `recorded` is the
     end that its record has. `due` is monotonic: when its record is to be written next.
@@ -65,10 +65,10 @@ class _PresentRun:
 
 @dataclass(frozen=True, slots=True)
 class _AbsentRun:
-    """Run that has not ended for all that is known, but has not reported to this daemon, or not for long."""
+    """Run without a known end that does not report to this daemon."""
 
     record: RunRecord
-    evidence: str  # of its end, once that is found
+    evidence: str  # of its end, once known
 
 
 class Recorder:
@@ -100,22 +100,22 @@ class Recorder:
         self._present: dict[str, _PresentRun] = {}
         self._absent: dict[str, _AbsentRun] = {}
         self._resumed: dict[str, RunUsage] = {}  # usage in records that were read since the last poll, by run id
-        self._absent_due = 0.0  # for a look at runs that are gone
+        self._absent_due = 0.0  # when absent runs are checked
         self._updated_at = time.monotonic()
         self._unfinished_json: bytes | None = None  # records of runs that have not ended, since the last poll
 
     @property
     def errors(self) -> int:
-        """Faults of the database, each once until it is mended, and rows that were given up for it."""
+        """Faults of the database, each counted once until it is resolved, and rows dropped because of it."""
         return self._writer.errors
 
     async def open(self) -> None:
-        """Begin to open the database, and wait for that a little."""
+        """Start to open the database, and wait briefly."""
         await self._writer.open()
         self._add_stored()
 
     async def stop(self, usage: Mapping[str, RunUsage]) -> None:
-        """Write the records of all runs, and wait for that a little; once more, where the disk failed a moment ago.
+        """Write the records of all runs, and wait briefly; retry once if the disk has just failed.
 
         `usage` is by run id, with all that was polled.
         """
@@ -138,7 +138,7 @@ class Recorder:
             await self._writer.close()
 
     def resume(self, runs: Iterable[RunSnapshot]) -> Mapping[str, RunUsage]:
-        """Resume the records of runs that an earlier daemon, or the registry, has dropped; return their usage then.
+        """Resume the records of runs that an earlier daemon or the registry dropped; return their earlier usage.
 
         It is by run id, and returned once.
         """
@@ -154,9 +154,9 @@ class Recorder:
     def update(
         self, poll: JoinedPoll, usage: Mapping[str, RunUsage], events: Mapping[str, Sequence[RunEvent]] = NO_EVENTS
     ) -> None:
-        """Update with the runs of a poll and their usage, of those that are gone too. Does not block.
+        """Update with the runs of a poll and their usage, including ended ones. Does not block.
 
-        `usage` is by run id, as are `events`: new ones, that a run's own reports do not tell of.
+        `usage` is by run id, as are `events`: new ones that are not derived from a run's own reports.
         """
         runs, now = poll.runs, poll.now
         self._add_stored()
@@ -180,18 +180,18 @@ class Recorder:
         self._writer.flush(now)
 
     def _new(self, run: RunSnapshot, before: RunRecord | None = None) -> _PresentRun:
-        # Never negative: where the clocks disagree (a time namespace, a replay) the reader would refuse the record.
+        # Never negative: if the clocks disagree (a time namespace, a replay), the reader would refuse the record.
         return _PresentRun(run, NO_USAGE, max(self._uptime() - run.lasted, 0.0), self._slept(), before)
 
     def _slept(self) -> float:
-        """Return for how long the machine has slept since its boot: the monotonic clock stood still meanwhile."""
+        """Return the seconds that the host has slept since boot, in which the monotonic clock stopped."""
         return self._uptime() - time.monotonic()
 
     def _follow(self, present: _PresentRun, run: RunSnapshot) -> None:
         before, present.run = present.run, run
-        if run.errors[-1:] != before.errors[-1:]:  # what most matters of a run: not to be lost with the daemon
+        if run.errors[-1:] != before.errors[-1:]:  # the most important part: must survive the daemon
             present.due = 0.0
-        if run.ending is None and present.recorded is not None:  # it goes on after all
+        if run.ending is None and present.recorded is not None:  # it is still running
             present.recorded = None
             self._writer.write(self._record(present))
         elif run.ending is not None and run.ending.settled and present.recorded != run.ending:
@@ -200,11 +200,11 @@ class Recorder:
     def _end(self, present: _PresentRun) -> None:
         record = self._record(present)
         present.recorded = present.run.ending
-        self._keep(record, log_it=(record.outcome or "") not in present.logged)  # one may end again and again
+        self._keep(record, log_it=(record.outcome or "") not in present.logged)  # a run may end repeatedly
         present.logged |= {record.outcome or ""}
 
     def _drop(self, present: _PresentRun, usage: Mapping[str, RunUsage]) -> None:
-        """Drop a run that the registry has dropped; it may come back if its end was not seen."""
+        """Drop a run that the registry dropped; it may come back if its end was not seen."""
         present.usage = usage.get(present.run.peer.run_id, present.usage)
         if not present.run.up:
             if present.recorded != present.run.ending:
@@ -215,18 +215,18 @@ class Recorder:
         self._writer.write(record)
 
     def _record(self, present: _PresentRun) -> RunRecord:
-        """Return a run's whole record; some 100 µs a device."""
+        """Return a run's complete record; about 100 µs per device."""
         record = add_timeline(self._record_since(present), present.run, present.events)
         before = present.before
         return continue_record(before, continue_timeline(before, record)) if before else record
 
     def _outline(self, present: _PresentRun) -> RunRecord:
-        """Return a run's record as it is listed: without its timeline."""
+        """Return a run's record for the list, without its timeline."""
         record = self._record_since(present)
         return continue_record(present.before, record) if present.before else record
 
     def _record_since(self, present: _PresentRun) -> RunRecord:
-        """Return the record of what this daemon has seen of a run."""
+        """Return the record of a run, as seen by this daemon."""
         run = present.run
         user = self._user_name(run.peer.uid)
         return build_record(
@@ -240,7 +240,7 @@ class Recorder:
         )
 
     def _add_stored(self) -> None:
-        """Add the records of the database once it has been opened: of runs that had not ended, some may go on."""
+        """Add the records of the database once it is open; unfinished runs may still be running."""
         stored = self._writer.pop_found()
         if stored is None:
             return
@@ -259,7 +259,7 @@ class Recorder:
         self._conclude_ended()
 
     def _bound_absent(self) -> None:
-        """Conclude the records of absent runs where they are too many; processes may live for ever.
+        """Conclude the records of absent runs if there are too many; processes may live forever.
 
         Runs of an earlier daemon count as absent until they have reported to this one.
         """
@@ -280,7 +280,7 @@ class Recorder:
         self._keep(conclude_record(self._absent.pop(run_id).record, evidence))
 
     def _evidence_of_end(self, absent: _AbsentRun) -> str:
-        """Return how it is known that a run is gone; empty where it lives."""
+        """Return the evidence that a run has ended; empty while it lives."""
         record = absent.record
         if record.boot_id != self._boot_id:
             return _REBOOTED
@@ -290,7 +290,7 @@ class Recorder:
         return "" if procfs.is_alive(record.pid, start) else absent.evidence
 
     def _write_due(self, now: float) -> None:
-        """Write the records of the runs that wait for it longest; no poll has to write more than a few."""
+        """Write the records that are due for longest, a few per poll."""
         elapsed, self._updated_at = min(now - self._updated_at, 10.0), now
         if not self._writer.is_open:
             return
@@ -301,7 +301,7 @@ class Recorder:
             self._writer.write(self._record(present))
 
     def _keep(self, record: RunRecord, *, log_it: bool = True) -> None:
-        """Keep the record of a run that ended."""
+        """Store the record of an ended run."""
         self._writer.write(record)
         self._learn_peaks(record)
         if log_it:
@@ -314,7 +314,7 @@ class Recorder:
             self._prior_runs.add(record.uid, record.name, record.framework, peaks)
 
     async def listing(self, limit: int = DEFAULT_LISTED) -> bytes:
-        """Return the records of all runs that have not ended, and of the newest that have, as JSON."""
+        """Return the records of all unfinished runs, and of the newest ended ones, as JSON."""
         if self._unfinished_json is None:
             unfinished = [
                 *(self._outline(present) for present in self._present.values() if present.recorded is None),
@@ -331,7 +331,7 @@ class Recorder:
         return b'{"version":%d,' % API_VERSION + b",".join(parts) + b"}\n"
 
     async def one(self, run_id: str) -> bytes | None:
-        """Return the record of a run as JSON, of several boots' the newest; None where there is none.
+        """Return the newest record of a run as JSON; None without one.
 
         Raises OSError while the database does not answer.
         """

@@ -32,7 +32,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 FILE_NAME = "runs.db"
-MAX_PENDING_CALLS = 64  # of the thread, beyond which the disk is taken to hang
+MAX_PENDING_CALLS = 64  # of the thread; beyond this the disk counts as hung
 
 # The statements that bring a database from one `user_version` to the next. Only ever append to this.
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
@@ -58,8 +58,8 @@ _INSERT = """
     VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 """
 
-# Rows of ended runs in the order in which they are kept: each user's newest before any user's second newest. One of the
-# future, written before the clock was set back, counts as old: it would push out each run that ends now.
+# Rows of ended runs in retention order: each user's newest before any user's second newest. A row from the future,
+# written before the clock was set back, counts as old: else it would push out each run that ends now.
 _FROM_FUTURE = "updated > strftime('%s', 'now') + 60"
 _BY_RANK = f"""
     SELECT rowid FROM runs WHERE ended = 1
@@ -72,7 +72,7 @@ _RETAIN = f"DELETE FROM runs WHERE ended = 1 AND rowid NOT IN ({_BY_RANK})"  # n
 
 @dataclass(frozen=True, slots=True)
 class RecordRow:
-    """A run record as it is kept: `outline` is its JSON without the story, `whole` all of it, compressed."""
+    """Stored run record: `outline` is its JSON without the timeline, `whole` all of it, compressed."""
 
     run_id: str
     began: float  # Unix time
@@ -84,12 +84,12 @@ class RecordRow:
 
     @property
     def key(self) -> tuple[str, float]:
-        """The run's id, which is unique for one boot, and its begin."""
+        """Run id, unique for one boot, and start."""
         return self.run_id, self.began
 
     @property
     def age(self) -> tuple[float, float]:
-        """Sort key: the end, then the begin for those that ended together."""
+        """Sort key: end, then start."""
         return self.updated, self.began
 
     @property
@@ -99,7 +99,7 @@ class RecordRow:
 
 
 def row_from_record(record: RunRecord) -> RecordRow:
-    """Encode a record; about a millisecond."""
+    """Encode a record; about 1 ms."""
     plain = json_from_record(record)
     whole = zlib.compress(_compact(plain), 1)
     plain.pop("marks", None)
@@ -127,7 +127,7 @@ def render_record(record: RunRecord) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class StoredRecords:
-    """Records in a database as it is opened: of runs that had not ended, and of the newest that had, oldest first."""
+    """Records of a database when it is opened: unfinished runs, and the newest ended ones, oldest first."""
 
     unfinished: tuple[RunRecord, ...] = ()
     ended: tuple[RunRecord, ...] = ()
@@ -147,7 +147,7 @@ class RecordStore:
         self._inodes: list[tuple[int, int] | None] = []  # of the file and its write-ahead log
 
     def open(self, newest: int) -> StoredRecords:
-        """Open the database, made if need be, and read what a daemon begins with: unfinished and newest records."""
+        """Open or create the database, and read the unfinished and the newest records."""
         with self._connected() as connection:
             unfinished = connection.execute("SELECT whole FROM runs WHERE ended = 0 ORDER BY updated")
             ended = connection.execute(f"{_RECENT} ORDER BY updated", (newest,))
@@ -157,7 +157,7 @@ class RecordStore:
             )
 
     def write(self, rows: Iterable[RecordRow]) -> None:
-        """Write rows in one transaction that is on the disk when this returns, and delete what is over the limit."""
+        """Write rows in one durable transaction, and delete rows over the limit."""
         with self._connected() as connection, connection:
             connection.execute("BEGIN IMMEDIATE")
             _insert(connection, rows)
@@ -166,7 +166,7 @@ class RecordStore:
                 connection.execute(_RETAIN, (self._limit,))
 
     def recent(self, limit: int) -> list[RecordRow]:
-        """Return the newest records of ended runs, without their stories; over the limit, fair by user."""
+        """Return the newest records of ended runs, without their timelines; over the limit, fair by user."""
         with self._connected() as connection:
             return [
                 RecordRow(run_id.decode(), began, uid, updated, bool(ended), outline)
@@ -174,7 +174,7 @@ class RecordStore:
             ]
 
     def find(self, run_id: str) -> bytes | None:
-        """Return the newest record of an ended run of that id as JSON; None where there is none."""
+        """Return the newest record of an ended run by id as JSON; None without one."""
         query = "SELECT whole FROM runs WHERE run_id = ? AND +ended = 1 ORDER BY updated DESC, began DESC LIMIT 1"
         with self._connected() as connection:
             found = connection.execute(query, (run_id,)).fetchone()
@@ -189,7 +189,7 @@ class RecordStore:
 
     @contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
-        """Yield the connection, reopened where the file was removed or replaced. Raises OSError."""
+        """Yield the connection, reopened if the file was removed or replaced. Raises OSError."""
         try:
             if self._connection is None or _inode(self.path) != self._inodes[0]:
                 self._connect()
@@ -197,12 +197,12 @@ class RecordStore:
             yield self._connection
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             if _is_damage(error):
-                self.close()  # to be checked and set aside when it is opened next
+                self.close()  # checked and set aside at the next opening
             text = str(error)
             raise OSError(None, "another daemon uses it" if "locked" in text else text) from error
 
     def _connect(self) -> None:
-        if self._connection is not None:  # of a file that is gone; SQLite would apply its log to the one there now
+        if self._connection is not None:  # of a removed file; SQLite would apply its log to the new one
             self.close()
             if _inode(self._log) == self._inodes[1]:
                 self._log.unlink(missing_ok=True)
@@ -223,7 +223,7 @@ class RecordStore:
             raise
 
     def _begin(self) -> None:
-        """Open the file, check it, and bring it to the present form."""
+        """Open the file, check it, and migrate it to the current schema."""
         if not self.path.parent.is_dir():
             self.path.parent.mkdir(parents=True)
             self.path.parent.chmod(0o750)  # whatever the umask
@@ -255,14 +255,14 @@ class RecordStore:
         self._inodes = [_inode(self.path), _inode(self._log)]
 
     def _import_files(self, connection: sqlite3.Connection) -> None:
-        """Take over the records of an earlier version, which kept a file for each run; the files stay."""
+        """Import the records of an earlier version, which had a file for each run; the files stay."""
         count = _insert(connection, map(row_from_record, read_record_files(self.path.parent)))
         if count:
             fields = format_fields(records=count, folder=self.path.parent)
             log.info("run records imported, their files may be removed %s", fields)
 
     def _set_aside(self) -> Path:
-        """Rename the database and its write-ahead log, and return the new name."""
+        """Rename the damaged database and its write-ahead log; return the new name."""
         aside = self.path.with_name(f"{FILE_NAME}.damaged-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}")
         while aside.exists():
             aside = aside.with_name(f"{aside.name}+")
@@ -273,7 +273,7 @@ class RecordStore:
 
 
 def _check_usable(path: Path) -> None:
-    """Open a file as SQLite does. Raises OSError with the system's reason, which SQLite calls a disk I/O error."""
+    """Open a file as SQLite does, to get the system's reason: SQLite only says disk I/O error. Raises OSError."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o640)
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
@@ -283,7 +283,7 @@ def _check_usable(path: Path) -> None:
 
 
 def _verify(connection: sqlite3.Connection, version: int) -> None:
-    """Read all of a database of that `user_version`. Raises sqlite3.DatabaseError where it is damaged."""
+    """Read a whole database of a `user_version`. Raises sqlite3.DatabaseError if it is damaged."""
     (result,) = connection.execute("PRAGMA integrity_check(1)").fetchone()  # quick_check does not read indexes
     if result != b"ok":
         raise sqlite3.DatabaseError(" ".join(result.decode(errors="replace").split()))
@@ -308,7 +308,7 @@ def _verify_records(connection: sqlite3.Connection) -> None:
 
 
 def _insert(connection: sqlite3.Connection, rows: Iterable[RecordRow]) -> int:
-    """Put rows in the place of earlier ones of the same runs, and return their number."""
+    """Insert or replace rows, and return their number."""
     values = (
         (
             each.run_id,
@@ -330,7 +330,7 @@ def _checksum(row: RecordRow) -> int:
 
 
 def _readable(records: Iterable[bytes]) -> tuple[RunRecord, ...]:
-    """Return the records that this version can read; one that it cannot costs no other."""
+    """Return the records that this version can read; others are skipped."""
     found = []
     for record in records:
         with suppress(RunRecordError, ValueError):
@@ -346,7 +346,7 @@ def _inode(path: Path) -> tuple[int, int] | None:
 
 
 def _is_damage(error: Exception) -> bool:
-    """Return whether the file itself is damaged; for one that cannot be used now SQLite raises an OperationalError.
+    """Return whether the file itself is damaged; for a file in use SQLite raises an OperationalError.
 
     A UnicodeDecodeError comes from a message that repeats a damaged schema.
     """
@@ -364,7 +364,7 @@ class StoreThread:
         threading.Thread(target=self._run, name="records", daemon=True).start()
 
     async def call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Return what a function returns, or raise what it raises. Raises OSError where too many calls wait."""
+        """Run a function on the thread; return its result. Raises its exception, or OSError if too many calls wait."""
         if self._calls.qsize() > MAX_PENDING_CALLS:
             raise OSError(None, "the database does not answer")
         future: Future[T] = Future()

@@ -1,4 +1,4 @@
-"""Writer of run records: rows that wait for the database, and the answers from both.
+"""Writer of run records: rows waiting for the database, and reads from both.
 
 The database is used on a thread of its own: the event loop never waits for a disk. A disk that fails is logged once,
 and counted; rows stay in memory, and are written when it works again.
@@ -20,36 +20,36 @@ from gpuwarden.records.store import RecordRow, RecordStore, StoredRecords, Store
 
 log = logging.getLogger(__name__)
 
-DEFAULT_LISTED = 256  # ended runs in a listing, unless more are asked for
+DEFAULT_LISTED = 256  # ended runs in a list by default
 FLUSH_SECONDS = 1.0  # between two writes
-RETRY_SECONDS = 30.0  # between attempts at a disk that fails
-OPEN_SECONDS = 1.0  # that the start waits for the database
-STOP_SECONDS = 2.0  # and the end, twice so long at most
-READ_SECONDS = 5.0  # and a request
-HANG_SECONDS = 30.0  # after which a disk hangs that has not answered
-MAX_WAITING = 1024  # rows that wait for a disk, or stay in memory where there is none
+RETRY_SECONDS = 30.0  # between attempts after a disk error
+OPEN_SECONDS = 1.0  # that startup waits for the database
+STOP_SECONDS = 2.0  # that shutdown waits, at most twice
+READ_SECONDS = 5.0  # that a request waits
+HANG_SECONDS = 30.0  # without an answer, after which the disk counts as hung
+MAX_WAITING = 1024  # rows waiting for the disk, or kept in memory without one
 
 _Key: TypeAlias = "tuple[str, float]"
 
 
 class RecordWriter:
-    """Rows on their way to a database with at most `limit` records of ended runs. Used by one event loop.
+    """Rows waiting for a database with at most `limit` records of ended runs. Used by one event loop.
 
     `folder` is None to keep those of ended runs in memory. Times are monotonic.
     """
 
     def __init__(self, folder: Path | None, limit: int) -> None:
-        self.errors = 0  # faults of the database, each once until it is mended, and rows that were given up for it
+        self.errors = 0  # faults, each counted once until it is resolved, and dropped rows
         self._store = RecordStore(folder, limit) if folder else None
-        self._thread: StoreThread | None = None  # once it is opened
+        self._thread: StoreThread | None = None  # once opened
         self._is_open = False
-        self._found: StoredRecords | None = None  # as the database was opened; nothing is written before it is popped
+        self._found: StoredRecords | None = None  # when the database was opened; nothing is written before it is popped
         self._waiting: dict[_Key, RecordRow] = {}
-        self._batch: dict[_Key, RecordRow] = {}  # that the thread writes now
-        self._task: asyncio.Task[None] | None = None  # that opens or writes
+        self._batch: dict[_Key, RecordRow] = {}  # being written by the thread
+        self._task: asyncio.Task[None] | None = None  # opening or writing
         self._began = 0.0
         self._due = 0.0
-        self._failure = ""  # logged, and not over
+        self._failure = ""  # the current fault, already logged
 
     @property
     def is_open(self) -> bool:
@@ -62,26 +62,26 @@ class RecordWriter:
         return len(self._waiting) + len(self._batch)
 
     async def open(self) -> None:
-        """Begin to open the database, and wait for that a little."""
+        """Start to open the database, and wait briefly."""
         if self._store:
             self._thread = StoreThread()
             self.flush(time.monotonic())
             await self.wait(OPEN_SECONDS)
 
     def pop_found(self) -> StoredRecords | None:
-        """Return once what the database had when it was opened."""
+        """Return, once, the records that the database had when it was opened."""
         found, self._found = self._found, None
         return found
 
     async def close(self) -> None:
-        """Close the database if nothing uses it, and wait for that a little."""
+        """Close the database if it is not in use, and wait briefly."""
         if self._is_open and self._thread and self._store and not self._task:
-            with suppress(OSError, asyncio.TimeoutError):  # the disk may hang by now
+            with suppress(OSError, asyncio.TimeoutError):  # the disk may hang
                 await asyncio.wait_for(self._thread.call(self._store.close), STOP_SECONDS)
             self._thread = None
 
     def write(self, record: RunRecord) -> None:
-        """Have a record written with the next flush."""
+        """Queue a record for the next flush."""
         row = row_from_record(record)
         self._waiting.pop(row.key, None)
         if row.ended or self._store:
@@ -92,11 +92,11 @@ class RecordWriter:
                 self.errors += self._store is not None
 
     def withdraw(self, record: RunRecord) -> bool:
-        """Return True, and do not write a record, where it still waits."""
+        """Remove a record that is still waiting; return whether it was."""
         return self._waiting.pop(row_from_record(record).key, None) is not None
 
     def flush(self, now: float) -> None:
-        """Begin to write what waits, unless that is under way, or the disk has failed a short time ago."""
+        """Start to write waiting rows, unless a write is running or the disk has just failed."""
         if self._task and now - self._began > HANG_SECONDS:
             self._fail("the database does not answer")
         has_work = not self._is_open or (self._waiting and self._found is None)
@@ -105,13 +105,13 @@ class RecordWriter:
             self._task = asyncio.create_task(self._write_waiting())
 
     async def flush_until(self, until: float) -> None:
-        """Write what waits now, however short a time ago the disk failed, and wait for that."""
+        """Write waiting rows now, even if the disk has just failed, and wait."""
         self._due = 0.0
         self.flush(time.monotonic())
         await self.wait(max(until - time.monotonic(), 0.0))
 
     async def wait(self, seconds: float) -> None:
-        """Wait for what is under way."""
+        """Wait for the running task."""
         if self._task:
             await asyncio.wait([self._task], timeout=seconds)  # not wait_for: a call to a disk cannot be cancelled
 
@@ -126,7 +126,7 @@ class RecordWriter:
                 self._found = await self._thread.call(self._store.open, DEFAULT_LISTED)
                 self._is_open, self._due = True, 0.0
         except Exception as error:
-            self._waiting = {**self._batch, **self._waiting}  # what is newer wins
+            self._waiting = {**self._batch, **self._waiting}  # newer rows win
             self._due = self._began + RETRY_SECONDS
             if not isinstance(error, OSError):
                 log.exception("internal error while writing run records, please report it")
@@ -147,7 +147,7 @@ class RecordWriter:
     async def recent(self, limit: int) -> list[RecordRow]:
         """Return the newest rows of ended runs, newest first; over the limit, fair by user.
 
-        Those in the database are left out while it does not answer, which has been logged.
+        Rows of the database are missing while it does not answer, which is logged.
         """
         in_memory, stored = {**self._batch, **self._waiting}, []
         if self._thread and self._store and self._is_open:
@@ -159,7 +159,7 @@ class RecordWriter:
         return [row for row in reversed(ended) if row.key not in left_out]
 
     async def find(self, run_id: str) -> bytes | None:
-        """Return the newest record of an ended run of that id as JSON; None where there is none.
+        """Return the newest record of an ended run by id as JSON; None without one.
 
         Raises OSError while the database does not answer.
         """

@@ -1,4 +1,4 @@
-"""Log of the errors that a run reports: one line a minute and kind."""
+"""Log of the errors that a run reports: one line per minute and kind."""
 
 from __future__ import annotations
 

@@ -20,9 +20,9 @@ Outcome = Literal["finished", "failed", "out_of_memory", "killed", "crashed", "u
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 RunStateName = Literal["running", "stalled"] | Outcome
 
-SETTLE_SECONDS = 2.0  # after the process's end: the kernel logs a kill before it, a poll or two read the log
-PATIENCE_SECONDS = 10.0  # for the end of a process after its goodbye, or for an exit status that is not known yet
-XID_SECONDS = 30.0  # before a run's end, in which a fault of its GPU may be the cause
+SETTLE_SECONDS = 2.0  # after the process's end: the kernel logs a kill before it, and one or two polls read the log
+PATIENCE_SECONDS = 10.0  # to wait for the end of a process after its last message, or for its exit status
+XID_SECONDS = 30.0  # before a run's end, in which an XID may be the cause
 _SLACK_SECONDS = 1.0  # by which the kernel log's clock may be off
 
 ILLEGAL_ADDRESS = frozenset({13, 31})  # XIDs after which CUDA gives a program nothing but errors
@@ -36,10 +36,10 @@ _CRASHES = frozenset(
 class Evidence:
     """Evidence of a run's end.
 
-    `exit_status` is that of wait(2), None where it is unknown. `oom_kill` is the kernel's word that it killed this
-    process for memory; `cgroup_oom_kills` counts such kills in its cgroup, of whichever process, shortly before.
-    `xids` are codes that its GPUs had shortly before. `error` is the last one that the run reported. `host_leak` is
-    how the memory of its processes grew then. `goes_on`: the run ended its connection, and its process lives.
+    `exit_status` is that of wait(2), None if unknown. `oom_kill` is this process's OOM kill in the kernel log;
+    `cgroup_oom_kills` counts recent OOM kills of any process in its cgroup. `xids` are recent codes of its GPUs.
+    `error` is the last one that the run reported. `host_leak` is the leak of its processes at that time. `goes_on`: the
+    run closed its connection, and its process lives.
     """
 
     farewell: End | None = None
@@ -54,9 +54,9 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Outcome of a run: `evidence` names in words what it was concluded from; `at` is Unix time.
+    """Outcome of a run, with the `evidence` in words; `at` is Unix time.
 
-    One that is not `settled` may become another as evidence comes in.
+    Until it is `settled`, the outcome may change as evidence comes in.
     """
 
     outcome: Outcome
@@ -66,7 +66,7 @@ class Ending:
 
 
 def conclude(evidence: Evidence) -> tuple[Outcome, str]:
-    """Return the outcome, and in words the evidence for it. What the kernel says counts before what the run says.
+    """Return the outcome, and the evidence in words. Evidence from the kernel has priority over the run's own.
 
     - finished: exit status 0; without a known status, a goodbye without an exception.
     - failed: another exit status, or a goodbye with an exception.
@@ -117,7 +117,7 @@ def _conclude_signal(status: int, evidence: Evidence) -> tuple[Outcome, list[str
 
 
 def _conclude_silence(evidence: Evidence) -> tuple[Outcome, list[str]]:
-    """Conclude from what happened around a process that is gone without a goodbye or a status that we may know."""
+    """Conclude for a process that is gone without a last message or a readable exit status."""
     gone = "the process is gone without a last message, exit status unknown"
     if evidence.cgroup_oom_kills:
         return "out_of_memory", [gone, *_oom_beside(evidence)]
@@ -158,16 +158,16 @@ def _name(number: int) -> str:
 
 
 class OutcomeTracker:
-    """Outcome of one run: evidence of its end comes at once and in the next polls, until the ending is settled.
+    """Outcome of one run: collects evidence of its end at once and in the next polls, until the ending is settled.
 
-    A settled ending stays: an outcome that has been shown or counted never becomes another. `ended` is None while the
-    run is up; times are monotonic.
+    A settled ending never changes: it has been shown and counted. `ended` is None while the run is up; times are
+    monotonic.
     """
 
     def __init__(self, pid: int, began: float) -> None:
         self._pid = pid
         self._began = began
-        self._counted: set[Outcome] = set()  # a run may say its end again and again
+        self._counted: set[Outcome] = set()  # a run may report its end repeatedly
         self._evidence = Evidence()
         self._settled: Ending | None = None
         self._gone: float | None = None  # its process
@@ -176,7 +176,7 @@ class OutcomeTracker:
 
     @property
     def ending(self) -> Ending | None:
-        """Ending as far as it is known; None while the run is up."""
+        """Current ending; None while the run is up."""
         if self.ended is None:
             return None
         return self._settled or Ending(*conclude(self._evidence), at=self._at)
@@ -188,27 +188,27 @@ class OutcomeTracker:
 
     @property
     def is_open(self) -> bool:
-        """True if the run has ended, and further evidence may change how."""
+        """True if the run has ended and its outcome is not settled."""
         return self.ended is not None and self._settled is None
 
     def begin(self, now: float, at: float, error: Error | None, host_leak: Leak | None) -> None:
-        """Begin to collect evidence, as the run has ended; `at` is Unix time."""
+        """Start to collect evidence, as the run has ended; `at` is Unix time."""
         self.ended, self._at = now, at
         self._evidence = Evidence(error=error, host_leak=host_leak)
 
     def resume(self) -> None:
-        """Discard the end, as the run goes on, unless how its process ended is known."""
+        """Discard the end, as the run is active again, unless its exit status is known."""
         if self._evidence.exit_status is None:
             self.ended = self._gone = self._settled = None
 
     def handle_farewell(self, farewell: End) -> None:
-        """Add what the run itself says of its end."""
+        """Add the run's own last message."""
         self._evidence = replace(self._evidence, farewell=farewell)
 
     def handle_exit(self, now: float, status: int | None, kills: OomKillCounter | None) -> None:
-        """Add the end of the process, or its exit status as of wait(2), which may come later.
+        """Add the end of the process, or its exit status (wait(2)), which may come later.
 
-        `kills` counts what the OOM killer killed in its cgroup.
+        `kills` counts OOM kills in its cgroup.
         """
         if self._settled is not None:
             return
@@ -219,7 +219,7 @@ class OutcomeTracker:
             self._evidence = replace(self._evidence, exit_status=status)
 
     def update(self, kills: Iterable[OomKill], uuids: Iterable[str], snapshot: Snapshot, now: float) -> Outcome | None:
-        """Add what a poll knows; return the outcome once it is settled, unless the run had ended that way before.
+        """Add the evidence of a poll; return the outcome when it is settled, unless it is already counted.
 
         `uuids` are those of the run's GPUs and MIG instances.
         """
@@ -232,7 +232,7 @@ class OutcomeTracker:
         return self._settle() if self._is_complete(now) else None
 
     def conclude(self, *, goes_on: bool) -> Outcome | None:
-        """Settle the ending by what is known, as nothing more will be; return the outcome as `update` does.
+        """Settle the ending, as no more evidence will come; return the outcome as `update` does.
 
         `goes_on`: the process lives, and the run has no connection.
         """
@@ -241,7 +241,7 @@ class OutcomeTracker:
         return self._settle() if self.is_open else None
 
     def _is_complete(self, now: float) -> bool:
-        """Return whether there was time enough for all evidence to come in."""
+        """Return whether there was enough time for all evidence to arrive."""
         is_known = self._gone is not None and (self._evidence.exit_status is not None or not self._pid)
         since = self._gone if self._gone is not None else self.ended
         return since is not None and now - since >= (SETTLE_SECONDS if is_known else PATIENCE_SECONDS)
@@ -255,13 +255,13 @@ class OutcomeTracker:
         return outcome
 
     def _is_own(self, kill: OomKill, gone: float) -> bool:
-        """Return whether a kill is this process's: no other process had its pid while it lived."""
+        """Return whether a kill is of this process, by pid and time."""
         after = kill.latest >= self._began - _SLACK_SECONDS
         return kill.pid == self._pid and after and kill.earliest <= gone + _SLACK_SECONDS
 
 
 def _recent_xids(uuids: Iterable[str], snapshot: Snapshot, at: float) -> Iterator[int]:
-    """Yield the XIDs that GPUs, or those their MIG instances are on, had shortly before `at` (Unix time)."""
+    """Yield the XIDs of GPUs, or of the GPUs of MIG instances, shortly before `at` (Unix time)."""
     for gpu in {gpu.identity.uuid: gpu for uuid in uuids if (gpu := snapshot.gpu_with(uuid))}.values():
         for code, xid in gpu.xids.items():
             if at - XID_SECONDS <= xid.last <= at + SETTLE_SECONDS:

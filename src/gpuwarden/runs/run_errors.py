@@ -1,4 +1,4 @@
-"""Errors that one run reported, with the diagnosis of its out-of-memories."""
+"""Errors that one run reported, with the diagnosis of out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from gpuwarden.runs.run_snapshot import KEPT_ERRORS, SeenError
 class RunErrors:
     """Errors of one run. Used by one event loop.
 
-    `recent` are the last that it reported one by one, `last` is when the last of each kind was, in Unix time. `ooms`
-    are the allocations that failed in the last out-of-memory on GPUs, by UUID.
+    `recent` are the last errors reported one by one, `last` the Unix time of the last of each kind. `ooms` are the
+    failed allocations of the last out-of-memory error on GPUs, by UUID.
     """
 
     def __init__(self, run_id: str) -> None:
@@ -34,16 +34,16 @@ class RunErrors:
 
     @property
     def diagnosis(self) -> Diagnosis | None:
-        """Diagnosis of the last out-of-memory."""
+        """Diagnosis of the last out-of-memory error."""
         return self._diagnoser.diagnosis
 
     @property
     def newest(self) -> Error | None:
-        """Error that was reported last."""
+        """Last reported error."""
         return self.recent[-1].error if self.recent else None
 
     def handle_report(self, report: Report, before: Report | None, at: float) -> None:
-        """Date errors that were only counted; of a first report, `before` is None, nobody knows how old they are."""
+        """Date errors that were only counted. Without a report `before`, their age is unknown."""
         self._diagnoser.handle_report(report, before)
         for kind, count in report.errors.items() if before else ():
             if before and count > before.errors.get(kind, 0):
@@ -52,9 +52,9 @@ class RunErrors:
     def handle_error(
         self, error: Error, hello: Hello, facts: RunFacts | None, left: Headrooms, *, at: float, now: float
     ) -> None:
-        """Add an error and log it, with a diagnosis by the `facts` of an out-of-memory.
+        """Add an error and log it, with a diagnosis by the `facts` of an out-of-memory error.
 
-        `left` is the headroom just before, `at` is Unix time, `now` is monotonic.
+        `left` is the headroom before, `at` is Unix time, `now` is monotonic.
         """
         diagnosis = self._diagnoser.handle_error(error, facts) if facts else None
         seen = SeenError(error, at, left.now, left.at_peak, diagnosis)
@@ -66,11 +66,11 @@ class RunErrors:
         self._log.log_error(self._run_id, hello, seen, self.ooms if error.kind == "device_oom" else {}, now)
 
     def update(self, poll: PollFacts, hello: Hello, uuids: Mapping[str, str], *, up: bool) -> None:
-        """Diagnose the last out-of-memory again by a poll's facts, where none has come since.
+        """Diagnose the last out-of-memory error again by a poll's facts, unless that is done.
 
-        `uuids` are those of the run's devices, while it lived.
+        `uuids` are those of the run's devices while it was running.
         """
-        if self._last_device_oom and not self.ooms:  # it came before the first poll
+        if self._last_device_oom and not self.ooms:  # the error came before the first poll
             self.ooms = _ooms(self._last_device_oom, hello, uuids)
         diagnosis = self._diagnoser.handle_poll(poll, up=up)
         if diagnosis is None:

@@ -20,10 +20,7 @@ _FIRST: dict[Phase, str] = {"train": "training starts", "test": "first evaluatio
 
 @dataclass(frozen=True, slots=True)
 class RunEvent:
-    """Event `at` so many seconds since the run was first heard of, in one sentence.
-
-    `uuid` is the GPU or MIG instance that it is about, where it is about one.
-    """
+    """Event of a run in one sentence, `at` seconds after its first message; `uuid` is its device, if any."""
 
     at: float
     kind: RunEventKind
@@ -32,7 +29,7 @@ class RunEvent:
 
 
 def bounded(events: Iterable[RunEvent]) -> tuple[RunEvent, ...]:
-    """Return the events in the order of time, of each kind the first and the newest."""
+    """Return the events in order of time, of each kind the first and the newest."""
     by_kind: dict[RunEventKind, list[RunEvent]] = {}
     for event in sorted(events, key=lambda event: event.at):
         by_kind.setdefault(event.kind, []).append(event)
@@ -45,21 +42,21 @@ def _clipped(event: RunEvent) -> RunEvent:
 
 
 def joined(events: Iterable[RunEvent], later: Iterable[RunEvent]) -> tuple[RunEvent, ...]:
-    """Return events and later ones of another daemon, which begins with what was reported before: that counts once."""
+    """Return events with those of a later daemon, which repeats some of the earlier ones: these count once."""
     before = list(events)
     known = {(each.kind, each.text) for each in before if each.kind == "batch_size" or each.text in _FIRST.values()}
     return bounded(dict.fromkeys((*before, *(each for each in later if (each.kind, each.text) not in known))))
 
 
 class ReportEvents:
-    """Events that the reports of one run tell of: a phase for the first time, training anew, a batch size, a retry."""
+    """Events derived from the reports of one run: first time of a phase, training again, batch size, retry."""
 
     def __init__(self) -> None:
         self.events: tuple[RunEvent, ...] = ()
         self._phases: set[Phase] = set()
 
     def update(self, before: Report | None, report: Report, at: float) -> None:
-        """Add what is new in a report; `before` is the one before it."""
+        """Add the events of a report; `before` is the previous one."""
         new: list[RunEvent] = []
         if (before is None or report.phase != before.phase) and (text := self._phase_text(before, report.phase)):
             new.append(RunEvent(at, "phase", text))

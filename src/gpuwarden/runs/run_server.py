@@ -1,4 +1,4 @@
-"""Server of the socket that runs report to: SOCK_SEQPACKET, on the event loop, with identity from the kernel."""
+"""Server of the runs socket: SOCK_SEQPACKET on the event loop, with the peer's identity from the kernel."""
 
 from __future__ import annotations
 
@@ -26,48 +26,45 @@ log = logging.getLogger(__name__)
 MAX_CONNECTIONS = 2048
 MAX_CONNECTIONS_PER_PROCESS = 8  # a run needs one
 _SETTINGS = "runs.socket, --socket or GPUWARDEN_SOCKET"
-MESSAGE_BATCH = 16  # read of one connection before everything else has its turn
-ACCEPT_BATCH = BACKLOG  # else clients that connect without end keep the queue full, and the others out
-REST_SECONDS = 0.02  # after a full batch: a client that floods is served at most 800 messages a second
-MAX_LAST_MESSAGES = 1024  # read of a process that has ended; the kernel queues fewer (net.core.wmem_max)
+MESSAGE_BATCH = 16  # messages read from one connection at a time
+ACCEPT_BATCH = BACKLOG  # with less, a flood of clients keeps the queue full and others out
+REST_SECONDS = 0.02  # after a full batch: at most 800 messages a second from one client
+MAX_LAST_MESSAGES = 1024  # read from an ended process; the kernel queues fewer (net.core.wmem_max)
 NO_DESCRIPTOR_REST_SECONDS = 1.0
-UNREAD_ADVICE_BYTES = 16384  # that the kernel queues for a run that does not read
+UNREAD_ADVICE_BYTES = 16384  # kernel queue for a run that does not read
 
 
 class RunServer:
-    """Server that accepts runs and hands their messages to the registry. All on one event loop, without threads."""
+    """Server that accepts runs and passes their messages to the registry; on one event loop, without threads."""
 
     def __init__(self, registry: RunRegistry, request_poll: Callable[[], object] = lambda: None) -> None:
         self._registry = registry
-        self._request_poll = request_poll  # before the next is due
+        self._request_poll = request_poll  # early
         self._listener: socket.socket | None = None
         self._path = Path()
         self._mode = 0
         self._group: str | None = None
         self._inode = 0
-        self._displaced = False  # another file is in the socket's place, and that has been logged
+        self._displaced = False  # the socket cannot be restored, already logged
         self._connections: dict[socket.socket, ProcessKey] = {}  # oldest first
         self._of_process: dict[ProcessKey, list[socket.socket]] = {}  # likewise
         self._pidfds: dict[ProcessKey, int] = {}
         self._advised: dict[ProcessKey, socket.socket] = {}  # the connection on which a process reads advice
-        self._unexplained: dict[ProcessKey, int] = {}  # pidfds of ended runs whose exit status is not known yet
+        self._unexplained: dict[ProcessKey, int] = {}  # pidfds of ended runs with an unknown exit status
         self._serial = 0
         self._limit = MAX_CONNECTIONS
-        self.advice_dropped = 0  # that a connection did not take
+        self.advice_dropped = 0  # because the connection's queue was full
         self.refused = 0  # connections closed or not accepted because there were too many
 
     def start(self, path: Path, mode: int, group: str | None = None) -> None:
-        """Listen at `path`, which `mode` and the group named `group` make reachable.
-
-        Raises OSError with a text that says what to do.
-        """
-        # A connection takes two descriptors with its process's: half of all there may be, the rest is for scrapes.
+        """Listen at `path` with `mode` and the group named `group`. Raises OSError with the fix in its text."""
+        # A connection takes two descriptors, one for its process; half of all are left for scrapes.
         self._limit = min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
         self._path, self._mode, self._group = path, mode, group
         self._listen()
 
     def stop(self) -> None:
-        """Close everything and remove the socket, unless another daemon has put its own there since."""
+        """Close everything and remove the socket, unless another daemon has replaced it."""
         if self._listener is None:
             return
         loop = asyncio.get_running_loop()
@@ -85,7 +82,7 @@ class RunServer:
             self._path.unlink()
 
     def update(self) -> None:
-        """Do what is due once a poll: restore a removed socket, ask for exit statuses, release ended processes."""
+        """Restore a removed socket, read exit statuses, release ended processes; called once a poll."""
         if self._listener is not None and not self._is_in_place():
             self._restore(self._listener)
         for peer, pidfd in list(self._unexplained.items()):
@@ -106,7 +103,7 @@ class RunServer:
         asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
     def _restore(self, former: socket.socket) -> None:
-        """Listen again where the socket's file was removed; log once where that fails."""
+        """Listen again after the socket's file was removed; log a failure once."""
         try:
             self._listen()
         except OSError as error:
@@ -132,7 +129,7 @@ class RunServer:
             return False
 
     def _rest(self, reader: socket.socket, callback: Callable[[socket.socket], object], seconds: float) -> None:
-        """Stop watching a socket for some seconds, so that a flood leaves time for everything else."""
+        """Stop watching a socket for some seconds, so that a flood does not block other work."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(reader)
 
@@ -147,7 +144,7 @@ class RunServer:
             try:
                 if not self._accept_one(listener):
                     return
-            except OSError as error:  # no file descriptor is left
+            except OSError as error:  # no file descriptors left
                 if not self.refused:
                     log.warning(
                         "cannot accept a run, further failures are only counted %s", format_fields(error=error.strerror)
@@ -158,7 +155,7 @@ class RunServer:
         self._rest(listener, self._accept, REST_SECONDS)
 
     def _accept_one(self, listener: socket.socket) -> bool:
-        """Accept one connection; return whether there was one. Raises OSError where no descriptor is left."""
+        """Accept one connection; return whether there was one. Raises OSError without free descriptors."""
         try:
             connection, _address = listener.accept()
         except BlockingIOError:
@@ -279,7 +276,7 @@ class RunServer:
         return False
 
     def receive(self, peer: ProcessKey, message: Message) -> None:
-        """Handle one message that came by another way than the socket; count it where it is refused."""
+        """Handle one message that did not come through the socket; count it if it is rejected."""
         try:
             self._hand_over(peer, message)
         except ProtocolError as error:
@@ -311,7 +308,7 @@ class RunServer:
             self._release_process(peer)
         elif peer in self._pidfds:
             self._registry.disconnected(peer, time.monotonic())
-        else:  # nothing watches the process: its connection's end is all there is to see
+        else:  # the process is not watched: use the end of its connection
             self._registry.exited(peer, time.monotonic())
 
     def _release_process(self, peer: ProcessKey) -> None:

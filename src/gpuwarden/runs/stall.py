@@ -1,7 +1,7 @@
-"""Stalls of a run: a step under way for much longer than its steps usually take, while its process lives.
+"""Stalls of a run: a step that takes much longer than its steps usually do, while its process lives.
 
-A client has no thread of its own, so one that hangs is silent. Silence alone is no stall: it may have nothing to say
-between steps. The first step of all compiles, for as long as that takes.
+A client has no thread of its own, so a hanging one is silent. Silence alone is no stall: between steps there is nothing
+to report. The first step never counts, as it compiles.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ CAUSES: tuple[Cause, ...] = get_args(Cause)
 _BY_STATE: Mapping[str | None, Cause] = {"running": "cpu_busy", None: "unknown"}
 BUSY_GPU = 0.5  # ratio of a GPU's time
 BUSY_CPUS = 0.5  # CPUs
-CONTENDING_CPUS = 0.1  # of a run that was found to run, or to wait for a CPU: on a full host it gets less than it asks
+CONTENDING_CPUS = 0.1  # of a run in state running: on a busy host it gets less than it needs
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Limit on the time of a step: `factor` times what its slow ones do (the 95th percentile), `least` at least."""
+    """Maximum time of a step: `factor` times the 95th percentile, at least `least`."""
 
     factor: float = 10.0
     least: float = 60.0  # seconds
 
     def seconds(self, report: Report) -> float:
-        """Return how long a run's step may take."""
+        """Return the maximum time of a step in seconds."""
         return max(self.least, self.factor * (report.step_p95 or 0.0))
 
 
 @dataclass(frozen=True, slots=True)
 class Signs:
-    """State of a run as seen from outside: its first thread's state, CPUs it uses, how busy its GPUs are.
+    """External signs of a run's activity: state of its first thread, CPUs in use, utilization of its GPUs.
 
-    The CPUs are of a time in which it made no step.
+    The CPUs are of a time without a step.
     """
 
     state: str | None = None
@@ -54,31 +54,31 @@ class Signs:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """A step that hangs: seconds without one, and what the run seems to be doing."""
+    """Stall: seconds without a step, and its likely cause."""
 
     seconds: float
     cause: Cause
 
 
 def hangs(report: Report, silent: float, patience: Patience) -> bool:
-    """Return whether a run that made no step for `silent` seconds hangs."""
+    """Return whether a run without a step for `silent` seconds is stalled."""
     return report.stepping and report.steps > 0 and silent > patience.seconds(report)
 
 
 def cause(signs: Signs) -> Cause:
-    """Return what a run does that makes no step, by the sign that says most."""
+    """Return the likely cause of a stall, by the strongest sign."""
     if signs.state in ("stopped", "uninterruptible"):
         return "stopped" if signs.state == "stopped" else "uninterruptible"
     if signs.gpu is not None and signs.gpu >= BUSY_GPU:
         return "gpu_busy"
-    if signs.cpus is None:  # not known of the time in which it hangs: the state has to do
+    if signs.cpus is None:  # unknown for the time of the stall: use the state
         return _BY_STATE.get(signs.state, "waiting")
     busy = CONTENDING_CPUS if signs.state == "running" else BUSY_CPUS
     return "cpu_busy" if signs.cpus >= busy else "waiting"
 
 
 class StallWatch:
-    """Watch over the steps of one run. `stalls` counts how often it hung."""
+    """Stalls of one run; `stalls` counts them."""
 
     def __init__(self) -> None:
         self.stalls = 0
@@ -91,13 +91,13 @@ class StallWatch:
         self._cpus_since = 0.0  # monotonic
 
     def handle_report(self, report: Report, now: float) -> None:
-        """Handle a report; one that says the same again is no sign of a step."""
+        """Handle a report; a repeated one is no sign of a step."""
         at = report.steps, report.phase, report.epoch, report.batch, report.stepping
         if at != self._at:
             self._at, self._moved = at, now
 
     def handle_usage(self, usage: HostUsage | None, now: float) -> None:
-        """Handle what the run's processes use, which is sampled more seldom than this is called."""
+        """Handle the host usage of the run's processes, which is sampled less often than this is called."""
         if usage is None or (self._sampled and self._sampled[0] is usage):
             return
         if self._sampled:
@@ -115,10 +115,10 @@ class StallWatch:
         patience: Patience,
         now: float,
     ) -> Stall | None:
-        """Return the stall that a living run is in, if any.
+        """Return the current stall of a running run, if any.
 
-        `gpu` tells how busy the busiest of its GPUs is, and `state` that of its first thread: asked as the stall
-        begins, since the last look may be of before, and not again, as each look tells it too.
+        `gpu` returns the utilization of its busiest GPU, `state` the state of its first thread. `state` is read when
+        the stall starts, as the last sample may be older; later samples have it.
         """
         silent = now - self._moved
         if report is None or not hangs(report, silent, patience):
@@ -145,6 +145,6 @@ def log_change(who: tuple[str, str], before: Stall | None, after: Stall | None, 
 
 
 def busiest(uuids: Iterable[str], snapshot: Snapshot) -> float | None:
-    """Return how busy the busiest of these GPUs is, as a ratio of its time."""
+    """Return the utilization of the busiest of these GPUs, as a ratio."""
     gpus = [gpu for uuid in uuids if (gpu := snapshot.gpu_with(uuid))]
     return max((busy for gpu in gpus if (busy := gpu.value(GpuReadings.utilization_ratio)) is not None), default=None)
