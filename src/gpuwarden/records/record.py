@@ -167,7 +167,7 @@ class RecordedBatchMemory:
 
 @dataclass(frozen=True, slots=True)
 class RecordedBatchSizeAdvice:
-    """Batch size that fits, estimated from this run and earlier ones ([batch size](batch-size.md))."""
+    """Batch size that fits, estimated from this run and earlier ones ([batch size](../use/batch-size.md))."""
 
     batch_size: Annotated[int, "Current or last batch size."]
     advised: Annotated[int, "Largest usual size that should fit with a margin."]
