@@ -235,7 +235,7 @@ def test_warnings_of_a_box_come_together(tmp_path: Path) -> None:
     assert letter["Subject"] == f"WARNING: 9 firing, {BOX['instance']}"
     text = text_of(letter)
     assert [f"GPU: {gpu} GPU-{gpu}" in text for gpu in range(8)] == [True] * 8
-    assert text.count("What to do: https://docs/alerts") == 9
+    assert text.count("Runbook: https://docs/alerts") == 9
     assert "Run: <!channel> & co r1" in text
     html = letter.get_body(("html",))
     assert html is not None
@@ -263,7 +263,7 @@ def _rendered(name: str, data: Path, kind: str) -> str:
 
 @pytest.mark.parametrize(("name", "kind"), [("text", "text"), ("slack.text", "text"), ("html", "html")])
 def test_messages_are_bounded(name: str, kind: str, tmp_path: Path) -> None:
-    """A hundred alerts make a message of twenty that fire and ten that are over, with the counts of all."""
+    """A hundred alerts make a message of twenty firing and ten resolved alerts, with the counts of all."""
 
     def alert(status: str, number: int) -> dict[str, Any]:
         subject = {"run_id": f"{status}-{number}-", "run_name": "mnist"}
@@ -278,5 +278,5 @@ def test_messages_are_bounded(name: str, kind: str, tmp_path: Path) -> None:
         True, False, False, False,
     ]  # fmt: skip
     assert "resolved-9-" in said
-    assert "20 of the 50" in said
-    assert "50 alerts are over" in said
+    assert "20 of 50" in said
+    assert "50 alerts are resolved" in said

@@ -50,7 +50,7 @@ class People:
     def hear(self, alert: str, status: str = "firing") -> tuple[dict[str, Any], EmailMessage]:
         """Wait for both messages that say so of an alert, and return the alert and the letter."""
         said = until(lambda: self._posted(alert, status), f"{alert}, {status}, by the webhook", 120)
-        over = "Over: " if status == "resolved" else ""
+        over = "Resolved: " if status == "resolved" else ""
         words = rf"^{over}{re.escape(said['annotations']['summary'])}\n(.+\n)?Alert: {alert}, "
         return said, until(lambda: self._letters(words), f"a letter of {alert}, {status}", 20)[0]
 
@@ -71,7 +71,7 @@ def see_the_heat(people: People, box: str, uuid: str) -> None:
     text = text_of(letter)
     assert said["annotations"]["description"] in text
     assert f"GPU: {HOT} NVIDIA H100 80GB HBM3 {uuid}\n" in text
-    assert f"What to do: {DOCS}/reference/alerts.md#gpunearthermalslowdown\n" in text
+    assert f"Runbook: {DOCS}/reference/alerts.md#gpunearthermalslowdown\n" in text
     assert f"Dashboard: {GRAFANA}/d/gpuwarden-box?" in text
 
 
@@ -83,7 +83,7 @@ def see_the_slowdown(people: People, alertmanager: Alertmanager, box: str, uuid:
     assert share is not None
     assert 10 < float(share[1]) <= 100
     assert letter["Subject"] == f"CRITICAL: GpuHardwareThermalSlowdown, GPU {HOT}, {box}"
-    assert f"What to do: {DOCS}/reference/alerts.md#gpuhardwarethermalslowdown\n" in text_of(letter)
+    assert f"Runbook: {DOCS}/reference/alerts.md#gpuhardwarethermalslowdown\n" in text_of(letter)
     held = {each["labels"]["alertname"]: each["status"]["state"] for each in alertmanager.alerts()}
     assert held["GpuNearThermalSlowdown"] == "suppressed"
 
@@ -101,7 +101,7 @@ def see_the_run(people: People, prometheus: Prometheus, box: str, uuid: str) -> 
     text = text_of(letter)
     assert said["annotations"]["description"] in text
     assert f"Run: trainer {run_id}\n" in text
-    assert f"What to do: {DOCS}/reference/alerts.md#runnearoutofmemory\n" in text
+    assert f"Runbook: {DOCS}/reference/alerts.md#runnearoutofmemory\n" in text
     assert f"var-run={run_id}\n" in text
 
 

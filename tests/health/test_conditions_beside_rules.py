@@ -277,7 +277,7 @@ def test_alertmanager_that_is_down_costs_nothing_else(tmp_path: Path, mock_nvml:
         first = daemon.samples().value("gpuwarden_poll_timestamp_seconds") or 0
         until(lambda: (daemon.samples().value("gpuwarden_poll_timestamp_seconds") or 0) > first, "another poll")
         assert daemon.samples().value("gpuwarden_alertmanager_alerts_sent_total", alertmanager=url) == 0
-        assert daemon.output().count(": not sent: ") == 1
+        assert daemon.output().count("notification not sent") == 1
         assert daemon.kill(15) == 0
 
 
@@ -296,6 +296,12 @@ def test_missing_token_is_told_and_stops_nothing(tmp_path: Path, mock_nvml: Mock
         assert f"WARNING {said}" in daemon.output()
         hear_events(daemon)
         mock_nvml.xid(0, XID_CRITICAL)
-        until(lambda: f"{url}: not sent: the file {token}" in daemon.output(), "the reason again")
+        until(
+            lambda: f'notification not sent target={url} reason="the file {token}' in daemon.output(),
+            "the reason again",
+        )
         token.write_text("word")
-        until(lambda: f"{url}: not sent: Connection refused" in daemon.output(), "a try with it")
+        until(
+            lambda: f'notification not sent target={url} reason="Connection refused"' in daemon.output(),
+            "a try with it",
+        )

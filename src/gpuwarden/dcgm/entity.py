@@ -28,7 +28,7 @@ LABELS = (
 
 @dataclass(frozen=True, slots=True)
 class Entity:
-    """A GPU in one poll, or a GPU instance of one that is divided (MIG): then the samples are about that alone."""
+    """A GPU at one poll, or one of its GPU instances (MIG)."""
 
     gpu: Gpu
     state: State
@@ -37,9 +37,9 @@ class Entity:
 
 
 def entities(state: State, rates: CounterRates) -> Iterator[Entity]:
-    """Return what has samples: each GPU, and beside it its GPU instances.
+    """Yield each GPU and its GPU instances.
 
-    Compute instances of one GPU instance share its memory and activity, so one of them stands for all.
+    Compute instances of a GPU instance share its memory and activity, so one of them represents all.
     """
     for gpu in state.snapshot.gpus:
         yield Entity(gpu, state, rates)

@@ -13,7 +13,7 @@ from gpuwarden.state import State
 
 
 def host_name() -> str:
-    """Return what dcgm-exporter names the host by: Kubernetes' name of the node where it is told, else the system's."""
+    """Return the host name as in dcgm-exporter: the environment variable NODE_NAME (Kubernetes), or the system's."""
     return os.environ.get("NODE_NAME") or os.uname().nodename
 
 
@@ -25,10 +25,10 @@ class DcgmPage:
         self._rates = CounterRates(COUNTERS)
 
     def update(self, state: State) -> None:
-        """Take in a poll, whether it is scraped or not."""
+        """Update by a poll, scraped or not."""
         self._rates.update(state.snapshot.gpus)
 
     def read_tables(self, state: State) -> Iterator[TableReadings]:
-        """Read what is exposed of the state last taken in, as `metrics_page.read_tables` does."""
+        """Read the tables of the state of the last update, as `metrics_page.read_tables` does."""
         found = entities(state, self._rates)
         yield DcgmReadings, [(labels(each, self._hostname), DcgmReadings.read(each)) for each in found]

@@ -1,4 +1,4 @@
-"""Rates of counters: DCGM shows traffic as bytes a second, where the driver and our page count bytes."""
+"""Rates of counters: DCGM exports traffic in bytes per second, the driver and gpuwarden's metrics count bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpuwarden.metrics.model import Labels, Metric
 
 @dataclass(frozen=True, slots=True)
 class _Point:
-    """A counter's last read: `time` in seconds, `rate` since the read before, None for the first."""
+    """Last read of a counter: `time` in seconds, `rate` since the previous read, None for the first."""
 
     time: float
     value: float
@@ -21,20 +21,20 @@ class _Point:
     def then(self, time: float, value: float) -> _Point:
         elapsed = time - self.time
         if not elapsed:
-            return self  # a poll that repeats what was read last
-        forward = value >= self.value and elapsed > 0  # else the driver was loaded anew, and counts from 0
+            return self  # a poll that repeats the last read
+        forward = value >= self.value and elapsed > 0  # otherwise the driver was reloaded, and counts from 0
         return _Point(time, value, (value - self.value) / elapsed if forward else None)
 
 
 class CounterRates:
-    """Watches counters over the polls: a rate is that between two reads of the counter, whoever scrapes and when."""
+    """Rates of counters between two reads, independent of scrapes."""
 
     def __init__(self, counters: tuple[Metric[Any], ...]) -> None:
         self._counters = counters
         self._points: dict[tuple[str, Metric[Any], Labels], _Point] = {}
 
     def update(self, gpus: tuple[Gpu, ...]) -> None:
-        """Take in a poll; a counter that it does not show is forgotten."""
+        """Update by a poll; counters that it lacks are dropped."""
         old, self._points = self._points, {}
         for gpu in gpus:
             for counter in self._counters:
@@ -47,6 +47,6 @@ class CounterRates:
                         self._points[key] = point.then(taken, value) if point else _Point(taken, value)
 
     def rate(self, uuid: str, counter: Metric[Any], *labels: str) -> float | None:
-        """Return a counter's rate a second; None where it has not been read twice."""
+        """Return the rate of a counter per second; None before its second read."""
         point = self._points.get((uuid, counter, labels))
         return point.rate if point else None

@@ -17,17 +17,17 @@ CLOSE_SECONDS = 2.0
 
 @dataclass(slots=True)
 class ConnectionPool:
-    """Open connections in the order of their last requests, their limits in seconds, and how many were cut."""
+    """Open connections in the order of their last requests, with their limits in seconds and counts of closed ones."""
 
-    timeout: float  # for the arrival of a request, and for the reading of a response
-    keep_alive: float  # of silence between requests
+    timeout: float  # to receive a request, and to send a response
+    keep_alive: float  # idle time between requests
     connections: dict[HttpConnection, None] = field(default_factory=dict)
     stopping: bool = False
-    evicted: int = 0  # cut to make room for a newer one
-    timed_out: int = 0  # cut because a request or the reading of a response took too long
+    evicted: int = 0  # closed to make room for a newer one
+    timed_out: int = 0  # closed because a request or a response took too long
 
     async def evict(self) -> bool:
-        """Cut the connection whose last request is the oldest; return whether there was one."""
+        """Close the connection whose last request is the oldest; return whether there was one."""
         oldest = next(iter(self.connections), None)
         if oldest is None:
             return False
@@ -39,10 +39,10 @@ class ConnectionPool:
 
 
 class HttpConnection:
-    """One client, served by one task, which ends at the deadline.
+    """One client, served by one task, which ends at its deadline.
 
-    Nothing is read while a response is sent, and a response is sent from the handler's own bytes: neither a client
-    that pipelines nor one that reads slowly costs memory.
+    Nothing is read while a response is sent, and a response is sent from the handler's own bytes, so clients that
+    pipeline or read slowly use no memory.
     """
 
     def __init__(self, client: socket.socket, router: Router, pool: ConnectionPool) -> None:
@@ -53,7 +53,7 @@ class HttpConnection:
         self._client = client
         self._http = h11.Connection(h11.SERVER, MAX_HEAD_BYTES)
         self._loop = asyncio.get_running_loop()
-        self._idle = False  # silent by right: between two requests, or after the last response
+        self._idle = False  # between two requests, or after the last response
         self._deadline = self._loop.call_later(pool.timeout, self._expire)
         self.task = self._loop.create_task(self._serve())
         self.task.add_done_callback(self._close)
@@ -77,7 +77,7 @@ class HttpConnection:
             self._client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # head and body are two writes
             while await self._exchange():
                 pass
-            # To close a socket with unread bytes resets it, and the client may lose the response.
+            # Closing a socket with unread bytes resets the connection, and the client may lose the response.
             self._set_deadline(CLOSE_SECONDS, idle=True)
             self._client.shutdown(socket.SHUT_WR)
             while await self._read():
@@ -118,7 +118,7 @@ class HttpConnection:
         return True
 
     async def _receive(self) -> object:
-        """Return the next event of the client; an object that is no request where it ends."""
+        """Return the next event of the client; not a request if the connection ends."""
         while (event := self._http.next_event()) is h11.NEED_DATA:
             data = await self._read()
             if self._idle:
@@ -127,7 +127,7 @@ class HttpConnection:
         return event
 
     async def _read(self) -> bytes:
-        await asyncio.sleep(0)  # a client that sends without end takes turns with the others
+        await asyncio.sleep(0)  # a client that never stops sending must not block others
         return await self._loop.sock_recv(self._client, MAX_HEAD_BYTES)
 
     async def _send(self, response: HttpResponse, *, sends_body: bool, is_last: bool) -> None:

@@ -1,4 +1,4 @@
-"""HTTP requests and responses, and their forms in h11; responses are compressed for clients that accept it."""
+"""HTTP requests and responses, their conversion from and to h11, and compression."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def render_head(response: HttpResponse, *, close: bool) -> h11.Response:
         "date": time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime()),
         **response.headers,
     }
-    if response.status == HTTPStatus.NOT_MODIFIED:  # what it would have is not known here, and must not seem empty
+    if response.status == HTTPStatus.NOT_MODIFIED:  # its body is not known here, and must not look empty
         del headers["content-type"], headers["content-length"]
     if close:
         headers["connection"] = "close"
@@ -99,7 +99,7 @@ def accepts_gzip(accept_encoding: str) -> bool:
 
 @lru_cache(maxsize=4)  # the pages of one poll, each compressed once for all clients
 def _gzip(body: bytes) -> bytes:
-    packer = zlib.compressobj(level=1, wbits=31)  # higher levels cost 3 to 9 times as much to save a quarter
+    packer = zlib.compressobj(level=1, wbits=31)  # higher levels save a quarter for 3 to 9 times the cost
     return packer.compress(body) + packer.flush()
 
 

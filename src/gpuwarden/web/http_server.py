@@ -1,8 +1,8 @@
-"""HTTP server on one event loop, without threads: a client that is slow, silent or hostile holds up no other.
+"""HTTP server on one event loop, without threads. Slow, silent or hostile clients do not block others.
 
-h11 parses the protocol. Each connection is one task under one deadline. At the limit of connections, or out of file
-descriptors, the connection that has asked for nothing for longest is cut for the new one: to refuse the new one would
-let idle clients lock out scrapes and liveness probes.
+h11 parses the protocol. Each connection is one task with one deadline. At the limit of connections, or out of file
+descriptors, the connection that has been idle for longest is closed for the new one; otherwise idle clients could lock
+out scrapes and liveness probes.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ class WebServer:
         self._log_due = 0.0  # of an accept that failed; monotonic
 
     async def start(self, host: str, port: int) -> None:
-        """Listen on every address of `host` (an IPv6 address has no brackets; empty for all interfaces).
+        """Listen on every address of `host` (IPv6 without brackets; empty: all interfaces).
 
-        Blocks while a host name is looked up. Raises OSError that says what to do.
+        Blocks during the lookup of a host name. Raises OSError with the action in its text.
         """
         self._listeners = listen(host, port)
         self._accepting = [asyncio.create_task(self._accept(listener)) for listener in self._listeners]
 
     @property
     def address(self) -> tuple[str, int]:
-        """The first address listened on, with the port that the kernel chose if 0 was asked for."""
+        """First listening address, with the actual port if 0 was requested."""
         host, port = self._listeners[0].getsockname()[:2]
         return host, port
 
     async def stop(self) -> None:
-        """Stop listening, let responses in progress finish for half a second, cut the rest."""
+        """Stop listening; close connections after half a second for responses in progress."""
         self.pool.stopping = True
         for accepting in self._accepting:
             accepting.cancel()

@@ -1,4 +1,4 @@
-"""Listening sockets of a server, and what to do where they cannot be opened."""
+"""Listening sockets of a server, with errors that name the action."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Router of HTTP requests: finds the handler of a path, and turns its faults and refusals into responses."""
+"""Router of HTTP requests: finds the handler of a path, and converts errors into responses."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Router:
         return response
 
     def reject(self, status: int, text: str) -> HttpResponse:
-        """Return the response to bytes that are no request."""
+        """Return the response to invalid bytes."""
         self.requests[OTHER, status] += 1
         return text_response(status, text)
 

@@ -74,12 +74,12 @@ def test_alertmanager_comes_back(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         with ending(receiver):
             until(receiver.alerts, "the alert")
             receiver.kill()
-        until(lambda: caplog.text.count("not sent: ") == 2, "its loss in the log")
+        until(lambda: caplog.text.count("notification not sent") == 2, "its loss in the log")
         again = Alertmanager(tmp_path, address=address)
         with ending(again):
             until(again.alerts, "the alert again")
-            until(lambda: caplog.text.count("messages are delivered again") == 2, "both ends in the log")
-    assert caplog.text.count(f"http://{address}: not sent: Connection refused") == 2
+            until(lambda: caplog.text.count("delivery works again") == 2, "both ends in the log")
+    assert caplog.text.count(f'notification not sent target=http://{address} reason="Connection refused"') == 2
 
 
 def test_alertmanager_that_refuses_one_has_the_others(tmp_path: Path) -> None:

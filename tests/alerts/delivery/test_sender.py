@@ -143,7 +143,7 @@ def test_target_that_takes_for_ever_is_told_of(
         server.free.set()
         assert names(server.next().content) == [("GpuDown", "3")]
         until(lambda: sink.notified["webhook"] == DeliveryCounts(1, 1, 0), "it got through after all")
-    assert len([record for record in caplog.records if "a message takes over" in record.getMessage()]) == 1
+    assert len([record for record in caplog.records if "no result after" in record.getMessage()]) == 1
 
 
 def test_tries_again_with_all_that_came_meanwhile(
@@ -163,8 +163,8 @@ def test_tries_again_with_all_that_came_meanwhile(
         assert names(server.next().content) == [("GpuDown", "1"), ("GpuDown", "2")]
         until(lambda: sink.notified["webhook"].sent == 1, "it is counted")
     faults = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert faults == ["webhook at 127.0.0.1: not sent: the server answers 500: ok"]
-    assert any("messages are delivered again, after" in record.getMessage() for record in caplog.records)
+    assert faults == ['notification not sent target="webhook at 127.0.0.1" reason="HTTP status 500: ok"']
+    assert any("delivery works again" in record.getMessage() for record in caplog.records)
 
 
 def test_refused_message_waits_long() -> None:
@@ -314,7 +314,7 @@ def test_no_memory_costs_no_message(tmp_path: Path, caplog: pytest.LogCaptureFix
             see(sink, *(gpu_down(i) for i in range(index)))
             server.next()
         until(lambda: sink.notified["webhook"].sent == 2, "both are told")
-    assert len([record for record in caplog.records if "cannot be written" in record.getMessage()]) == 1
+    assert len([record for record in caplog.records if "cannot save notifications" in record.getMessage()]) == 1
 
 
 def test_fault_of_a_target_is_its_own(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -338,7 +338,7 @@ def test_fault_of_a_target_is_its_own(monkeypatch: pytest.MonkeyPatch, caplog: p
     assert sink.notified["faulty"].failed == 2
     said, _not_yet = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert said.startswith(
-        "a faulty one: not sent: an error of gpuwarden's own, please report it: ZeroDivisionError in "
+        'notification not sent target="a faulty one" reason="bug in gpuwarden, please report it: ZeroDivisionError in '
     )
-    assert re.search(r" > tests\.alerts\.delivery\.test_sender\._deliver:\d+$", said)
+    assert re.search(r" > tests\.alerts\.delivery\.test_sender\._deliver:\d+\"$", said)
     assert SECRET not in caplog.text

@@ -75,7 +75,7 @@ def test_user_that_a_server_repeats(password: str) -> None:
         server.answer = f"bob:{plain}, {plain}; {password} ({basic}) pw: {'x' * 90} bob:{plain}".encode()
         address = server.url.replace("://", f"://bob:{password}@")
         said = str(refusal(NotifyConfig(webhook=(Secret(text=address),))))
-        assert said == f"the server answers 401: {HIDDEN}, {HIDDEN}; {HIDDEN} ({HIDDEN}) pw: {'x' * 90} {HIDDEN}"
+        assert said == f"HTTP status 401: {HIDDEN}, {HIDDEN}; {HIDDEN} ({HIDDEN}) pw: {'x' * 90} {HIDDEN}"
         server.status, server.answer = 401, f"{'x' * 190} {basic}".encode()
         assert str(refusal(NotifyConfig(webhook=(Secret(text=address),)))).endswith(f"xxx {HIDDEN}")
 
@@ -92,7 +92,7 @@ def test_short_password_hides_no_words() -> None:
         server.status, server.answer = 401, b"a password of a: 'a' is no valid password"
         address = server.url.replace("://", "://bob:a@")
         said = str(refusal(NotifyConfig(webhook=(Secret(text=address),))))
-    assert said == f"the server answers 401: {HIDDEN} password of {HIDDEN}: '{HIDDEN}' is no valid password"
+    assert said == f"HTTP status 401: {HIDDEN} password of {HIDDEN}: '{HIDDEN}' is no valid password"
 
 
 def test_refusing_server() -> None:
@@ -100,7 +100,7 @@ def test_refusing_server() -> None:
     with http_receiver() as server:
         server.status, server.answer = 403, b"invalid_token /services/" + TOKEN.encode()
         error = refusal(NotifyConfig(webhook=(Secret(text=f"{server.url}/services/{TOKEN}"),)))
-        assert str(error) == "the server answers 403: invalid_token /[hidden]/[hidden]"
+        assert str(error) == "HTTP status 403: invalid_token /[hidden]/[hidden]"
         assert error.refused
 
 
@@ -109,7 +109,7 @@ def test_busy_server() -> None:
     with http_receiver() as server:
         server.status, server.answer, server.headers = 429, b"", {"Retry-After": "42"}
         error = refusal(NotifyConfig(webhook=(Secret(text=server.url),)))
-    assert (str(error), error.wait, error.refused) == ("the server answers 429 (Too Many Requests)", 42.0, False)
+    assert (str(error), error.wait, error.refused) == ("HTTP status 429 (Too Many Requests)", 42.0, False)
 
 
 def test_sends_nothing_on() -> None:
@@ -124,7 +124,7 @@ def test_nobody_answers() -> None:
     """A port where nobody listens, a name that nobody has, and a server that says nothing are told as such."""
     nobody = Secret(text=f"http://127.0.0.1:{free_port()}/{TOKEN}")
     assert str(refusal(NotifyConfig(webhook=(nobody,)))) == "Connection refused"
-    assert "name is not known" in str(refusal(NotifyConfig(webhook=(Secret(text="http://gpuwarden.invalid/x"),))))
+    assert "unknown host name" in str(refusal(NotifyConfig(webhook=(Secret(text="http://gpuwarden.invalid/x"),))))
     with silent_receiver() as port:
         silent = NotifyConfig(webhook=(Secret(text=f"http://127.0.0.1:{port}/"),), timeout=0.2)
         assert str(refusal(silent)) == "no answer within 0.2 s"
@@ -135,7 +135,7 @@ def test_nobody_answers() -> None:
     [
         (b"HTT", "no answer within 0.5 s"),
         (b"HTTP/1.1 200 OK\r\nA: ", "no answer within 0.5 s"),
-        (b"HTTP/1.1 403 Forbidden\r\n\r\n", "the server answers 403: x"),
+        (b"HTTP/1.1 403 Forbidden\r\n\r\n", "HTTP status 403: x"),
     ],
 )
 def test_server_that_drips(answer: bytes, said: str) -> None:
@@ -162,7 +162,7 @@ def test_refusal_that_never_ends() -> None:
         server.whole.clear()
         server.status, server.answer = 403, b"no such channel"
         error = refusal(NotifyConfig(webhook=(Secret(text=server.url),), timeout=0.5))
-    assert str(error) == "the server answers 403: no such channel"
+    assert str(error) == "HTTP status 403: no such channel"
 
 
 def test_answer_that_is_broken() -> None:
@@ -178,7 +178,7 @@ def test_http_address_that_went_bad(tmp_path: Path) -> None:
     settings = NotifyConfig(webhook=(Secret(file=tmp_path / "url"),))
     assert str(refusal(settings)) == f"the file {tmp_path}/url cannot be read: No such file or directory"
     (tmp_path / "url").write_text(TOKEN)
-    assert str(refusal(settings)) == f"the file {tmp_path}/url holds no address that begins with https://"
+    assert str(refusal(settings)) == f"the file {tmp_path}/url has no address that starts with https://"
 
 
 def test_token_outside_ascii() -> None:
@@ -217,7 +217,7 @@ def test_apprise() -> None:
         error = refusal(NotifyConfig(apprise=(Secret(text=f"json://127.0.0.1:{server.port}/{TOKEN}"),)))
         assert "500" in str(error)
         assert TOKEN not in str(error)
-    assert "does not know" in str(refusal(NotifyConfig(apprise=(Secret(text="nosuch://x/"),))))
+    assert "does not support" in str(refusal(NotifyConfig(apprise=(Secret(text="nosuch://x/"),))))
 
 
 def mail_url(port: int, to: str = "ops@example.com,ml@example.com", user: str = "") -> NotifyConfig:

@@ -64,7 +64,7 @@ def test_tls_that_does_not_fit(papers: Path, secure: ssl.SSLContext, caplog: pyt
     """A server that is not known, or that does not know the daemon, is told nothing."""
     for options, said in (
         ("", "self-signed certificate in certificate chain"),
-        (f"ca_file: {papers}/ca.pem", "TLS fails: "),
+        (f"ca_file: {papers}/ca.pem", "TLS error: "),
     ):
         with http_receiver(secure) as server, telling(server.url, options=options) as sink:
             see(sink, [NEAR])
@@ -77,7 +77,7 @@ def test_http_over_tls(tmp_path: Path) -> None:
     made = certificate(tmp_path)
     with http_receiver(made.server()) as server:
         url = Secret(text=f"{server.url}/{TOKEN}")
-        assert "its certificate is not trusted" in str(refusal(NotifyConfig(webhook=(url,))))
+        assert "certificate not trusted" in str(refusal(NotifyConfig(webhook=(url,))))
         assert server.asked == 0
         send(NotifyConfig(webhook=(url,), ca_file=made.file))
         assert "resnet50" in server.next().content["text"]

@@ -61,7 +61,7 @@ notify:
         assert "test notification from gpuwarden" in next(each for each in got if each.path != "/hook").content["title"]
         letter = mail.next()
         assert letter["Subject"].endswith("test notification from gpuwarden")
-        assert "severity critical are sent here" in letter.get_content()
+        assert "with severity critical are sent here" in letter.get_content()
         config.write_text(f"notify: {{webhook: '{server.url}'}}")
         ended = gpuwarden("notify", "--test", "--config", str(config))
         assert (ended.returncode, ended.stdout) == (0, "webhook at 127.0.0.1: sent\n")

@@ -1,6 +1,6 @@
-"""Delivery to Alertmanager's API, a poll after a condition holds.
+"""Delivery to the API of Alertmanager, one poll after a condition holds.
 
-Each alert has the labels that Prometheus gives the one of the same rule, so that Alertmanager takes both for one.
+Each alert has the labels of the same alert from Prometheus, so that Alertmanager treats both as one.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from gpuwarden.alerts.delivery.target import DeliveryError, PartlySentError, Pol
 from gpuwarden.alerts.prometheus_rules import Choices, render_annotations
 from gpuwarden.config.schema import Config
 from gpuwarden.config.secrets import Secret
+from gpuwarden.formatting import format_fields
 from gpuwarden.health.model import Alert
 
 log = logging.getLogger(__name__)
 
 PATH = "/api/v2/alerts"
-MAX_BATCH = 64  # alerts in a message, as Prometheus has it
-EXPIRY_RESENDS = 4  # times `resend` until an alert that is not sent again counts as resolved, as Prometheus has it
-MAX_CLOCK_DIFFERENCE_SECONDS = 15.0  # an answer has the time in whole seconds, and may take some
+MAX_BATCH = 64  # alerts in a message, as in Prometheus
+EXPIRY_RESENDS = 4  # times `resend` until an alert that is not sent again is resolved, as in Prometheus
+MAX_CLOCK_DIFFERENCE_SECONDS = 15.0  # an answer has whole seconds, and takes time itself
 MAX_CLOCK = 250_000_000_000.0  # Unix time in the year 9892: dates after 9999 cannot be written
 _WILDCARDS = {"0.0.0.0", "::"}  # noqa: S104 - to recognise them
 _LABEL = re.compile(r"{{ with \$labels\.(\w+) }}([^{]*){{ \. \| urlquery }}{{ end }}")
@@ -37,7 +38,7 @@ _LABEL = re.compile(r"{{ with \$labels\.(\w+) }}([^{]*){{ \. \| urlquery }}{{ en
 class AlertmanagerTarget:
     """Target at one Alertmanager.
 
-    An end is sent `resend` seconds after it: by then Prometheus has seen it too, and neither revokes the other's word.
+    A resolution is sent `resend` seconds after the end: by then Prometheus has it too, and both agree.
     """
 
     def __init__(self, url: str, config: Config) -> None:
@@ -59,7 +60,7 @@ class AlertmanagerTarget:
         listen = config.web.listen
         reached = listen._replace(host=socket.gethostname()) if listen.host in _WILDCARDS else listen
         self._own = {"job": chosen.job, "instance": chosen.instance or str(reached)}
-        self._external = dict(chosen.labels)  # as Prometheus' external_labels: an alert's own win
+        self._external = dict(chosen.labels)  # as external_labels of Prometheus: labels of the alert win
         self._generator = f"http://{reached}/"
         self._choices = Choices(job=chosen.job, docs=chosen.docs, grafana=chosen.grafana)
         self._constant: dict[str, dict[str, str]] = {}  # annotations by alert, with placeholders for its labels
@@ -81,14 +82,14 @@ class AlertmanagerTarget:
         return compute_digest(self._server.url)
 
     def send(self, notifications: Sequence[Notification], standing: Mapping[str, int]) -> None:
-        """See Target. Post again at once where the answer shows that the two clocks differ."""
+        """See Target. Post again at once if the answer shows that the two clocks differ."""
         del standing
         for _ in range(2):
             alerts = [self.rendered(each) for each in notifications]
             try:
                 answer = self._server.post(alerts)
             except DeliveryError as error:
-                # Alertmanager takes the valid alerts of a message that it refuses for the others.
+                # Alertmanager accepts the valid alerts of a message that it rejects for the others.
                 if error.status == HTTPStatus.BAD_REQUEST:
                     raise PartlySentError(str(error)) from None
                 raise
@@ -96,7 +97,7 @@ class AlertmanagerTarget:
                 return
 
     def _adjust_clock(self, date: str) -> bool:
-        """Take over the receiver's clock; return whether it differs from the one that the alerts were sent by."""
+        """Adopt the receiver's clock; return whether it differs from the one used for the message."""
         try:
             there = parsedate_to_datetime(date).timestamp()
         except (ValueError, OverflowError):
@@ -107,11 +108,11 @@ class AlertmanagerTarget:
         if abs(offset - self._clock_offset) < MAX_CLOCK_DIFFERENCE_SECONDS:
             return False
         self._clock_offset = offset if abs(offset) >= MAX_CLOCK_DIFFERENCE_SECONDS else 0.0
-        log.warning("%s: its clock is %+.0f s from this machine's, alerts are sent by it", self.place, offset)
+        log.warning("clock of the Alertmanager differs %s", format_fields(target=self.place, seconds=f"{offset:+.0f}"))
         return True
 
     def rendered(self, notification: Notification) -> dict[str, Any]:
-        """Return an alert as the API takes it, with times by the receiver's clock."""
+        """Return an alert in the format of the API, with times by the receiver's clock."""
         alert = notification.alert
         labels = {
             **self._external,
@@ -120,14 +121,14 @@ class AlertmanagerTarget:
             "alertname": alert.name,
             "severity": alert.condition.severity,
         }
-        labels = {name: value for name, value in labels.items() if value}  # an empty label is none
+        labels = {name: value for name, value in labels.items() if value}  # an empty label means no label
         ends = notification.resolved_at
         if ends is None:
             ends = time.time() + self.policy.expire_after
         return {
             "labels": labels,
             "annotations": self._annotations(alert, labels),
-            # Never after its end or in the future, which Alertmanager refuses: the clock may have been set back.
+            # Never after its end or in the future, which Alertmanager rejects: the clock may have been set back.
             "startsAt": format_utc(min(alert.since, ends, time.time()) + self._clock_offset, "milliseconds"),
             "endsAt": format_utc(ends + self._clock_offset, "milliseconds"),
             "generatorURL": self._generator,

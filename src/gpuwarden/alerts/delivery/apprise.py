@@ -1,6 +1,6 @@
-"""Delivery through apprise, which knows some hundred services; the package is optional (`gpuwarden[notify]`).
+"""Delivery through apprise, which supports about a hundred services; optional package (`gpuwarden[notify]`).
 
-The thread that sends imports it: the daemon does not wait for it.
+The sender's thread imports it, so the daemon does not wait for it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from gpuwarden.config.schema import NotifyConfig
 from gpuwarden.config.secrets import Secret, SecretError
 
 MAX_REASON_CHARS = 200
-MAX_PIECES = 12  # of one message, to a service that takes short ones alone
+MAX_PIECES = 12  # of one message, for a service that takes only short ones
 MISSING = f"needs the package apprise, which is not installed: {sys.executable} -m pip install apprise"
 
 # Marks of links and mentions, in Markdown and in chats: @word <@&1> <!here> [a](b) https://…
 _ACTIVE = re.compile(r"@(?!\s)|<(?!\s)|\](?=\()|:(?=//)|\bwww(?=\.)|\bmailto(?=:)", re.IGNORECASE)
-_JOINER = "\N{WORD JOINER}"  # no width, and no line ends at it
+_JOINER = "\N{WORD JOINER}"  # no width, no line break
 
 _NOWHERE = logging.NullHandler()
 
@@ -53,14 +53,14 @@ class AppriseTarget(MessageTarget):
         try:
             server = apprise.Apprise()
             if not server.add(url):
-                raise DeliveryError("apprise does not know this URL: see its list of services", refused=True)
+                raise DeliveryError("apprise does not support this URL; see its list of services", refused=True)
             text, title = (disable_links(each, message.docs) for each in (message.text, message.title))
             for service in server:
                 _fit(service, len(text), apprise.OverflowMode)
             result = server.notify(
                 body=text, title=title, notify_type=kind, body_format=apprise.NotifyFormat.TEXT, log_level=logging.DEBUG
             )
-        except TypeError as error:  # apprise's own complaint of what it was given
+        except TypeError as error:  # apprise rejects its arguments
             raise DeliveryError(redact_line(str(error), MAX_REASON_CHARS, find_secrets(url))) from None
         if not result:
             failed = _outcome(result, sum(map(len, server)))
@@ -78,19 +78,16 @@ def _fit(service: Any, length: int, modes: Any) -> None:
 
 
 def _outcome(result: Any, targets: int) -> DeliveryError:
-    """Return the error of a failed attempt: what its service logged as a warning, with the exception behind it."""
+    """Return the error of a failed attempt, from the warnings and exceptions that its service logged."""
     entries = [entry for each in result.results for attempt in each.attempts for entry in attempt.logs]
     reasons = [entry.message for entry in entries if entry.level == "WARNING" or "Exception:" in entry.message]
-    reason = "; ".join(reasons[-2:]) or "apprise could not deliver it"
-    # Sent to some of the addresses of one URL, and refused by others: the same again would reach the first ones twice.
+    reason = "; ".join(reasons[-2:]) or "apprise could not deliver the message"
+    # Sent to some addresses of one URL and refused by others: a retry would repeat the message for the first ones.
     in_part = targets > 1 and any(entry.message.startswith("Sent ") for entry in entries)
     return PartlySentError(reason) if in_part else DeliveryError(reason)
 
 
 def disable_links(text: str, docs: str = "") -> str:
-    """Disable links and mentions in a text without changing its look; addresses below `docs` stay links.
-
-    Names of runs and users are untrusted.
-    """
+    """Disable links and mentions in a text, which can come from untrusted names; addresses below `docs` stay links."""
     parts = text.split(f"{docs}/") if "://" in docs else [text]
     return f"{docs}/".join(_ACTIVE.sub(rf"\g<0>{_JOINER}", part) for part in parts)

@@ -18,18 +18,19 @@ from gpuwarden.alerts.delivery.validation import warnings
 from gpuwarden.alerts.delivery.webhook import WebhookTarget
 from gpuwarden.config.schema import Config, NotifyConfig
 from gpuwarden.config.state_folder import state_folder
+from gpuwarden.formatting import format_fields
 from gpuwarden.health.evaluator import AlertEvaluator, AlertStates
 from gpuwarden.state import DeliveryCounts, State
 
 log = logging.getLogger(__name__)
 
-STOP_SECONDS = 3.0  # that a stop waits for new alerts to be sent; systemd waits for ten
+STOP_SECONDS = 3.0  # for sending new alerts at the end; systemd waits ten
 
 
 class Dispatcher:
     """Delivery of alerts to all targets. Used by one event loop, and never blocks it.
 
-    `folder` keeps, over restarts, what the targets of `notify` were notified of; None for nowhere.
+    `folder` stores the sent alerts of the targets of `notify` over restarts; None to store nothing.
     """
 
     def __init__(self, config: Config, folder: Path | None, targets: Iterable[MessageTarget] | None = None) -> None:
@@ -45,23 +46,26 @@ class Dispatcher:
         return chain(self._alertmanagers, self._notifiers)
 
     def start(self) -> None:
-        """Start a thread a target."""
+        """Start a thread for each target."""
         for sender in self._senders:
             sender.start()
-            log.info("alerts of severity %s go to %s", sender.target.policy.min_severity, sender.target.place)
+            log.info(
+                "notifications enabled %s",
+                format_fields(target=sender.target.place, min_severity=sender.target.policy.min_severity),
+            )
 
     def update(self, state: State, now: float) -> None:
         """Evaluate one poll, and pass its alerts on; `now` is monotonic."""
         for sender in self._notifiers:
             self._evaluator.restore(sender.pop_restored(), now, time.time())
         alerts = self._evaluator.update(state, now)
-        for sender in self._alertmanagers:  # which are notified of ends as Prometheus does, without confirmation
+        for sender in self._alertmanagers:  # without confirmation of endings, as from Prometheus
             sender.update(AlertStates(alerts.firing))
         for sender in self._notifiers:
             sender.update(alerts)
 
     async def stop(self) -> None:
-        """Send new alerts, for a short time, and end; what hangs is left behind."""
+        """Send new alerts for a short time, and end; targets that hang are abandoned."""
         for sender in self._senders:
             sender.stop()
         end = time.monotonic() + STOP_SECONDS
@@ -70,24 +74,24 @@ class Dispatcher:
 
     @property
     def dropped(self) -> int:
-        """Alerts that no target is notified of, as too many fire."""
+        """Alerts that no target is notified of, because too many fire."""
         return self._evaluator.dropped
 
     @property
     def posted(self) -> Mapping[str, DeliveryCounts]:
-        """Counts of Alertmanagers, by URL; those sent are alerts."""
+        """Counts of Alertmanagers by URL; `sent` counts alerts."""
         return {
             each.target.name: DeliveryCounts(each.alerts, each.failed, each.dropped) for each in self._alertmanagers
         }
 
     @property
     def notified(self) -> Mapping[str, DeliveryCounts]:
-        """Counts of the targets of `notify`, by name; those sent are messages."""
+        """Counts of the targets of `notify` by name; `sent` counts messages."""
         return {each.target.name: DeliveryCounts(each.messages, each.failed, each.dropped) for each in self._notifiers}
 
 
 def start_dispatcher(config: Config) -> Dispatcher:
-    """Return a dispatcher that runs; log what keeps alerts from their targets."""
+    """Start a dispatcher; log problems of its configuration."""
     for warning in warnings(config):
         log.warning("%s", warning)
     folder = state_folder()
@@ -97,7 +101,7 @@ def start_dispatcher(config: Config) -> Dispatcher:
 
 
 def message_targets(settings: NotifyConfig) -> Iterator[MessageTarget]:
-    """Yield the targets of the section `notify`, each by a name that no other has."""
+    """Yield the targets of the section `notify`, each with a unique name."""
     for number, url in enumerate(settings.webhook, 1):
         yield WebhookTarget(_name("webhook", number), url, settings)
     for number, url in enumerate(settings.apprise, 1):

@@ -29,8 +29,8 @@ from gpuwarden.alerts.delivery.target import DeliveryError
 from gpuwarden.config.secrets import Secret, SecretError, redact
 from gpuwarden.config.value_types import check_url
 
-MAX_ANSWER_BYTES = 1024  # that are read
-MAX_WAIT_SECONDS = 3600.0  # that a server may ask to wait
+MAX_ANSWER_BYTES = 1024
+MAX_WAIT_SECONDS = 3600.0  # limit of a requested wait
 MAX_REASON_LENGTH = 200  # characters
 
 _TOO_MANY_REQUESTS = 429
@@ -65,7 +65,7 @@ class Server:
         except SecretError as error:
             raise DeliveryError(str(error)) from None
         except ValueError:
-            raise DeliveryError(f"{self.url} holds no address that begins with https://") from None
+            raise DeliveryError(f"{self.url} has no address that starts with https://") from None
         secrets = (*find_secrets(address), authorization.partition(" ")[2])
         parts = urlsplit(address)
         user, at, host = parts.netloc.rpartition("@")
@@ -78,7 +78,7 @@ class Server:
         try:
             request = urllib.request.Request(address, json.dumps(content).encode(), headers, method="POST")  # noqa: S310 - check_url
             with self._opener(parts.scheme).open(request, timeout=self.timeout) as answer:
-                # The body is of no interest; a server that is read from takes the end of the connection better.
+                # The body is not used; reading it lets the server close the connection cleanly.
                 with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
                     answer.read1(MAX_ANSWER_BYTES)
                 taken: Headers = answer.headers
@@ -118,7 +118,7 @@ def tls_context(trusted: Path | None, own: Path | None = None, key: Path | None 
     for path in (trusted, own, key):
         if path is not None:
             try:
-                path.open("rb").close()  # of several files the ssl module does not say which one it cannot read
+                path.open("rb").close()  # the ssl module does not name the file that it cannot read
             except OSError as error:
                 raise OSError(error.errno, f"{path} cannot be read: {error.strerror}") from None
     try:
@@ -135,7 +135,7 @@ def tls_context(trusted: Path | None, own: Path | None = None, key: Path | None 
 
 
 def host_text(url: Secret) -> str:
-    """Return the host of an address, for people; where that is kept elsewhere, where."""
+    """Return the host of an address, or the place where a secret address is stored."""
     if url.text is None:
         return str(url)
     return urlsplit(url.text).hostname or ""
@@ -176,7 +176,7 @@ class _Response(http.client.HTTPResponse):
 
 
 class _BoundedReader(io.RawIOBase):
-    """Reader of a socket, whose own timeout would begin anew with each byte."""
+    """Reader of a socket, whose own timeout would restart with each byte."""
 
     def __init__(self, deadline: float, sock: socket.socket) -> None:
         self._deadline = deadline
@@ -237,14 +237,14 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 def _refused(error: urllib.error.HTTPError, *secrets: str) -> DeliveryError:
     try:
-        # Not read(), which waits for each piece of the text anew.
+        # Not read(), which waits for each part of the text.
         said = redact_line(error.read1(MAX_ANSWER_BYTES).decode(errors="replace"), MAX_REASON_LENGTH, secrets)
     except (OSError, http.client.HTTPException):
         said = ""
     if error.headers.get("Location"):
-        said = "it redirects to another address; name that one"
+        said = "it redirects to another address; configure that one"
     return DeliveryError(
-        f"the server answers {error.code}" + (f": {said}" if said else f" ({redact_line(error.reason, 50, secrets)})"),
+        f"HTTP status {error.code}" + (f": {said}" if said else f" ({redact_line(error.reason, 50, secrets)})"),
         status=error.code,
         wait=_asked_wait(error.headers.get("Retry-After", "")),
         refused=error.code not in _TEMPORARY and error.code < http.client.INTERNAL_SERVER_ERROR,
@@ -257,16 +257,16 @@ def _asked_wait(text: str) -> float:
 
 
 def _reason(error: Exception, timeout: float) -> str:
-    """Return why there is no answer; the text may repeat the address."""
+    """Return the reason of a missing answer; it may contain the address."""
     cause = error.reason if isinstance(error, urllib.error.URLError) else error
     if isinstance(cause, http.client.HTTPException):
-        return f"what answers there does not speak HTTP ({type(cause).__name__})"
+        return f"not an HTTP server ({type(cause).__name__})"
     if isinstance(cause, TimeoutError):
         return f"no answer within {timeout:g} s"
     if isinstance(cause, socket.gaierror):
-        return f"its name is not known: {cause.strerror}"
+        return f"unknown host name: {cause.strerror}"
     if isinstance(cause, ssl.SSLCertVerificationError):
-        return f"its certificate is not trusted: {cause.verify_message}"
+        return f"certificate not trusted: {cause.verify_message}"
     if isinstance(cause, ssl.SSLError):
-        return f"TLS fails: {(cause.reason or str(cause)).replace('_', ' ').lower()}"
+        return f"TLS error: {(cause.reason or str(cause)).replace('_', ' ').lower()}"
     return redact_line(getattr(cause, "strerror", None) or str(cause) or type(cause).__name__, MAX_REASON_LENGTH, ())

@@ -1,7 +1,7 @@
-"""Alerts that a target was notified of, saved on disk so that a restart repeats nothing; a file a target.
+"""Sent alerts on disk, one file for each target, so that a restart does not repeat notifications.
 
-Used by the sender's thread; blocks as the file system does. Where nothing can be saved, a restart sends what still
-fires once more, in one message.
+Used by the sender's thread; blocks as the file system does. If nothing can be saved, a restart sends all firing alerts
+once more, in one message.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuwarden.alerts.delivery.message import clean
+from gpuwarden.formatting import format_fields
 from gpuwarden.health.conditions import CONDITIONS
 from gpuwarden.health.model import Alert
 from gpuwarden.records.record import MAX_TIME
@@ -26,9 +27,9 @@ _MAX_LENGTH = 400  # characters of a saved text
 
 
 class SentAlerts:
-    """File of one target in `folder`, None for none; `address_digest` says which address was notified, and may block.
+    """File of one target in `folder` (None: no file); `address_digest` identifies its address, and may block.
 
-    What another address was notified of is not taken: the new one has not seen it.
+    Alerts that were sent to another address are ignored.
     """
 
     def __init__(self, folder: Path | None, name: str, address_digest: Callable[[], str | None] = lambda: None) -> None:
@@ -38,7 +39,7 @@ class SentAlerts:
         self._to: str | None = None
 
     def read(self, wall: float) -> list[tuple[Alert, float]]:
-        """Return the alerts, and how many seconds ago each was sent; nothing where there is no file of ours."""
+        """Return the alerts with their ages since sending, in seconds; empty without a valid file."""
         if self._file is None:
             return []
         self._to = self._address_digest()
@@ -50,18 +51,20 @@ class SentAlerts:
         except FileNotFoundError:
             return []
         except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            log.warning("%s cannot be read, alerts may be sent again: %s", self._file, error)
+            log.warning(
+                "saved notifications unreadable, alerts may repeat %s", format_fields(file=self._file, error=error)
+            )
             return []
         if to is None or self._to is None or to == self._to:
             return known
-        log.info("%s is of another address: what fires is sent to the new one", self._file)
+        log.info("target address changed, sending all firing alerts to it %s", format_fields(file=self._file))
         return []
 
     def write(self, sent: Iterable[tuple[Alert, float]], wall: float) -> None:
-        """Save them; a fault is logged once."""
+        """Save sent alerts; an error is logged once."""
         if self._file is None:
             return
-        # An address that changes while the daemon runs counts as another one from the next start on.
+        # An address that changes while the daemon runs counts as new at the next start.
         self._to = self._to or self._address_digest()
         rows = [
             {
@@ -84,7 +87,8 @@ class SentAlerts:
         except OSError as error:
             if not self._faulty:
                 log.warning(
-                    "%s: cannot be written, a restart may send alerts again: %s", self._file, error.strerror or error
+                    "cannot save notifications, a restart may repeat them %s",
+                    format_fields(file=self._file, error=error.strerror or error),
                 )
             self._faulty = True
 
@@ -96,8 +100,11 @@ def _alerts(content: Any, wall: float) -> Iterator[tuple[Alert, float]]:
         if row["name"] not in CONDITIONS:
             continue  # an alert of another version
         labels = {str(name): str(value) for name, value in row["labels"].items()}
-        since, last, told = float(row["since"]), float(row.get("last", 0.0)), float(row["told"])
-        if not all(0.0 <= each < MAX_TIME for each in (since, last, told)):  # a message could not have its date
+        since, last, sent_at = float(row["since"]), float(row.get("last", 0.0)), float(row["told"])
+        if not all(0.0 <= each < MAX_TIME for each in (since, last, sent_at)):  # not a valid date
             raise ValueError("a time is out of range")
         condition = CONDITIONS[row["name"]]
-        yield Alert(condition, labels, str(row["description"]), since, str(row["owner"]), last), max(wall - told, 0.0)
+        yield (
+            Alert(condition, labels, str(row["description"]), since, str(row["owner"]), last),
+            max(wall - sent_at, 0.0),
+        )

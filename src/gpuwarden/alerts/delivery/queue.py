@@ -1,8 +1,8 @@
-"""Queue of one target: which alerts it has to be notified of, and when. Pure; times are monotonic, in seconds.
+"""Queue of one target: the alerts to send, and when. Pure; times are monotonic, in seconds.
 
-An alert is pending until the target was notified of it, then firing, and resolved once it has been gone for
-`resolve_after` seconds. The queue holds alerts, not messages: what happens to an alert while nothing can be sent
-replaces what was to be said.
+An alert is pending until it was sent to the target, then firing, and resolved when it has been gone for
+`resolve_after` seconds. The queue holds alerts, not messages: a change of an alert while nothing can be sent replaces
+its earlier state.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from gpuwarden.health.evaluator import AlertStates
 from gpuwarden.health.model import SEVERITY_RANK, Alert, Key
 
 MAX_ALERTS = 2000  # of each severity; further ones are dropped and counted
-RESTORED_SECONDS = 15.0  # until an alert of an earlier daemon that does not fire counts as gone
+RESTORED_SECONDS = 15.0  # until an alert of an earlier daemon that does not fire is gone
 
-_REPEAT_RATIO = 0.5  # of the time to a repetition, after which an alert is repeated along with others
+_REPEAT_RATIO = 0.5  # of the repeat interval, after which an alert is repeated together with others
 
 
 @dataclass(slots=True)
 class _Entry:
-    """One alert: when it was queued, last sent, and gone; `unconfirmed` where it stopped firing without a known end."""
+    """One alert with the times it was queued, last sent and gone; `unconfirmed`: it stopped firing, end not known."""
 
     alert: Alert
     queued: float
@@ -36,16 +36,16 @@ class _Entry:
 
 
 class Queue:
-    """Alerts of one target. An alert that is gone for less than `resolve_after` counts as never gone."""
+    """Alerts of one target. An alert that is gone for less than `resolve_after` does not resolve."""
 
     def __init__(self, policy: Policy) -> None:
-        self.dropped = 0  # alerts that the target was never notified of
+        self.dropped = 0  # alerts that were never sent
         self._policy = policy
         self._entries: dict[Key, _Entry] = {}
         self._left_out: set[Key] = set()
 
     def restore(self, sent: Iterable[tuple[Alert, float]], now: float) -> None:
-        """Add what an earlier daemon sent, each with how many seconds ago; what does not fire soon counts as gone."""
+        """Add alerts that an earlier daemon sent, with their ages in seconds; gone if they do not fire soon."""
         for alert, seconds in sent:
             known = self._entries.get(alert.key)
             gone = now + RESTORED_SECONDS if known is None else known.gone
@@ -96,7 +96,7 @@ class Queue:
         )
 
     def expire(self, now: float) -> None:
-        """Drop what has been gone for too long to be worth a message; called after a failed delivery."""
+        """Drop alerts that have been gone for too long; called after a failed delivery."""
         for key, entry in list(self._entries.items()):
             limit = self._policy.expire_unsent_after if entry.sent is None else self._policy.expire_after
             if entry.gone is not None and now - entry.gone >= limit:
@@ -104,7 +104,7 @@ class Queue:
                 del self._entries[key]
 
     def due(self) -> tuple[float, float]:
-        """Return when something is due, and when a new critical alert is; infinity for never."""
+        """Return the due times of the next message and of a new critical alert; infinity for never."""
         soonest = urgent = math.inf
         for entry in self._entries.values():
             at = self._due(entry)
@@ -115,7 +115,7 @@ class Queue:
 
     @property
     def has_new(self) -> bool:
-        """True where there is an alert that the target was never notified of."""
+        """True if an alert was never sent."""
         return any(entry.sent is None for entry in self._entries.values())
 
     def next_notifications(self, now: float, wall: float) -> tuple[Notification, ...]:
@@ -128,7 +128,7 @@ class Queue:
                 found.append((-math.inf, Notification(entry.alert)))
             elif entry.gone is None and not entry.unconfirmed and now - entry.sent >= self._repeat_age:
                 found.append((entry.sent, Notification(entry.alert, repeated=True)))
-        found.sort(key=lambda each: each[0])  # of repetitions the oldest: with a slow target each has its turn
+        found.sort(key=lambda each: each[0])  # the oldest repetitions first, so that a slow target gets all of them
         return tuple(notification for _, notification in found[: self._policy.max_batch])
 
     @property
@@ -136,12 +136,12 @@ class Queue:
         return _REPEAT_RATIO * self._policy.repeat
 
     def standing(self, besides: Iterable[Notification]) -> Mapping[str, int]:
-        """Count by name what fires still and is not in this message."""
+        """Count by name the alerts that still fire and are not in this message."""
         taken = {each.alert.key for each in besides}
         return Counter(e.alert.name for key, e in self._entries.items() if key not in taken and e.gone is None)
 
     def mark_sent(self, notifications: Iterable[Notification], now: float) -> None:
-        """Note what the target was notified of."""
+        """Mark alerts as sent."""
         for each in notifications:
             entry = self._entries.get(each.alert.key)
             if entry is None:
@@ -150,11 +150,11 @@ class Queue:
                 entry.sent = now
             elif entry.gone is not None:
                 del self._entries[each.alert.key]
-            else:  # it came back while its resolution was sent
+            else:  # it fired again while its resolution was sent
                 entry.sent, entry.queued = None, now
 
     def sent(self, now: float) -> Iterator[tuple[Alert, float]]:
-        """Yield each alert that the target was notified of, with how many seconds ago."""
+        """Yield each sent alert with its age since sending, in seconds."""
         for entry in self._entries.values():
             if entry.sent is not None:
                 yield entry.alert, now - entry.sent

@@ -1,7 +1,7 @@
-"""Thread that delivers the queue of one target: rate limits, retries, counters.
+"""Thread that delivers the queue of one target, with rate limits, retries and counters.
 
-The event loop only updates the queue, under a lock that is never held while something is sent. A target that hangs
-delays its own messages alone.
+The event loop only updates the queue, under a lock that is never held while a message is sent. A target that hangs
+delays only its own messages.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from gpuwarden.alerts.delivery.message import Notification
 from gpuwarden.alerts.delivery.persistence import SentAlerts
 from gpuwarden.alerts.delivery.queue import Queue
 from gpuwarden.alerts.delivery.target import DeliveryError, PartlySentError, Target, format_trace
+from gpuwarden.formatting import format_fields
 from gpuwarden.health.evaluator import AlertStates
 from gpuwarden.health.model import Alert
 from gpuwarden.rate_limit import RateLimit
 
 log = logging.getLogger(__name__)
 
-STUCK_SECONDS = 300.0  # after which a message in delivery is logged: timeouts of apprise's services are per step
+STUCK_SECONDS = 300.0  # after which an unfinished delivery is logged: apprise has timeouts a step only
 LOG_AGAIN_SECONDS = 3600.0  # after which the same error is logged again
 
 
@@ -37,19 +38,19 @@ class Sender:
         self._saved = saved
         policy = target.policy
         self._queue = Queue(policy)
-        self._restored: list[Alert] = []  # sent by an earlier daemon, and not yet asked for
+        self._restored: list[Alert] = []  # sent by an earlier daemon, until `pop_restored`
         seconds = 3600.0 / policy.max_per_hour if policy.max_per_hour else 0.0
         burst = max((policy.max_per_hour or 0) // 4, 1)
-        self._allowance = RateLimit(burst, seconds)
-        self._urgent_allowance = RateLimit(burst, seconds)
+        self._rate_limit = RateLimit(burst, seconds)
+        self._urgent_rate_limit = RateLimit(burst, seconds)
         self._turn = threading.Condition()
-        self._wakes = math.inf  # monotonic: when the thread looks at the queue next
+        self._wakes = math.inf  # monotonic: next check of the queue by the thread
         self._stopping = False
         self._failures = 0  # in a row
         self._wait_until = 0.0  # monotonic, after a failure
-        self._logged = ("", -math.inf)  # the last error in the log, and when (monotonic)
+        self._logged = ("", -math.inf)  # the last logged error, and its time (monotonic)
         self._sending_since = math.inf  # monotonic
-        # A daemon thread: one that hangs in a target does not keep the process from ending.
+        # A daemon thread does not prevent the process from ending if its target hangs.
         self._thread = threading.Thread(target=self._work, name=f"notify {target.name}", daemon=True)
 
     @property
@@ -73,7 +74,7 @@ class Sender:
         return restored
 
     def update(self, alerts: AlertStates) -> None:
-        """Update the queue by the alerts of one poll. An own fault is logged: it costs this target alone."""
+        """Update the queue by the alerts of one poll. A bug is logged, and affects only this target."""
         now = time.monotonic()
         try:
             with self._turn:
@@ -82,14 +83,12 @@ class Sender:
                     self._turn.notify()
                 if now - self._sending_since > STUCK_SECONDS:
                     self._sending_since = math.inf
-                    self._count_failure(
-                        DeliveryError(f"a message takes over {STUCK_SECONDS / 60:g} min; still waiting")
-                    )
+                    self._count_failure(DeliveryError(f"no result after {STUCK_SECONDS / 60:g} min; still waiting"))
         except Exception as error:  # noqa: BLE001 - see above
             self._count_failure(error)
 
     def stop(self) -> None:
-        """Have the thread send what is new, and end."""
+        """Make the thread send new alerts, and end."""
         with self._turn:
             self._stopping = True
             self._turn.notify()
@@ -97,7 +96,7 @@ class Sender:
     def _next_message(self) -> float:
         """Return when the next message may be sent; infinity while there is none."""
         due, urgent = self._queue.due()
-        at = min(self._allowance.next_allowed(due), self._urgent_allowance.next_allowed(urgent))
+        at = min(self._rate_limit.next_allowed(due), self._urgent_rate_limit.next_allowed(urgent))
         return max(at, self._wait_until)
 
     def _work(self) -> None:
@@ -110,8 +109,8 @@ class Sender:
                 while not self._stopping and (wait := self._next_message() - time.monotonic()) > 0:
                     self._wakes = time.monotonic() + wait
                     self._turn.wait(min(wait, threading.TIMEOUT_MAX))
-                self._wakes = -math.inf  # it looks again in any case
-                # The last seconds are for new alerts, and not for a target that fails.
+                self._wakes = -math.inf  # it checks the queue again in any case
+                # While stopping, only new alerts are sent, and none to a target that fails.
                 if self._stopping and (self._failures or not self._queue.has_new):
                     return
                 notifications = self._queue.next_notifications(time.monotonic(), time.time())
@@ -125,12 +124,14 @@ class Sender:
             except DeliveryError as error:
                 self._count_failure(error)
                 self._put_off(error)
-            except Exception as error:  # noqa: BLE001 - an own fault or a library's: no alert may be lost for it
+            except Exception as error:  # noqa: BLE001 - a bug, here or in a library, must not lose alerts
                 self._count_failure(error)
                 self._put_off(DeliveryError(""))
             else:
                 if self._failures:
-                    log.info("%s: messages are delivered again, after %d failures", self.target.place, self._failures)
+                    log.info(
+                        "delivery works again %s", format_fields(target=self.target.place, failures=self._failures)
+                    )
                 self._logged = ("", -math.inf)
                 self.alerts += len(notifications)
                 self._mark_sent(notifications)
@@ -146,22 +147,23 @@ class Sender:
             for each in notifications
         )
         with self._turn:
-            (self._urgent_allowance if urgent else self._allowance).consume(now)
+            (self._urgent_rate_limit if urgent else self._rate_limit).consume(now)
             self._queue.mark_sent(notifications, now)
             sent = list(self._queue.sent(now))
         if self._saved:
             self._saved.write(sent, time.time())
 
     def _count_failure(self, error: Exception) -> None:
-        """Count it; log each error once an hour."""
+        """Count a failure; log each error at most once an hour."""
         self.failed += 1
         is_own = not isinstance(error, DeliveryError)
-        reason = f"an error of gpuwarden's own, please report it: {format_trace(error)}" if is_own else str(error)
+        reason = f"bug in gpuwarden, please report it: {format_trace(error)}" if is_own else str(error)
         now = time.monotonic()
         if reason == self._logged[0] and now - self._logged[1] < LOG_AGAIN_SECONDS:
             return
         self._logged = (reason, now)
-        log.log(logging.ERROR if is_own else logging.WARNING, "%s: not sent: %s", self.target.place, reason)
+        level = logging.ERROR if is_own else logging.WARNING
+        log.log(level, "notification not sent %s", format_fields(target=self.target.place, reason=reason))
 
     def _put_off(self, error: DeliveryError) -> None:
         policy = self.target.policy

@@ -15,15 +15,15 @@ from gpuwarden.config.schema import NotifyConfig
 from gpuwarden.config.secrets import Secret, SecretError
 
 DIGEST_LENGTH = 8  # hexadecimal digits
-LATE_SECONDS = 3600.0  # that a resolved alert is kept for a target of `notify` that fails
-MAX_FRAMES = 20  # the innermost, of an unexpected error
+LATE_SECONDS = 3600.0  # for which a resolved alert is kept for a target of `notify` that fails
+MAX_FRAMES = 20  # innermost frames of an unexpected error
 
 
 class DeliveryError(Exception):
-    """A failed delivery; the text gives the reason for the operator, without secrets.
+    """A failed delivery; the text has the reason, without secrets.
 
-    `status` is that of an HTTP answer, `wait` the number of seconds that the server asks to wait. `refused` means that
-    the server will refuse the same request again, so that a retry soon is of no use.
+    `status` is the HTTP status, `wait` the time that the server requests before a retry, in seconds. `refused` means
+    that the server would refuse the same request again.
     """
 
     def __init__(self, reason: str, *, status: int = 0, wait: float = 0.0, refused: bool = False) -> None:
@@ -34,12 +34,12 @@ class DeliveryError(Exception):
 
 
 class PartlySentError(DeliveryError):
-    """A delivery that reached some of its receivers, or carried some of its alerts, and must not be repeated."""
+    """A delivery that succeeded for some of its receivers or alerts, and must not be repeated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Rules of one target: the alerts it is notified of, and when. Times are in seconds."""
+    """Policy of one target: which alerts it gets, and when. Times are in seconds."""
 
     min_severity: str
     group_wait: float  # from the first new alert to its message
@@ -52,7 +52,7 @@ class Policy:
     max_per_hour: int | None = None  # messages; None for no limit
     max_batch: int | None = None  # alerts in a message; None for no limit
     mute: tuple[str, ...] = ()  # names of alerts
-    inhibits: bool = True  # whether alerts that another one explains are left out
+    inhibits: bool = True  # leaves out alerts that another one explains
     sends_resolved: bool = True
 
     @classmethod

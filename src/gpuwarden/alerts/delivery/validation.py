@@ -1,7 +1,7 @@
-"""Validation of the sections `alertmanager` and `notify` on this machine: what cannot be read or used now.
+"""Validation of the sections `alertmanager` and `notify`: files and packages that cannot be used on this machine.
 
-That, such as a file that only the service may read, costs its target its alerts until it is there. It costs neither the
-other targets nor the daemon anything: it is a warning.
+A missing file, or one that only the service can read, is a warning: it affects only the alerts of its target, until it
+is available.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpuwarden.config.secrets import Secret, SecretError
 
 
 def missing(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield the key of each option that cannot be read or used now, and why. Reads files."""
+    """Yield the key of each option that cannot be used now, with the reason. Reads files."""
     chosen, notify = config.alertmanager, config.notify
     if chosen.url:
         if any(url.startswith("https:") for url in chosen.url):
@@ -37,17 +37,17 @@ def missing(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def warnings(config: Config) -> Iterator[str]:
-    """Yield a sentence, with the option's key, on what keeps alerts from their targets or may mislead them."""
+    """Yield a sentence, with the option's key, for each problem that prevents or confuses notifications."""
     for key, why in missing(config):
-        yield f"{key}: {why}; no alerts go that way until the service finds it, which it tries with each message"
+        yield f"{key}: {why}; no alerts are sent there until the service can use it"
     chosen = config.alertmanager
     instance = chosen.instance or str(config.web.listen)
     if _is_loopback(instance.rpartition(":")[0]) and not all(
         _is_loopback(urlsplit(url).hostname or "") for url in chosen.url
     ):
         yield (
-            f"alertmanager.instance: {instance} is every machine's name for itself; where several share an "
-            "Alertmanager, their alerts are taken for each other's: give each an instance of its own, in Prometheus too"
+            f"alertmanager.instance: {instance} is the same on every host, so an Alertmanager of several hosts mixes "
+            "up their alerts; set a unique instance on each, in Prometheus too"
         )
 
 

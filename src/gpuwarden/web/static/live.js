@@ -1,5 +1,5 @@
-// Poller of the API: the history once, then the state repeatedly. `heard` gets each answer, `silent` each failure with its
-// reason and start.
+// Poller of the API: the history once, then the state repeatedly. `onState` gets each answer, `onFailure` each failure
+// with its reason and start.
 //
 // It asks at most as often as the daemon polls, not at all in a hidden tab, and less often while the daemon does not answer.
 
@@ -8,17 +8,17 @@ const MAX_SECONDS = 15; // between retries
 const TIMEOUT_SECONDS = 5;
 
 export class Live {
-  #heard;
-  #silent;
+  #onState;
+  #onFailure;
   #timer = 0;
   #failures = 0;
   #since = 0; // time of the first failed request, in milliseconds
   #behind = true; // true if the history has points that are missing here
   #round = 0;
 
-  constructor(heard, silent) {
-    this.#heard = heard;
-    this.#silent = silent;
+  constructor(onState, onFailure) {
+    this.#onState = onState;
+    this.#onFailure = onFailure;
     document.addEventListener("visibilitychange", () => this.#turn());
     window.addEventListener("online", () => this.#turn());
     this.#turn();
@@ -29,7 +29,7 @@ export class Live {
     this.#round += 1; // answers of earlier rounds are ignored
     if (document.hidden) {
       this.#behind = true;
-      this.#silent("hidden", Date.now());
+      this.#onFailure("hidden", Date.now());
     } else {
       this.#ask(this.#round);
     }
@@ -43,7 +43,7 @@ export class Live {
       const { body, now } = await get("api/v1/state");
       if (round !== this.#round) return;
       try {
-        this.#heard(body, history, now);
+        this.#onState(body, history, now);
       } catch (error) {
         console.error(error);
         throw new Broken(String(error));
@@ -57,9 +57,9 @@ export class Live {
       this.#failures += 1;
       this.#behind = true;
       seconds = Math.min(2 ** (this.#failures - 1), MAX_SECONDS);
-      // Before `silent`, so that the page continues even if that fails.
+      // Before `onFailure`, so that the page continues even if that fails.
       this.#timer = setTimeout(() => this.#ask(round), seconds * 1000);
-      this.#silent(error instanceof Refusal ? "refused" : error instanceof Broken ? "broken" : "away", this.#since, error);
+      this.#onFailure(error instanceof Refusal ? "refused" : error instanceof Broken ? "broken" : "away", this.#since, error);
       return;
     }
     this.#timer = setTimeout(() => this.#ask(round), seconds * 1000);

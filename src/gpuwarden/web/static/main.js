@@ -33,7 +33,7 @@ function draw(state, old) {
   if (part("announcement").textContent !== text) part("announcement").textContent = text; // otherwise a screen reader repeats it
 }
 
-function heard(state, history, now) {
+function showState(state, history, now) {
   if (last && state.daemon.version !== last.daemon.version) {
     location.reload(); // a new version may have a new page
     return;
@@ -46,7 +46,7 @@ function heard(state, history, now) {
   last = state;
 }
 
-function silent(why, since, error) {
+function showFailure(why, since, error) {
   const at = clock(since / 1000);
   const reasons = {
     away: { text: `Old data: the daemon has not answered since ${at}`, note: "Retrying; the page will resume automatically." },
@@ -58,4 +58,4 @@ function silent(why, since, error) {
   draw(last, last ? reasons[why] : { ...reasons[why], text: capital(reasons[why].text.replace("Old data: ", "")) });
 }
 
-new Live(heard, silent);
+new Live(showState, showFailure);

@@ -70,7 +70,7 @@ export function announced(seen, old) {
 export function head(state) {
   const { host, daemon } = state;
   const [size, free] = [host.memory_size_bytes, host.memory_available_bytes];
-  const told = [
+  const facts = [
     h("time", { datetime: new Date(state.polled_timestamp_seconds * 1000).toISOString() }, `polled at ${clock(state.polled_timestamp_seconds)}`),
     known(size) && known(free) ? `host memory ${part(size - free, size)}` : null,
     host.swap_used_bytes ? `swap ${amount(host.swap_used_bytes)}` : null,
@@ -80,7 +80,7 @@ export function head(state) {
   ].filter(Boolean);
   return [
     h("h1", {}, h("bdi", {}, host.name)),
-    h("p", {}, told.map((each, place) => [place ? " · " : "", each])),
+    h("p", {}, facts.map((each, place) => [place ? " · " : "", each])),
     daemon.source === "nvml" ? null : h("p", { class: "notice" }, mark("warning"), daemon.source === "simulated" ? " Demo data: simulated GPUs, not this machine's." : " Replayed data: GPUs of a capture, not this machine's."),
   ];
 }
