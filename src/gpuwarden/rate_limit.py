@@ -1,10 +1,10 @@
-"""Rate limit with bursts."""
+"""Token bucket rate limit."""
 
 from __future__ import annotations
 
 
 class RateLimit:
-    """Token bucket: `burst` times in a row, and one every `seconds` in the long run; times are monotonic."""
+    """Token bucket: `burst` uses in a row, and one per `seconds` in the long run; times are monotonic."""
 
     def __init__(self, burst: int, seconds: float) -> None:
         self._ahead = (burst - 1) * seconds
@@ -13,10 +13,10 @@ class RateLimit:
         self.consumed = 0
 
     def next_allowed(self, now: float) -> float:
-        """Return when it may be done next: now, or some time later."""
+        """Return the time of the next allowed use: `now` or later."""
         return max(now, self._paid_until - self._ahead)
 
     def consume(self, now: float) -> None:
-        """Count that it was done once."""
+        """Record one use."""
         self._paid_until = max(now, self._paid_until) + self._seconds
         self.consumed += 1

@@ -57,7 +57,9 @@ def test_only_the_group_gets_in(place: Path) -> None:
 def test_an_unknown_group_is_named(tmp_path: Path) -> None:
     """A group that the machine does not have stops the daemon with its name, and leaves no socket behind."""
     path = tmp_path / "run.sock"
-    with pytest.raises(OSError, match=r"no group no-such-group: make it, or name another runs\.socket_group"):
+    with pytest.raises(
+        OSError, match=r"group no-such-group does not exist: create it, or set another runs\.socket_group"
+    ):
         listen(path, 0o660, socket.SOCK_SEQPACKET, "runs.socket", group="no-such-group")
     assert not path.exists()
 
@@ -73,7 +75,7 @@ os.setgroups([]); os.setgid(65534); os.setuid(65534)
 listen(Path({str(place)!r}, "run.sock"), 0o660, socket.SOCK_SEQPACKET, "runs.socket", group="root")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert re.search(r"the daemon's user has to be in it \(SupplementaryGroups=root in a drop-in", done.stderr)
+    assert re.search(r"the daemon's user must be in it \(SupplementaryGroups=root in a drop-in", done.stderr)
 
 
 def test_without_a_group_it_is_the_daemons(tmp_path: Path) -> None:

@@ -443,7 +443,7 @@ def test_live_daemon_keeps_its_socket(side: Side, tmp_path: Path) -> None:
 def test_foreign_file_is_not_removed(side: Side) -> None:
     """A file that is no socket stays, and the message says what to do."""
     side.path.write_text("precious")
-    with pytest.raises(OSError, match=r"is no socket; remove it or choose another runs\.socket"):
+    with pytest.raises(OSError, match=r"is not a socket; remove it or set another runs\.socket"):
         side.server.start(side.path, 0o666)
     assert side.path.read_text() == "precious"
 

@@ -9,11 +9,11 @@ import socket
 import stat
 from pathlib import Path
 
-BACKLOG = 512  # connections that wait to be accepted
+BACKLOG = 512  # connections waiting to be accepted
 
 
 class SocketInUseError(OSError):
-    """The socket's path cannot be taken; the text says what to do."""
+    """The socket's path is in use; the text says what to do."""
 
 
 def listen(
@@ -32,14 +32,14 @@ def listen(
     """
     _make_way(path, kind, option, settings or option)
     listener = socket.socket(socket.AF_UNIX, kind | socket.SOCK_NONBLOCK)
-    # The mode is right from the first moment; a chmod after bind would leave a gap.
+    # umask, because a chmod after bind would leave a gap.
     umask = os.umask(0o777 & ~mode)
     try:
         listener.bind(str(path))
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise OSError(error.errno, f"cannot listen on {path}: {error.strerror}; choose another {option}") from None
+        raise OSError(error.errno, f"cannot listen on {path}: {error.strerror}; set another {option}") from None
     finally:
         os.umask(umask)
     if group is not None:
@@ -56,13 +56,15 @@ def _give(path: Path, group: str) -> None:
     try:
         number = grp.getgrnam(group).gr_gid
     except KeyError:
-        raise OSError(errno.EINVAL, f"there is no group {group}: make it, or name another runs.socket_group") from None
+        raise OSError(
+            errno.EINVAL, f"group {group} does not exist: create it, or set another runs.socket_group"
+        ) from None
     try:
         os.chown(path, -1, number)
     except OSError as error:
         raise OSError(
             error.errno,
-            f"cannot give {path} to the group {group}: {error.strerror}; the daemon's user has to be in it "
+            f"cannot set the group of {path} to {group}: {error.strerror}; the daemon's user must be in it "
             f"(SupplementaryGroups={group} in a drop-in of the service)",
         ) from None
 
@@ -74,15 +76,15 @@ def _make_way(path: Path, kind: int, option: str, settings: str) -> None:
     except OSError as error:
         raise OSError(
             error.errno,
-            f"cannot create {path.parent}: {error.strerror}; run as the systemd service does, or choose another place "
-            f"with {settings}",
+            f"cannot create {path.parent}: {error.strerror}; run it as the systemd service, or set another "
+            f"path with {settings}",
         ) from None
     try:
         found = path.lstat().st_mode
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(found):
-        raise SocketInUseError(errno.EEXIST, f"{path} exists and is no socket; remove it or choose another {option}")
+        raise SocketInUseError(errno.EEXIST, f"{path} exists and is not a socket; remove it or set another {option}")
     with socket.socket(socket.AF_UNIX, kind | socket.SOCK_NONBLOCK) as probe:
         try:
             probe.connect(str(path))
@@ -90,9 +92,7 @@ def _make_way(path: Path, kind: int, option: str, settings: str) -> None:
             path.unlink()  # no listener: left behind by a daemon that was killed
             return
         except OSError as error:
-            raise SocketInUseError(
-                error.errno, f"{path} is in use: {error.strerror}; choose another {option}"
-            ) from None
+            raise SocketInUseError(error.errno, f"{path} is in use: {error.strerror}; set another {option}") from None
     raise SocketInUseError(
-        errno.EADDRINUSE, f"another daemon listens on {path}; stop it or choose another place with {settings}"
+        errno.EADDRINUSE, f"another daemon listens on {path}; stop it or set another path with {settings}"
     )

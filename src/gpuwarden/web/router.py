@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from http import HTTPStatus
 
+from gpuwarden.log_limiter import LogLimiter
 from gpuwarden.web.http_messages import Handler, HttpRequest, HttpResponse, compress, has_body, text_response
 
 log = logging.getLogger(__name__)
 
-LOG_INTERVAL_SECONDS = 60.0
 OTHER = "other"  # counts requests for unknown paths, so that clients cannot make label values
 
 
@@ -27,7 +27,7 @@ class Router:
     def __init__(self, routes: Mapping[str, Handler]) -> None:
         self.requests: Counter[tuple[str, int]] = Counter()
         self._routes = dict(routes)
-        self._logged: dict[str, float] = {}  # by route: when a fault was logged last
+        self._log_limiter = LogLimiter()
 
     async def respond(self, request: HttpRequest) -> HttpResponse:
         """Return the response to a request, complete with the headers that describe it."""
@@ -61,8 +61,6 @@ class Router:
             response = handler(request)
             return response if isinstance(response, HttpResponse) else await response
         except Exception:  # a fault of one handler must not end the server
-            now = time.monotonic()
-            if now - self._logged.get(route, -LOG_INTERVAL_SECONDS) >= LOG_INTERVAL_SECONDS:
-                self._logged[route] = now
+            if self._log_limiter.allow(route, time.monotonic()):
                 log.exception("handler failed path=%s", request.path)
             return text_response(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error; the log of the daemon says more")
