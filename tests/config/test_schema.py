@@ -23,7 +23,7 @@ YAML_PIECES = [*OPTIONS, *SECTIONS, *"\n :#&*!|>-?[]{},\"'%@`\\\t~=<01aé", "  "
 
 
 def problems(text: str) -> list[str]:
-    """Parse `text`, which is wrong, and return its problems as lines."""
+    """Parse an invalid `text` and return its problems as lines."""
     with pytest.raises(ConfigError) as raised:
         parse(text, "bad.yaml", ALERTS.keys)
     return str(raised.value).split("\n")
@@ -92,7 +92,7 @@ def test_defaults() -> None:
     ],
 )
 def test_each_option(key: str, text: str, expected: object) -> None:
-    """An option of the file stands in its place, and leaves the others at their defaults."""
+    """An option of the file sets its value only, and the others keep their defaults."""
     config = parse(write(key, text), "f")
     assert value(config, key) == expected
     assert [other for other in OPTIONS if value(config, other) != value(Config(), other)] == [key]
@@ -100,7 +100,7 @@ def test_each_option(key: str, text: str, expected: object) -> None:
 
 @pytest.mark.parametrize("key", [key for key, row in OPTIONS.items() if row.kind.bounds])
 def test_declared_bounds_hold(key: str) -> None:
-    """The bounds that the documents state are the ones that are checked."""
+    """The documented bounds are the ones that are checked."""
     least, most = OPTIONS[key].kind.bounds.split(" to ")
     for bound in (least, most):
         assert value(parse(write(key, bound) + partner_of(key), "f"), key) == OPTIONS[key].kind.read(bound)
@@ -108,7 +108,7 @@ def test_declared_bounds_hold(key: str) -> None:
 
 
 def partner_of(key: str) -> str:
-    """Write the partner of an option that has to be less or more than another as far away from it as may be."""
+    """Return the option that this one is compared with, set to its most distant value."""
     for ending, other, which in (("_warning", "_critical", 0), ("_critical", "_warning", 1)):
         if key.startswith("pressure.") and key.endswith(ending):
             partner = key.removesuffix(ending) + other
@@ -137,7 +137,7 @@ def partner_of(key: str) -> str:
     ],
 )  # fmt: skip
 def test_critical_lies_beyond_warning(text: str, expected: list[str]) -> None:
-    """A threshold that would never be passed alone is refused, where the two are right by themselves."""
+    """A critical threshold before its warning is rejected, if both are valid alone."""
     found = problems(text) if expected else [] if parse(text, "bad.yaml") else ["nothing"]
     assert [problem.partition("pressure.")[2] for problem in found] == expected
 
@@ -151,7 +151,7 @@ def test_critical_lies_beyond_warning(text: str, expected: list[str]) -> None:
     ],
 )
 def test_sockets_are_two(text: str) -> None:
-    """One path for both sockets is refused, however it is written."""
+    """The same path for both sockets is rejected, in any notation."""
     (problem,) = problems(text)
     assert problem.endswith("use two paths")
 
@@ -175,7 +175,7 @@ def test_all_problems_at_once() -> None:
 
 
 def test_problems_have_parts() -> None:
-    """A problem can be taken apart by a program."""
+    """Programs can read the parts of a problem."""
     with pytest.raises(ConfigError) as raised:
         parse("poll:\n  interval: 10ms", "bad.yaml")
     (problem,) = raised.value.problems
@@ -183,7 +183,7 @@ def test_problems_have_parts() -> None:
 
 
 def test_overrides_win(tmp_path: Path) -> None:
-    """An override replaces what the file says, and only that."""
+    """An override replaces the value of the file, and nothing else."""
     path = tmp_path / "config.yaml"
     path.write_text("web: {listen: '0.0.0.0:1', timeout: 5s}")
     web = load(path, {"web.listen": "127.0.0.1:0"}).web
@@ -219,14 +219,14 @@ def test_frozen() -> None:
 @settings(deadline=None)
 @given(st.text(st.characters(codec=None)) | st.lists(st.sampled_from(YAML_PIECES), max_size=40).map("".join))
 def test_any_text_is_read_or_refused(text: str) -> None:
-    """Whatever a file holds, it is a configuration or a ConfigError whose every line can be printed."""
+    """Any file gives a configuration, or a ConfigError with printable lines."""
     assert all(line.isprintable() for line in refusal(lambda: parse(text, "f")))
 
 
 @settings(deadline=None)
 @given(st.sampled_from(sorted(OPTIONS)), st.text(st.characters(codec=None)))
 def test_any_override_is_read_or_refused(key: str, text: str) -> None:
-    """Whatever a flag holds, it is a value or one problem under the flag's name."""
+    """Any flag gives a value, or one problem under the flag's name."""
     lines = refusal(lambda: load(None, {key: text}, {key: "--flag"}))
     assert not lines or (len(lines) == 1 and lines[0].startswith("--flag: "))
 

@@ -1,4 +1,4 @@
-"""The configuration's documents: in step with the declared options, and true."""
+"""Generated documents of the configuration: up to date and correct."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_reference_tables_are_whole() -> None:
 
 
 def test_example_parses_to_the_defaults() -> None:
-    """The example as it stands changes nothing."""
+    """The example gives the defaults."""
     assert parse(render_example(), "config.example.yaml") == Config()
 
 

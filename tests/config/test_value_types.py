@@ -50,7 +50,7 @@ KINDS = (
 
 
 def refusal(kind: ValueType[object], text: str) -> str:
-    """Return what is said of a text, and nothing of one that is accepted."""
+    """Return the message about a text; empty if it is valid."""
     try:
         kind.read(text)
     except ValueError as error:
@@ -93,7 +93,7 @@ def refusal(kind: ValueType[object], text: str) -> str:
     ],
 )
 def test_reads(kind: ValueType[object], text: str, value: object) -> None:
-    """A value is read from the notation that its kind documents."""
+    """A value is parsed from the documented notation of its type."""
     assert kind.read(text) == value
 
 
@@ -151,7 +151,7 @@ def test_reads(kind: ValueType[object], text: str, value: object) -> None:
     ],
 )
 def test_refuses(kind: ValueType[object], text: str, message: str) -> None:
-    """A refusal shows what was written and says what to write."""
+    """A message has the invalid text and what to write."""
     assert refusal(kind, text) == message
 
 
@@ -166,7 +166,7 @@ def test_bounds_are_included() -> None:
 
 
 def test_socket_path_counts_bytes() -> None:
-    """A socket path is bounded by what the kernel's sun_path holds, in bytes, not in characters."""
+    """The length of a socket path is limited by the kernel's sun_path, in bytes, not in characters."""
     longest = "/" + "s" * (MAX_SOCKET_PATH_BYTES - 1)
     assert SOCKET_PATH.read(longest) == Path(longest)
     with pytest.raises(ValueError, match=r"^path of 108 bytes is too long for a Unix socket; maximum 107$"):
@@ -205,13 +205,13 @@ def test_source_round_trip(text: str) -> None:
 @settings(deadline=None)
 @given(st.sampled_from(KINDS), st.text(st.characters(codec=None)) | st.from_regex(r"[0-9a-z/:.\[\]-]{0,300}"))
 def test_refusals_are_one_bounded_printable_line(kind: ValueType[object], text: str) -> None:
-    """Whatever the text, a kind reads it or refuses it in one printable line of bounded length."""
+    """Any text is parsed, or rejected in one printable line of bounded length."""
     message = refusal(kind, text)
     assert message.isprintable()
     assert len(message) < 1000
 
 
 def test_shown_is_bounded() -> None:
-    """A long text is cut, and a short one is left alone."""
+    """A long text is cut, and a short one is unchanged."""
     assert printable("x" * 1000) == "x" * MAX_SHOWN_CHARACTERS + "…"
     assert printable("x" * MAX_SHOWN_CHARACTERS) == "x" * MAX_SHOWN_CHARACTERS

@@ -23,14 +23,14 @@ def problems_of(path: Path) -> list[str]:
 
 
 def test_entries_keep_text_and_place() -> None:
-    """An option comes out with its text as written and its key's place, untouched by YAML's own types."""
+    """An option has its text as written and the place of its key, without YAML's types."""
     contents = parse_text("poll:\n  interval: 0010\nsource: 'on'\n", "f", KEYS)
     assert contents == FileContents([Entry("poll.interval", "0010", "f", (2, 3)), Entry("source", "on", "f", (3, 1))])
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "---\n", "~", "poll:\n", "poll: {}\nweb: ~\n"])
 def test_nothing_written(text: str) -> None:
-    """A file without options is right, and so is a section without options."""
+    """A file without options is valid, and so is a section without options."""
     assert parse_text(text, "f", KEYS) == FileContents()
 
 
@@ -94,7 +94,7 @@ def test_structure(text: str, problem: str) -> None:
     ],
 )
 def test_syntax(text: str, problem: str) -> None:
-    """A text that is no YAML is one problem, in the form of all others."""
+    """Text that is not YAML is one problem, in the common format."""
     assert problems(text) == [problem]
 
 
@@ -104,7 +104,7 @@ def test_every_problem_is_reported() -> None:
 
 
 def test_problems_are_bounded() -> None:
-    """After a bounded number of problems the rest is only mentioned, in whichever section they stand."""
+    """After a maximum number of problems the rest is only mentioned, across sections."""
     found = problems("web:\n" + "".join(f"  k{number}: 1\n" for number in range(2 * MAX_PROBLEMS)) + "color: red\n")
     assert len(found) == MAX_PROBLEMS + 1
     assert found[-1] == f"f:{MAX_PROBLEMS + 2}:3: too many problems; the rest is not listed"
@@ -129,7 +129,7 @@ def test_an_alias_repeats_a_value() -> None:
 
 
 def test_aliases_are_not_expanded() -> None:
-    """A file whose aliases would expand to a billion values is refused in little memory."""
+    """A file whose aliases would expand to a billion values is rejected in little memory."""
     levels = [f"l{level}: &l{level} [{', '.join([f'*l{level - 1}'] * 9)}]" for level in range(1, 10)]
     text = "\n".join(["l0: &l0 lol", *levels])
     problems("")  # PyYAML is imported by now
@@ -158,29 +158,29 @@ def test_reads_a_file(tmp_path: Path) -> None:
 
 
 def test_missing_file(tmp_path: Path) -> None:
-    """A file that is not there is said to be missing."""
+    """A missing file is reported as missing."""
     assert problems_of(tmp_path / "none.yaml") == [": no such file"]
 
 
 def test_directory(tmp_path: Path) -> None:
-    """A directory is said to be one."""
+    """A directory is reported as one."""
     assert problems_of(tmp_path) == [": cannot read: Is a directory"]
 
 
 def test_unreadable_file() -> None:
-    """A file that the kernel refuses to read gives the kernel's reason."""
+    """A file that cannot be read is reported with the kernel's reason."""
     assert problems_of(Path("/proc/self/mem")) == [": cannot read: Input/output error"]
 
 
 def test_other_encodings(tmp_path: Path) -> None:
-    """A file that is not UTF-8 is refused at its first wrong byte."""
+    """A file that is not UTF-8 is rejected at its first invalid byte."""
     path = tmp_path / "config.yaml"
     path.write_bytes("source: nvml\n# Größe".encode("latin-1"))
     assert problems_of(path) == [":2:5: not UTF-8 text"]
 
 
 def test_large_file(tmp_path: Path) -> None:
-    """A file over the limit is refused before it is parsed, and one at the limit is read."""
+    """A file over the size limit is rejected before it is parsed, and one at the limit is read."""
     path = tmp_path / "config.yaml"
     path.write_bytes(b"#" * MAX_FILE_BYTES)
     assert problems_of(path) == []

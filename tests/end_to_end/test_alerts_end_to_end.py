@@ -28,7 +28,7 @@ DOCS, GRAFANA = "https://docs.example.org/gpuwarden", "https://grafana.example.o
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    """Write a configuration that reads often."""
+    """Write a configuration with short intervals."""
     path = tmp_path / "config.yaml"
     path.write_text("poll:\n  interval: 500ms\n  slow_interval: 1s\n")
     return path
@@ -48,7 +48,7 @@ class People:
         self._mail = mail
 
     def hear(self, alert: str, status: str = "firing") -> tuple[dict[str, Any], EmailMessage]:
-        """Wait for both messages that say so of an alert, and return the alert and the letter."""
+        """Wait for both messages about an alert, and return the alert and the mail."""
         said = until(lambda: self._posted(alert, status), f"{alert}, {status}, by the webhook", 120)
         over = "Resolved: " if status == "resolved" else ""
         words = rf"^{over}{re.escape(said['annotations']['summary'])}\n(.+\n)?Alert: {alert}, "
@@ -63,7 +63,7 @@ class People:
 
 
 def see_the_heat(people: People, box: str, uuid: str) -> None:
-    """Hear the warning, which names the hot GPU and how many degrees are left."""
+    """Receive the warning with the hot GPU and the degrees left."""
     said, letter = people.hear("GpuNearThermalSlowdown")
     assert (said["labels"]["uuid"], said["labels"]["gpu"], said["labels"]["instance"]) == (uuid, str(HOT), box)
     assert f" is {MARGIN} °C below" in said["annotations"]["description"]
@@ -89,7 +89,7 @@ def see_the_slowdown(people: People, alertmanager: Alertmanager, box: str, uuid:
 
 
 def see_the_run(people: People, prometheus: Prometheus, box: str, uuid: str) -> None:
-    """Hear the critical alert, which names run and GPU, and how much it can still allocate."""
+    """Receive the critical alert with run, GPU and headroom."""
     said, letter = people.hear("RunNearOutOfMemory")
     (run,) = prometheus.query("gpuwarden_run_info")
     run_id = dict(run)["run_id"]
@@ -106,7 +106,7 @@ def see_the_run(people: People, prometheus: Prometheus, box: str, uuid: str) -> 
 
 
 def see_the_end(people: People, alert: str) -> None:
-    """Hear that it is over, of what, and from when to when."""
+    """Receive the resolution, with its subject, start and end."""
     said, letter = people.hear(alert, "resolved")
     text = text_of(letter)
     assert re.search(r" UTC to \d\d:\d\d:\d\d UTC\n", text)

@@ -54,14 +54,14 @@ def test_training_run_from_allocator_to_alert(tmp_path: Path, config: Path, mock
 
 
 def see_the_run(prometheus: Prometheus, trainer: Trainer, uuid: str) -> None:
-    """Compare what Prometheus has with what TensorFlow said in the training process."""
+    """Compare Prometheus' values with TensorFlow's in the training process."""
     until(lambda: prometheus.query("gpuwarden_run_info"), "the run in Prometheus", 120)
     (labels,) = prometheus.query("gpuwarden_run_info")
     assert dict(labels)["pid"] == str(trainer.pid)
     assert dict(labels)["run_name"] == "trainer"
 
     def same_memory() -> bool:
-        """Look for the figure among those TensorFlow gave in the last second or so."""
+        """Return whether TensorFlow reported this value in the last second or so."""
         current = prometheus.value(f'gpuwarden_run_allocator_memory_bytes{{uuid="{uuid}"}}')
         return current in {value for line in trainer.epochs()[-100:] for value in line["currents"]}
 
@@ -91,7 +91,7 @@ def see_the_alert(prometheus: Prometheus, alertmanager: Alertmanager, trainer: T
 
 
 def lose_the_daemon(daemon: Daemon, prometheus: Prometheus, trainer: Trainer) -> str:
-    """Kill the daemon in mid-training, see that training goes on, and return the run's id."""
+    """Kill the daemon during training, check that training continues, and return the run's id."""
     (before,) = prometheus.query("gpuwarden_run_info")
     daemon.kill()
     steps = trainer.last["steps"]
@@ -108,7 +108,7 @@ def see_the_run_again(prometheus: Prometheus, trainer: Trainer, run_id: str) -> 
 
 
 def see_the_death(prometheus: Prometheus, trainer: Trainer) -> None:
-    """Kill the trainer: its memory is gone from the page at once, all of its series one expiry later."""
+    """Kill the trainer: its memory disappears from the page at once, all of its series one expiry later."""
     trainer.kill()
     until(lambda: prometheus.value("gpuwarden_run_up") == 0, "the run down")
     assert prometheus.value("gpuwarden_run_memory_headroom_bytes") is None

@@ -32,7 +32,7 @@ RETRY_SECONDS = 0.5
 
 
 class Box:
-    """A daemon on the mock driver, and what its page says of the mock's GPUs by their index."""
+    """Daemon on the mock driver, with its page's values for the mock's GPUs by index."""
 
     def __init__(
         self,
@@ -51,13 +51,13 @@ class Box:
         self.daemon = Daemon(folder / "daemon", "--config", str(config), env=env, program=program)
 
     def page(self) -> Samples:
-        """Return the page, which always comes."""
+        """Return the page, which must always be served."""
         page = self.daemon.samples()
         assert page.text, "no page"
         return page
 
     def pages(self, count: int = SETTLED) -> Iterator[Samples]:
-        """Return the pages of the next polls, each of another one, and none that began before now."""
+        """Return the pages of the next polls, one each, without polls that started before now."""
         last = self.page().value("gpuwarden_poll_timestamp_seconds")
         for number in range(count + 1):
             page = until(partial(self._newer, last), "the next poll")
@@ -81,7 +81,7 @@ class Box:
         return {gpu for gpu in range(256) if page.value("gpuwarden_gpu_up", uuid=uuid(gpu)) == 1}
 
     def recover(self) -> Samples:
-        """Drop all faults, and wait until all GPUs are up and the driver is well."""
+        """Clear all faults, and wait until all GPUs are up and the driver is OK."""
         self.mock.clear()
         until(self._well, "recovery", 30)
         return self.page()
@@ -103,7 +103,7 @@ def uuid(gpu: int) -> str:
 
 
 def fresh(page: Samples, *gpus: int) -> None:
-    """See that the GPUs were read in the very poll that the page shows."""
+    """Check that the GPUs were read in the poll that the page shows."""
     poll = page.value("gpuwarden_poll_timestamp_seconds")
     assert poll is not None
     for gpu in gpus:
@@ -120,7 +120,7 @@ def errors(page: Samples, gpu: int, error: str) -> float:
 
 
 def down(page: Samples, gpu: int) -> float | None:
-    """See that a GPU is down with its identity and without readings; return its last success."""
+    """Check that a GPU is down with its identity and without readings; return its last success."""
     assert page.value("gpuwarden_gpu_up", uuid=uuid(gpu)) == 0
     assert page.all("gpuwarden_gpu_info", uuid=uuid(gpu))
     for reading in ("memory_used_bytes", "memory_used_peak_bytes", "power_usage_watts", "utilization_ratio"):
@@ -150,14 +150,14 @@ def box(folder: Path, mock_nvml_library: Path) -> Iterator[Box]:
 
 @pytest.fixture
 def well(box: Box) -> Iterator[Box]:
-    """Give the daemon with all GPUs well, and see that it recovers."""
+    """Yield the daemon with all GPUs up, and check that it recovers."""
     box.recover()
     yield box
     box.recover()
 
 
 def test_lost_gpu_and_back(well: Box) -> None:
-    """A lost GPU is down with its reason, costs no other one's freshness, and is read again when it is back."""
+    """A lost GPU is down with its reason, does not delay the others, and is read again when it is back."""
     before = errors(well.page(), 2, "gpu_is_lost")
     well.mock.lose(2)
     well.settle(ALL - {2}, "the GPU lost")
@@ -206,7 +206,7 @@ def test_one_function_that_fails(well: Box) -> None:
 
 @pytest.mark.parametrize("code", ["UNINITIALIZED", "DRIVER_NOT_LOADED"])
 def test_driver_reloaded(well: Box, code: str) -> None:
-    """A driver that goes away takes all GPUs with it and is named; it comes back in another version by itself."""
+    """An unloaded driver takes all GPUs with it and is reported; another version is used automatically."""
     well.mock.error("*", "*", code)
     page = well.settle((), "the driver gone")
     until(lambda: well.page().value("gpuwarden_collector_success") == 0, "the fault is reported")
@@ -226,7 +226,7 @@ def test_driver_reloaded(well: Box, code: str) -> None:
 
 
 def test_call_to_the_whole_driver_that_hangs(well: Box) -> None:
-    """While the driver does not say how many GPUs there are, those that are known are read on."""
+    """While the driver does not report the number of GPUs, the known ones are still read."""
     well.mock.hang("*", "nvmlDeviceGetCount_v2")
     until(lambda: well.page().value("gpuwarden_collector_success") == 0, "the fault")
     for page in well.pages(2 * SETTLED):
@@ -236,7 +236,7 @@ def test_call_to_the_whole_driver_that_hangs(well: Box) -> None:
 
 
 def test_slow_gpu_is_late_and_not_lost(well: Box) -> None:
-    """A GPU whose answers take longer than a poll is read all the same, if seldom, and dated by the question."""
+    """A GPU slower than a poll is still read, less often, with the time of the request."""
     well.mock.delay(1, "nvmlDeviceGetPowerUsage", 0.3)
     until(lambda: 1 not in well.up(), "an answer that is late")
     before, lasts = errors(well.page(), 1, "timeout"), set()
@@ -262,7 +262,7 @@ def test_gpu_count_changes(well: Box) -> None:
 
 
 def test_process_lists_that_race(well: Box) -> None:
-    """Processes that end while they are listed, and lists that outgrow their buffer, cost nothing but themselves."""
+    """Processes that end while being listed, and lists larger than their buffer, affect nothing else."""
     well.mock.error(0, "nvmlDeviceGetComputeRunningProcesses_v3", "INSUFFICIENT_SIZE", 0.95)
     lasting = subprocess.Popen(["sleep", "600"])
     try:
@@ -298,7 +298,7 @@ def test_gpus_that_are_hidden(well: Box) -> None:
 
 @pytest.mark.slow
 def test_faults_without_end_take_no_memory(well: Box) -> None:
-    """After faults of many kinds, over and over, the daemon is as large as before, with as many files and threads."""
+    """After many repeated faults, the daemon has the same memory, files and threads as before."""
 
     def faults(*, hang: bool) -> None:
         well.mock.lose(0)
@@ -326,7 +326,7 @@ def test_faults_without_end_take_no_memory(well: Box) -> None:
 
 
 def test_driver_that_comes_later(tmp_path: Path, mock_nvml_library: Path) -> None:
-    """A daemon that starts without a driver says so, and takes it as it comes: the library, the module, the GPUs."""
+    """A daemon started without a driver reports it, and uses library, module and GPUs as they appear."""
     mock = MockNvml(mock_nvml_library, tmp_path)
     mock.error("*", "nvmlInit_v2", "DRIVER_NOT_LOADED")
     mock.hang(2)
@@ -365,7 +365,7 @@ def test_driver_that_comes_later(tmp_path: Path, mock_nvml_library: Path) -> Non
 
 
 def test_driver_updated(tmp_path: Path, mock_nvml_library: Path) -> None:
-    """A driver that has become another one ends the daemon, once, and it says why: a restart loads the new library."""
+    """A new driver version ends the daemon, once, with the reason: a restart loads the new library."""
     mock = MockNvml(mock_nvml_library, tmp_path)
     env = mock.env(gpus=GPUS)
     box = Box(tmp_path, mock, env)
@@ -422,7 +422,7 @@ DAY = 86400
 
 
 def test_clock_steps(tmp_path: Path, mock_nvml_library: Path) -> None:
-    """The wall clock set forth and back: times follow it, and nothing that is counted or awaited takes notice."""
+    """With the wall clock set forward and back, times follow it, and counters and timeouts do not."""
     shim, file = tmp_path / "clock_step.so", tmp_path / "step"
     source = ROOT / "tests/support/clock_step.c"
     subprocess.run(["gcc", "-shared", "-fPIC", "-Wall", "-Werror", "-o", shim, source, "-ldl"], check=True)

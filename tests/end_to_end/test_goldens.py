@@ -43,7 +43,7 @@ NO_QUESTIONS = {
 
 
 class Made:
-    """The boxes that were recorded and polled in this run, each once."""
+    """Hosts that were recorded and polled in this run, each once."""
 
     def __init__(self, library: Path, folder: Path) -> None:
         self._library = library
@@ -61,7 +61,7 @@ class Made:
         assert done.returncode == 0, done.stderr
 
     def file(self, name: str, ending: str) -> bytes:
-        """Return what was made of a box."""
+        """Return the results of a host."""
         self.make(name)
         return (self.folder / f"{name}.{ending}").read_bytes()
 
@@ -73,7 +73,7 @@ class Made:
 
 @pytest.fixture(scope="module")
 def made(mock_nvml_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """Make boxes on the mock library."""
+    """Record hosts on the mock library."""
     return Made(mock_nvml_library, tmp_path_factory.mktemp("goldens"))
 
 
@@ -95,7 +95,7 @@ def check(request: pytest.FixtureRequest) -> Check:
 
 @pytest.mark.parametrize("golden", BOXES)
 class TestGoldens:
-    """Each box, from its driver to its page."""
+    """Each host, from its driver to its page."""
 
     def test_capture(self, golden: Golden, made: Made, check: Check) -> None:
         """Recorded through the real binding, the box gives the committed capture."""
@@ -110,7 +110,7 @@ class TestGoldens:
         check(f"{golden.name}.prom", made.file(golden.name, "prom"))
 
     def test_answers_survive(self, golden: Golden, made: Made) -> None:
-        """Every question that was recorded gets from the file what the driver answers."""
+        """Every recorded call returns from the file what the driver answers."""
         assert made.survival(golden.name)[1] == []
 
 
@@ -121,7 +121,7 @@ def test_page_of_what_was_recorded_once(name: str, check: Check) -> None:
 
 
 def test_capture_of_the_first_version() -> None:
-    """A file that an early gpuwarden wrote is replayed with what it has."""
+    """A file of an early version is replayed with the data it has."""
     page = replayed(FOLDER / "first.json")
     assert b"gpuwarden_gpu_memory_used_bytes{" in page
     assert b"gpuwarden_gpu_bar1_size_bytes{" not in page  # was not asked then
@@ -140,14 +140,14 @@ def test_state_document(name: str, check: Check) -> None:
 
 
 def test_every_function_is_recorded(made: Made) -> None:
-    """No function of the seam is forgotten: each is asked in the recording of some box here, and so compared."""
+    """Every function of the driver binding is called in the recording of some host, and so compared."""
     asked = set[str]().union(*(made.survival(name)[0] for name in GOLDENS))
     assert asked | NO_QUESTIONS == set(FUNCTIONS)
     assert not asked & NO_QUESTIONS
 
 
 def test_no_file_is_left_over() -> None:
-    """Nothing lies in tests/goldens that no test looks at."""
+    """Every file in tests/goldens is used by a test."""
     wanted = {f"{name}.{ending}" for name in (*GOLDENS, *RECORDED) for ending in ("json", "prom")}
     wanted |= {f"{name}.dcgm.prom" for name in WITH_DCGM} | {f"{name}.state.json" for name in WITH_STATE}
     assert {file.name for file in FOLDER.iterdir() if file.name != "scenarios"} == wanted

@@ -84,13 +84,13 @@ class Scraper(threading.Thread):
                 self.ages.append(time.time() - float(found[1]))
 
     def end(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._ended.set()
         self.join()
 
 
 class Siege:
-    """The daemon, the good run, the scraper, and who besets them."""
+    """Daemon, good run, scraper and hostile processes."""
 
     def __init__(self, folder: Path, daemon: Daemon, good: Process) -> None:
         self._folder = folder
@@ -99,7 +99,7 @@ class Siege:
 
     @contextlib.contextmanager
     def beset(self, what: str, processes: int, each: int = 1) -> Iterator[Process]:
-        """Have processes of a hostile user do something."""
+        """Run a function in processes of a hostile user."""
         command = [sys.executable, str(ROOT / "tests/support/hostile_user.py"), str(self.daemon.socket), what]
         user = Process([*command, str(processes), str(each)], self._folder / "ill.log")
         with ending(user):
@@ -131,7 +131,7 @@ class Siege:
         return self.samples().value("gpuwarden_connections_refused_total") or 0.0
 
     def descriptors(self) -> int:
-        """Return how many the daemon holds."""
+        """Return the number of connections that the daemon holds."""
         return len(list(Path(f"/proc/{self.daemon.pid}/fd").iterdir()))
 
     def resident(self) -> float:
@@ -162,13 +162,13 @@ class Siege:
 
 @pytest.fixture
 def expiry() -> int:
-    """Give the seconds after which a run that is silent may be forgotten."""
+    """Return the expiry of a silent run in seconds."""
     return EXPIRY_SECONDS
 
 
 @pytest.fixture
 def siege(tmp_path: Path, mock_nvml: MockNvml, expiry: int) -> Iterator[Siege]:
-    """Run a daemon with its good run and its scraper, and see that neither has come to harm in the end."""
+    """Run a daemon with a good run and a scraper, and check that neither was affected."""
     config = tmp_path / "config.yaml"
     config.write_text(f"runs:\n  expiry: {expiry}s\n  max: {MAX_RUNS}\n")
     folder = tmp_path / "daemon"
@@ -262,7 +262,7 @@ def test_descriptors_sent_along_are_closed(siege: Siege) -> None:
 
 
 def test_empty_message_harms_nobody(siege: Siege) -> None:
-    """A message of no bytes looks like the connection's end, and is taken for one."""
+    """An empty message looks like the end of the connection, and is treated as one."""
     with siege.connect() as connection:
         connection.send(b"")
         connection.settimeout(60)
@@ -290,7 +290,7 @@ def test_two_thousand_connections_of_many_processes(siege: Siege) -> None:
 
 
 def see_a_newcomer(siege: Siege, limit: float = 60.0) -> None:
-    """Have another good run begin, and be seen within `limit` seconds."""
+    """Start another good run, and check that it appears within `limit` seconds."""
     command = [sys.executable, str(ROOT / "tests/support/good_run.py"), str(siege.daemon.socket), "newcomer"]
     newcomer = Process(command, siege.daemon.log.parent / "newcomer.log")
     with ending(newcomer):

@@ -1,4 +1,4 @@
-"""Runs that say nonsense, all of it well-formed: they must cost neither a poll nor what is known of other runs."""
+"""Runs that send well-formed nonsense: it must break neither a poll nor the data of other runs."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ TEXTS = ("", "²", "١٢", "²,3", "0,0", "-1", "64,32,32,3", "9" * 110, "GPU:0"
 
 
 class Liar:
-    """Makes messages that the protocol takes and that no sane run would send."""
+    """Generator of messages that are valid in the protocol and that no real run would send."""
 
     def __init__(self, random: Random) -> None:
         self._random = random
 
     def hello(self) -> Hello:
-        """Say hello, with several devices that are one GPU."""
+        """Make a hello with several devices that are one GPU."""
         uuids = [None, "GPU-0", "GPU-0", "GPU-1", "MIG-1-0", "junk"]
         return Hello(
             self._text(),
@@ -76,7 +76,7 @@ class Liar:
         return self._random.choice([*makers, self.end])()
 
     def end(self) -> Message:
-        """Say the end, which may not be one."""
+        """Make an end, which may not be the last message."""
         return End(self._text())
 
     def report(self) -> Report:
@@ -115,7 +115,7 @@ class Liar:
         )
 
     def box(self) -> Snapshot:
-        """Make what a poll may find: one GPU gone, divided, lost or full."""
+        """Make the GPUs of a poll: one may be gone, divided, lost or full."""
         free = self._random.choice([0, GIB, 80 * GIB])
         held = {pid: self._random.choice([None, 0, GIB, 50 * GIB]) for pid in range(1, self._random.randrange(2, 6))}
         whole = gpu(0, free=free, held=held)
@@ -143,7 +143,7 @@ class Liar:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_nonsense_costs_nobody_else(seed: int) -> None:
-    """Every poll comes to a page, receipts that its readers take, and stories that a terminal shows."""
+    """Every poll gives a page, records that their readers accept, and charts that a terminal shows."""
     liar, config, sent = Liar(Random(seed)), Config(), list[Advice]()  # noqa: S311 - no secret
 
     registry, accounts = RunRegistry(limit=10, expiry=60.0, overhead=GIB), UsageAccountant(10.0)
@@ -177,7 +177,7 @@ def _round_trip(message: Message) -> Message:
 
 
 def _read(receipts: Recorder, peers: list[ProcessKey]) -> None:
-    """Read all receipts as `gpuwarden runs` does."""
+    """Read all run records as `gpuwarden runs` does."""
     listed: dict[str, Any] = json.loads(asyncio.run(receipts.listing()))
     for plain in (*listed["live"], *listed["past"]):
         record_from_json(plain)

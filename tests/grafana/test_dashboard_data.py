@@ -1,4 +1,4 @@
-"""The dashboards on real data: a real Prometheus answers every query, of samples and of what rules recorded."""
+"""Dashboards on real data: a real Prometheus answers every query, of raw and of recorded series."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _returns_data(panel: dict[str, Any], boxes: Boxes, *, one_box: bool) -> None
 
 
 def _asked(expression: str, boxes: Boxes, *, now: bool) -> list[dict[str, Any]]:
-    """Return what Prometheus answers to a query, all of it numbers."""
+    """Return Prometheus' answer to a query, which must be numbers."""
     url, begin, end = boxes
     assert promql_parser.parse(expression)
     if now:
@@ -138,7 +138,7 @@ def test_runs_on_instances_of_a_chosen_gpu_are_shown(boxes: Boxes) -> None:
 
 
 def test_boxes_of_one_name_stay_apart(boxes: Boxes) -> None:
-    """A row of a table leads to the box of its own cluster, and to all clusters where targets have none."""
+    """A row of a table links to the host in its own cluster, or to all clusters if targets have none."""
     for uid, panel, legend in (
         ("gpuwarden-fleet", "GPUs now, worst first", "identity"),
         ("gpuwarden-fleet", "Runs in this time range", "identity"),
@@ -153,7 +153,7 @@ def test_boxes_of_one_name_stay_apart(boxes: Boxes) -> None:
 
 
 def test_a_box_that_is_down_is_in_the_table(boxes: Boxes) -> None:
-    """A box that does not answer Prometheus stands above all GPUs, as nothing else names it."""
+    """A host that does not answer Prometheus is above all GPUs, because nothing else shows it."""
     url, begin, end = boxes
     answers = [
         backfill.ask(url, "query", query='up{cluster="west"}', time=time)["result"][0]["value"]
@@ -190,7 +190,7 @@ def test_state_is_red_where_a_critical_alert_fires(boxes: Boxes) -> None:
 
 
 def test_choices_have_names_and_values(boxes: Boxes) -> None:
-    """Each variable offers what the boxes have, out of a result as Grafana writes it."""
+    """Each variable offers the values of the hosts, parsed from a result in Grafana's format."""
     with listing_offenders() as case:
         for name in VARIABLES:
             with case(name):
@@ -283,7 +283,7 @@ def _rule_test(values: tuple[str, ...], chosen: Mapping[str, str], *, read: bool
 
 
 def test_what_is_recorded_is_read_where_it_is_whole(tmp_path: Path) -> None:
-    """In time ranges of hours, of all GPUs and runs, and where it is there of each box, all the time."""
+    """Recorded series are read in ranges of hours, for all GPUs and runs, if they are complete for each host."""
     tests = [{"name": name, **_rule_test(*case[:2], read=case[2])} for name, case in CASES.items()]
     path = tmp_path / "cases.yml"
     path.write_text(yaml.safe_dump({"evaluation_interval": "1m", "tests": tests}))
@@ -331,11 +331,11 @@ def _tells_the_same(panel: dict[str, Any], number: int, boxes: Boxes) -> None:
     # An owner without any process lingers for a step of 15 s in what was recorded: a step more than in the samples.
     step_hours = 15 / 3600 + 1e-9
     close = {"GPUs now, worst first": 0.12, "Cost by owner in this time range": step_hours}.get(panel["title"], 1e-9)
-    told = []
+    answers = []
     for recorded in ("none", ".+"):
         query = expressions(panel, recorded=recorded, **over)[number]
         found = backfill.ask(url, "query_range", query=query, **times)["result"]
-        told.append(
+        answers.append(
             {
                 (*sorted((key, value) for key, value in each["metric"].items() if key != "__name__"), time): float(
                     value
@@ -344,7 +344,7 @@ def _tells_the_same(panel: dict[str, Any], number: int, boxes: Boxes) -> None:
                 for time, value in each["values"]
             }
         )
-    samples, records = told
+    samples, records = answers
     assert any(samples.values())
     assert records == pytest.approx(samples, abs=close)
 
@@ -363,12 +363,12 @@ def _slowdowns(begin: float) -> Iterator[str]:
     """Write six hours of a box with these GPUs, and the last of them of a second one."""
     for number in range(6 * 120 + 1):
         hour, time = number / 120, begin + number * 30
-        told = {("box", uuid): count(hour) for uuid, count in SLOWED.items()}
+        counts = {("box", uuid): count(hour) for uuid, count in SLOWED.items()}
         if hour >= 5:
-            told["later", "all of its time"] = 3600 * (hour - 5)
-        for instance in dict.fromkeys(instance for instance, _uuid in told):
+            counts["later", "all of its time"] = 3600 * (hour - 5)
+        for instance in dict.fromkeys(instance for instance, _uuid in counts):
             yield f'{DAEMON}{{job="gpuwarden",instance="{instance}"}} 1 {time}\n'
-        for (instance, uuid), count in told.items():
+        for (instance, uuid), count in counts.items():
             if count is not None:
                 labels = f'job="gpuwarden",instance="{instance}",uuid="{uuid}",reason="sw_thermal_slowdown"'
                 yield f"gpuwarden_gpu_clock_event_seconds_total{{{labels}}} {count} {time}\n"
@@ -399,8 +399,8 @@ def test_slowed_is_a_part_of_the_time_range(interval: int, tmp_path: Path) -> No
             f"{backfill.sample_of(rule['record'], labels)} {value} {time}\n"
             for rule in backfill.rules(30)
             if rule.get("record") in {RECORDED, "gpuwarden:gpu:slowed_ratio:max"}
-            for labels, told in backfill.values(url, rule["expr"], begin, end, interval)
-            for time, value in told
+            for labels, points in backfill.values(url, rule["expr"], begin, end, interval)
+            for time, value in points
         ]
     backfill.add(tmp_path, lines)
     with backfill.serving(tmp_path, interval) as url:

@@ -1,4 +1,4 @@
-"""Panels one by one: units that fit what is shown, columns and overrides that have something, ids that stay."""
+"""Single panels: units that fit the metrics, columns and overrides that match something, stable ids."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_queries_are_asked_as_their_panel_shows(panel: dict[str, Any]) -> None:
 
 @each_dashboard
 def test_panel_ids_stay(dashboard: dict[str, Any]) -> None:
-    """A panel keeps the id that links to it name, and none is given to another; who adds one adds it to the file."""
+    """Panel ids are stable and never reused; add a new panel's id to the file."""
     path = Path(__file__).parent / "panel_ids.json"
     ids = {str(panel["id"]): panel["title"] for panel in dashboard["panels"]}
     assert json.loads(path.read_text())[dashboard["uid"]] == ids
@@ -116,6 +116,6 @@ def test_panel_ids_stay(dashboard: dict[str, Any]) -> None:
 
 @each_dashboard
 def test_titles_tell_panels_apart(dashboard: dict[str, Any]) -> None:
-    """No two panels of a dashboard have one title."""
+    """Panel titles are unique within a dashboard."""
     found = [panel["title"] for panel in panels_of(dashboard)]
     assert len(found) == len(set(found))

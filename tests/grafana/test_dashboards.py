@@ -62,7 +62,7 @@ def test_committed_dashboards_are_in_step(tmp_path: Path) -> None:
 
 
 def test_dashboards_are_those_that_links_name() -> None:
-    """Fleet, box and run keep their uids, which are in people's links and in alerts."""
+    """Fleet, host and run keep their uids, which users' links and alerts contain."""
     assert {uid: dashboard["uid"] for uid, dashboard in DASHBOARDS.items()} == {
         uid: uid for uid in ("gpuwarden-box", "gpuwarden-fleet", "gpuwarden-run")
     }
@@ -89,14 +89,14 @@ def test_dashboard_is_one_every_grafana_takes(dashboard: dict[str, Any]) -> None
 
 @each_dashboard
 def test_panel_ids_are_unique(dashboard: dict[str, Any]) -> None:
-    """Links name a panel by its id, so no two share one."""
+    """Panel ids are unique, because links contain them."""
     ids = [panel["id"] for panel in dashboard["panels"]]
     assert len(ids) == len(set(ids))
 
 
 @each_dashboard
 def test_panels_do_not_overlap(dashboard: dict[str, Any]) -> None:
-    """Every panel has its own place within the 24 columns."""
+    """No two panels overlap within the 24 columns."""
     places = [panel["gridPos"] for panel in dashboard["panels"]]
     assert all(place["x"] + place["w"] <= 24 for place in places)
     for one, other in combinations(places, 2):
@@ -107,7 +107,7 @@ def test_panels_do_not_overlap(dashboard: dict[str, Any]) -> None:
 
 @each_dashboard
 def test_answers_are_on_top(dashboard: dict[str, Any]) -> None:
-    """Single answers come first, then a table of what is worst; they fit a screen, before any heading."""
+    """Large values come first, then a table with the worst on top; they fit a screen, before any heading."""
     top = [panel for panel in dashboard["panels"] if panel["gridPos"]["y"] + panel["gridPos"]["h"] <= 22]
     assert top[0]["type"] == "stat"
     assert {"stat", "table"} <= {panel["type"] for panel in top}
@@ -116,7 +116,7 @@ def test_answers_are_on_top(dashboard: dict[str, Any]) -> None:
 
 @panels
 def test_panel_says_what_it_shows(panel: dict[str, Any]) -> None:
-    """A panel has a title, a unit, one sentence of description, and a word for when it is empty."""
+    """A panel has a title, a unit, one sentence of description, and a text for when it is empty."""
     assert panel["title"]
     assert panel["fieldConfig"]["defaults"]["unit"]
     assert re.fullmatch(r"[A-Z][^.]*(\.md[^.]*)?\.", panel["description"])
@@ -136,14 +136,14 @@ def test_names_exist(panel: dict[str, Any]) -> None:
 
 @panels
 def test_every_selector_follows_the_choices(panel: dict[str, Any]) -> None:
-    """Each series is chosen by box, and by GPU, run and owner where it has them; the data source is the chosen one."""
+    """Each series is selected by host, and by GPU, run and owner if it has them, from the selected data source."""
     for target in panel["targets"]:
         assert target["datasource"] == panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
         _follows(target["expr"])
 
 
 def _follows(expression: str) -> None:
-    """Check that the series of a query, as it is written, are those that are chosen."""
+    """Check that the series of a query follow the selection."""
     for variable in ("__range_s", "__rate_interval", "__range", "__interval_ms", "__interval"):
         expression = re.sub(rf"\${variable}\b", ALL[variable], expression)
     for name, matched in matchers(expression):
@@ -187,7 +187,7 @@ def test_windows_are_grafanas(panel: dict[str, Any]) -> None:
 
 @each_dashboard
 def test_variables_take_several_and_all(dashboard: dict[str, Any]) -> None:
-    """Clusters, boxes, GPUs, owners and runs can be chosen singly, several or all, and follow the time range."""
+    """Variables take one value, several or all, and follow the time range."""
     source, *others = dashboard["templating"]["list"]
     assert (source["name"], source["query"]) == ("datasource", "prometheus")
     assert tuple(variable["name"] for variable in others if not variable["hide"]) == VARIABLES
@@ -205,7 +205,7 @@ def test_variables_take_several_and_all(dashboard: dict[str, Any]) -> None:
 
 
 def test_box_and_run_begin_with_one_box() -> None:
-    """Each GPU and run is drawn there, so that not all of a fleet's are at first."""
+    """The host and run dashboards start with one host, because they draw every GPU and run."""
     for uid in ("gpuwarden-box", "gpuwarden-run"):
         chosen = {v["name"]: v["current"] for v in DASHBOARDS[uid]["templating"]["list"]}
         assert (chosen["instance"], chosen["gpu"]["value"]) == ({}, ["$__all"])
@@ -233,7 +233,7 @@ LADDERS: dict[str, list[list[tuple[str, float | None]]]] = {
 
 
 def _ladders(panel: dict[str, Any]) -> Iterator[tuple[str, list[tuple[str, float | None]]]]:
-    """Find all thresholds of a panel, with their units; good colors, of which there are several, are none."""
+    """Yield all thresholds of a panel with their units; good colors count as none."""
     unit = panel["fieldConfig"]["defaults"]["unit"]
     found = [(unit, panel["fieldConfig"]["defaults"].get("thresholds"))]
     units = properties(panel, "unit")
@@ -247,7 +247,7 @@ def _ladders(panel: dict[str, Any]) -> Iterator[tuple[str, list[tuple[str, float
 
 @panels
 def test_colors_change_where_alerts_fire(panel: dict[str, Any]) -> None:
-    """Thresholds are the alert rules' and pressure's: red is critical, orange a warning, yellow worth knowing."""
+    """Thresholds are those of alert rules and pressure: red is critical, orange a warning, yellow a hint."""
     for unit, ladder in _ladders(panel):
         assert ladder in LADDERS[unit]
 
@@ -286,7 +286,7 @@ def _needs_run(panel: dict[str, Any]) -> bool:
 
 @panels
 def test_panels_of_runs_say_how_to_get_a_run(panel: dict[str, Any]) -> None:
-    """Without any run, the panels that need one say what to add to the training, or that nothing is amiss."""
+    """Without a run, the panels that need one say how to add one, or that there is no problem."""
     text = panel["fieldConfig"]["defaults"]["noValue"]
     if panel["type"] != "stat" and _needs_run(panel):
         assert re.search("add the callback|no leak detected|reports its loss|no pressure", text), text
@@ -304,7 +304,7 @@ COLUMNS = {"cluster": "In cluster", "instance": "Host", "gpu": "UUID", "run": "R
 
 
 def _links(value: Any) -> Iterator[str]:
-    """Find the URLs of all links."""
+    """Yield the URLs of all links."""
     if isinstance(value, dict):
         if isinstance(value.get("url"), str):
             yield value["url"]
@@ -316,7 +316,7 @@ def _links(value: Any) -> Iterator[str]:
 
 @each_dashboard
 def test_links_lead_to_dashboards_with_the_time(dashboard: dict[str, Any]) -> None:
-    """Each dashboard leads to the others with all that is chosen, and rows of tables with what they are about."""
+    """Each dashboard links to the others with the selection, and rows of tables with their subject."""
     ways = dashboard["links"]
     assert {way["url"] for way in ways} == {f"/d/{uid}" for uid in DASHBOARDS if uid != dashboard["uid"]}
     assert all(way["keepTime"] and way["includeVars"] for way in ways)
@@ -340,7 +340,7 @@ def test_links_lead_to_dashboards_with_the_time(dashboard: dict[str, Any]) -> No
 
 @check_all(ALERTS)
 def test_alerts_lead_to_what_they_are_about(alert: Condition) -> None:
-    """An alert of a run leads to the runs' dashboard, another one to its box's, with variables that are there."""
+    """An alert of a run links to the run dashboard, others to the host dashboard, with existing variables."""
     url = render_annotations(alert, Choices())["dashboard_url"]
     uid, _, query = url.removeprefix("http://localhost:3000/d/").partition("?")
     assert uid == {"run": "gpuwarden-run", "gpu": "gpuwarden-box", "box": "gpuwarden-box"}[alert.subject]
@@ -350,7 +350,7 @@ def test_alerts_lead_to_what_they_are_about(alert: Condition) -> None:
 
 
 def test_runbooks_name_panels_that_exist() -> None:
-    """docs/reference/alerts.md sends people to panels by the titles they have."""
+    """Panel titles in docs/reference/alerts.md exist."""
     text = (REPOSITORY / "docs" / "reference" / "alerts.md").read_text()
     named = {title for found in re.findall(r"panels?\s+\*([^*]+)\*(?: and \*([^*]+)\*)?", text) for title in found}
     assert len(named) > 3

@@ -73,7 +73,7 @@ entry = st.fixed_dictionaries(
 
 @given(st.dictionaries(st.tuples(text), entry, max_size=3))
 def test_page_equals_prometheus_client(subjects: dict[tuple[str], Any]) -> None:
-    """Whatever the labels and values, both formats are byte for byte what prometheus-client writes."""
+    """For any labels and values, both formats equal those of prometheus-client byte for byte."""
     compare(list(subjects.items()))
 
 
@@ -84,7 +84,7 @@ def test_escaping() -> None:
 
 
 def test_name_that_is_no_utf_8_costs_no_page() -> None:
-    """A process may bear any bytes as its name, which Python reads as surrogates: the page stands and is UTF-8."""
+    """A process name of any bytes, read by Python as surrogates, gives a valid UTF-8 page."""
     reading: dict[Metric[Any], Any] = {Sample.info: {("bad\udcff", "name"): 1}}
     page = Exposition().render([(Sample, [(("one",), reading)])])
     assert b'"bad?"' in page.text
@@ -92,7 +92,7 @@ def test_name_that_is_no_utf_8_costs_no_page() -> None:
 
 
 def test_kept_names_do_not_leak_between_pages() -> None:
-    """A page rendered after another one shows its own series alone, and the kept label text is bounded by it."""
+    """A page rendered after another one has only its own series, and the cache is limited to them."""
     page = Exposition()
     compare([(("one",), {Sample.used_bytes: 1}), (("two",), {Sample.used_bytes: 2})], page)
     compare([(("two",), {Sample.used_bytes: 3})], page)
@@ -118,7 +118,7 @@ changing = st.fixed_dictionaries(
 
 @given(st.lists(st.dictionaries(st.tuples(few), changing, max_size=2), min_size=2, max_size=5))
 def test_pages_after_each_other_equal_prometheus_client(pages: list[dict[tuple[str], Any]]) -> None:
-    """Whatever comes, goes, changes its value or its labels from page to page, no page shows what another one had."""
+    """Series that come, go or change between pages never appear on a page of another poll."""
     page = Exposition()
     for subjects in pages:
         compare(list(subjects.items()), page)
@@ -155,7 +155,7 @@ def test_histograms_by_label() -> None:
 
 
 def test_histogram_with_too_few_counts_is_no_page() -> None:
-    """A fault of our own is to show as one, and not as buckets with others' counts."""
+    """A wrong number of counts raises, rather than giving wrong buckets."""
     with pytest.raises(ValueError, match="shorter"):
         Exposition().render([(Sample, [(("one",), {Sample.step_seconds: Histogram((1.0, 2.0), (3,), 9.5)})])])
 
@@ -196,5 +196,5 @@ def test_openmetrics_page_parses() -> None:
     ],
 )
 def test_format_is_negotiated(accept: str, expected: str) -> None:
-    """Prometheus gets OpenMetrics, everything that does not ask for it the text format."""
+    """Prometheus gets OpenMetrics, and clients that do not accept it the text format."""
     assert negotiate(accept) == expected

@@ -14,14 +14,14 @@ def test_ordinary_names_stay() -> None:
 
 
 def test_long_names_differ_in_their_end() -> None:
-    """Two names that are alike up to the limit stay two, and fit."""
+    """Two names that are equal up to the limit stay different, and fit."""
     first, second = sanitize_label("x" * 500), sanitize_label("x" * 500 + "y")
     assert first != second
     assert len(first) == len(second) == MAX_CHARACTERS
 
 
 def test_names_that_are_no_utf8_stay_different_on_the_page() -> None:
-    """Bytes that are no UTF-8 make one series each, not twice the same, for which a scrape is refused."""
+    """Names with different invalid bytes give different series; equal ones would fail the scrape."""
     names = [sanitize_label(raw.decode(errors="surrogateescape")) for raw in (b"a\xff", b"a\xfe", b"a?")]
 
     class Names(Table[object], prefix="gpuwarden_"):

@@ -1,4 +1,4 @@
-"""Rows of metric tables refuse to be wrong."""
+"""Rows of metric tables are checked where they are declared."""
 
 import re
 import types
@@ -13,7 +13,7 @@ ROWS = [row for table in TABLES for row in table.rows]
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_row_follows_the_naming_rules(row: Metric[object]) -> None:
-    """Every row bears the project's prefix, legal characters, and one sentence of help."""
+    """Every row has the project's prefix, valid characters, and one sentence of help."""
     assert re.fullmatch(r"gpuwarden_[a-z][a-z0-9_]*", row.name)
     assert all(re.fullmatch(r"[a-z][a-z0-9_]*", label) for label in row.labels)
     assert row.help[0].isupper()
@@ -45,14 +45,14 @@ def test_wrong_row_stops_the_import(name: str, kind: str, unit: str, text: str, 
 
 
 def test_attribute_must_bear_the_metrics_name() -> None:
-    """A row kept under another attribute than its name stops the import."""
+    """A row under an attribute that is not its name stops the import."""
     row = Metric[object]("gpuwarden_gpu_free", "gauge", "", "Free.", lambda _subject: 1.0)
     with pytest.raises(ValueError, match=r"Wrong\.used is called gpuwarden_gpu_free"):
         types.new_class("Wrong", (Table,), {"prefix": "gpuwarden_gpu_"}, lambda body: body.update(used=row))
 
 
 def test_misspelt_reading_does_not_exist() -> None:
-    """A reading that no row declares is an AttributeError where it is written, and an error of the type checker."""
+    """An undeclared reading is an AttributeError, and an error of the type checker."""
     from gpuwarden.gpu.metrics import GpuReadings  # noqa: PLC0415 - the subject of this test alone
 
     with pytest.raises(AttributeError):

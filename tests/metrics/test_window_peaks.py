@@ -1,4 +1,4 @@
-"""WindowPeaks of fixed windows."""
+"""Peaks of fixed windows."""
 
 import random
 
@@ -24,12 +24,12 @@ def clock() -> Clock:
 
 
 def test_nothing_seen_is_nothing_told(clock: Clock) -> None:
-    """Before the first look there is no peak."""
+    """Before the first sample there is no peak."""
     assert WindowPeaks(clock).maxima() == {}
 
 
 def test_a_peak_leaves_each_window_in_its_time(clock: Clock) -> None:
-    """A peak between polls is seen, for a minute and for five."""
+    """A peak between polls is in the one-minute and the five-minute window."""
     peaks = WindowPeaks(clock)
     peaks.add(5)
     peaks.add(9)
@@ -46,7 +46,7 @@ def test_a_peak_leaves_each_window_in_its_time(clock: Clock) -> None:
 
 
 def test_an_old_peak_is_not_told_without_new_looks(clock: Clock) -> None:
-    """A window without a look has no peak, rather than an old one."""
+    """A window without a sample has no peak, rather than an old one."""
     peaks = WindowPeaks(clock)
     peaks.add(7)
     clock.now += 100
@@ -56,7 +56,7 @@ def test_an_old_peak_is_not_told_without_new_looks(clock: Clock) -> None:
 
 
 def test_peaks_equal_those_of_all_looks(clock: Clock) -> None:
-    """Whatever the course, the peaks are those of the looks in the window; what is kept stays small."""
+    """For any samples, the peaks are those within the window, and few values are kept."""
     rng, looks = random.Random(1), list[tuple[float, float]]()  # noqa: S311 - no secret
     peaks = WindowPeaks(clock)
     for _ in range(5000):
