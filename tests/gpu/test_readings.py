@@ -213,7 +213,7 @@ class TestClockEventSeconds:
         assert ("sw_thermal_slowdown",) in seconds
 
     def test_unknown_reasons_make_no_zeros(self) -> None:
-        """A device that tells no reasons has no time of theirs, but for what the driver counts."""
+        """A device without clock event reasons has only the times that the driver counts."""
         nothing = dict.fromkeys(
             ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetSupportedClocksEventReasons"), UNSUPPORTED
         )
@@ -240,7 +240,7 @@ class TestPcieBytes:
             assert gpu.read(after=100).readings[Row.pcie_bytes_total] == {}
 
     def test_wide_counter_stays(self) -> None:
-        """Seen beyond 32 bits it is a counter, also after a reset of the GPU has begun it anew."""
+        """After a value above 32 bits it is a counter, also after a GPU reset."""
         gpu = Gpu()
         gpu.read()
         gpu.nvml.fields[197] = 5
@@ -281,13 +281,13 @@ class CountedByLink(NamedTuple):
     besides: Mapping[int, float | None]
 
     def gpu(self, *counts: float | None) -> Gpu:
-        """Make a GPU whose links have counted so much; None for one that does not tell it."""
+        """Make a GPU with these link counters; None for a link that does not report."""
         gpu = Gpu(self.besides)
-        self.tell(gpu, *counts)
+        self.report(gpu, *counts)
         return gpu
 
-    def tell(self, gpu: Gpu, *counts: float | None) -> None:
-        """Have the links tell this from now on."""
+    def report(self, gpu: Gpu, *counts: float | None) -> None:
+        """Set the counters of the links."""
         gpu.nvml.fields[self.number] = lambda link: counts[link]
 
     def total(self, gpu: Gpu, after: float = 0.0) -> float | None:
@@ -308,10 +308,10 @@ COUNTED_BY_LINK = [
 
 
 class TestNvlink:
-    """What links have moved and lost."""
+    """Traffic and errors of links."""
 
     def test_bytes_link_by_link(self) -> None:
-        """Where the driver does not sum over links (Blackwell), the links are summed here."""
+        """If the driver does not sum over links (Blackwell), gpuwarden does."""
         gone = dict.fromkeys(fields.NVLINK_KIBIBYTES.values())
         counted = {number: lambda link: 7 + link for number in fields.NVLINK_BYTES.values()}
         assert reading(Row.nvlink_bytes_total, {**gone, **counted}) == by({"transmit": 15, "receive": 15})
@@ -328,9 +328,9 @@ class TestNvlink:
         """A sum without it would fall, and rate() would see all that others ever counted: there is none meanwhile."""
         gpu = each.gpu(1000, 3000)
         assert each.total(gpu) == 4000
-        each.tell(gpu, 1000, None)
+        each.report(gpu, 1000, None)
         assert [each.total(gpu, 15.0) for _ in range(3)] == [None] * 3
-        each.tell(gpu, 1000, 3005)
+        each.report(gpu, 1000, 3005)
         later = [total for _ in range(5) if (total := each.total(gpu, 15.0)) is not None]
         assert later == [4005] * len(later)
         assert later
@@ -340,14 +340,14 @@ class TestNvlink:
         """It does not take the sum away for ever, and what it counted before stays counted: the sum never falls."""
         gpu = each.gpu(1000, 3000)
         each.total(gpu)
-        each.tell(gpu, 1001, None)
+        each.report(gpu, 1001, None)
         totals = [each.total(gpu, 15.0) for _ in range(12)]
         absent = totals.count(None)
         assert 4 <= absent <= 8  # one to two minutes
         assert totals == [None] * absent + [4001] * (12 - absent)
-        each.tell(gpu, 1002, None)
+        each.report(gpu, 1002, None)
         assert each.total(gpu, 15.0) == 4002
-        each.tell(gpu, 1002, 3005)
+        each.report(gpu, 1002, 3005)
         assert each.total(gpu, 60.0) == 4007  # switched on again
 
     @pytest.mark.parametrize("each", COUNTED_BY_LINK)
@@ -355,9 +355,9 @@ class TestNvlink:
         """It is no part of the sum, which is there at once; nor is what it counted before a new handle."""
         gpu = each.gpu(1000, None)
         assert [each.total(gpu, 15.0) for _ in range(10)] == [1000] * 10
-        each.tell(gpu, 1000, 3000)
+        each.report(gpu, 1000, 3000)
         assert each.total(gpu, 60.0) == 4000
-        each.tell(gpu, 7, None)
+        each.report(gpu, 7, None)
         gpu.reader.attach(HANDLE)
         assert each.total(gpu, 1.0) == 7
 
@@ -381,14 +381,14 @@ class TestEcc:
     """Memory errors."""
 
     def test_locations(self) -> None:
-        """Each type, lifetime and location the device tells."""
+        """Each type, lifetime and location of the device."""
         found = reading(Row.ecc_errors_total)
         assert len(found) == 2 * 2 * 8
         assert found[("corrected", "volatile", "dram")] == 2
         assert found[("uncorrected", "aggregate", "sram")] == 117
 
     def test_known_locations_alone(self) -> None:
-        """Locations that a model does not have yield nothing, whatever it says of them; Hopper tells two."""
+        """Locations that a model does not have have no samples, whatever the error; Hopper has two."""
 
         def counter(_kind: int, _lifetime: int, location: int) -> int | Fails:
             return 0 if location in {2, 7} else Fails(pynvml.NVML_ERROR_NOT_SUPPORTED)
@@ -397,7 +397,7 @@ class TestEcc:
         assert {location for *_, location in found} == {"dram", "sram"}
 
     def test_total_stands_in(self) -> None:
-        """A device that tells no location still tells its errors."""
+        """A device without locations has totals."""
         found = reading(Row.ecc_errors_total, nvmlDeviceGetMemoryErrorCounter=UNSUPPORTED)
         assert found == {
             (kind, lifetime, "total"): 60
@@ -421,7 +421,7 @@ class TestEcc:
 
 
 class TestRecovery:
-    """What the driver wants done."""
+    """Recovery actions."""
 
     @pytest.mark.parametrize(("action", "reset"), [(0, 0), (1, 1), (2, 0), (3, 0), (4, 1), (6, 1), (7, 0)])
     def test_reset_follows_the_action(self, action: int, reset: int) -> None:

@@ -1,4 +1,4 @@
-"""What runs' processes use, by real processes that work, write, end and are orphaned."""
+"""Usage of runs' processes, with real processes that work, write, end and are orphaned."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpuwarden.host.process_tree import HostUsage, PresentProcesses, ProcessTree
 
 MIB = 2**20
 TICKS = 4 / os.sysconf("SC_CLK_TCK")  # the kernel rounds each of four figures down
-# A process that does what it is told a line at a time, and says "done". What it forks does the rest of the line.
+# A process that runs one command per line, and prints "done". A forked process runs the rest of the line.
 SCRIPT = """
 import os, signal, sys, time
 
@@ -97,7 +97,7 @@ class Program:
         self.peer = peer(self._popen.pid)
 
     def do(self, line: str) -> int:
-        """Tell it to do something; return the pid of the process that has done it."""
+        """Send it a command; return the pid of the process that ran it."""
         assert self._popen.stdin
         assert self._popen.stdout
         self._popen.stdin.write(f"{line}\n")
@@ -121,7 +121,7 @@ def peer(pid: int) -> ProcessKey:
 
 @pytest.fixture
 def program() -> Iterator[Program]:
-    """Yield a program that does as it is told."""
+    """Yield a program that runs commands."""
     program = Program()
     yield program
     program.close()
@@ -148,7 +148,7 @@ def test_workers_count_to_their_run(program: Program) -> None:
 
 
 def test_worker_that_was_waited_for_counts_once(program: Program) -> None:
-    """What an ended child had used stays in its run's counter, be it seen before or not, and is there once."""
+    """The usage of an ended child stays in its run's counter, once, whether it was sampled or not."""
     trees = ProcessTrees()
     for seen in (True, False):
         before = trees.read([program.peer])[program.peer].cpu_seconds
@@ -164,7 +164,7 @@ def test_worker_that_was_waited_for_counts_once(program: Program) -> None:
 
 
 def test_worker_that_nobody_waits_for_is_kept(program: Program) -> None:
-    """Where the parent lets the kernel bury its children, what they had used at the last look is kept."""
+    """If the parent ignores SIGCHLD, the children's usage in the last sample is kept."""
     trees = ProcessTrees()
     program.do("never_wait")
     worker = program.do("fork burn 0.5")
@@ -194,7 +194,7 @@ def test_worker_that_ends_in_mid_look_counts_once(program: Program, monkeypatch:
         assert before + 0.5 - TICKS <= trees.read([program.peer])[program.peer].cpu_seconds < before + 0.9
 
 
-def test_zombie_has_used_what_it_used_and_is_no_process_any_more(program: Program) -> None:
+def test_zombie_keeps_its_usage_and_is_no_live_process(program: Program) -> None:
     """A worker that ended and is not yet waited for keeps its CPU time, and does not count as living."""
     trees = ProcessTrees()
     worker = program.do("fork burn 0.3")
@@ -246,7 +246,7 @@ def test_counters_never_fall_while_workers_come_and_go(program: Program) -> None
 
 
 def test_io_is_counted_once(program: Program, tmp_path: Path) -> None:
-    """Bytes that a worker wrote are the run's, and no more once it was waited for, as the kernel adds them up too."""
+    """Bytes written by a worker count once, also after it was waited for, when the kernel adds them up too."""
     trees = ProcessTrees()
     before = trees.read([program.peer])[program.peer]
     assert before.written_bytes is not None
@@ -279,7 +279,7 @@ print(usage.cpu_seconds > 0, now.memory > 0, now.cpus > 0)
 
 
 def test_io_of_other_users_takes_a_permission(program: Program) -> None:
-    """Without it a run's bytes are absent, which the daemon tells; CPU and memory are there as ever."""
+    """Without it a run's bytes are absent, and gpuwarden_access shows it; CPU and memory stay."""
     program.do("burn 0.05")
     command = [sys.executable, "-c", FOREIGN, str(program.peer.pid), str(program.peer.start)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -288,7 +288,7 @@ def test_io_of_other_users_takes_a_permission(program: Program) -> None:
 
 
 def test_run_below_a_run_has_its_own_processes(program: Program) -> None:
-    """What a launcher starts that reports itself counts to itself, from the look on that knows of it."""
+    """A child that reports as a run counts as its own run from then on."""
     trees = ProcessTrees()
     child = peer(program.do("fork fork burn 0.3"))
     before = trees.read([program.peer])[program.peer]
@@ -306,7 +306,7 @@ def test_run_below_a_run_has_its_own_processes(program: Program) -> None:
 
 
 def test_ended_run_keeps_its_counters(program: Program) -> None:
-    """Once the main process is gone there are its totals alone, and nobody else's even where a worker lives on."""
+    """Once the main process is gone only totals are left, even if a worker lives on."""
     trees = ProcessTrees()
     program.do("fork burn 0.3")
     before = trees.read([program.peer])[program.peer]
@@ -379,7 +379,7 @@ def test_processes_of_a_run_are_bounded(program: Program, monkeypatch: pytest.Mo
 
 
 def test_name_of_a_process_cannot_confuse() -> None:
-    """Brackets and blanks in a name, which anybody may choose, do not shift the fields."""
+    """Brackets and blanks in a process name do not shift the fields."""
     with Path("/proc/self/comm").open("r+") as comm:
         name = comm.read().strip()
     try:
@@ -394,7 +394,7 @@ def test_name_of_a_process_cannot_confuse() -> None:
 
 @contextlib.contextmanager
 def sleeping() -> Iterator[subprocess.Popen[bytes]]:
-    """Have a process that nobody waits for before the end."""
+    """Start a process that is not waited for before the end."""
     with subprocess.Popen(["sleep", "600"]) as process:
         try:
             yield process
@@ -409,9 +409,9 @@ def end_unseen(process: subprocess.Popen[bytes]) -> None:
 
 
 def test_process_that_lives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that goes on under its own start lives, and none that has ended, though nobody has waited for it.
+    """A process with the same start is alive; a zombie is not.
 
-    It is so too where a container's filter of system calls refuses a pidfd.
+    Also if a container's system call filter refuses a pidfd.
     """
     for refused in (False, True):
         if refused:
@@ -429,7 +429,7 @@ def test_process_that_lives(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_process_that_proc_hides(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel still says whether it is there; without a descriptor left nobody is taken for dead."""
+    """The kernel still shows whether it exists; without a free descriptor it counts as alive."""
     monkeypatch.setattr(procfs, "_content", lambda _path: b"")
     with sleeping() as process:
         lives = [procfs.is_alive(process.pid, each) for each in (99, 0)]

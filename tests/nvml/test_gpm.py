@@ -106,7 +106,7 @@ def sampler(driver: Driver) -> Sampler:
 def test_what_is_no_share_is_absent(driver: Driver, sampler: Sampler, percent: float, ratio: float | None) -> None:
     """Percent becomes a ratio; a value that no share can have is none."""
     driver.values[GPM_SM_ACTIVE] = percent
-    assert sampler.read() is None  # the first sample tells of no time
+    assert sampler.read() is None  # one sample gives no value
     assert sampler.read() == ratio
 
 
@@ -122,7 +122,7 @@ def test_traffic_is_in_bytes(driver: Driver, sampler: Sampler, mebibytes: float,
 
 
 def test_metric_that_is_not_supported_is_absent(driver: Driver, sampler: Sampler) -> None:
-    """The others of the same call stay; a metric's error is an error of its own, told in each reading."""
+    """The others of the same call stay; an error of one metric is reported in each reading."""
     driver.values = {GPM_SM_ACTIVE: 10.0, GPM_DRAM_ACTIVE: 20.0}
     driver.codes[GPM_SM_ACTIVE] = pynvml.NVML_ERROR_NOT_SUPPORTED
     sampler.read()
@@ -156,7 +156,7 @@ def test_samples_that_are_too_close_are_not_taken(driver: Driver, sampler: Sampl
 
 
 def test_failed_sample_is_not_compared_with(driver: Driver, sampler: Sampler) -> None:
-    """What a failed call left in its buffer is nothing; its error is told once; two samples later all is back."""
+    """The buffer of a failed call is not used; its error is reported once; two samples later values are back."""
     sampler.read()
     sampler.read()
     driver.fails = pynvml.NVML_ERROR_UNKNOWN
@@ -170,7 +170,7 @@ def test_failed_sample_is_not_compared_with(driver: Driver, sampler: Sampler) ->
 
 
 def test_unsupported_gpu_is_asked_no_more(driver: Driver, sampler: Sampler) -> None:
-    """A GPU without GPM gets no buffers; one that refuses the sample is left alone, until it is to be learnt anew."""
+    """A GPU without GPM gets no buffers; one that refuses the sample is not sampled again until `relearn`."""
     driver.supported = 0
     assert sampler.read() is None
     assert driver.live == []
@@ -186,7 +186,7 @@ def test_unsupported_gpu_is_asked_no_more(driver: Driver, sampler: Sampler) -> N
 
 
 def test_release_gives_all_back(driver: Driver, sampler: Sampler) -> None:
-    """Nothing is held afterwards; the next readings begin anew with other buffers."""
+    """All buffers are freed; the next readings start with new ones."""
     sampler.read()
     sampler.read()
     assert sampler.gpm.release()
@@ -198,7 +198,7 @@ def test_release_gives_all_back(driver: Driver, sampler: Sampler) -> None:
 
 
 def test_samples_in_use_are_not_released(driver: Driver, sampler: Sampler) -> None:
-    """While a call hangs nobody else touches its samples, nor waits for them."""
+    """While a call hangs, no other thread uses its samples or waits for them."""
     sampler.read()
     began, goes_on = threading.Event(), threading.Event()
 
@@ -246,7 +246,7 @@ class TestRealBinding:
         assert {name for name in mock_nvml.calls() if "Gpm" in name} == {"nvmlGpmQueryDeviceSupport"}
 
     def test_switched_off(self, mock_nvml: MockNvml) -> None:
-        """With gpus.gpm off the driver hears nothing of GPM, on a divided GPU neither."""
+        """Without gpus.gpm there are no GPM calls, also on a divided GPU."""
         mock_nvml.mig(1, "3g.40gb")
         with polling(mock_nvml.env(gpus=2), "nothing") as driver:
             for _ in range(2):
@@ -256,7 +256,7 @@ class TestRealBinding:
         assert not [name for name in mock_nvml.calls() if "Gpm" in name]
 
     def test_hang_costs_its_gpu_alone(self, mock_nvml: MockNvml) -> None:
-        """A sample that hangs takes its GPU down and nobody makes another; the others go on, and it comes back."""
+        """A sample that hangs takes its GPU down, and is not repeated; the others continue, and it comes back."""
         with polling(mock_nvml.env(gpus=2, frozen=1)) as driver:
             driver.poll()
             driver.poll(SLOW)
@@ -277,7 +277,7 @@ class TestRealBinding:
             assert driver.poll(SLOW)[0].readings[SM] == 0.5
 
     def test_driver_that_is_reloaded(self, mock_nvml: MockNvml) -> None:
-        """Samples of before are given back and compared with no more; shares are back after two readings."""
+        """Earlier samples are freed and not used; values are back after two readings."""
         with polling(mock_nvml.env(gpus=2, frozen=1)) as driver:
             driver.poll()
             assert driver.poll(SLOW)[0].readings[SM] == 0.5
