@@ -1,4 +1,4 @@
-"""Alerts come when they should and not else: the short form of bench/incidents.py and bench/alert_noise.py."""
+"""Alert quality on short simulations: the quick form of bench/incidents.py and bench/alert_noise.py."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ SOME = {"leak", "neighbour", "hardware slowdown", "XID 13", "lost GPU", "input h
 def _programs() -> Iterator[None]:
     needs("prometheus", "prometheus")
     needs("promtool", "prometheus")
-    logging.disable(logging.CRITICAL)  # the daemon's lines: thousands
+    logging.disable(logging.CRITICAL)  # thousands of log lines of the daemon
     yield
     logging.disable(logging.NOTSET)
 
 
-def test_meanings_have_alerts() -> None:
-    """Each meaning that an incident is labelled with is an alert that there is, and each incident can be played."""
+def test_incident_labels_are_alerts() -> None:
+    """Each alert that labels an incident exists, and each incident can be simulated."""
     assert NAMES.keys() == MEANINGS.keys()
     assert set(NAMES.values()) <= ALERTS.keys()
     assert {meaning for each in INCIDENTS for meaning in each.fires} == MEANINGS.keys()
     assert incidents.SCENES.keys() == {each.name for each in INCIDENTS}
 
 
-def test_incidents_fire_what_they_should() -> None:
-    """Some incidents fire the alerts that they are labelled with, and no others."""
+def test_incidents_fire_their_alerts() -> None:
+    """Some incidents fire exactly the alerts that they are labelled with."""
     results = incidents.play([each for each in INCIDENTS if each.name in SOME])
     assert {each.incident.name: (each.missing, each.extra) for each in results} == dict.fromkeys(SOME, ([], []))
 
@@ -55,7 +55,7 @@ def test_incidents_fire_what_they_should() -> None:
 def test_healthy_hours_are_quiet() -> None:
     """Two hours of a healthy week fire nothing of severity warning or above.
 
-    On a warm day, with a batch that warms up, a visitor beside it, a daemon that is restarted, and Ctrl-C.
+    On a warm day, with a batch that warms up, a co-tenant, a daemon restart, and Ctrl-C.
     """
     scene = week(seed=34)
     first, last = 2.445 * DAY, 2.535 * DAY
@@ -66,8 +66,8 @@ def test_healthy_hours_are_quiet() -> None:
     assert [str(each) for each in found if each.labels["severity"] != "info"] == []
 
 
-def test_evaluated_as_prometheus_does(tmp_path: Path) -> None:
-    """What fires of a scene by queries over all of its time is what promtool sees firing, evaluation by evaluation."""
+def test_evaluation_matches_promtool(tmp_path: Path) -> None:
+    """Range queries over a scene find the same firing alerts as promtool, evaluation by evaluation."""
     scene = incidents.SCENES["lost GPU"]()
     scrapes, clock = rule_pages.Scrapes(), Clock()
 
@@ -82,7 +82,7 @@ def test_evaluated_as_prometheus_does(tmp_path: Path) -> None:
     assert found
     assert [(each.alert, each.begin - BEGIN) for each in found] == [(each.alert, each.begin) for each in seen]
     late = [mine.end - BEGIN - theirs.end for mine, theirs in zip(found, seen, strict=True)]
-    assert {*late} <= {0, rule_pages.STEP}  # a series that is gone has no mark at its end here: it lingers for a step
+    assert {*late} <= {0, rule_pages.STEP}  # a series that is gone is not marked as stale here: it stays for one step
 
 
 @pytest.mark.parametrize(
@@ -90,14 +90,14 @@ def test_evaluated_as_prometheus_does(tmp_path: Path) -> None:
     [
         ([0, 5, 10], 0, 0, [(0, 10)]),
         ([0, 5, 10], 10, 0, [(10, 10)]),
-        ([0, 5, 15, 20, 25], 10, 0, [(25, 25)]),  # a gap begins the wait anew
-        ([0, 5, 10], 7, 0, [(10, 10)]),  # at the evaluation after it
+        ([0, 5, 15, 20, 25], 10, 0, [(25, 25)]),  # a gap restarts the hold
+        ([0, 5, 10], 7, 0, [(10, 10)]),  # at the next evaluation
         ([0, 5, 30], 5, 20, [(5, 25)]),
-        ([0, 5, 20], 5, 20, [(5, 40)]),  # holds again while it is still told
+        ([0, 5, 20], 5, 20, [(5, 40)]),  # holds again while the alert is kept firing
     ],
 )
 def test_holding_and_keeping(
     active: list[float], hold: float, keep: float, expected: list[tuple[float, float]]
 ) -> None:
-    """An alert fires after its expression held for long enough, and on for as long as the rule keeps it."""
+    """An alert fires after its expression held for `for`, and keeps firing for `keep_firing_for`."""
     assert backfill.firing(active, hold, keep, 5.0) == expected

@@ -1,4 +1,4 @@
-"""The alert rules: names by the tables, thresholds and documentation in step; promtool has a file of its own."""
+"""Alert rules: names, thresholds and docs match the tables; test_rules_by_promtool.py evaluates them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REPOSITORY = Path(__file__).parents[2]
 RULES = REPOSITORY / "deploy" / "prometheus" / "rules" / "gpuwarden.yml"
 TESTS = sorted((REPOSITORY / "tests" / "rules").glob("*.yml"))
 
-# Numbers that are no thresholds: "not up", "none", "all", halves and doubles, and conversions of units.
+# Numbers that are not thresholds: "not up", "none", "all", halves and doubles, and unit conversions.
 PLAIN = {0, 0.5, 1, 2, 60, 100, 3600, 86400, 2**10, 2**20, 2**30}
 
 
@@ -42,7 +42,7 @@ SHIPPED = Choices().values()
 
 
 def test_every_alert_has_a_rule_test() -> None:
-    """No alert ships without a rule test in which it fires, with its text compared, and one in which it does not."""
+    """Each alert has a rule test in which it fires, with its text compared, and one in which it does not fire."""
     checks = [check for path in TESTS for test in _tests(path) for check in test.get("alert_rule_test", ())]
     fired = {check["alertname"] for check in checks if check.get("exp_alerts")}
     silent = {check["alertname"] for check in checks if not check.get("exp_alerts")}
@@ -54,8 +54,8 @@ def _tests(path: Path) -> list[dict[str, Any]]:
     return tests
 
 
-def test_names_exist() -> None:
-    """A rule, and the text of an alert, name only metrics and labels that the tables declare."""
+def test_metrics_and_labels_exist() -> None:
+    """Rules and alert texts use only metrics and labels that the tables declare."""
     values = Choices().values()
     wrong = {name: found for name, rule in ALL.items() if (found := unknown(fill_places(_query(rule), values)))}
     asked = {
@@ -70,7 +70,7 @@ def _query(rule: Condition | RecordingRule) -> str:
 
 
 def test_tested_series_exist() -> None:
-    """The rule tests feed series as the daemon writes them: known names with all their labels."""
+    """Rule tests use series as the daemon exports them: known names with all labels."""
     written = [each["series"] for path in TESTS for test in _tests(path) for each in test["input_series"]]
     wrong = []
     for series in dict.fromkeys(written):
@@ -81,7 +81,7 @@ def test_tested_series_exist() -> None:
 
 
 def test_thresholds_are_settings() -> None:
-    """No number that somebody may want otherwise stands in a rule itself: a place does, which a setting fills."""
+    """Rules contain no hard-coded threshold: each is a placeholder that a setting fills."""
     ones = {each.name: "1s" if each.kind is TIME else "1" for each in SETTINGS}
     places = SHIPPED | ones | {f"{name}.seconds": "1" for name in ones}
     found = {name: set(numbers(fill_places(rule.expr, places))) - PLAIN for name, rule in ALL.items()}
@@ -89,13 +89,13 @@ def test_thresholds_are_settings() -> None:
 
 
 def test_each_setting_is_set() -> None:
-    """Each setting stands in the expression or the hold of a rule, not only in texts."""
+    """Each setting is used in the expression or the `for` of a rule, not only in texts."""
     places = " ".join(rule.expr + (rule.for_ if isinstance(rule, Condition) else "") for rule in ALL.values())
     assert [each.name for each in SETTINGS if not re.search(rf"%{{{each.name}(\.seconds)?}}", places)] == []
 
 
 def test_template_labels_are_in_the_result() -> None:
-    """A description uses only labels that its expression's result carries."""
+    """A description uses only labels of its expression's result."""
     wrong = {}
     for name, alert in ALERTS.items():
         carried = grouping(alert["expr"]).union(*(SAMPLES[series] for series, _ in selectors(alert["expr"])))
@@ -105,16 +105,16 @@ def test_template_labels_are_in_the_result() -> None:
     assert wrong == {}
 
 
-def test_critical_alert_outlives_the_daemon() -> None:
-    """Nobody is told that a fault is over as the daemon is down or restarted: it fires on until GpuwardenDown does."""
-    least = DURATION.read(ALERTS["GpuwardenDown"]["for"]) + 15  # and its scrape and its evaluation
+def test_critical_alert_fires_over_a_daemon_restart() -> None:
+    """A critical alert is not resolved by a daemon restart: it fires until GpuwardenDown does."""
+    least = DURATION.read(ALERTS["GpuwardenDown"]["for"]) + 15  # plus one scrape and one evaluation
     critical = [
         name for name, rule in conditions.ALERTS.items() if rule.severity == "critical" and name != "GpuwardenDown"
     ]
     assert [name for name in critical if DURATION.read(ALERTS[name]["keep_firing_for"]) < least] == []
 
 
-def test_alert_says_what_to_do() -> None:
+def test_alert_has_summary_and_links() -> None:
     """Each alert has a severity, a constant summary, and links to its docs and a dashboard."""
     wrong = [
         name
@@ -133,8 +133,8 @@ XID_ALERTS: dict[str, Severity] = {"GpuXidCritical": "critical", "GpuXidWarning"
 
 
 @pytest.mark.parametrize(("alert", "severity"), XID_ALERTS.items())
-def test_xids_are_those_of_the_table(alert: str, severity: Severity) -> None:
-    """Each of the two alerts takes the codes that the table gives its severity, and the warning all unknown ones."""
+def test_xid_codes_match_the_table(alert: str, severity: Severity) -> None:
+    """Each of the two alerts matches the codes of its severity; the warning also matches unknown codes."""
     matchers = re.findall(r'xid(=~|!~)"([\d|]+)"', ALERTS[alert]["expr"])
     assert matchers
 
@@ -147,28 +147,28 @@ def test_xids_are_those_of_the_table(alert: str, severity: Severity) -> None:
 
 
 @pytest.mark.parametrize(("alert", "severity"), XID_ALERTS.items())
-def test_xid_alert_says_the_tables_action(alert: str, severity: Severity) -> None:
-    """For every code the description ends in what the table says to do."""
+def test_xid_description_has_the_tables_action(alert: str, severity: Severity) -> None:
+    """For each code the description ends in the action from the table."""
     description = ALERTS[alert]["annotations"]["description"]
     cases = re.findall(r'if match "\^\(([\d|]+)\)\$" \$labels.xid }}([^{]+?) *{{', description)
     otherwise = re.search(r"{{- else }}([^{]+){{ end }}$", description)
     assert otherwise is not None
-    told = {int(code): sentence for listed, sentence in cases for code in listed.split("|")}
-    assert {code: told.pop(code, otherwise[1]) for code in codes(severity)} == {
+    actions = {int(code): sentence for listed, sentence in cases for code in listed.split("|")}
+    assert {code: actions.pop(code, otherwise[1]) for code in codes(severity)} == {
         code: explain(code).action.value for code in codes(severity)
     }
-    assert told == {}  # nothing is said of codes that the alert never takes
+    assert actions == {}  # no action for codes that the alert never matches
     assert explain(0).severity != severity or explain(0).action.value == otherwise[1]
 
 
-def test_files_are_in_step() -> None:
-    """The shipped rules and docs/reference/alerts.md are what the tables say (make docs)."""
+def test_generated_files_are_current() -> None:
+    """The shipped rules and docs/reference/alerts.md match the tables (make docs)."""
     assert RULES.read_text() == render_rule_file()
     assert (REPOSITORY / "docs" / "reference" / "alerts.md").read_text() == render_alerts()
 
 
-def test_rules_take_other_numbers() -> None:
-    """What is chosen stands in the rules, and in their texts."""
+def test_custom_settings_are_used() -> None:
+    """Custom settings appear in the rules and in their texts."""
     chosen = Choices(
         numbers={"near_oom_ratio": 0.08, "peak_rise": 1800}, job="gpu", docs="https://site/docs", grafana=""
     )
@@ -181,8 +181,8 @@ def test_rules_take_other_numbers() -> None:
     assert "dashboard_url" not in changed["GpuDown"]["annotations"]
 
 
-def test_what_costs_most_is_evaluated_less_often() -> None:
-    """Rules on each link of each GPU, and those on a whole fleet; whoever evaluates seldom does so for them too."""
+def test_expensive_rules_have_a_longer_interval() -> None:
+    """Rules on each link and on a whole fleet have a longer interval, also with a custom interval."""
     for interval, others, links, fleet in ((5, "5s", "30s", "1m"), (60, "1m", "1m", "1m"), (120, "2m", "2m", "2m")):
         groups = yaml.safe_load(render_rule_file(Choices(interval=interval)))["groups"]
         assert {group["name"]: group["interval"] for group in groups} == {
@@ -193,14 +193,14 @@ def test_what_costs_most_is_evaluated_less_often() -> None:
 
 
 def test_kubernetes_gets_the_same_rules() -> None:
-    """The resource for Prometheus' operator has the groups of the file."""
+    """The PrometheusRule resource for Kubernetes has the groups of the rules file."""
     resource = yaml.safe_load(render_prometheus_rule())
     assert (resource["apiVersion"], resource["kind"]) == ("monitoring.coreos.com/v1", "PrometheusRule")
     assert resource["spec"]["groups"] == yaml.safe_load(render_rule_file())["groups"]
 
 
-def test_what_would_spoil_the_rules_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """Names and links stand within expressions and templates of Prometheus'."""
+def test_invalid_names_and_links_are_rejected(capsys: pytest.CaptureFixture[str]) -> None:
+    """Names and links that break expressions or templates are rejected."""
     parser = argparse.ArgumentParser()
     rules_flags.add_rules_flags(parser)
     for flag, value in (
@@ -213,7 +213,7 @@ def test_what_would_spoil_the_rules_is_refused(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("flags", [["--leak-still", "8m"], ["--leak-window", "10m"]])
-def test_windows_that_never_fire_are_refused(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """The last part of a leak's window must be less than half of it, whichever of the two was chosen."""
+def test_windows_that_never_fire_are_rejected(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """A leak window is rejected unless its last part is less than half of it, for either setting."""
     assert main(["rules", *flags]) == 2
     assert "--leak-still must be less than half of --leak-window" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The shipped rules as Prometheus takes them: promtool checks the configuration and runs the rule tests as they are."""
+"""Shipped rules in promtool: it accepts the configuration and runs the rule tests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RULES = PROMETHEUS / "rules" / "gpuwarden.yml"
 
 
 def promtool(*arguments: str | Path) -> str:
-    """Run promtool to its end; fails with what it says."""
+    """Run promtool; fail with its output."""
     program = needs("promtool", "prometheus")
     done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -33,18 +33,18 @@ def promtool(*arguments: str | Path) -> str:
 
 
 def test_configuration_is_accepted() -> None:
-    """Prometheus takes the shipped configuration, which finds the rules by its relative path."""
+    """Prometheus accepts the shipped configuration, which finds the rules by its relative path."""
     number = len(ALERTS) + len(prometheus_rules.RECORDED)
     assert f"{number} rules found" in promtool("check", "config", PROMETHEUS / "prometheus.yml")
 
 
 def test_rule_tests_pass_as_shipped() -> None:
-    """Each alert fires, stays silent, resolves and meets missing data as its rule test says."""
+    """Each alert fires, stays silent, resolves and handles missing data as its rule test expects."""
     promtool("test", "rules", *sorted((REPOSITORY / "tests" / "rules").glob("*.yml")))
 
 
-def test_odd_names_are_taken(tmp_path: Path) -> None:
-    """Prometheus takes what is not refused."""
+def test_unusual_names_are_accepted(tmp_path: Path) -> None:
+    """Prometheus accepts every name that the settings accept."""
     parser = argparse.ArgumentParser()
     rules_flags.add_rules_flags(parser)
     flags = ["--job", "it's 100 % ✓", "--docs", "https://x/a%20'b\"/", "--grafana", ""]
@@ -53,8 +53,8 @@ def test_odd_names_are_taken(tmp_path: Path) -> None:
     promtool("check", "rules", file)
 
 
-def test_odd_labels_do_not_spoil_a_description(tmp_path: Path) -> None:
-    """What a description asks Prometheus for has the alert's labels in it, whatever characters these have."""
+def test_unusual_labels_in_a_description(tmp_path: Path) -> None:
+    """A description quotes the alert's labels correctly in its queries, for any characters."""
     odd = 'it\'s "box" \\3 %s {{x}}'
     (test, *_others) = yaml.safe_load((REPOSITORY / "tests" / "rules" / "runs.yml").read_text())["tests"]
     for row in test["input_series"]:

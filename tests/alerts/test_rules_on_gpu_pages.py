@@ -1,4 +1,4 @@
-"""The alerts on GPUs, on pages that the real daemon made of a simulated box whose GPUs break, and of captures."""
+"""GPU alerts on pages of the real daemon: of a simulated host whose GPUs fail, and of captures."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from gpuwarden.simulation.simulated_nvml import Simulation
 pytestmark = pytest.mark.system
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
-BROKEN, MENDED, SECONDS = 120.0, 900.0, 1700.0  # when all faults begin and end, and how long the box is watched
+FAULT_START, FAULT_END, SECONDS = 120.0, 900.0, 1700.0  # start and end of all faults, and length of the simulation
 STEP = 5.0  # seconds between polls and evaluations
-AT_ONCE = 15 + STEP  # seconds until the slow tier and an evaluation have seen it
-# Seconds after its begin within which a fault is told of, and after its end within which no more: by the rule's hold,
+AT_ONCE = 15 + STEP  # seconds until the slow tier and an evaluation have read it
+# Seconds after its start within which a fault fires, and after its end within which it resolves: from the rule's `for`
 # and its window, of which all or a part must be bad.
 FLAG, HELD, SLOWED, LINK = (AT_ONCE, AT_ONCE), (60 + AT_ONCE, AT_ONCE), (60.0, 300.0), (600 + AT_ONCE, AT_ONCE)
 RATE = 300.0, 600.0
 JOINING = 300 + AT_ONCE, AT_ONCE
-# The workloads of the box: ResNet, a leaking U-Net, a ViT on two GPUs at their power limit, BERT on a board with a bad
-# air flow, tabular data, a forgotten notebook, nothing.
+# The workloads of the host: ResNet, a leaking U-Net, a ViT on two GPUs at their power limit, BERT on a board with
+# blocked air flow, tabular data, an idle notebook, nothing.
 RESNET, UNET, VIT, VIT_2, BERT, TABULAR, NOTEBOOK, IDLE = range(8)
 EXPECTED = {
     RESNET: {"GpuPcieLinkDegraded": LINK, "GpuFabricNotJoined": JOINING},
@@ -52,16 +52,16 @@ EXPECTED = {
 _FABRIC = "nvmlDeviceGetGpuFabricInfoV"
 _ROWS = "nvmlDeviceGetRowRemapperHistogram"
 _SRAM = "nvmlDeviceGetSramEccErrorStatus"
-LASTING = {"GpuUncorrectedMemoryErrors"}  # told of for an hour
+LASTING = {"GpuUncorrectedMemoryErrors"}  # keeps firing for an hour
 
 
 def altered(gpu: SimulatedGpu, function: str, **values: int) -> SimpleNamespace:
-    """Return the struct that a GPU answers with, with other values in it."""
+    """Return a GPU's struct with some values replaced."""
     return SimpleNamespace(**{**vars(compute_answer(gpu, function)), **values})
 
 
-def breaks(index: int, gpu: SimulatedGpu, seconds: float) -> None:
-    """Break a GPU as EXPECTED has it; `seconds` are those since the begin, for what counts."""
+def break_gpu(index: int, gpu: SimulatedGpu, seconds: float) -> None:
+    """Break a GPU as EXPECTED says; `seconds` since the start drive its counters."""
     if index == RESNET:
         gpu.set_answer("nvmlDeviceGetCurrPcieLinkGeneration", 3)
         gpu.set_answer(_FABRIC, altered(gpu, _FABRIC, state=FABRIC_STATES["in_progress"]))
@@ -90,9 +90,9 @@ def breaks(index: int, gpu: SimulatedGpu, seconds: float) -> None:
         gpu.set_answer("nvmlDeviceGetCurrentClocksEventReasons", CLOCK_EVENT_REASONS["hw_power_brake_slowdown"])
 
 
-def looks_alike(index: int, gpu: SimulatedGpu) -> None:
-    """Give a GPU what looks like a fault and is none."""
-    gpu.set_field(fields.NVLINK_STATE, 0, scope=17)  # without a partner
+def imitate_faults(index: int, gpu: SimulatedGpu) -> None:
+    """Give a GPU states that resemble a fault but are none."""
+    gpu.set_field(fields.NVLINK_STATE, 0, scope=17)  # no link partner
     if index in {NOTEBOOK, IDLE}:
         gpu.set_answer("nvmlDeviceGetNumFans", 2)
         gpu.set_answer("nvmlDeviceGetFanSpeed_v2", 0)
@@ -105,65 +105,68 @@ def looks_alike(index: int, gpu: SimulatedGpu) -> None:
         gpu.set_field(fields.REMAPPED_ROWS["uncorrectable"], 4)
 
 
-def act(simulation: Simulation, now: float) -> None:
-    """Break and mend the box."""
+def break_and_repair(simulation: Simulation, now: float) -> None:
+    """Break and repair the GPUs of the host."""
     for index in range(8):
         gpu = simulation.gpu(index)
-        if now == MENDED:
+        if now == FAULT_END:
             gpu.restore()
             gpu.unpin()
-        looks_alike(index, gpu)
-        if BROKEN <= now < MENDED:
-            breaks(index, gpu, now - BROKEN)
+        imitate_faults(index, gpu)
+        if FAULT_START <= now < FAULT_END:
+            break_gpu(index, gpu, now - FAULT_START)
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> list[Episode]:
-    """Return what fired of GPUs."""
-    found = episodes(simulated(SECONDS, act), tmp_path_factory.mktemp("rules"), every=STEP)
+def fired_alerts(tmp_path_factory: pytest.TempPathFactory) -> list[Episode]:
+    """Return the GPU alerts that fired."""
+    found = episodes(simulated(SECONDS, break_and_repair), tmp_path_factory.mktemp("rules"), every=STEP)
     return [each for each in found if each.alert.startswith("Gpu")]
 
 
-def of(told: list[Episode], index: int) -> Iterator[Episode]:
-    """Give the alerts about a GPU."""
-    return (each for each in told if each.labels.get("gpu") == str(index))
+def alerts_of(fired_alerts: list[Episode], index: int) -> Iterator[Episode]:
+    """Yield the alerts about a GPU."""
+    return (each for each in fired_alerts if each.labels.get("gpu") == str(index))
 
 
-def test_broken_gpus_are_told_of_in_time(told: list[Episode]) -> None:
-    """Each fault fires its own alert, once, soon after its begin, until soon after its end; and no others fire."""
+def test_faults_fire_in_time(fired_alerts: list[Episode]) -> None:
+    """Each fault fires exactly its own alert, once, and resolves it soon after its end."""
     for index, expected in EXPECTED.items():
-        fired = [each for each in of(told, index) if each.alert not in LASTING]
+        fired = [each for each in alerts_of(fired_alerts, index) if each.alert not in LASTING]
         found = {each.alert: each for each in fired}
         assert len(found) == len(fired)
         assert set(found) == set(expected), index
         for alert, (late, lingers) in expected.items():
-            assert BROKEN <= found[alert].begin <= BROKEN + late, found[alert]
+            assert FAULT_START <= found[alert].begin <= FAULT_START + late, found[alert]
             kept = DURATION.read(ALERTS[alert].keep_firing_for or "0")
-            assert MENDED - STEP <= found[alert].end - kept <= MENDED + lingers, found[alert]
+            assert FAULT_END - STEP <= found[alert].end - kept <= FAULT_END + lingers, found[alert]
 
 
-def test_new_memory_errors_are_told_of_by_place(told: list[Episode]) -> None:
-    """Of each place that has them, from soon after they came, for longer than the box is watched."""
-    found = [each for each in told if each.alert in LASTING]
+def test_new_memory_errors_fire_by_location(fired_alerts: list[Episode]) -> None:
+    """New memory errors fire an alert for each location, for longer than the simulation runs."""
+    found = [each for each in fired_alerts if each.alert in LASTING]
     assert {each.labels["gpu"] for each in found} == {str(UNET)}
     assert sorted(each.labels["location"] for each in found) == ["dram", "sram"]
     for each in found:
-        assert each.begin <= BROKEN + AT_ONCE
+        assert each.begin <= FAULT_START + AT_ONCE
         assert each.end == SECONDS
 
 
-def test_hot_board_is_told_of(told: list[Episode]) -> None:
-    """The one with the bad air flow, which the driver slows down for long, and nothing else of it."""
-    assert {each.alert for each in of(told, BERT)} == {"GpuNearThermalSlowdown", "GpuSoftwareThermalSlowdown"}
+def test_hot_board_fires(fired_alerts: list[Episode]) -> None:
+    """The board with blocked air flow fires only the alerts on heat."""
+    assert {each.alert for each in alerts_of(fired_alerts, BERT)} == {
+        "GpuNearThermalSlowdown",
+        "GpuSoftwareThermalSlowdown",
+    }
 
 
-def test_what_looks_like_a_fault_fires_nothing(told: list[Episode]) -> None:
-    """A slow link, stopped fans and a history of errors on an idle GPU."""
-    assert list(of(told, IDLE)) == []
+def test_healthy_lookalikes_fire_nothing(fired_alerts: list[Episode]) -> None:
+    """A slow link, stopped fans and old errors on an idle GPU fire nothing."""
+    assert list(alerts_of(fired_alerts, IDLE)) == []
 
 
-def test_lost_gpu_is_told_of_until_it_is_back(tmp_path: Path) -> None:
-    """Once, by its name, though it has no readings any more, and the other GPU is well."""
+def test_lost_gpu_fires_until_it_answers(tmp_path: Path) -> None:
+    """A lost GPU fires one alert by name, though it has no readings, and the other GPU fires none."""
 
     def lose(simulation: Simulation, now: float) -> None:
         if now == 60:
@@ -171,20 +174,20 @@ def test_lost_gpu_is_told_of_until_it_is_back(tmp_path: Path) -> None:
         if now == 120:
             simulation.gpu(1).restore()
 
-    told = episodes(simulated(300, lose, gpus=2), tmp_path)
-    (down,) = (each for each in told if each.alert.startswith("Gpu"))
+    fired_alerts = episodes(simulated(300, lose, gpus=2), tmp_path)
+    (down,) = (each for each in fired_alerts if each.alert.startswith("Gpu"))
     assert (down.alert, down.labels["gpu"], down.labels["severity"]) == ("GpuDown", "1", "critical")
     assert 90 <= down.begin <= 100
     assert 110 <= down.end - DURATION.read(ALERTS["GpuDown"].keep_firing_for) <= 125
 
 
-def test_captured_box_with_a_gpu_that_never_says_who_it_is(tmp_path: Path) -> None:
-    """That one is missing; what fails now and then on the others for a poll is not worth an alert."""
+def test_captured_host_with_an_unidentified_gpu(tmp_path: Path) -> None:
+    """A GPU that never identifies itself is missing; single failed polls of the others fire nothing."""
     assert {each.alert for each in episodes(captured(GOLDENS / "broken.json", 120), tmp_path)} == {"GpuMissing"}
 
 
-def test_captured_boxes_are_well(tmp_path: Path) -> None:
-    """Boards of all kinds, a real one among them, fire nothing, whatever they do not tell."""
+def test_captured_healthy_hosts_fire_nothing(tmp_path: Path) -> None:
+    """Boards of all kinds, one of them real, fire nothing, whichever readings they lack."""
     for box in ("h100", "h200", "rtx4090", "gb10", "mig", "r470", "first"):
         found = episodes(captured(GOLDENS / f"{box}.json", 8 * 60), tmp_path, every=20)
         assert [str(each) for each in found] == [], box

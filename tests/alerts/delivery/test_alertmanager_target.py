@@ -1,4 +1,4 @@
-"""The Alertmanager target and its section of the configuration; test_delivery_to_alertmanagers has real ones."""
+"""Alertmanager target and its configuration section; test_real_alertmanagers.py covers delivery to real servers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gpuwarden.health.conditions import CONDITIONS
 from gpuwarden.health.model import Alert
 from gpuwarden.state import State
 from snapshots import snapshot
-from tests.alerts.delivery.test_sender import Fires
+from tests.alerts.delivery.test_sender import FakeEvaluator
 
 NEAR = Alert(
     CONDITIONS["RunNearOutOfMemory"],
@@ -40,12 +40,12 @@ NOTHING = State("nvml", 1.0, snapshot(), ())
 
 
 @contextmanager
-def telling(*urls: str, options: str = "") -> Iterator[Dispatcher]:
-    """Have a sink for these, which tells again every second."""
+def resending_dispatcher(*urls: str, options: str = "") -> Iterator[Dispatcher]:
+    """Run a dispatcher that re-sends alerts to these URLs every second."""
     listed = json.dumps(urls)
     config = parse(f"web: {{listen: '127.0.0.1:9846'}}\nalertmanager: {{url: {listed}, resend: 1s, {options}}}", "test")
     sink = Dispatcher(config, None)
-    sink._evaluator = Fires()  # type: ignore[assignment]
+    sink._evaluator = FakeEvaluator()  # type: ignore[assignment]
     sink.start()
     try:
         yield sink
@@ -53,21 +53,24 @@ def telling(*urls: str, options: str = "") -> Iterator[Dispatcher]:
         asyncio.run(sink.stop())
 
 
-def see(sink: Dispatcher, firing: list[Alert]) -> None:
-    """Let a poll be."""
-    assert isinstance(sink._evaluator, Fires)
+def update(sink: Dispatcher, firing: list[Alert]) -> None:
+    """Update the dispatcher with a poll in which these alerts fire."""
+    assert isinstance(sink._evaluator, FakeEvaluator)
     sink._evaluator.alerts = firing
     sink.update(NOTHING, time.monotonic())
 
 
-def test_what_is_told() -> None:
-    """An alert bears the rule's labels and links, the daemon's own, external ones, and when it ends by itself."""
-    with http_receiver() as server, telling(f"{server.url}/am/", options="labels: [cluster=a, gpu=x]") as sink:
-        see(sink, [NEAR])
+def test_alert_content() -> None:
+    """An alert has the rule's labels and links, the daemon's and the external labels, and an expiry time."""
+    with (
+        http_receiver() as server,
+        resending_dispatcher(f"{server.url}/am/", options="labels: [cluster=a, gpu=x]") as sink,
+    ):
+        update(sink, [NEAR])
         got = server.next()
-        (told,) = got.content
+        (sent,) = got.content
         assert (got.path, got.headers["Content-Type"]) == ("/am/api/v2/alerts", "application/json")
-        assert told["labels"] == {
+        assert sent["labels"] == {
             **NEAR.labels,
             "alertname": "RunNearOutOfMemory",
             "severity": "critical",
@@ -75,27 +78,27 @@ def test_what_is_told() -> None:
             "instance": "127.0.0.1:9846",
             "cluster": "a",
         }
-        assert told["annotations"] == {
+        assert sent["annotations"] == {
             "summary": "Training run almost out of GPU memory",
             "description": "Run unet can allocate only 1 GiB more. Owner: user alice.",
             "runbook_url": "docs/reference/alerts.md#runnearoutofmemory",
             "dashboard_url": "http://localhost:3000/d/gpuwarden-run?var-instance=127.0.0.1%3A9846&var-run=7-1"
             "&var-cluster=a",
         }
-        assert told["startsAt"] == "2001-09-09T01:46:40.000Z"
-        assert told["endsAt"] > time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(time.time() + 2))
-        assert told["generatorURL"] == "http://127.0.0.1:9846/"
+        assert sent["startsAt"] == "2001-09-09T01:46:40.000Z"
+        assert sent["endsAt"] > time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(time.time() + 2))
+        assert sent["generatorURL"] == "http://127.0.0.1:9846/"
 
 
-def test_empty_label_is_none() -> None:
-    """Prometheus has no labels without a value, so neither has the same alert from here."""
-    with http_receiver() as server, telling(server.url) as sink:
-        see(sink, [STALLED])
+def test_empty_label_is_omitted() -> None:
+    """An empty label is left out, as Prometheus does."""
+    with http_receiver() as server, resending_dispatcher(server.url) as sink:
+        update(sink, [STALLED])
         assert "run_name" not in server.next().content[0]["labels"]
 
 
-def test_instance_is_that_of_prometheus() -> None:
-    """Without one in the configuration it is where the daemon listens, as a target would name it."""
+def test_default_instance_is_the_scrape_address() -> None:
+    """The default instance is the daemon's listen address, as a scrape target would name it."""
     for listen, instance, expected in (
         ("127.0.0.1:9846", "none", "127.0.0.1:9846"),
         ("0.0.0.0:9846", "none", f"{socket.gethostname()}:9846"),
@@ -104,24 +107,24 @@ def test_instance_is_that_of_prometheus() -> None:
         ("0.0.0.0:9846", "box 3", "box 3"),
     ):
         config = parse(f"web: {{listen: {listen}}}\nalertmanager: {{url: http://x, instance: {instance}}}", "test")
-        told = AlertmanagerTarget("http://x", config).rendered(Notification(NEAR))
-        assert told["labels"]["instance"] == expected
-        assert told["generatorURL"].endswith(f":{config.web.listen.port}/")
+        sent = AlertmanagerTarget("http://x", config).rendered(Notification(NEAR))
+        assert sent["labels"]["instance"] == expected
+        assert sent["generatorURL"].endswith(f":{config.web.listen.port}/")
 
 
-def test_end_is_never_before_the_begin() -> None:
-    """Alertmanager refuses such an alert; the clock was set back meanwhile."""
+def test_end_is_never_before_the_start() -> None:
+    """`endsAt` is never before `startsAt`, which Alertmanager rejects, even if the clock was set back."""
     over = Notification(NEAR, resolved_at=NEAR.since - 30.0)
-    told = AlertmanagerTarget("http://x", Config()).rendered(over)
-    assert told["startsAt"] == told["endsAt"]
+    sent = AlertmanagerTarget("http://x", Config()).rendered(over)
+    assert sent["startsAt"] == sent["endsAt"]
 
 
 @pytest.mark.parametrize(
     "date",
     ["x", "Fri, 31 Dec 9999 23:59:59 GMT", "Thu, 01 Jan 99999999999 00:00:00 GMT", "Mon, 99 Foo 2026 99:99:99 GMT"],
 )
-def test_clock_that_cannot_be(date: str) -> None:
-    """An answer without a sensible date is one without a date."""
+def test_invalid_date_is_ignored(date: str) -> None:
+    """An invalid Date header is ignored."""
     target = AlertmanagerTarget("http://x", Config())
     before = target.rendered(Notification(NEAR))
     assert not target._adjust_clock(date)
@@ -129,11 +132,11 @@ def test_clock_that_cannot_be(date: str) -> None:
 
 
 def test_basic_auth(tmp_path: Path) -> None:
-    """A user and the password in a file are shown to the server."""
+    """Basic authentication sends the user and the password from a file."""
     (tmp_path / "password").write_text("open: %41\n")
     options = f"user: daemon, password: 'file:{tmp_path}/password'"
-    with http_receiver() as server, telling(server.url, options=options) as sink:
-        see(sink, [NEAR])
+    with http_receiver() as server, resending_dispatcher(server.url, options=options) as sink:
+        update(sink, [NEAR])
         expected = b64encode(b"daemon:open: %41").decode()
         assert server.next().headers["Authorization"] == f"Basic {expected}"
 
@@ -163,8 +166,8 @@ UNREADY = {
 }
 
 
-def test_wrong_configurations() -> None:
-    """Each says what is wrong with it, and where, without a secret."""
+def test_invalid_configurations() -> None:
+    """Each error names the key and the problem, without a secret."""
     for options, said in WRONG.items():
         with pytest.raises(ConfigError) as caught:
             parse(f"alertmanager: {{{options}}}", "file")
@@ -174,15 +177,15 @@ def test_wrong_configurations() -> None:
         assert "secret@" not in str(problem)
 
 
-def test_what_is_missing_stops_nothing() -> None:
-    """A file that cannot be used now may be there tomorrow: the configuration is right, and says what is missing."""
+def test_missing_files_are_warnings() -> None:
+    """A file that is missing now is a warning, not an error: it may exist later."""
     for options, said in UNREADY.items():
         ((key, why),) = missing(parse(f"alertmanager: {{{options}}}", "file"))
         assert f"{key.removeprefix('alertmanager.')}: {why}".startswith(said)
 
 
-def test_name_that_every_box_has() -> None:
-    """Alerts of several boxes would be the same ones to an Alertmanager that is not the box's own."""
+def test_ambiguous_instance_is_a_warning() -> None:
+    """An instance that is the same on every host is a warning, unless the Alertmanager is local."""
     for url, instance, listen, warned in (
         ("http://alerts:9093", "none", "127.0.0.1:9846", True),
         ("[http://127.0.0.1:9093, https://alerts]", "'[::1]:9846'", "0.0.0.0:9846", True),
@@ -197,8 +200,8 @@ def test_name_that_every_box_has() -> None:
         assert found == ["alertmanager.instance"] * warned, (url, instance, listen)
 
 
-def test_right_configurations() -> None:
-    """One URL or several, with a path or without, labels, or none of it."""
+def test_valid_configurations() -> None:
+    """One URL or several, with or without a path or labels, or no URL."""
     assert not parse("alertmanager: {url: none}", "file").alerting
     for options in ("url: 'https://[::1]:9093/a/b'", "url: [http://a, http://b:1], labels: [a=b, c=d]"):
         assert parse(f"alertmanager: {{{options}}}", "file").alerting

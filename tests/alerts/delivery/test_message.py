@@ -1,4 +1,4 @@
-"""Messages about alerts: complete, limited in length, and safe for any name of a run."""
+"""Alert messages: complete, limited in length, and safe for any run name."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ HOSTILE = (
 )
 
 
-def message(*told: Alert, over: tuple[Alert, ...] = (), docs: str = "docs") -> Message:
-    """Return a message of alerts that fire, and of some that are over."""
+def message(*firing: Alert, over: tuple[Alert, ...] = (), docs: str = "docs") -> Message:
+    """Return a message with firing and resolved alerts."""
     return Message(
-        "box1", docs, (*map(Notification, told), *(Notification(each, resolved_at=each.since + 60) for each in over))
+        "box1", docs, (*map(Notification, firing), *(Notification(each, resolved_at=each.since + 60) for each in over))
     )
 
 
-def test_names_all_that_matters() -> None:
-    """Title and text name box, run, GPU, owner and number, and what to do."""
+def test_message_has_all_facts() -> None:
+    """Title and text name host, run, GPU, owner and value, and the action to take."""
     one = message(near_oom())
     assert (
         one.title
@@ -53,7 +53,7 @@ def test_names_all_that_matters() -> None:
 
 
 def test_second_gpu_is_not_hidden() -> None:
-    """Several of an alert stand below one heading, each by itself, and what to do is said once."""
+    """Several instances of an alert share one heading and one action, with one line each."""
     both = message(gpu_down(10), gpu_down(9), gpu_hot())
     assert both.title == "[CRITICAL] box1: 3 alerts: GpuDown (2): GPU 9, GPU 10; GpuNearThermalSlowdown: GPU 2"
     lines = both.text.splitlines()
@@ -65,23 +65,23 @@ def test_second_gpu_is_not_hidden() -> None:
     assert "lower the power limit (nvidia-smi -pl WATTS): slower" in second
 
 
-def test_over() -> None:
-    """What is over says from when to when it fired; alone it makes the title."""
+def test_resolved_alert() -> None:
+    """A resolved alert shows when it fired; alone, it makes the title."""
     past = message(over=(gpu_down(),))
     assert past.title == "[RESOLVED] box1: GpuDown: GPU 3"
     assert re.search(r"RESOLVED\n- GpuDown: GPU 3\. Fired from \S+ \S+ \S+ to \S+ \S+ \S+\.\n", past.text)
     assert "Action:" not in past.text
 
 
-def test_end_that_nobody_saw() -> None:
-    """Where an alert ended otherwise than by being over, its line and the title say how."""
-    past = message(over=(replace(gpu_down(), ending="the driver lists it no more"),))
-    assert past.title == "[RESOLVED] box1: GpuDown: GPU 3 (the driver lists it no more)"
-    assert "\n- GpuDown: GPU 3 (the driver lists it no more). Fired from" in past.text
+def test_ending_without_recovery() -> None:
+    """An alert that ended without recovery shows its ending in the line and the title."""
+    past = message(over=(replace(gpu_down(), ending="the driver no longer lists it"),))
+    assert past.title == "[RESOLVED] box1: GpuDown: GPU 3 (the driver no longer lists it)"
+    assert "\n- GpuDown: GPU 3 (the driver no longer lists it). Fired from" in past.text
 
 
-def test_again() -> None:
-    """An alert that was told before says so."""
+def test_repeated_alert() -> None:
+    """A repeated alert is marked as such."""
     again = Message("box1", "docs", (Notification(gpu_down(), repeated=True),), {"RunStalled": 2, "GpuXidWarning": 1})
     assert again.title.startswith("[CRITICAL, STILL FIRING] box1: GPU 3 ")
     assert " (sent before)." in again.text
@@ -89,7 +89,7 @@ def test_again() -> None:
 
 
 def test_burst_is_bounded() -> None:
-    """Two hundred alerts make one message of bounded length, in which each name has room."""
+    """Two hundred alerts make one message of bounded length with room for each name."""
     many = message(
         *(xid(index) for index in range(150)), *(near_oom(f"run-{i}", f"7-{i}") for i in range(49)), gpu_hot()
     )
@@ -102,23 +102,23 @@ def test_burst_is_bounded() -> None:
     assert webhook.render_body(message(*(xid(index) for index in range(201)), over=(gpu_hot(),)))["left_out"] == 2
 
 
-def test_worst_texts_are_bounded() -> None:
-    """As many of the longest alerts as there can be do not exceed what a message may hold."""
+def test_longest_texts_are_bounded() -> None:
+    """The maximum number of alerts with the longest texts fits the limit of a message."""
     worst = message(*(near_oom(HOSTILE + str(i), f"7-{i}", HOSTILE) for i in range(40)))
     assert len(worst.title) <= MAX_TITLE_CHARS
     assert len(worst.text) <= MAX_TEXT_CHARS
 
 
-def test_hostile_names_stay_text() -> None:
-    """What a run is called begins no line, calls nobody, links nowhere, and does not turn the text around."""
+def test_hostile_names_are_escaped() -> None:
+    """A run name starts no new line, mentions no user, adds no link and does not reverse the text."""
     one = message(near_oom(HOSTILE, owner=HOSTILE))
     assert "\n" not in one.title
     assert not re.search(r"^Bcc", one.text, re.MULTILINE)
     assert all(line.isprintable() for line in one.text.splitlines())
 
 
-def test_name_in_a_chat() -> None:
-    """In a chat's markup a name looks as it is, and nothing of it is a link or mentions somebody."""
+def test_name_in_chat_markup() -> None:
+    """A run name is escaped in chat markup: it adds no link and mentions no user."""
     for name in (
         "@everyone",
         "<@&4711>",
@@ -139,19 +139,19 @@ def test_name_in_a_chat() -> None:
         assert not re.search(r"@[\w&]|<[@!#]|\]\(|://|\bwww\.|mailto:", text, re.IGNORECASE), name
 
 
-def test_links_in_a_chat() -> None:
-    """Without an address of docs no address stands; with one those below it do, and none that only begins like it."""
+def test_links_in_chat_markup() -> None:
+    """Only links below the docs address are links; without a docs address there are none."""
     assert disable_links("docs/a.md http://x/", "docs") == "docs/a.md http:\u2060//x/"
     assert disable_links(f"{DOCS}/a {DOCS}.evil/", DOCS) == f"{DOCS}/a {DOCS.replace(':', ':' + chr(0x2060))}.evil/"
 
 
-def test_unicode_survives() -> None:
-    """A name in any script is told as it is."""
+def test_unicode_is_kept() -> None:
+    """A name in any script is sent unchanged."""
     assert "模型-Größe🚀" in message(near_oom("模型-Größe🚀")).text
 
 
-def test_every_rule_can_be_told() -> None:
-    """What to do and what it means have no marks of Markdown left, no open place, and no pointer at another alert."""
+def test_every_rule_has_plain_text() -> None:
+    """The texts of every rule have no Markdown, no unfilled placeholder and no reference to another alert."""
     offenders = [
         (name, said)
         for name, rule in ALERTS.items()
@@ -163,7 +163,7 @@ def test_every_rule_can_be_told() -> None:
 
 
 def test_webhook_body() -> None:
-    """The body is what docs/use/notifications.md says."""
+    """The body matches docs/use/notifications.md."""
     body = webhook.render_body(message(near_oom(), over=(replace(gpu_down(), owner=""),)))
     assert {key: body[key] for key in ("version", "host", "test", "severity", "left_out", "still")} == {
         "version": 1, "host": "box1", "test": False, "severity": "critical", "left_out": 0, "still": "",

@@ -1,4 +1,4 @@
-"""A real daemon tells people of faults by itself: over HTTP and by mail, once, with the end, over a restart too."""
+"""Notifications by a real daemon over HTTP and by mail: each alert and its resolution once, also over a restart."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from services import Daemon, ending, until
 from mock_nvml import MockNvml
 from tests.advice.test_advice_over_socket import GIB, Run, leave
 
-pytestmark = pytest.mark.slow  # RunNearOutOfMemory fires on for a minute
+pytestmark = pytest.mark.slow  # RunNearOutOfMemory keeps firing for a minute
 
 OWNER = f"user {pwd.getpwuid(os.geteuid()).pw_name}"
-KEPT_SECONDS = 60.0  # RunNearOutOfMemory fires on for so long
+KEPT_SECONDS = 60.0  # RunNearOutOfMemory keeps firing for so long
 UUID = "GPU-a0b1c2d0-4d4f-434b-8000-000000000000"
 
 
-def test_from_the_fault_to_the_people(tmp_path: Path, mock_nvml: MockNvml) -> None:
-    """Faults of two GPUs are one message, a run that nears its end is the next, and its rescue the last."""
+def test_faults_are_notified(tmp_path: Path, mock_nvml: MockNvml) -> None:
+    """Faults of two GPUs are one message, a run near out of memory is the next, and its recovery the last."""
     config = tmp_path / "config.yaml"
     with http_receiver() as server, mail_receiver() as mail:
         config.write_text(f"""
@@ -38,26 +38,26 @@ notify:
         with ending(daemon):
             run = Run(tmp_path / "runs", daemon, {UUID: 39 * GIB}, lambda pid: leave(mock_nvml, 0, 40000, {pid: 40}))
             with ending(run):
-                _listens(daemon)
+                _wait_for_xid_events(daemon)
                 mock_nvml.xid(0, 79)
                 mock_nvml.xid(1, 79)
-                told = server.next().content
-                assert [(each["labels"]["gpu"], each["labels"]["xid"]) for each in told["firing"]] == [
+                content = server.next().content
+                assert [(each["labels"]["gpu"], each["labels"]["xid"]) for each in content["firing"]] == [
                     ("0", "79"),
                     ("1", "79"),
                 ]
-                assert told["firing"][0]["owner"].startswith(OWNER)
+                assert content["firing"][0]["owner"].startswith(OWNER)
                 text = mail.next().get_content()
                 assert "GPU 0 (" in text
                 assert "GPU 1 (" in text
                 assert "\nDo: Stop the runs on that GPU" in text.replace("\r", "")
 
                 leave(mock_nvml, 0, 500, {run.pid: 40})
-                told = server.next().content
-                assert [each["alert"] for each in told["firing"]] == ["RunNearOutOfMemory"]
-                assert told["firing"][0]["owner"].startswith(OWNER)
-                assert "can allocate only" in told["title"]
-                assert told["still"] == "GpuXidCritical (2)"
+                content = server.next().content
+                assert [each["alert"] for each in content["firing"]] == ["RunNearOutOfMemory"]
+                assert content["firing"][0]["owner"].startswith(OWNER)
+                assert "can allocate only" in content["title"]
+                assert content["still"] == "GpuXidCritical (2)"
                 leave(mock_nvml, 0, 40000, {run.pid: 40})
                 over = server.next(besides=KEPT_SECONDS).content["over"]
                 assert [each["alert"] for each in over] == ["RunNearOutOfMemory"]
@@ -70,12 +70,12 @@ notify:
 
         again = Daemon(tmp_path / "daemon", *start, env=mock_nvml.env(gpus=2, frozen=1))
         with ending(again):
-            _listens(again)
+            _wait_for_xid_events(again)
             mock_nvml.xid(1, 95)
-            told = server.next().content
-            assert [(each["labels"]["gpu"], each["labels"]["xid"]) for each in told["firing"]] == [("1", "95")]
+            content = server.next().content
+            assert [(each["labels"]["gpu"], each["labels"]["xid"]) for each in content["firing"]] == [("1", "95")]
 
 
-def _listens(daemon: Daemon) -> None:
-    """Wait until it hears of XIDs: the driver keeps none for who comes later."""
+def _wait_for_xid_events(daemon: Daemon) -> None:
+    """Wait until the daemon receives XIDs: the driver does not store them for a later listener."""
     until(lambda: daemon.samples().value("gpuwarden_access", source="nvml_events") == 1, "it listens for XIDs")

@@ -1,4 +1,4 @@
-"""Queue of one target: new alerts are grouped, sent once, repeated, and resolved only when their end is certain."""
+"""Queue of one target: new alerts are grouped, sent once, repeated, and resolved only when their end is confirmed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WALL = 1_790_000_000.0
 
 
 def send_due(queue: Queue, now: float) -> list[Notification]:
-    """Take all that is due at `now`, and mark it sent."""
+    """Mark everything that is due at `now` as sent, and return it."""
     if queue.due()[0] > now:
         return []
     sent = queue.next_notifications(now, WALL + now)
@@ -32,7 +32,7 @@ def send_due(queue: Queue, now: float) -> list[Notification]:
 
 
 def test_new_alerts_are_grouped() -> None:
-    """The first alert waits a moment, and those that come meanwhile go along."""
+    """The first alert waits briefly, and alerts that fire meanwhile join its message."""
     queue = Queue(Policy.from_notify(SETTINGS, "info"))
     queue.update(AlertStates([gpu_hot()]), 0)
     assert queue.due() == (3, math.inf)
@@ -43,15 +43,15 @@ def test_new_alerts_are_grouped() -> None:
     assert send_due(queue, 900) == []
 
 
-def test_least_severity() -> None:
-    """A target gets alerts of its least severity and above."""
+def test_min_severity() -> None:
+    """A target gets alerts of its minimum severity and above."""
     queue = Queue(Policy.from_notify(SETTINGS, "warning"))
     queue.update(AlertStates([input_bound(), gpu_hot(), gpu_down()]), 0)
     assert [each.alert.name for each in send_due(queue, 3)] == ["GpuNearThermalSlowdown", "GpuDown"]
 
 
 def test_inhibited_alert_is_not_sent() -> None:
-    """GpuDown inhibits GpuNearThermalSlowdown of the same GPU; an alert that was sent before is resolved."""
+    """GpuDown inhibits GpuNearThermalSlowdown of the same GPU; an alert that was already sent is resolved."""
     queue = Queue(Policy.from_notify(SETTINGS, "info"))
     queue.update(AlertStates([gpu_hot(1), gpu_hot(2), gpu_hot(3)]), 0)
     queue.update(AlertStates([gpu_hot(1), gpu_hot(2), gpu_hot(3), gpu_down(2)]), 1)
@@ -65,8 +65,8 @@ def test_inhibited_alert_is_not_sent() -> None:
     }
 
 
-def test_muted_alert_hides_nothing() -> None:
-    """A muted alert does not inhibit those that it explains."""
+def test_muted_alert_inhibits_nothing() -> None:
+    """A muted alert does not inhibit other alerts."""
     queue = Queue(Policy.from_notify(replace(SETTINGS, mute=("GpuDown",)), "info"))
     queue.update(AlertStates([gpu_hot(1), gpu_down(1)]), 0)
     assert send_due(queue, 3) == [Notification(gpu_hot(1))]
@@ -80,7 +80,7 @@ def test_muted() -> None:
 
 
 def test_latest_description_is_sent() -> None:
-    """An alert that waits is sent with the numbers of the last poll."""
+    """A waiting alert is sent with the values of the last poll."""
     queue = Queue(Policy.from_notify(SETTINGS, "info"))
     queue.update(AlertStates([gpu_down()]), 0)
     newer = replace(gpu_down(), description="newer")
@@ -89,7 +89,7 @@ def test_latest_description_is_sent() -> None:
 
 
 def test_repeats() -> None:
-    """An alert that still fires is repeated, together with those that are due soon."""
+    """An alert that still fires is repeated together with those that are due soon."""
     queue = Queue(Policy.from_notify(SETTINGS, "info"))
     queue.update(AlertStates([gpu_down(1)]), 0)
     send_due(queue, 3)
@@ -103,8 +103,8 @@ def test_repeats() -> None:
     assert send_due(queue, 1403) == [Notification(gpu_down(i), repeated=True) for i in (2, 1, 3)]
 
 
-def test_resolved_after_a_while() -> None:
-    """An alert that is gone for long enough is resolved, as of when it went."""
+def test_resolved_after_the_delay() -> None:
+    """An alert is resolved after `resolve_after`, with the time at which it stopped firing."""
     queue = Queue(Policy.from_notify(SETTINGS, "info"))
     queue.update(AlertStates([gpu_down()]), 0)
     send_due(queue, 3)
@@ -128,7 +128,7 @@ def test_flapping_is_one_alert() -> None:
 
 
 def test_resolved_can_be_left_out() -> None:
-    """Without `resolved` no resolution is sent, and an alert that comes back later is new."""
+    """Without `resolved` no resolution is sent, and an alert that fires again later is new."""
     queue = Queue(Policy.from_notify(replace(SETTINGS, resolved=False), "info"))
     queue.update(AlertStates([gpu_down()]), 0)
     send_due(queue, 3)
@@ -140,7 +140,7 @@ def test_resolved_can_be_left_out() -> None:
 
 
 def test_late_target_gets_resolved_alerts() -> None:
-    """An alert that ended before its target could be reached is sent as resolved, until that is long ago."""
+    """An alert that ended before its target was reachable is sent as resolved, for a limited time."""
     queue = Queue(Policy.from_notify(SETTINGS, "info"))
     queue.update(AlertStates([gpu_down()]), 0)
     queue.update(AlertStates(), 10)
@@ -153,8 +153,8 @@ def test_late_target_gets_resolved_alerts() -> None:
     assert (queue.dropped, queue.due()[0]) == (1, math.inf)
 
 
-def test_back_while_its_resolution_is_sent() -> None:
-    """An alert that comes back while its resolution is sent is new."""
+def test_fires_again_while_its_resolution_is_sent() -> None:
+    """An alert that fires again while its resolution is sent is new."""
     queue = Queue(Policy.from_notify(SETTINGS, "info"))
     queue.update(AlertStates([gpu_down()]), 0)
     send_due(queue, 3)
@@ -166,7 +166,7 @@ def test_back_while_its_resolution_is_sent() -> None:
 
 
 def test_restart() -> None:
-    """An alert that an earlier daemon sent is not sent again while it fires, and resolved if it does not."""
+    """An alert sent by an earlier daemon is not sent again while it fires, and resolved if it does not."""
     queue = Queue(Policy.from_notify(SETTINGS, "info"))
     queue.restore([(gpu_down(), 300.0), (gpu_hot(), 300.0)], 0)
     queue.update(AlertStates(), 0)  # most alerts have to hold before they fire
@@ -178,7 +178,7 @@ def test_restart() -> None:
 
 
 def test_restart_with_ends_at_once() -> None:
-    """An alert that fires again in the first polls was never gone, also with `resolve_after` 0."""
+    """An alert that fires again in the first polls never ended, also with `resolve_after` 0."""
     queue = Queue(Policy.from_notify(replace(SETTINGS, resolve_after=0), "info"))
     queue.restore([(gpu_down(), 300.0)], 0)
     queue.update(AlertStates(), 0)
@@ -202,8 +202,8 @@ def test_unconfirmed_end() -> None:
     assert send_due(queue, 5110) == [Notification(gpu_down(), resolved_at=WALL + 5010)]
 
 
-def test_resolution_has_its_ending() -> None:
-    """A resolution has the ending with which it was confirmed."""
+def test_resolution_carries_its_ending() -> None:
+    """A resolution carries its confirmed ending."""
     queue = Queue(Policy.from_notify(SETTINGS, "info"))
     queue.update(AlertStates([gpu_down()]), 0)
     send_due(queue, 3)
@@ -224,7 +224,7 @@ def test_late_restore() -> None:
 
 
 def test_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond what is kept further alerts are counted, each once."""
+    """Alerts over the limit are dropped and counted once each."""
     monkeypatch.setattr(queue_module, "MAX_ALERTS", 3)
     queue = Queue(Policy.from_notify(SETTINGS, "info"))
     alerts: list[Alert] = [gpu_down(index) for index in range(5)]
@@ -242,7 +242,7 @@ def alertmanager_queue() -> Queue:
 
 
 def test_alertmanager_gets_alerts_at_once_and_again() -> None:
-    """It gets each alert at once, every 30 s, and its end 30 s after it, also of an alert that another one hides."""
+    """Each alert is sent at once and every 30 s, and its end 30 s after it, also if another alert inhibits it."""
     queue = alertmanager_queue()
     queue.update(AlertStates([gpu_hot(1), gpu_down(1)]), 0)
     assert send_due(queue, 0) == [Notification(gpu_hot(1)), Notification(gpu_down(1))]
@@ -255,8 +255,8 @@ def test_alertmanager_gets_alerts_at_once_and_again() -> None:
     assert send_due(queue, 80) == []
 
 
-def test_messages_are_bounded_and_each_alert_has_its_turn() -> None:
-    """New alerts go first, then those that were sent longest ago, however slow the target is."""
+def test_messages_are_bounded_and_every_alert_is_sent() -> None:
+    """New alerts go first, then the least recently sent, for a target of any speed."""
     queue = alertmanager_queue()
     many = [gpu_hot(index) for index in range(200)]
     queue.update(AlertStates(many), 0)
@@ -265,7 +265,7 @@ def test_messages_are_bounded_and_each_alert_has_its_turn() -> None:
         sizes.append(len(sent))
     assert sizes == [MAX_BATCH, MAX_BATCH, MAX_BATCH, 200 - 3 * MAX_BATCH]
     seen = set()
-    for now in range(30, 130, 25):  # a message each 25 s, by which the first are due again
+    for now in range(30, 130, 25):  # a message every 25 s, until the first are due again
         sent = send_due(queue, now)
         seen |= {each.alert.key for each in sent}
     assert len(seen) == 200
@@ -273,8 +273,8 @@ def test_messages_are_bounded_and_each_alert_has_its_turn() -> None:
     assert send_due(queue, 140)[0] == Notification(gpu_down())
 
 
-def test_failing_target_does_not_keep_alerts_for_ever() -> None:
-    """An alert that was never sent is dropped once it is over, and counted; the others expire in Alertmanager."""
+def test_failing_target_does_not_keep_alerts_forever() -> None:
+    """An alert that was never sent is dropped and counted once it is over; the others expire in Alertmanager."""
     queue = alertmanager_queue()
     queue.update(AlertStates([gpu_hot(1)]), 0)
     send_due(queue, 0)
@@ -290,8 +290,8 @@ def test_failing_target_does_not_keep_alerts_for_ever() -> None:
     assert (queue.dropped, queue.due()[0]) == (1, math.inf)
 
 
-def test_end_while_its_message_is_under_way() -> None:
-    """An alert that ends while it is sent is resolved later."""
+def test_end_while_its_message_is_being_sent() -> None:
+    """An alert that ends while it is being sent is resolved later."""
     queue = alertmanager_queue()
     queue.update(AlertStates([gpu_down()]), 0)
     taken = queue.next_notifications(0, WALL)

@@ -1,4 +1,4 @@
-"""Delivery to real Alertmanagers: alerts come and end, over restarts, refusals, other clocks and in large numbers."""
+"""Delivery to real Alertmanagers over restarts, refusals, clock differences and in large numbers."""
 
 from __future__ import annotations
 
@@ -12,63 +12,63 @@ from services import Alertmanager, ending, free_port, until
 
 from gpuwarden.health.conditions import CONDITIONS
 from gpuwarden.health.model import Alert
-from tests.alerts.delivery.test_alertmanager_target import NEAR, STALLED, see, telling
+from tests.alerts.delivery.test_alertmanager_target import NEAR, STALLED, resending_dispatcher, update
 
 pytestmark = pytest.mark.system
 
 
-def test_alertmanager_takes_and_ends_it(tmp_path: Path) -> None:
-    """A real one has the alert while it fires, told again, and no more once it is over."""
+def test_alert_is_delivered_and_resolved(tmp_path: Path) -> None:
+    """Alertmanager has the alert while it is re-sent, and not after it ends."""
     receiver = Alertmanager(tmp_path)
     url = f"http://{receiver.address}"
-    with ending(receiver), telling(url) as sink:
-        see(sink, [NEAR, STALLED])
+    with ending(receiver), resending_dispatcher(url) as sink:
+        update(sink, [NEAR, STALLED])
         until(lambda: len(receiver.alerts()) == 2, "both")
         assert {each["annotations"]["summary"] for each in receiver.alerts()} == {
             NEAR.condition.summary,
             STALLED.condition.summary,
         }
         until(lambda: sink.posted[url].sent >= 4, "both again")
-        see(sink, [STALLED])
+        update(sink, [STALLED])
         until(lambda: [a["labels"]["alertname"] for a in receiver.alerts()] == ["RunStalled"], "the end of one")
         assert (sink.posted[url].failed, sink.posted[url].dropped) == (0, 0)
 
 
 @pytest.mark.parametrize("ahead", [-600.0, 600.0])
-def test_clock_that_differs(
+def test_clock_difference(
     tmp_path: Path, ahead: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A real one would take an alert for over, or its end for one to come; it is told by its own clock."""
+    """Timestamps follow Alertmanager's clock, so it takes no alert as ended and no end as a future one."""
     real = time.time
     receiver = Alertmanager(tmp_path)
-    with ending(receiver), telling(f"http://{receiver.address}") as sink:
+    with ending(receiver), resending_dispatcher(f"http://{receiver.address}") as sink:
         monkeypatch.setattr("gpuwarden.alerts.delivery.alertmanager.time.time", lambda: real() + ahead)
         alert = replace(NEAR, since=real() + ahead)
-        see(sink, [alert])
+        update(sink, [alert])
         soon = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(real() + 60))
-        until(lambda: [told for told in receiver.alerts() if told["startsAt"] < soon], "the alert, which has begun")
-        see(sink, [])
+        until(lambda: [alert for alert in receiver.alerts() if alert["startsAt"] < soon], "the alert, which has begun")
+        update(sink, [])
         until(lambda: not receiver.alerts(), "its end")
     assert caplog.text.count("s from this machine's, alerts are sent by it") == 1
 
 
-def test_alert_ends_by_itself_without_the_daemon(tmp_path: Path) -> None:
-    """When nobody tells it again it is over after four times the interval."""
+def test_alert_expires_without_the_daemon(tmp_path: Path) -> None:
+    """Alertmanager resolves an alert that is not re-sent for four intervals."""
     receiver = Alertmanager(tmp_path)
     with ending(receiver):
-        with telling(f"http://{receiver.address}") as sink:
-            see(sink, [NEAR])
+        with resending_dispatcher(f"http://{receiver.address}") as sink:
+            update(sink, [NEAR])
             until(receiver.alerts, "the alert")
         assert receiver.alerts()
         until(lambda: not receiver.alerts(), "its end")
 
 
-def test_alertmanager_comes_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """While none is there it is tried, counted, and logged once; one that comes has what fires; a restart is no end."""
+def test_alertmanager_restarts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An unreachable Alertmanager is retried, counted and logged once; after a restart it gets what fires."""
     caplog.set_level(logging.INFO)
     address = f"127.0.0.1:{free_port()}"
-    with telling(f"http://{address}") as sink:
-        see(sink, [NEAR])
+    with resending_dispatcher(f"http://{address}") as sink:
+        update(sink, [NEAR])
         until(lambda: sink.posted[f"http://{address}"].failed > 1, "tries")
         receiver = Alertmanager(tmp_path, address=address)
         with ending(receiver):
@@ -82,23 +82,23 @@ def test_alertmanager_comes_back(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     assert caplog.text.count(f'notification not sent target=http://{address} reason="Connection refused"') == 2
 
 
-def test_alertmanager_that_refuses_one_has_the_others(tmp_path: Path) -> None:
-    """A real one refuses a label that is none, and the others of its message are taken; it is not tried in haste."""
+def test_rejected_alert_does_not_block_the_others(tmp_path: Path) -> None:
+    """Alertmanager rejects one alert for an invalid label, accepts the rest, and is not retried at once."""
     wrong = Alert(CONDITIONS["RunStalled"], {"no label": "x"}, "", 1.0e9)
     receiver = Alertmanager(tmp_path)
     url = f"http://{receiver.address}"
-    with ending(receiver), telling(url) as sink:
-        see(sink, [wrong, NEAR])
+    with ending(receiver), resending_dispatcher(url) as sink:
+        update(sink, [wrong, NEAR])
         until(receiver.alerts, "the other")
         until(lambda: sink.posted[url].failed, "the refusal")
 
 
-def test_huge_numbers(tmp_path: Path) -> None:
-    """A thousand alerts come, in messages that are bounded, and their ends."""
+def test_thousand_alerts(tmp_path: Path) -> None:
+    """A thousand alerts and their ends are sent in messages of bounded size."""
     many = [Alert(CONDITIONS["RunStalled"], {"run_id": str(number)}, "x" * 500, 1.0e9) for number in range(1000)]
     receiver = Alertmanager(tmp_path)
-    with ending(receiver), telling(f"http://{receiver.address}") as sink:
-        see(sink, many)
+    with ending(receiver), resending_dispatcher(f"http://{receiver.address}") as sink:
+        update(sink, many)
         until(lambda: len(receiver.alerts()) == len(many), "all")
-        see(sink, [])
+        update(sink, [])
         until(lambda: not receiver.alerts(), "their ends")

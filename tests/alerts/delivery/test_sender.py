@@ -1,4 +1,4 @@
-"""Telling targets from the daemon's side: never blocks, groups, limits, tries again, remembers over a restart."""
+"""Alert senders of the daemon: non-blocking, grouped, rate-limited, retried, and persistent over a restart."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ FROM_NOTIFY = Policy.from_notify
 FAST = NotifyConfig(group_wait=0.05, resolve_after=0.05, timeout=5, max_per_hour=3600)
 
 
-def to(*servers: HttpReceiver, settings: NotifyConfig = FAST) -> NotifyConfig:
-    """Return settings for webhooks."""
+def webhook_settings(*servers: HttpReceiver, settings: NotifyConfig = FAST) -> NotifyConfig:
+    """Return settings with a webhook for each server."""
     return replace(settings, webhook=tuple(Secret(text=server.url) for server in servers))
 
 
-class Fires:
-    """Stand-in of the conditions: what fires is what the test says."""
+class FakeEvaluator:
+    """Stand-in for the evaluator: the test sets which alerts fire."""
 
     dropped = 0
 
@@ -53,27 +53,27 @@ class Fires:
         self._resolution = Resolution()
 
     def restore(self, alerts: Iterable[Alert], now: float, wall: float) -> None:
-        """Add what was sent before."""
+        """Add alerts that an earlier daemon sent."""
         self._resolution.restore(alerts, now, wall)
 
     def update(self, state: State, now: float) -> AlertStates:
-        """Return what fires, and what of before is confirmed."""
+        """Return the firing alerts, and which of the restored ones are confirmed."""
         return AlertStates(self.alerts, *self._resolution.update(self.alerts, (), state, now))
 
 
 def dispatcher(
     settings: NotifyConfig, folder: Path | None = None, targets: list[MessageTarget] | None = None
 ) -> Dispatcher:
-    """Start one whose alerts the test gives."""
+    """Start a dispatcher whose alerts the test sets."""
     made = Dispatcher(Config(notify=settings), folder, targets)
-    made._evaluator = Fires()  # type: ignore[assignment]
+    made._evaluator = FakeEvaluator()  # type: ignore[assignment]
     made.start()
     return made
 
 
 @contextlib.contextmanager
 def notifier(settings: NotifyConfig, folder: Path | None = None) -> Iterator[Dispatcher]:
-    """Run one, and end it."""
+    """Run a dispatcher, and stop it."""
     made = dispatcher(settings, folder)
     try:
         yield made
@@ -81,44 +81,44 @@ def notifier(settings: NotifyConfig, folder: Path | None = None) -> Iterator[Dis
         asyncio.run(made.stop())
 
 
-def see(sink: Dispatcher, *firing: Alert) -> None:
-    """Hand over a poll."""
-    assert isinstance(sink._evaluator, Fires)
+def update(sink: Dispatcher, *firing: Alert) -> None:
+    """Update the dispatcher with a poll in which these alerts fire."""
+    assert isinstance(sink._evaluator, FakeEvaluator)
     sink._evaluator.alerts = list(firing)
     sink.update(NOTHING, time.monotonic())
 
 
 def impatient(settings: NotifyConfig, min_severity: str) -> Policy:
-    """Return the policy of a target, with short waits after failures."""
+    """Return the policy of a target, with short retry intervals."""
     return replace(FROM_NOTIFY(settings, min_severity), first_retry=0.01, max_retry=0.02)
 
 
 def names(content: Any, key: str = "firing") -> list[tuple[str, str]]:
-    """Return the alerts of a body, with their GPUs."""
+    """Return the alerts of a body with their GPUs."""
     return [(each["alert"], each["labels"]["gpu"]) for each in content[key]]
 
 
-def test_alerts_of_a_moment_are_one_message() -> None:
-    """Alerts that come together go in one message; the end of all is one more."""
-    with http_receiver() as server, notifier(to(server)) as sink:
-        see(sink, gpu_down(1))
-        see(sink, gpu_down(1), gpu_down(2), gpu_hot(3))
+def test_simultaneous_alerts_are_one_message() -> None:
+    """Alerts that fire together are one message; the end of all is one more."""
+    with http_receiver() as server, notifier(webhook_settings(server)) as sink:
+        update(sink, gpu_down(1))
+        update(sink, gpu_down(1), gpu_down(2), gpu_hot(3))
         first = server.next().content
         assert names(first) == [("GpuDown", "1"), ("GpuDown", "2"), ("GpuNearThermalSlowdown", "3")]
-        see(sink)
+        update(sink)
         last = server.next().content
         assert (last["firing"], len(last["over"])) == ([], 3)
         until(lambda: sink.notified == {"webhook": DeliveryCounts(2, 0, 0)}, "both are counted")
 
 
-def test_target_that_hangs_delays_nobody() -> None:
-    """While one target says nothing the other is told, the poll does not wait, and the daemon ends in time."""
+def test_hanging_target_blocks_nothing_else() -> None:
+    """A hanging target blocks neither the other target, nor the poll, nor the stop of the daemon."""
     with http_receiver() as server, silent_receiver() as port:
         hangs = Secret(text=f"http://127.0.0.1:{port}/")
-        settings = replace(to(server), webhook=(hangs, Secret(text=server.url)), timeout=60)
+        settings = replace(webhook_settings(server), webhook=(hangs, Secret(text=server.url)), timeout=60)
         with notifier(settings) as sink:
             for index in range(3):
-                see(sink, *(gpu_down(i) for i in range(index + 1)))
+                update(sink, *(gpu_down(i) for i in range(index + 1)))
                 assert names(server.next().content) == [("GpuDown", str(index))]
             until(
                 lambda: sink.notified == {"webhook": DeliveryCounts(0, 0, 0), "webhook-2": DeliveryCounts(3, 0, 0)},
@@ -126,37 +126,35 @@ def test_target_that_hangs_delays_nobody() -> None:
             )
 
 
-def test_target_that_takes_for_ever_is_told_of(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A message that is under way for too long is counted and logged, once."""
+def test_slow_delivery_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A message that takes too long is counted and logged once."""
     monkeypatch.setattr(sender, "STUCK_SECONDS", 0.1)
-    with http_receiver() as server, notifier(to(server)) as sink:
+    with http_receiver() as server, notifier(webhook_settings(server)) as sink:
         server.free.clear()
 
         def counted() -> bool:
-            see(sink, gpu_down())
+            update(sink, gpu_down())
             return sink.notified["webhook"].failed > 0
 
         until(counted, "it is counted")
-        see(sink, gpu_down())
+        update(sink, gpu_down())
         server.free.set()
         assert names(server.next().content) == [("GpuDown", "3")]
         until(lambda: sink.notified["webhook"] == DeliveryCounts(1, 1, 0), "it got through after all")
     assert len([record for record in caplog.records if "no result after" in record.getMessage()]) == 1
 
 
-def test_tries_again_with_all_that_came_meanwhile(
+def test_retry_sends_everything_in_one_message(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A target that fails is told later, in one message, and the log has one line of it, and one of its end."""
+    """A failing target gets everything later in one message; the failure and its end are logged once each."""
     monkeypatch.setattr(Policy, "from_notify", impatient)
     caplog.set_level(logging.INFO)
-    with http_receiver() as server, notifier(to(server)) as sink:
+    with http_receiver() as server, notifier(webhook_settings(server)) as sink:
         server.status = 500
-        see(sink, gpu_down(1))
+        update(sink, gpu_down(1))
         until(lambda: sink.notified["webhook"].failed >= 3, "it has failed three times")
-        see(sink, gpu_down(1), gpu_down(2))
+        update(sink, gpu_down(1), gpu_down(2))
         before = sink.notified["webhook"].failed
         until(lambda: sink.notified["webhook"].failed >= before + 2, "what was under way has failed, and one with both")
         server.status = 200
@@ -167,94 +165,94 @@ def test_tries_again_with_all_that_came_meanwhile(
     assert any("delivery works again" in record.getMessage() for record in caplog.records)
 
 
-def test_refused_message_waits_long() -> None:
-    """A target that takes a message for wrong is not asked again at once."""
-    with http_receiver() as server, notifier(to(server)) as sink:
+def test_rejected_message_waits_long() -> None:
+    """A target that rejects a message is not retried at once."""
+    with http_receiver() as server, notifier(webhook_settings(server)) as sink:
         server.status = 404
-        see(sink, gpu_down())
+        update(sink, gpu_down())
         until(lambda: sink.notified["webhook"].failed == 1, "it has failed")
         (each,) = sink._senders
         until(lambda: each._wait_until > time.monotonic() + 200, "it waits")
         assert server.asked == 1
 
 
-def test_storm_makes_few_messages() -> None:
-    """A storm of new alerts makes as many messages as are allowed, and the rest wait for the next one, all of them."""
-    settings = replace(FAST, group_wait=0.0, max_per_hour=8)  # two in a row, and one each 450 s
-    with http_receiver() as server, notifier(to(server, settings=settings)) as sink:
+def test_alert_burst_is_rate_limited() -> None:
+    """A burst of alerts sends as many messages as allowed; the rest wait and share the next one."""
+    settings = replace(FAST, group_wait=0.0, max_per_hour=8)  # two at once, then one every 450 s
+    with http_receiver() as server, notifier(webhook_settings(server, settings=settings)) as sink:
         alerts = []
         for index in range(200):
             alerts.append(replace(gpu_hot(index), description=f"GPU {index}"))
-            see(sink, *alerts)
+            update(sink, *alerts)
             if index < 2:
-                until(lambda count=index + 1: sink.notified["webhook"].sent == count, "it is told")  # type: ignore[misc]
+                until(lambda count=index + 1: sink.notified["webhook"].sent == count, "it is sent")  # type: ignore[misc]
         (each,) = sink._senders
         with each._turn:
             assert each._next_message() > time.monotonic() + 300
             assert len(each._queue.next_notifications(time.monotonic(), time.time())) == 198
         assert server.asked == 2
-        see(sink, *alerts, xid(1))  # critical: it has an allowance of its own, and takes the others along
+        update(sink, *alerts, xid(1))  # critical alerts have their own rate limit, and the waiting ones join
         contents = [server.next().content for _ in range(3)]
         assert (len(contents[2]["firing"]), names(contents[2])[0]) == (199, ("GpuXidCritical", "1"))
 
 
-def test_last_words() -> None:
-    """What nobody was told yet is told when the daemon ends."""
+def test_unsent_alerts_are_sent_at_stop() -> None:
+    """Unsent alerts are sent when the daemon stops."""
     with http_receiver() as server:
-        with notifier(replace(to(server), group_wait=600)) as sink:
-            see(sink, gpu_down())
+        with notifier(replace(webhook_settings(server), group_wait=600)) as sink:
+            update(sink, gpu_down())
         assert names(server.next().content) == [("GpuDown", "3")]
 
 
-def test_restart_does_not_tell_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A daemon that starts anew tells what is new, and the end of what an earlier one told."""
+def test_restart_does_not_send_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a restart, only new alerts and the ends of earlier ones are sent."""
     monkeypatch.setattr(queue_module, "RESTORED_SECONDS", 0.0)
     monkeypatch.setattr(evaluator, "RESTORED_SECONDS", 0.0)
     with http_receiver() as server:
-        with notifier(to(server), tmp_path / "told") as sink:
-            see(sink, gpu_down(1), near_oom())
+        with notifier(webhook_settings(server), tmp_path / "sent") as sink:
+            update(sink, gpu_down(1), near_oom())
             server.next()
-            until((tmp_path / "told/webhook.json").exists, "it is kept")
-        with notifier(replace(to(server), resolve_after=1.0), tmp_path / "told") as sink:
-            see(sink)
-            see(sink, gpu_down(1), gpu_down(2))
+            until((tmp_path / "sent/webhook.json").exists, "it is kept")
+        with notifier(replace(webhook_settings(server), resolve_after=1.0), tmp_path / "sent") as sink:
+            update(sink)
+            update(sink, gpu_down(1), gpu_down(2))
             assert names(server.next().content) == [("GpuDown", "2")]
             assert names(server.next().content, "over") == [("RunNearOutOfMemory", "3")]
 
 
-def test_new_address_is_told_all(tmp_path: Path) -> None:
-    """After an address was corrected the right one is told what the wrong one was; what is kept shows neither."""
+def test_new_address_gets_every_alert(tmp_path: Path) -> None:
+    """After an address is corrected, the right target gets every alert; the stored state shows neither address."""
     address = tmp_path / "address"
 
     def start() -> contextlib.AbstractContextManager[Dispatcher]:
-        return notifier(replace(FAST, webhook=(Secret(file=address),)), tmp_path / "told")
+        return notifier(replace(FAST, webhook=(Secret(file=address),)), tmp_path / "sent")
 
     with http_receiver() as wrong, http_receiver() as right:
         address.write_text(f"{wrong.url}/{SECRET}")
         with start() as sink:
-            see(sink, gpu_down(1))
+            update(sink, gpu_down(1))
             wrong.next()
-            until((tmp_path / "told/webhook.json").exists, "it is kept")
+            until((tmp_path / "sent/webhook.json").exists, "it is kept")
         address.write_text(f"{right.url}/{SECRET}")
         with start() as sink:
-            see(sink, gpu_down(1))
+            update(sink, gpu_down(1))
             assert "GPU 1 " in right.next().content["text"]
             until(lambda: sink.notified["webhook"].sent == 1, "it is counted")
         address.unlink()
-        with start() as sink:  # which cannot say whom it reaches, and tells none twice for that
-            see(sink, gpu_down(1))
+        with start() as sink:  # the address is unknown, so nothing is sent twice
+            update(sink, gpu_down(1))
             (each,) = sink._senders
-            until(lambda: list(each._queue.sent(0.0)), "what was told before is known")
+            until(lambda: list(each._queue.sent(0.0)), "the alerts sent before are restored")
             address.write_text(f"{right.url}/{SECRET}")
-            see(sink, gpu_down(1), gpu_down(2))
+            update(sink, gpu_down(1), gpu_down(2))
             assert "GPU 1 " not in right.next().content["text"]
-        kept = (tmp_path / "told/webhook.json").read_text()
+        kept = (tmp_path / "sent/webhook.json").read_text()
         assert SECRET not in kept
         assert str(right.port) not in kept
 
 
-def test_whom_a_target_reaches(tmp_path: Path) -> None:
-    """Each kind has a digest that differs by address."""
+def test_address_digest(tmp_path: Path) -> None:
+    """The digest of each kind of target depends on its address."""
     one, other = Secret(text=f"https://a/{SECRET}"), Secret(text=f"https://b/{SECRET}")
     for pair in (
         [NotifyConfig(webhook=(each,)) for each in (one, other)],
@@ -269,24 +267,24 @@ def test_whom_a_target_reaches(tmp_path: Path) -> None:
     assert absent.address_digest() is None
 
 
-def test_memory_is_of_one_address(tmp_path: Path) -> None:
-    """What another address was told is not taken; one that changes meanwhile does so from the next start on."""
+def test_sent_alerts_belong_to_one_address(tmp_path: Path) -> None:
+    """Sent alerts of another address are not restored; a changed address counts from the next start."""
 
-    def read(whom: str | None) -> list[tuple[Alert, float]]:
-        return SentAlerts(tmp_path, "mail", lambda: whom).read(wall=1000.0)
+    def read(digest: str | None) -> list[tuple[Alert, float]]:
+        return SentAlerts(tmp_path, "mail", lambda: digest).read(wall=1000.0)
 
-    told = [(gpu_down(), 0.0)]
-    SentAlerts(tmp_path, "mail").write(told, wall=1000.0)  # as older daemons did
-    whom = ["aaaa"]
-    first = SentAlerts(tmp_path, "mail", lambda: whom[0])
-    assert first.read(wall=1000.0) == told
-    whom[0] = "bbbb"
-    first.write(told, wall=1000.0)
-    assert [read(each) for each in ("aaaa", None, "bbbb")] == [told, told, []]
+    sent = [(gpu_down(), 0.0)]
+    SentAlerts(tmp_path, "mail").write(sent, wall=1000.0)  # as older daemons wrote it
+    digests = ["aaaa"]
+    first = SentAlerts(tmp_path, "mail", lambda: digests[0])
+    assert first.read(wall=1000.0) == sent
+    digests[0] = "bbbb"
+    first.write(sent, wall=1000.0)
+    assert [read(each) for each in ("aaaa", None, "bbbb")] == [sent, sent, []]
 
 
-def test_memory_of_a_target(tmp_path: Path) -> None:
-    """What was told is read as it was written, with how long ago that was; a clock that went back makes it now."""
+def test_sent_alerts_are_restored(tmp_path: Path) -> None:
+    """Sent alerts are restored with their age; a clock that was set back makes the age 0."""
     died = Alert(CONDITIONS["RunDied"], {"outcome": "killed"}, "Run “a”\nended.", 5.0, "alice", last=6.0)
     SentAlerts(tmp_path, "mail").write([(died, 60.0), (gpu_down(), 0.0)], wall=1000.0)
     expected = replace(died, description="Run “a” ended.")
@@ -295,8 +293,8 @@ def test_memory_of_a_target(tmp_path: Path) -> None:
     assert SentAlerts(None, "mail").read(wall=950.0) == []
 
 
-def test_spoilt_memory_is_left_alone(tmp_path: Path) -> None:
-    """A file that is not ours to read costs no alert."""
+def test_corrupt_file_is_ignored(tmp_path: Path) -> None:
+    """A corrupt file is ignored."""
     SentAlerts(tmp_path, "webhook").write([(gpu_down(), 0.0)], wall=1000.0)
     written = (tmp_path / "webhook.json").read_text()
     assert '"told": 1000.0' in written
@@ -306,33 +304,33 @@ def test_spoilt_memory_is_left_alone(tmp_path: Path) -> None:
         assert SentAlerts(tmp_path, "webhook").read(1000.0) == []
 
 
-def test_no_memory_costs_no_message(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Where nothing can be kept, alerts are told, and the log says so once."""
+def test_unwritable_state_stops_no_message(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Without a writable state folder alerts are still sent, and the problem is logged once."""
     (tmp_path / "file").write_text("")
-    with http_receiver() as server, notifier(to(server), tmp_path / "file" / "told") as sink:
+    with http_receiver() as server, notifier(webhook_settings(server), tmp_path / "file" / "sent") as sink:
         for index in (1, 2):
-            see(sink, *(gpu_down(i) for i in range(index)))
+            update(sink, *(gpu_down(i) for i in range(index)))
             server.next()
-        until(lambda: sink.notified["webhook"].sent == 2, "both are told")
+        until(lambda: sink.notified["webhook"].sent == 2, "both are sent")
     assert len([record for record in caplog.records if "cannot save notifications" in record.getMessage()]) == 1
 
 
-def test_fault_of_a_target_is_its_own(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """An error in one target's code is logged once and tried again, as any other failure."""
+def test_exception_in_a_target_is_isolated(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """An exception in one target is logged once and retried like any other failure."""
     monkeypatch.setattr(Policy, "from_notify", impatient)
-    told: list[Message] = []
+    sent: list[Message] = []
 
     class Faulty(MessageTarget):
         def _deliver(self, message: Message) -> None:
-            told.append(message)
-            if len(told) == 1:
+            sent.append(message)
+            if len(sent) == 1:
                 raise ZeroDivisionError(SECRET)
-            if len(told) == 2:
+            if len(sent) == 2:
                 raise DeliveryError("not yet")
 
     faulty = Faulty("faulty", "a faulty one", Secret(text=SECRET), FAST, "info")
     sink = dispatcher(FAST, None, [faulty])
-    see(sink, gpu_down())
+    update(sink, gpu_down())
     until(lambda: sink.notified["faulty"].sent == 1, "the third attempt gets through")
     asyncio.run(sink.stop())
     assert sink.notified["faulty"].failed == 2

@@ -1,4 +1,4 @@
-"""Each kind of target against a real server: what arrives, and what is said when it does not."""
+"""Targets of each kind against real servers: payloads and delivery errors."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ HOSTILE = Message(
 
 
 def send(settings: NotifyConfig, message: Message = MESSAGE) -> None:
-    """Send a message to the one target of the settings."""
+    """Send a message to the only target in the settings."""
     (target,) = message_targets(settings)
     target._deliver(message)
 
 
-def refusal(settings: NotifyConfig) -> DeliveryError:
-    """Return what is said of a message that does not get through."""
+def delivery_error(settings: NotifyConfig) -> DeliveryError:
+    """Return the error of a failed delivery."""
     with pytest.raises(DeliveryError) as raised:
         send(settings)
     return raised.value
 
 
 def test_webhook(tmp_path: Path) -> None:
-    """A webhook gets JSON with what matters, and the token that is its own."""
+    """A webhook gets the alert facts as JSON, and its own token."""
     (tmp_path / "token").write_text(f"{TOKEN}\n")
     with http_receiver() as server:
         url = Secret(text=f"{server.url}/alerts?room=gpu")
@@ -59,75 +59,79 @@ def test_webhook(tmp_path: Path) -> None:
 
 
 def test_webhook_with_user() -> None:
-    """A user and a password in an address are shown to its server as such."""
+    """User and password in a URL are sent as basic authentication."""
     with http_receiver() as server:
         send(NotifyConfig(webhook=(Secret(text=server.url.replace("://", "://us%40er:pass@")),)))
         assert server.next().headers["Authorization"] == "Basic dXNAZXI6cGFzcw=="
 
 
 @pytest.mark.parametrize("password", ["hunter2:secret", "hu%2Fnter%252%C3%BC", "p%21w"])
-def test_user_that_a_server_repeats(password: str) -> None:
-    """Of a user and a password in an address, what a server repeats of them in an error is hidden, in any form."""
+def test_credentials_in_an_error_are_redacted(password: str) -> None:
+    """User and password from a URL are redacted in any form from the server's error text."""
     plain = unquote(password)
     basic = b64encode(f"bob:{plain}".encode()).decode()
     with http_receiver() as server:
         server.status = 401
         server.answer = f"bob:{plain}, {plain}; {password} ({basic}) pw: {'x' * 90} bob:{plain}".encode()
         address = server.url.replace("://", f"://bob:{password}@")
-        said = str(refusal(NotifyConfig(webhook=(Secret(text=address),))))
+        said = str(delivery_error(NotifyConfig(webhook=(Secret(text=address),))))
         assert said == f"HTTP status 401: {HIDDEN}, {HIDDEN}; {HIDDEN} ({HIDDEN}) pw: {'x' * 90} {HIDDEN}"
         server.status, server.answer = 401, f"{'x' * 190} {basic}".encode()
-        assert str(refusal(NotifyConfig(webhook=(Secret(text=address),)))).endswith(f"xxx {HIDDEN}")
+        assert str(delivery_error(NotifyConfig(webhook=(Secret(text=address),)))).endswith(f"xxx {HIDDEN}")
 
 
-def test_address_without_secrets_hides_nothing() -> None:
-    """What has no user hides no more than itself, and what is no address is a secret as a whole."""
+def test_url_without_secrets_hides_nothing() -> None:
+    """A URL without a user hides only itself; an invalid URL is a secret as a whole."""
     assert redact("a host answers: no, not so", *find_secrets("https://host/a")) == "a host answers: no, not so"
     assert redact("json://[x at [x, as bob", *find_secrets("json://[x")) == f"{HIDDEN} at [x, as bob"
 
 
-def test_short_password_hides_no_words() -> None:
-    """A short password is hidden where it stands by itself, and what is said can be read still."""
+def test_short_password_redacts_no_words() -> None:
+    """A short password is redacted only as a whole word, so that the error stays readable."""
     with http_receiver() as server:
         server.status, server.answer = 401, b"a password of a: 'a' is no valid password"
         address = server.url.replace("://", "://bob:a@")
-        said = str(refusal(NotifyConfig(webhook=(Secret(text=address),))))
+        said = str(delivery_error(NotifyConfig(webhook=(Secret(text=address),))))
     assert said == f"HTTP status 401: {HIDDEN} password of {HIDDEN}: '{HIDDEN}' is no valid password"
 
 
-def test_refusing_server() -> None:
-    """What a server says against a message is told, without the address, which is a secret."""
+def test_rejecting_server() -> None:
+    """The server's error text is reported, without the secret URL."""
     with http_receiver() as server:
         server.status, server.answer = 403, b"invalid_token /services/" + TOKEN.encode()
-        error = refusal(NotifyConfig(webhook=(Secret(text=f"{server.url}/services/{TOKEN}"),)))
+        error = delivery_error(NotifyConfig(webhook=(Secret(text=f"{server.url}/services/{TOKEN}"),)))
         assert str(error) == "HTTP status 403: invalid_token /[hidden]/[hidden]"
         assert error.refused
 
 
 def test_busy_server() -> None:
-    """A server that asks for time gets it."""
+    """Retry-After is respected."""
     with http_receiver() as server:
         server.status, server.answer, server.headers = 429, b"", {"Retry-After": "42"}
-        error = refusal(NotifyConfig(webhook=(Secret(text=server.url),)))
+        error = delivery_error(NotifyConfig(webhook=(Secret(text=server.url),)))
     assert (str(error), error.wait, error.refused) == ("HTTP status 429 (Too Many Requests)", 42.0, False)
 
 
-def test_sends_nothing_on() -> None:
-    """A server that points elsewhere does not get the message, or the token, carried there."""
+def test_redirect_is_not_followed() -> None:
+    """A redirect is not followed: message and token stay here."""
     with http_receiver() as server, http_receiver() as elsewhere:
         server.status, server.headers = 302, {"Location": elsewhere.url}
-        assert "it redirects to another address" in str(refusal(NotifyConfig(webhook=(Secret(text=server.url),))))
+        assert "it redirects to another address" in str(
+            delivery_error(NotifyConfig(webhook=(Secret(text=server.url),)))
+        )
         assert elsewhere.asked == 0
 
 
-def test_nobody_answers() -> None:
-    """A port where nobody listens, a name that nobody has, and a server that says nothing are told as such."""
-    nobody = Secret(text=f"http://127.0.0.1:{free_port()}/{TOKEN}")
-    assert str(refusal(NotifyConfig(webhook=(nobody,)))) == "Connection refused"
-    assert "unknown host name" in str(refusal(NotifyConfig(webhook=(Secret(text="http://gpuwarden.invalid/x"),))))
+def test_unreachable_servers() -> None:
+    """A closed port, an unknown host name and a silent server have distinct errors."""
+    closed = Secret(text=f"http://127.0.0.1:{free_port()}/{TOKEN}")
+    assert str(delivery_error(NotifyConfig(webhook=(closed,)))) == "Connection refused"
+    assert "unknown host name" in str(
+        delivery_error(NotifyConfig(webhook=(Secret(text="http://gpuwarden.invalid/x"),)))
+    )
     with silent_receiver() as port:
         silent = NotifyConfig(webhook=(Secret(text=f"http://127.0.0.1:{port}/"),), timeout=0.2)
-        assert str(refusal(silent)) == "no answer within 0.2 s"
+        assert str(delivery_error(silent)) == "no answer within 0.2 s"
 
 
 @pytest.mark.parametrize(
@@ -138,17 +142,17 @@ def test_nobody_answers() -> None:
         (b"HTTP/1.1 403 Forbidden\r\n\r\n", "HTTP status 403: x"),
     ],
 )
-def test_server_that_drips(answer: bytes, said: str) -> None:
-    """A server that sends a byte now and then holds its sender for the timeout, and no longer."""
+def test_slow_server_times_out(answer: bytes, said: str) -> None:
+    """A server that sends one byte at a time blocks the sender no longer than the timeout."""
     with dripping_receiver(answer, 0.1) as port:
         began = time.monotonic()
-        error = refusal(NotifyConfig(webhook=(Secret(text=f"http://127.0.0.1:{port}/"),), timeout=0.5))
+        error = delivery_error(NotifyConfig(webhook=(Secret(text=f"http://127.0.0.1:{port}/"),), timeout=0.5))
         assert time.monotonic() - began < PATIENCE / 2
         assert str(error).startswith(said)
 
 
-def test_answer_that_never_ends() -> None:
-    """A server that says that it took a message has taken it, though the rest of its answer never comes."""
+def test_endless_success_body() -> None:
+    """A success status counts as delivered, even if the body never ends."""
     with http_receiver() as server:
         server.whole.clear()
         server.answer = b""
@@ -156,42 +160,42 @@ def test_answer_that_never_ends() -> None:
         assert server.asked == 1
 
 
-def test_refusal_that_never_ends() -> None:
-    """The first piece of a server's reason is enough: it may send the rest a byte at a time."""
+def test_endless_error_body() -> None:
+    """The first part of an error body is enough, even if the body never ends."""
     with http_receiver() as server:
         server.whole.clear()
         server.status, server.answer = 403, b"no such channel"
-        error = refusal(NotifyConfig(webhook=(Secret(text=server.url),), timeout=0.5))
+        error = delivery_error(NotifyConfig(webhook=(Secret(text=server.url),), timeout=0.5))
     assert str(error) == "HTTP status 403: no such channel"
 
 
-def test_answer_that_is_broken() -> None:
-    """So has one whose answer is no HTTP after its head."""
+def test_malformed_success_body() -> None:
+    """A success status counts as delivered, even if the body is malformed."""
     with http_receiver() as server:
         server.headers, server.answer = {"Transfer-Encoding": "chunked"}, b"nonsense\r\n"
         send(NotifyConfig(webhook=(Secret(text=server.url),)))
         assert server.asked == 1
 
 
-def test_http_address_that_went_bad(tmp_path: Path) -> None:
-    """A file that lost its address is told by its name, and not by what is in it."""
+def test_url_file_without_a_url(tmp_path: Path) -> None:
+    """An error about a file without a URL names the file, not its content."""
     settings = NotifyConfig(webhook=(Secret(file=tmp_path / "url"),))
-    assert str(refusal(settings)) == f"the file {tmp_path}/url cannot be read: No such file or directory"
+    assert str(delivery_error(settings)) == f"the file {tmp_path}/url cannot be read: No such file or directory"
     (tmp_path / "url").write_text(TOKEN)
-    assert str(refusal(settings)) == f"the file {tmp_path}/url has no address that starts with https://"
+    assert str(delivery_error(settings)) == f"the file {tmp_path}/url has no address that starts with https://"
 
 
 def test_token_outside_ascii() -> None:
-    """A token that a header cannot hold is told by where it stands."""
+    """An error about a token with non-ASCII characters names where the token is configured."""
     token = Secret(text="T0KEN-łódź")
-    assert str(refusal(NotifyConfig(webhook=(Secret(text="http://127.0.0.1:1/"),), webhook_token=token))) == (
+    assert str(delivery_error(NotifyConfig(webhook=(Secret(text="http://127.0.0.1:1/"),), webhook_token=token))) == (
         f"the configuration {NOT_ASCII}"
     )
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what apprise loads
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised by imports of apprise
 def test_apprise() -> None:
-    """What apprise knows is told through it; here a web server that takes apprise's own JSON."""
+    """An apprise URL works, here with a web server that takes apprise's own JSON."""
     pytest.importorskip("apprise")
     with http_receiver() as server:
         send(NotifyConfig(apprise=(Secret(text=f"json://127.0.0.1:{server.port}/{TOKEN}"),)))
@@ -214,21 +218,21 @@ def test_apprise() -> None:
         assert named in got.content["message"]
         assert "Docs: https://x/docs/reference/alerts.md#runnearoutofmemory" in got.content["message"]
         server.status = 500
-        error = refusal(NotifyConfig(apprise=(Secret(text=f"json://127.0.0.1:{server.port}/{TOKEN}"),)))
+        error = delivery_error(NotifyConfig(apprise=(Secret(text=f"json://127.0.0.1:{server.port}/{TOKEN}"),)))
         assert "500" in str(error)
         assert TOKEN not in str(error)
-    assert "does not support" in str(refusal(NotifyConfig(apprise=(Secret(text="nosuch://x/"),))))
+    assert "does not support" in str(delivery_error(NotifyConfig(apprise=(Secret(text="nosuch://x/"),))))
 
 
 def mail_url(port: int, to: str = "ops@example.com,ml@example.com", user: str = "") -> NotifyConfig:
-    """Return settings for mail through a server of this machine."""
+    """Return settings for mail through a local server."""
     address = f"mailto://{user}127.0.0.1:{port}?from=gpuwarden@box.example.com&to={to}"
     return NotifyConfig(apprise=(Secret(text=address),))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what apprise loads
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised by imports of apprise
 def test_mail_by_apprise() -> None:
-    """A mail has all that matters in its subject and its text; a run's name adds no header; any script arrives."""
+    """A mail has all facts in subject and text; a run name adds no header; any script is kept."""
     with mail_receiver() as server:
         send(mail_url(server.port))
         mail = server.next()
@@ -252,26 +256,26 @@ def test_mail_by_apprise() -> None:
         assert server.to[-1] == ["ops@example.com"]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what apprise loads
-@pytest.mark.filterwarnings("ignore:Requiring AUTH")  # of the mail server, which has no TLS here
-def test_mail_that_is_refused() -> None:
-    """The error has the server's reason and no password; where some recipients took it, it is not sent again."""
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised by imports of apprise
+@pytest.mark.filterwarnings("ignore:Requiring AUTH")  # the mail server has no TLS here
+def test_rejected_mail() -> None:
+    """The error has the server's reason and no password; a mail accepted for some recipients is not re-sent."""
     with mail_receiver() as server:
         server.refused = {"ml@example.com"}
-        error = refusal(mail_url(server.port))
+        error = delivery_error(mail_url(server.port))
         assert isinstance(error, PartlySentError)
         assert "no such user here" in str(error)
         server.refused = {"ml@example.com", "ops@example.com"}
-        assert not isinstance(refusal(mail_url(server.port)), PartlySentError)
+        assert not isinstance(delivery_error(mail_url(server.port)), PartlySentError)
     with mail_receiver(passwords={"alerts": "right"}) as server:
         server.refusal = "550 s3cret-password"
-        error = refusal(mail_url(server.port, user="alerts:s3cret-password@"))
+        error = delivery_error(mail_url(server.port, user="alerts:s3cret-password@"))
         assert "535" in str(error)
         assert "s3cret" not in str(error)
-    assert "refused" in str(refusal(mail_url(free_port())))
+    assert "refused" in str(delivery_error(mail_url(free_port())))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what apprise loads
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised by imports of apprise
 @pytest.mark.parametrize(
     ("longest", "chosen", "pieces", "whole"),
     [
@@ -285,10 +289,10 @@ def test_mail_that_is_refused() -> None:
 def test_apprise_service_with_short_messages(
     monkeypatch: pytest.MonkeyPatch, longest: int, chosen: str, pieces: int, *, whole: bool
 ) -> None:
-    """A service with a limit gets a long message in pieces, or its begin if they were many; the URL may choose."""
+    """A long message is split for a service with a length limit, or truncated if too many; the URL may choose."""
     apprise = pytest.importorskip("apprise")
-    told = (near_oom(), gpu_hot(), xid(1), *(gpu_down(index) for index in range(30)))
-    long = Message("box1", "docs", tuple(map(Notification, told)))
+    alerts = (near_oom(), gpu_hot(), xid(1), *(gpu_down(index) for index in range(30)))
+    long = Message("box1", "docs", tuple(map(Notification, alerts)))
     with http_receiver() as server:
         url = f"json://127.0.0.1:{server.port}/{chosen}"
         monkeypatch.setattr(type(apprise.Apprise.instantiate(url)), "body_maxlen", longest)
@@ -302,8 +306,8 @@ def test_apprise_service_with_short_messages(
         assert long.text.startswith(texts[0])
 
 
-def test_places_are_no_secrets() -> None:
-    """How a target is called in the log and in counters tells nothing of its secret."""
+def test_target_names_show_no_secret() -> None:
+    """The target name in logs and counters shows no secret."""
     config = parse(
         json.dumps(
             {

@@ -1,4 +1,4 @@
-"""Targets behind TLS, with certificates that openssl makes."""
+"""Targets behind TLS, with certificates made by openssl."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from services import until
 
 from gpuwarden.config.schema import NotifyConfig
 from gpuwarden.config.secrets import Secret
-from tests.alerts.delivery.test_alertmanager_target import NEAR, see, telling
-from tests.alerts.delivery.test_targets import TOKEN, refusal, send
+from tests.alerts.delivery.test_alertmanager_target import NEAR, resending_dispatcher, update
+from tests.alerts.delivery.test_targets import TOKEN, delivery_error, send
 
 pytestmark = pytest.mark.system
 
 
 @pytest.fixture(scope="module")
-def papers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make an authority, a server's and a client's certificate."""
-    folder = tmp_path_factory.mktemp("papers")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Create a certificate authority and a certificate each for server and client."""
+    folder = tmp_path_factory.mktemp("certificates")
 
     def openssl(*arguments: str) -> None:
         subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
@@ -37,22 +37,22 @@ def papers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def secure(papers: Path) -> ssl.SSLContext:
-    """Serve by that certificate, to clients that have one."""
-    made = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=papers / "ca.pem")
-    made.load_cert_chain(papers / "server.pem", papers / "server.key")
+def server_context(certificates: Path) -> ssl.SSLContext:
+    """Return a server context that requires a client certificate."""
+    made = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=certificates / "ca.pem")
+    made.load_cert_chain(certificates / "server.pem", certificates / "server.key")
     made.verify_mode = ssl.CERT_REQUIRED
     return made
 
 
-def test_tls_with_certificates_on_both_sides_and_a_token(papers: Path, secure: ssl.SSLContext) -> None:
-    """The server is known by the authority, the daemon by its certificate and a token, which may change."""
-    token = papers / "token"
+def test_tls_with_certificates_on_both_sides_and_a_token(certificates: Path, server_context: ssl.SSLContext) -> None:
+    """Both sides verify certificates, and the daemon sends a token that may change."""
+    token = certificates / "token"
     token.write_text("first\n")
-    own = f"cert_file: {papers}/client.pem, key_file: {papers}/client.key, bearer_token: 'file:{token}'"
-    options = f"ca_file: {papers}/ca.pem, {own}"
-    with http_receiver(secure) as server, telling(server.url, options=options) as sink:
-        see(sink, [NEAR])
+    own = f"cert_file: {certificates}/client.pem, key_file: {certificates}/client.key, bearer_token: 'file:{token}'"
+    options = f"ca_file: {certificates}/ca.pem, {own}"
+    with http_receiver(server_context) as server, resending_dispatcher(server.url, options=options) as sink:
+        update(sink, [NEAR])
         assert server.next().headers["Authorization"] == "Bearer first"
         token.write_text("second\n")
         until(lambda: server.next().headers["Authorization"] == "Bearer second", "the new token")
@@ -60,24 +60,26 @@ def test_tls_with_certificates_on_both_sides_and_a_token(papers: Path, secure: s
         until(lambda: sink.posted[server.url].failed, "its loss")
 
 
-def test_tls_that_does_not_fit(papers: Path, secure: ssl.SSLContext, caplog: pytest.LogCaptureFixture) -> None:
-    """A server that is not known, or that does not know the daemon, is told nothing."""
+def test_untrusted_certificates(
+    certificates: Path, server_context: ssl.SSLContext, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No alert is sent to an untrusted server, or to one that rejects the daemon's certificate."""
     for options, said in (
         ("", "self-signed certificate in certificate chain"),
-        (f"ca_file: {papers}/ca.pem", "TLS error: "),
+        (f"ca_file: {certificates}/ca.pem", "TLS error: "),
     ):
-        with http_receiver(secure) as server, telling(server.url, options=options) as sink:
-            see(sink, [NEAR])
+        with http_receiver(server_context) as server, resending_dispatcher(server.url, options=options) as sink:
+            update(sink, [NEAR])
             until(lambda: said in caplog.text, "the reason")  # noqa: B023 - called at once
             assert not server.asked
 
 
-def test_http_over_tls(tmp_path: Path) -> None:
-    """A certificate is trusted where notify.ca_file names it, and nothing is said to a server without."""
+def test_webhook_over_tls(tmp_path: Path) -> None:
+    """An HTTPS receiver is trusted through notify.ca_file; without it nothing is sent."""
     made = certificate(tmp_path)
     with http_receiver(made.server()) as server:
         url = Secret(text=f"{server.url}/{TOKEN}")
-        assert "certificate not trusted" in str(refusal(NotifyConfig(webhook=(url,))))
+        assert "certificate not trusted" in str(delivery_error(NotifyConfig(webhook=(url,))))
         assert server.asked == 0
         send(NotifyConfig(webhook=(url,), ca_file=made.file))
         assert "resnet50" in server.next().content["text"]
