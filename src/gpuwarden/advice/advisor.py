@@ -1,9 +1,9 @@
-"""Advisor of runs: on their pressure as it changes, and on what happens to their GPUs, once an episode.
+"""Advisor of runs: advice on changes of their pressure and on faults of their GPUs, once per episode.
 
-Only runs whose hello says that they hear get advice, each of its own GPUs and MIG instances. What could not be sent is
-tried again at the next poll, for as long as it holds. So that a run need not wait for a poll, the advisor computes
-beyond which use of memory there would be news. Pressure and faults of a GPU are events in the record of every run on
-it, a co-tenant that grows in that of a run that was advised of it.
+Only runs whose hello sets `hears` get advice, each about its own GPUs and MIG instances. Advice that could not be sent
+is tried again at the next poll, while it is current. So that a run need not wait for a poll, the advisor computes the
+memory in use above which there would be new advice. Pressure and GPU faults are events in the record of every run on
+the GPU; a growing co-tenant is one in the record of a run that was advised of it.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from gpuwarden.runs.run_events import RunEvent, RunEventKind
 from gpuwarden.runs.run_snapshot import JoinedPoll, RunSnapshot
 from gpuwarden.xid.codes import Action, explain
 
-MIN_GROWTH_BYTES = 64 * 2**20  # that a co-tenant has to take, however little there is
-HUNG_SECONDS = 10.0  # that a GPU has to hang for it to count as lost: one that is only slow comes back
-# The XIDs after which a GPU is good for nothing, or not for long, until somebody does something about it.
+MIN_GROWTH_BYTES = 64 * 2**20  # growth of a co-tenant that is always ignored
+HUNG_SECONDS = 10.0  # after which a hanging GPU counts as lost: one that is only slow comes back
+# XIDs after which a GPU is unusable, now or soon, until an operator acts.
 _GRAVITY: Mapping[Action, Level] = {
     Action.RESET_GPU: "critical",
     Action.REBOOT_MACHINE: "critical",
@@ -49,7 +49,7 @@ _GRAVITY: Mapping[Action, Level] = {
 
 @dataclass(frozen=True, slots=True)
 class SubjectState:
-    """Level of a subject for a run; `text` makes its sentence from a GPU's name, `memory` is set where it matters."""
+    """Level of a subject for a run; `text` makes its sentence from a GPU's name, `memory` is set for memory advice."""
 
     level: Level
     text: Callable[[str], str]
@@ -66,12 +66,12 @@ class _Facts:
     pressure: Pressure
 
     def gpus_of(self, run: RunSnapshot) -> dict[str, Gpu]:
-        """Return the GPUs of a run, by UUID of the GPU or MIG instance that it has."""
+        """Return the GPUs of a run, by UUID of its GPU or MIG instance."""
         return {uuid: gpu for uuid in run.devices if (gpu := self.gpus.get(uuid))}
 
 
 class Advisor:
-    """Advisor of runs: decides poll by poll what is news to each. Used by one event loop.
+    """Advisor of runs: decides at each poll what to send to each. Used by one event loop.
 
     `alerting`: pressure is also sent as alerts, whether the runs read advice or not. `nearest_above` returns which
     run's process one belongs to, by pids.
@@ -86,20 +86,20 @@ class Advisor:
     ) -> None:
         self._alerting = alerting
         self._nearest_above = nearest_above
-        self._belongs: dict[int, int] = {}  # to which run's process a process belongs, by pids; of this poll
+        self._belongs: dict[int, int] = {}  # process to its run's process, by pids; of this poll
         self._roots: set[int] = set()  # the runs' processes
         self._limits = limits
         self._states: dict[str, DeliveryState] = {}  # by run id
-        self._hung: dict[str, float] = {}  # since when, monotonic, by UUID
-        self._divided: dict[str, str] = {}  # GPUs by their instances' UUIDs: one that is lost tells of none
+        self._hung: dict[str, float] = {}  # start (monotonic), by UUID
+        self._divided: dict[str, str] = {}  # GPUs by their instances' UUIDs; kept as a lost GPU lists none
 
     @property
     def sent(self) -> dict[str, Mapping[AdviceKind, int]]:
-        """Messages that each run of the last poll was sent so far, by run id and kind."""
+        """Counts of messages sent to each run of the last poll, by run id and kind."""
         return {run_id: dict(state.sent) for run_id, state in self._states.items()}
 
     def update(self, poll: JoinedPoll, pressure: Pressure) -> AdviceRound:
-        """Return what is news to the runs of a poll; whoever sends it confirms what was sent."""
+        """Return the new advice of a poll; call `confirm` with the messages that were sent."""
         self._states = {run.peer.run_id: self._states.get(run.peer.run_id) or DeliveryState() for run in poll.runs}
         living = [run for run in poll.runs if run.up]
         if not living:
@@ -126,7 +126,7 @@ class Advisor:
         return AdviceRound(tuple(messages), events, gpu_limits, run_limits)
 
     def confirm(self, sent: Iterable[AdviceMessage], now: float) -> None:
-        """Record which messages of the last poll were sent; the others are tried again for as long as they hold."""
+        """Record which messages of the last poll were sent; the others are tried again while they are current."""
         for message in sent:
             state = self._states[message.run.run_id]
             state.serial = message.advice.serial
@@ -145,14 +145,14 @@ class Advisor:
     def _limit(
         self, run: RunSnapshot, gpus: Mapping[str, Gpu], facts: _Facts, gpu_limits: dict[str, float], *, listens: bool
     ) -> dict[str, float]:
-        """Return how much a run's allocator may have in use on each device until there may be news.
+        """Return the bytes in use of a run's allocator, by device, above which there may be new advice.
 
-        Lowers `gpu_limits`, how much may be in use on a GPU at all, likewise; `listens`: to news of co-tenants too.
+        Lowers `gpu_limits`, the same for all memory in use on a GPU. `listens`: include advice on co-tenants.
         """
         limits: dict[str, float] = {}
         for uuid, gpu in gpus.items():
             whole = gpu.identity.uuid
-            gpu_limits.setdefault(whole, NO_LIMIT)  # that it does not answer is to be sent at least
+            gpu_limits.setdefault(whole, NO_LIMIT)  # at least a loss of the GPU must be noticed
             if (memory := facts.pressure.of_runs.get((run.peer.run_id, uuid))) is not None:
                 others, own = memory.slack(self._limits)
                 limits[uuid] = memory.in_use + own
@@ -160,14 +160,14 @@ class Advisor:
                     others = min(others, self._co_tenant_slack(run, uuid, gpu, memory, facts.poll.co_tenants))
                 used = gpu.value(GpuReadings.memory_used_bytes)
                 if used is not None:
-                    # On a MIG instance it takes as much at least: what others give back meanwhile is not known.
+                    # On a MIG instance this is a lower bound: memory freed by others is unknown.
                     gpu_limits[whole] = min(gpu_limits[whole], used + others)
         return limits
 
     def _messages(
         self, run: RunSnapshot, state: DeliveryState, subjects: Mapping[AdviceSubject, SubjectState], now: float
     ) -> list[AdviceMessage]:
-        """Return what is news to a run that hears."""
+        """Return the new messages for a run that reads advice."""
         messages: list[AdviceMessage] = []
         if state.connection != run.advice_connection:
             state.connection = run.advice_connection
@@ -220,23 +220,23 @@ class Advisor:
     def _co_tenants(
         self, run: RunSnapshot, gpus: Mapping[str, Gpu], facts: _Facts
     ) -> Iterator[tuple[AdviceSubject, SubjectState]]:
-        """Yield which processes have taken much of what the run could have had."""
+        """Yield the processes that allocated much of the memory available to the run."""
         for uuid, gpu in gpus.items():
             memory = facts.pressure.of_runs.get((run.peer.run_id, uuid))
             limit = run.memory[uuid].limit if uuid in run.memory else None
             if memory is None or (limit and memory.headroom >= limit - memory.in_use):
-                continue  # a limit of its own ends it, from which other processes take nothing
+                continue  # its own limit comes first, and is not affected by other processes
             pid, co_tenant = self._largest(run, uuid, gpu, facts.poll.co_tenants)
             if co_tenant is None or facts.poll.now - co_tenant.rose > facts.poll.snapshot.time - run.began:
-                continue  # what was taken before the run began is none of its own
+                continue  # growth before the run started does not count
             if co_tenant.grown >= self._min_growth(memory, co_tenant.grown):
                 text = partial(co_tenant_text, memory, pid, co_tenant, facts.poll.owners.by_pid.get(pid))
                 yield AdviceSubject("neighbour", uuid, str(pid)), SubjectState("warning", text, gpu, memory)
 
     def _largest(self, run: RunSnapshot, uuid: str, gpu: Gpu, co_tenants: CoTenants) -> tuple[int, CoTenant | None]:
-        """Return the co-tenant of a run that has grown most; None where none has, or where the run may be any of them.
+        """Return the co-tenant of a run that has grown most; None without one, or if the run's process is not listed.
 
-        The run's children are none, and one that has begun since its processes were read is a child too.
+        The run's children are no co-tenants, including those started after its processes were read.
         """
         grown = co_tenants.grown(uuid)
         if not grown or not gpu.holds(run.peer.pid, uuid):
@@ -253,23 +253,23 @@ class Advisor:
         return self._belongs[pid]
 
     def _min_growth(self, memory: RunPressure, grown: float) -> float:
-        """Return the bytes that a co-tenant that has grown by so much must have grown by, to be reported."""
+        """Return the growth in bytes from which a co-tenant that has `grown` so far is reported."""
         return max(MIN_GROWTH_BYTES, self._limits.neighbour_share * (memory.headroom + grown))
 
     def _co_tenant_slack(
         self, run: RunSnapshot, uuid: str, gpu: Gpu, memory: RunPressure, co_tenants: CoTenants
     ) -> float:
-        """Return the bytes that a co-tenant may still grow by until that is news; infinite where it has been."""
+        """Return the bytes by which a co-tenant may grow until it is reported; infinite if it already is."""
         _pid, co_tenant = self._largest(run, uuid, gpu, co_tenants)
         grown = co_tenant.grown if co_tenant else 0
         more = self._min_growth(memory, grown) - grown
-        return more if more > 0 else float("inf")  # else it was sent, and may go on
+        return more if more > 0 else float("inf")  # already sent
 
 
 def _events(
     run: RunSnapshot, state: DeliveryState, subjects: Mapping[AdviceSubject, SubjectState]
 ) -> Iterator[RunEvent]:
-    """Yield what is new in the record of a run."""
+    """Yield the new events for the record of a run."""
     for subject, each in _news(state.recorded, subjects):
         state.recorded[subject] = each.level
         kind: RunEventKind = "pressure" if subject.kind == "pressure" else "event"
@@ -279,7 +279,7 @@ def _events(
 def _news(
     known: dict[AdviceSubject, Level], subjects: Mapping[AdviceSubject, SubjectState]
 ) -> list[tuple[AdviceSubject, SubjectState]]:
-    """Return what is otherwise than known, and drop what is over: pressure alone is not by being absent."""
+    """Return the changed subjects, and drop those that are over; pressure does not end by being absent."""
     for over in [each for each in known if each.kind != "pressure" and each not in subjects]:
         del known[over]
     return [(subject, each) for subject, each in subjects.items() if known.get(subject, "none") != each.level]

@@ -1,4 +1,4 @@
-"""State of the advice to one run: what it was sent, how often, and what its record has of it."""
+"""State of the advice to one run: messages sent, their counts, and events in its record."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class AdviceSubject:
 
 @dataclass(frozen=True, slots=True)
 class AdviceMessage:
-    """Advice that is to be sent to a run; `event` belongs in the run's record once it was sent."""
+    """Advice to send to a run; `event` is added to the run's record once it is sent."""
 
     run: ProcessKey
     subject: AdviceSubject
@@ -31,10 +31,10 @@ class AdviceMessage:
 
 @dataclass(frozen=True, slots=True)
 class AdviceRound:
-    """Advice of one poll: messages to be sent, events for the records of runs by id, and when there may be more.
+    """Advice of one poll: messages to send, events for the records of runs by id, and limits that trigger a poll.
 
-    That is when more bytes are in use than `gpu_limits` has by UUID of a GPU, or `run_limits` by run id and UUID of the
-    GPU or MIG instance, in the run's allocator.
+    The limits are bytes in use: `gpu_limits` by UUID of a GPU, `run_limits` of a run's allocator, by run id and UUID of
+    the GPU or MIG instance.
     """
 
     messages: tuple[AdviceMessage, ...] = ()
@@ -55,14 +55,13 @@ class AdviceRound:
 class DeliveryState:
     """State of one run's advice. Used by one event loop.
 
-    `levels` are those that the run knows: of each subject the level last sent, as long as it is current. Cleared when
-    the run reconnects, which is then sent the current ones. `recorded` is what its record has. `serial` is the last
-    message's.
+    `levels` are the last levels sent, by subject, while they are current. Cleared when the run reconnects, which then
+    gets the current ones again. `recorded` are the levels in its record. `serial` is that of the last message.
     """
 
-    connection: int = 0  # on which it last read advice
+    connection: int = 0  # of the last advice
     serial: int = 0
     levels: dict[AdviceSubject, Level] = field(default_factory=dict)
     recorded: dict[AdviceSubject, Level] = field(default_factory=dict)
     sent: dict[AdviceKind, int] = field(default_factory=lambda: dict.fromkeys(ADVICE_KINDS, 0))
-    neighbour_at: float | None = None  # monotonic: when it was last advised of one
+    neighbour_at: float | None = None  # monotonic time of the last advice on a co-tenant

@@ -3,7 +3,7 @@
 A run sends hellos, reports, errors and its end. The daemon sends advice to runs whose hello sets `hears`.
 
 Identity (pid, uid) is never part of a message: the daemon reads it from the kernel. Counts are totals since the run
-began, not increments, so a lost message or a restart of the daemon loses nothing.
+started, not increments, so a lost message or a restart of the daemon loses nothing.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ from gpuwarden.protocol.validators import (
     validated,
 )
 
-MAX_ERROR_CHARACTERS = 2000  # of an error's message: of a long one what its kind shows by, the front and the end
-MAX_ALLOCATIONS = 8  # that failed in one error: several replicas may fail at once
+MAX_ERROR_CHARACTERS = (
+    2000  # of an error's message; a long one is cut to the part that shows its kind, its front and its end
+)
+MAX_ALLOCATIONS = 8  # failed ones of one error: several replicas may fail at once
 MAX_ADVICE_CHARACTERS = 500
 MAX_DEVICE_LIST_CHARACTERS = 41 * MAX_DEVICES  # of CUDA_VISIBLE_DEVICES: UUIDs with their commas
 STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
@@ -71,8 +73,8 @@ ACTIONS: tuple[Action, ...] = get_args(Action)
 class DeviceMemory:
     """Memory of the framework's allocator on one device, in bytes.
 
-    `limit` where the allocator has a limit of its own; `reserved` is what it holds of the device, used or not, where it
-    says so (torch, JAX).
+    `limit` is the allocator's own limit, if any; `reserved` the memory that it has reserved on the device, used or not,
+    if it reports that (torch, JAX).
     """
 
     current: int = validated(check_count)
@@ -83,7 +85,7 @@ class DeviceMemory:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """One allocation that failed, as far as the framework's message says. `shape` is written "20000,4000"."""
+    """Failed allocation, as far as the framework's message describes it. `shape` is like "20000,4000"."""
 
     requested: int | None = validated(check_count, default=None)
     shape: str | None = validated(check_text, default=None)
@@ -95,12 +97,12 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Introduction of a run; the first message of every connection, and again when something of it has changed.
+    """Introduction of a run: the first message of every connection, sent again when it changes.
 
-    `devices` maps the framework's device names to the GPU's UUID where the run knows it, else to None: then the
-    daemon resolves it. `visible_devices` and `device_order` are the run's CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER.
-    Of a job with several processes `job` is what they have in common, `rank` this one's place from 0 in `world_size`.
-    `hears`: it reads advice; to a run that does not say so none is sent.
+    `devices` maps the framework's device names to the GPU's UUID if the run knows it, else to None: then the daemon
+    resolves it. `visible_devices` and `device_order` are the run's CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER. In a job
+    of several processes `job` is their common name, `rank` this one's rank from 0 of `world_size`. `hears`: the run
+    reads advice; others are sent none.
     """
 
     name: str = validated(check_text)
@@ -118,16 +120,15 @@ class Hello:
 class Report:
     """State of a run. All counts are since the run began.
 
-    `step_buckets` counts steps by duration, one entry a bound of STEP_BUCKETS and one above, not cumulative.
-    `batch` and `epoch` count from 0; `dropped` counts reports that the socket could not take. `examples` is how many
-    went through the steps, where the batch size is known. `step_median` and `step_p95` are seconds, of all steps so
-    far. `compile_seconds` is what steps took that traced or compiled, which are in no duration. `input_wait_seconds` is
-    how long steps waited for their input in the `input_observed_seconds` of stepping where that could be known;
-    `input_buffered` of `input_buffer_size` batches stood ready. `loss` is the last one the user let it have.
-    `stepping`: a step is under way, so a long silence means that it hangs. `batch_size` is the examples of the last
-    step whose size is known, `largest_batch_size` of the largest. `advice_heard` counts advice that came, `actions`
-    what the run did on it because its user had asked for that. `oom_retries` counts retries with a
-    smaller batch after an out-of-memory.
+    `step_buckets` counts steps by duration, one entry for each bound of STEP_BUCKETS and one above, not cumulative.
+    `batch` and `epoch` count from 0; `dropped` counts reports that the socket did not accept. `examples` is the number
+    of training examples, if the batch size is known. `step_median` and `step_p95` are seconds, of all steps.
+    `compile_seconds` is the time of steps that traced or compiled, which are in no duration. `input_wait_seconds` is
+    the time that steps waited for input, of the `input_observed_seconds` of step time for which it is known;
+    `input_buffered` of `input_buffer_size` batches are ready. `loss` is the last one, if the user reports it.
+    `stepping`: a step is in progress, so a long silence means a stall. `batch_size` is the size of the last step with a
+    known one, `largest_batch_size` the largest. `advice_heard` counts received advice, `actions` the actions on it that
+    the user configured. `oom_retries` counts retries with a smaller batch after an out-of-memory error.
     """
 
     phase: Phase = validated(one_of(PHASES))
@@ -158,14 +159,14 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """One error that a step raised, sent when it happens; the reports' `errors` count all of them.
+    """One error raised by a step, sent when it happens; the `errors` of reports count all of them.
 
-    `exception` is the type's name, `text` what matters of its message. `allocations` are those that failed, `memory` is
-    what the allocators said afterwards. `at` is the place in the text where its kind shows, where it does.
-    `batch_size` is the examples of the step that failed, where that is known. `stage` says in which part of the program
-    it was raised: where weights are made or moved, where the optimizer works, in the passes, in the input; None where
-    its traceback does not show one. `weights` is bytes of the variables of model and optimizer, `trainable` of those
-    that get gradients, `like_weight` whether what failed has the shape of one; all where the model is known.
+    `exception` is the type's name, `text` an excerpt of its message. `allocations` are the failed ones, `memory` the
+    allocators' figures afterwards. `at` is the position in the text that shows the kind, if any. `batch_size` is the
+    size of the failed step, if known. `stage` is the part of the program that raised it: creating or moving weights,
+    the optimizer, forward or backward pass, the input; None if the traceback does not show one. `weights` is the bytes
+    of the variables of model and optimizer, `trainable` of those with gradients, `like_weight` whether the failed
+    tensor has the shape of one; all if the model is known.
     """
 
     kind: ErrorKind = validated(known_or("other", ERROR_KINDS))
@@ -185,7 +186,7 @@ class Error:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """End of a run, by itself; without it the daemon sees the process die. `outcome`: whether an exception ended it."""
+    """Last message of a run; without it the daemon sees its process end. `outcome` is failed after an exception."""
 
     reason: str = validated(check_text)
     outcome: EndOutcome = validated(one_of(END_OUTCOMES), default="finished")
@@ -195,9 +196,8 @@ class End:
 class Advice:
     """Advice of the daemon to a run on one of its GPUs or MIG instances.
 
-    Pressure names the `resource` whose `level` has changed, and is sent again when it ends; of anything else, which is
-    an event, `level` says how grave it is. `text` is one sentence for the run's log. `serial` counts the advice that
-    the run was sent.
+    Pressure has the `resource` whose `level` has changed, and is sent again when it ends; for events, `level` is the
+    severity. `text` is one sentence for the run's log. `serial` counts the advice sent to the run.
     """
 
     serial: int = validated(check_count)

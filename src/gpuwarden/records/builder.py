@@ -23,7 +23,7 @@ from gpuwarden.records.record import (
 from gpuwarden.runs.run_snapshot import KEPT_ERRORS, RunSnapshot, SeenError
 from gpuwarden.usage.run_usage import DeviceUsage, RunUsage
 
-_MAX_CLOCK_DIFFERENCE_SECONDS = 1.0  # of two clocks that nobody has set
+_MAX_CLOCK_DIFFERENCE_SECONDS = 1.0  # between two clocks that were not changed
 # Forecasts of a run that leaks: none of one that has ended, and an earlier daemon's are out of date.
 _HOST_FORECASTS = ("host_memory_growth_bytes_per_second", "seconds_to_host_oom")
 _FORECASTS = ("memory_growth_bytes_per_second", "seconds_to_oom", "seconds_to_oom_lower", "seconds_to_oom_upper")

@@ -1,4 +1,4 @@
-"""Which GPU or MIG instance a run means by "GPU:0": resolved to a UUID by evidence, or left unresolved."""
+"""Resolution of a run's devices, such as "GPU:0", to UUIDs of GPUs or MIG instances, by evidence."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from gpuwarden.protocol.messages import Hello
 def resolve(hello: Hello, pid: int, snapshot: Snapshot) -> Mapping[str, str]:
     """Map the run's devices to UUIDs of GPUs or MIG instances; a device without sufficient evidence is left out.
 
-    In this order: what the run was told; UUIDs in CUDA_VISIBLE_DEVICES; its indices where CUDA's order equals NVML's;
-    the one GPU, or MIG instance, on which the process holds memory, for a run of one device. A device that was told to
-    be a GPU unknown here is no other GPU by its index: that may count what another container has.
+    In this order: UUIDs in the run's hello; UUIDs in CUDA_VISIBLE_DEVICES; its indices if CUDA's order equals NVML's;
+    for a run of one device, the only GPU or MIG instance on which its process has memory. A device whose UUID is
+    unknown here is not resolved by its index, which may count another container's GPUs.
     """
     known = {gpu.identity.uuid for gpu in snapshot.gpus}
     known |= {instance.identity.uuid for gpu in snapshot.gpus for instance in gpu.mig}
-    told = {device: uuid for device, uuid in hello.devices.items() if uuid in known and uuid is not None}
-    open_devices = [device for device in hello.devices if device not in told and _ordinal(device) is not None]
+    reported = {device: uuid for device, uuid in hello.devices.items() if uuid in known and uuid is not None}
+    open_devices = [device for device in hello.devices if device not in reported and _ordinal(device) is not None]
     visible = _visible(hello, snapshot)
-    untold = [device for device in open_devices if hello.devices[device] is None]
-    found = {device: visible[n] for device in untold if (n := _ordinal(device)) is not None and n in visible}
+    unreported = [device for device in open_devices if hello.devices[device] is None]
+    found = {device: visible[n] for device in unreported if (n := _ordinal(device)) is not None and n in visible}
     if not found and len(open_devices) == 1:
         processes = ((gpu, process) for gpu in snapshot.gpus for process in gpu.processes if process.pid == pid)
         holding = [process.instance or gpu.identity.uuid for gpu, process in processes]
         found = dict(zip(open_devices, holding, strict=True)) if len(holding) == 1 else {}
-    return told | found
+    return reported | found
 
 
 def _ordinal(device: str) -> int | None:

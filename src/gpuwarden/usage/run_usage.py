@@ -1,4 +1,4 @@
-"""Usage of GPUs by a run, as values: of one poll, or as the record of an earlier daemon has it."""
+"""Usage of GPUs by a run, as values: from polls, or from the record of an earlier daemon."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Number = TypeVar("Number", int, float)
 
 @dataclass(frozen=True, slots=True)
 class DeviceUsage:
-    """Usage of one GPU or MIG instance up to now; None or empty where it is not known.
+    """Usage of one GPU or MIG instance up to now; None or empty if unknown.
 
-    `seconds` are those in which the run held memory there, `busy` and `idle` the ones of them with and without a kernel
-    of any process running. `joules` are the whole GPU's, of them `joules_by_power` its power added up over the polls.
-    `throttled` is seconds by reason, `throttled_steps` the part of them in training steps. `xids` counts by code.
+    `seconds` is the time with memory allocated there, `busy` and `idle` its parts with and without a running kernel of
+    any process. `joules` is the energy of the whole GPU, `joules_by_power` its part computed from polled power.
+    `throttled` is seconds by reason, `throttled_steps` the part in training steps. `xids` counts by code.
     """
 
     name: str
@@ -75,7 +75,7 @@ NO_USAGE = RunUsage()
 
 
 def sum_of_known(one: float | None, other: float | None) -> float | None:
-    """Return the sum of those that are not None; None where both are."""
+    """Return the sum of the values that are not None; None if both are."""
     return one if other is None else other if one is None else one + other
 
 

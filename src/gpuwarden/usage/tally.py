@@ -15,8 +15,8 @@ from gpuwarden.usage.run_usage import NO_USAGE, DeviceUsage, RunUsage, known, su
 class DeviceTally:
     """Tally of one run on one GPU or MIG instance.
 
-    The driver's counters are read seldom: what they count is the run's in the proportion of the time that it held the
-    GPU since the last reading. Where the run ends before the next reading, power and clock events as polled stand in.
+    The driver's counters are read in the slow tier: their increase is the run's in proportion to the time with memory
+    allocated since the last reading. If the run ends before the next reading, polled power and clock events are used.
     """
 
     def __init__(self, gpu: Gpu, *, whole: bool) -> None:
@@ -64,7 +64,7 @@ class DeviceTally:
         )
 
     def update(self, meter: Meter, *, held: bool, stepping: bool) -> None:
-        """Add what the GPU did since the last poll, if the run held it."""
+        """Add the GPU's activity since the last poll, if the run had memory allocated."""
         if meter.lapse is not None and held:
             self._add_lapse(meter.lapse, counts_joules=meter.counts_joules, stepping=stepping)
         if meter.window is not None:
@@ -81,7 +81,7 @@ class DeviceTally:
         self._lowest_headroom = min(known(self._lowest_headroom, left), default=None)
 
     def update_xids(self, gpu: Gpu, first: float, last: float) -> None:
-        """Count XIDs that are new and came from `first` to `last`, in Unix time."""
+        """Count new XIDs from `first` to `last`, in Unix time."""
         for code, xid in gpu.xids.items():
             new = xid.count - self._xids_before.get(code, 0)
             if new > 0:
@@ -90,7 +90,7 @@ class DeviceTally:
                     self._xids[code] = self._xids.get(code, 0) + new
 
     def settle(self) -> None:
-        """Count what was polled since the driver's counters were last read: the run has ended, or the daemon does."""
+        """Count the polled values since the last reading of the counters, as the run or the daemon ends."""
         self._add_joules_by_power(self._window_joules)
         self._add_throttled(self._events)
         self._begin_window()
@@ -135,7 +135,7 @@ class DeviceTally:
 
 @dataclass(slots=True)
 class RunTally:
-    """Tally of one run: `devices` by UUID are those that it holds or held, `earlier` was counted before it was there.
+    """Tally of one run: current and past `devices` by UUID; `earlier` is usage counted by an earlier daemon.
 
     `step_seconds` is as of the run's last report, `up` as of the last poll.
     """
@@ -164,6 +164,6 @@ class RunTally:
         self._host_memory_peak = max(known(self._host_memory_peak, used or None), default=None)
 
     def settle(self) -> None:
-        """Count all that was polled: the run has ended, or the daemon does."""
+        """Count all polled values, as the run or the daemon ends."""
         for device in self.devices.values():
             device.settle()
