@@ -15,7 +15,7 @@ pytest_plugins = ["client_ends", "kernel_log_fifo", "mock_nvml.fixtures"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let `make goldens` write the files of tests/goldens."""
+    """Add the option by which `make goldens` writes tests/goldens."""
     parser.addoption("--write-goldens", action="store_true", help="write tests/goldens instead of comparing")
 
 

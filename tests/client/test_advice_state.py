@@ -77,7 +77,7 @@ def connection(daemon: Receiver) -> Iterator[DaemonConnection]:
 
 @pytest.fixture
 def peer(daemon: Receiver, connection: DaemonConnection) -> Peer:
-    """Give the daemon's end of the connection."""
+    """Return the daemon's end of the connection."""
     assert connection.is_connected()
     return daemon.accept()
 
@@ -93,7 +93,7 @@ def test_heard(connection: DaemonConnection, peer: Peer) -> None:
 
 @pytest.mark.parametrize("garbage", GARBAGE, ids=range(len(GARBAGE)))
 def test_garbage(connection: DaemonConnection, peer: Peer, garbage: bytes) -> None:
-    """Whatever the daemon says, a message that is no advice is left out, and what follows is received."""
+    """A message that is not advice is dropped, and the next one is received."""
     peer.socket.send(garbage)
     peer.advise(pressure("warning"))
     assert connection.receive() == [pressure("warning")]
@@ -183,7 +183,7 @@ def test_descriptor_that_is_another_socket(connection: DaemonConnection, *, ends
 
 
 def test_descriptor_that_is_another_socket_at_the_end(connection: DaemonConnection) -> None:
-    """It stays open where a forked child, or the end, closes the connection first."""
+    """It stays open if a forked child, or the end, closes the connection first."""
     assert connection._socket is not None
     number = connection._socket.fileno()
     theirs, other = socket.socketpair()
@@ -202,7 +202,7 @@ def test_hello_says_so(daemon: Receiver) -> None:
 
 
 def advised(*advice: Advice, at: float = 0.0) -> AdviceState:
-    """Give what comes of advice."""
+    """Return the state after advice."""
     made = AdviceState()
     for each in advice:
         made.update(each, at)
@@ -341,7 +341,7 @@ def test_event_again(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.parametrize(("away", "episodes"), [(RECONNECT_SECONDS - 1, 1), (RECONNECT_SECONDS + 1, 2)])
 def test_daemon_that_returns(caplog: pytest.LogCaptureFixture, away: float, episodes: int) -> None:
-    """Without a daemon there is no pressure; one that is soon back goes on with the episode, later another begins."""
+    """Without a daemon there is no pressure; one that is back soon continues the episode, a later one starts another."""
     made = advised(pressure("critical"))
     answered = len(made.pop_unanswered("stop", "critical", 0.0))
     made.disconnect(0.0)
@@ -411,13 +411,13 @@ class Clock:
     now = 1000.0
 
     def __call__(self) -> float:
-        """Give the time."""
+        """Return the time."""
         return self.now
 
 
 @pytest.fixture
 def clock() -> Clock:
-    """Give a clock."""
+    """Return a clock."""
     return Clock()
 
 

@@ -29,7 +29,7 @@ def test_hello_first(daemon: Receiver, connection: DaemonConnection) -> None:
 
 
 def test_absent_daemon(connection: DaemonConnection) -> None:
-    """Without a daemon a message does not go and is not counted as dropped."""
+    """Without a daemon a message is not sent, and not counted as dropped."""
     assert not connection.send(END)
     assert connection.dropped == 0
 
@@ -47,7 +47,7 @@ def test_daemon_later(connection: DaemonConnection, path: Path, clock: Clock) ->
 
 
 def test_retries_grow_apart(connection: DaemonConnection, clock: Clock) -> None:
-    """While no daemon answers, tries double their distance up to the last."""
+    """While no daemon answers, the delay between attempts doubles up to its maximum."""
     distances = []
     for _ in range(7):
         connection.send(END)
@@ -97,7 +97,7 @@ def test_daemon_that_hangs_up(daemon: Receiver, connection: DaemonConnection, cl
 
 
 def test_long_connection_forgives(daemon: Receiver, connection: DaemonConnection, clock: Clock) -> None:
-    """After a connection that lasted, the next try comes as early as the first did."""
+    """After a long-lived connection, the delay starts at its minimum again."""
     connection._delay = MAX_RETRY_SECONDS
     connection.send(END)
     clock.now += MAX_RETRY_SECONDS + 1

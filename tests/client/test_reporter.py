@@ -240,7 +240,7 @@ def test_exception_that_was_survived(daemon: Receiver, survived: str) -> None:
 
 
 def failure(kind: ErrorKind = "device_oom") -> Error:
-    """Give an error of this kind."""
+    """Return an error of this kind."""
     return Error(kind, "ResourceExhaustedError", "OOM when allocating tensor", "train", 3)
 
 

@@ -38,7 +38,7 @@ class Clock:
     now: float = 1000.0
 
     def __call__(self) -> float:
-        """Give the time."""
+        """Return the time."""
         return self.now
 
     def sleep(self, seconds: float) -> None:
@@ -73,12 +73,12 @@ def list_reports(messages: list[Message]) -> list[Report]:
 
 
 def last(peer: Peer) -> Report:
-    """Give the last report that waits."""
+    """Return the last report that waits."""
     return list_reports(peer.waiting())[-1]
 
 
 def phases(messages: list[Message]) -> list[str]:
-    """Give the phases in the order they were entered."""
+    """Return the phases in the order they were entered."""
     return [phase for phase, _ in groupby(each.phase for each in list_reports(messages))]
 
 
@@ -417,7 +417,7 @@ def test_slow_thread(daemon: Receiver) -> None:
 
 
 def test_busy(daemon: Receiver) -> None:
-    """While another thread looks nothing waits for it, and what was noted meanwhile is counted later."""
+    """While another thread reports, nothing waits for it, and steps recorded meanwhile are counted later."""
     with watch(interval=0) as run:
         peer = daemon.accept()
         peer.waiting()
@@ -478,7 +478,7 @@ def test_copies(daemon: Receiver) -> None:
 
 
 class Held:
-    """Stands for tensors in a frame."""
+    """Stand-in for tensors in a frame."""
 
 
 def test_error(daemon: Receiver) -> None:
@@ -531,7 +531,7 @@ def test_error_of_a_watch_within(daemon: Receiver) -> None:
 
 
 class OutOfRangeError(Exception):
-    """Named as TensorFlow's end of data."""
+    """Exception with the name of TensorFlow's end of data."""
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from gpuwarden.client.workers import find_reason_to_hold
 
 @pytest.fixture
 def jax(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
-    """Stand for a JAX of three processes that has not made its devices; give where they would be."""
+    """Return a stand-in for a JAX of three processes that has not made its devices; return the dict for them."""
     backends: dict[str, object] = {}
 
     def process_count() -> int:

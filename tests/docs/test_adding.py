@@ -52,7 +52,7 @@ class Copy:
 
 
 def test_metric(tmp_path: Path) -> None:
-    """It is on the metrics page with a value for each GPU, and in the reference."""
+    """The metric is on the metrics page with a value for each GPU, and in the reference."""
     copy = Copy("A metric", tmp_path)
     assert len(copy.changed) == 2
     name = "gpuwarden_gpu_pcie_link_bandwidth_bytes_per_second"
@@ -81,7 +81,7 @@ print(Desk().join({1: who(1000, unit)}, gpu(0, held={1: 5})).memory["GPU-0", "no
 
 
 def test_condition(tmp_path: Path) -> None:
-    """It is in the rules and in the alerts' reference, and the daemon checks it."""
+    """The alert is in the rules and in the alerts' reference, and the daemon checks it."""
     copy = Copy("A condition with an alert", tmp_path)
     assert len(copy.changed) == 2
     assert "alert: GpuPowerLimitLowered" in copy.gpuwarden("rules")

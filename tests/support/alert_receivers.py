@@ -101,7 +101,7 @@ class Mail:
         return AuthResult(success=data == LoginPassword(self.user.encode(), self.password.encode()))
 
     async def handle_DATA(self, _server: SMTP, session: Session, envelope: Envelope) -> str:  # noqa: N802 - its name
-        """Take a letter from who has given the password."""
+        """Accept a letter from a client that sent the password."""
         if not session.authenticated:
             return "530 Authentication required"
         content = envelope.original_content
@@ -116,7 +116,7 @@ class Mail:
 
 @contextlib.contextmanager
 def receivers() -> Iterator[tuple[Web, Mail]]:
-    """Give both servers, and end them."""
+    """Return both servers, and end them."""
     web, mail = Web(), Mail()
     try:
         yield web, mail

@@ -65,7 +65,7 @@ class Browser:
         return Tab(self, session, target, width, height)
 
     def call(self, method: str, session: str = "", **parameters: Any) -> dict[str, Any]:
-        """Ask for something, and wait for the answer; events that come meanwhile are kept. Raises RuntimeError."""
+        """Send a command and wait for its answer; keep events that arrive meanwhile. Raises RuntimeError."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
         if session:
@@ -114,7 +114,7 @@ class Tab:
         self.resize(width, height)
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Ask the page for something."""
+        """Evaluate an expression in the page."""
         return self._browser.call(method, self._session, **parameters)
 
     def events(self, method: str) -> list[dict[str, Any]]:
@@ -151,7 +151,7 @@ class Tab:
         )
 
     def resize(self, width: int, height: int, scale: float = 1) -> None:
-        """Give the window another size, in pixels."""
+        """Resize the window, in pixels."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -161,7 +161,7 @@ class Tab:
         )
 
     def prefer(self, scheme: Literal["light", "dark"], motion: str = "no-preference") -> None:
-        """Be a person who likes that."""
+        """Set a media preference, such as a dark color scheme."""
         features = [
             {"name": "prefers-color-scheme", "value": scheme},
             {"name": "prefers-reduced-motion", "value": motion},
@@ -186,7 +186,7 @@ class Tab:
 
 @contextlib.contextmanager
 def chromium(folder: Path) -> Iterator[Browser]:
-    """Have a Chromium, with its files in a folder."""
+    """Run a Chromium, with its files in a folder."""
     browser = Browser(folder)
     try:
         yield browser

@@ -28,19 +28,19 @@ class Clock:
         self.now = 1000.0
 
     def __call__(self) -> float:
-        """Give the time."""
+        """Return the time."""
         return self.now
 
 
 @pytest.fixture
 def clock() -> Clock:
-    """Give a clock that the test moves."""
+    """Return a clock that the test moves."""
     return Clock()
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Give a path for the daemon's socket; nothing listens there yet."""
+    """Return a path for the daemon's socket; nothing listens there yet."""
     return tmp_path / "run.sock"
 
 

@@ -16,7 +16,7 @@ def _must(code: int) -> None:
 
 
 def main(mebibytes: int) -> None:
-    """Take it, and follow the lines of standard input."""
+    """Allocate it, and follow the lines of standard input."""
     cuda = ctypes.CDLL("libcuda.so.1")
     device, context, memory = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
     _must(cuda.cuInit(0))

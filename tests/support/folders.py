@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def open_to_all(folder: Path) -> None:
-    """Let everybody enter a test's folder and what it lies in, as far as that is the tests' own."""
+    """Make a test's folder, and the tests' own folders around it, accessible for every user."""
     for each in (folder, *folder.parents):
         if each == Path(tempfile.gettempdir()):
             return

@@ -143,7 +143,7 @@ class _Time:
     frame: int = 0
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass; what is longer than between two samples leads to the next frame."""
+        """Advance the clock; what is longer than between two samples leads to the next frame."""
         self.clock.sleep(seconds)
         if seconds > SAMPLE_SECONDS:
             self.frame += 1

@@ -28,7 +28,7 @@ class Run:
         self.connect()
 
     def connect(self) -> None:
-        """Say hello and report."""
+        """Send the hello and a report."""
         self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.connection.connect(self._path)
         self._send(Hello("hearing", "none", self._said["devices"], hears=self._said["hears"]))

@@ -36,7 +36,7 @@ def hold(name: str, each: int) -> list[socket.socket]:
 
 
 def report(name: str, each: int) -> list[socket.socket]:
-    """Be a run on connections of its own."""
+    """Report as a run on its own connections."""
     held = hold(name, each)
     for connection in held:
         with contextlib.suppress(OSError):  # closed for being too many

@@ -175,7 +175,7 @@ CASES = {
 
 
 def saw(case: Callable[[Callable[..., Any]], Any], folder: Path) -> dict[str, Any]:
-    """Play one case; give its reports' fields on input, and what it returned or raised."""
+    """Run one case; return its reports' fields on input, and what it returned or raised."""
     daemon = Receiver(folder / f"{case.__name__}.sock")
 
     def fit(trained: Any, *callbacks: Any, **settings: Any) -> Any:

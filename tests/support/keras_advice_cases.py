@@ -76,7 +76,7 @@ class Daemon(Receiver):
         return Says()
 
     def reports(self) -> list[dict[str, Any]]:
-        """Give the reports that the run has made."""
+        """Return the reports that the run has made."""
         waiting = [each for peer in self._peers or [self.accept()] for each in peer.waiting()]
         return [asdict(each) for each in waiting if isinstance(each, Report)]
 
@@ -256,7 +256,7 @@ def case_function_that_exits(daemon: Daemon) -> Any:
 
 
 def case_interrupted(daemon: Daemon) -> Any:
-    """Have another callback end the fit in the step in which the advice comes, and fit again."""
+    """Make another callback end the fit in the step in which the advice comes, and fit again."""
 
     class Interrupts(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002

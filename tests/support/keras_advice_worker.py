@@ -42,7 +42,7 @@ class Waits(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no ty
 
 
 def weights(model: Any) -> list[Any]:
-    """Give a model's weights as lists."""
+    """Return a model's weights as lists."""
     return [each.tolist() for each in model.get_weights()]
 
 

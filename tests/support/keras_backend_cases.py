@@ -31,7 +31,7 @@ class Daemon(Receiver):
         return GpuWarden(socket=self.path, **{"interval": 0, **settings})
 
     def received(self) -> list[dict[str, Any]]:
-        """Give all that the one connection has said, each message with its type."""
+        """Return all messages of the one connection, each with its type."""
         return [{"type": type(each).__name__} | asdict(each) for each in self.accept().waiting()]
 
 
@@ -93,7 +93,7 @@ def case_unchanged(daemon: Daemon) -> Any:
 
 
 class Huge(keras.layers.Layer):  # type: ignore[misc] # Keras ships no types
-    """Asks for more memory than any machine has, in the step itself."""
+    """Allocates more memory than any machine has, in the step itself."""
 
     def call(self, x: Any) -> Any:  # noqa: D102 - Keras's
         return x + keras.ops.sum(keras.ops.ones((1 << 22, 1 << 22)) * keras.ops.mean(x))

@@ -69,12 +69,12 @@ class Daemon(Receiver):
         return GpuWarden(socket=self.path, devices=CPU, **settings)
 
     def received(self) -> list[dict[str, Any]]:
-        """Give all that the one connection has said, each message with its type."""
+        """Return all messages of the one connection, each with its type."""
         self.accept()
         return self.more()
 
     def more(self) -> list[dict[str, Any]]:
-        """Give what the same connection has said since."""
+        """Return the later messages of the same connection."""
         return [{"type": type(each).__name__} | asdict(each) for each in self._peers[-1].waiting()]
 
 
@@ -116,7 +116,7 @@ def fit_stream(trained: Any, *callbacks: Any, **settings: Any) -> Any:
 
 
 class Witness(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
-    """Asks TensorFlow in the hooks in which a GpuWarden before it in the list reports."""
+    """Reads TensorFlow's memory in the hooks in which a GpuWarden before it in the list reports."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class Sight(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no ty
         self.seen: list[list[str]] = []
 
     def look(self, *_: Any, **__: Any) -> None:
-        """Look."""
+        """Record the names."""
         self.seen.append(watched(self.model))
 
     on_train_batch_begin = on_test_batch_begin = on_predict_batch_begin = on_train_end = look
@@ -373,7 +373,7 @@ def within_a_step(daemon: Daemon, act: Callable[[GpuWarden], Any]) -> dict[str, 
 
 
 def fit_of(daemon: Daemon) -> Reporter:
-    """Give this process's run as it reports here."""
+    """Return this process's run as it reports here."""
     return join_run(daemon.path, Hello("", "", {}))
 
 

@@ -62,7 +62,7 @@ class Keep(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no typ
             self.keep(A_VALIDATION)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - likewise
-        """Give back, or begin to leak."""
+        """Free the memory, or start to leak."""
         self.epoch = epoch
         if epoch <= TEETH:
             self.kept.clear()

@@ -96,7 +96,7 @@ def _reports(training: Training) -> Iterator[tuple[float, float, float]]:
 
 
 def watched(training: Training, *, scale: float = 1.0, shift: float = 0.0) -> Seen:
-    """Let it train, and look each poll. All bytes are multiplied by `scale`, all times shifted by `shift`."""
+    """Simulate the training, and evaluate each poll. Bytes are multiplied by `scale`, times shifted by `shift`."""
     seen, memory, watch, due = Seen(), Memory(), LeakDetector(), POLL_SECONDS
     try:
         for at, current, peak in _reports(training):

@@ -148,7 +148,7 @@ class MailReceiver:
     async def handle_RCPT(  # noqa: N802 - named by aiosmtpd, as the next
         self, _server: SMTP, _session: Session, envelope: Envelope, address: str, _options: list[str]
     ) -> str:
-        """Take or refuse an address."""
+        """Accept or refuse an address."""
         if address in self.refused:
             return self.refusal
         envelope.rcpt_tos.append(address)

@@ -136,7 +136,7 @@ def case_eager(observer: Observer) -> None:
 
 
 def play(name: str, observer: Observer) -> dict[str, Any]:
-    """Play a case; return the exception, and how many more bytes are in use afterwards than before."""
+    """Run a case; return the exception, and how many more bytes are in use afterwards than before."""
     before = tf.config.experimental.get_memory_info("CPU:0")["current"]
     raised = text = ""
     try:
@@ -148,7 +148,7 @@ def play(name: str, observer: Observer) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Play a case for each line of the input."""
+    """Run a case for each line of the input."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     devices = dict(zip(("CPU:0", "CPU:1"), sys.argv[1:3], strict=True))

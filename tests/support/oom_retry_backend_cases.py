@@ -22,7 +22,7 @@ Y = X.sum(axis=1, keepdims=True)
 
 
 class Greedy(keras.layers.Layer):  # type: ignore[misc] # Keras ships no types
-    """Asks for too much where the batch is too large."""
+    """Allocates too much if the batch is too large."""
 
     def call(self, x: Any) -> Any:  # noqa: D102 - Keras's
         if x.shape[0] is None or x.shape[0] <= FITS:
@@ -43,7 +43,7 @@ def model() -> Any:
 
 
 def values(of: Any) -> list[Any]:
-    """Give the value of each variable."""
+    """Return the value of each variable."""
     found = (*of.variables, *of.optimizer.variables, *of.metrics_variables)
     return [keras.ops.convert_to_numpy(each).tolist() for each in found]
 
@@ -91,7 +91,7 @@ def retried(*, effective: bool) -> Any:
 
 
 def outcome(call: Any) -> Any:
-    """Give what a call returns, or the type that it raises."""
+    """Return what a call returns, or the type that it raises."""
     try:
         return call()
     except Exception as error:  # noqa: BLE001 - of each framework's own type

@@ -67,12 +67,12 @@ def used() -> int:
 
 
 def values(trained: Any) -> list[Any]:
-    """Give the value of each variable there is."""
+    """Return the value of each variable."""
     return [np.asarray(each).tolist() for each in (*trained.variables, *trained.optimizer.variables)]
 
 
 def alike(one: Any, other: Any) -> bool:
-    """Say whether two models have the same values, but for the order of sums."""
+    """Return whether two models have the same values, except for the order of sums."""
     return all(np.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(values(one), values(other), strict=True))
 
 
@@ -507,7 +507,7 @@ def case_arguments(_: Path) -> Any:
 
 
 def state(of: Any) -> list[Any]:
-    """Give all that training changes of a model."""
+    """Return everything that training changes in a model."""
     return [
         [np.asarray(each).tolist() for each in (*of.variables, *of.optimizer.variables, *of.metrics_variables)],
         id(of.optimizer),

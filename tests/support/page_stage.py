@@ -68,7 +68,7 @@ def answer(state: State) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def stage() -> Iterator[Stage]:
-    """Have a stage."""
+    """Run a stage."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -82,7 +82,7 @@ def stage() -> Iterator[Stage]:
             self.wfile.write(response.body)
 
         def log_message(self, *_: Any) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         made = Stage(f"http://127.0.0.1:{server.server_port}/")

@@ -51,7 +51,7 @@ class Terminal:
             self._screen.resize(lines, columns)
 
     def _take(self, seconds: float) -> bool:
-        """Take what is written within that time; return whether there may be more."""
+        """Read the output within that time; return whether there may be more."""
         ready, _, _ = select.select([self._ours], [], [], seconds)
         if not ready:
             return True
@@ -64,7 +64,7 @@ class Terminal:
         return bool(read)
 
     def take(self) -> None:
-        """Take what has been written."""
+        """Read the output up to now."""
         while self._take(0) and select.select([self._ours], [], [], 0)[0]:
             pass
 
@@ -118,7 +118,7 @@ class Terminal:
 def terminal(
     *arguments: str, columns: int = 80, lines: int = 24, env: Mapping[str, str] | None = None
 ) -> Iterator[Terminal]:
-    """Have a terminal with the program in it, which ends with the context."""
+    """Run a program in a terminal; it ends with the context."""
     made = Terminal(*arguments, columns=columns, lines=lines, env=env)
     try:
         yield made

@@ -32,7 +32,7 @@ class Receiver:
         return peer
 
     def connected(self) -> bool:
-        """Say whether a connection waits to be accepted."""
+        """Return whether a connection waits to be accepted."""
         self._listener.settimeout(0)
         try:
             self.accept()
@@ -66,7 +66,7 @@ class Peer:
         return decode(data) if data else None
 
     def waiting(self) -> list[Message]:
-        """Take what lies in the queue, without waiting."""
+        """Return the waiting messages, without blocking."""
         self.socket.settimeout(0)
         messages: list[Message] = []
         try:
@@ -84,6 +84,6 @@ class Peer:
             self.socket.send(encode(each))
 
     def pid(self) -> int:
-        """Ask the kernel which process connected."""
+        """Return the pid of the process that connected, from the kernel."""
         credentials = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         return int(struct.unpack("3i", credentials)[0])

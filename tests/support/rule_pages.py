@@ -133,7 +133,7 @@ def polled(
     *,
     config: Config | None = None,
 ) -> Scrapes:
-    """Have a daemon poll a source whose time is the clock's, and take the page of each poll."""
+    """Make a daemon poll a source whose time is the clock's, and return the page of each poll."""
     scrapes, exposition = Scrapes(), Exposition()
 
     async def poll() -> None:
@@ -166,7 +166,7 @@ def episodes(scrapes: Scrapes, folder: Path, *, every: float = STEP, rules: Path
 def _firing(
     scrapes: Scrapes, folder: Path, times: Sequence[float], rules: Path
 ) -> list[set[tuple[tuple[str, str], ...]]]:
-    """Ask promtool for the labels of what fires at each of the times.
+    """Return the labels of the alerts that fire at each of the times, by promtool.
 
     It only reports alerts if it expected others: so it is given an alert that does not exist.
     """

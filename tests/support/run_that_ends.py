@@ -21,7 +21,7 @@ held: list[bytearray] = []
 
 
 def step() -> None:
-    """Make a few steps, and say that the next is under way."""
+    """Make a few steps, and report that the next is in progress."""
     run.stepping, run.phase = True, "train"
     for _ in range(20):
         run.add_executions([0.001], 1)
@@ -29,7 +29,7 @@ def step() -> None:
 
 
 def rest() -> None:
-    """Say that no step is under way."""
+    """Report that no step is in progress."""
     run.stepping = False
     run.report(time.monotonic())
 
@@ -46,7 +46,7 @@ def hold() -> NoReturn:
 
 
 def fork() -> None:
-    """Leave a worker behind that holds all descriptors, and die."""
+    """Leave a worker that keeps all descriptors open, and die."""
     if os.fork() == 0:
         time.sleep(60)
         os._exit(0)

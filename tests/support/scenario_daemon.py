@@ -68,11 +68,11 @@ class Clock:
         self.now = 0.0
 
     def monotonic(self) -> float:
-        """Stand in for time.monotonic, and for uptime."""
+        """Replace time.monotonic, and for uptime."""
         return UPTIME + self.now
 
     def wall(self) -> float:
-        """Stand in for time.time."""
+        """Replace time.time."""
         return EPOCH + self.now
 
     @contextmanager
@@ -388,7 +388,7 @@ class Box:
         self._trees.memory[peer.pid] = memory
 
     def send(self, peer: ProcessKey, message: Message) -> None:
-        """Have a run send a message before the next poll."""
+        """Make a run send a message before the next poll."""
         self._reports.append((peer, message))
 
     def end(self, peer: ProcessKey, status: int | None = None) -> None:
@@ -400,7 +400,7 @@ class Box:
             card.memory.pop(peer.pid, None)
 
     def forget_ends(self) -> None:
-        """Have no daemon see the ends of processes up to now."""
+        """Hide the ends of processes up to now from every daemon."""
         self._exits.clear()
 
     def log_kernel(self, message: str) -> None:

@@ -175,7 +175,7 @@ class Stage:
         return trainer
 
     async def passes(self, seconds: float, each_poll: Callable[[], None] = lambda: None) -> None:
-        """Let time pass; `each_poll` is called before each poll."""
+        """Advance the clock; `each_poll` is called before each poll."""
         for _ in range(round(seconds / INTERVAL)):
             each_poll()
             for trainer in self.trainers:
@@ -183,7 +183,7 @@ class Stage:
             await self.box.poll()
 
     def remove(self, trainer: Trainer) -> None:
-        """Take away a run that has ended; its GPUs idle."""
+        """Remove a run that has ended; its GPUs idle."""
         self.trainers.remove(trainer)
         for gpu in trainer.gpus:
             if not any(gpu in each.gpus for each in self.trainers):
@@ -526,7 +526,7 @@ SCENARIOS = {
 
 
 def documents(name: str, folder: Path) -> dict[str, str]:
-    """Play a scenario and return its documents by file name; `folder` is empty, for the daemon's files."""
+    """Run a scenario and return its documents by file name; `folder` is empty, for the daemon's files."""
     scenario = SCENARIOS[name]
     made: dict[str, str] = {}
 

@@ -22,7 +22,7 @@ class Clock:
         return self.now
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the clock."""
         self.now += seconds
 
 
@@ -36,7 +36,7 @@ class Box:
         self.nvml.nvmlInit()
 
     def handle(self, index: int) -> Handle:
-        """Look a GPU up."""
+        """Look up a GPU."""
         return self.nvml.nvmlDeviceGetHandleByIndex(index)
 
     def read(self, index: int) -> Answers:
@@ -49,7 +49,7 @@ class Box:
 
 
 def value(answers: Answers, name: str, *labels: str) -> float:
-    """Take one value, which must be there, out of a GPU's answers."""
+    """Return one value of a GPU's answers, which must have it."""
     reading = answers.readings[getattr(GpuReadings, name)]
     found = reading[labels] if isinstance(reading, dict) else reading
     assert isinstance(found, (int, float))

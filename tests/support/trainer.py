@@ -29,7 +29,7 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no ty
         self.currents: set[int] = set()
 
     def ask(self, *_: object, **__: object) -> None:
-        """Ask TensorFlow, at the moments at which the callback under test may ask it too."""
+        """Read TensorFlow's memory, in the hooks in which the tested callback may read it too."""
         self.currents.add(tf.config.experimental.get_memory_info("CPU:0")["current"])
 
     on_epoch_begin = on_train_batch_begin = ask

@@ -26,7 +26,7 @@ Message = dict[str, Any]
 def play(
     script: str, folder: Path, *cases: str, python: str | Path = sys.executable, **environment: str
 ) -> dict[str, Any]:
-    """Play all cases of a script, or some, in one process; return what each saw."""
+    """Run all cases of a script, or some, in one process; return what each saw."""
     played = subprocess.run(
         [python, Path(__file__).with_name(script), folder, *cases],
         capture_output=True,
@@ -68,7 +68,7 @@ def cases_in(namespace: Mapping[str, Any]) -> dict[str, Callable[[Any], Any]]:
 
 
 def serve(cases: Mapping[str, Callable[[Any], Any]], given: Callable[[Path], Any]) -> None:
-    """Play the cases, each with what `given` makes of a path for a socket, print what they saw, end the process."""
+    """Run the cases, each with what `given` makes from a socket path, print the results, and end the process."""
     folder = Path(sys.argv[1])
     print(json.dumps({name: _played(case, given(folder / f"{name}.sock")) for name, case in cases.items()}))  # noqa: T201
     sys.stdout.flush()
@@ -76,7 +76,7 @@ def serve(cases: Mapping[str, Callable[[Any], Any]], given: Callable[[Path], Any
 
 
 def _played(case: Callable[[Any], Any], given: Any) -> Case:
-    """Play one case; return what it returned and what was logged meanwhile, or what it raised."""
+    """Run one case; return what it returned and what was logged meanwhile, or what it raised."""
     said: list[str] = []
     handler = logging.Handler(logging.INFO)
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign] # shortest handler

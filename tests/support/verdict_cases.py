@@ -86,7 +86,7 @@ def case_leak() -> None:
 
 
 def play(name: str) -> dict[str, str]:
-    """Play a case; return the exception."""
+    """Run a case; return the exception."""
     raised = ""
     try:
         globals()[f"case_{name}"]()
@@ -97,7 +97,7 @@ def play(name: str) -> dict[str, str]:
 
 
 def main() -> None:
-    """Play a case for each line of the input."""
+    """Run a case for each line of the input."""
     tf.zeros(1)  # the devices are there
     print(json.dumps({"case": "start"}), flush=True)
     for line in sys.stdin:

@@ -24,13 +24,13 @@ CASES = (
 
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Play all cases."""
+    """Run all cases."""
     return play("oom_retry_cases.py", tmp_path_factory.mktemp("searches"), *CASES)
 
 
 @pytest.fixture
 def saw(cases: dict[str, Any], request: pytest.FixtureRequest) -> Any:
-    """Give what the case named by the test saw."""
+    """Return what the case named by the test saw."""
     return case_of(cases, request)["saw"]
 
 
@@ -49,7 +49,7 @@ def saw(cases: dict[str, Any], request: pytest.FixtureRequest) -> Any:
     ],
 )
 def test_search(limit: int, smallest: int, largest: int, found: int | None) -> None:
-    """It finds the largest that fits to within a sixteenth, and tries no size twice."""
+    """The result is the largest size that fits, to within 1/16; no size is tried twice."""
     from gpuwarden.tuning.find_batch_size import search  # noqa: PLC0415 - needs Keras
 
     tried: list[int] = []
@@ -64,7 +64,7 @@ def test_search(limit: int, smallest: int, largest: int, found: int | None) -> N
 
 
 def test_found(saw: Any) -> None:
-    """It finds what fits with the margin, and all that training changes is as before, the memory in use too."""
+    """The result fits with the margin, and everything that training changes is restored, the memory in use too."""
     for name in ("new", "trained"):
         assert 1024 <= saw[name]["size"] < 4096
         assert saw[name]["restored"] == [True] * len(saw[name]["restored"])
@@ -83,7 +83,7 @@ def test_structures(saw: Any) -> None:
 
 
 def test_several_steps(saw: Any) -> None:
-    """It works with several steps an execution."""
+    """A model with several steps an execution works."""
     assert saw == 32
 
 
@@ -106,7 +106,7 @@ def test_two_optimizers(saw: Any) -> None:
 
 
 def test_search_fails(saw: Any) -> None:
-    """Another error is raised as it is, where nothing fits that is said, and all is put back before."""
+    """Another error is raised unchanged, MemoryError if nothing fits, and everything is restored before."""
     assert saw["error"]["type"] == "LookupError"
     assert "from a layer" in saw["error"]["text"]
     assert saw["restored"] == [True] * len(saw["restored"])

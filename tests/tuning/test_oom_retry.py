@@ -23,7 +23,7 @@ pytestmark = pytest.mark.frameworks
 
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Play all cases, some of them at once: most of their time they wait for memory."""
+    """Run all cases, some of them at once: most of their time they wait for memory."""
     folders = [tmp_path_factory.mktemp("retries") for _ in AT_ONCE]
     with ThreadPoolExecutor(len(AT_ONCE)) as pool:
         played = pool.map(lambda folder, names: play("oom_retry_cases.py", folder, *names), folders, AT_ONCE)
@@ -32,12 +32,12 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture
 def case(cases: dict[str, Any], request: pytest.FixtureRequest) -> Any:
-    """Give what the case named by the test saw and what was logged."""
+    """Return what the case named by the test saw and what was logged."""
     return case_of(cases, request)
 
 
 def test_two_retries(case: Any) -> None:
-    """After two out-of-memories the result is that of a fit which has had the third batch size all along."""
+    """After two out-of-memories the result is that of a fit which had the third batch size from the start."""
     saw = case["saw"]
     assert saw["losses"][0] == pytest.approx(saw["losses"][1], rel=1e-4)
     assert saw["alike"]
@@ -83,7 +83,7 @@ def test_validation(case: Any) -> None:
 
 
 def test_before_the_first_epoch(case: Any) -> None:
-    """It is raised as it is: there is nothing yet to go back to, least of all what a file of before holds."""
+    """It is raised unchanged: there is no state to restore, and an older file is not used."""
     saw = case["saw"]
     assert (saw["type"], saw["same"]) == ("ResourceExhaustedError", True)
     assert case["said"] == ["fit_with_oom_retry: out of memory before the first epoch; a smaller batch does not help"]
@@ -115,7 +115,7 @@ def test_without_y(case: Any) -> None:
 
 
 def test_exhausted(case: Any) -> None:
-    """After the last try, or where no batch is left that may be tried, the out-of-memory is raised as it is."""
+    """After the last try, or at the smallest batch, the out-of-memory is raised unchanged."""
     saw = case["saw"]
     assert saw["asked"] == [8, 4]
     for each in (saw["last"], saw["smallest"]):
@@ -153,7 +153,7 @@ def test_second_optimizer(case: Any) -> None:
 
 
 def test_unrestorable(case: Any) -> None:
-    """Whatever fails as the model is put back, it is the out-of-memory that is raised, and the log says why."""
+    """If restoring the model fails, the out-of-memory is raised, and the log has the reason."""
     saw = case["saw"]
     assert (saw["type"], "OOM when allocating tensor" in saw["text"]) == ("ResourceExhaustedError", True)
     said = [each for each in case["said"] if each.startswith("fit_with_oom_retry")]

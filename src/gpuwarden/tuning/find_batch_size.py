@@ -116,7 +116,7 @@ class _Trials:
 
     def find(self, smallest: int, largest: int, most: int) -> int | None:
         """Return the size, None if none fits; `most` is the largest batch that the data has."""
-        self._model.train_function = None  # the model's own function is not traced anew
+        self._model.train_function = None  # the model's own function keeps its trace
         try:
             _, peak_ratio = self._try_size(smallest)
             if peak_ratio is None:

@@ -26,7 +26,7 @@ MEMORY = {"CPU:0": DeviceMemory(1, 2)}
 
 
 class ResourceExhaustedError(Exception):
-    """Named as TensorFlow's."""
+    """Exception with the name of TensorFlow's."""
 
 
 def classify(exception: BaseException, **settings: Any) -> Error:
@@ -125,7 +125,7 @@ def test_scalar() -> None:
 
 
 def test_number_too_large() -> None:
-    """Whatever figure a message claims, it becomes a message of the protocol or none."""
+    """A number of any size in a message gives a valid protocol message, or is dropped."""
     for shape in (",".join(["9" * 18] * 3), "9" * 5000):
         assert classify(ResourceExhaustedError(oom("GPU:0", shape=shape))).allocations[0].requested is None
     error = classify(RuntimeError(f"Out of memory while trying to allocate {'9' * 400}.00GiB"))

@@ -45,7 +45,7 @@ def drivers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ask(library: Path, *how: str, **settings: str) -> Any:
-    """Ask in a process of its own; give the answer and whether the driver is in it afterwards."""
+    """Ask in a process of its own; return the answer and whether the driver is in it afterwards."""
     mock = {f"MOCK_CUDA_{name.upper()}": value for name, value in settings.items()}
     asked = subprocess.run(
         [sys.executable, "-c", ASK, *how],

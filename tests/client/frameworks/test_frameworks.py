@@ -43,16 +43,16 @@ class FakeCuda:
         self.bytes = [[0, 0, 0, 0], [10, 20, 30, 40]]  # allocated now and at most, reserved now and at most
 
     def is_initialized(self) -> bool:
-        """See torch."""
+        """As in torch."""
         return self.initialized
 
     def device_count(self) -> int:
-        """See torch."""
+        """As in torch."""
         assert self.initialized, "torch would set CUDA up"
         return 2
 
     def memory_stats_as_nested_dict(self, index: int) -> dict[str, Any]:
-        """See torch."""
+        """As in torch."""
         now, most, held, most_held = self.bytes[index]
         return {
             "allocated_bytes": {"all": {"current": now, "peak": most}, "small_pool": {"current": -1, "peak": -1}},
@@ -60,17 +60,17 @@ class FakeCuda:
         }
 
     def get_per_process_memory_fraction(self, index: int) -> float:
-        """See torch."""
+        """As in torch."""
         return self.fractions[index]
 
     def get_device_properties(self, index: int) -> SimpleNamespace:
-        """See torch."""
+        """As in torch."""
         return SimpleNamespace(total_memory=1000, uuid=f"{index:08}-0000-0000-0000-000000000000")
 
 
 @pytest.fixture
 def fake_torch(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    """Stand for torch."""
+    """Return a stand-in for torch."""
     made = FakeCuda()
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__="2.9", cuda=made))
     monkeypatch.setitem(sys.modules, "torch.cuda", made)
@@ -143,7 +143,7 @@ BFC = {  # the keys of a real answer of XLA's best-fit allocator
 
 @pytest.fixture
 def fake_jax(monkeypatch: pytest.MonkeyPatch) -> list[SimpleNamespace]:
-    """Stand for JAX; the devices are the test's."""
+    """Return a stand-in for JAX; the devices are the test's."""
     devices: list[SimpleNamespace] = []
     monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(__version__="0.9", local_devices=lambda: devices))
     return devices
@@ -183,7 +183,7 @@ def test_tensorflow_uuids(monkeypatch: pytest.MonkeyPatch, known: list[str]) -> 
 
 @pytest.fixture
 def bridge(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Stand for what JAX keeps its backends in."""
+    """Return a stand-in for what JAX keeps its backends in."""
     made = SimpleNamespace(_backends={}, _backend_lock=Lock())
     monkeypatch.setitem(sys.modules, "jax._src.xla_bridge", made)
     return made

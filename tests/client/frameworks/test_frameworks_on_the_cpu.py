@@ -56,7 +56,7 @@ def hellos(messages: list[Message]) -> list[Hello]:
 
 
 def last(messages: list[Message]) -> Report:
-    """Give the last report."""
+    """Return the last report."""
     return [each for each in messages if isinstance(each, Report)][-1]
 
 

@@ -33,7 +33,7 @@ class Metric:
         self.sums = list(sums)
 
     def read(self) -> int | None:
-        """Give the next."""
+        """Return the next."""
         return self.sums.pop(0)
 
     read_at_end = read

@@ -31,7 +31,7 @@ class Observer:
 
 
 class OutOfRangeError(Exception):
-    """Named as TensorFlow's, which ends data of an unknown length."""
+    """Exception with the name of TensorFlow's, which ends data of an unknown length."""
 
 
 class EndOfSequence(OutOfRangeError):  # noqa: N818 - as TensorFlow's own subclass might be
@@ -43,7 +43,7 @@ class NoMemoryError(Exception):
 
 
 class Tensor:
-    """Stands for memory on a device."""
+    """Stand-in for memory on a device."""
 
 
 def raising(error: BaseException) -> Callable[..., Any]:

@@ -26,7 +26,7 @@ Played = Callable[[str, str], Case]
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
-    """Play all cases of a framework, once, in one process; give what one of them saw."""
+    """Run all cases of a framework, once, in one process; return what one of them saw."""
 
     @cache
     def cases(backend: str) -> dict[str, Case]:
@@ -69,7 +69,7 @@ def _missing(backend: str) -> bool:
 
 
 def share(case: Case) -> float | None:
-    """Give the part of the observed time that was waited; None where nothing was observed."""
+    """Return the wait as a ratio of the observed time; None if none was observed."""
     last = case["inputs"][-1]
     waited, observed = last["input_wait_seconds"], last["input_observed_seconds"]
     assert (waited is None) == (observed is None)

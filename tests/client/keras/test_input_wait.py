@@ -16,7 +16,7 @@ from gpuwarden.client.keras.tf_data_wait import MAX_EXECUTIONS, MAX_GAPS, TfData
 
 
 def counted(wait: InputWait) -> tuple[float, float]:
-    """Give the seconds waited and observed, where they are known."""
+    """Return the seconds waited and observed, where they are known."""
     assert wait.waited is not None
     assert wait.observed is not None
     return wait.waited, wait.observed
@@ -82,7 +82,7 @@ def wait() -> InputWait:
 
 @pytest.fixture
 def tf_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stand for a TensorFlow whose iterators are their own models."""
+    """Return a stand-in for a TensorFlow whose iterators are their own models."""
     experimental = SimpleNamespace(get_model_proto=lambda iterator: iterator)
     monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(data=SimpleNamespace(experimental=experimental)))
 
@@ -103,7 +103,7 @@ def test_wait(pipeline: Pipeline, wait: InputWait) -> None:
 
 
 def test_looks_add_up(pipeline: Pipeline, wait: InputWait) -> None:
-    """Whatever looks are taken, each step but the compiling and the last is observed once."""
+    """At any times of updates, each step except for the compiling one and the last is observed once."""
     for steps in (4, 1, 7, 2):
         pipeline.train(steps, wait=0.3, compute=0.1)
         pipeline.feed.update()
@@ -180,7 +180,7 @@ def test_several_batches(pipeline: Pipeline, wait: InputWait) -> None:
 
 
 def test_never_looked_at(pipeline: Pipeline, wait: InputWait) -> None:
-    """Without looks the memory is bounded, and nothing is said of what was not kept."""
+    """Without updates the memory is bounded, and steps that were not kept are not observed."""
     pipeline.train(2 * MAX_EXECUTIONS, wait=0.001, compute=0.001)
     pipeline.feed.update()
     assert wait.observed is None
@@ -247,14 +247,14 @@ def test_iterator_is_let_go(wait: InputWait, clock: Clock, tf_data: None) -> Non
 
 
 class Array:
-    """Stands for a JAX array that is computed at some time."""
+    """Stand-in for a JAX array that is computed at some time."""
 
     def __init__(self, clock: Clock, done: float) -> None:
         self.clock = clock
         self.done = done
 
     def is_ready(self) -> bool:
-        """Say whether it is computed."""
+        """Return whether it is computed."""
         return self.clock.now >= self.done
 
 

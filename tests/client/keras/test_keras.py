@@ -20,14 +20,14 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, 
 
 @pytest.fixture(scope="module")
 def cases() -> dict[str, Any]:
-    """Play all cases with the Keras of this environment."""
+    """Run all cases with the Keras of this environment."""
     with tempfile.TemporaryDirectory() as sockets:  # a socket's path may be no longer than 107 bytes
         return play("keras_cases.py", Path(sockets))
 
 
 @pytest.fixture
 def saw(cases: dict[str, Any], request: pytest.FixtureRequest) -> Any:
-    """Give what the case named by the test, or by its parameter, saw."""
+    """Return what the case named by the test, or by its parameter, saw."""
     return case_of(cases, request)["saw"]
 
 
@@ -260,7 +260,7 @@ def test_compiled_out_of_memory(tmp_path: Path) -> None:
 
 
 def test_retry(saw: Any) -> None:
-    """After an error nothing of it is held, the model is as it was, the run idle, and the next fit counts on."""
+    """After an error no reference to it is kept, the model is unwrapped, the run idle, and the next fit counts."""
     assert saw["raised"] == "the second step"
     assert saw["held"] == 0
     assert saw["left"] == []
@@ -273,7 +273,7 @@ def test_retry(saw: Any) -> None:
 
 
 def test_let_go(saw: list[list[bool]]) -> None:
-    """After a fit, also one that another callback's exception ended, neither its model nor the callback is held."""
+    """After a fit, even one ended by another callback's exception, neither its model nor the callback is kept alive."""
     assert saw == [[False, False], [False, False]]
 
 
@@ -428,7 +428,7 @@ def test_imports(saw: list[str]) -> None:
 
 
 def test_no_keras() -> None:
-    """Without Keras the import says what to install."""
+    """Without Keras the import error names what to install."""
     script = "import sys\nsys.modules.update(keras=None, tf_keras=None, tensorflow=None)\nimport gpuwarden.keras"
     failed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert failed.returncode == 1

@@ -59,7 +59,7 @@ CASES = (
 
 @pytest.fixture(scope="module", params=["tf_keras", "tensorflow"])
 def cases(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Play the cases that Keras 2 can play."""
+    """Run the cases that Keras 2 supports."""
     folder = tmp_path_factory.mktemp("sockets")
     source = str(HERE.parents[1] / "src")
     if request.param == "tf_keras":

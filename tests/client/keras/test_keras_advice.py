@@ -28,7 +28,7 @@ needs_jax = pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="
 
 
 def keras2() -> dict[str, str]:
-    """Give the environment in which Keras is tf_keras."""
+    """Return the environment in which Keras is tf_keras."""
     require(any((HERE / "tf_keras").glob(".for-*")), "tf_keras is not installed: tools/keras2.sh")
     path = os.pathsep.join((str(HERE.parents[1] / "src"), str(HERE / "tf_keras")))
     return {"TF_USE_LEGACY_KERAS": "1", "PYTHONPATH": path}
@@ -36,7 +36,7 @@ def keras2() -> dict[str, str]:
 
 @pytest.fixture(scope="module", params=["tensorflow", "jax", "torch", "tf_keras"])
 def cases(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Play all cases in one process of this backend and give what each saw."""
+    """Run all cases in one process of this backend and return what each saw."""
     name = str(request.param)
     backend = name if name != "tf_keras" else "tensorflow"
     if importlib.util.find_spec(backend) is None:
@@ -47,7 +47,7 @@ def cases(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 def case(cases: dict[str, Any], request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Give what the case named by the test, or by its parameter, saw and said."""
+    """Return what the case named by the test, or by its parameter, returned and logged."""
     return case_of(cases, request)
 
 
@@ -86,7 +86,7 @@ def test_whole_checkpoint(case: dict[str, Any]) -> None:
 
 
 def test_checkpoint_by_default(case: dict[str, Any]) -> None:
-    """Without a path the file lies in the working directory, and the next episode's takes its place."""
+    """Without a path the file is in the working directory, and the next episode's file replaces it."""
     assert case["saw"]["files"] == ["gpuwarden-checkpoint.keras"]
     assert case["saw"]["actions"] == {"checkpoint": 2}
 

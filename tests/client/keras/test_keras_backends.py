@@ -16,7 +16,7 @@ LATE = {"jax": 1, "torch": 0}  # steps: JAX raises an error when it is asked for
 
 @pytest.fixture(scope="module", params=["jax", "torch"])
 def backend(request: pytest.FixtureRequest) -> str:
-    """Give the backend's name; skip where it is not installed."""
+    """Return the backend's name; skip where it is not installed."""
     name = str(request.param)
     for module in ("keras", name):
         if importlib.util.find_spec(module) is None:
@@ -26,13 +26,13 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def cases(backend: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Play all cases in one process of this backend and give what each saw."""
+    """Run all cases in one process of this backend and return what each saw."""
     return play("keras_backend_cases.py", tmp_path_factory.mktemp("sockets"), **ON_THE_CPU, KERAS_BACKEND=backend)
 
 
 @pytest.fixture
 def saw(cases: dict[str, Any], request: pytest.FixtureRequest) -> Any:
-    """Give what the case named by the test, or by its parameter, saw."""
+    """Return what the case named by the test, or by its parameter, saw."""
     case = case_of(cases, request)
     assert case["said"] == []
     return case["saw"]

@@ -39,7 +39,7 @@ class Fit(StepCounter):
             self.clock.now += seconds
 
     def play(self, begins: int, *, no_data: bool = False) -> None:
-        """Play an epoch of executions of 2 s."""
+        """Run an epoch of executions of 2 s."""
         self.begin_epoch()
         self.go(2, *range(begins))
         if no_data:

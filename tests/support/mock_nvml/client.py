@@ -13,7 +13,7 @@ from pynvml import *  # noqa: F403 - the names that the tests' expressions use
 
 
 def gpu(index: int) -> Any:
-    """Look a GPU up."""
+    """Look up a GPU."""
     return pynvml.nvmlDeviceGetHandleByIndex(index)
 
 
@@ -35,7 +35,7 @@ def duration(function: Any, *arguments: Any) -> float:
 
 
 def gpm(index: int, *metrics: int) -> list[float]:
-    """Take two samples and return what the metrics say in between."""
+    """Take two samples and return the metrics between them."""
     request = pynvml.c_nvmlGpmMetricsGet_t()
     request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
     request.numMetrics = len(metrics)

@@ -72,7 +72,7 @@ class MockNvml:
         self._rewrite()
 
     def lose(self, gpu: int) -> None:
-        """Let every call that concerns the GPU, looking it up included, fail as when it fell off the bus."""
+        """Make every call for the GPU, its lookup included, fail as if it had fallen off the bus."""
         self.error(gpu, "*", "GPU_IS_LOST")
 
     def hang(self, gpu: Gpu, function: str = "*") -> None:
@@ -80,11 +80,11 @@ class MockNvml:
         self.control(f"hang {gpu} {function}")
 
     def error(self, gpu: Gpu, function: str, code: str, probability: float = 1.0) -> None:
-        """Let a function (or `prefix*`) fail; the code is NVML's name for it without NVML_ERROR_."""
+        """Make a function (or `prefix*`) fail; the code is NVML's name for it without NVML_ERROR_."""
         self.control(f"error {gpu} {function} {code} {probability}")
 
     def delay(self, gpu: Gpu, function: str, seconds: float) -> None:
-        """Let each call of a function take at least so long."""
+        """Make each call of a function take at least this long."""
         self.control(f"delay {gpu} {function} {seconds * 1e6:.0f}")
 
     def set(self, gpu: Gpu, key: Key, value: float) -> None:
@@ -113,7 +113,7 @@ class MockNvml:
         self.control(f"xid {self._last_xid} {gpu} {code}")
 
     def driver(self, version: str) -> None:
-        """Be a driver of another version."""
+        """Change the driver version."""
         self.control(f"driver {version}")
 
     def calls(self) -> dict[str, int]:

@@ -14,7 +14,7 @@ from mock_nvml import CompilerMissingError, MockNvml, build
 
 @pytest.fixture(scope="session")
 def mock_nvml_library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give the folder with the mock library; without a compiler skip, but fail where CI promises to test all."""
+    """Return the folder with the mock library; without a compiler skip, but fail where CI promises to test all."""
     cache = getattr(request.config, "cache", None)  # there is none under `-p no:cacheprovider`
     directory = cache.mkdir("mock_nvml") if cache else tmp_path_factory.mktemp("mock_nvml")
     try:
@@ -27,5 +27,5 @@ def mock_nvml_library(request: pytest.FixtureRequest, tmp_path_factory: pytest.T
 
 @pytest.fixture
 def mock_nvml(mock_nvml_library: Path, tmp_path: Path) -> MockNvml:
-    """Give a mock library without rules, for processes started with its `env()`."""
+    """Return a mock library without rules, for processes started with its `env()`."""
     return MockNvml(mock_nvml_library, tmp_path)

@@ -316,7 +316,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         )
 
     def record_end_of_data(self) -> None:
-        """Record that a step found no more data; Keras does not know the length of the epoch."""
+        """Record that a step found the end of the data; Keras does not know the length of the epoch."""
         if self._fit is not None:
             self._fit.steps.find_end()
 

@@ -29,7 +29,7 @@ class TfDataWait:
     The wait is known if each execution is one step (`per_execution` 1) that fetches one batch: a loop inside an
     execution fetches the next batch while it still computes. It is unknown without autotuning, for the distributed
     iterator of a strategy, and for steps of 10 s or more. Of the steps since the last update only the last 100 are
-    observed: tf.data keeps no more gaps. The first execution compiles and is left out.
+    observed: tf.data keeps that many gaps. The first execution compiles and is left out.
 
     Reading the model takes about 50 µs, the first time 2 ms; that is during the execution that compiles.
     """
