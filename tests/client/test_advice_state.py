@@ -127,7 +127,7 @@ def test_end_of_the_daemon(connection: DaemonConnection, peer: Peer) -> None:
     assert connection.receive() == []
 
 
-def test_nobody_there(tmp_path: Path) -> None:
+def test_no_daemon(tmp_path: Path) -> None:
     """Without a daemon, and after its own end, a connection receives nothing."""
     absent = DaemonConnection(str(tmp_path / "none"), HELLO)
     assert not absent.send(END)
@@ -341,7 +341,7 @@ def test_event_again(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.parametrize(("away", "episodes"), [(RECONNECT_SECONDS - 1, 1), (RECONNECT_SECONDS + 1, 2)])
 def test_daemon_that_returns(caplog: pytest.LogCaptureFixture, away: float, episodes: int) -> None:
-    """Without a daemon there is no pressure; one that is back soon continues the episode, a later one starts another."""
+    """Without a daemon there is no pressure; one back soon continues the episode, a later one starts another."""
     made = advised(pressure("critical"))
     answered = len(made.pop_unanswered("stop", "critical", 0.0))
     made.disconnect(0.0)

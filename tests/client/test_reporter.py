@@ -201,7 +201,7 @@ CAUGHT = f"try:\n    report({OOM})\nexcept RuntimeError as error:\n    "
     ],
     ids=["unreported", "reported", "wrapped", "another in its place", "another later", "interrupt", "exit"],
 )
-def test_error_that_nobody_told(daemon: Receiver, ending: str, kinds: list[str]) -> None:
+def test_uncaught_error(daemon: Receiver, ending: str, kinds: list[str]) -> None:
     """The exception that ends the process is sent before the end, unless it was reported when raised."""
     assert python(UNCAUGHT % ending, daemon.path).returncode != 0
     messages = daemon.accept().waiting()
@@ -244,7 +244,7 @@ def failure(kind: ErrorKind = "device_oom") -> Error:
     return Error(kind, "ResourceExhaustedError", "OOM when allocating tensor", "train", 3)
 
 
-def test_errors_are_told_and_counted(daemon: Receiver, connection: DaemonConnection) -> None:
+def test_errors_are_sent_and_counted(daemon: Receiver, connection: DaemonConnection) -> None:
     """An error is sent at once, and the report after it counts it by its kind."""
     run = Reporter(connection)
     run.report_error(failure())
@@ -254,7 +254,7 @@ def test_errors_are_told_and_counted(daemon: Receiver, connection: DaemonConnect
     assert messages[2].errors == {"device_oom": 1}
 
 
-def test_of_many_errors_only_some_are_told(daemon: Receiver, connection: DaemonConnection) -> None:
+def test_only_the_first_errors_are_sent(daemon: Receiver, connection: DaemonConnection) -> None:
     """A loop that catches errors without end sends their number, and the first of them in words."""
     run = Reporter(connection)
     for _ in range(3 * MAX_SENT_ERRORS):

@@ -384,7 +384,7 @@ def test_dropped(daemon: Receiver) -> None:
 
 
 @pytest.mark.parametrize("asked", ["run.step()", "run.pressure"])
-def test_made_anew(daemon: Receiver, asked: str) -> None:
+def test_made_again(daemon: Receiver, asked: str) -> None:
     """A loop goes on where the watch before it is dropped with steps to count, as by a notebook's cell run again."""
     script = f"""
         from time import monotonic

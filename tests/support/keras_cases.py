@@ -1,7 +1,7 @@
-"""Real training for test_keras.py: `python keras_cases.py FOLDER [CASE ...]` prints what each case saw.
+"""Real training for test_keras.py: `python keras_cases.py FOLDER [CASE ...]` prints the results.
 
 A process of its own, since the allocator is chosen before TensorFlow is imported, and since the client reports a
-process. Each case trains against a daemon's socket of its own and returns what it saw in JSON's types.
+process. Each case trains against a daemon's socket of its own and returns its result in JSON types.
 """
 
 # ruff: noqa: D103, E402 - the tests say what each case shows; the environment comes before the imports it is for
@@ -272,7 +272,7 @@ def case_unknown_length_stopped_between_epochs(daemon: Daemon) -> Any:
     return daemon.received()
 
 
-def case_shorter_than_told(daemon: Daemon) -> Any:
+def case_shorter_than_declared(daemon: Daemon) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Keras's, that the data ran out
         model().fit(stream(), epochs=1, steps_per_epoch=9, verbose=0, callbacks=[daemon.callback()])

@@ -1,4 +1,4 @@
-"""Real training under memory limits: `oom_retry_cases.py FOLDER [CASE ...]` prints what it saw.
+"""Real training under memory limits: `oom_retry_cases.py FOLDER [CASE ...]` prints the results.
 
 A process of its own, with the allocator of a GPU in place of the CPU's: 64 MiB, in which the model trains with batches
 of 2048 and not of 4096.
@@ -395,7 +395,7 @@ def scaled() -> Any:
 
 
 def case_second_optimizer(_: Path) -> Any:
-    """Run out of memory in the first epoch, whose begin saw the second optimizer without its variables, and later."""
+    """Run out of memory in the first epoch, before which the second optimizer had no variables, and later."""
     outcomes = {}
     for name, epoch, sizes in (
         ("first epoch", 0, [512, 512]),

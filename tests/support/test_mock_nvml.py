@@ -116,7 +116,7 @@ def test_machine_without_compiler_skips_except_in_ci(
     ran.stdout.fnmatch_lines(["*apt-get install gcc libc6-dev*"])
 
 
-def test_initialization_fails_as_told(mock_nvml: MockNvml, start: Start) -> None:
+def test_initialization_fails_by_rule(mock_nvml: MockNvml, start: Start) -> None:
     """A driver that is not loaded refuses nvmlInit until the rule goes."""
     mock_nvml.error("*", "nvmlInit_v2", "DRIVER_NOT_LOADED")
     nvml = start(init=False)
@@ -136,7 +136,7 @@ def test_calls_need_initialization(start: Start) -> None:
     assert nvml.error("nvmlDeviceGetCount()") == "Uninitialized"
 
 
-def test_function_is_unsupported_as_told(mock_nvml: MockNvml, start: Start) -> None:
+def test_function_is_unsupported_by_rule(mock_nvml: MockNvml, start: Start) -> None:
     """A rule for one function leaves the others alone; a prefix takes in all that begin with it."""
     nvml = start(gpus=2)
     mock_nvml.error("*", "nvmlDeviceGetPowerUsage", "NOT_SUPPORTED")

@@ -1,7 +1,7 @@
-"""Cases of real training: a script plays them in a process of one framework, and each test reads what its case saw.
+"""Cases of real training: a script runs them in a process of one framework, and each test checks its case's result.
 
 A script has functions `case_NAME` and ends with `serve`. Nothing here needs more than the standard library: another
-environment's Python plays too.
+environment's Python can run it too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Message = dict[str, Any]
 def play(
     script: str, folder: Path, *cases: str, python: str | Path = sys.executable, **environment: str
 ) -> dict[str, Any]:
-    """Run all cases of a script, or some, in one process; return what each saw."""
+    """Run all cases of a script, or some, in one process; return their results."""
     played = subprocess.run(
         [python, Path(__file__).with_name(script), folder, *cases],
         capture_output=True,
@@ -77,14 +77,14 @@ def serve(cases: Mapping[str, Callable[[Any], Any]], given: Callable[[Path], Any
 
 def _played(case: Callable[[Any], Any], given: Any) -> Case:
     """Run one case; return what it returned and what was logged meanwhile, or what it raised."""
-    said: list[str] = []
+    logged: list[str] = []
     handler = logging.Handler(logging.INFO)
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign] # shortest handler
+    handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign] # shortest handler
     logger = logging.getLogger("gpuwarden")
     logger.setLevel(logging.INFO)
     logger.addHandler(handler)
     try:
-        return {"saw": case(given), "said": said}
+        return {"result": case(given), "logged": logged}
     except Exception:  # noqa: BLE001 - the test of this case fails by it, the others go on
         return {"raised": traceback.format_exc()}
     finally:

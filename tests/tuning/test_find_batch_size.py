@@ -29,9 +29,9 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.fixture
-def saw(cases: dict[str, Any], request: pytest.FixtureRequest) -> Any:
-    """Return what the case named by the test saw."""
-    return case_of(cases, request)["saw"]
+def result(cases: dict[str, Any], request: pytest.FixtureRequest) -> Any:
+    """Return the result of the case that is named like the test."""
+    return case_of(cases, request)["result"]
 
 
 @pytest.mark.parametrize(
@@ -63,61 +63,61 @@ def test_search(limit: int, smallest: int, largest: int, found: int | None) -> N
     assert all(smallest <= each <= largest for each in tried)
 
 
-def test_found(saw: Any) -> None:
+def test_found(result: Any) -> None:
     """The result fits with the margin, and everything that training changes is restored, the memory in use too."""
     for name in ("new", "trained"):
-        assert 1024 <= saw[name]["size"] < 4096
-        assert saw[name]["restored"] == [True] * len(saw[name]["restored"])
-        assert saw[name]["held"] < 48 << 10  # bytes; the optimizer's variables alone are 62 KiB
-    assert saw["alike"]
+        assert 1024 <= result[name]["size"] < 4096
+        assert result[name]["restored"] == [True] * len(result[name]["restored"])
+        assert result[name]["held"] < 48 << 10  # bytes; the optimizer's variables alone are 62 KiB
+    assert result["alike"]
 
 
-def test_cut(saw: Any) -> None:
+def test_cut(result: Any) -> None:
     """Arrays are cut into batches, and bound the size by their length."""
-    assert saw == 48
+    assert result == 48
 
 
-def test_structures(saw: Any) -> None:
+def test_structures(result: Any) -> None:
     """The parts of a batch may be lists, tuples and dicts of arrays, and a last None is none, as with fit."""
-    assert list(saw.values()) == [[3, 3]] * 7
+    assert list(result.values()) == [[3, 3]] * 7
 
 
-def test_several_steps(saw: Any) -> None:
+def test_several_steps(result: Any) -> None:
     """A model with several steps an execution works."""
-    assert saw == 32
+    assert result == 32
 
 
-def test_own_functions(saw: Any) -> None:
+def test_own_functions(result: Any) -> None:
     """A tf.function of the program that the search traced keeps its gradients; unreferenced traces are freed."""
     expected = pytest.approx(3 + 0.927671, rel=1e-5)  # its own gradient, and the sigmoid linear unit's at 1
-    assert (saw["eager"], saw["traced"]) == (expected, expected)
-    assert saw["left"] == 2 * saw["traces"]  # each trace has two gradients of its own
+    assert (result["eager"], result["traced"]) == (expected, expected)
+    assert result["left"] == 2 * result["traces"]  # each trace has two gradients of its own
 
 
-def test_seeds(saw: Any) -> None:
+def test_seeds(result: Any) -> None:
     """Generators without a seed draw as if there had been no search."""
-    assert saw[0] == saw[1]
-    assert len(set(saw[0])) == 2
+    assert result[0] == result[1]
+    assert len(set(result[0])) == 2
 
 
-def test_two_optimizers(saw: Any) -> None:
+def test_two_optimizers(result: Any) -> None:
     """A model that has a second optimizer trains after a search as it does without one."""
-    assert saw == {"new": True, "trained": True, "traced": True}
+    assert result == {"new": True, "trained": True, "traced": True}
 
 
-def test_search_fails(saw: Any) -> None:
+def test_search_fails(result: Any) -> None:
     """Another error is raised unchanged, MemoryError if nothing fits, and everything is restored before."""
-    assert saw["error"]["type"] == "LookupError"
-    assert "from a layer" in saw["error"]["text"]
-    assert saw["restored"] == [True] * len(saw["restored"])
-    assert (saw["no_room"]["type"], saw["no_room"]["restored"]) == ("ResourceExhaustedError", True)
-    assert saw["too_big"]["type"] == "MemoryError"
-    assert "a batch of 8192 does not fit" in saw["too_big"]["text"]
-    assert "pass a smaller `smallest`" in saw["too_big"]["text"]
-    assert saw["restored_too"]
+    assert result["error"]["type"] == "LookupError"
+    assert "from a layer" in result["error"]["text"]
+    assert result["restored"] == [True] * len(result["restored"])
+    assert (result["no_room"]["type"], result["no_room"]["restored"]) == ("ResourceExhaustedError", True)
+    assert result["too_big"]["type"] == "MemoryError"
+    assert "a batch of 8192 does not fit" in result["too_big"]["text"]
+    assert "pass a smaller `smallest`" in result["too_big"]["text"]
+    assert result["restored_too"]
 
 
-def test_search_arguments(saw: Any) -> None:
+def test_search_arguments(result: Any) -> None:
     """Unsupported arguments are refused by name."""
     begins = {
         "unbuilt": "model: ",
@@ -126,9 +126,9 @@ def test_search_arguments(saw: Any) -> None:
         "margin_of_numpy": "margin: ",
         "largest": "largest: ",
     }
-    for name, each in saw.items():
+    for name, each in result.items():
         assert each["type"] in ("ValueError", "TypeError"), name
         assert each["text"].startswith(begins.get(name, "data: ")), name
-    assert saw["batched"]["text"] == "data: the batch has shape (32, 3); return 1 examples, as requested"
+    assert result["batched"]["text"] == "data: the batch has shape (32, 3); return 1 examples, as requested"
     for name in ("numbers", "a_batch_of_numbers"):
-        assert saw[name]["text"].startswith("data: float is not an array; pass arrays, or lists and dicts of them")
+        assert result[name]["text"].startswith("data: float is not an array; pass arrays, or lists and dicts of them")

@@ -32,21 +32,21 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture
 def case(cases: dict[str, Any], request: pytest.FixtureRequest) -> Any:
-    """Return what the case named by the test saw and what was logged."""
+    """Return result and log lines of the case that is named like the test."""
     return case_of(cases, request)
 
 
 def test_two_retries(case: Any) -> None:
     """After two out-of-memories the result is that of a fit which had the third batch size from the start."""
-    saw = case["saw"]
-    assert saw["losses"][0] == pytest.approx(saw["losses"][1], rel=1e-4)
-    assert saw["alike"]
-    assert (saw["epochs"], saw["sizes"], saw["retries"]) == ([0, 1], {"0": 2048, "1": 2048}, 2)
-    assert saw["returned"]  # it is the model's history too
-    assert saw["hooks"] == ["begin", "epoch 0", "epoch 1", "end"]
-    assert saw["reported"] == [2, 8, {"device_oom": 2}]
+    result = case["result"]
+    assert result["losses"][0] == pytest.approx(result["losses"][1], rel=1e-4)
+    assert result["alike"]
+    assert (result["epochs"], result["sizes"], result["retries"]) == ([0, 1], {"0": 2048, "1": 2048}, 2)
+    assert result["returned"]  # it is the model's history too
+    assert result["hooks"] == ["begin", "epoch 0", "epoch 1", "end"]
+    assert result["reported"] == [2, 8, {"device_oom": 2}]
     event = "out of memory, restarting the epoch with a smaller batch"
-    assert case["said"] == [
+    assert case["logged"] == [
         f"{event} batch_size=8192 epoch=0 new_batch_size=4096 try=2 tries=4",
         f"{event} batch_size=4096 epoch=0 new_batch_size=2048 try=3 tries=4",
     ]
@@ -54,74 +54,74 @@ def test_two_retries(case: Any) -> None:
 
 def test_later(case: Any) -> None:
     """An out-of-memory in a later epoch costs only that epoch, which restarts and ends like a plain fit."""
-    saw = case["saw"]
-    assert saw["sizes"] == {"0": 1024, "1": 512, "2": 512}
-    assert saw["losses"][0] == pytest.approx(saw["losses"][1], rel=1e-4)
-    assert saw["alike"]
-    assert saw["best"][0] == saw["best"][1]  # EarlyStopping knows all epochs
-    assert saw["kept"]
+    result = case["result"]
+    assert result["sizes"] == {"0": 1024, "1": 512, "2": 512}
+    assert result["losses"][0] == pytest.approx(result["losses"][1], rel=1e-4)
+    assert result["alike"]
+    assert result["best"][0] == result["best"][1]  # EarlyStopping knows all epochs
+    assert result["kept"]
 
 
 def test_effective(case: Any) -> None:
     """The option keep_effective_batch gives the result of an optimizer that accumulated from the start."""
-    saw = case["saw"]
-    assert saw["sizes"] == {"0": 2048, "1": 2048}
-    assert saw["updates"] == [4, 4]
-    assert saw["weights"]
-    assert saw["moments"]
+    result = case["result"]
+    assert result["sizes"] == {"0": 2048, "1": 2048}
+    assert result["updates"] == [4, 4]
+    assert result["weights"]
+    assert result["moments"]
 
 
 def test_validation(case: Any) -> None:
     """An out-of-memory in validation is retried only if the validation's batch gets smaller too."""
-    saw = case["saw"]
-    assert saw["own"]["type"] == "ResourceExhaustedError"
-    assert ["function of the batch size" in each for each in saw["own"]["notes"]] == [True] * (
+    result = case["result"]
+    assert result["own"]["type"] == "ResourceExhaustedError"
+    assert ["function of the batch size" in each for each in result["own"]["notes"]] == [True] * (
         sys.version_info >= (3, 11)
     )
-    assert saw["sizes"] == {"0": 512}
-    assert saw["logs"] == ["loss", "val_loss"]
+    assert result["sizes"] == {"0": 512}
+    assert result["logs"] == ["loss", "val_loss"]
 
 
 def test_before_the_first_epoch(case: Any) -> None:
     """It is raised unchanged: there is no state to restore, and an older file is not used."""
-    saw = case["saw"]
-    assert (saw["type"], saw["same"]) == ("ResourceExhaustedError", True)
-    assert case["said"] == ["fit_with_oom_retry: out of memory before the first epoch; a smaller batch does not help"]
+    result = case["result"]
+    assert (result["type"], result["same"]) == ("ResourceExhaustedError", True)
+    assert case["logged"] == ["fit_with_oom_retry: out of memory before the first epoch; a smaller batch does not help"]
 
 
 def test_half_written(case: Any) -> None:
     """A checkpoint that cannot be written ends the fit, and leaves the one of the epoch before, whole."""
-    saw = case["saw"]
-    assert (saw["type"], saw["text"]) == ("OSError", "the disk is gone")
-    assert (saw["moved"], saw["same"], saw["files"]) == (True, True, ["kept.weights.h5"])
+    result = case["result"]
+    assert (result["type"], result["text"]) == ("OSError", "the disk is gone")
+    assert (result["moved"], result["same"], result["files"]) == (True, True, ["kept.weights.h5"])
 
 
 def test_validated(case: Any) -> None:
     """Validation sees as many examples as before, in batches that shrink along with those of training."""
-    saw = case["saw"]
+    result = case["result"]
     for name, size, examples in (
         ("arrays", 4096, 2048),
         ("part", 512, 2048),
         ("steps", 512, 1024),
     ):
-        of_training, batches = saw[name]
+        of_training, batches = result[name]
         assert of_training < 4096, name
         assert batches == examples // (size * of_training // 4096), name
 
 
 def test_without_y(case: Any) -> None:
     """Arrays that are no tuple come in batches of the size asked for too."""
-    assert case["saw"] == {"array": 2, "dict": 2, "tuple": 2}
+    assert case["result"] == {"array": 2, "dict": 2, "tuple": 2}
 
 
 def test_exhausted(case: Any) -> None:
     """After the last try, or at the smallest batch, the out-of-memory is raised unchanged."""
-    saw = case["saw"]
-    assert saw["asked"] == [8, 4]
-    for each in (saw["last"], saw["smallest"]):
+    result = case["result"]
+    assert result["asked"] == [8, 4]
+    for each in (result["last"], result["smallest"]):
         assert each["type"] == "ResourceExhaustedError"
         assert "OOM when allocating tensor" in each["text"]
-    assert [each for each in case["said"] if each.startswith("fit_with_oom_retry")] == [
+    assert [each for each in case["logged"] if each.startswith("fit_with_oom_retry")] == [
         "fit_with_oom_retry: out of memory with batch size 4 in the last of 2 tries",
         "fit_with_oom_retry: out of memory with batch size 4096, the smallest allowed",
     ]
@@ -129,23 +129,29 @@ def test_exhausted(case: Any) -> None:
 
 def test_other_errors(case: Any) -> None:
     """Any other error is raised at once, as it is."""
-    saw = case["saw"]
-    assert case["said"] == []
-    assert (saw["error"]["type"], saw["error"]["text"]) == ("ValueError", "from a callback")
-    assert (saw["host"]["type"], saw["interrupt"]["type"]) == ("MemoryError", "KeyboardInterrupt")
-    assert saw["handling"]["type"] == "KeyError"
+    result = case["result"]
+    assert case["logged"] == []
+    assert (result["error"]["type"], result["error"]["text"]) == ("ValueError", "from a callback")
+    assert (result["host"]["type"], result["interrupt"]["type"]) == ("MemoryError", "KeyboardInterrupt")
+    assert result["handling"]["type"] == "KeyError"
     for name in ("error", "handling", "host", "interrupt"):
-        assert saw[name]["hooks"] == ["begin", "epoch 0"]
-    assert (saw["dataset"]["type"], saw["dataset"]["text"]) == ("LookupError", "no such data")
-    assert saw["fixed"]["text"] == "make_dataset: the dataset has batches of 32; return batches of 64, as requested"
+        assert result[name]["hooks"] == ["begin", "epoch 0"]
+    assert (result["dataset"]["type"], result["dataset"]["text"]) == ("LookupError", "no such data")
+    assert result["fixed"]["text"] == "make_dataset: the dataset has batches of 32; return batches of 64, as requested"
     todo = "; return a dataset, or arrays as a tuple (x, y, sample_weight)"
-    assert (saw["list"]["type"], saw["list"]["text"]) == ("TypeError", f"make_dataset: it returned a list of 2{todo}")
-    assert (saw["nothing"]["type"], saw["nothing"]["text"]) == ("TypeError", f"make_dataset: it returned None{todo}")
+    assert (result["list"]["type"], result["list"]["text"]) == (
+        "TypeError",
+        f"make_dataset: it returned a list of 2{todo}",
+    )
+    assert (result["nothing"]["type"], result["nothing"]["text"]) == (
+        "TypeError",
+        f"make_dataset: it returned None{todo}",
+    )
 
 
 def test_second_optimizer(case: Any) -> None:
     """An optimizer that was not built at the epoch's begin is as it was then, too."""
-    assert case["saw"] == {
+    assert case["result"] == {
         "first epoch": {"sizes": [512, 512], "weights": True, "second": True},
         "later": {"sizes": [1024, 512], "weights": True, "second": True},
         "scales the loss": {"sizes": [512, 512], "weights": True, "second": True},
@@ -154,33 +160,33 @@ def test_second_optimizer(case: Any) -> None:
 
 def test_unrestorable(case: Any) -> None:
     """If restoring the model fails, the out-of-memory is raised, and the log has the reason."""
-    saw = case["saw"]
-    assert (saw["type"], "OOM when allocating tensor" in saw["text"]) == ("ResourceExhaustedError", True)
-    said = [each for each in case["said"] if each.startswith("fit_with_oom_retry")]
-    assert ["could not be restored" in each and "nothing there" in each for each in said] == [True]
-    assert saw["notes"] == said * (sys.version_info >= (3, 11))
+    result = case["result"]
+    assert (result["type"], "OOM when allocating tensor" in result["text"]) == ("ResourceExhaustedError", True)
+    lines = [each for each in case["logged"] if each.startswith("fit_with_oom_retry")]
+    assert ["could not be restored" in each and "nothing there" in each for each in lines] == [True]
+    assert result["notes"] == lines * (sys.version_info >= (3, 11))
 
 
 def test_of_a_callback(case: Any) -> None:
     """Once the epoch's batches are done, an out-of-memory is a callback's own: no callback has an epoch twice."""
     for hook, begun in (("epoch", ["epoch 0", "epoch 1"]), ("train", ["epoch 0", "epoch 1", "end"])):
-        saw = case["saw"][hook]
-        assert saw["type"] == "ResourceExhaustedError"
-        assert saw["hooks"] == ["begin", *begun]
-    assert len(case["said"]) == 2
-    assert all("out of memory in a callback" in each for each in case["said"])
+        result = case["result"][hook]
+        assert result["type"] == "ResourceExhaustedError"
+        assert result["hooks"] == ["begin", *begun]
+    assert len(case["logged"]) == 2
+    assert all("out of memory in a callback" in each for each in case["logged"])
 
 
 def test_of_the_checkpoint(case: Any) -> None:
     """One as a later checkpoint is written is raised: an epoch would be lost, or be had twice by callbacks."""
-    saw = case["saw"]
-    assert (saw["type"], saw["hooks"]) == ("ResourceExhaustedError", ["begin", "epoch 0"])
-    assert ["checkpoint was written" in each for each in case["said"]] == [True]
+    result = case["result"]
+    assert (result["type"], result["hooks"]) == ("ResourceExhaustedError", ["begin", "epoch 0"])
+    assert ["checkpoint was written" in each for each in case["logged"]] == [True]
 
 
 def test_arguments(case: Any) -> None:
     """Unsupported arguments are refused by name, before anything is changed."""
-    saw = case["saw"]
+    result = case["result"]
     begins = {
         "workers": "fit_with_oom_retry works in a single process only, and this is one of 2 workers",
         "smallest": "batch_size: ",
@@ -192,7 +198,7 @@ def test_arguments(case: Any) -> None:
         "average": "keep_effective_batch: not supported: the optimizer's moving average",
         "callbacks": "callbacks: BackupAndRestore is not supported",
     }
-    for name, each in saw.items():
+    for name, each in result.items():
         assert each["type"] in ("ValueError", "TypeError"), name
         assert each["text"].startswith(begins.get(name, f"{name}: ")), name
 
@@ -203,12 +209,12 @@ def test_backends(backend: str, tmp_path: Path) -> None:
     if importlib.util.find_spec(backend) is None:
         pytest.skip(f"needs {backend}")
     environment = {"KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-    saw = play("oom_retry_backend_cases.py", tmp_path, **environment)
+    result = play("oom_retry_backend_cases.py", tmp_path, **environment)
     if backend == "torch":
-        size, same, seed = saw.pop("wrapped")
+        size, same, seed = result.pop("wrapped")
         assert (size, len(same), all(same.values()), seed) == (32, 7, True, True)
-        assert all(each.startswith("RuntimeError") for each in saw.values()), saw
+        assert all(each.startswith("RuntimeError") for each in result.values()), result
         return
-    assert saw["searched"] == [[8, True, True, True]] * 2
-    assert saw["retried"] == [{"0": 8, "1": 8}, 2, True]
-    assert saw["effective"] == [{"0": 8, "1": 8}, 2, True]
+    assert result["searched"] == [[8, True, True, True]] * 2
+    assert result["retried"] == [{"0": 8, "1": 8}, 2, True]
+    assert result["effective"] == [{"0": 8, "1": 8}, 2, True]

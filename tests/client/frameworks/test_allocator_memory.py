@@ -15,7 +15,7 @@ from gpuwarden.protocol.messages import DeviceMemory
 
 @pytest.fixture
 def tf(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a stand-in for TensorFlow: GPUs 1 and 2 are visible, GPU 2 split in two of 1 GiB; `info` has the memory."""
+    """Return a stand-in for TensorFlow: GPUs 1 and 2 are visible, GPU 2 split in two; `info` has their memory."""
     info = {f"GPU:{index}": {"current": 10 + index, "peak": 20 + index} for index in range(3)}
     gpus = [SimpleNamespace(name=f"/physical_device:GPU:{index}") for index in (1, 2)]
     cuts = {gpus[1].name: [SimpleNamespace(memory_limit=1024)] * 2}

@@ -26,68 +26,68 @@ def cases() -> dict[str, Any]:
 
 
 @pytest.fixture
-def saw(cases: dict[str, Any], request: pytest.FixtureRequest) -> Any:
-    """Return what the case named by the test, or by its parameter, saw."""
-    return case_of(cases, request)["saw"]
+def result(cases: dict[str, Any], request: pytest.FixtureRequest) -> Any:
+    """Return the result of the case that is named like the test, or by its parameter."""
+    return case_of(cases, request)["result"]
 
 
-def test_validation(saw: list[Message]) -> None:
+def test_validation(result: list[Message]) -> None:
     """A fit with validation alternates between training and test, and its validation is no part of its steps."""
-    assert phases(saw) == ["train", "test", "train", "test", "train", "idle"]
-    last = reports(saw)[-1]
+    assert phases(result) == ["train", "test", "train", "test", "train", "idle"]
+    last = reports(result)[-1]
     assert (last["steps"], sum(last["step_buckets"]), last["epoch"]) == (8, 7, 1)
     assert last["step_seconds"] > 0
 
 
-@pytest.mark.parametrize("saw", ["validation"], indirect=True)
-def test_hello(saw: list[Message]) -> None:
+@pytest.mark.parametrize("result", ["validation"], indirect=True)
+def test_hello(result: list[Message]) -> None:
     """The hello names the run, made printable, its versions, and its devices as the user mapped them."""
-    hello = saw[0]
+    hello = result[0]
     assert (hello["type"], hello["name"]) == ("Hello", "a name")
     assert hello["framework"].startswith("tensorflow 2.")
     assert hello["devices"] == {"CPU:0": "GPU-0e2a6d51"}
 
 
-def test_default_device(saw: list[Message]) -> None:
+def test_default_device(result: list[Message]) -> None:
     """Host memory is not passed off as a GPU's: a CPU that the user does not name has no reading."""
-    assert saw[0]["devices"] == {}
-    assert all(each["memory"] == {} for each in reports(saw))
+    assert result[0]["devices"] == {}
+    assert all(each["memory"] == {} for each in reports(result))
 
 
-@pytest.mark.parametrize("saw", ["default_device"], indirect=True)
-def test_visible_devices(saw: list[Message]) -> None:
+@pytest.mark.parametrize("result", ["default_device"], indirect=True)
+def test_visible_devices(result: list[Message]) -> None:
     """A list of visible devices that is too long for a message is cut between two entries."""
-    assert saw[0]["visible_devices"] == ",".join(f"GPU-{index:036}" for index in range(64))
+    assert result[0]["visible_devices"] == ",".join(f"GPU-{index:036}" for index in range(64))
 
 
-def test_memory(saw: Any) -> None:
+def test_memory(result: Any) -> None:
     """Each report's memory is what TensorFlow says of the device in the same hook."""
     # The fit's begin, then one a batch, then the epoch's end and the fit's.
-    reported = [each["memory"]["CPU:0"] for each in saw["reports"]][1:-2]
-    assert len(reported) == len(saw["before"]) == len(saw["after"]) == 20
+    reported = [each["memory"]["CPU:0"] for each in result["reports"]][1:-2]
+    assert len(reported) == len(result["before"]) == len(result["after"]) == 20
     steady = [
-        ({"current": said["current"], "peak": said["peak"]}, before)
-        for said, before, after in zip(reported, saw["before"], saw["after"], strict=True)
+        ({"current": reported_memory["current"], "peak": reported_memory["peak"]}, before)
+        for reported_memory, before, after in zip(reported, result["before"], result["after"], strict=True)
         if before == after
     ]
     assert len(steady) >= 10
     assert all(reported == actual for reported, actual in steady)
 
 
-def test_evaluate(saw: list[Message]) -> None:
+def test_evaluate(result: list[Message]) -> None:
     """Evaluation on its own is a phase without steps."""
-    assert phases(saw) == ["test", "idle"]
-    assert reports(saw)[-1]["steps"] == 0
+    assert phases(result) == ["test", "idle"]
+    assert reports(result)[-1]["steps"] == 0
 
 
-def test_predict(saw: list[Message]) -> None:
+def test_predict(result: list[Message]) -> None:
     """Prediction is a phase without steps."""
-    assert phases(saw) == ["predict", "idle"]
-    assert reports(saw)[-1]["steps"] == 0
+    assert phases(result) == ["predict", "idle"]
+    assert reports(result)[-1]["steps"] == 0
 
 
 @pytest.mark.parametrize(
-    ("saw", "timed"),
+    ("result", "timed"),
     [
         ("several_steps_an_execution", 5),
         ("several_steps_an_execution_unknown_length", 5),
@@ -102,71 +102,71 @@ def test_predict(saw: list[Message]) -> None:
         ("twice_in_one_fit", 7),
         ("same_twice_in_one_fit", 7),
     ],
-    indirect=["saw"],
+    indirect=["result"],
 )
-def test_steps(saw: list[Message], timed: int) -> None:
+def test_steps(result: list[Message], timed: int) -> None:
     """Two epochs of four batches are eight steps however Keras runs them, timed but for the execution that compiles."""
-    counted = [each["steps"] for each in reports(saw)]
-    last = reports(saw)[-1]
+    counted = [each["steps"] for each in reports(result)]
+    last = reports(result)[-1]
     assert counted == sorted(counted)
     assert (counted[-1], sum(last["step_buckets"]), last["examples"]) == (8, timed, 16)
     assert (last["compile_seconds"] > 0) == (timed < 8)
 
 
-@pytest.mark.parametrize("saw", ["shorter_than_told"], indirect=True)
-def test_shorter_than_told(saw: list[Message]) -> None:
+@pytest.mark.parametrize("result", ["shorter_than_declared"], indirect=True)
+def test_shorter_than_declared(result: list[Message]) -> None:
     """An epoch of fewer batches than `steps_per_epoch` made as many steps as there were."""
-    assert reports(saw)[-1]["steps"] == 4
+    assert reports(result)[-1]["steps"] == 4
 
 
-@pytest.mark.parametrize("saw", ["stopped", "unknown_length_stopped"], indirect=True)
-def test_stopped(saw: list[Message]) -> None:
+@pytest.mark.parametrize("result", ["stopped", "unknown_length_stopped"], indirect=True)
+def test_stopped(result: list[Message]) -> None:
     """A fit stopped after three batches made three steps."""
-    assert reports(saw)[-1]["steps"] == 3
+    assert reports(result)[-1]["steps"] == 3
 
 
-@pytest.mark.parametrize("saw", ["mirrored"], indirect=True)
-def test_several_devices(saw: list[Message]) -> None:
+@pytest.mark.parametrize("result", ["mirrored"], indirect=True)
+def test_several_devices(result: list[Message]) -> None:
     """A strategy over several devices reports each."""
-    assert set(reports(saw)[-1]["memory"]) == {"CPU:0", "CPU:1"}
+    assert set(reports(result)[-1]["memory"]) == {"CPU:0", "CPU:1"}
 
 
-def test_repeated(saw: Any) -> None:
+def test_repeated(result: Any) -> None:
     """All fits of one process, by any callback, are one run on one connection, and its totals continue."""
-    assert not saw["second_connection"]
-    assert reports(saw["messages"])[-1]["steps"] == 24
-    assert phases(saw["messages"]) == ["train", "idle"] * 3
+    assert not result["second_connection"]
+    assert reports(result["messages"])[-1]["steps"] == 24
+    assert phases(result["messages"]) == ["train", "idle"] * 3
 
 
-@pytest.mark.parametrize("saw", ["fit_within_a_fit"], indirect=True)
-def test_within_another(saw: list[Message]) -> None:
+@pytest.mark.parametrize("result", ["fit_within_a_fit"], indirect=True)
+def test_within_another(result: list[Message]) -> None:
     """The steps of a fit that a callback of another makes between two epochs do not count; the other's do."""
-    assert reports(saw)[-1]["steps"] == 8
-    assert phases(saw) == ["train", "idle"]
+    assert reports(result)[-1]["steps"] == 8
+    assert phases(result) == ["train", "idle"]
 
 
-def test_within_a_step(saw: Any) -> None:
+def test_within_a_step(result: Any) -> None:
     """A fit, evaluation or prediction between two steps, by the same callback too, takes nothing from the fit."""
     left = {"steps": 8, "epoch": 1, "phase": "idle", "its_model": True, "watched": [["train"], ["train"], []]}
-    assert saw == dict.fromkeys(saw, left)
+    assert result == dict.fromkeys(result, left)
 
 
-def test_traced_again(saw: list[Message]) -> None:
+def test_traced_again(result: list[Message]) -> None:
     """A train function that is made again compiles again: that step's time does not count either."""
-    last = reports(saw)[-1]
+    last = reports(result)[-1]
     assert (last["steps"], sum(last["step_buckets"])) == (12, 10)
 
 
-@pytest.mark.parametrize("saw", ["repeated"], indirect=True)
-def test_second_fit_compiles_nothing(saw: Any) -> None:
+@pytest.mark.parametrize("result", ["repeated"], indirect=True)
+def test_second_fit_compiles_nothing(result: Any) -> None:
     """A second fit of the same model has no step that compiles; one of another model has."""
-    assert sum(reports(saw["messages"])[-1]["step_buckets"]) == 22
+    assert sum(reports(result["messages"])[-1]["step_buckets"]) == 22
 
 
-@pytest.mark.parametrize("saw", ["validation"], indirect=True)
-def test_stepping(saw: list[Message]) -> None:
+@pytest.mark.parametrize("result", ["validation"], indirect=True)
+def test_stepping(result: list[Message]) -> None:
     """A step is in progress from an epoch's first one, reported at once, until validation or the end."""
-    states = [(each["phase"], each["stepping"], each["epoch"]) for each in reports(saw)]
+    states = [(each["phase"], each["stepping"], each["epoch"]) for each in reports(result)]
     # A step that takes longer than the report interval is reported again.
     assert [each for each, _ in groupby(states)] == [
         ("train", False, None),
@@ -180,250 +180,252 @@ def test_stepping(saw: list[Message]) -> None:
     ]
 
 
-def test_short_batches(saw: Any) -> None:
+def test_short_batches(result: Any) -> None:
     """Examples are counted one by one, without validation's, and the loss is Keras's of the epoch."""
-    last = reports(saw["messages"])[-1]
+    last = reports(result["messages"])[-1]
     assert (last["steps"], last["examples"]) == (6, 16)
-    assert last["loss"] == pytest.approx(saw["loss"], rel=1e-6)
+    assert last["loss"] == pytest.approx(result["loss"], rel=1e-6)
     assert (last["batch_size"], last["largest_batch_size"]) == (3, 3)
 
 
-def test_sizes_seen(saw: list[Message]) -> None:
+def test_sizes_seen(result: list[Message]) -> None:
     """Without a declared batch size, the loss metric shows it between reads; a short last one may be seen."""
-    sizes = [size for size, _ in groupby(each["batch_size"] for each in reports(saw))]
+    sizes = [size for size, _ in groupby(each["batch_size"] for each in reports(result))]
     assert sizes in ([None, 3], [None, 3, 1])
-    assert reports(saw)[-1]["largest_batch_size"] == 3
+    assert reports(result)[-1]["largest_batch_size"] == 3
 
 
-def test_sizes_unknown(saw: list[Message]) -> None:
+def test_sizes_unknown(result: list[Message]) -> None:
     """The size of steps that are neither read one by one nor declared is unknown."""
     assert (
-        {each["batch_size"] for each in reports(saw)} == {each["largest_batch_size"] for each in reports(saw)} == {None}
+        {each["batch_size"] for each in reports(result)}
+        == {each["largest_batch_size"] for each in reports(result)}
+        == {None}
     )
 
 
-def test_sizes_of_fixed_shape(saw: list[Message]) -> None:
+def test_sizes_of_fixed_shape(result: list[Message]) -> None:
     """A dataset whose shape is fixed declares its batch size."""
-    assert (reports(saw)[-1]["batch_size"], reports(saw)[-1]["largest_batch_size"]) == (4, 4)
+    assert (reports(result)[-1]["batch_size"], reports(result)[-1]["largest_batch_size"]) == (4, 4)
 
 
-@pytest.mark.parametrize("saw", ["validation"], indirect=True)
-def test_loss_is_asked_for(saw: list[Message]) -> None:
+@pytest.mark.parametrize("result", ["validation"], indirect=True)
+def test_loss_is_asked_for(result: list[Message]) -> None:
     """The loss is not reported unless the user says so."""
-    assert {each["loss"] for each in reports(saw)} == {None}
+    assert {each["loss"] for each in reports(result)} == {None}
 
 
-def test_own_step(saw: list[Message]) -> None:
+def test_own_step(result: list[Message]) -> None:
     """It is unknown what a custom step counts: no loss, and only the examples that fit's data declare."""
-    last = reports(saw)[-1]
+    last = reports(result)[-1]
     assert (last["steps"], last["examples"], last["loss"]) == (8, 16, None)
 
 
-def test_own_loop(saw: list[Message]) -> None:
+def test_own_loop(result: list[Message]) -> None:
     """A loop that calls the hooks itself counts its steps; the loss metric is not fit's there, and is not read."""
-    last = reports(saw)[-1]
+    last = reports(result)[-1]
     assert (last["steps"], last["examples"], last["loss"], last["batch_size"]) == (8, None, None, None)
-    assert phases(saw) == ["train", "idle"]
+    assert phases(result) == ["train", "idle"]
 
 
-def test_other_callback_raises(saw: Any) -> None:
+def test_other_callback_raises(result: Any) -> None:
     """Another callback's exception leaves fit as it is, and an evaluation after it ends idle."""
-    assert saw["raised"] == "from another callback"
-    assert phases(saw["messages"]) == ["train", "test", "idle"]
-    assert [each["stepping"] for each in reports(saw["messages"])][-2:] == [False, False]
+    assert result["raised"] == "from another callback"
+    assert phases(result["messages"]) == ["train", "test", "idle"]
+    assert [each["stepping"] for each in reports(result["messages"])][-2:] == [False, False]
 
 
-def test_out_of_memory(saw: Any) -> None:
+def test_out_of_memory(result: Any) -> None:
     """A real out-of-memory is raised unchanged, reported with its memory, and the callback keeps working."""
-    assert "OOM when allocating tensor with shape[" in saw["raised"]
-    ours = saw["shown"].replace(saw["raised"], "").count("gpuwarden")
+    assert "OOM when allocating tensor with shape[" in result["raised"]
+    ours = result["shown"].replace(result["raised"], "").count("gpuwarden")
     assert ours == 1  # the frame of the call that raised
-    (error,) = errors(saw["messages"])
+    (error,) = errors(result["messages"])
     assert (error["exception"], error["phase"]) == ("ResourceExhaustedError", "train")
     assert "oom" in error["kind"]
     assert "OOM when allocating tensor with shape[" in error["text"]
     assert error["memory"]["CPU:0"]["peak"] > 500 << 20
     assert error["batch_size"] == 20_000
-    last = reports(saw["messages"])[-1]
+    last = reports(result["messages"])[-1]
     assert (last["steps"], last["errors"]) == (8, {error["kind"]: 1})
-    assert saw["left"] == []
+    assert result["left"] == []
 
 
 @pytest.mark.frameworks  # in a process of its own
 def test_compiled_out_of_memory(tmp_path: Path) -> None:
     """XLA's out-of-memory is reported with the requested bytes, without the shape that XLA does not report."""
     played = play("keras_cases.py", tmp_path, "compiled_out_of_memory")["compiled_out_of_memory"]
-    (error,) = errors(played["saw"])
+    (error,) = errors(played["result"])
     assert "oom" in error["kind"]
     assert [each["requested"] > 500 << 20 for each in error["allocations"]] == [True]
     assert error["allocations"][0]["shape"] is None
 
 
-def test_retry(saw: Any) -> None:
+def test_retry(result: Any) -> None:
     """After an error no reference to it is kept, the model is unwrapped, the run idle, and the next fit counts."""
-    assert saw["raised"] == "the second step"
-    assert saw["held"] == 0
-    assert saw["left"] == []
-    (error,) = errors(saw["failed"])
+    assert result["raised"] == "the second step"
+    assert result["held"] == 0
+    assert result["left"] == []
+    (error,) = errors(result["failed"])
     assert (error["exception"], error["text"], error["phase"]) == ("RuntimeError", "the second step", "train")
-    last = reports(saw["failed"])[-1]
+    last = reports(result["failed"])[-1]
     assert (last["phase"], last["stepping"], last["steps"]) == ("idle", False, 1)
-    assert phases(saw["again"]) == ["train", "idle"]
-    assert reports(saw["again"])[-1]["steps"] == 5
+    assert phases(result["again"]) == ["train", "idle"]
+    assert reports(result["again"])[-1]["steps"] == 5
 
 
-def test_let_go(saw: list[list[bool]]) -> None:
+def test_let_go(result: list[list[bool]]) -> None:
     """After a fit, even one ended by another callback's exception, neither its model nor the callback is kept alive."""
-    assert saw == [[False, False], [False, False]]
+    assert result == [[False, False], [False, False]]
 
 
-def test_interrupted(saw: list[Message]) -> None:
+def test_interrupted(result: list[Message]) -> None:
     """An interrupt ends the fit and is no error."""
-    assert errors(saw) == []
-    assert [(each["phase"], each["stepping"]) for each in reports(saw)][-1] == ("idle", False)
+    assert errors(result) == []
+    assert [(each["phase"], each["stepping"]) for each in reports(result)][-1] == ("idle", False)
 
 
-def test_error_in_validation(saw: Any) -> None:
+def test_error_in_validation(result: Any) -> None:
     """An error in validation is reported as such, and no function of the model stays wrapped after it."""
-    assert saw["raised"] == "the second validation"
-    assert [each["phase"] for each in errors(saw["messages"])] == ["test"]
-    assert phases(saw["messages"]) == ["train", "test", "train", "test", "idle"]
-    assert saw["left"] == []
+    assert result["raised"] == "the second validation"
+    assert [each["phase"] for each in errors(result["messages"])] == ["test"]
+    assert phases(result["messages"]) == ["train", "test", "train", "test", "idle"]
+    assert result["left"] == []
 
 
-def test_error_in_evaluation(saw: list[Message]) -> None:
+def test_error_in_evaluation(result: list[Message]) -> None:
     """An error of an evaluation outside of a fit is reported."""
-    assert [(each["phase"], each["steps"]) for each in errors(saw)] == [("test", 0)]
+    assert [(each["phase"], each["steps"]) for each in errors(result)] == [("test", 0)]
 
 
-def test_error_in_data(saw: list[Message]) -> None:
+def test_error_in_data(result: list[Message]) -> None:
     """An error of the user's data, which ends the fit, is reported; the end of the data is not."""
-    (error,) = errors(saw)
+    (error,) = errors(result)
     assert "ZeroDivisionError: of the data" in error["text"]
 
 
-@pytest.mark.parametrize("saw", ["unknown_length"], indirect=True)
-def test_end_of_data(saw: list[Message]) -> None:
+@pytest.mark.parametrize("result", ["unknown_length"], indirect=True)
+def test_end_of_data(result: list[Message]) -> None:
     """The end of data of an unknown length is no error."""
-    assert errors(saw) == []
+    assert errors(result) == []
 
 
-def test_functions(saw: Any) -> None:
+def test_functions(result: Any) -> None:
     """Each function is wrapped while it is in use, even if it was made again, and unwrapped at the end."""
     during = ["train"] * BATCHES + ["test"]
-    assert all(kind in each for each, kind in zip(saw["seen"], during * 3, strict=False))
-    at_end, in_prediction = saw["seen"][len(during * 3) :]
+    assert all(kind in each for each, kind in zip(result["seen"], during * 3, strict=False))
+    at_end, in_prediction = result["seen"][len(during * 3) :]
     assert "predict" in in_prediction
-    assert at_end == saw["left"] == []
+    assert at_end == result["left"] == []
 
 
-def test_kept_while_watched(saw: Any) -> None:
+def test_kept_while_watched(result: Any) -> None:
     """A model that is saved or copied during a fit is complete, trains, and has no wrapped functions."""
-    assert reports(saw["messages"])[-1]["steps"] == 24
-    assert saw["left"] == [[], []]
+    assert reports(result["messages"])[-1]["steps"] == 24
+    assert result["left"] == [[], []]
 
 
-def test_forked_workers(saw: Any) -> None:
+def test_forked_workers(result: Any) -> None:
     """Processes forked in the middle of a fit, which live on, do not keep its connection from ending."""
-    assert saw == {"ended": True, "children": 2}
+    assert result == {"ended": True, "children": 2}
 
 
-def test_several_workers(saw: list[Message]) -> None:
+def test_several_workers(result: list[Message]) -> None:
     """A worker of a cluster says which job it is of, and its rank."""
-    assert (saw[0]["rank"], saw[0]["world_size"]) == (1, 2)
-    assert saw[0]["job"].startswith("cluster-")
+    assert (result[0]["rank"], result[0]["world_size"]) == (1, 2)
+    assert result[0]["job"].startswith("cluster-")
 
 
-@pytest.mark.parametrize("saw", ["out_of_memory"], indirect=True)
-def test_limit(saw: Any) -> None:
+@pytest.mark.parametrize("result", ["out_of_memory"], indirect=True)
+def test_limit(result: Any) -> None:
     """The reported limit is in TensorFlow's unit: 500 MiB fit under 512 "MB", which powers of ten would not allow."""
-    memory = reports(saw["messages"])[-1]["memory"]["CPU:0"]
+    memory = reports(result["messages"])[-1]["memory"]["CPU:0"]
     assert memory["limit"] == 512 << 20
     assert 512_000_000 < 500 << 20 <= memory["peak"] <= memory["limit"]
 
 
-def test_copies(saw: list[Message]) -> None:
+def test_copies(result: list[Message]) -> None:
     """Deep-copied and pickled callbacks report like their original."""
-    assert {each["name"] for each in saw if each["type"] == "Hello"} == {"original"}
-    assert reports(saw)[-1]["steps"] == 24
+    assert {each["name"] for each in result if each["type"] == "Hello"} == {"original"}
+    assert reports(result)[-1]["steps"] == 24
 
 
-def test_copies_within_a_fit(saw: list[Message]) -> None:
+def test_copies_within_a_fit(result: list[Message]) -> None:
     """A copy that is made while a fit goes on has no part in it: not its steps, nor what notes them."""
-    assert reports(saw)[-1]["steps"] == 16
+    assert reports(result)[-1]["steps"] == 16
 
 
-def test_failed_examples(saw: list[Message]) -> None:
+def test_failed_examples(result: list[Message]) -> None:
     """The examples of the steps before a failed one are reported with it, if arrays declare them."""
-    last = reports(saw)[-1]
+    last = reports(result)[-1]
     assert (last["steps"], last["examples"]) == (2, 4)
 
 
-def test_unchanged(saw: Any) -> None:
+def test_unchanged(result: Any) -> None:
     """Weights and history are the same with the callback as without."""
-    assert saw["watched"] == saw["bare"]
+    assert result["watched"] == result["bare"]
 
 
-def test_internal_errors(saw: Any) -> None:
+def test_internal_errors(result: Any) -> None:
     """A callback that fails switches itself off with one warning, and training goes on."""
-    assert len(saw["messages"]) == 1
-    assert "training continues part=callback" in saw["messages"][0]
-    assert saw["losses"][0] == saw["losses"][1] == saw["losses"][2]
-    assert not saw["connected"]
+    assert len(result["messages"]) == 1
+    assert "training continues part=callback" in result["messages"][0]
+    assert result["losses"][0] == result["losses"][1] == result["losses"][2]
+    assert not result["connected"]
 
 
-def test_internal_errors_in_steps(saw: Any) -> None:
+def test_internal_errors_in_steps(result: Any) -> None:
     """A callback that switches itself off in the middle of a fit says so: its silence is no step that hangs."""
-    *before, last = reports(saw)
+    *before, last = reports(result)
     assert before[-1]["stepping"]
     assert (last["phase"], last["stepping"]) == ("idle", False)
 
 
-@pytest.mark.parametrize("saw", ["disabled"], indirect=True)
-def test_disabled(saw: bool) -> None:  # noqa: FBT001 - what the case saw
+@pytest.mark.parametrize("result", ["disabled"], indirect=True)
+def test_disabled(result: bool) -> None:  # noqa: FBT001 - the case returned it
     """A disabled callback, by argument or environment, never connects."""
-    assert not saw
+    assert not result
 
 
-def test_absent(saw: Any) -> None:
+def test_absent(result: Any) -> None:
     """Training goes on without a daemon."""
-    assert len(saw["loss"]) == 2
+    assert len(result["loss"]) == 2
 
 
-def test_never_reading(saw: Any) -> None:
+def test_never_reading(result: Any) -> None:
     """A daemon that stops reading loses reports but no steps, and learns how many reports were lost."""
-    assert saw["dropped"] > 0
-    assert saw["first"] < 400 + saw["dropped"]
-    assert saw["steps"] == 408
+    assert result["dropped"] > 0
+    assert result["first"] < 400 + result["dropped"]
+    assert result["steps"] == 408
 
 
-def test_early(saw: Any) -> None:
+def test_early(result: Any) -> None:
     """A callback made before TensorFlow's devices leaves them free to be configured."""
-    tensorflow, keras = saw["versions"]
-    assert saw["framework"] == f"tensorflow {tensorflow} keras {keras}"
+    tensorflow, keras = result["versions"]
+    assert result["framework"] == f"tensorflow {tensorflow} keras {keras}"
 
 
-def test_physical(saw: Any) -> None:
+def test_physical(result: Any) -> None:
     """A device that is cut in two is one device of two parts."""
-    assert saw == {"CPU:0": ["CPU:0", "CPU:1"]}
+    assert result == {"CPU:0": ["CPU:0", "CPU:1"]}
 
 
-def test_model_memory(saw: Any) -> None:
+def test_model_memory(result: Any) -> None:
     """Memory of a model with Adam: weights, two slots of each, and some scalars; an allocation of a weight's shape."""
-    weights, trainable, like_weight = saw
+    weights, trainable, like_weight = result
     assert (trainable, like_weight) == (4 * (4000 + 1000 + 1000 + 1000), True)
     assert 3 * trainable + 8000 <= weights <= 3 * trainable + 8000 + 64
 
 
-def test_hooks(saw: Any) -> None:
+def test_hooks(result: Any) -> None:
     """Every hook is one that Keras calls; none makes Keras read a batch's logs or leave its asynchronous dispatch."""
-    assert saw["unknown"] == []
-    assert not [name for name in saw["ours"] if name.endswith("batch_end")]
+    assert result["unknown"] == []
+    assert not [name for name in result["ours"] if name.endswith("batch_end")]
 
 
-def test_imports(saw: list[str]) -> None:
+def test_imports(result: list[str]) -> None:
     """The callback brings its own half into the training process, and nothing of the daemon's."""
-    parts = {name.split(".")[1] for name in saw if name != "gpuwarden"}
+    parts = {name.split(".")[1] for name in result if name != "gpuwarden"}
     assert parts <= {"_version", "client", "keras", "protocol", "tuning"}
 
 
@@ -435,6 +437,6 @@ def test_no_keras() -> None:
     assert "ImportError: gpuwarden.keras: no Keras in this environment" in failed.stderr.splitlines()[-1]
 
 
-def test_bad_arguments(saw: list[str]) -> None:
+def test_bad_arguments(result: list[str]) -> None:
     """A wrong argument is refused where the callback is made, with its name."""
-    assert saw == ["interval", "interval", "devices", "devices", "devices"]
+    assert result == ["interval", "interval", "devices", "devices", "devices"]

@@ -19,7 +19,7 @@ from training_cases import TRAINING_TIME, Message, phases, play, reports
 from gpuwarden.protocol.messages import End, Hello, Report
 from system_parts import require
 from tests.client.keras.test_keras import (
-    saw,
+    result,
     test_copies,
     test_error_in_evaluation,
     test_error_in_validation,
@@ -71,28 +71,28 @@ def cases(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return play("keras_cases.py", folder, *CASES, python=python, PYTHONPATH=source)
 
 
-@pytest.mark.parametrize("saw", ["early"], indirect=True)
-def test_version(saw: Any) -> None:
+@pytest.mark.parametrize("result", ["early"], indirect=True)
+def test_version(result: Any) -> None:
     """The tested version is Keras 2."""
-    assert saw["versions"][1].startswith("2.")
+    assert result["versions"][1].startswith("2.")
 
 
 @pytest.mark.parametrize(
-    ("saw", "timed"),
+    ("result", "timed"),
     [("several_steps_an_execution", 5), ("compiled", 7), ("eager", 8), ("mirrored", 7)],
-    indirect=["saw"],
+    indirect=["result"],
 )
-def test_steps(saw: list[Message], timed: int) -> None:
+def test_steps(result: list[Message], timed: int) -> None:
     """Two epochs of four batches are eight steps however Keras runs them, timed but for the execution that compiles."""
-    last = reports(saw)[-1]
+    last = reports(result)[-1]
     assert (last["steps"], sum(last["step_buckets"]), last["examples"]) == (8, timed, 16)
 
 
-def test_unknown_length(saw: list[Message]) -> None:
+def test_unknown_length(result: list[Message]) -> None:
     """Keras 2 reads the end of data of unknown length once: later epochs have no extra begin."""
-    last = reports(saw)[-1]
+    last = reports(result)[-1]
     assert (last["steps"], last["examples"]) == (8, 16)
-    assert phases(saw) == ["train", "idle"]
+    assert phases(result) == ["train", "idle"]
 
 
 def test_workers(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def keras2() -> dict[str, str]:
 
 @pytest.fixture(scope="module", params=["tensorflow", "jax", "torch", "tf_keras"])
 def cases(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Run all cases in one process of this backend and return what each saw."""
+    """Run all cases in one process of this backend and return their results."""
     name = str(request.param)
     backend = name if name != "tf_keras" else "tensorflow"
     if importlib.util.find_spec(backend) is None:
@@ -47,21 +47,21 @@ def cases(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 def case(cases: dict[str, Any], request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Return what the case named by the test, or by its parameter, returned and logged."""
+    """Return result and log lines of the case that is named like the test, or by its parameter."""
     return case_of(cases, request)
 
 
-def actions_said(case: dict[str, Any]) -> list[str]:
+def logged_actions(case: dict[str, Any]) -> list[str]:
     """Keep the log lines about what was done."""
-    return [each for each in case["said"] if each.startswith("on_pressure")]
+    return [each for each in case["logged"] if each.startswith("on_pressure")]
 
 
 def test_nothing(case: dict[str, Any]) -> None:
     """Unless the user wishes it, advice is logged and counted and training is the same to the last bit."""
-    saw = case["saw"]
-    assert (saw["steps"], saw["counted"], saw["actions"], saw["received"]) == (STEPS, STEPS, {}, 4)
-    assert saw["final"] == saw["bare"]
-    assert case["said"] == [
+    result = case["result"]
+    assert (result["steps"], result["counted"], result["actions"], result["received"]) == (STEPS, STEPS, {}, 4)
+    assert result["final"] == result["bare"]
+    assert case["logged"] == [
         "memory pressure warning: pressure is warning",
         "memory pressure critical: pressure is critical",
         "xid critical: xid is critical",
@@ -72,98 +72,103 @@ def test_nothing(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", ["checkpoint", "checkpoint_of_weights"], indirect=True)
 def test_checkpoint(case: dict[str, Any], cases: dict[str, Any]) -> None:
     """The file loads, with the weights as they were before that step, and training goes on as if nothing were saved."""
-    saw = case["saw"]
-    assert saw["saved"] == saw["noted"] != saw["final"]
-    assert saw["final"] == cases["nothing"]["saw"]["bare"]
-    assert (saw["steps"], saw["counted"], saw["actions"], saw["ended"]) == (STEPS, STEPS, {"checkpoint": 1}, True)
-    assert len(actions_said(case)) == 1
+    result = case["result"]
+    assert result["saved"] == result["noted"] != result["final"]
+    assert result["final"] == cases["nothing"]["result"]["bare"]
+    assert (result["steps"], result["counted"], result["actions"], result["ended"]) == (
+        STEPS,
+        STEPS,
+        {"checkpoint": 1},
+        True,
+    )
+    assert len(logged_actions(case)) == 1
 
 
 @pytest.mark.parametrize("case", ["checkpoint"], indirect=True)
 def test_whole_checkpoint(case: dict[str, Any]) -> None:
     """A saved model has its optimizer's state, and nothing else is left in its folder."""
-    assert (case["saw"]["iterations"], case["saw"]["files"]) == (5, ["saved.keras"])
+    assert (case["result"]["iterations"], case["result"]["files"]) == (5, ["saved.keras"])
 
 
 def test_checkpoint_by_default(case: dict[str, Any]) -> None:
     """Without a path the file is in the working directory, and the next episode's file replaces it."""
-    assert case["saw"]["files"] == ["gpuwarden-checkpoint.keras"]
-    assert case["saw"]["actions"] == {"checkpoint": 2}
+    assert case["result"]["files"] == ["gpuwarden-checkpoint.keras"]
+    assert case["result"]["actions"] == {"checkpoint": 2}
 
 
 @pytest.mark.parametrize("case", ["checkpoint_that_fails", "function_that_raises"], indirect=True)
 def test_failure(case: dict[str, Any]) -> None:
     """A failed action is logged and not counted, and training continues."""
-    assert (case["saw"]["steps"], case["saw"]["actions"]) == (STEPS, {})
-    (line,) = actions_said(case)
+    assert (case["result"]["steps"], case["result"]["actions"]) == (STEPS, {})
+    (line,) = logged_actions(case)
     assert line.startswith("on_pressure failed, training continues action=")
 
 
 def test_checkpoint_of_a_lost_gpu(case: dict[str, Any]) -> None:
     """From a GPU that is lost nothing is saved: asking it might hang."""
-    assert (case["saw"]["saved"], case["saw"]["actions"], case["saw"]["received"]) == (False, {}, 1)
+    assert (case["result"]["saved"], case["result"]["actions"], case["result"]["received"]) == (False, {}, 1)
 
 
 def test_half_a_checkpoint(case: dict[str, Any]) -> None:
     """A save that fails half-way leaves the earlier file complete, and no other file."""
-    assert (case["saw"]["steps"], case["saw"]["kept"]) == (STEPS, "the one before")
-    assert case["saw"]["left"] == ["half_a_checkpoint.sock.keras"]
+    assert (case["result"]["steps"], case["result"]["kept"]) == (STEPS, "the one before")
+    assert case["result"]["left"] == ["half_a_checkpoint.sock.keras"]
 
 
 @pytest.mark.parametrize("case", ["stop", "stop_early"], indirect=True)
 def test_stop(case: dict[str, Any]) -> None:
     """A fit ends with the step, with its last hooks called and its history whole."""
-    saw = case["saw"]
-    assert (saw["steps"], saw["counted"], saw["epochs"], saw["ended"]) == (8, 8, 1, True)
-    assert (saw["actions"], saw["stepping"]) == ({"stop": 1}, False)
-    assert saw.get("again", STEPS) == STEPS
+    result = case["result"]
+    assert (result["steps"], result["counted"], result["epochs"], result["ended"]) == (8, 8, 1, True)
+    assert (result["actions"], result["stepping"]) == ({"stop": 1}, False)
+    assert result.get("again", STEPS) == STEPS
 
 
 @pytest.mark.parametrize("case", ["level_not_reached", "over_before_it_is_heard"], indirect=True)
 def test_no_reason(case: dict[str, Any]) -> None:
     """Nothing is done below the level that was asked for, nor on what is over."""
-    assert (case["saw"]["steps"], case["saw"]["actions"]) == (STEPS, {})
-    assert actions_said(case) == []
+    assert (case["result"]["steps"], case["result"]["actions"]) == (STEPS, {})
+    assert logged_actions(case) == []
 
 
 def test_function(case: dict[str, Any]) -> None:
     """A function is called in the main thread, once an episode, with the advice and the model as it is then."""
-    saw = case["saw"]
-    assert [each["text"] for each in saw["calls"]] == [
+    result = case["result"]
+    assert [each["text"] for each in result["calls"]] == [
         "pressure is critical",
         "pressure is critical",
         "xid is critical",
     ]
-    assert all(each["thread"] for each in saw["calls"])
-    assert saw["calls"][0]["weights"] == saw["noted"]
-    assert saw["calls"][1]["weights"] not in (saw["noted"], saw["final"])
-    assert (saw["steps"], saw["actions"]) == (STEPS, {"call": 3})
+    assert all(each["thread"] for each in result["calls"])
+    assert result["calls"][0]["weights"] == result["noted"]
+    assert result["calls"][1]["weights"] not in (result["noted"], result["final"])
+    assert (result["steps"], result["actions"]) == (STEPS, {"call": 3})
 
 
 def test_function_that_exits(case: dict[str, Any]) -> None:
     """A function that means to end the training does, and the run is idle."""
-    assert case["saw"] == {"code": 3, "steps": 6, "phase": "idle", "stepping": False}
+    assert case["result"] == {"code": 3, "steps": 6, "phase": "idle", "stepping": False}
 
 
 def test_interrupted(case: dict[str, Any]) -> None:
     """Advice that came as another callback ended the fit is answered in the next fit, while it holds."""
-    assert case["saw"] == {"before": 0, "after": 1, "steps": STEPS}
+    assert case["result"] == {"before": 0, "after": 1, "steps": STEPS}
 
 
 def test_several_fits(case: dict[str, Any]) -> None:
     """Fits with the same action answer an episode once, also where each has a function of its own."""
-    assert case["saw"] == 1
+    assert case["result"] == 1
 
 
 def test_in_validation(case: dict[str, Any]) -> None:
     """Advice that comes in validation is answered at the next step of training."""
-    assert case["saw"] == {"seen": [0, 0, 1], "steps": 2 * STEPS}
+    assert case["result"] == {"seen": [0, 0, 1], "steps": 2 * STEPS}
 
 
 def test_in_a_job(case: dict[str, Any]) -> None:
     """One of several processes that cannot vote does nothing alone, and logs it."""
-    assert (case["saw"]["calls"], case["saw"]["actions"], case["saw"]["received"]) == ([], {}, 1)
-    (line,) = actions_said(case)
+    assert (case["result"]["calls"], case["result"]["actions"], case["result"]["received"]) == ([], {}, 1)
+    (line,) = logged_actions(case)
     assert line.startswith("on_pressure switched off in one of 2 processes of a job")
 
 
@@ -171,20 +176,20 @@ def test_in_a_job(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("cases", ["tensorflow", "torch", "tf_keras"], indirect=True, scope="module")
 def test_other_framework(case: dict[str, Any]) -> None:
     """If another framework computes, JAX is not set up: that would take most of a GPU's memory."""
-    assert case["saw"] == []
+    assert case["result"] == []
 
 
 @pytest.mark.parametrize("cases", ["tensorflow", "tf_keras"], indirect=True, scope="module")  # it is TensorFlow's alone
 def test_mirrored(case: dict[str, Any]) -> None:
     """Under MirroredStrategy, which is one process, a checkpoint has the weights of its step."""
-    saw = case["saw"]
-    assert (saw["steps"], saw["actions"]) == (STEPS, {"checkpoint": 1})
-    assert saw["saved"] == saw["noted"]
+    result = case["result"]
+    assert (result["steps"], result["actions"]) == (STEPS, {"checkpoint": 1})
+    assert result["saved"] == result["noted"]
 
 
 def test_bad_arguments(case: dict[str, Any]) -> None:
     """A wrong argument is refused where the callback is made, with its name."""
-    assert case["saw"] == ["on_pressure"] * 6 + ["pressure_level"] + ["checkpoint_path"] * 3
+    assert case["result"] == ["on_pressure"] * 6 + ["pressure_level"] + ["checkpoint_path"] * 3
 
 
 def test_workers(tmp_path: Path) -> None:
@@ -220,11 +225,11 @@ def test_workers(tmp_path: Path) -> None:
         for worker in workers:
             worker.kill()
     assert [worker.returncode for worker in workers] == [0, 0], outputs
-    saw = [json.loads(out.splitlines()[-1]) for out, _ in outputs]
-    assert [each["epochs"] for each in saw] == [[3, 1, 2], [3, 1, 2]]
-    assert [each["calls"] for each in saw] == [[None], ["nearly full"]]
-    assert saw[0]["weights"] == saw[1]["weights"]
-    assert saw[0]["saved"] in saw[0]["after_epochs"][:2]
+    result = [json.loads(out.splitlines()[-1]) for out, _ in outputs]
+    assert [each["epochs"] for each in result] == [[3, 1, 2], [3, 1, 2]]
+    assert [each["calls"] for each in result] == [[None], ["nearly full"]]
+    assert result[0]["weights"] == result[1]["weights"]
+    assert result[0]["saved"] in result[0]["after_epochs"][:2]
     assert sorted(each.name for each in tmp_path.iterdir()) == ["run.sock", "saved.keras"]
     for rank, actions in ((0, {"checkpoint": 1, "stop": 1}), (1, {"checkpoint": 1, "stop": 1, "call": 1})):
         last = [each for each in runs[rank].waiting() if isinstance(each, Report)][-1]

@@ -26,69 +26,75 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def cases(backend: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Run all cases in one process of this backend and return what each saw."""
+    """Run all cases in one process of this backend and return their results."""
     return play("keras_backend_cases.py", tmp_path_factory.mktemp("sockets"), **ON_THE_CPU, KERAS_BACKEND=backend)
 
 
 @pytest.fixture
-def saw(cases: dict[str, Any], request: pytest.FixtureRequest) -> Any:
-    """Return what the case named by the test, or by its parameter, saw."""
+def result(cases: dict[str, Any], request: pytest.FixtureRequest) -> Any:
+    """Return the result of the case that is named like the test, or by its parameter."""
     case = case_of(cases, request)
-    assert case["said"] == []
-    return case["saw"]
+    assert case["logged"] == []
+    return case["result"]
 
 
-def test_validation(saw: list[Message], backend: str) -> None:
+def test_validation(result: list[Message], backend: str) -> None:
     """A fit with validation says its backend and keeps validation out of its steps."""
-    assert (saw[0]["name"], saw[0]["framework"].partition(" ")[0], saw[0]["devices"]) == ("a name", backend, {})
-    assert " keras 3." in saw[0]["framework"]
-    assert phases(saw) == ["train", "test", "train", "test", "train", "idle"]
-    last = reports(saw)[-1]
+    assert (result[0]["name"], result[0]["framework"].partition(" ")[0], result[0]["devices"]) == (
+        "a name",
+        backend,
+        {},
+    )
+    assert " keras 3." in result[0]["framework"]
+    assert phases(result) == ["train", "test", "train", "test", "train", "idle"]
+    last = reports(result)[-1]
     assert (last["steps"], sum(last["step_buckets"]), last["epoch"], last["memory"]) == (8, 7, 1, {})
     assert (last["batch_size"], last["largest_batch_size"]) == (2, 2)
     assert (last["examples"], last["loss"]) == (16, None)
 
 
-@pytest.mark.parametrize(("saw", "steps"), [("unknown_length", 7), ("eager", 8), ("repeated", 16)], indirect=["saw"])
-def test_steps(saw: list[Message], steps: int) -> None:
+@pytest.mark.parametrize(
+    ("result", "steps"), [("unknown_length", 7), ("eager", 8), ("repeated", 16)], indirect=["result"]
+)
+def test_steps(result: list[Message], steps: int) -> None:
     """Every step counts, whatever Keras knows of the data's length, however it runs them, and how often."""
-    counted = [each["steps"] for each in reports(saw)]
+    counted = [each["steps"] for each in reports(result)]
     assert counted == sorted(counted)
     assert counted[-1] == steps
 
 
-def test_evaluate_and_predict(saw: list[Message]) -> None:
+def test_evaluate_and_predict(result: list[Message]) -> None:
     """Evaluation and prediction are phases without steps."""
-    assert phases(saw) == ["test", "idle", "predict", "idle"]
-    assert reports(saw)[-1]["steps"] == 0
+    assert phases(result) == ["test", "idle", "predict", "idle"]
+    assert reports(result)[-1]["steps"] == 0
 
 
-def test_unchanged(saw: Any) -> None:
+def test_unchanged(result: Any) -> None:
     """Weights and history are the same with the callback as without."""
-    assert saw["watched"] == saw["bare"]
+    assert result["watched"] == result["bare"]
 
 
-def test_out_of_memory(saw: Any, backend: str) -> None:
+def test_out_of_memory(result: Any, backend: str) -> None:
     """A real out-of-memory in a step is reported with the requested bytes, and the callback keeps working."""
-    assert saw["raised"]
-    (error,) = errors(saw["messages"])
+    assert result["raised"]
+    (error,) = errors(result["messages"])
     kind = {"jax": "device_oom", "torch": "host_oom"}[backend]  # JAX says the same of a CPU as of a GPU
     assert (error["kind"], error["phase"]) == (kind, "train")
     assert 0 <= error["steps"] <= LATE[backend]
     assert [each["requested"] for each in error["allocations"]] == [4 << 44]
     assert error["batch_size"] == 2
-    assert reports(saw["messages"])[-1]["steps"] == 8 + error["steps"]
+    assert reports(result["messages"])[-1]["steps"] == 8 + error["steps"]
 
 
-def test_within_a_watch(saw: Any, backend: str) -> None:
+def test_within_a_watch(result: Any, backend: str) -> None:
     """A fit within a watch is of the same run: steps of both count, and an error that leaves both counts once."""
-    assert saw["raised"]
-    (error,) = errors(saw["messages"])
+    assert result["raised"]
+    (error,) = errors(result["messages"])
     assert 10 <= error["steps"] <= 10 + LATE[backend]
-    last = reports(saw["messages"])[-1]
+    last = reports(result["messages"])[-1]
     assert (last["steps"], sum(last["errors"].values()), last["phase"]) == (error["steps"], 1, "idle")
 
 
-def test_dispatch(saw: list[bool]) -> None:
+def test_dispatch(result: list[bool]) -> None:
     """The callback leaves Keras's asynchronous dispatch on: without it every step would wait for its loss."""
-    assert saw == [True, True, True]
+    assert result == [True, True, True]

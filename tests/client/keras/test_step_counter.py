@@ -183,7 +183,7 @@ def test_empty_epoch(run: Reporter, clock: Clock) -> None:
     assert run.steps == 0
 
 
-def test_number_told_twice(run: Reporter, clock: Clock) -> None:
+def test_number_twice(run: Reporter, clock: Clock) -> None:
     """A callback that is in the list twice notes each step once, an epoch of one step after another too."""
     fit = Fit(run, clock, in_epoch=1)
     for _ in range(3):
