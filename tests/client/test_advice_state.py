@@ -249,8 +249,8 @@ def test_pressure(advice: list[Advice], level: Level) -> None:
             ["memory pressure warning", "memory pressure none", "memory pressure warning"],
         ),
         ([pressure("none")], []),
-        ([event(), event()], ["xid critical"]),
-        ([event("gpu_lost"), event("neighbour", "warning")], ["gpu_lost critical", "neighbour warning"]),
+        ([event(), event()], ["XID critical"]),
+        ([event("gpu_lost"), event("neighbour", "warning")], ["GPU lost critical", "co-tenant warning"]),
     ],
 )
 def test_log(caplog: pytest.LogCaptureFixture, advice: list[Advice], lines: list[str]) -> None:

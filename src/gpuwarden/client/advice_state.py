@@ -19,6 +19,8 @@ HOUR_SECONDS = 3600.0
 EVENT_EPISODE_SECONDS = 600.0  # a repeated event within this time belongs to the same episode
 RECONNECT_SECONDS = 60.0  # a daemon that reconnects within this time continues the episodes
 
+_EVENT_TITLES = {"gpu_lost": "GPU lost", "neighbour": "co-tenant", "xid": "XID"}  # in the log
+
 
 @dataclass(slots=True)
 class _Episode:
@@ -119,7 +121,8 @@ class AdviceState:
             return
         self._lines.append(now)
         subject, pressed = _find_subject(advice)
-        log_safely(severity, "%s%s %s: %s", subject, " pressure" if pressed else "", advice.level, advice.text)
+        title = f"{subject} pressure" if pressed else _EVENT_TITLES.get(subject, subject)
+        log_safely(severity, "%s %s: %s", title, advice.level, advice.text)
 
 
 def _find_subject(advice: Advice) -> tuple[str, bool]:

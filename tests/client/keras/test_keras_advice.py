@@ -64,7 +64,7 @@ def test_nothing(case: dict[str, Any]) -> None:
     assert case["logged"] == [
         "memory pressure warning: pressure is warning",
         "memory pressure critical: pressure is critical",
-        "xid critical: xid is critical",
+        "XID critical: xid is critical",
         "memory pressure none: pressure is none",
     ]
 
