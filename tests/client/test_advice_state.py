@@ -59,7 +59,7 @@ def event(kind: Any = "xid", level: Level = "critical", uuid: str = GPU) -> Advi
 
 @pytest.fixture
 def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
-    """Listen where runs report to."""
+    """Listen on the socket that runs report to."""
     receiver = Receiver(tmp_path / "run.sock")
     monkeypatch.setenv("GPUWARDEN_SOCKET", receiver.path)
     yield receiver
@@ -254,7 +254,7 @@ def test_pressure(advice: list[Advice], level: Level) -> None:
     ],
 )
 def test_log(caplog: pytest.LogCaptureFixture, advice: list[Advice], lines: list[str]) -> None:
-    """Each episode is a warning, one more where it gets worse, and a quiet line where it ends."""
+    """Each episode is logged as a warning, again when it gets worse, and quietly at its end."""
     caplog.set_level(logging.INFO, "gpuwarden")
     advised(*advice)
     assert [each.rpartition(": ")[0].removesuffix(": XID 48") for each in caplog.messages] == lines
@@ -264,7 +264,7 @@ def test_log(caplog: pytest.LogCaptureFixture, advice: list[Advice], lines: list
 
 
 def test_log_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
-    """A daemon that says more and more writes so many lines an hour, and takes so much memory."""
+    """A daemon that sends more and more advice costs a limited number of lines an hour and limited memory."""
     made = AdviceState()
     for number in range(3 * MAX_EPISODES):
         made.update(pressure("warning", f"GPU-{number}"), 0.0)
@@ -300,7 +300,7 @@ def test_handler_that_raises(caplog: pytest.LogCaptureFixture, monkeypatch: pyte
     ],
 )
 def test_unanswered(advice: list[Advice], warning: int, critical: int) -> None:
-    """An episode is to be acted on once, where it comes to the level that is asked for and is not over."""
+    """An episode is answered once, if it reaches the requested level and is not over."""
     made = advised(*advice)
     assert len(made.pop_unanswered("stop", "warning", 0.0)) == warning
     assert len(made.pop_unanswered("call", "critical", 0.0)) == critical
@@ -329,7 +329,7 @@ def test_device_that_was_relieved_while_no_daemon_was_there() -> None:
 
 
 def test_event_again(caplog: pytest.LogCaptureFixture) -> None:
-    """An event that comes again and again is one episode, until it has not come for long."""
+    """A repeated event is one episode, until it has not come for a while."""
     made = AdviceState()
     for at in (0.0, EVENT_EPISODE_SECONDS - 1, 2 * EVENT_EPISODE_SECONDS - 2):
         made.update(event(), at)
@@ -372,7 +372,7 @@ def test_run_listens(connection: DaemonConnection, peer: Peer) -> None:
 
 
 def test_daemon_lost(connection: DaemonConnection, peer: Peer) -> None:
-    """A run whose daemon is gone knows of no pressure, and of what was said last."""
+    """A run whose daemon is gone has no pressure, and keeps the last advice."""
     run = Reporter(connection)
     peer.advise(pressure("critical"))
     run.listen(100.0)
@@ -406,7 +406,7 @@ def test_daemon_lost_between_two_questions(daemon: Receiver, clock: Clock) -> No
 
 
 class Clock:
-    """A clock that stands still until it is moved."""
+    """A clock that is moved by the test."""
 
     now = 1000.0
 
@@ -422,7 +422,7 @@ def clock() -> Clock:
 
 
 def test_watch(daemon: Receiver, caplog: pytest.LogCaptureFixture) -> None:
-    """A loop of one's own knows the pressure and the last advice."""
+    """A custom loop can read the pressure and the last advice."""
     with watch() as run:
         assert (run.pressure, run.advice) == ("none", None)
         peer = daemon.accept()

@@ -115,7 +115,7 @@ def test_reader_that_stands_still(daemon: Receiver, connection: DaemonConnection
 
 
 def test_hello_that_found_no_room(daemon: Receiver, connection: DaemonConnection) -> None:
-    """A hello that changed while the daemon stood still is said before anything else once it reads again."""
+    """A hello that changed while the daemon was stopped is sent before anything else once it reads again."""
     sent = fill(connection)
     changed = replace(HELLO, devices={"GPU:0": None, "GPU:1": None})
     connection.set_hello(changed)
@@ -158,7 +158,7 @@ def test_bad_path(bad: str) -> None:
 def test_descriptor_closed_by_the_program(
     daemon: Receiver, connection: DaemonConnection, clock: Clock, tmp_path: Path
 ) -> None:
-    """A program that closes all descriptors keeps what it opens at the same number, and is connected again."""
+    """A program that closes all descriptors and reuses the number keeps its own file, and reconnects."""
     connection.send(END)
     number = connection._socket.fileno()  # type: ignore[union-attr]
     os.close(number)
@@ -211,7 +211,7 @@ def test_not_inherited(daemon: Receiver, connection: DaemonConnection) -> None:
 
 
 def test_forked_child(daemon: Receiver, connection: DaemonConnection, clock: Clock) -> None:
-    """A forked child neither holds the parent's connection open nor sends through it."""
+    """A forked child neither keeps the parent's connection open nor sends through it."""
     connection.send(END)
     peer = daemon.accept()
     held, release = os.pipe()
@@ -234,7 +234,7 @@ def test_forked_child(daemon: Receiver, connection: DaemonConnection, clock: Clo
 def test_copies(
     daemon: Receiver, connection: DaemonConnection, copied: Callable[[DaemonConnection], DaemonConnection]
 ) -> None:
-    """A copied or pickled connection is one of its own that says the same hello."""
+    """A copied or pickled connection is a new one that sends the same hello."""
     connection.send(END)
     twin = copied(connection)
     assert twin.send(END)
@@ -266,7 +266,7 @@ assert not connection.send(End("exit"))
 
 
 def test_imports() -> None:
-    """A training process imports nothing but the standard library for the client."""
+    """The client imports nothing but the standard library into a training process."""
     script = """
 import sys
 before = set(sys.modules)

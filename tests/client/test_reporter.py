@@ -45,7 +45,7 @@ def test_bucket_bounds(connection: DaemonConnection, seconds: float, bucket: int
 
 
 def test_interval(daemon: Receiver, connection: DaemonConnection) -> None:
-    """Between two reports lies the interval, however often one is asked for."""
+    """The interval passes between two reports, however often `observe` is called."""
     run = Reporter(connection)
     for now in (0.0, 0.1, 0.24, 0.25, 0.3, 0.5):
         run.add_executions([None], 1)
@@ -54,7 +54,7 @@ def test_interval(daemon: Receiver, connection: DaemonConnection) -> None:
 
 
 def test_dropped_is_reported(daemon: Receiver, connection: DaemonConnection) -> None:
-    """The first report that goes after a full queue says how many did not, with nothing lost from the totals."""
+    """The first report after a full queue has the number of dropped messages, and the totals are complete."""
     run = Reporter(connection)
     while not connection.dropped:
         run.add_executions([None], 1)
@@ -97,7 +97,7 @@ def test_one_run_a_socket(tmp_path: Path) -> None:
 
 
 def test_socket_from_environment(daemon: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """GPUWARDEN_SOCKET names the socket where the caller does not."""
+    """GPUWARDEN_SOCKET names the socket if the caller does not."""
     monkeypatch.setenv("GPUWARDEN_SOCKET", daemon.path)
     assert join_run(None, HELLO) is join_run(daemon.path, HELLO)
 
@@ -127,7 +127,7 @@ def test_forked_child_is_its_own_run(daemon: Receiver) -> None:
     [("", 0, END), ("raise MemoryError", 1, End("uncaught MemoryError", "failed")), ("sys.exit(3)", 3, END)],
 )
 def test_exit(daemon: Receiver, ending: str, status: int, end: End) -> None:
-    """However the interpreter exits by itself, the run says goodbye, and whether an exception ended it."""
+    """The run sends its end at any exit of the interpreter, and whether an exception caused it."""
     script = (
         "import sys\nfrom gpuwarden.client.reporter import join_run\nfrom gpuwarden.protocol.messages import Hello\n"
     )
@@ -137,7 +137,7 @@ def test_exit(daemon: Receiver, ending: str, status: int, end: End) -> None:
 
 
 def test_killed(daemon: Receiver) -> None:
-    """A killed run says nothing: its connection ends without a goodbye."""
+    """A killed run sends nothing: its connection ends without an end message."""
     script = "import os, signal, sys\nfrom gpuwarden.client.reporter import join_run\n"
     script += "from gpuwarden.protocol.messages import Hello\n"
     script += "join_run(sys.argv[1], Hello('a', 'b', {})).report(0)\nos.kill(os.getpid(), signal.SIGKILL)"
@@ -164,7 +164,7 @@ def test_default_name(monkeypatch: pytest.MonkeyPatch, argv: list[str], name: st
 
 
 def test_name_of_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A notebook is called by its file where Jupyter's server says which it is."""
+    """A notebook is named by its file if Jupyter's server reports it."""
     monkeypatch.setattr(sys, "argv", ["/usr/lib/python3/ipykernel_launcher.py"])
     monkeypatch.setenv("JPY_SESSION_NAME", "/home/u/vit.ipynb")
     assert find_default_name() == "vit.ipynb"

@@ -1,4 +1,4 @@
-"""The watch of a loop of one's own, against a real socket: what it counts, and that the loop does not feel it."""
+"""The watch of a custom loop, with a real socket: what it counts, and that it does not disturb the loop."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from gpuwarden.protocol.messages import End, Error, Hello, Message, Report
 
 @dataclass
 class Clock:
-    """A monotonic clock that stands still until it is moved."""
+    """A monotonic clock that is moved by the test."""
 
     now: float = 1000.0
 
@@ -57,7 +57,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
-    """Listen where watches report to."""
+    """Listen on the socket that watches report to."""
     monkeypatch.delenv("GPUWARDEN_DISABLED", raising=False)
     for module in (*FRAMEWORK_NAMES, "torch.cuda", "jax._src.xla_bridge", "tensorflow.python.eager.context"):
         monkeypatch.delitem(sys.modules, module, raising=False)  # which another test may have imported
@@ -83,7 +83,7 @@ def phases(messages: list[Message]) -> list[str]:
 
 
 def python(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run `script` in an interpreter of its own."""
+    """Run `script` in its own interpreter."""
     return subprocess.run(
         [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=PATIENCE, check=False
     )
@@ -107,7 +107,7 @@ def test_two_lines(daemon: Receiver, clock: Clock) -> None:
 
 
 def test_epochs(daemon: Receiver, clock: Clock) -> None:
-    """Epochs are counted; what lies between an epoch's last step and the next epoch is no step, the first compiles."""
+    """Epochs are counted; the time from an epoch's last step to the next epoch is in no step; the first compiles."""
     with watch(interval=0) as run:
         for _ in run.epochs(range(3, 5)):
             for _ in range(3):
@@ -146,7 +146,7 @@ def test_phase(daemon: Receiver, clock: Clock) -> None:
 
 
 def test_nested_phases(daemon: Receiver, clock: Clock) -> None:
-    """A phase within a phase is left for the one around it, and the time counts once."""
+    """A phase within a phase returns to the outer one, and the time counts once."""
     with watch() as run:
         run.step()
         with run.phase("test"):
@@ -161,7 +161,7 @@ def test_nested_phases(daemon: Receiver, clock: Clock) -> None:
 
 
 def test_training_phase(daemon: Receiver, clock: Clock) -> None:
-    """A loop may say that it trains: within the block, or even within another phase, its steps count."""
+    """A loop may enter "train": inside the block, even within another phase, its steps count."""
     with watch() as run, run.phase("train"):
         run.step()
         clock.sleep(1)
@@ -180,13 +180,13 @@ def test_training_phase(daemon: Receiver, clock: Clock) -> None:
 
 
 class Loader:
-    """A loader that takes its time, to begin and for each batch."""
+    """A loader that takes time, to start and for each batch."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
 
     def __iter__(self) -> Iterator[int]:
-        """Start workers, so to say."""
+        """Simulate the start of workers."""
         self.clock.sleep(0.5)
         return self.wait()
 
@@ -225,7 +225,7 @@ def test_several_batches_a_step(daemon: Receiver, clock: Clock) -> None:
 
 
 def test_loader_unchanged(daemon: Receiver) -> None:
-    """A loader can be passed through again, has its length or none, and its own errors."""
+    """A loader can be iterated again, has its length or none, and raises its own errors."""
     with watch() as run:
         batches = run.batches([1, 2])
         assert (list(batches), list(batches), len(batches)) == ([1, 2], [1, 2], 2)
@@ -277,7 +277,7 @@ def test_batches_are_not_held(daemon: Receiver) -> None:
 
 @pytest.mark.usefixtures("clock")
 def test_stepping(daemon: Receiver) -> None:
-    """A step is under way from the first batch's request on, not after the data's end, nor in another phase."""
+    """A step is in progress from the first batch's request on, until the end of the data, and in no other phase."""
     with watch(interval=0) as run:
         peer = daemon.accept()
         assert not last(peer).stepping
@@ -385,7 +385,7 @@ def test_dropped(daemon: Receiver) -> None:
 
 @pytest.mark.parametrize("asked", ["run.step()", "run.pressure"])
 def test_made_again(daemon: Receiver, asked: str) -> None:
-    """A loop goes on where the watch before it is dropped with steps to count, as by a notebook's cell run again."""
+    """A loop continues after a watch was dropped with uncounted steps, as when a notebook's cell runs again."""
     script = f"""
         from time import monotonic
         from gpuwarden import watch
@@ -403,7 +403,7 @@ def test_made_again(daemon: Receiver, asked: str) -> None:
 
 
 def test_slow_thread(daemon: Receiver) -> None:
-    """The steps of a thread that never looks are counted by the one that does."""
+    """The steps of a thread that never reports are counted by the one that does."""
     slow, fast = watch(interval=0), watch(interval=0)
     peer = daemon.accept()
     for each in (slow, fast):
@@ -432,7 +432,7 @@ def test_busy(daemon: Receiver) -> None:
 
 
 def test_forked_child(daemon: Receiver) -> None:
-    """A forked child's copy says nothing, even from a fork at which the lock was held; its own watch is its own run."""
+    """A forked child's copy reports nothing, even if the lock was held at the fork; its own watch is its own run."""
     with watch("parent") as run:
         run.step()
         peer = daemon.accept()
@@ -538,7 +538,7 @@ class OutOfRangeError(Exception):
     "raised", [KeyboardInterrupt, GeneratorExit, SystemExit, StopIteration, StopAsyncIteration, OutOfRangeError]
 )
 def test_no_error(daemon: Receiver, raised: type[BaseException]) -> None:
-    """A way to stop is no error, and goes on as it was."""
+    """An exception that only stops the loop is no error, and is raised unchanged."""
     with pytest.raises(raised), watch():
         raise raised
     messages = daemon.accept().waiting()
@@ -647,7 +647,7 @@ def test_loss(daemon: Receiver, loss: float, expected: float | None) -> None:
 
 
 def test_own_errors(daemon: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """A watch that fails switches itself off with one warning and is idle from there on; the loop goes on."""
+    """A watch that fails switches itself off with one warning and is idle from then on; the loop continues."""
 
     def fail(_self: LoopTracker) -> None:
         raise RuntimeError("a fault of the watch's own")
@@ -665,7 +665,7 @@ def test_own_errors(daemon: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: p
 
 
 def test_own_errors_beside_another(daemon: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A watch that fails says nothing of another's steps, which go on."""
+    """A watch that fails does not affect another's steps."""
     other, run = watch(interval=0), watch(interval=0)
     other.step()
     monkeypatch.setattr(run._loop, "_search", None)
@@ -741,7 +741,7 @@ def test_package() -> None:
 
 
 def test_imports() -> None:
-    """The package alone loads nothing of the watch; the watch loads its own half, and of others only Python's."""
+    """The package loads nothing of the watch; the watch loads only the client's modules and the standard library."""
     script = """
 import sys
 import gpuwarden

@@ -12,7 +12,7 @@ from gpuwarden.client.workers import find_reason_to_hold
 
 @pytest.fixture
 def jax(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
-    """Return a stand-in for a JAX of three processes that has not made its devices; return the dict for them."""
+    """Return the backends of a JAX stand-in with three processes, which has not made its devices."""
     backends: dict[str, object] = {}
 
     def process_count() -> int:
@@ -28,7 +28,7 @@ def jax(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
 
 
 def test_jax_that_is_not_set_up(jax: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """JAX is not asked, which would set it up; what its processes have agreed on before that holds."""
+    """JAX is not called before its devices exist; the number that its processes agreed on counts."""
     assert find_reason_to_hold(object()) is None
     state = SimpleNamespace(num_processes=2)
     monkeypatch.setitem(sys.modules, "jax._src.distributed", SimpleNamespace(global_state=state))
@@ -36,6 +36,6 @@ def test_jax_that_is_not_set_up(jax: dict[str, object], monkeypatch: pytest.Monk
 
 
 def test_jax_that_is_set_up(jax: dict[str, object]) -> None:
-    """JAX says how many there are."""
+    """JAX reports how many processes there are."""
     jax["cuda"] = object()
     assert find_reason_to_hold(object()) == "in one of 3 processes of a job"

@@ -1,4 +1,4 @@
-"""docs/engineering/adding.md: each diff applies to a copy of the tree, and the new thing is where the page says."""
+"""docs/engineering/adding.md: each diff applies to a copy of the tree, and the result is where the page says."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_metric(tmp_path: Path) -> None:
 
 
 def test_owner_kind(tmp_path: Path) -> None:
-    """Its owners have memory, and the process list of the metrics and of the API show it."""
+    """The owners of the new kind have memory, and the process list of the metrics and of the API show them."""
     copy = Copy("An owner kind", tmp_path)
     assert len(copy.changed) == 2
     program = """

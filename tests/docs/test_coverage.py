@@ -29,12 +29,12 @@ THEIRS = [name for named in NAMED if not named.startswith(("gpuwarden_", "*")) f
 
 
 def test_every_name_of_ours_exists() -> None:
-    """No metric is named that the tables do not have."""
+    """Each named metric is in the tables."""
     assert {name for name in NAMED if name.startswith("gpuwarden_")} <= OURS
 
 
 def test_every_reading_of_a_gpu_is_there() -> None:
-    """Each row of the table stands in the comparison."""
+    """Each row of the table is in the comparison."""
     assert {row.name for row in GpuReadings.rows} <= set(NAMED)
 
 
@@ -45,7 +45,7 @@ def test_every_field_of_others_is_answered(fields: list[str]) -> None:
 
 
 def test_every_name_of_theirs_is_theirs() -> None:
-    """A name that stands for none of theirs is a slip."""
+    """Each name stands for one of theirs."""
     fields = [*DCGM_COUNTERS, *DCGM_FIELDS, *QUERY_FIELDS, *NVML_METRICS, *GPUD_COMPONENTS]
     commands = {"*", "lspci -s", "nvidia-smi topo -m", "nvidia-smi conf-compute"}
     assert [name for name in THEIRS if name not in commands and not any(fnmatchcase(f, name) for f in fields)] == []

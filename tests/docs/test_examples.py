@@ -1,4 +1,4 @@
-"""Each script of examples/ runs without a daemon, and is a run like any other where there is one."""
+"""Each script of examples/ runs without a daemon, and is an ordinary run with one."""
 
 from __future__ import annotations
 

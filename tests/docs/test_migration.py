@@ -1,4 +1,4 @@
-"""docs/use/dcgm-migration.md names what there is, and of DCGM's fields what there is not."""
+"""docs/use/dcgm-migration.md names what exists, and which of DCGM's fields do not."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_what_is_said_to_be_missing_is() -> None:
 
 
 def test_our_names_are_real() -> None:
-    """Every metric of ours that the document names exists, with the label it is shown with."""
+    """Each of our metrics that the document names exists, with the label it is shown with."""
     found = re.findall(r"(gpuwarden_\w+)(?:\{(\w+))?", DOCUMENT)
     assert len(found) > 30
     for name, label in found:

@@ -1,4 +1,4 @@
-"""docs/use/slow-training.md: what it asks Prometheus can be asked, and what it names is there."""
+"""docs/use/slow-training.md: its queries are valid, and the names in it exist."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ QUESTIONS = [question for block in BLOCKS for question in re.split(r"\n(?=\S)", 
 
 
 def test_there_are_questions() -> None:
-    """Each question of the page comes with what to ask."""
+    """Each question of the page has a query."""
     assert len(QUESTIONS) > DOCUMENT.count("\n## ") > 0
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_question_names_what_exists(question: str) -> None:
-    """Prometheus understands it, and its metrics and labels are those of the tables."""
+    """Prometheus parses it, and its metrics and labels are those of the tables."""
     assert not unknown(question)
 
 
 def test_every_metric_exists() -> None:
-    """No metric is named, in questions or in sentences, that the tables do not have."""
+    """Each metric in queries or sentences is in the tables."""
     assert set(re.findall(r"gpuwarden_\w+", DOCUMENT)) <= SAMPLES.keys()
 
 
@@ -40,5 +40,5 @@ def test_reasons() -> None:
 
 
 def test_threshold_is_the_alerts() -> None:
-    """The share at which the page says that the alert fires is the alert's."""
+    """The threshold in the page is the alert's."""
     assert f"Above {thresholds.INPUT_BOUND:g} the alert" in DOCUMENT

@@ -110,7 +110,7 @@ def test_validated(case: Any) -> None:
 
 
 def test_without_y(case: Any) -> None:
-    """Arrays that are no tuple come in batches of the size asked for too."""
+    """Arrays that are not in a tuple come in batches of the requested size too."""
     assert case["result"] == {"array": 2, "dict": 2, "tuple": 2}
 
 
@@ -128,7 +128,7 @@ def test_exhausted(case: Any) -> None:
 
 
 def test_other_errors(case: Any) -> None:
-    """Any other error is raised at once, as it is."""
+    """Any other error is raised at once, unchanged."""
     result = case["result"]
     assert case["logged"] == []
     assert (result["error"]["type"], result["error"]["text"]) == ("ValueError", "from a callback")
@@ -150,7 +150,7 @@ def test_other_errors(case: Any) -> None:
 
 
 def test_second_optimizer(case: Any) -> None:
-    """An optimizer that was not built at the epoch's begin is as it was then, too."""
+    """An optimizer that was not built at the epoch's start is restored too."""
     assert case["result"] == {
         "first epoch": {"sizes": [512, 512], "weights": True, "second": True},
         "later": {"sizes": [1024, 512], "weights": True, "second": True},
@@ -168,7 +168,7 @@ def test_unrestorable(case: Any) -> None:
 
 
 def test_of_a_callback(case: Any) -> None:
-    """Once the epoch's batches are done, an out-of-memory is a callback's own: no callback has an epoch twice."""
+    """After the epoch's batches, an out-of-memory belongs to a callback: no callback has an epoch twice."""
     for hook, begun in (("epoch", ["epoch 0", "epoch 1"]), ("train", ["epoch 0", "epoch 1", "end"])):
         result = case["result"][hook]
         assert result["type"] == "ResourceExhaustedError"

@@ -80,7 +80,7 @@ def test_cpu() -> None:
 
 
 def test_input_pipeline() -> None:
-    """An input pipeline runs on the host, even where the CPU stands for a GPU."""
+    """An input pipeline runs on the host, even if the CPU stands for a GPU."""
     where = (
         "Error in user-defined function passed to ParallelMapDatasetV2:21 transformation with iterator: Iterator::Root"
     )
@@ -100,7 +100,7 @@ def test_input_pipeline() -> None:
     ],
 )
 def test_requested(text: str, requested: int) -> None:
-    """Bytes are read in each framework's way, the exact figure where there is one."""
+    """Bytes are parsed in each framework's format; the exact figure comes first."""
     error = classify(RuntimeError(text))
     assert error.kind == "device_oom"
     assert [each.requested for each in error.allocations] == [requested]
@@ -141,7 +141,7 @@ def test_cause() -> None:
 
 
 def test_context() -> None:
-    """So is what was being handled, but not where it was put aside on purpose."""
+    """An error that was being handled is reported too, unless it was suppressed."""
     error = KeyError("a follower")
     error.__context__ = MemoryError()
     assert classify(error).kind == "host_oom"
@@ -205,7 +205,7 @@ def test_told_by_itself() -> None:
 
 
 def test_subclass() -> None:
-    """A type is known by the types it is derived from."""
+    """A type is classified by its base classes."""
 
     class MyMemoryError(MemoryError):
         pass

@@ -20,7 +20,7 @@ BYTES = {"half": 2, "float": 4, "float32": 4, "float64": 8}
 
 
 def samples(file: str) -> list[dict[str, Any]]:
-    """Read the samples of one file, as they stand there."""
+    """Read the samples of one file unchanged."""
     listed = yaml.safe_load((FOLDER / f"{file}.yaml").read_text(encoding="utf-8"))
     assert isinstance(listed, list)
     return listed
@@ -32,12 +32,12 @@ def everything() -> list[dict[str, Any]]:
 
 
 def allocations(sample: dict[str, Any]) -> list[dict[str, Any]]:
-    """List what a message says of the memory asked for, one for each device."""
+    """Return the facts of a message about the requested memory, one for each device."""
     return [*([sample["allocation"]] if "allocation" in sample else []), *sample.get("further_allocations", [])]
 
 
 def test_samples_are_well_formed() -> None:
-    """Each sample has what a test of the classes reads, and says where it is from."""
+    """Each sample has the fields that a test of the classes reads, and a source."""
     for name, sample in [(file, sample) for file in FILES for sample in samples(file)]:
         where = f"{name}.yaml: {sample.get('source')}"
         assert {"type", "class", "source", "message"} <= set(sample), where
@@ -87,5 +87,5 @@ def test_messages() -> None:
 
 
 def test_every_kind_is_met() -> None:
-    """No kind rests on what its patterns' author thought up."""
+    """Each kind has a real message."""
     assert {sample.kind for sample in read_samples()} == set(ERROR_KINDS)

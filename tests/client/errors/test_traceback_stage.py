@@ -51,12 +51,12 @@ PLACE = "/venv/lib/python3.12/site-packages/"
     ],
 )
 def test_stage(module: str, functions: list[str], stage: str | None) -> None:
-    """The innermost frame of a framework's that has a meaning says where it was."""
+    """The innermost framework frame that matches decides."""
     assert find_stage(raised(PLACE + module, *functions)) == stage
 
 
 def test_stage_of_a_program_without_frameworks() -> None:
-    """A program's own functions say nothing, however they are called; nor does an exception never raised."""
+    """A program's own functions never match, whatever their names; an exception never raised has no stage."""
     assert find_stage(raised("/home/alice/train.py", "forward", "backward")) is None
     assert find_stage(MemoryError()) is None
 
@@ -92,7 +92,7 @@ def oom(shape: str | None) -> Error:
 
 
 def variable(*shape: int | None, dtype: str = "float32") -> Any:
-    """Make what a framework calls a variable."""
+    """Return a stand-in for a framework's variable."""
     return SimpleNamespace(shape=shape, dtype=dtype)
 
 

@@ -35,7 +35,7 @@ def test_physical_names(tf: Any) -> None:
 
 
 def test_reading(tf: Any) -> None:
-    """A GPU cut in several reads as their sum, with a limit where one is set."""
+    """A GPU that is split reads as the sum of its parts, with a limit if one is set."""
     memory = AllocatorMemory()
     memory.watch(TensorFlow(), TensorFlow().list_devices())
     assert memory.latest() == {"GPU:1": DeviceMemory(10, 20), "GPU:2": DeviceMemory(23, 43, 2 << 30)}
@@ -60,7 +60,7 @@ def test_no_statistics(tf: Any) -> None:
 
 
 def test_peak_outlives_reset(tf: Any) -> None:
-    """A peak that the user resets stays the highest that was seen, also from one fit to the next."""
+    """If the user resets a peak, the highest one is kept, also from one fit to the next."""
     memory = AllocatorMemory()
     memory.watch(TensorFlow(), ["GPU:1"])
     tf.info["GPU:0"]["peak"] = 5

@@ -1,4 +1,4 @@
-"""A process's CUDA devices have UUIDs in CUDA's own order, asked of a driver that is loaded already (mock_cuda.c)."""
+"""UUIDs of a process's CUDA devices, in CUDA's order, from a driver that is already loaded (mock_cuda.c)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ print(json.dumps([answer, mapped]))
 
 @pytest.fixture(scope="module")
 def drivers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compile a new and an old driver, and one that lacks nearly all; give the folder of all three's folders."""
+    """Compile a new and an old driver, and one that lacks most functions; return the folder with their folders."""
     gcc = shutil.which("gcc")
     if gcc is None:
         pytest.skip("needs gcc")
@@ -45,7 +45,7 @@ def drivers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ask(library: Path, *how: str, **settings: str) -> Any:
-    """Ask in a process of its own; return the answer and whether the driver is in it afterwards."""
+    """Read the UUIDs in a process of its own; return them and whether the driver is loaded afterwards."""
     mock = {f"MOCK_CUDA_{name.upper()}": value for name, value in settings.items()}
     asked = subprocess.run(
         [sys.executable, "-c", ASK, *how],
@@ -76,7 +76,7 @@ def test_mig(drivers: Path) -> None:
 
 
 def test_old_driver(drivers: Path) -> None:
-    """A driver that only knows GPUs is asked for those."""
+    """A driver that only knows GPUs is read for those."""
     assert ask(drivers / "old", "loaded", "initialized", uuids="21") == [[uuid("GPU", "2"), uuid("GPU", "1")], True]
 
 
@@ -92,7 +92,7 @@ def test_failure(drivers: Path, function: str) -> None:
 
 
 def test_another_library(drivers: Path) -> None:
-    """A library of that name without the functions says nothing."""
+    """A library of that name without the functions gives nothing."""
     assert ask(drivers / "broken", "loaded", "initialized") == [None, True]
 
 

@@ -99,7 +99,7 @@ def test_torch_device_used_later(fake_torch: FakeCuda, known: list[str]) -> None
 
 
 def test_torch_uuids(fake_torch: FakeCuda, known: list[str]) -> None:
-    """Torch's GPUs have CUDA's UUIDs, else torch's own."""
+    """Torch's GPUs have CUDA's UUIDs, or else torch's own."""
     known.extend(["MIG-a", "GPU-b"])
     assert Torch().list_devices() == {"GPU:0": "MIG-a", "GPU:1": "GPU-b"}
     known.clear()
@@ -115,7 +115,7 @@ def test_torch_old(fake_torch: FakeCuda, known: list[str], monkeypatch: pytest.M
 
 
 def test_torch_not_set_up(fake_torch: FakeCuda) -> None:
-    """A torch that has not set up CUDA is not asked for devices."""
+    """A torch that has not set up CUDA is not read for devices."""
     fake_torch.initialized = False
     assert Torch().list_devices() == {}
     assert list(frameworks.list_running_frameworks()) == []
@@ -183,7 +183,7 @@ def test_tensorflow_uuids(monkeypatch: pytest.MonkeyPatch, known: list[str]) -> 
 
 @pytest.fixture
 def bridge(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Return a stand-in for what JAX keeps its backends in."""
+    """Return a stand-in for the module in which JAX keeps its backends."""
     made = SimpleNamespace(_backends={}, _backend_lock=Lock())
     monkeypatch.setitem(sys.modules, "jax._src.xla_bridge", made)
     return made
@@ -221,7 +221,7 @@ def test_search_prefers_devices(bridge: SimpleNamespace, fake_jax: list[SimpleNa
 
 @pytest.mark.usefixtures("fake_torch", "known")
 def test_search_wanted(bridge: SimpleNamespace, fake_jax: list[SimpleNamespace]) -> None:
-    """A framework that the user names is the only one asked."""
+    """A framework that the user names is the only one read."""
     fake_jax.append(gpu(0, BFC))
     search = FrameworkSearch("jax", {"GPU:0": "GPU-a"})
     memory = AllocatorMemory()

@@ -21,13 +21,13 @@ pytestmark = pytest.mark.frameworks
 
 
 def needs(module: str) -> pytest.MarkDecorator:
-    """Skip where a framework is not installed."""
+    """Skip if a framework is not installed."""
     return pytest.mark.skipif(importlib.util.find_spec(module) is None, reason=f"needs {module}")
 
 
 @pytest.fixture
 def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
-    """Listen where scripts report to."""
+    """Listen on the socket that scripts report to."""
     receiver = Receiver(tmp_path / "run.sock")
     monkeypatch.setenv("GPUWARDEN_SOCKET", receiver.path)
     yield receiver
@@ -35,7 +35,7 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver
 
 
 def run_and_receive(daemon: Receiver, script: str, **environment: str) -> tuple[str, list[Message]]:
-    """Run a script in an interpreter of its own; give what it prints and what it reports."""
+    """Run a script in its own interpreter; return its output and its messages."""
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         [sys.executable, "-c", script],
@@ -62,7 +62,7 @@ def last(messages: list[Message]) -> Report:
 
 @needs("torch")
 def test_torch_on_the_cpu(daemon: Receiver) -> None:
-    """A torch loop on the CPU reports its steps and input wait, no device; CUDA is left as it was."""
+    """A torch loop on the CPU reports its steps and input wait, and no device; CUDA is not touched."""
     script = """
 import torch
 from gpuwarden import watch
@@ -110,7 +110,7 @@ main()
 
 @needs("jax")
 def test_jax_on_the_cpu(daemon: Receiver) -> None:
-    """A watch leaves JAX's devices unmade until the loop makes them; a CPU without statistics has none."""
+    """A watch does not make JAX's devices; the loop does. A CPU without statistics has none."""
     script = """
 import jax
 from jax._src import xla_bridge
@@ -134,7 +134,7 @@ print(jax.__version__)
 
 @needs("tensorflow")
 def test_tensorflow_on_the_cpu(daemon: Receiver) -> None:
-    """A GradientTape loop reports what TensorFlow's allocator says; until it computes, its devices can be set up."""
+    """A GradientTape loop reports TensorFlow's allocator; until it computes, its devices can be configured."""
     script = """
 import tensorflow as tf
 from gpuwarden import watch

@@ -1,4 +1,4 @@
-"""A checkpoint that finds no room is an error like others, and training goes on."""
+"""A checkpoint without disk space is an ordinary error, and training continues."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TRAINING_TIME = 300  # seconds
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
 def test_a_full_disk_does_not_end_the_process(tmp_path: Path) -> None:
-    """HDF5 would crash it. What does not fit is not begun, and with room again all of it is saved."""
+    """HDF5 would crash it. A file that does not fit is not started; with space again it is saved completely."""
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     played = subprocess.run(

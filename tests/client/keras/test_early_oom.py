@@ -1,4 +1,4 @@
-"""A program that is out of memory before its first fit begins, with real TensorFlow and a real daemon."""
+"""Program that is out of memory before its first fit starts, with real TensorFlow and a real daemon."""
 
 from __future__ import annotations
 

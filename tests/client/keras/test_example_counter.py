@@ -26,7 +26,7 @@ class ArrayDataAdapter(SimpleNamespace):
 
 
 class Metric:
-    """A loss metric that shows these sums, one a look."""
+    """A loss metric that returns these sums, one for each read."""
 
     def __init__(self, *sums: int | None, wanted: bool = False) -> None:
         self.wanted = wanted
@@ -42,7 +42,7 @@ class Metric:
 def fit(
     run: Reporter, in_epoch: int | None, *sums: int | None, wanted: bool = False, **declared: Any
 ) -> ExampleCounter:
-    """Make one as a hook of Keras 3's fit does, of arrays that declare this and a metric that shows these sums."""
+    """Make one as a hook of Keras 3's fit does, with arrays that declare this and a metric that returns these sums."""
     feeder = SimpleNamespace(data_adapter=ArrayDataAdapter(**declared))
     return ExampleCounter(run, cast(LossReader, Metric(*sums, wanted=wanted)), in_epoch, feeder, workers=False)
 
@@ -77,7 +77,7 @@ def test_inferred(run: Reporter, looks: list[tuple[int, int | None]], expected: 
     [(4, 0, 32), (4, 2, 32), (4, 3, 5), (1, 0, 5), (None, 7, 32)],
 )
 def test_declared(run: Reporter, in_epoch: int | None, batch: int, failed: int) -> None:
-    """An epoch's last step has what is left over; it alone where the epoch has no other."""
+    """An epoch's last step has the remaining examples; it is the only size if the epoch has no other step."""
     batches = fit(run, in_epoch, None, batch_size=32, has_partial_batch=True, partial_batch_size=5)
     run.batch = batch
     batches.update(1)
@@ -142,7 +142,7 @@ def test_failed(run: Reporter) -> None:
 
 
 def test_no_arrays(run: Reporter) -> None:
-    """A DataLoader knows nothing of what its sampler leaves out: what it declares is no sum."""
+    """A DataLoader does not know what its sampler leaves out: its declared sum is not used."""
     feeder = SimpleNamespace(data_adapter=SimpleNamespace(batch_size=36, num_batches=1, partial_batch_size=None))
     batches = ExampleCounter(run, cast(LossReader, Metric(None)), 1, feeder, workers=False)
     batches.update_at_end(1)
@@ -151,7 +151,7 @@ def test_no_arrays(run: Reporter) -> None:
 
 @pytest.mark.parametrize(("drop_last", "last"), [(True, 16), (False, 4)])
 def test_a_loader_that_drops_the_last_batch(run: Reporter, last: int, *, drop_last: bool) -> None:
-    """Keras declares a last batch that a DataLoader drops; where it is all there is of an epoch, it is no size."""
+    """Keras declares a last batch that a DataLoader drops; if the epoch has no other, its size is not used."""
     adapters = pytest.importorskip("keras.src.trainers.data_adapters.torch_data_loader_adapter")
     torch = pytest.importorskip("torch.utils.data")
     rows = torch.TensorDataset(pytest.importorskip("torch").ones(20, 3))
@@ -172,7 +172,7 @@ def test_workers(run: Reporter) -> None:
 
 
 def test_metric_set_back(run: Reporter) -> None:
-    """A metric that was set back within the epoch counts on from there."""
+    """A metric that was reset within the epoch continues from there."""
     batches = fit(run, None, 80, 16, 24)
     for steps in (10, 12):
         batches.update(steps)
@@ -181,7 +181,7 @@ def test_metric_set_back(run: Reporter) -> None:
 
 
 def test_methods(run: Reporter) -> None:
-    """Keras 2 has methods for what Keras 3 has properties."""
+    """Keras 2 has methods in place of Keras 3's properties."""
     batches = fit(run, 4, None, batch_size=lambda: 32, has_partial_batch=lambda: False)
     batches.update_at_end(4)
     assert (run.batch_size, batches.failed_batch_size()) == (32, 32)

@@ -56,7 +56,7 @@ def raising(error: BaseException) -> Callable[..., Any]:
 
 
 def module_level(first: int, *, second: int) -> tuple[int, int]:
-    """Return what it is given; found by its name when unpickled."""
+    """Return the argument; found by its name when unpickled."""
     return first, second
 
 
@@ -67,7 +67,7 @@ def observer() -> Observer:
 
 
 def test_call(observer: Observer) -> None:
-    """Arguments go in and the result comes out as without it."""
+    """Arguments and result pass through unchanged."""
     assert wrap(module_level, observer)(1, second=2) == (1, 2)
     assert observer.reported == []
 
@@ -101,7 +101,7 @@ def test_interrupt(observer: Observer) -> None:
 
 
 def test_observer_raises() -> None:
-    """An observer that fails changes nothing of what the user sees."""
+    """An observer that fails changes nothing for the user."""
 
     class Failing(Observer):
         def record_exception(self, _exception: BaseException) -> None:
@@ -194,7 +194,7 @@ def test_never_nested(observer: Observer) -> None:
 
 
 def test_copies(observer: Observer) -> None:
-    """Copies and pickles are of the function alone, and fail where its own would."""
+    """Copies and pickles contain only the function, and fail where its own would."""
     wrapped = wrap(module_level, observer)
     assert copy.copy(wrapped) is module_level
     assert copy.deepcopy(wrapped) is module_level
@@ -207,7 +207,7 @@ def test_copies(observer: Observer) -> None:
 
 
 def test_deep_copy_of_an_object(observer: Observer) -> None:
-    """A callable object that says how it is copied is copied so."""
+    """A callable object with its own way of copying is copied that way."""
 
     class Function:
         def __call__(self) -> None:
@@ -221,7 +221,7 @@ def test_deep_copy_of_an_object(observer: Observer) -> None:
 
 
 class Doubled:
-    """Gives a function twice what it was called with."""
+    """Passes each argument twice."""
 
     def __call__(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """Replace the arguments."""
@@ -257,7 +257,7 @@ def test_broken_feed(observer: Observer) -> None:
 
 
 def test_fed_is_unwrapped(observer: Observer) -> None:
-    """One with a feed is taken away, replaced and copied like one without."""
+    """A wrapper with a meter is removed, replaced and copied like one without."""
     fed = wrap(module_level, observer, Doubled())
     assert unwrap(fed) is module_level
     assert unwrap(wrap(fed, observer)) is module_level

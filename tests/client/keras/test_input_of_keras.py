@@ -26,7 +26,7 @@ Played = Callable[[str, str], Case]
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
-    """Run all cases of a framework, once, in one process; return what one of them saw."""
+    """Run all cases of a framework, once, in one process; return the result of one of them."""
 
     @cache
     def cases(backend: str) -> dict[str, Case]:
@@ -51,7 +51,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
 
 
 def of(**names: str) -> pytest.MarkDecorator:
-    """Parametrize a test by the cases of each framework, skipped where that is not installed."""
+    """Parametrize a test by the cases of each framework, skipped if it is not installed."""
     return pytest.mark.parametrize(
         ("backend", "name"),
         [

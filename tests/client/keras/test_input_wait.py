@@ -16,7 +16,7 @@ from gpuwarden.client.keras.tf_data_wait import MAX_EXECUTIONS, MAX_GAPS, TfData
 
 
 def counted(wait: InputWait) -> tuple[float, float]:
-    """Return the seconds waited and observed, where they are known."""
+    """Return the seconds waited and observed, if known."""
     assert wait.waited is not None
     assert wait.observed is not None
     return wait.waited, wait.observed
@@ -40,7 +40,7 @@ def node(name: str, *inputs: int, **more: Any) -> SimpleNamespace:
 
 
 class Pipeline:
-    """An iterator of tf.data as its own model shows it; trains on what it gives, by the test's clock."""
+    """Iterator of tf.data with its own model; trains on its batches, by the test's clock."""
 
     def __init__(self, clock: Clock, feed: TfDataWait) -> None:
         self.clock = clock
@@ -94,7 +94,7 @@ def pipeline(wait: InputWait, clock: Clock, tf_data: None) -> Pipeline:
 
 
 def test_wait(pipeline: Pipeline, wait: InputWait) -> None:
-    """The wait is what the gaps leave of the time between executions; the last step has no gap yet."""
+    """The wait is the time between executions minus the gaps; the last step has no gap yet."""
     pipeline.train(1, wait=1, compute=8)  # compiles
     pipeline.train(11, wait=0.3, compute=0.1)
     pipeline.feed.update()
@@ -153,7 +153,7 @@ def test_end_of_data(pipeline: Pipeline, wait: InputWait) -> None:
 
 
 def test_forgotten_gap(pipeline: Pipeline, wait: InputWait) -> None:
-    """A step of 10 s or more, whose gap tf.data does not keep, leaves the steps around it unknown."""
+    """The time around a step of 10 s or more, whose gap tf.data does not keep, is not observed."""
     pipeline.train(11, wait=0.1, compute=0.1)
     pipeline.train(1, wait=0.1, compute=12)
     pipeline.train(11, wait=0.1, compute=0.1)
@@ -173,7 +173,7 @@ def test_several_steps(wait: InputWait, clock: Clock, tf_data: None) -> None:
 
 
 def test_several_batches(pipeline: Pipeline, wait: InputWait) -> None:
-    """A step of the user's own that fetches two batches is noticed, and the wait unknown."""
+    """A custom step that fetches two batches is detected, and its wait is unknown."""
     pipeline.train(11, wait=0.3, compute=0.1, fetches=2)
     pipeline.feed.update()
     assert (wait.waited, wait.observed) == (None, None)
@@ -190,7 +190,7 @@ def test_never_looked_at(pipeline: Pipeline, wait: InputWait) -> None:
 def test_no_model(
     pipeline: Pipeline, wait: InputWait, clock: Clock, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """An iterator without a model is asked once, and nothing is said."""
+    """An iterator without a model is read once, and nothing is reported."""
     asked: list[Any] = []
 
     def ask(iterator: Any) -> Any:
@@ -208,7 +208,7 @@ def test_no_model(
 
 @pytest.mark.parametrize("tensorflow", [None, SimpleNamespace(data=SimpleNamespace(experimental=SimpleNamespace()))])
 def test_older_tensorflow(wait: InputWait, clock: Clock, monkeypatch: pytest.MonkeyPatch, tensorflow: Any) -> None:
-    """A TensorFlow that cannot be asked says nothing."""
+    """Without tf.data's model function, nothing is reported."""
     monkeypatch.setitem(sys.modules, "tensorflow", tensorflow)
     pipeline = Pipeline(clock, TfDataWait(wait, 1, clock))
     pipeline.train(3, wait=0.1, compute=0.1)
@@ -235,7 +235,7 @@ def test_buffered(pipeline: Pipeline, wait: InputWait, nodes: dict[int, Any], bu
 
 
 def test_iterator_is_let_go(wait: InputWait, clock: Clock, tf_data: None) -> None:
-    """The user's iterator dies as it would without us, and looking for it after says nothing."""
+    """The user's iterator is not kept alive, and a read after its end reports nothing."""
     feed = TfDataWait(wait, 1, clock)
     pipeline = Pipeline(clock, feed)
     pipeline.train(3, wait=0.1, compute=0.1)

@@ -61,7 +61,7 @@ def test_visible_devices(result: list[Message]) -> None:
 
 
 def test_memory(result: Any) -> None:
-    """Each report's memory is what TensorFlow says of the device in the same hook."""
+    """Each report's memory is TensorFlow's figure for the device in the same hook."""
     # The fit's begin, then one a batch, then the epoch's end and the fit's.
     reported = [each["memory"]["CPU:0"] for each in result["reports"]][1:-2]
     assert len(reported) == len(result["before"]) == len(result["after"]) == 20
@@ -75,7 +75,7 @@ def test_memory(result: Any) -> None:
 
 
 def test_evaluate(result: list[Message]) -> None:
-    """Evaluation on its own is a phase without steps."""
+    """Evaluation outside of a fit is a phase without steps."""
     assert phases(result) == ["test", "idle"]
     assert reports(result)[-1]["steps"] == 0
 
@@ -105,7 +105,7 @@ def test_predict(result: list[Message]) -> None:
     indirect=["result"],
 )
 def test_steps(result: list[Message], timed: int) -> None:
-    """Two epochs of four batches are eight steps however Keras runs them, timed but for the execution that compiles."""
+    """Two epochs of four batches are eight steps however Keras runs them, timed except for the one that compiles."""
     counted = [each["steps"] for each in reports(result)]
     last = reports(result)[-1]
     assert counted == sorted(counted)
@@ -115,13 +115,13 @@ def test_steps(result: list[Message], timed: int) -> None:
 
 @pytest.mark.parametrize("result", ["shorter_than_declared"], indirect=True)
 def test_shorter_than_declared(result: list[Message]) -> None:
-    """An epoch of fewer batches than `steps_per_epoch` made as many steps as there were."""
+    """An epoch of fewer batches than `steps_per_epoch` has as many steps as batches."""
     assert reports(result)[-1]["steps"] == 4
 
 
 @pytest.mark.parametrize("result", ["stopped", "unknown_length_stopped"], indirect=True)
 def test_stopped(result: list[Message]) -> None:
-    """A fit stopped after three batches made three steps."""
+    """A fit stopped after three batches has three steps."""
     assert reports(result)[-1]["steps"] == 3
 
 
@@ -211,7 +211,7 @@ def test_sizes_of_fixed_shape(result: list[Message]) -> None:
 
 @pytest.mark.parametrize("result", ["validation"], indirect=True)
 def test_loss_is_asked_for(result: list[Message]) -> None:
-    """The loss is not reported unless the user says so."""
+    """The loss is reported only if the user asks for it."""
     assert {each["loss"] for each in reports(result)} == {None}
 
 
@@ -331,7 +331,7 @@ def test_forked_workers(result: Any) -> None:
 
 
 def test_several_workers(result: list[Message]) -> None:
-    """A worker of a cluster says which job it is of, and its rank."""
+    """A worker of a cluster reports its job and its rank."""
     assert (result[0]["rank"], result[0]["world_size"]) == (1, 2)
     assert result[0]["job"].startswith("cluster-")
 
@@ -351,7 +351,7 @@ def test_copies(result: list[Message]) -> None:
 
 
 def test_copies_within_a_fit(result: list[Message]) -> None:
-    """A copy that is made while a fit goes on has no part in it: not its steps, nor what notes them."""
+    """A copy that is made during a fit does not count its steps and has no patched functions."""
     assert reports(result)[-1]["steps"] == 16
 
 
@@ -367,7 +367,7 @@ def test_unchanged(result: Any) -> None:
 
 
 def test_internal_errors(result: Any) -> None:
-    """A callback that fails switches itself off with one warning, and training goes on."""
+    """A callback that fails switches itself off with one warning, and training continues."""
     assert len(result["messages"]) == 1
     assert "training continues part=callback" in result["messages"][0]
     assert result["losses"][0] == result["losses"][1] == result["losses"][2]
@@ -375,7 +375,7 @@ def test_internal_errors(result: Any) -> None:
 
 
 def test_internal_errors_in_steps(result: Any) -> None:
-    """A callback that switches itself off in the middle of a fit says so: its silence is no step that hangs."""
+    """A callback that switches itself off during a fit reports it: its silence is no stall."""
     *before, last = reports(result)
     assert before[-1]["stepping"]
     assert (last["phase"], last["stepping"]) == ("idle", False)
@@ -388,7 +388,7 @@ def test_disabled(result: bool) -> None:  # noqa: FBT001 - the case returned it
 
 
 def test_absent(result: Any) -> None:
-    """Training goes on without a daemon."""
+    """Training works without a daemon."""
     assert len(result["loss"]) == 2
 
 
@@ -400,7 +400,7 @@ def test_never_reading(result: Any) -> None:
 
 
 def test_early(result: Any) -> None:
-    """A callback made before TensorFlow's devices leaves them free to be configured."""
+    """A callback made before TensorFlow's devices leaves them configurable."""
     tensorflow, keras = result["versions"]
     assert result["framework"] == f"tensorflow {tensorflow} keras {keras}"
 
@@ -424,7 +424,7 @@ def test_hooks(result: Any) -> None:
 
 
 def test_imports(result: list[str]) -> None:
-    """The callback brings its own half into the training process, and nothing of the daemon's."""
+    """The callback loads only the client's modules into the training process, none of the daemon's."""
     parts = {name.split(".")[1] for name in result if name != "gpuwarden"}
     assert parts <= {"_version", "client", "keras", "protocol", "tuning"}
 
@@ -438,5 +438,5 @@ def test_no_keras() -> None:
 
 
 def test_bad_arguments(result: list[str]) -> None:
-    """A wrong argument is refused where the callback is made, with its name."""
+    """A wrong argument is refused in the constructor, with its name."""
     assert result == ["interval", "interval", "devices", "devices", "devices"]

@@ -83,7 +83,7 @@ def test_version(result: Any) -> None:
     indirect=["result"],
 )
 def test_steps(result: list[Message], timed: int) -> None:
-    """Two epochs of four batches are eight steps however Keras runs them, timed but for the execution that compiles."""
+    """Two epochs of four batches are eight steps however Keras runs them, timed except for the one that compiles."""
     last = reports(result)[-1]
     assert (last["steps"], sum(last["step_buckets"]), last["examples"]) == (8, timed, 16)
 

@@ -52,7 +52,7 @@ def case(cases: dict[str, Any], request: pytest.FixtureRequest) -> dict[str, Any
 
 
 def logged_actions(case: dict[str, Any]) -> list[str]:
-    """Keep the log lines about what was done."""
+    """Return the log lines about actions."""
     return [each for each in case["logged"] if each.startswith("on_pressure")]
 
 
@@ -71,7 +71,7 @@ def test_nothing(case: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("case", ["checkpoint", "checkpoint_of_weights"], indirect=True)
 def test_checkpoint(case: dict[str, Any], cases: dict[str, Any]) -> None:
-    """The file loads, with the weights as they were before that step, and training goes on as if nothing were saved."""
+    """The file loads, with the weights as before that step, and training continues as if nothing had been saved."""
     result = case["result"]
     assert result["saved"] == result["noted"] != result["final"]
     assert result["final"] == cases["nothing"]["result"]["bare"]
@@ -126,13 +126,13 @@ def test_stop(case: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("case", ["level_not_reached", "over_before_it_is_heard"], indirect=True)
 def test_no_reason(case: dict[str, Any]) -> None:
-    """Nothing is done below the level that was asked for, nor on what is over."""
+    """There is no action below the requested level, nor on advice that is over."""
     assert (case["result"]["steps"], case["result"]["actions"]) == (STEPS, {})
     assert logged_actions(case) == []
 
 
 def test_function(case: dict[str, Any]) -> None:
-    """A function is called in the main thread, once an episode, with the advice and the model as it is then."""
+    """A function is called in the main thread, once an episode, with the advice and the current model."""
     result = case["result"]
     assert [each["text"] for each in result["calls"]] == [
         "pressure is critical",
@@ -151,17 +151,17 @@ def test_function_that_exits(case: dict[str, Any]) -> None:
 
 
 def test_interrupted(case: dict[str, Any]) -> None:
-    """Advice that came as another callback ended the fit is answered in the next fit, while it holds."""
+    """Advice that arrives while another callback ends the fit is answered in the next fit, while it is current."""
     assert case["result"] == {"before": 0, "after": 1, "steps": STEPS}
 
 
 def test_several_fits(case: dict[str, Any]) -> None:
-    """Fits with the same action answer an episode once, also where each has a function of its own."""
+    """Fits with the same action answer an episode once, even with different functions."""
     assert case["result"] == 1
 
 
 def test_in_validation(case: dict[str, Any]) -> None:
-    """Advice that comes in validation is answered at the next step of training."""
+    """Advice during validation is answered at the next training step."""
     assert case["result"] == {"seen": [0, 0, 1], "steps": 2 * STEPS}
 
 
@@ -188,7 +188,7 @@ def test_mirrored(case: dict[str, Any]) -> None:
 
 
 def test_bad_arguments(case: dict[str, Any]) -> None:
-    """A wrong argument is refused where the callback is made, with its name."""
+    """A wrong argument is refused in the constructor, with its name."""
     assert case["result"] == ["on_pressure"] * 6 + ["pressure_level"] + ["checkpoint_path"] * 3
 
 

@@ -16,7 +16,7 @@ LATE = {"jax": 1, "torch": 0}  # steps: JAX raises an error when it is asked for
 
 @pytest.fixture(scope="module", params=["jax", "torch"])
 def backend(request: pytest.FixtureRequest) -> str:
-    """Return the backend's name; skip where it is not installed."""
+    """Return the backend's name; skip if it is not installed."""
     name = str(request.param)
     for module in ("keras", name):
         if importlib.util.find_spec(module) is None:
@@ -39,7 +39,7 @@ def result(cases: dict[str, Any], request: pytest.FixtureRequest) -> Any:
 
 
 def test_validation(result: list[Message], backend: str) -> None:
-    """A fit with validation says its backend and keeps validation out of its steps."""
+    """A fit with validation reports its backend and does not count validation as steps."""
     assert (result[0]["name"], result[0]["framework"].partition(" ")[0], result[0]["devices"]) == (
         "a name",
         backend,
@@ -87,7 +87,7 @@ def test_out_of_memory(result: Any, backend: str) -> None:
 
 
 def test_within_a_watch(result: Any, backend: str) -> None:
-    """A fit within a watch is of the same run: steps of both count, and an error that leaves both counts once."""
+    """A fit within a watch is the same run: the steps of both count, and an error that leaves both counts once."""
     assert result["raised"]
     (error,) = errors(result["messages"])
     assert 10 <= error["steps"] <= 10 + LATE[backend]

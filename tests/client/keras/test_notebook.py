@@ -39,13 +39,13 @@ stopped.fit(x, x[:, :1], verbose=0, callbacks=[GpuWarden()])
 
 
 def run(*cells: str, folder: Path) -> None:
-    """Run the cells in a kernel of their own, to the end whatever they raise, and shut it down."""
+    """Run the cells in their own kernel, all of them whatever they raise, and shut it down."""
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3", allow_errors=True).execute(cwd=str(folder))
 
 
 def test_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cells that raise or are interrupted end no run: it goes on from cell to cell and finishes with the kernel."""
+    """Cells that raise or are interrupted do not end the run: it continues and finishes with the kernel."""
     daemon = Receiver(tmp_path / "run.sock")
     monkeypatch.setenv("GPUWARDEN_SOCKET", daemon.path)
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")

@@ -20,7 +20,7 @@ def run(connection: DaemonConnection) -> Reporter:
 
 
 class Fit(StepCounter):
-    """The steps of a fit whose every look takes a second of the clock."""
+    """Step counter of a fit; each callback takes a second of the clock."""
 
     def __init__(
         self, run: Reporter, clock: Clock, per_execution: int = 1, in_epoch: int | None = 4, **counts: Any
@@ -50,7 +50,7 @@ class Fit(StepCounter):
 
 
 def test_time(run: Reporter, clock: Clock) -> None:
-    """A step lasts from begin to begin without our own time; the first, which compiles, has no time."""
+    """A step lasts from start to start without the callback's own time; the first, which compiles, has no time."""
     Fit(run, clock).play(4)
     assert (run.steps, run.durations.total, sum(run.durations.buckets)) == (4, 6.0, 3)
 
@@ -64,7 +64,7 @@ def test_second_epoch(run: Reporter, clock: Clock) -> None:
 
 
 def test_several_an_execution(run: Reporter, clock: Clock) -> None:
-    """An execution of several steps counts each, at its share of the time; the last may be short."""
+    """An execution of several steps counts each, with an equal part of the time; the last may be short."""
     fit = Fit(run, clock, 3)
     fit.play(2)
     fit.play(2)
@@ -92,7 +92,7 @@ def test_end_of_data(run: Reporter, clock: Clock) -> None:
     ids=["short", "full", "skipped updates", "two updates a step", "no optimizer"],
 )
 def test_unknown_length_several(run: Reporter, clock: Clock, updates: tuple[int | None, ...], steps: int) -> None:
-    """The optimizer says how many steps a short last execution made, within what the executions allow."""
+    """The optimizer's count shows how many steps a short last execution made, within what is possible."""
     answers = iter(updates)
     Fit(run, clock, 3, None, updates=lambda: next(answers)).play(5, no_data=True)
     assert run.steps == steps
@@ -110,7 +110,7 @@ def test_never_more_than_made(run: Reporter, clock: Clock) -> None:
 
 
 def test_failed_fit(run: Reporter, clock: Clock) -> None:
-    """The steps of a fit that ended by an exception count as the next begins, all but the one that failed."""
+    """The steps of a fit that an exception ended count when the next starts, except for the failed one."""
     failed = Fit(run, clock, in_epoch=10)
     failed.begin_epoch()
     for batch in range(4):
