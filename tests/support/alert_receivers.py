@@ -40,7 +40,7 @@ def placeholders() -> set[str]:
 
 
 def filled(values: Mapping[str, str] = VALUES) -> str:
-    """Return the example configuration with these values; what has none stays as it is."""
+    """Return the example configuration with these values; settings without a value are unchanged."""
     return _PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), CONFIGURATION.read_text())
 
 
@@ -80,7 +80,7 @@ class Web:
 
 
 class Mail:
-    """An SMTP server that asks for a password and keeps what it gets."""
+    """An SMTP server that asks for a password and keeps its letters."""
 
     user, password = "gpuwarden", "secret"
 
@@ -126,7 +126,7 @@ def receivers() -> Iterator[tuple[Web, Mail]]:
 
 
 def values_for(web: Web, mail: Mail) -> dict[str, str]:
-    """Return what the example is to be filled with to send there."""
+    """Return the values that fill in the example to send there."""
     return VALUES | {
         "REPLACE_smtp_host_and_port": f"127.0.0.1:{mail.port}",
         "REPLACE_smtp_user": mail.user,
@@ -138,7 +138,7 @@ def values_for(web: Web, mail: Mail) -> dict[str, str]:
 
 
 def text_of(letter: EmailMessage) -> str:
-    """Return what a person reads of a letter without HTML."""
+    """Return the text of a letter without HTML."""
     body = letter.get_body(("plain",))
     assert body is not None
     return str(body.get_content()).replace("\r\n", "\n")

@@ -118,7 +118,7 @@ class Tab:
         return self._browser.call(method, self._session, **parameters)
 
     def events(self, method: str) -> list[dict[str, Any]]:
-        """Return what has come of one kind of event so far."""
+        """Return the events of one kind received up to now."""
         self.evaluate("0")  # what came before is read
         mine = (each for each in self._browser.events if each.get("sessionId") == self._session)
         return [dict(each["params"]) for each in mine if each["method"] == method]
@@ -145,7 +145,7 @@ class Tab:
             time.sleep(0.05)
 
     def text(self, selector: str = "body") -> str:
-        """Return what a person reads there; of all that match, a line each."""
+        """Return the visible text of all that match, a line each."""
         return str(
             self.evaluate(f"[...document.querySelectorAll({json.dumps(selector)})].map(e => e.innerText).join('\\n')")
         )
@@ -175,7 +175,7 @@ class Tab:
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **text)
 
     def picture(self, path: Path, *, whole: bool = True) -> None:
-        """Write what is seen into a PNG, all of the page or the window alone."""
+        """Write a PNG of the whole page, or of the window only."""
         data = self.call("Page.captureScreenshot", captureBeyondViewport=whole)["data"]
         path.write_bytes(base64.b64decode(data))
 

@@ -1,4 +1,4 @@
-"""Both ends of the run socket for tests of the training process's: pytest fixtures, and what goes over it.
+"""Both ends of the run socket, as pytest fixtures, for tests of the client.
 
 PYTEST_DONT_REWRITE: nothing here asserts, and pytest would warn where a test has imported this before it is named in
 `pytest_plugins`.
@@ -22,7 +22,7 @@ END = End("exit")
 
 
 class Clock:
-    """A monotonic clock that stands still until it is moved."""
+    """A monotonic clock that is moved by the test."""
 
     def __init__(self) -> None:
         self.now = 1000.0

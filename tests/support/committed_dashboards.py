@@ -37,7 +37,7 @@ def panels_of(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def without_variables(expression: str, **chosen: str) -> str:
-    """Write an expression as Grafana sends it when all is chosen, but for what is `chosen`."""
+    """Write an expression as Grafana sends it when "All" is selected, except for `chosen`."""
     for name, value in {**ALL, **HIDDEN, **chosen}.items():
         expression = re.sub(rf"\${name}\b", value, expression)
     assert not re.search(r"\$(?!1\b)", expression)  # $1 is label_replace's

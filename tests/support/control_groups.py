@@ -15,7 +15,7 @@ from system_parts import require
 
 
 def writable() -> list[Path]:
-    """Return the roots to make groups in: version 2's, and systemd's of version 1; skip where there is none."""
+    """Return the roots for new groups: version 2's, and systemd's of version 1; skip if there is none."""
     mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
     roots = [Path(m[1]) for m in mounts if m[2] == "cgroup2" or (m[2] == "cgroup" and "name=systemd" in m[3])]
     found = [root for root in roots if os.access(root, os.W_OK) and (root / "cgroup.procs").exists()]
@@ -51,7 +51,7 @@ def _is_zombie(pid: int) -> bool:
 
 @contextlib.contextmanager
 def limited(memory: int) -> Iterator[Path]:
-    """Make a group whose processes may hold so many bytes; they have to be gone in the end. Skip where that fails."""
+    """Make a group with a memory limit in bytes; its processes have to be gone in the end. Skip if that fails."""
     version_1 = Path("/sys/fs/cgroup/memory")
     parent, limit = (version_1, "memory.limit_in_bytes") if version_1.is_dir() else (version_1.parent, "memory.max")
     folder = parent / f"gpuwarden-test-{os.getpid()}"

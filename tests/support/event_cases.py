@@ -1,4 +1,4 @@
-"""Listening to XID events through the real binding: `python event_cases.py CASE` prints what the case saw.
+"""Reception of XID events through the real binding: `python event_cases.py CASE` prints the result of the case.
 
 A process of its own, since a process cannot unload the mock library that it once loaded.
 """

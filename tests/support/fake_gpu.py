@@ -1,4 +1,4 @@
-"""One GPU that answers from tables, so that a test can change what a single question gets."""
+"""One GPU with answers from tables, so that a test can change a single answer."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
@@ -165,7 +165,7 @@ class FakeNvml:
 
 
 class Gpu:
-    """A fake GPU, and what reads it again and again on a clock that the test moves."""
+    """A fake GPU and its reader, on a clock that the test moves."""
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class Gpu:
         self.reader = GpuReader(cast("Nvml", self.nvml), HANDLE, plan, clock=lambda: self.now)
 
     def read(self, after: float = 0.0) -> Answers:
-        """Read once, so many seconds after the last time."""
+        """Read once, this many seconds after the last time."""
         self.now += after
         return self.reader.read()
 

@@ -1,4 +1,4 @@
-"""Real saving where files may have so many bytes only, for test_checkpoint.py: `full_disk_cases.py FOLDER`.
+"""Real saving with a limited file size, for test_checkpoint.py: `full_disk_cases.py FOLDER`.
 
 Prints a line of JSON a case: the name of what it raised, and what it left in its folder.
 """

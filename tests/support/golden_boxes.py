@@ -1,4 +1,4 @@
-"""The boxes whose captures and pages stand in tests/goldens, and how they are made: see docs/engineering/capture.md.
+"""Hosts whose captures and pages are in tests/goldens, and how they are made: see docs/engineering/capture.md.
 
 Run as a script, on the mock library, it records one box through the real binding and polls it as the daemon does:
 `python golden_boxes.py NAME FOLDER` writes FOLDER/NAME.json, FOLDER/NAME.prom and what `survival` has found.
@@ -52,7 +52,7 @@ PLAN = Plan(
 
 @dataclass(frozen=True)
 class Golden:
-    """One box: what it is, the settings of the mock library, and the rules that are in force in each frame."""
+    """One host: its description, the settings of the mock library, and the rules of each frame."""
 
     name: str
     what: str
@@ -143,7 +143,7 @@ class _Time:
     frame: int = 0
 
     def sleep(self, seconds: float) -> None:
-        """Advance the clock; what is longer than between two samples leads to the next frame."""
+        """Advance the clock; more than the time between two samples leads to the next frame."""
         self.clock.sleep(seconds)
         if seconds > SAMPLE_SECONDS:
             self.frame += 1
@@ -181,7 +181,7 @@ def page(nvml: Nvml, time: _Time, frames: int, tables: Callable[[State], Iterato
 
 
 def dcgm() -> Callable[[State], Iterator[Any]]:
-    """Return what writes the page of DCGM's names."""
+    """Return the writer of the page with DCGM's names."""
     names = DcgmPage("box")
 
     def tables(state: State) -> Iterator[Any]:
@@ -215,7 +215,7 @@ def state_document(capture: Path) -> bytes:
 
 
 def survival(nvml: Nvml, capture: Path) -> tuple[set[str], list[str]]:
-    """Ask the driver, which is as it was in the first frame, and the replay every question that was recorded.
+    """Ask the driver, in the state of the first frame, and the replay every question that was recorded.
 
     Returns the functions asked, and the questions that got different answers.
     """

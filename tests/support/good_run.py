@@ -1,4 +1,4 @@
-"""A run that minds its own business: reports at `good_run.py SOCKET [NAME]` until it is ended, and says each step."""
+"""A well-behaved run: reports at `good_run.py SOCKET [NAME]` until it is killed, and prints each step."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Run:
         self.connection.send(encode(message))
 
     def hear(self) -> None:
-        """Write what has come."""
+        """Write the received advice."""
         data = self.connection.recv(MAX_MESSAGE_BYTES + 1)
         if not data:
             sys.exit("the daemon has hung up")

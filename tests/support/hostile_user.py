@@ -24,14 +24,14 @@ GARBAGE = (b"{", b"\xff" * 100, b"[" * 5000, REPORT, HELLO)
 
 
 def connect(name: str) -> socket.socket:
-    """Connect, waiting for the daemon where need be."""
+    """Connect; wait for the daemon if necessary."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.connect(name)
     return connection
 
 
 def hold(name: str, each: int) -> list[socket.socket]:
-    """Open connections that say nothing and never read."""
+    """Open connections that send nothing and never read."""
     return [connect(name) for _ in range(each)]
 
 

@@ -1,4 +1,4 @@
-"""Real training for test_input_of_keras.py: `python input_cases.py FOLDER` prints what each case's run reported last.
+"""Real training for test_input_of_keras.py: `python input_cases.py FOLDER` prints each case's last report.
 
 KERAS_BACKEND says which framework trains. A process of its own, since a process has one backend.
 """
@@ -175,7 +175,7 @@ CASES = {
 
 
 def saw(case: Callable[[Callable[..., Any]], Any], folder: Path) -> dict[str, Any]:
-    """Run one case; return its reports' fields on input, and what it returned or raised."""
+    """Run one case; return the input fields of its reports, and what it returned or raised."""
     daemon = Receiver(folder / f"{case.__name__}.sock")
 
     def fit(trained: Any, *callbacks: Any, **settings: Any) -> Any:

@@ -49,7 +49,7 @@ def fit(trained: Any, *callbacks: Any, **settings: Any) -> Any:
 
 
 class Daemon(Receiver):
-    """A daemon's socket; before the step that is named it says something."""
+    """A daemon's socket that sends advice before the named steps."""
 
     def callback(self, **settings: Any) -> GpuWarden:
         """Make a callback that reports here, in each step."""
@@ -256,7 +256,7 @@ def case_function_that_exits(daemon: Daemon) -> Any:
 
 
 def case_interrupted(daemon: Daemon) -> Any:
-    """Make another callback end the fit in the step in which the advice comes, and fit again."""
+    """Make another callback end the fit in the step in which the advice arrives, and fit again."""
 
     class Interrupts(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002

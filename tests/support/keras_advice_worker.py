@@ -1,4 +1,4 @@
-"""One worker of a MultiWorkerMirroredStrategy, whose place TF_CONFIG says and of which rank 1 is advised; for tests.
+"""One worker of a MultiWorkerMirroredStrategy, placed by TF_CONFIG, for tests; rank 1 gets advice.
 
 `keras_advice_worker.py PATH`: three fits, one for each wish; prints what came of them.
 """
@@ -54,7 +54,7 @@ dataset = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(4).repeat()
 
 
 def fit(epochs: int, callback: GpuWarden, *more: Any) -> int:
-    """Fit, and say how many epochs it made."""
+    """Fit, and return the number of epochs."""
     made = model.fit(dataset, epochs=epochs, steps_per_epoch=4, verbose=0, callbacks=[*more, callback])
     return len(made.history["loss"])
 

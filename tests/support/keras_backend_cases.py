@@ -1,4 +1,4 @@
-"""Real training on Keras's backend KERAS_BACKEND, for test_keras_backends.py: prints what each case's run said.
+"""Real training on Keras's backend KERAS_BACKEND, for test_keras_backends.py: prints each case's messages.
 
 `KERAS_BACKEND=jax python keras_backend_cases.py FOLDER`. A process of its own for all cases of a backend, each of which
 trains against a daemon's socket of its own.
@@ -24,7 +24,7 @@ Y = X.sum(axis=1, keepdims=True)
 
 
 class Daemon(Receiver):
-    """A daemon's socket that notes what a case's callbacks say."""
+    """A daemon's socket that records the messages of a case's callbacks."""
 
     def callback(self, **settings: Any) -> GpuWarden:
         """Make a callback that reports here."""

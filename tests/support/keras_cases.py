@@ -62,7 +62,7 @@ tf.config.set_logical_device_configuration(
 
 
 class Daemon(Receiver):
-    """A daemon's socket that notes what a case's callbacks say."""
+    """A daemon's socket that records the messages of a case's callbacks."""
 
     def callback(self, **settings: Any) -> GpuWarden:
         """Make a callback that reports here."""
@@ -350,7 +350,7 @@ def case_fit_within_a_fit(daemon: Daemon) -> Any:
 
 
 def within_a_step(daemon: Daemon, act: Callable[[GpuWarden], Any]) -> dict[str, Any]:
-    """Fit with `act` done between two steps of each epoch, with the callback of the fit; give what is left of that."""
+    """Fit with `act` called between two steps of each epoch, with the callback of the fit; return the result."""
 
     class Within(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002

@@ -1,4 +1,4 @@
-"""One worker of a MultiWorkerMirroredStrategy, whose place TF_CONFIG says; run by the tests."""
+"""One worker of a MultiWorkerMirroredStrategy, placed by TF_CONFIG; run by the tests."""
 
 import os
 import sys

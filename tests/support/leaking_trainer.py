@@ -40,7 +40,7 @@ class Keep(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no typ
         self.limit = int(os.environ["TF_CPU_BFC_MEM_LIMIT_IN_MB"]) * MIB
 
     def keep(self, size: int) -> None:
-        """Keep so many bytes."""
+        """Keep this many bytes."""
         if self.limit - tf.config.experimental.get_memory_info("CPU:0")["current"] < SPARE + size:
             # Not by an out-of-memory: TensorFlow's allocator would wait ten seconds for memory to be freed.
             # What is free lies in pieces, and a step wants some of it too.
@@ -57,7 +57,7 @@ class Keep(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no typ
             self.keep(A_STEP)
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - likewise
-        """Keep what a validation leaves."""
+        """Leak memory in validation."""
         if self.kind == "validation" and self.epoch >= TEETH:
             self.keep(A_VALIDATION)
 

@@ -21,7 +21,7 @@ POLL_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Training:
-    """A training of some `seconds` that ends sooner where a step finds no memory.
+    """A training of some `seconds`, which ends earlier if a step finds no memory.
 
     `kept` gives by time the bytes that stay on top of `base`; `noise` are bytes of batches that wait, `transient` those
     of a step, of which `varied` is a random share. A `step` and an `epoch` last so many seconds; a validation of
@@ -56,7 +56,7 @@ class Seen:
 
 
 class Memory(Downsampled[MemoryWindow]):
-    """Series of what a run has in use."""
+    """Series of a run's memory in use."""
 
     def report(self, at: float, current: float, peak: float | None = None, limit: float | None = None) -> None:
         """Add one report, in bytes."""

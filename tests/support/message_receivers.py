@@ -34,7 +34,7 @@ class Certificate:
     key: Path
 
     def server(self) -> ssl.SSLContext:
-        """Return what a server takes connections with."""
+        """Return the TLS context of a server."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(self.file, self.key)
         return context
@@ -59,7 +59,7 @@ class Posted:
 
 
 class HttpReceiver:
-    """A web server that keeps what is posted; `status`, `answer` and `headers` are what it says to the next ones.
+    """A web server that keeps what is posted; `status`, `answer` and `headers` are its next answers.
 
     While `free` is not set it does not answer, and while `whole` is not, no answer ends.
     """
@@ -76,7 +76,7 @@ class HttpReceiver:
         self.whole.set()
 
     def next(self, besides: float = 0.0) -> Posted:
-        """Wait for the next request that was answered with success; `besides` is what it has to take, in seconds."""
+        """Wait for the next request that was answered with success; `besides` are more seconds to wait."""
         return self.got.get(timeout=PATIENCE + besides)
 
 
@@ -127,7 +127,7 @@ def http_receiver(tls: ssl.SSLContext | None = None) -> Iterator[HttpReceiver]:
 
 @dataclass
 class MailReceiver:
-    """A mail server that keeps what it takes; it refuses addresses of `refused`, and knows users with `passwords`."""
+    """A mail server that keeps its letters; it refuses addresses of `refused`, and knows users with `passwords`."""
 
     port: int = 0
     refused: set[str] = field(default_factory=set)
@@ -193,7 +193,7 @@ def mail_receiver(passwords: Mapping[str, str] | None = None) -> Iterator[MailRe
 
 @contextlib.contextmanager
 def dripping_receiver(answer: bytes, pause: float) -> Iterator[int]:
-    """Answer the first that comes, and go on for ever with a byte every `pause` seconds; gives the port."""
+    """Answer the first client, and continue forever with a byte every `pause` seconds; return the port."""
     ended = threading.Event()
 
     def drip(server: socket.socket) -> None:
@@ -212,6 +212,6 @@ def dripping_receiver(answer: bytes, pause: float) -> Iterator[int]:
 
 @contextlib.contextmanager
 def silent_receiver() -> Iterator[int]:
-    """Listen, and say nothing to those who come; gives the port."""
+    """Listen, and never answer; return the port."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield int(server.getsockname()[1])

@@ -43,7 +43,7 @@ class Observer:
         self.run = run
 
     def record_exception(self, exception: BaseException) -> None:
-        """Describe the exception and let it go."""
+        """Report the exception and drop it."""
         self.run.report_error(error_from_exception(exception, self.run.phase, self.run.steps, self.run.memory.latest()))
 
     def record_end_of_data(self) -> None:
@@ -124,7 +124,7 @@ def case_shape(observer: Observer) -> None:
 
 
 def case_eager(observer: Observer) -> None:
-    """Fail with 64 MiB on the device, held by nothing but the frames of the exception."""
+    """Fail with 64 MiB on the device, referenced only by the frames of the exception."""
 
     def step() -> None:
         activation = tf.zeros((4096, 4096))

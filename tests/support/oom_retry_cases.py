@@ -77,7 +77,7 @@ def alike(one: Any, other: Any) -> bool:
 
 
 def raised(call: Callable[[], Any]) -> dict[str, Any]:
-    """Return what a call raises."""
+    """Return the exception that a call raises."""
     try:
         call()
     except BaseException as error:  # noqa: BLE001 - an interrupt too
@@ -113,7 +113,7 @@ class Grows(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no ty
 
 
 class Raises(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
-    """Raises as the second epoch begins."""
+    """Raises when the second epoch starts."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__()
@@ -451,7 +451,7 @@ def case_of_a_callback(_: Path) -> Any:
 
 
 class Unsavable(keras.layers.Dense):  # type: ignore[misc] # Keras ships no types
-    """Runs out of memory as it is saved a second time."""
+    """Runs out of memory when it is saved a second time."""
 
     saved = 0
 
@@ -635,7 +635,7 @@ def noisy() -> Any:
 
 
 def case_seeds(_: Path) -> Any:
-    """Train after a search, which comes before anything is drawn and again later, as without it."""
+    """Train after a search, which runs before anything is drawn and again later, and without one."""
 
     def losses(*, search: bool) -> list[float]:
         keras.utils.set_random_seed(5)

@@ -52,7 +52,7 @@ class Stage:
         return float(self.answer["polled_timestamp_seconds"]) if self.answer else 0.0
 
     def show(self, tab: Tab, state: State, **changes: Any) -> str:
-        """Open the page on a poll, of which `changes` replaces keys, and return what a person reads."""
+        """Open the page on a poll, of which `changes` replaces keys, and return its visible text."""
         self.answer = answer(state) | changes
         tab.open(self.url)
         tab.until("document.querySelector('#foot a')")
@@ -60,7 +60,7 @@ class Stage:
 
 
 def answer(state: State) -> dict[str, Any]:
-    """Return what the API says of a poll."""
+    """Return the API's document of a poll."""
     events = EventLog()
     events.update(state)
     return dict(json.loads(render_state(StateInputs(state, HistorySeries(), events, str, SOCKET, 1.0))))

@@ -1,4 +1,4 @@
-"""A process that polls the mock library through the real binding when a test says so, on a clock that it moves."""
+"""Process that polls the mock library through the real binding on request, on a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PATIENCE_SECONDS = 0.5  # that a call which hangs is waited for
 
 
 def written(snapshot: Snapshot) -> list[dict[str, Any]]:
-    """Write out each GPU as JSON can hold it; labels stand behind the metric's name."""
+    """Return each GPU in JSON types; labels come after the metric's name."""
     return [
         {
             "uuid": gpu.identity.uuid,

@@ -103,7 +103,7 @@ for _name, _rule in RECORDED.items():  # each may be made of those before it
 
 
 def unknown(expression: str) -> set[str]:
-    """Return what an expression names and no sample has: metrics, and labels its metrics do not carry."""
+    """Return the names in an expression that no sample has: metrics, and labels that its metrics do not have."""
     chosen = selectors(expression)
     bad = {name for name, _labels in chosen if name not in SAMPLES}
     bad |= {f"{name}{{{label}}}" for name, labels in chosen for label in labels - SAMPLES.get(name, labels)}

@@ -41,7 +41,7 @@ _BY_TIME = {"rate", "deriv"}
 
 
 def unit(expression: str) -> dict[str, int]:
-    """Return the dimensions of what an expression gives; those of a comparison are those of what it compares.
+    """Return the dimensions of an expression's result; those of a comparison are those of its operands.
 
     Raises ValueError where it joins numbers of different ones: all that it adds, compares or takes side by side.
     """

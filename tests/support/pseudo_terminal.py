@@ -1,4 +1,4 @@
-"""A program in a real pseudo-terminal, and what a person would see there."""
+"""A program in a real pseudo-terminal, and the visible screen."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ALTERNATE_ON, ALTERNATE_OFF, CURSOR_ON = b"\x1b[?1049h", b"\x1b[?1049l", b"\x1b[
 
 
 class Terminal:
-    """A terminal of so many columns and lines with `gpuwarden ARGUMENTS` in it."""
+    """A terminal of this size with `gpuwarden ARGUMENTS` in it."""
 
     def __init__(self, *arguments: str, columns: int, lines: int, env: Mapping[str, str] | None = None) -> None:
         self._ours, self._theirs = pty.openpty()
@@ -69,15 +69,15 @@ class Terminal:
             pass
 
     def lines(self) -> list[str]:
-        """Return what it shows now."""
+        """Return the current screen, by lines."""
         return [line.rstrip() for line in self._screen.display]
 
     def text(self) -> str:
-        """Return what it shows now, as a text."""
+        """Return the current screen, as one text."""
         return "\n".join(self.lines())
 
     def colors(self) -> set[str]:
-        """Return the colors of what it shows now."""
+        """Return the colors of the current screen."""
         buffer: Any = self._screen.buffer
         return {buffer[y][x].fg for y in range(self._screen.lines) for x in range(self._screen.columns)} - {"default"}
 
@@ -130,5 +130,5 @@ def terminal(
 
 
 def obeyed(written: bytes) -> set[bytes]:
-    """Return the kinds of sequences in it that a terminal obeys, without their numbers."""
+    """Return the kinds of control sequences in it, without their numbers."""
     return set(re.findall(rb"\x1b(?:\[[?]?)?[0-9;]*(.)", written))

@@ -1,4 +1,4 @@
-"""Runs and receipts made by hand, for tests of what is kept of a run."""
+"""Runs and run records made by hand, for tests of run records."""
 
 from __future__ import annotations
 

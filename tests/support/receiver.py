@@ -14,7 +14,7 @@ PATIENCE = 30  # seconds until a test that waits for a message fails
 
 
 class Receiver:
-    """A listening SOCK_SEQPACKET socket; `accept` gives the connections of runs, oldest first."""
+    """A listening SOCK_SEQPACKET socket; `accept` returns the connections of runs, oldest first."""
 
     def __init__(self, path: Path, backlog: int = 8, patience: float = PATIENCE) -> None:
         self.path = str(path)

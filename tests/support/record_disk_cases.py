@@ -28,7 +28,7 @@ messages: list[str] = []
 
 
 class Messages(logging.Handler):
-    """Keeps what is logged of the disk."""
+    """Keeps the log lines about the disk."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if "run ended " not in record.getMessage():
@@ -40,7 +40,7 @@ def mount(folder: str, options: str) -> None:
 
 
 async def step(name: str, receipts: Recorder, runs: list[RunSnapshot], later: float) -> None:
-    """Poll until the disk has all or has failed, and print what is known then."""
+    """Poll until everything is stored or has failed, and print the result."""
     for _ in range(2):  # what is opened in one poll is written in the next
         receipts.update(JoinedPoll(snapshot(), runs, time.monotonic() + later), {})
         await receipts._writer.wait(60.0)

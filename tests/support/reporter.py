@@ -28,12 +28,12 @@ class Held:
         """Do nothing."""
 
     def latest(self) -> dict[str, DeviceMemory]:
-        """Return what was last said."""
+        """Return the last figures."""
         return self.devices
 
 
 def obey(run: Reporter, memory: Held, said: dict[str, Any]) -> None:
-    """Do what a line says."""
+    """Apply a line of input."""
     for device, numbers in said.pop("memory", {}).items():
         memory.devices[device] = DeviceMemory(*numbers)
     if steps := said.pop("steps", 0):

@@ -84,7 +84,7 @@ class Scrapes:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One time that an alert fired, in seconds since the first scrape; `end` is when it was last seen to."""
+    """One period in which an alert fired, in seconds since the first scrape; `end` is the last evaluation."""
 
     alert: str
     labels: Mapping[str, str]
@@ -150,7 +150,7 @@ def polled(
 
 
 def episodes(scrapes: Scrapes, folder: Path, *, every: float = STEP, rules: Path = RULES) -> list[Episode]:
-    """Return what fired, by its begin, looked at that often; needs promtool."""
+    """Return the alerts that fired, by start, at this evaluation interval; needs promtool."""
     times = [number * every for number in range(int(scrapes.seconds / every) + 1)]
     seen = dict(zip(times, _firing(scrapes, folder, times, rules), strict=True))
     found = []

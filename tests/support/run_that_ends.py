@@ -80,7 +80,7 @@ WORDS: MappingProxyType[str, Callable[[], object]] = MappingProxyType(
 
 
 def main() -> None:
-    """Report, then obey."""
+    """Report, then follow the words."""
     step()
     for word in sys.argv[2:]:
         WORDS[word]()

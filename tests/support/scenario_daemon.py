@@ -77,7 +77,7 @@ class Clock:
 
     @contextmanager
     def turned(self) -> Iterator[None]:
-        """Replace the clocks of the module `time`, and where functions of the daemon have them as defaults."""
+        """Replace the clocks of the module `time`, and those that functions of the daemon have as defaults."""
         gmtime = time.gmtime
         replaced: dict[Any, Any] = {
             time.time: self.wall,
@@ -213,7 +213,7 @@ class _Trees:
 
 
 class _Target:
-    """Target of alerts that records what it is sent."""
+    """Target of alerts that records its messages."""
 
     name = "recorder"
     place = "recorder of the test"
@@ -278,7 +278,7 @@ class _Selector(selectors.PollSelector):
 
 
 class _Lines(logging.Handler):
-    """Handler that gives each line of the log, with its level, to a recorder."""
+    """Handler that passes each line of the log, with its level, to a recorder."""
 
     def __init__(self, record: Callable[[str], None]) -> None:
         super().__init__(logging.INFO)
@@ -441,7 +441,7 @@ class Box:
         await self._settle()
 
     async def restart(self, seconds: float) -> None:
-        """Stop the daemon, and start another one after that time; what the first one stored stays."""
+        """Stop the daemon, and start another one after that time, with the stored files of the first."""
         await self.close()
         self._pass(self.clock.now + seconds)
         self._make_daemon()
@@ -453,14 +453,14 @@ class Box:
         self.clock.now = until
 
     async def poll(self) -> None:
-        """Turn the clock to the next poll, and have the daemon poll; add what it says to the timeline."""
+        """Advance the clock to the next poll, and make the daemon poll; add its output to the timeline."""
         if self._daemon.routes.state is not None:
             self._pass(INTERVAL * (self.clock.now // INTERVAL + 1))
         await self._daemon.poll()
         await self._settle()
 
     async def _settle(self) -> None:
-        """Wait until the daemon's threads have done what the poll gave them, and write the timeline."""
+        """Wait until the daemon's threads have finished the work of the poll, and write the timeline."""
         hangs, self._selector.hangs = self._selector.hangs, False  # a slow disk must not turn the clock
         await self._pipeline.recorder._writer.wait(60.0)
         self._selector.hangs = hangs
@@ -473,7 +473,7 @@ class Box:
     # What the daemon shows.
 
     async def page(self) -> str:
-        """Return the metrics page: samples alone, sorted, without what depends on this machine."""
+        """Return the metrics page: sorted samples, without those that depend on this machine."""
         text = (await self._get("/metrics")).decode()
         samples = sorted(line for line in text.splitlines() if not line.startswith("#"))
         kept = (line for line in samples if not line.startswith(("gpuwarden_http_", "gpuwarden_build_info")))
@@ -502,7 +502,7 @@ class Box:
         return {"listing": listing, "records": whole}
 
     async def runs_text(self, records: Any) -> str:
-        """Return what `gpuwarden runs` prints: the list, and each run."""
+        """Return the output of `gpuwarden runs`: the list, and each run."""
         listing, whole = records["listing"], records["records"]
 
         def ask(_listen: object, path: str) -> Any:
@@ -528,7 +528,7 @@ class Box:
         await self._pipeline.recorder.stop(self._pipeline.accountant.settle())
 
     async def open(self) -> None:
-        """Start what the daemon starts before its first poll: the run database, and the thread of the target."""
+        """Start what runs before the first poll: the run database, and the thread of the target."""
         await self._pipeline.recorder.open()
         self._dispatcher.start()
         for turn in self._turns:
@@ -550,7 +550,7 @@ class Box:
         self._exits = []
 
     def record(self, line: str) -> None:
-        """Add a line to those of the poll under way."""
+        """Add a line to those of the current poll."""
         self._now.append(line)
 
     def _take_advice(self, peer: ProcessKey, advice: Advice) -> bool:

@@ -190,7 +190,7 @@ class Stage:
                 self.box.cards[gpu].rest()
 
     async def pin(self, phase: str) -> None:
-        """Pin the page and the state: what has changed since they were pinned last."""
+        """Pin the page and the state: what has changed since the last pin."""
         self.box.timeline.append(f"{self.box.clock.now:7.1f} -- pinned: {phase}")
         samples = (line.rpartition(" ") for line in (await self.box.page()).splitlines())
         self._page.add(phase, {name: f"{float(value):.{DIGITS}g}" for name, _space, value in samples})
@@ -214,7 +214,7 @@ class Stage:
 
 
 class _Changes:
-    """Lines of a document from pin to pin: the whole first one where asked for, then what has changed."""
+    """Lines of a document from pin to pin: the whole first one if requested, then the changes."""
 
     def __init__(self, *, whole: bool) -> None:
         self.lines: list[str] = []
@@ -238,7 +238,7 @@ class _Changes:
         self.lines += self._grouped(before.keys() - now.keys(), "gone")
 
     def _grouped(self, names: Iterable[str], what: str) -> list[str]:
-        """Write which series or values came or went together, as the count of each metric or object."""
+        """Write which series or values appeared or disappeared together, as the count of each metric or object."""
         count = Counter(name.partition("{")[0] if "{" in name else name.rpartition(".")[0] or name for name in names)
         text = ", ".join(f"{group} ({count[group]})" for group in sorted(count))
         return wrap(f"{what}: {text}", 116, subsequent_indent="  ", break_on_hyphens=False) if count else []
@@ -458,7 +458,7 @@ async def host_memory(stage: Stage) -> None:
 
 
 async def driver(stage: Stage) -> None:
-    """Unload the driver and load it again, let it hang for some polls, and release it by a pause."""
+    """Unload the driver and load it again, make it hang for some polls, and release it by a pause."""
     stage.train("resnet", in_use=30 * GIB)
     await stage.passes(60)
     await stage.pin("training")

@@ -55,7 +55,7 @@ def fetch(url: str) -> str:
 
 
 class Process:
-    """A program and what it has written, in a file that a failing test can show."""
+    """A program and its output, in a file that a failing test can show."""
 
     def __init__(self, command: list[str], log: Path, env: Mapping[str, str] | None = None) -> None:
         self.log = log
@@ -71,7 +71,7 @@ class Process:
         return self.popen.pid
 
     def output(self) -> str:
-        """Return what it has written so far."""
+        """Return the output up to now."""
         return self.log.read_bytes()[self._began :].decode(errors="replace")
 
     def say(self, word: str) -> None:
@@ -95,7 +95,7 @@ class Process:
 
 
 class Daemon(Process):
-    """`gpuwarden serve` as users start it; `program` is what Python is to run for it."""
+    """`gpuwarden serve` as users start it; `program` is what Python runs for it."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class Daemon(Process):
         return {link.name for link in found if link.parent == folder}
 
     def samples(self) -> Samples:
-        """Return what the page says now."""
+        """Return the current metrics page."""
         return Samples(self.page())
 
     def order(self, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -151,7 +151,7 @@ class Samples:
         self._found = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
 
     def value(self, name: str, **labels: str) -> float | None:
-        """Return the one sample of that name with these labels among others; None where there is none."""
+        """Return the one sample of that name with at least these labels; None if there is none."""
         values = list(self.all(name, **labels).values())
         assert len(values) < 2, (name, values)
         return values[0] if values else None
@@ -204,7 +204,7 @@ class Prometheus(Process):
         return {tuple(sorted(each["metric"].items())): float(each["value"][1]) for each in found}
 
     def value(self, expression: str) -> float | None:
-        """Return the value of the one series the expression gives; None for none."""
+        """Return the value of the one series that the expression returns; None for none."""
         values = list(self.query(expression).values())
         assert len(values) < 2, values
         return values[0] if values else None
@@ -215,7 +215,7 @@ class Prometheus(Process):
 
 
 class Alertmanager(Process):
-    """A real Alertmanager; without a `configuration` it keeps what it gets to itself."""
+    """A real Alertmanager; without a `configuration` it notifies no receiver."""
 
     def __init__(self, folder: Path, address: str | None = None, configuration: str = "") -> None:
         folder.mkdir(exist_ok=True)
@@ -249,7 +249,7 @@ class Alertmanager(Process):
 
 @contextlib.contextmanager
 def ending(*processes: Process) -> Iterator[None]:
-    """End the processes, whatever happens; show what each wrote when the test fails."""
+    """End the processes in any case; show the output of each if the test fails."""
     try:
         yield
     except BaseException:

@@ -12,7 +12,7 @@ from gpuwarden.simulation.simulated_nvml import Simulation
 
 
 class Clock:
-    """Seconds that pass when the test says so."""
+    """Seconds that pass on request."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -57,7 +57,7 @@ def value(answers: Answers, name: str, *labels: str) -> float:
 
 
 def summarize(snapshot: Snapshot) -> list[list[Any]]:
-    """Write out what a snapshot says of each GPU, but for pids and times, as JSON can hold it."""
+    """Return a snapshot's values of each GPU, without pids and times, in JSON types."""
     return [
         [
             gpu.identity.uuid,

@@ -1,4 +1,4 @@
-"""Snapshots made by hand, for tests of what stands above the driver."""
+"""Snapshots made by hand, for tests of the layers above the driver."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

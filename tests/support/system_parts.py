@@ -19,7 +19,7 @@ def needs(program: str, package: str) -> str:
 
 
 def require(met: bool, missing: str) -> None:  # noqa: FBT001 - reads as the sentence it is
-    """Skip the test where something is missing; in CI (CI is set) fail it."""
+    """Skip the test if something is missing; in CI (CI is set) fail it."""
     if met:
         return
     if os.environ.get("CI"):

@@ -1,4 +1,4 @@
-"""The mock library, asked through the real nvidia-ml-py in a process of its own."""
+"""The mock library, called through the real nvidia-ml-py in a process of its own."""
 
 import json
 import os
@@ -44,11 +44,11 @@ class Nvml:
         self.questions.flush()
 
     def answers_within(self, seconds: float) -> bool:
-        """Wait for the answer to what was begun."""
+        """Wait for the answer to the pending call."""
         return bool(select.select([self.answers], [], [], seconds)[0])
 
     def finish(self) -> Any:
-        """Return the answer to what was begun, or raise NvmlError."""
+        """Return the answer to the pending call, or raise NvmlError."""
         assert self.answers_within(DEADLINE_S), "no answer"
         line = self.answers.readline()
         assert line, self.complaints.read()
@@ -137,7 +137,7 @@ def test_calls_need_initialization(start: Start) -> None:
 
 
 def test_function_is_unsupported_by_rule(mock_nvml: MockNvml, start: Start) -> None:
-    """A rule for one function leaves the others alone; a prefix takes in all that begin with it."""
+    """A rule for one function leaves the others unchanged; a prefix matches all that start with it."""
     nvml = start(gpus=2)
     mock_nvml.error("*", "nvmlDeviceGetPowerUsage", "NOT_SUPPORTED")
     mock_nvml.error(1, "nvmlDeviceGetPcie*", "UNKNOWN")
@@ -200,7 +200,7 @@ def test_each_rewrite_takes_effect_with_the_next_call(mock_nvml: MockNvml, start
 
 
 def test_gpm_sample_of_two_threads_ends_the_process(mock_nvml: MockNvml, start: Start) -> None:
-    """A setting that panics a kernel cannot pass unseen."""
+    """A sample that two threads use ends the process: it would panic a kernel."""
     nvml = start(gpus=1)
     nvml.ask("globals().update(sample=nvmlGpmSampleAlloc(), threading=__import__('threading')) or 0")
     mock_nvml.hang(0, "nvmlGpmSampleGet")
@@ -237,7 +237,7 @@ def test_calls_of_all_processes_are_counted(mock_nvml: MockNvml, start: Start) -
      "mig 0 9g.90gb", "mig 0 1g.10gb,1g.10gb,1g.10gb,1g.10gb,1g.10gb,1g.10gb,1g.10gb,1g.10gb"],
 )  # fmt: skip
 def test_wrong_control_line_ends_the_process(mock_nvml: MockNvml, start: Start, line: str) -> None:
-    """A mistake in a test's own rules cannot pass unseen."""
+    """A mistake in a test's own rules is reported."""
     nvml = start()
     mock_nvml.control(line)
     nvml.begin("nvmlDeviceGetCount()")
@@ -254,6 +254,6 @@ def test_wrong_setting_ends_the_process(start: Start) -> None:
 
 
 def test_unknown_setting_is_refused(mock_nvml: MockNvml) -> None:
-    """A setting that the library would not read raises where it is asked for."""
+    """A setting that the library would not read raises where it is used."""
     with pytest.raises(ValueError, match="no such setting of the mock: gpu"):
         mock_nvml.env(gpu=3)

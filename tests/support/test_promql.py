@@ -1,4 +1,4 @@
-"""The check of names in PromQL finds what it is for."""
+"""Checks of the check of names in PromQL."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from promql import grouping, numbers, selectors, unknown
     ],
 )
 def test_a_name_no_sample_has_is_found(expression: str, wrong: set[str]) -> None:
-    """Metrics and labels are held against the tables wherever PromQL can name them."""
+    """Metrics and labels are compared with the tables wherever PromQL can name them."""
     assert unknown(expression) == wrong
 
 

@@ -35,7 +35,7 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no ty
     on_epoch_begin = on_train_batch_begin = ask
 
     def obey(self, word: str) -> None:
-        """Climb from now on, or let go."""
+        """Climb from now on, or free the memory."""
         self.climbing = word == "climb"
         if word == "free":
             self.kept.clear()

@@ -28,7 +28,7 @@ class Trainer(Process):
         super().__init__(command, folder / "trainer.log", {**_ENV, "GPUWARDEN_SOCKET": str(daemon.socket)})
 
     def epochs(self) -> list[dict[str, Any]]:
-        """Return what TensorFlow said in the training process, epoch by epoch."""
+        """Return TensorFlow's figures in the training process, epoch by epoch."""
         return [json.loads(line) for line in self.output().splitlines() if line.startswith("{") and line.endswith("}")]
 
     @property

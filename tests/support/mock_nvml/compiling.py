@@ -82,7 +82,7 @@ def build(directory: Path) -> Path:
 
 
 def _key(stubs: str) -> str:
-    """Name a build by all that it is made of; the stubs stand for the version of nvidia-ml-py."""
+    """Return the name of a build from all its inputs; the stubs stand for the version of nvidia-ml-py."""
     digest = hashlib.sha256(" ".join(FLAGS).encode() + stubs.encode())
     for source in sorted(SOURCES.glob("*.[ch]")):
         digest.update(source.name.encode() + source.read_bytes())
@@ -90,7 +90,7 @@ def _key(stubs: str) -> str:
 
 
 def _stubs() -> str:
-    """Write C that defines, weakly, every function that nvidia-ml-py may ask a driver of this age for."""
+    """Write C that weakly defines every function that nvidia-ml-py may call in a driver of this age."""
     found = importlib.util.find_spec("pynvml")
     assert found is not None, "nvidia-ml-py is a dependency of gpuwarden"
     assert found.origin is not None
