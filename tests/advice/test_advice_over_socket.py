@@ -21,13 +21,13 @@ OVERHEAD = 512 * MIB
 
 
 class Run(Process):
-    """tests/support/hearing_run.py, on GPUs by their UUIDs."""
+    """tests/support/advice_reader.py, on GPUs by their UUIDs."""
 
     def __init__(
         self, folder: Path, daemon: Daemon, memory: dict[str, int], prepare: Callable[[int], None], **how: bool
     ) -> None:
         said = {"devices": {uuid: uuid for uuid in memory}, "memory": memory, "hears": True, "reads": True, **how}
-        command = [sys.executable, str(ROOT / "tests/support/hearing_run.py"), str(daemon.socket), json.dumps(said)]
+        command = [sys.executable, str(ROOT / "tests/support/advice_reader.py"), str(daemon.socket), json.dumps(said)]
         folder.mkdir(exist_ok=True)
         super().__init__(command, folder / f"run{len(list(folder.iterdir()))}.log")
         prepare(self.pid)

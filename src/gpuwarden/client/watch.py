@@ -50,7 +50,7 @@ def watch(
         devices: UUID of the GPU behind a framework's device, for devices that the daemon cannot identify:
             `{"GPU:0": "GPU-..."}`.
         socket: Path of the daemon's socket. Default: `$GPUWARDEN_SOCKET`, else /run/gpuwarden/run.sock.
-        interval: Seconds between reports, 0 to 86400.
+        interval: Seconds between reports, 0 to 86400. Default: 0.25.
         framework: "torch", "jax" or "tensorflow": the one that computes, if the process has set up several. Default:
             the one that is found.
         disabled: True to report nothing. Default: True if `$GPUWARDEN_DISABLED` is 1.

@@ -53,9 +53,9 @@ def find_batch_size(
         margin: Ratio of the allocator's memory limit that stays free at the peak, 0 to below 1. If the limit or the
             peak is unknown (JAX, TensorFlow on a whole GPU), the found size is reduced by this ratio instead.
 
-    Cost: it blocks for 3 training steps of each size tried (one execution, if `steps_per_execution` is more), about
-    twice log2(largest / smallest) sizes, and keeps a copy of the model's state in host memory meanwhile. Sizes are
-    doubled until one does not fit, then bisected to within 1/16.
+    Cost: it blocks for 3 training steps of each size tried, or for one execution if `steps_per_execution` is more.
+    Sizes are doubled until one does not fit, then bisected to within 1/16: about log2(largest / smallest) + 5 sizes.
+    Meanwhile a copy of the model's state is in host memory.
 
     It never changes the model: weights, optimizer, metrics, random seeds and compiled functions are restored. The
     allocator's peak is reset.

@@ -108,7 +108,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         devices: UUID of the GPU behind a framework's device, for devices that the daemon cannot identify:
             `{"GPU:0": "GPU-..."}`. A CPU is reported only if it is named here.
         socket: Path of the daemon's socket. Default: `$GPUWARDEN_SOCKET`, else /run/gpuwarden/run.sock.
-        interval: Seconds between reports, 0 to 86400.
+        interval: Seconds between reports, 0 to 86400. Default: 0.25.
         loss: True to report the mean loss of the epoch, as the progress bar shows it.
         disabled: True to report nothing. Default: True if `$GPUWARDEN_DISABLED` is 1.
         on_pressure: Action when a GPU comes under memory or thermal pressure or has an XID error, between two steps and

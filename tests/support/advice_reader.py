@@ -1,4 +1,4 @@
-"""Run by the bare protocol, which writes each advice as a line of JSON: python hearing_run.py SOCKET JSON.
+"""Run by the bare protocol, which writes each advice as a line of JSON: python advice_reader.py SOCKET JSON.
 
 The JSON has `devices` (UUIDs by name), `memory` (bytes by device), `hears` as for the hello, and `reads`: whether it
 reads advice. It starts with the first line on standard input; each later one, JSON, changes `memory` and reports it,
