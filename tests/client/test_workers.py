@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpuwarden.client.workers import find_reason_to_hold
+from gpuwarden.client.workers import find_reason_not_to_act
 
 
 @pytest.fixture
@@ -29,13 +29,13 @@ def jax(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
 
 def test_jax_that_is_not_set_up(jax: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
     """JAX is not called before its devices exist; the number that its processes agreed on counts."""
-    assert find_reason_to_hold(object()) is None
+    assert find_reason_not_to_act(object()) is None
     state = SimpleNamespace(num_processes=2)
     monkeypatch.setitem(sys.modules, "jax._src.distributed", SimpleNamespace(global_state=state))
-    assert find_reason_to_hold(object()) == "in one of 2 processes of a job"
+    assert find_reason_not_to_act(object()) == "in one of 2 processes of a job"
 
 
 def test_jax_that_is_set_up(jax: dict[str, object]) -> None:
     """JAX reports how many processes there are."""
     jax["cuda"] = object()
-    assert find_reason_to_hold(object()) == "in one of 3 processes of a job"
+    assert find_reason_not_to_act(object()) == "in one of 3 processes of a job"

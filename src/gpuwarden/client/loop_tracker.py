@@ -114,10 +114,10 @@ class LoopTracker:
         if self.phase == "train":
             self.stepping = True
 
-    def record_wait(self, asked: float) -> None:
-        """Record the arrival of a batch that was requested at `asked` (monotonic). Cannot fail."""
+    def record_wait(self, requested_at: float) -> None:
+        """Record the arrival of a batch that was requested at `requested_at` (monotonic). Cannot fail."""
         if self.phase == "train":
-            self._step_wait = (self._step_wait or 0.0) + monotonic() - asked
+            self._step_wait = (self._step_wait or 0.0) + monotonic() - requested_at
 
     @guarded
     def rest(self) -> None:

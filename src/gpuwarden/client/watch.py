@@ -167,20 +167,20 @@ class TimedBatches(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         self._loop.begin_batches()
-        asked = monotonic()
-        return self._pass(iter(self._loader), asked)  # a loader that starts workers does it in iter()
+        requested_at = monotonic()
+        return self._pass(iter(self._loader), requested_at)  # a loader that starts workers does it in iter()
 
-    def _pass(self, iterator: Iterator[T], asked: float) -> Iterator[T]:
+    def _pass(self, iterator: Iterator[T], requested_at: float) -> Iterator[T]:
         while True:
             try:
                 batch = next(iterator)
             except StopIteration:
                 self._loop.rest()
                 return
-            self._loop.record_wait(asked)
+            self._loop.record_wait(requested_at)
             yield batch
             del batch  # otherwise it would stay in memory while the next is made
-            asked = monotonic()
+            requested_at = monotonic()
 
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type] # raises TypeError as the loader does

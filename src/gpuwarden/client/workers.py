@@ -34,7 +34,7 @@ def has_workers(model: Any) -> bool:
     return read_strategy(model) in _WORKERS
 
 
-def find_reason_to_hold(model: Any) -> str | None:
+def find_reason_not_to_act(model: Any) -> str | None:
     """Return why this process may neither act alone nor vote; None if it may."""
     strategy = read_strategy(model)
     if strategy not in (*IN_ONE_PROCESS, *_WORKERS, "NoneType"):

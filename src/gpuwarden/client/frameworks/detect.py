@@ -20,7 +20,7 @@ class FrameworkSearch:
     def __init__(self, wanted: str | None, named: Mapping[str, str]) -> None:
         self._wanted = wanted
         self._named = named
-        self._asked: set[str] = set()
+        self._tried: set[str] = set()
         self._over = False
         self.framework = self._name_imported()
         self.devices: Mapping[str, str | None] = add_named_devices({}, named)
@@ -31,20 +31,20 @@ class FrameworkSearch:
             return False
         before = self.framework, self.devices
         for name in frameworks.list_running_frameworks():
-            if not self._over and name not in self._asked and self._wanted in (None, name):
+            if not self._over and name not in self._tried and self._wanted in (None, name):
                 self._add_framework(name, memory)
-        if not self._asked:
+        if not self._tried:
             self.framework = self._name_imported()
         return before != (self.framework, self.devices)
 
     def _add_framework(self, name: str, memory: AllocatorMemory) -> None:
-        self._asked.add(name)
+        self._tried.add(name)
         framework = frameworks.make_adapter(name)
         if framework is None:
             return
         devices = framework.list_devices()
         self._over = bool(devices) or name == self._wanted
-        if self._over or len(self._asked) == 1:  # otherwise keep the first one found, without devices
+        if self._over or len(self._tried) == 1:  # otherwise keep the first one found, without devices
             self.framework = f"{framework.name} {framework.version}"
             self.devices = add_named_devices(devices, self._named)
             memory.watch(framework, self.devices)

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, cast, get_args
 from gpuwarden.client.advice_state import AdviceState
 from gpuwarden.client.guard import log_safely
 from gpuwarden.client.keras.checkpoint import save
-from gpuwarden.client.workers import agree, find_reason_to_hold, has_workers, is_first
+from gpuwarden.client.workers import agree, find_reason_not_to_act, has_workers, is_first
 from gpuwarden.protocol.messages import Action, Advice, Level
 
 DEFAULT_CHECKPOINT = "gpuwarden-checkpoint.keras"  # in the working directory
@@ -31,7 +31,7 @@ class PressureResponder:
         self._level = level
         self._path = path
         self._acts_alone = False  # no other worker has to agree
-        self._held: str | None = None  # the logged reason why it does not act
+        self._reason: str | None = None  # the logged reason why it does not act
 
     @property
     def action(self) -> Action:
@@ -40,11 +40,11 @@ class PressureResponder:
 
     def check_workers(self, model: Any) -> None:
         """Determine whether this process may act alone; log once if it may not act at all."""
-        held = find_reason_to_hold(model)
-        self._acts_alone = held is None and not has_workers(model)
-        if held not in (None, self._held):
-            self._held = held
-            log_safely(logging.WARNING, "on_pressure switched off %s: all processes would have to agree", held)
+        reason = find_reason_not_to_act(model)
+        self._acts_alone = reason is None and not has_workers(model)
+        if reason not in (None, self._reason):
+            self._reason = reason
+            log_safely(logging.WARNING, "on_pressure switched off %s: all processes would have to agree", reason)
 
     def choose_alone(self, state: AdviceState) -> list[Advice]:
         """Return the advice to act on between two steps; none if other workers have to agree."""
