@@ -1,4 +1,4 @@
-"""Advice over the real socket, by the real daemon on the mock driver: who is told what, when, and who is not."""
+"""Advice over the real socket, sent by the real daemon with the mock driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which advice goes to which run, poll by poll, and beyond what there might be news."""
+"""Advice for each run, poll by poll, and the limits that trigger an early poll."""
 
 from __future__ import annotations
 

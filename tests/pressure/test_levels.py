@@ -1,4 +1,4 @@
-"""Levels of pressure: where they begin, that they rise at once and fall late, and where there are none."""
+"""Pressure levels: thresholds, immediate rise, delayed fall, and devices without a level."""
 
 from __future__ import annotations
 

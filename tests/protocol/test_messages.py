@@ -1,4 +1,4 @@
-"""Messages of runs and daemon: wire format, and refusal of everything that is no message."""
+"""Messages between runs and daemon: wire format, and rejection of everything else."""
 
 import json
 from dataclasses import fields

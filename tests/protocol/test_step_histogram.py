@@ -1,4 +1,4 @@
-"""Percentiles of the times of steps."""
+"""Percentiles of step times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The receipt: what stands in it, that absent is absent, and that what was changed on disk is no receipt."""
+"""Run record: its content, absent keys for unknown values, and rejection of records changed on disk."""
 
 from __future__ import annotations
 

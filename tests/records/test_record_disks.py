@@ -1,4 +1,4 @@
-"""Run records over real faults: a writer killed a hundred times, a full disk and a read-only one."""
+"""Run records with real faults: a writer killed a hundred times, a full disk, a read-only disk."""
 
 from __future__ import annotations
 

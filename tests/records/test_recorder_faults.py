@@ -1,4 +1,4 @@
-"""Records of runs over a disk that fails, hangs and is mended, over restarts, and over clocks that are set."""
+"""Recorder with a disk that fails, hangs and recovers, across restarts, and with changed clocks."""
 
 from __future__ import annotations
 

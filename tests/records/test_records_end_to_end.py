@@ -1,4 +1,4 @@
-"""Receipts as their users meet them: real daemons on the mock driver, real processes that report, files and HTTP."""
+"""Run records end to end: real daemons with the mock driver, real processes, files and HTTP."""
 
 from __future__ import annotations
 

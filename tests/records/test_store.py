@@ -1,4 +1,4 @@
-"""The run database: fair and bounded, private, one daemon's, and whole after damage, faults and kills."""
+"""Run database: fair, bounded, private, used by one daemon, and intact after damage, faults and kills."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The story in a receipt: bounded, true to the history, and one story across a daemon's restart."""
+"""Timeline in a run record: bounded, equal to the history, and continued across a restart of the daemon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writer of run records: what waits, and what the database had when it was opened."""
+"""Writer of run records: waiting rows, and the records of the opened database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's device is told to be a certain GPU by evidence alone."""
+"""Resolution of a run's devices to GPUs, only by evidence."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""What the daemon makes of errors that runs tell: their place, their time, one line in the log."""
+"""Errors that runs report: device, time and log line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs and daemons that come and go, stop and go on, and are of other versions: with the real client and daemon."""
+"""Runs and daemons that start, stop, restart and have other versions, with the real client and daemon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run ended is concluded from the evidence, case by case; and whom the OOM killer killed is read from its log."""
+"""Outcome of a run for each case of evidence, and OOM kills parsed from the kernel log."""
 
 from __future__ import annotations
 

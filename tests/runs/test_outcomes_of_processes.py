@@ -1,4 +1,4 @@
-"""Real processes that report to a real daemon and end in every way, and what the page says of how they did."""
+"""Outcomes of real processes that end in every way, reported by a real daemon."""
 
 from __future__ import annotations
 

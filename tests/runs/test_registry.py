@@ -1,4 +1,4 @@
-"""The registry keeps what counts, forgets what does not, and is bounded."""
+"""Run registry: what it keeps, what it drops, and its bounds."""
 
 import signal
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a run's page says of its input and of its allocators."""
+"""Metrics of a run's input and allocators."""
 
 from __future__ import annotations
 

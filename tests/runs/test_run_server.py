@@ -1,4 +1,4 @@
-"""The socket that runs report to, with real sockets, processes and pid descriptors."""
+"""Server of the runs socket, with real sockets, processes and pidfds."""
 
 import asyncio
 import contextlib

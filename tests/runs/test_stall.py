@@ -1,4 +1,4 @@
-"""When a run counts as stalled, and with what cause: case by case, and of a real process that hangs before a daemon."""
+"""Stalls and their causes: case by case, and with real hanging processes and a daemon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run's GPUs did while it held them: what is added up, and what is not."""
+"""Usage of GPUs by runs: what is added up, and what is not."""
 
 from __future__ import annotations
 

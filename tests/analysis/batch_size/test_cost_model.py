@@ -1,4 +1,4 @@
-"""Advice on batch sizes: true to a line of peaks, careful where little is known, silent where nothing is."""
+"""Batch size advice: follows a line of peaks, is careful with little evidence, and absent without any."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A downsampled series stays small and loses neither its least nor its begin, however long it lasts."""
+"""Downsampled series: stays small, and keeps its minimum and its start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Headroom is right in every mode of a framework's allocator, and absent, with the reason, where nothing is known."""
+"""Headroom in every allocator mode, and the reason where it is unknown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory leaks are told from memory that comes and goes, in time, and their end is forecast: shape by shape."""
+"""Leak detector: separates leaks from memory that comes and goes, in time, and forecasts the end; by shape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run's memory comes to, on its GPUs and on the host: rows, log lines, and how often the host is looked at."""
+"""Leaks of a run on GPUs and host: metrics, log lines, and the sampling rate of the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leaks of real trainings, foreseen by a real daemon: TensorFlow's allocator, callback, socket, page, log."""
+"""Leaks of real trainings, forecast by a real daemon: TensorFlow's allocator, callback, socket, metrics, log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept of a run's memory: each report's figures, those of polls, and the peak of training."""
+"""Memory history of a run: figures of reports and polls, and the training peak."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""A trend is that of most points, and says how sure it is."""
+"""Theil-Sen trend: follows most points, with a confidence interval."""
 
 from __future__ import annotations
 

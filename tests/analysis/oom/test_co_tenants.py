@@ -1,4 +1,4 @@
-"""Who took memory of a device, from poll to poll; and a verdict that rests on it."""
+"""Growth of processes on a device from poll to poll, and a diagnosis based on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verdicts on real out-of-memories of TensorFlow, the whole way to the page, the log, the receipt and the terminal."""
+"""Diagnoses of real TensorFlow out-of-memory errors, in metrics, log, record and terminal."""
 
 from __future__ import annotations
 

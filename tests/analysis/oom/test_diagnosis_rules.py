@@ -1,4 +1,4 @@
-"""Why an out-of-memory came: each rule where it holds and just not, and their order. Figures as real runs told them."""
+"""Rules of OOM diagnosis: each where it just holds and just does not, and their order. Figures are of real runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real out-of-memories of TensorFlow, the whole way: wrapper, message, daemon on the mock driver, page and log line."""
+"""Real out-of-memory errors of TensorFlow end to end: wrapper, message, daemon, metrics and log line."""
 
 from __future__ import annotations
 
