@@ -1,4 +1,4 @@
-"""With `compat: dcgm` the page also bears dcgm-exporter's names, so that dashboards and alerts made for it go on."""
+"""`compat: dcgm` adds dcgm-exporter's names, so that its dashboards and alerts keep working."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ ALERTS = (
     "increase(DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL[5m]) > 0",
     "count(DCGM_FI_DEV_GPU_TEMP) < 8",
 )
-# Ours, what stands beside it under DCGM's name, and the factor between the two.
+# gpuwarden's metric, its DCGM name, and the factor between the two.
 UNITS: tuple[tuple[str, dict[str, str], str, float], ...] = (
     ("gpuwarden_gpu_clock_hertz", {"clock": "sm"}, "DCGM_FI_DEV_SM_CLOCK", 1e-6),
     ("gpuwarden_gpu_clock_hertz", {"clock": "memory"}, "DCGM_FI_DEV_MEM_CLOCK", 1e-6),
@@ -236,7 +236,7 @@ class TestInstances:
     """A divided GPU, as dcgm-exporter labels it."""
 
     def test_memory_and_activity_are_by_instance(self) -> None:
-        """They are told of the instances alone, or a sum would count them twice; what is the GPU's is told once."""
+        """They are exported for the instances only, or a sum would count them twice; values of the GPU appear once."""
         mig = (instance("MIG-1", 1, 0, "1g.10gb", 3 << 30), instance("MIG-2", 2, 0, "1g.10gb", 6 << 30))
         readings = {GpuReadings.memory_used_bytes: 9 << 30, GpuReadings.power_usage_watts: 300.0}
         found = told(Gpu(DIVIDED, None, readings, mig=mig))
@@ -257,7 +257,7 @@ class TestInstances:
 
 
 class TestOthers:
-    """What is no plain reading."""
+    """Computed values."""
 
     def test_last_xid(self) -> None:
         """The value is the code that came last, with DCGM's labels for it; 0 where there was none."""
@@ -269,7 +269,7 @@ class TestOthers:
         assert (labels["err_code"], value) == ("0", 0)
 
     def test_no_xid_is_claimed_where_none_could_be_seen(self) -> None:
-        """Without events and without the kernel log there is no sample, rather than a 0 that nobody knows."""
+        """Without events and without the kernel log there is no sample, rather than an unknown 0."""
         assert "DCGM_FI_DEV_XID_ERRORS" not in told(Gpu(DIVIDED, None), nvml_events=False)
 
     def test_engine_activity_falls_back_on_utilization(self) -> None:
@@ -278,7 +278,7 @@ class TestOthers:
         assert [value for _, value in found["DCGM_FI_PROF_GR_ENGINE_ACTIVE"]] == [0.5]
 
     def test_pcie_traffic_falls_back_on_gpm(self) -> None:
-        """A GPU whose byte counters are too narrow to be shown, as an H200's, tells the mean by GPM."""
+        """A GPU whose byte counters are too narrow to be shown, as an H200's, exports the mean from GPM."""
         traffic: Any = {("transmit",): 3.4e9, ("receive",): 57.3e9}
         found = told(Gpu(DIVIDED, None, {GpuReadings.pcie_mean_throughput_bytes_per_second: traffic}))
         assert [value for _, value in found["DCGM_FI_PROF_PCIE_TX_BYTES"]] == [3.4e9]
@@ -321,7 +321,7 @@ class TestRates:
         assert self.seen(*polls[:10]) is None  # read once only
 
     def test_link_at_rest_has_rate_0(self) -> None:
-        """A counter that was read again and stands still is told from one that was not read again yet."""
+        """A counter without a change is distinguished from one that was not read again yet."""
         busy = [(0.0, 0), (10.0, 5000), (10.0, 5000)]
         assert self.seen(*busy) == 500
         assert self.seen(*busy, (20.0, 5000)) == 0
@@ -343,12 +343,12 @@ class TestRates:
         assert rates.rate("GPU-0", counter) == 0.5
 
     def test_reload_of_the_driver_gives_no_rate(self) -> None:
-        """A counter that fell begins anew, and so does one that was away."""
+        """A counter that fell restarts, and so does one that was missing."""
         assert self.seen((0.0, 9000), (10.0, 100)) is None
         assert self.seen((0.0, 0), (10.0, 5000), (20.0, None), (30.0, 9000)) is None
 
     def test_counter_of_pcie_wins(self) -> None:
-        """Where bytes are counted, their rate misses nothing: it stands before GPM's mean."""
+        """The rate of counted bytes misses nothing, so it is preferred to the mean from GPM."""
         page = DcgmPage("box")
         for total in (0, 10):
             counted: Any = {("transmit",): total * 10**9}
@@ -377,7 +377,7 @@ class TestRates:
 
 
 class TestPage:
-    """What Prometheus and its tools make of the page."""
+    """The page as parsed by Prometheus and its tools."""
 
     def test_labels_are_those_of_dcgm_exporter(self) -> None:
         """Each sample says which GPU it is about in dcgm-exporter's labels, the host by its older and newer name."""
@@ -401,7 +401,7 @@ class TestPage:
         }
 
     def test_host_is_named_as_dcgm_exporter_does(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """In Kubernetes the node's name is told by NODE_NAME, elsewhere the system knows it."""
+        """In Kubernetes NODE_NAME has the node's name, elsewhere it is the host name."""
         monkeypatch.setenv("NODE_NAME", "node-7")
         assert host_name() == "node-7"
         monkeypatch.delenv("NODE_NAME")
@@ -426,7 +426,7 @@ class TestPage:
         assert {sample.labels["UUID"]: sample.value for sample in energy.samples} == in_text
 
     def test_off_means_off(self) -> None:
-        """By default no DCGM name is on the page."""
+        """No DCGM name is exported by default."""
         command = [sys.executable, "-m", "gpuwarden", "once", "--source", "simulated"]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         assert "gpuwarden_gpu_up" in done.stdout

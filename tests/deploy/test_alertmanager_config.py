@@ -72,7 +72,7 @@ def test_alertmanager_does_not_start_with_a_placeholder(tmp_path: Path) -> None:
 
 
 def test_every_placeholder_is_known_here() -> None:
-    """What the tests fill in is what the example asks for."""
+    """The tests fill in exactly the placeholders of the example."""
     assert placeholders() == VALUES.keys()
 
 
@@ -87,7 +87,7 @@ def test_routes(complete: Path) -> None:
 
 
 def test_alert_of_unknown_severity_is_told(complete: Path) -> None:
-    """What somebody else's rule sends is not lost."""
+    """Alerts of other rules are not lost."""
     done = amtool("config", "routes", "test", f"--config.file={complete}", "alertname=Other", "severity=page")
     assert done.stdout.strip() == "warning"
 
@@ -130,7 +130,7 @@ def test_labels_of_inhibition_exist() -> None:
 
 
 def test_labels_of_groups_exist() -> None:
-    """What alerts are grouped by, some alert carries."""
+    """Alerts carry the labels that they are grouped by."""
     carried = {"alertname"}.union(*(labels for every in FIRED.values() for labels in every))
     route = yaml.safe_load(filled())["route"]
     for each in [route, *route["routes"]]:

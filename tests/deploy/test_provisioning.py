@@ -1,4 +1,4 @@
-"""What brings the dashboards into Grafana: its own files, a compose file and Kubernetes' ConfigMaps fit each other."""
+"""Provisioning of Grafana: its own files, the compose file and the ConfigMaps for Kubernetes match."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 PROMETHEUS: dict[str, Any] = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
 
 
-# Where each tells that it is ready.
+# Readiness endpoint of each.
 HEALTH = {
     "prometheus": ("127.0.0.1:9090", "/-/ready"),
     "alertmanager": ("127.0.0.1:9093", "/-/ready"),
@@ -41,7 +41,7 @@ def outside(service: str, path: str) -> Path:
 
 
 def test_provisioning_fits_the_shipped_prometheus() -> None:
-    """Grafana's data source asks Prometheus' own port at the scrape interval that is shipped beside it."""
+    """Grafana's data source asks Prometheus' own port at the scrape interval of the shipped configuration."""
     assert (SOURCE["type"], SOURCE["url"]) == ("prometheus", "http://localhost:9090")
     assert SOURCE["jsonData"]["timeInterval"] == PROMETHEUS["global"]["scrape_interval"]
     assert (PROVIDER["type"], PROVIDER["allowUiUpdates"]) == ("file", False)
@@ -69,7 +69,7 @@ def test_compose_service_is_whole(service: str) -> None:
     assert set(SERVICES[service]) <= known
     assert SERVICES[service]["network_mode"] == "host"
     assert re.search(r"[a-z]:v?\d+\.\d+\.\d+$", SERVICES[service]["image"])
-    # The images have BusyBox, whose wget tells by its exit status.
+    # The images have BusyBox, whose wget has only an exit status.
     *wget, url = SERVICES[service]["healthcheck"]["test"]
     assert wget == ["CMD", "wget", "--quiet", "--spider"]
     address, path = HEALTH[service]

@@ -72,7 +72,7 @@ RUN = f"Run unet ({run().peer.run_id})"
 
 
 def test_run_near_out_of_memory() -> None:
-    """It tells what is left, of what, and what others hold there."""
+    """It names the headroom, its share, and the memory of other processes."""
     state = poll(gpu(0, held={7: 70 * GIB, 8: 3 * GIB}), runs=(run(),))
     text = f"{RUN} has 1.50 GiB of memory left on GPU 0 (H100) (1.9 %); other processes hold 3.00 GiB."
     assert only(state) == ("RunNearOutOfMemory", {**OF_RUN, **OF_GPU}, text, "user alice, Slurm job 12")
@@ -88,7 +88,7 @@ def test_run_on_an_instance_is_told_by_its_gpu() -> None:
 
 
 def test_out_of_memory_has_its_verdict() -> None:
-    """It is told as long as the rule tells it, with the evidence and the next step."""
+    """It is reported for as long as by the rule, with the evidence and the next step."""
     verdict = Diagnosis("leak", "It grew.", "Mend it.")
     seen = SeenError(Error("device_oom", "E", "m", "train", 3), NOW - 5, {}, diagnosis=verdict)
     dead = replace(run(left=20), errors=(seen,), last_errors={"device_oom": NOW - 5, "other": NOW})
@@ -100,7 +100,7 @@ def test_out_of_memory_has_its_verdict() -> None:
 
 
 def test_stall_has_its_cause() -> None:
-    """It is told of a run that is up, with what it does instead."""
+    """It is reported for a running run, with the cause."""
     report = Report("train", 9, 9.0, (), {})
     stalled = replace(run(left=20), report=report, stall=Stall(61.0, "waiting"))
     name, labels, text, _owner = only(poll(gpu(0), runs=(stalled,)))
@@ -110,7 +110,7 @@ def test_stall_has_its_cause() -> None:
 
 @pytest.mark.parametrize(("outcome", "name"), [("crashed", "RunDied"), ("killed", "RunKilled")])
 def test_death_of_a_run(outcome: Outcome, name: str) -> None:
-    """It is told once it is settled, with the evidence; one that has finished is no death."""
+    """It is reported when the outcome is final, with the evidence; a finished run is not reported."""
     ending = Ending(outcome, "ended by SIGSEGV", NOW - 4, settled=True)
     died = replace(run(), up=False, headroom={}, ending=ending)
     text = f"{RUN} ended 4.0s ago: {outcome} (ended by SIGSEGV)."
@@ -128,7 +128,7 @@ def test_heat() -> None:
 
 
 def test_gpu_down_and_driver_gone() -> None:
-    """A GPU that does not answer is told by its fault; with the driver gone that is told, and nothing of each."""
+    """A GPU that does not answer is reported with its fault; if the driver fails, only that is reported."""
     lost = replace(gpu(0), fault="gpu_is_lost", readings={}, processes=())
     text = "GPU 0 (H100) (GPU-0) does not answer the driver: gpu_is_lost."
     assert only(poll(lost)) == ("GpuDown", OF_GPU, text, "")
@@ -143,7 +143,7 @@ def test_gpu_down_and_driver_gone() -> None:
 
 
 def test_gpus_that_are_missing() -> None:
-    """GPUs that the driver counts and that were never read are told, and a driver without any; one that sleeps not."""
+    """GPUs that were never read are reported, and a driver without any; sleeping ones are not."""
     state = poll(gpu(0))
     more = replace(state, snapshot=replace(state.snapshot, enumerated=3))
     text = "The driver lists 3 GPUs; 2 of them cannot be read."
@@ -158,7 +158,7 @@ def test_gpus_that_are_missing() -> None:
 
 @pytest.mark.parametrize(("code", "name"), [(79, "GpuXidCritical"), (94, "GpuXidWarning"), (999, "GpuXidWarning")])
 def test_xids_by_their_severity(code: int, name: str) -> None:
-    """A code is told by its severity, an unknown one as a warning, for as long as the rule does."""
+    """A code is reported by its severity, an unknown one as a warning, for as long as by the rule."""
     met = replace(gpu(0), xids={code: XidCount(2, NOW - 60), 13: XidCount(1, NOW)})
     found, labels, text, _owner = only(poll(met))
     assert (found, labels) == (name, {**OF_GPU, "xid": str(code)})
@@ -196,7 +196,7 @@ def test_xids_by_their_severity(code: int, name: str) -> None:
     ],
 )
 def test_readings_that_say_what_is_wrong(readings: Any, name: str, text: str, labels: dict[str, str]) -> None:
-    """What the driver says of a GPU's memory, and of what it needs, has the labels of the rule's result."""
+    """Memory faults and recovery actions have the labels of the rule's result."""
     ((found, occurrence),) = holding(poll(replace(gpu(0), readings=readings)))
     assert (found, occurrence.text, occurrence.labels) == (name, text, {**OF_GPU, **labels})
     well = {reading: 0.0 for reading in readings if reading is not GpuReadings.recovery_action}
@@ -217,7 +217,7 @@ def test_leaks_that_will_end_a_run() -> None:
 
 
 def test_each_condition_can_be_evaluated() -> None:
-    """By Prometheus, by the daemon or by both; no two have one name, and what implies one is there."""
+    """Each has an expression or a check; names are unique, and `implied_by` names a condition."""
     rows = (
         *conditions.ALL_RUN_CONDITIONS,
         *conditions.ALL_GPU_CONDITIONS,
@@ -230,7 +230,7 @@ def test_each_condition_can_be_evaluated() -> None:
 
 
 def test_condition_that_another_implies() -> None:
-    """With the driver gone each GPU is down, and shown so, and there is one alert alone."""
+    """If the driver fails, each GPU is shown as down, with a single alert."""
     silent = poll(LOST)
     silent = replace(silent, snapshot=replace(silent.snapshot, fault="driver_not_loaded"))
     assert [name for name, _occurrence in holding(silent)] == ["GpuDown", "GpuwardenDriverFault"]
@@ -291,7 +291,7 @@ def test_death_is_told_of_when_the_run_is_forgotten() -> None:
 
 
 def test_alert_waits_as_its_rule_does() -> None:
-    """A rule's hold counts from when the condition began, and begins anew after a gap."""
+    """The duration `for` counts from the start of the condition, and restarts after a gap."""
     assert CONDITIONS["GpuDown"].for_ == "30s"
     stage = Stage("GpuDown")
     stage.count = 1
@@ -312,7 +312,7 @@ def test_alerts_are_bounded() -> None:
 
 
 def test_many_of_one_severity_keep_out_no_graver_one(caplog: pytest.LogCaptureFixture) -> None:
-    """A flood of warnings is dropped, counted and said once; what is critical is told."""
+    """A flood of warnings is dropped, counted and logged once; critical alerts still fire."""
     stage = Stage()
     stage.count = MAX_ALERTS + 1
     stage.see(0)
@@ -324,7 +324,7 @@ def test_many_of_one_severity_keep_out_no_graver_one(caplog: pytest.LogCaptureFi
 
 
 def test_fault_of_a_condition_costs_its_alerts_alone(caplog: pytest.LogCaptureFixture) -> None:
-    """It is told once; what fired ends, and comes back with the condition."""
+    """It is logged once; its alerts end, and return with the condition."""
     stage = Stage()
     stage.count = 1
     fires = stage.see(0)[0]

@@ -1,4 +1,4 @@
-"""Alerts that fire no more, and that nobody can call over yet: a GPU that nobody can ask, a restart of the daemon."""
+"""Alerts that stopped firing but are not confirmed resolved: a GPU that cannot be polled, a restart of the daemon."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def seen(
     ids=["driver silent", "paused", "not identified"],
 )
 def test_gpu_that_nobody_can_ask_is_not_well(unknown: State) -> None:
-    """While nobody knows how a GPU is that was down, that is not over; it is when the GPU answers."""
+    """GpuDown stays unconfirmed while the GPU's condition is unknown, and resolves when it answers."""
     resolution = Resolution()
     assert seen(resolution, [DOWN], [], poll(LOST), 0) == (set(), [])
     assert seen(resolution, [], [DOWN], unknown, 120) == ({DOWN.key}, [])
@@ -53,7 +53,7 @@ def test_gpu_that_nobody_can_ask_is_not_well(unknown: State) -> None:
 
 
 def test_end_that_is_known() -> None:
-    """What is seen to be over is so at once, and of what fires again nothing lingers."""
+    """A confirmed end resolves at once; an alert that fires again is no longer unconfirmed."""
     resolution = Resolution()
     assert seen(resolution, [], [DOWN], WELL, 0) == (set(), [DOWN])
     silent = changed(poll(LOST), fault="driver_not_loaded")
@@ -63,13 +63,13 @@ def test_end_that_is_known() -> None:
 
 
 def test_gpu_that_the_driver_lists_no_more() -> None:
-    """Of a GPU that is gone from the driver's list it is said that nobody saw it well."""
+    """A GPU that the driver no longer lists resolves with the note that its recovery is not confirmed."""
     ended = replace(DOWN, ending="recovery not confirmed: the driver no longer lists the GPU")
     assert seen(Resolution(), [], [DOWN], poll(gpu(1)), 0) == (set(), [ended])
 
 
 def test_what_an_earlier_daemon_told() -> None:
-    """It lingers until it can fire again: some minutes, or what is left of the time that an event is told for."""
+    """It stays unconfirmed until it can fire again: minutes, or the rest of an event's time."""
     often = Alert(CONDITIONS["GpuXidCritical"], {**OF_GPU, "xid": "79"}, "", NOW - 7200, last=NOW - 600)
     died = Alert(CONDITIONS["RunDied"], {"run_id": "7-1"}, "", NOW - 290, last=NOW - 290)
     past = Alert(CONDITIONS["RunDied"], {"run_id": "8-1"}, "", NOW - 86400)
@@ -109,7 +109,7 @@ def test_run_that_hangs_says_nothing_to_a_new_daemon() -> None:
 @pytest.mark.parametrize("labels", [{}, {"run_id": "train.py", "uuid": ""}, {"run_id": "9" * 30 + "-1"}])
 @pytest.mark.parametrize("name", ["GpuDown", "RunStalled"])
 def test_alert_that_was_kept_and_changed_by_hand(name: str, labels: dict[str, str]) -> None:
-    """Of one whose labels name nothing no poll fails: it is over."""
+    """An alert with invalid labels fails no poll, and resolves."""
     resolution = Resolution()
     resolution.restore([Alert(CONDITIONS[name], labels, "", NOW)], 0, NOW)
     lingers, over = seen(resolution, [], [], WELL, RESTORED_SECONDS)

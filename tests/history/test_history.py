@@ -1,4 +1,4 @@
-"""What is kept of the last minutes: series for charts, and events."""
+"""Series of the last minutes for charts, and events."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_steps_a_second_are_of_the_last_minute() -> None:
 
 
 def test_ended_runs_are_forgotten_when_their_points_are() -> None:
-    """Its series end with it, and are let go of ten minutes later."""
+    """Its series end with it, and are dropped ten minutes later."""
     series = HistorySeries()
     series.update(box(at=0.0, runs=(a_run(),)), 0.0)
     for point in range(1, POINTS):
@@ -134,7 +134,7 @@ def test_memory_is_bounded() -> None:
 
 
 def texts(events: EventLog) -> list[str]:
-    """Return what was told, the newest first."""
+    """Return the texts of events, the newest first."""
     return [event.text for event in events.newest_first()]
 
 
@@ -160,7 +160,7 @@ def test_each_change_is_told_once() -> None:
 
 
 def test_driver_that_falls_silent_is_told() -> None:
-    """With its fault, and once it answers again."""
+    """The event has the fault; another one reports the recovery."""
     events = EventLog()
     whole = box(at=1.0)
     events.update(replace(whole, snapshot=replace(whole.snapshot, fault="driver_not_loaded")))
@@ -179,7 +179,7 @@ def test_driver_that_is_not_asked_has_not_answered() -> None:
 
 
 def test_xids_of_the_last_hour_are_told() -> None:
-    """By their own times, again when another one comes; what the kernel log tells of yesterday is no news."""
+    """Events have the times of XIDs and repeat for a new one; old ones in the kernel log are ignored."""
     events = EventLog()
     events.update(box(replace(gpu(0), xids={79: XidCount(1, 100_000.0), 13: XidCount(5, 5.0)}), at=100_001.0))
     again = box(replace(gpu(0), xids={79: XidCount(2, 100_005.0)}), at=100_006.0)
@@ -201,7 +201,7 @@ def test_life_of_a_run_is_told() -> None:
         a_run(),
         a_run(stall=Stall(61.4, "stopped"), stalls=1),
         a_run(stalls=1, errors=(seen,)),
-        a_run(stalls=1, errors=(replace(seen, diagnosis=None),)),  # the same one, judged anew
+        a_run(stalls=1, errors=(replace(seen, diagnosis=None),)),  # the same one with a new diagnosis
         a_run(stalls=1, errors=(seen,), up=False, ending=ending),
         a_run(stalls=1, errors=(seen,), up=False, ending=replace(ending, settled=True)),
     ]

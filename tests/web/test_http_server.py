@@ -71,7 +71,7 @@ class Loop:
 
 @pytest.fixture
 def loop() -> Iterator[Loop]:
-    """Yield a running loop; an error that nobody handled fails the test."""
+    """Yield a running loop; an unhandled error fails the test."""
     running = Loop()
     yield running
     running.close()
@@ -171,7 +171,7 @@ def status_of(answer: bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the standard library's client makes of an answer."""
+    """Response as parsed by the standard library's client."""
 
     status: int
     headers: Mapping[str, str]
@@ -376,7 +376,7 @@ def test_request_has_a_deadline(loop: Loop, server: WebServer, first: bytes, sen
 
 
 def test_rest_of_a_read_begins_the_next_deadline(loop: Loop, server: WebServer) -> None:
-    """What is left over from one read begins the next request's time, not the longer silence between requests."""
+    """Data left over from one read starts the next request's time, not the longer silence between requests."""
     with connect(server, GET.replace(b"/metrics", b"/-/healthy") + b"GET") as client:
         loop.until(lambda: server.router.requests["/-/healthy", 200] == 1)
         loop.advance(server.pool.timeout * 1.1)
@@ -472,7 +472,7 @@ def test_without_descriptors_an_old_client_makes_room(loop: Loop, server: WebSer
 def test_without_descriptors_and_clients_the_server_waits(
     loop: Loop, server: WebServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With nothing to take back, accepting is tried again at intervals, logged once, until it works or is stopped."""
+    """Without a connection to close, accepting is retried at intervals, logged once, until it works or is stopped."""
     with socket.socket() as scrape:
         scrape.settimeout(PATIENCE)
         with no_free_descriptor():
@@ -575,7 +575,7 @@ def test_listens_on_all_addresses_of_a_host(loop: Loop) -> None:
 
 
 def test_stops_with_clients_of_every_kind(loop: Loop, server: WebServer) -> None:
-    """Stopping waits for nobody who is slow, leaves no socket open, and the port is free at once."""
+    """Stopping does not wait for slow clients, leaves no socket open, and the port is free at once."""
     with ExitStack() as stack:
         for sent in (b"", b"GET /metr", GET, GET_HUGE, b"garbage\r\n\r\n"):
             stack.enter_context(connect(server, sent, receive_buffer=4096))

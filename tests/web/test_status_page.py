@@ -1,4 +1,4 @@
-"""The status page in a real Chromium: it tells all that the API says of the box, and a stranger's text stays text."""
+"""The status page in a real Chromium: it shows all values of the API, and untrusted text stays text."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_what_is_not_real_says_so(page: Stage, tab: Tab) -> None:
 
 
 def test_driver_that_does_not_answer_is_named_with_what_to_do(page: Stage, tab: Tab) -> None:
-    """With the driver gone the page says why and what helps instead of showing an empty box."""
+    """If the driver fails, the page shows the error and the action instead of an empty host."""
     shown = page.show(tab, box(snapshot=replace(snapshot(), fault="driver_not_loaded", driver=None)))
     first, second = verdict(tab)
     assert first == "✖ NVIDIA driver not responding: driver not loaded"
@@ -224,7 +224,7 @@ def test_gpu_as_the_answer_has_it(page: Stage, tab: Tab) -> None:
             "[...document.querySelectorAll('#gpu-0 .fact')].map(e => [e.firstChild.innerText, e.lastChild.innerText])"
         )
     )
-    assert {name: " ".join(told.split()) for name, told in facts.items()} == {
+    assert {name: " ".join(text.split()) for name, text in facts.items()} == {
         "Memory used": f"{format_bytes(60 * GIB)} 75 % of {format_bytes(80 * GIB)}",
         "Headroom": f"{format_bytes(25 * GIB)} 38 % free",
         "Temperature": "61 °C throttles at 89 °C · memory 64 °C",
@@ -289,7 +289,7 @@ def test_run_tells_what_it_does_and_when_it_ends(page: Stage, tab: Tab) -> None:
 
 
 def test_peak_that_is_not_known_is_not_none(page: Stage, tab: Tab) -> None:
-    """A run whose peak is not told has none, rather than one of 0 bytes."""
+    """A run with an unknown peak shows none, rather than 0 bytes."""
     seen = answer(box(runs=(a_run(left=0.0),)))["runs"]
     assert "peak 9.00 GiB" in page.show(tab, box(), runs=seen)
     del seen[0]["devices"][0]["memory_peak_bytes"]

@@ -22,8 +22,8 @@ from tests.web.test_status_page import box, verdict
 
 pytestmark = pytest.mark.system
 
-MOST_BYTES = 150_000  # of all that a browser loads, uncompressed
-LEAST_MS = 2990.0  # from an answer to the page's next question; clocks of pages are rounded
+MAX_BYTES = 150_000  # of all that a browser loads, uncompressed
+MIN_MS = 2990.0  # from an answer to the page's next question; clocks of pages are rounded
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_page_follows_the_box(tmp_path: Path, mock_nvml: MockNvml, tab: Tab) -> 
         assert paths.count("/api/v1/history") == 1  # then it goes on with the state
         loaded = {path for path in paths if not path.startswith("/api/")}
         assert loaded >= {"/", "/page/main.js", "/page/page.css", "/page/uplot/uPlot.iife.min.js"}
-        assert sum(len(fetch(f"{daemon.url}{path}")) for path in loaded) < MOST_BYTES
+        assert sum(len(fetch(f"{daemon.url}{path}")) for path in loaded) < MAX_BYTES
         assert {path.removeprefix("/page/") for path in loaded} - {"/"} == {
             str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.*") if path.suffix in (".js", ".css", ".svg")
         }
@@ -74,7 +74,7 @@ def test_page_follows_the_box(tmp_path: Path, mock_nvml: MockNvml, tab: Tab) -> 
 
 
 def test_daemon_that_goes_and_comes_again(tmp_path: Path, mock_nvml: MockNvml, tab: Tab) -> None:
-    """What was seen last is marked as old; with another daemon the page goes on by itself."""
+    """The last state is marked as old; with another daemon the page resumes automatically."""
     env, port = mock_nvml.env(gpus=1), free_port()
     mock_nvml.set("*", "temp", 61)
     daemon = Daemon(tmp_path, env=env, port=port)
@@ -100,7 +100,7 @@ def test_daemon_that_goes_and_comes_again(tmp_path: Path, mock_nvml: MockNvml, t
 
 
 def test_old_polls_and_none_at_all(tab: Tab) -> None:
-    """A daemon that answers without new polls is told from one that is well, by its own clock and not the browser's."""
+    """A daemon that answers without new polls is detected by its own clock, not the browser's."""
     with stage() as page:
         page.show(tab, box(gpu(0)))  # polled in 1970 by its clock, and that is now there
         assert verdict(tab)[0] == "✔ All OK"
@@ -117,7 +117,7 @@ def test_old_polls_and_none_at_all(tab: Tab) -> None:
 
 
 def test_answer_that_cannot_be_drawn_costs_itself_alone(tab: Tab) -> None:
-    """What was drawn before stays, marked as old, with what failed; the page asks on, and goes on by itself."""
+    """The old page stays, marked as old, with the error; the page retries and resumes automatically."""
     with stage() as page:
         page.show(tab, box(gpu(0)))
         good = page.answer or {}
@@ -140,7 +140,7 @@ def test_answer_that_cannot_be_drawn_costs_itself_alone(tab: Tab) -> None:
 
 
 def test_page_asks_no_more_than_it_may(tab: Tab) -> None:
-    """Not faster than each three seconds, by the daemon's interval where that is longer, and not where nobody looks."""
+    """Not faster than each three seconds, by the daemon's interval where that is longer, and not in a hidden tab."""
     with stage() as page:
         page.answer = answer(box(gpu(0)))
         tab.open(page.url)
@@ -151,7 +151,7 @@ def test_page_asks_no_more_than_it_may(tab: Tab) -> None:
             ".map(e => [e.startTime, e.responseEnd])"
         )
         assert len(times) >= 2
-        assert all(asked - answered >= LEAST_MS for (_, answered), (asked, _) in pairwise(times))
+        assert all(asked - answered >= MIN_MS for (_, answered), (asked, _) in pairwise(times))
         tab.evaluate("Object.defineProperty(document, 'hidden', {value: true, configurable: true})")
         tab.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
         assert tab.evaluate("document.body.classList.contains('old')")
@@ -161,7 +161,7 @@ def test_page_asks_no_more_than_it_may(tab: Tab) -> None:
         tab.evaluate("delete document.hidden")
         tab.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
         tab.until("!document.body.classList.contains('old')")
-        assert "/api/v1/history" in page.asked  # of the time that nobody looked
+        assert "/api/v1/history" in page.asked  # of the time in which the tab was hidden
 
 
 def test_charts_have_a_gap_where_nothing_is_known(tab: Tab) -> None:

@@ -148,7 +148,7 @@ def test_gpu_as_the_poll_has_it() -> None:
 
 
 def test_absent_is_absent() -> None:
-    """What is not known has no key, never a null; a GPU that does not answer keeps who it is."""
+    """Unknown values have no key, never null; a GPU that does not answer keeps its identity."""
     lost = replace(gpu(0), fault="gpu_is_lost", readings={})
     asleep = replace(gpu(1), asked=False, readings={})
     state = box(lost, asleep)
@@ -268,7 +268,7 @@ def test_run_as_it_stands() -> None:
 
 
 def test_what_is_too_much_is_left_out_and_counted() -> None:
-    """Of very many runs and processes those stay that matter most."""
+    """The most important of very many runs and processes are listed."""
     bad = a_run(9999, left=0.0)
     runs = (*(a_run(pid, began=float(pid)) for pid in range(1, MAX_RUNS + 5)), bad)
     crowd = replace(gpu(0), processes=tuple(GpuProcess(pid, "compute", pid) for pid in range(MAX_PROCESSES + 3)))
@@ -281,7 +281,7 @@ def test_what_is_too_much_is_left_out_and_counted() -> None:
 
 
 def test_thresholds_are_those_of_the_rules() -> None:
-    """Whoever colors what is shown does it by the numbers that alerts have."""
+    """The thresholds are the configured limits of pressure."""
     assert answer(box())["thresholds"]["headroom_critical_ratio"] == thresholds.NEAR_OUT_OF_MEMORY
 
 
@@ -313,7 +313,7 @@ def test_it_is_written_once_a_poll_and_never_an_old_one(tmp_path: Path, monkeypa
 
 
 def test_of_a_real_daemon(tmp_path: Path, mock_nvml: MockNvml) -> None:
-    """The binding's own readings come over HTTP, compressed for those who take that, and a lost GPU is told."""
+    """The binding's own readings come over HTTP, compressed for those who take that, and a lost GPU is reported."""
     daemon = Daemon(tmp_path, env=mock_nvml.env(gpus=2))
     with ending(daemon):
         state = json.loads(fetch(f"{daemon.url}/api/v1/state"))
