@@ -66,7 +66,7 @@ def see_the_heat(people: People, box: str, uuid: str) -> None:
     """Receive the warning with the hot GPU and the degrees left."""
     said, letter = people.hear("GpuNearThermalSlowdown")
     assert (said["labels"]["uuid"], said["labels"]["gpu"], said["labels"]["instance"]) == (uuid, str(HOT), box)
-    assert f" is {MARGIN} °C below" in said["annotations"]["description"]
+    assert f" is hot: {MARGIN} °C below" in said["annotations"]["description"]
     assert letter["Subject"].startswith("WARNING: ")
     text = text_of(letter)
     assert said["annotations"]["description"] in text
@@ -79,7 +79,7 @@ def see_the_slowdown(people: People, alertmanager: Alertmanager, box: str, uuid:
     """Receive the critical alert with the share of time lost, and not the warning that it inhibits."""
     said, letter = people.hear("GpuHardwareThermalSlowdown")
     assert said["labels"]["uuid"] == uuid
-    share = re.search(r"spent ([\d.]+)% of the last 10 seconds", said["annotations"]["description"])
+    share = re.search(r"for ([\d.]+)% of the last 10 seconds", said["annotations"]["description"])
     assert share is not None
     assert 10 < float(share[1]) <= 100
     assert letter["Subject"] == f"CRITICAL: GpuHardwareThermalSlowdown, GPU {HOT}, {box}"
@@ -94,7 +94,7 @@ def see_the_run(people: People, prometheus: Prometheus, box: str, uuid: str) -> 
     (run,) = prometheus.query("gpuwarden_run_info")
     run_id = dict(run)["run_id"]
     assert (said["labels"]["uuid"], said["labels"]["run_id"]) == (uuid, run_id)
-    left = re.search(r"can allocate only ([\d.]+)MiB more", said["annotations"]["description"])
+    left = re.search(r"has ([\d.]+)MiB of memory left", said["annotations"]["description"])
     assert left is not None
     assert 0 < float(left[1]) <= 0.05 * LIMIT_MIB
     assert letter["Subject"] == f"CRITICAL: RunNearOutOfMemory, GPU {COOL}, {box}, run trainer"
