@@ -1,4 +1,4 @@
-"""On a machine with a real GPU: every row is read or absent, and readings make sense. `make gpu-check` runs these."""
+"""Readings of a real GPU: every row is read or absent, and values are plausible. `make gpu-check` runs these."""
 
 import asyncio
 import sys
@@ -24,7 +24,7 @@ HELD_MEBIBYTES = 256
 
 @pytest.fixture(scope="module")
 def snapshot() -> Iterator[Snapshot]:
-    """Poll the real driver twice, all of it: the second poll has what is of the time between two."""
+    """Poll the real driver twice, with all options: rates need a second poll."""
     reason = explain_unusable(binding(), patience=30)
     if reason:
         pytest.skip(f"no usable GPU: {reason}")
@@ -50,7 +50,7 @@ def test_every_gpu_answers(snapshot: Snapshot) -> None:
 
 
 def test_readings_make_sense(snapshot: Snapshot) -> None:
-    """Base units are of the right size, and memory adds up."""
+    """Base units have the right magnitude, and memory adds up."""
     for gpu in snapshot.gpus:
         size = gpu.value(GpuReadings.memory_size_bytes)
         used, free = gpu.value(GpuReadings.memory_used_bytes), gpu.value(GpuReadings.memory_free_bytes)
@@ -65,8 +65,8 @@ def test_readings_make_sense(snapshot: Snapshot) -> None:
         assert watts is None or 1 < watts < 2000
 
 
-def test_activity_is_of_those_that_support_it(snapshot: Snapshot) -> None:
-    """A GPU with GPM that is not divided says how busy its SMs are, the others do not; instances have memory."""
+def test_activity_of_gpus_with_gpm(snapshot: Snapshot) -> None:
+    """An undivided GPU with GPM has SM activity, others have none; MIG instances have memory."""
     for gpu in snapshot.gpus:
         handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.identity.uuid)
         active = gpu.value(GpuReadings.sm_active_ratio)
@@ -78,8 +78,8 @@ def test_activity_is_of_those_that_support_it(snapshot: Snapshot) -> None:
             assert 2**30 < size <= (gpu.value(GpuReadings.memory_size_bytes) or 0)
 
 
-def test_xid_events_are_listened_to(snapshot: Snapshot) -> None:
-    """The real driver takes an event set of all GPUs, ends a wait without an event in time, and frees it."""
+def test_xid_events_are_received(snapshot: Snapshot) -> None:
+    """The real driver registers an event set of all GPUs, ends a wait without events in time, and frees the set."""
     xids = XidCollector(binding())
     xids.follow(snapshot)
     events = xids.events
@@ -92,7 +92,7 @@ def test_xid_events_are_listened_to(snapshot: Snapshot) -> None:
 
 @pytest.mark.usefixtures("snapshot")
 def test_pause_closes_the_drivers_devices(tmp_path: Path) -> None:
-    """The real driver has no device open in a daemon that is paused, and all of them again afterwards."""
+    """A paused daemon has no device of the real driver open; after the pause all are open again."""
     daemon = Daemon(tmp_path / "daemon")
 
     def opened() -> set[str]:
@@ -112,7 +112,7 @@ def test_pause_closes_the_drivers_devices(tmp_path: Path) -> None:
 
 @pytest.fixture
 def daemon(snapshot: Snapshot, tmp_path: Path) -> Iterator[Daemon]:
-    """Run the daemon on the real driver, with a series for each process."""
+    """Run the daemon on the real driver, with series per process."""
     (tmp_path / "config.yaml").write_text("processes: {series: true}")
     daemon = Daemon(tmp_path / "daemon", "--config", str(tmp_path / "config.yaml"))
     with ending(daemon):
@@ -120,7 +120,7 @@ def daemon(snapshot: Snapshot, tmp_path: Path) -> Iterator[Daemon]:
         yield daemon
 
 
-def test_process_and_its_peak_are_seen(daemon: Daemon, tmp_path: Path) -> None:
+def test_process_and_peak_memory_are_reported(daemon: Daemon, tmp_path: Path) -> None:
     """A process with device memory is listed by its pid here, and the peak stays after it frees memory."""
     folder = Path(__file__).parents[1] / "support"
     taker = Process([sys.executable, str(folder / "device_memory.py"), str(HELD_MEBIBYTES)], tmp_path / "taker.log")
@@ -148,8 +148,8 @@ def test_process_and_its_peak_are_seen(daemon: Daemon, tmp_path: Path) -> None:
 
 
 def test_errors_are_none(daemon: Daemon) -> None:
-    """No reading of a healthy GPU fails, at the first reading of all tiers nor at the next one."""
-    slow = 12  # polls, the slow tier among them again
+    """No reading of a healthy GPU fails, at the first poll of all tiers or the next one."""
+    slow = 12  # polls: the slow tier is among them again
     began = daemon.samples().value("gpuwarden_poll_timestamp_seconds") or 0
     until(lambda: (daemon.samples().value("gpuwarden_poll_timestamp_seconds") or 0) > began + slow, "polls")
     errors = {

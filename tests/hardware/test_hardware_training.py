@@ -1,7 +1,7 @@
-"""On a machine with a real GPU: what torch, JAX and Keras on both report of real device memory, a real end of it too.
+"""Device memory and out-of-memory errors of torch, JAX and Keras on both, reported on a machine with a real GPU.
 
-`make gpu-check` runs these where torch or JAX are installed with CUDA. Each case is a process of its own, since a
-framework holds its memory until its process ends.
+`make gpu-check` runs these where torch or JAX are installed with CUDA. Each case is a separate process, because a
+framework keeps its memory until its process ends.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from gpuwarden.protocol.messages import Error, Hello, Message, Report
 
 pytestmark = pytest.mark.gpu
 
-TIME = 240  # seconds; a framework's first look at a GPU takes long
+TIME = 240  # seconds; a framework takes long to initialise a GPU
 MIB = 1 << 20
-MEMORY = 256 * MIB  # that each case takes
+MEMORY = 256 * MIB  # that each case allocates
 
 TORCH = """
 import json, os, sys
@@ -74,7 +74,7 @@ with watch("jax", interval=0) as run:
     more = [jax.numpy.zeros(1 << 30, dtype="uint8").block_until_ready() for _ in range(1000)]
 """
 
-# Fill the device, or the pool, to its last gigabytes at once and to its end in small pieces, several polls long.
+# Allocate all but the last gigabytes of the device, or the pool, at once; then small pieces until it is full.
 TORCH_TO_THE_END = """
 import time
 import torch
@@ -127,7 +127,7 @@ try:
 except Exception as error:
     print(type(error).__name__)
 """
-# JAX raises it where no wrapper stands: as Keras builds the model, or once a result is asked for.
+# JAX raises it outside any wrapper: while Keras builds the model, or when a result is read.
 UNCAUGHT = """
 fit(Huge(), run_eagerly=True)
 """
@@ -135,7 +135,7 @@ fit(Huge(), run_eagerly=True)
 
 @pytest.fixture(scope="module", autouse=True)
 def uuids() -> Iterator[list[str]]:
-    """Give the UUIDs of the GPUs in NVML's order; skip without a GPU."""
+    """Yield the UUIDs of the GPUs in NVML's order; skip without a GPU."""
     reason = explain_unusable(binding(), patience=30)
     if reason:
         pytest.skip(f"no usable GPU: {reason}")
@@ -146,26 +146,26 @@ def uuids() -> Iterator[list[str]]:
 
 
 def needs(framework: str) -> None:
-    """Skip where the framework is missing, or has no GPU."""
+    """Skip if the framework is missing or has no GPU."""
     if importlib.util.find_spec(framework) is None:
         pytest.skip(f"needs {framework}")
-    asks = {
+    checks = {
         "torch": "import torch; print(torch.cuda.is_available())",
         "jax": "import jax; print(jax.default_backend() == 'gpu')",
     }
-    asked = subprocess.run([sys.executable, "-c", asks[framework]], capture_output=True, timeout=TIME, check=False)
-    if asked.stdout.strip() != b"True":
+    output = subprocess.run([sys.executable, "-c", checks[framework]], capture_output=True, timeout=TIME, check=False)
+    if output.stdout.strip() != b"True":
         pytest.skip(f"{framework} has no GPU here")
 
 
 class Script(Process):
-    """A script that tells one line, waits for one, and goes on to its end."""
+    """A script that prints one line, waits for a line on standard input, and then ends."""
 
     def __init__(self, script: str, folder: Path, socket: str) -> None:
         super().__init__([sys.executable, "-c", script], folder / "script.log", {"GPUWARDEN_SOCKET": socket})
 
-    def told(self) -> dict[str, Any]:
-        """Wait for its line."""
+    def read_line(self) -> dict[str, Any]:
+        """Return the line that it printed, parsed; wait for it."""
 
         def line() -> str:
             assert self.popen.poll() is None, self.output()
@@ -176,72 +176,76 @@ class Script(Process):
 
 
 def reports(messages: list[Message]) -> list[Report]:
-    """Keep the reports."""
+    """Return the reports among the messages."""
     return [each for each in messages if isinstance(each, Report)]
 
 
 def error_of(messages: list[Message]) -> Error:
-    """Give the one error."""
+    """Return the only error among the messages."""
     (error,) = [each for each in messages if isinstance(each, Error)]
     return error
 
 
 def test_torch(tmp_path: Path, uuids: list[str]) -> None:
-    """Torch's figures are its own, by CUDA's UUIDs, within the limit that is set, and an end of memory is told so."""
+    """Torch's memory is reported by CUDA's UUIDs, within the configured limit, and an out-of-memory error too."""
     needs("torch")
     daemon = Receiver(tmp_path / "run.sock")
     script = Script(TORCH, tmp_path, daemon.path)
     with ending(script):
-        said = script.told()
+        printed = script.read_line()
         peer = daemon.accept()
         messages = peer.waiting()
         script.say("on")
         assert script.popen.wait(TIME) == 1
         after = peer.waiting()
     daemon.close()
-    assert said["before"] == [False, None]
-    assert set(said["cuda"]) <= set(uuids)
-    assert not said["own"] or said["cuda"][0] == f"GPU-{said['own']}"
+    assert printed["before"] == [False, None]
+    assert set(printed["cuda"]) <= set(uuids)
+    assert not printed["own"] or printed["cuda"][0] == f"GPU-{printed['own']}"
     hello = [each for each in messages if isinstance(each, Hello)][-1]
     assert hello.framework.startswith("torch ")
-    assert dict(hello.devices) == {f"GPU:{index}": uuid for index, uuid in enumerate(said["cuda"])}
+    assert dict(hello.devices) == {f"GPU:{index}": uuid for index, uuid in enumerate(printed["cuda"])}
     memory = reports(messages)[-1].memory
-    assert set(memory) == {"GPU:0"}  # of the others nothing was used
-    told = memory["GPU:0"]
-    assert (told.current, told.peak, told.reserved) == (said["current"], said["peak"], said["reserved"])
-    assert told.current >= MEMORY
-    assert told.limit == int(said["total"] * 0.1)
+    assert set(memory) == {"GPU:0"}  # only this GPU was used
+    reported = memory["GPU:0"]
+    assert (reported.current, reported.peak, reported.reserved) == (
+        printed["current"],
+        printed["peak"],
+        printed["reserved"],
+    )
+    assert reported.current >= MEMORY
+    assert reported.limit == int(printed["total"] * 0.1)
     error = error_of(after)
     assert (error.kind, error.exception) == ("device_oom", "OutOfMemoryError")
     assert [each.requested for each in error.allocations] == [1 << 30]
     assert reports(after)[-1].errors == {"device_oom": 1}
-    assert "CUDA out of memory" in script.output()  # raised as it was
+    assert "CUDA out of memory" in script.output()  # raised unchanged
 
 
 def test_jax(tmp_path: Path, uuids: list[str]) -> None:
-    """JAX's devices are made by the loop, not by the watch; its figures are its own, and so is its end of memory."""
+    """Watching JAX initialises no device; its memory and out-of-memory error are reported."""
     needs("jax")
     daemon = Receiver(tmp_path / "run.sock")
     script = Script(JAX, tmp_path, daemon.path)
     with ending(script):
-        said = script.told()
+        printed = script.read_line()
         peer = daemon.accept()
         messages = peer.waiting()
         script.say("on")
         assert script.popen.wait(TIME) == 1
         after = peer.waiting()
     daemon.close()
-    assert said["before"] == [False, None]
+    assert printed["before"] == [False, None]
     hello = [each for each in messages if isinstance(each, Hello)][-1]
     assert hello.framework.startswith("jax ")
-    assert hello.devices["GPU:0"] == said["cuda"][0]
+    assert hello.devices["GPU:0"] == printed["cuda"][0]
     assert hello.devices["GPU:0"] in uuids
-    told, statistics = reports(messages)[-1].memory["GPU:0"], said["statistics"]
-    assert told.peak == statistics["peak_bytes_in_use"] >= told.current >= MEMORY
-    assert told.limit == statistics["bytes_limit"]
-    assert told.reserved is not None, statistics
-    assert told.limit is not None
-    assert told.current <= told.reserved <= told.limit
+    reported, statistics = reports(messages)[-1].memory["GPU:0"], printed["statistics"]
+    assert reported.peak == statistics["peak_bytes_in_use"] >= reported.current >= MEMORY
+    assert reported.limit == statistics["bytes_limit"]
+    assert reported.reserved is not None, statistics
+    assert reported.limit is not None
+    assert reported.current <= reported.reserved <= reported.limit
     error = error_of(after)
     assert error.kind == "device_oom"
     assert [each.requested for each in error.allocations] == [1 << 30]
@@ -251,7 +255,7 @@ def test_jax(tmp_path: Path, uuids: list[str]) -> None:
     ("backend", "end", "status"), [("torch", CAUGHT, 0), ("jax", UNCAUGHT, 1)], ids=["torch", "jax"]
 )
 def test_keras(tmp_path: Path, uuids: list[str], backend: str, end: str, status: int) -> None:
-    """Keras on torch and on JAX reports device memory by the GPU's UUID, and an end of memory with what was asked."""
+    """Keras on torch and on JAX reports memory by the GPU's UUID, and an out-of-memory error."""
     needs(backend)
     if importlib.util.find_spec("keras") is None:
         pytest.skip("needs keras")
@@ -271,21 +275,21 @@ def test_keras(tmp_path: Path, uuids: list[str], backend: str, end: str, status:
     assert isinstance(hello, Hello)
     assert hello.framework.startswith(f"{backend} ")
     assert hello.devices["GPU:0"] in uuids
-    of_gpu = [each.memory["GPU:0"] for each in reports(messages) if each.memory]
-    assert of_gpu[-1].peak > 32 * MIB  # the wide layer's weights
+    gpu_memory = [each.memory["GPU:0"] for each in reports(messages) if each.memory]
+    assert gpu_memory[-1].peak > 32 * MIB  # the wide layer's weights
     assert error_of(messages).kind == "device_oom"
-    assert reports(messages)[-1].steps >= 16  # JAX may raise it at a later step than the one that could not be made
+    assert reports(messages)[-1].steps >= 16  # JAX may raise it some steps after the failed allocation
 
 
 @pytest.mark.parametrize(("framework", "script"), [("torch", TORCH), ("jax", JAX)])
 def test_headroom(tmp_path: Path, framework: str, script: str, uuids: list[str]) -> None:
-    """The daemon joins a real run with its real GPU: memory and headroom by its UUID, within the allocator's limit."""
+    """The daemon joins a real run with its GPU: memory and headroom by UUID, within the allocator's limit."""
     needs(framework)
     daemon = Daemon(tmp_path / "daemon")
     with ending(daemon):
         training = Script(script, tmp_path, str(daemon.socket))
         with ending(training):
-            training.told()
+            training.read_line()
             until(lambda: daemon.samples().all("gpuwarden_run_memory_headroom_bytes"), "headroom")
             samples = daemon.samples()
             ((labels, used),) = samples.all("gpuwarden_run_allocator_memory_bytes").items()
@@ -302,7 +306,7 @@ def test_headroom(tmp_path: Path, framework: str, script: str, uuids: list[str])
 
 @pytest.mark.parametrize(("framework", "script"), [("torch", TORCH_TO_THE_END), ("jax", JAX_TO_THE_END)])
 def test_headroom_is_calibrated(tmp_path: Path, framework: str, script: str) -> None:
-    """Where a real device or pool has no 64 MiB left, the headroom told is no more than that and two pieces' error."""
+    """When a full device or pool fails an allocation, the reported headroom is less than three of its pieces."""
     needs(framework)
     daemon = Daemon(tmp_path / "daemon")
     with ending(daemon):
@@ -319,7 +323,7 @@ def test_headroom_is_calibrated(tmp_path: Path, framework: str, script: str) -> 
     requested = error["allocations"][0]["requested_bytes"]
     least = error["least_headroom_bytes"][uuid]
     print(  # noqa: T201 - for docs/engineering/accuracy.md: pytest -s shows it
-        f"\n{framework}: asked {requested / MIB:.1f} MiB, told {left / MIB:.1f} MiB, at least {least / MIB:.1f} MiB"
+        f"\n{framework}: {requested / MIB:.1f} MiB requested, {left / MIB:.1f} MiB headroom, at least {least / MIB:.1f} MiB"
     )
     assert error["kind"] == "device_oom"
     assert requested == PIECE

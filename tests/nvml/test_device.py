@@ -16,7 +16,7 @@ from gpuwarden.nvml.return_codes import NVMLError, nvml_error
 
 
 class Fields:
-    """A driver that knows some field values, by number and scope; an error's code stands for the error."""
+    """A driver that supports some field values, by number and scope; an error's code stands for the error."""
 
     def __init__(self, **errors: int) -> None:
         self.batches: list[Sequence[Field]] = []
@@ -24,7 +24,7 @@ class Fields:
         self.codes: dict[Field, int] = {}
 
     def nvmlDeviceGetFieldValues(self, _handle: Handle, fields: Sequence[Field]) -> list[FieldValue]:  # noqa: N802
-        """Answer with number times ten plus scope."""
+        """Return number times ten plus scope."""
         self.batches.append(fields)
         if self.whole:
             raise nvml_error(self.whole)
@@ -32,13 +32,13 @@ class Fields:
 
 
 def device(nvml: Fields) -> Device:
-    """Make the device."""
+    """Return the device."""
     seam = cast("Nvml", nvml)
     return Device(seam, cast("Handle", 1), lambda: HostMemory(0, 0), WindowPeaks(), Gpm(seam, time.monotonic))
 
 
 def test_fields_are_fetched_in_one_call() -> None:
-    """The fields that earlier readings of a tier asked for come in one call, at the first of them."""
+    """The fields that earlier readings of a tier requested come in one call, at the first of them."""
     nvml = Fields()
     gpu = device(nvml)
     for _ in range(3):
@@ -50,7 +50,7 @@ def test_fields_are_fetched_in_one_call() -> None:
     assert nvml.batches == [((82, 0),), ((138, 3),), ((186, 0),)] + 2 * [((82, 0), (138, 3)), ((186, 0),)]
 
 
-def test_unsupported_field_is_asked_once() -> None:
+def test_unsupported_field_is_requested_once() -> None:
     """An unsupported call is not repeated until `relearn`."""
     nvml = Fields()
     nvml.codes[(82, 0)] = pynvml.NVML_ERROR_NOT_SUPPORTED
@@ -66,8 +66,8 @@ def test_unsupported_field_is_asked_once() -> None:
     assert gpu.field(82) == 820.0
 
 
-def test_failing_field_costs_itself() -> None:
-    """Another error of one field is that field's alone, and it is asked again."""
+def test_failing_field_affects_itself_only() -> None:
+    """Another error of one field affects that field only, and the field is requested again."""
     nvml = Fields()
     gpu = device(nvml)
     nvml.codes[(83, 0)] = pynvml.NVML_ERROR_UNKNOWN

@@ -17,8 +17,8 @@ SCRIPT = Path(__file__).parents[1] / "support/event_cases.py"
 
 
 @pytest.fixture
-def saw(request: pytest.FixtureRequest, mock_nvml: MockNvml) -> Any:
-    """Play the case that the test is named after, on two GPUs, and return what it saw."""
+def case_result(request: pytest.FixtureRequest, mock_nvml: MockNvml) -> Any:
+    """Run the case that the test is named after, on two GPUs; return its result."""
     name = request.function.__name__.removeprefix("test_")
     environment = os.environ | mock_nvml.env(gpus=2) | {"PYTHONPATH": os.pathsep.join(sys.path)}
     environment["LD_LIBRARY_PATH"] = mock_nvml.env()["LD_LIBRARY_PATH"]
@@ -30,85 +30,85 @@ def saw(request: pytest.FixtureRequest, mock_nvml: MockNvml) -> Any:
     return json.loads(done.stdout)
 
 
-def test_hears(saw: Any) -> None:
-    """Each event comes once, in order, with its GPU: two in a row are two, and any code is one."""
-    assert saw == [[0, 13], [1, 79], [1, 79], [0, 4_000]]
+def test_receives_events(case_result: Any) -> None:
+    """Each event comes once, in order, with its GPU: two in a row are two, and any code is accepted."""
+    assert case_result == [[0, 13], [1, 79], [1, 79], [0, 4_000]]
 
 
-def test_hears_a_gpu_that_is_lost_at_once(saw: Any) -> None:
+def test_receives_xid_of_lost_gpu(case_result: Any) -> None:
     """The XID of a lost GPU is assigned to it."""
-    received, up = saw
+    received, up = case_result
     assert received == [[1, 79]]
     assert up == 1
 
 
-def test_goes_on_beside_a_gpu_without_events(saw: Any) -> None:
-    """A GPU that has no events is asked once and costs the other nothing."""
-    assert saw == [[[0, 31]], 2]
+def test_continues_with_a_gpu_without_events(case_result: Any) -> None:
+    """A GPU without events is queried once and does not affect the other."""
+    assert case_result == [[[0, 31]], 2]
 
 
-def test_ends_where_no_gpu_has_events(saw: Any) -> None:
+def test_ends_where_no_gpu_has_events(case_result: Any) -> None:
     """Without any GPU that has events there is no thread, no event set, and no further attempt."""
-    assert saw == [0, False, 1]
+    assert case_result == [0, False, 1]
 
 
-def test_ends_where_the_library_has_no_events(saw: Any) -> None:
-    """Neither is there with a library that does not know them."""
-    assert saw == [0, False, {"EventSetCreate": 1}]
+def test_ends_where_the_library_has_no_events(case_result: Any) -> None:
+    """With a library that lacks events there is no thread, no event set, and no further attempt either."""
+    assert case_result == [0, False, {"EventSetCreate": 1}]
 
 
-def test_asks_a_gpu_again_that_failed_once(saw: Any) -> None:
-    """A GPU that could not be listened to for a moment joins the others in their set."""
-    assert saw == [[[0, 31]], 1]
+def test_retries_a_gpu_that_failed_once(case_result: Any) -> None:
+    """A GPU whose registration failed for a moment joins the others in their set."""
+    assert case_result == [[[0, 31]], 1]
 
 
-def test_listens_anew_to_a_gpu_that_came_back(saw: Any) -> None:
-    """After a GPU's return all are registered in a new set, the old one is freed, and no event comes twice."""
-    received, freed, threads = saw
+def test_registers_a_gpu_that_came_back(case_result: Any) -> None:
+    """When a GPU is back, all are registered in a new set, the old one is freed, and no event comes twice."""
+    received, freed, threads = case_result
     assert sorted(received) == [[0, 31], [1, 31]]
     assert (freed, threads) == (1, 1)
 
 
-def test_listens_anew_to_a_driver_that_came_back(saw: Any) -> None:
+def test_registers_after_driver_reload(case_result: Any) -> None:
     """After a reload of the driver events are received again; the old set is not used."""
-    received, freed = saw
+    received, freed = case_result
     assert sorted(received) == [[0, 31], [1, 48]]
     assert freed == 0
 
 
-def test_survives_waits_that_fail(saw: Any) -> None:
+def test_survives_waits_that_fail(case_result: Any) -> None:
     """A set whose waits fail is created again; until then waits are a second apart."""
-    received, waits = saw
+    received, waits = case_result
     assert received == [[0, 31]]
     assert waits < 50
 
 
-def test_keeps_the_set_after_one_failed_wait(saw: Any) -> None:
-    """An event that waits behind a failure is still handed out."""
-    assert saw == [[[0, 79]], 1]
+def test_keeps_the_set_after_one_failed_wait(case_result: Any) -> None:
+    """An event that waits behind a failure is still received."""
+    assert case_result == [[[0, 79]], 1]
 
 
-def test_hangs_alone(saw: Any) -> None:
-    """A wait that hangs costs the events alone: it says so, is not doubled, and goes on when the driver does."""
-    up, threads, released, still, again, received, after = saw
+def test_hang_affects_events_only(case_result: Any) -> None:
+    """A wait that hangs affects the events only: it is reported, not repeated, and continues when the driver does."""
+    up, threads, released, still, again, received, after = case_result
     assert up == 2
     assert (threads, released, still, again) == (1, False, 1, 1)
     assert received == [[0, 31]]
     assert after == 1
 
 
-def test_releases_the_driver(saw: Any) -> None:
-    """Released, the thread and its set are gone, the driver can be closed, and listening starts again afterwards."""
-    released, threads, listening, freed, received = saw
+def test_releases_the_driver(case_result: Any) -> None:
+    """After a release the thread and its set are gone, the driver can be closed, and listening can start again."""
+    released, threads, listening, freed, received = case_result
     assert (released, threads, listening, freed) == (True, 0, False, 1)
     assert received == [[0, 31], [1, 48]]
 
 
-def test_hears_what_waits_before_it_listens_anew(saw: Any) -> None:
+def test_receives_pending_events_before_registering_again(case_result: Any) -> None:
     """Events that the old set still holds are not lost with it."""
-    assert saw == [[0, 31], [0, 32], [0, 43], [0, 79]]
+    assert case_result == [[0, 31], [0, 32], [0, 43], [0, 79]]
 
 
-def test_takes_no_more_than_fit(saw: Any) -> None:
+def test_drains_no_more_than_fit(case_result: Any) -> None:
     """While events are not drained the driver keeps the rest, and none is lost."""
-    assert saw == [3, 0]
+    assert case_result == [3, 0]

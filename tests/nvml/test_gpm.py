@@ -1,4 +1,4 @@
-"""GPM: shares between two samples, absent where there is none, and one user of a sample only."""
+"""GPM: ratios between two samples, absent without a value; one thread per sample."""
 
 from __future__ import annotations
 
@@ -31,30 +31,30 @@ ACTIVE = {
 
 
 class Driver:
-    """GPM as a driver has it: samples are lists that the fake writes what it was asked into."""
+    """GPM of a fake driver: samples are lists that record the requests."""
 
     def __init__(self) -> None:
         self.values: dict[int, float] = {}
         self.codes: dict[int, int] = {}
         self.fails: int | None = None
         self.supported = 1
-        self.filled: list[int] = []  # which buffer, at each sample
+        self.filled: list[int] = []  # index of the buffer, per sample
         self.live: list[GpmSample] = []
         self.compared: list[tuple[object, object]] = []
         self.before_filling: Callable[[], None] = lambda: None
         self.c_nvmlGpmMetricsGet_t = PlainGpmRequest
 
     def nvmlGpmQueryDeviceSupport(self, _handle: Handle) -> object:  # noqa: N802
-        """Say whether there is GPM."""
+        """Return whether GPM is supported."""
         return pynvml.c_nvmlGpmSupport_t(1, self.supported)
 
     def nvmlGpmSampleAlloc(self) -> GpmSample:  # noqa: N802
-        """Make a buffer."""
+        """Allocate a buffer."""
         self.live.append(cast("GpmSample", []))
         return self.live[-1]
 
     def nvmlGpmSampleFree(self, sample: GpmSample) -> None:  # noqa: N802
-        """Give one back; that it is there is checked."""
+        """Free a buffer; fail if it was not allocated."""
         self.live.remove(sample)
 
     def nvmlGpmSampleGet(self, _handle: Handle, sample: GpmSample) -> None:  # noqa: N802
@@ -65,7 +65,7 @@ class Driver:
         self.filled.append(next(number for number, each in enumerate(self.live) if each is sample))
 
     def nvmlGpmMetricsGet(self, request: PlainGpmRequest) -> None:  # noqa: N802
-        """Answer each metric with its code and value."""
+        """Return the code and value of each metric."""
         self.compared.append((request.sample1, request.sample2))
         for metric in request.wanted():
             metric.nvmlReturn = self.codes.get(metric.metricId, 0)
@@ -74,19 +74,19 @@ class Driver:
 
 @pytest.fixture
 def driver() -> Driver:
-    """Make a fake driver."""
+    """Return a fake driver."""
     return Driver()
 
 
 class Sampler:
-    """A GPU's GPM on a clock of its own."""
+    """GPM of one GPU on a separate clock."""
 
     def __init__(self, driver: Driver) -> None:
         self.clock = Clock()
         self.gpm = Gpm(cast("Nvml", driver), self.clock)
 
     def read(self, metric: int = GPM_SM_ACTIVE, later: float = SLOW) -> float | None:
-        """Read one metric, in a reading of its own."""
+        """Read one metric in a new reading."""
         self.clock.sleep(later)
         self.gpm.begin()
         return self.gpm.read_metric(HANDLE, metric)
@@ -94,7 +94,7 @@ class Sampler:
 
 @pytest.fixture
 def sampler(driver: Driver) -> Sampler:
-    """Make a GPU's GPM on the fake driver."""
+    """Return the GPM of a GPU on the fake driver."""
     return Sampler(driver)
 
 
@@ -103,8 +103,8 @@ def sampler(driver: Driver) -> Sampler:
     [(0.0, 0.0), (37.5, 0.375), (100.0, 1.0), (100.4, 1.0), (101.5, None), (-1.0, None), (math.nan, None),
      (math.inf, None), (-math.inf, None), (1e300, None)],
 )  # fmt: skip
-def test_what_is_no_share_is_absent(driver: Driver, sampler: Sampler, percent: float, ratio: float | None) -> None:
-    """Percent becomes a ratio; a value that no share can have is none."""
+def test_impossible_ratio_is_absent(driver: Driver, sampler: Sampler, percent: float, ratio: float | None) -> None:
+    """Percent becomes a ratio; an impossible value is absent."""
     driver.values[GPM_SM_ACTIVE] = percent
     assert sampler.read() is None  # one sample gives no value
     assert sampler.read() == ratio
@@ -115,14 +115,14 @@ def test_what_is_no_share_is_absent(driver: Driver, sampler: Sampler, percent: f
     [(0.0, 0.0), (1.5, 1.5 * 2**20), (-1.0, None), (math.nan, None), (math.inf, None), (2e6, None)],
 )
 def test_traffic_is_in_bytes(driver: Driver, sampler: Sampler, mebibytes: float, traffic: float | None) -> None:
-    """MiB become bytes; what no link moves is none."""
+    """MiB become bytes; a value beyond any link is absent."""
     driver.values[GPM_PCIE["transmit"]] = mebibytes
     sampler.read()
     assert sampler.read(GPM_PCIE["transmit"]) == traffic
 
 
 def test_metric_that_is_not_supported_is_absent(driver: Driver, sampler: Sampler) -> None:
-    """The others of the same call stay; an error of one metric is reported in each reading."""
+    """An unsupported metric is absent, others stay; an error of one metric is reported in each reading."""
     driver.values = {GPM_SM_ACTIVE: 10.0, GPM_DRAM_ACTIVE: 20.0}
     driver.codes[GPM_SM_ACTIVE] = pynvml.NVML_ERROR_NOT_SUPPORTED
     sampler.read()
@@ -135,8 +135,8 @@ def test_metric_that_is_not_supported_is_absent(driver: Driver, sampler: Sampler
         assert sampler.gpm.read_metric(HANDLE, GPM_DRAM_ACTIVE) == 0.2
 
 
-def test_one_sample_a_reading_and_two_buffers_for_ever(driver: Driver, sampler: Sampler) -> None:
-    """However many rows ask, a reading takes one sample, into the older of two buffers, and compares once."""
+def test_one_sample_per_reading_and_two_buffers_in_total(driver: Driver, sampler: Sampler) -> None:
+    """A reading takes one sample for all rows, into the older of two buffers, and compares once."""
     for _ in range(4):
         sampler.read()
         sampler.gpm.read_metric(HANDLE, GPM_DRAM_ACTIVE)
@@ -146,7 +146,7 @@ def test_one_sample_a_reading_and_two_buffers_for_ever(driver: Driver, sampler: 
 
 
 def test_samples_that_are_too_close_are_not_taken(driver: Driver, sampler: Sampler) -> None:
-    """Below the least distance the last two are compared again, which is what they said before."""
+    """Below the minimum interval the last two samples are compared again, with the same result."""
     driver.values[GPM_SM_ACTIVE] = 50.0
     sampler.read()
     assert sampler.read(later=MIN_SAMPLE_SECONDS / 2) is None
@@ -169,7 +169,7 @@ def test_failed_sample_is_not_compared_with(driver: Driver, sampler: Sampler) ->
     assert len(driver.live) == 2
 
 
-def test_unsupported_gpu_is_asked_no_more(driver: Driver, sampler: Sampler) -> None:
+def test_unsupported_gpu_is_not_queried_again(driver: Driver, sampler: Sampler) -> None:
     """A GPU without GPM gets no buffers; one that refuses the sample is not sampled again until `relearn`."""
     driver.supported = 0
     assert sampler.read() is None
@@ -185,7 +185,7 @@ def test_unsupported_gpu_is_asked_no_more(driver: Driver, sampler: Sampler) -> N
     assert sampler.read() == 0.0
 
 
-def test_release_gives_all_back(driver: Driver, sampler: Sampler) -> None:
+def test_release_frees_all_buffers(driver: Driver, sampler: Sampler) -> None:
     """All buffers are freed; the next readings start with new ones."""
     sampler.read()
     sampler.read()
@@ -220,10 +220,10 @@ def test_samples_in_use_are_not_released(driver: Driver, sampler: Sampler) -> No
 
 
 class TestRealBinding:
-    """Through nvidia-ml-py on the mock library, which ends the process should two threads use one sample."""
+    """GPM through nvidia-ml-py on the mock library, which ends the process if two threads use one sample."""
 
     def test_data_centre_gpu(self, mock_nvml: MockNvml) -> None:
-        """From the second slow reading on there are shares: what the GPU does, divided by a hundred."""
+        """Ratios are there from the second slow reading on."""
         mock_nvml.set(1, "util", 40)
         with polling(mock_nvml.env(gpus=2, frozen=1)) as driver:
             assert not ACTIVE & driver.poll()[1].readings.keys()
@@ -232,12 +232,12 @@ class TestRealBinding:
                 assert busy.readings.keys() >= ACTIVE
                 assert (idle.readings[SM], busy.readings[SM]) == (0.5, 0.4)
                 assert busy.readings["gpu_pipe_active_ratio tensor"] == 0.16
-            assert driver.poll(SLOW / 10)[1].readings[SM] == 0.4  # of the last slow reading
+            assert driver.poll(SLOW / 10)[1].readings[SM] == 0.4  # from the last slow reading
         assert mock_nvml.calls()["nvmlGpmSampleAlloc"] == 4
         assert mock_nvml.calls()["nvmlGpmSampleGet"] == 8
 
     def test_consumer_card(self, mock_nvml: MockNvml) -> None:
-        """A card without GPM has no such reading, no error, and no call but the question for support."""
+        """A card without GPM has no such reading, no error, and no call except the query for support."""
         with polling(mock_nvml.env(gpus=1, model="rtx4090")) as driver:
             for _ in range(3):
                 (gpu,) = driver.poll(SLOW)
@@ -246,7 +246,7 @@ class TestRealBinding:
         assert {name for name in mock_nvml.calls() if "Gpm" in name} == {"nvmlGpmQueryDeviceSupport"}
 
     def test_switched_off(self, mock_nvml: MockNvml) -> None:
-        """Without gpus.gpm there are no GPM calls, also on a divided GPU."""
+        """Without gpus.gpm there are no GPM calls, even on a divided GPU."""
         mock_nvml.mig(1, "3g.40gb")
         with polling(mock_nvml.env(gpus=2), "nothing") as driver:
             for _ in range(2):
@@ -255,7 +255,7 @@ class TestRealBinding:
                 assert len(gpus[1].mig) == 1
         assert not [name for name in mock_nvml.calls() if "Gpm" in name]
 
-    def test_hang_costs_its_gpu_alone(self, mock_nvml: MockNvml) -> None:
+    def test_hang_affects_its_gpu_only(self, mock_nvml: MockNvml) -> None:
         """A sample that hangs takes its GPU down, and is not repeated; the others continue, and it comes back."""
         with polling(mock_nvml.env(gpus=2, frozen=1)) as driver:
             driver.poll()

@@ -83,20 +83,20 @@ def listeners() -> int:
     return sum(thread.name == "driver events" for thread in threading.enumerate())
 
 
-async def case_hears(box: Box) -> object:
+async def case_receives_events(box: Box) -> object:
     await box.listening()
     await box.receives((0, 13), (1, 79), (1, 79), (0, 4_000))
     return box.events_received
 
 
-async def case_hears_a_gpu_that_is_lost_at_once(box: Box) -> object:
+async def case_receives_xid_of_lost_gpu(box: Box) -> object:
     await box.listening()
     box.mock.lose(1)
     await box.receives((1, 79))
     return [box.events_received, box.up()]
 
 
-async def case_goes_on_beside_a_gpu_without_events(box: Box) -> object:
+async def case_continues_with_a_gpu_without_events(box: Box) -> object:
     box.mock.error(1, "nvmlDeviceRegisterEvents", "NOT_SUPPORTED")
     await box.listening()
     box.mock.xid(1, 13)
@@ -122,7 +122,7 @@ async def case_ends_where_the_library_has_no_events(box: Box) -> object:
     return [listeners(), box.events.listening, box.calls()]
 
 
-async def case_asks_a_gpu_again_that_failed_once(box: Box) -> object:
+async def case_retries_a_gpu_that_failed_once(box: Box) -> object:
     events.RETRY_SECONDS = 0.1
     box.mock.error(0, "nvmlDeviceRegisterEvents", "UNKNOWN")
     await box.listening()
@@ -133,7 +133,7 @@ async def case_asks_a_gpu_again_that_failed_once(box: Box) -> object:
     return [box.events_received, box.calls()["EventSetCreate"]]
 
 
-async def case_listens_anew_to_a_gpu_that_came_back(box: Box) -> object:
+async def case_registers_a_gpu_that_came_back(box: Box) -> object:
     await box.listening()
     box.mock.lose(0)
     await box.until(lambda: box.up() == 1)
@@ -144,7 +144,7 @@ async def case_listens_anew_to_a_gpu_that_came_back(box: Box) -> object:
     return [box.events_received, box.calls()["EventSetFree"], listeners()]
 
 
-async def case_listens_anew_to_a_driver_that_came_back(box: Box) -> object:
+async def case_registers_after_driver_reload(box: Box) -> object:
     events.RETRY_SECONDS = 0.1
     await box.listening()
     box.mock.error("*", "*", "UNINITIALIZED")
@@ -189,7 +189,7 @@ async def released(listener: events.XidEvents) -> bool:
     return listener.idle
 
 
-async def case_hangs_alone(box: Box) -> object:
+async def case_hang_affects_events_only(box: Box) -> object:
     events.HUNG_SECONDS = 1.5
     await box.listening()
     box.mock.hang("*", "nvmlEventSetWait_v2")
@@ -216,7 +216,7 @@ async def case_releases_the_driver(box: Box) -> object:
     return [*seen, box.events_received]
 
 
-async def case_hears_what_waits_before_it_listens_anew(box: Box) -> object:
+async def case_receives_pending_events_before_registering_again(box: Box) -> object:
     events.MAX_PENDING = 1
     await box.listening()
     for code in (31, 32, 43):
@@ -232,7 +232,7 @@ async def case_hears_what_waits_before_it_listens_anew(box: Box) -> object:
     return box.events_received
 
 
-async def case_takes_no_more_than_fit(box: Box) -> object:
+async def case_drains_no_more_than_fit(box: Box) -> object:
     events.MAX_PENDING = 3
     await box.listening()
     for _ in range(10):

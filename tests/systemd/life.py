@@ -1,4 +1,4 @@
-"""One life of the service inside a real systemd, from installation to removal; started by tests/deploy/test_systemd.py.
+"""Life of the service in a real systemd, from installation to removal; started by tests/deploy/test_systemd.py.
 
 The tests build on each other, in their order. They run as root in a system that is thrown away (boot.sh).
 """
@@ -33,15 +33,15 @@ UNIT = Path("/etc/systemd/system/gpuwarden.service")
 DROP_INS = Path("/etc/systemd/system/gpuwarden.service.d")
 URL = "http://127.0.0.1:9846"
 NOBODY = 65534
-# The network of this system leads nowhere: what pip installs lies there already.
+# This system has no network: pip finds its packages here.
 OFFLINE = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(SHARED / "wheels"), "PIP_CONFIG_FILE": os.devnull}
 
-# The waits of a real life, shortened to those of a test.
+# Shorter waits than in production.
 QUICK = "[Service]\nWatchdogSec=5\nRestartSec=100ms\n"
 
 
 def command(*words: str | Path, check: bool = True, user: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end; by default a failure fails the test, with what it wrote."""
+    """Run a command until it ends; by default a failure fails the test and shows the output."""
     done = subprocess.run(
         words, capture_output=True, text=True, check=False, user=user, env={**os.environ, **OFFLINE}, timeout=120
     )
@@ -50,39 +50,39 @@ def command(*words: str | Path, check: bool = True, user: str | None = None) -> 
 
 
 def install(*arguments: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run the installer as a careful root does, whose umask must not reach what the service's user has to read."""
+    """Run the installer under umask 077: the files that the service's user reads must be readable all the same."""
     return command("sh", "-c", 'umask 077; exec "$@"', "sh", INSTALL, *arguments, check=check)
 
 
 def shown(name: str) -> str:
-    """Return a property of the service, as systemd has it now."""
+    """Return the current value of a property of the service."""
     return command("systemctl", "show", "--value", "--property", name, "gpuwarden").stdout.strip()
 
 
 def is_active() -> bool:
-    """Return whether the service has said that it is ready."""
+    """Return whether the service has reported that it is ready."""
     return shown("ActiveState") == "active"
 
 
 def main_pid() -> int:
-    """Return the daemon's pid; 0 between two of them."""
+    """Return the daemon's pid; 0 between two daemons."""
     return int(shown("MainPID"))
 
 
 def journal(*options: str) -> str:
-    """Return the service's lines and systemd's about it."""
+    """Return the log lines of the service, and systemd's lines about it."""
     return command("journalctl", "--unit", "gpuwarden", "--output", "cat", "--no-pager", *options).stdout
 
 
 def drop_in(name: str, text: str) -> None:
-    """Change the service as its user would."""
+    """Add a drop-in for the service, as an operator does."""
     DROP_INS.mkdir(exist_ok=True)
     (DROP_INS / f"{name}.conf").write_text(text)
     command("systemctl", "daemon-reload")
 
 
 def samples(name: str) -> dict[tuple[tuple[str, str], ...], float]:
-    """Return the samples of that name by their sorted labels; empty while the daemon does not answer."""
+    """Return the samples of a metric by their sorted labels; empty while the daemon does not respond."""
     return {
         tuple(sorted(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(fetch(f"{URL}/metrics"))
@@ -97,7 +97,7 @@ def gpus_up() -> list[float]:
 
 
 def owners(kind: str) -> set[str]:
-    """Return who holds device memory, of one kind of owner."""
+    """Return the owners of device memory, of one kind."""
     found = [dict(labels) for labels in samples("gpuwarden_owner_gpu_memory_used_bytes")]
     return {labels["owner"] for labels in found if labels["owner_kind"] == kind}
 
@@ -111,17 +111,17 @@ def cgroup(controller: str) -> Path:
 
 @pytest.fixture(scope="module")
 def mock() -> MockNvml:
-    """Give the service the mock driver library, as a drop-in."""
+    """Load the mock driver library in the service, by a drop-in."""
     directory = Path("/run/mock-nvml")
     directory.mkdir()
-    # Outside /tmp, which is the service's own.
+    # Outside /tmp: the service has a private /tmp.
     library = Path("/opt/mock-nvml")
     library.mkdir()
     for file in (SHARED / "mock").iterdir():
         (library / file.name).write_bytes(file.read_bytes())
     mock = MockNvml(library, directory)
     settings = mock.env(gpus=2)
-    del settings["MOCK_NVML_COUNTERS"]  # a file, which the service may not write
+    del settings["MOCK_NVML_COUNTERS"]  # a file that the service may not write
     drop_in("mock", "[Service]\n" + "".join(f"Environment={name}={value}\n" for name, value in settings.items()))
     return mock
 
@@ -141,7 +141,7 @@ from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Hello, Repor
 
 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as daemon:
     daemon.connect(sys.argv[2] if len(sys.argv) > 2 else "/run/gpuwarden/run.sock")
-    hello = Hello("of nobody", "test", {"GPU:0": sys.argv[1]})
+    hello = Hello("train", "test", {"GPU:0": sys.argv[1]})
     memory = {"GPU:0": DeviceMemory(current=1 << 30, peak=1 << 30)}
     buckets = (0,) * (len(STEP_BUCKETS) + 1)
     for message in hello, Report("train", 7, 0.0, buckets, memory):
@@ -150,8 +150,8 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as daemon:
 """
 
 
-def test_the_service_runs_once_it_is_installed(mock: MockNvml) -> None:
-    """The installer ends when the first poll is served, without a network and under any umask."""
+def test_installed_service_is_running(mock: MockNvml) -> None:
+    """The installer returns when the first poll is served, without a network and under any umask."""
     done = install()
     assert "gpuwarden is running: 2 of 2 GPUs up" in done.stdout
     assert fetch(f"{URL}/-/ready") == "gpuwarden is ready\n"
@@ -160,7 +160,7 @@ def test_the_service_runs_once_it_is_installed(mock: MockNvml) -> None:
 
 
 def test_nothing_is_compiled_at_a_start() -> None:
-    """Its modules were compiled at installation."""
+    """All modules are compiled at installation."""
     (package,) = PREFIX.glob("lib/python3*/site-packages/gpuwarden")
     compiled = {file.name.partition(".")[0] for file in package.glob("__pycache__/*.pyc")}
     assert compiled == {file.stem for file in package.glob("*.py")}
@@ -173,14 +173,14 @@ def test_the_driver_is_read_through_the_sandbox() -> None:
 
 
 def test_the_unit_is_sound() -> None:
-    """Systemd's own checks find no mistake in the unit, and an exposure of 2 at most."""
+    """Systemd's own checks find no mistake in the unit, and an exposure of at most 2."""
     done = command("systemd-analyze", "verify", "--man=no", UNIT)
     assert done.stderr == ""
     command("systemd-analyze", "security", "--offline=true", "--threshold=20", UNIT)
 
 
 def test_the_daemon_has_no_rights() -> None:
-    """It runs as a user of its own, with no capability, and gains none."""
+    """The daemon runs as a separate user, has no capability and cannot gain one."""
     status = Path(f"/proc/{main_pid()}/status").read_text()
     facts = dict(re.findall(r"^(Uid|CapBnd|CapEff|CapAmb|NoNewPrivs|Seccomp):\s+(\S+)", status, re.MULTILINE))
     user = pwd.getpwnam("gpuwarden")
@@ -191,7 +191,7 @@ def test_the_daemon_has_no_rights() -> None:
 
 
 def test_the_caps_on_memory_and_tasks_are_the_kernels() -> None:
-    """Both stand in the control group, not in the unit alone."""
+    """The control group has both limits, not only the unit."""
     memory, tasks = cgroup("memory"), cgroup("pids")
     limit = next(memory.glob("memory.limit_in_bytes"), memory / "memory.max")
     assert int(limit.read_text()) == 512 << 20
@@ -200,7 +200,7 @@ def test_the_caps_on_memory_and_tasks_are_the_kernels() -> None:
 
 @pytest.mark.parametrize(("major", "refusal"), [(195, errno.ENXIO), (10, errno.EPERM)], ids=["nvidia", "other"])
 def test_only_the_drivers_devices_may_be_opened(tmp_path: Path, major: int, refusal: int) -> None:
-    """In the service's control group a device of NVIDIA's lacks only its driver; any other is forbidden."""
+    """In the service's control group a device of NVIDIA only lacks its driver; any other is forbidden."""
     device = Path(f"/dev/some-{major}")
     os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(major, 200))
     opening = f"""
@@ -214,8 +214,8 @@ except OSError as error:
     assert command(sys.executable, "-c", opening, check=False).returncode == refusal
 
 
-def test_root_alone_may_pause() -> None:
-    """`gpuwarden pause` is for root: it releases the driver inside the sandbox, and systemd's status says so."""
+def test_only_root_may_pause() -> None:
+    """Only root may run `gpuwarden pause`, which releases the driver and shows in systemd's status."""
     gpuwarden = PREFIX / "bin/gpuwarden"
     refused = command(gpuwarden, "pause", check=False, user="nobody")
     assert (refused.returncode, "try sudo" in refused.stderr) == (1, True)
@@ -228,34 +228,35 @@ def test_root_alone_may_pause() -> None:
 
 
 def test_every_user_may_report() -> None:
-    """A run of another user appears on the page under the kernel's word for that user."""
+    """A run of another user has metrics, with the user that the kernel names."""
     uuid = dict(next(iter(samples("gpuwarden_gpu_up"))))["uuid"]
     run = subprocess.Popen([PREFIX / "bin/python", "-c", RUN, uuid], stdin=subprocess.PIPE, user="nobody")
     with run:
-        until(lambda: samples("gpuwarden_run_steps_total"), "the run is on the page")
+        until(lambda: samples("gpuwarden_run_steps_total"), "the run has metrics")
         info = dict(next(iter(samples("gpuwarden_run_info"))))
-    assert (info["run_name"], info["uid"], info["pid"]) == ("of nobody", str(NOBODY), str(run.pid))
+    assert (info["run_name"], info["uid"], info["pid"]) == ("train", str(NOBODY), str(run.pid))
     assert run.returncode == 0
-    until(lambda: list(samples("gpuwarden_run_up").values()) == [0.0], "the run's end is on the page")
+    until(lambda: list(samples("gpuwarden_run_up").values()) == [0.0], "the metrics show the run's end")
     assert stat.S_IMODE(RECEIPTS.stat().st_mode) == 0o750
     refused = command("cat", RECEIPTS / "runs.db", check=False, user="nobody")
     assert refused.returncode == 1
-    shown_to_all = command(PREFIX / "bin/gpuwarden", "runs", "show", info["run_id"], user="nobody").stdout
-    assert f"pid {run.pid} of nobody (uid {NOBODY})" in shown_to_all
+    details = command(PREFIX / "bin/gpuwarden", "runs", "show", info["run_id"], user="nobody").stdout
+    assert re.search(rf"^user +nobody \(uid {NOBODY}\)$", details, re.MULTILINE)
+    assert re.search(rf"^pid +{run.pid}$", details, re.MULTILINE)
 
 
 def test_a_run_in_a_container_is_known_by_its_pid_outside() -> None:
-    """A pid namespace of the run's own does not hide which process it is."""
+    """A run in a pid namespace is identified by its pid on the host."""
     uuid = dict(next(iter(samples("gpuwarden_gpu_up"))))["uuid"]
     contained = ["unshare", "--pid", "--fork", str(PREFIX / "bin/python"), "-c", RUN, uuid]
     with subprocess.Popen(contained, stdin=subprocess.PIPE) as outer:
-        until(lambda: 1.0 in samples("gpuwarden_run_up").values(), "the run is on the page")
+        until(lambda: 1.0 in samples("gpuwarden_run_up").values(), "the run has metrics")
         (inside,) = Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split()
         assert inside in {dict(labels)["pid"] for labels in samples("gpuwarden_run_info")}
 
 
 def test_a_container_started_before_a_restart_reaches_the_next_daemon() -> None:
-    """A mount of the socket's folder outlives the daemon whose folder it was."""
+    """The mount of the socket's folder survives a restart of the daemon."""
     uuid = dict(next(iter(samples("gpuwarden_gpu_up"))))["uuid"]
     mounted = 'mount --bind /run/gpuwarden /mnt && echo mounted && read _ && exec "$@"'
     run = [str(PREFIX / "bin/python"), "-c", RUN, uuid, "/mnt/run.sock"]
@@ -269,15 +270,15 @@ def test_a_container_started_before_a_restart_reaches_the_next_daemon() -> None:
         until(lambda: str(box.pid) in {dict(each)["pid"] for each in samples("gpuwarden_run_info")}, "the run reports")
 
 
-def test_processes_of_others_are_seen(mock: MockNvml, process: subprocess.Popen[bytes]) -> None:
-    """The sandbox does not hide who holds device memory."""
+def test_processes_of_other_users_are_visible(mock: MockNvml, process: subprocess.Popen[bytes]) -> None:
+    """The sandbox does not hide the owners of device memory."""
     mock.processes(0, {process.pid: 1 << 30})
-    until(lambda: owners("user") == {"nobody"}, "the process is nobody's")
+    until(lambda: owners("user") == {"nobody"}, "the process has its user")
     mock.clear()
 
 
 def test_a_unit_is_an_owner(mock: MockNvml) -> None:
-    """A process of a service counts as the service's, by the control group that systemd made for it."""
+    """A process of a service belongs to that service, by the control group that systemd made for it."""
     command("systemd-run", "--unit=train", "--uid=nobody", "sleep", "infinity")
     pid = int(command("systemctl", "show", "--value", "--property=MainPID", "train").stdout)
     mock.processes(0, {pid: 1 << 30})
@@ -287,7 +288,7 @@ def test_a_unit_is_an_owner(mock: MockNvml) -> None:
 
 
 def test_one_lost_gpu_is_an_error_in_the_journal(mock: MockNvml) -> None:
-    """Lines carry their priority, and one GPU out of two does not stop the watchdog's ping."""
+    """Log lines have their priority, and one lost GPU out of two does not stop the watchdog heartbeat."""
     pid = main_pid()
     mock.lose(1)
     until(lambda: gpus_up() == [1.0, 0.0], "the GPU is down")
@@ -301,20 +302,20 @@ def test_one_lost_gpu_is_an_error_in_the_journal(mock: MockNvml) -> None:
 
 
 def test_the_watchdog_is_fed() -> None:
-    """Polls reach systemd as pings."""
+    """Polls send heartbeats to systemd."""
     assert shown("WatchdogUSec") == "30s"
     last = shown("WatchdogTimestampMonotonic")
     until(lambda: shown("WatchdogTimestampMonotonic") != last, "the next ping")
 
 
 def test_a_hung_driver_ends_in_a_restart(mock: MockNvml) -> None:
-    """The watchdog follows the driver's answers: it aborts a daemon that gets none, until the driver is back."""
+    """The watchdog aborts a daemon whose driver does not respond, until the driver is back."""
     drop_in("quick", QUICK)
     command("systemctl", "restart", "gpuwarden")
     pid = main_pid()
     mock.hang("*")
     until(lambda: gpus_up() == [0.0, 0.0], "the GPUs are down while they hang")
-    until(lambda: "Watchdog timeout" in journal(), "the watchdog bites")
+    until(lambda: "Watchdog timeout" in journal(), "the watchdog aborts the daemon")
     until(lambda: main_pid() not in (0, pid), "a new daemon")
     until(is_active, "it serves although the driver still hangs")
     mock.clear()
@@ -324,12 +325,12 @@ def test_a_hung_driver_ends_in_a_restart(mock: MockNvml) -> None:
 
 
 def test_the_journal_names_the_call_that_hung() -> None:
-    """The aborted daemon left the stack of every thread."""
+    """The log has the stack of every thread of the aborted daemon."""
     assert re.search(r'File ".*pynvml.py", line \d+ in nvmlDeviceGet', journal())
 
 
 def test_a_hung_driver_does_not_delay_a_stop(mock: MockNvml) -> None:
-    """Threads in the driver do not keep the process: no timeout, no SIGKILL."""
+    """Threads that hang in the driver do not delay the exit: no timeout, no SIGKILL."""
     mock.hang("*")
     until(lambda: gpus_up() == [0.0, 0.0], "the GPUs hang")
     command("systemctl", "stop", "gpuwarden")
@@ -340,7 +341,7 @@ def test_a_hung_driver_does_not_delay_a_stop(mock: MockNvml) -> None:
 
 
 def test_a_killed_daemon_comes_back() -> None:
-    """Nothing that a kill leaves behind is in the way of the next one, the socket's file included."""
+    """A killed daemon leaves nothing that blocks the next one, such as the socket's file."""
     pid = main_pid()
     os.kill(pid, signal.SIGKILL)
     until(lambda: main_pid() not in (0, pid) and is_active(), "a new daemon")
@@ -348,13 +349,13 @@ def test_a_killed_daemon_comes_back() -> None:
 
 
 def wheel() -> Path:
-    """Return the built gpuwarden."""
+    """Return the built wheel of gpuwarden."""
     (found,) = (SHARED / "wheels").glob("gpuwarden-*.whl")
     return found
 
 
 def test_an_upgrade_keeps_the_configuration() -> None:
-    """Installed a second time, from a wheel, the service restarts with the file its user has edited."""
+    """After an upgrade from a wheel the service restarts, with the configuration that its operator edited."""
     edited, places = re.subn(r"\n  #max_series: .*\n", "\n  max_series: 7\n", CONFIG.read_text())
     assert places == 1
     CONFIG.write_text(edited)
@@ -366,7 +367,7 @@ def test_an_upgrade_keeps_the_configuration() -> None:
 
 
 def test_a_failed_upgrade_changes_nothing(tmp_path: Path) -> None:
-    """A wheel that cannot be installed leaves the running service and its files alone."""
+    """A wheel that cannot be installed changes neither the running service nor its files."""
     pid = main_pid()
     broken = tmp_path / "gpuwarden-9-py3-none-any.whl"
     broken.write_text("no wheel")
@@ -379,7 +380,7 @@ def test_a_failed_upgrade_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_an_upgrade_that_refuses_the_configuration_changes_nothing() -> None:
-    """The new version's complaint is shown, and the running one goes on with what it has read."""
+    """The installer shows the new version's error, and the running daemon keeps the configuration it has read."""
     pid, right = main_pid(), CONFIG.read_text()
     CONFIG.write_text(right + "nonsense: 1\n")
     done = install(wheel(), check=False)
@@ -389,8 +390,8 @@ def test_an_upgrade_that_refuses_the_configuration_changes_nothing() -> None:
     assert main_pid() == pid
 
 
-def test_a_wrong_configuration_is_told_once() -> None:
-    """The service stays down, with the mistake and its line in the journal, until it is corrected."""
+def test_wrong_configuration_fails_without_restarts() -> None:
+    """The service stays down until the configuration is corrected; the log names the mistake and its line."""
     right = CONFIG.read_text()
     CONFIG.write_text(right + "nonsense: 1\n")
     assert command("systemctl", "restart", "gpuwarden", check=False).returncode != 0
@@ -402,7 +403,7 @@ def test_a_wrong_configuration_is_told_once() -> None:
 
 
 def test_a_taken_port_is_waited_for() -> None:
-    """Attempts have no end: the service runs as soon as the other program leaves the port."""
+    """Attempts have no limit: the service starts as soon as the other program frees the port."""
     command("systemctl", "stop", "gpuwarden")
     with socket.create_server(("127.0.0.1", 9846)):
         command("systemctl", "start", "gpuwarden", check=False)
@@ -412,7 +413,7 @@ def test_a_taken_port_is_waited_for() -> None:
 
 
 def test_a_host_that_hides_processes_does_not_hide_them_here(mock: MockNvml, process: subprocess.Popen[bytes]) -> None:
-    """The service has a /proc of its own, so that hidepid= on the host's leaves the page its names."""
+    """The service has a private /proc, so hidepid= on the host does not hide the owners."""
     mock.processes(0, {process.pid: 1 << 30})
     command("mount", "-o", "remount,hidepid=invisible", "/proc")
     command("systemctl", "restart", "gpuwarden")
@@ -420,7 +421,7 @@ def test_a_host_that_hides_processes_does_not_hide_them_here(mock: MockNvml, pro
 
 
 def test_the_documented_drop_in_sees_hidden_processes(mock: MockNvml, process: subprocess.Popen[bytes]) -> None:
-    """Where /proc hides others' processes from the service too, the capability in docs/start/install.md names them."""
+    """With the capability in docs/start/install.md owners have names though /proc hides other users' processes."""
     text = (SHARED / "install.md").read_text()
     (documented,) = re.findall(r"```ini\n(\[Service\]\n[^`]*CAP_SYS_PTRACE[^`]*)```", text)
     mock.processes(0, {process.pid: 1 << 30})
@@ -433,7 +434,7 @@ def test_the_documented_drop_in_sees_hidden_processes(mock: MockNvml, process: s
 
 
 def test_the_documented_drop_in_reaches_docker() -> None:
-    """Docker's socket is closed to the service, which says so, and open with the group in docs/start/install.md."""
+    """The service reports that it may not use Docker's socket; with the group in docs/start/install.md it may."""
     text = (SHARED / "install.md").read_text()
     (documented,) = re.findall(r"```ini\n(\[Service\]\nSupplementaryGroups=docker\n)```", text)
     command("groupadd", "--force", "docker")
@@ -451,9 +452,9 @@ def test_the_documented_drop_in_reaches_docker() -> None:
 
 
 def test_the_documented_drop_in_reads_the_kernel_log(mock: MockNvml) -> None:
-    """The strict unit may not read the kernel log, and says so; with the drop-in in docs/start/install.md it does."""
+    """The service reports that it may not read the kernel log; with the drop-in in docs/start/install.md it may."""
     os.mknod("/dev/kmsg", stat.S_IFCHR | 0o644, os.makedev(1, 11))
-    restricted = int(Path("/proc/sys/kernel/dmesg_restrict").read_text())  # else it needs no capability
+    restricted = int(Path("/proc/sys/kernel/dmesg_restrict").read_text())  # if 0, no capability is needed
     text = (SHARED / "install.md").read_text()
     (documented,) = re.findall(r"```ini\n(\[Service\]\n[^`]*CAP_SYSLOG[^`]*)```", text)
     access = (("source", "kernel_log"),)
@@ -472,7 +473,7 @@ def test_the_documented_drop_in_reads_the_kernel_log(mock: MockNvml) -> None:
 
 
 def test_a_stopped_service_leaves_nothing() -> None:
-    """A stop is a success; of the sockets only the folder stays, for containers that have it mounted."""
+    """A stop is a success; of the sockets only the folder remains, for containers that have it mounted."""
     command("systemctl", "stop", "gpuwarden")
     assert (shown("ActiveState"), shown("Result"), shown("ExecMainStatus")) == ("inactive", "success", "0")
     assert list(Path("/run/gpuwarden").iterdir()) == []
@@ -480,7 +481,7 @@ def test_a_stopped_service_leaves_nothing() -> None:
 
 
 def test_removal_keeps_the_configuration() -> None:
-    """Uninstalled, the service is gone; its configuration waits for a return."""
+    """Uninstalling removes the service and keeps its configuration."""
     done = install("--uninstall")
     assert "/etc/gpuwarden and /var/lib/gpuwarden are kept" in done.stdout
     assert command("systemctl", "cat", "gpuwarden", check=False).returncode != 0
@@ -494,7 +495,7 @@ def test_removal_keeps_the_configuration() -> None:
 
 
 def test_a_purge_removes_everything() -> None:
-    """It works when the service is gone already, and takes what removal kept."""
+    """A purge after an uninstall removes what the uninstall kept."""
     install("--uninstall", "--purge")
     assert not CONFIG.parent.exists()
     assert not DROP_INS.exists()
@@ -503,8 +504,8 @@ def test_a_purge_removes_everything() -> None:
 
 
 def test_only_root_installs() -> None:
-    """Another user is told what to do, before anything changes."""
-    script = Path("/opt/install.sh")  # where that user can read it
+    """Without root the installer fails with what to do, and changes nothing."""
+    script = Path("/opt/install.sh")  # that user can read it here
     script.write_bytes(INSTALL.read_bytes())
     script.chmod(0o755)
     done = command(script, check=False, user="nobody")
@@ -513,7 +514,7 @@ def test_only_root_installs() -> None:
 
 
 def test_an_interpreter_at_home_is_refused() -> None:
-    """The service cannot read homes, so a Python in one is refused before anything changes."""
+    """The service cannot read home directories: a Python in one is refused before anything changes."""
     home = Path("/home/someone/python")
     (home / "bin").mkdir(parents=True)
     system = Path("/usr/bin/python3").resolve()

@@ -6,8 +6,8 @@ import pytest
 
 from gpuwarden.xid.codes import _ROWS, XIDS, Action, codes, explain
 
-# The column "immediate action" of NVIDIA's catalogue as of 2025-10 (docs.nvidia.com/deploy/xid-errors), where it is one
-# of these three. Of IGNORE we deviate where the catalogue goes on with "contact support" or the log asks for a reset.
+# Column "immediate action" of NVIDIA's catalogue as of 2025-10 (docs.nvidia.com/deploy/xid-errors), where it is one
+# of these three. IGNORE differs where the catalogue adds "contact support" or the log asks for a reset.
 CATALOGUE = {
     Action.REBOOT_MACHINE: {79},
     Action.RESET_GPU: {46, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158},
@@ -28,18 +28,18 @@ def test_actions_are_nvidias(action: Action) -> None:
 
 
 def test_codes_are_unique_and_sorted() -> None:
-    """No code stands twice, so that none hides another."""
+    """Codes are sorted and unique."""
     assert len(_ROWS) == len(XIDS)
     assert list(XIDS) == sorted(XIDS)
 
 
-def test_gpus_that_need_a_reset_wake_somebody() -> None:
-    """Every code after which the GPU or machine is out of service is critical; of the others only NVLink's."""
+def test_gpus_that_need_a_reset_are_critical() -> None:
+    """Codes that take the GPU or machine out of service are critical; of the other codes only NVLink's are."""
     out_of_service = {Action.RESET_GPU, Action.REBOOT_MACHINE, Action.RESTART_VM}
     assert {code for code, xid in XIDS.items() if xid.action in out_of_service} == {*codes("critical")} - {74}
 
 
-def test_nothing_to_do_alerts_nobody() -> None:
+def test_codes_without_action_are_info() -> None:
     """Codes without an action have the severity info."""
     assert {xid.severity for xid in XIDS.values() if xid.action is Action.IGNORE} == {"info"}
 
@@ -51,5 +51,5 @@ def test_texts_are_sentences() -> None:
 
 
 def test_unknown_code_is_explained() -> None:
-    """A code that is not in the table is worth a look."""
+    """A code that is not in the table has a meaning and an action too."""
     assert (explain(100_000).code, explain(100_000).severity) == (100_000, "warning")

@@ -1,4 +1,4 @@
-"""Counting XIDs: sources that tell of one fault count it once, and two faults count as two."""
+"""Counting of XIDs: one fault from several sources counts once, two faults count as two."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def report(
 
 
 def counted(*reports: XidReport) -> int:
-    """Return how many faults the reports of XID 79 make on GPU-a."""
+    """Return the number of faults in the reports of XID 79 on GPU-a."""
     ledger = XidDeduplicator()
     new = [ledger.add(each) for each in reports]
     count = ledger.counts("GPU-a")[79].count
@@ -32,14 +32,14 @@ def counted(*reports: XidReport) -> int:
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(SOURCES)))
-def test_one_fault_told_thrice_counts_once(order: Sequence[XidSource]) -> None:
-    """In whichever order the sources come."""
+def test_fault_reported_three_times_counts_once(order: Sequence[XidSource]) -> None:
+    """The order of the sources does not matter."""
     assert counted(*(report(source, 10.0 + place) for place, source in enumerate(order))) == 1
 
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_two_reports_of_one_source_are_two_faults(source: XidSource) -> None:
-    """Even at the same moment."""
+    """Two reports of one source at the same moment are two faults."""
     assert counted(report(source, 10.0), report(source, 10.0)) == 2
 
 
@@ -51,25 +51,25 @@ def test_two_reports_of_one_source_are_two_faults(source: XidSource) -> None:
         ("nvml", "kernel_log", "kernel_log", "nvml"),
     ],
 )
-def test_two_faults_told_twice_count_two(order: Sequence[XidSource]) -> None:
-    """Two in a row pair off, however the reports are mixed."""
+def test_two_faults_reported_twice_count_two(order: Sequence[XidSource]) -> None:
+    """Two faults in a row are paired, in any order of the reports."""
     assert counted(*(report(source, 10.0 + place / 10) for place, source in enumerate(order))) == 2
 
 
 def test_reports_far_apart_are_two_faults() -> None:
-    """What came minutes later is another one."""
+    """A report minutes later is another fault."""
     assert counted(report("nvml", 10.0), report("kernel_log", 10.0 + APART_SECONDS)) == 1
     assert counted(report("nvml", 10.0), report("kernel_log", 10.1 + APART_SECONDS)) == 2
     assert counted(report("nvml", 10.1 + APART_SECONDS), report("kernel_log", 10.0)) == 2
 
 
 def test_report_that_comes_late_is_paired_by_its_time() -> None:
-    """A driver that held an event back for a minute still tells of the fault that the kernel log told of."""
+    """NVML reports a fault a minute late, and it pairs with the kernel log's report of that fault."""
     assert counted(report("kernel_log", 10.0), report("nvml", 70.0, uncertain=65.0)) == 1
 
 
-def test_older_fault_left_alone_by_one_source_does_not_stay_in_the_way() -> None:
-    """A fault that NVML never told of does not take the report of the next."""
+def test_fault_missing_in_one_source_does_not_block_the_next() -> None:
+    """A fault that NVML never reported is not paired with the report of the next one."""
     reports = report("kernel_log", 10.0), report("kernel_log", 60.0), report("nvml", 60.0), report("nvml", 90.0)
     assert counted(*reports) == 3
 
@@ -85,16 +85,16 @@ def test_gpus_and_codes_are_kept_apart() -> None:
     assert ledger.counts("GPU-c") == {}
 
 
-def test_time_is_the_last_ones() -> None:
-    """An older fault that is told of later does not put the time back."""
+def test_time_is_that_of_the_last_fault() -> None:
+    """A late report of an older fault does not set the time back."""
     ledger = XidDeduplicator()
     ledger.add(report("nvml", 100.0))
     ledger.add(report("kernel_log", 10.0))
     assert ledger.counts("GPU-a") == {79: XidCount(2, WALL + 100)}
 
 
-def test_forgotten_fault_is_not_paired() -> None:
-    """What is too long ago is closed, and its memory given back."""
+def test_expired_fault_is_not_paired() -> None:
+    """An old fault is closed and its memory freed."""
     ledger = XidDeduplicator()
     ledger.add(report("nvml", 10.0))
     ledger.expire(10.0)
@@ -105,7 +105,7 @@ def test_forgotten_fault_is_not_paired() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    """Codes beyond the limit are counted as dropped, and only so many faults wait for another source."""
+    """Codes beyond the limit are counted as dropped, and a limited number of faults wait for another source."""
     ledger = XidDeduplicator()
     for code in range(MAX_CODES + 3):
         ledger.add(report("nvml", 10.0, code=code))

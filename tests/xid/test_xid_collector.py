@@ -1,4 +1,4 @@
-"""XIDs on the page: from NVML through the real binding and from a kernel log, each fault once."""
+"""XIDs in the metrics, from NVML through the real binding and from a kernel log; each fault counts once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LOST = "GPU has fallen off the bus."
 
 
 class Box:
-    """A daemon on two mock GPUs and a kernel log of its own."""
+    """A daemon on two mock GPUs, with a kernel log of its own."""
 
     def __init__(self, folder: Path, mock: MockNvml, kernel_log: Path) -> None:
         self._folder, self._mock = folder, mock
@@ -35,7 +35,7 @@ class Box:
         self.daemon = self.start()
 
     def start(self) -> Daemon:
-        """Start the daemon, or another one."""
+        """Start a daemon."""
         return Daemon(self._folder, "--config", str(self._config), env=self._mock.env(gpus=2))
 
     def sample(self, pattern: str) -> str:
@@ -49,27 +49,27 @@ class Box:
         return self.sample(rf'gpuwarden_gpu_xid_events_total{{uuid="GPU-\S+{index}",xid="{code}"}}')
 
     def time(self, index: int, code: int) -> float:
-        """Return when a GPU had an XID last."""
+        """Return the time of a GPU's last XID."""
         return float(
             self.sample(rf'gpuwarden_gpu_xid_last_event_timestamp_seconds{{uuid="GPU-\S+{index}",xid="{code}"}}')
         )
 
     def access(self, source: str) -> str:
-        """Return whether a source can be read."""
+        """Return the access metric of a source."""
         return self.sample(rf'gpuwarden_access{{source="{source}"}}')
 
 
 @pytest.fixture
 def box(tmp_path: Path, mock_nvml: MockNvml, fifo: Fifo) -> Iterator[Box]:
-    """Start a daemon that listens."""
+    """Start a daemon that receives XIDs."""
     box = Box(tmp_path, mock_nvml, fifo.path)
     with ending(box.daemon):
         until(lambda: box.access("nvml_events") == "1.0", "the events are listened to")
         yield box
 
 
-def test_first_xid_is_seen(box: Box, mock_nvml: MockNvml) -> None:
-    """An XID has no series until it comes, and then a count, its time, and a line that says what to do."""
+def test_first_xid_is_counted(box: Box, mock_nvml: MockNvml) -> None:
+    """An XID has no series until it occurs; then a count, its time, and a log line with the action."""
     assert "gpuwarden_gpu_xid_" not in box.daemon.page()
     before = time.time()
     mock_nvml.xid(1, 48)
@@ -82,7 +82,7 @@ def test_first_xid_is_seen(box: Box, mock_nvml: MockNvml) -> None:
 
 
 def test_xids_are_counted_by_gpu_and_code(box: Box, mock_nvml: MockNvml) -> None:
-    """Several XIDs, one of an unknown code, are kept apart."""
+    """Counts are separate for each GPU and code, unknown codes included."""
     for index, code in ((0, 13), (0, 13), (1, 13), (0, 4000)):
         mock_nvml.xid(index, code)
     until(lambda: box.count(0, 4000) == "1.0", "the last XID")
@@ -96,7 +96,7 @@ def test_lost_gpu_keeps_its_xid(box: Box, mock_nvml: MockNvml, fifo: Fifo) -> No
     mock_nvml.xid(1, 79)
     until(lambda: box.sample(r'gpuwarden_gpu_up{uuid="GPU-\S+1"}') == "0.0", "the loss")
     until(lambda: box.count(1, 79), "the XID")
-    mock_nvml.xid(0, 31)  # comes after all of the above
+    mock_nvml.xid(0, 31)  # arrives after all of the above
     fifo.write("NVRM: Xid (PCI:0000:10:00): 13, pid=1")
     until(lambda: box.count(0, 31) and box.count(0, 13), "the next XIDs")
     assert box.count(1, 79) == "1.0"
@@ -105,13 +105,13 @@ def test_lost_gpu_keeps_its_xid(box: Box, mock_nvml: MockNvml, fifo: Fifo) -> No
 @pytest.mark.parametrize("first", ["nvml", "kernel_log"])
 def test_sources_are_merged(box: Box, mock_nvml: MockNvml, fifo: Fifo, first: str) -> None:
     """A fault reported by both sources counts once, in either order; so does one only in the kernel log."""
-    tell: dict[str, Callable[[], None]] = {
+    sources: dict[str, Callable[[], None]] = {
         "nvml": lambda: mock_nvml.xid(0, 94),
         "kernel_log": lambda: fifo.write("NVRM: Xid (PCI:0000:10:00): 94, p"),
     }
-    tell.pop(first)()
+    sources.pop(first)()
     until(lambda: box.count(0, 94) == "1.0", "the XID")
-    ((_name, second),) = tell.items()
+    ((_name, second),) = sources.items()
     second()
     mock_nvml.xid(0, 13)
     fifo.write("NVRM: Xid (PCI:0000:10:00): 62, p")
@@ -121,20 +121,20 @@ def test_sources_are_merged(box: Box, mock_nvml: MockNvml, fifo: Fifo, first: st
 
 @pytest.mark.slow
 def test_driver_that_comes_back(box: Box, mock_nvml: MockNvml) -> None:
-    """XIDs are counted on after the driver was reloaded."""
+    """Counts continue after the driver was reloaded."""
     mock_nvml.xid(0, 31)
     until(lambda: box.count(0, 31) == "1.0", "the XID")
     mock_nvml.error("*", "*", "UNINITIALIZED")
     until(lambda: box.access("nvml_events") == "0.0", "the driver's loss")
-    assert box.count(0, 31) == "1.0"  # all the time
+    assert box.count(0, 31) == "1.0"  # unchanged throughout
     mock_nvml.clear()
     until(lambda: box.access("nvml_events") == "1.0", "the events are listened to")
     mock_nvml.xid(0, 31)
     until(lambda: box.count(0, 31) == "2.0", "the next XID")
 
 
-def test_without_events_the_kernel_log_tells(tmp_path: Path, mock_nvml: MockNvml, fifo: Fifo) -> None:
-    """A driver without events is no error: it shows in the access, and the kernel log's XIDs are counted."""
+def test_without_events_the_kernel_log_is_counted(tmp_path: Path, mock_nvml: MockNvml, fifo: Fifo) -> None:
+    """A driver without events is no error: the access metric shows it, and the kernel log's XIDs are counted."""
     mock_nvml.error("*", "nvmlDeviceRegisterEvents", "NOT_SUPPORTED")
     box = Box(tmp_path, mock_nvml, fifo.path)
     with ending(box.daemon):
@@ -143,7 +143,7 @@ def test_without_events_the_kernel_log_tells(tmp_path: Path, mock_nvml: MockNvml
         assert (box.access("nvml_events"), box.access("kernel_log")) == ("0.0", "1.0")
 
 
-def test_without_kernel_log_the_events_tell(tmp_path: Path, mock_nvml: MockNvml) -> None:
+def test_without_kernel_log_the_events_are_counted(tmp_path: Path, mock_nvml: MockNvml) -> None:
     """A log that may not be read is no error either."""
     box = Box(tmp_path, mock_nvml, tmp_path / "missing")
     with ending(box.daemon):
@@ -154,8 +154,8 @@ def test_without_kernel_log_the_events_tell(tmp_path: Path, mock_nvml: MockNvml)
         assert "gpuwarden_kernel_log_records_lost_total " not in box.daemon.page()
 
 
-def test_restart_forgets_nothing_the_kernel_log_has(tmp_path: Path, mock_nvml: MockNvml) -> None:
-    """XIDs from before the daemon are counted from the kernel log, with the time they had."""
+def test_restart_counts_what_the_kernel_log_has(tmp_path: Path, mock_nvml: MockNvml) -> None:
+    """XIDs from before the daemon's start are counted from the kernel log, with their time."""
     log = tmp_path / "kmsg"
     microseconds = (time.monotonic() - 100) * 1e6
     log.write_text(f"4,7,{microseconds:.0f},-;NVRM: Xid (PCI:0000:11:00): 79, pid=1, {LOST}\n")
@@ -170,7 +170,7 @@ def test_restart_forgets_nothing_the_kernel_log_has(tmp_path: Path, mock_nvml: M
 
 
 class Watched:
-    """A watch without events, on a log alone."""
+    """A collector without events, on a kernel log only."""
 
     def __init__(self, fifo: Fifo) -> None:
         self.watch = XidCollector(Simulation(gpus=1).nvml)
@@ -184,7 +184,7 @@ class Watched:
 
 
 def test_xid_of_an_unknown_gpu_waits_for_it(fifo: Fifo) -> None:
-    """A logged XID of a GPU that has not answered yet is counted when it does."""
+    """A logged XID of a GPU that has not been identified yet is counted when it is."""
     watched = Watched(fifo)
     fifo.write("NVRM: Xid (PCI:0000:01:00): 62, p")
     assert watched.poll(snapshot(gpu(0))).gpus[0].xids == {}
@@ -194,7 +194,7 @@ def test_xid_of_an_unknown_gpu_waits_for_it(fifo: Fifo) -> None:
 
 
 def test_xids_of_unknown_gpus_are_bounded(fifo: Fifo) -> None:
-    """Only so many wait, and the rest is counted as dropped."""
+    """A limited number of XIDs waits, and the rest is counted as dropped."""
     watched = Watched(fifo)
     for _ in range(3):
         fifo.write(*["NVRM: Xid (PCI:0000:01:00): 62, p"] * (MAX_UNRESOLVED // 2))
@@ -206,9 +206,9 @@ def test_xids_of_unknown_gpus_are_bounded(fifo: Fifo) -> None:
 def test_xid_of_a_gpu_lost_before_the_start(
     fifo: Fifo, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is logged once, with the address and what to do, and counted, but not before every GPU had time to answer."""
+    """It is logged once, with the address and the action, and counted, but only after every GPU had time to answer."""
     now = time.monotonic
-    monkeypatch.setattr(time, "monotonic", lambda: now() + 1000)  # however short the machine's uptime
+    monkeypatch.setattr(time, "monotonic", lambda: now() + 1000)  # longer than the machine's real uptime
     watched = Watched(fifo)
     fifo.write(f"NVRM: Xid (PCI:0000:07:00): 79, pid=1, {LOST}", f"NVRM: GPU 0000:07:00.0: {LOST}", age=600)
     watched.poll(snapshot(gpu(0)))
@@ -216,7 +216,7 @@ def test_xid_of_a_gpu_lost_before_the_start(
     monkeypatch.setattr(time, "monotonic", lambda: now() + 1000 + IDENTIFY_SECONDS)
     for _ in range(3):
         watched.poll(snapshot(gpu(0)))
-    assert watched.watch.dropped["unknown_gpu"] == 1  # logged twice by the kernel
+    assert watched.watch.dropped["unknown_gpu"] == 1  # the kernel logged it twice
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
     assert re.match(
@@ -228,8 +228,8 @@ def test_xid_of_a_gpu_lost_before_the_start(
     assert watched.watch.dropped["unknown_gpu"] == 1  # a counter does not fall
 
 
-def test_xid_told_as_homeless_is_counted_once(fifo: Fifo, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that waits for long and is then one too many was counted when it had waited."""
+def test_xid_of_unknown_gpu_is_dropped_once(fifo: Fifo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An XID that was dropped after waiting too long is not counted again when it exceeds the limit."""
     watched = Watched(fifo)
     fifo.write("NVRM: Xid (PCI:0000:07:00): 62, p")
     watched.poll(snapshot(gpu(0)))
@@ -243,8 +243,8 @@ def test_xid_told_as_homeless_is_counted_once(fifo: Fifo, monkeypatch: pytest.Mo
     assert len(watched.watch._unresolved) == MAX_UNRESOLVED
 
 
-def test_clock_set_back_leaves_no_xid_ahead(fifo: Fifo, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An XID dated by a clock that was a year ahead would be the last hour's for a year."""
+def test_clock_set_back_leaves_no_xid_in_the_future(fifo: Fifo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An XID dated by a clock a year ahead would count as recent for a year."""
     watched = Watched(fifo)
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + 365 * 86400)
@@ -257,8 +257,8 @@ def test_clock_set_back_leaves_no_xid_ahead(fifo: Fifo, monkeypatch: pytest.Monk
     assert watched.poll(snapshot(gpu(0))).gpus[0].xids == {62: XidCount(1, now)}
 
 
-def test_gpu_in_anothers_place_gets_its_xids(fifo: Fifo) -> None:
-    """If two GPUs had the same address, the one that answers has it now."""
+def test_replacement_gpu_gets_the_xids_of_its_address(fifo: Fifo) -> None:
+    """If two GPUs had the same address, the XID belongs to the one that answers now."""
     watched = Watched(fifo)
     old, new = gpu(1), gpu(2)
     old = replace(old, fault="gpu_is_lost")
@@ -270,7 +270,7 @@ def test_gpu_in_anothers_place_gets_its_xids(fifo: Fifo) -> None:
 
 
 def test_flood_is_logged_a_few_times(fifo: Fifo, caplog: pytest.LogCaptureFixture) -> None:
-    """A code of a GPU is logged once a minute, at the level its severity deserves, and everything is counted."""
+    """XIDs of one code and GPU are logged once a minute, at the level of their severity; all are counted."""
     caplog.set_level(logging.INFO)
     watched = Watched(fifo)
     fifo.write(*["NVRM: Xid (PCI:0000:01:00): 31, p", "NVRM: Xid (PCI:0000:01:00): 63, p"] * 50)
