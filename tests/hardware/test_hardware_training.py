@@ -323,7 +323,7 @@ def test_headroom_is_calibrated(tmp_path: Path, framework: str, script: str) -> 
     requested = error["allocations"][0]["requested_bytes"]
     least = error["least_headroom_bytes"][uuid]
     print(  # noqa: T201 - for docs/engineering/accuracy.md: pytest -s shows it
-        f"\n{framework}: {requested / MIB:.1f} MiB requested, {left / MIB:.1f} MiB headroom, at least {least / MIB:.1f} MiB"
+        f"\n{framework}: {requested / MIB:.1f} MiB requested, {left / MIB:.1f} MiB left, at least {least / MIB:.1f} MiB"
     )
     assert error["kind"] == "device_oom"
     assert requested == PIECE
