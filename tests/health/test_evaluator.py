@@ -1,4 +1,4 @@
-"""Conditions of alerts over made-up polls: their labels and texts, and how alerts begin, go on and end."""
+"""Alert conditions on synthetic polls: labels, texts, and the start, continuation and end of alerts."""
 
 from __future__ import annotations
 
@@ -40,29 +40,29 @@ LOST = replace(gpu(0), fault="gpu_is_lost", readings={}, processes=())
 
 
 def run(uuid: str = "GPU-0", *, in_use: float = 76.5, left: float = 1.5) -> RunSnapshot:
-    """Make a run with GiB in use and left on one device."""
+    """Return a run with memory in use and left on one device, in GiB."""
     memory = {uuid: DeviceMemory(int(in_use * GIB), int(in_use * GIB))}
     peer = ProcessKey(7, 1000, 1)
     return RunSnapshot(peer, Hello("unet", "none", {}), None, None, True, True, memory, {uuid: left * GIB})
 
 
 def poll(*gpus: Gpu, runs: tuple[RunSnapshot, ...] = (), **more: object) -> State:
-    """Make a poll's state, with pressure as it is judged."""
-    seen = replace(snapshot(*gpus), time=NOW)
-    pressure = PressureWatch(LIMITS).update(JoinedPoll(seen, runs, NOW))
-    state = State("nvml", 1.0, seen, runs, pressure=pressure, owners=ALICE)
+    """Return a poll's state with its pressure."""
+    polled = replace(snapshot(*gpus), time=NOW)
+    pressure = PressureWatch(LIMITS).update(JoinedPoll(polled, runs, NOW))
+    state = State("nvml", 1.0, polled, runs, pressure=pressure, owners=ALICE)
     return replace(state, **more)  # type: ignore[arg-type] # fields by name
 
 
-def holding(state: State) -> list[tuple[str, Occurrence]]:
-    """Return all that holds, with the names of the conditions."""
+def occurrences(state: State) -> list[tuple[str, Occurrence]]:
+    """Return all occurrences with the names of their conditions."""
     found = ConditionChecks().occurrences(state)
     return [(condition.name, occurrence) for condition, occurrence in found if condition.expr]
 
 
-def only(state: State) -> tuple[str, Mapping[str, str], str, str]:
-    """Return the one that holds: name, labels, text, owner."""
-    ((name, occurrence),) = holding(state)
+def only_occurrence(state: State) -> tuple[str, Mapping[str, str], str, str]:
+    """Return the only occurrence: name, labels, text, owner."""
+    ((name, occurrence),) = occurrences(state)
     return name, occurrence.labels, occurrence.description, occurrence.owner
 
 
@@ -72,67 +72,69 @@ RUN = f"Run unet ({run().peer.run_id})"
 
 
 def test_run_near_out_of_memory() -> None:
-    """It names the headroom, its share, and the memory of other processes."""
+    """The text has the headroom, the device, and the memory of other processes."""
     state = poll(gpu(0, held={7: 70 * GIB, 8: 3 * GIB}), runs=(run(),))
     text = f"{RUN} has 1.50 GiB of memory left on GPU 0 (H100) (1.9 %); other processes hold 3.00 GiB."
-    assert only(state) == ("RunNearOutOfMemory", {**OF_RUN, **OF_GPU}, text, "user alice, Slurm job 12")
-    assert holding(poll(gpu(0), runs=(run(left=20),))) == []
+    assert only_occurrence(state) == ("RunNearOutOfMemory", {**OF_RUN, **OF_GPU}, text, "user alice, Slurm job 12")
+    assert occurrences(poll(gpu(0), runs=(run(left=20),))) == []
 
 
-def test_run_on_an_instance_is_told_by_its_gpu() -> None:
-    """A MIG instance has its own UUID, and the index and the name of its GPU."""
+def test_run_on_an_instance_has_its_gpu() -> None:
+    """An alert on a MIG instance has the instance's UUID, and the index and the name of its GPU."""
     near = run("MIG-1-0", in_use=9.5, left=0.2)
-    name, labels, text, _owner = only(poll(divided(1, free=[GIB, GIB], held={7: 0, 8: 0, 9: 1}), runs=(near,)))
+    name, labels, text, _owner = only_occurrence(
+        poll(divided(1, free=[GIB, GIB], held={7: 0, 8: 0, 9: 1}), runs=(near,))
+    )
     assert (name, labels) == ("RunNearOutOfMemory", {**OF_RUN, "uuid": "MIG-1-0", "gpu": "1", "name": "H100"})
     assert text.endswith("; other processes hold 1.00 GiB.")  # of the instance
 
 
-def test_out_of_memory_has_its_verdict() -> None:
-    """It is reported for as long as by the rule, with the evidence and the next step."""
+def test_out_of_memory_has_its_diagnosis() -> None:
+    """The alert holds as long as the rule's, with evidence and next step."""
     verdict = Diagnosis("leak", "It grew.", "Mend it.")
-    seen = SeenError(Error("device_oom", "E", "m", "train", 3), NOW - 5, {}, diagnosis=verdict)
-    dead = replace(run(left=20), errors=(seen,), last_errors={"device_oom": NOW - 5, "other": NOW})
+    oom = SeenError(Error("device_oom", "E", "m", "train", 3), NOW - 5, {}, diagnosis=verdict)
+    dead = replace(run(left=20), errors=(oom,), last_errors={"device_oom": NOW - 5, "other": NOW})
     labels = {**OF_RUN, "kind": "device_oom"}
     text = f"{RUN} ran out of device memory 5.0s ago. It grew. Mend it."
-    assert only(poll(gpu(0), runs=(dead,))) == ("RunOutOfMemory", labels, text, "user alice, Slurm job 12")
+    assert only_occurrence(poll(gpu(0), runs=(dead,))) == ("RunOutOfMemory", labels, text, "user alice, Slurm job 12")
     old = replace(dead, last_errors={"device_oom": NOW - ERROR_SECONDS})
-    assert holding(poll(gpu(0), runs=(old,))) == []
+    assert occurrences(poll(gpu(0), runs=(old,))) == []
 
 
 def test_stall_has_its_cause() -> None:
-    """It is reported for a running run, with the cause."""
+    """A stall holds while the run is up, with its cause."""
     report = Report("train", 9, 9.0, (), {})
     stalled = replace(run(left=20), report=report, stall=Stall(61.0, "waiting"))
-    name, labels, text, _owner = only(poll(gpu(0), runs=(stalled,)))
+    name, labels, text, _owner = only_occurrence(poll(gpu(0), runs=(stalled,)))
     assert (name, labels) == ("RunStalled", OF_RUN)
     assert text == f"{RUN} is stalled: no training step for 1m01s (cause: waiting)."
 
 
 @pytest.mark.parametrize(("outcome", "name"), [("crashed", "RunDied"), ("killed", "RunKilled")])
 def test_death_of_a_run(outcome: Outcome, name: str) -> None:
-    """It is reported when the outcome is final, with the evidence; a finished run is not reported."""
+    """A run that died fires once its outcome is final, with the evidence; a finished run does not fire."""
     ending = Ending(outcome, "ended by SIGSEGV", NOW - 4, settled=True)
     died = replace(run(), up=False, headroom={}, ending=ending)
     text = f"{RUN} ended 4.0s ago: {outcome} (ended by SIGSEGV)."
     labels = {**OF_RUN, "outcome": outcome}
-    assert only(poll(gpu(0), runs=(died,))) == (name, labels, text, "user alice, Slurm job 12")
+    assert only_occurrence(poll(gpu(0), runs=(died,))) == (name, labels, text, "user alice, Slurm job 12")
     for other in (replace(ending, settled=False), replace(ending, outcome="finished")):
-        assert holding(poll(gpu(0), runs=(replace(died, ending=other),))) == []
+        assert occurrences(poll(gpu(0), runs=(replace(died, ending=other),))) == []
 
 
 def test_heat() -> None:
-    """A GPU near its slowdown says how near, and who uses it."""
+    """A GPU near thermal slowdown has its margin and owners in the text."""
     hot = replace(gpu(0, held={7: GIB, 8: GIB}), readings={GpuReadings.temperature_margin_celsius: 5.0})
     text = "GPU 0 (H100) is hot: 5 °C below its throttle point."
-    assert only(poll(hot)) == ("GpuNearThermalSlowdown", OF_GPU, text, "user alice, Slurm job 12")
+    assert only_occurrence(poll(hot)) == ("GpuNearThermalSlowdown", OF_GPU, text, "user alice, Slurm job 12")
 
 
 def test_gpu_down_and_driver_gone() -> None:
-    """A GPU that does not answer is reported with its fault; if the driver fails, only that is reported."""
+    """A GPU that does not respond has its fault; a driver fault replaces the alerts of its GPUs."""
     lost = replace(gpu(0), fault="gpu_is_lost", readings={}, processes=())
     text = "GPU 0 (H100) (GPU-0) does not answer the driver: gpu_is_lost."
-    assert only(poll(lost)) == ("GpuDown", OF_GPU, text, "")
-    assert holding(poll(replace(lost, asked=False))) == []
+    assert only_occurrence(poll(lost)) == ("GpuDown", OF_GPU, text, "")
+    assert occurrences(poll(replace(lost, asked=False))) == []
     gone = poll(lost)
     text = "The NVIDIA driver does not answer (driver_not_loaded): no GPU of the host can be read."
     silent = replace(gone, snapshot=replace(gone.snapshot, fault="driver_not_loaded"))
@@ -142,29 +144,29 @@ def test_gpu_down_and_driver_gone() -> None:
     assert (alert.name, alert.labels, alert.description) == ("GpuwardenDriverFault", {"collector": "nvml"}, text)
 
 
-def test_gpus_that_are_missing() -> None:
-    """GPUs that were never read are reported, and a driver without any; sleeping ones are not."""
+def test_missing_gpus() -> None:
+    """GPUs that were counted but never read fire, and a driver without any; a sleeping GPU does not."""
     state = poll(gpu(0))
     more = replace(state, snapshot=replace(state.snapshot, enumerated=3))
     text = "The driver lists 3 GPUs; 2 of them cannot be read."
-    assert only(more) == ("GpuMissing", {}, text, "")
-    assert holding(replace(more, snapshot=replace(more.snapshot, asleep_count=1))) == []
+    assert only_occurrence(more) == ("GpuMissing", {}, text, "")
+    assert occurrences(replace(more, snapshot=replace(more.snapshot, asleep_count=1))) == []
     none = replace(state, snapshot=replace(state.snapshot, enumerated=0, gpus=()))
     text = "The NVIDIA driver answers, and finds no GPU."
-    assert only(none) == ("GpuwardenNoGpus", {"collector": "nvml"}, text, "")
+    assert only_occurrence(none) == ("GpuwardenNoGpus", {"collector": "nvml"}, text, "")
     for other in ({"asleep_count": 2}, {"asked": False}):
-        assert holding(replace(none, snapshot=replace(none.snapshot, **other))) == []
+        assert occurrences(replace(none, snapshot=replace(none.snapshot, **other))) == []
 
 
 @pytest.mark.parametrize(("code", "name"), [(79, "GpuXidCritical"), (94, "GpuXidWarning"), (999, "GpuXidWarning")])
 def test_xids_by_their_severity(code: int, name: str) -> None:
-    """A code is reported by its severity, an unknown one as a warning, for as long as by the rule."""
+    """An XID fires with its severity, an unknown one as a warning, for as long as the rule."""
     met = replace(gpu(0), xids={code: XidCount(2, NOW - 60), 13: XidCount(1, NOW)})
-    found, labels, text, _owner = only(poll(met))
+    found, labels, text, _owner = only_occurrence(poll(met))
     assert (found, labels) == (name, {**OF_GPU, "xid": str(code)})
     assert text.startswith(f"GPU 0 (H100) (GPU-0) had XID {code} 1m00s ago: ")
-    assert [occurrence.last for _name, occurrence in holding(poll(met))] == [NOW - 60]
-    assert holding(poll(replace(gpu(0), xids={code: XidCount(2, NOW - XID_SECONDS)}))) == []
+    assert [occurrence.last for _name, occurrence in occurrences(poll(met))] == [NOW - 60]
+    assert occurrences(poll(replace(gpu(0), xids={code: XidCount(2, NOW - XID_SECONDS)}))) == []
 
 
 @pytest.mark.parametrize(
@@ -195,29 +197,29 @@ def test_xids_by_their_severity(code: int, name: str) -> None:
         ),
     ],
 )
-def test_readings_that_say_what_is_wrong(readings: Any, name: str, text: str, labels: dict[str, str]) -> None:
-    """Memory faults and recovery actions have the labels of the rule's result."""
-    ((found, occurrence),) = holding(poll(replace(gpu(0), readings=readings)))
+def test_fault_readings(readings: Any, name: str, text: str, labels: dict[str, str]) -> None:
+    """Readings on memory faults and recovery have the labels of the rule's result."""
+    ((found, occurrence),) = occurrences(poll(replace(gpu(0), readings=readings)))
     assert (found, occurrence.text, occurrence.labels) == (name, text, {**OF_GPU, **labels})
     well = {reading: 0.0 for reading in readings if reading is not GpuReadings.recovery_action}
-    assert holding(poll(replace(gpu(0), readings={**well, GpuReadings.recovery_action: {("none",): 1.0}}))) == []
+    assert occurrences(poll(replace(gpu(0), readings={**well, GpuReadings.recovery_action: {("none",): 1.0}}))) == []
 
 
-def test_leaks_that_will_end_a_run() -> None:
-    """They are alerts from an hour before the end, with the device or the host named."""
+def test_leaks_with_an_oom_forecast() -> None:
+    """Leaks fire from an hour before out of memory, with the device or the host named."""
     leak = Leak(GIB, GIB, TimeLeft(600.0, 500.0, 700.0))
     leaking = replace(run(left=20), leaks={"GPU-0": leak}, host_leak=leak)
-    device, host = holding(poll(gpu(0), runs=(leaking,)))
+    device, host = occurrences(poll(gpu(0), runs=(leaking,)))
     assert (device[0], device[1].labels) == ("RunOutOfMemoryExpected", {**OF_RUN, **OF_GPU})
     assert device[1].text == "out of memory in about 10m00s (8m20s to 11m40s)"
     assert (host[0], host[1].labels) == ("RunHostOutOfMemoryExpected", OF_RUN)
     assert host[1].text == "out of host memory in about 10m00s (8m20s to 11m40s)"
     late = replace(leak, left=TimeLeft(3600.0, 3500.0, 3700.0))
-    assert holding(poll(gpu(0), runs=(replace(leaking, leaks={"GPU-0": late}, host_leak=late),))) == []
+    assert occurrences(poll(gpu(0), runs=(replace(leaking, leaks={"GPU-0": late}, host_leak=late),))) == []
 
 
 def test_each_condition_can_be_evaluated() -> None:
-    """Each has an expression or a check; names are unique, and `implied_by` names a condition."""
+    """Each condition is evaluated by Prometheus, the daemon or both; names are unique, and implied ones exist."""
     rows = (
         *conditions.ALL_RUN_CONDITIONS,
         *conditions.ALL_GPU_CONDITIONS,
@@ -229,22 +231,22 @@ def test_each_condition_can_be_evaluated() -> None:
     assert {each.implied_by for each in rows} - {""} <= CONDITIONS.keys()
 
 
-def test_condition_that_another_implies() -> None:
-    """If the driver fails, each GPU is shown as down, with a single alert."""
+def test_implied_condition() -> None:
+    """A driver fault marks each GPU as down and fires a single alert."""
     silent = poll(LOST)
     silent = replace(silent, snapshot=replace(silent.snapshot, fault="driver_not_loaded"))
-    assert [name for name, _occurrence in holding(silent)] == ["GpuDown", "GpuwardenDriverFault"]
+    assert [name for name, _occurrence in occurrences(silent)] == ["GpuDown", "GpuwardenDriverFault"]
 
 
-class Stage:
-    """A condition that holds when the test says so, followed through seconds."""
+class ScriptedCondition:
+    """Condition that holds when the test says so, over a sequence of polls."""
 
     def __init__(self, name: str = "RunOutOfMemory") -> None:
         self.name = name
         self.count = 0
-        self.besides: list[Occurrence] = []
+        self.extra: list[Occurrence] = []
         self.state = poll(gpu(0))
-        near = replace(CONDITIONS["RunNearOutOfMemory"], check=lambda _state: self.besides)
+        near = replace(CONDITIONS["RunNearOutOfMemory"], check=lambda _state: self.extra)
         self.evaluator = AlertEvaluator((replace(CONDITIONS[name], check=self._check), near))
 
     def _check(self, state: State) -> Iterator[Occurrence]:
@@ -254,83 +256,83 @@ class Stage:
         for number in range(self.count):
             yield Occurrence(labels={"run_id": str(number)}, text="", description=f"at {at:g}", since=at)
 
-    def see(self, at: float) -> tuple[list[Alert], list[Alert]]:
-        """Let a poll be, seconds after the first."""
+    def poll_at(self, at: float) -> tuple[list[Alert], list[Alert]]:
+        """Poll, seconds after the first; return firing and resolved alerts."""
         states = self.evaluator.update(replace(self.state, snapshot=replace(self.state.snapshot, time=NOW + at)), at)
         return list(states.firing), list(states.resolved)
 
 
 def test_alert_fires_at_once_and_ends_late() -> None:
-    """It has its first poll's time and its last numbers, outlives a short absence, and ends once."""
-    stage = Stage()
-    assert stage.see(0) == ([], [])
+    """The alert keeps its first poll's time, has its last values, survives a short absence, and ends once."""
+    stage = ScriptedCondition()
+    assert stage.poll_at(0) == ([], [])
     stage.count = 1
-    first = stage.see(1)[0]
+    first = stage.poll_at(1)[0]
     assert [each.since for each in first] == [NOW + 1]
-    later = stage.see(2)[0]
+    later = stage.poll_at(2)[0]
     assert [(each.since, each.description) for each in later] == [(NOW + 1, "at 10002")]
     stage.count = 0
-    assert stage.see(3) == (later, [])
+    assert stage.poll_at(3) == (later, [])
     stage.count = 1
-    again = stage.see(4)[0]
+    again = stage.poll_at(4)[0]
     assert [each.since for each in again] == [NOW + 1]
     stage.count = 0
-    assert stage.see(3 + STEADY_SECONDS) == (again, [])
-    assert stage.see(4 + STEADY_SECONDS) == ([], again)
-    assert stage.see(5 + STEADY_SECONDS) == ([], [])
+    assert stage.poll_at(3 + STEADY_SECONDS) == (again, [])
+    assert stage.poll_at(4 + STEADY_SECONDS) == ([], again)
+    assert stage.poll_at(5 + STEADY_SECONDS) == ([], [])
 
 
-def test_death_is_told_of_when_the_run_is_forgotten() -> None:
-    """It goes on for as long as the rule looks back."""
-    stage = Stage("RunDied")
+def test_death_fires_after_the_run_is_dropped() -> None:
+    """The alert keeps firing for the rule's look-back window."""
+    stage = ScriptedCondition("RunDied")
     stage.count = 1
-    fires = stage.see(0)[0]
+    fires = stage.poll_at(0)[0]
     stage.count = 0
-    assert stage.see(DIED_SECONDS - 1) == (fires, [])
-    assert stage.see(DIED_SECONDS) == ([], fires)
+    assert stage.poll_at(DIED_SECONDS - 1) == (fires, [])
+    assert stage.poll_at(DIED_SECONDS) == ([], fires)
 
 
-def test_alert_waits_as_its_rule_does() -> None:
-    """The duration `for` counts from the start of the condition, and restarts after a gap."""
+def test_alert_has_the_hold_of_its_rule() -> None:
+    """The rule's `for` counts from the start of the condition, and restarts after a gap."""
     assert CONDITIONS["GpuDown"].for_ == "30s"
-    stage = Stage("GpuDown")
+    stage = ScriptedCondition("GpuDown")
     stage.count = 1
-    assert stage.see(0) == stage.see(29) == ([], [])
+    assert stage.poll_at(0) == stage.poll_at(29) == ([], [])
     stage.count = 0
-    assert stage.see(30) == ([], [])
+    assert stage.poll_at(30) == ([], [])
     stage.count = 1
-    assert stage.see(31) == stage.see(60) == ([], [])
-    assert [each.since for each in stage.see(61)[0]] == [NOW + 31]
+    assert stage.poll_at(31) == stage.poll_at(60) == ([], [])
+    assert [each.since for each in stage.poll_at(61)[0]] == [NOW + 31]
 
 
 def test_alerts_are_bounded() -> None:
-    """More than can be kept are counted once each, and those that fire go on."""
-    stage = Stage()
+    """Alerts over the limit are dropped and counted once each; firing ones continue."""
+    stage = ScriptedCondition()
     stage.count = MAX_ALERTS + 3
-    assert len(stage.see(0)[0]) == len(stage.see(1)[0]) == MAX_ALERTS
+    assert len(stage.poll_at(0)[0]) == len(stage.poll_at(1)[0]) == MAX_ALERTS
     assert stage.evaluator.dropped == 3
 
 
-def test_many_of_one_severity_keep_out_no_graver_one(caplog: pytest.LogCaptureFixture) -> None:
+def test_many_warnings_do_not_drop_critical_alerts(caplog: pytest.LogCaptureFixture) -> None:
     """A flood of warnings is dropped, counted and logged once; critical alerts still fire."""
-    stage = Stage()
+    stage = ScriptedCondition()
     stage.count = MAX_ALERTS + 1
-    stage.see(0)
-    stage.besides = [Occurrence(labels={"run_id": "last"}, text="", description="last", since=NOW)]
-    fires, _ended = stage.see(1)
+    stage.poll_at(0)
+    stage.extra = [Occurrence(labels={"run_id": "last"}, text="", description="last", since=NOW)]
+    fires, _ended = stage.poll_at(1)
     assert "last" in [each.description for each in fires]
     assert (len(fires), stage.evaluator.dropped) == (MAX_ALERTS + 1, 1)
     assert caplog.text.count("too many active alerts") == 1
 
 
-def test_fault_of_a_condition_costs_its_alerts_alone(caplog: pytest.LogCaptureFixture) -> None:
-    """It is logged once; its alerts end, and return with the condition."""
-    stage = Stage()
+def test_failing_condition_affects_only_its_own_alerts(caplog: pytest.LogCaptureFixture) -> None:
+    """The error is logged once; its alerts end, and fire again with the condition."""
+    stage = ScriptedCondition()
     stage.count = 1
-    fires = stage.see(0)[0]
+    fires = stage.poll_at(0)[0]
     stage.count = -1
-    assert stage.see(1) == stage.see(2) == (fires, [])
-    assert stage.see(60) == ([], fires)
+    assert stage.poll_at(1) == stage.poll_at(2) == (fires, [])
+    assert stage.poll_at(60) == ([], fires)
     assert caplog.text.count("condition check failed, please report it condition=RunOutOfMemory") == 1
     stage.count = 1
-    assert len(stage.see(61)[0]) == 1
+    assert len(stage.poll_at(61)[0]) == 1

@@ -1,4 +1,4 @@
-"""Alerts that stopped firing but are not confirmed resolved: a GPU that cannot be polled, a restart of the daemon."""
+"""Alerts that stopped firing but are not confirmed resolved: GPU unknown, daemon restarted."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from snapshots import gpu
 from tests.health.test_evaluator import LOST, NOW, OF_GPU, poll, run
 
 DOWN = Alert(CONDITIONS["GpuDown"], OF_GPU, "GPU 0 does not answer.", NOW - 50)
-WELL = poll(gpu(0))
+HEALTHY = poll(gpu(0))
 
 
 def changed(state: State, **fields: Any) -> State:
-    """Return a poll with another snapshot."""
+    """Return the poll with other snapshot fields."""
     return replace(state, snapshot=replace(state.snapshot, **fields))
 
 
-def seen(
+def update(
     resolution: Resolution, firing: list[Alert], ended: list[Alert], state: State, now: float
 ) -> tuple[set[Key], list[Alert]]:
-    """Let a poll be; return what lingers and what is over."""
-    lingers, over = resolution.update(firing, ended, state, now)
-    return set(lingers), over
+    """Update with a poll; return the unconfirmed keys and the resolved alerts."""
+    unconfirmed, resolved = resolution.update(firing, ended, state, now)
+    return set(unconfirmed), resolved
 
 
 @pytest.mark.parametrize(
@@ -43,55 +43,55 @@ def seen(
     ],
     ids=["driver silent", "paused", "not identified"],
 )
-def test_gpu_that_nobody_can_ask_is_not_well(unknown: State) -> None:
-    """GpuDown stays unconfirmed while the GPU's condition is unknown, and resolves when it answers."""
+def test_unknown_gpu_is_not_resolved(unknown: State) -> None:
+    """GpuDown of a GPU whose state is unknown is not resolved until the GPU answers."""
     resolution = Resolution()
-    assert seen(resolution, [DOWN], [], poll(LOST), 0) == (set(), [])
-    assert seen(resolution, [], [DOWN], unknown, 120) == ({DOWN.key}, [])
-    assert seen(resolution, [], [], unknown, 5000) == ({DOWN.key}, [])
-    assert seen(resolution, [], [], WELL, 5001) == (set(), [DOWN])
+    assert update(resolution, [DOWN], [], poll(LOST), 0) == (set(), [])
+    assert update(resolution, [], [DOWN], unknown, 120) == ({DOWN.key}, [])
+    assert update(resolution, [], [], unknown, 5000) == ({DOWN.key}, [])
+    assert update(resolution, [], [], HEALTHY, 5001) == (set(), [DOWN])
 
 
-def test_end_that_is_known() -> None:
-    """A confirmed end resolves at once; an alert that fires again is no longer unconfirmed."""
+def test_known_end() -> None:
+    """A known end resolves at once; an alert that fires again is no longer unconfirmed."""
     resolution = Resolution()
-    assert seen(resolution, [], [DOWN], WELL, 0) == (set(), [DOWN])
+    assert update(resolution, [], [DOWN], HEALTHY, 0) == (set(), [DOWN])
     silent = changed(poll(LOST), fault="driver_not_loaded")
-    assert seen(resolution, [], [DOWN], silent, 1) == ({DOWN.key}, [])
-    assert seen(resolution, [DOWN], [], poll(LOST), 2) == (set(), [])
-    assert seen(resolution, [], [], WELL, 3) == (set(), [])
+    assert update(resolution, [], [DOWN], silent, 1) == ({DOWN.key}, [])
+    assert update(resolution, [DOWN], [], poll(LOST), 2) == (set(), [])
+    assert update(resolution, [], [], HEALTHY, 3) == (set(), [])
 
 
-def test_gpu_that_the_driver_lists_no_more() -> None:
-    """A GPU that the driver no longer lists resolves with the note that its recovery is not confirmed."""
+def test_gpu_that_left_the_drivers_list() -> None:
+    """An alert on a GPU that left the driver's list ends with that reason."""
     ended = replace(DOWN, ending="recovery not confirmed: the driver no longer lists the GPU")
-    assert seen(Resolution(), [], [DOWN], poll(gpu(1)), 0) == (set(), [ended])
+    assert update(Resolution(), [], [DOWN], poll(gpu(1)), 0) == (set(), [ended])
 
 
-def test_what_an_earlier_daemon_told() -> None:
-    """It stays unconfirmed until it can fire again: minutes, or the rest of an event's time."""
-    often = Alert(CONDITIONS["GpuXidCritical"], {**OF_GPU, "xid": "79"}, "", NOW - 7200, last=NOW - 600)
+def test_restored_alerts() -> None:
+    """A restored alert stays unconfirmed for some minutes, or for the rest of its event's window."""
+    frequent = Alert(CONDITIONS["GpuXidCritical"], {**OF_GPU, "xid": "79"}, "", NOW - 7200, last=NOW - 600)
     died = Alert(CONDITIONS["RunDied"], {"run_id": "7-1"}, "", NOW - 290, last=NOW - 290)
     past = Alert(CONDITIONS["RunDied"], {"run_id": "8-1"}, "", NOW - 86400)
     resolution = Resolution()
-    resolution.restore([DOWN, often, died, past], 0, NOW)
-    assert seen(resolution, [], [], WELL, 0) == ({DOWN.key, often.key, died.key}, [past])
-    assert seen(resolution, [], [], WELL, DIED_SECONDS - 290) == ({DOWN.key, often.key}, [died])
-    assert seen(resolution, [], [], WELL, RESTORED_SECONDS) == ({often.key}, [DOWN])
-    assert seen(resolution, [], [], WELL, XID_SECONDS - 601) == ({often.key}, [])
-    assert seen(resolution, [], [], WELL, XID_SECONDS - 600) == (set(), [often])
+    resolution.restore([DOWN, frequent, died, past], 0, NOW)
+    assert update(resolution, [], [], HEALTHY, 0) == ({DOWN.key, frequent.key, died.key}, [past])
+    assert update(resolution, [], [], HEALTHY, DIED_SECONDS - 290) == ({DOWN.key, frequent.key}, [died])
+    assert update(resolution, [], [], HEALTHY, RESTORED_SECONDS) == ({frequent.key}, [DOWN])
+    assert update(resolution, [], [], HEALTHY, XID_SECONDS - 601) == ({frequent.key}, [])
+    assert update(resolution, [], [], HEALTHY, XID_SECONDS - 600) == (set(), [frequent])
 
 
-def test_clock_that_went_back_keeps_no_event_for_longer() -> None:
-    """One that is yet to come, by a clock that was set back, lingers for as long as any."""
+def test_clock_set_back_does_not_extend_an_event() -> None:
+    """An event that is in the future, by a clock that was set back, stays unconfirmed no longer than any other."""
     died = Alert(CONDITIONS["RunDied"], {"run_id": "7-1"}, "", NOW + 86400)
     resolution = Resolution()
     resolution.restore([died], 0, NOW)
-    assert seen(resolution, [], [], WELL, DIED_SECONDS) == (set(), [died])
+    assert update(resolution, [], [], HEALTHY, DIED_SECONDS) == (set(), [died])
 
 
-def test_run_that_hangs_says_nothing_to_a_new_daemon() -> None:
-    """It hangs until it reports or its process is gone."""
+def test_restored_stall() -> None:
+    """A stall stays unconfirmed until the run reports or its process is gone."""
     stat = procfs.read_stat(os.getpid())
     assert stat
     start = stat.start
@@ -103,14 +103,14 @@ def test_run_that_hangs_says_nothing_to_a_new_daemon() -> None:
     resolution = Resolution()
     resolution.restore([stalled, gone, known], 0, NOW)
     state = poll(gpu(0), runs=(run(left=20),))
-    assert seen(resolution, [], [], state, RESTORED_SECONDS) == ({stalled.key}, [gone, known])
+    assert update(resolution, [], [], state, RESTORED_SECONDS) == ({stalled.key}, [gone, known])
 
 
 @pytest.mark.parametrize("labels", [{}, {"run_id": "train.py", "uuid": ""}, {"run_id": "9" * 30 + "-1"}])
 @pytest.mark.parametrize("name", ["GpuDown", "RunStalled"])
-def test_alert_that_was_kept_and_changed_by_hand(name: str, labels: dict[str, str]) -> None:
-    """An alert with invalid labels fails no poll, and resolves."""
+def test_restored_alert_with_invalid_labels(name: str, labels: dict[str, str]) -> None:
+    """A restored alert with invalid labels is resolved and fails no poll."""
     resolution = Resolution()
     resolution.restore([Alert(CONDITIONS[name], labels, "", NOW)], 0, NOW)
-    lingers, over = seen(resolution, [], [], WELL, RESTORED_SECONDS)
-    assert (lingers, [each.labels for each in over]) == (set(), [labels])
+    unconfirmed, resolved = update(resolution, [], [], HEALTHY, RESTORED_SECONDS)
+    assert (unconfirmed, [each.labels for each in resolved]) == (set(), [labels])

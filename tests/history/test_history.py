@@ -1,4 +1,4 @@
-"""Series of the last minutes for charts, and events."""
+"""History of the last minutes: series for charts, and events."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from gpuwarden.state import State
 from snapshots import GIB, divided, gpu, snapshot
 
 
-def box(*gpus: Gpu, at: float = 1.0, **more: Any) -> State:
-    """Make a poll at a Unix time."""
+def poll(*gpus: Gpu, at: float = 1.0, **more: Any) -> State:
+    """Return a poll at a Unix time."""
     return State(source="nvml", poll_interval=1.0, snapshot=replace(snapshot(*gpus), time=at), **more)
 
 
 def a_run(pid: int = 7, *, steps: int = 0, **more: Any) -> RunSnapshot:
-    """Make a run on GPU 0 that has made so many steps."""
+    """Return a run on GPU 0 after this number of steps."""
     report = Report("train", steps, 1.0, (0,) * (len(STEP_BUCKETS) + 1), {})
     memory = {"GPU-0": DeviceMemory(GIB, GIB)}
     known: dict[str, Any] = {
@@ -40,8 +40,8 @@ def a_run(pid: int = 7, *, steps: int = 0, **more: Any) -> RunSnapshot:
     return RunSnapshot(ProcessKey(pid, 1000, 1), Hello("unet", "none", {}), report, 1.0, **(known | more))
 
 
-def warm(index: int, used: float) -> Gpu:
-    """Make a GPU with some memory in use."""
+def gpu_using(index: int, used: float) -> Gpu:
+    """Return a GPU with some memory in use."""
     whole = gpu(index)
     return replace(whole, readings={**whole.readings, GpuReadings.memory_used_bytes: used})
 
@@ -51,39 +51,39 @@ def read(series: HistorySeries, kind: Any, now: float) -> dict[Any, Any]:
     return dict(series.read(kind, series.times(now)))
 
 
-def test_points_are_seldom_and_ten_minutes_of_them_are_kept() -> None:
-    """Polls of each second make a point each five; after ten minutes the oldest goes for each new one."""
+def test_points_cover_ten_minutes() -> None:
+    """Polls every second give a point every 5 s; after ten minutes each new point replaces the oldest."""
     series = HistorySeries()
     for second in range(700):
-        series.update(box(warm(0, float(second)), at=1000.0 + second), float(second))
+        series.update(poll(gpu_using(0, float(second)), at=1000.0 + second), float(second))
     assert series.points == 140
     times = series.timestamps(series.times(1699.0))
     assert (len(times), times[-1] - times[0]) == (POINTS, (POINTS - 1) * INTERVAL_SECONDS)
     used = read(series, "gpus", 1699.0)["GPU-0",]["memory_used_bytes"]
     assert used == [at - 1000.0 for at in times]
-    assert series.timestamps(series.times(1695.0 + WINDOW_SECONDS)) == [1695.0]  # where polls failed since
+    assert series.timestamps(series.times(1695.0 + WINDOW_SECONDS)) == [1695.0]  # polls failed since then
 
 
-def test_clock_set_back_leaves_the_times_in_order() -> None:
-    """Points that were taken at times that have come again are left out, so that no chart runs backwards."""
+def test_clock_set_back_keeps_times_in_order() -> None:
+    """Points with a repeated time are left out, so that no chart runs backwards."""
     series = HistorySeries()
     for second in range(300):
-        series.update(box(warm(0, 1.0), at=1000.0 + second), float(second))
+        series.update(poll(gpu_using(0, 1.0), at=1000.0 + second), float(second))
     for second in range(300, 500):
-        at = 800.0 + second  # 200 s have gone twice
-        series.update(box(warm(0, 2.0), at=at), float(second))
+        at = 800.0 + second  # 200 s occur twice
+        series.update(poll(gpu_using(0, 2.0), at=at), float(second))
         times = series.timestamps(series.times(at))
         assert times == sorted(times)
         assert times[0] == 1000.0
     assert read(series, "gpus", 1299.0)["GPU-0",]["memory_used_bytes"] == [1.0] * 20 + [2.0] * 40
 
 
-def test_what_is_not_known_is_a_gap() -> None:
-    """A GPU that did not answer, and a run before its begin, have none of those points."""
+def test_unknown_values_are_gaps() -> None:
+    """A GPU that did not respond, and a run before its start, have gaps."""
     series = HistorySeries()
     lost = replace(gpu(0), readings={}, fault="gpu_is_lost")
-    series.update(box(lost, at=1.0), 1.0)
-    series.update(box(warm(0, 5.0), divided(1, free=[GIB]), at=11.0, runs=(a_run(steps=9),)), 11.0)
+    series.update(poll(lost, at=1.0), 1.0)
+    series.update(poll(gpu_using(0, 5.0), divided(1, free=[GIB]), at=11.0, runs=(a_run(steps=9),)), 11.0)
     gpus = read(series, "gpus", 11.0)
     assert gpus["GPU-0",] == {"memory_used_bytes": [None, 5.0], "memory_in_use_bytes": [None, GIB]}
     assert gpus["MIG-1-0",] == {}
@@ -92,65 +92,65 @@ def test_what_is_not_known_is_a_gap() -> None:
     assert read(series, "devices", 11.0) == {("7-1", "GPU-0"): device}
 
 
-def test_steps_a_second_are_of_the_last_minute() -> None:
-    """The rate follows what a run does now; one that has been seen once has none yet."""
+def test_step_rate_covers_the_last_minute() -> None:
+    """The rate covers the last minute; a run polled once has none."""
     series = HistorySeries()
-    series.update(box(at=0.0, runs=(a_run(steps=0),)), 0.0)
+    series.update(poll(at=0.0, runs=(a_run(steps=0),)), 0.0)
     assert series.pace("7-1") is None
     assert series.pace("8-1") is None
     for point in range(1, 40):
-        series.update(box(at=5.0 * point, runs=(a_run(steps=min(point, 20) * 10),)), 5.0 * point)
+        series.update(poll(at=5.0 * point, runs=(a_run(steps=min(point, 20) * 10),)), 5.0 * point)
         if point == 10:
             assert series.pace("7-1") == 2.0
     assert series.pace("7-1") == 0.0
 
 
-def test_ended_runs_are_forgotten_when_their_points_are() -> None:
-    """Its series end with it, and are dropped ten minutes later."""
+def test_ended_runs_are_dropped_with_their_points() -> None:
+    """The series of an ended run stop, and are dropped ten minutes later."""
     series = HistorySeries()
-    series.update(box(at=0.0, runs=(a_run(),)), 0.0)
+    series.update(poll(at=0.0, runs=(a_run(),)), 0.0)
     for point in range(1, POINTS):
-        series.update(box(at=5.0 * point, runs=(a_run(up=False),)), 5.0 * point)
+        series.update(poll(at=5.0 * point, runs=(a_run(up=False),)), 5.0 * point)
     assert read(series, "runs", 5.0 * POINTS)
-    series.update(box(at=5.0 * POINTS), 5.0 * POINTS)
+    series.update(poll(at=5.0 * POINTS), 5.0 * POINTS)
     assert not read(series, "runs", 5.0 * POINTS)
 
 
 def test_memory_is_bounded() -> None:
-    """A box of 8 GPUs and 8 runs takes less than 100 KiB; of very many series some are left out, and counted."""
-    gpus = [warm(index, 1.0) for index in range(8)]
+    """8 GPUs and 8 runs take less than 100 KiB; series over the limit are dropped and counted."""
+    gpus = [gpu_using(index, 1.0) for index in range(8)]
     runs = tuple(a_run(pid) for pid in range(1, 9))
     tracemalloc.start()
     series = HistorySeries()
     for point in range(POINTS + 5):
-        series.update(box(*gpus, at=5.0 * point, runs=runs), 5.0 * point)
+        series.update(poll(*gpus, at=5.0 * point, runs=runs), 5.0 * point)
     taken, _peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert taken < 100 << 10
     crowd = tuple(a_run(pid) for pid in range(1, 300))
-    series.update(box(*gpus, at=1e4, runs=crowd), 1e4)
+    series.update(poll(*gpus, at=1e4, runs=crowd), 1e4)
     assert len(series._subjects) == MAX_SUBJECTS
     assert series.dropped == 8 + 2 * 299 - MAX_SUBJECTS
 
 
 def texts(events: EventLog) -> list[str]:
-    """Return the texts of events, the newest first."""
+    """Return the texts of the events, newest first."""
     return [event.text for event in events.newest_first()]
 
 
-def test_each_change_is_told_once() -> None:
-    """GPUs that are lost and come back, pressure, runs, stalls, out-of-memories; nothing where nothing changes."""
+def test_each_change_is_one_event() -> None:
+    """Lost and recovered GPUs, pressure, runs, stalls and OOM errors are events; an unchanged poll is not."""
     events = EventLog()
-    quiet = box(gpu(0), at=1.0)
+    quiet = poll(gpu(0), at=1.0)
     events.update(quiet)
     assert texts(events) == []
-    lost = box(replace(gpu(0), fault="gpu_is_lost"), at=2.0)
+    lost = poll(replace(gpu(0), fault="gpu_is_lost"), at=2.0)
     for state in (lost, lost, replace(quiet, snapshot=replace(quiet.snapshot, time=3.0))):
         events.update(state)
     assert texts(events) == ["GPU 0 responding again", "GPU 0 not responding: gpu is lost"]
     levels: list[Any] = ["none", "warning", "warning", "critical", "none"]
     for at, level in enumerate(levels, 4):
-        events.update(box(gpu(0), at=float(at), pressure=Pressure({("GPU-0", "memory"): level})))
+        events.update(poll(gpu(0), at=float(at), pressure=Pressure({("GPU-0", "memory"): level})))
     assert texts(events)[:3] == [
         "GPU 0 memory: critical → OK",
         "GPU 0 memory: warning → critical",
@@ -159,30 +159,30 @@ def test_each_change_is_told_once() -> None:
     assert [event.level for event in events.newest_first()][:3] == ["info", "critical", "warning"]
 
 
-def test_driver_that_falls_silent_is_told() -> None:
-    """The event has the fault; another one reports the recovery."""
+def test_driver_fault_is_an_event() -> None:
+    """A driver fault is an event, and so is its end."""
     events = EventLog()
-    whole = box(at=1.0)
+    whole = poll(at=1.0)
     events.update(replace(whole, snapshot=replace(whole.snapshot, fault="driver_not_loaded")))
-    events.update(box(at=2.0))
+    events.update(poll(at=2.0))
     assert texts(events) == ["driver responding again", "driver not responding: driver not loaded"]
 
 
-def test_driver_that_is_not_asked_has_not_answered() -> None:
-    """A pause says nothing of a driver that was at fault before it, and is after it."""
+def test_pause_does_not_end_a_driver_fault() -> None:
+    """A pause neither ends a driver fault nor repeats it."""
     events = EventLog()
     for at, asked in enumerate((True, False, True), 1):
-        whole = box(at=float(at))
+        whole = poll(at=float(at))
         fault = "driver_not_loaded" if asked else None
         events.update(replace(whole, snapshot=replace(whole.snapshot, fault=fault, asked=asked)))
     assert texts(events) == ["driver not responding: driver not loaded"]
 
 
-def test_xids_of_the_last_hour_are_told() -> None:
-    """Events have the times of XIDs and repeat for a new one; old ones in the kernel log are ignored."""
+def test_xids_of_the_last_hour_are_events() -> None:
+    """Each XID has its own time, again on repetition; older ones from the kernel log are left out."""
     events = EventLog()
-    events.update(box(replace(gpu(0), xids={79: XidCount(1, 100_000.0), 13: XidCount(5, 5.0)}), at=100_001.0))
-    again = box(replace(gpu(0), xids={79: XidCount(2, 100_005.0)}), at=100_006.0)
+    events.update(poll(replace(gpu(0), xids={79: XidCount(1, 100_000.0), 13: XidCount(5, 5.0)}), at=100_001.0))
+    again = poll(replace(gpu(0), xids={79: XidCount(2, 100_005.0)}), at=100_006.0)
     events.update(again)
     events.update(again)
     assert [(event.timestamp_seconds, event.kind, event.level) for event in events.newest_first()] == [
@@ -191,23 +191,23 @@ def test_xids_of_the_last_hour_are_told() -> None:
     ]
 
 
-def test_life_of_a_run_is_told() -> None:
-    """Its begin, a step that hangs, an out-of-memory with its verdict, and its end once that is settled."""
+def test_run_lifecycle_events() -> None:
+    """Start, stall, out-of-memory error with its diagnosis, and final outcome are events."""
     events = EventLog()
     error = Error("device_oom", "ResourceExhaustedError", "OOM", "train", 5)
-    seen = SeenError(error, 3.0, {}, diagnosis=Diagnosis("leak", "It grew.", "Mend it."))
+    seen_error = SeenError(error, 3.0, {}, diagnosis=Diagnosis("leak", "It grew.", "Mend it."))
     ending = Ending("out_of_memory", "the kernel says so", 5.0)
     life = [
         a_run(),
         a_run(stall=Stall(61.4, "stopped"), stalls=1),
-        a_run(stalls=1, errors=(seen,)),
-        a_run(stalls=1, errors=(replace(seen, diagnosis=None),)),  # the same one with a new diagnosis
-        a_run(stalls=1, errors=(seen,), up=False, ending=ending),
-        a_run(stalls=1, errors=(seen,), up=False, ending=replace(ending, settled=True)),
+        a_run(stalls=1, errors=(seen_error,)),
+        a_run(stalls=1, errors=(replace(seen_error, diagnosis=None),)),  # the same error with another diagnosis
+        a_run(stalls=1, errors=(seen_error,), up=False, ending=ending),
+        a_run(stalls=1, errors=(seen_error,), up=False, ending=replace(ending, settled=True)),
     ]
     for run in life:
-        events.update(box(gpu(0), at=2.0, runs=(run,)))
-        events.update(box(gpu(0), at=2.0, runs=(run,)))
+        events.update(poll(gpu(0), at=2.0, runs=(run,)))
+        events.update(poll(gpu(0), at=2.0, runs=(run,)))
     assert texts(events) == [
         "run unet ended: out of memory (the kernel says so)",
         "run unet out of device memory: leak. It grew.",
@@ -215,16 +215,16 @@ def test_life_of_a_run_is_told() -> None:
         "run unet started",
     ]
     assert {event.run_id for event in events.newest_first()} == {"7-1"}
-    events.update(box(gpu(0), at=9.0))
+    events.update(poll(gpu(0), at=9.0))
     assert not events._runs
 
 
 def test_events_are_bounded() -> None:
-    """The newest stay; a text that is long is cut."""
+    """The newest events stay; a long text is truncated."""
     events = EventLog()
     for pid in range(1, 2 * MAX_EVENTS):
         long = Ending("failed", "why " * 500, float(pid), settled=True)
-        events.update(box(at=float(pid), runs=(a_run(pid, began=float(pid), ending=long, up=False),)))
+        events.update(poll(at=float(pid), runs=(a_run(pid, began=float(pid), ending=long, up=False),)))
     assert len(events.newest_first()) == MAX_EVENTS
     assert max(len(text) for text in texts(events)) == MAX_TEXT
     assert events.newest_first()[0].timestamp_seconds == 2 * MAX_EVENTS - 1
