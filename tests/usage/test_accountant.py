@@ -1,4 +1,4 @@
-"""Usage of GPUs by runs: what is added up, and what is not."""
+"""Usage accounting: seconds, energy, throttling, memory peaks and XIDs of a run on each GPU."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def report(phase: str = "train", seconds: float = 0.0, *, stepping: bool = False
 
 
 @dataclass
-class Box:
-    """A GPU that is polled every second: what its counters say follows from what it has done so far."""
+class Host:
+    """A host with one GPU that is polled every second; the driver's counters follow its load."""
 
     watts: float = 300.0
     busy: float = 0.75
@@ -56,31 +56,31 @@ class Box:
     def __post_init__(self) -> None:
         self.registry = RunRegistry(limit=9, expiry=60.0, overhead=0, wall=lambda: WALL + self.seconds)
         self.accounts = UsageAccountant(SLOW)
-        self._look_slowly()
+        self._read_slow_metrics()
 
-    def meet(self, peer: ProcessKey, **hello: object) -> None:
-        """Let a run report on the GPU."""
+    def start_run(self, peer: ProcessKey, **hello: object) -> None:
+        """Start a run that reports on the GPU."""
         said = replace(Hello("resnet", "test", {"GPU:0": "GPU-0"}), **hello)  # type: ignore[arg-type] # of the test's
         self.registry.receive(peer, said, self.seconds)
         self.registry.receive(peer, report(), self.seconds)
 
     def pass_second(self) -> None:
-        """Let the GPU do what it does for a second."""
+        """Advance the GPU's counters by one second."""
         self.seconds += 1
         self.joules += self.watts
         self.throttled += self.slowed
         self.kernels += self.busy
         if self.seconds % SLOW == 0:
-            self._look_slowly()
+            self._read_slow_metrics()
 
-    def _look_slowly(self) -> None:
+    def _read_slow_metrics(self) -> None:
         self.slow_taken = self.seconds
         self.slow = {GpuReadings.clock_event_seconds_total: {("sw_power_cap",): self.throttled, ("gpu_idle",): 9.0}}
         if self.counts_joules:
             self.slow = {**self.slow, GpuReadings.energy_joules_total: self.joules}
 
     def gpu(self) -> Gpu:
-        """Return the GPU as a poll finds it now."""
+        """Return the GPU as a poll reads it now."""
         whole = gpu(0, held=dict.fromkeys(self.holders, GIB))
         quick: Readings = {
             GpuReadings.power_usage_watts: self.watts,
@@ -95,15 +95,15 @@ class Box:
             xids=self.xids,
         )
 
-    def join(self, seen: Snapshot | None = None, earlier: RunUsage = NO_USAGE) -> list[RunUsage]:
-        """Join a poll, with what an earlier daemon has counted of the first run; return what each run used."""
+    def join(self, polled: Snapshot | None = None, earlier: RunUsage = NO_USAGE) -> list[RunUsage]:
+        """Evaluate a poll, with usage of the first run from an earlier daemon; return the usage of each run."""
         now = float(self.seconds)
-        found = snapshot(self.gpu()) if seen is None else seen
+        found = snapshot(self.gpu()) if polled is None else polled
         runs = self.registry.update(found, now)
         return list(self.accounts.update(JoinedPoll(found, runs, now), {ALICE.run_id: earlier}).values())
 
     def poll(self, seconds: int, before_each: Callable[[], object] = lambda: None) -> DeviceUsage:
-        """Poll for so many seconds and return the first run's share of the GPU."""
+        """Poll for `seconds` and return the first run's usage of the GPU."""
         for _ in range(seconds):
             self.pass_second()
             before_each()
@@ -112,195 +112,195 @@ class Box:
 
 
 @pytest.fixture
-def box() -> Box:
-    """Make a box with a run that was met in the poll of second 0."""
-    made = Box()
-    made.meet(ALICE)
+def host() -> Host:
+    """Return a host whose run was first polled at second 0."""
+    made = Host()
+    made.start_run(ALICE)
     made.join()
     return made
 
 
-def test_time_and_idle_time(box: Box) -> None:
-    """Seconds are those from the first poll that finds the run there; idle ones are those without a kernel."""
-    share = box.poll(8)
+def test_time_and_idle_time(host: Host) -> None:
+    """Time starts at the first poll that finds the run; idle time is time without a kernel."""
+    share = host.poll(8)
     assert (share.seconds, share.busy, share.idle) == (8, 6, 2)
-    assert set(share.throttled) == {"sw_power_cap"}  # that a GPU has no work is no throttling
+    assert set(share.throttled) == {"sw_power_cap"}  # an idle GPU is not throttled
 
 
-def test_energy_is_the_counters(box: Box) -> None:
-    """Joules are the differences of the driver's counter, once it is looked at."""
-    assert box.poll(9).joules == 0
-    share = box.poll(1)
+def test_energy_comes_from_the_counter(host: Host) -> None:
+    """Energy is the difference between two readings of the driver's counter."""
+    assert host.poll(9).joules == 0
+    share = host.poll(1)
     assert (share.joules, share.joules_by_power) == (3000, None)
-    box.meet(BOB)
-    assert box.poll(10).joules == 6000
-    box.poll(10)
-    assert [usage.shares["GPU-0"].joules for usage in box.join()] == [9000, 6000]  # all of it for each
+    host.start_run(BOB)
+    assert host.poll(10).joules == 6000
+    host.poll(10)
+    assert [usage.shares["GPU-0"].joules for usage in host.join()] == [9000, 6000]  # all of it for each
 
 
-def test_run_that_begins_between_two_looks_has_its_part() -> None:
-    """Of what the counters told between two looks, a run has the part in which it held the GPU."""
-    box = Box()
+def test_run_that_starts_between_two_readings() -> None:
+    """A run that starts between two readings gets its share of the counters' change, by time on the GPU."""
+    host = Host()
     for _ in range(6):
-        box.pass_second()
-    box.meet(ALICE)
-    box.join()
-    share = box.poll(4)
+        host.pass_second()
+    host.start_run(ALICE)
+    host.join()
+    share = host.poll(4)
     assert share.joules == pytest.approx(1200)
     assert share.throttled["sw_power_cap"] == pytest.approx(2)
 
 
-def test_end_between_two_looks(box: Box) -> None:
-    """What the counters have not told by the run's end is power and clock events as polled."""
-    box.poll(13)
-    box.registry.receive(ALICE, End("exit"), box.seconds)
-    share = box.poll(1)
+def test_end_between_two_readings(host: Host) -> None:
+    """At a run's end, the part not yet read from the counters is estimated from polled power and clock events."""
+    host.poll(13)
+    host.registry.receive(ALICE, End("exit"), host.seconds)
+    share = host.poll(1)
     assert (share.seconds, share.joules, share.joules_by_power) == (13, 3900, 900)
     assert share.throttled["sw_power_cap"] == 5 + 3
-    assert box.poll(10) == share
+    assert host.poll(10) == share
 
 
-def test_without_an_energy_counter_power_adds_up() -> None:
-    """A GPU that counts no joules has those of its power, and says that they are."""
-    box = Box(counts_joules=False)
-    box.meet(ALICE)
-    box.join()
-    share = box.poll(12)
+def test_energy_without_a_counter_is_integrated_power() -> None:
+    """Without an energy counter, power is integrated, and reported as such."""
+    host = Host(counts_joules=False)
+    host.start_run(ALICE)
+    host.join()
+    share = host.poll(12)
     assert (share.joules, share.joules_by_power) == (3600, 3600)
 
 
 def test_step_time_lost() -> None:
-    """Throttling counts as step time lost while steps are under way: by word, or because some have ended."""
-    box = Box(slowed=1.0)
-    box.meet(ALICE)
-    box.join()
+    """Throttling counts as lost step time while steps run: reported as stepping, or steps finished."""
+    host = Host(slowed=1.0)
+    host.start_run(ALICE)
+    host.join()
 
-    def tell() -> None:
+    def send_reports() -> None:
         said = {1: report(stepping=True), 4: report("test", 9.0), 7: report(seconds=10.0), 8: report(seconds=10.0)}
-        if box.seconds in said:
-            box.registry.receive(ALICE, said[box.seconds], box.seconds)
+        if host.seconds in said:
+            host.registry.receive(ALICE, said[host.seconds], host.seconds)
 
-    share = box.poll(10, tell)
+    share = host.poll(10, send_reports)
     assert share.throttled == {"sw_power_cap": 10}
-    assert share.throttled_steps["sw_power_cap"] == pytest.approx(4)  # seconds 1 to 3 by word, 7 by what had ended
+    assert share.throttled_steps["sw_power_cap"] == pytest.approx(4)  # seconds 1 to 3 as reported, 7 by finished steps
 
 
-def test_failed_poll_adds_nothing(box: Box) -> None:
-    """Around a poll without an answer no time passes, and the counters' part of it is left out."""
-    box.poll(4)
-    box.pass_second()
-    box.join(snapshot(Gpu(gpu(0).identity, fault="timeout")))
-    share = box.poll(5)
+def test_failed_poll_adds_nothing(host: Host) -> None:
+    """Time around a failed poll, and the counters' change in it, are not counted."""
+    host.poll(4)
+    host.pass_second()
+    host.join(snapshot(Gpu(gpu(0).identity, fault="timeout")))
+    share = host.poll(5)
     assert (share.seconds, share.busy) == (8, 6)  # not from second 4 to 6
     assert share.joules == pytest.approx(2400)
 
 
-def test_pause_adds_nothing(box: Box) -> None:
-    """While the driver is let go of, whatever its counters did belongs to nobody."""
-    box.poll(4)
+def test_pause_adds_nothing(host: Host) -> None:
+    """Counter changes while the driver is released belong to no run."""
+    host.poll(4)
     for _ in range(60):
-        box.pass_second()
-        box.join(replace(snapshot(Gpu(gpu(0).identity, fault=None, asked=False)), asked=False))
-    share = box.poll(1)
-    assert (share.seconds, share.joules, share.joules_by_power) == (4, 1200, 1200)  # of the time before, by power
-    share = box.poll(5)  # to second 70, a look
+        host.pass_second()
+        host.join(replace(snapshot(Gpu(gpu(0).identity, fault=None, asked=False)), asked=False))
+    share = host.poll(1)
+    assert (share.seconds, share.joules, share.joules_by_power) == (4, 1200, 1200)  # before the pause, from power
+    share = host.poll(5)  # to second 70, a slow reading
     assert (share.seconds, share.joules_by_power) == (9, 1200)
     assert share.joules == pytest.approx(2700)
 
 
-def test_gap_between_polls_adds_nothing(box: Box) -> None:
-    """A daemon that was stopped for long cannot say what happened meanwhile."""
-    box.poll(5)
+def test_gap_between_polls_adds_nothing(host: Host) -> None:
+    """Time in which the daemon was suspended is not counted."""
+    host.poll(5)
     for _ in range(100):
-        box.pass_second()
-    share = box.poll(1)
-    assert (share.seconds, share.joules) == (5, 1500)  # of the time before, by power
+        host.pass_second()
+    share = host.poll(1)
+    assert (share.seconds, share.joules) == (5, 1500)  # before the pause, from power
     assert share.joules_by_power == 1500
 
 
-def test_counter_that_begins_anew(box: Box) -> None:
-    """After a driver is loaded anew its counters are low: that is no energy given back, nor any drawn."""
-    box.poll(10)
-    box.joules = box.throttled = 0.0
-    share = box.poll(10)
+def test_counter_reset(host: Host) -> None:
+    """Counters that restart at 0 after a driver reload add no energy and subtract none."""
+    host.poll(10)
+    host.joules = host.throttled = 0.0
+    share = host.poll(10)
     assert share.throttled == {"sw_power_cap": 5}
-    assert (share.joules, share.joules_by_power) == (6000, 3000)  # the second half by power
+    assert (share.joules, share.joules_by_power) == (6000, 3000)  # the second half from power
 
 
-def test_gpu_that_is_not_held_costs_nothing(box: Box) -> None:
-    """Neither a run without memory on it, nor the time after it has let go of it, counts."""
-    box.poll(10)
-    box.holders = ()
+def test_gpu_without_allocated_memory_does_not_count(host: Host) -> None:
+    """A GPU counts only while the run has memory allocated on it."""
+    host.poll(10)
+    host.holders = ()
     quiet = replace(report(), memory={"GPU:0": DeviceMemory(0, 2 * GIB)})
-    box.registry.receive(ALICE, quiet, box.seconds)
-    share = box.poll(10)
+    host.registry.receive(ALICE, quiet, host.seconds)
+    share = host.poll(10)
     assert (share.seconds, share.joules, share.memory_peak) == (10, 3000, 2 * GIB)
 
 
-def test_process_that_the_driver_lists_holds_the_gpu() -> None:
-    """A run whose framework says nothing of memory holds what the driver lists its process on."""
-    box = Box()
-    box.meet(ALICE, devices={})
-    box.join()
-    assert box.poll(3).seconds == 3
+def test_listed_process_counts_as_using_the_gpu() -> None:
+    """A run that reports no memory uses the GPUs on which the driver lists its process."""
+    host = Host()
+    host.start_run(ALICE, devices={})
+    host.join()
+    assert host.poll(3).seconds == 3
 
 
 def test_mig_instance_has_no_energy() -> None:
-    """The whole GPU's joules and kernels are not an instance's; what slows its clocks is."""
-    box = Box()
-    box.meet(ALICE, devices={"GPU:0": "MIG-0-1"})
+    """A MIG instance has no energy and idle time, which are known for the whole GPU only; throttling applies to it."""
+    host = Host()
+    host.start_run(ALICE, devices={"GPU:0": "MIG-0-1"})
     for _ in range(11):
-        box.pass_second()
-        seen = box.gpu()
+        host.pass_second()
+        polled = host.gpu()
         instances = divided(0, free=(GIB, GIB), held={ALICE.pid: 1})
-        seen = replace(seen, mig=instances.mig, processes=instances.processes)
-        (usage,) = box.join(snapshot(seen))
+        polled = replace(polled, mig=instances.mig, processes=instances.processes)
+        (usage,) = host.join(snapshot(polled))
     (share,) = usage.shares.values()
     assert set(usage.shares) == {"MIG-0-1"}
     assert (share.seconds, share.joules, share.idle) == (10, None, None)
     assert share.throttled["sw_power_cap"] > 4
 
 
-def test_memory_at_its_most(box: Box) -> None:
-    """The peak is kept with the headroom of that moment, the least headroom by itself."""
-    share = box.poll(1)
+def test_memory_peak(host: Host) -> None:
+    """The peak is stored with the headroom at that moment; the lowest headroom is stored separately."""
+    share = host.poll(1)
     assert (share.memory_peak, share.memory_limit) == (2 * GIB, 4 * GIB)
     assert (share.headroom_at_peak, share.lowest_headroom) == (2 * GIB, 3 * GIB)
     for current, peak in ((3 * GIB, 3 * GIB), (GIB, 3 * GIB)):
         memory = {"GPU:0": DeviceMemory(current, peak, 4 * GIB)}
-        box.registry.receive(ALICE, replace(report(), memory=memory), box.seconds)
-        share = box.poll(1)
+        host.registry.receive(ALICE, replace(report(), memory=memory), host.seconds)
+        share = host.poll(1)
     assert (share.memory_peak, share.headroom_at_peak, share.lowest_headroom) == (3 * GIB, GIB, GIB)
 
 
-def test_xids_while_it_lived(box: Box) -> None:
-    """Those before it began are not its own; one that its end caused is, though told a little later."""
+def test_xids_during_the_run(host: Host) -> None:
+    """Only XIDs since the run's start count, and those shortly after its end, which the end may have caused."""
     old = XidCount(3, WALL - 100)
-    box = Box(xids={13: old})
-    box.meet(ALICE)
-    box.join()
-    assert box.poll(1).xids == {}
-    box.xids = {13: replace(old, count=4, last=WALL - 50), 31: XidCount(1, WALL + 1)}  # one is told late
-    assert box.poll(1).xids == {31: 1}
-    box.registry.receive(ALICE, End("exit"), box.seconds)
-    box.xids = {**box.xids, 43: XidCount(2, WALL + 3)}
-    assert box.poll(1).xids == {31: 1, 43: 2}
-    box.xids = {**box.xids, 79: XidCount(1, WALL + 50)}
-    assert 79 not in box.poll(1).xids
+    host = Host(xids={13: old})
+    host.start_run(ALICE)
+    host.join()
+    assert host.poll(1).xids == {}
+    host.xids = {13: replace(old, count=4, last=WALL - 50), 31: XidCount(1, WALL + 1)}  # one is reported late
+    assert host.poll(1).xids == {31: 1}
+    host.registry.receive(ALICE, End("exit"), host.seconds)
+    host.xids = {**host.xids, 43: XidCount(2, WALL + 3)}
+    assert host.poll(1).xids == {31: 1, 43: 2}
+    host.xids = {**host.xids, 79: XidCount(1, WALL + 50)}
+    assert 79 not in host.poll(1).xids
 
 
-def test_phases(box: Box) -> None:
+def test_phases(host: Host) -> None:
     """Time counts to the phase that the run was in when polled."""
-    box.poll(3)
-    box.registry.receive(ALICE, report("test"), box.seconds)
-    box.poll(2)
-    (usage,) = box.join()
+    host.poll(3)
+    host.registry.receive(ALICE, report("test"), host.seconds)
+    host.poll(2)
+    (usage,) = host.join()
     assert usage.phases == {"train": 3, "test": 2, "predict": 0, "idle": 0}
 
 
-def test_account_is_taken_up() -> None:
-    """What an earlier daemon has counted is there from the first poll, and goes on."""
-    box = Box()
+def test_usage_is_resumed() -> None:
+    """Usage counted by an earlier daemon is present from the first poll, and is added to."""
+    host = Host()
     before = DeviceUsage(
         name="H100",
         seconds=100.0,
@@ -314,116 +314,116 @@ def test_account_is_taken_up() -> None:
         xids={31: 2},
     )
     gone = DeviceUsage("H100", 50.0)
-    box.meet(ALICE)
-    (usage,) = box.join(earlier=RunUsage({"GPU-0": before, "GPU-9": gone}, {"train": 90.0}, 123))
+    host.start_run(ALICE)
+    (usage,) = host.join(earlier=RunUsage({"GPU-0": before, "GPU-9": gone}, {"train": 90.0}, 123))
     assert usage.shares["GPU-0"].seconds == 100
-    share = box.poll(10)
+    share = host.poll(10)
     assert (share.seconds, share.busy, share.joules) == (110, 77.5, 23000)
     assert share.throttled == {"sw_power_cap": 12}
     assert (share.memory_peak, share.headroom_at_peak, share.lowest_headroom) == (8 * GIB, 5, 4)
     assert share.xids == {31: 2}
-    (usage,) = box.join()
+    (usage,) = host.join()
     assert usage.shares["GPU-9"] == gone
     assert usage.phases["train"] == 100
     assert usage.host_memory_peak == 123
 
 
-def test_late_word_of_an_earlier_daemon_is_added(box: Box) -> None:
-    """What was counted before, on several occasions, is added up; of two peaks the higher one stays."""
+def test_late_usage_of_an_earlier_daemon_is_added(host: Host) -> None:
+    """Usage counted earlier is added up, also if it arrives in parts; the higher peak is kept."""
     held = DeviceUsage("H100", 100.0, 70.0, 30.0, 2e4, None, {"sw_power_cap": 7.0}, {}, GIB, None, None, 4.0, {31: 2})
     gone = DeviceUsage("A100", 50.0)
-    box.poll(10)
-    box.join(earlier=RunUsage({"GPU-0": held, "GPU-9": gone}, {"predict": 90.0}, 123))
-    box.join(earlier=RunUsage({"GPU-9": gone}, {"train": 5.0, "test": 1.0}, 99))
-    share = box.poll(1)
+    host.poll(10)
+    host.join(earlier=RunUsage({"GPU-0": held, "GPU-9": gone}, {"predict": 90.0}, 123))
+    host.join(earlier=RunUsage({"GPU-9": gone}, {"train": 5.0, "test": 1.0}, 99))
+    share = host.poll(1)
     assert (share.seconds, share.joules, share.memory_peak, share.lowest_headroom) == (111, 23000, 2 * GIB, 4)
     assert share.throttled == {"sw_power_cap": 12}
-    (usage,) = box.join()
+    (usage,) = host.join()
     assert usage.shares["GPU-9"].seconds == 100
     assert usage.phases == {"train": 16, "test": 1, "predict": 90, "idle": 0}
     assert usage.host_memory_peak == 123
 
 
-def test_nothing_is_kept_without_runs(box: Box) -> None:
-    """A run that is forgotten leaves nothing behind."""
-    box.poll(2)
-    (last,) = box.accounts.update(JoinedPoll(snapshot(box.gpu()), (), 3.0)).values()
+def test_expired_run_leaves_no_state(host: Host) -> None:
+    """A run that has expired leaves no state."""
+    host.poll(2)
+    (last,) = host.accounts.update(JoinedPoll(snapshot(host.gpu()), (), 3.0)).values()
     assert last.shares["GPU-0"].joules == 600
-    assert not box.accounts.update(JoinedPoll(snapshot(box.gpu()), (), 4.0))
-    assert not box.accounts._meters
+    assert not host.accounts.update(JoinedPoll(snapshot(host.gpu()), (), 4.0))
+    assert not host.accounts._meters
 
 
-class WithReceipts:
-    """A box whose polls go on to receipts, as the daemon's do."""
+class HostWithRecords:
+    """A host whose polls update run records, as in the daemon."""
 
     def __init__(self) -> None:
-        self.box = Box()
-        self.receipts = Recorder(None, 10, most_runs=9)
+        self.host = Host()
+        self.recorder = Recorder(None, 10, most_runs=9)
 
     def poll(self, seconds: int = 1) -> None:
-        """Poll for so many seconds."""
+        """Poll for `seconds`."""
         for _ in range(seconds):
-            self.box.pass_second()
-            seen, now = snapshot(self.box.gpu()), float(self.box.seconds)
-            runs = self.box.registry.update(seen, now)
-            poll = JoinedPoll(seen, runs, now)
-            usage = self.box.accounts.update(poll, self.receipts.resume(runs))
-            self.receipts.update(poll, usage)
+            self.host.pass_second()
+            polled, now = snapshot(self.host.gpu()), float(self.host.seconds)
+            runs = self.host.registry.update(polled, now)
+            poll = JoinedPoll(polled, runs, now)
+            usage = self.host.accounts.update(poll, self.recorder.resume(runs))
+            self.recorder.update(poll, usage)
 
-    def receipt(self) -> dict[str, Any]:
-        """Return the run's receipt."""
-        return dict(json.loads(asyncio.run(self.receipts.one(ALICE.run_id)) or b"{}"))
+    def run_record(self) -> dict[str, Any]:
+        """Return the run record."""
+        return dict(json.loads(asyncio.run(self.recorder.one(ALICE.run_id)) or b"{}"))
 
     def gpu_seconds(self) -> float:
-        """Return what it says that the run held GPUs for."""
-        return float(self.receipt()["gpu_seconds"])
+        """Return the GPU seconds in the run record."""
+        return float(self.run_record()["gpu_seconds"])
 
 
-def test_polls_that_miss_a_run_cost_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fault of our own that keeps a run out of a poll loses no time of it, and counts none again."""
+def test_poll_that_misses_a_run_counts_time_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An internal error that drops a run from a poll neither loses its time nor counts it twice."""
     monkeypatch.setattr("gpuwarden.records.recorder.procfs.is_alive", lambda *_: True)
-    it = WithReceipts()
-    it.box.meet(ALICE)
-    it.poll(11)
-    assert it.gpu_seconds() == 10
+    recorded = HostWithRecords()
+    recorded.host.start_run(ALICE)
+    recorded.poll(11)
+    assert recorded.gpu_seconds() == 10
     for _ in range(3):
         with monkeypatch.context() as broken:
             broken.setattr(RunState, "update", lambda *_args, **_settings: 1 / 0)
-            it.poll()
-        it.poll()
-    assert 10 <= it.gpu_seconds() <= 16
+            recorded.poll()
+        recorded.poll()
+    assert 10 <= recorded.gpu_seconds() <= 16
 
 
-def test_run_that_parts_keeps_what_the_counters_were_not_asked_for_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its energy and its slowed seconds are those of all the time that it held the GPU."""
+def test_detached_run_keeps_unread_counter_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A detached run's energy and throttled seconds cover all its time on the GPU."""
     monkeypatch.setattr("gpuwarden.records.recorder.procfs.is_alive", lambda *_: True)
-    it = WithReceipts()
-    it.box.meet(ALICE)
-    it.poll(28)  # the counters were looked at last at 20 s
-    it.box.registry._forget(ALICE.run_id, float(it.box.seconds))
-    it.poll()
-    parted = it.receipt()
-    assert (parted["gpu_seconds"], parted["energy_joules"]) == (27, 27 * it.box.watts)
-    it.box.meet(ALICE)
-    it.poll(21)
-    receipt = it.receipt()
-    assert (receipt["gpu_seconds"], receipt["energy_joules"]) == (47, 47 * it.box.watts)
+    recorded = HostWithRecords()
+    recorded.host.start_run(ALICE)
+    recorded.poll(28)  # the counters were last read at 20 s
+    recorded.host.registry._forget(ALICE.run_id, float(recorded.host.seconds))
+    recorded.poll()
+    detached = recorded.run_record()
+    assert (detached["gpu_seconds"], detached["energy_joules"]) == (27, 27 * recorded.host.watts)
+    recorded.host.start_run(ALICE)
+    recorded.poll(21)
+    run_record = recorded.run_record()
+    assert (run_record["gpu_seconds"], run_record["energy_joules"]) == (47, 47 * recorded.host.watts)
 
 
-def test_run_that_is_forgotten_and_back_before_a_poll_keeps_its_account(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where runs.max is used up, one may give way to another and come back at once."""
+def test_run_that_returns_before_the_next_poll_keeps_its_usage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the limit runs.max a run may be dropped and reconnect before the next poll."""
     monkeypatch.setattr("gpuwarden.records.recorder.procfs.is_alive", lambda *_: True)
-    it = WithReceipts()
-    it.box.meet(ALICE)
-    it.poll(28)  # the counters were looked at last at 20 s
-    it.box.registry._forget(ALICE.run_id, float(it.box.seconds))
-    it.box.xids = {31: XidCount(1, WALL + it.box.seconds + 0.5)}
-    it.box.meet(ALICE)
-    it.poll()
-    assert it.gpu_seconds() == 28
-    it.poll(11)
-    receipt = it.receipt()
-    assert receipt["gpu_seconds"] == 39
-    assert receipt["energy_joules"] == 39 * it.box.watts
-    assert receipt["throttled_seconds"] == {"sw_power_cap": 39 * it.box.slowed}
-    assert receipt["xids"] == {"31": 1}
+    recorded = HostWithRecords()
+    recorded.host.start_run(ALICE)
+    recorded.poll(28)  # the counters were last read at 20 s
+    recorded.host.registry._forget(ALICE.run_id, float(recorded.host.seconds))
+    recorded.host.xids = {31: XidCount(1, WALL + recorded.host.seconds + 0.5)}
+    recorded.host.start_run(ALICE)
+    recorded.poll()
+    assert recorded.gpu_seconds() == 28
+    recorded.poll(11)
+    run_record = recorded.run_record()
+    assert run_record["gpu_seconds"] == 39
+    assert run_record["energy_joules"] == 39 * recorded.host.watts
+    assert run_record["throttled_seconds"] == {"sw_power_cap": 39 * recorded.host.slowed}
+    assert run_record["xids"] == {"31": 1}
