@@ -1,4 +1,4 @@
-"""`compat: dcgm` adds dcgm-exporter's names, so that its dashboards and alerts keep working."""
+"""Metrics with dcgm-exporter's names (`compat: dcgm`), with which its dashboards and alerts keep working."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ from tests.capture.test_capture import snapshot_of
 GPUS = 8
 MIB = 2**20
 
-# The queries of dashboard 12239: first as it began (schema 22, by `instance`), then as it stands in dcgm-exporter's
-# repository, grafana/dcgm-exporter-dashboard.json at 068798b (schema 37, by `Hostname`). Each of its variables stands
-# for all values here, as it does when "All" is chosen. The misspelt `uuid` is the dashboard's own.
+# Queries of dashboard 12239: first its original version (schema 22, by `instance`), then the one in dcgm-exporter's
+# repository, grafana/dcgm-exporter-dashboard.json at 068798b (schema 37, by `Hostname`). Each variable has the value
+# that Grafana fills in for "All". The misspelled `uuid` is the dashboard's own.
 SHARED = 'Hostname=~".+", gpu=~".+"'
 DASHBOARD = (
     'DCGM_FI_DEV_GPU_TEMP{instance=~".+", gpu=~".+"}',
@@ -62,7 +62,7 @@ DASHBOARD = (
     f"max(DCGM_FI_DEV_FB_USED{{{SHARED}}}) by (Hostname, gpu, GPU_I_ID, GPU_I_PROFILE)",
     'DCGM_FI_DEV_FB_FREE{Hostname=~".+"}',
 )
-# Conditions as public rule sets have them, once each, found by searching public repositories for DCGM_FI_ in `expr:`.
+# Distinct conditions of public rule sets, found by searching public repositories for DCGM_FI_ in `expr:`.
 ALERTS = (
     "DCGM_FI_DEV_GPU_TEMP > 85",
     "DCGM_FI_DEV_MEMORY_TEMP > 95",
@@ -129,7 +129,7 @@ UNITS: tuple[tuple[str, dict[str, str], str, float], ...] = (
 
 
 def polled_twice(box: Box) -> Snapshot:
-    """Poll a box as the daemon does, the second time when all that takes two readings is due."""
+    """Poll a host as the daemon does, the second time when the rates from two readings are due."""
 
     async def polls() -> Snapshot:
         poller = Poller(box.nvml, 30, clock=box.clock)
@@ -140,8 +140,8 @@ def polled_twice(box: Box) -> Snapshot:
     return asyncio.run(polls())
 
 
-def page_of(snapshot: Snapshot, hostname: str = "box") -> MetricsPage:
-    """Write a poll's page under both sets of names."""
+def render_page(snapshot: Snapshot, hostname: str = "box") -> MetricsPage:
+    """Render a poll's page with both sets of names."""
     state = State(source="simulated", poll_interval=1.0, snapshot=snapshot)
     again = DcgmPage(hostname)
     again.update(state)
@@ -150,7 +150,7 @@ def page_of(snapshot: Snapshot, hostname: str = "box") -> MetricsPage:
 
 def samples(page: MetricsPage, name: str, labels: Mapping[str, str]) -> dict[str, float]:
     """Return the values of a metric by the GPU's UUID."""
-    names = {name, f"{name}_total"}  # the parser gives each counter that ending
+    names = {name, f"{name}_total"}  # the parser adds that suffix to each counter
     found = [each for family in parse_text(page.text.decode()) for each in family.samples if each.name in names]
     return {
         sample.labels.get("uuid") or sample.labels["UUID"]: sample.value
@@ -160,33 +160,33 @@ def samples(page: MetricsPage, name: str, labels: Mapping[str, str]) -> dict[str
 
 
 class TestValues:
-    """The same readings, said in DCGM's units."""
+    """Readings in DCGM's units."""
 
     @pytest.mark.parametrize(("ours", "labels", "theirs", "factor"), UNITS)
-    def test_value_is_ours_in_their_unit(self, ours: str, labels: dict[str, str], theirs: str, factor: float) -> None:
-        """MiB, percent, MHz, mJ and W, of each GPU."""
-        page = page_of(polled_twice(Box(GPUS)))
+    def test_value_is_converted(self, ours: str, labels: dict[str, str], theirs: str, factor: float) -> None:
+        """Values are in MiB, percent, MHz, mJ and W, for each GPU."""
+        page = render_page(polled_twice(Box(GPUS)))
         expected = {uuid: value * factor for uuid, value in samples(page, ours, labels).items()}
         assert len(expected) == GPUS
         assert samples(page, theirs, {}) == pytest.approx(expected, abs=1e-6)
 
-    def test_numbers_have_no_binary_dust(self) -> None:
-        """A percentage that the driver gave as 29 is 29, not 28.999999999999996."""
-        page = page_of(snapshot_of(Box(GPUS).nvml))
+    def test_numbers_are_rounded(self) -> None:
+        """A percentage that the driver reports as 29 is 29, not 28.999999999999996."""
+        page = render_page(snapshot_of(Box(GPUS).nvml))
         assert all(value == int(value) for value in samples(page, "DCGM_FI_DEV_GPU_UTIL", {}).values())
         assert all(value == int(value) for value in samples(page, "DCGM_FI_DEV_SM_CLOCK", {}).values())
 
-    def test_used_share_leaves_out_what_is_reserved(self) -> None:
-        """As DCGM defines it, the driver's own memory belongs to neither side of the share."""
-        page = page_of(snapshot_of(Box(GPUS).nvml))
+    def test_used_ratio_excludes_reserved_memory(self) -> None:
+        """As in DCGM, memory reserved by the driver is in neither part of the ratio."""
+        page = render_page(snapshot_of(Box(GPUS).nvml))
         size, used, reserved = (
             samples(page, f"gpuwarden_gpu_memory_{what}_bytes", {}) for what in ("size", "used", "reserved")
         )
         expected = {uuid: used[uuid] / (size[uuid] - reserved[uuid]) for uuid in size}
         assert samples(page, "DCGM_FI_DEV_FB_USED_PERCENT", {}) == pytest.approx(expected, abs=1e-6)
 
-    def test_clock_event_reasons_are_nvmls_mask(self) -> None:
-        """The bits are the ones that the driver gave."""
+    def test_clock_event_reasons_are_the_nvml_mask(self) -> None:
+        """The bit mask is the one that the driver reports."""
         box = Box(GPUS)
         box.simulation.gpu(0).pin(temperature=95)
         snapshot = snapshot_of(box.nvml)
@@ -195,16 +195,16 @@ class TestValues:
             for gpu in snapshot.gpus
         }
         assert any(masks.values())
-        page = page_of(snapshot)
+        page = render_page(snapshot)
         assert samples(page, "DCGM_FI_DEV_CLOCKS_EVENT_REASONS", {}) == masks
         assert samples(page, "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS", {}) == masks
 
     def test_lost_gpu_has_no_samples(self) -> None:
-        """Neither old values nor DCGM's blank numbers stand in for a GPU that does not answer."""
+        """A GPU that does not respond exports neither old values nor DCGM's blank values."""
         box = Box(2)
         whole = snapshot_of(box.nvml)
         box.simulation.gpu(0).fail("nvmlDeviceGetTemperature", 15)
-        page = page_of(snapshot_of(box.nvml))
+        page = render_page(snapshot_of(box.nvml))
         assert samples(page, "DCGM_FI_DEV_FB_USED", {}).keys() == {whole.gpus[1].identity.uuid}
 
 
@@ -213,7 +213,7 @@ DIVIDED = GpuIdentity("GPU-0", 0, "NVIDIA H100 80GB HBM3", "00000000:10:00.0", "
 
 
 def instance(name: str, gpu_instance: int, compute_instance: int, profile: str, used: int) -> MigInstance:
-    """Make a MIG instance with some memory and activity."""
+    """Return a MIG instance with some memory and activity."""
     readings: Read = {
         MigReadings.memory_size_bytes: 10 << 30,
         MigReadings.memory_reserved_bytes: 1 << 30,
@@ -224,7 +224,7 @@ def instance(name: str, gpu_instance: int, compute_instance: int, profile: str, 
     return MigInstance(MigIdentity(name, gpu_instance, compute_instance, profile), readings)
 
 
-def told(gpu: Gpu, **access: bool) -> dict[str, list[tuple[dict[str, str], float]]]:
+def dcgm_samples(gpu: Gpu, **access: bool) -> dict[str, list[tuple[dict[str, str], float]]]:
     """Return the labels and value of each DCGM sample about a GPU, by the sample's name."""
     state = State(source="nvml", poll_interval=1.0, snapshot=Snapshot(1.0, 0.0, None, gpus=(gpu,)), access=access)
     page = Exposition().render(DcgmPage("box").read_tables(state))
@@ -233,13 +233,13 @@ def told(gpu: Gpu, **access: bool) -> dict[str, list[tuple[dict[str, str], float
 
 
 class TestInstances:
-    """A divided GPU, as dcgm-exporter labels it."""
+    """A GPU with MIG instances, labelled as in dcgm-exporter."""
 
     def test_memory_and_activity_are_by_instance(self) -> None:
-        """They are exported for the instances only, or a sum would count them twice; values of the GPU appear once."""
+        """Values of instances are not exported for the GPU too, so that sums are right; GPU values appear once."""
         mig = (instance("MIG-1", 1, 0, "1g.10gb", 3 << 30), instance("MIG-2", 2, 0, "1g.10gb", 6 << 30))
         readings = {GpuReadings.memory_used_bytes: 9 << 30, GpuReadings.power_usage_watts: 300.0}
-        found = told(Gpu(DIVIDED, None, readings, mig=mig))
+        found = dcgm_samples(Gpu(DIVIDED, None, readings, mig=mig))
         used = {labels["GPU_I_ID"]: value for labels, value in found["DCGM_FI_DEV_FB_USED"]}
         assert used == {"1": 3072, "2": 6144}
         assert [value for _, value in found["DCGM_FI_DEV_FB_USED_PERCENT"]] == pytest.approx([3 / 9, 6 / 9], abs=1e-6)
@@ -248,51 +248,51 @@ class TestInstances:
         assert [(labels["GPU_I_ID"], value) for labels, value in found["DCGM_FI_DEV_POWER_USAGE"]] == [("", 300)]
         assert {labels["UUID"] for labels, _ in found["DCGM_FI_DEV_FB_USED"]} == {"GPU-0"}
 
-    def test_compute_instances_are_their_gpu_instance(self) -> None:
-        """Several share the memory of one, whose profile and id DCGM names: never two series of the same labels."""
+    def test_compute_instances_have_their_gpu_instances_labels(self) -> None:
+        """Compute instances of one GPU instance share its memory and DCGM labels, without duplicate series."""
         mig = tuple(instance(f"MIG-{number}", 5, number, "1c.3g.40gb", 2 << 30) for number in range(3))
-        found = told(Gpu(DIVIDED, None, {}, mig=mig))
+        found = dcgm_samples(Gpu(DIVIDED, None, {}, mig=mig))
         ((labels, value),) = found["DCGM_FI_DEV_FB_USED"]
         assert (labels["GPU_I_PROFILE"], labels["GPU_I_ID"], value) == ("3g.40gb", "5", 2048)
 
 
-class TestOthers:
+class TestComputedValues:
     """Computed values."""
 
     def test_last_xid(self) -> None:
-        """The value is the code that came last, with DCGM's labels for it; 0 where there was none."""
+        """The value is the last code, with DCGM's labels for it, or 0 without an XID."""
         xids = {31: XidCount(7, last=100.0), 79: XidCount(1, last=300.0), 13: XidCount(2, last=200.0)}
-        ((labels, value),) = told(Gpu(DIVIDED, None, xids=xids))["DCGM_FI_DEV_XID_ERRORS"]
+        ((labels, value),) = dcgm_samples(Gpu(DIVIDED, None, xids=xids))["DCGM_FI_DEV_XID_ERRORS"]
         assert (labels["err_code"], value) == ("79", 79)
         assert "bus" in labels["err_msg"]
-        ((labels, value),) = told(Gpu(DIVIDED, None), nvml_events=True)["DCGM_FI_DEV_XID_ERRORS"]
+        ((labels, value),) = dcgm_samples(Gpu(DIVIDED, None), nvml_events=True)["DCGM_FI_DEV_XID_ERRORS"]
         assert (labels["err_code"], value) == ("0", 0)
 
-    def test_no_xid_is_claimed_where_none_could_be_seen(self) -> None:
+    def test_unknown_xid_is_not_0(self) -> None:
         """Without events and without the kernel log there is no sample, rather than an unknown 0."""
-        assert "DCGM_FI_DEV_XID_ERRORS" not in told(Gpu(DIVIDED, None), nvml_events=False)
+        assert "DCGM_FI_DEV_XID_ERRORS" not in dcgm_samples(Gpu(DIVIDED, None), nvml_events=False)
 
-    def test_engine_activity_falls_back_on_utilization(self) -> None:
-        """A GPU before Hopper has no GPM, and the driver's samples stand in."""
-        found = told(Gpu(DIVIDED, None, {GpuReadings.utilization_ratio: 0.5}))
+    def test_engine_activity_falls_back_to_utilization(self) -> None:
+        """A GPU before Hopper has no GPM, so the driver's utilization is exported."""
+        found = dcgm_samples(Gpu(DIVIDED, None, {GpuReadings.utilization_ratio: 0.5}))
         assert [value for _, value in found["DCGM_FI_PROF_GR_ENGINE_ACTIVE"]] == [0.5]
 
-    def test_pcie_traffic_falls_back_on_gpm(self) -> None:
-        """A GPU whose byte counters are too narrow to be shown, as an H200's, exports the mean from GPM."""
+    def test_pcie_traffic_falls_back_to_gpm(self) -> None:
+        """A GPU with byte counters that are too narrow, such as an H200, exports the mean from GPM."""
         traffic: Any = {("transmit",): 3.4e9, ("receive",): 57.3e9}
-        found = told(Gpu(DIVIDED, None, {GpuReadings.pcie_mean_throughput_bytes_per_second: traffic}))
+        found = dcgm_samples(Gpu(DIVIDED, None, {GpuReadings.pcie_mean_throughput_bytes_per_second: traffic}))
         assert [value for _, value in found["DCGM_FI_PROF_PCIE_TX_BYTES"]] == [3.4e9]
         assert [value for _, value in found["DCGM_FI_DEV_PCIE_RX_THROUGHPUT"]] == [57.3e6]
 
     def test_errors_are_added_up_over_locations(self) -> None:
-        """DCGM's totals are of all locations."""
+        """DCGM's totals cover all locations."""
         errors: Any = {
             ("corrected", "volatile", "sram"): 1,
             ("corrected", "volatile", "dram"): 2,
             ("uncorrected", "volatile", "dram"): 4,
             ("uncorrected", "aggregate", "dram"): 8,
         }
-        found = told(Gpu(DIVIDED, None, {GpuReadings.ecc_errors_total: errors}))
+        found = dcgm_samples(Gpu(DIVIDED, None, {GpuReadings.ecc_errors_total: errors}))
         totals = {name: samples[0][1] for name, samples in found.items()}
         assert totals == {
             "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL": 3,
@@ -302,12 +302,12 @@ class TestOthers:
 
 
 class TestRates:
-    """Traffic, which DCGM shows as a rate and we count."""
+    """Rates of traffic, which gpuwarden exports as a counter."""
 
     COUNTER = GpuReadings.nvlink_bytes_total
 
-    def seen(self, *reads: tuple[float, int | None]) -> float | None:
-        """Return the rate after polls that showed what was read at those times; None is a poll without it."""
+    def rate_after(self, *reads: tuple[float, int | None]) -> float | None:
+        """Return the rate after polls with these read times and values; None is a poll without the value."""
         rates = CounterRates((self.COUNTER,))
         for number, (slow_taken, value) in enumerate(reads):
             readings: Read = {} if value is None else {self.COUNTER: {("transmit",): value}}
@@ -315,25 +315,25 @@ class TestRates:
         return rates.rate("GPU-0", self.COUNTER, "transmit")
 
     def test_rate_is_between_two_reads(self) -> None:
-        """Polls that repeat what was read ten seconds ago neither lower the rate nor double it."""
+        """Polls that repeat a ten-second-old reading neither lower nor double the rate."""
         polls = [(second // 10 * 10.0, 1000 * (second // 10)) for second in range(36)]
-        assert self.seen(*polls) == 100
-        assert self.seen(*polls[:10]) is None  # read once only
+        assert self.rate_after(*polls) == 100
+        assert self.rate_after(*polls[:10]) is None  # read only once
 
-    def test_link_at_rest_has_rate_0(self) -> None:
+    def test_idle_link_has_rate_0(self) -> None:
         """A counter without a change is distinguished from one that was not read again yet."""
         busy = [(0.0, 0), (10.0, 5000), (10.0, 5000)]
-        assert self.seen(*busy) == 500
-        assert self.seen(*busy, (20.0, 5000)) == 0
+        assert self.rate_after(*busy) == 500
+        assert self.rate_after(*busy, (20.0, 5000)) == 0
 
     @pytest.mark.parametrize("rest", range(1, 16))
-    def test_traffic_that_begins_has_its_rate(self, rest: int) -> None:
-        """However long a link was at rest, what it moves then was moved since the last read, not the last poll."""
+    def test_rate_after_idle_time(self, rest: int) -> None:
+        """Traffic after any idle time is divided by the time since the last read, not since the last poll."""
         polls = [(second // 15 * 15.0, 0) for second in range(15 * rest)]
-        assert self.seen(*polls, (15.0 * rest, 15_000)) == 1000
+        assert self.rate_after(*polls, (15.0 * rest, 15_000)) == 1000
 
     def test_counter_that_is_read_in_each_poll(self) -> None:
-        """A row of no slow tier is dated by the poll's own reading."""
+        """A reading that is not of the slow tier has the time of the poll."""
         counter = GpuReadings.busy_seconds_total
         assert counter.tier == "poll"
         assert self.COUNTER.tier == "slow"
@@ -343,12 +343,12 @@ class TestRates:
         assert rates.rate("GPU-0", counter) == 0.5
 
     def test_reload_of_the_driver_gives_no_rate(self) -> None:
-        """A counter that fell restarts, and so does one that was missing."""
-        assert self.seen((0.0, 9000), (10.0, 100)) is None
-        assert self.seen((0.0, 0), (10.0, 5000), (20.0, None), (30.0, 9000)) is None
+        """A counter that decreased or was missing restarts."""
+        assert self.rate_after((0.0, 9000), (10.0, 100)) is None
+        assert self.rate_after((0.0, 0), (10.0, 5000), (20.0, None), (30.0, 9000)) is None
 
-    def test_counter_of_pcie_wins(self) -> None:
-        """The rate of counted bytes misses nothing, so it is preferred to the mean from GPM."""
+    def test_pcie_counter_takes_precedence(self) -> None:
+        """The rate of counted bytes is exact, so it takes precedence over the mean from GPM."""
         page = DcgmPage("box")
         for total in (0, 10):
             counted: Any = {("transmit",): total * 10**9}
@@ -363,8 +363,8 @@ class TestRates:
         rendered = Exposition().render(page.read_tables(state))
         assert samples(rendered, "DCGM_FI_PROF_PCIE_TX_BYTES", {}) == {"GPU-0": 1e9}
 
-    def test_megabytes_of_nvlink_are_both_ways(self) -> None:
-        """DCGM's total is in MB/s over both directions."""
+    def test_nvlink_total_covers_both_directions(self) -> None:
+        """DCGM's total is in MB/s for both directions."""
         page = DcgmPage("box")
         for total in (0, 10):
             both: Any = {("transmit",): total * 10**9, ("receive",): total * 10**9}
@@ -377,11 +377,13 @@ class TestRates:
 
 
 class TestPage:
-    """The page as parsed by Prometheus and its tools."""
+    """Page as parsed by Prometheus and its tools."""
 
     def test_labels_are_those_of_dcgm_exporter(self) -> None:
-        """Each sample says which GPU it is about in dcgm-exporter's labels, the host by its older and newer name."""
-        found = [f for f in parse_text(page_of(snapshot_of(Box(2).nvml)).text.decode()) if f.name.startswith("DCGM_")]
+        """Each sample has dcgm-exporter's GPU labels, and the host name under the older and the newer label."""
+        found = [
+            f for f in parse_text(render_page(snapshot_of(Box(2).nvml)).text.decode()) if f.name.startswith("DCGM_")
+        ]
         assert {tuple(sorted(sample.labels)) for family in found for sample in family.samples} >= {
             tuple(sorted(LABELS))
         }
@@ -401,51 +403,51 @@ class TestPage:
         }
 
     def test_host_is_named_as_dcgm_exporter_does(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """In Kubernetes NODE_NAME has the node's name, elsewhere it is the host name."""
+        """The host name is NODE_NAME in Kubernetes, else the system's."""
         monkeypatch.setenv("NODE_NAME", "node-7")
         assert host_name() == "node-7"
         monkeypatch.delenv("NODE_NAME")
         assert host_name() == Path("/proc/sys/kernel/hostname").read_text().strip()
 
     def test_promtool_accepts_the_page(self) -> None:
-        """It parses; what promtool says of style is about DCGM's names alone."""
+        """The page parses; promtool's style remarks concern only DCGM's names."""
         promtool = needs("promtool", "prometheus")
-        page = page_of(snapshot_of(Box(2).nvml)).text
+        page = render_page(snapshot_of(Box(2).nvml)).text
         done = subprocess.run([promtool, "check", "metrics"], input=page, capture_output=True, check=False)
         remarks = (done.stdout + done.stderr).decode().splitlines()
-        assert done.returncode in (0, 3), remarks  # 3: style
+        assert done.returncode in (0, 3), remarks  # 3: style remarks
         assert [remark for remark in remarks if not remark.startswith("DCGM_FI_")] == []
 
     def test_openmetrics_page_parses(self) -> None:
-        """In OpenMetrics, where a counter's name ends in _total, DCGM's counters are of unknown kind, and the same."""
-        page = page_of(snapshot_of(Box(2).nvml))
+        """In OpenMetrics, where counter names end in _total, DCGM's counters have type unknown and the same values."""
+        page = render_page(snapshot_of(Box(2).nvml))
         found = {family.name: family for family in parse_openmetrics(page.openmetrics.decode())}
         energy = found["DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"]
         assert energy.type == "unknown"
         in_text = samples(page, energy.name, {})
         assert {sample.labels["UUID"]: sample.value for sample in energy.samples} == in_text
 
-    def test_off_means_off(self) -> None:
+    def test_off_by_default(self) -> None:
         """No DCGM name is exported by default."""
         command = [sys.executable, "-m", "gpuwarden", "once", "--source", "simulated"]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         assert "gpuwarden_gpu_up" in done.stdout
         assert "DCGM" not in done.stdout
 
-    def test_rows_bear_names_of_dcgm(self) -> None:
-        """A row under any other name stops the import."""
+    def test_rows_have_dcgm_names(self) -> None:
+        """A row with another name fails at import."""
         with pytest.raises(ValueError, match="fields are named DCGM_FI_"):
             DcgmMetric("gpuwarden_gpu_up", "gauge", "", "Up.", lambda _: None)
 
     def test_help_is_one_sentence(self) -> None:
-        """Every row says what it is and in which unit."""
+        """The help of every row is one sentence with the unit."""
         for row in DcgmReadings.rows:
             assert re.fullmatch(r"[A-Z][^\"\\]*[^.]\.", row.help), row.help
             assert row.source.startswith("gpuwarden_"), row.name
 
 
 def without_threshold(condition: str) -> str:
-    """Return what is compared in a condition, which has a value whether it holds or not."""
+    """Return the left side of a comparison, which has a value whether the condition holds or not."""
     parsed = promql_parser.parse(condition)
     assert isinstance(parsed, promql_parser.BinaryExpr), condition
     if str(parsed.op) == "and":
@@ -453,9 +455,9 @@ def without_threshold(condition: str) -> str:
     return condition.rpartition(" > " if " > " in condition else " < ")[0]
 
 
-def test_simulated_box_has_all_that_the_dashboard_asks_for() -> None:
-    """Each metric and label that a query of dashboard 12239 names is on the page of the simulated box."""
-    page = page_of(polled_twice(Box(GPUS)))
+def test_simulated_host_exports_the_dashboards_metrics() -> None:
+    """The simulated host exports each metric and label in the queries of dashboard 12239."""
+    page = render_page(polled_twice(Box(GPUS)))
     carried = {family.name: set(family.samples[0].labels) for family in parse_text(page.text.decode())}
     for query in DASHBOARD:
         for name, matched in selectors(query):
@@ -463,8 +465,8 @@ def test_simulated_box_has_all_that_the_dashboard_asks_for() -> None:
             assert named <= carried[name] | {"instance"}, query
 
 
-def test_dashboards_and_alerts_go_on(mock_nvml: MockNvml, tmp_path: Path) -> None:
-    """Each query of dashboard 12239 and each condition of public rules gives series in a real Prometheus."""
+def test_dashboards_and_alerts_work(mock_nvml: MockNvml, tmp_path: Path) -> None:
+    """Each query of dashboard 12239 and each condition of public rules returns series in a real Prometheus."""
     config = tmp_path / "config.yaml"
     config.write_text("compat: dcgm\npoll: {interval: 500ms, slow_interval: 1s}\n")
     daemon = Daemon(tmp_path, "--config", str(config), env=mock_nvml.env(gpus=GPUS))

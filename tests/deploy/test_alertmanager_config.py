@@ -1,4 +1,4 @@
-"""The example configuration of Alertmanager: refused until filled in, routes, inhibition, what messages say."""
+"""Example configuration of Alertmanager: placeholders, routes, inhibition and message templates."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ UNIT_TESTS = sorted((ROOT / "tests" / "rules").glob("*.yml"))
 
 
 def amtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run amtool to its end."""
+    """Run amtool."""
     program = needs("amtool", "prometheus-alertmanager")
     return subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
 
 
 @pytest.fixture
 def complete(tmp_path: Path) -> Path:
-    """Write the example as a site has it."""
+    """Write the example with its placeholders filled in."""
     path = tmp_path / "alertmanager.yml"
     path.write_text(filled())
     return path
 
 
-def test_filled_in_it_is_accepted(complete: Path) -> None:
-    """Nothing but the placeholders keeps Alertmanager from taking it."""
+def test_filled_in_example_is_accepted(complete: Path) -> None:
+    """Alertmanager accepts the example once its placeholders are filled in."""
     done = amtool("check-config", complete)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{len(INHIBITIONS)} inhibit rules" in done.stdout
     assert "3 receivers" in done.stdout
 
 
-def test_placeholder_left_is_refused(tmp_path: Path) -> None:
-    """Each alone stops amtool, which names it."""
+def test_remaining_placeholder_is_rejected(tmp_path: Path) -> None:
+    """Each single placeholder makes amtool fail with its name."""
     path = tmp_path / "alertmanager.yml"
     for left in placeholders():
         path.write_text(filled({name: value for name, value in VALUES.items() if name != left}))
@@ -61,7 +61,7 @@ def test_placeholder_left_is_refused(tmp_path: Path) -> None:
 
 
 def test_alertmanager_does_not_start_with_a_placeholder(tmp_path: Path) -> None:
-    """The program itself ends, and its log names what to fill in."""
+    """Alertmanager exits, and its log names the placeholder."""
     program = needs("prometheus-alertmanager", "prometheus-alertmanager")
     command = [program, f"--config.file={CONFIGURATION}", f"--storage.path={tmp_path}", "--cluster.listen-address="]
     done = subprocess.run(
@@ -71,13 +71,13 @@ def test_alertmanager_does_not_start_with_a_placeholder(tmp_path: Path) -> None:
     assert any(name in done.stderr for name in placeholders())
 
 
-def test_every_placeholder_is_known_here() -> None:
+def test_every_placeholder_is_tested() -> None:
     """The tests fill in exactly the placeholders of the example."""
     assert placeholders() == VALUES.keys()
 
 
 def test_routes(complete: Path) -> None:
-    """An alert of each severity goes to the receiver of that severity; routes look at nothing else."""
+    """Each severity has its receiver; routes use no other label."""
     for severity in sorted({rule.severity for rule in ALERTS.values()}):
         labels = ("alertname=RunDied", f"severity={severity}")
         done = amtool("config", "routes", "test", f"--config.file={complete}", *labels)
@@ -86,28 +86,28 @@ def test_routes(complete: Path) -> None:
         assert {re.split("[=!]", each)[0].strip() for each in route["matchers"]} == {"severity"}
 
 
-def test_alert_of_unknown_severity_is_told(complete: Path) -> None:
+def test_alert_of_unknown_severity_is_sent(complete: Path) -> None:
     """Alerts of other rules are not lost."""
     done = amtool("config", "routes", "test", f"--config.file={complete}", "alertname=Other", "severity=page")
     assert done.stdout.strip() == "warning"
 
 
-def test_names_of_alerts_exist() -> None:
-    """Inhibition names alerts that there are, and not one as its own target."""
+def test_inhibition_alerts_exist() -> None:
+    """Inhibition rules name existing alerts, and none inhibits itself."""
     for each in INHIBITIONS:
         assert {each.source, *each.targets} <= ALERTS.keys()
         assert each.source not in each.targets
 
 
-def test_section_is_in_step() -> None:
-    """The example ends in what `gpuwarden rules --inhibition` prints (make docs)."""
+def test_inhibition_section_is_current() -> None:
+    """The example ends in the output of `gpuwarden rules --inhibition` (make docs)."""
     command = [sys.executable, "-m", "gpuwarden", "rules", "--inhibition"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert CONFIGURATION.read_text().endswith(f"\n\n{printed}")
 
 
 def _fired() -> dict[str, list[dict[str, str]]]:
-    """Return the labels with which each alert fires in promtool's tests: what Prometheus really gave it."""
+    """Return the labels of each alert that fires in the rule tests, as Prometheus sets them."""
     found = defaultdict(list)
     for path in UNIT_TESTS:
         for test in yaml.safe_load(path.read_text())["tests"]:
@@ -120,8 +120,8 @@ def _fired() -> dict[str, list[dict[str, str]]]:
 FIRED = _fired()
 
 
-def test_labels_of_inhibition_exist() -> None:
-    """Each target carries the labels that have to be equal: one that lacks them is hidden by what lacks them too."""
+def test_inhibition_labels_exist() -> None:
+    """Each target has the labels in `equal`: without them, it would be inhibited by any source without them."""
     for each in INHIBITIONS:
         for target in each.targets or ALERTS.keys() - {each.source}:
             for labels in FIRED[target]:
@@ -129,8 +129,8 @@ def test_labels_of_inhibition_exist() -> None:
         assert any(set(each.equal) - SITE <= labels.keys() for labels in FIRED[each.source]), each
 
 
-def test_labels_of_groups_exist() -> None:
-    """Alerts carry the labels that they are grouped by."""
+def test_group_labels_exist() -> None:
+    """Each label that groups alerts exists on some alert."""
     carried = {"alertname"}.union(*(labels for every in FIRED.values() for labels in every))
     route = yaml.safe_load(filled())["route"]
     for each in [route, *route["routes"]]:
@@ -151,13 +151,13 @@ def _alert(alertname: str, /, **labels: str) -> dict[str, Any]:
 
 
 def _suppressed(alertmanager: Alertmanager) -> dict[str, bool]:
-    """Return whether Alertmanager holds each alert back, by its number in the test."""
+    """Return whether Alertmanager inhibits each alert, by its number in the test."""
     by = {each["labels"]["number"]: each["status"]["inhibitedBy"] for each in alertmanager.alerts()}
     return {number: bool(inhibiting) for number, inhibiting in by.items()}
 
 
 def test_inhibition(tmp_path: Path) -> None:
-    """A real Alertmanager holds back each target of the same subject, and none of another GPU, run or box."""
+    """Alertmanager inhibits each target of the same subject, and none of another GPU, run or host."""
     alertmanager = Alertmanager(tmp_path / "alertmanager", configuration=filled())
     expected: dict[str, bool] = {}
     alerts: list[dict[str, Any]] = []
@@ -169,7 +169,7 @@ def test_inhibition(tmp_path: Path) -> None:
         expected[number] = hidden
 
     for number, each in enumerate(INHIBITIONS):
-        # A box for each: none meets the others' sources.
+        # A host for each rule, so that no source inhibits another rule's target.
         equal = {label: f"box-{number}" if label == "instance" else {**BOX, **SUBJECT}[label] for label in each.equal}
         add(each.source, equal, hidden=False)
         for target in each.targets or sorted(ALERTS.keys() - {each.source}):
@@ -187,18 +187,18 @@ def test_inhibition(tmp_path: Path) -> None:
     }
 
 
-def test_no_target_of_prometheus_hides_nothing(tmp_path: Path) -> None:
-    """GpuwardenDown without an instance, which absent() gives, holds back no box's alerts."""
+def test_missing_target_inhibits_nothing(tmp_path: Path) -> None:
+    """GpuwardenDown without an instance, from absent(), inhibits no alert of a host."""
     alertmanager = Alertmanager(tmp_path / "alertmanager", configuration=filled())
     nowhere = _alert("GpuwardenDown", number="0")
     del nowhere["labels"]["instance"]
     with ending(alertmanager):
         alertmanager.take(nowhere, _alert("GpuDown", number="1", uuid="GPU-1"))
-        until(lambda: _suppressed(alertmanager) == {"0": False, "1": False}, "both told")
+        until(lambda: _suppressed(alertmanager) == {"0": False, "1": False}, "both sent")
 
 
-def test_second_gpu_is_told_at_once(tmp_path: Path) -> None:
-    """Critical alerts of two GPUs come as two messages by each way, with no wait."""
+def test_second_gpu_is_sent_at_once(tmp_path: Path) -> None:
+    """Critical alerts of two GPUs are two messages for each receiver, without a delay."""
     with receivers() as (web, mail):
         alertmanager = Alertmanager(tmp_path / "alertmanager", configuration=local(filled(values_for(web, mail)), web))
         with ending(alertmanager):
@@ -219,8 +219,8 @@ def test_second_gpu_is_told_at_once(tmp_path: Path) -> None:
     assert web.posts("/slack/warnings") == []
 
 
-def test_warnings_of_a_box_come_together(tmp_path: Path) -> None:
-    """One message has each GPU with its own facts."""
+def test_warnings_of_a_host_are_one_message(tmp_path: Path) -> None:
+    """One message has the facts of each GPU."""
     with receivers() as (web, mail):
         config = hasty(local(filled(values_for(web, mail)), web))
         alertmanager = Alertmanager(tmp_path / "alertmanager", configuration=config)
@@ -246,8 +246,8 @@ def test_warnings_of_a_box_come_together(tmp_path: Path) -> None:
     assert web.posts("/pagerduty") == []
 
 
-def test_names_of_templates_exist() -> None:
-    """The configuration uses templates that the folder has: one that lacks would fail at the first message only."""
+def test_templates_exist() -> None:
+    """Each template in the configuration exists; a missing one would only fail at the first message."""
     defined = {name for path in TEMPLATES.glob("*.tmpl") for name in TEMPLATE.findall(path.read_text())}
     used = re.findall(r'{{ template "([\w.]+)"', CONFIGURATION.read_text())
     assert used
@@ -263,7 +263,7 @@ def _rendered(name: str, data: Path, kind: str) -> str:
 
 @pytest.mark.parametrize(("name", "kind"), [("text", "text"), ("slack.text", "text"), ("html", "html")])
 def test_messages_are_bounded(name: str, kind: str, tmp_path: Path) -> None:
-    """A hundred alerts make a message of twenty firing and ten resolved alerts, with the counts of all."""
+    """A hundred alerts are a message of twenty firing and ten resolved ones, with both counts."""
 
     def alert(status: str, number: int) -> dict[str, Any]:
         subject = {"run_id": f"{status}-{number}-", "run_name": "mnist"}

@@ -1,4 +1,4 @@
-"""The compose file's commands: the real programs take their flags and files, and become ready."""
+"""Commands of the compose file: the real programs accept their flags and files, and become ready."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from services import Process, ending, fetch, free_port, until
 
 from system_parts import needs
-from tests.deploy.test_provisioning import SERVICES, outside
+from tests.deploy.test_provisioning import SERVICES, host_path
 
 pytestmark = pytest.mark.system
 
@@ -17,13 +17,13 @@ pytestmark = pytest.mark.system
     ("service", "program"), [("prometheus", "prometheus"), ("alertmanager", "prometheus-alertmanager")]
 )
 def test_compose_commands_run(service: str, program: str, tmp_path: Path) -> None:
-    """The real programs take the flags and the files, and become ready; on another port, and with data elsewhere."""
+    """The programs become ready with these flags and files, on another port and with other data folders."""
     address = f"127.0.0.1:{free_port()}"
     command = [needs(program, program)]
     for flag in SERVICES[service]["command"]:
         name, _, value = flag.partition("=")
         if name == "--config.file":
-            value = str(outside(service, value))
+            value = str(host_path(service, value))
         elif name in {"--storage.tsdb.path", "--storage.path"}:
             value = str(tmp_path / "data")
         elif name == "--web.listen-address":

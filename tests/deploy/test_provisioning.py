@@ -1,4 +1,4 @@
-"""Provisioning of Grafana: its own files, the compose file and the ConfigMaps for Kubernetes match."""
+"""Provisioning of Grafana: its files, the compose file and the Kubernetes ConfigMaps are consistent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 PROMETHEUS: dict[str, Any] = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
 
 
-# Readiness endpoint of each.
+# Readiness endpoint of each service.
 HEALTH = {
     "prometheus": ("127.0.0.1:9090", "/-/ready"),
     "alertmanager": ("127.0.0.1:9093", "/-/ready"),
@@ -29,19 +29,19 @@ HEALTH = {
 
 
 def _folders(service: str) -> dict[str, Path]:
-    """Return what a service sees of the repository: folders there by folders in the container."""
+    """Return the mounts of the repository in a service: folders there by folders in the container."""
     mounts = (mount.split(":") for mount in SERVICES[service]["volumes"])
-    return {inside: DEPLOY / outside for outside, inside, *_mode in mounts if outside.startswith(".")}
+    return {inside: DEPLOY / folder for folder, inside, *_mode in mounts if folder.startswith(".")}
 
 
-def outside(service: str, path: str) -> Path:
-    """Return the file of the repository that a service's container has at a path."""
-    ((inside, outside),) = ((i, o) for i, o in _folders(service).items() if path.startswith(f"{i}/"))
-    return outside / path.removeprefix(f"{inside}/")
+def host_path(service: str, path: str) -> Path:
+    """Return the repository file at a path in a service's container."""
+    ((inside, folder),) = ((i, o) for i, o in _folders(service).items() if path.startswith(f"{i}/"))
+    return folder / path.removeprefix(f"{inside}/")
 
 
-def test_provisioning_fits_the_shipped_prometheus() -> None:
-    """Grafana's data source asks Prometheus' own port at the scrape interval of the shipped configuration."""
+def test_provisioning_matches_the_shipped_prometheus() -> None:
+    """Grafana's data source has Prometheus' port and the scrape interval of the shipped configuration."""
     assert (SOURCE["type"], SOURCE["url"]) == ("prometheus", "http://localhost:9090")
     assert SOURCE["jsonData"]["timeInterval"] == PROMETHEUS["global"]["scrape_interval"]
     assert (PROVIDER["type"], PROVIDER["allowUiUpdates"]) == ("file", False)
@@ -49,7 +49,7 @@ def test_provisioning_fits_the_shipped_prometheus() -> None:
 
 
 def test_config_maps_hold_the_dashboards(tmp_path: Path) -> None:
-    """Kubernetes gets the same dashboards, under the sidecar's label and below what a ConfigMap may hold."""
+    """Kubernetes gets the same dashboards, with the sidecar's label and below the size limit of a ConfigMap."""
     dashboards.main(tmp_path, tmp_path / "maps.yaml")
     text = dashboards.CONFIG_MAPS.read_text()
     assert text == (tmp_path / "maps.yaml").read_text(), "run: make docs"
@@ -63,8 +63,8 @@ def test_config_maps_hold_the_dashboards(tmp_path: Path) -> None:
 
 
 @check_all({name: name for name in SERVICES})
-def test_compose_service_is_whole(service: str) -> None:
-    """Each service is pinned, reaches the daemon and the others on the host, and mounts what is there."""
+def test_compose_service_is_complete(service: str) -> None:
+    """Each service is pinned, reaches the daemon and the other services on the host, and mounts existing files."""
     known = {"image", "network_mode", "restart", "command", "environment", "volumes", "healthcheck"}
     assert set(SERVICES[service]) <= known
     assert SERVICES[service]["network_mode"] == "host"
@@ -74,8 +74,8 @@ def test_compose_service_is_whole(service: str) -> None:
     assert wget == ["CMD", "wget", "--quiet", "--spider"]
     address, path = HEALTH[service]
     assert url == f"http://{address}{path}"
-    told = {*SERVICES[service].get("command", ()), *map(str, SERVICES[service].get("environment", {}).values())}
-    assert f"--web.listen-address={address}" in told or set(address.split(":")) <= told
+    settings = {*SERVICES[service].get("command", ()), *map(str, SERVICES[service].get("environment", {}).values())}
+    assert f"--web.listen-address={address}" in settings or set(address.split(":")) <= settings
     assert all(folder.is_dir() for folder in _folders(service).values())
     named = {mount.split(":")[0] for mount in SERVICES[service]["volumes"]} - {
         mount for mount in (each.split(":")[0] for each in SERVICES[service]["volumes"]) if mount.startswith(".")
@@ -84,17 +84,17 @@ def test_compose_service_is_whole(service: str) -> None:
 
 
 def test_compose_grafana_finds_dashboards_and_prometheus() -> None:
-    """Grafana sees the provider's folder, the dashboard that is its home, and its data source where that listens."""
+    """Grafana has the folder of the dashboards, its home dashboard, and the address of its data source."""
     folders = _folders("grafana")
     assert folders[PROVIDER["options"]["path"]].resolve() == dashboards.COMMITTED
     assert folders["/etc/grafana/provisioning"].resolve() == PROVISIONING
     home = SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
-    assert outside("grafana", home).is_file()
+    assert host_path("grafana", home).is_file()
     assert (
         f"--web.listen-address={SOURCE['url'].replace('http://localhost', '127.0.0.1')}"
         in SERVICES["prometheus"]["command"]
     )
-    ((told,),) = (
+    ((target,),) = (
         c["targets"] for manager in PROMETHEUS["alerting"]["alertmanagers"] for c in manager["static_configs"]
     )
-    assert f"--web.listen-address={told}" in SERVICES["alertmanager"]["command"]
+    assert f"--web.listen-address={target}" in SERVICES["alertmanager"]["command"]

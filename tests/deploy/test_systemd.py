@@ -1,4 +1,4 @@
-"""The systemd service, installed and run by a real systemd that is thrown away afterwards (tests/systemd)."""
+"""systemd service, installed and run by a real, temporary systemd (tests/systemd)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from system_parts import needs, require
 
 pytestmark = pytest.mark.system
 
-PYTHON = "/usr/bin/python3"  # what the installer takes first
+PYTHON = "/usr/bin/python3"  # the installer's first choice
 LIFE = ROOT / "tests/systemd/life.py"
 STEPS = re.findall(r"^def (test_\w+)", LIFE.read_text(), re.MULTILINE)
 
@@ -27,7 +27,7 @@ def _works(*command: str) -> bool:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory, mock_nvml_library: Path) -> Path:
-    """Make the folder that the throw-away system shares with us: a checkout, what pip needs offline, the mock."""
+    """Prepare the folder shared with the temporary system: a checkout, wheels for offline pip, the mock."""
     needs("systemctl", "systemd")
     require(_works(PYTHON, "-c", "import ensurepip"), f"{PYTHON} lacks venv: sudo apt-get install python3-venv")
     require(_works("unshare", "--mount", "true"), "only root can boot a systemd: run this test as root")
@@ -39,7 +39,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory, mock_nvml_library: Path) ->
         shutil.copy(ROOT / name, checkout)
     shutil.copy(ROOT / "docs/start/install.md", shared)
     shutil.copytree(mock_nvml_library, shared / "mock")
-    # By the Python that the service will run under, so that these are its binary wheels.
+    # Built by the service's Python, so that the binary wheels match.
     subprocess.run([PYTHON, "-m", "venv", shared / "builder"], check=True)
     wheels = ["--wheel-dir", str(shared / "wheels"), f"{checkout}[notify]", "setuptools>=77"]
     subprocess.run([shared / "builder/bin/python", "-m", "pip", "wheel", "--quiet", *wheels], check=True)
@@ -50,7 +50,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory, mock_nvml_library: Path) ->
 
 @pytest.fixture(scope="module")
 def report(shared: Path) -> dict[str, list[str]]:
-    """Live the whole life once; return what went wrong in each of its steps."""
+    """Run the whole life cycle once; return the failures of each step."""
     tests = ["env", f"PYTHONPATH={ROOT / 'src'}", sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(LIFE)]
     options = ["-c", f"{ROOT}/pyproject.toml", "--rootdir", str(ROOT), "--junitxml", f"{shared}/report.xml"]
     boot = [str(ROOT / "tests/systemd/boot.sh"), str(shared)]
@@ -65,6 +65,6 @@ def report(shared: Path) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("step", STEPS)
 def test_systemd(step: str, report: dict[str, list[str]]) -> None:
-    """Each step of the service's life (tests/systemd/life.py) comes out as its docstring says."""
+    """Each step of the life cycle (tests/systemd/life.py) passes."""
     if report[step]:
         pytest.fail("\n".join(report[step]), pytrace=False)

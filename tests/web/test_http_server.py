@@ -1,4 +1,4 @@
-"""HTTP server over real sockets: what it answers, and that no client can take it from the others."""
+"""HTTP server over real sockets: its responses, limits and deadlines, and isolation of clients from each other."""
 
 import asyncio
 import gzip
@@ -23,8 +23,8 @@ from gpuwarden.web.http_messages import Handler, HttpRequest, HttpResponse, acce
 from gpuwarden.web.http_server import WebServer
 
 PAGE = b"".join(b'gpuwarden_gpu_up{uuid="GPU-%04d"} 1\n' % number for number in range(4000))
-HUGE = bytes(16 << 20)  # more than the kernel takes for a client that does not read
-PATIENCE = 60.0  # seconds until a test gives up; nothing is measured by it
+HUGE = bytes(16 << 20)  # more than the kernel buffers for a client that does not read
+PATIENCE = 60.0  # seconds until a test gives up; not a measurement
 ENTRY = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n"
 GET = ENTRY + b"\r\n"
 GET_HUGE = GET.replace(b"/metrics", b"/huge")
@@ -34,12 +34,12 @@ T = TypeVar("T")
 
 
 class Loop:
-    """Event loop on a thread, so that a test can be its blocking client, with a clock that the test advances."""
+    """Event loop on a thread with an adjustable clock, so that a test can be a blocking client."""
 
     def __init__(self) -> None:
-        self.complaints: list[dict[str, Any]] = []
+        self.errors: list[dict[str, Any]] = []
         self.loop = asyncio.new_event_loop()
-        self.loop.set_exception_handler(lambda _, context: self.complaints.append(context))
+        self.loop.set_exception_handler(lambda _, context: self.errors.append(context))
         self._thread = threading.Thread(target=self.loop.run_forever)
         self._thread.start()
 
@@ -48,7 +48,7 @@ class Loop:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(PATIENCE)
 
     def until(self, holds: Callable[[], bool]) -> None:
-        """Wait until a statement about the server holds; it is evaluated on the loop, between its rounds."""
+        """Wait until a condition on the server is true; it is evaluated on the loop."""
 
         async def wait() -> None:
             while not holds():
@@ -57,13 +57,13 @@ class Loop:
         self.run(asyncio.wait_for(wait(), PATIENCE))
 
     def advance(self, seconds: float) -> None:
-        """Have so much time pass on the loop."""
+        """Advance the loop's clock."""
         real = self.loop.time
         self.loop.time = lambda: real() + seconds  # type: ignore[method-assign] # the loop's own clock
         self.run(asyncio.sleep(0))
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(PATIENCE)
         self.loop.close()
@@ -75,26 +75,26 @@ def loop() -> Iterator[Loop]:
     running = Loop()
     yield running
     running.close()
-    assert running.complaints == []
+    assert running.errors == []
 
 
 def metrics(_: HttpRequest) -> HttpResponse:
-    """Answer as the metrics page does: with the same bytes until the next poll."""
+    """Respond like the metrics endpoint: with the same bytes until the next poll."""
     return HttpResponse(200, PAGE, "text/plain; version=0.0.4", {"vary": "accept"})
 
 
 def healthy(_: HttpRequest) -> HttpResponse:
-    """Answer in two bytes."""
+    """Respond with two bytes."""
     return HttpResponse(200, b"OK")
 
 
 def broken(_: HttpRequest) -> HttpResponse:
-    """Fail."""
+    """Raise an error."""
     raise RuntimeError("a fault of the handler")
 
 
 def named(request: HttpRequest) -> HttpResponse:
-    """Answer with the path, under a policy of its own."""
+    """Respond with the path and a content security policy."""
     return HttpResponse(200, request.path.encode() * 200, headers={"content-security-policy": "default-src 'self'"})
 
 
@@ -134,7 +134,7 @@ def server(loop: Loop) -> Iterator[WebServer]:
 
 
 def connect(server: WebServer, sent: bytes = b"", receive_buffer: int = 0) -> socket.socket:
-    """Connect and send; a receive buffer, if given, is that small."""
+    """Connect and send, with a small receive buffer if one is given."""
     client = socket.socket(socket.AF_INET6 if ":" in server.address[0] else socket.AF_INET)
     client.settimeout(PATIENCE)
     if receive_buffer:
@@ -152,20 +152,20 @@ def read_all(client: socket.socket) -> bytes:
     return bytes(received)
 
 
-def wait_until_cut(client: socket.socket) -> None:
-    """Return when the server ends the connection, in order or by reset; fail if it never does."""
+def wait_until_closed(client: socket.socket) -> None:
+    """Wait until the server closes or resets the connection; fail if it never does."""
     with suppress(ConnectionError):
         read_all(client)
 
 
 def exchange(server: WebServer, sent: bytes) -> bytes:
-    """Send bytes and return all that comes back until the server closes the connection."""
+    """Send bytes and return everything received until the server closes the connection."""
     with connect(server, sent) as client:
         return read_all(client)
 
 
 def status_of(answer: bytes) -> int:
-    """Return the status code of a raw answer."""
+    """Return the status code of a raw response."""
     return int(answer.split(b" ", 2)[1])
 
 
@@ -179,7 +179,7 @@ class Answer:
 
 
 def fetch(server: WebServer, path: str = "/metrics", method: str = "GET", **headers: str) -> Answer:
-    """Make one request as the standard library's client does; header names are written with underscores."""
+    """Send one request with the standard library's client; header names are written with underscores."""
     connection = http.client.HTTPConnection(*server.address, timeout=PATIENCE)
     try:
         connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
@@ -191,7 +191,7 @@ def fetch(server: WebServer, path: str = "/metrics", method: str = "GET", **head
 
 @contextmanager
 def descriptors(limit: int) -> Iterator[None]:
-    """Let this process have file descriptors below a limit."""
+    """Limit the file descriptors of this process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     try:
@@ -202,15 +202,15 @@ def descriptors(limit: int) -> Iterator[None]:
 
 @contextmanager
 def no_free_descriptor() -> Iterator[None]:
-    """Let this process open no further file."""
+    """Use up the file descriptors of this process."""
     lowest_free = os.dup(0)
     os.close(lowest_free)
     with descriptors(lowest_free):
         yield
 
 
-def test_page_arrives_as_the_handler_gave_it(loop: Loop, server: WebServer) -> None:
-    """Bytes, type and length; over a kept connection, to HTTP/1.0, in single bytes, half-closed, and to HEAD."""
+def test_response_is_delivered_unchanged(loop: Loop, server: WebServer) -> None:
+    """Bytes, type and length are right with keep-alive, HTTP/1.0, single bytes, half-closed connections and HEAD."""
     connection = http.client.HTTPConnection(*server.address, timeout=PATIENCE)
     for _ in range(2):
         connection.request("GET", "/metrics")
@@ -237,7 +237,7 @@ def test_page_arrives_as_the_handler_gave_it(loop: Loop, server: WebServer) -> N
 
 
 def test_handler_gets_the_request(loop: Loop) -> None:
-    """Path, query and lower-case headers; a repeated header is one list; a proxy's form is a path."""
+    """The handler gets path, query and lower-case headers; repeated headers are joined; absolute URLs work."""
     seen: list[HttpRequest] = []
 
     def keep(request: HttpRequest) -> HttpResponse:
@@ -251,7 +251,7 @@ def test_handler_gets_the_request(loop: Loop) -> None:
 
 
 def test_routes_and_their_counts(server: WebServer) -> None:
-    """A folder's names are one route, and nothing deeper is; unknown paths are counted as one, and name those known."""
+    """A folder is one route, without subfolders; unknown paths share one counter, and the 404 lists known paths."""
     for path in ("/runs/1", "/runs/2", "/runs/"):
         assert fetch(server, path).body == path.encode() * 200
     for path in ("/nosuch", "/runs/1/2", "/deep/runs/1"):
@@ -263,8 +263,8 @@ def test_routes_and_their_counts(server: WebServer) -> None:
     assert server.router.requests == {("/runs/", 200): 3, ("other", 404): 3, ("/metrics", 200): 1, ("other", 400): 1}
 
 
-def test_what_is_refused(server: WebServer) -> None:
-    """Other methods, bodies, an endless head and what is not HTTP each get their status, and end the connection."""
+def test_invalid_requests_are_rejected(server: WebServer) -> None:
+    """Other methods, bodies, an endless head and invalid HTTP get their status, and the connection is closed."""
     post = ENTRY.replace(b"GET", b"POST")
     refused = {
         ENTRY + b"Content-Length: 5\r\n\r\nhello": 413,
@@ -272,7 +272,7 @@ def test_what_is_refused(server: WebServer) -> None:
         post + b"Content-Length: 999\r\nExpect: 100-continue\r\n\r\n": 405,
         ENTRY + b"X-Filler: " + b"x" * 65536: 431,
         b"garbage\r\n\r\n": 400,
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03": 400,  # how TLS begins
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03": 400,  # start of a TLS handshake
         b"GET /metrics HTTP/1.1\r\n\r\n": 400,  # no Host
         b"GET /metrics\r\n\r\n": 400,
         ENTRY + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n": 400,
@@ -285,8 +285,8 @@ def test_what_is_refused(server: WebServer) -> None:
     assert found == refused | {b"GET, HEAD": 405}
 
 
-def test_fault_of_a_handler_costs_its_client(server: WebServer, caplog: pytest.LogCaptureFixture) -> None:
-    """It is answered with 500 and logged once a minute; the server goes on."""
+def test_handler_error_affects_only_its_client(server: WebServer, caplog: pytest.LogCaptureFixture) -> None:
+    """The client gets a 500, the error is logged once a minute, and the server keeps running."""
     assert [fetch(server, "/broken").status for _ in range(3)] == [500] * 3
     assert fetch(server).status == 200
     (record,) = caplog.records
@@ -294,8 +294,8 @@ def test_fault_of_a_handler_costs_its_client(server: WebServer, caplog: pytest.L
     assert "/broken" in record.message
 
 
-def test_browsers_run_nothing_by_default(server: WebServer) -> None:
-    """Unless the handler's own policy allows it."""
+def test_default_policy_forbids_scripts(server: WebServer) -> None:
+    """The default policy forbids scripts, unless the handler sets its own."""
     assert (
         fetch(server, "/-/healthy").headers["content-security-policy"] == "default-src 'none'; frame-ancestors 'none'"
     )
@@ -304,7 +304,7 @@ def test_browsers_run_nothing_by_default(server: WebServer) -> None:
 
 
 def test_compression(server: WebServer) -> None:
-    """A page is compressed once for all who accept it, and says what it depends on; two bytes would only grow."""
+    """A page is compressed once for all clients, with a Vary header; a tiny response is not compressed."""
     http_messages._gzip.cache_clear()
     for _ in range(2):
         answer = fetch(server, Accept_Encoding="gzip")
@@ -331,7 +331,7 @@ def test_compression(server: WebServer) -> None:
 
 
 def test_pipelined_requests_are_answered_in_order_and_not_read_ahead(loop: Loop, server: WebServer) -> None:
-    """Requests come out of the kernel as they are answered, so that a long pipeline fills no memory of the server."""
+    """Requests are read from the kernel as they are answered, so a long pipeline takes no memory of the server."""
     held: list[int] = []
     with connect(server) as client:
         answers: list[bytes] = []
@@ -353,7 +353,7 @@ def test_pipelined_requests_are_answered_in_order_and_not_read_ahead(loop: Loop,
 @pytest.mark.parametrize("first", [b"", GET.replace(b"/metrics", b"/-/healthy")])
 @pytest.mark.parametrize("sent", [b"", b"GET /metr", ENTRY + b"X-Drip: "])
 def test_request_has_a_deadline(loop: Loop, server: WebServer, first: bytes, sent: bytes) -> None:
-    """A client that does not finish its first or a later request is cut; a byte now and then does not help it."""
+    """A client that does not complete a request in time is disconnected, even if it sends single bytes."""
     with connect(server, first) as client:
         if first:
             loop.until(lambda: server.router.requests["/-/healthy", 200] == 1)
@@ -368,15 +368,15 @@ def test_request_has_a_deadline(loop: Loop, server: WebServer, first: bytes, sen
             client.sendall(b"x")
             loop.until(lambda: connection._http.trailing_data[0] == sent + b"x")
         loop.advance(server.pool.timeout * 0.2)
-        if first and not sent:  # idle by right
+        if first and not sent:  # idle within its limit
             assert server.pool.connections
             loop.advance(server.pool.keep_alive)
         assert read_all(client) == b""
         assert server.pool.timed_out == (0 if first and not sent else 1)
 
 
-def test_rest_of_a_read_begins_the_next_deadline(loop: Loop, server: WebServer) -> None:
-    """Data left over from one read starts the next request's time, not the longer silence between requests."""
+def test_rest_of_a_read_starts_the_next_deadline(loop: Loop, server: WebServer) -> None:
+    """The rest of a read starts the deadline of the next request, not the longer idle timeout."""
     with connect(server, GET.replace(b"/metrics", b"/-/healthy") + b"GET") as client:
         loop.until(lambda: server.router.requests["/-/healthy", 200] == 1)
         loop.advance(server.pool.timeout * 1.1)
@@ -384,8 +384,8 @@ def test_rest_of_a_read_begins_the_next_deadline(loop: Loop, server: WebServer) 
         assert server.pool.timed_out == 1
 
 
-def test_client_that_does_not_read_is_cut(loop: Loop, server: WebServer) -> None:
-    """Meanwhile its other requests stay in the kernel, and many such clients share the bytes of one page."""
+def test_client_that_does_not_read_is_disconnected(loop: Loop, server: WebServer) -> None:
+    """Its other requests stay in the kernel, and all such clients share the bytes of one page."""
     with ExitStack() as stack:
         clients = [stack.enter_context(connect(server, GET_HUGE * 1000, receive_buffer=4096)) for _ in range(5)]
         loop.until(lambda: [each.responding for each in server.pool.connections] == [True] * 5)
@@ -396,17 +396,17 @@ def test_client_that_does_not_read_is_cut(loop: Loop, server: WebServer) -> None
         loop.until(lambda: not server.pool.connections)
         assert server.pool.timed_out == 5
         for client in clients:
-            wait_until_cut(client)
+            wait_until_closed(client)
 
 
-def test_slow_reader_in_time_gets_everything(server: WebServer) -> None:
-    """A page larger than all buffers arrives whole, however small the pieces are read."""
+def test_slow_reader_gets_the_whole_page(server: WebServer) -> None:
+    """A page larger than all buffers is delivered to a slow reader."""
     with connect(server, LAST_GET.replace(b"/metrics", b"/huge"), receive_buffer=8192) as client:
         assert read_all(client).endswith(b"\r\n\r\n" + HUGE)
 
 
-def test_refused_client_that_keeps_sending_can_read_why(loop: Loop, server: WebServer) -> None:
-    """An answer is not lost to a reset because the client's bytes were still coming; the patience with it ends."""
+def test_rejected_client_that_keeps_sending_gets_the_response(loop: Loop, server: WebServer) -> None:
+    """No reset discards the response while the client still sends; the wait for it is limited."""
     with connect(server, b"garbage\r\n\r\n") as client:
         loop.until(lambda: server.router.requests["other", 400] == 1)
         for _ in range(100):
@@ -417,8 +417,8 @@ def test_refused_client_that_keeps_sending_can_read_why(loop: Loop, server: WebS
         assert server.pool.timed_out == 0
 
 
-def test_full_server_cuts_the_client_whose_last_request_is_the_oldest(loop: Loop) -> None:
-    """Not one that is being answered."""
+def test_full_server_closes_the_least_recently_active_client(loop: Loop) -> None:
+    """A client that is being served is kept."""
     with serving(loop, max_connections=2) as server, ExitStack() as stack:
         first = stack.enter_context(connect(server, receive_buffer=4096))
         loop.until(lambda: len(server.pool.connections) == 1)
@@ -427,13 +427,13 @@ def test_full_server_cuts_the_client_whose_last_request_is_the_oldest(loop: Loop
         first.sendall(LAST_GET.replace(b"/metrics", b"/huge"))
         loop.until(lambda: server.router.requests["/huge", 200] == 1)
         assert fetch(server).status == 200
-        wait_until_cut(second)
+        wait_until_closed(second)
         assert server.pool.evicted == 1
         assert read_all(first).endswith(HUGE)
 
 
-def test_thousand_slow_clients_cannot_keep_a_scrape_out(loop: Loop, server: WebServer) -> None:
-    """Scrapes are answered whole next to a thousand clients slow in every way, without a thread."""
+def test_thousand_slow_clients_do_not_block_a_scrape(loop: Loop, server: WebServer) -> None:
+    """Scrapes are answered in full next to a thousand clients slow in every way, without a thread."""
     slow = [b"", b"GET /metr", GET, ENTRY] * 10 + [GET_HUGE, GET * 20]
     threads = threading.active_count()
     with descriptors(2000), ExitStack() as stack:
@@ -447,8 +447,8 @@ def test_thousand_slow_clients_cannot_keep_a_scrape_out(loop: Loop, server: WebS
         assert threading.active_count() == threads
 
 
-def test_client_that_resets_does_no_harm(loop: Loop, server: WebServer) -> None:
-    """A connection torn down during a response is dropped."""
+def test_connection_reset_is_handled(loop: Loop, server: WebServer) -> None:
+    """A connection reset during a response is dropped."""
     client = connect(server, GET_HUGE, receive_buffer=4096)
     loop.until(lambda: any(connection.responding for connection in server.pool.connections))
     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -457,8 +457,8 @@ def test_client_that_resets_does_no_harm(loop: Loop, server: WebServer) -> None:
     assert fetch(server).status == 200
 
 
-def test_without_descriptors_an_old_client_makes_room(loop: Loop, server: WebServer) -> None:
-    """Out of file descriptors, the server takes one back from an idle client to answer a scrape."""
+def test_without_descriptors_an_idle_client_is_closed(loop: Loop, server: WebServer) -> None:
+    """Without free file descriptors, the server closes an idle connection to answer a scrape."""
     with connect(server) as idle, socket.socket() as scrape:
         loop.until(lambda: len(server.pool.connections) == 1)
         with no_free_descriptor():
@@ -466,7 +466,7 @@ def test_without_descriptors_an_old_client_makes_room(loop: Loop, server: WebSer
             scrape.connect(server.address)
             scrape.sendall(LAST_GET)
             assert read_all(scrape).endswith(PAGE)
-        wait_until_cut(idle)
+        wait_until_closed(idle)
 
 
 def test_without_descriptors_and_clients_the_server_waits(
@@ -484,7 +484,7 @@ def test_without_descriptors_and_clients_the_server_waits(
         loop.advance(http_server.NO_DESCRIPTOR_PAUSE_SECONDS)
         assert read_all(scrape).endswith(PAGE)
     assert ["cannot accept" in record.message for record in caplog.records] == [True]
-    loop.until(lambda: not server.pool.connections)  # else its descriptor becomes free below
+    loop.until(lambda: not server.pool.connections)  # else its descriptor is freed below
     with socket.socket() as client, no_free_descriptor():
         before = server.accept_errors
         client.connect(server.address)
@@ -492,8 +492,8 @@ def test_without_descriptors_and_clients_the_server_waits(
         loop.run(server.stop())
 
 
-def test_no_bytes_kill_the_server(loop: Loop, server: WebServer) -> None:
-    """Whatever arrives, the connection ends in order when its client has done, and the next client is served."""
+def test_arbitrary_bytes_do_not_stop_the_server(loop: Loop, server: WebServer) -> None:
+    """Any input ends with an orderly close, and the next client is served."""
     lines = (
         *(b"Host: h", b"Connection: close", b"Connection: upgrade", b"Upgrade: websocket", b"Content-Length: 4"),
         *(b"Transfer-Encoding: chunked", b"Transfer-Encoding: gzip", b"Expect: 100-continue"),
@@ -516,13 +516,13 @@ def test_no_bytes_kill_the_server(loop: Loop, server: WebServer) -> None:
             client.shutdown(socket.SHUT_WR)
             read_all(client)
         assert fetch(server, "/-/healthy").status == 200
-        assert loop.complaints == []
+        assert loop.errors == []
 
     check()
 
 
-def test_address_that_cannot_be_had_is_explained(loop: Loop, server: WebServer) -> None:
-    """Each with what to do about it."""
+def test_unusable_address_is_explained(loop: Loop, server: WebServer) -> None:
+    """Each error message has an action."""
     explained = {
         server.address: "ss -ltnp",
         ("192.0.2.1", 9846): "no interface of this machine has this address",
@@ -537,7 +537,7 @@ def test_address_that_cannot_be_had_is_explained(loop: Loop, server: WebServer) 
 
 
 def test_forbidden_port_is_explained(loop: Loop) -> None:
-    """A user without the right to low ports learns of it."""
+    """A user without permission for low ports gets an explanation."""
     if int(Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text(encoding="ascii")) <= 1:
         pytest.skip("this machine lets everyone take any port")
     user = os.geteuid()
@@ -561,7 +561,7 @@ def has_ipv6() -> bool:
 
 
 def test_listens_on_all_addresses_of_a_host(loop: Loop) -> None:
-    """Names and wildcards have IPv4 on the same port, `::` too, as users of Prometheus expect."""
+    """Names and wildcards listen on IPv4 at the same port, and `::` does too, as in Prometheus."""
     hosts = ["localhost", "", "0.0.0.0", *(["::"] if has_ipv6() else [])]  # noqa: S104 - a free port, for a moment
     for host in hosts:
         with serving(loop, host=host) as server, socket.create_connection(("127.0.0.1", server.address[1])) as client:
@@ -574,19 +574,19 @@ def test_listens_on_all_addresses_of_a_host(loop: Loop) -> None:
             assert fetch(server).body == PAGE
 
 
-def test_stops_with_clients_of_every_kind(loop: Loop, server: WebServer) -> None:
+def test_stop_with_clients_in_every_state(loop: Loop, server: WebServer) -> None:
     """Stopping does not wait for slow clients, leaves no socket open, and the port is free at once."""
     with ExitStack() as stack:
         for sent in (b"", b"GET /metr", GET, GET_HUGE, b"garbage\r\n\r\n"):
             stack.enter_context(connect(server, sent, receive_buffer=4096))
         loop.until(lambda: len(server.pool.connections) == 5)
-        late = stack.enter_context(socket.socket())  # accepted, if at all, at the last moment
+        late = stack.enter_context(socket.socket())  # accepted at the last moment, if at all
         late.settimeout(PATIENCE)
         late.connect(server.address)
         address, connections = server.address, list(server.pool.connections)
         loop.run(server.stop())
         assert {connection._client.fileno() for connection in connections} == {-1}
-        wait_until_cut(late)
+        wait_until_closed(late)
         again = WebServer(ROUTES)
         loop.run(again.start(*address))
         assert fetch(again).body == PAGE
@@ -594,7 +594,7 @@ def test_stops_with_clients_of_every_kind(loop: Loop, server: WebServer) -> None
 
 
 def test_stop_lets_a_response_finish(loop: Loop, server: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A scrape in progress when the daemon ends gets its whole page."""
+    """A scrape in progress during shutdown gets its whole page."""
     monkeypatch.setattr(http_server, "STOP_SECONDS", PATIENCE)
     with connect(server, GET_HUGE, receive_buffer=4096) as client:
         loop.until(lambda: any(connection.responding for connection in server.pool.connections))

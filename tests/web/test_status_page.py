@@ -1,4 +1,4 @@
-"""The status page in a real Chromium: it shows all values of the API, and untrusted text stays text."""
+"""Status page in a real Chromium: it shows all values of the API, and escapes untrusted text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gpuwarden.web.api.state_document import MAX_PROCESSES
 from gpuwarden.xid import codes as xid
 from page_stage import SOCKET, Stage, answer, stage
 from snapshots import GIB, divided, gpu, snapshot
-from tests.web.api.test_state_api import REPORT, a_run, full
+from tests.web.api.test_state_api import REPORT, a_run, full_state
 
 pytestmark = pytest.mark.system
 
@@ -35,7 +35,7 @@ HOSTILE = (
     "<script>document.title='owned'</script><img src=x onerror=document.title='owned'>\u202e\n</h3>" + "x" * 10_000
 )
 
-# The least contrast of any text with what it stands on, by WCAG 2.1, and the text.
+# The lowest contrast of any text with its background, by WCAG 2.1, and the text.
 CONTRAST = """(() => {
   const parts = (color) => (color.match(/[\\d.]+/g) ?? []).map(Number);
   const light = ([r, g, b]) => {
@@ -64,50 +64,50 @@ CONTRAST = """(() => {
 
 
 @pytest.fixture(scope="module")
-def the_tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
-    """Give a page in a Chromium, one for all tests: to make another takes longer than most of them."""
+def shared_tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    """Yield a Chromium tab, one for all tests: opening another takes longer than most of them."""
     with chromium(tmp_path_factory.mktemp("chromium")) as made:
         yield made.tab()
 
 
 @pytest.fixture
-def tab(the_tab: Tab) -> Tab:
-    """Give it as it was at first."""
-    the_tab.resize(1280, 900)
-    the_tab.prefer("light")
-    return the_tab
+def tab(shared_tab: Tab) -> Tab:
+    """Return the tab with its initial size and color scheme."""
+    shared_tab.resize(1280, 900)
+    shared_tab.prefer("light")
+    return shared_tab
 
 
 @pytest.fixture(scope="module")
 def page() -> Iterator[Stage]:
-    """Give a server of the page."""
+    """Yield a server of the page."""
     with stage() as made:
         yield made
 
 
-def box(*gpus: Any, **more: Any) -> State:
-    """Make a poll of a box with these GPUs."""
+def poll_state(*gpus: Any, **more: Any) -> State:
+    """Return the state of a poll of these GPUs."""
     known: dict[str, Any] = {"source": "nvml", "poll_interval": 1.0, "snapshot": snapshot(*gpus or (gpu(0),))}
     return State(**(known | more))
 
 
-def verdict(tab: Tab) -> list[str]:
-    """Return what stands first, by its lines."""
+def summary(tab: Tab) -> list[str]:
+    """Return the lines of the summary."""
     return list(tab.evaluate("[...document.querySelectorAll('#verdict :is(h2, p, li)')].map(e => e.textContent)"))
 
 
-def test_healthy_box_says_so_first(page: Stage, tab: Tab) -> None:
-    """The first sentence says that all is well, with how many GPUs and runs; where runs report to stands below."""
-    shown = page.show(tab, box(gpu(0), gpu(1), runs=(a_run(left=60 * GIB),)))
-    assert verdict(tab) == ["✔ All OK", "2 GPUs up, 1 training run running."]
+def test_healthy_host_is_ok(page: Stage, tab: Tab) -> None:
+    """The first sentence says that all is OK, with the number of GPUs and runs; the reporting socket follows."""
+    shown = page.show(tab, poll_state(gpu(0), gpu(1), runs=(a_run(left=60 * GIB),)))
+    assert summary(tab) == ["✔ All OK", "2 GPUs up, 1 training run running."]
     assert tab.text("#announcement") == "All OK"
     assert tab.evaluate("document.title").startswith("All OK · ")
     assert f"Training runs report to {SOCKET}: set GPUWARDEN_SOCKET" in shown
     assert "not this machine's" not in shown
 
 
-def test_what_is_wrong_stands_first_with_its_numbers(page: Stage, tab: Tab) -> None:
-    """Each GPU and run that is not well is named with what it suffers from, the worst first, and leads to its card."""
+def test_problems_come_first_with_their_values(page: Stage, tab: Tab) -> None:
+    """Each GPU and run with a problem is listed with the values, worst first, and links to its card."""
     hot = replace(
         gpu(2),
         readings={
@@ -120,8 +120,8 @@ def test_what_is_wrong_stands_first_with_its_numbers(page: Stage, tab: Tab) -> N
         {("GPU-0", "memory"): "critical", ("GPU-2", "thermal"): "warning"},
         {("7-1", "GPU-0"): RunPressure("critical", GIB, 19 * GIB)},
     )
-    page.show(tab, box(gpu(0), gpu(1), hot, runs=(run,), pressure=pressure))
-    assert verdict(tab) == [
+    page.show(tab, poll_state(gpu(0), gpu(1), hot, runs=(run,), pressure=pressure))
+    assert summary(tab) == [
         "✖ 2 critical, 1 warning",
         "✖ GPU 0, critical: almost out of memory: 1.00 GiB left (5 %)",
         "✖ run unet, critical: almost out of memory: 1.00 GiB left (5 %)",
@@ -145,38 +145,38 @@ def test_what_is_wrong_stands_first_with_its_numbers(page: Stage, tab: Tab) -> N
     assert tab.text("#announcement") == "2 critical, 1 warning; GPU 0 critical; run unet critical; GPU 2 warning"
 
 
-def test_what_is_not_real_says_so(page: Stage, tab: Tab) -> None:
-    """A page of simulated GPUs says that they are none of this machine's."""
-    assert "Demo data: simulated GPUs, not this machine's." in page.show(tab, box(source="simulated"))
+def test_simulation_is_marked(page: Stage, tab: Tab) -> None:
+    """A page of simulated GPUs says that they are not GPUs of this host."""
+    assert "Demo data: simulated GPUs, not this machine's." in page.show(tab, poll_state(source="simulated"))
 
 
-def test_driver_that_does_not_answer_is_named_with_what_to_do(page: Stage, tab: Tab) -> None:
-    """If the driver fails, the page shows the error and the action instead of an empty host."""
-    shown = page.show(tab, box(snapshot=replace(snapshot(), fault="driver_not_loaded", driver=None)))
-    first, second = verdict(tab)
+def test_driver_fault_has_an_action(page: Stage, tab: Tab) -> None:
+    """After a driver fault, the page shows the error and the action instead of an empty host."""
+    shown = page.show(tab, poll_state(snapshot=replace(snapshot(), fault="driver_not_loaded", driver=None)))
+    first, second = summary(tab)
     assert first == "✖ NVIDIA driver not responding: driver not loaded"
     assert second.startswith("Load the kernel module")
     assert "No GPU found." in shown
     assert "Unknown: no GPU is polled." in shown
 
 
-def test_gpu_that_is_left_alone_is_no_fault(page: Stage, tab: Tab) -> None:
-    """A sleeping GPU, and one that is not asked, show as that; those without a name are counted."""
-    alone, asleep = (replace(gpu(n), readings={}, asked=False) for n in (0, 1))
+def test_unpolled_gpu_is_not_a_fault(page: Stage, tab: Tab) -> None:
+    """A sleeping GPU and one that is not polled are shown as such; unidentified ones are counted."""
+    not_polled, asleep = (replace(gpu(n), readings={}, asked=False) for n in (0, 1))
     known: dict[str, Any] = {"asleep": {"GPU-0": False, "GPU-1": True}, "asleep_count": 3}
-    shown = page.show(tab, box(snapshot=replace(snapshot(alone, asleep), paused_until=2e9, **known)))
-    first, second = verdict(tab)
+    shown = page.show(tab, poll_state(snapshot=replace(snapshot(not_polled, asleep), paused_until=2e9, **known)))
+    first, second = summary(tab)
     assert first.startswith("? Paused until 2033-05-18")
     assert "resume with gpuwarden resume" in second
     assert (shown.count("Not polled."), shown.count("Asleep. gpuwarden does not wake it up.")) == (1, 1)
     assert "names not known yet: 2." in shown
     assert "Unknown: no GPU is polled." in shown
     assert "ot responding" not in shown
-    assert "No process uses a GPU." in page.show(tab, box())
+    assert "No process uses a GPU." in page.show(tab, poll_state())
 
 
-def test_lost_gpu_says_what_to_do_and_its_xids_what_they_mean(page: Stage, tab: Tab) -> None:
-    """The gravest XIDs come first with meaning and action; of very many the rest is folded in; an old one is gone."""
+def test_lost_gpu_and_xids_have_actions(page: Stage, tab: Tab) -> None:
+    """The most severe XIDs come first with meaning and action; many are collapsed, and old ones left out."""
     codes = {
         79: XidCount(2, -30.0),
         13: XidCount(1, 0.0),
@@ -185,8 +185,8 @@ def test_lost_gpu_says_what_to_do_and_its_xids_what_they_mean(page: Stage, tab: 
         43: XidCount(1, 0.0),
     }
     lost = replace(gpu(0), fault="gpu_is_lost", readings={}, xids={**codes, 48: XidCount(1, -4000.0)})
-    page.show(tab, box(lost, gpu(1)))
-    assert verdict(tab)[1].startswith("✖ GPU 0, critical: not responding: gpu is lost; XID 79 31s ago")
+    page.show(tab, poll_state(lost, gpu(1)))
+    assert summary(tab)[1].startswith("✖ GPU 0, critical: not responding: gpu is lost; XID 79 31s ago")
     card = tab.text("#gpu-0")
     assert "stop the runs on it and restart the machine." in card
     assert "XID 48" not in card
@@ -199,8 +199,8 @@ def test_lost_gpu_says_what_to_do_and_its_xids_what_they_mean(page: Stage, tab: 
         assert any(xid.explain(code).meaning in each for each in listed)
 
 
-def test_gpu_as_the_answer_has_it(page: Stage, tab: Tab) -> None:
-    """Every number of a card is the answer's, in the words that the daemon's own texts have."""
+def test_gpu_card_has_every_value(page: Stage, tab: Tab) -> None:
+    """A card has every value of the response, formatted like the daemon's texts."""
     readings: dict[Any, Any] = {
         GpuReadings.memory_size_bytes: 80 * GIB,
         GpuReadings.memory_used_bytes: 60 * GIB,
@@ -218,7 +218,7 @@ def test_gpu_as_the_answer_has_it(page: Stage, tab: Tab) -> None:
     }
     held: dict[tuple[str, ...], int] = {("GPU-0", "user", "ada"): 50 * GIB, ("GPU-0", "run", "7-1"): 50 * GIB}
     whole = replace(gpu(0), readings=readings)
-    page.show(tab, box(whole, runs=(a_run(in_use=40 * GIB, left=25 * GIB),), owners=Owners(held)))
+    page.show(tab, poll_state(whole, runs=(a_run(in_use=40 * GIB, left=25 * GIB),), owners=Owners(held)))
     facts = dict(
         tab.evaluate(
             "[...document.querySelectorAll('#gpu-0 .fact')].map(e => [e.firstChild.innerText, e.lastChild.innerText])"
@@ -246,12 +246,12 @@ def test_gpu_as_the_answer_has_it(page: Stage, tab: Tab) -> None:
     assert "3 volatile" in tab.text("#gpu-0 .rows")
 
 
-def test_mig_instances_stand_in_their_gpu(page: Stage, tab: Tab) -> None:
-    """Each has its memory, and the headroom of a run on it."""
+def test_mig_instances_are_in_their_gpus_card(page: Stage, tab: Tab) -> None:
+    """Each instance has its memory and the headroom of its run."""
     whole = divided(0, free=[GIB, 2 * GIB])
     sizes = {MigReadings.memory_used_bytes: 3 * GIB, MigReadings.memory_size_bytes: 4 * GIB}
     whole = replace(whole, mig=tuple(replace(each, readings={**each.readings, **sizes}) for each in whole.mig))
-    page.show(tab, box(whole, runs=(a_run(uuid="MIG-0-1", in_use=GIB, left=3 * GIB),)))
+    page.show(tab, poll_state(whole, runs=(a_run(uuid="MIG-0-1", in_use=GIB, left=3 * GIB),)))
     first, second = (
         " ".join(each.split()) for each in tab.evaluate("[...document.querySelectorAll('.mig')].map(e => e.innerText)")
     )
@@ -263,15 +263,15 @@ def test_mig_instances_stand_in_their_gpu(page: Stage, tab: Tab) -> None:
     assert "GPU 0/1" in tab.text("#run-7-1")
 
 
-def test_run_tells_what_it_does_and_when_it_ends(page: Stage, tab: Tab) -> None:
-    """Speed, input wait, forecast with its bounds, errors, verdict and next step, a stall, the way to the receipt."""
+def test_run_card_has_progress_and_forecast(page: Stage, tab: Tab) -> None:
+    """A run has its speed, input wait, forecast with bounds, errors, diagnosis, next step, stall and record link."""
     report = replace(REPORT, step_median=0.0123, errors={"device_oom": 2, "other": 1})
     grows = Leak(1e6, 60 << 20, TimeLeft(90.0, 80.0, 100.0))
     endless = replace(grows, left=TimeLeft(7200.0, 7000.0, None))
     stall, why = Stall(61.4, "stopped"), Diagnosis("too_big", "9 GiB <of> 8.", "Use less.")
     page.show(
         tab,
-        box(
+        poll_state(
             runs=(replace(a_run(leaks={"GPU-0": grows}, host_leak=endless, diagnosis=why, stall=stall), report=report),)
         ),
     )
@@ -288,23 +288,23 @@ def test_run_tells_what_it_does_and_when_it_ends(page: Stage, tab: Tab) -> None:
     assert tab.evaluate("document.querySelector('#run-7-1 a').getAttribute('href')") == "api/v1/runs/7-1"
 
 
-def test_peak_that_is_not_known_is_not_none(page: Stage, tab: Tab) -> None:
-    """A run with an unknown peak shows none, rather than 0 bytes."""
-    seen = answer(box(runs=(a_run(left=0.0),)))["runs"]
-    assert "peak 9.00 GiB" in page.show(tab, box(), runs=seen)
-    del seen[0]["devices"][0]["memory_peak_bytes"]
-    shown = page.show(tab, box(), runs=seen)
+def test_unknown_peak_is_not_shown_as_0(page: Stage, tab: Tab) -> None:
+    """A run with an unknown peak shows no peak rather than 0 bytes."""
+    runs = answer(poll_state(runs=(a_run(left=0.0),)))["runs"]
+    assert "peak 9.00 GiB" in page.show(tab, poll_state(), runs=runs)
+    del runs[0]["devices"][0]["memory_peak_bytes"]
+    shown = page.show(tab, poll_state(), runs=runs)
     assert "9.00 GiB" in shown
     assert "peak" not in shown
 
 
-def test_ended_runs_say_how(page: Stage, tab: Tab) -> None:
-    """They stand below those that go on, with outcome and evidence; one that has just ended badly stands on top."""
+def test_ended_runs_have_their_outcome(page: Stage, tab: Tab) -> None:
+    """Ended runs follow the running ones, with outcome and evidence; a recent failure is also in the summary."""
     gone: dict[str, Any] = {"up": False, "current": False}
     killed = a_run(8, **gone, ending=Ending("out_of_memory", 'last message: <b "', 1.0, settled=True))
     well = a_run(9, **gone, ending=Ending("finished", "exit status 0", 1.0, settled=True))
-    shown = page.show(tab, box(runs=(killed, well, a_run(left=60 * GIB))))
-    assert "▲ run unet, warning: out of memory 0s ago" in verdict(tab)
+    shown = page.show(tab, poll_state(runs=(killed, well, a_run(left=60 * GIB))))
+    assert "▲ run unet, warning: out of memory 0s ago" in summary(tab)
     assert "out of memory at " in tab.text("#run-8-1")
     assert 'last message: <b "' in tab.text("#run-8-1")
     assert "▲" in tab.text("#run-8-1")
@@ -313,23 +313,23 @@ def test_ended_runs_say_how(page: Stage, tab: Tab) -> None:
     assert shown.index("Phase") < shown.index("Ended") < shown.index("exit status 0")
 
 
-def test_without_a_run_the_page_says_how_to_report(page: Stage, tab: Tab) -> None:
-    """Both ways, by callback and by hand."""
-    shown = page.show(tab, box())
+def test_page_without_runs_explains_reporting(page: Stage, tab: Tab) -> None:
+    """The page explains both the Keras callback and the manual report."""
+    shown = page.show(tab, poll_state())
     assert "No training run has reported." in shown
     assert "from gpuwarden.keras import GpuWarden" in shown
     assert "with watch(" in shown
 
 
-def test_processes_have_their_owners_and_no_list_is_without_an_end(page: Stage, tab: Tab) -> None:
-    """Each process has its user and its job, container, unit or run; the largest first, and the rest is counted."""
+def test_processes_have_owners_and_lists_are_bounded(page: Stage, tab: Tab) -> None:
+    """Each process has its user and its job, container, unit or run; the largest are listed, the rest is counted."""
     held = {pid: pid * GIB for pid in range(1, MAX_PROCESSES + 3)}
     identities = {52: ProcessIdentity(1000, "<b>"), 51: ProcessIdentity(1000, "python")}
     holders = {
         52: {"user": "ada", "container": "<i>", "slurm_job": "4711", "run": "52-9"},
         51: {"user": "grace", "systemd_unit": "a.service"},
     }
-    shown = page.show(tab, box(gpu(0, held=held), owners=Owners(by_pid=holders, identities=identities)))
+    shown = page.show(tab, poll_state(gpu(0, held=held), owners=Owners(by_pid=holders, identities=identities)))
     rows = tab.evaluate(
         "[...document.querySelectorAll('tbody tr')].map(r => [...r.cells].map(c => c.textContent.trim()))"
     )
@@ -342,13 +342,13 @@ def test_processes_have_their_owners_and_no_list_is_without_an_end(page: Stage, 
     assert "and 38 more processes" in shown
     assert "and 2 more processes with less memory" in shown
     crowd = tuple(a_run(pid, left=0.0, began=float(pid)) for pid in range(1, 130))
-    shown = page.show(tab, box(runs=crowd))
+    shown = page.show(tab, poll_state(runs=crowd))
     assert "and 76 more runs" in shown
     assert "and 29 more runs that are not listed here" in shown
 
 
-def test_names_of_strangers_stay_text(page: Stage, tab: Tab) -> None:
-    """Markup, marks of direction, line ends and ten thousand letters neither run nor break the page."""
+def test_untrusted_names_are_escaped(page: Stage, tab: Tab) -> None:
+    """Markup, bidi marks, line ends and 10,000 characters are neither executed nor break the layout."""
     run = replace(a_run(left=0.0), hello=Hello(HOSTILE, HOSTILE, {}, job=HOSTILE))
     pressure = Pressure({("GPU-0", "memory"): "critical"}, {("7-1", "GPU-0"): RunPressure("critical", 0.0, GIB)})
     owners = Owners(
@@ -359,7 +359,7 @@ def test_names_of_strangers_stay_text(page: Stage, tab: Tab) -> None:
     dead = replace(run, peer=replace(run.peer, pid=8), up=False, ending=Ending("failed", HOSTILE, 1.0, settled=True))
     tab.resize(360, 800)
     named = replace(gpu(0, held={7: GIB}), identity=replace(gpu(0).identity, name=HOSTILE))
-    page.show(tab, box(named, runs=(run, dead), pressure=pressure, owners=owners))
+    page.show(tab, poll_state(named, runs=(run, dead), pressure=pressure, owners=owners))
     assert HOSTILE[:60] in tab.evaluate("document.body.textContent")
     assert tab.evaluate("document.querySelectorAll('main script, main img').length") == 0
     assert "owned" not in tab.evaluate("document.title")[:20]
@@ -369,10 +369,10 @@ def test_names_of_strangers_stay_text(page: Stage, tab: Tab) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_phone_and_contrast(page: Stage, tab: Tab, scheme: Literal["light", "dark"]) -> None:
-    """At 360 pixels nothing has to be moved sideways; every text can be read in both schemes, of now and old."""
+    """At 360 pixels nothing scrolls sideways; all text is readable in both schemes, with current and old data."""
     tab.prefer(scheme, motion="reduce")
     tab.resize(360, 800)
-    page.show(tab, full())
+    page.show(tab, full_state())
     tab.evaluate("document.querySelectorAll('details').forEach(e => { e.open = true; })")
     assert tab.evaluate("[document.documentElement.scrollWidth, innerWidth]") == [360, 360]
     dark = tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(15, 19, 23)"
@@ -386,8 +386,8 @@ def test_phone_and_contrast(page: Stage, tab: Tab, scheme: Literal["light", "dar
 
 
 def test_keyboard_and_names_for_screen_readers(page: Stage, tab: Tab) -> None:
-    """Tab comes to all that can be used, in a frame; all parts and pictures have names; one part is live."""
-    page.show(tab, full())
+    """Tab reaches every control with a visible frame; regions and images have names; one region is live."""
+    page.show(tab, full_state())
     visited = []
     for _ in range(60):
         tab.press("Tab", 9)
@@ -415,12 +415,12 @@ def test_keyboard_and_names_for_screen_readers(page: Stage, tab: Tab) -> None:
     assert tab.evaluate("['header', 'main', 'footer'].every(e => document.querySelectorAll(e).length === 1)")
 
 
-def test_without_javascript_the_page_says_where_else_to_look(page: Stage, tab: Tab) -> None:
-    """The terminal, the API and the metrics."""
+def test_page_without_javascript_links_alternatives(page: Stage, tab: Tab) -> None:
+    """The page links the terminal tool, the API and the metrics."""
     tab.call("Emulation.setScriptExecutionDisabled", value=True)
     try:
         tab.call("Page.navigate", url=page.url)
-        tab.until("document.querySelectorAll('noscript a').length == 3")  # with scripts it would be text
+        tab.until("document.querySelectorAll('noscript a').length == 3")  # with scripts enabled it would be text
         assert "gpuwarden top" in tab.evaluate("document.querySelector('noscript').textContent")
     finally:
         tab.call("Emulation.setScriptExecutionDisabled", value=False)

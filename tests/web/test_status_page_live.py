@@ -1,4 +1,4 @@
-"""The status page on a real daemon, in a real Chromium: it follows the box, survives a restart, and costs little."""
+"""Status page of a real daemon in a real Chromium: it follows the host, survives a restart, and loads little."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from gpuwarden.web.static_files import FOLDER
 from mock_nvml import MockNvml
 from page_stage import answer, stage
 from snapshots import gpu
-from tests.web.test_status_page import box, verdict
+from tests.web.test_status_page import poll_state, summary
 
 pytestmark = pytest.mark.system
 
-MAX_BYTES = 150_000  # of all that a browser loads, uncompressed
-MIN_MS = 2990.0  # from an answer to the page's next question; clocks of pages are rounded
+MAX_BYTES = 150_000  # of everything that a browser loads, uncompressed
+MIN_MS = 2990.0  # from a response to the next request; page clocks are rounded
 
 
 @pytest.fixture(scope="module")
 def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
-    """Give a page in a Chromium."""
+    """Yield a Chromium tab."""
     with chromium(tmp_path_factory.mktemp("chromium")) as made:
         yield made.tab()
 
 
-def test_page_follows_the_box(tmp_path: Path, mock_nvml: MockNvml, tab: Tab) -> None:
-    """It shows what the mock and the API say, follows both, loads little, and nothing from elsewhere."""
+def test_page_follows_the_host(tmp_path: Path, mock_nvml: MockNvml, tab: Tab) -> None:
+    """The page follows the mock and the API, loads little, and loads nothing from other hosts."""
     mock_nvml.set("*", "temp", 61)
     mock_nvml.set("*", "memused", 51234)
     daemon = Daemon(tmp_path, env=mock_nvml.env(gpus=2))
@@ -42,7 +42,7 @@ def test_page_follows_the_box(tmp_path: Path, mock_nvml: MockNvml, tab: Tab) -> 
         tab.open(f"{daemon.url}/")
         tab.until("document.querySelectorAll('article.card').length === 2")
         state: dict[str, Any] = json.loads(fetch(f"{daemon.url}/api/v1/state"))
-        assert verdict(tab)[0] == "✔ All OK"
+        assert summary(tab)[0] == "✔ All OK"
         for each in state["gpus"]:
             card = tab.text(f"#gpu-{each['index']}")
             assert each["name"] in card
@@ -55,14 +55,14 @@ def test_page_follows_the_box(tmp_path: Path, mock_nvml: MockNvml, tab: Tab) -> 
         assert "61 °C" in tab.text("#gpu-0")
         mock_nvml.lose(1)
         tab.until("document.querySelector('#announcement').textContent === '1 critical; GPU 1 critical'")
-        assert verdict(tab) == ["✖ 1 critical", "✖ GPU 1, critical: not responding: gpu is lost"]
-        assert tab.evaluate("document.querySelectorAll('#gpu-1 canvas').length") == 3  # what was before
+        assert summary(tab) == ["✖ 1 critical", "✖ GPU 1, critical: not responding: gpu is lost"]
+        assert tab.evaluate("document.querySelectorAll('#gpu-1 canvas').length") == 3  # the earlier points
         mock_nvml.clear()
         tab.until("document.querySelector('.verdict.ok')")
         asked = [each["request"]["url"] for each in tab.events("Network.requestWillBeSent")]
         assert {url.split("/")[2] for url in asked} == {daemon.url.split("/")[2]}
         paths = [url.removeprefix(daemon.url) for url in asked]
-        assert paths.count("/api/v1/history") == 1  # then it goes on with the state
+        assert paths.count("/api/v1/history") == 1  # then it polls the state only
         loaded = {path for path in paths if not path.startswith("/api/")}
         assert loaded >= {"/", "/page/main.js", "/page/page.css", "/page/uplot/uPlot.iife.min.js"}
         assert sum(len(fetch(f"{daemon.url}{path}")) for path in loaded) < MAX_BYTES
@@ -73,8 +73,8 @@ def test_page_follows_the_box(tmp_path: Path, mock_nvml: MockNvml, tab: Tab) -> 
         assert [each for each in tab.events("Log.entryAdded") if each["entry"]["level"] == "error"] == []
 
 
-def test_daemon_that_goes_and_comes_again(tmp_path: Path, mock_nvml: MockNvml, tab: Tab) -> None:
-    """The last state is marked as old; with another daemon the page resumes automatically."""
+def test_daemon_restart(tmp_path: Path, mock_nvml: MockNvml, tab: Tab) -> None:
+    """The last state is marked as old; after a daemon restart the page resumes automatically."""
     env, port = mock_nvml.env(gpus=1), free_port()
     mock_nvml.set("*", "temp", 61)
     daemon = Daemon(tmp_path, env=env, port=port)
@@ -82,7 +82,7 @@ def test_daemon_that_goes_and_comes_again(tmp_path: Path, mock_nvml: MockNvml, t
         tab.open(f"{daemon.url}/")
         tab.until("document.querySelector('.verdict.ok')")
     tab.until("document.body.classList.contains('old')")
-    first, _, was = verdict(tab)[:3]
+    first, _, was = summary(tab)[:3]
     assert re.fullmatch(r"\? Old data: the daemon has not answered since \d\d:\d\d:\d\d", first)
     assert re.match(r"At \d\d:\d\d:\d\d: All OK", was)
     assert tab.evaluate("document.title").startswith("? unknown")
@@ -94,58 +94,58 @@ def test_daemon_that_goes_and_comes_again(tmp_path: Path, mock_nvml: MockNvml, t
     with ending(again):
         tab.until("!document.body.classList.contains('old')")
         tab.until("document.querySelector('#gpu-0').innerText.includes('72 °C')")
-        assert verdict(tab)[0] == "✔ All OK"
+        assert summary(tab)[0] == "✔ All OK"
         label = tab.evaluate("document.querySelector('#gpu-0 figure:last-child .chart').ariaLabel")
         assert label == "Temperature over the last ten minutes: 61 °C to 72 °C, now 72 °C"
 
 
-def test_old_polls_and_none_at_all(tab: Tab) -> None:
-    """A daemon that answers without new polls is detected by its own clock, not the browser's."""
+def test_old_polls_and_no_poll(tab: Tab) -> None:
+    """A daemon without new polls is detected by its own clock, not the browser's."""
     with stage() as page:
-        page.show(tab, box(gpu(0)))  # polled in 1970 by its clock, and that is now there
-        assert verdict(tab)[0] == "✔ All OK"
+        page.show(tab, poll_state(gpu(0)))  # polled in 1970 by the daemon's clock, which is also its current time
+        assert summary(tab)[0] == "✔ All OK"
         page.now = page.date() + 600
         tab.open(page.url)
         tab.until("document.querySelector('.old #gpu-0')")
-        assert verdict(tab)[0] == "? Old data: the last poll was 10m00s ago"
+        assert summary(tab)[0] == "? Old data: the last poll was 10m00s ago"
         page.answer = None
         tab.until("document.querySelector('#verdict').innerText.includes('has had no poll since')")
         assert "no poll yet" in tab.text("#verdict")
         tab.open(page.url)
         tab.until("document.querySelector('#verdict h2')")
-        assert re.fullmatch(r"\? The daemon has had no poll since \d\d:\d\d:\d\d", verdict(tab)[0])
+        assert re.fullmatch(r"\? The daemon has had no poll since \d\d:\d\d:\d\d", summary(tab)[0])
 
 
-def test_answer_that_cannot_be_drawn_costs_itself_alone(tab: Tab) -> None:
-    """The old page stays, marked as old, with the error; the page retries and resumes automatically."""
+def test_invalid_response_is_recovered_from(tab: Tab) -> None:
+    """The last page stays, marked as old, with the error; the page retries and resumes automatically."""
     with stage() as page:
-        page.show(tab, box(gpu(0)))
+        page.show(tab, poll_state(gpu(0)))
         good = page.answer or {}
         bad: tuple[dict[str, Any], ...] = ({"gpus": None}, {"runs": [{"up": True}]}, {"troubles": [{}]})
         for broken in bad:
             page.answer = good | broken
             tab.until("document.querySelector('.old #verdict')")
-            assert verdict(tab)[0].startswith("? Old data: this page failed at ")
-            assert any("All OK" in line for line in verdict(tab))
+            assert summary(tab)[0].startswith("? Old data: this page failed at ")
+            assert any("All OK" in line for line in summary(tab))
             assert tab.text("#gpu-0 h3").startswith("GPU 0")
             page.answer = good
             tab.until("!document.body.classList.contains('old')")
-            assert verdict(tab)[0] == "✔ All OK"
+            assert summary(tab)[0] == "✔ All OK"
         page.answer = good | {"gpus": None}
-        tab.open(page.url)  # nothing has been drawn yet
+        tab.open(page.url)  # nothing is drawn yet
         tab.until("document.querySelector('.old #verdict')")
         page.answer = good
         tab.until("document.querySelector('#gpu-0')")
         assert tab.events("Runtime.exceptionThrown") == []
 
 
-def test_page_asks_no_more_than_it_may(tab: Tab) -> None:
-    """Not faster than each three seconds, by the daemon's interval where that is longer, and not in a hidden tab."""
+def test_request_rate_is_limited(tab: Tab) -> None:
+    """Requests are at least 3 s apart, or the daemon's interval if longer, and stop in a hidden tab."""
     with stage() as page:
-        page.answer = answer(box(gpu(0)))
+        page.answer = answer(poll_state(gpu(0)))
         tab.open(page.url)
         until(lambda: page.asked.count("/api/v1/state") >= 3, "three questions")
-        # By the browser's own clock: a timer may come late, and never early.
+        # Measured by the browser's clock: a timer may fire late, never early.
         times = tab.evaluate(
             "performance.getEntriesByType('resource').filter(e => e.name.endsWith('/api/v1/state'))"
             ".map(e => [e.startTime, e.responseEnd])"
@@ -161,13 +161,13 @@ def test_page_asks_no_more_than_it_may(tab: Tab) -> None:
         tab.evaluate("delete document.hidden")
         tab.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
         tab.until("!document.body.classList.contains('old')")
-        assert "/api/v1/history" in page.asked  # of the time in which the tab was hidden
+        assert "/api/v1/history" in page.asked  # for the time in which the tab was hidden
 
 
-def test_charts_have_a_gap_where_nothing_is_known(tab: Tab) -> None:
-    """The daemon's history, then states; a gap stays one, and ten minutes are all that is kept."""
+def test_unknown_values_are_gaps_in_charts(tab: Tab) -> None:
+    """Charts join the history with later states, keep gaps, and hold ten minutes."""
     with stage() as page:
-        page.show(tab, box(gpu(0)))
+        page.show(tab, poll_state(gpu(0)))
         read = """(async () => {
             const { Past } = await import('/page/past.js');
             const past = new Past();
@@ -175,16 +175,16 @@ def test_charts_have_a_gap_where_nothing_is_known(tab: Tab) -> None:
             const state = (at, used) => ({ polled_timestamp_seconds: at, gpus: [gpu(used)], runs: [] });
             const gpus = (used) => ({ G: { memory_used_bytes: used } });
             const history = (times, used) => ({ timestamp_seconds: times, gpus: gpus(used), runs: {} });
-            const told = () => [past.read(1).times, past.read(1).column('G memory_used_bytes')];
+            const points = => [past.read(1).times, past.read(1).column('G memory_used_bytes')];
             past.load(history([1000, 1005, 1010], [1, null, 3]));
             past.add(state(1012, 4));
             past.add(state(1012, 5));
             past.add(state(1100, 6));
-            const first = told();
+            const first = points();
             past.load(history([1090, 1095], [7, 8]));
-            const restarted = told();
+            const restarted = points();
             past.add(state(1700, 9));
-            return [first, restarted, told()];
+            return [first, restarted, points()];
         })()"""
         first, restarted, later = tab.evaluate(read)
         assert first == [[1000, 1005, 1010, 1012, 1019.5, 1100], [1, None, 3, 4, None, 6]]

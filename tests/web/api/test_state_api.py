@@ -1,4 +1,4 @@
-"""`/api/v1/state` and `/api/v1/history`: their documents, described in docs/reference/http-api.md."""
+"""`/api/v1/state` and `/api/v1/history`, as documented in docs/reference/http-api.md."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ REPORT = Report("train", 9, 1.0, (0,) * (len(STEP_BUCKETS) + 1), {}, input_wait_
 GPU_LABELLED = {row.name.removeprefix(GpuReadings.prefix) for row in GpuReadings.rows if row.labels}
 
 
-def box(*gpus: Any, **more: Any) -> State:
-    """Make a poll of a box."""
+def poll_state(*gpus: Any, **more: Any) -> State:
+    """Return the state of a poll."""
     return State(source="nvml", poll_interval=1.0, snapshot=snapshot(*gpus), **more)
 
 
 def a_run(pid: int = 7, *, in_use: int = 9 * GIB, left: float = GIB, uuid: str = "GPU-0", **more: Any) -> RunSnapshot:
-    """Make a run on a GPU."""
+    """Return a run on a GPU."""
     memory = {uuid: DeviceMemory(in_use, in_use)}
     known: dict[str, Any] = {
         "memory": memory,
@@ -71,13 +71,13 @@ def a_run(pid: int = 7, *, in_use: int = 9 * GIB, left: float = GIB, uuid: str =
 
 
 def answer(state: State, events: EventLog | None = None) -> dict[str, Any]:
-    """Return what the API says of a poll."""
-    seen = StateInputs(state, HistorySeries(), events or EventLog(), str, Path("/run/gpuwarden/run.sock"), 1.0)
-    return dict(json.loads(render_state(seen), parse_constant=pytest.fail))
+    """Return the API response for a poll."""
+    inputs = StateInputs(state, HistorySeries(), events or EventLog(), str, Path("/run/gpuwarden/run.sock"), 1.0)
+    return dict(json.loads(render_state(inputs), parse_constant=pytest.fail))
 
 
-def full() -> State:
-    """Make a poll in which nearly everything is known."""
+def full_state() -> State:
+    """Return a poll with nearly every value known."""
     held = gpu(0, held={7: 50 * GIB, 8: None})
     readings: dict[Any, Any] = {
         **held.readings,
@@ -107,51 +107,51 @@ def full() -> State:
     )
     owners = Owners({("GPU-0", "user", "ada"): 50 * GIB, ("GPU-1", "user", "bob"): 1}, by_pid={7: {"user": "ada"}})
     host = Host(memory_size=64 * GIB, swap=HostSpace(1, 0), cpu_seconds={("busy",): 1.234}, oom_kills=0)
-    return box(whole, mig, gpu(2), runs=(dead, run), pressure=pressure, owners=owners, host=host)
+    return poll_state(whole, mig, gpu(2), runs=(dead, run), pressure=pressure, owners=owners, host=host)
 
 
 def test_reference_names_every_key() -> None:
-    """Each key of an answer in which nearly everything is known, with a meaning that is a sentence."""
+    """The reference has each key of a nearly complete response, with a sentence as its meaning."""
     events = EventLog()
-    events.update(full())
+    events.update(full_state())
     series = HistorySeries()
-    series.update(full(), 1.0)
+    series.update(full_state(), 1.0)
     rows = re.findall(r"^\| `(\w+)` \| (?:yes)? \| (.+) \|$", render_reference(), re.MULTILINE)
     assert [name for name, meaning in rows if not meaning.endswith(".")] == []
-    of_data = {"cpu_seconds", "pressure", "ecc_errors", "errors", *GPU_LABELLED}  # their keys are no documents'
+    data_keys = {"cpu_seconds", "pressure", "ecc_errors", "errors", *GPU_LABELLED}  # their keys are data
 
     def keys(of: Any) -> Iterator[str]:
         for name, inner in of.items() if isinstance(of, dict) else ((None, each) for each in of):
             if name is not None and not name.startswith(("GPU-", "MIG-", "7-1")):
                 yield name
-            if isinstance(inner, (dict, list)) and name not in of_data:
+            if isinstance(inner, (dict, list)) and name not in data_keys:
                 yield from keys(inner)
 
-    answers = answer(full(), events), json.loads(render_history(series, 1.0))
+    answers = answer(full_state(), events), json.loads(render_history(series, 1.0))
     assert {*keys(answers)} - {name for name, _ in rows} == set()
 
 
-def test_gpu_as_the_poll_has_it() -> None:
-    """Readings in base units, by label where they have one; a reading that is no number is none."""
-    seen = answer(full())["gpus"][0]
-    assert seen["memory_size_bytes"] == 80 * GIB
-    assert seen["memory_used_peak_bytes"] == {"1m": 71 * GIB}
-    assert seen["temperature_celsius"]["core"] == 61
-    assert seen["clock_event_reasons"] == ["sw_power_cap"]
-    assert seen["row_remap_pending"] is True
-    assert seen["ecc_errors"] == {"corrected": {"volatile": 3}}
-    assert seen["pressure"] == {"memory": "critical", "thermal": "none"}
-    assert [each["xid"] for each in seen["xids"]] == [79]  # the other one is older than an hour
-    assert seen["owners"] == [{"kind": "user", "name": "ada", "memory_bytes": 50 * GIB}]
-    assert (seen["condition"], seen["status"]) == ("critical", "up")
-    assert [each["level"] for each in seen["troubles"]] == ["critical", "critical", "warning"]
+def test_gpu_readings() -> None:
+    """Readings are in base units, by label if they have one; NaN and infinity are left out."""
+    response = answer(full_state())["gpus"][0]
+    assert response["memory_size_bytes"] == 80 * GIB
+    assert response["memory_used_peak_bytes"] == {"1m": 71 * GIB}
+    assert response["temperature_celsius"]["core"] == 61
+    assert response["clock_event_reasons"] == ["sw_power_cap"]
+    assert response["row_remap_pending"] is True
+    assert response["ecc_errors"] == {"corrected": {"volatile": 3}}
+    assert response["pressure"] == {"memory": "critical", "thermal": "none"}
+    assert [each["xid"] for each in response["xids"]] == [79]  # the other one is older than an hour
+    assert response["owners"] == [{"kind": "user", "name": "ada", "memory_bytes": 50 * GIB}]
+    assert (response["condition"], response["status"]) == ("critical", "up")
+    assert [each["level"] for each in response["troubles"]] == ["critical", "critical", "warning"]
 
 
-def test_absent_is_absent() -> None:
-    """Unknown values have no key, never null; a GPU that does not answer keeps its identity."""
+def test_unknown_values_are_omitted() -> None:
+    """Unknown values have no key, never null; a GPU that does not respond keeps its identity."""
     lost = replace(gpu(0), fault="gpu_is_lost", readings={})
     asleep = replace(gpu(1), asked=False, readings={})
-    state = box(lost, asleep)
+    state = poll_state(lost, asleep)
     state = replace(state, snapshot=replace(state.snapshot, asleep={"GPU-1": True}))
     first, second = answer(state)["gpus"]
     assert first.keys() == {
@@ -161,11 +161,11 @@ def test_absent_is_absent() -> None:
     }
     assert (first["status"], first["condition"], first["fault"]) == ("fault", "critical", "gpu_is_lost")
     assert (second["status"], second["condition"]) == ("asleep", "unknown")
-    assert "null" not in json.dumps(answer(full()))
+    assert "null" not in json.dumps(answer(full_state()))
 
 
-def test_box_is_as_bad_as_the_worst_of_it() -> None:
-    """Its troubles are the driver's, the GPUs' and those of runs that go on or have just ended, the worst first."""
+def test_host_condition_is_the_worst_trouble() -> None:
+    """The troubles are those of driver, GPUs, and running or recently ended runs, worst first."""
     hot: Readings = {
         GpuReadings.temperature_celsius: {("core",): 91.0},
         GpuReadings.temperature_threshold_celsius: {("slowdown",): 89.0},
@@ -181,9 +181,9 @@ def test_box_is_as_bad_as_the_worst_of_it() -> None:
     dead = a_run(8, up=False, ending=Ending("out_of_memory", "the kernel", 1.0, settled=True))
     long_dead = a_run(9, up=False, ending=Ending("out_of_memory", "the kernel", -thresholds.DIED_SECONDS, settled=True))
     gpus = (gpu(0), replace(gpu(1), readings={**hot, **slowed}), gpu(2))
-    seen = answer(box(*gpus, runs=(dead, long_dead), pressure=pressure))
-    assert seen["condition"] == "critical"
-    assert seen["troubles"] == [
+    response = answer(poll_state(*gpus, runs=(dead, long_dead), pressure=pressure))
+    assert response["condition"] == "critical"
+    assert response["troubles"] == [
         {
             "level": "critical",
             "text": "hot: 91 °C, 2 °C above its throttle point",
@@ -204,53 +204,53 @@ def test_box_is_as_bad_as_the_worst_of_it() -> None:
         },
         {"level": "warning", "text": "out of memory 0s ago", "name": "run unet", "run_id": "8-1"},
     ]
-    assert answer(box(gpu(0)))["condition"] == "ok"
-    assert "troubles" not in answer(box(gpu(0)))
-    assert answer(box(replace(gpu(0), asked=False)))["condition"] == "unknown"
-    assert answer(box())["troubles"] == [{"level": "critical", "text": "finds no GPU", "name": "the driver"}]
-    gone = answer(replace(box(), snapshot=replace(snapshot(), fault="driver_not_loaded")))
+    assert answer(poll_state(gpu(0)))["condition"] == "ok"
+    assert "troubles" not in answer(poll_state(gpu(0)))
+    assert answer(poll_state(replace(gpu(0), asked=False)))["condition"] == "unknown"
+    assert answer(poll_state())["troubles"] == [{"level": "critical", "text": "finds no GPU", "name": "the driver"}]
+    gone = answer(replace(poll_state(), snapshot=replace(snapshot(), fault="driver_not_loaded")))
     assert gone["condition"] == "critical"
     assert gone["troubles"] == [
         {"level": "critical", "text": "not responding: driver not loaded", "name": "the driver"}
     ]
     crowd = tuple(replace(gpu(n), fault="gpu_is_lost", readings={}) for n in range(MAX_TROUBLES + 2))
-    seen = answer(box(*crowd))
-    assert (len(seen["troubles"]), seen["troubles_dropped"]) == (MAX_TROUBLES, 2)
+    response = answer(poll_state(*crowd))
+    assert (len(response["troubles"]), response["troubles_dropped"]) == (MAX_TROUBLES, 2)
 
 
-def test_thresholds_say_when_a_poll_is_old() -> None:
-    """A minute, or three polls where those are rare."""
-    assert answer(box())["thresholds"]["poll_stale_seconds"] == 60
-    assert answer(replace(box(), poll_interval=100.0))["thresholds"]["poll_stale_seconds"] == 300
+def test_threshold_for_old_polls() -> None:
+    """A poll is old after a minute, or after three poll intervals if that is longer."""
+    assert answer(poll_state())["thresholds"]["poll_stale_seconds"] == 60
+    assert answer(replace(poll_state(), poll_interval=100.0))["thresholds"]["poll_stale_seconds"] == 300
 
 
-def test_headroom_of_a_device_is_its_tightest_runs() -> None:
-    """The run with the smallest share left counts; without a run free memory does; with one that is unknown nothing."""
+def test_device_headroom_is_the_lowest_of_its_runs() -> None:
+    """Use the run with the lowest headroom ratio, else free memory; unknown headroom of a run gives none."""
     wide, tight = a_run(7, in_use=GIB, left=2 * GIB), a_run(8, in_use=30 * GIB, left=3 * GIB)
-    seen = answer(box(gpu(0), gpu(1), runs=(wide, tight)))["gpus"]
-    assert (seen[0]["headroom_bytes"], seen[0]["headroom_run_id"]) == (3 * GIB, "8-1")
-    assert seen[0]["headroom_ratio"] == round(1 / 11, 6)
-    assert seen[0]["memory_in_use_bytes"] == 31 * GIB
-    assert (seen[1]["headroom_bytes"], "headroom_run_id" in seen[1]) == (10 * GIB, False)
-    (unknown,) = answer(box(gpu(0), runs=(a_run(headroom={}),)))["gpus"]
+    response = answer(poll_state(gpu(0), gpu(1), runs=(wide, tight)))["gpus"]
+    assert (response[0]["headroom_bytes"], response[0]["headroom_run_id"]) == (3 * GIB, "8-1")
+    assert response[0]["headroom_ratio"] == round(1 / 11, 6)
+    assert response[0]["memory_in_use_bytes"] == 31 * GIB
+    assert (response[1]["headroom_bytes"], "headroom_run_id" in response[1]) == (10 * GIB, False)
+    (unknown,) = answer(poll_state(gpu(0), runs=(a_run(headroom={}),)))["gpus"]
     assert "headroom_bytes" not in unknown
 
 
-def test_mig_instances_stand_in_their_gpu() -> None:
-    """Each has its own memory, headroom and pressure."""
+def test_mig_instances_of_a_gpu() -> None:
+    """Each instance has its own memory, headroom and pressure."""
     mig = divided(1, free=[5 * GIB, 6 * GIB])
-    state = box(mig, runs=(a_run(uuid="MIG-1-1"),), pressure=Pressure({("MIG-1-1", "memory"): "warning"}))
-    (seen,) = answer(state)["gpus"]
-    one, other = seen["mig"]
+    state = poll_state(mig, runs=(a_run(uuid="MIG-1-1"),), pressure=Pressure({("MIG-1-1", "memory"): "warning"}))
+    (response,) = answer(state)["gpus"]
+    one, other = response["mig"]
     assert (one["headroom_bytes"], one["memory_free_bytes"]) == (5 * GIB, 5 * GIB)
     assert (other["headroom_bytes"], other["headroom_run_id"], other["pressure"]) == (GIB, "7-1", {"memory": "warning"})
-    assert seen["condition"] == "warning"
+    assert response["condition"] == "warning"
     assert MigReadings.memory_free_bytes in mig.mig[0].readings
 
 
-def test_run_as_it_stands() -> None:
-    """Memory, forecast, pressure and verdict by device; what ended says how, and has nothing that is so now."""
-    going, ended = answer(full())["runs"]
+def test_run_values() -> None:
+    """A run has memory, forecast and pressure by device, and its diagnosis; an ended run has its outcome, no phase."""
+    going, ended = answer(full_state())["runs"]
     (device,) = going["devices"]
     assert (device["uuid"], device["headroom_bytes"], device["headroom_ratio"]) == ("GPU-0", GIB, 0.1)
     assert (device["seconds_to_oom"], device["seconds_to_oom_lower"]) == (50, 40)
@@ -267,32 +267,32 @@ def test_run_as_it_stands() -> None:
     assert "phase" not in ended
 
 
-def test_what_is_too_much_is_left_out_and_counted() -> None:
-    """The most important of very many runs and processes are listed."""
+def test_long_lists_are_truncated_and_counted() -> None:
+    """The most important of many runs and processes are listed, the rest is counted."""
     bad = a_run(9999, left=0.0)
     runs = (*(a_run(pid, began=float(pid)) for pid in range(1, MAX_RUNS + 5)), bad)
     crowd = replace(gpu(0), processes=tuple(GpuProcess(pid, "compute", pid) for pid in range(MAX_PROCESSES + 3)))
     pressure = Pressure(of_runs={("9999-1", "GPU-0"): RunPressure("critical", 0.0, GIB)})
-    seen = answer(box(crowd, runs=runs, pressure=pressure))
-    assert (len(seen["runs"]), seen["runs_dropped"]) == (MAX_RUNS, 5)
-    assert seen["runs"][0]["run_id"] == "9999-1"
-    assert (len(seen["processes"]), seen["processes_dropped"]) == (MAX_PROCESSES, 3)
-    assert seen["processes"][0]["memory_bytes"] == MAX_PROCESSES + 2
+    response = answer(poll_state(crowd, runs=runs, pressure=pressure))
+    assert (len(response["runs"]), response["runs_dropped"]) == (MAX_RUNS, 5)
+    assert response["runs"][0]["run_id"] == "9999-1"
+    assert (len(response["processes"]), response["processes_dropped"]) == (MAX_PROCESSES, 3)
+    assert response["processes"][0]["memory_bytes"] == MAX_PROCESSES + 2
 
 
-def test_thresholds_are_those_of_the_rules() -> None:
-    """The thresholds are the configured limits of pressure."""
-    assert answer(box())["thresholds"]["headroom_critical_ratio"] == thresholds.NEAR_OUT_OF_MEMORY
+def test_thresholds_are_the_configured_limits() -> None:
+    """The thresholds are the configured pressure limits."""
+    assert answer(poll_state())["thresholds"]["headroom_critical_ratio"] == thresholds.NEAR_OUT_OF_MEMORY
 
 
-def test_numbers_are_plain() -> None:
-    """Whole ones are written whole; what is no number is nothing."""
+def test_number_format() -> None:
+    """Integers are written without a fraction; NaN and infinity are left out."""
     assert [plain_number(value) for value in (2.0, 0.1234567, nan, inf, -inf)] == [2, 0.123457, None, None, None]
     assert str(plain_number(2.0)) == "2"
 
 
-def test_it_is_written_once_a_poll_and_never_an_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before the first poll, and after one that failed, the answer is 503; a poll's is made when first asked for."""
+def test_response_is_cached_per_poll(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The response is rendered once a poll, on request; before the first and after a failed poll it is 503."""
     config = load(None, {"source": "simulated", "runs.socket": str(tmp_path / "run.sock")})
     warden = Warden(config, open_source(config.source, config.simulation))
 
@@ -304,7 +304,7 @@ def test_it_is_written_once_a_poll_and_never_an_old_one(tmp_path: Path, monkeypa
         history = warden.routes.serve_history(REQUEST).body
         await warden.poll()
         assert warden.routes.serve_state(REQUEST).body != first
-        assert warden.routes.serve_history(REQUEST).body is history  # no new point so soon
+        assert warden.routes.serve_history(REQUEST).body is history  # no new point yet
         monkeypatch.setattr(RunRegistry, "update", lambda *_: 1 / 0)
         await warden.poll_or_clear()
         assert warden.routes.serve_state(REQUEST).status == warden.routes.serve_history(REQUEST).status == 503
@@ -312,8 +312,8 @@ def test_it_is_written_once_a_poll_and_never_an_old_one(tmp_path: Path, monkeypa
     asyncio.run(scenario())
 
 
-def test_of_a_real_daemon(tmp_path: Path, mock_nvml: MockNvml) -> None:
-    """The binding's own readings come over HTTP, compressed for those who take that, and a lost GPU is reported."""
+def test_real_daemon(tmp_path: Path, mock_nvml: MockNvml) -> None:
+    """Real readings are served over HTTP, compressed on request, and a lost GPU is reported."""
     daemon = Daemon(tmp_path, env=mock_nvml.env(gpus=2))
     with ending(daemon):
         state = json.loads(fetch(f"{daemon.url}/api/v1/state"))
