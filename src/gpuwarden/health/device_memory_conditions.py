@@ -33,8 +33,12 @@ def memory_pressure_text(level: Level, pressure: RunPressure | None) -> str:
     if pressure is None:
         return _PRESSURE_TEXTS[level]
     seconds = pressure.seconds_to_oom
-    lasts = "" if seconds is None else f", {format_elapsed(seconds)} at its current growth"
+    lasts = "" if seconds is None else f", {_format_lead(seconds)} at its current growth"
     return f"{_PRESSURE_TEXTS[level]}: {format_bytes(pressure.headroom)} left ({format_ratio(pressure.share)}){lasts}"
+
+
+def _format_lead(seconds: float) -> str:
+    return format_elapsed(seconds) if seconds >= 1 else "less than a second"
 
 
 DEVICE_MEMORY_CONDITIONS = (
