@@ -1,4 +1,4 @@
-"""Limits of cgroups: both versions as files, and a real limit if this machine lets a test set one."""
+"""Limits of cgroups: files of both versions, and a real limit if this machine permits one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write(folder: Path, files: Mapping[str, str]) -> None:
 
 
 def limits(folder: Path, membership: str, *mounts: str) -> CgroupLimits:
-    """Ask for the limits of a process in a made-up /proc; a mount is `root mount-point - type - options`."""
+    """Return the limits of a process in a made-up /proc; a mount is `root mount-point - type - options`."""
     lines = "".join(
         f"3{number} 25 0:2{number} {root} {folder}{point} rw,relatime shared:9 - {kind} cgroup rw,{options}\n"
         for number, (root, point, kind, options) in enumerate(mount.split() for mount in mounts)
@@ -39,7 +39,7 @@ def limits(folder: Path, membership: str, *mounts: str) -> CgroupLimits:
 
 
 def test_version_2(tmp_path: Path) -> None:
-    """The limit with the least room left counts, wherever it stands above; page cache is not in use."""
+    """The limit with the least room counts, at any level; page cache is not in use."""
     write(
         tmp_path,
         {
@@ -60,7 +60,7 @@ def test_version_2(tmp_path: Path) -> None:
 
 
 def test_version_1(tmp_path: Path) -> None:
-    """Each controller has a mount of its own, and the largest number stands for no limit."""
+    """Each controller has a separate mount, and the largest number means no limit."""
     write(
         tmp_path,
         {
@@ -80,8 +80,8 @@ def test_version_1(tmp_path: Path) -> None:
     assert found == CgroupLimits(CgroupMemory(4 * GIB, 512 * MIB), 0.5)
 
 
-def test_mount_that_shows_a_part(tmp_path: Path) -> None:
-    """In a container the mount may show a part only: a cgroup inside is found, one outside is not."""
+def test_partial_mount(tmp_path: Path) -> None:
+    """A container may mount a part only: a cgroup inside is found, one outside is not."""
     files = {"memory.max": f"{GIB}\n", "memory.current": "5\n"}
     write(tmp_path, {f"cg/{name}": text for name, text in files.items()})
     write(tmp_path, {f"cg/in/{name}": text for name, text in files.items()})
@@ -92,16 +92,16 @@ def test_mount_that_shows_a_part(tmp_path: Path) -> None:
         assert limits(tmp_path, f"0::{path}\n", mount) == CgroupLimits()
 
 
-def test_cgroup_that_is_not_seen_has_no_limits(tmp_path: Path) -> None:
-    """A cgroup that is gone, or outside of what is mounted here, yields nothing; nor does a process that is gone."""
+def test_hidden_cgroup_has_no_limits(tmp_path: Path) -> None:
+    """A cgroup that is gone or outside of the mount has no limits; a process that is gone neither."""
     write(tmp_path, {"cg/x/cgroup.procs": "", "other/memory.max": "5\n", "other/memory.current": "5\n"})
     for membership in ("", "0::/gone\n", "0::/../other\n", "nonsense\n", "5:memory:/x\n"):
         assert limits(tmp_path, membership, "/ /cg cgroup2 x") == CgroupLimits(), membership
     assert CgroupReader(str(tmp_path / "nowhere")).limits(1) == CgroupLimits()
 
 
-def test_cgroup_is_asked_once_a_look(tmp_path: Path) -> None:
-    """Runs of one job share what its cgroup says, until the next look."""
+def test_cgroup_is_read_once_per_reading(tmp_path: Path) -> None:
+    """Runs of one job share one reading of their cgroup, until the next reading."""
     write(tmp_path, {"cg/a/memory.max": f"{GIB}\n", "cg/a/memory.current": "5\n", "proc/8/cgroup": "0::/a\n"})
     limits(tmp_path, "0::/a\n", "/ /cg cgroup2 x")
     cgroups = CgroupReader(str(tmp_path / "proc"))
@@ -133,7 +133,7 @@ def test_oom_kills_are_those_of_its_own_cgroup(tmp_path: Path) -> None:
 
 
 def test_oom_kills_of_older_kernels(tmp_path: Path) -> None:
-    """Where there is no counter of the cgroup alone, that with those below it; in version 1 it stands elsewhere."""
+    """Without memory.events.local the counter that includes the cgroups below is read; version 1 has another file."""
     write(tmp_path, {"cg/a/memory.events": "oom_kill 7\n", "v1/b/memory.oom_control": "under_oom 0\noom_kill 4\n"})
     assert limits(tmp_path, "0::/a\n", "/ /cg cgroup2 x").oom_kills == OomKillCounter(
         f"{tmp_path}/cg/a/memory.events", 7
@@ -144,13 +144,13 @@ def test_oom_kills_of_older_kernels(tmp_path: Path) -> None:
 
 @pytest.fixture
 def cgroup() -> Iterator[Path]:
-    """Yield a real cgroup of this test's own, with a limit of 1 GiB; it must be root's to make."""
+    """Yield a real cgroup of this test with a limit of 1 GiB; only root can create it."""
     with limited(GIB) as folder:
         yield folder
 
 
 def test_real_limit(cgroup: Path) -> None:
-    """A process that was put into a limited cgroup is found to have that limit, and what it holds as in use."""
+    """A process in a limited cgroup has that limit, and its memory counts as in use."""
     script = "import sys; sys.stdin.readline(); held = b'x' * (64 << 20); print(flush=True); sys.stdin.readline()"
     with subprocess.Popen(["python3", "-S", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin

@@ -1,4 +1,4 @@
-"""The host's figures, by this machine's own /proc and /dev/shm."""
+"""Readings of the host, compared with this machine's /proc and /dev/shm."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from gpuwarden.metrics.model import Labels
 MIB = 2**20
 
 
-def test_memory_is_the_kernels() -> None:
-    """Size and what is available are /proc/meminfo's, and swap stands beside them."""
+def test_memory_matches_the_kernel() -> None:
+    """Total and available memory are those of /proc/meminfo, and swap is separate."""
     meminfo = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     found = HostReader().read()
     assert found.memory_size == int(meminfo["MemTotal"].split()[0]) * 1024
@@ -31,8 +31,8 @@ def test_memory_is_the_kernels() -> None:
     assert found.swap.size == int(meminfo["SwapTotal"].split()[0]) * 1024
 
 
-def test_cpu_modes_make_up_all_time() -> None:
-    """The modes are there whole and sum up to what the kernel counts, without guests' time twice."""
+def test_cpu_modes_sum_up_to_all_time() -> None:
+    """All modes are there and sum up to the kernel's total, without counting guests' time twice."""
     ticks = [int(each) for each in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
     found = HostReader().read()
     assert {mode for (mode,) in found.cpu_seconds} == {"busy", "iowait", "idle", "steal"}
@@ -40,8 +40,8 @@ def test_cpu_modes_make_up_all_time() -> None:
     assert found.cpus == os.sysconf("SC_NPROCESSORS_ONLN")
 
 
-def test_work_is_seen_as_busy() -> None:
-    """Time that passes is counted, and work as busy."""
+def test_work_counts_as_busy() -> None:
+    """Work counts as busy time."""
     reader = HostReader()
     before = reader.read().cpu_seconds["busy",]
 
@@ -53,12 +53,12 @@ def test_work_is_seen_as_busy() -> None:
 
 
 def test_counters_of_the_cpu_never_fall(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel's iowait may go back a little, which Prometheus would take for a restart from 0."""
-    told = SimpleNamespace(user=1.0, nice=0.0, system=0.0, irq=0.0, softirq=0.0, iowait=5.0, idle=9.0, steal=0.0)
-    monkeypatch.setattr(psutil, "cpu_times", lambda: told)
+    """The kernel's iowait may decrease a little, which Prometheus would take for a counter reset."""
+    cpu_times = SimpleNamespace(user=1.0, nice=0.0, system=0.0, irq=0.0, softirq=0.0, iowait=5.0, idle=9.0, steal=0.0)
+    monkeypatch.setattr(psutil, "cpu_times", lambda: cpu_times)
     reader = HostReader()
     reader.read()
-    told.iowait, told.idle = 4.5, 9.5
+    cpu_times.iowait, cpu_times.idle = 4.5, 9.5
     found = reader.read().cpu_seconds
     assert (found["iowait",], found["idle",]) == (5.0, 9.5)
 
@@ -71,7 +71,7 @@ def shm_file() -> Iterator[int]:
 
 
 def test_shm_fills(shm_file: int) -> None:
-    """What a process puts into /dev/shm is in use there, and its size stays."""
+    """A file in /dev/shm increases its used bytes, but not its size."""
     before = HostReader().read().shm
     os.posix_fallocate(shm_file, 0, 8 * MIB)
     after = HostReader().read().shm
@@ -82,7 +82,7 @@ def test_shm_fills(shm_file: int) -> None:
 
 
 def test_kernels_events_and_pressure() -> None:
-    """Kills for want of memory and swap traffic are the kernel's counts; so is the time stalled, where it is kept."""
+    """OOM kills, swap traffic and, if available, stalled time are the kernel's counts."""
     found = HostReader().read()
     events = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
     assert found.oom_kills is not None
@@ -95,7 +95,7 @@ def test_kernels_events_and_pressure() -> None:
 
 
 def test_stalled_time_is_read_as_the_kernel_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Totals are microseconds; a machine whose CPU stalls as a whole is no case, and other lines are passed over."""
+    """Totals are in microseconds; full stalls of the CPU and unknown lines are skipped."""
     line = "avg10=1.00 avg60=0.00 avg300=0.25 total="
     (tmp_path / "cpu").write_text(f"some {line}1500000\nfull {line}7\n")
     (tmp_path / "io").write_text(f"some {line}250\nfull {line}x\n")
@@ -104,8 +104,8 @@ def test_stalled_time_is_read_as_the_kernel_writes_it(tmp_path: Path, monkeypatc
     assert HostReader().read().stalled_seconds == want
 
 
-def test_what_the_kernel_hides_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing that cannot be read raises, and none of it is shown as a number."""
+def test_unreadable_values_are_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unreadable values raise nothing and are absent."""
 
     def denied(*_: object) -> object:
         raise PermissionError

@@ -1,4 +1,4 @@
-"""Reading XIDs from the kernel log: a FIFO stands for /dev/kmsg, and where it may be written to, the real one."""
+"""Reading XIDs from the kernel log: a FIFO replaces /dev/kmsg, and the real one is used if it is writable."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ GPU = "0000:3b:00.0"
 
 
 def opened(path: Path = KMSG, read: Callable[[int, int], bytes] = os.read) -> KernelLog:
-    """Open a log for its XIDs."""
+    """Open a log."""
     return KernelLog(PREFIXES, path, read)
 
 
 def reported(found: Iterable[XidReport]) -> list[tuple[object, ...]]:
-    """Reduce XIDs to address, code and source."""
+    """Return address, code and source of each XID."""
     return [(each.gpu, each.code, each.source) for each in found]
 
 
-# As drivers of several ages print them (open-gpu-kernel-modules, kernel_rc.c and nv.c; NVIDIA's XID documents).
+# Printed by drivers of several ages (open-gpu-kernel-modules, kernel_rc.c and nv.c; NVIDIA's XID documents).
 LINES: dict[str, tuple[object, ...]] = {
     "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python3, GPU has fallen off the bus.": (GPU, 79, "kernel_log"),
     "NVRM: Xid (PCI:0000:3b:00): 48, pid='<unknown>', name=<unknown>, DBE": (GPU, 48, "kernel_log"),
@@ -65,14 +65,14 @@ def test_every_form_is_read(fifo: Fifo, line: str) -> None:
         "",
     ],
 )
-def test_other_lines_are_none(fifo: Fifo, line: str) -> None:
-    """What is no XID, or is not the driver's, is passed over."""
+def test_other_lines_are_skipped(fifo: Fifo, line: str) -> None:
+    """Lines without an XID, or not from the driver, are skipped."""
     fifo.write(line)
     assert list(parse_xids(opened(fifo.path).read())) == []
 
 
-def test_damaged_records_are_passed_over(fifo: Fifo) -> None:
-    """Whatever bytes the log gives, the next record is read."""
+def test_damaged_records_are_skipped(fifo: Fifo) -> None:
+    """After any bytes in the log, the next record is read."""
     log = opened(fifo.path)
     os.write(
         fifo.file, b";\n,,,;NVRM: Xid (PCI:0000:3b:00): 79\n4,x,1,-;NVRM: Xid (PCI:0000:3b:00): 79\n\xff\x00\n 4,1;\n"
@@ -82,14 +82,14 @@ def test_damaged_records_are_passed_over(fifo: Fifo) -> None:
 
 
 def test_lines_of_a_record_beyond_the_first_are_not_records(fifo: Fifo) -> None:
-    """A record's properties, which begin with a space, do not pass for records."""
+    """A record's properties, which begin with a space, are not taken for records."""
     fifo.write("e1000: link up\n SUBSYSTEM=pci\n DEVICE=4,1,1,-;NVRM: Xid (PCI:0000:3b:00): 79")
     assert list(parse_xids(opened(fifo.path).read())) == []
 
 
 def test_old_records_keep_their_time(fifo: Fifo, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was logged before the daemon came is dated by the log; what comes later, between two reads."""
-    now = 1000.0  # of a machine that has just booted, or has not
+    """XIDs from before the daemon's start have the log's time; later ones are dated between two reads."""
+    now = 1000.0  # of a machine that may have just booted
     monkeypatch.setattr(time, "monotonic", lambda: now)
     monkeypatch.setattr(time, "time", lambda: 2e9 + now)
     fifo.write("NVRM: Xid (PCI:0000:3b:00): 48", age=500.0)
@@ -98,7 +98,7 @@ def test_old_records_keep_their_time(fifo: Fifo, monkeypatch: pytest.MonkeyPatch
     assert old.time == pytest.approx(2e9 + 500)
     assert old.earliest == old.latest == pytest.approx(500)
     now = 1001.0
-    fifo.write("NVRM: Xid (PCI:0000:3b:00): 48", age=300.0)  # a clock that lags
+    fifo.write("NVRM: Xid (PCI:0000:3b:00): 48", age=300.0)  # a clock that is behind
     fifo.write("NVRM: Xid (PCI:0000:3b:00): 48", age=-300.0)  # one that is ahead
     for new in log.read():
         assert (new.earliest, new.latest) == (1000.0, 1001.0)
@@ -106,7 +106,7 @@ def test_old_records_keep_their_time(fifo: Fifo, monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_the_kernel_overwrote_is_counted(fifo: Fifo) -> None:
-    """Numbers that are missing between two records are records lost; those before the first are not."""
+    """Numbers missing between two records are lost records; those before the first are not."""
     log = opened(fifo.path)
     fifo.write("first", skip=1000)
     log.read()
@@ -117,8 +117,8 @@ def test_what_the_kernel_overwrote_is_counted(fifo: Fifo) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.EPIPE, errno.EINVAL])
-def test_overrun_ends_nothing(fifo: Fifo, code: int) -> None:
-    """The kernel's word that records are gone, or one too long for it, costs these alone."""
+def test_overrun_does_not_end_reading(fifo: Fifo, code: int) -> None:
+    """If the kernel reports lost records, or one that is too long, only these are missing."""
     failing = [OSError(code, "overrun")]
 
     def read(file: int, size: int) -> bytes:
@@ -132,7 +132,7 @@ def test_overrun_ends_nothing(fifo: Fifo, code: int) -> None:
     assert log.readable
 
 
-def test_log_that_fails_is_opened_anew_and_counts_nothing_twice(fifo: Fifo) -> None:
+def test_log_that_fails_is_reopened_and_counts_nothing_twice(fifo: Fifo) -> None:
     """After an error the log is read from its start again, without what was read before."""
     failing: list[OSError] = []
 
@@ -147,16 +147,16 @@ def test_log_that_fails_is_opened_anew_and_counts_nothing_twice(fifo: Fifo) -> N
     failing.append(OSError(errno.ENODEV, "gone"))
     assert log.read() == []
     assert not log.readable
-    fifo.number = 0  # the kernel gives its oldest record again
+    fifo.number = 0  # the kernel returns its oldest record again
     fifo.write("NVRM: Xid (PCI:0000:3b:00): 79", "NVRM: Xid (PCI:0000:3b:00): 31")
-    assert log.read() == []  # not at once: it is tried again later
+    assert log.read() == []  # not at once: a later read retries
     log._retry_at = 0.0
     assert [each.code for each in parse_xids(log.read())] == [31]
     assert log.readable
 
 
 def test_log_that_may_not_be_read(tmp_path: Path) -> None:
-    """Without a log there are no XIDs from it, and it says so; it is found when it comes."""
+    """Without a log there are no XIDs from it, and it is reported as unreadable; it is read once it exists."""
     log = opened(tmp_path / "kmsg")
     assert log.read() == []
     assert not log.readable
@@ -167,14 +167,14 @@ def test_log_that_may_not_be_read(tmp_path: Path) -> None:
 
 
 def test_directory_is_no_log(tmp_path: Path) -> None:
-    """A path that can be opened and not read is no log either."""
+    """A path that can be opened but not read is not a log."""
     log = opened(tmp_path)
     assert log.read() == []
     assert not log.readable
 
 
 def test_one_read_is_bounded(fifo: Fifo) -> None:
-    """A flood of records is read in portions, as a poll must not wait for all of it."""
+    """A flood of records is read in portions, so that a poll does not wait for all of it."""
 
     def flood() -> Callable[[int, int], bytes]:
         numbers = iter(range(10**9))
@@ -186,8 +186,8 @@ def test_one_read_is_bounded(fifo: Fifo) -> None:
     assert log.lost == 0
 
 
-def test_file_that_gives_many_records_at_once_is_bounded_too(tmp_path: Path) -> None:
-    """No kernel log, but something with its lines: a poll must not wait for all of it either."""
+def test_one_read_of_a_regular_file_is_bounded(tmp_path: Path) -> None:
+    """A regular file with a log's lines is read in portions too."""
     lines = "".join(f"4,{number},1,-;NVRM: Xid (PCI:0000:3b:00): 31\n" for number in range(100_000))
     file = tmp_path / "log"
     file.write_text(lines)
@@ -198,19 +198,19 @@ def test_file_that_gives_many_records_at_once_is_bounded_too(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("address", ["0000:3b:00", "00000000:3b:00.0", "00000000:3B:00.0", "0000:3b:00.1"])
-def test_address_is_the_same_however_it_is_written(address: str) -> None:
-    """NVML and the kernel write different numbers of zeros."""
+def test_address_is_normalized(address: str) -> None:
+    """NVML and the kernel write addresses with different numbers of zeros."""
     assert normalize_pci_address(address) == GPU
 
 
 @pytest.mark.parametrize("address", ["", "3b:00", "somewhere", "0000:3b:00.0 "])
 def test_no_address(address: str) -> None:
-    """A GPU without an address, or with an odd one, has none."""
+    """A GPU without an address, or with an invalid one, has none."""
     assert normalize_pci_address(address) is None
 
 
 def test_the_kernels_own_log() -> None:
-    """A line written to /dev/kmsg comes back by the real device, with its time, once."""
+    """A line written to /dev/kmsg is read from the real device once, with its time."""
     try:
         device = os.open(KMSG, os.O_WRONLY)
     except OSError as error:
@@ -224,7 +224,7 @@ def test_the_kernels_own_log() -> None:
     mark = os.getpid() % 0xFFFF
     before = time.monotonic()
     line = f"NVRM: Xid (PCI:{mark:04x}:ff:1f): 106, pid=1, a test of gpuwarden: no GPU has this address"
-    os.write(device, f"{line}\n".encode())  # without its end it could be continued, and nobody would see it yet
+    os.write(device, f"{line}\n".encode())  # readers get a line only with its line feed
     os.close(device)
     (found,) = [each for each in parse_xids(log.read()) if each.gpu == f"{mark:04x}:ff:1f.0"]
     assert (found.code, found.source) == (106, "kernel_log")

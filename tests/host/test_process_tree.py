@@ -84,7 +84,7 @@ for line in sys.stdin:
 
 
 class Program:
-    """A process of its own session, which ends with all that it forked."""
+    """A process in its own session, which ends with all processes it forked."""
 
     def __init__(self) -> None:
         self._popen = subprocess.Popen(
@@ -107,13 +107,13 @@ class Program:
         return int(pid)
 
     def close(self) -> None:
-        """End it and what it forked."""
+        """End it and its children."""
         with self._popen:
-            os.killpg(self._popen.pid, signal.SIGKILL)  # not the program: it may have left its children
+            os.killpg(self._popen.pid, signal.SIGKILL)  # even without the program, its children may be alive
 
 
 def peer(pid: int) -> ProcessKey:
-    """Return a living process as the kernel would name it at the end of a connection."""
+    """Return a living process as the kernel identifies it for a connection."""
     stat = procfs.read_stat(pid)
     assert stat
     return ProcessKey(pid, os.getuid(), stat.start)
@@ -128,13 +128,13 @@ def program() -> Iterator[Program]:
 
 
 def present(usage: HostUsage) -> PresentProcesses:
-    """Return what is there now."""
+    """Return the processes that are present."""
     assert usage.present
     return usage.present
 
 
-def test_workers_count_to_their_run(program: Program) -> None:
-    """CPU and memory of a child and of its child are the run's, and so is their number."""
+def test_workers_count_for_their_run(program: Program) -> None:
+    """CPU and memory of a child and its child belong to the run, and both are counted."""
     trees = ProcessTrees()
     alone = trees.read([program.peer])[program.peer]
     assert present(alone).processes == 1
@@ -163,7 +163,7 @@ def test_worker_that_was_waited_for_counts_once(program: Program) -> None:
             assert present(usage).processes == 1
 
 
-def test_worker_that_nobody_waits_for_is_kept(program: Program) -> None:
+def test_worker_without_a_wait_is_kept(program: Program) -> None:
     """If the parent ignores SIGCHLD, the children's usage in the last sample is kept."""
     trees = ProcessTrees()
     program.do("never_wait")
@@ -175,8 +175,8 @@ def test_worker_that_nobody_waits_for_is_kept(program: Program) -> None:
     assert before + 0.2 - TICKS <= trees.read([program.peer])[program.peer].cpu_seconds < before + 0.5
 
 
-def test_worker_that_ends_in_mid_look_counts_once(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its parent has been read and inherits from it only then: the parent is read again, so nothing counts twice."""
+def test_worker_that_ends_during_sampling_counts_once(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that ends after its parent was read counts once, because the parent is read again."""
     trees = ProcessTrees()
     before = trees.read([program.peer])[program.peer].cpu_seconds
     worker = program.do("fork burn 0.5")
@@ -206,8 +206,8 @@ def test_zombie_keeps_its_usage_and_is_no_live_process(program: Program) -> None
     assert (present(before).processes, present(after).processes) == (2, 1)
 
 
-def test_orphan_stays_its_runs(program: Program) -> None:
-    """A worker whose parent ended before it is init's child now, and still works for the run; so does its child."""
+def test_orphan_still_belongs_to_its_run(program: Program) -> None:
+    """A worker whose parent ended first is init's child, and still belongs to the run; so does its child."""
     trees = ProcessTrees()
     program.do("fork fork fork stay")
     before = trees.read([program.peer])[program.peer]
@@ -228,7 +228,7 @@ def test_orphan_stays_its_runs(program: Program) -> None:
 
 
 def test_counters_never_fall_while_workers_come_and_go(program: Program) -> None:
-    """Whenever a look falls among short-lived workers, the counters only rise, and end with what was used."""
+    """Counters only rise with short-lived workers, and end with the total usage."""
     trees = ProcessTrees()
     began = last = trees.read([program.peer])[program.peer].cpu_seconds
     for _ in range(10):
@@ -246,7 +246,7 @@ def test_counters_never_fall_while_workers_come_and_go(program: Program) -> None
 
 
 def test_io_is_counted_once(program: Program, tmp_path: Path) -> None:
-    """Bytes written by a worker count once, also after it was waited for, when the kernel adds them up too."""
+    """Bytes written by a worker count once, also after it was waited for, when the kernel adds them to the parent."""
     trees = ProcessTrees()
     before = trees.read([program.peer])[program.peer]
     assert before.written_bytes is not None
@@ -278,8 +278,8 @@ print(usage.cpu_seconds > 0, now.memory > 0, now.cpus > 0)
 """
 
 
-def test_io_of_other_users_takes_a_permission(program: Program) -> None:
-    """Without it a run's bytes are absent, and gpuwarden_access shows it; CPU and memory stay."""
+def test_io_of_other_users_needs_a_permission(program: Program) -> None:
+    """Without the permission a run's bytes are absent, and gpuwarden_access shows it; CPU and memory stay."""
     program.do("burn 0.05")
     command = [sys.executable, "-c", FOREIGN, str(program.peer.pid), str(program.peer.start)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -287,8 +287,8 @@ def test_io_of_other_users_takes_a_permission(program: Program) -> None:
     assert (done.stdout, done.stderr) == ("None None False\nTrue True True\n", "")
 
 
-def test_run_below_a_run_has_its_own_processes(program: Program) -> None:
-    """A child that reports as a run counts as its own run from then on."""
+def test_nested_run_has_its_own_processes(program: Program) -> None:
+    """A child that reports as a run counts as a separate run from then on."""
     trees = ProcessTrees()
     child = peer(program.do("fork fork burn 0.3"))
     before = trees.read([program.peer])[program.peer]
@@ -301,12 +301,12 @@ def test_run_below_a_run_has_its_own_processes(program: Program) -> None:
         assert present(usages[program.peer]).processes == 2
         assert present(usages[child]).processes == 1
         assert usages[child].cpu_seconds >= 0.3 - TICKS
-        assert usages[program.peer].cpu_seconds >= before.cpu_seconds  # what it saw it keeps
+        assert usages[program.peer].cpu_seconds >= before.cpu_seconds  # it keeps what was counted before
     assert parent in trees._trees[program.peer].members
 
 
 def test_ended_run_keeps_its_counters(program: Program) -> None:
-    """Once the main process is gone only totals are left, even if a worker lives on."""
+    """Once the main process is gone only totals are left, even if a worker is still alive."""
     trees = ProcessTrees()
     program.do("fork burn 0.3")
     before = trees.read([program.peer])[program.peer]
@@ -320,8 +320,8 @@ def test_ended_run_keeps_its_counters(program: Program) -> None:
     assert trees._known == {}
 
 
-def test_other_process_under_the_pid_is_not_the_run(program: Program) -> None:
-    """A pid that another process has now, one that never was, and one outside of this namespace have no usage."""
+def test_other_process_with_the_pid_is_not_the_run(program: Program) -> None:
+    """A pid that was reused, never existed, or is outside of this namespace has no usage."""
     program.do("fork stay")
     reused = ProcessKey(program.peer.pid, 0, program.peer.start - 1)
     assert (
@@ -330,8 +330,8 @@ def test_other_process_under_the_pid_is_not_the_run(program: Program) -> None:
     )
 
 
-def test_pid_of_a_dead_parent_makes_nobody_a_child(program: Program) -> None:
-    """A process older than the one that has its parent's pid now is not below it."""
+def test_reused_pid_of_a_parent_has_no_children(program: Program) -> None:
+    """A process older than the one that has its parent's pid now is not its child."""
     trees = ProcessTrees()
     trees.read([program.peer])
     pid, start = program.peer.pid, program.peer.start
@@ -343,8 +343,8 @@ def test_pid_of_a_dead_parent_makes_nobody_a_child(program: Program) -> None:
     assert trees._assign({pid: program.peer}) == {program.peer: [pid, 8]}
 
 
-def test_folder_of_another_process_is_read_anew(program: Program) -> None:
-    """A pid whose folder in /proc is another one than before is another process, which is looked at."""
+def test_folder_of_another_process_is_read_again(program: Program) -> None:
+    """A pid with a new folder in /proc is another process, and is read."""
     known = dict(procfs.list_processes({}))
     real = known[program.peer.pid]
     assert real.inode == Path(f"/proc/{program.peer.pid}").stat().st_ino
@@ -353,7 +353,7 @@ def test_folder_of_another_process_is_read_anew(program: Program) -> None:
 
 
 def test_state_of_the_main_process(program: Program) -> None:
-    """A process that waits for its next line sleeps; one that was stopped says so."""
+    """A process that waits for its next line sleeps; a stopped one is reported as stopped."""
 
     def state() -> str | None:
         return present(ProcessTrees().read([program.peer])[program.peer]).state
@@ -365,7 +365,7 @@ def test_state_of_the_main_process(program: Program) -> None:
 
 
 def test_processes_of_a_run_are_bounded(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond the limit its youngest processes are left out and counted; those seen before stay, so nothing jumps."""
+    """Beyond the limit the youngest processes are left out and counted; known ones stay, so totals do not jump."""
     monkeypatch.setattr(process_tree, "MAX_PROCESSES", 2)
     trees = ProcessTrees()
     program.do("fork stay")
@@ -402,8 +402,8 @@ def sleeping() -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
-def end_unseen(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process, and do not wait for it."""
+def kill_without_wait(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process without waiting for it."""
     os.kill(process.pid, signal.SIGKILL)
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 
@@ -418,8 +418,8 @@ def test_process_that_lives(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(os, "pidfd_open", raising(OSError(errno.EPERM, "refused")))
         with sleeping() as process:
             start = peer(process.pid).start
-            lives = [procfs.is_alive(process.pid, each) for each in (start, 0, 7)]  # 0 is not known
-            end_unseen(process)
+            lives = [procfs.is_alive(process.pid, each) for each in (start, 0, 7)]  # 0: unknown
+            kill_without_wait(process)
             assert procfs.read_stat(process.pid)
             lives.append(procfs.is_alive(process.pid, start))
             process.wait()
@@ -428,12 +428,12 @@ def test_process_that_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not procfs.is_alive(2**70, 0)
 
 
-def test_process_that_proc_hides(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel still shows whether it exists; without a free descriptor it counts as alive."""
+def test_process_hidden_in_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel still shows whether the process exists; without a free descriptor it counts as alive."""
     monkeypatch.setattr(procfs, "_content", lambda _path: b"")
     with sleeping() as process:
         lives = [procfs.is_alive(process.pid, each) for each in (99, 0)]
-        end_unseen(process)
+        kill_without_wait(process)
         lives.append(procfs.is_alive(process.pid, 99))
         process.wait()
         lives.append(procfs.is_alive(process.pid, 0))
@@ -443,7 +443,7 @@ def test_process_that_proc_hides(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_process_whose_main_thread_has_ended() -> None:
-    """It has the state of one that has ended, and goes on."""
+    """A process without its main thread continues, but has the state of an ended one."""
     program = "import threading, time, ctypes; threading.Thread(target=time.sleep, args=(600,)).start(); "
     program += "ctypes.CDLL(None).pthread_exit(None)"
     with subprocess.Popen([sys.executable, "-c", program]) as process:
@@ -455,7 +455,7 @@ def test_process_whose_main_thread_has_ended() -> None:
 
 
 def raising(error: OSError) -> Callable[[int], int]:
-    """Return what raises it."""
+    """Return a function that raises the error."""
 
     def refuse(_pid: int) -> int:
         raise error
@@ -463,8 +463,8 @@ def raising(error: OSError) -> Callable[[int], int]:
     return refuse
 
 
-def test_nearest_above() -> None:
-    """A process is its own, or that of the nearest process above it; of a hidden one nothing is known."""
+def test_nearest_listed_ancestor() -> None:
+    """A process belongs to itself, or to the nearest listed process above it; a hidden one to none."""
     with sleeping() as process:
         assert procfs.find_nearest_ancestor(process.pid, {process.pid, os.getpid()}) == process.pid
         assert procfs.find_nearest_ancestor(process.pid, {os.getpid(), os.getppid()}) == os.getpid()

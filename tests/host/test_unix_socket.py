@@ -1,4 +1,4 @@
-"""Who may report, by the group of the socket: real users that the kernel refuses or lets in."""
+"""Permission to report by the group of the socket, with real users that the kernel refuses or admits."""
 
 import grp
 import os
@@ -14,7 +14,7 @@ import pytest
 from gpuwarden.host.unix_socket import listen
 from system_parts import require
 
-KNOCK = """
+CONNECT = """
 import os, socket, sys
 os.setgroups([]); os.setgid(int(sys.argv[2])); os.setuid(65534)
 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as run:
@@ -25,15 +25,17 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as run:
 """
 
 
-def knock(path: Path, group: int) -> str:
-    """Connect as nobody of that group; return what the kernel says, empty where it lets in."""
-    done = subprocess.run([sys.executable, "-c", KNOCK, path, str(group)], capture_output=True, text=True, check=False)
+def connect_error(path: Path, group: int) -> str:
+    """Connect as the user nobody with that group; return the kernel's error, empty if it connects."""
+    done = subprocess.run(
+        [sys.executable, "-c", CONNECT, path, str(group)], capture_output=True, text=True, check=False
+    )
     return done.stderr.strip()
 
 
 @pytest.fixture
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a folder that every user may enter, as the service's is."""
+    """Return a folder that every user may enter, like the service's."""
     require(os.geteuid() == 0, "only root can act as other users: run this test as root")
     folder = tmp_path_factory.mktemp("socket")
     for each in (folder, *folder.parents):
@@ -42,20 +44,20 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_only_the_group_gets_in(place: Path) -> None:
-    """With a group and its mode, a user outside of it is refused by the kernel, and one in it is not."""
-    group = grp.getgrgid(Path("/etc/shadow").stat().st_gid)  # any group but root's
+def test_only_the_group_may_connect(place: Path) -> None:
+    """With a group and its mode, the kernel refuses a user outside the group, and admits a member."""
+    group = grp.getgrgid(Path("/etc/shadow").stat().st_gid)  # any group except root's
     assert group.gr_gid
     path = place / "run.sock"
     with listen(path, 0o660, socket.SOCK_SEQPACKET, "runs.socket", group=group.gr_name):
         found = path.stat()
         assert (stat.S_IMODE(found.st_mode), found.st_gid) == (0o660, group.gr_gid)
-        assert knock(path, 65534) == "Permission denied"
-        assert knock(path, group.gr_gid) == ""
+        assert connect_error(path, 65534) == "Permission denied"
+        assert connect_error(path, group.gr_gid) == ""
 
 
 def test_an_unknown_group_is_named(tmp_path: Path) -> None:
-    """A group that the machine does not have stops the daemon with its name, and leaves no socket behind."""
+    """A group that does not exist stops the daemon with its name, and leaves no socket behind."""
     path = tmp_path / "run.sock"
     with pytest.raises(
         OSError, match=r"group no-such-group does not exist: create it, or set another runs\.socket_group"
@@ -65,7 +67,7 @@ def test_an_unknown_group_is_named(tmp_path: Path) -> None:
 
 
 def test_a_group_that_is_not_the_daemons_own(place: Path) -> None:
-    """A daemon that is not in the group says what to write into its unit."""
+    """A daemon that is not in the group reports the line to add to its unit."""
     code = f"""
 import os, socket
 from pathlib import Path
@@ -79,7 +81,7 @@ listen(Path({str(place)!r}, "run.sock"), 0o660, socket.SOCK_SEQPACKET, "runs.soc
 
 
 def test_without_a_group_it_is_the_daemons(tmp_path: Path) -> None:
-    """Nothing changes hands unless it is asked for."""
+    """Without a configured group the owner stays the same."""
     path = tmp_path / "run.sock"
     with listen(path, 0o666, socket.SOCK_SEQPACKET, "runs.socket") as listener:
         assert path.stat().st_gid == os.getegid()

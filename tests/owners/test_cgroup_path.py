@@ -74,49 +74,49 @@ STATIC = "81e09ae0" * 4
         ("/system.slice/gone.service (deleted)", CgroupOwner(systemd_unit="gone.service")),
         (f"/../../kubepods.slice/{SLICE}/crio-{ID}.scope", CgroupOwner(Container(ID, "cri-o"), POD)),
         ("/", CgroupOwner()),
-        # Groups below a user's manager are named by that user, and cannot assign another owner.
+        # Groups below a user's manager are named by that user, so they cannot assign another owner.
         (f"{USER}/slurm/uid_0/job_1", CgroupOwner()),
         (f"{USER}/kubepods/pod{POD}/{ID}", CgroupOwner(Container(ID, "", 1000))),
         (f"{USER}/docker-{ID}.scope", CgroupOwner(Container(ID, "docker", 1000))),
-        # What only looks like one.
+        # Names that are only similar.
         (f"/system.slice/docker-{ID[:-1]}.scope", CgroupOwner(systemd_unit=f"docker-{ID[:-1]}.scope")),
         (f"/system.slice/libpod-conmon-{ID}.scope", CgroupOwner(systemd_unit=f"libpod-conmon-{ID}.scope")),
         ("/job_123", CgroupOwner()),
         ("/slurm/uid_1000/job_abc", CgroupOwner()),
         ("/slurm/s5K1KKYAYG5D00", CgroupOwner()),  # version 1 has numbers
-        ("/system.slice/slurmstepd.scope/s5K1KKYAYG5D0U", CgroupOwner()),  # no such digit
+        ("/system.slice/slurmstepd.scope/s5K1KKYAYG5D0U", CgroupOwner()),  # invalid digit
         ("/system.slice/slurmstepd.scope/step_0/s5K1KKYAYG5D00", CgroupOwner()),
         (f"{USER}/slurmstepd.scope/s5K1KKYAYG5D00/step_0", CgroupOwner()),
     ],
 )
 def test_place(path: str, place: CgroupOwner) -> None:
-    """A path names a container, a pod, a job or a unit, in either version's file."""
+    """A path identifies a container, a pod, a job or a unit, in the file of either version."""
     assert parse(f"0::{path}\n") == place
     assert parse(f"12:memory:{path}\n1:name=systemd:{path}\n0::/\n") == place
 
 
-def test_version_1_jobs_beside_systemd() -> None:
-    """Slurm's version 1 groups stand in some hierarchies; systemd's says only who started the job."""
+def test_version_1_jobs_under_systemd() -> None:
+    """Slurm's version 1 groups are in some hierarchies; systemd's only names the service that started the job."""
     text = (
         "11:freezer:/slurm/uid_1000/job_9/step_0\n4:cpu,cpuacct:/\n1:name=systemd:/system.slice/slurmd.service\n0::/\n"
     )
     assert parse(text) == CgroupOwner(slurm_job="9")
 
 
-def test_version_1_containers_beside_systemd() -> None:
-    """With Docker's own driver of version 1, the unit that systemd sees is Docker's, not the container's."""
+def test_version_1_containers_under_systemd() -> None:
+    """With Docker's cgroupfs driver of version 1 the container is found, and its parent's unit is ignored."""
     text = f"5:memory:/docker/{ID}\n1:name=systemd:/docker/{ID}\n0::/system.slice/containerd.service\n"
     assert parse(text) == CgroupOwner(Container(ID, "docker"))
 
 
 @pytest.mark.parametrize("end", ["\x0b", "\x0c", "\x1c", "\u0085", "\u2028"])
-def test_line_ends_in_names_end_no_line(end: str) -> None:
-    """Only a line feed ends a line: with any other end a user could write a second one."""
+def test_line_ends_in_names_start_no_new_line(end: str) -> None:
+    """Only a line feed ends a line: with any other line end a user could add a second line."""
     text = f"0::{USER}/x{end}0::docker-{ID}.scope\n"
     assert parse(text).container is None
 
 
 @pytest.mark.parametrize("text", ["", "\n", "0::", "garbage", "a:b", "0::\n0::\n", ":::", "0::" + "/x" * 30000])
-def test_what_is_no_place(text: str) -> None:
-    """Whatever the file holds, parsing it raises nothing."""
+def test_paths_without_owner(text: str) -> None:
+    """Parsing raises nothing, for any content of the file."""
     assert parse(text) == CgroupOwner()

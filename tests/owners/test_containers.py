@@ -1,4 +1,4 @@
-"""Names of containers and pods: asked of a runtime over its socket, and read from Kubernetes' file names."""
+"""Names of containers and pods, from a runtime's socket and from Kubernetes' file names."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ POD = "1a2b3c4d-0000-1111-2222-123456789abc"
 DOCKER, PODMAN = Container(ID, "docker"), Container(ID, "podman")
 
 
-async def reached(condition: Callable[[], object]) -> None:
-    """Wait for what a task brings about."""
+async def wait_until(condition: Callable[[], object]) -> None:
+    """Wait until a task has made the condition true."""
 
     async def wait() -> None:
         while not condition():
@@ -38,19 +38,19 @@ async def reached(condition: Callable[[], object]) -> None:
     await asyncio.wait_for(wait(), 20)
 
 
-def never_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let nothing that failed be tried again while a test runs."""
+def disable_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never retry a failed lookup while a test runs."""
     monkeypatch.setattr(containers, "RETRY_SECONDS", 1e9)
 
 
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let what failed be tried again at the next call."""
+def retry_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retry a failed lookup at the next call."""
     monkeypatch.setattr(containers, "RETRY_SECONDS", 0)
 
 
 def test_docker_names_its_containers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container goes by its id until Docker has been asked, once, and by its name from then on."""
-    never_again(monkeypatch)
+    """A container has its id as its name until Docker returns its name, which is requested once."""
+    disable_retries(monkeypatch)
 
     async def scenario() -> None:
         async with Runtime(tmp_path / "docker.sock", {ID: "/train"}) as docker:
@@ -58,19 +58,19 @@ def test_docker_names_its_containers(tmp_path: Path, monkeypatch: pytest.MonkeyP
             places = [CgroupOwner(DOCKER), CgroupOwner(DOCKER), CgroupOwner(Container(OTHER, "docker"))]
             names.update(places)
             assert names.container_name(DOCKER) == ID[:SHORT_ID]
-            await reached(lambda: len(docker.asked) == 2)
-            await reached(lambda: names.container_name(DOCKER) == "train")
+            await wait_until(lambda: len(docker.asked) == 2)
+            await wait_until(lambda: names.container_name(DOCKER) == "train")
             assert names.container_name(Container(OTHER, "docker")) == OTHER[:SHORT_ID]  # 404
             names.update(places)
             assert sorted(docker.asked) == [f"/containers/{ID}/json", f"/containers/{OTHER}/json"]
             names.update([])
-            assert names.container_name(DOCKER) == ID[:SHORT_ID]  # forgotten with its container
+            assert names.container_name(DOCKER) == ID[:SHORT_ID]  # dropped with its container
 
     asyncio.run(scenario())
 
 
 def test_each_runtime_is_asked_for_its_own(tmp_path: Path) -> None:
-    """Podman is asked for Podman's; both for one whose group does not say; a user's own for that user's."""
+    """Podman is queried for its containers, both for an unknown runtime, and a user's runtime for that user."""
 
     async def scenario() -> None:
         async with (
@@ -81,7 +81,7 @@ def test_each_runtime_is_asked_for_its_own(tmp_path: Path) -> None:
             names = ContainerNames(docker.socket, podman.socket, None, tmp_path / "users")
             unsaid, own = Container(ID, ""), Container(ID, "podman", 1000)
             names.update([CgroupOwner(PODMAN)])
-            await reached(lambda: names.container_name(PODMAN) == "train")
+            await wait_until(lambda: names.container_name(PODMAN) == "train")
             assert not docker.asked
             names.update(
                 [
@@ -91,16 +91,16 @@ def test_each_runtime_is_asked_for_its_own(tmp_path: Path) -> None:
                     CgroupOwner(Container("101", "lxc")),
                 ]
             )
-            await reached(lambda: (names.container_name(unsaid), names.container_name(own)) == ("train", "mine"))
+            await wait_until(lambda: (names.container_name(unsaid), names.container_name(own)) == ("train", "mine"))
             assert (len(docker.asked), len(podman.asked), len(users.asked)) == (1, 2, 1)
             assert names.container_name(Container("101", "lxc")) == "101"
 
     asyncio.run(scenario())
 
 
-def test_a_runtime_that_hangs_costs_one_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While it does not answer it is asked for one container, and no call waits; later it is asked again."""
-    at_once(monkeypatch)
+def test_a_runtime_that_hangs_is_queried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runtime that hangs is queried for one container, and no call waits; later it is queried again."""
+    retry_immediately(monkeypatch)
     monkeypatch.setattr(containers, "ANSWER_SECONDS", 0.2)
 
     async def scenario() -> None:
@@ -109,17 +109,17 @@ def test_a_runtime_that_hangs_costs_one_question(tmp_path: Path, monkeypatch: py
             names = ContainerNames(docker.socket, None, None)
             many = [CgroupOwner(Container(f"{n:064x}", "docker")) for n in range(50)]
             names.update(many)
-            await reached(lambda: names._asking and names._asking.done())
+            await wait_until(lambda: names._asking and names._asking.done())
             assert len(docker.asked) == 1
             docker.silent = False
             names.update([CgroupOwner(DOCKER)])
-            await reached(lambda: names.container_name(DOCKER) == "train")
+            await wait_until(lambda: names.container_name(DOCKER) == "train")
 
     asyncio.run(scenario())
 
 
-def test_a_socket_that_nobody_accepts_from_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A runtime that is stopped, its queue full, does not block the loop."""
+def test_a_socket_without_accept_does_not_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopped runtime, its queue full, does not block the event loop."""
     monkeypatch.setattr(containers, "ANSWER_SECONDS", 0.2)
 
     async def scenario() -> None:
@@ -158,9 +158,9 @@ def test_a_socket_that_nobody_accepts_from_holds_nothing_up(tmp_path: Path, monk
         b"SSH-2.0-OpenSSH\r\n",
     ],
 )
-def test_answers_that_are_none(raw: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a socket's owner answers, the id stands and the task ends without an exception."""
-    never_again(monkeypatch)
+def test_invalid_responses(raw: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After any response of a socket's owner, the id stays the name, and the task ends without an exception."""
+    disable_retries(monkeypatch)
 
     async def scenario() -> None:
         async with Runtime(tmp_path / "docker.sock", {}, raw) as docker:
@@ -173,13 +173,13 @@ def test_answers_that_are_none(raw: bytes, tmp_path: Path, monkeypatch: pytest.M
     asyncio.run(scenario())
 
 
-def test_a_flood_of_an_answer_is_bounded_and_holds_nobody_up(tmp_path: Path) -> None:
-    """A user's own runtime may answer as it likes: the loop has its turns meanwhile, and it is not read for ever."""
+def test_a_large_response_is_bounded_and_does_not_block(tmp_path: Path) -> None:
+    """A large response of a user's own runtime is limited, and does not block the event loop."""
     chunks = 400_000
     flood = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * chunks
     turns = 0
 
-    async def others() -> None:
+    async def count_turns() -> None:
         nonlocal turns
         while True:
             turns += 1
@@ -187,28 +187,28 @@ def test_a_flood_of_an_answer_is_bounded_and_holds_nobody_up(tmp_path: Path) -> 
 
     async def scenario() -> None:
         async with Runtime(tmp_path / "docker.sock", {}, flood) as docker:
-            beside = asyncio.create_task(others())
+            task = asyncio.create_task(count_turns())
             with pytest.raises(OSError, match=f"exceeds {unix_http.MAX_RESPONSE_BYTES} bytes"):
                 await unix_http.get(docker.socket, f"/containers/{ID}/json", 60)
-            beside.cancel()
+            task.cancel()
 
     asyncio.run(scenario())
     assert turns > 200
 
 
 def test_names_are_bounded(tmp_path: Path) -> None:
-    """A runtime of a user's own may name a container as it likes; a label takes a limited length of it."""
+    """A name from a user's own runtime is truncated in the label."""
 
     async def scenario() -> None:
         async with Runtime(tmp_path / "docker.sock", {ID: "/" + "x" * 100_000}) as docker:
             names = ContainerNames(docker.socket, None, None)
             names.update([CgroupOwner(DOCKER)])
-            await reached(lambda: len(names.container_name(DOCKER)) == MAX_CHARACTERS)
+            await wait_until(lambda: len(names.container_name(DOCKER)) == MAX_CHARACTERS)
 
     asyncio.run(scenario())
 
 
-def test_stopping_ends_a_question(tmp_path: Path) -> None:
+def test_stop_cancels_a_query(tmp_path: Path) -> None:
     """A daemon that stops does not wait for a runtime."""
 
     async def scenario() -> None:
@@ -216,7 +216,7 @@ def test_stopping_ends_a_question(tmp_path: Path) -> None:
             docker.silent = True
             names = ContainerNames(docker.socket, None, None)
             names.update([CgroupOwner(DOCKER)])
-            await reached(lambda: docker.asked)
+            await wait_until(lambda: docker.asked)
             names.stop()
             assert names._asking
             with pytest.raises(asyncio.CancelledError):
@@ -226,8 +226,8 @@ def test_stopping_ends_a_question(tmp_path: Path) -> None:
 
 
 def test_kubernetes_names_by_file_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The names of Kubelet's log files name pods and containers; one whose files come later is named then."""
-    at_once(monkeypatch)
+    """Names of kubelet's log files give pods and containers their names, also if the files come later."""
+    retry_immediately(monkeypatch)
     place = CgroupOwner(Container(ID, "containerd"), POD)
     (tmp_path / "pods/other_one_00000000-0000-0000-0000-000000000000").mkdir(parents=True)
     (tmp_path / "containers").mkdir()
@@ -250,7 +250,7 @@ def test_kubernetes_names_by_file_names(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_named_pod_gets_another_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container that is new in a pod, or restarted, is looked for as well: once in a while until it has a name."""
+    """A new or restarted container in a known pod is looked up too, at intervals until it has a name."""
     looks: list[Path] = []
     names_in = containers._names_in
 
@@ -280,12 +280,12 @@ def test_a_named_pod_gets_another_container(tmp_path: Path, monkeypatch: pytest.
     names.update(both)
     assert (names.container_name(second), len(looks)) == ("ml/train-0/eval", 6)
     now += RETRY_SECONDS
-    names.update([*both, CgroupOwner(Container("101", "lxc"))])  # which no log names
+    names.update([*both, CgroupOwner(Container("101", "lxc"))])  # no log names it
     assert len(looks) == 6
 
 
-def test_access_says_what_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What may be read is 1, what is there and closed 0, and what is not there absent; a change is seen."""
+def test_access_shows_what_is_denied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Access is 1 if readable, 0 if denied, absent if it does not exist; a change is detected."""
     require(os.geteuid() == 0, "only root can try what another user may: run this as root")
     monkeypatch.setattr(containers, "ACCESS_SECONDS", 0)
     (tmp_path / "pods").mkdir(mode=0o700)
@@ -312,22 +312,22 @@ def test_access_says_what_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             assert said.read() == repr({"docker": True, "podman": False, "kubernetes": False})
 
 
-def test_a_capability_opens_what_modes_close(tmp_path: Path) -> None:
-    """The capability that docs/start/install.md names opens a folder of Kubelet's logs, and access says so."""
+def test_a_capability_grants_access(tmp_path: Path) -> None:
+    """The capability in docs/start/install.md makes a folder of kubelet's logs readable, and access shows it."""
     require(os.geteuid() == 0, "only root can give capabilities: run this as root")
     (tmp_path / "pods").mkdir(mode=0o700)
     look = (
         "import sys; from pathlib import Path; from gpuwarden.owners.containers import ContainerNames;"
         "print(ContainerNames(None, None, Path(sys.argv[1])).access())"
     )
-    nobody = [needs("setpriv", "util-linux"), "--reuid=65534", "--regid=65534", "--clear-groups"]
-    capable = [*nobody, "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
+    as_nobody = [needs("setpriv", "util-linux"), "--reuid=65534", "--regid=65534", "--clear-groups"]
+    capable = [*as_nobody, "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
     done = subprocess.run([*capable, sys.executable, "-c", look, tmp_path], capture_output=True, text=True, check=True)
     assert done.stdout == "{'kubernetes': True}\n"
 
 
-def test_looks_are_rare(tmp_path: Path) -> None:
-    """Between two looks the answer is kept: polls do not pay for it."""
+def test_access_is_cached(tmp_path: Path) -> None:
+    """Access is cached between two checks, so polls are not delayed."""
     names = ContainerNames(tmp_path / "docker.sock", None, None)
     assert names.access() == {}
     (tmp_path / "docker.sock").touch()

@@ -1,4 +1,4 @@
-"""Without a file descriptor left, what a poll would like to know in passing is left out."""
+"""Polls without a free file descriptor leave out optional work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ print(names.identify([os.getpid()]))
 
 
 def test_poll_survives_without_descriptors() -> None:
-    """Neither the word to systemd nor the look at a new process raises: both happen in every poll."""
+    """Without a free file descriptor, neither the notification to systemd nor the lookup of a new process raises."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "NOTIFY_SOCKET": "/nowhere/notify"}
     done = subprocess.run([sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("{}\n", "")

@@ -1,4 +1,4 @@
-"""Memory by owner, the whole way: processes of this machine, the mock driver, the daemon, its page."""
+"""Memory by owner, end to end: processes of this machine, the mock driver, the daemon and its metrics."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GIB = 1 << 30
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Give a folder with a configuration whose sources of names lie in it too."""
+    """Return a folder with a configuration whose sources of names are in it too."""
     require(not needs_proof(), "in a container with GPUs the tests' processes would have to hold one")
     lines = [
         "poll: {interval: 200ms, slow_interval: 1s}",
@@ -50,7 +50,7 @@ def started(folder: Path, mock: MockNvml) -> Iterator[Daemon]:
 
 
 def memory(daemon: Daemon, kind: str) -> dict[str, float]:
-    """Return what each owner of a kind holds, on all GPUs."""
+    """Return the memory of each owner of a kind, on all GPUs."""
     found: dict[str, float] = {}
     for line in daemon.page().splitlines():
         match = re.fullmatch(
@@ -85,7 +85,7 @@ def runtime(socket: Path) -> Iterator[None]:
 
 
 def test_a_container_s_life(folder: Path, mock_nvml: MockNvml) -> None:
-    """A process in a container's group counts as the container's, by its name; while a zombie too, and then no more."""
+    """A process belongs to its container, by name, also as a zombie, until it is reaped."""
     root = control_groups.writable()[-1]
     with (
         runtime(folder / "docker.sock"),
@@ -102,7 +102,7 @@ def test_a_container_s_life(folder: Path, mock_nvml: MockNvml) -> None:
         until(lambda: daemon.page() != polls, "the next poll")
         assert memory(daemon, "container") == {"train": GIB}
         process.wait()
-        until(lambda: memory(daemon, "user") == {"unknown": GIB}, "the driver still lists it, and nobody is it")
+        until(lambda: memory(daemon, "user") == {"unknown": GIB}, "the driver still lists it, and it has no owner")
         assert memory(daemon, "container") == {}
         mock_nvml.processes(0, {})
         until(lambda: memory(daemon, "user") == {}, "the memory is free")
@@ -110,7 +110,7 @@ def test_a_container_s_life(folder: Path, mock_nvml: MockNvml) -> None:
 
 
 def test_users_and_a_job_without_a_process(folder: Path, mock_nvml: MockNvml) -> None:
-    """Users are summed over their processes; a GPU that a job leaves idle can be asked for."""
+    """Users are summed over their processes; a query finds a GPU that a job leaves idle."""
     require(os.geteuid() == 0, "only root can start another user's process: run this as root")
     (folder / "gpustat/1").write_text("4711 1000\n")
     with (
@@ -132,7 +132,7 @@ def test_users_and_a_job_without_a_process(folder: Path, mock_nvml: MockNvml) ->
 
 
 def test_processes_that_come_and_go(folder: Path, mock_nvml: MockNvml) -> None:
-    """With pids that end at any moment of any poll, none counts as another's, and the page stays whole."""
+    """Processes that end during a poll are never attributed to another owner, and the metrics stay complete."""
     churn = "while true; do true & echo $!; wait; done"
     command = ["bash", "-c", churn]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as source, started(folder, mock_nvml) as daemon:
@@ -151,8 +151,8 @@ def test_processes_that_come_and_go(folder: Path, mock_nvml: MockNvml) -> None:
         assert "poll failed" not in daemon.output()
 
 
-def test_hundreds_of_owners_are_few_series(folder: Path, mock_nvml: MockNvml) -> None:
-    """Each process in a unit of its own: as many series as owners.max allows, and the rest in one."""
+def test_series_of_hundreds_of_owners_are_bounded(folder: Path, mock_nvml: MockNvml) -> None:
+    """With each process in a separate unit, there are owners.max series, and one more for the rest."""
     root = control_groups.writable()[-1]
     with contextlib.ExitStack() as stack:
         pids = []
@@ -169,18 +169,18 @@ def test_hundreds_of_owners_are_few_series(folder: Path, mock_nvml: MockNvml) ->
         assert re.search(r'gpuwarden_series_dropped_total\{limit="owners"\} [1-9]', daemon.page())
 
 
-# Nobody, who may read the files of a test that root runs, but no other user's processes.
+# The user nobody may read the files of a test that root runs, but no other user's processes.
 AS_NOBODY = ["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=+dac_read_search"]
 AS_NOBODY += ["--ambient-caps=+dac_read_search"]
 
 
-def test_once_where_proc_hides_others(folder: Path, mock_nvml: MockNvml) -> None:
-    """With hidepid=2 and no privilege the memory is all there, of the user unknown, and the page says why."""
+def test_once_with_hidden_processes(folder: Path, mock_nvml: MockNvml) -> None:
+    """With hidepid=2 and no privilege all memory belongs to the user unknown, and the metrics show why."""
     require(os.geteuid() == 0, "only root can mount a /proc: run this as root")
     with subprocess.Popen(["sleep", "600"]) as process:
         mock_nvml.processes(0, {process.pid: GIB})
         env = {**os.environ, **mock_nvml.env(gpus=2)}
-        del env["MOCK_NVML_COUNTERS"]  # a file, which nobody may not write
+        del env["MOCK_NVML_COUNTERS"]  # a file that this user may not write
         hiding = ["unshare", "--mount", "sh", "-c", 'mount -t proc -o hidepid=2 proc /proc && exec "$@"', "sh"]
         once = [sys.executable, "-m", "gpuwarden", "once", "--config", str(folder / "config.yaml")]
         command = [*hiding, needs("setpriv", "util-linux"), *AS_NOBODY, *once]

@@ -1,4 +1,4 @@
-"""Identities of processes, from this machine's own /proc."""
+"""Identities of processes, read from this machine's /proc."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COMM = Path("/proc/self/comm").read_text().strip()
 NOBODY = pwd.getpwnam("nobody").pw_uid
 ID = "0123456789abcdef" * 4
 
-# Prints what a reader with these rights, at this place, sees of the processes whose pids are its arguments.
+# Prints the identities that a reader with these rights, in this namespace, finds for the pids in its arguments.
 READER = """
 import json, os, sys
 from gpuwarden.host import pid_namespace
@@ -48,7 +48,7 @@ print(json.dumps([names.can_see_others(), {str(pid): [who.uid, who.comm] for pid
 
 @contextlib.contextmanager
 def sleeping(**how: Any) -> Iterator[int]:
-    """Run a process that does nothing, and return its pid."""
+    """Run a process that does nothing, and yield its pid."""
     with subprocess.Popen(["sleep", "600"], **how) as process:
         try:
             yield process.pid
@@ -57,21 +57,21 @@ def sleeping(**how: Any) -> Iterator[int]:
 
 
 def read(*before: str, pids: list[int], **env: str) -> tuple[bool, dict[str, list[object]]]:
-    """Read `pids` by a program started through `before`."""
+    """Read the identities of `pids` in a program started by the command `before`."""
     command = [*before, sys.executable, "-c", READER, *map(str, pids)]
     done = subprocess.run(command, env={**os.environ, **env}, stdout=subprocess.PIPE, check=True)
-    sees_others, found = json.loads(done.stdout)
-    return sees_others, found
+    can_see_others, found = json.loads(done.stdout)
+    return can_see_others, found
 
 
 @pytest.fixture(autouse=True)
 def no_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take away this machine's devices: in a container with some the tests' processes would have to hold them."""
+    """Hide this machine's devices: in a container that has some, the tests' processes would have to open them."""
     monkeypatch.setattr(pid_namespace, "_DEVICES", "/nonexistent/nvidia")
 
 
 def needs_root() -> None:
-    """Skip where other users and namespaces are out of reach."""
+    """Skip if other users and namespaces cannot be used."""
     can = (
         os.geteuid() == 0
         and not subprocess.run(["unshare", "--mount", "--pid", "--fork", "true"], check=False).returncode
@@ -80,14 +80,14 @@ def needs_root() -> None:
 
 
 def test_living_process_has_a_user_and_a_command() -> None:
-    """A process is known by its user and its command."""
+    """A process has a user and a command."""
     (who,) = ProcessIdentifier().identify([ME, ME]).values()
     assert who.uid == os.getuid()
     assert who.comm == COMM
 
 
 def test_command_line_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is the process's own memory, and may be gigabytes of it: a long name is the one that the kernel has."""
+    """A command line is the process's memory, maybe gigabytes of it: a long name is the kernel's, cut off."""
     monkeypatch.setattr(psutil.Process, "cmdline", lambda _process: pytest.fail("was read"))
     program = tmp_path / "a-name-of-over-fifteen-letters"
     shutil.copy(shutil.which("sleep") or "", program)
@@ -103,7 +103,7 @@ def test_process_of_another_user() -> None:
     """Another user's process is identified without privileges."""
     needs_root()
     with sleeping(user=NOBODY) as pid:
-        until(lambda: psutil.Process(pid).uids().real == NOBODY, "the process is nobody's")
+        until(lambda: psutil.Process(pid).uids().real == NOBODY, "the process runs as that user")
         assert read(pids=[pid], AS_NOBODY="1")[1] == {str(pid): [NOBODY, "sleep"]}
         assert ProcessIdentifier().identify([pid])[pid].uid == NOBODY
     with sleeping() as pid:
@@ -111,14 +111,14 @@ def test_process_of_another_user() -> None:
 
 
 def test_dead_process_has_no_identity() -> None:
-    """A pid that the driver still lists after its end, or that is none here, is left out."""
+    """A pid that the driver still lists after its end, or that does not exist here, is left out."""
     with subprocess.Popen(["true"]) as ended:
         pass
     assert ProcessIdentifier().identify([ended.pid, 0, 2**40, 4294967295, -1]) == {}
 
 
 def test_zombie_is_its_user_s() -> None:
-    """A process that has ended and is not reaped may still hold device memory: it goes on under its name."""
+    """A zombie may still hold device memory, so it keeps its user and name."""
     names = ProcessIdentifier()
     with subprocess.Popen(["sleep", "600"]) as process:
         alive = names.identify([process.pid])
@@ -131,7 +131,7 @@ def test_zombie_is_its_user_s() -> None:
 
 
 def test_process_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An identity is kept as long as the process is requested."""
+    """An identity is cached as long as the process is requested."""
     names = ProcessIdentifier()
     first = names.identify([ME])
     monkeypatch.setattr(processes, "_look_up", lambda _pid: None)
@@ -140,8 +140,8 @@ def test_process_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert names.identify([ME]) == {}
 
 
-def test_reused_pid_is_looked_up_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process under the same pid has another folder in /proc, and does not inherit a name."""
+def test_reused_pid_is_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process with the same pid has another folder in /proc, and does not inherit a name."""
     names = ProcessIdentifier()
     names.identify([ME])
     inode = processes._inode(ME)
@@ -151,7 +151,7 @@ def test_reused_pid_is_looked_up_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     assert names.identify([ME]) == {ME: ProcessIdentity(7, "else")}
 
 
-def test_pid_reused_while_it_is_read_is_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pid_reused_during_lookup_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """An identity mixed from two processes with one pid is discarded."""
     inodes = iter([1, 2, 2, 2])
     monkeypatch.setattr(processes, "_inode", lambda _pid: next(inodes))
@@ -161,8 +161,8 @@ def test_pid_reused_while_it_is_read_is_nobody(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("step", ["__init__", "oneshot", "uids", "_read_comm", "_read_cgroup"])
-def test_process_that_ends_while_it_is_read_is_nobody(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process may end at any step of its reading: it is left out, and nothing is raised."""
+def test_process_that_ends_during_lookup_is_left_out(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that ends at any step of the lookup is left out, and nothing is raised."""
     with sleeping() as pid:
 
         def ending(proceed: Callable[..., Any]) -> Callable[..., Any]:
@@ -198,30 +198,30 @@ def test_hidden_process_has_an_empty_identity(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("hidepid", ["1", "2"])
-def test_hidepid_hides_others_and_says_so(hidepid: str) -> None:
-    """If /proc hides others' processes, only the daemon's own are known, and the page shows why."""
+def test_hidepid_hides_others_and_is_reported(hidepid: str) -> None:
+    """If /proc hides other users' processes, only the daemon's own are identified, and access shows it."""
     needs_root()
     mount = f'mount -t proc -o hidepid={hidepid} proc /proc && exec "$@"'
     hiding = ["unshare", "--mount", "sh", "-c", mount, "sh"]
     with sleeping() as pid, sleeping(user=NOBODY, group=65534, extra_groups=[]) as own:
-        sees_others, found = read(*hiding, pids=[pid, own], AS_NOBODY="1")
-        assert not sees_others
+        can_see_others, found = read(*hiding, pids=[pid, own], AS_NOBODY="1")
+        assert not can_see_others
         assert found[str(own)] == [NOBODY, "sleep"]
         assert found.get(str(pid), [None, ""]) == [None, ""]
         assert read(*hiding, pids=[pid])[1] == {str(pid): [0, "sleep"]}  # root has the capability
 
 
 def test_a_pid_namespace_has_processes_of_its_own(tmp_path: Path) -> None:
-    """A pid of outside is unknown in a pid namespace, which says that it does not see all."""
+    """A pid from outside is unknown in a pid namespace, and the reader reports that it cannot see all processes."""
     needs_root()
     with sleeping() as pid:
-        sees_others, found = read("unshare", "--pid", "--fork", "--mount-proc", pids=[pid])
-    assert (sees_others, found) == (False, {})
+        can_see_others, found = read("unshare", "--pid", "--fork", "--mount-proc", pids=[pid])
+    assert (can_see_others, found) == (False, {})
 
 
 @pytest.mark.parametrize("holds", [True, False])
 def test_in_a_pid_namespace_a_pid_must_be_proven(tmp_path: Path, *, holds: bool) -> None:
-    """There the driver's pid may be the host's: only a process that has one of NVIDIA's devices open can be meant."""
+    """In a namespace the driver's pid may be the host's: only a process that has an NVIDIA device open is accepted."""
     needs_root()
     device = tmp_path / "nvidiactl"
     device.touch()
@@ -232,12 +232,12 @@ def test_in_a_pid_namespace_a_pid_must_be_proven(tmp_path: Path, *, holds: bool)
 
 
 def test_on_the_host_nothing_must_be_proven() -> None:
-    """The machine's own pids need no proof, whatever devices there are."""
+    """On the host pids need no proof, whatever devices there are."""
     if pid_namespace.is_initial():
         assert not pid_namespace.needs_proof()
 
 
-def test_very_many_new_processes_are_looked_up_bit_by_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lookups_of_new_processes_per_poll_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A poll looks up a limited number of new processes, and the next polls the others."""
     monkeypatch.setattr(processes, "MAX_LOOKUPS", 4)
     with contextlib.ExitStack() as stack:
@@ -258,14 +258,14 @@ def test_very_many_new_processes_are_looked_up_bit_by_bit(monkeypatch: pytest.Mo
     ],
 )
 def test_control_groups_of_the_kernel(path: bytes, place: CgroupOwner) -> None:
-    """A process in a real group of either version is placed by the group's name, whatever bytes that has."""
+    """A process in a real group of either version has its owner from the group's name, whatever bytes are in it."""
     for root in control_groups.writable():
         with sleeping() as pid, control_groups.placed(pid, root, path):
             assert ProcessIdentifier().identify([pid])[pid].cgroup == place
 
 
 def test_group_removed_under_a_zombie() -> None:
-    """The kernel marks the group of a zombie that is gone already: it is known by it all the same."""
+    """The kernel marks a removed group of a zombie; the zombie still belongs to it."""
     with sleeping() as pid:
         with control_groups.placed(pid, control_groups.writable()[-1], b"/train.service"):
             pass

@@ -27,8 +27,8 @@ POD = "1a2b3c4d-0000-1111-2222-123456789abc"
 USERS = {1000: "ada", 1001: "grace"}
 
 
-class Desk:
-    """An owner book with users of its own, and no container runtime."""
+class ResolverBench:
+    """An owner resolver with made-up users, and no container runtime."""
 
     def __init__(self, limit: int = 32, job_map: Path | None = None, gpustat: Path | None = None) -> None:
         names = ContainerNames(None, None, None, Path("/nonexistent"))
@@ -44,13 +44,13 @@ class Desk:
         )
 
     def identify(self, pids: Iterable[int]) -> Mapping[int, ProcessIdentity]:
-        """Tell who the processes are."""
+        """Return the identities of the processes."""
         return {pid: self.identities[pid] for pid in pids if pid in self.identities}
 
     def join(
         self, identities: Mapping[int, ProcessIdentity], *gpus: Gpu, runs: Mapping[int, str] | None = None
     ) -> Owners:
-        """Join one poll."""
+        """Return the owners of one poll."""
         self.identities = identities
 
         async def poll() -> Owners:
@@ -59,16 +59,16 @@ class Desk:
         return asyncio.run(poll())
 
 
-def who(uid: int | None = 1000, place: CgroupOwner = NO_OWNER) -> ProcessIdentity:
-    """Make a process of a user."""
+def identity(uid: int | None = 1000, place: CgroupOwner = NO_OWNER) -> ProcessIdentity:
+    """Return a process of a user."""
     return ProcessIdentity(uid, "python", place)
 
 
-def test_each_kind_has_the_whole_memory() -> None:
-    """A process counts once in every kind that it has an owner of, and owners' processes are summed."""
+def test_each_kind_sums_up_all_memory() -> None:
+    """A process counts once in each kind of owner that it has, and an owner's processes are summed."""
     everything = CgroupOwner(Container(ID, "docker"), POD, "4711", "train.service")
-    owners = Desk().join(
-        {1: who(1000, everything), 2: who(1000), 3: who(1001)},
+    owners = ResolverBench().join(
+        {1: identity(1000, everything), 2: identity(1000), 3: identity(1001)},
         gpu(0, held={1: 100, 2: 20, 3: 3}),
         gpu(1, held={1: 5, 4: None}),
         runs={1: "1-99"},
@@ -100,23 +100,23 @@ def test_each_kind_has_the_whole_memory() -> None:
     }
 
 
-def test_unseen_processes_are_unknown() -> None:
+def test_hidden_processes_are_unknown() -> None:
     """A hidden process has the user unknown; unknown memory has no owner."""
-    owners = Desk().join({2: who(None)}, gpu(0, held={1: 10, 2: 5, 3: None}))
+    owners = ResolverBench().join({2: identity(None)}, gpu(0, held={1: 10, 2: 5, 3: None}))
     assert owners.memory == {("GPU-0", "user", "unknown"): 15}
     assert set(owners.by_pid) == {1, 2, 3}
 
 
-def test_a_user_s_own_container_bears_the_user_s_name() -> None:
-    """A container of a user's own runtime is named with the user, so it cannot fake another's name."""
-    owners = Desk().join({1: who(1001, CgroupOwner(Container(ID, "podman", 1001)))}, gpu(0, held={1: 1}))
+def test_a_user_s_own_container_includes_the_user_name() -> None:
+    """A container of a user's own runtime includes the user in its name, so it cannot imitate another name."""
+    owners = ResolverBench().join({1: identity(1001, CgroupOwner(Container(ID, "podman", 1001)))}, gpu(0, held={1: 1}))
     assert owners.by_pid[1]["container"] == f"grace/{ID[:12]}"
 
 
-def test_owners_beyond_the_limit_are_one() -> None:
-    """On each GPU and of each kind the largest owners are kept; the others are summed up and counted."""
-    jobs = {pid: who(1000, CgroupOwner(slurm_job=str(pid))) for pid in range(1, 6)}
-    owners = Desk(limit=2).join(jobs, gpu(0, held={1: 1, 2: 20, 3: 3, 4: 40, 5: 5}), gpu(1, held={1: 7}))
+def test_owners_beyond_the_limit_are_summed_up() -> None:
+    """For each GPU and kind the largest owners have series; the others are summed up and counted."""
+    jobs = {pid: identity(1000, CgroupOwner(slurm_job=str(pid))) for pid in range(1, 6)}
+    owners = ResolverBench(limit=2).join(jobs, gpu(0, held={1: 1, 2: 20, 3: 3, 4: 40, 5: 5}), gpu(1, held={1: 7}))
     assert owners.memory == {
         ("GPU-0", "user", "ada"): 69,
         ("GPU-0", "slurm_job", "4"): 40,
@@ -128,13 +128,13 @@ def test_owners_beyond_the_limit_are_one() -> None:
     assert owners.dropped == 3 + 3  # owners, and infos of jobs
 
 
-def test_who_has_a_series_keeps_it() -> None:
-    """Two owners that hold about the same do not take turns; one that holds twice as much gets the place."""
-    desk = Desk(limit=1)
-    jobs = {pid: who(None, CgroupOwner(slurm_job=str(pid))) for pid in (1, 2)}
+def test_owner_with_a_series_keeps_it() -> None:
+    """Two owners with about equal memory do not take turns; one with twice as much gets the series."""
+    bench = ResolverBench(limit=1)
+    jobs = {pid: identity(None, CgroupOwner(slurm_job=str(pid))) for pid in (1, 2)}
 
     def shown(first: int, second: int) -> set[str]:
-        memory = desk.join(jobs, gpu(0, held={1: first, 2: second})).memory
+        memory = bench.join(jobs, gpu(0, held={1: first, 2: second})).memory
         return {owner for _uuid, kind, owner in memory if kind == "slurm_job"} - {OTHER}
 
     assert [shown(10, 9), shown(9, 10), shown(10, 19), shown(9, 19), shown(10, 19), shown(0, 0)] == [
@@ -142,12 +142,12 @@ def test_who_has_a_series_keeps_it() -> None:
     ]  # fmt: skip
 
 
-def test_sums_survive_any_limit() -> None:
+def test_sums_do_not_depend_on_the_limit() -> None:
     """Within a kind the sum over owners is the same with any limit."""
-    people = {pid: who(pid % 7, CgroupOwner(slurm_job=str(pid % 50))) for pid in range(500)}
+    people = {pid: identity(pid % 7, CgroupOwner(slurm_job=str(pid % 50))) for pid in range(500)}
     box = gpu(0, held={pid: pid for pid in range(500)})
     for limit in (1, 3, 1000):
-        memory = Desk(limit).join(people, box).memory
+        memory = ResolverBench(limit).join(people, box).memory
         for kind in ("user", "slurm_job"):
             owned = [held for (_uuid, of, _owner), held in memory.items() if of == kind]
             assert sum(owned) == sum(range(500))
@@ -156,11 +156,11 @@ def test_sums_survive_any_limit() -> None:
 
 @pytest.mark.parametrize("hidden", [False, True])
 def test_job_map_gives_a_process_its_job(tmp_path: Path, *, hidden: bool) -> None:
-    """A process without a Slurm group on a GPU that one job has belongs to that job, seen or not."""
+    """A process without a Slurm group belongs to the only job on its GPU, hidden or not."""
     (tmp_path / "0").write_text("4711\n")
     (tmp_path / "1").write_text("1\n2\n")
-    owners = Desk(job_map=tmp_path).join(
-        {} if hidden else {1: who(), 2: who()},
+    owners = ResolverBench(job_map=tmp_path).join(
+        {} if hidden else {1: identity(), 2: identity()},
         gpu(0, held={1: 10}),
         gpu(1, held={2: 5}),
         gpu(2, held={1: 3}),
@@ -172,66 +172,66 @@ def test_job_map_gives_a_process_its_job(tmp_path: Path, *, hidden: bool) -> Non
     assert owners.by_pid[1].get("slurm_job", "") == "4711"
 
 
-def test_a_mig_instance_s_job_has_only_that(tmp_path: Path) -> None:
-    """A file of an instance gives its job the processes there, and not those beside it."""
+def test_job_of_a_mig_instance(tmp_path: Path) -> None:
+    """A file of a MIG instance gives its job the processes on that instance only."""
     (tmp_path / "0.0").write_text("100\n")
-    desk, box = Desk(job_map=tmp_path), divided(0, free=[1, 1], held={1: 0, 2: 1})
-    people = {1: who(), 2: who()}
-    owners = desk.join(people, box)
+    bench, box = ResolverBench(job_map=tmp_path), divided(0, free=[1, 1], held={1: 0, 2: 1})
+    people = {1: identity(), 2: identity()}
+    owners = bench.join(people, box)
     assert [owners.by_pid[pid].get("slurm_job", "") for pid in (1, 2)] == ["100", ""]
     (tmp_path / "0.1").write_text("200\n")
-    owners = desk.join(people, box, runs={2: "2-99"})
+    owners = bench.join(people, box, runs={2: "2-99"})
     assert [owners.by_pid[pid].get("slurm_job", "") for pid in (1, 2)] == ["100", "200"]
     assert owners.by_pid[2]["run"] == "2-99"
     assert {key[2]: held for key, held in owners.memory.items() if key[1] == "slurm_job"} == {"100": GIB, "200": GIB}
     assert owners.jobs == {("GPU-0", "100"): 1, ("GPU-0", "200"): 1}
 
 
-def test_group_wins_over_the_map(tmp_path: Path) -> None:
-    """The kernel knows better than a prolog's file; the GPU is given to both."""
+def test_group_takes_precedence_over_the_map(tmp_path: Path) -> None:
+    """The kernel's group takes precedence over a prolog's file; the GPU is assigned to both."""
     (tmp_path / "0").write_text("4711\n")
-    owners = Desk(job_map=tmp_path).join({1: who(1000, CgroupOwner(slurm_job="9"))}, gpu(0, held={1: 10}))
+    owners = ResolverBench(job_map=tmp_path).join({1: identity(1000, CgroupOwner(slurm_job="9"))}, gpu(0, held={1: 10}))
     assert owners.by_pid[1].get("slurm_job", "") == "9"
     assert set(owners.jobs) == {("GPU-0", "4711"), ("GPU-0", "9")}
 
 
-def test_another_user_s_process_is_not_the_job_s(tmp_path: Path) -> None:
-    """Where the map has the job's user, a display server on its GPU is no part of it."""
+def test_another_user_s_process_does_not_belong_to_the_job(tmp_path: Path) -> None:
+    """If the map has the job's user, another user's display server on its GPU does not belong to the job."""
     (tmp_path / "0").write_text("4711 1000\n")
-    owners = Desk(gpustat=tmp_path).join({1: who(1000), 2: who(0)}, gpu(0, held={1: 10, 2: 1}))
+    owners = ResolverBench(gpustat=tmp_path).join({1: identity(1000), 2: identity(0)}, gpu(0, held={1: 10, 2: 1}))
     assert (owners.by_pid[1].get("slurm_job", ""), owners.by_pid[2].get("slurm_job", "")) == ("4711", "")
 
 
-def test_gpu_given_to_a_job_without_a_process(tmp_path: Path) -> None:
-    """A job that has a GPU and leaves it alone is seen by that."""
+def test_gpu_of_a_job_without_a_process(tmp_path: Path) -> None:
+    """A job that leaves its GPU idle is visible."""
     (tmp_path / "GPU-1").write_text("4711 1000\n")
-    owners = Desk(gpustat=tmp_path).join({}, gpu(0), gpu(1))
+    owners = ResolverBench(gpustat=tmp_path).join({}, gpu(0), gpu(1))
     assert owners.jobs == {("GPU-1", "4711"): 1}
     assert owners.memory == {}
 
 
-def test_news_reach_the_next_poll(tmp_path: Path) -> None:
-    """Processes, runs, job files and names that change do so at once."""
-    desk = Desk(gpustat=tmp_path)
+def test_changes_take_effect_in_the_next_poll(tmp_path: Path) -> None:
+    """Changed processes, runs, job files and names take effect in the next poll."""
+    bench = ResolverBench(gpustat=tmp_path)
     box = gpu(0, held={1: 1})
-    assert desk.join({1: who(1000)}, box).by_pid[1]["user"] == "ada"
+    assert bench.join({1: identity(1000)}, box).by_pid[1]["user"] == "ada"
     (tmp_path / "0").write_text("4711 1001")
-    second = desk.join({1: who(1001)}, box, runs={1: "r"}).by_pid[1]
+    second = bench.join({1: identity(1001)}, box, runs={1: "r"}).by_pid[1]
     assert second == {"user": "grace", "slurm_job": "4711", "run": "r"}
     (tmp_path / "0").unlink()
-    desk.book._users._names[1001] = ("hopper", desk.book._users._clock())
-    third = desk.join({1: who(1001)}, gpu(0, held={1: 1, 2: 2}))
+    bench.book._users._names[1001] = ("hopper", bench.book._users._clock())
+    third = bench.join({1: identity(1001)}, gpu(0, held={1: 1, 2: 2}))
     assert third.by_pid[1] == {"user": "hopper"}
     assert third.by_pid[2]["user"] == "unknown"
     assert not third.jobs
 
 
 def test_kinds() -> None:
-    """The kinds are labels of a released metric."""
+    """The kinds are label values of a released metric."""
     assert NAMES == ("user", "container", "pod", "slurm_job", "systemd_unit", "run")
 
 
 def test_docs_list_each_kind() -> None:
-    """Everything else reads the table of kinds."""
+    """The documentation lists all kinds."""
     docs = (ROOT / "docs/understand/owners.md").read_text(encoding="utf-8").split("\n## ")[0]
     assert tuple(re.findall(r"^\| `(\w+)` \|", docs, re.MULTILINE)) == ("owner_kind", *NAMES)

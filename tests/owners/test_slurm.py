@@ -1,4 +1,4 @@
-"""Which job a GPU is given to, by the files of a site's prolog."""
+"""Assignment of GPUs to jobs, from the files of a site's prolog."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ GPUS = [gpu(index) for index in range(3)]
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file as a prolog does, over what was there."""
+    """Write a file over the old one, as a prolog does."""
     path.parent.mkdir(exist_ok=True)
     path.write_text(text)
 
 
 def whole(*jobs: SlurmJob) -> GpuJobs:
-    """Make the jobs of a GPU that is not divided."""
+    """Return the jobs of an undivided GPU."""
     return GpuJobs(jobs, jobs)
 
 
 def test_job_map_by_index(tmp_path: Path) -> None:
-    """A file has the GPU's index and a job a line."""
+    """A file is named by the GPU's index and has one job per line."""
     maps = SlurmJobMaps(tmp_path, None)
     assert maps.read_jobs(GPUS) == {}
     write(tmp_path / "0", "4711\n")
@@ -35,9 +35,9 @@ def test_job_map_by_index(tmp_path: Path) -> None:
 
 
 def test_jobs_of_mig_instances(tmp_path: Path) -> None:
-    """A file of an instance, by its id or its UUID, gives the instance only; one of the GPU gives the rest."""
+    """A file of an instance, by its id or UUID, assigns the instance only; one of the GPU assigns the rest."""
     write(tmp_path / "map/0.0", "10\n")
-    write(tmp_path / "map/0.7", "17\n")  # which the driver does not list
+    write(tmp_path / "map/0.7", "17\n")  # the driver does not list it
     write(tmp_path / "map/1", "20\n")
     write(tmp_path / "map/1.1", "21\n")
     write(tmp_path / "map/2.0", "30\n")
@@ -63,7 +63,7 @@ def test_jobs_of_mig_instances(tmp_path: Path) -> None:
 
 
 def test_gpustat_by_index_and_uuid(tmp_path: Path) -> None:
-    """A file has the GPU's index or UUID, with the job and its user; the UUID decides where they differ."""
+    """A file is named by the GPU's index or UUID, and has the job and its user; the UUID takes precedence."""
     maps = SlurmJobMaps(None, tmp_path)
     write(tmp_path / "0", "4711 1000\n")
     write(tmp_path / "1", "1 1\n")
@@ -72,13 +72,13 @@ def test_gpustat_by_index_and_uuid(tmp_path: Path) -> None:
 
 
 def test_both_maps_agree(tmp_path: Path) -> None:
-    """A job that both name is one job, with its user."""
+    """A job in both maps is one job, with its user."""
     write(tmp_path / "a/0", "4711\n")
     write(tmp_path / "b/0", "4711 1000\n")
     assert SlurmJobMaps(tmp_path / "a", tmp_path / "b").read_jobs(GPUS) == {"GPU-0": whole(SlurmJob("4711", 1000))}
 
 
-def test_changes_are_seen(tmp_path: Path) -> None:
+def test_changes_are_detected(tmp_path: Path) -> None:
     """The current files count, also if overwritten, replaced, emptied or removed."""
     maps = SlurmJobMaps(tmp_path / "map", None)
     assert maps.read_jobs(GPUS) == {}
@@ -96,7 +96,7 @@ def test_changes_are_seen(tmp_path: Path) -> None:
     assert maps.read_jobs(GPUS) == {}
 
 
-def test_whatever_lies_there(tmp_path: Path) -> None:
+def test_other_files_are_skipped(tmp_path: Path) -> None:
     """Everything except a map is skipped: pipes, folders, broken links, other text, endless files."""
     os.mkfifo(tmp_path / "0")
     (tmp_path / "1").mkdir()

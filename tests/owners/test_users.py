@@ -1,4 +1,4 @@
-"""User names, from a database that may not answer."""
+"""User names, from a database that may not respond."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from gpuwarden.owners.users import KEEP_SECONDS, WAIT_SECONDS, UserNames
 
 
 def test_names_of_this_system() -> None:
-    """A user goes by the name, one that the system does not know by the number."""
+    """A user is shown by name, and by number if the system does not know the name."""
     names = UserNames()
     until(lambda: names.name(os.getuid()) == pwd.getpwuid(os.getuid()).pw_name, "the name")
     assert names.name(4_000_000_000) == "4000000000"
     assert names.name(2**40) == str(2**40)
 
 
-def test_a_database_that_hangs_costs_the_names_alone() -> None:
-    """Users go by their numbers while it hangs, on one thread in all, and by their names when it answers."""
+def test_a_database_that_hangs_affects_names_only() -> None:
+    """While the database hangs, users are shown by number and one thread waits; afterwards by name."""
     answers, asked = threading.Event(), list[str]()
 
-    def ask(uid: int) -> str:
+    def look_up(uid: int) -> str:
         asked.append(threading.current_thread().name)
         answers.wait(60)
         return f"user{uid}"
 
-    names = UserNames(ask)
+    names = UserNames(look_up)
     before = threading.active_count()
     assert [names.name(uid) for uid in range(50)] == [str(uid) for uid in range(50)]
     assert len(asked) == 1
@@ -39,18 +39,18 @@ def test_a_database_that_hangs_costs_the_names_alone() -> None:
     until(lambda: [names.name(uid) for uid in range(50)] == [f"user{uid}" for uid in range(50)], "names")
 
 
-def test_patience_is_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Polls wait for a slow database until the minute's patience is gone, and again in another minute."""
+def test_wait_per_minute_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Polls wait for a slow database at most for a minute's budget, and again in the next minute."""
     clock, answers, waits = Clock(), threading.Event(), list[float | None]()
 
-    def ask(uid: int) -> str:
+    def look_up(uid: int) -> str:
         answers.wait(60)
         return f"user{uid}"
 
     def resting() -> bool:
         return not names._asking
 
-    names = UserNames(ask, clock)
+    names = UserNames(look_up, clock)
     names.name(1)
     assert names._patience <= 0
     answers.set()
@@ -65,8 +65,8 @@ def test_patience_is_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     until(resting, "the thread ends")
 
 
-def test_an_old_name_stands_until_the_new_one_is_known() -> None:
-    """Names are looked up again after a while; if the database is gone by then, they stay."""
+def test_an_old_name_stays_until_the_new_one_is_known() -> None:
+    """Names are looked up again after a while; if the database fails then, the old names stay."""
     clock, database = Clock(), {7: "old"}
     names = UserNames(database.__getitem__, clock)
     until(lambda: names.name(7) == "old", "the name")
