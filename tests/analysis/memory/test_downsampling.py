@@ -1,4 +1,4 @@
-"""Downsampled series: stays small, and keeps its minimum and its start."""
+"""Downsampling of a series: bounded size, with its extremes and its start kept."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuwarden.analysis.memory.downsampling import MAX_WINDOWS_PER_LEVEL
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=400), st.sampled_from([0.1, 0.5, 3.0]))
 def test_extremes_are_kept(values: list[int], spacing: float) -> None:
-    """However many values came, the least and the highest are there, and windows follow each other without a gap."""
+    """The lowest and highest values are kept, and windows are contiguous."""
     memory = Memory()
     for number, value in enumerate(values):
         memory.report(number * spacing, value)
@@ -27,7 +27,7 @@ def test_extremes_are_kept(values: list[int], spacing: float) -> None:
 
 
 def test_a_long_series_stays_small() -> None:
-    """A month of values is kept in some hundred windows, none of which is longer than a 30th of it."""
+    """A month of values fits a few hundred windows, none longer than a 30th of it."""
     memory = Memory()
     for number in range(200_000):
         memory.report(number * 13.0, 5 if number == 77_777 else 1000 + number % 7)

@@ -1,4 +1,4 @@
-"""Leak detector: separates leaks from memory that comes and goes, in time, and forecasts the end; by shape."""
+"""Leak detection and OOM forecasts on simulated memory series: leaks are found in time, and nothing else is."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ GIB = 1 << 30
 
 
 def _buckets(seed: int) -> Training:
-    chance = random.Random(seed)  # noqa: S311 - shapes are to be the same each time
+    chance = random.Random(seed)  # noqa: S311 - repeatable shapes
     first = sorted(chance.expovariate(1 / 12) for _ in range(8))
     return Training(kept=lambda at: sum(8 * MIB for each in first if each < at))
 
 
-HEALTHY = {
+LEAK_FREE = {
     "flat": Training(),
-    "batches that wait": Training(noise=40 * MIB),
+    "prefetched batches": Training(noise=40 * MIB),
     "variable batches": Training(noise=60 * MIB, varied=0.8, epoch=7.0, seconds=200),
     "one step": Training(kept=lambda at: 120 * MIB * (at > 20)),
     "two steps": Training(kept=lambda at: 90 * MIB * (at > 20) + 60 * MIB * (at > 50)),
@@ -60,16 +60,16 @@ HEALTHY = {
 
 @pytest.mark.parametrize("drift", [0, MIB // 2, -MIB // 2])
 def test_only_the_first_tooth_of_a_high_saw_is_reported(drift: int) -> None:
-    """What has been given back once is not reported as growth when it comes again, whether or not to the same byte."""
+    """Memory that was freed once is not reported as a leak when it is allocated again, to the byte or not."""
     saw = Training(kept=lambda at: 250 * MIB * (at % 50) / 50 + drift * (at // 50), base=154 * MIB, seconds=400)
     seen = watched(saw)
     assert seen.ended is None
     assert [at for at, _ in seen.grows if at > 60] == []
 
 
-def test_healthy() -> None:
-    """None of these is ever reported to grow."""
-    seen = {name: watched(training) for name, training in HEALTHY.items()}
+def test_leak_free() -> None:
+    """None of these is ever reported as a leak."""
+    seen = {name: watched(training) for name, training in LEAK_FREE.items()}
     assert [name for name, each in seen.items() if each.ended is not None or each.grows] == []
 
 
@@ -81,8 +81,8 @@ LEAKS = {
     "each epoch": Training(kept=lambda at: 15 * MIB * (at // 4), epoch=4.0),
     "each fold": Training(kept=lambda at: 40 * MIB * (at // 8), epoch=4.0),
     "in validations": Training(epoch=3.0, validation=1.0, leaked=12 * MIB, seconds=300),
-    "beside a saw": Training(kept=lambda at: 40 * MIB * (at % 4) / 4 + 2 * MIB * at, epoch=4.0, seconds=200),
-    "beside a saw over epochs": Training(kept=lambda at: 60 * MIB * (at % 10) / 10 + 1.5 * MIB * at, seconds=800),
+    "with a saw": Training(kept=lambda at: 40 * MIB * (at % 4) / 4 + 2 * MIB * at, epoch=4.0, seconds=200),
+    "with a saw over epochs": Training(kept=lambda at: 60 * MIB * (at % 10) / 10 + 1.5 * MIB * at, seconds=800),
     "from a time on": Training(kept=lambda at: 4 * MIB * max(at - 60, 0), seconds=400),
     "after a step": Training(kept=lambda at: 90 * MIB * (at > 20) + 3 * MIB * max(at - 40, 0)),
     "hours": Training(cap=80 * GIB, base=10 * GIB, transient=10 * GIB, noise=GIB, step=0.5, epoch=300.0, seconds=20000,
@@ -90,26 +90,27 @@ LEAKS = {
     "steps of 8 s": Training(cap=80 * GIB, base=10 * GIB, transient=10 * GIB, step=8, epoch=400.0, seconds=8000,
                              kept=lambda at: 20 * MIB * at),
 }  # fmt: skip
-BEGINS = {"from a time on": 60.0, "after a step": 40.0}
-TEETH = {"beside a saw": 4.0, "beside a saw over epochs": 10.0}  # seconds of one, which ends at its top
+LEAK_STARTS = {"from a time on": 60.0, "after a step": 40.0}
+TOOTH_SECONDS = {"with a saw": 4.0, "with a saw over epochs": 10.0}  # of a saw; the run fails at the top of one
 
 
 @pytest.mark.parametrize("name", LEAKS)
-def test_a_leak_is_reported_from_half_of_its_way_on(name: str) -> None:
-    """It is there at each poll of the second half, with its end within a quarter of what is left, and its bounds."""
+def test_a_leak_is_reported_in_its_second_half(name: str) -> None:
+    """Each poll of the second half has the leak; the error of its time left is below 25 %, within its bounds."""
     seen = watched(LEAKS[name])
     assert seen.ended is not None
-    half = (BEGINS.get(name, 0.0) + seen.ended) / 2
-    late = [(at, growth.left) for at, growth in seen.polls if at >= half and growth and growth.left]
+    half = (LEAK_STARTS.get(name, 0.0) + seen.ended) / 2
+    late = [(at, leak.left) for at, leak in seen.polls if at >= half and leak and leak.left]
     assert len(late) == sum(at >= half for at, _ in seen.polls)
     near = max(0.1 * (seen.ended - half), 2 * POLL_SECONDS)
     true = [seen.ended - at for at, _ in late]
     held = [
-        left.lower <= was + 1 and was - 1 <= (left.upper or math.inf) for (_, left), was in zip(late, true, strict=True)
+        seconds_left.lower <= was + 1 and was - 1 <= (seconds_left.upper or math.inf)
+        for (_, seconds_left), was in zip(late, true, strict=True)
     ]
     errors = [
-        max(abs(left.seconds - was) - TEETH.get(name, 0.0), 0.0) / was
-        for (_, left), was in zip(late, true, strict=True)
+        max(abs(seconds_left.seconds - was) - TOOTH_SECONDS.get(name, 0.0), 0.0) / was
+        for (_, seconds_left), was in zip(late, true, strict=True)
         if was > near
     ]
     assert median(errors) < 0.15
@@ -117,22 +118,22 @@ def test_a_leak_is_reported_from_half_of_its_way_on(name: str) -> None:
     assert sum(held) >= 0.9 * len(late)
 
 
-def test_growth_that_ends_is_gone_soon() -> None:
-    """What grew for 40 s and stays is reported no more a tenth of that later."""
-    told = [at for at, _ in watched(Training(kept=lambda at: 5 * MIB * min(at, 40))).grows]
-    assert min(told) < 30
-    assert max(told) <= 46
+def test_leak_that_stops_is_cleared_soon() -> None:
+    """A leak of 40 s is cleared within a tenth of that after it stops."""
+    reported = [at for at, _ in watched(Training(kept=lambda at: 5 * MIB * min(at, 40))).grows]
+    assert min(reported) < 30
+    assert max(reported) <= 46
 
 
 def test_the_rate_is_that_of_the_last_part() -> None:
-    """A leak that becomes six times as fast is reported with what it does now."""
+    """A leak that becomes six times as fast is reported at its present rate."""
     seen = watched(Training(kept=lambda at: MIB * at + 6 * MIB * max(at - 60, 0), seconds=200))
     assert seen.ended is not None
     assert seen.grows[-1][1].bytes_per_second == pytest.approx(7 * MIB, rel=0.1)
 
 
-def test_a_fast_leak_after_hours_is_seen_as_fast() -> None:
-    """What was long ago does not blur what is now: a minute's leak is reported before half of it."""
+def test_a_fast_leak_after_hours_is_found_early() -> None:
+    """Hours of history do not delay detection: a leak of a minute is reported before half of it."""
     training = Training(
         cap=80 * GIB, base=10 * GIB, transient=10 * GIB, step=0.25, epoch=300.0, seconds=9000,
         kept=lambda at: GIB * max(at - 7200, 0),
@@ -143,7 +144,7 @@ def test_a_fast_leak_after_hours_is_seen_as_fast() -> None:
 
 
 def leaking(seconds: float, limit: Callable[[float], float | None], *, step: int = 50 * MIB) -> Memory:
-    """Make the memory of a run that leaks 5 MiB a second from 100 MiB on, reported four times a second."""
+    """Make the series of a run that leaks 5 MiB a second from 100 MiB on, with four reports a second."""
     memory = Memory()
     for number in range(int(seconds * 4)):
         held = int((100 + 5 * number / 4) * MIB)
@@ -151,29 +152,29 @@ def leaking(seconds: float, limit: Callable[[float], float | None], *, step: int
     return memory
 
 
-def left(growth: Leak | None) -> float:
-    """Return the seconds to its limit."""
-    assert growth is not None
-    assert growth.left is not None
-    return growth.left.seconds
+def seconds_left(leak: Leak | None) -> float:
+    """Return the seconds until the limit."""
+    assert leak is not None
+    assert leak.left is not None
+    return leak.left.seconds
 
 
-def test_others_that_take_the_device_shorten_the_time() -> None:
-    """Where what the run can have falls as fast as it grows, half the time is left."""
+def test_co_tenants_that_grow_shorten_the_time() -> None:
+    """Half the time is left if the available memory falls as fast as the leak grows."""
     room = 600 - 100 - 200 - 50
     for others, seconds in ((0, room / 5), (5, (room - 200) / 10)):
         memory = leaking(40, lambda at, others=others: (600 - others * at) * MIB)  # type: ignore[misc] # a default
-        assert left(find_leak(list(memory), 40.0)) == pytest.approx(seconds, rel=0.1)
+        assert seconds_left(find_leak(list(memory), 40.0)) == pytest.approx(seconds, rel=0.1)
 
 
-def test_a_part_of_what_a_step_takes_finds_no_place() -> None:
-    """A sixteenth of it is left out where growth is steady: no allocator hands out its last pieces."""
+def test_part_of_a_step_does_not_fit() -> None:
+    """A sixteenth of a step's memory is subtracted under steady growth: an allocator cannot use the last pieces."""
     memory = leaking(40, lambda _at: 600 * MIB, step=64 * MIB)
-    assert left(find_leak(list(memory), 40.0)) == pytest.approx((600 - 100 - 200 - 64 - 4) / 5, rel=0.005)
+    assert seconds_left(find_leak(list(memory), 40.0)) == pytest.approx((600 - 100 - 200 - 64 - 4) / 5, rel=0.005)
 
 
-def test_pages_that_the_kernel_can_drop_are_no_growth() -> None:
-    """A mapped file that is read makes a process large and leaves the host as much as it had."""
+def test_page_cache_is_no_leak() -> None:
+    """Pages of a mapped file grow the process, but leave the host's available memory as it is."""
     memory = Memory()
     for number in range(100):
         memory.report(number * 5.0, (100 + 20 * number) * MIB, limit=(1100 + 20 * number) * MIB)
@@ -181,13 +182,13 @@ def test_pages_that_the_kernel_can_drop_are_no_growth() -> None:
 
 
 @pytest.mark.parametrize(("before", "since"), [(600, 800), (800, 600), (600, 1000)])
-def test_others_that_come_or_leave_once_make_no_trend(before: int, since: int) -> None:
-    """What others took or gave back at one moment counts as what there is since, and takes no growth away."""
+def test_one_change_by_co_tenants_is_no_trend(before: int, since: int) -> None:
+    """A single change by co-tenants changes the limit and leaves the rate as it is."""
     memory = leaking(55, lambda at: (before if at < 45 else since) * MIB)
-    assert left(find_leak(list(memory), 55.0, reported=True)) == pytest.approx((since - 150) / 5 - 55, rel=0.05)
+    assert seconds_left(find_leak(list(memory), 55.0, reported=True)) == pytest.approx((since - 150) / 5 - 55, rel=0.05)
 
 
-# Seconds of epochs on a busy machine, first those that free what they keep, then those that leak: measured, and two
+# Seconds of epochs on a busy host, first those that free their memory, then those that leak: measured, and two
 # random walks of the load.
 MEASURED = (
     (2.5, 2.5, 1.6, 2.3, 2.9, 3.6, 3.6),
@@ -210,33 +211,33 @@ PAUSES = (
 def test_a_leak_at_an_uneven_pace_is_reported_once(
     begin: float, epochs: tuple[tuple[float, ...], tuple[float, ...]]
 ) -> None:
-    """A leak of epochs that last differently is reported once, and stays reported until the end."""
+    """A leak in epochs of varying length is reported once, until the end."""
     kept, leaks = epochs
     ends = list(accumulate(kept + leaks, initial=begin))
-    memory, watch, reported = Memory(), LeakDetector(), []
+    memory, detector, reported = Memory(), LeakDetector(), []
     for number in range(int(ends[-1] * 4)):
         ended = bisect_right(ends, number / 4)
         current = (26 if ended < len(kept) else 9 + 5 * (ended - len(kept))) * MIB
         memory.report(number / 4, current, max(current, 27 * MIB), 128 * MIB)
-        reported.append(watch.update(memory, number / 4) is not None)
+        reported.append(detector.update(memory, number / 4) is not None)
     assert sum(map(ne, reported[1:], reported)) == 1
 
 
-def test_a_moment_without_a_limit_ends_no_growth() -> None:
-    """Where nobody knows for some seconds what it can have, it has no time to its end then, and goes on."""
-    memory, watch = Memory(), LeakDetector()
+def test_a_limit_unknown_for_seconds_does_not_end_a_leak() -> None:
+    """While the limit is unknown for some seconds the leak stays reported, without time left."""
+    memory, detector = Memory(), LeakDetector()
     found = {}
     for at in range(60):
         memory.report(at, (100 + 5 * at) * MIB, (150 + 5 * at) * MIB, None if 40 <= at < 45 else 600 * MIB)
-        found[at] = watch.update(memory, at)
+        found[at] = detector.update(memory, at)
     assert [at for at in range(40, 60) if found[at] is None] == []
-    without = {at for at, growth in found.items() if growth is not None and growth.left is None}
+    without = {at for at, leak in found.items() if leak is not None and leak.left is None}
     assert without
     assert without <= set(range(40, 48))
 
 
-def test_without_a_limit_growth_has_no_end() -> None:
-    """Where nobody knows what it can have, growth has to last for long, and has no time to its end."""
+def test_without_a_limit_there_is_no_forecast() -> None:
+    """Without a limit a leak must last longer to be reported, and has no time left."""
     memory = leaking(1200, lambda _at: None)
     points = list(memory)
     assert find_leak([each for each in points if each.ended < MIN_LASTING_SECONDS], MIN_LASTING_SECONDS) is None
@@ -248,29 +249,29 @@ def test_without_a_limit_growth_has_no_end() -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(
-    st.sampled_from(["each step", "each epoch", "in validations", "beside a saw"]),
+    st.sampled_from(["each step", "each epoch", "in validations", "with a saw"]),
     st.sampled_from([1.0, 2.0, 16.0, 160.0]),
     st.sampled_from([0.0, 64.0, 65536.0]),
 )
 def test_shift_and_scale(name: str, scale: float, shift: float) -> None:
-    """When a run began does not matter, nor how large its device is: only shares of it do."""
+    """Start time and device size do not change the result."""
     training = replace(LEAKS[name], seconds=60.0)
     plain, other = watched(training), watched(training, scale=scale, shift=shift)
     assert [at for at, _ in plain.grows] == [at for at, _ in other.grows]
     for (_, one), (_, two) in zip(plain.grows, other.grows, strict=True):
         assert two.bytes_per_second == pytest.approx(one.bytes_per_second * scale, rel=1e-3)
-        assert left(two) == pytest.approx(left(one), rel=1e-2, abs=0.1)
+        assert seconds_left(two) == pytest.approx(seconds_left(one), rel=1e-2, abs=0.1)
 
 
-def test_few_points_are_no_growth() -> None:
-    """No points, and few of them, whatever they say."""
+def test_few_points_are_no_leak() -> None:
+    """No points, or few of them, give no leak."""
     assert find_leak([], 0.0) is None
     assert find_leak(list(leaking(1, lambda _at: GIB)), 1.0) is None
 
 
-def test_between_two_points_time_passes() -> None:
-    """A poll that finds nothing new reports the same growth, and as much less time as has passed."""
-    memory, watch = leaking(40, lambda _at: 600 * MIB), LeakDetector()
-    first = left(watch.update(memory, 40.0))
-    assert left(watch.update(memory, 42.0)) == pytest.approx(first - 2)
-    assert left(watch.update(memory, 43.0)) == pytest.approx(first - 3)
+def test_time_left_falls_between_two_points() -> None:
+    """A poll without new points returns the same leak, with the passed time subtracted."""
+    memory, detector = leaking(40, lambda _at: 600 * MIB), LeakDetector()
+    first = seconds_left(detector.update(memory, 40.0))
+    assert seconds_left(detector.update(memory, 42.0)) == pytest.approx(first - 2)
+    assert seconds_left(detector.update(memory, 43.0)) == pytest.approx(first - 3)

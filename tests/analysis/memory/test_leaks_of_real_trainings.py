@@ -1,4 +1,4 @@
-"""Leaks of real trainings, forecast by a real daemon: TensorFlow's allocator, callback, socket, metrics, log."""
+"""Leaks of real TensorFlow trainings, reported by a real daemon: callback, socket, metrics and log."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ class Trainer(Process):
         command = [sys.executable, str(ROOT / "tests/support/leaking_trainer.py"), uuid, kind]
         super().__init__(command, folder / "trainer.log", {**TRAINER_ENV, "GPUWARDEN_SOCKET": str(daemon.socket)})
 
-    def told(self) -> list[dict[str, Any]]:
-        """Return what it has said of its epochs."""
+    def epochs(self) -> list[dict[str, Any]]:
+        """Return the figures that it printed of its epochs."""
         return [json.loads(line) for line in self.output().splitlines() if line.startswith("{") and line.endswith("}")]
 
     def rate(self) -> float:
-        """Return by how many bytes a second what it had in use grew while it leaked, by its own clock."""
-        told = [each for each in self.told() if each["leaks"]]
-        return float((told[-1]["current"] - told[0]["current"]) / (told[-1]["at"] - told[0]["at"]))
+        """Return the bytes a second by which it leaked, on its own clock."""
+        epochs = [each for each in self.epochs() if each["leaks"]]
+        return float((epochs[-1]["current"] - epochs[0]["current"]) / (epochs[-1]["at"] - epochs[0]["at"]))
 
 
 @dataclass(frozen=True)
-class Look:
-    """What a page said of the run: bytes in use, and how they grow."""
+class Sample:
+    """Sample of the run's metrics: bytes in use, and their growth."""
 
     current: float
     rate: float | None
@@ -60,17 +60,17 @@ class Look:
     upper: float | None
 
 
-def looks_at(daemon: Daemon, trainer: Trainer) -> list[Look]:
-    """Look at each poll until the training ends."""
-    looks: list[Look] = []
+def sample_run(daemon: Daemon, trainer: Trainer) -> list[Sample]:
+    """Sample the metrics at each poll until the training ends."""
+    samples: list[Sample] = []
     while trainer.popen.poll() is None:
         page = daemon.samples()
         current = page.value("gpuwarden_run_allocator_memory_bytes")
         if current is not None:
             names = ("memory_growth_bytes_per_second", "seconds_to_oom", "seconds_to_oom_lower", "seconds_to_oom_upper")
-            looks.append(Look(current, *(page.value(f"gpuwarden_run_{name}") for name in names)))
+            samples.append(Sample(current, *(page.value(f"gpuwarden_run_{name}") for name in names)))
         time.sleep(POLL_SECONDS)
-    return looks
+    return samples
 
 
 @pytest.fixture
@@ -83,41 +83,41 @@ def daemon(tmp_path: Path, mock_nvml: MockNvml) -> Iterator[Daemon]:
         yield started
 
 
-def train(folder: Path, daemon: Daemon, kind: str) -> tuple[Trainer, list[Look]]:
-    """Have a training of this kind run to its end, and return what was seen of it."""
+def train(folder: Path, daemon: Daemon, kind: str) -> tuple[Trainer, list[Sample]]:
+    """Run a training of this kind to its end, and return its samples."""
     (labels,) = Samples(until(daemon.page, "the page")).all("gpuwarden_gpu_info", gpu="0")
     trainer = Trainer(folder, daemon, dict(labels)["uuid"], kind)
     with ending(trainer):
-        return trainer, looks_at(daemon, trainer)
+        return trainer, sample_run(daemon, trainer)
 
 
 @pytest.mark.parametrize("kind", ["steps", pytest.param("validation", marks=pytest.mark.frameworks)])
-def test_a_leak_is_foreseen(tmp_path: Path, daemon: Daemon, kind: str) -> None:
-    """What each epoch gives back is never told; a leak is before half of its way, with its rate and a fitting end."""
-    trainer, looks = train(tmp_path, daemon, kind)
+def test_a_leak_is_reported(tmp_path: Path, daemon: Daemon, kind: str) -> None:
+    """A leak is reported before half of it, with its rate and a fitting end; memory freed each epoch is not."""
+    trainer, samples = train(tmp_path, daemon, kind)
     limit = LIMIT_MIB * MIB
-    leaking = [each["current"] for each in trainer.told() if each["leaks"]]
+    leaking = [each["current"] for each in trainer.epochs() if each["leaks"]]
     half = (leaking[0] + limit) / 2
-    top = max(each["current"] for each in trainer.told() if not each["leaks"])
-    first = next(look for look in looks if look.rate is not None)
-    assert top - looks[0].current > 16 * MIB
+    highest = max(each["current"] for each in trainer.epochs() if not each["leaks"])
+    first = next(sample for sample in samples if sample.rate is not None)
+    assert highest - samples[0].current > 16 * MIB
     assert first.current > leaking[0]
-    late = [look for look in looks if half < look.current < 0.9 * limit]
+    late = [sample for sample in samples if half < sample.current < 0.9 * limit]
     assert len(late) > 5
-    told = [look for look in late if look.rate is not None and look.seconds is not None]
-    assert len(told) >= 0.9 * len(late)
-    rates = [look.rate for look in told if look.rate is not None]
+    reported = [sample for sample in late if sample.rate is not None and sample.seconds is not None]
+    assert len(reported) >= 0.9 * len(late)
+    rates = [sample.rate for sample in reported if sample.rate is not None]
     assert median(rates) == pytest.approx(trainer.rate(), rel=0.25)
-    for look in told:
-        assert look.rate is not None
-        assert look.seconds is not None
-        assert look.lower is not None
-        assert look.lower <= look.seconds <= (look.upper or math.inf)
-    ends = [look.current + (look.rate or 0) * (look.seconds or 0) for look in told]
+    for sample in reported:
+        assert sample.rate is not None
+        assert sample.seconds is not None
+        assert sample.lower is not None
+        assert sample.lower <= sample.seconds <= (sample.upper or math.inf)
+    ends = [sample.current + (sample.rate or 0) * (sample.seconds or 0) for sample in reported]
     assert median(ends) == pytest.approx(limit, rel=0.1)
     log = daemon.output()
     assert (
         len(re.findall(r"WARNING memory leak run=\S+ name=\w+ device=GPU-\S+ growth=.* a minute\" out_of_memory=", log))
         == 1
     )
-    assert "leak ended" not in log  # the run has ended, and that is all
+    assert "leak ended" not in log  # it lasts until the run ends

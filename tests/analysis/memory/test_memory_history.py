@@ -1,4 +1,4 @@
-"""Memory history of a run: figures of reports and polls, and the training peak."""
+"""History of a run's memory: windows of reports, poll figures, and the peak of training."""
 
 from dataclasses import replace
 
@@ -10,13 +10,13 @@ REPORT = Report("train", 0, 0.0, (0,) * (len(STEP_BUCKETS) + 1), {})
 
 
 def report(history: MemoryHistory, at: float, current: int, peak: int | None = None, **changes: object) -> None:
-    """Have the history take one report."""
+    """Add one report."""
     memory = DeviceMemory(current, current if peak is None else peak)
     history.add_report(memory, replace(REPORT, **changes), at)  # type: ignore[arg-type] # fields of a report
 
 
 def test_reports_of_a_window() -> None:
-    """The least and the most in use, the mark at the least, the largest batch, and the last of what is said."""
+    """A window has the lowest and highest memory in use, the peak at the lowest, the largest batch, the last epoch."""
     history = MemoryHistory()
     report(history, 3.0, 7 * MIB, 20 * MIB, steps=1, batch_size=64, epoch=0)
     report(history, 3.2, 5 * MIB, 30 * MIB, steps=2, batch_size=32, epoch=0)
@@ -30,7 +30,7 @@ def test_reports_of_a_window() -> None:
 
 
 def test_training_begins_with_a_step() -> None:
-    """What is in use while a model is being made is no part of its training; its evaluation is."""
+    """Building the model is not part of training; its evaluation is."""
     made, evaluated = MemoryHistory(), MemoryHistory()
     report(made, 1.0, MIB)
     report(made, 5.0, MIB, steps=1)
@@ -40,7 +40,7 @@ def test_training_begins_with_a_step() -> None:
 
 
 def test_the_peak_of_training_is_not_that_of_a_validation() -> None:
-    """A rise belongs to the phase that the report before it named, as a new phase is reported when it begins."""
+    """A rise counts to the phase of the previous report, as a new phase is reported when it starts."""
     history = MemoryHistory()
     report(history, 0.0, 5 * MIB, 10 * MIB)
     report(history, 0.1, 5 * MIB, 20 * MIB, phase="test")
@@ -49,8 +49,8 @@ def test_the_peak_of_training_is_not_that_of_a_validation() -> None:
     assert history.training_peak == 20 * MIB
 
 
-def test_polls_add_what_the_driver_knows() -> None:
-    """The least headroom and the most that others held, of all polls of a window; and what it can have by the last."""
+def test_polls_add_the_drivers_figures() -> None:
+    """A window has the lowest headroom and the most memory of others; the limit is that of the last poll."""
     history = MemoryHistory()
     history.add_poll(1.0, 2.0)  # before the first report there is no window
     report(history, 0.0, MIB)

@@ -1,4 +1,4 @@
-"""Theil-Sen trend: follows most points, with a confidence interval."""
+"""Theil-Sen trend: slope and confidence interval."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from gpuwarden.analysis.memory.theil_sen import MIN_TREND_POINTS, fit_trend
 VALUES = st.lists(st.integers(-(10**6), 10**6), min_size=MIN_TREND_POINTS, max_size=24)
 
 
-def test_a_line_has_its_slope_for_sure() -> None:
-    """Of points on a line the slope is that line's, and so are its bounds."""
+def test_a_line_has_an_exact_slope() -> None:
+    """Slope and bounds of points on a line are equal."""
     found = fit_trend([(at, 5 + 3 * at) for at in range(10)])
     assert found is not None
     assert (found.slope, found.lower, found.upper) == (3, 3, 3)
 
 
-def test_a_few_wild_points_do_not_matter() -> None:
-    """Two of twelve points far off leave the slope where it was."""
+def test_a_few_outliers_do_not_matter() -> None:
+    """Two outliers of twelve points do not change the slope."""
     points = [(float(at), 100.0 * at) for at in range(12)]
     points[3], points[8] = (3.0, 90_000.0), (8.0, -90_000.0)
     found = fit_trend(points)
@@ -31,33 +31,33 @@ def test_a_few_wild_points_do_not_matter() -> None:
     assert found.lower <= 100 <= found.upper
 
 
-def test_the_interval_holds_what_it_promises() -> None:
-    """Of many noisy lines about nine tenths have their true slope within the bounds."""
-    chance = random.Random(1)  # noqa: S311 - the same each time
+def test_the_interval_has_its_confidence() -> None:
+    """About 90 % of many noisy lines have their true slope within the bounds."""
+    rng = random.Random(1)  # noqa: S311 - repeatable
     held = 0
     for _ in range(400):
-        found = fit_trend([(float(at), 2.0 * at + chance.gauss(0, 5)) for at in range(12)])
+        found = fit_trend([(float(at), 2.0 * at + rng.gauss(0, 5)) for at in range(12)])
         assert found is not None
         held += found.lower <= 2 <= found.upper
     assert 0.86 <= held / 400 <= 0.97
 
 
-def test_what_stays_has_no_trend() -> None:
-    """Equal values neither rise nor fall, and too few points say nothing."""
+def test_equal_values_have_no_trend() -> None:
+    """The slope of equal values is 0, and that of too few points is unknown."""
     found = fit_trend([(at, 7) for at in range(5)])
     assert found is not None
     assert (found.slope, found.lower, found.upper) == (0, 0, 0)
     assert fit_trend([(0, 1), (1, 2)]) is None
 
 
-def test_the_running_minimum_is_what_was_never_given_back() -> None:
-    """At each place it is the least from there to the end."""
+def test_the_running_minimum_is_never_freed_memory() -> None:
+    """Each value is the minimum from there to the end."""
     assert running_minimum([3, 5, 4, 9, 6]) == [3, 4, 4, 6, 6]
 
 
 @given(VALUES, st.integers(-(10**6), 10**6), st.sampled_from([0.25, 2.0, 64.0]))
 def test_shift_and_scale(values: list[int], shift: int, scale: float) -> None:
-    """Where values and times begin does not matter, and the slope is in their units."""
+    """The slope does not depend on the origin of values and times, and scales with their units."""
     points = [(float(at), float(value)) for at, value in enumerate(values)]
     found, moved = fit_trend(points), fit_trend([(at * 2 + 64, (value + shift) * scale) for at, value in points])
     assert found is not None
@@ -68,7 +68,7 @@ def test_shift_and_scale(values: list[int], shift: int, scale: float) -> None:
 
 @given(VALUES)
 def test_backwards(values: list[int]) -> None:
-    """What rises, read backwards, falls as much."""
+    """Reversed values have the negated slope."""
     points = [(float(at), float(value)) for at, value in enumerate(values)]
     found, back = (
         fit_trend(points),
