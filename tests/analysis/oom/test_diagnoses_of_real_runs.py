@@ -1,4 +1,4 @@
-"""Diagnoses of real TensorFlow out-of-memory errors, in metrics, log, record and terminal."""
+"""Diagnoses of real TensorFlow out-of-memories, in the metrics, the log, the run record and the terminal."""
 
 from __future__ import annotations
 
@@ -37,40 +37,40 @@ def daemon(tmp_path: Path, mock_nvml: MockNvml) -> Iterator[Daemon]:
         yield started
 
 
-def told(trainer: Process, case: str) -> dict[str, Any]:
-    """Return what a case raised, once it has."""
+def case_result(trainer: Process, case: str) -> dict[str, Any]:
+    """Return what a case raised, or an empty dict if it has not ended."""
     lines = [json.loads(line) for line in trainer.output().splitlines() if line.startswith('{"case"')]
     return next((line for line in lines if line["case"] == case), {})
 
 
-def receipt(daemon: Daemon) -> dict[str, Any]:
-    """Return the one run's receipt so far."""
+def run_record(daemon: Daemon) -> dict[str, Any]:
+    """Return the only run's record."""
     live = json.loads(fetch(f"{daemon.url}/api/v1/runs") or "{}").get("live")
     return live[0] if live else {}
 
 
-def test_verdicts(tmp_path: Path, daemon: Daemon) -> None:
-    """Each real out-of-memory is judged as what it was made to be."""
+def test_diagnoses(tmp_path: Path, daemon: Daemon) -> None:
+    """Each real out-of-memory gets the diagnosis that it was made for."""
     page = until(daemon.page, "the daemon's page")
     (uuid,) = re.findall(r'gpuwarden_gpu_up\{uuid="([^"]+)"\} 1', page)
     command = [sys.executable, str(ROOT / "tests/support/verdict_cases.py"), uuid]
     trainer = Process(command, tmp_path / "trainer.log", {"GPUWARDEN_SOCKET": str(daemon.socket)})
     with ending(trainer):
-        until(lambda: told(trainer, "start"), "TensorFlow", STARTING)
+        until(lambda: case_result(trainer, "start"), "TensorFlow", STARTING)
         for number, (case, name) in enumerate(CASES.items(), start=1):
             trainer.say(case)
-            raised = until(lambda case=case: told(trainer, case), f"what {case} raised", STARTING)  # type: ignore[misc]
+            raised = until(lambda case=case: case_result(trainer, case), f"what {case} raised", STARTING)  # type: ignore[misc]
             assert raised["raised"] == "ResourceExhaustedError", case
             errors = until(
-                lambda count=number: (told := receipt(daemon).get("errors_told", ()))[count - 1 :] and told,  # type: ignore[misc]
+                lambda count=number: (sent := run_record(daemon).get("errors_told", ()))[count - 1 :] and sent,  # type: ignore[misc]
                 f"the error of {case}",
             )
-            verdict = errors[number - 1]["verdict"]
-            assert verdict["name"] == name, verdict
-            assert re.search(r"\d MiB", verdict["evidence"]), verdict
-            series = until(lambda: daemon.samples().all("gpuwarden_run_oom_verdict_info"), "the verdict's series")
+            diagnosis = errors[number - 1]["verdict"]
+            assert diagnosis["name"] == name, diagnosis
+            assert re.search(r"\d MiB", diagnosis["evidence"]), diagnosis
+            series = until(lambda: daemon.samples().all("gpuwarden_run_oom_verdict_info"), "the diagnosis's series")
             assert [dict(labels)["verdict"] for labels in series] == [name]
-        run_id = receipt(daemon)["run_id"]
+        run_id = run_record(daemon)["run_id"]
         command = [sys.executable, "-m", "gpuwarden", "runs", "show", run_id, "--listen", daemon.url.split("/")[2]]
         terminal = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
         (run,) = json.loads(fetch(f"{daemon.url}/api/v1/state"))["runs"]
@@ -78,4 +78,4 @@ def test_verdicts(tmp_path: Path, daemon: Daemon) -> None:
     shown = re.findall(r"^ *diagnosis +([a-z ]+):", terminal, re.MULTILINE)
     assert sorted(shown) == sorted(name.replace("_", " ") for name in CASES.values())
     log = [line for line in daemon.output().splitlines() if "kind=device_oom" in line]
-    assert " cause=phase_peak " in log[0]  # further ones within a minute are counted only
+    assert " cause=phase_peak " in log[0]  # more within a minute are only counted

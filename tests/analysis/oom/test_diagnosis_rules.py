@@ -1,4 +1,4 @@
-"""Rules of OOM diagnosis: each where it just holds and just does not, and their order. Figures are of real runs."""
+"""Diagnosis rules: each cause just met and just missed, and their order, with figures of real runs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ EAGER = "{{function_node __wrapped__Fill_device_/job:localhost}} OOM when alloca
 
 
 def window(steps: int, lowest: float, peak: float, **changes: Any) -> MemoryWindow:
-    """Make a stretch of a run's life of half a second; in MiB."""
+    """Make a window of half a second; in MiB."""
     made = MemoryWindow(0, 0.5, steps, "train", 0, round(lowest * MIB), round(lowest * MIB), round(peak * MIB))
     return replace(made, **changes)
 
 
-def steps_of(peak: float, base: float = 12.0) -> tuple[MemoryWindow, ...]:
-    """Make a run of 40 steps that needed as much as that."""
+def uniform_steps(peak: float, base: float = 12.0) -> tuple[MemoryWindow, ...]:
+    """Make a run of 40 steps with the same peak."""
     return tuple(window(10 * each, base, peak) for each in range(1, 5))
 
 
@@ -43,13 +43,13 @@ def case(
     error: Any = None,
     **changes: Any,
 ) -> FailureContext:
-    """Make a case; bytes in MiB, `after` and `before` are what was in use and the peak."""
-    asked = Allocation(None if mib is None else round(mib * MIB), shape, "float", "sequential/dense/Relu", "CPU:0")
-    told = Error("device_oom", "ResourceExhaustedError", text, phase, steps, (asked,))
+    """Make the context of a failure; bytes in MiB, `after` and `before` are memory in use and its peak."""
+    allocation = Allocation(None if mib is None else round(mib * MIB), shape, "float", "sequential/dense/Relu", "CPU:0")
+    failure = Error("device_oom", "ResourceExhaustedError", text, phase, steps, (allocation,))
     made = FailureContext(
-        replace(told, **(error or {})),
+        replace(failure, **(error or {})),
         "tensorflow 2.21.0 keras 3.15.1",
-        asked,
+        allocation,
         after=memory(*after),
         before=memory(*(before or after)),
         room=None if room is None else room * MIB,
@@ -58,15 +58,15 @@ def case(
 
 
 def memory(current: float, peak: float) -> DeviceMemory:
-    """Make an allocator's figures, in MiB."""
+    """Return an allocator's figures, in MiB."""
     return DeviceMemory(round(current * MIB), round(peak * MIB), 256 * MIB)
 
 
-# What 40 steps of a small batch leave behind: 12 MiB of weights, 39.5 at the peak.
+# After 40 steps of a small batch: 12 MiB of weights, a peak of 39.5.
 TRAINED: dict[str, Any] = {
     "steps": 40,
     "fit_steps": 40,
-    "windows": steps_of(39.5),
+    "windows": uniform_steps(39.5),
     "training_peak": round(39.5 * MIB),
 }
 LARGE_BATCH = case("16000,1000", 61, after=(11.9, 203.9), before=(11.7, 193.6), batch_size=16000)
@@ -84,7 +84,7 @@ PIECES = case("51,262144", 51, after=(104, 216), text=EAGER)
 VALIDATION = case("40000,1000", 152.6, after=(12.2, 206.2), before=(12.2, 39.5), phase="test", **TRAINED)
 GIANT = case("20000,1000", 76.3, after=(7.7, 233.8), before=(8, 39.5), **TRAINED)
 WEIGHTS = case("4200,4200", 67.3, after=(254, 254), before=(0, 0), text=EAGER, error={"stage": "weights"})
-NEIGHBOUR = case(
+CO_TENANT = case(
     "2000,1000",
     20,
     after=(12, 39.5),
@@ -94,7 +94,7 @@ NEIGHBOUR = case(
 )
 PIPELINE = case(None, 381.7, after=(1, 2), text="passed to ParallelMapDatasetV2:21 transformation with iterator: OOM")
 PIPELINE = replace(PIPELINE, error=replace(PIPELINE.error, kind="host_oom"))
-GROWING = Leak(2.0 * MIB, 200 * MIB)
+REPORTED_LEAK = Leak(2.0 * MIB, 200 * MIB)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ GROWING = Leak(2.0 * MIB, 200 * MIB)
             "Use a smaller model, lower precision, an optimizer with less state, or a GPU with more memory.",
         ),
         (
-            NEIGHBOUR,
+            CO_TENANT,
             "neighbour",
             (
                 "The run needed 27.5 MiB on top of 12.0 MiB, but only 13.0 MiB was left: python process 4711 of bob "
@@ -179,39 +179,41 @@ GROWING = Leak(2.0 * MIB, 200 * MIB)
             ),
         ),
     ],
-    ids=["batch", "leak", "fragmentation", "validation", "giant", "weights", "neighbour", "pipeline"],
+    ids=["batch", "leak", "fragmentation", "validation", "giant", "weights", "co-tenant", "pipeline"],
 )
 def test_each_rule(known: FailureContext, name: str, evidence: str, next_step: str) -> None:
-    """Each verdict has its evidence in numbers and one next step."""
-    verdict = diagnose(known)
-    assert (verdict.cause, verdict.evidence, verdict.next_step) == (name, evidence, next_step)
+    """Each diagnosis has its evidence in numbers and one next step."""
+    diagnosis = diagnose(known)
+    assert (diagnosis.cause, diagnosis.evidence, diagnosis.next_step) == (name, evidence, next_step)
 
 
 def changed(known: FailureContext, **changes: Any) -> FailureContext:
-    """Change what is known; what belongs to the error goes there."""
-    of_error = {
+    """Change facts of a context; those of its error go there."""
+    error_changes = {
         name: changes.pop(name) for name in list(changes) if hasattr(known.error, name) and name != "batch_size"
     }
-    return replace(known, error=replace(known.error, **of_error), **changes)
+    return replace(known, error=replace(known.error, **error_changes), **changes)
 
 
-def of_torch(mib: float, *, in_use: float, reserved: float, before: float, **changes: Any) -> FailureContext:
-    """Make an out-of-memory of torch on 1 GiB, which tells no shape; its frames hold what was in use."""
-    told = case(None, mib, after=(in_use, in_use), before=(before, before), room=1024, text="CUDA out of memory.")
+def torch_failure(mib: float, *, in_use: float, reserved: float, before: float, **changes: Any) -> FailureContext:
+    """Make an out-of-memory of PyTorch on 1 GiB, which has no shape; it keeps its memory in use."""
+    failure = case(None, mib, after=(in_use, in_use), before=(before, before), room=1024, text="CUDA out of memory.")
     after = DeviceMemory(round(in_use * MIB), round(in_use * MIB), None, round(reserved * MIB))
-    asked = Allocation(round(mib * MIB), device="GPU:0")
-    return changed(told, framework="torch 2.11.0", after=after, allocation=asked, **changes)
+    allocation = Allocation(round(mib * MIB), device="GPU:0")
+    return changed(failure, framework="torch 2.11.0", after=after, allocation=allocation, **changes)
 
 
-def of_jax(mib: float, *, in_use: tuple[float, float], before: tuple[float, float], **changes: Any) -> FailureContext:
-    """Make an out-of-memory of JAX's on 1 GiB: what a whole program wants for itself."""
-    told = case(None, mib, after=in_use, before=before, room=1024, text="Out of memory while trying to allocate")
-    return changed(told, framework="jax 0.11.0", allocation=Allocation(round(mib * MIB)), **changes)
+def jax_failure(
+    mib: float, *, in_use: tuple[float, float], before: tuple[float, float], **changes: Any
+) -> FailureContext:
+    """Make an out-of-memory of JAX on 1 GiB, which requests the memory of a whole program."""
+    failure = case(None, mib, after=in_use, before=before, room=1024, text="Out of memory while trying to allocate")
+    return changed(failure, framework="jax 0.11.0", allocation=Allocation(round(mib * MIB)), **changes)
 
 
 SUDDEN = tuple(window(20 * each, 12 if each < 4 else 200, 250) for each in range(1, 5))
-LATE = tuple(window(20 * each, 12 + 50 * max(each - 8, 0), 250) for each in range(1, 12))
-HALF_WAY = tuple(window(20 * each, 12 if each < 9 else 100, 250) for each in range(1, 10))
+LATE_LEAK = tuple(window(20 * each, 12 + 50 * max(each - 8, 0), 250) for each in range(1, 12))
+SUDDEN_LATE = tuple(window(20 * each, 12 if each < 9 else 100, 250) for each in range(1, 10))
 
 
 @pytest.mark.parametrize(
@@ -268,30 +270,32 @@ HALF_WAY = tuple(window(20 * each, 12 if each < 9 else 100, 250) for each in ran
         pytest.param(
             changed(LARGE_BATCH, phase="idle", batch_size=None, stage=None), "unknown", id="no phase, no room"
         ),
-        pytest.param(changed(LEAK, windows=SUDDEN), "unknown", id="a rise that came at once is no leak"),
-        pytest.param(changed(LEAK, windows=LATE), "leak", id="a leak that began late"),
-        pytest.param(changed(LEAK, windows=HALF_WAY), "unknown", id="a rise that came at once, seen half-way"),
+        pytest.param(changed(LEAK, windows=SUDDEN), "unknown", id="a sudden rise is no leak"),
+        pytest.param(changed(LEAK, windows=LATE_LEAK), "leak", id="a leak that started late"),
+        pytest.param(changed(LEAK, windows=SUDDEN_LATE), "unknown", id="a sudden rise, early after it"),
         pytest.param(
-            changed(LEAK, windows=SUDDEN, after=memory(240, 250)), "unknown", id="a base that was not full at first"
+            changed(LEAK, windows=SUDDEN, after=memory(240, 250)), "unknown", id="memory that was free at first"
         ),
         pytest.param(changed(LEAK, after=memory(190, 252)), "leak", id="leaked, with room between steps"),
-        pytest.param(changed(LEAK, windows=(), leak=GROWING), "leak", id="growth that was told"),
+        pytest.param(changed(LEAK, windows=(), leak=REPORTED_LEAK), "leak", id="a reported leak"),
         pytest.param(
-            changed(LEAK, windows=SUDDEN, leak=replace(GROWING, grown=4 * MIB)),
+            changed(LEAK, windows=SUDDEN, leak=replace(REPORTED_LEAK, grown=4 * MIB)),
             "unknown",
-            id="growth of next to nothing",
+            id="a very small leak",
         ),
         pytest.param(changed(LEAK, batch_size=64, largest_batch_before=32), "leak", id="the usual batch is no sign"),
         pytest.param(
-            changed(PIECES, allocation=Allocation(160 * MIB, "160,262144")), "unknown", id="more than is free in sum"
+            changed(PIECES, allocation=Allocation(160 * MIB, "160,262144")),
+            "unknown",
+            id="more than the total free memory",
         ),
         pytest.param(
             changed(PIECES, before=memory(246, 250), after=memory(246, 250)),
             "too_big",
-            id="some MiB are always in pieces",
+            id="some MiB are always fragmented",
         ),
         pytest.param(
-            changed(PIECES, text=GRAPH, before=memory(104, 216)), "fragmentation", id="an old peak of what was held"
+            changed(PIECES, text=GRAPH, before=memory(104, 216)), "fragmentation", id="an old peak of memory in use"
         ),
         pytest.param(
             changed(PIECES, text=GRAPH, before=memory(104, 150), like_weight=False),
@@ -352,27 +356,29 @@ HALF_WAY = tuple(window(20 * each, 12 if each < 9 else 100, 250) for each in ran
         ),
         pytest.param(changed(WEIGHTS, stage=None, phase="idle"), "too_big", id="before any training"),
         pytest.param(changed(WEIGHTS, after=memory(50, 50)), "fragmentation", id="weights for which there was room"),
-        pytest.param(changed(NEIGHBOUR, grown_co_tenants=()), "unknown", id="nobody took any"),
+        pytest.param(changed(CO_TENANT, grown_co_tenants=()), "unknown", id="no co-tenant grew"),
         pytest.param(
-            changed(NEIGHBOUR, grown_co_tenants=(replace(NEIGHBOUR.grown_co_tenants[0], grown=10 * MIB),)),
+            changed(CO_TENANT, grown_co_tenants=(replace(CO_TENANT.grown_co_tenants[0], grown=10 * MIB),)),
             "unknown",
-            id="took too little",
+            id="the co-tenant grew too little",
         ),
         pytest.param(
-            changed(NEIGHBOUR, after=DeviceMemory(12 * MIB, 39 * MIB, 25 * MIB)),
+            changed(CO_TENANT, after=DeviceMemory(12 * MIB, 39 * MIB, 25 * MIB)),
             "unknown",
-            id="its own limit was first",
+            id="its own limit was reached first",
         ),
-        pytest.param(changed(PIPELINE, text="std::bad_alloc"), "unknown", id="the host, and nothing of the input"),
-        pytest.param(changed(PIPELINE, text="std::bad_alloc", host_leak=GROWING), "leak", id="growth on the host"),
+        pytest.param(changed(PIPELINE, text="std::bad_alloc"), "unknown", id="the host, not the input"),
+        pytest.param(
+            changed(PIPELINE, text="std::bad_alloc", host_leak=REPORTED_LEAK), "leak", id="a leak on the host"
+        ),
         pytest.param(changed(PIPELINE, text="std::bad_alloc", stage="input"), "host_input", id="raised in a loader"),
         pytest.param(
             changed(case(None, None, after=(1, 2), room=None), allocation=None), "unknown", id="nothing is known"
         ),
     ],
 )
-def test_just_not(known: FailureContext, name: str) -> None:
-    """A fact more or less changes the verdict where it should."""
+def test_rule_boundaries(known: FailureContext, name: str) -> None:
+    """A changed fact changes the diagnosis where it should."""
     assert diagnose(known).cause == name, diagnose(known)
 
 
@@ -380,90 +386,110 @@ def test_just_not(known: FailureContext, name: str) -> None:
     ("known", "name"),
     [
         pytest.param(
-            of_torch(100, in_use=980, reserved=1000, before=200, stage="forward"), "batch_too_large", id="forward"
+            torch_failure(100, in_use=980, reserved=1000, before=200, stage="forward"), "batch_too_large", id="forward"
         ),
         pytest.param(
-            of_torch(100, in_use=980, reserved=1000, before=200, stage="backward"), "batch_too_large", id="backward"
-        ),
-        pytest.param(
-            of_torch(100, in_use=980, reserved=1000, before=960, stage="forward"), "too_big", id="full before"
-        ),
-        pytest.param(of_torch(100, in_use=980, reserved=1000, before=200, stage="weights"), "too_big", id="model.to"),
-        pytest.param(of_torch(100, in_use=980, reserved=1000, before=700, stage="optimizer"), "too_big", id="Adam"),
-        pytest.param(
-            of_torch(100, in_use=600, reserved=1000, before=200, stage="forward"), "fragmentation", id="in pieces"
-        ),
-        pytest.param(
-            of_torch(40, in_use=965, reserved=1005, before=200, stage="forward"),
+            torch_failure(100, in_use=980, reserved=1000, before=200, stage="backward"),
             "batch_too_large",
-            id="some always are",
+            id="backward",
         ),
-        pytest.param(of_torch(100, in_use=980, reserved=1000, before=200), "unknown", id="nothing tells where"),
-        pytest.param(of_jax(900, in_use=(200, 200), before=(200, 200)), "batch_too_large", id="more than all weights"),
-        pytest.param(of_jax(900, in_use=(1, 200), before=(200, 200)), "batch_too_large", id="its weights are lost"),
-        pytest.param(of_jax(2000, in_use=(0, 0), before=(0, 0)), "unknown", id="weights are made, or used"),
-        pytest.param(of_jax(100, in_use=(950, 950), before=(950, 950)), "too_big", id="weights fill it"),
-        pytest.param(of_jax(500, in_use=(400, 450), before=(400, 450)), "fragmentation", id="there was room"),
-        pytest.param(of_jax(700, in_use=(700, 700), before=(700, 700)), "unknown", id="weights or a batch"),
         pytest.param(
-            of_jax(700, in_use=(300, 700), before=(300, 700), weights=280 * MIB), "batch_too_large", id="a model's step"
+            torch_failure(100, in_use=980, reserved=1000, before=960, stage="forward"), "too_big", id="full before"
+        ),
+        pytest.param(
+            torch_failure(100, in_use=980, reserved=1000, before=200, stage="weights"), "too_big", id="model.to"
+        ),
+        pytest.param(
+            torch_failure(100, in_use=980, reserved=1000, before=700, stage="optimizer"), "too_big", id="Adam"
+        ),
+        pytest.param(
+            torch_failure(100, in_use=600, reserved=1000, before=200, stage="forward"), "fragmentation", id="fragmented"
+        ),
+        pytest.param(
+            torch_failure(40, in_use=965, reserved=1005, before=200, stage="forward"),
+            "batch_too_large",
+            id="slightly fragmented",
+        ),
+        pytest.param(torch_failure(100, in_use=980, reserved=1000, before=200), "unknown", id="unknown stage"),
+        pytest.param(
+            jax_failure(900, in_use=(200, 200), before=(200, 200)), "batch_too_large", id="more than all weights"
+        ),
+        pytest.param(
+            jax_failure(900, in_use=(1, 200), before=(200, 200)), "batch_too_large", id="its weights are lost"
+        ),
+        pytest.param(jax_failure(2000, in_use=(0, 0), before=(0, 0)), "unknown", id="weights are created, or used"),
+        pytest.param(jax_failure(100, in_use=(950, 950), before=(950, 950)), "too_big", id="weights fill it"),
+        pytest.param(jax_failure(500, in_use=(400, 450), before=(400, 450)), "fragmentation", id="memory was free"),
+        pytest.param(jax_failure(700, in_use=(700, 700), before=(700, 700)), "unknown", id="weights or a batch"),
+        pytest.param(
+            jax_failure(700, in_use=(300, 700), before=(300, 700), weights=280 * MIB),
+            "batch_too_large",
+            id="a model's step",
         ),
     ],
 )
 def test_torch_and_jax(known: FailureContext, name: str) -> None:
-    """What tells a batch from a model where no shape is told: the traceback, and what was in use before the step."""
-    verdict = diagnose(known)
-    assert verdict.cause == name, verdict
+    """Without a shape, the traceback and memory in use before the step separate a batch from a model."""
+    diagnosis = diagnose(known)
+    assert diagnosis.cause == name, diagnosis
     if name == "fragmentation":
         setting = "expandable_segments:True" if known.framework.startswith("torch") else "ALLOCATOR=cuda_async"
-        assert setting in verdict.next_step
+        assert setting in diagnosis.next_step
 
 
-HOLDER = CoTenantMemory(4711, "python process 4711 of bob", 190 * MIB, 190 * MIB, 4000.0)
-FIRST_STEP = replace(case("2048,4096", 32, after=(4, 5), room=34, error={"like_weight": False}), co_tenants=(HOLDER,))
+LARGE_CO_TENANT = CoTenantMemory(4711, "python process 4711 of bob", 190 * MIB, 190 * MIB, 4000.0)
+FIRST_STEP = replace(
+    case("2048,4096", 32, after=(4, 5), room=34, error={"like_weight": False}), co_tenants=(LARGE_CO_TENANT,)
+)
 FIRST_STEP = replace(FIRST_STEP, after=DeviceMemory(4 * MIB, 5 * MIB))  # no limit of its own
 ATTENTION = case("2,1,10000,10000", 763, after=(0.6, 4.6), room=240, error={"like_weight": False})
-NOTHING = DeviceMemory(0, 0)
-UNSAID = replace(FIRST_STEP, allocation=None, room=4.05 * MIB, size=240.0 * MIB)  # as of a library below the framework
+EMPTY_POOL = DeviceMemory(0, 0)
+NO_SIZE = replace(
+    FIRST_STEP, allocation=None, room=4.05 * MIB, size=240.0 * MIB
+)  # as from a library below the framework
 EMPTY = case("7864320", 30, after=(0, 0), before=(0, 0), room=240, text=EAGER)
 
 
 @pytest.mark.parametrize(
     ("known", "name"),
     [
-        pytest.param(FIRST_STEP, "neighbour", id="held since before the run"),
-        pytest.param(replace(FIRST_STEP, co_tenants=()), "batch_too_large", id="nobody else is there"),
-        pytest.param(UNSAID, "neighbour", id="no size, others have most of the device"),
-        pytest.param(replace(UNSAID, after=NOTHING, before=NOTHING), "neighbour", id="no size, and nothing in use"),
-        pytest.param(replace(UNSAID, room=100.0 * MIB), "unknown", id="no size, and room was left"),
-        pytest.param(replace(UNSAID, co_tenants=()), "too_big", id="no size, nobody else is there"),
+        pytest.param(FIRST_STEP, "neighbour", id="allocated before the run"),
+        pytest.param(replace(FIRST_STEP, co_tenants=()), "batch_too_large", id="no co-tenant"),
+        pytest.param(NO_SIZE, "neighbour", id="no size, co-tenants use most of the device"),
         pytest.param(
-            replace(UNSAID, co_tenants=(replace(HOLDER, held=2 * MIB),)), "too_big", id="no size, a small neighbour"
+            replace(NO_SIZE, after=EMPTY_POOL, before=EMPTY_POOL), "neighbour", id="no size, and nothing in use"
+        ),
+        pytest.param(replace(NO_SIZE, room=100.0 * MIB), "unknown", id="no size, and memory was free"),
+        pytest.param(replace(NO_SIZE, co_tenants=()), "too_big", id="no size, no co-tenant"),
+        pytest.param(
+            replace(NO_SIZE, co_tenants=(replace(LARGE_CO_TENANT, held=2 * MIB),)),
+            "too_big",
+            id="no size, a small co-tenant",
         ),
         pytest.param(
-            replace(GIANT, after=DeviceMemory(8 * MIB, 110 * MIB), room=120.0 * MIB, co_tenants=(HOLDER,)),
+            replace(GIANT, after=DeviceMemory(8 * MIB, 110 * MIB), room=120.0 * MIB, co_tenants=(LARGE_CO_TENANT,)),
             "neighbour",
-            id="a larger step where others have most of the device",
+            id="a larger step where co-tenants use most of the device",
         ),
         pytest.param(
             replace(
                 GIANT,
                 after=DeviceMemory(8 * MIB, 110 * MIB),
                 room=120.0 * MIB,
-                co_tenants=(replace(HOLDER, held=60 * MIB),),
+                co_tenants=(replace(LARGE_CO_TENANT, held=60 * MIB),),
             ),
             "phase_peak",
-            id="a larger step where others have less than the run",
+            id="a larger step where co-tenants use less than the run",
         ),
         pytest.param(
             replace(
                 FIRST_STEP,
                 room=60.0 * MIB,
                 after=DeviceMemory(24 * MIB, 25 * MIB),
-                co_tenants=(replace(HOLDER, held=20 * MIB),),
+                co_tenants=(replace(LARGE_CO_TENANT, held=20 * MIB),),
             ),
             "batch_too_large",
-            id="a small neighbour",
+            id="a small co-tenant",
         ),
         pytest.param(
             replace(FIRST_STEP, after=DeviceMemory(4 * MIB, 5 * MIB, 34 * MIB)), "batch_too_large", id="its own limit"
@@ -471,42 +497,42 @@ EMPTY = case("7864320", 30, after=(0, 0), before=(0, 0), room=240, text=EAGER)
         pytest.param(
             replace(FIRST_STEP, allocation=Allocation(900 * MIB, "2048,4096", "float", "x", "CPU:0")),
             "batch_too_large",
-            id="more than there is without the neighbour",
+            id="more than is available without the co-tenant",
         ),
-        pytest.param(ATTENTION, "too_big", id="one of two examples is more than there is"),
+        pytest.param(ATTENTION, "too_big", id="one of two examples is larger than the device"),
         pytest.param(
             case("2000000,64", 488, after=(0, 0), before=(0, 0), room=240, text=EAGER, size=256.0 * MIB),
             "too_big",
             id="one tensor is larger than the device",
         ),
-        pytest.param(EMPTY, "unknown", id="all was free, and not given"),
+        pytest.param(EMPTY, "unknown", id="all was free, and not allocated"),
         pytest.param(changed(EMPTY, **TRAINED), "unknown", id="after steps"),
         pytest.param(replace(EMPTY, free=20.0 * MIB), "fragmentation", id="a pool that grew in pieces"),
     ],
 )
-def test_room_by_device(known: FailureContext, name: str) -> None:
-    """Who else is there, how large one example is and what is free decide what a failure on an empty pool means."""
+def test_co_tenants_and_device_size(known: FailureContext, name: str) -> None:
+    """On an empty pool, co-tenants, the size of an example and free memory decide."""
     assert diagnose(known).cause == name, diagnose(known)
 
 
-def test_a_size_that_is_advised_is_the_next_step() -> None:
-    """The advice on batch sizes and the verdict name the same size."""
+def test_the_advised_size_is_the_next_step() -> None:
+    """Batch-size advice and diagnosis name the same size."""
     step = diagnose(replace(LARGE_BATCH, advised_batch_size=6144)).next_step
     assert step == "Try a batch size of 6144 or less; gradient accumulation keeps the effective batch size."
 
 
-def test_what_many_steps_have_left_is_no_giant_step() -> None:
-    """Between two reports of a loop of operations by themselves memory may have grown step by step."""
+def test_growth_over_many_steps_is_no_outsized_step() -> None:
+    """Between two reports of an eager loop memory may grow step by step."""
     quick = replace(LEAK, windows=(), before=DeviceMemory(20 * MIB, 20 * MIB))
     quick = replace(quick, error=replace(quick.error, text=EAGER))
     assert not replace(quick, unreported_steps=40).is_outsized
 
 
-def test_growth_that_was_not_what_was_missing_is_told_beside() -> None:
-    """A leak cuts memory into pieces too: who only sees to those dies of it a little later."""
-    found = diagnose(changed(PIECES, leak=GROWING))
+def test_a_leak_that_is_not_the_cause_is_mentioned() -> None:
+    """Fragmentation may hide a leak, which would end the run later."""
+    found = diagnose(changed(PIECES, leak=REPORTED_LEAK))
     assert found.cause == "fragmentation"
     assert found.evidence == f"{diagnose(PIECES).evidence[:-1]}; memory in use also grows, at 120 MiB a minute."
-    leak = diagnose(changed(LEAK, leak=GROWING))
+    leak = diagnose(changed(LEAK, leak=REPORTED_LEAK))
     assert leak.cause == "leak"
     assert "grows too" not in leak.evidence

@@ -1,4 +1,4 @@
-"""Real out-of-memory errors of TensorFlow end to end: wrapper, message, daemon, metrics and log line."""
+"""Real TensorFlow out-of-memories: callback, message, daemon on the mock driver, metrics and log line."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ pytestmark = pytest.mark.frameworks
 
 
 class Trainer(Process):
-    """tests/support/oom_cases.py with the CPU's two parts standing for the daemon's GPUs."""
+    """tests/support/oom_cases.py; its two CPU devices stand for the daemon's GPUs."""
 
     def __init__(self, folder: Path, daemon: Daemon, uuids: list[str]) -> None:
         command = [sys.executable, str(ROOT / "tests/support/oom_cases.py"), *uuids]
         super().__init__(command, folder / "trainer.log", {"GPUWARDEN_SOCKET": str(daemon.socket)})
 
-    def play(self, case: str) -> dict[str, Any]:
-        """Play a case and return what was raised."""
+    def run_case(self, case: str) -> dict[str, Any]:
+        """Run a case and return what it raised."""
         self.say(case)
 
-        def told() -> dict[str, Any]:
+        def result() -> dict[str, Any]:
             lines = [json.loads(line) for line in self.output().splitlines() if line.startswith('{"case"')]
             return next((line for line in lines if line["case"] == case), {})
 
-        return until(told, f"what {case} raised", STARTING)
+        return until(result, f"what {case} raised", STARTING)
 
 
 @pytest.fixture
@@ -56,12 +56,12 @@ def errors(samples: Samples) -> dict[str, float]:
 
 
 def requested(samples: Samples) -> dict[str, float]:
-    """Return what the last out-of-memory asked for, by GPU."""
+    """Return the bytes that the last out-of-memory requested, by GPU."""
     return {dict(labels)["uuid"]: value for labels, value in samples.all("gpuwarden_run_oom_requested_bytes").items()}
 
 
 def test_out_of_memories(tmp_path: Path, daemon: Daemon) -> None:
-    """Each way of TensorFlow's to run out of memory is raised as it is, counted, and told with its figures."""
+    """Each kind of TensorFlow out-of-memory is raised unchanged, counted, and reported with its figures."""
     page = until(daemon.page, "the daemon's page")
     uuids = sorted(re.findall(r'gpuwarden_gpu_up\{uuid="([^"]+)"\} 1', page))
     parts = dict(zip(("CPU:0", "CPU:1"), uuids, strict=True))
@@ -77,25 +77,25 @@ def test_out_of_memories(tmp_path: Path, daemon: Daemon) -> None:
             "validation": 10_004,
             "mirrored": 10_005,
             "eager": 10_007,
-        }  # rows of what is asked for
+        }  # rows of the requested tensor
         for number, (case, rows) in enumerate(cases.items(), start=1):
-            raised = trainer.play(case)
+            raised = trainer.run_case(case)
             assert raised["raised"] == "ResourceExhaustedError", case
-            named = set(re.findall(r"OOM when allocating .* on \S*(CPU:\d)", raised["text"]))  # by TensorFlow's choice
+            named = set(re.findall(r"OOM when allocating .* on \S*(CPU:\d)", raised["text"]))  # TensorFlow chooses
             expected = {parts[device]: float(rows * WIDTH * FLOAT) for device in named}
-            until(lambda want=expected: requested(daemon.samples()) == want, f"what {case} asked for")  # type: ignore[misc]
-            # The report that counts it follows the error, perhaps in the next poll only.
+            until(lambda want=expected: requested(daemon.samples()) == want, f"what {case} requested")  # type: ignore[misc]
+            # The report that counts it follows the error, perhaps only in the next poll.
             until(lambda count=number: errors(daemon.samples())["device_oom"] == count, f"the count of {case}")  # type: ignore[misc]
             known = daemon.samples().all("gpuwarden_run_oom_headroom_bytes")
             assert known, case
             assert all(200 * MIB < value <= 256 * MIB for value in known.values()), known
-            if case == "eager":  # 64 MiB of its own, while memory in use is back where it was
+            if case == "eager":  # 64 MiB of its own, while memory in use is as before
                 assert raised["more"] < MIB
 
-        assert trainer.play("pipeline")["raised"] == "ResourceExhaustedError"
-        assert trainer.play("shape")["raised"] == "InvalidArgumentError"
+        assert trainer.run_case("pipeline")["raised"] == "ResourceExhaustedError"
+        assert trainer.run_case("shape")["raised"] == "InvalidArgumentError"
         until(lambda: errors(daemon.samples())["shape_dtype"] == 1, "the shape's error")
-        jit = trainer.play("jit")
+        jit = trainer.run_case("jit")
         assert "Out of memory while trying to allocate 763." in jit["text"]
         until(lambda: errors(daemon.samples())["device_oom"] == 5, "the compiled program's error")
         counts = errors(daemon.samples())
