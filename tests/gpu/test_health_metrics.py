@@ -1,4 +1,4 @@
-"""What the page says of a GPU that does not answer."""
+"""Metrics of a GPU that does not respond."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from gpuwarden.state import State
 
 
 def page(snapshot: Snapshot) -> str:
-    """Write a poll's page in text format."""
+    """Return the metrics of a poll in text format."""
     state = State(source="simulated", poll_interval=1.0, snapshot=snapshot)
     return Exposition().render(read_tables(state)).text.decode()
 
 
 def series(page: str, uuid: str) -> dict[str, str]:
-    """Return the samples about a GPU as value by name and remaining labels."""
+    """Return the samples of a GPU, by name and remaining labels."""
     label = f'uuid="{uuid}"'
     lines = [line for line in page.splitlines() if label in line]
     return dict(re.sub(f",?{label}", "", line).rsplit(" ", 1) for line in lines)
 
 
-def test_lost_gpu_keeps_its_health_and_nothing_else() -> None:
-    """It stays down, known by name, with the time of its last answer and its errors; the other GPU loses nothing."""
+def test_lost_gpu_keeps_its_health_metrics_only() -> None:
+    """A lost GPU has up 0, its name, the time of its last answer and its errors; the other GPU is complete."""
     box = Simulation(gpus=2)
 
     async def polls() -> tuple[Snapshot, Snapshot]:
@@ -53,13 +53,13 @@ def test_lost_gpu_keeps_its_health_and_nothing_else() -> None:
     assert series(after, second).keys() == series(before, second).keys()
 
 
-def test_hardware_is_told_apart() -> None:
-    """What kind of GPU it is, and which piece of it, stands in a series of its own."""
+def test_hardware_info() -> None:
+    """Model and serial number of a GPU are in a separate series."""
     box = Simulation(gpus=2)
     text = page(asyncio.run(Poller(box.nvml, 1.0).poll()))
-    told = [line for line in text.splitlines() if line.startswith("gpuwarden_gpu_hardware_info{")]
-    assert len(told) == 2
-    assert 'architecture="Hopper"' in told[0]
-    assert 'compute_capability="9.0"' in told[0]
-    assert 'serial="1653120000000"' in told[0]
-    assert 'minor_number="1"' in told[1]
+    info = [line for line in text.splitlines() if line.startswith("gpuwarden_gpu_hardware_info{")]
+    assert len(info) == 2
+    assert 'architecture="Hopper"' in info[0]
+    assert 'compute_capability="9.0"' in info[0]
+    assert 'serial="1653120000000"' in info[0]
+    assert 'minor_number="1"' in info[1]

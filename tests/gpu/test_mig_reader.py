@@ -1,4 +1,4 @@
-"""MIG: each instance by its own UUID, through every reconfiguration, on the mock library."""
+"""MIG instances by UUID, through all reconfigurations, on the mock library."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def divided(gpu: SimpleNamespace) -> list[str]:
 
 
 def memory_adds_up(gpu: SimpleNamespace) -> bool:
-    """Tell whether each instance's memory was read, as a whole."""
+    """Return whether each instance's memory was read completely."""
     return all(
         instance["mig_memory_size_bytes"]
         == sum(instance[f"mig_memory_{part}_bytes"] for part in ("used", "free", "reserved"))
@@ -40,7 +40,7 @@ def memory_adds_up(gpu: SimpleNamespace) -> bool:
 
 
 def test_seven_instances(mock_nvml: MockNvml) -> None:
-    """Each has identity, attributes, memory and, from the second slow reading on, activity; processes are on them."""
+    """Each instance has identity, attributes, memory, processes and, from the second slow reading on, activity."""
     mock_nvml.mig(0, *SEVEN)
     mock_nvml.set(0, "util", 50)
     mock_nvml.processes(0, {pid: pid * GIB for pid in range(1, 9)})
@@ -68,7 +68,7 @@ def test_seven_instances(mock_nvml: MockNvml) -> None:
 
 
 def test_compute_instances_share_their_gpu_instance(mock_nvml: MockNvml) -> None:
-    """They are instances of their own with the activity of one GPU instance, which is sampled once."""
+    """Compute instances are separate and have the activity of their GPU instance, which is sampled once."""
     mock_nvml.mig(0, "1c.3g.40gb", "1c.3g.40gb", "2g.20gb")
     with polling(mock_nvml.env(gpus=1, frozen=1)) as driver:
         driver.poll()
@@ -81,10 +81,10 @@ def test_compute_instances_share_their_gpu_instance(mock_nvml: MockNvml) -> None
 
 
 class TestReconfiguration:
-    """Instances that are gone take their series along at once; the rest of the GPU stays."""
+    """After a reconfiguration the series of old instances end at once; the rest of the GPU stays."""
 
     def test_other_profiles(self, mock_nvml: MockNvml) -> None:
-        """The poll after it, be it no slow one, shows the new instances alone, and counts the change."""
+        """The next poll, even if not a slow one, has the new instances only, and counts the change."""
         mock_nvml.mig(0, *SEVEN)
         with polling(mock_nvml.env(gpus=1, frozen=1)) as driver:
             driver.poll()
@@ -106,7 +106,7 @@ class TestReconfiguration:
         assert calls["nvmlGpmSampleAlloc"] - calls["nvmlGpmSampleFree"] == 4
 
     def test_equal_profiles(self, mock_nvml: MockNvml) -> None:
-        """Handles that stand for other instances of the same kind now are not taken for the old ones."""
+        """Handles that now refer to other instances of the same kind are not taken for the old ones."""
         mock_nvml.mig(0, *SEVEN)
         with polling(mock_nvml.env(gpus=1, frozen=1)) as driver:
             driver.poll()
@@ -120,7 +120,7 @@ class TestReconfiguration:
             assert not [name for instance in after.mig.values() for name in instance if "active" in name]
 
     def test_one_more(self, mock_nvml: MockNvml) -> None:
-        """One that is added comes with the next slow reading, and costs the others nothing."""
+        """An added instance appears with the next slow reading, and does not affect the others."""
         mock_nvml.mig(0, "3g.40gb")
         with polling(mock_nvml.env(gpus=1, frozen=1)) as driver:
             driver.poll()
@@ -134,7 +134,7 @@ class TestReconfiguration:
             assert after.errors == {}
 
     def test_switched_off_and_on(self, mock_nvml: MockNvml) -> None:
-        """Undivided, the GPU has no instances and activity of its own; divided again, it has theirs."""
+        """Without MIG the GPU has its own activity and no instances; with MIG again, the instances have it."""
         mock_nvml.mig(0, "3g.40gb")
         mock_nvml.processes(0, {7: GIB})
         with polling(mock_nvml.env(gpus=1, frozen=1)) as driver:
@@ -150,11 +150,11 @@ class TestReconfiguration:
             (gpu,) = driver.poll(SLOW)
             assert gpu.mig.keys() == {instance}
             assert "gpu_sm_active_ratio" not in gpu.readings
-            driver.poll(70.0)  # what an undivided GPU had is forgotten
+            driver.poll(70.0)  # the undivided GPU's activity is dropped
             assert next(iter(driver.poll(SLOW)[0].mig.values()))["mig_sm_active_ratio"] == 0.5
 
     def test_driver_that_is_reloaded(self, mock_nvml: MockNvml) -> None:
-        """While it is away there are no instances; then they are back, and compare with no sample of before."""
+        """During a reload there are no instances; afterwards they are back, without comparing old samples."""
         mock_nvml.mig(0, "3g.40gb")
         with polling(mock_nvml.env(gpus=1, frozen=1)) as driver:
             driver.poll()
@@ -171,8 +171,8 @@ class TestReconfiguration:
             assert next(iter(driver.poll(SLOW)[0].mig.values()))["mig_sm_active_ratio"] == 0.5
 
 
-def test_memory_of_processes_that_the_gpu_does_not_tell(mock_nvml: MockNvml) -> None:
-    """Then the instances' own lists are asked."""
+def test_memory_of_processes_from_the_instances(mock_nvml: MockNvml) -> None:
+    """If the GPU does not report the memory of processes, the instances' lists are read."""
     mock_nvml.mig(0, "3g.40gb", "2g.20gb")
     mock_nvml.processes(0, {1: GIB, 2: 2 * GIB})
     mock_nvml.set(0, "mig_hides", 1)
@@ -181,7 +181,7 @@ def test_memory_of_processes_that_the_gpu_does_not_tell(mock_nvml: MockNvml) -> 
     assert gpu.processes == [[pid, pid * GIB, uuid] for pid, uuid in enumerate(gpu.mig, start=1)]
 
 
-def test_hang_costs_its_gpu_alone(mock_nvml: MockNvml) -> None:
+def test_hang_affects_its_gpu_only(mock_nvml: MockNvml) -> None:
     """An instance's sample that hangs takes its GPU with all instances down; those of another GPU stay fresh."""
     mock_nvml.mig("*", *SEVEN)
     with polling(mock_nvml.env(gpus=2, frozen=1)) as driver:
@@ -200,7 +200,7 @@ def test_hang_costs_its_gpu_alone(mock_nvml: MockNvml) -> None:
 
 
 def test_page(tmp_path: Any, mock_nvml: MockNvml) -> None:
-    """The daemon's page has each instance's series by its UUID, and lets them go with it."""
+    """The metrics have each instance's series by its UUID, until it is gone."""
     mock_nvml.mig(0, "3g.40gb", "3g.40gb")
     daemon = Daemon(tmp_path, env=mock_nvml.env(gpus=1))
     with ending(daemon):
@@ -217,7 +217,7 @@ def test_page(tmp_path: Any, mock_nvml: MockNvml) -> None:
 
 
 class Card:
-    """A divided GPU as a driver has it, by hand: answers by handle, or an error's code."""
+    """A fake driver's divided GPU: answers by handle, or an error's code."""
 
     def __init__(self) -> None:
         self.instances = {0: "MIG-a", 2: "MIG-b"}  # with a gap, as larger profiles leave
@@ -235,42 +235,42 @@ class Card:
             raise nvml_error(code)
 
     def nvmlDeviceGetMigMode(self, handle: str) -> list[int]:  # noqa: N802
-        """Say that it is divided."""
+        """Return that MIG is enabled."""
         self._check("mode", handle)
         return [1, 1]
 
     def nvmlDeviceGetMaxMigDeviceCount(self, _handle: str) -> int:  # noqa: N802
-        """Say how many instances there can be."""
+        """Return the maximum number of instances."""
         return 7
 
     def nvmlDeviceGetMigDeviceHandleByIndex(self, _handle: str, index: int) -> str:  # noqa: N802
-        """Look one up."""
+        """Return the instance's handle."""
         self._check("handle", str(index))
         if index not in self.instances:
             raise nvml_error(pynvml.NVML_ERROR_NOT_FOUND)
         return self.instances[index]
 
     def nvmlDeviceGetUUID(self, handle: str) -> str:  # noqa: N802
-        """Say who it is."""
+        """Return the UUID."""
         self._check("uuid", handle)
         return handle
 
     def nvmlDeviceGetName(self, handle: str) -> str:  # noqa: N802
-        """Name the model, as drivers did before they told the profile."""
+        """Return the model, which older drivers report in place of the profile."""
         self._check("name", handle)
         return "NVIDIA A100"
 
     def nvmlDeviceGetGpuInstanceId(self, handle: str) -> int:  # noqa: N802
-        """Tell the GPU instance."""
+        """Return the GPU instance's id."""
         self._check("id", handle)
         return ord(handle[-1])
 
     def nvmlDeviceGetComputeInstanceId(self, _handle: str) -> int:  # noqa: N802
-        """Tell the compute instance."""
+        """Return the compute instance's id."""
         return 0
 
     def nvmlDeviceGetMemoryInfo(self, handle: str, version: int | None = None) -> SimpleNamespace:  # noqa: N802
-        """Tell the memory."""
+        """Return the memory."""
         self._check("memory", handle)
         if version and self.without_reserved:
             raise nvml_error(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
@@ -280,25 +280,25 @@ class Card:
 
 @pytest.fixture
 def card() -> Card:
-    """Make one."""
+    """Return a fake card."""
     return Card()
 
 
 def read(card: Card) -> tuple[dict[str, MigInstance], Counter[str], GpuReader]:
-    """Read it once."""
+    """Return the instances by UUID, the errors and the reader after the first reading."""
     reader = GpuReader(cast("Nvml", card), cast("Handle", "GPU-a"))
-    return *again(reader), reader
+    return *read_again(reader), reader
 
 
-def again(reader: GpuReader) -> tuple[dict[str, MigInstance], Counter[str]]:
-    """Read it once more; return the instances by UUID, and the errors."""
+def read_again(reader: GpuReader) -> tuple[dict[str, MigInstance], Counter[str]]:
+    """Read again; return the instances by UUID, and the errors."""
     answers = reader.read()
     assert answers.readings[GpuReadings.memory_used_bytes] == 30
     return {instance.identity.uuid: instance for instance in answers.mig}, answers.errors
 
 
 def test_older_driver(card: Card) -> None:
-    """Without profile, attributes, GPM and the newer memory call an instance has what is left, and no error."""
+    """Without profile, attributes, GPM and the newer memory call, an instance has the rest, and no error."""
     card.without_reserved = True
     found, errors, _ = read(card)
     assert found.keys() == {"MIG-a", "MIG-b"}
@@ -315,17 +315,17 @@ def test_older_driver(card: Card) -> None:
 
 
 def test_memory_that_cannot_be_read(card: Card) -> None:
-    """It is that instance's alone: no reading, an error in each poll, and the rest of the instance stays."""
+    """Only that instance has no memory: an error in each poll, and its other readings stay."""
     _, _, reader = read(card)
     card.codes["memory", "MIG-a"] = pynvml.NVML_ERROR_UNKNOWN
     for _ in range(2):
-        found, errors = again(reader)
+        found, errors = read_again(reader)
         assert errors == Counter(unknown=1)
         assert found["MIG-a"].value(MigReadings.memory_used_bytes) is None
         assert MigReadings.info in found["MIG-a"].readings
         assert found["MIG-b"].value(MigReadings.memory_used_bytes) == 30
     card.codes.clear()
-    found, errors = again(reader)
+    found, errors = read_again(reader)
     assert found["MIG-a"].value(MigReadings.memory_used_bytes) == 30
     assert not errors
 
@@ -333,36 +333,36 @@ def test_memory_that_cannot_be_read(card: Card) -> None:
 @pytest.mark.parametrize(
     ("function", "handle"), [("handle", "2"), ("uuid", "MIG-b"), ("name", "MIG-b"), ("id", "MIG-b"), ("mode", "GPU-a")]
 )
-def test_search_that_fails_is_taken_up_again(card: Card, function: str, handle: str) -> None:
-    """An instance that could not be identified is looked for in the next poll, be it no slow one."""
+def test_search_that_fails_is_repeated(card: Card, function: str, handle: str) -> None:
+    """An instance that could not be identified is searched for in the next poll, even if not a slow one."""
     card.codes[function, handle] = pynvml.NVML_ERROR_UNKNOWN
     found, errors, reader = read(card)
     assert found.keys() == (set() if function == "mode" else {"MIG-a"})
-    assert errors["unknown"] == (3 if function == "mode" else 1)  # its row and the GPU's own activity ask for it too
+    assert errors["unknown"] == (3 if function == "mode" else 1)  # its row and the GPU's own activity request it too
     card.codes.clear()
-    found, errors = again(reader)
+    found, errors = read_again(reader)
     assert found.keys() == {"MIG-a", "MIG-b"}
     assert not errors
 
 
-def test_search_that_fails_costs_no_known_instance(card: Card) -> None:
-    """Those that answer as themselves are there, whatever the search has met."""
+def test_search_that_fails_keeps_known_instances(card: Card) -> None:
+    """Known instances stay, whatever error the search has."""
     _, _, reader = read(card)
     card.codes["mode", "GPU-a"] = pynvml.NVML_ERROR_UNKNOWN
     del card.instances[2]
     card.codes["uuid", "MIG-b"] = pynvml.NVML_ERROR_INVALID_ARGUMENT
-    found, errors = again(reader)
+    found, errors = read_again(reader)
     assert found["MIG-a"].value(MigReadings.memory_used_bytes) == 30
     assert found["MIG-b"].value(MigReadings.memory_used_bytes) is None
     assert errors == Counter(unknown=1, invalid_argument=1)
     card.codes = {("uuid", "MIG-b"): pynvml.NVML_ERROR_INVALID_ARGUMENT}
-    found, errors = again(reader)
+    found, errors = read_again(reader)
     assert found.keys() == {"MIG-a"}
     assert errors == Counter({RECONFIGURED: 1})
 
 
-def test_driver_that_counts_without_end(card: Card) -> None:
-    """A number of instances that no hardware has is not believed."""
+def test_implausible_number_of_instances(card: Card) -> None:
+    """An implausible number of instances is limited."""
     card.nvmlDeviceGetMaxMigDeviceCount = lambda _handle: 2**32 - 2  # type: ignore[method-assign]
     found, errors, _ = read(card)
     assert found.keys() == {"MIG-a", "MIG-b"}

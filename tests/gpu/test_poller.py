@@ -1,4 +1,4 @@
-"""Polling all GPUs: one that is lost or hangs costs its own readings, whenever it happens."""
+"""Polls of all GPUs; one that is lost or hangs affects its own readings only."""
 
 import asyncio
 import logging
@@ -20,13 +20,13 @@ from gpuwarden.nvml.interface import Handle, ProcessInfo
 from gpuwarden.nvml.return_codes import nvml_error
 from gpuwarden.simulation.simulated_nvml import Simulation
 
-INTERVAL = 0.3  # seconds that a hanging call is waited for
-PATIENT = 10.0  # likewise, where none hangs: then a machine that is busy for a moment costs no GPU
+INTERVAL = 0.3  # seconds: timeout of a hanging call
+PATIENT = 10.0  # seconds: likewise if none hangs, so that a busy machine loses no GPU
 
 
 @pytest.fixture
 def box() -> Iterator[Simulation]:
-    """Make a simulated machine with four GPUs; end its hangs afterwards."""
+    """Yield a simulated machine with four GPUs; end its hangs afterwards."""
     box = Simulation(gpus=4)
     yield box
     box.driver.restore()
@@ -37,7 +37,7 @@ def box() -> Iterator[Simulation]:
 def polled(
     box: Simulation, scenario: Callable[[Poller], Coroutine[None, None, None]], interval: float = PATIENT
 ) -> None:
-    """Run a scenario with a poller of the box."""
+    """Run a scenario with a poller of the simulated machine."""
 
     async def main() -> None:
         await scenario(Poller(box.nvml, interval))
@@ -46,12 +46,12 @@ def polled(
 
 
 def up(snapshot: Snapshot) -> list[int]:
-    """Return the indices of the GPUs that answer."""
+    """Return the indices of the GPUs that are up."""
     return [gpu.identity.index for gpu in snapshot.gpus if gpu.up]
 
 
 def test_all_answer(box: Simulation) -> None:
-    """A healthy box is read whole, in NVML's order."""
+    """All GPUs of a healthy machine are read, in NVML's order."""
 
     async def scenario(poller: Poller) -> None:
         snapshot = await poller.poll()
@@ -62,8 +62,8 @@ def test_all_answer(box: Simulation) -> None:
     polled(box, scenario)
 
 
-def test_count_that_the_driver_makes_up(box: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A count that no machine has is limited, and known GPUs are still polled."""
+def test_implausible_count(box: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An implausible count is limited, and known GPUs are still polled."""
     monkeypatch.setattr(box.nvml, "nvmlDeviceGetCount", lambda: 4_000_000_000)
     monkeypatch.setattr(poller_module, "MAX_GPUS", 6)
 
@@ -77,7 +77,7 @@ def test_count_that_the_driver_makes_up(box: Simulation, monkeypatch: pytest.Mon
 
 
 def problems(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Return what was logged as more than information."""
+    """Return the log messages of warnings and errors."""
     return [record.getMessage() for record in caplog.records if record.levelno > logging.INFO]
 
 
@@ -115,7 +115,7 @@ def test_gpus_that_are_gone_are_bounded(box: Simulation, monkeypatch: pytest.Mon
 def test_log_of_a_driver_that_comes_and_goes_is_bounded(
     box: Simulation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each change is logged once a minute, another fault at once, and a fault that stays in the end."""
+    """Each change is logged once a minute, another fault at once, and a lasting fault at the end."""
 
     async def fault_and_recovery(poller: Poller, code: int) -> None:
         box.driver.fail("nvmlDeviceGetCount", code)
@@ -141,8 +141,8 @@ def test_log_of_a_driver_that_comes_and_goes_is_bounded(
     polled(box, scenario)
 
 
-def test_slow_answer_comes_late_and_is_taken(box: Simulation) -> None:
-    """A call that takes longer than a poll is waited for in the next one, and its answer then counts."""
+def test_late_answer_is_used(box: Simulation) -> None:
+    """The next poll waits for a call that takes longer than a poll, and uses its answer."""
 
     async def scenario(poller: Poller) -> None:
         await poller.poll()
@@ -155,13 +155,13 @@ def test_slow_answer_comes_late_and_is_taken(box: Simulation) -> None:
         late, fresh = snapshot.gpus[2].last_success, snapshot.gpus[3].last_success
         assert late is not None
         assert fresh is not None
-        assert late < between <= fresh  # the late one is as old as its question
+        assert late < between <= fresh  # the late one has the time of its call
 
     polled(box, scenario, INTERVAL)
 
 
-def test_answer_between_two_polls_is_taken_once(box: Simulation) -> None:
-    """An answer between two polls counts in the next one, once, also if a new call is late again."""
+def test_answer_between_two_polls_is_used_once(box: Simulation) -> None:
+    """An answer between two polls is used once, in the next one, even if a new call is late again."""
 
     async def scenario(poller: Poller) -> None:
         await poller.poll()
@@ -179,7 +179,7 @@ def test_answer_between_two_polls_is_taken_once(box: Simulation) -> None:
 
 
 def busy(gpu: Gpu) -> float:
-    """Return how long it was busy, in seconds."""
+    """Return the busy time of a GPU, in seconds."""
     seconds = gpu.readings[GpuReadings.busy_seconds_total]
     assert isinstance(seconds, float)
     return seconds
@@ -206,7 +206,7 @@ def test_time_that_a_gpu_hung_is_not_counted_as_busy(box: Simulation, monkeypatc
 
 
 def test_gpu_that_hangs_from_the_start_hides_no_other(box: Simulation) -> None:
-    """A GPU that hangs before it could be identified leaves the others in sight, and joins them later."""
+    """A GPU that hangs before it was identified does not hide the others, and is added later."""
     box.gpu(1).hang()
 
     async def scenario(poller: Poller) -> None:
@@ -222,7 +222,7 @@ def test_gpu_that_hangs_from_the_start_hides_no_other(box: Simulation) -> None:
 
 
 def test_count_that_changes_takes_no_more_threads(box: Simulation) -> None:
-    """A GPU that hangs before it is identified holds one thread, however often the driver stops listing it."""
+    """A GPU that hangs before it is identified uses one thread, however often the driver stops listing it."""
     box.gpu(3).hang()
 
     async def scenario(poller: Poller) -> None:
@@ -239,7 +239,7 @@ def test_count_that_changes_takes_no_more_threads(box: Simulation) -> None:
 
 
 def test_gpu_lost_from_the_start(box: Simulation) -> None:
-    """A GPU that never said who it is shows in the driver's count and in the errors, and joins when it answers."""
+    """A GPU that was never identified is in the driver's count and in the errors, and is added when it answers."""
     box.gpu(3).lose()
 
     async def scenario(poller: Poller) -> None:
@@ -252,7 +252,7 @@ def test_gpu_lost_from_the_start(box: Simulation) -> None:
     polled(box, scenario)
 
 
-def test_what_only_names_a_gpu_is_not_needed(box: Simulation) -> None:
+def test_optional_identity_is_not_needed(box: Simulation) -> None:
     """Without a CUDA version and a PCI address, which some drivers do not report, the GPUs are polled."""
     box.driver.fail("nvmlSystemGetCudaDriverVersion_v2", pynvml.NVML_ERROR_NOT_SUPPORTED)
     box.gpu(0).fail("nvmlDeviceGetPciInfo", pynvml.NVML_ERROR_NOT_SUPPORTED)
@@ -266,8 +266,8 @@ def test_what_only_names_a_gpu_is_not_needed(box: Simulation) -> None:
     polled(box, scenario)
 
 
-def test_answer_that_nobody_expects_costs_its_gpu_alone(box: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An unexpected error while a GPU is identified does not hide other GPUs, and ends with its cause."""
+def test_unexpected_error_affects_its_gpu_only(box: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unexpected error while a GPU is identified hides no other GPU, and is logged with its cause."""
     serial = box.nvml.nvmlDeviceGetSerial
 
     def answer(handle: Handle) -> str:
@@ -287,10 +287,10 @@ def test_answer_that_nobody_expects_costs_its_gpu_alone(box: Simulation, monkeyp
     polled(box, scenario)
 
 
-def test_fault_of_our_own_is_told_with_its_cause_and_not_in_every_poll(
+def test_internal_error_is_logged_once_with_its_cause(
     box: Simulation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A GPU whose reading fails by no error of NVML's is down, the others are read, and the log stays short."""
+    """A GPU whose reading raises an internal error is down; the others are read, and it is logged once."""
     listed = box.nvml.nvmlDeviceGetComputeRunningProcesses
 
     def answer(handle: Handle) -> list[ProcessInfo]:
@@ -314,7 +314,7 @@ def test_fault_of_our_own_is_told_with_its_cause_and_not_in_every_poll(
 
 
 def test_everything_hangs(box: Simulation) -> None:
-    """Only when nothing at all comes back is the poll called hung: that is what stops the watchdog's beat."""
+    """The poll is hung only if no call returns: that stops the watchdog heartbeat."""
 
     async def scenario(poller: Poller) -> None:
         await poller.poll()
@@ -328,7 +328,7 @@ def test_everything_hangs(box: Simulation) -> None:
 
 
 def test_everything_hangs_from_the_start(box: Simulation) -> None:
-    """A driver that hangs before the first answer is hung too."""
+    """A driver that hangs before its first answer is hung too."""
     box.driver.hang()
 
     async def scenario(poller: Poller) -> None:
@@ -339,7 +339,7 @@ def test_everything_hangs_from_the_start(box: Simulation) -> None:
 
 
 def test_all_gpus_hang_from_the_start(box: Simulation) -> None:
-    """So is one that counts GPUs of which none says who it is."""
+    """A driver that counts GPUs, of which none can be identified, is hung too."""
     for index in range(4):
         box.gpu(index).hang()
 
@@ -350,7 +350,7 @@ def test_all_gpus_hang_from_the_start(box: Simulation) -> None:
 
 
 def test_driver_that_refuses_has_answered(box: Simulation) -> None:
-    """Without the driver there are no readings, and its error; it is initialised again when it is back."""
+    """A failing driver yields its error and no readings; it is initialised again when it is back."""
 
     async def scenario(poller: Poller) -> None:
         await poller.poll()

@@ -1,4 +1,4 @@
-"""Reading one GPU: absent is absent, a fault costs what it spoils, and the driver is asked once a question."""
+"""Readings of one GPU: missing values are absent, a fault affects its readings only, each call is made once."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,7 +17,7 @@ from gpuwarden.nvml.return_codes import nvml_error
 
 
 def test_units_are_base_units() -> None:
-    """Milliwatts, megahertz, percent and millijoules come out as watts, hertz, ratios and joules."""
+    """Milliwatts, megahertz, percent and millijoules become watts, hertz, ratios and joules."""
     readings = read().readings
     assert readings[GpuReadings.power_usage_watts] == 345.678
     assert readings[GpuReadings.utilization_ratio] == 0.9
@@ -28,8 +28,8 @@ def test_units_are_base_units() -> None:
 
 
 @pytest.mark.parametrize("nothing", [0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF])
-def test_value_that_stands_for_none_is_none(nothing: int) -> None:
-    """NVML's -1 for 'not available' is no reading and no error, is not added up, and the next answer counts again."""
+def test_unavailable_value_is_absent(nothing: int) -> None:
+    """NVML's -1 for 'not available' is no reading, no error and not added up; the next valid answer counts again."""
     changes: dict[str, Any] = dict.fromkeys(NUMBERS, nothing)
     changes["nvmlDeviceGetUtilizationRates"] = SimpleNamespace(gpu=nothing, memory=nothing)
     gpu = Gpu(**changes)
@@ -40,7 +40,7 @@ def test_value_that_stands_for_none_is_none(nothing: int) -> None:
     assert answers.readings.get(GpuReadings.power_usage_watts) is None
     assert answers.readings.get(GpuReadings.busy_seconds_total) is None
     assert not answers.errors
-    gpu.nvml.nvmlDeviceGetPowerUsage = lambda _handle: 1000  # type: ignore[attr-defined] # made from a table
+    gpu.nvml.nvmlDeviceGetPowerUsage = lambda _handle: 1000  # type: ignore[attr-defined] # generated from a table
     assert gpu.read(1.0).readings[GpuReadings.power_usage_watts] == 1.0
 
 
@@ -53,8 +53,8 @@ def values(answers: Answers, row: Metric[Any]) -> list[float]:
     return list(cast("dict[Any, float]", found).values()) if isinstance(found, dict) else [cast("float", found)]
 
 
-def test_memory_that_is_not_told_is_no_peak() -> None:
-    """Memory in use of -1 would stand for minutes as the highest."""
+def test_unavailable_memory_is_no_peak() -> None:
+    """Used memory of -1 is not taken for a peak."""
     memory = SimpleNamespace(total=2**64 - 1, used=2**64 - 1, free=2**64 - 1, reserved=0)
     answers = read(nvmlDeviceGetMemoryInfo=memory)
     for row in (GpuReadings.memory_used_bytes, GpuReadings.memory_size_bytes, GpuReadings.memory_used_peak_bytes):
@@ -62,7 +62,7 @@ def test_memory_that_is_not_told_is_no_peak() -> None:
     assert GpuReadings.power_usage_watts in answers.readings
 
 
-def test_answer_of_no_shape_costs_its_row(caplog: pytest.LogCaptureFixture) -> None:
+def test_malformed_answer_affects_its_row_only(caplog: pytest.LogCaptureFixture) -> None:
     """An answer that NVML does not document affects its row only, is counted, and logged once."""
 
     def garbled() -> str:
@@ -79,8 +79,8 @@ def test_answer_of_no_shape_costs_its_row(caplog: pytest.LogCaptureFixture) -> N
     ]
 
 
-def test_counts_that_the_driver_makes_up_are_bounded() -> None:
-    """Numbers of fans and links that no hardware has are not asked for one by one: that would take all memory."""
+def test_implausible_counts_are_bounded() -> None:
+    """Implausible numbers of fans and links are limited, because looping over them would use all memory."""
     gpu = Gpu({fields.NVLINK_COUNT: 3_000_000_000}, nvmlDeviceGetNumFans=3_000_000_000)
     answers = gpu.read()
     assert len(cast("dict[Any, float]", answers.readings[GpuReadings.nvlink_up])) <= 64
@@ -88,13 +88,13 @@ def test_counts_that_the_driver_makes_up_are_bounded() -> None:
 
 
 def test_every_row_reads_a_full_device() -> None:
-    """A device that supports everything has a reading in every row, but those of the time between two (test_gpm.py)."""
+    """A device that supports everything has all rows, except those of the time between two readings (test_gpm.py)."""
     assert set(scalars(read())) == ROWS
 
 
 ROWS = {row for row in GpuReadings.rows if row.opt_in != GPM_OPTION}
 WITHOUT: dict[str, set[Metric[Any]]] = {
-    "nvmlDeviceGetMemoryInfo": {GpuReadings.memory_reserved_bytes},  # the machine's memory stands in for the rest
+    "nvmlDeviceGetMemoryInfo": {GpuReadings.memory_reserved_bytes},  # the machine's memory replaces the rest
     "nvmlDeviceGetBAR1MemoryInfo": {GpuReadings.bar1_size_bytes, GpuReadings.bar1_used_bytes},
     "nvmlDeviceGetMemoryBusWidth": {GpuReadings.memory_bus_width_bytes},
     "nvmlDeviceGetNumaNodeId": {GpuReadings.memory_numa_node},
@@ -110,10 +110,10 @@ WITHOUT: dict[str, set[Metric[Any]]] = {
     "nvmlDeviceGetApplicationsClock": set(),  # the defaults stay
     "nvmlDeviceGetCurrPcieLinkGeneration": {GpuReadings.pcie_link_generation},
     "nvmlDeviceGetCurrPcieLinkWidth": {GpuReadings.pcie_link_width},
-    "nvmlDeviceGetMaxPcieLinkGeneration": set(),  # what the GPU alone can do stays
+    "nvmlDeviceGetMaxPcieLinkGeneration": set(),  # the maximum of the GPU itself stays
     "nvmlDeviceGetMaxPcieLinkWidth": {GpuReadings.pcie_link_max_width},
     "nvmlDeviceGetPcieThroughput": {GpuReadings.pcie_throughput_bytes_per_second},
-    "nvmlDeviceGetMemoryErrorCounter": set(),  # the totals stand in
+    "nvmlDeviceGetMemoryErrorCounter": set(),  # the totals replace it
     "nvmlDeviceGetSramEccErrorStatus": {
         GpuReadings.ecc_sram_errors_total,
         GpuReadings.ecc_sram_unit_errors_total,
@@ -168,7 +168,7 @@ WITHOUT: dict[str, set[Metric[Any]]] = {
     },
     "nvmlDeviceGetTemperature": {GpuReadings.temperature_celsius},
     "nvmlDeviceGetTemperatureThreshold": {GpuReadings.temperature_threshold_celsius},
-    "nvmlDeviceGetMarginTemperature": set(),  # the distance to the threshold stands in
+    "nvmlDeviceGetMarginTemperature": set(),  # the distance to the threshold replaces it
     "nvmlDeviceGetPowerUsage": {GpuReadings.power_usage_watts},
     "nvmlDeviceGetEnforcedPowerLimit": set(),  # one limit less
     "nvmlDeviceGetTotalEnergyConsumption": {GpuReadings.energy_joules_total},
@@ -188,8 +188,8 @@ def test_unsupported_call_leaves_its_readings_out(function: str, missing: set[Me
     assert ROWS - set(scalars(answers)) == missing
 
 
-def test_nothing_is_a_made_up_number() -> None:
-    """On a device that supports memory alone, memory alone is read."""
+def test_missing_readings_have_no_default() -> None:
+    """On a device that only supports memory, only memory is read."""
     nothing = dict.fromkeys(FUNCTIONS, UNSUPPORTED)
     answers = read(**nothing | {"nvmlDeviceGetMemoryInfo": MEMORY})
     assert {row.name for row in scalars(answers)} == {
@@ -203,32 +203,32 @@ def test_nothing_is_a_made_up_number() -> None:
 
 
 def test_older_driver_without_memory_v2() -> None:
-    """Version 1 of the memory call serves where version 2 is missing; the reserved share is then unknown."""
+    """Version 1 of the memory call replaces a missing version 2; the reserved memory is then unknown."""
     answers = read(nvmlDeviceGetMemoryInfo=lambda version=None: UNSUPPORTED if version else MEMORY)
     assert answers.readings[GpuReadings.memory_used_bytes] == 30 * GIB
     assert answers.readings[GpuReadings.memory_reserved_bytes] is None
 
 
 @pytest.mark.parametrize(("margin", "expected"), [(26, 26), (0, 28), (-3, 28), (UNSUPPORTED, 28)])
-def test_margin_of_zero_or_less_is_not_believed(margin: Any, expected: int) -> None:
-    """The driver's margin counts when positive; else the distance to the slowdown threshold does."""
+def test_margin_of_zero_or_less_is_ignored(margin: Any, expected: int) -> None:
+    """A positive margin of the driver counts; otherwise the distance to the slowdown threshold does."""
     assert read(nvmlDeviceGetMarginTemperature=margin).readings[GpuReadings.temperature_margin_celsius] == expected
 
 
 def test_threshold_of_zero_is_none() -> None:
-    """Some boards answer 0 for a threshold that is not set: it is no threshold, and no margin follows from it."""
+    """0, which some boards return for a threshold that is not set, is no threshold and gives no margin."""
     readings = read(nvmlDeviceGetTemperatureThreshold=0, nvmlDeviceGetMarginTemperature=UNSUPPORTED).readings
     assert readings[GpuReadings.temperature_threshold_celsius] == {}
     assert readings[GpuReadings.temperature_margin_celsius] is None
 
 
 def test_unknown_performance_state_is_absent() -> None:
-    """NVML's number for an unknown state, 32, is no state."""
+    """NVML's number for an unknown state, 32, is absent."""
     assert read(nvmlDeviceGetPerformanceState=32).readings[GpuReadings.performance_state] is None
 
 
-def test_failing_call_costs_its_readings_and_is_counted() -> None:
-    """An error of one call spoils its rows alone and is counted by NVML's name."""
+def test_failing_call_affects_its_readings_and_is_counted() -> None:
+    """An error of one call affects its rows only, and is counted by NVML's name."""
     answers = read(nvmlDeviceGetPowerUsage=UNKNOWN)
     assert GpuReadings.power_usage_watts not in answers.readings
     assert answers.errors == {"unknown": 1}
@@ -236,20 +236,20 @@ def test_failing_call_costs_its_readings_and_is_counted() -> None:
 
 
 def test_lost_gpu_is_gone() -> None:
-    """A lost GPU has no readings at all, wherever in the poll it is lost."""
+    """A GPU lost at any call of the poll has no readings at all."""
     for function in (*ANSWERS, "nvmlDeviceGetFieldValues"):
         with pytest.raises(GpuGoneError, match="gpu_is_lost"):
             read(**{function: LOST})
 
 
 def test_gpu_on_which_everything_fails_is_gone() -> None:
-    """A GPU whose every call fails does not answer, whatever the errors are called."""
+    """A GPU whose every call fails does not answer, with any error."""
     with pytest.raises(GpuGoneError, match="unknown"):
         read(**dict.fromkeys(FUNCTIONS, UNKNOWN))
 
 
 def test_sick_gpu_does_not_flap() -> None:
-    """If all calls of the poll tier fail, answers of the slow tier do not count as an answer of the GPU."""
+    """If all calls of the poll tier fail, the GPU is down even though calls of the slow tier succeed."""
     failing: dict[str, Any] = dict.fromkeys(QUICK, UNKNOWN)
     gpu = Gpu(**failing)
     for _ in range(4):
@@ -270,38 +270,38 @@ QUICK = (
 
 
 def test_bare_gpu_stays_up() -> None:
-    """A GPU that has nothing but what is asked for seldom answers in every poll, and not in some of them."""
+    """A GPU that only supports rows of the slow tier is up in every poll."""
     lacking: dict[str, Any] = dict.fromkeys(FUNCTIONS, UNSUPPORTED)
     gpu = Gpu(**lacking | {"nvmlDeviceGetPersistenceMode": 1})
     for poll in range(20):
         assert gpu.read(1.0).readings[GpuReadings.persistence_mode] == 1, poll
 
 
-def test_gpu_that_knows_no_question_is_gone() -> None:
-    """A GPU without a single reading is not shown as answering, though no call failed by an error that counts."""
+def test_gpu_without_any_supported_call_is_gone() -> None:
+    """A GPU without any reading is not up, though no call failed with an error that counts."""
     with pytest.raises(GpuGoneError, match="no_reading"):
         read(**dict.fromkeys(FUNCTIONS, Fails(pynvml.NVML_ERROR_INVALID_ARGUMENT)))
 
 
-def test_each_question_is_asked_once() -> None:
-    """Rows that share a driver call cost one call a poll."""
-    nvml = FakeNvml()  # opted into nothing
+def test_each_call_is_made_once() -> None:
+    """Rows that share a driver call need one call per poll."""
+    nvml = FakeNvml()  # no options
     GpuReader(cast("Nvml", nvml), HANDLE).read()
     assert len(nvml.asked) == len(set(nvml.asked))
 
 
-def test_field_values_are_asked_for_in_one_call_a_tier() -> None:
-    """Once a tier has learnt which fields its rows want, they come in one call; static ones do not come again."""
+def test_field_values_are_read_in_one_call_per_tier() -> None:
+    """Once the supported fields of a tier are known, they are read in one call; static ones are not read again."""
     gpu = Gpu()
     gpu.read()
     gpu.nvml.asked.clear()
-    gpu.read(after=100)  # slow is due, and what the device lacks is tried again
+    gpu.read(after=100)  # slow is due, and unsupported calls are retried
     calls = [asked for asked in gpu.nvml.asked if asked[0] == "nvmlDeviceGetFieldValues"]
     assert len(calls) == 2
     assert len({field for _name, batch in calls for field in batch}) == sum(len(batch) for _name, batch in calls)
 
 
-def test_failing_field_values_cost_their_rows_alone() -> None:
+def test_failing_field_values_affect_their_rows_only() -> None:
     """A failing call for a tier's fields is made once, not for every row; rows without fields stay."""
     gpu = Gpu(nvmlDeviceGetFieldValues=UNKNOWN)
     gpu.read()
@@ -327,25 +327,25 @@ def test_process_listed_twice_without_memory_has_none() -> None:
     assert [(p.pid, p.type, p.memory) for p in answers.processes] == [(7, "compute", None)]
 
 
-def test_failing_process_list_costs_the_processes_alone() -> None:
-    """Readings stay when the processes cannot be listed."""
+def test_failing_process_list_affects_processes_only() -> None:
+    """Readings stay if the processes cannot be listed."""
     answers = read(nvmlDeviceGetComputeRunningProcesses=UNKNOWN)
     assert answers.processes == ()
-    assert answers.process_lists == ("graphics",)  # of compute processes nothing is known, not even that there are 0
+    assert answers.process_lists == ("graphics",)  # compute processes are unknown, which is not 0
     assert answers.errors == {"unknown": 1}
     assert set(scalars(answers)) == ROWS
 
 
 def test_binding_has_every_function() -> None:
-    """Every function of the seam exists in the installed nvidia-ml-py."""
+    """The installed nvidia-ml-py has every function that the reader uses."""
     assert [name for name in FUNCTIONS if not callable(getattr(pynvml, name, None))] == []
 
 
-def test_time_left_alone_is_not_added_up() -> None:
+def test_time_without_polls_is_not_added_up() -> None:
     """A time without polls is left out of integrated counters: the utilization is unknown."""
     now = 0.0
     reader = GpuReader(cast("Nvml", FakeNvml()), HANDLE, clock=lambda: now)
-    for now in (0.0, 10.0):  # noqa: B007 - the reader's clock looks at it
+    for now in (0.0, 10.0):  # noqa: B007 - the reader's clock returns it
         reader.read()
     before = reader.read().readings[GpuReadings.busy_seconds_total]
     assert before == pytest.approx(9.0)
@@ -357,7 +357,7 @@ def test_time_left_alone_is_not_added_up() -> None:
 
 
 @pytest.mark.parametrize("gap", ["left alone", "new handle", "failure"])
-def test_looks_of_before_a_gap_are_no_new_peak(gap: str) -> None:
+def test_samples_before_a_gap_are_no_new_peak(gap: str) -> None:
     """A sample between two readings counts for the second one, unless its time is unknown."""
     gpu = Gpu()
     gpu.read()
@@ -380,12 +380,12 @@ def test_looks_of_before_a_gap_are_no_new_peak(gap: str) -> None:
 
 
 def lost(_handle: object) -> int:
-    """Answer as a GPU that is off the bus."""
+    """Raise the error of a GPU that is off the bus."""
     raise nvml_error(pynvml.NVML_ERROR_GPU_IS_LOST)
 
 
 def test_time_without_a_handle_is_not_added_up() -> None:
-    """The driver may have been away for long before there was a new handle."""
+    """The driver may have been unloaded for long before there was a new handle."""
     gpu = Gpu()
     gpu.read()
     assert gpu.read(10.0).readings[GpuReadings.busy_seconds_total] == pytest.approx(9.0)

@@ -1,4 +1,4 @@
-"""Each reading of a GPU: its value in base units, and its absence where a device does not have it."""
+"""Each reading of a GPU: its value in base units, and its absence on a device without it."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
@@ -15,7 +15,7 @@ from gpuwarden.nvml.gpm import OPTION as GPM_OPTION
 
 NOT_AVAILABLE = 0xFFFFFFFF
 
-# What the fake GPU's answers come to; tests/support/fake_gpu.py has them.
+# Expected readings; tests/support/fake_gpu.py has the answers.
 VALUES: list[tuple[Metric[Any], Any]] = [
     (Row.memory_bus_width_bytes, 640),
     (Row.memory_numa_node, 1),
@@ -125,11 +125,11 @@ VALUES: list[tuple[Metric[Any], Any]] = [
 
 @pytest.mark.parametrize(("row", "expected"), VALUES, ids=[row.name for row, _ in VALUES])
 def test_value(row: Metric[Any], expected: Any) -> None:
-    """A device that has the reading shows it in base units."""
+    """A device that has the reading returns it in base units."""
     assert reading(row) == pytest.approx(expected)
 
 
-# Answers that stand for a reading which the device does not have.
+# Answers that mean that the device does not have the reading.
 SENTINELS: list[tuple[Metric[Any], Any, dict[int, Any], dict[str, Any]]] = [
     (Row.memory_bus_width_bytes, None, {}, {"nvmlDeviceGetMemoryBusWidth": 0}),
     (Row.memory_numa_node, None, {}, {"nvmlDeviceGetNumaNodeId": -1}),
@@ -171,16 +171,16 @@ SENTINELS: list[tuple[Metric[Any], Any, dict[int, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("row", "expected", "values", "changes"), SENTINELS)
-def test_what_stands_for_nothing_is_absent(
+def test_unavailable_value_is_absent(
     row: Metric[Any], expected: Any, values: dict[int, Any], changes: dict[str, Any]
 ) -> None:
-    """No 0, -1 or 0xFFFFFFFF that a driver says for 'not there' is shown as a value."""
+    """0, -1 or 0xFFFFFFFF from a driver for 'not available' is not reported as a value."""
     answers = read(values, **changes)
     assert answers.readings.get(row) == expected
     assert not answers.errors
 
 
-def test_memory_temperature_that_fails_costs_itself() -> None:
+def test_failing_memory_temperature_affects_itself_only() -> None:
     """The core's temperature stays, and the failure counts."""
     answers = read({fields.MEMORY_TEMPERATURE: UNKNOWN})
     assert answers.readings[Row.temperature_celsius] == by({"core": 61})
@@ -188,10 +188,10 @@ def test_memory_temperature_that_fails_costs_itself() -> None:
 
 
 class TestClockEventSeconds:
-    """The time that clocks were held down."""
+    """Time for which clocks were limited, by reason."""
 
     def test_driver_and_polls(self) -> None:
-        """The driver's own counters serve where it has them, and the state added up over the polls elsewhere."""
+        """The driver's counters are used if it has them, otherwise the time is summed up over the polls."""
         gpu = Gpu(nvmlDeviceGetCurrentClocksEventReasons=CLOCK_EVENT_REASONS["hw_thermal_slowdown"])
         for _ in range(16):
             answers = gpu.read(after=1)
@@ -202,8 +202,8 @@ class TestClockEventSeconds:
         assert seconds[("hw_thermal_slowdown",)] == 15
         assert seconds[("hw_slowdown",)] == 0
 
-    def test_source_does_not_change_in_mid_life(self) -> None:
-        """A driver's counter that goes away is not followed by ours: it would look like a reset."""
+    def test_source_does_not_change(self) -> None:
+        """A driver's counter that goes away is not replaced by ours, which would look like a reset."""
         gpu = Gpu()
         gpu.read()
         gpu.nvml.fields[fields.CLOCK_EVENT_NANOSECONDS["sw_power_cap"]] = None
@@ -212,8 +212,8 @@ class TestClockEventSeconds:
         assert ("sw_power_cap",) not in seconds
         assert ("sw_thermal_slowdown",) in seconds
 
-    def test_unknown_reasons_make_no_zeros(self) -> None:
-        """A device without clock event reasons has only the times that the driver counts."""
+    def test_unsupported_reasons_are_absent(self) -> None:
+        """A device without clock event reasons has the times that the driver counts only."""
         nothing = dict.fromkeys(
             ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetSupportedClocksEventReasons"), UNSUPPORTED
         )
@@ -223,7 +223,7 @@ class TestClockEventSeconds:
         uncounted = dict.fromkeys(fields.CLOCK_EVENT_NANOSECONDS.values())
         assert reading(Row.clock_event_seconds_total, uncounted, **nothing) == {}
 
-    def test_reasons_the_device_does_not_know_are_left_out(self) -> None:
+    def test_unknown_reasons_are_left_out(self) -> None:
         """Only reasons of the supported mask, and those that the driver counts, have series."""
         uncounted = dict.fromkeys((77, 78, 79))
         names = {name for (name,) in reading(Row.clock_event_seconds_total, uncounted)}
@@ -231,10 +231,10 @@ class TestClockEventSeconds:
 
 
 class TestPcieBytes:
-    """The counters that nvml.h says may wrap."""
+    """PCIe counters, which may wrap according to nvml.h."""
 
     def test_narrow_counter_is_none(self) -> None:
-        """One that has not been seen beyond 32 bits may be one that wraps ten times a second: it is not shown."""
+        """A counter that never exceeded 32 bits may wrap ten times a second, so it is absent."""
         gpu = Gpu({197: 4_000_000_000, 198: 1})
         for _ in range(3):
             assert gpu.read(after=100).readings[Row.pcie_bytes_total] == {}
@@ -247,16 +247,16 @@ class TestPcieBytes:
         assert gpu.read(after=100).readings[Row.pcie_bytes_total] == by({"transmit": 5, "receive": 198 << 32})
 
     def test_throughput_is_opt_in(self) -> None:
-        """The call that blocks is not made unless asked for."""
+        """The call, which blocks, is only made if configured."""
         gpu = Gpu()
-        assert "nvmlDeviceGetPcieThroughput" in {name for name, *_ in gpu_asked(gpu)}
+        assert "nvmlDeviceGetPcieThroughput" in {name for name, *_ in read_and_list_calls(gpu)}
         plain = Gpu(opted_in=())
-        assert "nvmlDeviceGetPcieThroughput" not in {name for name, *_ in gpu_asked(plain)}
+        assert "nvmlDeviceGetPcieThroughput" not in {name for name, *_ in read_and_list_calls(plain)}
         assert Row.pcie_throughput_bytes_per_second not in plain.read().readings
 
 
-def test_default_application_clocks_are_asked_once() -> None:
-    """They do not change, and cost a millisecond each; what is set now is asked again."""
+def test_default_application_clocks_are_read_once() -> None:
+    """Default clocks, which do not change and cost a millisecond each, are read once; current ones each time."""
     gpu = Gpu()
     gpu.read()
     gpu.nvml.asked.clear()
@@ -266,8 +266,8 @@ def test_default_application_clocks_are_asked_once() -> None:
     assert "nvmlDeviceGetDefaultApplicationsClock" not in asked
 
 
-def gpu_asked(gpu: Gpu) -> list[tuple[Any, ...]]:
-    """Read once, and return what was asked."""
+def read_and_list_calls(gpu: Gpu) -> list[tuple[Any, ...]]:
+    """Read once, and return the calls."""
     gpu.read()
     return gpu.nvml.asked
 
@@ -278,11 +278,11 @@ class CountedByLink(NamedTuple):
     row: Metric[Any]
     label: str
     number: int
-    besides: Mapping[int, float | None]
+    other_fields: Mapping[int, float | None]
 
     def gpu(self, *counts: float | None) -> Gpu:
-        """Make a GPU with these link counters; None for a link that does not report."""
-        gpu = Gpu(self.besides)
+        """Return a GPU with these link counters; None for a link that does not report."""
+        gpu = Gpu(self.other_fields)
         self.report(gpu, *counts)
         return gpu
 
@@ -291,7 +291,7 @@ class CountedByLink(NamedTuple):
         gpu.nvml.fields[self.number] = lambda link: counts[link]
 
     def total(self, gpu: Gpu, after: float = 0.0) -> float | None:
-        """Read the sum."""
+        """Return the sum."""
         return cast("dict[Any, float]", gpu.read(after).readings[self.row]).get((self.label,))
 
 
@@ -308,7 +308,7 @@ COUNTED_BY_LINK = [
 
 
 class TestNvlink:
-    """Traffic and errors of links."""
+    """Traffic and errors of NVLinks."""
 
     def test_bytes_link_by_link(self) -> None:
         """If the driver does not sum over links (Blackwell), gpuwarden does."""
@@ -316,16 +316,16 @@ class TestNvlink:
         counted = {number: lambda link: 7 + link for number in fields.NVLINK_BYTES.values()}
         assert reading(Row.nvlink_bytes_total, {**gone, **counted}) == by({"transmit": 15, "receive": 15})
 
-    def test_unit_of_bytes_does_not_change_in_mid_life(self) -> None:
-        """When the sum over links goes away, the links' own counters do not follow it: they may begin elsewhere."""
+    def test_source_of_bytes_does_not_change(self) -> None:
+        """A sum over links that goes away is not replaced by the links' counters, which may start elsewhere."""
         gpu = Gpu(dict.fromkeys(fields.NVLINK_BYTES.values(), 3))
         gpu.read()
         gpu.nvml.fields.update(dict.fromkeys(fields.NVLINK_KIBIBYTES.values()))
         assert gpu.read(after=100).readings[Row.nvlink_bytes_total] == {}
 
     @pytest.mark.parametrize("each", COUNTED_BY_LINK)
-    def test_link_that_is_not_told_for_a_while(self, each: CountedByLink) -> None:
-        """A sum without it would fall, and rate() would see all that others ever counted: there is none meanwhile."""
+    def test_link_that_is_missing_for_a_while(self, each: CountedByLink) -> None:
+        """A sum without a link would fall, and rate() would count all of it again: it is absent meanwhile."""
         gpu = each.gpu(1000, 3000)
         assert each.total(gpu) == 4000
         each.report(gpu, 1000, None)
@@ -337,7 +337,7 @@ class TestNvlink:
 
     @pytest.mark.parametrize("each", COUNTED_BY_LINK)
     def test_link_that_is_switched_off(self, each: CountedByLink) -> None:
-        """It does not take the sum away for ever, and what it counted before stays counted: the sum never falls."""
+        """A link that is switched off ends the absence after a while; its past counts, so the sum never falls."""
         gpu = each.gpu(1000, 3000)
         each.total(gpu)
         each.report(gpu, 1001, None)
@@ -352,7 +352,7 @@ class TestNvlink:
 
     @pytest.mark.parametrize("each", COUNTED_BY_LINK)
     def test_link_that_is_off_from_the_start(self, each: CountedByLink) -> None:
-        """It is no part of the sum, which is there at once; nor is what it counted before a new handle."""
+        """A link that was off from the start is not in the sum; nor are counts before a new handle."""
         gpu = each.gpu(1000, None)
         assert [each.total(gpu, 15.0) for _ in range(10)] == [1000] * 10
         each.report(gpu, 1000, 3000)
@@ -362,33 +362,33 @@ class TestNvlink:
         assert each.total(gpu, 1.0) == 7
 
     def test_links_without_errors_have_no_series(self) -> None:
-        """Hundreds of series that are 0 are not shown; the sum over links is."""
+        """Hundreds of series with value 0 are not exported; the sum over links is."""
         clean = dict.fromkeys((161, 162, 163), 0) | dict.fromkeys(fields.NVLINK_ERROR_TOTALS.values())
         assert reading(Row.nvlink_link_errors_total, clean) == {}
         assert reading(Row.nvlink_errors_total, clean) == by({"replay": 0, "recovery": 0, "crc": 0})
 
     def test_newer_errors(self) -> None:
-        """Blackwell counts other errors, and not those of older links."""
+        """Blackwell counts other errors than older links."""
         newer = dict.fromkeys((161, 162, 163, *fields.NVLINK_ERROR_TOTALS.values())) | {215: 1, 208: 0}
         assert reading(Row.nvlink_errors_total, newer) == by({"link_recovery": LINKS, "receive": 0})
 
     def test_sleeping_link_is_up(self) -> None:
-        """A link that sleeps to save power is no fault; one whose traffic is switched off is."""
+        """A link that sleeps to save power is up; one whose traffic is switched off is not."""
         assert reading(Row.nvlink_up, {fields.NVLINK_STATE: lambda link: 2 + link}) == by({"0": 1, "1": 0})
 
 
 class TestEcc:
-    """Memory errors."""
+    """ECC memory errors."""
 
     def test_locations(self) -> None:
-        """Each type, lifetime and location of the device."""
+        """Each type, lifetime and location of the device is read."""
         found = reading(Row.ecc_errors_total)
         assert len(found) == 2 * 2 * 8
         assert found[("corrected", "volatile", "dram")] == 2
         assert found[("uncorrected", "aggregate", "sram")] == 117
 
     def test_known_locations_alone(self) -> None:
-        """Locations that a model does not have have no samples, whatever the error; Hopper has two."""
+        """Locations that a model lacks have no samples, with any error; Hopper has two."""
 
         def counter(_kind: int, _lifetime: int, location: int) -> int | Fails:
             return 0 if location in {2, 7} else Fails(pynvml.NVML_ERROR_NOT_SUPPORTED)
@@ -396,7 +396,7 @@ class TestEcc:
         found = reading(Row.ecc_errors_total, nvmlDeviceGetMemoryErrorCounter=counter)
         assert {location for *_, location in found} == {"dram", "sram"}
 
-    def test_total_stands_in(self) -> None:
+    def test_total_replaces_locations(self) -> None:
         """A device without locations has totals."""
         found = reading(Row.ecc_errors_total, nvmlDeviceGetMemoryErrorCounter=UNSUPPORTED)
         assert found == {
@@ -406,7 +406,7 @@ class TestEcc:
         }
 
     def test_without_ecc(self) -> None:
-        """A consumer card has none of it."""
+        """A consumer card has no ECC readings."""
         without = dict.fromkeys((*fields.ECC_TOTALS.values(), fields.ECC_CURRENT, fields.ECC_PENDING))
         answers = read(
             without, nvmlDeviceGetMemoryErrorCounter=UNSUPPORTED, nvmlDeviceGetSramEccErrorStatus=UNSUPPORTED
@@ -415,52 +415,52 @@ class TestEcc:
         assert answers.readings[Row.ecc_sram_threshold_exceeded] is None
 
     def test_threshold_not_exceeded(self) -> None:
-        """Errors within what is acceptable are no alarm."""
+        """Errors below the threshold do not exceed it."""
         fine = type("Sram", (), {**vars(SRAM), "bThresholdExceeded": 0})()
         assert reading(Row.ecc_sram_threshold_exceeded, nvmlDeviceGetSramEccErrorStatus=fine) == 0
 
 
 class TestRecovery:
-    """Recovery actions."""
+    """Recovery actions that the driver recommends."""
 
     @pytest.mark.parametrize(("action", "reset"), [(0, 0), (1, 1), (2, 0), (3, 0), (4, 1), (6, 1), (7, 0)])
     def test_reset_follows_the_action(self, action: int, reset: int) -> None:
-        """Only actions that reset the GPU ask for a reset."""
+        """Only actions that reset the GPU need a reset."""
         assert reading(Row.reset_required, {fields.RECOVERY_ACTION: action}) == reset
 
     @pytest.mark.parametrize(("flags", "reset"), [((0, 0), 0), ((1, 0), 1), ((0, 1), 1), ((None, 1), 1)])
     def test_older_flags(self, flags: tuple[int | None, int], reset: int) -> None:
-        """Drivers that name no action have two flags."""
+        """Drivers without a recovery action have two flags."""
         values = {fields.RECOVERY_ACTION: None, 226: flags[0], 227: flags[1]}
         answers = read(values)
         assert answers.readings[Row.reset_required] == reset
         assert answers.readings[Row.recovery_action] == {}
 
-    def test_new_action_shows(self) -> None:
-        """An action that NVML has learnt since is shown by its number, not hidden."""
+    def test_new_action_is_reported(self) -> None:
+        """An action that is new in NVML is reported by its number, not hidden."""
         found = reading(Row.recovery_action, {fields.RECOVERY_ACTION: 12})
         assert {name for (name,), value in found.items() if value} == {"state_12"}
 
 
 class TestFabric:
-    """The GPU's place in its NVLink fabric."""
+    """State of the GPU in its NVLink fabric."""
 
     @pytest.mark.parametrize(("state", "status", "joined"), [(1, 0, 0), (2, 0, 0), (3, 0, 1), (3, 999, 0)])
     def test_joined(self, state: int, status: int, joined: int) -> None:
-        """It has joined once the state says completed and the status names no error."""
-        told = type("Fabric", (), {"state": state, "status": status, "cliqueId": 0, "healthMask": 0})()
-        assert reading(Row.fabric_joined, nvmlDeviceGetGpuFabricInfoV=told) == joined
-        assert reading(Row.fabric_fault, nvmlDeviceGetGpuFabricInfoV=told) == {}
+        """A GPU has joined when the state is completed and the status has no error."""
+        answer = type("Fabric", (), {"state": state, "status": status, "cliqueId": 0, "healthMask": 0})()
+        assert reading(Row.fabric_joined, nvmlDeviceGetGpuFabricInfoV=answer) == joined
+        assert reading(Row.fabric_fault, nvmlDeviceGetGpuFabricInfoV=answer) == {}
 
 
 def test_more_power_scopes() -> None:
-    """A superchip tells the power of its module and memory too."""
-    told = {fields.POWER_INSTANT: lambda scope: (500_000, 900_000, 60_000)[scope]}
-    assert reading(Row.power_instant_watts, told) == by({"gpu": 500, "module": 900, "memory": 60})
+    """A superchip reports the power of its module and memory too."""
+    answer = {fields.POWER_INSTANT: lambda scope: (500_000, 900_000, 60_000)[scope]}
+    assert reading(Row.power_instant_watts, answer) == by({"gpu": 500, "module": 900, "memory": 60})
 
 
 def test_static_facts_are_read_once() -> None:
-    """What cannot change while the driver is loaded is asked once, and stays."""
+    """Readings that cannot change while the driver is loaded are read once, and stay."""
     gpu = Gpu()
     first = gpu.read()
     gpu.nvml.asked.clear()

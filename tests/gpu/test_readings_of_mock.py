@@ -1,4 +1,4 @@
-"""The whole table through nvidia-ml-py, on the mock library: a data centre GPU, a consumer card, and faults."""
+"""All rows read through nvidia-ml-py on the mock library: a data centre GPU, a consumer card, and faults."""
 
 import os
 import re
@@ -15,13 +15,13 @@ from gpuwarden.nvml.gpm import OPTION as GPM_OPTION
 from mock_nvml import MockNvml
 
 UUID = re.compile(r',?uuid="[^"]*",?')
-# What an H100 under driver 590 does not have.
+# Rows that an H100 under driver 590 does not have.
 LACKING = {
     GpuReadings.encoder_frame_rate_hertz,  # without a session
     GpuReadings.encoder_latency_seconds,
     GpuReadings.fan_speed_ratio,
     GpuReadings.clock_application_hertz,
-    GpuReadings.pcie_throughput_bytes_per_second,  # not asked for
+    GpuReadings.pcie_throughput_bytes_per_second,  # not configured
     GpuReadings.nvlink_link_errors_total,  # none
     GpuReadings.c2c_link_up,
     GpuReadings.c2c_speed_bytes_per_second,
@@ -50,7 +50,7 @@ def samples(mock_nvml: MockNvml, model: str = "h100", path: Sequence[str] = sys.
     return {name: float(value) for name, value in (UUID.sub("", line).rsplit(" ", 1) for line in lines)}
 
 
-# nvidia-ml-py at the least version that is allowed: the installed one, without what is used and came later.
+# The oldest supported nvidia-ml-py: the installed one, without the functions that were added later.
 OLD_RELEASE = """
 import importlib.util
 import sys
@@ -86,7 +86,7 @@ def test_least_nvidia_ml_py(mock_nvml: MockNvml, tmp_path: Path) -> None:
         "gpuwarden_gpu_ecc_sram_unit_errors_total",
         "gpuwarden_gpu_ecc_sram_threshold_exceeded",
     }
-    # The distance to the slowdown threshold stands in for the driver's margin.
+    # The distance to the slowdown threshold replaces the driver's margin.
     assert found["gpuwarden_gpu_temperature_margin_celsius{}"] == 89 - 54
     assert 'gsp_firmware_version="590.48.01"' in next(name for name in found if "hardware_info" in name)
 
@@ -165,7 +165,7 @@ def test_data_centre_gpu(mock_nvml: MockNvml) -> None:
 
 
 def test_consumer_card(mock_nvml: MockNvml) -> None:
-    """A card without ECC, NVLink, row remapping and a fabric has fans, and nothing made up for what it lacks."""
+    """A card without ECC, NVLink, row remapping and a fabric has fans, and no defaults for missing readings."""
     found = samples(mock_nvml, "rtx4090")
     assert {name: value for name, value in found.items() if "fan" in name} == {
         'gpuwarden_gpu_fan_speed_ratio{fan="0"}': 0.55,
@@ -207,14 +207,14 @@ def test_consumer_card(mock_nvml: MockNvml) -> None:
     ],
 )
 def test_fault(mock_nvml: MockNvml, key: str, value: int, expected: dict[str, float]) -> None:
-    """A fault of the device shows in its own row."""
+    """A fault of the device appears in its own row."""
     mock_nvml.control(f"set 0 {key} {value}")
     found = samples(mock_nvml)
     assert {name: found[f"gpuwarden_gpu_{name}"] for name in expected} == expected
 
 
 def test_failing_field_values(mock_nvml: MockNvml) -> None:
-    """When field values fail as a whole, rows that need none stay, and the failure is counted."""
+    """If field values fail as a whole, rows without fields stay, and the failure is counted."""
     mock_nvml.error(0, "nvmlDeviceGetFieldValues", "UNKNOWN")
     found = samples(mock_nvml)
     assert found['gpuwarden_gpu_temperature_celsius{sensor="core"}'] == 54

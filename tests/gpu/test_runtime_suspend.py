@@ -1,4 +1,4 @@
-"""GPUs that sleep are neither woken by a question nor kept awake by an open device."""
+"""Runtime suspend: sleeping GPUs are neither woken by a call nor kept awake by an open device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UUIDS = ("GPU-a0b1c2d0-4d4f-434b-8000-000000000000", "GPU-a0b1c2d1-4d4f-434b-800
 
 
 class Bus:
-    """A folder that looks as /sys/bus/pci/drivers/nvidia does, with two GPUs that the kernel may suspend."""
+    """A folder like /sys/bus/pci/drivers/nvidia, with two GPUs that the kernel may suspend."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -39,7 +39,7 @@ class Bus:
         (self.folder / address / "power/runtime_status").write_text(f"{status}\n")
 
     def allow(self, address: str, control: str) -> None:
-        """Say whether the kernel may suspend it: auto, or on."""
+        """Set the kernel's permission to suspend it: auto, or on."""
         (self.folder / address / "power/control").write_text(f"{control}\n")
 
 
@@ -49,84 +49,84 @@ def bus(tmp_path: Path) -> Bus:
     return Bus(tmp_path / "nvidia")
 
 
-def watching(bus: Bus) -> tuple[SuspendMonitor, Callable[[float], None]]:
-    """Make a watch, and what lets time pass and looks."""
+def monitored(bus: Bus) -> tuple[SuspendMonitor, Callable[[float], None]]:
+    """Return a monitor, and a function that advances the time and updates the monitor."""
     now = 1000.0
-    watch = SuspendMonitor(bus.folder, lambda: now)
+    monitor = SuspendMonitor(bus.folder, lambda: now)
 
     def later(seconds: float) -> None:
         nonlocal now
         now += seconds
-        watch.update()
+        monitor.update()
 
     later(0)
-    return watch, later
+    return monitor, later
 
 
 @pytest.mark.parametrize("written", ["00000000:10:00.0", "00000000:1A:00.0", FIRST])
 def test_addresses_are_nvmls_and_the_kernels(bus: Bus, written: str) -> None:
     """NVML writes the domain with eight digits and in capitals, the kernel with four."""
     (bus.folder / FIRST).rename(bus.folder / written.lower()[-12:])
-    watch, later = watching(bus)
+    monitor, later = monitored(bus)
     bus.set(written.lower()[-12:], "suspended")
     later(1)
-    assert watch.is_asleep(written)
-    assert not watch.is_asleep("00000000:11:00.0")
-    assert (watch.asleep_count, watch.wants_release) == (1, False)
+    assert monitor.is_asleep(written)
+    assert not monitor.is_asleep("00000000:11:00.0")
+    assert (monitor.asleep_count, monitor.wants_release) == (1, False)
 
 
-def test_idle_box_is_polled_seldom(bus: Bus) -> None:
-    """After a minute without a process GPUs are polled once in a while only, until one is in use again."""
-    watch, later = watching(bus)
+def test_idle_gpus_are_polled_rarely(bus: Bus) -> None:
+    """After a minute without a process GPUs are polled rarely, until one is in use again."""
+    monitor, later = monitored(bus)
 
     def polls(*, busy: bool) -> int:
         polled = 0
         for _ in range(600):
             later(1)
-            if not watch.wants_release:
+            if not monitor.wants_release:
                 polled += 1
-                watch.record_poll(busy=busy)
+                monitor.record_poll(busy=busy)
         return polled
 
     assert polls(busy=True) == 600
     assert polls(busy=False) == pytest.approx(IDLE_SECONDS + (600 - IDLE_SECONDS) / RELEASED_SECONDS, abs=2)
     assert polls(busy=True) >= 600 - RELEASED_SECONDS
     for address in (FIRST, SECOND):
-        bus.allow(address, "on")  # there is no use in a rest where none may fall asleep
+        bus.allow(address, "on")  # no pause is needed if no GPU may be suspended
     assert polls(busy=False) == 600
 
 
-def test_gpu_that_somebody_woke_ends_the_rest(bus: Bus) -> None:
-    """Waking up is a sign of use."""
-    watch, later = watching(bus)
-    watch.record_poll(busy=False)
+def test_gpu_that_woke_ends_the_pause(bus: Bus) -> None:
+    """A GPU that wakes up is in use."""
+    monitor, later = monitored(bus)
+    monitor.record_poll(busy=False)
     bus.set(FIRST, "suspended")
     later(IDLE_SECONDS)
-    watch.record_poll(busy=False)
+    monitor.record_poll(busy=False)
     later(1)
-    assert watch.wants_release
+    assert monitor.wants_release
     bus.set(FIRST, "active")
     later(1)
-    assert not watch.wants_release
+    assert not monitor.wants_release
 
 
-def test_index_stands_for_the_order_of_addresses(bus: Bus) -> None:
-    """A GPU that is not identified yet is known by its place; where the counts differ, any may be suspended."""
-    watch, later = watching(bus)
+def test_index_is_the_order_of_addresses(bus: Bus) -> None:
+    """A GPU that is not identified yet is found by its place; if the counts differ, any may be suspended."""
+    monitor, later = monitored(bus)
     bus.set(SECOND, "suspended")
     later(1)
-    assert (watch.may_be_asleep(0, 2), watch.may_be_asleep(1, 2)) == (False, True)
-    assert watch.may_be_asleep(0, 1)
+    assert (monitor.may_be_asleep(0, 2), monitor.may_be_asleep(1, 2)) == (False, True)
+    assert monitor.may_be_asleep(0, 1)
     bus.set(SECOND, "active")
     later(1)
-    assert not watch.may_be_asleep(0, 1)
+    assert not monitor.may_be_asleep(0, 1)
 
 
-def test_machine_that_shows_no_gpu_is_polled(tmp_path: Path) -> None:
+def test_machine_without_gpus_in_sys_is_polled(tmp_path: Path) -> None:
     """Without /sys, or a GPU in it, the option has no effect."""
-    watch = SuspendMonitor(tmp_path / "absent")
-    watch.update()
-    assert (watch.wants_release, watch.is_asleep(FIRST), watch.may_be_asleep(0, 4), watch.asleep_count) == (
+    monitor = SuspendMonitor(tmp_path / "absent")
+    monitor.update()
+    assert (monitor.wants_release, monitor.is_asleep(FIRST), monitor.may_be_asleep(0, 4), monitor.asleep_count) == (
         False,
         False,
         False,
@@ -135,7 +135,7 @@ def test_machine_that_shows_no_gpu_is_polled(tmp_path: Path) -> None:
 
 
 def test_daemon_lets_gpus_sleep(tmp_path: Path, bus: Bus, mock_nvml: MockNvml) -> None:
-    """A real daemon: nothing is initialised while all sleep, and a sleeping GPU's device is not open."""
+    """A real daemon initialises nothing while all GPUs sleep, and opens no sleeping GPU's device."""
     devices = tmp_path / "devices"
     devices.mkdir()
     config = tmp_path / "config.yaml"
@@ -167,7 +167,7 @@ def test_daemon_lets_gpus_sleep(tmp_path: Path, bus: Bus, mock_nvml: MockNvml) -
         page = daemon.samples()
         assert page.value("gpuwarden_gpus") == 2
         assert page.value("gpuwarden_gpu_asleep", uuid=UUIDS[0]) == 0
-        assert page.value("gpuwarden_gpu_info", uuid=UUIDS[1]) is None  # never asked
+        assert page.value("gpuwarden_gpu_info", uuid=UUIDS[1]) is None  # never called
         assert daemon.open_files(devices) == {"nvidiactl", "nvidia0"}
 
         bus.set(SECOND, "active")
@@ -180,7 +180,7 @@ def test_daemon_lets_gpus_sleep(tmp_path: Path, bus: Bus, mock_nvml: MockNvml) -
         assert page.value("gpuwarden_gpu_power_usage_watts", uuid=UUIDS[0]) is not None
         assert page.all("gpuwarden_gpu_info", uuid=UUIDS[1])
 
-        mock_nvml.processes(0, {})  # nobody uses the box: soon it rests, with no device open
+        mock_nvml.processes(0, {})  # no process uses the GPUs: polls soon pause, with no device open
         until(lambda: not daemon.open_files(devices), "the driver released")
         page = daemon.samples()
         assert page.up() == []
@@ -188,7 +188,7 @@ def test_daemon_lets_gpus_sleep(tmp_path: Path, bus: Bus, mock_nvml: MockNvml) -
         shutdowns, polled = mock_nvml.calls()["nvmlShutdown"], page.value("gpuwarden_poll_timestamp_seconds") or 0
         until(lambda: (daemon.samples().value("gpuwarden_poll_timestamp_seconds") or 0) > polled + 0.5, "polls")
         assert mock_nvml.calls()["nvmlShutdown"] == shutdowns  # once is enough
-        bus.set(FIRST, "suspended")  # as it can now
+        bus.set(FIRST, "suspended")  # possible now
         until(lambda: daemon.samples().value("gpuwarden_gpus_asleep") == 2, "both asleep")
         assert not daemon.open_files(devices)
         assert daemon.samples().all("gpuwarden_gpu_errors_total", error="timeout") == {
@@ -197,7 +197,7 @@ def test_daemon_lets_gpus_sleep(tmp_path: Path, bus: Bus, mock_nvml: MockNvml) -
 
 
 def test_no_gpu_is_looked_up_by_its_uuid(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In search of a UUID NVML may open the GPUs that sleep: one that woke is looked up by its index."""
+    """A search by UUID may open sleeping GPUs, so a GPU that woke is found by its index."""
     box = Simulation(gpus=2)  # with these addresses
     asked: list[str] = []
 

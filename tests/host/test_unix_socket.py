@@ -45,7 +45,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_only_the_group_may_connect(place: Path) -> None:
-    """With a group and its mode, the kernel refuses a user outside the group, and admits a member."""
+    """The kernel refuses a user outside the configured group, and admits a member."""
     group = grp.getgrgid(Path("/etc/shadow").stat().st_gid)  # any group except root's
     assert group.gr_gid
     path = place / "run.sock"

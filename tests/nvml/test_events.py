@@ -53,7 +53,7 @@ def test_ends_where_no_gpu_has_events(case_result: Any) -> None:
 
 
 def test_ends_where_the_library_has_no_events(case_result: Any) -> None:
-    """With a library that lacks events there is no thread, no event set, and no further attempt either."""
+    """A library without events has no thread, no event set, and no further attempt either."""
     assert case_result == [0, False, {"EventSetCreate": 1}]
 
 

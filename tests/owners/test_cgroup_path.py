@@ -104,7 +104,7 @@ def test_version_1_jobs_under_systemd() -> None:
 
 
 def test_version_1_containers_under_systemd() -> None:
-    """With Docker's cgroupfs driver of version 1 the container is found, and its parent's unit is ignored."""
+    """A container of Docker's cgroupfs driver of version 1 is found, and its parent's unit is ignored."""
     text = f"5:memory:/docker/{ID}\n1:name=systemd:/docker/{ID}\n0::/system.slice/containerd.service\n"
     assert parse(text) == CgroupOwner(Container(ID, "docker"))
 

@@ -152,7 +152,7 @@ def test_processes_that_come_and_go(folder: Path, mock_nvml: MockNvml) -> None:
 
 
 def test_series_of_hundreds_of_owners_are_bounded(folder: Path, mock_nvml: MockNvml) -> None:
-    """With each process in a separate unit, there are owners.max series, and one more for the rest."""
+    """Processes in hundreds of units have owners.max series, and one more for the rest."""
     root = control_groups.writable()[-1]
     with contextlib.ExitStack() as stack:
         pids = []
@@ -175,7 +175,7 @@ AS_NOBODY += ["--ambient-caps=+dac_read_search"]
 
 
 def test_once_with_hidden_processes(folder: Path, mock_nvml: MockNvml) -> None:
-    """With hidepid=2 and no privilege all memory belongs to the user unknown, and the metrics show why."""
+    """Under hidepid=2 without privileges all memory belongs to the user unknown, and the metrics show why."""
     require(os.geteuid() == 0, "only root can mount a /proc: run this as root")
     with subprocess.Popen(["sleep", "600"]) as process:
         mock_nvml.processes(0, {process.pid: GIB})
