@@ -26,11 +26,11 @@ from system_parts import needs
 
 pytestmark = pytest.mark.system
 
-SOME = {"leak", "neighbour", "hardware slowdown", "XID 13", "lost GPU", "input hangs", "poll stale"}
+PLAYED = {"leak", "neighbour", "hardware slowdown", "XID 13", "lost GPU", "input hangs", "poll stale"}
 
 
 @pytest.fixture(autouse=True)
-def _programs() -> Iterator[None]:
+def _required_programs() -> Iterator[None]:
     needs("prometheus", "prometheus")
     needs("promtool", "prometheus")
     logging.disable(logging.CRITICAL)  # thousands of log lines of the daemon
@@ -48,8 +48,8 @@ def test_incident_labels_are_alerts() -> None:
 
 def test_incidents_fire_their_alerts() -> None:
     """Some incidents fire exactly the alerts that they are labelled with."""
-    results = incidents.play([each for each in INCIDENTS if each.name in SOME])
-    assert {each.incident.name: (each.missing, each.extra) for each in results} == dict.fromkeys(SOME, ([], []))
+    results = incidents.play([each for each in INCIDENTS if each.name in PLAYED])
+    assert {each.incident.name: (each.missing, each.extra) for each in results} == dict.fromkeys(PLAYED, ([], []))
 
 
 def test_healthy_hours_are_quiet() -> None:

@@ -52,10 +52,10 @@ EXPECTED = {
 _FABRIC = "nvmlDeviceGetGpuFabricInfoV"
 _ROWS = "nvmlDeviceGetRowRemapperHistogram"
 _SRAM = "nvmlDeviceGetSramEccErrorStatus"
-LASTING = {"GpuUncorrectedMemoryErrors"}  # keeps firing for an hour
+LONG_FIRING = {"GpuUncorrectedMemoryErrors"}  # keeps firing for an hour
 
 
-def altered(gpu: SimulatedGpu, function: str, **values: int) -> SimpleNamespace:
+def answer_with(gpu: SimulatedGpu, function: str, **values: int) -> SimpleNamespace:
     """Return a GPU's struct with some values replaced."""
     return SimpleNamespace(**{**vars(compute_answer(gpu, function)), **values})
 
@@ -64,16 +64,16 @@ def break_gpu(index: int, gpu: SimulatedGpu, seconds: float) -> None:
     """Break a GPU as EXPECTED says; `seconds` since the start drive its counters."""
     if index == RESNET:
         gpu.set_answer("nvmlDeviceGetCurrPcieLinkGeneration", 3)
-        gpu.set_answer(_FABRIC, altered(gpu, _FABRIC, state=FABRIC_STATES["in_progress"]))
+        gpu.set_answer(_FABRIC, answer_with(gpu, _FABRIC, state=FABRIC_STATES["in_progress"]))
     elif index == UNET:
         for flag in (fields.ROW_REMAP_PENDING, fields.ROW_REMAP_FAILED, fields.RETIRED_PAGES_PENDING):
             gpu.set_field(flag, 1)
         gpu.set_field(fields.RETIRED_PAGES["single_bit"], 62)
         gpu.set_field(fields.RECOVERY_ACTION, RECOVERY_ACTIONS["gpu_reset"])
         gpu.set_field(fields.PCIE_REPLAYS, seconds)
-        gpu.set_answer(_ROWS, altered(gpu, _ROWS, max=2559, none=1))
+        gpu.set_answer(_ROWS, answer_with(gpu, _ROWS, max=2559, none=1))
         gpu.set_answer("nvmlDeviceGetUnrepairableMemoryFlag_v1", 1)
-        gpu.set_answer(_SRAM, altered(gpu, _SRAM, bThresholdExceeded=1))
+        gpu.set_answer(_SRAM, answer_with(gpu, _SRAM, bThresholdExceeded=1))
         gpu.set_answer("nvmlDeviceGetRepairStatus", [1, 0])
         gpu.set_answer("nvmlDeviceGetMemoryErrorCounter", 2)
     elif index == VIT:
@@ -82,7 +82,7 @@ def break_gpu(index: int, gpu: SimulatedGpu, seconds: float) -> None:
     elif index == VIT_2:
         gpu.set_field(fields.MEMORY_TEMPERATURE, 93)
         gpu.set_field(fields.RECOVERY_ACTION, RECOVERY_ACTIONS["drain_and_reset"])
-        gpu.set_answer(_FABRIC, altered(gpu, _FABRIC, healthMask=0b10101001))
+        gpu.set_answer(_FABRIC, answer_with(gpu, _FABRIC, healthMask=0b10101001))
     elif index == TABULAR:
         gpu.pin(temperature=90)
     elif index == NOTEBOOK:
@@ -132,7 +132,7 @@ def alerts_of(fired_alerts: list[Episode], index: int) -> Iterator[Episode]:
 def test_faults_fire_in_time(fired_alerts: list[Episode]) -> None:
     """Each fault fires exactly its own alert, once, and resolves it soon after its end."""
     for index, expected in EXPECTED.items():
-        fired = [each for each in alerts_of(fired_alerts, index) if each.alert not in LASTING]
+        fired = [each for each in alerts_of(fired_alerts, index) if each.alert not in LONG_FIRING]
         found = {each.alert: each for each in fired}
         assert len(found) == len(fired)
         assert set(found) == set(expected), index
@@ -144,7 +144,7 @@ def test_faults_fire_in_time(fired_alerts: list[Episode]) -> None:
 
 def test_new_memory_errors_fire_by_location(fired_alerts: list[Episode]) -> None:
     """New memory errors fire an alert for each location, for longer than the simulation runs."""
-    found = [each for each in fired_alerts if each.alert in LASTING]
+    found = [each for each in fired_alerts if each.alert in LONG_FIRING]
     assert {each.labels["gpu"] for each in found} == {str(UNET)}
     assert sorted(each.labels["location"] for each in found) == ["dram", "sram"]
     for each in found:

@@ -15,15 +15,15 @@ GOLDENS = Path(__file__).parents[1] / "goldens"
 
 
 @pytest.fixture(scope="module")
-def box() -> Scrapes:
+def pages() -> Scrapes:
     """Scrape the simulated host for 15 minutes, in which a run leaks until it dies and another one stalls."""
     return simulated(15 * 60)
 
 
 @pytest.fixture(scope="module")
-def fired_alerts(box: Scrapes, tmp_path_factory: pytest.TempPathFactory) -> list[Episode]:
+def fired_alerts(pages: Scrapes, tmp_path_factory: pytest.TempPathFactory) -> list[Episode]:
     """Return the alerts that fired on it."""
-    return episodes(box, tmp_path_factory.mktemp("rules"))
+    return episodes(pages, tmp_path_factory.mktemp("rules"))
 
 
 def alerts_of_run(fired_alerts: list[Episode], name: str) -> list[str]:
@@ -45,10 +45,10 @@ def test_leaking_run_fires_until_it_ends(fired_alerts: list[Episode]) -> None:
     assert [died] == [each for each in fired_alerts if each.alert == "RunDied"]
 
 
-def test_stalled_run_fires(box: Scrapes, fired_alerts: list[Episode]) -> None:
+def test_stalled_run_fires(pages: Scrapes, fired_alerts: list[Episode]) -> None:
     """The stall fires for as long as the daemon reports it."""
     (stalled,) = [each for each in fired_alerts if each.alert == "RunStalled"]
-    (values,) = box.series("gpuwarden_run_stalled", run_id=stalled.labels["run_id"]).values()
+    (values,) = pages.series("gpuwarden_run_stalled", run_id=stalled.labels["run_id"]).values()
     assert stalled.labels["run_name"] == "tabular-embedding"
     assert [value == "1.0" for value in values] == [
         stalled.begin <= number * 5 <= stalled.end for number in range(len(values))

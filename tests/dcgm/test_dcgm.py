@@ -481,10 +481,10 @@ def test_dashboards_and_alerts_work(mock_nvml: MockNvml, tmp_path: Path) -> None
 
             until(lambda: prometheus.query("rate(DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION[5m])"), "two scrapes")
             with contextlib.suppress(AssertionError):
-                until(answered, "an answer to each", 20)
+                until(answered, "a result of each query", 20)
             assert silent == []
             assert len(prometheus.query(DASHBOARD[-2])) == GPUS
             mock_nvml.xid(3, 79)
-            (firing,) = until(lambda: prometheus.query("DCGM_FI_DEV_XID_ERRORS > 0"), "the XID shows").items()
+            (firing,) = until(lambda: prometheus.query("DCGM_FI_DEV_XID_ERRORS > 0"), "the XID").items()
             assert dict(firing[0]).items() >= {"gpu": "3", "err_code": "79"}.items()
             assert firing[1] == 79

@@ -35,16 +35,16 @@ def amtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture
-def complete(tmp_path: Path) -> Path:
+def filled_example(tmp_path: Path) -> Path:
     """Write the example with its placeholders filled in."""
     path = tmp_path / "alertmanager.yml"
     path.write_text(filled())
     return path
 
 
-def test_filled_in_example_is_accepted(complete: Path) -> None:
+def test_filled_in_example_is_accepted(filled_example: Path) -> None:
     """Alertmanager accepts the example once its placeholders are filled in."""
-    done = amtool("check-config", complete)
+    done = amtool("check-config", filled_example)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{len(INHIBITIONS)} inhibit rules" in done.stdout
     assert "3 receivers" in done.stdout
@@ -76,19 +76,19 @@ def test_every_placeholder_is_tested() -> None:
     assert placeholders() == VALUES.keys()
 
 
-def test_routes(complete: Path) -> None:
+def test_routes(filled_example: Path) -> None:
     """Each severity has its receiver; routes use no other label."""
     for severity in sorted({rule.severity for rule in ALERTS.values()}):
         labels = ("alertname=RunDied", f"severity={severity}")
-        done = amtool("config", "routes", "test", f"--config.file={complete}", *labels)
+        done = amtool("config", "routes", "test", f"--config.file={filled_example}", *labels)
         assert (done.returncode, done.stdout.strip()) == (0, severity)
     for route in yaml.safe_load(filled())["route"]["routes"]:
         assert {re.split("[=!]", each)[0].strip() for each in route["matchers"]} == {"severity"}
 
 
-def test_alert_of_unknown_severity_is_sent(complete: Path) -> None:
+def test_alert_of_unknown_severity_is_sent(filled_example: Path) -> None:
     """Alerts of other rules are not lost."""
-    done = amtool("config", "routes", "test", f"--config.file={complete}", "alertname=Other", "severity=page")
+    done = amtool("config", "routes", "test", f"--config.file={filled_example}", "alertname=Other", "severity=page")
     assert done.stdout.strip() == "warning"
 
 
@@ -106,7 +106,7 @@ def test_inhibition_section_is_current() -> None:
     assert CONFIGURATION.read_text().endswith(f"\n\n{printed}")
 
 
-def _fired() -> dict[str, list[dict[str, str]]]:
+def _fired_labels() -> dict[str, list[dict[str, str]]]:
     """Return the labels of each alert that fires in the rule tests, as Prometheus sets them."""
     found = defaultdict(list)
     for path in UNIT_TESTS:
@@ -117,7 +117,7 @@ def _fired() -> dict[str, list[dict[str, str]]]:
     return found
 
 
-FIRED = _fired()
+FIRED = _fired_labels()
 
 
 def test_inhibition_labels_exist() -> None:
@@ -178,7 +178,7 @@ def test_inhibition(tmp_path: Path) -> None:
                 add(target, equal | {label: f"another-{target}"}, hidden=False)
     with ending(alertmanager):
         alertmanager.take(*alerts)
-        until(lambda: _suppressed(alertmanager) == expected, "what Alertmanager holds back", 20)
+        until(lambda: _suppressed(alertmanager) == expected, "the inhibited alerts", 20)
         done = amtool(
             "alert", "query", "--inhibited", "--output=json", f"--alertmanager.url=http://{alertmanager.address}"
         )
@@ -204,10 +204,10 @@ def test_second_gpu_is_sent_at_once(tmp_path: Path) -> None:
         with ending(alertmanager):
             both = [_alert("GpuDown", uuid=f"GPU-{gpu}", gpu=str(gpu), name="NVIDIA H100") for gpu in (1, 2)]
             alertmanager.take(*both)
-            until(lambda: len(mail.letters) == 2, "two letters")
+            until(lambda: len(mail.letters) == 2, "two mails")
             until(
                 lambda: all(len(web.posts(f"/{way}")) == 2 for way in ("webhook", "slack/critical", "pagerduty")),
-                "two each",
+                "two messages for each receiver",
             )
     assert {letter["Subject"] for letter in mail.letters} == {
         f"CRITICAL: GpuDown, GPU {gpu}, {BOX['instance']}" for gpu in (1, 2)
@@ -229,7 +229,7 @@ def test_warnings_of_a_host_are_one_message(tmp_path: Path) -> None:
                 *(_alert("GpuNearThermalSlowdown", uuid=f"GPU-{gpu}", gpu=str(gpu)) for gpu in range(8)),
                 _alert("RunStalled", run_id="r1", run_name="<!channel> & co"),
             )
-            until(lambda: mail.letters, "a letter")
+            until(lambda: mail.letters, "a mail")
             until(lambda: web.posts("/slack/warnings"), "a message in Slack")
     (letter,) = mail.letters
     assert letter["Subject"] == f"WARNING: 9 firing, {BOX['instance']}"

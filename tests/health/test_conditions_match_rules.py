@@ -58,19 +58,19 @@ class Run(Process):
         self.report(memory={"G": [int(gib * GIB), int(gib * GIB)]})
 
 
-def labels(alerts: list[dict[str, Any]]) -> Counter[tuple[tuple[str, str], ...]]:
+def count_labels(alerts: list[dict[str, Any]]) -> Counter[tuple[tuple[str, str], ...]]:
     """Count the alerts of known conditions by all their labels."""
     return Counter(tuple(sorted(alert["labels"].items())) for alert in alerts if alert["labels"]["alertname"] in NAMES)
 
 
-def set_memory(mock: MockNvml, gpu: int, mib: float, held: dict[int, float]) -> None:
+def set_memory(mock: MockNvml, gpu: int, mib: float, allocated: dict[int, float]) -> None:
     """Set the free memory of a GPU in MiB, and the memory of its processes in GiB."""
-    mock.processes(gpu, {pid: int(gib * GIB) for pid, gib in held.items()})
+    mock.processes(gpu, {pid: int(gib * GIB) for pid, gib in allocated.items()})
     mock.set(gpu, "free", mib)
     mock.set(gpu, "memused", SIZE_MIB - mib)
 
 
-def configured(folder: Path, *urls: str, more: str = "") -> Path:
+def write_config(folder: Path, *urls: str, more: str = "") -> Path:
     """Write a configuration with these Alertmanagers."""
     path = folder / "config.yaml"
     path.write_text(f"alertmanager:\n  url: {json.dumps([f'http://{url}' for url in urls])}\n{more}")
@@ -90,7 +90,7 @@ def running(folder: Path, daemon: Daemon, *wanted: tuple[str, str]) -> Iterator[
 
 def uuids(daemon: Daemon) -> dict[str, str]:
     """Return the UUIDs of GPUs by index."""
-    found = until(lambda: daemon.samples().all("gpuwarden_gpu_info"), "the page")
+    found = until(lambda: daemon.samples().all("gpuwarden_gpu_info"), "the metrics page")
     return {dict(each)["gpu"]: dict(each)["uuid"] for each in found}
 
 
@@ -116,7 +116,7 @@ def hosts(
                 mock.error("*", "nvmlDeviceGetCount_v2", "UNKNOWN")
             if name == "strange":
                 mock.error(1, "nvmlDeviceGetUUID", "UNKNOWN")
-            config = configured(folder / name, daemon_only.address)
+            config = write_config(folder / name, daemon_only.address)
             daemon = Daemon(folder / name, "--config", str(config), env=mock.env(gpus=gpus), port=free_port())
             stack.enter_context(ending(daemon))
             daemons.append(daemon)
@@ -132,7 +132,7 @@ def test_alerts_match_the_rules(tmp_path: Path, mock_nvml: MockNvml) -> None:
     mock_nvml.mig(2, "1g.10gb")
     daemon_only, both = Alertmanager(tmp_path / "daemon-only"), Alertmanager(tmp_path / "both")
     more = "runs: {stall_factor: 1, stall_after: 1s, expiry: 10m}\npoll: {slow_interval: 1s}\n"
-    config = configured(tmp_path, daemon_only.address, both.address, more=more)
+    config = write_config(tmp_path, daemon_only.address, both.address, more=more)
     env = mock_nvml.env(gpus=4, frozen=1)
     daemon = Daemon(tmp_path / "daemon", "--config", str(config), env=env, port=free_port())
     prometheus = Prometheus(tmp_path / "prometheus", f"127.0.0.1:{daemon.port}", both.address)
@@ -162,50 +162,52 @@ def test_alerts_match_the_rules(tmp_path: Path, mock_nvml: MockNvml) -> None:
             gone.kill(signal.SIGINT)
 
             def names() -> set[str]:
-                return {dict(each)["alertname"] for each in labels(daemon_only.alerts())}
+                return {dict(each)["alertname"] for each in count_labels(daemon_only.alerts())}
 
             wanted = NAMES - HOST_ALERTS - NOT_SIMULATED
-            until(lambda: names() == wanted and len(near(daemon_only)) == 2, "all from the daemon", 150)
-            until(lambda: rules_alerts(prometheus) == labels(daemon_only.alerts()), "the same from Prometheus", 150)
-            firing = labels(daemon_only.alerts())
+            until(lambda: names() == wanted and len(near_oom_gpus(daemon_only)) == 2, "all from the daemon", 150)
+            until(
+                lambda: rules_alerts(prometheus) == count_labels(daemon_only.alerts()), "the same from Prometheus", 150
+            )
+            firing = count_labels(daemon_only.alerts())
             assert set(firing.values()) == {1}
-            assert labels(both.alerts()) == firing
+            assert count_labels(both.alerts()) == firing
             assert {dict(each)["instance"] for each in firing} == {f"127.0.0.1:{daemon.port}"}
 
             set_memory(mock_nvml, 0, 40_000, {whole.pid: 30})
             whole.allocate(20)
             over = ("RunNearOutOfMemory", "0")
             for receiver in (daemon_only, both):
-                until(lambda: over not in near(receiver), "its end", 150)  # noqa: B023 - called at once
-            assert near(both) == {("RunNearOutOfMemory", "2")}
+                until(lambda: over not in near_oom_gpus(receiver), "the resolved alert", 150)  # noqa: B023 - called at once
+            assert near_oom_gpus(both) == {("RunNearOutOfMemory", "2")}
 
 
 def test_host_alerts_match_the_rules(hosts: tuple[Alertmanager, Prometheus, list[Daemon]]) -> None:
     """Alerts of hosts with a driver fault, without a GPU and with an unidentified GPU match the rules."""
     daemon_only, prometheus, daemons = hosts
     with ending(daemon_only, prometheus, *daemons):
-        until(lambda: summaries(daemon_only) == HOST_ALERTS, "all from the daemons", 150)
-        until(lambda: rules_alerts(prometheus) == labels(daemon_only.alerts()), "the same from Prometheus", 150)
+        until(lambda: alert_names(daemon_only) == HOST_ALERTS, "all from the daemons", 150)
+        until(lambda: rules_alerts(prometheus) == count_labels(daemon_only.alerts()), "the same from Prometheus", 150)
 
 
 def rules_alerts(prometheus: Prometheus) -> Counter[tuple[tuple[str, str], ...]]:
     """Count the firing alerts in Prometheus by their labels."""
     found = json.loads(fetch(f"{prometheus.url}/api/v1/alerts"))["data"]["alerts"]
-    return labels([each for each in found if each["state"] == "firing"])
+    return count_labels([each for each in found if each["state"] == "firing"])
 
 
-def near(receiver: Alertmanager) -> set[tuple[str, str]]:
+def near_oom_gpus(receiver: Alertmanager) -> set[tuple[str, str]]:
     """Return the GPUs on which a run is near out of memory, with the alert's name."""
     found = [each["labels"] for each in receiver.alerts() if each["labels"]["alertname"] == "RunNearOutOfMemory"]
     return {(each["alertname"], each["gpu"]) for each in found}
 
 
 @pytest.fixture
-def slow(tmp_path: Path, mock_nvml: MockNvml) -> Iterator[tuple[Daemon, Alertmanager, Run]]:
+def slow_daemon(tmp_path: Path, mock_nvml: MockNvml) -> Iterator[tuple[Daemon, Alertmanager, Run]]:
     """Start a daemon with a long poll interval, after it polled the memory of a run that needs no answer."""
     receiver = Alertmanager(tmp_path / "alertmanager")
     more = "poll: {interval: 5s, slow_interval: 60s, memory_interval: 50ms}\n"
-    config = configured(tmp_path, receiver.address, more=more)
+    config = write_config(tmp_path, receiver.address, more=more)
     daemon = Daemon(tmp_path / "daemon", "--config", str(config), env=mock_nvml.env(gpus=1, frozen=1))
     with ending(daemon, receiver), running(tmp_path, daemon, ("quiet", uuids(daemon)["0"])) as (run,):
         set_memory(mock_nvml, 0, 40_000, {run.pid: 39})
@@ -219,42 +221,42 @@ def early_polls(daemon: Daemon) -> float:
     return daemon.samples().value("gpuwarden_early_polls_total") or 0.0
 
 
-def summaries(receiver: Alertmanager) -> set[str]:
+def alert_names(receiver: Alertmanager) -> set[str]:
     """Return the names of the alerts there."""
     return {each["labels"]["alertname"] for each in receiver.alerts()}
 
 
 def test_memory_taken_by_a_co_tenant_triggers_a_poll(
-    mock_nvml: MockNvml, slow: tuple[Daemon, Alertmanager, Run]
+    mock_nvml: MockNvml, slow_daemon: tuple[Daemon, Alertmanager, Run]
 ) -> None:
     """A co-tenant takes the free memory: the memory sample triggers a poll, and the poll the alert."""
-    daemon, receiver, run = slow
+    daemon, receiver, run = slow_daemon
     before = early_polls(daemon)
     set_memory(mock_nvml, 0, 300, {run.pid: 39, 1: 39.4})
-    until(lambda: summaries(receiver) == {"RunNearOutOfMemory"}, "the alert")
+    until(lambda: alert_names(receiver) == {"RunNearOutOfMemory"}, "the alert")
     assert early_polls(daemon) > before
 
 
-def test_report_of_growth_triggers_a_poll(mock_nvml: MockNvml, slow: tuple[Daemon, Alertmanager, Run]) -> None:
+def test_report_of_growth_triggers_a_poll(mock_nvml: MockNvml, slow_daemon: tuple[Daemon, Alertmanager, Run]) -> None:
     """A run exhausts its own pool: its report triggers the alert, and so does the out-of-memory error that follows."""
-    daemon, receiver, run = slow
+    daemon, receiver, run = slow_daemon
     before = early_polls(daemon)
     run.allocate(38.4)
-    until(lambda: daemon.samples().all("gpuwarden_run_memory_headroom_bytes"), "no news")
+    until(lambda: daemon.samples().all("gpuwarden_run_memory_headroom_bytes"), "the headroom")
     assert early_polls(daemon) == before
     set_memory(mock_nvml, 0, 100, {run.pid: 79})
     run.allocate(78.4)
-    until(lambda: summaries(receiver) == {"RunNearOutOfMemory"}, "the alert")
+    until(lambda: alert_names(receiver) == {"RunNearOutOfMemory"}, "the alert")
     assert early_polls(daemon) > before
     before = early_polls(daemon)
     run.report(error={"kind": "device_oom", "exception": "E", "text": "out"})
-    until(lambda: summaries(receiver) == {"RunNearOutOfMemory", "RunOutOfMemory"}, "the other alert")
+    until(lambda: alert_names(receiver) == {"RunNearOutOfMemory", "RunOutOfMemory"}, "the other alert")
     assert early_polls(daemon) > before
 
 
-def test_xid_triggers_a_poll(mock_nvml: MockNvml, slow: tuple[Daemon, Alertmanager, Run]) -> None:
+def test_xid_triggers_a_poll(mock_nvml: MockNvml, slow_daemon: tuple[Daemon, Alertmanager, Run]) -> None:
     """The driver's event triggers the alert, with the owners of the GPU."""
-    daemon, receiver, _run = slow
+    daemon, receiver, _run = slow_daemon
     wait_for_events(daemon)
     before = early_polls(daemon)
     mock_nvml.xid(0, XID_CRITICAL)
@@ -267,7 +269,7 @@ def test_xid_triggers_a_poll(mock_nvml: MockNvml, slow: tuple[Daemon, Alertmanag
 def test_alertmanager_down_stops_nothing_else(tmp_path: Path, mock_nvml: MockNvml) -> None:
     """Polls and pages continue, failures are counted, and the daemon stops as fast as usual."""
     closed = f"127.0.0.1:{free_port()}"
-    config = configured(tmp_path, closed, more="poll: {interval: 100ms}\n")
+    config = write_config(tmp_path, closed, more="poll: {interval: 100ms}\n")
     daemon = Daemon(tmp_path / "daemon", "--config", str(config), env=mock_nvml.env(gpus=1, frozen=1))
     with ending(daemon):
         wait_for_events(daemon)
@@ -298,10 +300,10 @@ def test_missing_token_is_a_warning(tmp_path: Path, mock_nvml: MockNvml) -> None
         mock_nvml.xid(0, XID_CRITICAL)
         until(
             lambda: f'notification not sent target={url} reason="the file {token}' in daemon.output(),
-            "the reason again",
+            "the reason in the log",
         )
         token.write_text("word")
         until(
             lambda: f'notification not sent target={url} reason="Connection refused"' in daemon.output(),
-            "a try with it",
+            "an attempt with the token",
         )

@@ -238,16 +238,16 @@ def test_response_is_delivered_unchanged(loop: Loop, server: WebServer) -> None:
 
 def test_handler_gets_the_request(loop: Loop) -> None:
     """The handler gets path, query and lower-case headers; repeated headers are joined; absolute URLs work."""
-    seen: list[HttpRequest] = []
+    received: list[HttpRequest] = []
 
-    def keep(request: HttpRequest) -> HttpResponse:
-        seen.append(request)
+    def record(request: HttpRequest) -> HttpResponse:
+        received.append(request)
         return healthy(request)
 
-    with serving(loop, routes={"/look": keep}) as server:
+    with serving(loop, routes={"/look": record}) as server:
         lines = b"Host: h\r\nAccept: a\r\nACCEPT: b\r\nConnection: close\r\n\r\n"
         exchange(server, b"GET http://h:9846/look?x=1&y=?2 HTTP/1.1\r\n" + lines)
-    assert seen == [HttpRequest("GET", "/look", "x=1&y=?2", {"host": "h", "accept": "a, b", "connection": "close"})]
+    assert received == [HttpRequest("GET", "/look", "x=1&y=?2", {"host": "h", "accept": "a, b", "connection": "close"})]
 
 
 def test_routes_and_their_counts(server: WebServer) -> None:

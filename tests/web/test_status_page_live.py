@@ -144,7 +144,7 @@ def test_request_rate_is_limited(tab: Tab) -> None:
     with stage() as page:
         page.answer = answer(poll_state(gpu(0)))
         tab.open(page.url)
-        until(lambda: page.asked.count("/api/v1/state") >= 3, "three questions")
+        until(lambda: page.asked.count("/api/v1/state") >= 3, "three requests")
         # Measured by the browser's clock: a timer may fire late, never early.
         times = tab.evaluate(
             "performance.getEntriesByType('resource').filter(e => e.name.endsWith('/api/v1/state'))"
@@ -175,7 +175,7 @@ def test_unknown_values_are_gaps_in_charts(tab: Tab) -> None:
             const state = (at, used) => ({ polled_timestamp_seconds: at, gpus: [gpu(used)], runs: [] });
             const gpus = (used) => ({ G: { memory_used_bytes: used } });
             const history = (times, used) => ({ timestamp_seconds: times, gpus: gpus(used), runs: {} });
-            const points = => [past.read(1).times, past.read(1).column('G memory_used_bytes')];
+            const points = () => [past.read(1).times, past.read(1).column('G memory_used_bytes')];
             past.load(history([1000, 1005, 1010], [1, null, 3]));
             past.add(state(1012, 4));
             past.add(state(1012, 5));

@@ -168,20 +168,20 @@ UNREADY = {
 
 def test_invalid_configurations() -> None:
     """Each error names the key and the problem, without a secret."""
-    for options, said in WRONG.items():
+    for options, message in WRONG.items():
         with pytest.raises(ConfigError) as caught:
             parse(f"alertmanager: {{{options}}}", "file")
         (problem,) = caught.value.problems
-        assert f"alertmanager.{said}" in str(problem)
+        assert f"alertmanager.{message}" in str(problem)
         assert str(problem).startswith("file:1:")
         assert "secret@" not in str(problem)
 
 
 def test_missing_files_are_warnings() -> None:
     """A file that is missing now is a warning, not an error: it may exist later."""
-    for options, said in UNREADY.items():
+    for options, message in UNREADY.items():
         ((key, why),) = missing(parse(f"alertmanager: {{{options}}}", "file"))
-        assert f"{key.removeprefix('alertmanager.')}: {why}".startswith(said)
+        assert f"{key.removeprefix('alertmanager.')}: {why}".startswith(message)
 
 
 def test_ambiguous_instance_is_a_warning() -> None:

@@ -23,14 +23,14 @@ def test_alert_is_delivered_and_resolved(tmp_path: Path) -> None:
     url = f"http://{receiver.address}"
     with ending(receiver), resending_dispatcher(url) as sink:
         update(sink, [NEAR, STALLED])
-        until(lambda: len(receiver.alerts()) == 2, "both")
+        until(lambda: len(receiver.alerts()) == 2, "both alerts")
         assert {each["annotations"]["summary"] for each in receiver.alerts()} == {
             NEAR.condition.summary,
             STALLED.condition.summary,
         }
-        until(lambda: sink.posted[url].sent >= 4, "both again")
+        until(lambda: sink.posted[url].sent >= 4, "both alerts, re-sent")
         update(sink, [STALLED])
-        until(lambda: [a["labels"]["alertname"] for a in receiver.alerts()] == ["RunStalled"], "the end of one")
+        until(lambda: [a["labels"]["alertname"] for a in receiver.alerts()] == ["RunStalled"], "the resolved alert")
         assert (sink.posted[url].failed, sink.posted[url].dropped) == (0, 0)
 
 
@@ -46,9 +46,12 @@ def test_clock_difference(
         alert = replace(NEAR, since=real() + ahead)
         update(sink, [alert])
         soon = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(real() + 60))
-        until(lambda: [alert for alert in receiver.alerts() if alert["startsAt"] < soon], "the alert, which has begun")
+        until(
+            lambda: [alert for alert in receiver.alerts() if alert["startsAt"] < soon],
+            "the alert, with a start in the past",
+        )
         update(sink, [])
-        until(lambda: not receiver.alerts(), "its end")
+        until(lambda: not receiver.alerts(), "the resolved alert")
     assert caplog.text.count("s from this machine's, alerts are sent by it") == 1
 
 
@@ -60,7 +63,7 @@ def test_alert_expires_without_the_daemon(tmp_path: Path) -> None:
             update(sink, [NEAR])
             until(receiver.alerts, "the alert")
         assert receiver.alerts()
-        until(lambda: not receiver.alerts(), "its end")
+        until(lambda: not receiver.alerts(), "the resolved alert")
 
 
 def test_alertmanager_restarts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -69,16 +72,16 @@ def test_alertmanager_restarts(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     address = f"127.0.0.1:{free_port()}"
     with resending_dispatcher(f"http://{address}") as sink:
         update(sink, [NEAR])
-        until(lambda: sink.posted[f"http://{address}"].failed > 1, "tries")
+        until(lambda: sink.posted[f"http://{address}"].failed > 1, "delivery attempts")
         receiver = Alertmanager(tmp_path, address=address)
         with ending(receiver):
             until(receiver.alerts, "the alert")
             receiver.kill()
-        until(lambda: caplog.text.count("notification not sent") == 2, "its loss in the log")
+        until(lambda: caplog.text.count("notification not sent") == 2, "the second failure in the log")
         again = Alertmanager(tmp_path, address=address)
         with ending(again):
             until(again.alerts, "the alert again")
-            until(lambda: caplog.text.count("delivery works again") == 2, "both ends in the log")
+            until(lambda: caplog.text.count("delivery works again") == 2, "both recoveries in the log")
     assert caplog.text.count(f'notification not sent target=http://{address} reason="Connection refused"') == 2
 
 
@@ -89,8 +92,8 @@ def test_rejected_alert_does_not_block_the_others(tmp_path: Path) -> None:
     url = f"http://{receiver.address}"
     with ending(receiver), resending_dispatcher(url) as sink:
         update(sink, [wrong, NEAR])
-        until(receiver.alerts, "the other")
-        until(lambda: sink.posted[url].failed, "the refusal")
+        until(receiver.alerts, "the accepted alert")
+        until(lambda: sink.posted[url].failed, "the rejection")
 
 
 def test_thousand_alerts(tmp_path: Path) -> None:
@@ -99,6 +102,6 @@ def test_thousand_alerts(tmp_path: Path) -> None:
     receiver = Alertmanager(tmp_path)
     with ending(receiver), resending_dispatcher(f"http://{receiver.address}") as sink:
         update(sink, many)
-        until(lambda: len(receiver.alerts()) == len(many), "all")
+        until(lambda: len(receiver.alerts()) == len(many), "all alerts")
         update(sink, [])
-        until(lambda: not receiver.alerts(), "their ends")
+        until(lambda: not receiver.alerts(), "the resolved alerts")

@@ -65,20 +65,20 @@ def dispatcher(
     settings: NotifyConfig, folder: Path | None = None, targets: list[MessageTarget] | None = None
 ) -> Dispatcher:
     """Start a dispatcher whose alerts the test sets."""
-    made = Dispatcher(Config(notify=settings), folder, targets)
-    made._evaluator = FakeEvaluator()  # type: ignore[assignment]
-    made.start()
-    return made
+    sink = Dispatcher(Config(notify=settings), folder, targets)
+    sink._evaluator = FakeEvaluator()  # type: ignore[assignment]
+    sink.start()
+    return sink
 
 
 @contextlib.contextmanager
 def notifier(settings: NotifyConfig, folder: Path | None = None) -> Iterator[Dispatcher]:
     """Run a dispatcher, and stop it."""
-    made = dispatcher(settings, folder)
+    sink = dispatcher(settings, folder)
     try:
-        yield made
+        yield sink
     finally:
-        asyncio.run(made.stop())
+        asyncio.run(sink.stop())
 
 
 def update(sink: Dispatcher, *firing: Alert) -> None:
@@ -88,7 +88,7 @@ def update(sink: Dispatcher, *firing: Alert) -> None:
     sink.update(NOTHING, time.monotonic())
 
 
-def impatient(settings: NotifyConfig, min_severity: str) -> Policy:
+def fast_retry_policy(settings: NotifyConfig, min_severity: str) -> Policy:
     """Return the policy of a target, with short retry intervals."""
     return replace(FROM_NOTIFY(settings, min_severity), first_retry=0.01, max_retry=0.02)
 
@@ -140,7 +140,7 @@ def test_slow_delivery_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest
         update(sink, gpu_down())
         server.free.set()
         assert names(server.next().content) == [("GpuDown", "3")]
-        until(lambda: sink.notified["webhook"] == DeliveryCounts(1, 1, 0), "it got through after all")
+        until(lambda: sink.notified["webhook"] == DeliveryCounts(1, 1, 0), "it was delivered")
     assert len([record for record in caplog.records if "no result after" in record.getMessage()]) == 1
 
 
@@ -148,15 +148,18 @@ def test_retry_sends_everything_in_one_message(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A failing target gets everything later in one message; the failure and its end are logged once each."""
-    monkeypatch.setattr(Policy, "from_notify", impatient)
+    monkeypatch.setattr(Policy, "from_notify", fast_retry_policy)
     caplog.set_level(logging.INFO)
     with http_receiver() as server, notifier(webhook_settings(server)) as sink:
         server.status = 500
         update(sink, gpu_down(1))
-        until(lambda: sink.notified["webhook"].failed >= 3, "it has failed three times")
+        until(lambda: sink.notified["webhook"].failed >= 3, "three failures")
         update(sink, gpu_down(1), gpu_down(2))
         before = sink.notified["webhook"].failed
-        until(lambda: sink.notified["webhook"].failed >= before + 2, "what was under way has failed, and one with both")
+        until(
+            lambda: sink.notified["webhook"].failed >= before + 2,
+            "the pending message failed, and one with both alerts",
+        )
         server.status = 200
         assert names(server.next().content) == [("GpuDown", "1"), ("GpuDown", "2")]
         until(lambda: sink.notified["webhook"].sent == 1, "it is counted")
@@ -170,7 +173,7 @@ def test_rejected_message_waits_long() -> None:
     with http_receiver() as server, notifier(webhook_settings(server)) as sink:
         server.status = 404
         update(sink, gpu_down())
-        until(lambda: sink.notified["webhook"].failed == 1, "it has failed")
+        until(lambda: sink.notified["webhook"].failed == 1, "the failure")
         (each,) = sink._senders
         until(lambda: each._wait_until > time.monotonic() + 200, "it waits")
         assert server.asked == 1
@@ -212,7 +215,7 @@ def test_restart_does_not_send_again(tmp_path: Path, monkeypatch: pytest.MonkeyP
         with notifier(webhook_settings(server), tmp_path / "sent") as sink:
             update(sink, gpu_down(1), near_oom())
             server.next()
-            until((tmp_path / "sent/webhook.json").exists, "it is kept")
+            until((tmp_path / "sent/webhook.json").exists, "the sent alerts are saved")
         with notifier(replace(webhook_settings(server), resolve_after=1.0), tmp_path / "sent") as sink:
             update(sink)
             update(sink, gpu_down(1), gpu_down(2))
@@ -232,7 +235,7 @@ def test_new_address_gets_every_alert(tmp_path: Path) -> None:
         with start() as sink:
             update(sink, gpu_down(1))
             wrong.next()
-            until((tmp_path / "sent/webhook.json").exists, "it is kept")
+            until((tmp_path / "sent/webhook.json").exists, "the sent alerts are saved")
         address.write_text(f"{right.url}/{SECRET}")
         with start() as sink:
             update(sink, gpu_down(1))
@@ -317,7 +320,7 @@ def test_unwritable_state_stops_no_message(tmp_path: Path, caplog: pytest.LogCap
 
 def test_exception_in_a_target_is_isolated(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """An exception in one target is logged once and retried like any other failure."""
-    monkeypatch.setattr(Policy, "from_notify", impatient)
+    monkeypatch.setattr(Policy, "from_notify", fast_retry_policy)
     sent: list[Message] = []
 
     class Faulty(MessageTarget):
@@ -331,7 +334,7 @@ def test_exception_in_a_target_is_isolated(monkeypatch: pytest.MonkeyPatch, capl
     faulty = Faulty("faulty", "a faulty one", Secret(text=SECRET), FAST, "info")
     sink = dispatcher(FAST, None, [faulty])
     update(sink, gpu_down())
-    until(lambda: sink.notified["faulty"].sent == 1, "the third attempt gets through")
+    until(lambda: sink.notified["faulty"].sent == 1, "the third attempt succeeds")
     asyncio.run(sink.stop())
     assert sink.notified["faulty"].failed == 2
     said, _not_yet = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]

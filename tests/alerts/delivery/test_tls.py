@@ -57,7 +57,7 @@ def test_tls_with_certificates_on_both_sides_and_a_token(certificates: Path, ser
         token.write_text("second\n")
         until(lambda: server.next().headers["Authorization"] == "Bearer second", "the new token")
         token.unlink()
-        until(lambda: sink.posted[server.url].failed, "its loss")
+        until(lambda: sink.posted[server.url].failed, "the failure")
 
 
 def test_untrusted_certificates(

@@ -250,18 +250,18 @@ def test_mig_instances_of_a_gpu() -> None:
 
 def test_run_values() -> None:
     """A run has memory, forecast and pressure by device, and its diagnosis; an ended run has its outcome, no phase."""
-    going, ended = answer(full_state())["runs"]
-    (device,) = going["devices"]
+    running, ended = answer(full_state())["runs"]
+    (device,) = running["devices"]
     assert (device["uuid"], device["headroom_bytes"], device["headroom_ratio"]) == ("GPU-0", GIB, 0.1)
     assert (device["seconds_to_oom"], device["seconds_to_oom_lower"]) == (50, 40)
     assert "seconds_to_oom_upper" not in device
     assert device["pressure"] == "critical"
-    assert going["input_wait_ratio"] == 0.25
-    assert going["stall"] == {"seconds": 61, "cause": "stopped"}
-    assert (going["state"], going["phase"]) == ("stalled", "train")
-    assert going["verdict"]["name"] == "leak"
-    assert going["receipt"] == "/api/v1/runs/7-1"
-    assert going["condition"] == "critical"
+    assert running["input_wait_ratio"] == 0.25
+    assert running["stall"] == {"seconds": 61, "cause": "stopped"}
+    assert (running["state"], running["phase"]) == ("stalled", "train")
+    assert running["verdict"]["name"] == "leak"
+    assert running["receipt"] == "/api/v1/runs/7-1"
+    assert running["condition"] == "critical"
     assert (ended["up"], ended["state"], ended["outcome"]) == (False, "out_of_memory", "out_of_memory")
     assert ended["condition"] == "warning"
     assert "phase" not in ended
@@ -326,7 +326,7 @@ def test_real_daemon(tmp_path: Path, mock_nvml: MockNvml) -> None:
             now = json.loads(fetch(f"{daemon.url}/api/v1/state"))
             return now if now["gpus"][1]["status"] == "fault" else None
 
-        now = until(lost, "the GPU is seen to be lost")
+        now = until(lost, "the lost GPU")
         assert now["gpus"][1]["condition"] == "critical"
         assert now["gpus"][0]["status"] == "up"
         assert now["events"][0]["kind"] == "gpu"
