@@ -18,8 +18,8 @@ def hello(devices: Mapping[str, str | None], visible: str | None = None, order: 
     return Hello("run", "tensorflow", devices, visible, order)
 
 
-def test_box_of_equal_gpus() -> None:
-    """Equal models keep PCI order in CUDA, so indices and CUDA_VISIBLE_DEVICES tell the GPU."""
+def test_host_of_equal_gpus() -> None:
+    """Equal models keep PCI order in CUDA, so indices and CUDA_VISIBLE_DEVICES identify the GPU."""
     cases: list[tuple[Hello, dict[str, str]]] = [
         (hello({"CPU:0": "GPU-2"}), {"CPU:0": "GPU-2"}),
         (hello({"CPU:0": "GPU-9"}), {}),
@@ -39,13 +39,13 @@ def test_box_of_equal_gpus() -> None:
 
 
 def test_mixed_models_need_pci_order() -> None:
-    """With different models CUDA orders by speed: an index proves nothing unless PCI order was asked for."""
+    """CUDA orders different models by speed: an index is evidence only if PCI order is set."""
     assert resolve(hello(TWO, "1,2"), 99, MIXED) == {}
     assert resolve(hello(TWO, "1,2", "PCI_BUS_ID"), 99, MIXED) == {"GPU:0": "GPU-1", "GPU:1": "GPU-2"}
 
 
-def test_single_device_is_where_the_process_holds_memory() -> None:
-    """A run of one device on a mixed box is found by its process's memory, if that is on one GPU only."""
+def test_single_device_is_where_the_process_has_memory() -> None:
+    """A run of one device on a mixed host is resolved by its process's memory, if that is on one GPU only."""
     assert resolve(hello({"GPU:0": None}), 7, MIXED) == {"GPU:0": "GPU-1"}
     assert resolve(hello({"GPU:0": "GPU-9"}), 7, MIXED) == {"GPU:0": "GPU-1"}
     assert resolve(hello({"GPU:0": None}), 8, MIXED) == {}
@@ -53,8 +53,8 @@ def test_single_device_is_where_the_process_holds_memory() -> None:
     assert resolve(hello({"GPU:0": None}), 7, both) == {}
 
 
-def test_instance_of_a_divided_gpu() -> None:
-    """A run is on the instance it names, or holds memory on; a divided GPU is no device, and an index no evidence."""
+def test_mig_instance() -> None:
+    """A run is on the MIG instance it names or has memory on; a divided GPU and an index are no evidence."""
     cases: list[tuple[Hello, int, dict[str, str]]] = [
         (hello({"CPU:0": "MIG-0-2"}), 99, {"CPU:0": "MIG-0-2"}),
         (hello(ONE, "MIG-0-1"), 99, {"GPU:0": "MIG-0-1"}),

@@ -1,4 +1,4 @@
-"""Errors that runs report: device, time and log line."""
+"""Errors reported by runs: device, time and log line."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def runs() -> RunRegistry:
     return registry
 
 
-def test_headroom_is_that_of_before(runs: RunRegistry) -> None:
-    """An out-of-memory keeps the headroom of the poll before it, less what the run took since."""
+def test_headroom_before_the_error(runs: RunRegistry) -> None:
+    """An out-of-memory error has the headroom of the poll before it, minus the run's growth since."""
     runs.receive(ALICE, OOM, 2.5)
     runs.receive(ALICE, replace(REPORT, memory={"GPU:0": DeviceMemory(0, 28 * GIB)}, errors={"device_oom": 1}), 2.6)
     for _ in range(2):
@@ -59,7 +59,7 @@ def test_headroom_is_that_of_before(runs: RunRegistry) -> None:
 
 
 def test_before_the_first_poll() -> None:
-    """An out-of-memory that comes before a poll has resolved the run's devices finds its GPU at the next."""
+    """An out-of-memory error before a poll has resolved the run's devices gets its GPU at the next poll."""
     runs = RunRegistry(limit=10, expiry=60.0, overhead=GIB)
     runs.receive(ALICE, HELLO, 0.0)
     runs.receive(ALICE, OOM, 0.1)
@@ -68,7 +68,7 @@ def test_before_the_first_poll() -> None:
 
 
 def test_process_is_gone(runs: RunRegistry) -> None:
-    """The last out-of-memory stays while the run is known, though nothing tells its device any more."""
+    """The last out-of-memory error stays while the run is listed, even when its device cannot be resolved."""
     runs.receive(ALICE, OOM, 2.5)
     runs.exited(ALICE, 2.6)
     (run,) = runs.update(snapshot(), 3.0)
@@ -76,7 +76,7 @@ def test_process_is_gone(runs: RunRegistry) -> None:
 
 
 def test_last_errors(runs: RunRegistry) -> None:
-    """Each kind has the time of its last error, told by itself or only counted in a report."""
+    """Each kind has the time of its last error, reported on its own or counted in a report."""
     Clock.time = 1010.0
     runs.receive(ALICE, OTHER, 2.0)
     Clock.time = 1020.0
@@ -90,7 +90,7 @@ def test_last_errors(runs: RunRegistry) -> None:
 
 
 def test_errors_of_unknown_age() -> None:
-    """What a first report counts happened before this daemon was there."""
+    """Errors counted in a first report happened before the daemon started."""
     runs = RunRegistry(limit=10, expiry=60.0, overhead=GIB)
     runs.receive(ALICE, HELLO, 0.0)
     runs.receive(ALICE, replace(REPORT, errors={"other": 3}), 1.0)
@@ -99,7 +99,7 @@ def test_errors_of_unknown_age() -> None:
 
 
 def test_others_are_no_oom(runs: RunRegistry) -> None:
-    """Memory of the host is no GPU's, and later errors do not put an out-of-memory out of sight."""
+    """Host memory errors are not the GPU's; later errors do not hide an out-of-memory error."""
     runs.receive(ALICE, replace(OOM, kind="host_oom"), 2.5)
     assert runs.update(BOX, 3.0)[0].ooms == {}
     runs.receive(ALICE, OOM, 3.5)
@@ -111,7 +111,7 @@ def test_others_are_no_oom(runs: RunRegistry) -> None:
 
 
 def test_several_devices() -> None:
-    """Each GPU has its own figures; of two failures on one the larger."""
+    """Each GPU has its own figures; of two failures on one GPU the larger counts."""
     runs = RunRegistry(limit=10, expiry=60.0, overhead=GIB)
     runs.receive(ALICE, replace(HELLO, devices={"GPU:0": "GPU-0", "GPU:1": "GPU-1"}), 0.0)
     runs.update(BOX, 1.0)
@@ -121,7 +121,7 @@ def test_several_devices() -> None:
 
 
 def test_device() -> None:
-    """A device of a message is counted among those that the run uses; what is not sure is none."""
+    """A device in a message is resolved among those the run uses; an ambiguous one is not."""
     cases: list[tuple[list[str], str | None, str | None]] = [
         (["GPU:0"], f"{ON}GPU:0", "GPU:0"),
         (["GPU:0"], None, "GPU:0"),
@@ -137,12 +137,14 @@ def test_device() -> None:
         ([], f"{ON}GPU:0", None),
         ([], None, None),
     ]
-    found = [(used, told, resolve_device(replace(HELLO, devices=dict.fromkeys(used)), told)) for used, told, _ in cases]
+    found = [
+        (used, named, resolve_device(replace(HELLO, devices=dict.fromkeys(used)), named)) for used, named, _ in cases
+    ]
     assert found == cases
 
 
 def test_line_of_an_oom(runs: RunRegistry, caplog: pytest.LogCaptureFixture) -> None:
-    """An out-of-memory's line has all its figures."""
+    """The log line of an out-of-memory error has all its figures."""
     runs.receive(ALICE, OOM, 2.5)
     (line,) = caplog.messages
     line, diagnosis = line.split('" cause=')
@@ -159,8 +161,8 @@ def test_line_of_an_oom(runs: RunRegistry, caplog: pytest.LogCaptureFixture) -> 
     )
 
 
-def test_line_of_another(runs: RunRegistry, caplog: pytest.LogCaptureFixture) -> None:
-    """Another error's line has its type, and of a long message of no known kind front and end."""
+def test_line_of_another_error(runs: RunRegistry, caplog: pytest.LogCaptureFixture) -> None:
+    """The log line of another error has its type; a long message of no known kind is cut in the middle."""
     runs.receive(ALICE, replace(OTHER, text="the front " + "x" * 1980 + " the end"), 2.5)
     (line,) = caplog.messages
     assert line.startswith(
@@ -188,7 +190,7 @@ TENSORFLOW = (
     ("text", "front"), [(TORCH, "CUDA error: an illegal memory"), (TENSORFLOW, "... ")], ids=["torch", "tensorflow"]
 )
 def test_line_shows_the_kind(runs: RunRegistry, caplog: pytest.LogCaptureFixture, text: str, front: str) -> None:
-    """Of a long message the line has what its kind was told by, wherever that stands."""
+    """The log line of a long message shows the text that identifies its kind, at any position."""
     runs.receive(ALICE, error_from_exception(RuntimeError(text), "train", 5), 2.5)
     (line,) = caplog.messages
     head = 'run error run=7-1 name=resnet kind=illegal_address phase=train steps=5 error="RuntimeError: '
@@ -197,15 +199,15 @@ def test_line_shows_the_kind(runs: RunRegistry, caplog: pytest.LogCaptureFixture
     assert len(line) <= len(head) + 300 + 20  # marks of the cut, and escapes
 
 
-def test_line_of_a_client_that_errs(runs: RunRegistry, caplog: pytest.LogCaptureFixture) -> None:
-    """Wherever a client says that the kind shows, the line has some of its message."""
+def test_line_of_a_client_with_a_wrong_position(runs: RunRegistry, caplog: pytest.LogCaptureFixture) -> None:
+    """A client's wrong position of the kind still gives a line with part of the message."""
     for minute, at in enumerate((0, 1999, 2000, 2**62), start=1):
         runs.receive(ALICE, replace(OTHER, text="x" * 2000, at=at), minute * 60.0)
     assert [line.count("x") for line in caplog.messages] == [300] * 4
 
 
-def test_lines_are_bounded(runs: RunRegistry, caplog: pytest.LogCaptureFixture) -> None:
-    """A run that errs in a loop has one line a minute and kind, which says how many it stands for."""
+def test_lines_are_limited(runs: RunRegistry, caplog: pytest.LogCaptureFixture) -> None:
+    """Repeated errors give one line a minute and kind, with the number of suppressed ones."""
     for tenth in range(1500):
         runs.receive(ALICE, OTHER, tenth / 10)
     runs.receive(ALICE, OOM, 150.0)

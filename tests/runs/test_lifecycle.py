@@ -1,4 +1,4 @@
-"""Runs and daemons that start, stop, restart and have other versions, with the real client and daemon."""
+"""Runs and daemons that start, stop, restart and differ in version, with the real client and daemon."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from services import ROOT, Daemon, Process, ending, until
 
 from mock_nvml import MockNvml
 
-# What the first version of the client sent, letter by letter.
+# Messages of the first client version, verbatim.
 FIRST_HELLO = (
     b'{"v":1,"type":"hello","name":"train.py","framework":"tensorflow 2.21.0 keras 3.15.1",'
     b'"devices":{"GPU:0":null},"visible_devices":"0","device_order":null}'
@@ -38,18 +38,18 @@ class Trainer(Process):
 
     @property
     def steps(self) -> int:
-        """How many steps it has made."""
+        """The number of steps made."""
         return int((self.output().split() or ["0"])[-1])
 
     def trains_on(self) -> None:
-        """Wait for steps that it makes from now on."""
+        """Wait for further steps."""
         before = self.steps
         until(lambda: self.steps > before + 5, "the trainer's next steps")
 
 
 @pytest.fixture
 def start(tmp_path: Path, mock_nvml: MockNvml) -> Start:
-    """Start daemons, one after the other in the same place."""
+    """Start daemons, one after the other in the same folder."""
     config = tmp_path / "config.yaml"
     config.write_text("poll:\n  interval: 200ms\n  slow_interval: 1s\n")
     return lambda: Daemon(tmp_path / "daemon", "--config", str(config), env=mock_nvml.env(gpus=1))
@@ -57,7 +57,7 @@ def start(tmp_path: Path, mock_nvml: MockNvml) -> Start:
 
 @pytest.fixture
 def trainer(tmp_path: Path) -> Iterator[Trainer]:
-    """Have a trainer that finds no daemon yet."""
+    """Start a trainer while no daemon is running."""
     it = Trainer(tmp_path, tmp_path / "daemon/run.sock")
     with ending(it):
         until(lambda: it.steps, "the trainer's first steps")
@@ -65,23 +65,23 @@ def trainer(tmp_path: Path) -> Iterator[Trainer]:
 
 
 def run_id(daemon: Daemon, pid: int) -> str:
-    """Wait for a process's run on the page and return its id."""
+    """Wait for a process's run on the metrics endpoint and return its ID."""
     found = until(lambda: daemon.samples().all("gpuwarden_run_info", pid=str(pid)), "the run on the page")
     (labels,) = found
     return dict(labels)["run_id"]
 
 
-def see_current(daemon: Daemon, trainer: Trainer) -> str:
-    """Wait until the page has steps that the trainer makes from now on; return its run's id."""
+def wait_current(daemon: Daemon, trainer: Trainer) -> str:
+    """Wait until the metrics endpoint has further steps of the trainer; return its run's ID."""
     made, who = trainer.steps, run_id(daemon, trainer.pid)
     until(lambda: (daemon.samples().value("gpuwarden_run_steps_total", run_id=who) or 0) > made, "its next steps")
     return who
 
 
-def test_daemons_that_come_later_have_all_totals(trainer: Trainer, start: Start) -> None:
-    """A run that began without a daemon reports to the first that there is, and to those that take its place.
+def test_later_daemons_have_all_totals(trainer: Trainer, start: Start) -> None:
+    """A run that started without a daemon reports to the first daemon, and to its successors.
 
-    Each shows the same run, with what it did before; training does not notice.
+    Each shows the same run with all totals; training is not affected.
     """
     seen = set()
     for how in (signal.SIGKILL, signal.SIGTERM):
@@ -89,7 +89,7 @@ def test_daemons_that_come_later_have_all_totals(trainer: Trainer, start: Start)
         before = trainer.steps
         daemon = start()
         with ending(daemon):
-            who = see_current(daemon, trainer)
+            who = wait_current(daemon, trainer)
             samples = daemon.samples()
             assert (samples.value("gpuwarden_run_steps_total", run_id=who) or 0) > before
             assert (samples.value("gpuwarden_run_step_duration_seconds_count", run_id=who) or 0) > before
@@ -99,11 +99,11 @@ def test_daemons_that_come_later_have_all_totals(trainer: Trainer, start: Start)
     assert len(seen) == 1
 
 
-def test_stopped_daemon_holds_nobody_up(trainer: Trainer, start: Start) -> None:
-    """While the daemon is stopped training goes on, a full queue or not; then the page is current again."""
+def test_stopped_daemon_does_not_block_training(trainer: Trainer, start: Start) -> None:
+    """Training continues while the daemon is stopped, even with a full queue; then the metrics are current again."""
     daemon = start()
     with ending(daemon):
-        before = see_current(daemon, trainer)
+        before = wait_current(daemon, trainer)
         os.kill(daemon.pid, signal.SIGSTOP)
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as flood:
@@ -115,7 +115,7 @@ def test_stopped_daemon_holds_nobody_up(trainer: Trainer, start: Start) -> None:
                 trainer.trains_on()
         finally:
             os.kill(daemon.pid, signal.SIGCONT)
-        assert see_current(daemon, trainer) == before
+        assert wait_current(daemon, trainer) == before
 
 
 def connect(daemon: Daemon) -> socket.socket:
@@ -126,20 +126,20 @@ def connect(daemon: Daemon) -> socket.socket:
 
 
 def rejected(daemon: Daemon) -> dict[str, float]:
-    """Return how many messages were rejected, by reason."""
+    """Return the number of rejected messages, by reason."""
     found = daemon.samples().all("gpuwarden_reports_rejected_total")
     return {dict(labels)["reason"]: value for labels, value in found.items() if value}
 
 
-def test_another_version_is_told_what_to_do(start: Start) -> None:
-    """Messages of another version are counted, and one line of the log says which side is to be updated."""
+def test_another_version_is_counted_and_logged(start: Start) -> None:
+    """Messages of another version are counted; one log line says which side to update."""
     daemon = start()
     with ending(daemon), connect(daemon) as run:
         for _ in range(10):
             run.send(FIRST_REPORT.replace(b'"v":1', b'"v":2'))
         until(lambda: rejected(daemon) == {"unknown_version": 10}, "ten rejected")
-        told = [line for line in daemon.output().splitlines() if "unknown_version" in line]
-        assert len(told) == 1
-        assert "this side speaks version 1, the run 2: update gpuwarden on the older side" in told[0]
+        lines = [line for line in daemon.output().splitlines() if "unknown_version" in line]
+        assert len(lines) == 1
+        assert "this side speaks version 1, the run 2: update gpuwarden on the older side" in lines[0]
         run.send(FIRST_HELLO)
         run_id(daemon, os.getpid())

@@ -32,7 +32,7 @@ def needs_namespace(*unshare: str) -> None:
 
 
 def contained(folder: Path, daemon: Daemon, *unshare: str) -> Process:
-    """Start a run in namespaces of its own, where the socket's folder is mounted elsewhere."""
+    """Start a run in its own namespaces, where the socket's folder is mounted elsewhere."""
     inside = folder / "inside"
     inside.mkdir()
     mount = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
@@ -41,23 +41,23 @@ def contained(folder: Path, daemon: Daemon, *unshare: str) -> Process:
     return Process(command, folder / "contained.log")
 
 
-def child_of(pid: int) -> int:
-    """Return the pid of a process's one child, as seen here; 0 where it has none yet."""
+def child_pid(pid: int) -> int:
+    """Return the pid of a process's only child, as seen here; 0 if it has none yet."""
     return int(Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii") or 0)
 
 
 def infos(daemon: Daemon, pid: int) -> Any:
-    """Return the labels of a process's run on the page."""
+    """Return the labels of a process's run on the metrics endpoint."""
     return daemon.samples().all("gpuwarden_run_info", pid=str(pid))
 
 
 def shows(daemon: Daemon, name: str, **labels: str) -> None:
-    """Wait until the page has such a sample that is not 0."""
+    """Wait until the metrics endpoint has such a sample that is not 0."""
     until(lambda: daemon.samples().value(name, **labels), f"{name} {labels}")
 
 
 def test_contained_runs_are_known_by_their_pids_outside(tmp_path: Path, mock_nvml: MockNvml) -> None:
-    """Their pids, and their user's, are those outside; that they were killed in there is seen, and how."""
+    """Pids and uids are those outside the container; a kill inside is detected, with its signal."""
     for unshare in (PID_NAMESPACE, USER_NAMESPACE):
         needs_namespace(*unshare)
     config = tmp_path / "config.yaml"
@@ -69,7 +69,7 @@ def test_contained_runs_are_known_by_their_pids_outside(tmp_path: Path, mock_nvm
         runs[name] = contained(tmp_path / name, daemon, *unshare)
     with ending(daemon, *runs.values()):
         for run in runs.values():
-            outer = until(partial(child_of, run.pid), "the run's process")
+            outer = until(partial(child_pid, run.pid), "the run's process")
             (labels,) = until(partial(infos, daemon, outer), "the run on the page")
             shown = dict(labels)
             assert (shown["uid"], shown["run_name"]) == (str(os.getuid()), "contained")
@@ -82,8 +82,8 @@ def test_contained_runs_are_known_by_their_pids_outside(tmp_path: Path, mock_nvm
             assert daemon.samples().value("gpuwarden_run_up", run_id=shown["run_id"]) == 0
 
 
-def test_daemon_in_a_container_shows_what_runs_outside_say(tmp_path: Path, mock_nvml: MockNvml) -> None:
-    """A run that the daemon's pid namespace does not have is there without a process, and ends with its connection."""
+def test_daemon_in_a_container_shows_outside_runs(tmp_path: Path, mock_nvml: MockNvml) -> None:
+    """A run outside the daemon's pid namespace is shown without a process, and ends with its connection."""
     needs_namespace(*PID_NAMESPACE)
     daemon = Daemon(tmp_path / "daemon", env=mock_nvml.env(gpus=1), program=("-c", SERVE))
     with ending(daemon):

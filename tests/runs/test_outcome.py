@@ -161,12 +161,12 @@ CASES: dict[str, tuple[Evidence, str, str]] = {
 
 
 def test_outcome_and_evidence() -> None:
-    """Each case of evidence has its outcome, and words that say what it was concluded from."""
+    """Each case of evidence has its outcome, with a text that names the evidence."""
     concluded = {case: conclude(evidence) for case, (evidence, _outcome, _words) in CASES.items()}
     assert concluded == {case: (outcome, words) for case, (_evidence, outcome, words) in CASES.items()}
 
 
-# As kernels of several ages print them (mm/oom_kill.c), one from this project's own tests.
+# As several kernel versions print them (mm/oom_kill.c), one from this project's own tests.
 LINES: dict[str, tuple[int, bool | None] | None] = {
     "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,oom_memcg=/a,task_memcg=/a,"
     "task=python3,pid=10111,uid=0": (10111, True),
@@ -176,7 +176,7 @@ LINES: dict[str, tuple[int, bool | None] | None] = {
     "Out of memory: Killed process 4242 (python) total-vm:1kB, UID:1000 pgtables:1kB oom_score_adj:0": (4242, False),
     "Out of memory (oom_kill_allocating_task): Killed process 5 (a) total-vm:1kB": (5, False),
     "Killed process 31 (python) total-vm:1kB, anon-rss:1kB": (31, None),
-    # A name is its user's to choose.
+    # Users choose process names.
     "oom-kill:constraint=CONSTRAINT_NONE,global_oom,task_memcg=/,task=x,pid=1,uid=0,pid=88,uid=5": (88, False),
     "oom-kill:constraint=CONSTRAINT_NONE,global_oom,task_memcg=/,task=x,pid=1,uid=0": (1, False),
     "Out of memory: Killed process 9 (Killed process 1) total-vm:1kB": (9, False),
@@ -187,8 +187,8 @@ LINES: dict[str, tuple[int, bool | None] | None] = {
 }
 
 
-def test_kernels_words_on_a_kill() -> None:
-    """Each form gives the pid and whether a cgroup's limit was the reason; other lines give nothing."""
+def test_oom_kill_lines_of_the_kernel() -> None:
+    """Each format gives the pid and whether a cgroup's limit was the reason; other lines give nothing."""
     assert [line for line in LINES if not line.encode().startswith(PREFIXES)] == []
     kills = {line: next(parse_oom_kills([KernelRecord(line.encode(), 1.0, 2.0, 3.0)]), None) for line in LINES}
     assert {line: kill and (kill.pid, kill.in_cgroup) for line, kill in kills.items()} == LINES

@@ -1,4 +1,4 @@
-"""Outcomes of real processes that end in every way, reported by a real daemon."""
+"""Outcomes of real processes that end in different ways, as reported by a real daemon."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CONFIG = "poll:\n  interval: 200ms\n  slow_interval: 1s\nkernel_log:\n  path: {l
 
 
 class TestRun(Process):
-    """tests/support/run_that_ends.py, reporting to `daemon` under a name of its own, and told `words` as it begins."""
+    """tests/support/run_that_ends.py, reporting to `daemon` under its own name, started with arguments `words`."""
 
     __test__ = False
 
@@ -44,12 +44,12 @@ class TestRun(Process):
 
     @property
     def run_id(self) -> str:
-        """Its label."""
+        """The run's `run_id` label, empty until the run reports."""
         found = self._daemon.samples().all("gpuwarden_run_info", run_name=self.name)
         return str(dict(next(iter(found)))["run_id"]) if found else ""
 
     def outcome(self) -> str | None:
-        """Return what the page says of how it ended."""
+        """Return the run's outcome on the metrics endpoint."""
         found = self._daemon.samples().all("gpuwarden_run_outcome", run_id=self.run_id)
         names = [str(dict(labels)["outcome"]) for labels, value in found.items() if value]
         assert len(found) in (0, len(OUTCOMES))
@@ -57,13 +57,13 @@ class TestRun(Process):
         return names[0] if names else None
 
     def evidence(self) -> str:
-        """Return what the daemon's log says of how it ended."""
+        """Return the outcome and evidence in the daemon's log."""
         line = rf"run ended run={self.run_id} .* outcome=(\w+) after=\S+ evidence=\"(.*?)\"(?: |$)"
         ((outcome, evidence),) = re.findall(line, self._daemon.output(), re.MULTILINE)
         return f"{outcome} ({evidence})"
 
     def ended(self) -> tuple[str, str]:
-        """Wait for its outcome; return that, with the evidence."""
+        """Wait for the outcome; return it with the evidence."""
         outcome = until(self.outcome, f"the outcome of {self.name}")
         assert outcome is not None
         return outcome, self.evidence()
@@ -84,37 +84,37 @@ def daemon(tmp_path: Path, mock_nvml: MockNvml, fifo: Fifo) -> Iterator[Daemon]:
         yield daemon
 
 
-def by(number: int) -> Callable[[TestRun], object]:
-    """End a run by a signal."""
+def signalled(number: int) -> Callable[[TestRun], object]:
+    """Return a way to end a run by a signal."""
     return lambda run: run.popen.send_signal(number)
 
 
-def told(word: str) -> Callable[[TestRun], object]:
-    """Have a run end itself."""
+def command(word: str) -> Callable[[TestRun], object]:
+    """Return a way to make a run end itself."""
     return lambda run: run.say(word)
 
 
 CORE = r"(, with a core dump)?"
 WAYS: dict[str, tuple[Callable[[TestRun], object], str, str]] = {
-    "returns": (told("return"), "finished", "exit status 0; last message: exit"),
-    "exits with 3": (told("exit 3"), "failed", "exit status 3; last message: exit"),
+    "returns": (command("return"), "finished", "exit status 0; last message: exit"),
+    "exits with 3": (command("exit 3"), "failed", "exit status 3; last message: exit"),
     "raises": (
-        told("raise"),
+        command("raise"),
         "failed",
         "exit status 1; last message: uncaught ValueError; last error: other \\(ValueError\\)",
     ),
-    "leaves without a word": (told("_exit 0"), "finished", "exit status 0"),
-    "is told to go": (by(signal.SIGTERM), "killed", "ended by SIGTERM"),
-    "is interrupted": (by(signal.SIGINT), "killed", "ended by SIGINT; last message: uncaught KeyboardInterrupt"),
-    "is killed": (by(signal.SIGKILL), "killed", "ended by SIGKILL"),
-    "leaves a worker": (told("fork"), "killed", "ended by SIGKILL"),
-    "aborts": (told("abort"), "crashed", f"ended by SIGABRT{CORE}"),
-    "crashes": (told("segfault"), "crashed", f"ended by SIGSEGV{CORE}"),
+    "exits without a message": (command("_exit 0"), "finished", "exit status 0"),
+    "is terminated": (signalled(signal.SIGTERM), "killed", "ended by SIGTERM"),
+    "is interrupted": (signalled(signal.SIGINT), "killed", "ended by SIGINT; last message: uncaught KeyboardInterrupt"),
+    "is killed": (signalled(signal.SIGKILL), "killed", "ended by SIGKILL"),
+    "leaves a worker behind": (command("fork"), "killed", "ended by SIGKILL"),
+    "aborts": (command("abort"), "crashed", f"ended by SIGABRT{CORE}"),
+    "crashes": (command("segfault"), "crashed", f"ended by SIGSEGV{CORE}"),
 }
 
 
-def test_every_end_is_told_apart(daemon: Daemon) -> None:
-    """Each has its outcome with its evidence, is counted, and harms no other: one that trains on is up all the time."""
+def test_outcome_of_each_way_to_end(daemon: Daemon) -> None:
+    """Each way to end has its outcome and evidence and is counted; a run that keeps training stays up."""
     before = daemon.samples().all("gpuwarden_runs_ended_total")
     assert set(before.values()) == {0.0}
     assert len(before) == len(OUTCOMES)
@@ -147,8 +147,8 @@ def test_every_end_is_told_apart(daemon: Daemon) -> None:
         assert born == pytest.approx(began, abs=5)
 
 
-def test_end_that_nobody_waits_for(daemon: Daemon) -> None:
-    """Of a zombie /proc tells the status, to whom may see it."""
+def test_end_of_a_process_not_waited_for(daemon: Daemon) -> None:
+    """The exit status of a zombie is read from /proc, by processes with the permission."""
     run = TestRun(daemon, "unreaped")
     with ending(run):
         run.say("exit 3")
@@ -156,8 +156,8 @@ def test_end_that_nobody_waits_for(daemon: Daemon) -> None:
         assert (Path("/proc") / str(run.pid) / "stat").read_text().split()[2] == "Z"
 
 
-def test_program_that_takes_the_process_over(daemon: Daemon) -> None:
-    """After exec the connection is gone and the process lives: its end is that of the program that took over."""
+def test_exec_of_another_program(daemon: Daemon) -> None:
+    """After exec the connection is closed and the process lives; its end is that of the new program."""
     run = TestRun(daemon, "exec")
     with ending(run):
         run.say("exec")
@@ -168,8 +168,8 @@ def test_program_that_takes_the_process_over(daemon: Daemon) -> None:
         assert run.ended() == ("failed", "failed (exit status 5)")
 
 
-def test_process_that_closes_its_connection_for_good(tmp_path: Path, mock_nvml: MockNvml, fifo: Fifo) -> None:
-    """A run that hangs up and lives on is forgotten after the expiry, and counted as one whose end is unknown."""
+def test_living_process_without_connection_expires(tmp_path: Path, mock_nvml: MockNvml, fifo: Fifo) -> None:
+    """A run that disconnects and lives on is dropped after the expiry, and counted with an unknown outcome."""
     daemon = start(tmp_path, mock_nvml, fifo.path, expiry="1s")
     with ending(daemon):
         run = TestRun(daemon, "exec")
@@ -181,8 +181,8 @@ def test_process_that_closes_its_connection_for_good(tmp_path: Path, mock_nvml: 
             assert "run ended " not in daemon.output()  # until its process is gone
 
 
-def test_illegal_address(daemon: Daemon, mock_nvml: MockNvml) -> None:
-    """A run that aborts after its GPU had such an XID: the evidence names it; that of another GPU is not named."""
+def test_abort_after_an_illegal_address(daemon: Daemon, mock_nvml: MockNvml) -> None:
+    """A run that aborts after an XID 31 of its GPU names it as evidence; an XID of another GPU is not named."""
     uuids = sorted(dict(labels)["uuid"] for labels in daemon.samples().all("gpuwarden_gpu_up"))
     until(lambda: daemon.samples().value("gpuwarden_access", source="nvml_events") == 1, "events are listened to")
     runs = [TestRun(daemon, f"on {uuid[-1]}", env={"RUN_ON": uuid}) for uuid in uuids]
@@ -199,8 +199,8 @@ def test_illegal_address(daemon: Daemon, mock_nvml: MockNvml) -> None:
         assert "XID 45" not in outcomes[1][1]
 
 
-def test_kernel_log_tells_of_the_oom_killer(daemon: Daemon, fifo: Fifo) -> None:
-    """The kernel's words before a SIGKILL make it the OOM killer's; those on another process do not."""
+def test_oom_kill_in_the_kernel_log(daemon: Daemon, fifo: Fifo) -> None:
+    """A SIGKILL is out of memory if the kernel log has an OOM kill of that process, not of another."""
     require(is_initial(), "the kernel log has the machine's pids, and those of this pid namespace are others")
     chosen, killed, other = (TestRun(daemon, name) for name in ("chosen", "killed", "other"))
     with ending(chosen, killed, other):
@@ -214,8 +214,8 @@ def test_kernel_log_tells_of_the_oom_killer(daemon: Daemon, fifo: Fifo) -> None:
 
 
 @pytest.mark.parametrize("log", ["/dev/kmsg", "/nowhere"])
-def test_a_real_kill_for_memory(tmp_path: Path, mock_nvml: MockNvml, log: str) -> None:
-    """A run that outgrows its cgroup is found to be killed for it: by the kernel log, else by the cgroup's counter."""
+def test_real_oom_kill_in_a_cgroup(tmp_path: Path, mock_nvml: MockNvml, log: str) -> None:
+    """A run that exceeds its cgroup's limit is out of memory: by the kernel log, else by the cgroup's counter."""
     with limited(96 << 20) as group:
         daemon = start(tmp_path, mock_nvml, Path(log))
         with ending(daemon):
@@ -233,13 +233,13 @@ def test_a_real_kill_for_memory(tmp_path: Path, mock_nvml: MockNvml, log: str) -
                 assert run.popen.wait(30) == -signal.SIGKILL
                 outcome, evidence = run.ended()
     assert outcome == "out_of_memory"
-    told = readable and is_initial()
-    assert ("its cgroup was out of memory" if told else "processes of its cgroup (kills: 1)") in evidence
+    has_kernel_log = readable and is_initial()
+    assert ("its cgroup was out of memory" if has_kernel_log else "processes of its cgroup (kills: 1)") in evidence
 
 
 @contextlib.contextmanager
 def unreaped(how: str) -> Iterator[tuple[subprocess.Popen[bytes], int, int]]:
-    """Give a process that has ended and is not waited for, with its pidfd and start."""
+    """Yield a process that has ended and is not waited for, with its pidfd and start time."""
     with subprocess.Popen([sys.executable, "-S", "-c", f"import os; input(); {how}"], stdin=subprocess.PIPE) as process:
         stat = procfs.read_stat(process.pid)
         assert stat
@@ -258,8 +258,8 @@ def _state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def test_status_of_a_process_that_is_no_child() -> None:
-    """The status is told while nobody has waited for it; that of a process that began at another time is not."""
+def test_exit_status_of_an_unreaped_process() -> None:
+    """The status is available until the process is reaped; a process with another start time has none."""
     for how, status in (("os._exit(0)", 0), ("os._exit(7)", 7 << 8), ("os.kill(os.getpid(), 9)", 9)):
         with unreaped(how) as (process, pidfd, start):
             assert read_exit_status(pidfd, process.pid, start) == status
@@ -267,15 +267,15 @@ def test_status_of_a_process_that_is_no_child() -> None:
 
 
 def test_hidden_status_is_no_success() -> None:
-    """To those who may not see it the kernel shows status 0, which must not pass for a success."""
+    """The kernel shows status 0 to users without permission; it must not pass for a success."""
     require(os.geteuid() == 0, "only root can try what another user may: run this as root")
     with unreaped("os._exit(7)") as (process, pidfd, start):
-        stranger = os.fork()
-        if stranger == 0:
+        other_user = os.fork()
+        if other_user == 0:
             os.setuid(65534)
             os._exit(read_exit_status(pidfd, process.pid, start) is not None)
-        assert os.waitpid(stranger, 0)[1] == 0
+        assert os.waitpid(other_user, 0)[1] == 0
         process.wait()
         kernel = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2]))
-        told = read_exit_status(pidfd, process.pid, start)
-        assert told == (7 << 8 if kernel >= (6, 15) else None)
+        status = read_exit_status(pidfd, process.pid, start)
+        assert status == (7 << 8 if kernel >= (6, 15) else None)

@@ -1,4 +1,4 @@
-"""Run registry: what it keeps, what it drops, and its bounds."""
+"""Run registry: stored runs, expiry and limits."""
 
 import signal
 from dataclasses import replace
@@ -33,7 +33,7 @@ def report(steps: int = 5, current: int = 20 * GIB, peak: int = 28 * GIB) -> Rep
 
 
 def registry(*peers: ProcessKey, limit: int = 10) -> RunRegistry:
-    """Make a registry with an expiry of 60 s and an overhead of 1 GiB, to which these have said hello at 0 s."""
+    """Make a registry with an expiry of 60 s and an overhead of 1 GiB, with hellos of these processes at 0 s."""
     runs = RunRegistry(limit=limit, expiry=60.0, overhead=GIB, wall=lambda: 1.8e9)
     for peer in peers:
         runs.receive(peer, HELLO, 0.0)
@@ -41,7 +41,7 @@ def registry(*peers: ProcessKey, limit: int = 10) -> RunRegistry:
 
 
 def test_run_is_joined_with_its_gpu() -> None:
-    """Headroom follows from the run's report and the GPU's numbers for its process."""
+    """Headroom is computed from the run's report and its process's memory on the GPU."""
     runs = registry(ALICE)
     runs.receive(ALICE, report(), 1.0)
     (run,) = runs.update(BOX, 2.0)
@@ -51,8 +51,8 @@ def test_run_is_joined_with_its_gpu() -> None:
     assert (run.up, run.current, run.last_report, run.unresolved) == (True, True, 1.8e9, 0)
 
 
-def test_how_long_a_run_lasts() -> None:
-    """It lasts from its hello to its end, whatever the wall clock, which stands still here, says."""
+def test_run_duration() -> None:
+    """The duration is from the hello to the end, independent of the wall clock, which stands still here."""
     runs = registry()
     peer = ProcessKey(100, 1000, 1)
     runs.receive(peer, Hello("r", "f", {}), 10.0)
@@ -62,7 +62,7 @@ def test_how_long_a_run_lasts() -> None:
 
 
 def test_run_on_a_mig_instance() -> None:
-    """Its headroom is the instance's free memory and its own slack there, whatever the rest of the GPU has free."""
+    """Headroom is the instance's free memory plus the run's own slack there, not that of the whole GPU."""
     runs = registry()
     runs.receive(ALICE, replace(HELLO, devices={"GPU:0": None}, visible_devices="MIG-0-1"), 0.0)
     runs.receive(ALICE, replace(report(), memory={"GPU:0": DeviceMemory(GIB // 4, GIB // 2)}), 1.0)
@@ -73,7 +73,7 @@ def test_run_on_a_mig_instance() -> None:
 
 
 def test_gpu_that_is_down_has_no_headroom() -> None:
-    """An allocator's limit says nothing of what a GPU that does not answer can still give."""
+    """A GPU that does not answer has no headroom, even with an allocator limit."""
     runs = registry(ALICE)
     runs.receive(ALICE, replace(report(), memory={"GPU:0": DeviceMemory(1, 2, 10)}), 1.0)
     (run,) = runs.update(snapshot(Gpu(gpu(0).identity, fault="gpu_is_lost")), 2.0)
@@ -82,7 +82,7 @@ def test_gpu_that_is_down_has_no_headroom() -> None:
 
 
 def test_later_hello_counts() -> None:
-    """A run that says who it is once more is what it said last, but bears a new name once an expiry at most."""
+    """A later hello replaces the first one; a new name is accepted once per expiry."""
     runs = registry(ALICE)
     for second, name in enumerate(("vit", "bert", "unet"), start=1):
         runs.receive(ALICE, replace(HELLO, name=name, visible_devices=str(second)), float(second))
@@ -97,8 +97,8 @@ def test_later_hello_counts() -> None:
     assert run.hello.name == "bert"
 
 
-def test_later_place_waits() -> None:
-    """Job and rank, which are labels too, change once an expiry at most."""
+def test_later_job_and_rank_wait() -> None:
+    """A new job or rank, which are labels too, is accepted once per expiry."""
     first = replace(HELLO, job="77", rank=0, world_size=2)
     for changed in (replace(first, rank=1), replace(first, job="other")):
         runs = registry()
@@ -107,8 +107,8 @@ def test_later_place_waits() -> None:
         assert runs.update(BOX, 2.0)[0].hello == first
 
 
-def test_rows_of_a_worker() -> None:
-    """A worker's info names its job and rank, that of a single process has them empty."""
+def test_job_and_rank_of_a_worker() -> None:
+    """A worker's info metric has its job and rank; both are empty for a single process."""
     runs = registry()
     runs.receive(ALICE, replace(HELLO, job="77", rank=0, world_size=2), 0.0)
     runs.receive(BOB, HELLO, 0.0)
@@ -118,8 +118,8 @@ def test_rows_of_a_worker() -> None:
     ]
 
 
-def test_rows_that_are_not_known() -> None:
-    """Examples, time spent compiling and the loss are there where the run told them, the loss while it is current."""
+def test_optional_values() -> None:
+    """Examples, compile time and loss are present if the run reported them, the loss only while current."""
     runs = registry(ALICE)
     rows = (RunReadings.examples_total, RunReadings.compile_seconds_total, RunReadings.loss)
     runs.receive(ALICE, report(), 1.0)
@@ -130,7 +130,7 @@ def test_rows_that_are_not_known() -> None:
 
 
 def test_silent_run_makes_room() -> None:
-    """At the cap a run that has been silent past its expiry gives way to a new one; one that reports does not."""
+    """At the limit a run that has been silent past its expiry is dropped for a new one; a run that reports is not."""
     runs = registry(ALICE, BOB, limit=2)
     runs.receive(BOB, report(), 50.0)
     carol = ProcessKey(pid=9, uid=1002, start=3)
@@ -141,7 +141,7 @@ def test_silent_run_makes_room() -> None:
 
 
 def test_silent_run_keeps_its_totals_and_loses_its_gauges() -> None:
-    """Values older than the expiry are not shown as current, while the process lives its totals are."""
+    """Gauges older than the expiry are absent; totals stay while the process lives."""
     runs = registry(ALICE)
     runs.receive(ALICE, report(), 1.0)
     runs.expire(100.0)
@@ -155,7 +155,7 @@ def test_silent_run_keeps_its_totals_and_loses_its_gauges() -> None:
 
 
 def test_dead_run_is_gone_one_expiry_later() -> None:
-    """A run whose process died shows its totals for one expiry, its memory no longer, and then nothing."""
+    """A dead run shows its totals for one expiry, without its memory, and is then absent."""
     runs = registry(ALICE)
     runs.receive(ALICE, report(), 1.0)
     runs.exited(ALICE, 10.0)
@@ -167,8 +167,8 @@ def test_dead_run_is_gone_one_expiry_later() -> None:
     assert runs.update(BOX, 70.1) == ()
 
 
-def test_run_that_says_its_end_is_ended() -> None:
-    """An end message ends the run before its process is gone; the death that follows changes nothing."""
+def test_goodbye_ends_the_run() -> None:
+    """An end message ends the run before the process exits; the later exit changes nothing."""
     runs = registry(ALICE)
     runs.receive(ALICE, End("completed"), 1.0)
     runs.exited(ALICE, 50.0)
@@ -178,8 +178,8 @@ def test_run_that_says_its_end_is_ended() -> None:
     assert runs.update(BOX, 61.1) == ()
 
 
-def test_end_said_again_and_again_counts_once() -> None:
-    """A report after an end takes it back; a run that ends and goes on many times is one that finished."""
+def test_repeated_end_counts_once() -> None:
+    """A report after an end resumes the run; a run that ends and resumes often counts once as finished."""
     runs = registry(ALICE)
     for now in (1.0, 50.0, 100.0):
         runs.receive(ALICE, End("completed"), now)
@@ -189,8 +189,8 @@ def test_end_said_again_and_again_counts_once() -> None:
     assert runs.ended["finished"] == 1
 
 
-def test_run_without_connection_is_forgotten_unless_it_comes_back() -> None:
-    """A living process that lost its connection counts for one expiry, and again when it says hello."""
+def test_run_without_connection_expires_unless_it_reconnects() -> None:
+    """A living process without connection is kept for one expiry, and again after another hello."""
     runs = registry(ALICE)
     runs.disconnected(ALICE, 10.0)
     runs.receive(ALICE, HELLO, 50.0)
@@ -201,14 +201,14 @@ def test_run_without_connection_is_forgotten_unless_it_comes_back() -> None:
     assert runs.update(BOX, 191.0) == ()
 
 
-def test_report_before_hello_is_refused() -> None:
-    """Nothing can be said of a run that did not say who it is."""
+def test_report_before_hello_is_rejected() -> None:
+    """A report without a hello is rejected."""
     with pytest.raises(ProtocolError, match="no_hello"):
         registry().receive(ALICE, report(), 0.0)
 
 
-def test_first_that_ended_makes_room_first() -> None:
-    """Of several runs that ended, the one whose totals were seen for longest is forgotten."""
+def test_first_ended_run_makes_room_first() -> None:
+    """The run that ended first is dropped first."""
     runs = registry(limit=2)
     for peer, ended in ((BOB, 5.0), (ALICE, 3.0)):
         runs.receive(peer, HELLO, 0.0)
@@ -218,7 +218,7 @@ def test_first_that_ended_makes_room_first() -> None:
 
 
 def test_logical_devices_of_one_gpu_add_up() -> None:
-    """Two logical devices on one GPU are one reading, their limits too."""
+    """Two logical devices on one GPU are one reading with summed limits."""
     runs = registry()
     runs.receive(ALICE, Hello("r", "f", {"GPU:0": "GPU-0", "GPU:1": "GPU-0"}), 0.0)
     parts = {"GPU:0": DeviceMemory(1, 2, 10), "GPU:1": DeviceMemory(3, 4, 20)}
@@ -228,19 +228,19 @@ def test_logical_devices_of_one_gpu_add_up() -> None:
 
 
 def kill(pid: int, at: float) -> OomKill:
-    """Make a kill of the OOM killer that the log tells of at `at`."""
+    """Make an OOM kill that the kernel log reports at `at`."""
     return OomKill(pid, in_cgroup=True, earliest=at, latest=at)
 
 
 def ended(runs: RunRegistry, now: float, box: Snapshot = BOX) -> Ending:
-    """Return the ending of the one run, as a poll shows it."""
+    """Return the ending of the only run, as a poll shows it."""
     (run,) = runs.update(box, now)
     assert run.ending is not None
     return run.ending
 
 
-def test_ending_is_refined_until_it_is_settled() -> None:
-    """SIGKILL becomes the OOM killer's by what the log tells in the next poll; nothing changes it later."""
+def test_ending_is_refined_until_it_is_final() -> None:
+    """A SIGKILL becomes out of memory by the kernel log of the next poll; later logs change nothing."""
     runs = registry(ALICE)
     runs.exited(ALICE, 10.0, signal.SIGKILL)
     assert (ended(runs, 10.1).outcome, ended(runs, 10.1).settled) == ("killed", False)
@@ -253,8 +253,8 @@ def test_ending_is_refined_until_it_is_settled() -> None:
     assert runs.ended["out_of_memory"] == runs.ended.total() == 1
 
 
-def test_kill_of_another_process_counts_for_nothing() -> None:
-    """One of another pid, or of a process that had this pid before the run or after it, is not the run's."""
+def test_kill_of_another_process_is_ignored() -> None:
+    """An OOM kill of another pid, or of an earlier or later process with this pid, is not the run's."""
     runs = registry()
     runs.add_oom_kills([kill(BOB.pid, 9.9), kill(ALICE.pid, -5.0), kill(ALICE.pid, 15.0)])
     runs.receive(ALICE, HELLO, 0.0)
@@ -262,8 +262,8 @@ def test_kill_of_another_process_counts_for_nothing() -> None:
     assert ended(runs, 12.0).outcome == "killed"
 
 
-def test_status_told_late_counts() -> None:
-    """A status that comes before the ending is settled is waited for, and makes it known."""
+def test_late_exit_status_counts() -> None:
+    """An exit status that arrives before the ending is final is used."""
     runs = registry(ALICE)
     runs.exited(ALICE, 10.0)
     assert (ended(runs, 15.0).outcome, ended(runs, 15.0).settled) == ("unknown", False)
@@ -273,16 +273,16 @@ def test_status_told_late_counts() -> None:
     assert not runs.awaits_exit_status(ALICE)
 
 
-def test_status_that_nobody_tells_is_not_waited_for_without_end() -> None:
-    """After a while the ending stands as it is known."""
+def test_wait_for_an_exit_status_is_limited() -> None:
+    """After the wait the ending is final without an exit status."""
     runs = registry(ALICE)
     runs.exited(ALICE, 10.0)
     assert (ended(runs, 10.0 + PATIENCE_SECONDS).outcome, runs.ended["unknown"]) == ("unknown", 1)
     assert not runs.awaits_exit_status(ALICE)
 
 
-def test_death_after_a_goodbye_is_told() -> None:
-    """A run that says goodbye and then dies at its exit ended by that; its goodbye is when it ended."""
+def test_death_after_a_goodbye() -> None:
+    """A run that dies at exit after its goodbye has the death's outcome and the goodbye's time."""
     walls = iter((1.0, 2.0, 3.0, 4.0))
     runs = RunRegistry(limit=10, expiry=60.0, overhead=GIB, wall=lambda: next(walls))
     runs.receive(ALICE, HELLO, 0.0)
@@ -294,7 +294,7 @@ def test_death_after_a_goodbye_is_told() -> None:
 
 
 def test_goodbye_of_a_process_that_lives_on() -> None:
-    """A process that goes on without the run has ended it as it said; its own end, later, is none of the run's."""
+    """A run ends by its goodbye if its process lives on; the later exit of the process is not the run's."""
     runs = registry(ALICE)
     runs.receive(ALICE, End("done"), 10.0)
     assert ended(runs, 10.0 + PATIENCE_SECONDS).settled
@@ -303,17 +303,17 @@ def test_goodbye_of_a_process_that_lives_on() -> None:
 
 
 def test_run_of_another_namespace_ends_with_its_connection() -> None:
-    """With a pid of 0 the connection's end is all there is: unknown, and at once as known as it will be."""
+    """A run with pid 0 ends with its connection: outcome unknown, final at once."""
     runs = registry()
-    stranger = ProcessKey(0, 1000, 1)
-    runs.receive(stranger, HELLO, 0.0)
+    unknown_process = ProcessKey(0, 1000, 1)
+    runs.receive(unknown_process, HELLO, 0.0)
     runs.add_oom_kills([kill(0, 9.9)])
-    runs.exited(stranger, 10.0)
+    runs.exited(unknown_process, 10.0)
     assert (ended(runs, 12.0).outcome, ended(runs, 12.0).settled) == ("unknown", True)
 
 
 def test_xids_of_its_gpu_around_its_end_count() -> None:
-    """A fault of its GPU shortly before the end is evidence, one of long ago or of later is not."""
+    """An XID of its GPU shortly before the end is evidence; one long before or after is not."""
     outcomes = {}
     for after in (-60.0, -5.0, 1.0, 60.0):
         runs = registry()
@@ -326,8 +326,8 @@ def test_xids_of_its_gpu_around_its_end_count() -> None:
     assert outcomes == {-60.0: "unknown", -5.0: "crashed", 1.0: "crashed", 60.0: "unknown"}
 
 
-def test_forgotten_run_is_counted() -> None:
-    """A run that makes room for another before its ending is settled counts as what is known of it."""
+def test_dropped_run_is_counted() -> None:
+    """A run that is dropped before its ending is final is counted by its outcome so far."""
     runs = registry(ALICE, limit=1)
     runs.exited(ALICE, 1.0, signal.SIGKILL)
     runs.receive(BOB, HELLO, 1.5)
@@ -335,7 +335,7 @@ def test_forgotten_run_is_counted() -> None:
 
 
 def test_reused_pid_is_another_run() -> None:
-    """A process that got the pid of a run that ended is a run of its own, and the other's ending stays."""
+    """A process that reuses the pid of an ended run is another run; the other's ending stays."""
     runs = registry(ALICE)
     runs.exited(ALICE, 1.0, signal.SIGKILL)
     runs.receive(replace(ALICE, start=9), HELLO, 2.0)
@@ -344,15 +344,15 @@ def test_reused_pid_is_another_run() -> None:
 
 
 def test_last_error_is_evidence() -> None:
-    """What the run told last before it died stands beside how it did."""
+    """The last error reported before the death is part of the evidence."""
     runs = registry(ALICE)
     runs.receive(ALICE, Error("device_oom", "ResourceExhaustedError", "OOM", "train", 5), 1.0)
     runs.exited(ALICE, 2.0, 1 << 8)
     assert ended(runs, 4.0).evidence == "exit status 1; last error: device_oom (ResourceExhaustedError)"
 
 
-def test_kills_in_its_cgroup_count_since_the_last_look(tmp_path: Path) -> None:
-    """What the counter grew by since the run's processes were looked at is evidence, even where they are gone now."""
+def test_kills_in_its_cgroup_count_since_the_last_update(tmp_path: Path) -> None:
+    """OOM kills in the cgroup since the last update are evidence, even if the cgroup is gone."""
     counter = tmp_path / "memory.events"
     counter.write_text("oom 5\noom_kill 3\n")
     runs = registry(ALICE)
@@ -364,8 +364,8 @@ def test_kills_in_its_cgroup_count_since_the_last_look(tmp_path: Path) -> None:
     assert ended(runs, 4.0).outcome == "out_of_memory"
 
 
-def test_run_that_stalls_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    """A stall of the run is on it, with how busy its GPU is, and in the log at its begin and end."""
+def test_run_that_stalls_and_resumes(caplog: pytest.LogCaptureFixture) -> None:
+    """A stall is on the run, with the utilization of its GPU, and in the log at its start and end."""
     runs = registry(ALICE)
     runs.receive(ALICE, replace(report(), stepping=True, step_p95=0.1), 1.0)
     assert [run.stall for run in runs.update(BOX, 61.0)] == [None]
@@ -380,14 +380,14 @@ def test_run_that_stalls_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
-def of_users(*uids: int) -> list[ProcessKey]:
-    """Make a process for each."""
+def make_peers(*uids: int) -> list[ProcessKey]:
+    """Make a process for each user ID."""
     return [ProcessKey(pid=100 + number, uid=uid, start=number) for number, uid in enumerate(uids)]
 
 
 def test_crowd_makes_room_for_another_user(caplog: pytest.LogCaptureFixture) -> None:
-    """Where one user's runs fill the table the newest of them gives way to another's, which is counted and told."""
-    crowd = of_users(1000, 1000, 1000, 1000)
+    """At the limit the user with the most runs loses the newest to another user's; it is counted and logged."""
+    crowd = make_peers(1000, 1000, 1000, 1000)
     runs = registry(*crowd, limit=4)
     runs.receive(BOB, HELLO, 1.0)
     assert [run.peer for run in runs.update(BOX, 1.0)] == [*crowd[:3], BOB]
@@ -397,8 +397,8 @@ def test_crowd_makes_room_for_another_user(caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_users_do_not_take_turns() -> None:
-    """Who was turned away stays away, and two users with as many runs, or one more, leave each other alone."""
-    crowd = of_users(1000, 1000, 1000, 1000)
+    """A rejected run stays rejected; users with as many runs, or one more, do not displace each other."""
+    crowd = make_peers(1000, 1000, 1000, 1000)
     others = [replace(peer, uid=1001, pid=peer.pid + 100) for peer in crowd]
     runs = registry(*crowd, *others[:2], limit=4)
     even = [*crowd[:2], *others[:2]]
@@ -411,9 +411,9 @@ def test_users_do_not_take_turns() -> None:
     assert len(runs.update(BOX, 2.0)) == 4
 
 
-def test_ended_run_goes_before_a_living_one() -> None:
-    """As long as there are runs that have ended nobody is turned away."""
-    crowd = of_users(1000, 1000, 1000)
+def test_ended_run_is_dropped_before_a_living_one() -> None:
+    """No living run is displaced while there are ended runs to drop."""
+    crowd = make_peers(1000, 1000, 1000)
     runs = registry(*crowd, limit=3)
     runs.exited(crowd[0], 1.0)
     runs.receive(BOB, HELLO, 2.0)

@@ -37,7 +37,7 @@ ROWS = (
     ids=["known", "silent", "ended", "unknown", "no report"],
 )
 def test_input(report: Report | None, ends: bool, now: float, expected: tuple[float | None, ...]) -> None:  # noqa: FBT001 - a parameter of cases
-    """Totals hold on, an empty buffer is 0 batches, and what is unknown or no longer so is absent."""
+    """Totals stay, an empty buffer is 0 batches, and unknown or expired values are absent."""
     runs = RunRegistry(limit=1, expiry=60.0, overhead=0.0)
     runs.receive(PEER, Hello("resnet", "", {}), 0.0)
     if report is not None:
@@ -49,7 +49,7 @@ def test_input(report: Report | None, ends: bool, now: float, expected: tuple[fl
 
 
 def test_reserved_memory() -> None:
-    """What an allocator holds of a GPU is there where it says so, and absent where it does not."""
+    """Memory reserved by an allocator is present if reported, else absent."""
     box = snapshot(gpu(0), gpu(1))
     uuids = [each.identity.uuid for each in box.gpus]
     memory = {"GPU:0": DeviceMemory(1, 2, reserved=5), "GPU:1": DeviceMemory(1, 2)}
@@ -61,7 +61,7 @@ def test_reserved_memory() -> None:
 
 
 def test_xids() -> None:
-    """A run has the XIDs that its GPUs had while it lived, by code, and no series without one."""
+    """A run has the XIDs of its GPUs during its life, by code, and no series without one."""
     assert RunUsageReadings.xid_events_total.read(RunUsage()) == {}
     shares = {"GPU-a": DeviceUsage("A100", xids={31: 2, 43: 1}), "GPU-b": DeviceUsage("A100")}
     assert RunUsageReadings.xid_events_total.read(RunUsage(shares)) == {

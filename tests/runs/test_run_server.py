@@ -43,7 +43,7 @@ def report(steps: int) -> bytes:
 
 
 class Side:
-    """The daemon's side: a server on a socket of its own, and a look at what it knows."""
+    """The daemon's side: a server on its own socket, with access to its registry."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -61,17 +61,17 @@ class Side:
 
     @property
     def runs(self) -> tuple[RunSnapshot, ...]:
-        """What the registry knows now."""
+        """The runs in the registry."""
         return self.registry.update(BOX, 0.0)
 
     @property
     def outcome(self) -> str | None:
-        """What is known now of how the one run ended."""
+        """The outcome of the only run so far."""
         (run,) = self.runs
         return run.ending.outcome if run.ending else None
 
     async def until(self, condition: Callable[[], object]) -> None:
-        """Let the loop run until the condition holds; a test that waits in vain fails after 10 s."""
+        """Let the loop run until the condition holds; fail after 10 s."""
 
         async def wait() -> None:
             while not condition():
@@ -111,7 +111,7 @@ def child(side: Side) -> Iterator[Callable[[], "subprocess.Popen[str]"]]:
 
 
 def say(process: "subprocess.Popen[str]", message: bytes) -> None:
-    """Have the child send a message and wait until it did."""
+    """Make the child send a message; wait until it is sent."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(message.decode() + "\n")
@@ -120,7 +120,7 @@ def say(process: "subprocess.Popen[str]", message: bytes) -> None:
 
 
 def test_identity_comes_from_the_kernel(side: Side) -> None:
-    """The pid and uid of a run are the kernel's, whatever a message claims."""
+    """The pid and uid of a run are the kernel's, regardless of the message."""
 
     async def scenario() -> None:
         async with side.listening():
@@ -138,7 +138,7 @@ def test_identity_comes_from_the_kernel(side: Side) -> None:
 
 
 def test_death_of_the_process_ends_its_run(side: Side, child: Callable[[], "subprocess.Popen[str]"]) -> None:
-    """A killed trainer is seen to be gone; what it had sent still counts."""
+    """The death of a killed trainer is detected; its last messages count."""
 
     async def scenario() -> None:
         async with side.listening():
@@ -158,9 +158,9 @@ def test_death_of_the_process_ends_its_run(side: Side, child: Callable[[], "subp
 def test_status_is_waited_for(
     side: Side, child: Callable[[], "subprocess.Popen[str]"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of another user's process the kernel tells the status once its parent has waited for it, and no sooner."""
-    monkeypatch.setattr(exit_status, "_read_zombie", lambda _pid, _start: None)  # as to any stranger
-    tells = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) >= (6, 15)
+    """The exit status of another user's process is available once its parent has reaped it, not before."""
+    monkeypatch.setattr(exit_status, "_read_zombie", lambda _pid, _start: None)  # as for another user
+    has_exit_status = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) >= (6, 15)
 
     async def scenario() -> None:
         async with side.listening():
@@ -173,7 +173,7 @@ def test_status_is_waited_for(
             assert side.server._unexplained
             process.wait()
             side.server.update()
-            assert side.outcome == ("killed" if tells else "unknown")
+            assert side.outcome == ("killed" if has_exit_status else "unknown")
             side.registry.expire(float("inf"))
             side.server.update()
             assert not side.server._unexplained
@@ -181,8 +181,8 @@ def test_status_is_waited_for(
     asyncio.run(scenario())
 
 
-def test_last_words_of_a_dead_process_count(side: Side, child: Callable[[], "subprocess.Popen[str]"]) -> None:
-    """Messages still in the queue when the process dies are read before its run ends."""
+def test_queued_messages_of_a_dead_process_count(side: Side, child: Callable[[], "subprocess.Popen[str]"]) -> None:
+    """Messages in the queue at the death of the process are read before the run ends."""
 
     async def scenario() -> None:
         async with side.listening():
@@ -201,7 +201,7 @@ def test_last_words_of_a_dead_process_count(side: Side, child: Callable[[], "sub
 
 
 def test_closed_connection_of_a_living_process_is_no_end(side: Side) -> None:
-    """A run that closes its connection but lives on is still up, and may come back under the same run_id."""
+    """A run that disconnects and lives on is up, and can reconnect under the same run_id."""
 
     async def scenario() -> None:
         async with side.listening():
@@ -221,7 +221,7 @@ def test_closed_connection_of_a_living_process_is_no_end(side: Side) -> None:
 
 
 def test_two_connections_of_a_process_are_one_run(side: Side) -> None:
-    """A run is a process: a second connection does not make a second run, nor end the first by closing."""
+    """Two connections of a process are one run; closing one does not end it."""
 
     async def scenario() -> None:
         async with side.listening():
@@ -237,8 +237,8 @@ def test_two_connections_of_a_process_are_one_run(side: Side) -> None:
     asyncio.run(scenario())
 
 
-def test_wrong_messages_are_counted_and_harm_nobody(side: Side) -> None:
-    """Garbage, giants, unknown versions and reports without hello are counted by reason; the next run is served."""
+def test_wrong_messages_are_counted_and_isolated(side: Side) -> None:
+    """Garbage, oversized, unversioned and hello-less messages are counted by reason; the next run is served."""
 
     async def scenario() -> None:
         async with side.listening():
@@ -259,7 +259,7 @@ def test_wrong_messages_are_counted_and_harm_nobody(side: Side) -> None:
 
 
 def test_run_over_the_cap_is_disconnected(side: Side, child: Callable[[], "subprocess.Popen[str]"]) -> None:
-    """Beyond runs.max a new run is refused, counted and disconnected, so that it says hello again later."""
+    """A run above runs.max is rejected, counted and disconnected, so that it sends its hello again later."""
 
     async def scenario() -> None:
         async with side.listening():
@@ -277,7 +277,7 @@ def test_run_over_the_cap_is_disconnected(side: Side, child: Callable[[], "subpr
 
 
 def test_connections_leave_descriptors_to_the_rest(side: Side, child: Callable[[], "subprocess.Popen[str]"]) -> None:
-    """Connections take at most half of the file descriptors; at the limit the oldest silent one makes room."""
+    """Connections use at most half of the file descriptors; at the limit the oldest silent one is closed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 
     async def scenario() -> None:
@@ -296,7 +296,7 @@ def test_connections_leave_descriptors_to_the_rest(side: Side, child: Callable[[
 
 
 def test_user_with_most_connections_loses_the_oldest(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the limit each new connection costs the user with the most, its own included, their oldest one."""
+    """At the limit each new connection closes the oldest one of the user with the most."""
     uids = iter((1, 2, 1, 1, 2, 3, 1))
     monkeypatch.setattr(run_server, "read_credentials", lambda _connection: (0, next(uids)))
 
@@ -312,8 +312,8 @@ def test_user_with_most_connections_loses_the_oldest(side: Side, monkeypatch: py
     asyncio.run(scenario())
 
 
-def test_process_with_many_connections_is_cut(side: Side) -> None:
-    """One process holds eight connections at most, and the rest is refused, so that it locks nobody out."""
+def test_connections_of_one_process_are_limited(side: Side) -> None:
+    """A process has at most eight connections; further ones are rejected, so that others can connect."""
 
     async def scenario() -> None:
         async with side.listening():
@@ -326,8 +326,8 @@ def test_process_with_many_connections_is_cut(side: Side) -> None:
     asyncio.run(scenario())
 
 
-def test_removed_socket_comes_back(side: Side) -> None:
-    """Somebody removes the socket: new runs can report again after the next poll, those connected go on."""
+def test_removed_socket_is_restored(side: Side) -> None:
+    """A removed socket is restored by the next poll; connected runs stay connected."""
 
     async def scenario() -> None:
         async with side.listening():
@@ -344,8 +344,8 @@ def test_removed_socket_comes_back(side: Side) -> None:
     asyncio.run(scenario())
 
 
-def test_displaced_socket_is_told_once(side: Side, caplog: pytest.LogCaptureFixture) -> None:
-    """A file in the socket's place stays, and one line says that no new run can report."""
+def test_displaced_socket_is_logged_once(side: Side, caplog: pytest.LogCaptureFixture) -> None:
+    """A file in the socket's place stays; one log line says that no new run can report."""
 
     async def scenario() -> None:
         async with side.listening():
@@ -359,8 +359,8 @@ def test_displaced_socket_is_told_once(side: Side, caplog: pytest.LogCaptureFixt
     assert caplog.text.count("new runs cannot connect") == 1
 
 
-def test_run_turned_away_can_come_back(side: Side) -> None:
-    """A report without a hello ends its connection, so that the run connects anew and says who it is."""
+def test_rejected_run_can_reconnect(side: Side) -> None:
+    """A report without a hello closes the connection, so that the run reconnects and sends its hello."""
 
     async def scenario() -> None:
         async with side.listening():
@@ -373,7 +373,7 @@ def test_run_turned_away_can_come_back(side: Side) -> None:
 
 
 def test_process_that_lives_on_keeps_no_descriptor(side: Side) -> None:
-    """A run that hung up and was forgotten costs no file descriptor, though its process lives."""
+    """A dropped run uses no file descriptor, even if its process lives."""
 
     async def scenario() -> None:
         async with side.listening():
@@ -391,7 +391,7 @@ def test_process_that_lives_on_keeps_no_descriptor(side: Side) -> None:
 
 
 def test_flood_does_not_starve_another_run(side: Side) -> None:
-    """Of a connection whose queue is full a batch is read, and then that of another run, until the first has rested."""
+    """A connection with a full queue is read in batches, and other runs are read between them."""
 
     async def scenario() -> None:
         async with side.listening():
@@ -412,7 +412,7 @@ def test_flood_does_not_starve_another_run(side: Side) -> None:
 
 
 def test_stale_socket_is_replaced(side: Side) -> None:
-    """A socket left behind by a killed daemon does not stop the next one."""
+    """The socket of a killed daemon does not stop the next one."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:
         dead.bind(str(side.path))
 
@@ -427,7 +427,7 @@ def test_stale_socket_is_replaced(side: Side) -> None:
 
 
 def test_live_daemon_keeps_its_socket(side: Side, tmp_path: Path) -> None:
-    """A second daemon on the same path is told so, and the first one goes on."""
+    """A second daemon on the same path gets an error; the first one stays reachable."""
 
     async def scenario() -> None:
         async with side.listening():
@@ -441,7 +441,7 @@ def test_live_daemon_keeps_its_socket(side: Side, tmp_path: Path) -> None:
 
 
 def test_foreign_file_is_not_removed(side: Side) -> None:
-    """A file that is no socket stays, and the message says what to do."""
+    """A file that is no socket stays; the error says what to do."""
     side.path.write_text("precious")
     with pytest.raises(OSError, match=r"is not a socket; remove it or set another runs\.socket"):
         side.server.start(side.path, 0o666)
@@ -449,14 +449,14 @@ def test_foreign_file_is_not_removed(side: Side) -> None:
 
 
 def test_missing_directory_is_named(tmp_path: Path) -> None:
-    """A directory that cannot be made is named together with the way out."""
+    """The error names a directory that cannot be made, and the fix."""
     side = Side(tmp_path / "missing" / "deeper" / "run.sock")
     with pytest.raises(OSError, match=r"cannot create .*missing/deeper.*runs\.socket"):
         side.server.start(side.path, 0o666)
 
 
 def test_mode_is_right_from_the_start(side: Side) -> None:
-    """The socket bears its configured mode, whatever the umask of who started the daemon."""
+    """The socket has its configured mode from the start, regardless of the umask."""
 
     async def scenario() -> None:
         before = os.umask(0o077)
@@ -472,7 +472,7 @@ def test_mode_is_right_from_the_start(side: Side) -> None:
 
 
 def test_stopping_spares_a_successors_socket(side: Side) -> None:
-    """A daemon that stops late does not remove the socket that its successor has put in its place."""
+    """A daemon that stops late does not remove its successor's socket."""
 
     async def scenario() -> None:
         async with side.listening():

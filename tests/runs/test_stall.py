@@ -1,4 +1,4 @@
-"""Stalls and their causes: case by case, and with real hanging processes and a daemon."""
+"""Stalls and their causes: by cases, and with real hanging processes and a daemon."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ REPORT = Report("train", 5, 1.0, (0,) * (len(STEP_BUCKETS) + 1), {}, stepping=Tr
 PATIENCE = Patience(factor=10.0, least=15.0)
 
 
-def test_what_is_a_stall() -> None:
-    """A step under way for longer than ten slow ones, and than the least, is a stall; a first step is none."""
+def test_stall_threshold() -> None:
+    """A step longer than ten slow steps and than the minimum is a stall; a first step is not."""
     cases = [
         (REPORT, 20.0, False),
         (REPORT, 20.1, True),
-        (replace(REPORT, step_p95=0.001), 15.0, False),  # fast steps: not before the least
+        (replace(REPORT, step_p95=0.001), 15.0, False),  # fast steps: not before the minimum
         (replace(REPORT, step_p95=0.001), 15.1, True),
-        (replace(REPORT, step_p95=None), 15.1, True),  # only the first step was made, which says nothing of the next
+        (replace(REPORT, step_p95=None), 15.1, True),  # only the first step was made: no step time to compare with
         (replace(REPORT, stepping=False), 1e9, False),
-        (replace(REPORT, steps=0), 1e9, False),  # it compiles
+        (replace(REPORT, steps=0), 1e9, False),  # compiling
     ]
     assert [case for case in cases if hangs(case[0], case[1], PATIENCE) is not case[2]] == []
 
 
 def test_cause() -> None:
-    """The sign that says most names the cause; without signs it is unknown."""
+    """The strongest sign determines the cause; without signs it is unknown."""
     cases: list[tuple[Signs, Cause]] = [
         (Signs("stopped", cpus=1.0, gpu=1.0), "stopped"),
         (Signs("uninterruptible", cpus=0.0, gpu=1.0), "uninterruptible"),
         (Signs("sleeping", cpus=1.0, gpu=1.0), "gpu_busy"),
         (Signs("running", cpus=1.0, gpu=0.1), "cpu_busy"),
         (Signs("sleeping", cpus=0.5), "cpu_busy"),  # in another thread, or a worker
-        (Signs("running", cpus=0.1), "cpu_busy"),  # on a host that has no more to give
+        (Signs("running", cpus=0.1), "cpu_busy"),  # on a saturated host
         (Signs("running", cpus=0.09), "waiting"),
         (Signs("sleeping", cpus=0.1, gpu=0.0), "waiting"),
         (Signs("zombie", cpus=0.1), "waiting"),
-        (Signs("sleeping", gpu=0.0), "waiting"),  # before its CPUs are known
+        (Signs("sleeping", gpu=0.0), "waiting"),  # before its CPU use is known
         (Signs("running", gpu=0.0), "cpu_busy"),
         (Signs("sleeping", gpu=1.0), "gpu_busy"),
         (Signs(gpu=0.0), "unknown"),
@@ -54,23 +54,23 @@ def test_cause() -> None:
 
 
 def used(cpu: float, state: str = "sleeping") -> HostUsage:
-    """Make a look at a run's processes."""
+    """Make a reading of a run's processes."""
     return HostUsage(
         cpu, None, None, PresentProcesses(memory=0, processes=1, state=state, cpus=None, cgroup_memory=None)
     )
 
 
 def idle() -> float:
-    """Tell that the run's GPUs do nothing."""
+    """Report the run's GPUs as idle."""
     return 0.0
 
 
 def hidden() -> None:
-    """Tell nothing of a process."""
+    """Return no reading of the process."""
 
 
 def test_watch_counts_each_stall_once() -> None:
-    """A stall lasts until the next step; the same totals told again are none."""
+    """A stall lasts until the next step; repeated totals are the same stall."""
     watch = StallWatch()
     watch.handle_report(REPORT, 100.0)
     assert watch.judge(REPORT, idle, hidden, PATIENCE, 120.0) is None
@@ -87,8 +87,8 @@ def test_watch_counts_each_stall_once() -> None:
     assert watch.stalls == 2
 
 
-def test_cpu_is_that_since_the_last_look() -> None:
-    """What a run used before says nothing of what it does now; the same look twice is one."""
+def test_cpu_use_is_that_since_the_last_reading() -> None:
+    """CPU time before the last reading does not count; a repeated reading is ignored."""
     watch = StallWatch()
     watch.handle_report(REPORT, 0.0)
     causes: list[str] = []
@@ -102,7 +102,7 @@ def test_cpu_is_that_since_the_last_look() -> None:
 
 
 def test_state_is_that_of_the_stall() -> None:
-    """As a stall begins the process is looked at; CPUs it used before are no sign, and later looks count again."""
+    """The process is read at the start of a stall; earlier CPU use is no sign, later readings count."""
     states: dict[str | None, str] = {"sleeping": "waiting", "running": "cpu_busy", None: "waiting"}
     for state, expected in states.items():
         watch = StallWatch()
@@ -122,7 +122,7 @@ poll: {interval: 200ms, slow_interval: 1h}
 kernel_log: {path: /nowhere}
 runs: {stall_after: 1s, expiry: 3s}
 """
-HANGS = {"sleep": "waiting", "burn": "cpu_busy", "stop": "stopped"}  # what a run does as it has reported: the cause
+HANGS = {"sleep": "waiting", "burn": "cpu_busy", "stop": "stopped"}  # reported behavior of the run: the cause
 
 
 def test_real_runs_that_hang(tmp_path: Path, mock_nvml: MockNvml) -> None:
@@ -149,12 +149,12 @@ def test_real_runs_that_hang(tmp_path: Path, mock_nvml: MockNvml) -> None:
             for how, expected in HANGS.items():
                 until(lambda how=how, expected=expected: causes(runs[how]) == [expected], f"a stall: {expected}")  # type: ignore[misc]
                 assert (shown("stalled", runs[how]), shown("stalls_total", runs[how])) == (1, 1)
-                (told,) = [
+                (line,) = [
                     line
                     for line in daemon.output().splitlines()
                     if f"run stalled run={runs[how].run_id} name={how} " in line
                 ]
-                assert told.endswith(f" cause={expected}")
+                assert line.endswith(f" cause={expected}")
             assert (shown("stalled", runs["rest"]), causes(runs["rest"])) == (0, [])
             until(lambda: shown("phase", phase="train") is None, "its report is old")
             assert (shown("stalled"), shown("up")) == (1, 1)
