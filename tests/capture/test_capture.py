@@ -1,4 +1,4 @@
-"""A capture replays what was recorded, and a file that cannot be replayed says why."""
+"""Captures: a replay equals the recording, and an unusable file is refused with the reason."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ PID_MAX_LIMIT = 1 << 22
 INTERVAL = 2.0
 HOST = HostMemory(size=1 << 40, available=1 << 39)
 DOCUMENT = Path(__file__).parents[2] / "docs" / "engineering" / "capture.md"
-# What a process on the mock library does: record the driver, and poll it as the daemon would.
+# Run by a process on the mock library: record the driver, and poll it as the daemon does.
 RECORDER = """
 import asyncio, json, sys
 from pathlib import Path
@@ -75,17 +75,17 @@ print(json.dumps(summarize(asyncio.run(polls()))))
 
 
 def recorded(box: Box, frames: int = 3) -> Capture:
-    """Record a box, moving its clock."""
+    """Record a simulated machine, advancing its clock."""
     return record(box.nvml, frames, INTERVAL, host_memory=lambda: HOST, sleep=box.clock.sleep, clock=box.clock)
 
 
-def snapshot_of(nvml: Nvml) -> Snapshot:
+def poll_once(nvml: Nvml) -> Snapshot:
     """Poll once, as the daemon does."""
     return asyncio.run(Poller(nvml, 30).poll())
 
 
 def replayed(capture: Capture) -> tuple[Nvml, Clock]:
-    """Replay a capture on a clock of its own."""
+    """Replay a capture on a separate clock."""
     clock = Clock()
     nvml = CapturedNvml(capture, clock).nvml
     nvml.nvmlInit()
@@ -93,7 +93,7 @@ def replayed(capture: Capture) -> tuple[Nvml, Clock]:
 
 
 def polled_twice(capture: Capture) -> Snapshot:
-    """Replay its first frame until what is of the time between two slow readings is there."""
+    """Replay its first frame until rates between two slow readings are there."""
     clock = Clock()
     nvml = CapturedNvml(replace(capture, frames=capture.frames[:1]), clock).nvml
 
@@ -107,18 +107,18 @@ def polled_twice(capture: Capture) -> Snapshot:
 
 
 def recording(mock_nvml: MockNvml, folder: Path) -> str:
-    """Record two GPUs of the mock library into capture.json and masked.json; return what a poll after it tells."""
+    """Record two GPUs of the mock library into capture.json and masked.json; return the result of a poll after it."""
     env = {**os.environ, **mock_nvml.env(gpus=2, frozen=1), "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", RECORDER, str(folder / "capture.json"), str(folder / "masked.json")]
     return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
 
 
 class TestReplay:
-    """What comes back is what was recorded."""
+    """A replay returns what was recorded."""
 
     @pytest.mark.parametrize("name", ["box.json", "box.json.gz"])
-    def test_every_frame_reads_as_the_box_did(self, name: str, tmp_path: Path) -> None:
-        """All readings and processes of each frame come back, through either kind of file."""
+    def test_every_frame_reads_as_recorded(self, name: str, tmp_path: Path) -> None:
+        """All readings and processes of each frame are replayed, from either kind of file."""
         save_capture(recorded(Box(), 3), tmp_path / name)
         original, (nvml, clock) = Box(), replayed(load_capture(tmp_path / name))
         for index in range(8):
@@ -129,24 +129,24 @@ class TestReplay:
             for index in range(8):
                 assert GpuReader(nvml, nvml.nvmlDeviceGetHandleByIndex(index)).read() == original.read(index)
 
-    def test_the_poller_sees_no_difference(self) -> None:
-        """A poll of the replay finds the GPUs, versions and readings that a poll of the box finds: nothing unasked."""
+    def test_polls_do_not_differ(self) -> None:
+        """A poll of the replay and a poll of the machine have the same GPUs, versions and readings."""
         box = Box()
         box.clock.sleep(SAMPLE_SECONDS)
-        real, again = snapshot_of(box.nvml), snapshot_of(replayed(recorded(Box()))[0])
+        real, again = poll_once(box.nvml), poll_once(replayed(recorded(Box()))[0])
         assert [gpu.identity for gpu in again.gpus] == [gpu.identity for gpu in real.gpus]
         assert [gpu.readings for gpu in again.gpus] == [gpu.readings for gpu in real.gpus]
         assert again.driver == real.driver
 
     def test_recording_a_replay_gives_the_same_capture(self) -> None:
-        """Nothing is lost or bent on the way through."""
+        """Recording a replay loses and changes nothing."""
         capture = recorded(Box())
         nvml, clock = replayed(capture)
         again = record(nvml, 3, INTERVAL, host_memory=lambda: HOST, sleep=clock.sleep, clock=clock)
         assert again == capture
 
-    def test_frames_follow_the_clock_and_begin_again(self) -> None:
-        """Each frame stands for its interval, and the first one follows the last."""
+    def test_frames_follow_the_clock_and_repeat(self) -> None:
+        """Each frame lasts its interval, and the first one follows the last."""
         frames = tuple(Frame({"nvmlDeviceGetCount": count}, ({},) * count) for count in (1, 2, 3))
         nvml, clock = replayed(Capture(INTERVAL, frames))
         counts = []
@@ -155,7 +155,7 @@ class TestReplay:
         assert counts == [1, 1, 2, 2, 3, 3, 1, 2, 1]
 
     def test_faults_are_replayed(self) -> None:
-        """Lost GPUs and failing calls come back as the same faults, in their frames only."""
+        """Lost GPUs and failing calls are replayed as the same faults, in their frames only."""
         box = Box()
         healthy = recorded(box, 1)
         box.simulation.gpu(2).lose()
@@ -168,7 +168,7 @@ class TestReplay:
             poller = Poller(nvml, 30)
             before = await poller.poll()
             clock.now = INTERVAL
-            broken = await poller.poll(), await poller.poll()  # the second one looks the lost GPU up anew
+            broken = await poller.poll(), await poller.poll()  # the second one looks the lost GPU up again
             return before, *broken
 
         before, *broken = asyncio.run(polls())
@@ -180,21 +180,21 @@ class TestReplay:
             assert snapshot.gpus[6].value(GpuReadings.temperature_margin_celsius) is not None
         assert broken[0].gpus[4].errors == {"unknown": 1}
 
-    def test_gpu_that_does_not_say_its_uuid_hides_no_other(self) -> None:
-        """A GPU that failed while it was recorded is missing from the replay, and the rest is there."""
+    def test_gpu_without_uuid_hides_no_other(self) -> None:
+        """A GPU that failed during the recording is missing from the replay, and the others are there."""
         box = Box(2)
         box.simulation.gpu(1).fail("nvmlDeviceGetUUID", pynvml.NVML_ERROR_UNKNOWN)
-        snapshot = snapshot_of(replayed(recorded(box, 1))[0])
+        snapshot = poll_once(replayed(recorded(box, 1))[0])
         assert [gpu.identity.index for gpu in snapshot.gpus] == [0]
 
     def test_driver_that_does_not_count_is_replayed(self) -> None:
-        """A frame in which the driver itself failed fails again."""
+        """A frame in which the driver failed fails again."""
         box = Box()
         box.simulation.driver.fail("nvmlDeviceGetCount", pynvml.NVML_ERROR_UNKNOWN)
-        assert snapshot_of(replayed(recorded(box, 1))[0]).fault == "unknown"
+        assert poll_once(replayed(recorded(box, 1))[0]).fault == "unknown"
 
-    def test_gpu_that_is_not_counted_any_more_is_lost(self) -> None:
-        """A frame with fewer GPUs gives no readings to those that are gone."""
+    def test_gpu_that_is_no_longer_counted_is_lost(self) -> None:
+        """In a frame with fewer GPUs, those that are gone have no readings."""
         fewer = recorded(Box(1), 1).frames
         nvml, clock = replayed(Capture(INTERVAL, recorded(Box(2), 1).frames + fewer))
         handle = nvml.nvmlDeviceGetHandleByIndex(1)
@@ -206,15 +206,15 @@ class TestReplay:
             nvml.nvmlDeviceGetHandleByUUID(uuid)
         assert code_of(caught.value) == pynvml.NVML_ERROR_NOT_FOUND
 
-    def test_unrecorded_question_is_not_supported(self) -> None:
-        """A capture of an older gpuwarden has no answer to a newer one's question, as a driver may not."""
+    def test_unrecorded_call_is_not_supported(self) -> None:
+        """A capture of an older gpuwarden lacks newer calls, like an older driver."""
         nvml, _clock = replayed(recorded(Box(1), 1))
         with pytest.raises(NVMLError) as caught:
             nvml.nvmlDeviceGetTemperatureThreshold(nvml.nvmlDeviceGetHandleByIndex(0), 99)
         assert code_of(caught.value) == pynvml.NVML_ERROR_NOT_SUPPORTED
 
-    def test_pids_are_nobodys_here(self) -> None:
-        """A recorded pid must not be taken for the process that has it on the machine of the replay."""
+    def test_pids_have_no_owner(self) -> None:
+        """A recorded pid is not taken for the process with that pid on the replaying machine."""
         answers: Answers = {
             "nvmlDeviceGetComputeRunningProcesses": [
                 {"pid": os.getpid(), "usedGpuMemory": 1},
@@ -227,7 +227,7 @@ class TestReplay:
         assert [process.usedGpuMemory for process in found] == [1, None]
 
     def test_real_binding(self, mock_nvml: MockNvml, tmp_path: Path) -> None:
-        """What nvidia-ml-py says, structs, byte strings and refusals, is recorded and comes back."""
+        """Structs, byte strings and errors of nvidia-ml-py are recorded and replayed."""
         mock_nvml.processes(0, {4242: 3 << 30})
         done = recording(mock_nvml, tmp_path)
         again = polled_twice(load_capture(tmp_path / "capture.json"))
@@ -236,7 +236,7 @@ class TestReplay:
         assert [process.pid for process in again.gpus[0].processes] == [4242 + PID_MAX_LIMIT]
 
     def test_divided_gpu(self, mock_nvml: MockNvml, tmp_path: Path) -> None:
-        """MIG instances come back with all that they had, from a masked file too, under names that stay theirs."""
+        """MIG instances are replayed completely, also from a masked file, with stable names."""
         mock_nvml.mig(0, "3g.40gb", "1c.3g.40gb", "1g.10gb")
         mock_nvml.processes(0, {pid: pid << 30 for pid in range(1, 5)})
         done = recording(mock_nvml, tmp_path)
@@ -258,7 +258,7 @@ class TestReplay:
         assert [names[str(process.instance)] for process in gpu.processes] == [p.instance for p in masked_gpu.processes]
 
     def test_activity(self, mock_nvml: MockNvml, tmp_path: Path) -> None:
-        """GPM comes back from every frame, the first included, and those closer together than its samples."""
+        """GPM is replayed in every frame, the first included, and in frames closer together than its samples."""
         mock_nvml.set(1, "util", 40)
         recording(mock_nvml, tmp_path)
         capture = load_capture(tmp_path / "capture.json")
@@ -270,7 +270,7 @@ class TestReplay:
         assert calls["nvmlGpmSampleAlloc"] - calls["nvmlGpmSampleFree"] == 4  # those of the poll after it
 
     def test_older_capture(self) -> None:
-        """Without answers to what is asked of GPM and MIG, it is a GPU that has neither."""
+        """Without GPM and MIG in the capture, the GPU has neither."""
         (frame,) = recorded(Box(1), 1).frames
         older = {
             asked: [{"pid": 7, "usedGpuMemory": 1}] if "ComputeRunning" in asked else answer
@@ -285,7 +285,7 @@ class TestReplay:
         assert [(process.memory, process.instance) for process in snapshot.gpus[0].processes] == [(1, None)]
 
     def test_reconfiguration(self) -> None:
-        """An instance that a later frame does not have is gone with it."""
+        """An instance that is missing in a later frame is gone."""
         instance: Answers = {
             "nvmlDeviceGetUUID": "MIG-1",
             "nvmlDeviceGetName": "H100 MIG 1g.10gb",
@@ -310,31 +310,31 @@ class TestReplay:
 
 
 class TestRecording:
-    """Recording is bounded."""
+    """Limits of a recording."""
 
     @pytest.mark.parametrize(
         ("frames", "interval"), [(0, 1.0), (MAX_FRAMES + 1, 1.0), (1, 0.0), (1, float("nan")), (2, 1e300), (2, 5e-324)]
     )
     def test_bounds(self, frames: int, interval: float) -> None:
-        """Too many frames, or none, are refused before the driver is asked."""
+        """Too many frames, or none, are refused before the driver is called."""
         with pytest.raises(ValueError, match=f"expected 1 to {MAX_FRAMES} frames"):
             record(Box(1).nvml, frames, interval)
 
-    def test_what_is_too_long_to_replay_is_not_written(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_capture_that_is_too_large_is_not_written(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A file that could not be loaded again is refused, with what to do."""
         monkeypatch.setattr("gpuwarden.capture.capture_file.MAX_BYTES", 1000)
         with pytest.raises(OSError, match="record fewer frames"):
             save_capture(recorded(Box(1), 1), tmp_path / "long.json")
         assert not (tmp_path / "long.json").exists()
 
-    def test_longest_capture_of_a_box_can_be_replayed(self, tmp_path: Path) -> None:
-        """As many frames as there may be, of the eight GPUs of a usual box, fit into a file."""
+    def test_largest_capture_can_be_replayed(self, tmp_path: Path) -> None:
+        """The maximum number of frames of a usual machine with eight GPUs fits into a file."""
         file = tmp_path / "box.json"
         save_capture(recorded(Box(), 2), file)
         assert file.stat().st_size / 2 * MAX_FRAMES < MAX_BYTES
 
-    def test_missing_driver_is_told_at_once(self) -> None:
-        """Without a driver there is nothing to record."""
+    def test_missing_driver_fails(self) -> None:
+        """Without a driver recording fails."""
         box = Box(1)
         box.simulation.driver.lose(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
         with pytest.raises(NVMLError):
@@ -342,7 +342,7 @@ class TestRecording:
 
 
 def processes(answers: Answers) -> list[Struct]:
-    """Take the list of compute processes out of a GPU's answers."""
+    """Return the list of compute processes in a GPU's answers."""
     found = answers["nvmlDeviceGetComputeRunningProcesses"]
     assert isinstance(found, list)
     return found
@@ -359,7 +359,7 @@ OF_THE_MODEL = {
 
 
 def texts(answers: Answers) -> list[tuple[str, str]]:
-    """Return all texts among a GPU's answers and those of its instances, by the question."""
+    """Return all texts among the answers of a GPU and its instances, by function."""
     found = [(asked, answer) for asked, answer in answers.items() if isinstance(answer, str)]
     for asked, answer in answers.items():
         if isinstance(answer, dict):
@@ -369,7 +369,7 @@ def texts(answers: Answers) -> list[tuple[str, str]]:
 
 
 def identifying(answers: Answers) -> list[str]:
-    """Return what names a GPU, its instances, its slot, or the processes on it; UUIDs without what all begin with."""
+    """Return the identifiers of a GPU, its instances, its slot and its processes; UUIDs without their common prefix."""
     named = (text for asked, text in texts(answers) if asked.partition("(")[0] not in OF_THE_MODEL)
     found = [text.partition("-")[2] or text for text in named]
     lists = (answer for answer in answers.values() if isinstance(answer, list))
@@ -380,7 +380,7 @@ class TestMasking:
     """A masked capture can be shared."""
 
     def test_identifying_answers_are_replaced(self, tmp_path: Path) -> None:
-        """No UUID, serial number or pid of the machine is left in the file."""
+        """The file has no UUID, serial number or pid of the machine."""
         box, file = Box(), tmp_path / "shared.json"
         capture = recorded(box)
         save_capture(mask_capture(capture), file)
@@ -391,7 +391,7 @@ class TestMasking:
 
     @pytest.mark.parametrize("name", GOLDENS)
     def test_no_original_is_left(self, name: str, tmp_path: Path) -> None:
-        """Nothing that names a GPU, an instance, a slot or a process stands anywhere in the file, in no spelling."""
+        """The file has no identifier of a GPU, an instance, a slot or a process, in any spelling."""
         capture, file = load_capture(FOLDER / f"{name}.json"), tmp_path / "shared.json"
         save_capture(mask_capture(capture), file)
         originals = {text for frame in capture.frames for gpu in frame.gpus for text in identifying(gpu)}
@@ -401,7 +401,7 @@ class TestMasking:
 
     @pytest.mark.parametrize("name", GOLDENS)
     def test_texts_that_stay_are_of_the_model(self, name: str) -> None:
-        """What is left of the texts is what every board of the model and driver says: a new one is masked, or named."""
+        """All texts that are left are the same for every board of the model and driver."""
         capture = load_capture(FOLDER / f"{name}.json")
         for before, after in zip(capture.frames, mask_capture(capture).frames, strict=True):
             for old, new in zip(before.gpus, after.gpus, strict=True):
@@ -409,7 +409,7 @@ class TestMasking:
                 assert stays <= OF_THE_MODEL
 
     def test_pseudonyms_are_stable(self) -> None:
-        """The same GPU and process stay the same through all frames, and different ones different."""
+        """A GPU or process keeps its pseudonym through all frames, and different ones stay different."""
         original, shared = recorded(Box()), mask_capture(recorded(Box()))
         names: dict[object, object] = {}
         pids: dict[object, object] = {}
@@ -423,9 +423,9 @@ class TestMasking:
         assert len(set(pids.values())) == len(pids) == 6
 
     def test_readings_stay(self) -> None:
-        """Masking changes who, not what."""
+        """Masking changes identifiers, not readings."""
         capture = recorded(Box())
-        plain, shared = (snapshot_of(replayed(each)[0]) for each in (capture, mask_capture(capture)))
+        plain, shared = (poll_once(replayed(each)[0]) for each in (capture, mask_capture(capture)))
         assert [gpu.readings for gpu in plain.gpus] == [gpu.readings for gpu in shared.gpus]
 
 
@@ -433,8 +433,8 @@ FRAME: dict[str, object] = {"driver": {}, "gpus": [{}]}
 GOOD = {"format": "gpuwarden-capture", "version": 1, "interval": 1, "frames": [FRAME]}
 
 
-def with_answer(question: str, answer: object) -> dict[str, object]:
-    """Make a capture of one frame with that answer."""
+def capture_with_answer(question: str, answer: object) -> dict[str, object]:
+    """Return a capture of one frame with that answer."""
     return {**GOOD, "frames": [{"driver": {}, "gpus": [{question: answer}]}]}
 
 
@@ -442,13 +442,13 @@ class TestLoading:
     """Files that cannot be replayed are refused with what to do."""
 
     def test_good_file(self, tmp_path: Path) -> None:
-        """The smallest capture there is loads."""
+        """The smallest possible capture loads."""
         file = tmp_path / "capture.json"
         file.write_text(json.dumps(GOOD))
         assert load_capture(file) == Capture(1.0, (Frame({}, ({},)),))
 
     def test_documented_file(self, tmp_path: Path) -> None:
-        """The file that the documentation shows is one that loads."""
+        """The example in the documentation loads."""
         (example,) = re.findall(r"```json\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
         file = tmp_path / "example.json"
         file.write_text(example)
@@ -474,26 +474,32 @@ class TestLoading:
             ({**GOOD, "frames": [{"driver": {}}]}, "corrupted capture"),
             ({**GOOD, "frames": [{"driver": [], "gpus": []}]}, "expected an object"),
             ({**GOOD, "frames": [{"driver": {}, "gpus": 3}]}, "corrupted capture"),
-            (with_answer("os.system", 1), "'os.system' is not a call of NVML"),
-            (with_answer("nvmlDeviceSetPowerManagementLimit", 1), "is not a call of NVML"),
-            (with_answer("nvmlDeviceGetPowerUsage", "much"), "'much' is not a valid answer"),
-            (with_answer("nvmlDeviceGetPowerUsage", True), "True is not a valid answer"),
-            (with_answer("nvmlDeviceGetPowerUsage", 10**400), "is not a valid answer"),
+            (capture_with_answer("os.system", 1), "'os.system' is not a call of NVML"),
+            (capture_with_answer("nvmlDeviceSetPowerManagementLimit", 1), "is not a call of NVML"),
+            (capture_with_answer("nvmlDeviceGetPowerUsage", "much"), "'much' is not a valid answer"),
+            (capture_with_answer("nvmlDeviceGetPowerUsage", True), "True is not a valid answer"),
+            (capture_with_answer("nvmlDeviceGetPowerUsage", 10**400), "is not a valid answer"),
             ({**GOOD, "frames": [{"driver": {"nvmlDeviceGetCount": 10**7}, "gpus": []}]}, "but the frame has 0"),
-            (with_answer("nvmlDeviceGetUUID", 1), "1 is not a valid answer"),
-            (with_answer("nvmlDeviceGetPowerUsage", {"error": "lost"}), "is not a valid answer"),
-            (with_answer("nvmlDeviceGetMemoryInfo", {"total": 1, "free": 1}), "is not a valid answer"),
-            (with_answer("nvmlDeviceGetComputeRunningProcesses", [{"usedGpuMemory": 1}]), "is not a valid answer"),
-            (with_answer("nvmlGpmMetricsGet(2)", "busy"), "'busy' is not a valid answer"),
-            (with_answer("nvmlDeviceGetMigMode", [1, "on"]), "is not a valid answer"),
-            (with_answer(f"{MIG_HANDLE}(0)", 1), "1 is not a valid answer"),
-            (with_answer(f"{MIG_HANDLE}(0)", {}), "is not a valid answer"),
-            (with_answer(f"{MIG_HANDLE}(0)", {"nvmlDeviceGetUUID": 7}), "nvmlDeviceGetUUID: 7 is not a valid answer"),
-            (with_answer(f"{MIG_HANDLE}(0)", {f"{MIG_HANDLE}(0)": {"error": 6}}), "is not a valid answer"),
+            (capture_with_answer("nvmlDeviceGetUUID", 1), "1 is not a valid answer"),
+            (capture_with_answer("nvmlDeviceGetPowerUsage", {"error": "lost"}), "is not a valid answer"),
+            (capture_with_answer("nvmlDeviceGetMemoryInfo", {"total": 1, "free": 1}), "is not a valid answer"),
+            (
+                capture_with_answer("nvmlDeviceGetComputeRunningProcesses", [{"usedGpuMemory": 1}]),
+                "is not a valid answer",
+            ),
+            (capture_with_answer("nvmlGpmMetricsGet(2)", "busy"), "'busy' is not a valid answer"),
+            (capture_with_answer("nvmlDeviceGetMigMode", [1, "on"]), "is not a valid answer"),
+            (capture_with_answer(f"{MIG_HANDLE}(0)", 1), "1 is not a valid answer"),
+            (capture_with_answer(f"{MIG_HANDLE}(0)", {}), "is not a valid answer"),
+            (
+                capture_with_answer(f"{MIG_HANDLE}(0)", {"nvmlDeviceGetUUID": 7}),
+                "nvmlDeviceGetUUID: 7 is not a valid answer",
+            ),
+            (capture_with_answer(f"{MIG_HANDLE}(0)", {f"{MIG_HANDLE}(0)": {"error": 6}}), "is not a valid answer"),
         ],
     )
     def test_bad_file(self, content: object, complaint: str, tmp_path: Path) -> None:
-        """The message names the file, what is wrong in it, and the way out."""
+        """The message names the file, the error in it, and what to do."""
         file = tmp_path / "capture.json"
         file.write_text(content if isinstance(content, str) else json.dumps(content))
         with pytest.raises(CaptureError, match=complaint) as caught:
@@ -502,7 +508,7 @@ class TestLoading:
         assert "record it again" in str(caught.value)
 
     def test_missing_file(self, tmp_path: Path) -> None:
-        """A file that is not there is named."""
+        """A missing file is named."""
         with pytest.raises(CaptureError, match=r"absent\.json: cannot read the capture: No such file"):
             load_capture(tmp_path / "absent.json")
 
@@ -510,14 +516,14 @@ class TestLoading:
         "content", [b"no gzip", gzip.compress(b"{}")[:-5], b""], ids=["no gzip", "cut off", "empty"]
     )
     def test_damaged_compression(self, content: bytes, tmp_path: Path) -> None:
-        """A compressed file cut short or not compressed at all is a damaged capture."""
+        """A compressed file that is cut short or not compressed is a damaged capture."""
         file = tmp_path / "capture.json.gz"
         file.write_bytes(content)
         with pytest.raises(CaptureError, match="corrupted"):
             load_capture(file)
 
     def test_endless_file(self, tmp_path: Path) -> None:
-        """A small file that unpacks to more than a capture may hold is not unpacked."""
+        """A small file that unpacks to more than the limit is not unpacked."""
         file = tmp_path / "bomb.json.gz"
         file.write_bytes(gzip.compress(b" " * (MAX_BYTES + 1)))
         with pytest.raises(CaptureError, match=f"longer than {MAX_BYTES} bytes"):
@@ -526,7 +532,7 @@ class TestLoading:
     @given(st.binary(max_size=80), st.integers(0, 10_000))
     @settings(max_examples=150, deadline=None)
     def test_any_bytes(self, tmp_path_factory: pytest.TempPathFactory, patch: bytes, place: int) -> None:
-        """Whatever is written over a capture, it loads or is refused, and what loads can be polled."""
+        """A capture overwritten with any bytes loads or is refused, and if it loads it can be polled."""
         file = tmp_path_factory.getbasetemp() / "patched.json"
         save_capture(ONE_GPU, file)
         whole = file.read_bytes()

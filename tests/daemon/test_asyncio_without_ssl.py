@@ -1,4 +1,4 @@
-"""asyncio is imported without ssl."""
+"""Import of asyncio without ssl."""
 
 import subprocess
 import sys
@@ -14,6 +14,6 @@ ssl.SSLContext
 
 
 def test_ssl() -> None:
-    """The daemon loads no ssl, which takes 4 MiB, until it sends alerts; it stays importable."""
+    """The daemon does not load ssl, which takes 4 MiB, until it sends alerts; it can still be imported."""
     ended = subprocess.run([sys.executable, "-c", ONCE], capture_output=True, text=True, check=True)
     assert ended.stderr.splitlines()[-1] == "False"

@@ -26,12 +26,12 @@ from gpuwarden.nvml.return_codes import NVMLError
 from gpuwarden.simulation.simulated_nvml import Simulation
 from mock_nvml import MockNvml
 
-FAST = "poll: {interval: 500ms, memory_interval: 20ms}\n"  # time enough for an answer on a busy machine
+FAST = "poll: {interval: 500ms, memory_interval: 20ms}\n"  # long enough for a response on a busy machine
 
 
 @pytest.fixture
 def devices(tmp_path: Path) -> Path:
-    """Make a folder for the mock's devices."""
+    """Return a folder for the mock's devices."""
     folder = tmp_path / "devices"
     folder.mkdir()
     return folder
@@ -39,19 +39,21 @@ def devices(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    """Write a configuration that polls often, and looks at memory in between."""
+    """Return a configuration with frequent polls and memory samples in between."""
     file = tmp_path / "config.yaml"
     file.write_text(FAST)
     return file
 
 
-def listens(daemon: Daemon) -> bool:
-    """Return whether it waits for the driver's events."""
+def receives_events(daemon: Daemon) -> bool:
+    """Return whether the daemon receives the driver's events."""
     return daemon.samples().value("gpuwarden_access", source="nvml_events") == 1
 
 
-def test_pause_lets_go_and_resume_takes_again(tmp_path: Path, config: Path, devices: Path, mock_nvml: MockNvml) -> None:
-    """No device is open nor asked during a pause, GPUs are neither up nor down, and afterwards all is as before."""
+def test_pause_releases_and_resume_opens_devices(
+    tmp_path: Path, config: Path, devices: Path, mock_nvml: MockNvml
+) -> None:
+    """During a pause no device is open or read and GPUs are neither up nor down; afterwards all is as before."""
     env = mock_nvml.env(gpus=2, devices=str(devices))
     daemon = Daemon(tmp_path / "daemon", "--config", str(config), env=env)
     with ending(daemon):
@@ -59,7 +61,7 @@ def test_pause_lets_go_and_resume_takes_again(tmp_path: Path, config: Path, devi
         assert before.up() == [1, 1]
         assert before.value("gpuwarden_paused") == 0
         assert daemon.open_files(devices) == {"nvidiactl", "nvidia0", "nvidia1"}
-        until(lambda: listens(daemon), "a wait for events")
+        until(lambda: receives_events(daemon), "a wait for events")
 
         done = daemon.order("pause")
         assert (done.returncode, done.stderr) == (0, "")
@@ -91,7 +93,7 @@ def test_pause_lets_go_and_resume_takes_again(tmp_path: Path, config: Path, devi
         assert (done.returncode, done.stderr) == (0, "")
         assert "2 of 2 GPUs up" in done.stdout
         assert mock_nvml.calls()["nvmlEventSetFree"] == 1
-        until(lambda: listens(daemon), "a new wait for events")
+        until(lambda: receives_events(daemon), "a new wait for events")
         after = daemon.samples()
         assert after.up() == [1, 1]
         assert after.value("gpuwarden_paused") == 0
@@ -104,8 +106,8 @@ def test_pause_lets_go_and_resume_takes_again(tmp_path: Path, config: Path, devi
         assert "Not paused" in daemon.order("resume").stdout
 
 
-def test_pause_ends_by_itself(tmp_path: Path, config: Path, devices: Path, mock_nvml: MockNvml) -> None:
-    """A pause ends on its own in time, and a second pause replaces the first one."""
+def test_pause_ends_automatically(tmp_path: Path, config: Path, devices: Path, mock_nvml: MockNvml) -> None:
+    """A pause ends automatically, and a second pause replaces the first one."""
     env = mock_nvml.env(gpus=1, devices=str(devices))
     daemon = Daemon(tmp_path / "daemon", "--config", str(config), env=env)
     with ending(daemon):
@@ -118,7 +120,7 @@ def test_pause_ends_by_itself(tmp_path: Path, config: Path, devices: Path, mock_
 
 def test_pause_and_resume_where_the_driver_is_missing(tmp_path: Path, config: Path) -> None:
     """A pause without a driver works too, and the missing driver is reported afterwards."""
-    (tmp_path / "libnvidia-ml.so.1").touch()  # found before any driver of this machine, and not to be loaded
+    (tmp_path / "libnvidia-ml.so.1").touch()  # found before any driver of this machine, and cannot be loaded
     daemon = Daemon(tmp_path / "daemon", "--config", str(config), env={"LD_LIBRARY_PATH": str(tmp_path)})
     with ending(daemon):
         assert daemon.samples().value("gpuwarden_collector_success") == 0
@@ -129,7 +131,7 @@ def test_pause_and_resume_where_the_driver_is_missing(tmp_path: Path, config: Pa
 
 
 def test_wrong_duration_is_refused(tmp_path: Path) -> None:
-    """A pause is neither endless nor nothing."""
+    """A duration is neither zero nor unlimited."""
     for wrong in ("0s", "25h", "soon"):
         command = [sys.executable, "-m", "gpuwarden", "pause", "--for", wrong, "--control", str(tmp_path / "none")]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -138,7 +140,7 @@ def test_wrong_duration_is_refused(tmp_path: Path) -> None:
 
 
 def test_no_daemon(tmp_path: Path) -> None:
-    """Without a daemon the command fails, and says so."""
+    """Without a daemon the command fails with a message."""
     command = [sys.executable, "-m", "gpuwarden", "resume", "--control", str(tmp_path / "none")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
@@ -148,7 +150,7 @@ def test_no_daemon(tmp_path: Path) -> None:
 
 @pytest.fixture
 def box() -> Iterator[Simulation]:
-    """Make a simulated machine with two GPUs; end its hangs afterwards."""
+    """Yield a simulated machine with two GPUs; end its hangs afterwards."""
     box = Simulation(gpus=2)
     yield box
     for faults in (box.driver, box.gpu(0), box.gpu(1)):
@@ -178,8 +180,8 @@ def test_gpu_that_hangs_is_named(box: Simulation, monkeypatch: pytest.MonkeyPatc
     asyncio.run(scenario())
 
 
-def test_driver_that_does_not_let_go_is_told(box: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shutdown that hangs, or is refused, fails the pause in words and not the daemon."""
+def test_driver_that_cannot_be_released_is_reported(box: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shutdown that hangs or fails makes the pause fail with a message; the daemon continues."""
     monkeypatch.setattr(poller, "RELEASE_SECONDS", 0.2)
     going = threading.Event()
     shutdown = box.nvml.nvmlShutdown
@@ -207,7 +209,7 @@ def test_driver_that_does_not_let_go_is_told(box: Simulation, monkeypatch: pytes
             snapshot = await warden.poll()
         assert box._users == 1
         await warden.pause(60)
-        assert box._users == 0  # this pause's own shutdown, not the late end of the other
+        assert box._users == 0  # this pause's shutdown, not the late end of the other
 
     asyncio.run(scenario())
 
@@ -223,7 +225,7 @@ def test_every_initialisation_is_shut_down(box: Simulation) -> None:
             await warden.poll()
             box.driver.restore()
         assert (await warden.poll()).fault is None
-        assert box._users == 1  # NVML has no effect while an earlier initialisation counts
+        assert box._users == 1  # a shutdown has no effect while an earlier initialisation counts
         await warden.pause(60)
         assert box._users == 0
 
@@ -234,8 +236,8 @@ async def _echo(argument: str) -> str:
     return f"<{argument}>"
 
 
-def served(path: Path, question: bytes, own_uid: int | None = None) -> bytes:
-    """Return the server's answer to raw bytes."""
+def response_to(path: Path, question: bytes, own_uid: int | None = None) -> bytes:
+    """Return the server's response to raw bytes."""
 
     async def main() -> bytes:
         server = ControlServer({"echo": _echo}, own_uid)
@@ -267,12 +269,12 @@ def served(path: Path, question: bytes, own_uid: int | None = None) -> bytes:
     ],
 )
 def test_control_socket_answers_one_line(tmp_path: Path, question: bytes, answer: bytes) -> None:
-    """Whatever comes in, one line goes out."""
-    assert served(tmp_path / "control.sock", question) == answer
+    """Any request has one line as its response."""
+    assert response_to(tmp_path / "control.sock", question) == answer
     assert not (tmp_path / "control.sock").exists()
 
 
-def test_silent_client_is_sent_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_client_is_disconnected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A silent client is disconnected soon."""
     monkeypatch.setattr(control, "REQUEST_SECONDS", 0.05)
 
@@ -288,7 +290,7 @@ def test_silent_client_is_sent_away(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_end_of_the_daemon_ends_a_command_quietly(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A pause that waits for a GPU is no fault to log when the daemon ends; its client sees the connection closed."""
+    """A pause that waits for a GPU is not logged as an error when the daemon ends; its client's connection closes."""
     begun = asyncio.Event()
 
     async def wait(_argument: str) -> str:
@@ -311,7 +313,7 @@ def test_end_of_the_daemon_ends_a_command_quietly(tmp_path: Path, caplog: pytest
 
 
 def test_connections_are_bounded(tmp_path: Path) -> None:
-    """Beyond a few silent connections a further one is refused at once."""
+    """Connections above a small limit are refused at once."""
 
     async def main() -> None:
         server = ControlServer({"echo": _echo})
@@ -329,10 +331,10 @@ def test_connections_are_bounded(tmp_path: Path) -> None:
 
 
 def test_other_users_are_refused(tmp_path: Path) -> None:
-    """Only root and the daemon's own user are obeyed, whatever the socket's mode."""
+    """Only root and the daemon's user may send commands, whatever the socket's mode."""
     path = tmp_path / "control.sock"
     if os.geteuid():
-        assert served(path, b"echo\n", own_uid=os.geteuid() + 1).startswith(b"failed permission denied: only root")
+        assert response_to(path, b"echo\n", own_uid=os.geteuid() + 1).startswith(b"failed permission denied: only root")
         return
 
     async def main() -> bytes:
@@ -350,7 +352,7 @@ def test_other_users_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_process_in_a_container_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Root of a container with the run socket's folder mounted is refused."""
+    """Root in a container that mounts the socket's folder is refused."""
     status = "Name:\tsh\nNSpid:\t4242\t7\n"
     monkeypatch.setattr(Path, "read_text", lambda *_args, **_kwargs: status)  # a pid namespace may need privileges
     assert control._is_contained(4242)
@@ -360,8 +362,8 @@ def test_a_process_in_a_container_is_refused(tmp_path: Path, monkeypatch: pytest
     assert not control._is_contained(os.getpid())
 
 
-def test_client_says_what_is_wrong(tmp_path: Path) -> None:
-    """A daemon that ends before it answers is a failure, not an answer."""
+def test_client_reports_a_lost_daemon(tmp_path: Path) -> None:
+    """A daemon that ends before it responds is an error."""
     path = tmp_path / "control.sock"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))

@@ -1,4 +1,4 @@
-"""The daemon as a whole, in process: what it serves when a part of it fails."""
+"""The whole daemon in one process: its responses when a part of it fails."""
 
 import asyncio
 import os
@@ -29,20 +29,20 @@ METRICS = HttpRequest("GET", "/metrics", "", {})
 
 
 def daemon(tmp_path: Path, **settings: str) -> Daemon:
-    """Make a daemon on the simulated box."""
+    """Return a daemon on the simulated machine."""
     overrides = {"source": "simulated", "runs.socket": str(tmp_path / "run.sock")}
     config = load(None, overrides | {key.replace("__", "."): value for key, value in settings.items()})
     return Daemon(config, open_source(config.source, config.simulation))
 
 
-def fails(*_: object) -> Any:
-    """Stand in for a part of the daemon."""
+def fail(*_: object) -> Any:
+    """Fail like a broken part of the daemon."""
     raise RuntimeError("a fault of our own")
 
 
 @pytest.mark.parametrize("wanted", ["true", "false"])
-def test_opted_in_rows_are_read(wanted: str, tmp_path: Path) -> None:
-    """What is read only if asked for is on the page when the configuration asks for it."""
+def test_opt_in_metrics_are_exported(wanted: str, tmp_path: Path) -> None:
+    """An opt-in metric is exported when the configuration enables it."""
     warden = daemon(tmp_path, gpus__pcie_throughput=wanted)
 
     async def scenario() -> bytes:
@@ -55,13 +55,13 @@ def test_opted_in_rows_are_read(wanted: str, tmp_path: Path) -> None:
 def test_failed_poll_leaves_no_old_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """After a poll that fails by a fault of our own nothing is served, rather than the page of before; said once."""
+    """After an internal error in a poll no metrics are served rather than old ones; it is logged once."""
     warden = daemon(tmp_path)
 
     async def scenario() -> None:
         await warden.poll()
         assert warden.routes.serve_metrics(METRICS).status == 200
-        monkeypatch.setattr(RunRegistry, "update", fails)
+        monkeypatch.setattr(RunRegistry, "update", fail)
         for _ in range(3):
             await warden.poll_or_clear()
         assert len([record for record in caplog.records if record.exc_info]) == 1
@@ -75,7 +75,7 @@ def test_failed_poll_leaves_no_old_page(
 
 
 def test_page_is_rendered_once_and_never_an_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A poll's page is rendered when first asked for; where that fails no older one stands in."""
+    """A poll's metrics are rendered on the first request; if rendering fails, no older ones are served."""
     warden = daemon(tmp_path)
 
     async def scenario() -> None:
@@ -85,15 +85,15 @@ def test_page_is_rendered_once_and_never_an_old_one(tmp_path: Path, monkeypatch:
         await warden.poll()
         assert warden.routes.serve_metrics(METRICS).body != page
         await warden.poll()
-        monkeypatch.setattr(Exposition, "render", fails)
-        with pytest.raises(RuntimeError):  # which the server answers with 500
+        monkeypatch.setattr(Exposition, "render", fail)
+        with pytest.raises(RuntimeError):  # the server's response is 500
             warden.routes.serve_metrics(METRICS)
 
     asyncio.run(scenario())
 
 
 def test_early_polls() -> None:
-    """Something to tell brings a poll before the next is due, what happens meanwhile one more, and a stop ends it."""
+    """An event triggers a poll before the next one is due, later events one more, and a stop ends the wait."""
     loop = PollLoop(3600)
     polls = 0
 
@@ -105,7 +105,7 @@ def test_early_polls() -> None:
     async def scenario() -> None:
         now = asyncio.get_running_loop().time
         loop.request()
-        await loop._sleep(now(), poll)  # due: the poll that follows serves
+        await loop._sleep(now(), poll)  # due: the next poll covers it
         assert polls == 0
         loop.request()
         await asyncio.wait_for(loop.run(poll, lambda: False), 60)
@@ -115,7 +115,7 @@ def test_early_polls() -> None:
 
 
 def test_more_simulated_runs_than_allowed_are_counted(tmp_path: Path) -> None:
-    """A simulated run over the cap is refused like any other, and costs no poll."""
+    """A simulated run over the limit is refused like any other, and the poll continues."""
     warden = daemon(tmp_path, runs__max="2")
 
     async def scenario() -> None:
@@ -127,7 +127,7 @@ def test_more_simulated_runs_than_allowed_are_counted(tmp_path: Path) -> None:
 
 
 def test_host_and_runs_on_it_are_read_every_slow_interval(tmp_path: Path) -> None:
-    """The page shows the host, and what a run's real process uses; both are as they were until the interval is over."""
+    """The metrics have the host and the usage of a run's real process; both change once per slow interval."""
     warden = daemon(tmp_path, poll__slow_interval="1h")
     stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     me = ProcessKey(os.getpid(), os.getuid(), int(stat[19]))
@@ -148,19 +148,19 @@ def test_host_and_runs_on_it_are_read_every_slow_interval(tmp_path: Path) -> Non
     asyncio.run(scenario())
 
 
-def test_new_runs_are_looked_at_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_runs_are_read_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run's processes are read at the first poll after its hello, and every few seconds while it is new."""
     warden = daemon(tmp_path, poll__slow_interval="1h")
     begin = time.monotonic()
     now = begin
-    looks: list[float] = []
+    reads: list[float] = []
     read = warden.pipeline.host._trees.read
 
-    def looked(peers: list[ProcessKey]) -> Mapping[ProcessKey, HostUsage]:
-        looks.append(now - begin)
+    def recorded_read(peers: list[ProcessKey]) -> Mapping[ProcessKey, HostUsage]:
+        reads.append(now - begin)
         return read(peers)
 
-    monkeypatch.setattr(warden.pipeline.host._trees, "read", looked)
+    monkeypatch.setattr(warden.pipeline.host._trees, "read", recorded_read)
     monkeypatch.setattr(
         warden.pipeline, "_source", replace(warden.pipeline._source, reports=list)
     )  # none of simulated runs
@@ -176,19 +176,19 @@ def test_new_runs_are_looked_at_soon(tmp_path: Path, monkeypatch: pytest.MonkeyP
         for second in range(10):
             now = begin + second
             await warden.poll()
-        assert looks == [0]  # of the slow interval: the only run has ended
+        assert reads == [0]  # in the slow interval: the only run has ended
         warden.pipeline.registry.receive(me, Hello("resnet", "tensorflow 2.21.0", {}), begin + 9.5)
         for second in range(10, 200):
             now = begin + second
             runs = (await warden.poll()).runs
             assert [run.peer for run in runs if run.host_usage] == [me]
-        assert looks == [0, *range(10, 70, 5)]
+        assert reads == [0, *range(10, 70, 5)]
 
     asyncio.run(scenario())
 
 
 def test_ended_run_shows_its_totals_alone(tmp_path: Path) -> None:
-    """A run that is gone has CPU time to its name, and no memory, between two looks as well."""
+    """A run that ended has its CPU time and no memory, also between two readings."""
     warden = daemon(tmp_path)
     with subprocess.Popen(["sleep", "600"]) as process:
         stat = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
@@ -204,7 +204,7 @@ def test_ended_run_shows_its_totals_alone(tmp_path: Path) -> None:
 
 
 def test_process_series_are_bounded_and_the_rest_counted(tmp_path: Path) -> None:
-    """Beyond processes.max_series the processes with the least memory are left out and counted."""
+    """Beyond processes.max_series the processes with the least memory have no series and are counted."""
     warden = daemon(tmp_path, processes__series="true", processes__max_series="3")
     state = asyncio.run(warden.poll())
     shown = [process.memory or 0 for _gpu, process in state.processes]
@@ -214,7 +214,7 @@ def test_process_series_are_bounded_and_the_rest_counted(tmp_path: Path) -> None
 
 
 def test_processes_have_no_series_unless_asked_for(tmp_path: Path) -> None:
-    """By default there is memory by owner, and nothing by pid; with processes.series both, by the same names."""
+    """Memory is by owner, and with processes.series by pid too, with the same names."""
     known = 'gpuwarden_owner_gpu_memory_used_bytes{owner="ada",owner_kind="user",'
     warden = daemon(tmp_path)
     asyncio.run(polled(warden, known))
@@ -229,7 +229,7 @@ def test_processes_have_no_series_unless_asked_for(tmp_path: Path) -> None:
 
 
 async def polled(warden: Daemon, known: str) -> None:
-    """Poll until something is on the page: names are looked up beside the polls."""
+    """Poll until the text is in the metrics: names are looked up between the polls."""
 
     async def poll() -> None:
         while known not in warden.text:
@@ -240,26 +240,26 @@ async def polled(warden: Daemon, known: str) -> None:
 
 
 def test_this_machine_s_jobs_are_not_a_simulation_s(tmp_path: Path) -> None:
-    """A prolog's file about GPU 7 of this machine says nothing of a simulated one."""
+    """A prolog's file about GPU 7 of this machine does not apply to a simulated one."""
     (tmp_path / "7").write_text("99 1000\n")
     warden = daemon(tmp_path, owners__slurm_gpustat=str(tmp_path), owners__kubernetes_logs=str(tmp_path))
     asyncio.run(polled(warden, 'slurm_job_id="4711"'))
     assert 'slurm_job_id="99"' not in warden.text
 
 
-def test_processes_of_a_capture_are_not_looked_for_here(tmp_path: Path) -> None:
-    """A pid from another machine's capture may be a process of this one: it is nobody's."""
+def test_processes_of_a_capture_are_not_looked_up(tmp_path: Path) -> None:
+    """A pid in another machine's capture is not looked up here, where it may be another process."""
     source = open_source(load(None, {"source": "simulated"}).source, load(None).simulation)
     mine = GpuProcess(os.getpid(), "compute", 1)
     captured, here = replace(source, name="capture", identify=lambda _pids: {}), replace(source, name="nvml")
     for chosen, known in ((captured, False), (here, True)):
         config = load(None, {"runs.socket": str(tmp_path / "run.sock")})
         warden = Daemon(config, chosen)
-        state = asyncio.run(joined(warden, snapshot(replace(gpu(0), processes=(mine,)))))
+        state = asyncio.run(join_snapshot(warden, snapshot(replace(gpu(0), processes=(mine,)))))
         assert (os.getpid() in state.owners.identities) is known
         assert ("processes" in state.access) is known
 
 
-async def joined(warden: Daemon, seen: Snapshot) -> State:
-    """Join a snapshot as a poll does."""
-    return warden.pipeline.join(seen, 0.0, Counts())
+async def join_snapshot(warden: Daemon, current: Snapshot) -> State:
+    """Return the state of a snapshot, as in a poll."""
+    return warden.pipeline.join(current, 0.0, Counts())

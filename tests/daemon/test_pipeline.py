@@ -1,4 +1,4 @@
-"""The pipeline of a poll: what it returns is a value, and its stages keep nothing of runs that are gone."""
+"""Pipeline of a poll: its result does not change later, and its stages drop runs that are gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A source opens what was chosen, and `auto` never pretends quietly."""
+"""Sources of readings: the configured one is opened, and `auto` warns before it simulates."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ print(source.name)
 
 
 def opened(name: str, env: dict[str, str] | None = None) -> tuple[list[str], str]:
-    """Open a source in a process of its own; return its count and name, and what it logged."""
+    """Open a source in a separate process; return its count and name, and its log."""
     done = subprocess.run(
         [sys.executable, "-c", OPEN, name],
         env={**os.environ, **(env or {}), "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -58,7 +58,7 @@ def opened(name: str, env: dict[str, str] | None = None) -> tuple[list[str], str
     return done.stdout.split(), done.stderr
 
 
-OWN = {  # what is asked otherwise than nvidia-ml-py asks
+OWN = {  # functions that are called in another way than by nvidia-ml-py
     *TEXTS,
     "nvmlDeviceGetFieldValues",
     "nvmlDeviceGetGpuFabricInfoV",
@@ -68,10 +68,10 @@ OWN = {  # what is asked otherwise than nvidia-ml-py asks
 
 
 class TestOpening:
-    """Each choice gives its provider."""
+    """Each choice opens its source."""
 
     def test_simulated(self) -> None:
-        """The simulation has as many GPUs as configured, and runs that report."""
+        """The simulation has the configured number of GPUs, and runs that report."""
         source = open_source(SourceChoice("simulated"), SIMULATION)
         source.nvml.nvmlInit()
         assert source.name == "simulated"
@@ -87,12 +87,12 @@ class TestOpening:
         assert not list(source.reports())
 
     def test_capture_without_file(self) -> None:
-        """A capture that is not named is asked for."""
+        """A missing capture file is an error."""
         with pytest.raises(ValueError, match="needs a file: capture:FILE"):
             open_source(SourceChoice("capture"), SIMULATION)
 
-    def test_driver_is_not_asked_when_opened(self) -> None:
-        """The poller waits for a driver that is not there yet; opening it does not."""
+    def test_driver_is_not_called_when_opened(self) -> None:
+        """Opening the source does not call the driver, which may be missing until later."""
         source = open_source(SourceChoice("nvml"), SIMULATION)
         assert source.name == "nvml"
         others = {name for name in FUNCTIONS if getattr(source.nvml, name) is not getattr(pynvml, name)}
@@ -100,45 +100,45 @@ class TestOpening:
 
 
 class TestAuto:
-    """`auto` is the driver if there is one."""
+    """`auto` opens the driver if there is one."""
 
     def test_driver_with_gpus(self, mock_nvml: MockNvml) -> None:
-        """With a driver that lists GPUs, nothing is simulated and nothing warned of."""
+        """If a driver lists GPUs, nothing is simulated and no warning is logged."""
         assert opened("auto", mock_nvml.env(gpus=1)) == (
             ["1", "nvml"],
             "",
         )
 
     def test_no_driver(self, mock_nvml: MockNvml) -> None:
-        """Without a driver as many GPUs as configured are simulated, and the warning says so and why."""
+        """Without a driver the configured number of GPUs is simulated, and the warning says so and why."""
         mock_nvml.error("*", "nvmlInit_v2", "DRIVER_NOT_LOADED")
         found, logged = opened("auto", mock_nvml.env())
         assert found == ["3", "simulated"]
         assert 'WARNING no NVIDIA driver found, showing SIMULATED GPUs reason="Driver Not Loaded"' in logged
 
 
-class TestWhyUnusable:
-    """The reason that `auto` gives."""
+class TestUnusable:
+    """Reasons of `auto` for not using the driver."""
 
     def test_usable(self) -> None:
         """A driver with GPUs needs no reason."""
         assert explain_unusable(Box(1).nvml) is None
 
     def test_refusing_driver(self) -> None:
-        """A driver's own words are the reason."""
+        """The reason is the driver's error."""
         box = Box(1)
         box.simulation.driver.lose(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
         assert explain_unusable(box.nvml) == "RM has detected an NVML/RM version mismatch."
 
     def test_hanging_driver(self) -> None:
-        """A driver that hangs is given up after the patience, not waited for."""
+        """A driver that hangs is given up after a timeout."""
         box = Box(1)
         box.simulation.driver.hang()
         assert explain_unusable(box.nvml, patience=0.05) == "the driver has not answered for 0.05 s"
         box.simulation.driver.restore()
 
     def test_driver_without_gpus(self) -> None:
-        """A driver that counts none says so, or what hides them if something does here."""
+        """The reason is that the driver counts no GPU, or the setting that hides them."""
         empty = CapturedNvml(Capture(1.0, (Frame({"nvmlDeviceGetCount": 0}, ()),))).nvml
         assert explain_unusable(empty) == (hidden_gpus(0) or "the driver lists no GPU")
 
@@ -147,12 +147,12 @@ class TestBinding:
     """nvidia-ml-py is checked before it is used."""
 
     def test_installed_version(self) -> None:
-        """The one installed has all functions."""
+        """The installed version has all functions."""
         assert [name for name in FUNCTIONS if not callable(getattr(binding(), name))] == []
         assert [name for name in FUNCTIONS if not hasattr(pynvml, name)] == []
 
     def test_older_version(self) -> None:
-        """A release that lacks a function answers as a driver without it does: rows are missing, not the daemon."""
+        """A release that lacks a function lacks its rows, as with a driver without it; the daemon works."""
         old = types.ModuleType("pynvml")
         lacking = {"nvmlDeviceGetMarginTemperature", "c_nvmlEccSramErrorStatus_v1_t"}
         vars(old).update({name: value for name, value in vars(pynvml).items() if name not in lacking})
@@ -163,30 +163,30 @@ class TestBinding:
         assert binding(old).nvmlDeviceGetMinorNumber is pynvml.nvmlDeviceGetMinorNumber
 
     @pytest.mark.parametrize("name", sorted(set(TEXTS) - {"nvmlDeviceGetGspFirmwareVersion"}))
-    def test_text_that_is_none(self, name: str) -> None:
-        """What a driver writes otherwise than in UTF-8, where nvidia-ml-py gives up, is a text all the same."""
+    def test_text_that_is_not_utf_8(self, name: str) -> None:
+        """A text that is not UTF-8, on which nvidia-ml-py fails, is still read."""
         odd = types.ModuleType("pynvml")
         vars(odd).update(vars(pynvml))
         setattr(odd, name, pynvml.convertStrBytes(lambda _handle: b"\xf8NVIDIA"))
         assert getattr(binding(odd), name)("a GPU") == "\ufffdNVIDIA"
 
     def test_every_text_is_known(self) -> None:
-        """All functions that nvidia-ml-py decodes, and that answer with a text, are asked so."""
+        """The table has all functions for which nvidia-ml-py decodes a text."""
         decoding = pynvml.nvmlDeviceGetName.__code__
         decoded = {name for name in FUNCTIONS if getattr(getattr(pynvml, name), "__code__", None) is decoding}
         assert decoded - {"nvmlDeviceGetHandleByUUID"} - OWN == set()
 
     @pytest.mark.parametrize("name", REQUIRED)
     def test_too_old(self, name: str) -> None:
-        """A module without what everything rests on is refused with the name and the version wanted."""
+        """A module without required functions is refused with its name and the version needed."""
         old = types.ModuleType("pynvml")
         vars(old).update({other: value for other, value in vars(pynvml).items() if other != name})
         with pytest.raises(ImportError, match=f"lacks {name}: install nvidia-ml-py>=") as caught:
             binding(old)
         assert MIN_VERSION in str(caught.value)
 
-    def test_package_asks_for_the_least_version(self) -> None:
-        """What the package requires is what the binding needs."""
+    def test_package_requires_the_minimum_version(self) -> None:
+        """The package requires the version that the binding needs."""
         pyproject = Path(__file__).parents[2] / "pyproject.toml"
         assert f'"nvidia-ml-py>={MIN_VERSION}"' in pyproject.read_text()
 
@@ -212,10 +212,10 @@ print(json.dumps([theirs, nvml.nvmlDeviceGetFieldValues(handle, wanted), made, l
 
 
 class TestFieldValues:
-    """Field values are asked for by our own hand."""
+    """Field values are read without nvidia-ml-py's wrapper."""
 
     def test_as_nvidia_ml_py_reads_them(self, mock_nvml: MockNvml) -> None:
-        """Values, types and refusals are what nvidia-ml-py makes of them; the array has room for one entry more."""
+        """Values, types and errors are the same as nvidia-ml-py's; the array has room for one entry more."""
         done = subprocess.run(
             [sys.executable, "-c", FIELDS_OF_THE_MOCK],
             env={**os.environ, **mock_nvml.env(gpus=1, frozen=1), "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -233,9 +233,9 @@ class TestFieldValues:
         ("kind", "raw", "expected"),
         [
             (0, struct.unpack("Q", struct.pack("d", 1.5))[0], 1.5),
-            (1, 0xAAAA_AAAA_0000_0007, 7),  # what lies beside an int in the union is not its own
+            (1, 0xAAAA_AAAA_0000_0007, 7),  # the bytes after an int in the union are ignored
             (1, 0xFFFFFFFF, None),
-            (3, 0xFFFFFFFF, 0xFFFFFFFF),  # a counter that has come so far
+            (3, 0xFFFFFFFF, 0xFFFFFFFF),  # a large counter
             (3, 0xFFFFFFFFFFFFFFFF, None),
             (4, 0xFFFFFFFFFFFFFFFE, -2),
             (5, 0xFFFFFFF8, -8),
@@ -246,15 +246,15 @@ class TestFieldValues:
         ],
     )
     def test_union(self, kind: int, raw: int, expected: float | None) -> None:
-        """The value's type says how wide it is, whether it has a sign, and what stands for 'not available'."""
+        """The value's type defines its width, its sign, and its value for 'not available'."""
         assert _value(kind, raw) == expected
 
 
 class TestHiddenGpus:
-    """The trap that NVML counts 0 GPUs, without an error, where it may not open them."""
+    """NVML counts 0 GPUs, without an error, if it may not open them."""
 
     def test_hidden(self, tmp_path: Path) -> None:
-        """GPUs of the kernel module that NVML does not list are told, with what to allow."""
+        """GPUs of the kernel module that NVML does not list are reported, with the permission they need."""
         (tmp_path / "0000:10:00.0").mkdir()
         (tmp_path / "0000:11:00.0").mkdir()
         message = hidden_gpus(0, tmp_path)
@@ -275,7 +275,7 @@ class TestHiddenGpus:
 
 
 class FakeLibrary:
-    """A driver's library that lists so many processes, in the forms it has; notes what it is asked."""
+    """A driver library with this many processes and these forms of the call; it records its calls."""
 
     def __init__(self, processes: int, *forms: str, code: int = 0) -> None:
         self.processes = processes
@@ -295,55 +295,55 @@ class FakeLibrary:
         if self.code:
             return self.code
         if room < self.processes:
-            self.processes += 1  # another one comes meanwhile
+            self.processes += 1  # another one starts meanwhile
             return int(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
         for index in range(self.processes):
             struct.pack_into("=IIQII", entries, 24 * index, 100 + index, 0, index or 2**64 - 1, 7, 3)
         return 0
 
     def listed(self) -> list[ListedProcess]:
-        """Ask for the compute processes."""
+        """Return the compute processes."""
         return listing_functions(self)["nvmlDeviceGetComputeRunningProcesses"](cast("Handle", "a GPU"))
 
 
 class TestListing:
-    """Lists of processes: in one call, and in the form that the driver has."""
+    """Lists of processes: in one call, with the newest form that the driver has."""
 
     def test_one_call(self) -> None:
-        """All processes come with the first call, the newest form's; memory that is not available is None."""
+        """All processes come with the first call of the newest form; memory that is not available is None."""
         library = FakeLibrary(2, "v2", "v3")
         assert library.listed() == [(100, None, 7, 3), (101, 1, 7, 3)]
         assert [form for form, _room in library.asked] == ["v3"]
 
     @pytest.mark.parametrize("processes", [0, 64, 65, 5000])
     def test_any_number(self, processes: int) -> None:
-        """More processes than there was room for are asked for with more, though others come meanwhile."""
+        """More processes than there was room for are read with more room, even if others start meanwhile."""
         library = FakeLibrary(processes, "v3")
         listed = library.listed()
         assert [process.pid for process in listed] == list(range(100, 100 + library.processes))
         assert len(library.asked) == (1 if processes <= 64 else 2)
 
     def test_older_driver(self) -> None:
-        """A driver that lacks the newest form is asked in the older one."""
+        """A driver that lacks the newest form is called with the older one."""
         library = FakeLibrary(1, "v2")
         assert len(library.listed()) == 1
         assert [form for form, _room in library.asked] == ["v2"]
 
     @pytest.mark.parametrize(("functions", "form"), [((), "v2"), (("nvmlDeviceGetRunningProcessDetailList",), "v3")])
     def test_driver_with_wider_entries(self, functions: tuple[str, ...], form: str) -> None:
-        """The first drivers of R535 are not asked in the newest form, whose entries have another size there."""
+        """The first drivers of R535, whose entries have another size, are not called with the newest form."""
         library = FakeLibrary(2, "v2", "v3", "nvmlDeviceGetConfComputeMemSizeInfo", *functions)
         assert [process.pid for process in library.listed()] == [100, 101]
         assert [asked for asked, _room in library.asked] == [form]
 
     def test_other_errors_are_the_answer(self) -> None:
-        """Only a missing function is a reason to ask again."""
+        """Only a missing function causes another call."""
         library = FakeLibrary(1, "v2", "v3", code=pynvml.NVML_ERROR_UNKNOWN)
         with pytest.raises(pynvml.NVMLError_Unknown):
             library.listed()
         assert len(library.asked) == 1
 
     def test_none(self) -> None:
-        """A driver without any form lacks the function, by NVML's own word."""
+        """A driver without any form lacks the function, by NVML's error."""
         with pytest.raises(pynvml.NVMLError_FunctionNotFound):
             FakeLibrary(1).listed()

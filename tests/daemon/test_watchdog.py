@@ -32,7 +32,7 @@ class Manager:
 
 @pytest.fixture
 def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager]:
-    """Listen where NOTIFY_SOCKET says."""
+    """Listen at NOTIFY_SOCKET."""
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
     manager = Manager(str(tmp_path / "notify"))
     with manager.socket:
@@ -41,7 +41,7 @@ def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager
 
 @pytest.fixture
 def box() -> Iterator[Simulation]:
-    """Make a simulated machine with two GPUs; end its hangs afterwards."""
+    """Yield a simulated machine with two GPUs; end its hangs afterwards."""
     box = Simulation(gpus=2)
     yield box
     for faults in (box.driver, box.gpu(0), box.gpu(1)):
@@ -49,7 +49,7 @@ def box() -> Iterator[Simulation]:
 
 
 def daemon(box: Simulation) -> Daemon:
-    """Make a daemon on the box that serves, and gives up a hanging call soon."""
+    """Return a daemon that serves, and gives up a hanging call soon."""
     warden = Daemon(load(None, {"poll.interval": "100ms"}), Source("simulated", box.nvml))
     loop = asyncio.new_event_loop()
     warden.poll_loop.attach(loop)
@@ -58,20 +58,20 @@ def daemon(box: Simulation) -> Daemon:
 
 
 def test_daemon_inside_another_program_is_silent(box: Simulation, manager: Manager) -> None:
-    """The service is that program's, whose watchdog it must not feed."""
+    """The service is another program, whose watchdog the daemon must not notify."""
     asyncio.run(Daemon(load(None, {}), Source("simulated", box.nvml)).poll())
     with pytest.raises(BlockingIOError):
         manager.received()
 
 
-def fed(warden: Daemon, manager: Manager) -> bool:
+def sends_heartbeat(warden: Daemon, manager: Manager) -> bool:
     """Poll once and return whether that sent a heartbeat."""
     asyncio.run(warden.poll())
     return "WATCHDOG=1" in manager.received()
 
 
-def test_driver_that_stops_answering_starves_the_watchdog(box: Simulation, manager: Manager) -> None:
-    """While every GPU of a driver that has answered before hangs, nothing feeds the watchdog."""
+def test_driver_that_stops_answering_stops_the_heartbeat(box: Simulation, manager: Manager) -> None:
+    """While all GPUs of a driver that has answered before hang, no heartbeat is sent."""
 
     async def scenario() -> None:
         warden = daemon(box)
@@ -87,33 +87,33 @@ def test_driver_that_stops_answering_starves_the_watchdog(box: Simulation, manag
     asyncio.run(scenario())
 
 
-def test_driver_that_never_answered_starves_nobody(box: Simulation, manager: Manager) -> None:
-    """A restart would only repeat a start that takes long."""
+def test_driver_that_never_answered_keeps_the_heartbeat(box: Simulation, manager: Manager) -> None:
+    """Heartbeats continue, because a restart would only repeat a slow start."""
     box.driver.hang()
-    assert fed(daemon(box), manager)
+    assert sends_heartbeat(daemon(box), manager)
 
 
-def test_pause_feeds_the_watchdog(box: Simulation, manager: Manager) -> None:
-    """A released driver does not hang, and the status line says that it is paused."""
+def test_pause_keeps_the_heartbeat(box: Simulation, manager: Manager) -> None:
+    """A released driver does not hang, and the status line shows the pause."""
 
     async def scenario() -> None:
         warden = daemon(box)
         await warden.poll()
         manager.received()
         await warden.pause_commands.pause("60")
-        status, fed = sorted(manager.received())
+        status, heartbeat = sorted(manager.received())
         assert re.fullmatch(r"STATUS=paused until \d\d:\d\d:\d\d, 0 runs reporting", status)
-        assert fed == "WATCHDOG=1"
+        assert heartbeat == "WATCHDOG=1"
         await warden.pause_commands.resume("")
         assert manager.received() == {"STATUS=2 of 2 simulated GPUs up, 0 runs reporting", "WATCHDOG=1"}
 
     asyncio.run(scenario())
 
 
-def test_process_that_cannot_end_is_not_asked_to(
+def test_process_that_cannot_end_keeps_the_heartbeat(
     box: Simulation, manager: Manager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A driver call beyond the reach of signals would keep the port from a successor."""
+    """A process in an uninterruptible driver call keeps its heartbeat: aborted, it would still hold the port."""
 
     async def scenario() -> None:
         warden = daemon(box)
@@ -121,7 +121,7 @@ def test_process_that_cannot_end_is_not_asked_to(
         manager.received()
         box.gpu(0).hang()
         box.gpu(1).hang()
-        monkeypatch.setattr(Poller, "uninterruptible", True)  # state D cannot be had without a broken kernel module
+        monkeypatch.setattr(Poller, "uninterruptible", True)  # state D needs a broken kernel module
         await warden.poll()
         assert "WATCHDOG=1" in manager.received()
 
@@ -136,10 +136,10 @@ def test_process_that_cannot_end_is_not_asked_to(
         ("50000000", {"READY=1"}),
     ],
 )
-def test_watchdog_bears_the_longest_silence(
+def test_watchdog_timeout_covers_four_polls(
     manager: Manager, monkeypatch: pytest.MonkeyPatch, watchdog: str | None, expected: set[str]
 ) -> None:
-    """A watchdog shorter than four polls is lengthened, a longer one left alone, and none is not begun."""
+    """A watchdog timeout below four polls is raised, a longer one is kept, and without one none is set."""
     monkeypatch.delenv("WATCHDOG_USEC", raising=False)
     if watchdog:
         monkeypatch.setenv("WATCHDOG_USEC", watchdog)
@@ -148,15 +148,15 @@ def test_watchdog_bears_the_longest_silence(
 
 
 def test_manager_with_an_abstract_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An address that begins with @ names no file."""
-    manager = Manager("")  # the kernel chooses an abstract one
+    """An address that begins with @ is no file."""
+    manager = Manager("")  # the kernel chooses an abstract address
     with manager.socket:
         monkeypatch.setenv("NOTIFY_SOCKET", "@" + manager.socket.getsockname()[1:].decode())
         systemd.notify("READY=1")
         assert manager.received() == {"READY=1"}
 
 
-def test_manager_that_does_not_listen_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_manager_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A message without a receiver is dropped."""
-    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "nobody"))
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "missing"))
     systemd.notify("READY=1")

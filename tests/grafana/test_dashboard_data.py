@@ -1,4 +1,4 @@
-"""Dashboards on real data: a real Prometheus answers every query, of raw and of recorded series."""
+"""Dashboards on real data: a real Prometheus evaluates every query, on raw and on recorded series."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from system_parts import needs
 
 pytestmark = pytest.mark.system
 
-Boxes = tuple[str, float, float]  # Prometheus' URL, and the Unix times of both ends of what it has
+Boxes = tuple[str, float, float]  # Prometheus' URL, and the Unix times of the start and end of its data
 ONE_BOX = "gpu-box-1:9846"  # there is one in each of two clusters
 
 
 @pytest.fixture(scope="module")
 def boxes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Boxes]:
-    """Serve a quarter of an hour of simulated boxes' pages; yield Prometheus' URL and the times of both ends."""
+    """Serve a quarter of an hour of metrics of simulated hosts; yield Prometheus' URL and the times of both ends."""
     needs("prometheus", "prometheus")
     needs("promtool", "prometheus")
     directory = tmp_path_factory.mktemp("history")
@@ -59,7 +59,7 @@ def _returns_data(panel: dict[str, Any], boxes: Boxes, *, one_box: bool) -> None
     for chosen in clusters:
         legends: Counter[str] = Counter()
         for target, expression in zip(panel["targets"], expressions(panel, **chosen), strict=True):
-            series = _asked(expression, boxes, now=target["instant"])
+            series = _evaluate(expression, boxes, now=target["instant"])
             answered[target["refId"]] += len(series)
             if panel["type"] != "table":
                 legends.update(_legend(target["legendFormat"], each["metric"]) for each in series)
@@ -67,8 +67,8 @@ def _returns_data(panel: dict[str, Any], boxes: Boxes, *, one_box: bool) -> None
     assert all(answered[target["refId"]] for target in panel["targets"]), answered
 
 
-def _asked(expression: str, boxes: Boxes, *, now: bool) -> list[dict[str, Any]]:
-    """Return Prometheus' answer to a query, which must be numbers."""
+def _evaluate(expression: str, boxes: Boxes, *, now: bool) -> list[dict[str, Any]]:
+    """Return Prometheus' result of a query, which must be numbers."""
     url, begin, end = boxes
     assert promql_parser.parse(expression)
     if now:
@@ -85,8 +85,8 @@ def _legend(text: str, labels: dict[str, str]) -> str:
     return re.sub(r"{{(\w+)}}", lambda found: labels.get(found[1], ""), text)
 
 
-def test_marks_are_found(boxes: Boxes) -> None:
-    """Alerts that fired, and runs that began and ended, are on the time axis at their time."""
+def test_annotations_are_found(boxes: Boxes) -> None:
+    """Annotations show alerts that fired and runs that started and ended, at their time."""
     url, begin, end = boxes
     for mark in (mark for dashboard in DASHBOARDS.values() for mark in dashboard["annotations"]["list"]):
         expression = without_variables(mark["expr"])
@@ -126,15 +126,15 @@ def test_runs_on_instances_of_a_chosen_gpu_are_shown(boxes: Boxes) -> None:
         parts = [
             each
             for expression in expressions(found, gpu=gpu, mig=instance)
-            for each in _asked(expression, boxes, now=False)
+            for each in _evaluate(expression, boxes, now=False)
             if each["metric"].get("uuid") == instance
         ]
         assert {each["metric"]["gpu"] for each in parts} == {"0/0/0"}, panel
     for legend in ("headroom", "identity", "used", "state"):
         query = without_variables(_query("gpuwarden-fleet", "GPUs now, worst first", legend), gpu=gpu, mig=instance)
-        rows = {each["metric"]["uuid"]: each["metric"] for each in _asked(query, boxes, now=True)}
+        rows = {each["metric"]["uuid"]: each["metric"] for each in _evaluate(query, boxes, now=True)}
         assert instance in rows
-        assert legend != "identity" or rows[instance]["board"] == gpu  # where its row leads
+        assert legend != "identity" or rows[instance]["board"] == gpu  # the target of its row's link
 
 
 def test_boxes_of_one_name_stay_apart(boxes: Boxes) -> None:
@@ -144,7 +144,7 @@ def test_boxes_of_one_name_stay_apart(boxes: Boxes) -> None:
         ("gpuwarden-fleet", "Runs in this time range", "identity"),
         ("gpuwarden-box", "Alerts firing", "severity"),
     ):
-        rows = _asked(without_variables(_query(uid, panel, legend)), boxes, now=True)
+        rows = _evaluate(without_variables(_query(uid, panel, legend)), boxes, now=True)
         places = {(each["metric"]["instance"], each["metric"]["place"]) for each in rows}
         assert places <= {(ONE_BOX, "lab"), (ONE_BOX, "west"), ("gpu-box-2:9846", "All")}
         assert (ONE_BOX, "lab") in places
@@ -231,7 +231,7 @@ DAEMON, RECORDED = "gpuwarden_build_info", "gpuwarden:box:build_info:group"
 EVER, LATE, NEVER = "1x600", "_x120 1x480", ""  # samples a minute: eight hours and more, or all but the first two
 SIX_HOURS = {"__range": "6h", "__range_s": "21600"}
 BRIEF, AWAY, EARLY = "1x301 _x19 1x280", "1x300 _x150 1x150", "1x480"
-# Values of the two series on each of up to three boxes, what is chosen, and whether what was recorded is read.
+# Values of the two series on each of up to three hosts, the selection, and whether recorded series are read.
 CASES: dict[str, tuple[tuple[str, ...], Mapping[str, str], bool]] = {
     "all of it is recorded": ((EVER, EVER, EVER, EVER), SIX_HOURS, True),
     "there was nothing before": ((LATE, LATE, LATE, LATE), SIX_HOURS | {"__range": "9h"}, True),
@@ -262,7 +262,7 @@ def _variable(uid: str) -> dict[str, Any]:
 
 
 def _rule_test(values: tuple[str, ...], chosen: Mapping[str, str], *, read: bool) -> dict[str, Any]:
-    """Return a case as promtool takes it."""
+    """Return a case in promtool's format."""
     names = (f"{name}{{{box}}}" for box in (LAB, WEST, SECOND) for name in (DAEMON, RECORDED))
     wanted = re.fullmatch(r"query_result\((.+)\)", _variable("gpuwarden-fleet")["query"]["query"])
     assert wanted
@@ -293,7 +293,7 @@ def test_what_is_recorded_is_read_where_it_is_whole(tmp_path: Path) -> None:
 
 
 def test_grafana_takes_the_pattern_as_it_is() -> None:
-    """Grafana escapes patterns among several values; of Prometheus' result it takes the label, and none of a URL."""
+    """Grafana escapes patterns among several values; of Prometheus' result it uses the label, and none of a URL."""
     for uid in ("gpuwarden-fleet", "gpuwarden-box"):
         variable = _variable(uid)
         assert (variable["multi"], variable["includeAll"], variable["skipUrlSync"]) == (False, False, True)
@@ -310,25 +310,25 @@ RECORDS = [
 ]
 
 
-def test_records_are_read_somewhere() -> None:
+def test_records_are_read() -> None:
     """Queries of fleet panels that were slow over a week read recorded series."""
     assert len(RECORDS) == 11
 
 
-def test_records_tell_the_same(boxes: Boxes) -> None:
-    """The rows and lines are the same ones, and so are the numbers."""
+def test_records_agree_with_samples(boxes: Boxes) -> None:
+    """Rows, lines and numbers are the same from recorded and from raw series."""
     with listing_offenders() as case:
         for panel, number in RECORDS:
             with case(f"{panel['title']} {number}"):
-                _tells_the_same(panel, number, boxes)
+                _compare_records(panel, number, boxes)
 
 
-def _tells_the_same(panel: dict[str, Any], number: int, boxes: Boxes) -> None:
+def _compare_records(panel: dict[str, Any], number: int, boxes: Boxes) -> None:
     url, begin, end = boxes
     times = {"start": begin + 60, "end": end, "step": 60}
-    # A record says over how long it was taken before, which matters at both ends of a time range.
+    # A record covers the time before it, which matters at both ends of a time range.
     over = {"__range": "20m", "__range_s": "1200", "__interval": "15s", "__interval_ms": "15000"}
-    # An owner without any process lingers for a step of 15 s in what was recorded: a step more than in the samples.
+    # An owner without any process stays for a step of 15 s in recorded series: a step more than in the samples.
     step_hours = 15 / 3600 + 1e-9
     close = {"GPUs now, worst first": 0.12, "Cost by owner in this time range": step_hours}.get(panel["title"], 1e-9)
     answers = []
@@ -349,7 +349,7 @@ def _tells_the_same(panel: dict[str, Any], number: int, boxes: Boxes) -> None:
     assert records == pytest.approx(samples, abs=close)
 
 
-# Seconds that a GPU's counter of a slowdown has after some hours; none while it is not there.
+# Seconds that a GPU's slowdown counter has after some hours; none while the GPU is absent.
 SLOWED: Mapping[str, Callable[[float], float | None]] = {
     "all the time": lambda hour: 3600 * hour,
     "never": lambda _hour: 0,
@@ -360,7 +360,7 @@ SLOWED: Mapping[str, Callable[[float], float | None]] = {
 
 
 def _slowdowns(begin: float) -> Iterator[str]:
-    """Write six hours of a box with these GPUs, and the last of them of a second one."""
+    """Yield six hours of a host with these GPUs, and the last hours of a second one."""
     for number in range(6 * 120 + 1):
         hour, time = number / 120, begin + number * 30
         counts = {("box", uuid): count(hour) for uuid, count in SLOWED.items()}
@@ -374,7 +374,7 @@ def _slowdowns(begin: float) -> Iterator[str]:
                 yield f"gpuwarden_gpu_clock_event_seconds_total{{{labels}}} {count} {time}\n"
 
 
-def _asked_slowed(url: str, time: float, recorded: str) -> dict[str, float]:
+def _evaluate_slowed(url: str, time: float, recorded: str) -> dict[str, float]:
     (panel, number) = next(
         (panel, number)
         for panel in panels_of(DASHBOARDS["gpuwarden-fleet"])
@@ -404,7 +404,7 @@ def test_slowed_is_a_part_of_the_time_range(interval: int, tmp_path: Path) -> No
         ]
     backfill.add(tmp_path, lines)
     with backfill.serving(tmp_path, interval) as url:
-        samples, records = (_asked_slowed(url, end, recorded) for recorded in ("none", ".+"))
+        samples, records = (_evaluate_slowed(url, end, recorded) for recorded in ("none", ".+"))
     assert samples == pytest.approx(
         {
             "all the time": 1,

@@ -11,7 +11,7 @@ from committed_dashboards import each_dashboard, expressions, panels, panels_of,
 from promql import SAMPLES, grouping, made, selectors
 from promql_units import unit
 
-# What Grafana calls the units of what a query gives, by its dimensions.
+# Grafana's units of a query's result, by its dimensions.
 UNITS: dict[tuple[tuple[str, int], ...], set[str]] = {
     (): {"short", "percentunit", "locale"},
     (("bytes", 1),): {"bytes"},
@@ -22,7 +22,7 @@ UNITS: dict[tuple[tuple[str, int], ...], set[str]] = {
     (("seconds", 1),): {"s", "dateTimeAsIsoNoDateIfToday"},
     (("seconds", -1),): {"hertz", "ops", "short"},
 }
-# Those that numbers in the query change.
+# Units that numbers in the query change.
 CONVERTED = {
     ("Growth per minute", "bytes"),
     ("Host memory growth per minute", "bytes"),
@@ -32,14 +32,14 @@ CONVERTED = {
 
 
 @panels
-def test_unit_fits_what_is_shown(panel: dict[str, Any]) -> None:
-    """A panel's unit, or a column's, is that of the metrics it is made of."""
+def test_unit_fits_the_metrics(panel: dict[str, Any]) -> None:
+    """The unit of a panel or column fits the metrics in it."""
     units, columns = properties(panel, "unit"), titles(panel)
     for target, expression in zip(panel["targets"], expressions(panel), strict=True):
         shown = panel["fieldConfig"]["defaults"]["unit"]
         if panel["type"] == "table":
             column = columns.get(f"Value #{target['refId']}")
-            if column is None:  # there for its labels
+            if column is None:  # only its labels are used
                 continue
             shown = units.get(column, shown)
         if panel["type"] != "state-timeline" and (panel["title"], shown) not in CONVERTED:
@@ -47,8 +47,8 @@ def test_unit_fits_what_is_shown(panel: dict[str, Any]) -> None:
 
 
 @panels
-def test_labels_are_no_numbers(panel: dict[str, Any]) -> None:
-    """A user, a job or a run may be called 4711, which is not 4.71 K."""
+def test_labels_are_not_shown_as_numbers(panel: dict[str, Any]) -> None:
+    """A user, a job or a run may be named 4711, which must not be shown as 4.71 K."""
     units = properties(panel, "unit")
     for source, title in titles(panel).items():
         if not source.startswith("Value"):
@@ -56,8 +56,8 @@ def test_labels_are_no_numbers(panel: dict[str, Any]) -> None:
 
 
 @panels
-def test_columns_are_of_the_queries(panel: dict[str, Any]) -> None:
-    """A table shows labels that its queries' results carry and their values, and is sorted by one of them."""
+def test_columns_are_in_the_query_results(panel: dict[str, Any]) -> None:
+    """A table shows labels and values of its queries' results, and is sorted by one of them."""
     if panel["type"] != "table":
         return
     steps = {step["id"]: step["options"] for step in panel["transformations"]}
@@ -76,12 +76,12 @@ def test_columns_are_of_the_queries(panel: dict[str, Any]) -> None:
     assert columns.keys() <= labels | values
     (sort,) = steps["sortBy"]["sort"]
     assert sort["field"] in columns.values()
-    # The worst, the newest and the largest first; only names count upwards.
+    # The worst, the newest and the largest first; only names are in ascending order.
     assert sort["desc"] == (sort["field"] not in {"GPU", "Age"})
 
 
 @panels
-def test_overrides_meet_something(panel: dict[str, Any]) -> None:
+def test_overrides_match_something(panel: dict[str, Any]) -> None:
     """Overrides match a column or a line that can exist."""
     names = list(titles(panel).values()) or [target["legendFormat"] for target in panel["targets"]]
     calculated = [each for each in panel.get("transformations", ()) if each["id"] == "calculateField"]
@@ -96,8 +96,8 @@ def test_overrides_meet_something(panel: dict[str, Any]) -> None:
 
 
 @panels
-def test_queries_are_asked_as_their_panel_shows(panel: dict[str, Any]) -> None:
-    """Values and tables ask for the end of the time range alone, lines and states for all of it."""
+def test_queries_fit_the_kind_of_panel(panel: dict[str, Any]) -> None:
+    """Values and tables query the end of the time range only, lines and states all of it."""
     for target in panel["targets"]:
         assert target["instant"] == (panel["type"] in {"stat", "table"}) == (not target["range"])
         assert target["format"] == ("table" if panel["type"] == "table" else "time_series")
@@ -115,7 +115,7 @@ def test_panel_ids_stay(dashboard: dict[str, Any]) -> None:
 
 
 @each_dashboard
-def test_titles_tell_panels_apart(dashboard: dict[str, Any]) -> None:
+def test_titles_are_unique(dashboard: dict[str, Any]) -> None:
     """Panel titles are unique within a dashboard."""
     found = [panel["title"] for panel in panels_of(dashboard)]
     assert len(found) == len(set(found))

@@ -1,4 +1,4 @@
-"""Rules for every panel of the dashboards, and names that exist."""
+"""Rules for every panel of the dashboards: layout, selection, links and existing names."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def _legend_labels(text: str) -> set[str]:
     return set(re.findall(r"{{(\w+)}}", text))
 
 
-def test_committed_dashboards_are_in_step(tmp_path: Path) -> None:
-    """The committed files are what the generator writes, and there is no other."""
+def test_committed_dashboards_are_up_to_date(tmp_path: Path) -> None:
+    """The committed files are the generator's output, and there are no others."""
     dashboards.main(tmp_path / "dashboards", tmp_path / "maps.yaml")
     written = {path.name: path.read_text() for path in (tmp_path / "dashboards").iterdir()}
     committed = {path.name: path.read_text() for path in COMMITTED.iterdir()}
@@ -69,8 +69,8 @@ def test_dashboards_are_those_that_links_name() -> None:
 
 
 @each_dashboard
-def test_dashboard_is_one_every_grafana_takes(dashboard: dict[str, Any]) -> None:
-    """Classic JSON, read-only, one crosshair; alerts, and where runs begin and end, on the time axis."""
+def test_dashboard_works_in_every_grafana(dashboard: dict[str, Any]) -> None:
+    """Dashboards are classic JSON, read-only, with one crosshair; alerts, run starts and ends are annotations."""
     assert dashboard["schemaVersion"] == 39
     assert not dashboard["editable"]
     assert dashboard["graphTooltip"] == 1
@@ -106,7 +106,7 @@ def test_panels_do_not_overlap(dashboard: dict[str, Any]) -> None:
 
 
 @each_dashboard
-def test_answers_are_on_top(dashboard: dict[str, Any]) -> None:
+def test_main_values_are_on_top(dashboard: dict[str, Any]) -> None:
     """Large values come first, then a table with the worst on top; they fit a screen, before any heading."""
     top = [panel for panel in dashboard["panels"] if panel["gridPos"]["y"] + panel["gridPos"]["h"] <= 22]
     assert top[0]["type"] == "stat"
@@ -115,7 +115,7 @@ def test_answers_are_on_top(dashboard: dict[str, Any]) -> None:
 
 
 @panels
-def test_panel_says_what_it_shows(panel: dict[str, Any]) -> None:
+def test_panel_has_title_and_description(panel: dict[str, Any]) -> None:
     """A panel has a title, a unit, one sentence of description, and a text for when it is empty."""
     assert panel["title"]
     assert panel["fieldConfig"]["defaults"]["unit"]
@@ -151,7 +151,7 @@ def _follows(expression: str) -> None:
         if name in OF_DEVICES and "uuid" in chosen:
             chosen["uuid"] = "$gpu|$mig"  # an instance has a UUID of its own
         if name in OF_PROCESSES and "run_id" in chosen:
-            chosen["run_id"] = "($run)|"  # and a process may be of no run
+            chosen["run_id"] = "($run)|"  # and a process may belong to no run
         if name.startswith("ALERTS"):
             chosen = {label: f"({value})|" for label, value in {**chosen, "uuid": "$gpu|$mig"}.items()}
         patterns = {label: value for label, (how, value) in matched.items() if how == "MatchOp.Re"}
@@ -186,7 +186,7 @@ def test_windows_are_grafanas(panel: dict[str, Any]) -> None:
 
 
 @each_dashboard
-def test_variables_take_several_and_all(dashboard: dict[str, Any]) -> None:
+def test_variables_accept_several_and_all(dashboard: dict[str, Any]) -> None:
     """Variables take one value, several or all, and follow the time range."""
     source, *others = dashboard["templating"]["list"]
     assert (source["name"], source["query"]) == ("datasource", "prometheus")
@@ -212,8 +212,8 @@ def test_box_and_run_begin_with_one_box() -> None:
 
 
 RED, ORANGE, YELLOW = "semi-dark-red", "#C15300", "#8F7000"
-# From which value on which color holds, by unit: what is before the first and after the last is good, or bad.
-LADDERS: dict[str, list[list[tuple[str, float | None]]]] = {
+# Lower bound of each color, by unit; the first and the last range are good or bad.
+COLOR_STEPS: dict[str, list[list[tuple[str, float | None]]]] = {
     "percentunit": [
         [(RED, None), (ORANGE, thresholds.NEAR_OUT_OF_MEMORY), ("", thresholds.LITTLE_MEMORY)],
         [("", None), (YELLOW, thresholds.INPUT_BOUND)],
@@ -228,11 +228,11 @@ LADDERS: dict[str, list[list[tuple[str, float | None]]]] = {
             ("", thresholds.OUT_OF_MEMORY_AHEAD_SECONDS),
         ]
     ],
-    "short": [[("", None), (RED, 1)], [("", None), (ORANGE, 1)], [("", None)]],  # GPU lost, box down, alert; states
+    "short": [[("", None), (RED, 1)], [("", None), (ORANGE, 1)], [("", None)]],  # GPU lost, host down, alert; states
 }
 
 
-def _ladders(panel: dict[str, Any]) -> Iterator[tuple[str, list[tuple[str, float | None]]]]:
+def _thresholds(panel: dict[str, Any]) -> Iterator[tuple[str, list[tuple[str, float | None]]]]:
     """Yield all thresholds of a panel with their units; good colors count as none."""
     unit = panel["fieldConfig"]["defaults"]["unit"]
     found = [(unit, panel["fieldConfig"]["defaults"].get("thresholds"))]
@@ -248,15 +248,15 @@ def _ladders(panel: dict[str, Any]) -> Iterator[tuple[str, list[tuple[str, float
 @panels
 def test_colors_change_where_alerts_fire(panel: dict[str, Any]) -> None:
     """Thresholds are those of alert rules and pressure: red is critical, orange a warning, yellow a hint."""
-    for unit, ladder in _ladders(panel):
-        assert ladder in LADDERS[unit]
+    for unit, steps in _thresholds(panel):
+        assert steps in COLOR_STEPS[unit]
 
 
 @each_dashboard
 def test_headroom_is_colored(dashboard: dict[str, Any]) -> None:
     """Headroom is colored on each dashboard."""
-    ladders = [ladder for panel in panels_of(dashboard) for _unit, ladder in _ladders(panel)]
-    assert LADDERS["percentunit"][0] in ladders
+    all_steps = [steps for panel in panels_of(dashboard) for _unit, steps in _thresholds(panel)]
+    assert COLOR_STEPS["percentunit"][0] in all_steps
 
 
 @each_dashboard

@@ -1,4 +1,4 @@
-"""The simulated box is believable: its readings agree, its runs live and die, and tests can break it."""
+"""The simulated machine: consistent readings, runs that start and end, and faults that tests can inject."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ PID_MAX_LIMIT = 1 << 22
 HOURS = 2 * 3600
 
 
-def by_peer(said: Iterable[tuple[ProcessKey, Message | None]]) -> dict[ProcessKey, list[Message | None]]:
-    """Sort messages by their sender."""
+def group_by_peer(pairs: Iterable[tuple[ProcessKey, Message | None]]) -> dict[ProcessKey, list[Message | None]]:
+    """Return the messages by their sender."""
     messages: dict[ProcessKey, list[Message | None]] = defaultdict(list)
-    for peer, message in said:
+    for peer, message in pairs:
         messages[peer].append(message)
     return messages
 
 
 def share(report: Report) -> float:
-    """Return the part of its steps that a run has waited for input."""
+    """Return the share of its steps that a run waited for input."""
     assert report.input_wait_seconds is not None
     assert report.input_observed_seconds
     return report.input_wait_seconds / report.input_observed_seconds
@@ -65,17 +65,17 @@ def assert_consistent(answers: reader.Answers) -> None:
 
 
 class TestBox:
-    """The box as a whole through NVML."""
+    """The whole machine through NVML."""
 
     def test_every_function_and_row_is_there(self) -> None:
-        """The simulated H100 has what a real one under driver 590 has, and lacks what that lacks."""
+        """The simulated H100 has exactly the rows of a real one under driver 590."""
         box = Box()
         assert [name for name in FUNCTIONS if not callable(getattr(box.nvml, name, None))] == []
         for index in range(8):
             gpu = reader.GpuReader(box.nvml, box.handle(index), clock=box.clock)
             gpu.read()
             box.clock.sleep(reader.DEFAULT_PLAN.slow_interval)
-            answers = gpu.read()  # the second one has what is of the time between two
+            answers = gpu.read()  # the second one has rates between two readings
             lacking = {row for row in GpuReadings.rows if answers.readings.get(row) in (None, {})}
             assert lacking == {
                 GpuReadings.memory_numa_node,
@@ -83,7 +83,7 @@ class TestBox:
                 GpuReadings.encoder_latency_seconds,
                 GpuReadings.fan_speed_ratio,
                 GpuReadings.clock_application_hertz,
-                GpuReadings.pcie_throughput_bytes_per_second,  # nobody has asked for it
+                GpuReadings.pcie_throughput_bytes_per_second,  # not configured
                 GpuReadings.nvlink_link_errors_total,
                 GpuReadings.c2c_link_up,
                 GpuReadings.c2c_speed_bytes_per_second,
@@ -94,7 +94,7 @@ class TestBox:
             assert not answers.errors
 
     def test_seed_and_clock_decide_all(self) -> None:
-        """Two boxes agree however often they were looked at; another seed is another box."""
+        """Two machines agree whenever they were read; another seed makes another machine."""
         one, other = Box(seed=7), Box(seed=7)
         for moment in range(0, 2000, 7):
             one.clock.now = moment + 0.3
@@ -120,7 +120,7 @@ class TestBox:
                 assert energy[index] > before
 
     def test_size_of_the_box(self) -> None:
-        """It has as many GPUs as asked for, each with a UUID that shows it is simulated; no other sizes."""
+        """The machine has the requested number of GPUs, with simulated UUIDs; other sizes are refused."""
         for gpus in (1, 2, 3, 11, MAX_GPUS):
             box = Box(gpus)
             assert box.nvml.nvmlDeviceGetCount() == gpus
@@ -133,7 +133,7 @@ class TestBox:
                 Simulation(gpus)
 
     def test_both_versions_of_memory_add_up(self) -> None:
-        """Version 1 counts what the driver reserves as used, version 2 keeps it apart."""
+        """Version 1 counts the driver's reserve as used, version 2 reports it separately."""
         box = Box()
         first, second = (box.nvml.nvmlDeviceGetMemoryInfo(box.handle(0), version) for version in (None, MEMORY_V2))
         assert first.used + first.free == second.used + second.free + second.reserved == first.total
@@ -155,7 +155,7 @@ class TestBox:
         assert process.pid not in {peer.pid for peer, _message in box.simulation.reports()}
 
     def test_limits_slow_gpus_down(self) -> None:
-        """One board's power limit and another one's blocked air hold the clock down, and steps take longer for it."""
+        """One board's power limit and another one's blocked air limit the clock, and steps take longer."""
         box, paces = Box(), {False: set[float](), True: set[float]()}
         nvml, cool, warm = box.nvml, box.handle(CAPPED), box.handle(HOT)
         steps, seconds, capped = 0, 0.0, 0
@@ -174,12 +174,12 @@ class TestBox:
 
 
 class TestRuns:
-    """The simulated training runs, as the registry meets them."""
+    """Simulated training runs, as the registry receives them."""
 
     def test_reports_agree_with_the_driver(self) -> None:
-        """Runs say hello first, and their pids and devices are the driver's; one has two GPUs."""
+        """Runs send hello first, and their pids and devices are the driver's; one has two GPUs."""
         box = Box()
-        messages = by_peer(box.simulation.reports())
+        messages = group_by_peer(box.simulation.reports())
         assert len(messages) == 5
         listed = defaultdict(set)
         for index in range(8):
@@ -194,7 +194,7 @@ class TestRuns:
         assert box.read(PAIR[0]).processes == box.read(PAIR[1]).processes != ()
 
     def test_messages_pass_the_protocol_and_totals_add_up(self) -> None:
-        """What simulated runs report could have come through the socket; totals never fall."""
+        """Messages of simulated runs are valid for the socket; totals never fall."""
         box, last, names = Box(), dict[ProcessKey, Report](), dict[ProcessKey, str]()
         for box.clock.now in range(600):
             for peer, message in box.simulation.reports():
@@ -223,7 +223,7 @@ class TestRuns:
         assert share(starved) > 0.35
 
     def test_preallocating_run_is_full_and_healthy(self) -> None:
-        """Nearly all memory is used, and a third of the GPU is still there for the run to allocate."""
+        """Nearly all memory is used, and a third of the GPU is still free for the run to allocate."""
         box, registry = Box(), RunRegistry(limit=64, expiry=60, overhead=650 << 20)
         poller = Poller(box.nvml, 10)
         for peer, message in box.simulation.reports():
@@ -236,26 +236,30 @@ class TestRuns:
         assert min(run.headroom_at_peak.values()) / size > 0.33
 
     def test_runs_end_and_the_next_ones_begin(self) -> None:
-        """The leaking run dies within 10 to 16 minutes, with its error; a healthy one completes; others follow."""
+        """The leaking run fails within 10 to 16 minutes, with its error; a healthy one completes; others follow."""
         box, fullest, idle = Box(), 0.0, False
         nvml, leaking, starved = box.nvml, box.handle(LEAKING), box.handle(STARVED)
-        said: dict[ProcessKey, list[tuple[float, Message | None]]] = {}
+        histories: dict[ProcessKey, list[tuple[float, Message | None]]] = {}
         for box.clock.now in range(0, HOURS, 3):
             for peer, message in box.simulation.reports():
-                said.setdefault(peer, []).append((box.clock.now, message))
+                histories.setdefault(peer, []).append((box.clock.now, message))
             memory = nvml.nvmlDeviceGetMemoryInfo(leaking)
             fullest = max(fullest, memory.used / memory.total)
             idle = idle or not nvml.nvmlDeviceGetComputeRunningProcesses(starved)
 
         def lives(name: str) -> list[list[tuple[float, Message | None]]]:
-            return [words for words in said.values() if isinstance(words[0][1], Hello) and words[0][1].name == name]
+            return [
+                history
+                for history in histories.values()
+                if isinstance(history[0][1], Hello) and history[0][1].name == name
+            ]
 
         leaks, healthy = lives("unet-segmentation"), lives("tabular-embedding")
         assert len(leaks) >= 6
         assert fullest > 0.97
-        for words in leaks[1:-1]:
-            assert 600 - 60 < words[-1][0] - words[0][0] < 960
-            error, last, end, exit_ = (message for _time, message in words[-4:])
+        for history in leaks[1:-1]:
+            assert 600 - 60 < history[-1][0] - history[0][0] < 960
+            error, last, end, exit_ = (message for _time, message in history[-4:])
             assert isinstance(error, Error)
             assert error.kind == "device_oom"
             assert isinstance(last, Report)
@@ -266,13 +270,13 @@ class TestRuns:
         assert idle
         assert [message for _time, message in healthy[0][-2:]] == [End("completed"), None]
 
-    def test_box_that_nobody_looks_at_stands_still(self) -> None:
-        """A look after a week costs a quarter of an hour, and what ended in it is told."""
+    def test_time_without_readings_is_bounded(self) -> None:
+        """A reading after a week simulates a quarter of an hour, and reports the runs that ended in it."""
         box = Box()
-        before = by_peer(box.simulation.reports())
+        before = group_by_peer(box.simulation.reports())
         energy = box.value(IDLE, "energy_joules_total")
         box.clock.now = 7 * 86400
-        after = by_peer(box.simulation.reports())
+        after = group_by_peer(box.simulation.reports())
         assert box.value(IDLE, "energy_joules_total") - energy < 100 * MAX_GAP_SECONDS
         for peer, messages in after.items():
             assert len(messages) < 6
@@ -282,14 +286,14 @@ class TestRuns:
 
 def last_peers(box: Box) -> set[ProcessKey]:
     """Return the runs that report now."""
-    return set(by_peer(box.simulation.reports()))
+    return set(group_by_peer(box.simulation.reports()))
 
 
 class TestFaults:
-    """A box that tests break, seen through the real poller."""
+    """Faults that tests inject, through the real poller."""
 
-    def test_one_broken_gpu_costs_its_own_readings_only(self) -> None:
-        """Lost, hung and half-deaf GPUs show their faults while all others are fresh."""
+    def test_one_broken_gpu_affects_its_own_readings_only(self) -> None:
+        """Lost, hung and partly failing GPUs show their faults while all others are fresh."""
         box = Box()
         lost, hung, deaf = 1, 3, 5
 
@@ -305,7 +309,7 @@ class TestFaults:
             deadline = time.monotonic() + 30
             mended = await poller.poll()
             while not all(gpu.up for gpu in mended.gpus) and time.monotonic() < deadline:
-                await asyncio.sleep(0.01)  # the hung call has been let go, and comes back when its thread runs
+                await asyncio.sleep(0.01)  # the hung call is released, and returns when its thread runs
                 mended = await poller.poll()
             return healthy, broken, mended
 
@@ -322,7 +326,7 @@ class TestFaults:
         assert all(gpu.up for gpu in mended.gpus)
 
     def test_driver_that_goes_away(self) -> None:
-        """A driver that is not loaded any more is the snapshot's fault, and no GPU has readings."""
+        """An unloaded driver is the snapshot's fault, and no GPU has readings."""
         box = Box()
 
         async def polls() -> Snapshot:
@@ -336,7 +340,7 @@ class TestFaults:
         assert not any(gpu.readings for gpu in snapshot.gpus)
 
     def test_nothing_answers_before_init(self) -> None:
-        """As with the driver, nvmlInit comes first, and after nvmlShutdown nothing answers any more."""
+        """As with the driver, calls fail before nvmlInit and after nvmlShutdown."""
         nvml = Simulation(1).nvml
         with pytest.raises(NVMLError) as early:
             nvml.nvmlDeviceGetCount()
@@ -348,7 +352,7 @@ class TestFaults:
         assert code_of(early.value) == code_of(late.value) == pynvml.NVML_ERROR_UNINITIALIZED
 
     def test_pinned_heat_slows_the_hardware(self) -> None:
-        """Above the slowdown threshold, the hardware's own reasons hold the clock down until unpinned."""
+        """Above the slowdown threshold, the hardware's reasons limit the clock until the temperature is unpinned."""
         box, handle = Box(), Box().handle(0)
         box.simulation.gpu(0).pin(temperature=91)
         assert box.nvml.nvmlDeviceGetTemperature(handle, TEMPERATURE_CORE) == 91
@@ -358,8 +362,8 @@ class TestFaults:
         box.simulation.gpu(0).unpin()
         assert box.value(0, "clock_event_active", "hw_thermal_slowdown") == 0
 
-    def test_answers_and_fields_are_told_until_restored(self) -> None:
-        """A test can have a GPU answer otherwise; other GPUs, functions and scopes keep their answers."""
+    def test_answers_and_fields_are_replaced_until_restored(self) -> None:
+        """A test can replace an answer of a GPU; other GPUs, functions and scopes keep theirs."""
         box = Box()
         gpu = box.simulation.gpu(0)
         gpu.set_answer("nvmlDeviceGetCurrPcieLinkGeneration", 1)

@@ -421,7 +421,7 @@ def test_a_host_that_hides_processes_does_not_hide_them_here(mock: MockNvml, pro
 
 
 def test_the_documented_drop_in_sees_hidden_processes(mock: MockNvml, process: subprocess.Popen[bytes]) -> None:
-    """With the capability in docs/start/install.md owners have names though /proc hides other users' processes."""
+    """The capability in docs/start/install.md identifies owners although /proc hides other users' processes."""
     text = (SHARED / "install.md").read_text()
     (documented,) = re.findall(r"```ini\n(\[Service\]\n[^`]*CAP_SYS_PTRACE[^`]*)```", text)
     mock.processes(0, {process.pid: 1 << 30})
