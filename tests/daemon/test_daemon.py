@@ -187,7 +187,7 @@ def test_new_runs_are_read_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     asyncio.run(scenario())
 
 
-def test_ended_run_shows_its_totals_alone(tmp_path: Path) -> None:
+def test_ended_run_has_its_totals_only(tmp_path: Path) -> None:
     """A run that ended has its CPU time and no memory, also between two readings."""
     warden = daemon(tmp_path)
     with subprocess.Popen(["sleep", "600"]) as process:
@@ -213,7 +213,7 @@ def test_process_series_are_bounded_and_the_rest_counted(tmp_path: Path) -> None
     assert state.counts.series_dropped["processes"] == len(held) - 3
 
 
-def test_processes_have_no_series_unless_asked_for(tmp_path: Path) -> None:
+def test_processes_have_no_series_by_default(tmp_path: Path) -> None:
     """Memory is by owner, and with processes.series by pid too, with the same names."""
     known = 'gpuwarden_owner_gpu_memory_used_bytes{owner="ada",owner_kind="user",'
     warden = daemon(tmp_path)

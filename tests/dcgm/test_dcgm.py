@@ -34,7 +34,7 @@ from gpuwarden.nvml.identity import GpuIdentity, MigIdentity
 from gpuwarden.state import State
 from mock_nvml import MockNvml
 from system_parts import needs
-from tests.capture.test_capture import snapshot_of
+from tests.capture.test_capture import poll_once
 
 GPUS = 8
 MIB = 2**20
@@ -172,13 +172,13 @@ class TestValues:
 
     def test_numbers_are_rounded(self) -> None:
         """A percentage that the driver reports as 29 is 29, not 28.999999999999996."""
-        page = render_page(snapshot_of(Box(GPUS).nvml))
+        page = render_page(poll_once(Box(GPUS).nvml))
         assert all(value == int(value) for value in samples(page, "DCGM_FI_DEV_GPU_UTIL", {}).values())
         assert all(value == int(value) for value in samples(page, "DCGM_FI_DEV_SM_CLOCK", {}).values())
 
     def test_used_ratio_excludes_reserved_memory(self) -> None:
         """As in DCGM, memory reserved by the driver is in neither part of the ratio."""
-        page = render_page(snapshot_of(Box(GPUS).nvml))
+        page = render_page(poll_once(Box(GPUS).nvml))
         size, used, reserved = (
             samples(page, f"gpuwarden_gpu_memory_{what}_bytes", {}) for what in ("size", "used", "reserved")
         )
@@ -189,7 +189,7 @@ class TestValues:
         """The bit mask is the one that the driver reports."""
         box = Box(GPUS)
         box.simulation.gpu(0).pin(temperature=95)
-        snapshot = snapshot_of(box.nvml)
+        snapshot = poll_once(box.nvml)
         masks = {
             gpu.identity.uuid: box.nvml.nvmlDeviceGetCurrentClocksEventReasons(box.handle(gpu.identity.index))
             for gpu in snapshot.gpus
@@ -202,9 +202,9 @@ class TestValues:
     def test_lost_gpu_has_no_samples(self) -> None:
         """A GPU that does not respond exports neither old values nor DCGM's blank values."""
         box = Box(2)
-        whole = snapshot_of(box.nvml)
+        whole = poll_once(box.nvml)
         box.simulation.gpu(0).fail("nvmlDeviceGetTemperature", 15)
-        page = render_page(snapshot_of(box.nvml))
+        page = render_page(poll_once(box.nvml))
         assert samples(page, "DCGM_FI_DEV_FB_USED", {}).keys() == {whole.gpus[1].identity.uuid}
 
 
@@ -381,9 +381,7 @@ class TestPage:
 
     def test_labels_are_those_of_dcgm_exporter(self) -> None:
         """Each sample has dcgm-exporter's GPU labels, and the host name under the older and the newer label."""
-        found = [
-            f for f in parse_text(render_page(snapshot_of(Box(2).nvml)).text.decode()) if f.name.startswith("DCGM_")
-        ]
+        found = [f for f in parse_text(render_page(poll_once(Box(2).nvml)).text.decode()) if f.name.startswith("DCGM_")]
         assert {tuple(sorted(sample.labels)) for family in found for sample in family.samples} >= {
             tuple(sorted(LABELS))
         }
@@ -412,7 +410,7 @@ class TestPage:
     def test_promtool_accepts_the_page(self) -> None:
         """The page parses; promtool's style remarks concern only DCGM's names."""
         promtool = needs("promtool", "prometheus")
-        page = render_page(snapshot_of(Box(2).nvml)).text
+        page = render_page(poll_once(Box(2).nvml)).text
         done = subprocess.run([promtool, "check", "metrics"], input=page, capture_output=True, check=False)
         remarks = (done.stdout + done.stderr).decode().splitlines()
         assert done.returncode in (0, 3), remarks  # 3: style remarks
@@ -420,7 +418,7 @@ class TestPage:
 
     def test_openmetrics_page_parses(self) -> None:
         """In OpenMetrics, where counter names end in _total, DCGM's counters have type unknown and the same values."""
-        page = render_page(snapshot_of(Box(2).nvml))
+        page = render_page(poll_once(Box(2).nvml))
         found = {family.name: family for family in parse_openmetrics(page.openmetrics.decode())}
         energy = found["DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"]
         assert energy.type == "unknown"

@@ -387,7 +387,7 @@ class TestEcc:
         assert found[("corrected", "volatile", "dram")] == 2
         assert found[("uncorrected", "aggregate", "sram")] == 117
 
-    def test_known_locations_alone(self) -> None:
+    def test_known_locations_only(self) -> None:
         """Locations that a model lacks have no samples, with any error; Hopper has two."""
 
         def counter(_kind: int, _lifetime: int, location: int) -> int | Fails:

@@ -30,12 +30,12 @@ from system_parts import needs
 
 pytestmark = pytest.mark.system
 
-Boxes = tuple[str, float, float]  # Prometheus' URL, and the Unix times of the start and end of its data
-ONE_BOX = "gpu-box-1:9846"  # there is one in each of two clusters
+Hosts = tuple[str, float, float]  # Prometheus' URL, and the Unix times of the start and end of its data
+ONE_HOST = "gpu-box-1:9846"  # there is one in each of two clusters
 
 
 @pytest.fixture(scope="module")
-def boxes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Boxes]:
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     """Serve a quarter of an hour of metrics of simulated hosts; yield Prometheus' URL and the times of both ends."""
     needs("prometheus", "prometheus")
     needs("promtool", "prometheus")
@@ -45,21 +45,21 @@ def boxes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Boxes]:
         yield url, begin, end
 
 
-def test_every_query_returns_data(boxes: Boxes) -> None:
+def test_every_query_returns_data(hosts: Hosts) -> None:
     """Each query of each panel returns numbers, and legends are unique."""
     with listing_offenders() as case:
         for name, panel in PANELS.items():
             with case(name):
-                _returns_data(panel, boxes, one_box=name.startswith("gpuwarden-box"))
+                _returns_data(panel, hosts, one_host=name.startswith("gpuwarden-box"))
 
 
-def _returns_data(panel: dict[str, Any], boxes: Boxes, *, one_box: bool) -> None:
-    clusters = [{"instance": ONE_BOX, "cluster": cluster} for cluster in ("lab", "west")] if one_box else [{}]
+def _returns_data(panel: dict[str, Any], hosts: Hosts, *, one_host: bool) -> None:
+    clusters = [{"instance": ONE_HOST, "cluster": cluster} for cluster in ("lab", "west")] if one_host else [{}]
     answered: Counter[str] = Counter()
     for chosen in clusters:
         legends: Counter[str] = Counter()
         for target, expression in zip(panel["targets"], expressions(panel, **chosen), strict=True):
-            series = _evaluate(expression, boxes, now=target["instant"])
+            series = _evaluate(expression, hosts, now=target["instant"])
             answered[target["refId"]] += len(series)
             if panel["type"] != "table":
                 legends.update(_legend(target["legendFormat"], each["metric"]) for each in series)
@@ -67,9 +67,9 @@ def _returns_data(panel: dict[str, Any], boxes: Boxes, *, one_box: bool) -> None
     assert all(answered[target["refId"]] for target in panel["targets"]), answered
 
 
-def _evaluate(expression: str, boxes: Boxes, *, now: bool) -> list[dict[str, Any]]:
+def _evaluate(expression: str, hosts: Hosts, *, now: bool) -> list[dict[str, Any]]:
     """Return Prometheus' result of a query, which must be numbers."""
-    url, begin, end = boxes
+    url, begin, end = hosts
     assert promql_parser.parse(expression)
     if now:
         series: list[dict[str, Any]] = backfill.ask(url, "query", query=expression, time=end)["result"]
@@ -85,9 +85,9 @@ def _legend(text: str, labels: dict[str, str]) -> str:
     return re.sub(r"{{(\w+)}}", lambda found: labels.get(found[1], ""), text)
 
 
-def test_annotations_are_found(boxes: Boxes) -> None:
+def test_annotations_are_found(hosts: Hosts) -> None:
     """Annotations show alerts that fired and runs that started and ended, at their time."""
-    url, begin, end = boxes
+    url, begin, end = hosts
     for mark in (mark for dashboard in DASHBOARDS.values() for mark in dashboard["annotations"]["list"]):
         expression = without_variables(mark["expr"])
         found = backfill.ask(url, "query_range", query=expression, start=begin, end=end, step=15)["result"]
@@ -104,9 +104,9 @@ def _query(uid: str, panel: str, legend: str) -> str:
     return str(query)
 
 
-def test_runs_on_instances_of_a_chosen_gpu_are_shown(boxes: Boxes) -> None:
+def test_runs_on_instances_of_a_chosen_gpu_are_shown(hosts: Hosts) -> None:
     """Selecting a GPU with MIG shows its instances and their runs, by the hidden variable."""
-    url, begin, end = boxes
+    url, begin, end = hosts
     (gpu,) = (
         each["metric"]["gpu_uuid"]
         for each in backfill.ask(url, "query", query="gpuwarden_mig_info", time=end)["result"]
@@ -126,35 +126,35 @@ def test_runs_on_instances_of_a_chosen_gpu_are_shown(boxes: Boxes) -> None:
         parts = [
             each
             for expression in expressions(found, gpu=gpu, mig=instance)
-            for each in _evaluate(expression, boxes, now=False)
+            for each in _evaluate(expression, hosts, now=False)
             if each["metric"].get("uuid") == instance
         ]
         assert {each["metric"]["gpu"] for each in parts} == {"0/0/0"}, panel
     for legend in ("headroom", "identity", "used", "state"):
         query = without_variables(_query("gpuwarden-fleet", "GPUs now, worst first", legend), gpu=gpu, mig=instance)
-        rows = {each["metric"]["uuid"]: each["metric"] for each in _evaluate(query, boxes, now=True)}
+        rows = {each["metric"]["uuid"]: each["metric"] for each in _evaluate(query, hosts, now=True)}
         assert instance in rows
         assert legend != "identity" or rows[instance]["board"] == gpu  # the target of its row's link
 
 
-def test_boxes_of_one_name_stay_apart(boxes: Boxes) -> None:
+def test_hosts_of_one_name_stay_separate(hosts: Hosts) -> None:
     """A row of a table links to the host in its own cluster, or to all clusters if targets have none."""
     for uid, panel, legend in (
         ("gpuwarden-fleet", "GPUs now, worst first", "identity"),
         ("gpuwarden-fleet", "Runs in this time range", "identity"),
         ("gpuwarden-box", "Alerts firing", "severity"),
     ):
-        rows = _evaluate(without_variables(_query(uid, panel, legend)), boxes, now=True)
+        rows = _evaluate(without_variables(_query(uid, panel, legend)), hosts, now=True)
         places = {(each["metric"]["instance"], each["metric"]["place"]) for each in rows}
-        assert places <= {(ONE_BOX, "lab"), (ONE_BOX, "west"), ("gpu-box-2:9846", "All")}
-        assert (ONE_BOX, "lab") in places
+        assert places <= {(ONE_HOST, "lab"), (ONE_HOST, "west"), ("gpu-box-2:9846", "All")}
+        assert (ONE_HOST, "lab") in places
         (table,) = (each for each in panels_of(DASHBOARDS[uid]) if each["title"] == panel)
         assert titles(table)["place"] == "In cluster"
 
 
-def test_a_box_that_is_down_is_in_the_table(boxes: Boxes) -> None:
+def test_a_host_that_is_down_is_in_the_table(hosts: Hosts) -> None:
     """A host that does not answer Prometheus is above all GPUs, because nothing else shows it."""
-    url, begin, end = boxes
+    url, begin, end = hosts
     answers = [
         backfill.ask(url, "query", query='up{cluster="west"}', time=time)["result"][0]["value"]
         for time in range(int(begin), int(end), 5)
@@ -166,14 +166,14 @@ def test_a_box_that_is_down_is_in_the_table(boxes: Boxes) -> None:
         ((labels, value),) = (
             (each["metric"], float(each["value"][1])) for each in rows if each["metric"]["uuid"] == "none"
         )
-        assert (labels["instance"], labels["cluster"]) == (ONE_BOX, "west")
+        assert (labels["instance"], labels["cluster"]) == (ONE_HOST, "west")
         assert legend != "state" or value == expected == max(float(each["value"][1]) for each in rows)
         assert legend != "identity" or (labels["gpu"], labels["board"], labels["place"]) == ("all", "All", "west")
 
 
-def test_state_is_red_where_a_critical_alert_fires(boxes: Boxes) -> None:
+def test_state_is_red_where_a_critical_alert_fires(hosts: Hosts) -> None:
     """A GPU with a critical alert is red in the table, except while the alert outlasts its condition."""
-    url, begin, end = boxes
+    url, begin, end = hosts
     (table,) = (each for each in panels_of(DASHBOARDS["gpuwarden-fleet"]) if each["title"] == "GPUs now, worst first")
     (look,) = (each for each in table["fieldConfig"]["overrides"] if each["matcher"]["options"] == "State")
     (mappings,) = (each["value"] for each in look["properties"] if each["id"] == "mappings")
@@ -189,23 +189,23 @@ def test_state_is_red_where_a_critical_alert_fires(boxes: Boxes) -> None:
     assert any(red)
 
 
-def test_choices_have_names_and_values(boxes: Boxes) -> None:
+def test_choices_have_names_and_values(hosts: Hosts) -> None:
     """Each variable offers the values of the hosts, parsed from a result in Grafana's format."""
     with listing_offenders() as case:
         for name in VARIABLES:
             with case(name):
-                _offers(name, boxes)
+                _offers(name, hosts)
 
 
-def _offers(name: str, boxes: Boxes) -> None:
-    url, begin, end = boxes
+def _offers(name: str, hosts: Hosts) -> None:
+    url, begin, end = hosts
     variables = {each["name"]: each for each in DASHBOARDS["gpuwarden-fleet"]["templating"]["list"]}
     written = without_variables(variables[name]["query"]["query"])
     if values := re.fullmatch(r"label_values\((.+), (\w+)\)", written):
         found = backfill.ask(url, "series", **{"match[]": values[1]}, start=begin, end=end)
         wanted = {
             "cluster": {"lab", "west"},
-            "instance": {ONE_BOX, "gpu-box-2:9846"},
+            "instance": {ONE_HOST, "gpu-box-2:9846"},
             "owner": {"ada", "grace", "hedy"},
         }
         assert {each[values[2]] for each in found if values[2] in each} >= wanted[name]
@@ -246,7 +246,7 @@ CASES: dict[str, tuple[tuple[str, ...], Mapping[str, str], bool]] = {
     "rules were away for hours": ((EVER, AWAY, EVER, EVER), SIX_HOURS, False),
     "rules were away for twenty minutes": ((EVER, BRIEF, EVER, BRIEF), SIX_HOURS, False),
     "rules were away for hours, between whole ones": ((EVER, "1x361 _x117 1x122", EVER, EVER), SIX_HOURS, False),
-    "one of two boxes is of a Prometheus without rules": ((EVER, EVER, NEVER, NEVER, EVER, NEVER), SIX_HOURS, False),
+    "one of two hosts is of a Prometheus without rules": ((EVER, EVER, NEVER, NEVER, EVER, NEVER), SIX_HOURS, False),
     "rules came after the time range": ((EARLY, NEVER, EARLY, NEVER), SIX_HOURS, False),
     "there is nothing": ((NEVER, NEVER, NEVER, NEVER), SIX_HOURS, False),
     "one cluster has no rules": ((EVER, EVER, EVER, NEVER), SIX_HOURS, False),
@@ -315,16 +315,16 @@ def test_records_are_read() -> None:
     assert len(RECORDS) == 11
 
 
-def test_records_agree_with_samples(boxes: Boxes) -> None:
+def test_records_agree_with_samples(hosts: Hosts) -> None:
     """Rows, lines and numbers are the same from recorded and from raw series."""
     with listing_offenders() as case:
         for panel, number in RECORDS:
             with case(f"{panel['title']} {number}"):
-                _compare_records(panel, number, boxes)
+                _compare_records(panel, number, hosts)
 
 
-def _compare_records(panel: dict[str, Any], number: int, boxes: Boxes) -> None:
-    url, begin, end = boxes
+def _compare_records(panel: dict[str, Any], number: int, hosts: Hosts) -> None:
+    url, begin, end = hosts
     times = {"start": begin + 60, "end": end, "step": 60}
     # A record covers the time before it, which matters at both ends of a time range.
     over = {"__range": "20m", "__range_s": "1200", "__interval": "15s", "__interval_ms": "15000"}

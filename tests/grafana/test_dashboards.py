@@ -204,7 +204,7 @@ def test_variables_accept_several_and_all(dashboard: dict[str, Any]) -> None:
         assert all(f'{name}=~"${name}"' in variable["query"]["query"] for name in among)
 
 
-def test_box_and_run_begin_with_one_box() -> None:
+def test_host_and_run_dashboards_start_with_one_host() -> None:
     """The host and run dashboards start with one host, because they draw every GPU and run."""
     for uid in ("gpuwarden-box", "gpuwarden-run"):
         chosen = {v["name"]: v["current"] for v in DASHBOARDS[uid]["templating"]["list"]}
@@ -292,7 +292,7 @@ def test_panels_of_runs_say_how_to_get_a_run(panel: dict[str, Any]) -> None:
         assert re.search("add the callback|no leak detected|reports its loss|no pressure", text), text
 
 
-def test_rows_of_boxes_repeat() -> None:
+def test_rows_of_hosts_repeat() -> None:
     """Rows of a host repeat for each selected host, with its name."""
     rows = [panel for panel in DASHBOARDS["gpuwarden-box"]["panels"] if panel["type"] == "row"]
     assert [row.get("repeat") for row in rows] == [*["instance"] * 4, None]

@@ -69,7 +69,7 @@ def test_docker_names_its_containers(tmp_path: Path, monkeypatch: pytest.MonkeyP
     asyncio.run(scenario())
 
 
-def test_each_runtime_is_asked_for_its_own(tmp_path: Path) -> None:
+def test_each_runtime_is_queried_for_its_containers(tmp_path: Path) -> None:
     """Podman is queried for its containers, both for an unknown runtime, and a user's runtime for that user."""
 
     async def scenario() -> None:

@@ -119,7 +119,7 @@ class TestBox:
                 before, energy[index] = energy[index], value(answers, "energy_joules_total")
                 assert energy[index] > before
 
-    def test_size_of_the_box(self) -> None:
+    def test_number_of_gpus(self) -> None:
         """The machine has the requested number of GPUs, with simulated UUIDs; other sizes are refused."""
         for gpus in (1, 2, 3, 11, MAX_GPUS):
             box = Box(gpus)
@@ -339,7 +339,7 @@ class TestFaults:
         assert snapshot.fault == "driver_not_loaded"
         assert not any(gpu.readings for gpu in snapshot.gpus)
 
-    def test_nothing_answers_before_init(self) -> None:
+    def test_calls_fail_before_init(self) -> None:
         """As with the driver, calls fail before nvmlInit and after nvmlShutdown."""
         nvml = Simulation(1).nvml
         with pytest.raises(NVMLError) as early:

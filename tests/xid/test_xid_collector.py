@@ -169,38 +169,38 @@ def test_restart_counts_what_the_kernel_log_has(tmp_path: Path, mock_nvml: MockN
             assert box.count(1, 79) == "1.0"
 
 
-class Watched:
+class CollectorBench:
     """A collector without events, on a kernel log only."""
 
     def __init__(self, fifo: Fifo) -> None:
-        self.watch = XidCollector(Simulation(gpus=1).nvml)
+        self.collector = XidCollector(Simulation(gpus=1).nvml)
         self._log = KernelLog(PREFIXES, fifo.path)
 
     def poll(self, *snapshots: Snapshot) -> Snapshot:
         """Poll by hand; return the last snapshot with its XIDs."""
         for each in snapshots:
-            attached = self.watch.attach(each, self._log.read())
+            attached = self.collector.attach(each, self._log.read())
         return attached
 
 
 def test_xid_of_an_unknown_gpu_waits_for_it(fifo: Fifo) -> None:
     """A logged XID of a GPU that has not been identified yet is counted when it is."""
-    watched = Watched(fifo)
+    bench = CollectorBench(fifo)
     fifo.write("NVRM: Xid (PCI:0000:01:00): 62, p")
-    assert watched.poll(snapshot(gpu(0))).gpus[0].xids == {}
-    found = watched.poll(snapshot(gpu(0), gpu(1)), snapshot(gpu(0), gpu(1)))
+    assert bench.poll(snapshot(gpu(0))).gpus[0].xids == {}
+    found = bench.poll(snapshot(gpu(0), gpu(1)), snapshot(gpu(0), gpu(1)))
     assert [{code: xid.count for code, xid in gpu.xids.items()} for gpu in found.gpus] == [{}, {62: 1}]
-    assert watched.watch.dropped == {"unknown_gpu": 0, "codes": 0}
+    assert bench.collector.dropped == {"unknown_gpu": 0, "codes": 0}
 
 
 def test_xids_of_unknown_gpus_are_bounded(fifo: Fifo) -> None:
     """A limited number of XIDs waits, and the rest is counted as dropped."""
-    watched = Watched(fifo)
+    bench = CollectorBench(fifo)
     for _ in range(3):
         fifo.write(*["NVRM: Xid (PCI:0000:01:00): 62, p"] * (MAX_UNRESOLVED // 2))
-        watched.poll(snapshot(gpu(0)))
-    assert watched.watch.dropped == {"unknown_gpu": MAX_UNRESOLVED // 2, "codes": 0}
-    assert watched.poll(snapshot(gpu(1))).gpus[0].xids[62].count == MAX_UNRESOLVED
+        bench.poll(snapshot(gpu(0)))
+    assert bench.collector.dropped == {"unknown_gpu": MAX_UNRESOLVED // 2, "codes": 0}
+    assert bench.poll(snapshot(gpu(1))).gpus[0].xids[62].count == MAX_UNRESOLVED
 
 
 def test_xid_of_a_gpu_lost_before_the_start(
@@ -209,74 +209,74 @@ def test_xid_of_a_gpu_lost_before_the_start(
     """It is logged once, with the address and the action, and counted, but only after every GPU had time to answer."""
     now = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: now() + 1000)  # longer than the machine's real uptime
-    watched = Watched(fifo)
+    bench = CollectorBench(fifo)
     fifo.write(f"NVRM: Xid (PCI:0000:07:00): 79, pid=1, {LOST}", f"NVRM: GPU 0000:07:00.0: {LOST}", age=600)
-    watched.poll(snapshot(gpu(0)))
-    assert (watched.watch.dropped["unknown_gpu"], caplog.messages) == (0, [])
+    bench.poll(snapshot(gpu(0)))
+    assert (bench.collector.dropped["unknown_gpu"], caplog.messages) == (0, [])
     monkeypatch.setattr(time, "monotonic", lambda: now() + 1000 + IDENTIFY_SECONDS)
     for _ in range(3):
-        watched.poll(snapshot(gpu(0)))
-    assert watched.watch.dropped["unknown_gpu"] == 1  # the kernel logged it twice
+        bench.poll(snapshot(gpu(0)))
+    assert bench.collector.dropped["unknown_gpu"] == 1  # the kernel logged it twice
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
     assert re.match(
         r"XID of an unknown GPU, not counted pci=0000:07:00\.0 xid=79 seconds_ago=6\d\d .*Restart the machine",
         record.message,
     )
-    found = watched.poll(snapshot(gpu(0), gpu(7)))
+    found = bench.poll(snapshot(gpu(0), gpu(7)))
     assert [{code: xid.count for code, xid in gpu.xids.items()} for gpu in found.gpus] == [{}, {79: 1}]
-    assert watched.watch.dropped["unknown_gpu"] == 1  # a counter does not fall
+    assert bench.collector.dropped["unknown_gpu"] == 1  # a counter does not fall
 
 
 def test_xid_of_unknown_gpu_is_dropped_once(fifo: Fifo, monkeypatch: pytest.MonkeyPatch) -> None:
     """An XID that was dropped after waiting too long is not counted again when it exceeds the limit."""
-    watched = Watched(fifo)
+    bench = CollectorBench(fifo)
     fifo.write("NVRM: Xid (PCI:0000:07:00): 62, p")
-    watched.poll(snapshot(gpu(0)))
+    bench.poll(snapshot(gpu(0)))
     now = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: now() + IDENTIFY_SECONDS)
-    watched.poll(snapshot(gpu(0)))
-    assert watched.watch.dropped["unknown_gpu"] == 1
+    bench.poll(snapshot(gpu(0)))
+    assert bench.collector.dropped["unknown_gpu"] == 1
     fifo.write(*["NVRM: Xid (PCI:0000:07:00): 62, p"] * MAX_UNRESOLVED)
-    watched.poll(snapshot(gpu(0)))
-    assert watched.watch.dropped["unknown_gpu"] == 1
-    assert len(watched.watch._unresolved) == MAX_UNRESOLVED
+    bench.poll(snapshot(gpu(0)))
+    assert bench.collector.dropped["unknown_gpu"] == 1
+    assert len(bench.collector._unresolved) == MAX_UNRESOLVED
 
 
 def test_clock_set_back_leaves_no_xid_in_the_future(fifo: Fifo, monkeypatch: pytest.MonkeyPatch) -> None:
     """An XID dated by a clock a year ahead would count as recent for a year."""
-    watched = Watched(fifo)
+    bench = CollectorBench(fifo)
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + 365 * 86400)
     fifo.write("NVRM: Xid (PCI:0000:00:00): 62, p")
-    ahead = watched.poll(snapshot(gpu(0))).gpus[0].xids[62]
+    ahead = bench.poll(snapshot(gpu(0))).gpus[0].xids[62]
     assert ahead.last > now + 364 * 86400
     monkeypatch.setattr(time, "time", lambda: now)
-    assert watched.poll(snapshot(gpu(0))).gpus[0].xids == {62: XidCount(1, now)}
+    assert bench.poll(snapshot(gpu(0))).gpus[0].xids == {62: XidCount(1, now)}
     monkeypatch.setattr(time, "time", lambda: now + 60)
-    assert watched.poll(snapshot(gpu(0))).gpus[0].xids == {62: XidCount(1, now)}
+    assert bench.poll(snapshot(gpu(0))).gpus[0].xids == {62: XidCount(1, now)}
 
 
 def test_replacement_gpu_gets_the_xids_of_its_address(fifo: Fifo) -> None:
     """If two GPUs had the same address, the XID belongs to the one that answers now."""
-    watched = Watched(fifo)
+    bench = CollectorBench(fifo)
     old, new = gpu(1), gpu(2)
     old = replace(old, fault="gpu_is_lost")
     new = replace(new, identity=replace(new.identity, pci_bus_id=old.identity.pci_bus_id))
     fifo.write("NVRM: Xid (PCI:0000:01:00): 62, p")
     for order in ((old, new), (new, old)):
-        found = watched.poll(snapshot(*order))
+        found = bench.poll(snapshot(*order))
         assert {gpu.identity.uuid for gpu in found.gpus if gpu.xids} == {"GPU-2"}
 
 
 def test_flood_is_logged_a_few_times(fifo: Fifo, caplog: pytest.LogCaptureFixture) -> None:
     """XIDs of one code and GPU are logged once a minute, at the level of their severity; all are counted."""
     caplog.set_level(logging.INFO)
-    watched = Watched(fifo)
+    bench = CollectorBench(fifo)
     fifo.write(*["NVRM: Xid (PCI:0000:01:00): 31, p", "NVRM: Xid (PCI:0000:01:00): 63, p"] * 50)
-    found = watched.poll(snapshot(gpu(1)))
+    found = bench.poll(snapshot(gpu(1)))
     assert found.gpus[0].xids[31].count == found.gpus[0].xids[63].count == 50
     assert [record.levelno for record in caplog.records] == [logging.INFO, logging.WARNING]
     fifo.write(*[f"NVRM: Xid (PCI:0000:01:00): {code}, p" for code in range(1, 60)])
-    watched.poll(snapshot(gpu(1)))
+    bench.poll(snapshot(gpu(1)))
     assert len(caplog.records) == 20
