@@ -1,4 +1,4 @@
-"""Messages between runs and daemon: wire format, and rejection of everything else."""
+"""Messages between runs and daemon: wire format, and rejection of invalid ones."""
 
 import json
 from dataclasses import fields
@@ -14,7 +14,7 @@ from gpuwarden.protocol.messages import STEP_BUCKETS, Advice, Allocation, Device
 from gpuwarden.protocol.validators import MAX_COUNT, MAX_TEXT_CHARACTERS, clip
 
 BUCKETS = (0,) * (len(STEP_BUCKETS) + 1)
-# Each has its line in recorded_messages.jsonl: what earlier clients and daemons wrote.
+# One line each in recorded_messages.jsonl, as written by earlier clients and daemons.
 MESSAGES: tuple[Any, ...] = (
     Hello("resnet", "tensorflow 2.21.0", {"GPU:0": None, "GPU:1": "GPU-5"}, "0,1", "PCI_BUS_ID", "job", 1, 2, True),
     Report("idle", 0, 0.0, BUCKETS, {}),
@@ -63,32 +63,32 @@ json_values: st.SearchStrategy[Any] = st.recursive(
 field_names = sorted({each.name for cls in (Hello, Report, Error, End) for each in fields(cls)})
 
 
-def read(data: bytes) -> Any:
-    """Decode with the half of the protocol that takes such a message."""
+def decode_any(data: bytes) -> Any:
+    """Decode a message with the function for its type."""
     return decode_advice(data) if b'"type":"advice"' in data[:30] else decode(data)
 
 
-def refusal(data: bytes) -> str:
-    """Return the reason for which a message is refused, and the detail."""
+def rejection(data: bytes) -> str:
+    """Return the reason and detail of a rejection."""
     with pytest.raises(ProtocolError) as caught:
         decode(data)
     return str(caught.value)
 
 
 def test_wire_format_is_as_recorded() -> None:
-    """Each message is written, and read, as by earlier clients and daemons."""
+    """Each message is encoded and decoded as by earlier clients and daemons."""
     recorded = (ROOT / "tests/protocol/recorded_messages.jsonl").read_bytes().splitlines()
     assert [encode(message) for message in MESSAGES] == recorded
-    assert tuple(map(read, recorded)) == MESSAGES
+    assert tuple(map(decode_any, recorded)) == MESSAGES
 
 
 @given(messages)
 def test_message_survives(message: Any) -> None:
-    """Each half decodes what the other half encodes to the same message; the daemon accepts no advice."""
+    """Each side decodes the other side's messages unchanged; the daemon rejects advice."""
     data = encode(message)
-    assert read(data) == message
+    assert decode_any(data) == message
     if isinstance(message, Advice):
-        assert refusal(data).startswith("unknown_type")
+        assert rejection(data).startswith("unknown_type")
 
 
 @given(
@@ -100,16 +100,16 @@ def test_message_survives(message: Any) -> None:
         st.dictionaries(st.sampled_from(field_names), json_values),
     )
 )
-def test_any_bytes_are_a_message_or_refused(data: bytes) -> None:
-    """No bytes raise anything but ProtocolError."""
+def test_any_bytes_are_decoded_or_rejected(data: bytes) -> None:
+    """Arbitrary bytes raise nothing but ProtocolError."""
     try:
         decode(data)
     except ProtocolError:
         return
 
 
-def test_refusals() -> None:
-    """Each kind of wrong message has its own reason."""
+def test_rejections() -> None:
+    """Each kind of invalid message has its own reason."""
     cases = [
         (b"", "not_json"),
         (b"hello", "not_json"),
@@ -129,11 +129,11 @@ def test_refusals() -> None:
         (b'{"v":1,"type":"end"}', "invalid: reason: missing"),
         (b" " * (MAX_MESSAGE_BYTES + 1), "too_long"),
     ]
-    assert [(data, reason) for data, reason in cases if not refusal(data).startswith(reason)] == []
+    assert [(data, reason) for data, reason in cases if not rejection(data).startswith(reason)] == []
 
 
 def test_numbers_are_bounded() -> None:
-    """A number that is negative, huge, not finite or of another type is refused, and the field is named."""
+    """A number that is negative, huge, not finite or of another type is rejected, and the field is named."""
     wrong: list[Any] = [-1, MAX_COUNT, True, "1", None, float("nan"), float("inf")]
     cases = [("steps", each) for each in (*wrong, 1.0)]
     cases += [("step_seconds", each) for each in (*wrong, -0.5, 10**400)]
@@ -141,21 +141,21 @@ def test_numbers_are_bounded() -> None:
     cases += [("step_buckets", [*[0] * 15, each]) for each in (*wrong, 1.0, [0])]
     cases += [("errors", {"other": -1}), ("loss", -1e30), ("loss", float("nan"))]
     messages = [(case, json.dumps({**REPORT, case[0]: case[1]}).encode()) for case in cases]
-    assert [case for case, data in messages if not refusal(data).startswith(f"invalid: {case[0]}: ")] == []
+    assert [case for case, data in messages if not rejection(data).startswith(f"invalid: {case[0]}: ")] == []
 
 
-def test_what_may_be_absent_may_be_null() -> None:
+def test_optional_fields_may_be_null() -> None:
     """A field whose default is None may be null; one with another default, or none, may not."""
     none = {each.name: None for each in fields(Report) if each.default is None}
     assert len(none) > 9
     memory = {"GPU:0": {"current": 1, "peak": 2, "limit": None, "reserved": None}}
     assert decode(json.dumps({**REPORT, **none, "memory": memory}).encode()) == decode(json.dumps(REPORT).encode())
     for name in ("dropped", "stepping", "errors"):
-        assert refusal(json.dumps({**REPORT, name: None}).encode()).startswith(f"invalid: {name}")
+        assert rejection(json.dumps({**REPORT, name: None}).encode()).startswith(f"invalid: {name}")
 
 
 def test_messages_of_the_first_clients() -> None:
-    """They wrote null for what is not known, and mean what they meant."""
+    """Messages of the first clients, with null for unknown values, are decoded as they were meant."""
     hello = '"name":"train.py","framework":"keras 3","devices":{"GPU:0":null},"visible_devices":"0","device_order":null'
     assert decode(f'{{"v":1,"type":"hello",{hello}}}'.encode()) == Hello("train.py", "keras 3", {"GPU:0": None}, "0")
     report = {**REPORT, "epoch": None, "batch": None, "dropped": 0}
@@ -164,7 +164,7 @@ def test_messages_of_the_first_clients() -> None:
 
 
 def test_messages_of_newer_clients() -> None:
-    """Unknown fields are ignored, unknown kinds of error count as other ones, unknown actions not at all."""
+    """Unknown fields are ignored, unknown error kinds count as other, unknown actions are dropped."""
     said = {**REPORT, "future": 1, "errors": {"new": 2, "other": 1}, "actions": {"new": 1, "stop": 2}}
     report = cast("Report", decode(json.dumps(said).encode()))
     assert (report.errors, report.actions) == ({"other": 3}, {"stop": 2})
@@ -172,15 +172,15 @@ def test_messages_of_newer_clients() -> None:
     assert decode(json.dumps({**error, "stage": "new"}).encode()) == Error("other", "E", "", "train", 1)
 
 
-def test_messages_share_nothing_that_can_be_changed() -> None:
+def test_messages_share_no_mutable_defaults() -> None:
     """Each message has its own mutable defaults."""
     one, other = (cast("Report", decode(json.dumps(REPORT).encode())) for _ in range(2))
     assert one.errors is not other.errors
     assert one.actions is not other.actions
 
 
-def test_message_too_long_is_refused_by_the_sender() -> None:
-    """A message that the daemon would refuse is not even sent."""
+def test_oversized_message_is_rejected_by_the_sender() -> None:
+    """A message that the daemon would reject is not sent."""
     devices = {f"{n:0>{MAX_TEXT_CHARACTERS}}": DeviceMemory(2**62, 2**62, 2**62) for n in range(60)}
     with pytest.raises(ProtocolError, match="too_long"):
         encode(Report("train", 1, 1.0, BUCKETS, devices))

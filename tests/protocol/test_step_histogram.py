@@ -8,7 +8,7 @@ from gpuwarden.protocol.step_histogram import StepHistogram
 
 
 def test_percentiles() -> None:
-    """Percentiles are right to some per cent, and there are none without a step."""
+    """Percentiles are accurate to a few per cent; without steps there are none."""
     durations = StepHistogram()
     assert durations.percentiles(0.5, 0.95) == (None, None)
     for milliseconds in range(1, 101):
@@ -19,7 +19,7 @@ def test_percentiles() -> None:
 
 
 def test_percentiles_of_one() -> None:
-    """A single step is all percentiles, an impossible duration of 0 included."""
+    """Every percentile of one step is that step, even with an impossible duration of 0."""
     durations = StepHistogram()
     durations.add(0.0, 1)
     median, p95 = durations.percentiles(0.5, 0.95)
@@ -30,7 +30,7 @@ def test_percentiles_of_one() -> None:
 
 @pytest.mark.parametrize("seconds", [0.1, 0.0503, 0.007])
 def test_percentiles_of_equal_steps(seconds: float) -> None:
-    """Where all steps took the same, that is what they took, not the middle of its class."""
+    """If all steps took the same time, every percentile is that time, not the middle of its bucket."""
     durations = StepHistogram()
     durations.extend([seconds] * 10, 1)
     durations.add(4 * seconds, 4)

@@ -44,7 +44,7 @@ GOLDEN = ROOT / "tests/records/record.json"
 
 
 def test_golden(request: pytest.FixtureRequest) -> None:
-    """A receipt with all there can be is the committed one."""
+    """A record with all optional values is the committed one."""
     content = json.dumps(json_from_record(receipt()), indent=1) + "\n"
     if request.config.getoption("--write-goldens"):
         GOLDEN.write_text(content)
@@ -52,7 +52,7 @@ def test_golden(request: pytest.FixtureRequest) -> None:
 
 
 def test_golden_has_every_key() -> None:
-    """The committed receipt leaves out only what excludes the rest, so that a key that gets lost is seen."""
+    """The committed record has every key but those that exclude others, so that a lost key is noticed."""
     plain = json_from_record(receipt())
     missing = {each.name for each in fields(type(receipt()))} - plain.keys()
     assert missing == set()
@@ -64,14 +64,14 @@ def test_golden_has_every_key() -> None:
     ("clock", "duration"), [(9000.5, 9000.5), (8999.5, 8999.5), (5400.0, 9000.0), (-100.0, 9000.0), (1.8e9, 9000.0)]
 )
 def test_clock_set(clock: float, duration: float) -> None:
-    """A run has lasted no less than it has, and no more, whatever the clock was set to meanwhile."""
+    """The duration of a run is exact, regardless of changes of the wall clock."""
     seen = replace(run(), ending=None, began=BEGAN, lasted=9000.0)
     whole = build_record(seen, BEGAN + clock, boot_id=None, user=None, usage=RunUsage())
     assert (whole.duration_seconds, whole.updated_timestamp_seconds) == (duration, BEGAN + clock)
 
 
-def test_machine_that_slept() -> None:
-    """That is a part of the run's time, which the monotonic clock leaves out."""
+def test_suspended_host() -> None:
+    """Time in suspend, which the monotonic clock leaves out, is part of the duration."""
     seen = replace(run(), ending=None, began=BEGAN, lasted=9000.0)
     whole = build_record(seen, BEGAN + 9700, boot_id=None, user=None, usage=RunUsage(), slept=700.0)
     assert whole.duration_seconds == 9700
@@ -83,13 +83,13 @@ def test_machine_that_slept() -> None:
         (5500.0, 5500.0, 5600.0),
         (5500.0, 2000.0, 5600.0),  # set back
         (5500.0, -9e8, 5600.0),
-        (5500.0, 9e8, 5600.0),  # set forth
-        (None, 5500.0, 5600.0),  # receipts of an earlier version
+        (5500.0, 9e8, 5600.0),  # set forward
+        (None, 5500.0, 5600.0),  # records of an earlier version
         (None, 2000.0, 5100.0),
     ],
 )
 def test_clock_set_before_another_daemon(uptime: float | None, clock: float, duration: float) -> None:
-    """A daemon that goes on with a run adds what it has seen of it, and the time without one; the begin stays."""
+    """A daemon that continues a record adds its own time and the time without a daemon; the start time stays."""
     before = replace(receipt(), updated_timestamp_seconds=BEGAN + 5000, duration_seconds=5000.0)
     since = replace(
         receipt(),
@@ -103,8 +103,8 @@ def test_clock_set_before_another_daemon(uptime: float | None, clock: float, dur
     assert (both.began_timestamp_seconds, both.began_uptime_seconds) == (BEGAN, BEGAN_UPTIME)
 
 
-def test_what_is_not_known_has_no_key() -> None:
-    """Of a run that said hello alone, there is what every receipt has."""
+def test_unknown_values_have_no_key() -> None:
+    """A run that only sent its hello has the keys of every record."""
     bare = RunSnapshot(
         ProcessKey(7, 1000, 1), Hello("r", "f", {}), None, None, up=True, current=False, began=BEGAN, lasted=5.0
     )
@@ -125,14 +125,14 @@ def test_what_is_not_known_has_no_key() -> None:
 
 
 def test_totals_are_those_of_the_devices() -> None:
-    """GPU seconds and energy add up over devices; the idle share is that of the devices that tell."""
+    """GPU seconds and energy are summed over devices; the idle ratio is that of the devices that report it."""
     made = receipt()
     assert (made.gpu_seconds, made.energy_joules, made.gpu_idle_ratio) == (8000, 2.4e6, 0.1)
     assert made.input_wait_ratio == 0.1
 
 
-def test_receipt_comes_back_from_json() -> None:
-    """What was written is read as it was, and its account can be gone on with."""
+def test_record_survives_json() -> None:
+    """A record is read from JSON as it was written, and its usage can be continued."""
     made = receipt()
     back = record_from_json(json.loads(json.dumps(json_from_record(made))))
     assert json_from_record(back) == json_from_record(made)
@@ -141,8 +141,8 @@ def test_receipt_comes_back_from_json() -> None:
     assert json_from_record(add_timeline(again, run())) == json_from_record(made)
 
 
-def test_keys_of_a_later_version_are_left_alone() -> None:
-    """A receipt with more in it than is known here is still one."""
+def test_unknown_keys_are_ignored() -> None:
+    """A record with unknown keys is valid."""
     plain = json_from_record(receipt())
     assert (
         record_from_json({**plain, "carbon_grams": 3, "devices": [{**plain["devices"][0], "fan": []}]}).name == "resnet"
@@ -174,14 +174,14 @@ def test_keys_of_a_later_version_are_left_alone() -> None:
         {"ended_timestamp_seconds": 2e19},
     ],
 )
-def test_what_is_no_receipt_is_refused(change: dict[str, Any]) -> None:
-    """A changed file is no receipt, whatever has become of it."""
+def test_invalid_record_is_rejected(change: dict[str, Any]) -> None:
+    """A record with wrong types or values is rejected."""
     with pytest.raises(RunRecordError):
         record_from_json({**json_from_record(receipt()), **change})
 
 
-def test_continued_receipt() -> None:
-    """What an earlier daemon was told counts beside what this one was: the begin, errors, what is not said again."""
+def test_continued_record() -> None:
+    """Values of an earlier daemon are kept: the start time, errors, and values not reported again."""
     before = receipt(ended=False)
     since = build_record(
         replace(run(), began=BEGAN + 9000, lasted=100.0, report=None),
@@ -196,8 +196,8 @@ def test_continued_receipt() -> None:
     assert len(both.errors_told) == 2
 
 
-def test_what_was_ahead_of_a_run_is_not_carried_on() -> None:
-    """An earlier daemon's forecasts are no longer so, and of a run that has ended there is none."""
+def test_forecasts_are_not_continued() -> None:
+    """Forecasts of an earlier daemon are dropped; a run that has ended has none."""
     before = receipt(ended=False)
     assert before.seconds_to_host_oom == 9000
     assert before.devices[0].seconds_to_oom == 900
@@ -216,7 +216,7 @@ def test_what_was_ahead_of_a_run_is_not_carried_on() -> None:
 
 
 def test_log_line() -> None:
-    """One line says what it was, how it ended and what it cost."""
+    """One line has the run's name, outcome and usage."""
     assert format_summary(receipt()) == (
         "run ended run=4711-99 name=resnet outcome=failed after=2h13m "
         'evidence="last message: uncaught ResourceExhaustedError" '
@@ -226,26 +226,26 @@ def test_log_line() -> None:
     )
 
 
-def test_log_line_of_nothing_known() -> None:
+def test_log_line_without_figures() -> None:
     """Unknown figures are left out."""
     bare = replace(run(), report=None)
     said = build_record(bare, BEGAN, boot_id=None, user=None, usage=RunUsage())
     assert format_summary(said).endswith('after=2h13m evidence="last message: uncaught ResourceExhaustedError"')
 
 
-def test_end_said_again_and_again_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    """A run that ends and goes on without end must not fill the log; one that ends otherwise at last is told of."""
-    receipts = Recorder(None, 10, most_runs=9)
+def test_repeated_end_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A run that ends and resumes repeatedly is logged once; another outcome at last is logged again."""
+    recorder = Recorder(None, 10, most_runs=9)
     ending = run().ending
     assert ending is not None
     with caplog.at_level("INFO"):
         for number in range(5):
-            receipts.update(JoinedPoll(snapshot(), [run(ended=False)], number), {})
-            receipts.update(JoinedPoll(snapshot(), [run()], number), {})
-        receipts.update(JoinedPoll(snapshot(), [run(ended=False)], 6), {})
+            recorder.update(JoinedPoll(snapshot(), [run(ended=False)], number), {})
+            recorder.update(JoinedPoll(snapshot(), [run()], number), {})
+        recorder.update(JoinedPoll(snapshot(), [run(ended=False)], 6), {})
         killed = replace(ending, outcome="killed", evidence="ended by SIGKILL")
-        receipts.update(JoinedPoll(snapshot(), [replace(run(), ending=killed)], 7), {})
-        receipts.update(JoinedPoll(snapshot(), [], 8), {})
+        recorder.update(JoinedPoll(snapshot(), [replace(run(), ending=killed)], 7), {})
+        recorder.update(JoinedPoll(snapshot(), [], 8), {})
     assert [re.findall(r"outcome=(\w+) after=\S+ evidence=\"(.*)\" steps=1000 ", line) for line in caplog.messages] == [
         [("failed", ending.evidence)],
         [("killed", "ended by SIGKILL")],
@@ -271,7 +271,7 @@ def test_end_said_again_and_again_is_logged_once(caplog: pytest.LogCaptureFixtur
     ],
 )
 def test_durations(seconds: float, text: str) -> None:
-    """What was measured exactly has three digits."""
+    """Exact durations have three digits."""
     assert format_duration(seconds) == text
 
 
@@ -295,12 +295,12 @@ def test_durations(seconds: float, text: str) -> None:
     ],
 )
 def test_times(seconds: float, text: str) -> None:
-    """What polls add up is written as people do, and tells no more than they can."""
+    """Durations summed over polls are rounded to the precision that polls give."""
     assert format_elapsed(seconds) == text
 
 
 def test_amounts() -> None:
-    """Sizes, energies, ratios and counts are written in units that leave few digits, at their borders too."""
+    """Sizes, energies, ratios and counts have units that leave few digits, also at the unit limits."""
     sizes = [0, 900, 16384, 15 << 20, GIB, 10.14 * GIB]
     assert [format_bytes(each) for each in sizes] == ["0 B", "900 B", "16.0 KiB", "15.0 MiB", "1.00 GiB", "10.1 GiB"]
     assert [format_growth(each) for each in (GIB, 17477, 17476)] == [
@@ -332,8 +332,8 @@ def test_amounts() -> None:
     assert [format_count(each) for each in counts] == ["0", "99999", "100k", "999k", "1M", "1.5M", "1G", "10000G"]
 
 
-def test_what_one_poll_saw() -> None:
-    """Of a run that held a GPU in one poll alone, nobody knows for how long, nor what the GPU did meanwhile."""
+def test_device_seen_in_one_poll() -> None:
+    """A GPU used in one poll only has neither a time nor a utilization."""
     account = RunUsage(
         {"GPU-0": DeviceUsage("H200", 0.0, 0.0, 0.0, 0.0, throttled={"sw_power_cap": 0.0}, memory_peak=GIB)}
     )
@@ -355,8 +355,8 @@ def test_reference_has_every_part() -> None:
     }
 
 
-def test_run_that_proc_hides_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A daemon that is started anew, and may not see the process (hidepid=2), goes on with its receipt."""
+def test_run_hidden_in_proc_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restarted daemon that cannot see the process (hidepid=2) continues its record."""
     there = run(os.getpid(), ended=False)
     booted = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     before = replace(receipt(os.getpid(), ended=False), boot_id=booted, began_timestamp_seconds=BEGAN - 500)
@@ -366,11 +366,11 @@ def test_run_that_proc_hides_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(procfs, "read_stat", lambda _pid: None)
 
     async def restart() -> tuple[dict[str, Any], dict[str, Any]]:
-        receipts = Recorder(tmp_path, 10, most_runs=9)
-        await receipts.open()
-        found = json.loads(await receipts.listing())
-        receipts.update(JoinedPoll(snapshot(), [there], 0.0), receipts.resume([there]))
-        return found, json.loads(await receipts.listing())
+        recorder = Recorder(tmp_path, 10, most_runs=9)
+        await recorder.open()
+        found = json.loads(await recorder.listing())
+        recorder.update(JoinedPoll(snapshot(), [there], 0.0), recorder.resume([there]))
+        return found, json.loads(await recorder.listing())
 
     found, again = asyncio.run(restart())
     assert (found["past"], again["past"]) == ([], [])

@@ -32,48 +32,48 @@ READ_ONLY = 'run records stay in memory error="Read-only file system"'
 AGAIN = "run records are written again"
 
 
-async def write_without_end(folder: Path, first: int, told: int) -> None:
-    """Have runs end, while others go on, as fast as the disk takes them; tell the last one that is on the disk."""
+async def write_forever(folder: Path, first: int, pipe: int) -> None:
+    """End runs while others continue, as fast as the disk allows; send the last pid that is on the disk."""
     module.FLUSH_SECONDS = 0.0
-    receipts = Recorder(folder, 1_000_000, most_runs=500)
-    await receipts.open()
+    recorder = Recorder(folder, 1_000_000, most_runs=500)
+    await recorder.open()
     ended, going_on = run(), [run(pid, ended=False) for pid in range(900_001, 900_009)]
     for pid in range(first, 900_000, 5):
         runs = [replace(ended, peer=ProcessKey(each, 1000, 99)) for each in range(pid, pid + 5)]
-        receipts.update(JoinedPoll(snapshot(), [*runs, *going_on], time.monotonic()), {})
-        await receipts._writer.wait(60.0)
-        if not receipts._writer.pending:
-            os.write(told, b"%d\n" % (pid + 4))
+        recorder.update(JoinedPoll(snapshot(), [*runs, *going_on], time.monotonic()), {})
+        await recorder._writer.wait(60.0)
+        if not recorder._writer.pending:
+            os.write(pipe, b"%d\n" % (pid + 4))
 
 
-def killed_writer(folder: Path, first: int, seconds: float) -> int:
-    """Kill a writer so many seconds after its first record; return the last one that it said is on the disk."""
-    ours, theirs = os.pipe()
+def run_killed_writer(folder: Path, first: int, seconds: float) -> int:
+    """Kill a writer that many seconds after its first record; return the last pid that it reported as written."""
+    read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            asyncio.run(write_without_end(folder, first, theirs))
+            asyncio.run(write_forever(folder, first, write_end))
         finally:
             os._exit(1)
-    os.close(theirs)
-    assert select.select([ours], [], [], 60)[0]
+    os.close(write_end)
+    assert select.select([read_end], [], [], 60)[0]
     time.sleep(seconds)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    told = b""
-    while read := os.read(ours, 65536):
-        told += read
-    os.close(ours)
-    return int(told.splitlines()[-1])
+    output = b""
+    while read := os.read(read_end, 65536):
+        output += read
+    os.close(read_end)
+    return int(output.splitlines()[-1])
 
 
 def test_killed_a_hundred_times(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Under load: what was said to be on the disk is there, whole; the database opens without a word each time."""
+    """Under load, every record reported as written is complete, and the database opens without a log line."""
     chance, first = random.Random(23), 1  # noqa: S311 - no secret
     spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
     try:
         for _ in range(KILLS):
-            last = killed_writer(tmp_path, first, chance.random() * 0.15)
+            last = run_killed_writer(tmp_path, first, chance.random() * 0.15)
             store = RecordStore(tmp_path, 1_000_000)
             assert store.open(1).unfinished
             records = [store.find(f"{pid}-99") for pid in range(first, last + 1)]
@@ -89,7 +89,7 @@ def test_killed_a_hundred_times(tmp_path: Path, caplog: pytest.LogCaptureFixture
 
 
 def test_full_and_read_only_disk(tmp_path: Path) -> None:
-    """One message for each fault, all is listed meanwhile, and on the disk once that is mended."""
+    """Each fault is logged once; all records are listed meanwhile, and written once the fault is over."""
     namespace = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"])]
     program = [sys.executable, str(Path(__file__).parents[1] / "support/record_disk_cases.py"), str(tmp_path)]
     played = subprocess.run([*namespace, *program], capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""Recorder with a disk that fails, hangs and recovers, across restarts, and with changed clocks."""
+"""Recorder with a disk that fails, hangs and recovers, across restarts, and with a changed clock."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ SO_FAR, ENDED = run(ended=False), run()
 
 
 def is_alive(*_: object) -> bool:
-    """Be a process that lives."""
+    """Report every process as alive."""
     return True
 
 
 @pytest.fixture(autouse=True)
 def alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have all processes live."""
+    """Make every process alive."""
     monkeypatch.setattr("gpuwarden.records.recorder.procfs.is_alive", is_alive)
 
 
-class Keeper:
-    """Records in a folder, fed by polls."""
+class PolledRecorder:
+    """A recorder in a folder, fed by polls."""
 
     def __init__(
         self, folder: Path, most_runs: int = 99, uptime: float = BEGAN_UPTIME + 7980, usage: RunUsage = ACCOUNT
@@ -49,46 +49,46 @@ class Keeper:
         self.folder = folder
         self.usage = usage  # of each run
         self.accounts = UsageAccountant(1.0)
-        self.receipts = Recorder(folder, 10, most_runs=most_runs, uptime=lambda: uptime)
+        self.recorder = Recorder(folder, 10, most_runs=most_runs, uptime=lambda: uptime)
 
     def poll(self, *runs: RunSnapshot, later: float = 0.0) -> None:
-        """Have a poll with those runs, as if it came so much later."""
+        """Make a poll with these runs, `later` seconds ahead."""
         now = time.monotonic() + later
         poll = JoinedPoll(snapshot(), runs, now)
-        usage = self.accounts.update(poll, self.receipts.resume(runs))
-        self.receipts.update(poll, {run_id: self.usage.after(each) for run_id, each in usage.items()})
+        usage = self.accounts.update(poll, self.recorder.resume(runs))
+        self.recorder.update(poll, {run_id: self.usage.after(each) for run_id, each in usage.items()})
 
     async def until(self, what: Callable[[], bool], *runs: RunSnapshot, later: float = 0.0) -> None:
-        """Poll until that is so, at least once."""
+        """Poll at least once, until the condition holds."""
         self.poll(*runs, later=later)
         while not what():
             await asyncio.sleep(0.01)
             self.poll(*runs, later=later)
 
     async def listed(self) -> dict[str, Any]:
-        """Return all that is known."""
-        return dict(json.loads(await self.receipts.listing()))
+        """Return the listing."""
+        return dict(json.loads(await self.recorder.listing()))
 
     def is_written(self) -> bool:
-        """Tell whether nothing waits to be written."""
-        return self.receipts._writer.is_open and not self.receipts._writer.pending
+        """Return True if the database is open and no row is pending."""
+        return self.recorder._writer.is_open and not self.recorder._writer.pending
 
 
-def kept(folder: Path) -> tuple[list[int], list[RunRecord]]:
-    """Return the pids of runs that ended, in order, and the records of those that had not."""
+def read_kept(folder: Path) -> tuple[list[int], list[RunRecord]]:
+    """Return the pids of ended runs, in order, and the records of unfinished ones."""
     store = RecordStore(folder, 1000)
     found = store.open(1000)
     store.close()
     return sorted(each.pid for each in found.ended), list(found.unfinished)
 
 
-def play(scenario: Coroutine[Any, Any, None]) -> None:
-    """Run it, for a minute at most."""
+def run_scenario(scenario: Coroutine[Any, Any, None]) -> None:
+    """Run a scenario for at most one minute."""
     asyncio.run(asyncio.wait_for(scenario, 60))
 
 
-def test_disk_is_tried_again(tmp_path: Path) -> None:
-    """With runs and without: what could not be opened at the start is later, and has what is known so far."""
+def test_disk_is_retried(tmp_path: Path) -> None:
+    """A database that could not be opened at the start is opened later and has all records; with and without runs."""
 
     async def scenario(folder: Path, *runs: RunSnapshot) -> None:
         store = RecordStore(folder, 10)
@@ -96,156 +96,156 @@ def test_disk_is_tried_again(tmp_path: Path) -> None:
         store.close()
         folder.rename(folder.with_name("away"))
         folder.write_text("in its place")
-        keeper = Keeper(folder)
-        await keeper.receipts.open()
-        keeper.poll(*runs)
+        polled = PolledRecorder(folder)
+        await polled.recorder.open()
+        polled.poll(*runs)
         folder.unlink()
         folder.with_name("away").rename(folder)
         for _ in range(5):
-            keeper.poll(*runs)
+            polled.poll(*runs)
             await asyncio.sleep(0.02)
-        assert not keeper.receipts._writer.is_open  # not again with each poll
-        await keeper.until(keeper.is_written, *runs, later=RETRY_SECONDS + 1)
-        assert keeper.receipts.errors == 1
-        assert [each["pid"] for each in (await keeper.listed())["past"]] == [8]
-        await keeper.receipts.stop({})
-        assert [each.pid for each in kept(folder)[1]] == [each.peer.pid for each in runs]
+        assert not polled.recorder._writer.is_open  # not again with each poll
+        await polled.until(polled.is_written, *runs, later=RETRY_SECONDS + 1)
+        assert polled.recorder.errors == 1
+        assert [each["pid"] for each in (await polled.listed())["past"]] == [8]
+        await polled.recorder.stop({})
+        assert [each.pid for each in read_kept(folder)[1]] == [each.peer.pid for each in runs]
 
-    play(scenario(tmp_path / "a" / "receipts"))
-    play(scenario(tmp_path / "b" / "receipts", SO_FAR))
+    run_scenario(scenario(tmp_path / "a" / "receipts"))
+    run_scenario(scenario(tmp_path / "b" / "receipts", SO_FAR))
 
 
 @pytest.mark.parametrize("opened", [True, False])
 def test_stop_soon_after_a_failure(tmp_path: Path, *, opened: bool) -> None:
-    """The disk is tried once more at the end, however short a time ago it failed, and has all that happened."""
+    """The disk is retried once at the end, even right after a failure, and has all records."""
 
     async def scenario() -> None:
-        keeper = Keeper(tmp_path / "receipts")
+        polled = PolledRecorder(tmp_path / "receipts")
         if not opened:
-            keeper.folder.write_text("in its place")
-        await keeper.receipts.open()
+            polled.folder.write_text("in its place")
+        await polled.recorder.open()
         if opened:
-            keeper.folder.rename(tmp_path / "away")
-            keeper.folder.write_text("in its place")
-        await keeper.until(lambda: keeper.receipts.errors == 1, SO_FAR, run(9))
-        listed = await keeper.listed()
+            polled.folder.rename(tmp_path / "away")
+            polled.folder.write_text("in its place")
+        await polled.until(lambda: polled.recorder.errors == 1, SO_FAR, run(9))
+        listed = await polled.listed()
         assert [[each["pid"] for each in listed[name]] for name in ("live", "past")] == [[4711], [9]]
-        assert json.loads(await keeper.receipts.one("9-99") or b"")["marks"]
-        keeper.folder.unlink()
-        await keeper.receipts.stop({})
-        ended, unfinished = kept(keeper.folder)
+        assert json.loads(await polled.recorder.one("9-99") or b"")["marks"]
+        polled.folder.unlink()
+        await polled.recorder.stop({})
+        ended, unfinished = read_kept(polled.folder)
         assert (ended, [each.pid for each in unfinished]) == ([9], [4711])
 
-    play(scenario())
+    run_scenario(scenario())
 
 
 @pytest.mark.parametrize(("number", "seconds"), [(40, WRITE_SECONDS), (120, WRITE_SECONDS), (480, 121.0)])
 def test_runs_are_written_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, seconds: float) -> None:
-    """However many runs begin together, or a poll is late, no poll writes more than a few; each run has its turn."""
+    """No poll writes more than a few records, even after many starts or a late poll; each run has its turn."""
     runs = [run(pid, ended=False) for pid in range(1, number + 1)]
 
     async def scenario() -> None:
-        keeper, written = Keeper(tmp_path, most_runs=500), Counter[int]()
-        await keeper.receipts.open()
-        await keeper.receipts._writer.wait(60.0)  # a busy machine takes longer than the start waits
-        monkeypatch.setattr(keeper.receipts, "_record", lambda present: present.run.peer.pid)
-        monkeypatch.setattr(keeper.receipts._writer, "write", lambda pid: written.update([pid]))
-        began = keeper.receipts._updated_at
+        polled, written = PolledRecorder(tmp_path, most_runs=500), Counter[int]()
+        await polled.recorder.open()
+        await polled.recorder._writer.wait(60.0)  # a busy host takes longer than the start waits
+        monkeypatch.setattr(polled.recorder, "_record", lambda present: present.run.peer.pid)
+        monkeypatch.setattr(polled.recorder._writer, "write", lambda pid: written.update([pid]))
+        began = polled.recorder._updated_at
         for second in range(int(seconds)):
             before = written.total()
-            keeper.receipts.update(JoinedPoll(snapshot(), runs, began + second), {})
+            polled.recorder.update(JoinedPoll(snapshot(), runs, began + second), {})
             assert written.total() - before <= 4
         assert set(written) == set(range(1, number + 1))
         assert set(written.values()) <= {1, 2}
         before = written.total()
         for second in range(int(seconds)):  # the first one is late
-            keeper.receipts.update(JoinedPoll(snapshot(), runs, began + 3 * seconds + second), {})
+            polled.recorder.update(JoinedPoll(snapshot(), runs, began + 3 * seconds + second), {})
             assert written.total() - before <= 40 + 4 * second
         assert set(written.values()) <= {2, 3, 4}
 
-    play(scenario())
+    run_scenario(scenario())
 
 
 def test_errors_are_written_at_once(tmp_path: Path) -> None:
-    """A run's record has its last error, also where the daemon is killed right after."""
+    """A run's last error is written at once, before a kill of the daemon."""
 
     async def scenario() -> None:
-        keeper = Keeper(tmp_path)
-        await keeper.receipts.open()
+        polled = PolledRecorder(tmp_path)
+        await polled.recorder.open()
         quiet = replace(SO_FAR, errors=())
-        await keeper.until(keeper.is_written, quiet)
-        keeper.poll(quiet)
-        assert keeper.is_written()
-        keeper.poll(SO_FAR)
-        assert not keeper.is_written()
-        await keeper.until(keeper.is_written, SO_FAR, later=2.0)
-        assert keeper.receipts._writer._store is not None
-        keeper.receipts._writer._store.close()
-        (found,) = kept(tmp_path)[1]
+        await polled.until(polled.is_written, quiet)
+        polled.poll(quiet)
+        assert polled.is_written()
+        polled.poll(SO_FAR)
+        assert not polled.is_written()
+        await polled.until(polled.is_written, SO_FAR, later=2.0)
+        assert polled.recorder._writer._store is not None
+        polled.recorder._writer._store.close()
+        (found,) = read_kept(tmp_path)[1]
         assert len(found.errors_told) == 1
 
-    play(scenario())
+    run_scenario(scenario())
 
 
-def test_run_that_goes_on_after_its_end(tmp_path: Path) -> None:
-    """It is listed as one that goes on, and not as one that ended too."""
+def test_run_that_resumes_after_its_end(tmp_path: Path) -> None:
+    """A resumed run is listed as running only, not as ended too."""
 
     async def scenario() -> None:
-        keeper = Keeper(tmp_path)
-        await keeper.receipts.open()
+        polled = PolledRecorder(tmp_path)
+        await polled.recorder.open()
         for each, place in ((ENDED, "past"), (SO_FAR, "live"), (ENDED, "past")):
-            await keeper.until(keeper.is_written, each, later=2.0)
-            listed = await keeper.listed()
+            await polled.until(polled.is_written, each, later=2.0)
+            listed = await polled.listed()
             assert {name: len(listed[name]) for name in ("live", "past")} == {"live": 0, "past": 0, place: 1}
-        await keeper.receipts.stop({})
-        assert kept(tmp_path) == ([4711], [])
+        await polled.recorder.stop({})
+        assert read_kept(tmp_path) == ([4711], [])
 
-    play(scenario())
+    run_scenario(scenario())
 
 
-def test_rows_of_few_stay_where_a_disk_fails_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The user with the most rows that wait loses their oldest, and each is counted."""
+def test_pending_rows_are_limited_fairly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user with the most pending rows loses their oldest; each loss is counted."""
     monkeypatch.setattr(module, "MAX_WAITING", 5)
 
     async def scenario() -> None:
-        keeper = Keeper(tmp_path / "receipts")
-        keeper.folder.write_text("in its place")
-        await keeper.receipts.open()
+        polled = PolledRecorder(tmp_path / "receipts")
+        polled.folder.write_text("in its place")
+        await polled.recorder.open()
         few = [replace(run(pid), peer=ProcessKey(pid, 7, 99)) for pid in (1, 2)]
         many = [run(pid) for pid in range(11, 20)]
-        keeper.poll(*few, *many[:2])
-        keeper.poll(*few, *many)
-        assert keeper.receipts.errors == 1 + 6
-        keeper.folder.unlink()
-        await keeper.receipts.stop({})
-        assert kept(keeper.folder)[0] == [1, 2, 17, 18, 19]
+        polled.poll(*few, *many[:2])
+        polled.poll(*few, *many)
+        assert polled.recorder.errors == 1 + 6
+        polled.folder.unlink()
+        await polled.recorder.stop({})
+        assert read_kept(polled.folder)[0] == [1, 2, 17, 18, 19]
 
-    play(scenario())
+    run_scenario(scenario())
 
 
 def test_hanging_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """What is in memory is answered; a request for the rest gets an error, of which no number waits without end."""
+    """Records in memory are served; a request for others fails, and the number of pending requests is limited."""
     monkeypatch.setattr(module, "READ_SECONDS", 0.05)
     monkeypatch.setattr(module, "STOP_SECONDS", 0.1)
     mended = threading.Event()
 
     async def scenario() -> None:
-        keeper = Keeper(tmp_path)
-        await keeper.receipts.open()
-        monkeypatch.setattr(keeper.receipts._writer._store, "write", lambda _rows: mended.wait())
-        keeper.poll(ENDED, later=2.0)
+        polled = PolledRecorder(tmp_path)
+        await polled.recorder.open()
+        monkeypatch.setattr(polled.recorder._writer._store, "write", lambda _rows: mended.wait())
+        polled.poll(ENDED, later=2.0)
         await asyncio.sleep(0)
-        keeper.poll(ENDED, later=module.HANG_SECONDS + 3)
-        assert len((await keeper.listed())["past"]) == 1
+        polled.poll(ENDED, later=module.HANG_SECONDS + 3)
+        assert len((await polled.listed())["past"]) == 1
         with pytest.raises(OSError, match="the database does not answer"):
-            await keeper.receipts.one("7-7")
-        refused = await asyncio.gather(*(keeper.receipts.one("7-7") for _ in range(200)), return_exceptions=True)
+            await polled.recorder.one("7-7")
+        refused = await asyncio.gather(*(polled.recorder.one("7-7") for _ in range(200)), return_exceptions=True)
         assert {getattr(each, "strerror", "") for each in refused} == {"the database does not answer"}
-        assert keeper.receipts._writer._thread is not None
-        assert keeper.receipts._writer._thread._calls.qsize() <= 66
-        await keeper.receipts.stop({})
+        assert polled.recorder._writer._thread is not None
+        assert polled.recorder._writer._thread._calls.qsize() <= 66
+        await polled.recorder.stop({})
 
-    play(scenario())
+    run_scenario(scenario())
     mended.set()
     assert [message.partition(" file=")[0] for message in caplog.messages] == [
         'run records stay in memory error="the database does not answer"'
@@ -253,7 +253,7 @@ def test_hanging_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: p
 
 
 @pytest.mark.parametrize("hanging", ["close", "recent"])
-def test_stop_on_a_disk_that_hangs_while_nothing_waits(
+def test_stop_on_a_hanging_disk_without_pending_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hanging: str
 ) -> None:
     """The daemon stops although the database cannot be closed."""
@@ -261,50 +261,50 @@ def test_stop_on_a_disk_that_hangs_while_nothing_waits(
     mended = threading.Event()
 
     async def scenario() -> None:
-        keeper = Keeper(tmp_path)
-        await keeper.receipts.open()
-        monkeypatch.setattr(keeper.receipts._writer._store, hanging, lambda *_: mended.wait())
-        listing = asyncio.create_task(keeper.listed())
+        polled = PolledRecorder(tmp_path)
+        await polled.recorder.open()
+        monkeypatch.setattr(polled.recorder._writer._store, hanging, lambda *_: mended.wait())
+        listing = asyncio.create_task(polled.listed())
         await asyncio.sleep(0.05)
-        await asyncio.wait_for(keeper.receipts.stop({}), 5)
+        await asyncio.wait_for(polled.recorder.stop({}), 5)
         mended.set()
         listing.cancel()
 
-    play(scenario())
+    run_scenario(scenario())
 
 
-def test_runs_that_report_no_more_are_bounded(tmp_path: Path) -> None:
-    """Their processes may live for ever: beyond so many the user with most loses the oldest; none that reports does."""
+def test_silent_runs_are_limited(tmp_path: Path) -> None:
+    """Over the limit the user with the most silent runs loses the oldest; a run that reports is kept."""
 
     async def scenario() -> None:
-        first = Keeper(tmp_path, most_runs=4)
-        await first.receipts.open()
+        first = PolledRecorder(tmp_path, most_runs=4)
+        await first.recorder.open()
         first.poll(*(replace(run(pid, ended=False), peer=ProcessKey(pid, 7, 99)) for pid in (1, 2)))
         for pid in range(11, 29):
             first.poll(run(pid, ended=False))
-        assert json.loads(await first.receipts.one("22-99") or b"")["outcome"] == "unknown"
-        await first.receipts.stop({})
-        assert [each.pid for each in kept(tmp_path)[1]] == [1, 2, 23, 24, 25, 26, 27, 28]
+        assert json.loads(await first.recorder.one("22-99") or b"")["outcome"] == "unknown"
+        await first.recorder.stop({})
+        assert [each.pid for each in read_kept(tmp_path)[1]] == [1, 2, 23, 24, 25, 26, 27, 28]
 
-        again = Keeper(tmp_path, most_runs=3)
-        await again.receipts.open()
+        again = PolledRecorder(tmp_path, most_runs=3)
+        await again.recorder.open()
         again.poll(run(90, ended=False))
-        await again.receipts.stop({})
+        await again.recorder.stop({})
         assert sorted(each["pid"] for each in (await again.listed())["live"]) == [1, 2, 26, 27, 28, 90]
-        assert sorted(each.pid for each in kept(tmp_path)[1]) == [1, 2, 26, 27, 28, 90]
+        assert sorted(each.pid for each in read_kept(tmp_path)[1]) == [1, 2, 26, 27, 28, 90]
 
-    play(scenario())
+    run_scenario(scenario())
 
 
 def test_clock_set_back_and_two_restarts(tmp_path: Path) -> None:
-    """The record of a run keeps its begin, and its totals go on in it."""
+    """The record of a run keeps its start time and continues its totals."""
 
     async def restart(seen: RunSnapshot) -> RunRecord:
-        keeper = Keeper(tmp_path, usage=RunUsage())
-        await keeper.receipts.open()
-        keeper.poll(seen)
-        await keeper.receipts.stop({})
-        (found,) = kept(tmp_path)[1]
+        polled = PolledRecorder(tmp_path, usage=RunUsage())
+        await polled.recorder.open()
+        polled.poll(seen)
+        await polled.recorder.stop({})
+        (found,) = read_kept(tmp_path)[1]
         return found
 
     async def scenario() -> None:
@@ -319,25 +319,25 @@ def test_clock_set_back_and_two_restarts(tmp_path: Path) -> None:
             assert (seen.began_timestamp_seconds, seen.gpu_seconds) == (BEGAN, 8000)
         assert seen.began_uptime_seconds == begun.began_uptime_seconds
 
-    play(scenario())
+    run_scenario(scenario())
 
 
-def test_run_that_is_older_than_the_machine_seems(tmp_path: Path) -> None:
-    """Where clocks disagree, as just after a boot, no begin is before it, and the record can be read."""
+def test_run_older_than_the_boot_by_the_clock(tmp_path: Path) -> None:
+    """If clocks disagree, as just after a boot, no start time is before the boot, and the record is valid."""
 
     async def scenario() -> None:
-        keeper = Keeper(tmp_path, uptime=60.0)
-        keeper.poll(SO_FAR)
-        (live,) = (await keeper.listed())["live"]
+        polled = PolledRecorder(tmp_path, uptime=60.0)
+        polled.poll(SO_FAR)
+        (live,) = (await polled.listed())["live"]
         assert "began_uptime_seconds" in live
         assert record_from_json(live).began_uptime_seconds == 0
         assert record_from_json(live).run_id == json_from_record(receipt())["run_id"]
 
-    play(scenario())
+    run_scenario(scenario())
 
 
-def test_daemon_that_did_not_begin_leaves_the_folder_alone(tmp_path: Path) -> None:
-    """A second daemon, which ends before it has opened the database, makes none at its end."""
-    keeper = Keeper(tmp_path / "receipts")
-    play(keeper.receipts.stop({}))
-    assert not keeper.folder.exists()
+def test_daemon_that_did_not_start_makes_no_database(tmp_path: Path) -> None:
+    """A second daemon that stops before it has opened the database makes none."""
+    polled = PolledRecorder(tmp_path / "receipts")
+    run_scenario(polled.recorder.stop({}))
+    assert not polled.folder.exists()

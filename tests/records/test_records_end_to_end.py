@@ -38,35 +38,35 @@ class Reporter(Process):
         command = [sys.executable, str(ROOT / "tests/support/reporter.py"), str(daemon.socket), name, devices]
         super().__init__(command, folder / "reporter.log", {"PYTHONPATH": os.pathsep.join(sys.path)})
 
-    def tell(self, **fields: Any) -> None:
-        """Have it report."""
+    def report(self, **fields: Any) -> None:
+        """Send a report and wait until it is sent."""
         before = self.output().count("done")
         self.say(json.dumps(fields))
         until(lambda: self.output().count("done") > before, "a report")
 
     def end(self) -> None:
-        """Let it exit as a script does at its last line."""
+        """Exit as a script does at its last line."""
         self.say('{"end": true}')
         assert self.popen.wait(20) == 0
 
     def run_id(self, daemon: Daemon) -> str:
-        """Return its id, once the daemon knows it."""
-        return str(until(lambda: of_pid(runs(daemon)["live"], self.pid), "the run")["run_id"])
+        """Wait until the daemon lists the run; return its ID."""
+        return str(until(lambda: find_by_pid(runs(daemon)["live"], self.pid), "the run")["run_id"])
 
 
-def of_pid(receipts: list[dict[str, Any]], pid: int) -> dict[str, Any]:
-    """Return the receipt of a process; nothing where there is none."""
-    return next((each for each in receipts if each["pid"] == pid), {})
+def find_by_pid(records: list[dict[str, Any]], pid: int) -> dict[str, Any]:
+    """Return the record of a process; empty if there is none."""
+    return next((each for each in records if each["pid"] == pid), {})
 
 
 def runs(daemon: Daemon) -> dict[str, Any]:
-    """Ask the daemon for all receipts."""
+    """Fetch all records from the daemon."""
     answer: dict[str, Any] = json.loads(fetch(f"{daemon.url}/api/v1/runs"))
     return answer
 
 
-def folder_of(daemon: Daemon) -> Path:
-    """Return where a daemon keeps receipts."""
+def records_folder(daemon: Daemon) -> Path:
+    """Return the daemon's folder of records."""
     return daemon.socket.parent / "state/receipts"
 
 
@@ -79,7 +79,7 @@ def config(tmp_path: Path) -> Path:
 
 
 def start(tmp_path: Path, config: Path, mock: MockNvml, **altered: Any) -> Daemon:
-    """Start a daemon, with constants of `records` altered; it is soon settled how a run ended."""
+    """Start a daemon with altered constants of gpuwarden.records and a short wait for the outcome."""
     modules = {"WRITE_SECONDS": "recorder"}
     constants = {f"gpuwarden.records.{modules.get(name, 'writer')}:{name}": value for name, value in altered.items()}
     constants |= {f"gpuwarden.runs.outcome:{name}": 0.5 for name in ("SETTLE_SECONDS", "PATIENCE_SECONDS")}
@@ -87,30 +87,30 @@ def start(tmp_path: Path, config: Path, mock: MockNvml, **altered: Any) -> Daemo
     return Daemon(tmp_path / "daemon", "--config", str(config), env=mock.env(gpus=2), program=program)
 
 
-def past(daemon: Daemon, pid: int) -> dict[str, Any]:
-    """Wait for a run's receipt to be whole."""
-    listed = until(lambda: of_pid(runs(daemon)["past"], pid), "the receipt of an ended run")
-    return whole(daemon, listed["run_id"])
+def wait_record(daemon: Daemon, pid: int) -> dict[str, Any]:
+    """Wait until a run has ended; return its complete record."""
+    listed = until(lambda: find_by_pid(runs(daemon)["past"], pid), "the record of an ended run")
+    return get_record(daemon, listed["run_id"])
 
 
-def whole(daemon: Daemon, run_id: str) -> dict[str, Any]:
-    """Ask the daemon for the receipt of one run."""
+def get_record(daemon: Daemon, run_id: str) -> dict[str, Any]:
+    """Fetch the record of one run."""
     answer: dict[str, Any] = json.loads(fetch(f"{daemon.url}/api/v1/runs/{run_id}"))
     return answer
 
 
 def train(run: Reporter, mock: MockNvml) -> None:
-    """Have the run train on GPU 0, which draws so many watts, three quarters busy, slowed by its power cap."""
+    """Train on GPU 0, which draws `WATTS`, is busy three quarters of the time, and is throttled."""
     mock.set(0, "power", WATTS)
     mock.set(0, "util", 75)
-    mock.set(0, "throttle", 0x8)  # hw_slowdown: what the driver counts no seconds of
+    mock.set(0, "throttle", 0x8)  # hw_slowdown: the driver has no counter of its seconds
     mock.processes(0, {run.pid: GIB})
-    run.tell(phase="train", stepping=True, steps=10, epoch=2, memory={"GPU:0": [GIB, 2 * GIB, 4 * GIB]})
-    run.tell(input=[1.0, 4.0], compile_seconds=3.5, loss=0.5)
+    run.report(phase="train", stepping=True, steps=10, epoch=2, memory={"GPU:0": [GIB, 2 * GIB, 4 * GIB]})
+    run.report(input=[1.0, 4.0], compile_seconds=3.5, loss=0.5)
 
 
-def kept(folder: Path) -> StoredRecords:
-    """Return what a database has; no daemon may use it."""
+def read_database(folder: Path) -> StoredRecords:
+    """Return the content of a database that no daemon uses."""
     store = RecordStore(folder, 1000)
     found = store.open(1000)
     store.close()
@@ -118,7 +118,7 @@ def kept(folder: Path) -> StoredRecords:
 
 
 def test_life_of_a_run(tmp_path: Path, config: Path, mock_nvml: MockNvml) -> None:
-    """What the mock was told, and the run of itself, stands on the page, in the API, in the file and in the log."""
+    """Values of the mock and reports of the run are in the metrics, the API, the database and the log."""
     daemon = start(tmp_path, config, mock_nvml)
     with ending(daemon):
         run = Reporter(tmp_path, daemon)
@@ -129,19 +129,19 @@ def test_life_of_a_run(tmp_path: Path, config: Path, mock_nvml: MockNvml) -> Non
             until(
                 lambda: (daemon.samples().value("gpuwarden_run_energy_joules_total", **held) or 0) > 2 * WATTS, "energy"
             )
-            see_the_page(daemon.samples(), held)
+            check_metrics(daemon.samples(), held)
             allocation = {"requested": 8 * GIB, "shape": "2,3", "dtype": "float", "op": "MatMul"}
             error = {"kind": "device_oom", "exception": "ResourceExhaustedError", "text": "OOM when allocating tensor"}
-            run.tell(error={**error, "allocations": [allocation]})
+            run.report(error={**error, "allocations": [allocation]})
             mock_nvml.xid(0, 31)
-            until(lambda: of_pid(runs(daemon)["live"], run.pid).get("xids"), "the XID")
+            until(lambda: find_by_pid(runs(daemon)["live"], run.pid).get("xids"), "the XID")
             so_far = json.loads(fetch(f"{daemon.url}/api/v1/runs/{run_id}"))
             assert "outcome" not in so_far
             run.end()
-        receipt = past(daemon, run.pid)
-        see_the_receipt(receipt)
-        see_the_story(receipt, of_pid(runs(daemon)["past"], run.pid))
-        assert of_pid(runs(daemon)["live"], run.pid) == {}
+        record = wait_record(daemon, run.pid)
+        check_record(record)
+        check_timeline(record, find_by_pid(runs(daemon)["past"], run.pid))
+        assert find_by_pid(runs(daemon)["live"], run.pid) == {}
         (line,) = [line for line in daemon.output().splitlines() if line.partition("run ended ")[1]]
         assert re.search(
             rf"run={run_id} name=resnet outcome=finished after=\d+\.\ds evidence=\"exit status 0; .*\" steps=10 ", line
@@ -150,12 +150,12 @@ def test_life_of_a_run(tmp_path: Path, config: Path, mock_nvml: MockNvml) -> Non
         assert "peak=2.00GiB headroom_at_peak=2.00GiB" in line
         assert line.endswith("input_wait=0.25 errors=device_oom:1 xids=31:1")
         daemon.kill(signal.SIGTERM)
-        (written,) = kept(folder_of(daemon)).ended
-        assert (written.run_id, json_from_record(written)["energy_joules"]) == (run_id, receipt["energy_joules"])
+        (written,) = read_database(records_folder(daemon)).ended
+        assert (written.run_id, json_from_record(written)["energy_joules"]) == (run_id, record["energy_joules"])
 
 
-def see_the_page(page: Samples, held: Mapping[str, str]) -> None:
-    """Compare the run's counters with what the mock was told."""
+def check_metrics(page: Samples, held: Mapping[str, str]) -> None:
+    """Compare the run's counters with the values set in the mock."""
     seconds = page.value("gpuwarden_run_gpu_seconds_total", **held)
     idle = page.value("gpuwarden_run_gpu_idle_seconds_total", **held)
     joules = page.value("gpuwarden_run_energy_joules_total", **held)
@@ -163,7 +163,7 @@ def see_the_page(page: Samples, held: Mapping[str, str]) -> None:
     assert idle is not None
     assert joules is not None
     assert idle / seconds == pytest.approx(0.25, abs=0.02)
-    # The counter lags by as much as slow_interval; the first look may have been before the mock was told.
+    # The counter lags by up to slow_interval; the first poll may have been before the mock was set.
     assert (seconds - 2.5) * WATTS < joules < (seconds + 0.5) * WATTS
     slowed = page.value("gpuwarden_run_throttled_seconds_total", reason="hw_slowdown", **held)
     lost = page.value("gpuwarden_run_throttled_step_seconds_total", reason="hw_slowdown", **held)
@@ -173,62 +173,65 @@ def see_the_page(page: Samples, held: Mapping[str, str]) -> None:
     assert page.value("gpuwarden_run_throttled_seconds_total", reason="gpu_idle", **held) is None
 
 
-def see_the_receipt(receipt: dict[str, Any]) -> None:
-    """Compare the receipt with what the run and the mock were told."""
-    assert (receipt["name"], receipt["framework"], receipt["uid"]) == ("resnet", "test 1.0", os.getuid())
-    assert (receipt["outcome"], receipt["steps"], receipt["epoch"]) == ("finished", 10, 2)
-    assert (receipt["compile_seconds"], receipt["loss"], receipt["input_wait_ratio"]) == (3.5, 0.5, 0.25)
-    assert receipt["step_median_seconds"] == pytest.approx(0.1, rel=0.05)
-    lasted = receipt["ended_timestamp_seconds"] - receipt["began_timestamp_seconds"]
-    assert receipt["duration_seconds"] == pytest.approx(lasted)
-    assert receipt["gpu_idle_ratio"] == pytest.approx(0.25, abs=0.02)
-    assert receipt["energy_joules"] == pytest.approx(receipt["gpu_seconds"] * WATTS, rel=0.25)
-    assert receipt["throttled_seconds"]["hw_slowdown"] == pytest.approx(receipt["gpu_seconds"], rel=0.25)
-    assert receipt["cpu_seconds"] > 0
-    assert receipt["host_memory_peak_bytes"] > 1 << 20
-    (device,) = receipt["devices"]
-    assert (device["uuid"], device["xids"], receipt["xids"]) == (uuid(0), {"31": 1}, {"31": 1})
+def check_record(record: dict[str, Any]) -> None:
+    """Compare the record with the run's reports and the mock's values."""
+    assert (record["name"], record["framework"], record["uid"]) == ("resnet", "test 1.0", os.getuid())
+    assert (record["outcome"], record["steps"], record["epoch"]) == ("finished", 10, 2)
+    assert (record["compile_seconds"], record["loss"], record["input_wait_ratio"]) == (3.5, 0.5, 0.25)
+    assert record["step_median_seconds"] == pytest.approx(0.1, rel=0.05)
+    lasted = record["ended_timestamp_seconds"] - record["began_timestamp_seconds"]
+    assert record["duration_seconds"] == pytest.approx(lasted)
+    assert record["gpu_idle_ratio"] == pytest.approx(0.25, abs=0.02)
+    assert record["energy_joules"] == pytest.approx(record["gpu_seconds"] * WATTS, rel=0.25)
+    assert record["throttled_seconds"]["hw_slowdown"] == pytest.approx(record["gpu_seconds"], rel=0.25)
+    assert record["cpu_seconds"] > 0
+    assert record["host_memory_peak_bytes"] > 1 << 20
+    (device,) = record["devices"]
+    assert (device["uuid"], device["xids"], record["xids"]) == (uuid(0), {"31": 1}, {"31": 1})
     assert (device["memory_peak_bytes"], device["headroom_at_peak_bytes"]) == (2 * GIB, 2 * GIB)
-    assert receipt["errors"] == {"device_oom": 1}
-    (error,) = receipt["errors_told"]
+    assert record["errors"] == {"device_oom": 1}
+    (error,) = record["errors_told"]
     assert error["headroom_bytes"] == {uuid(0): 3 * GIB}
     assert error["allocations"] == [
         {"requested_bytes": 8 * GIB, "shape": "2,3", "dtype": "float", "op": "MatMul"},
     ]
 
 
-def see_the_story(receipt: dict[str, Any], listed: dict[str, Any]) -> None:
-    """Compare what the run's memory did with what the allocator said; among others the receipt leaves it out."""
-    (device,) = receipt["devices"]
+def check_timeline(record: dict[str, Any], listed: dict[str, Any]) -> None:
+    """Compare the memory timeline with the allocator's values; a listing leaves it out."""
+    (device,) = record["devices"]
     story = device.pop("story")
     assert (story["lowest_bytes"][0], story["highest_bytes"][-1], story["peak_bytes"][-1]) == (GIB, GIB, 2 * GIB)
     assert (story["phase"][0], story["epoch"][0], story["others_bytes"][0]) == ("train", 2, 0)
-    polled = [each for each in story["headroom_bytes"] if each is not None]  # the last report may have had no poll
+    polled = [each for each in story["headroom_bytes"] if each is not None]  # no poll may have followed the last report
     assert polled[-1] == 3 * GIB
-    marks = receipt.pop("marks")
+    marks = record.pop("marks")
     assert [mark["text"] for mark in marks] == [
         "training starts",
         "out of device memory: 8.00 GiB requested (batch too large)",
     ]
-    assert receipt == listed
+    assert record == listed
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_restart_in_mid_run(tmp_path: Path, config: Path, mock_nvml: MockNvml, how: signal.Signals) -> None:
-    """A daemon that is started anew goes on with the totals of a run that goes on, whatever ended the one before."""
+    """A restarted daemon continues the totals of a running run, whatever signal ended the previous one."""
     daemon = start(tmp_path, config, mock_nvml, WRITE_SECONDS=0.5, FLUSH_SECONDS=0.1)
     run = Reporter(tmp_path, daemon)
     with ending(run):
         with ending(daemon):
             train(run, mock_nvml)
-            run.tell(error={"kind": "shape_dtype", "exception": "ValueError", "text": "no"})
-            until(lambda: of_pid(runs(daemon)["live"], run.pid).get("energy_joules", 0) > WATTS, "energy")
-            before = of_pid(runs(daemon)["live"], run.pid)
-            until(lambda: of_pid(runs(daemon)["live"], run.pid)["gpu_seconds"] > before["gpu_seconds"] + 1, "a record")
+            run.report(error={"kind": "shape_dtype", "exception": "ValueError", "text": "no"})
+            until(lambda: find_by_pid(runs(daemon)["live"], run.pid).get("energy_joules", 0) > WATTS, "energy")
+            before = find_by_pid(runs(daemon)["live"], run.pid)
+            until(
+                lambda: find_by_pid(runs(daemon)["live"], run.pid)["gpu_seconds"] > before["gpu_seconds"] + 1,
+                "a record",
+            )
             daemon.kill(how)
-            (unfinished,) = kept(folder_of(daemon)).unfinished
+            (unfinished,) = read_database(records_folder(daemon)).unfinished
             so_far = json_from_record(unfinished)
-        mock_nvml.set(0, "energy", 10_000)  # the driver was loaded anew: its counter is low
+        mock_nvml.set(0, "energy", 10_000)  # the driver was reloaded: its counter is low
         again = start(tmp_path, config, mock_nvml)
         with ending(again):
             run_id = run.run_id(again)
@@ -237,64 +240,65 @@ def test_restart_in_mid_run(tmp_path: Path, config: Path, mock_nvml: MockNvml, h
             assert seen >= so_far["gpu_seconds"]
             assert so_far["gpu_seconds"] >= before["gpu_seconds"] - 2
             until(
-                lambda: of_pid(runs(again)["live"], run.pid)["gpu_seconds"] > so_far["gpu_seconds"] + 0.3, "more of it"
+                lambda: find_by_pid(runs(again)["live"], run.pid)["gpu_seconds"] > so_far["gpu_seconds"] + 0.3,
+                "more of it",
             )
-            run.tell(error={"kind": "other", "exception": "KeyError", "text": "x"})
+            run.report(error={"kind": "other", "exception": "KeyError", "text": "x"})
             run.end()
-            receipt = past(again, run.pid)
+            record = wait_record(again, run.pid)
             again.kill(signal.SIGTERM)
-            assert [each.run_id for each in kept(folder_of(again)).ended] == [run_id]
-            assert kept(folder_of(again)).unfinished == ()
-    assert receipt["began_timestamp_seconds"] == before["began_timestamp_seconds"]
-    assert receipt["energy_joules"] >= so_far["energy_joules"]
-    assert [error["exception"] for error in receipt["errors_told"]] == ["ValueError", "KeyError"]
-    (story,) = [device["story"] for device in receipt["devices"] if "story" in device]
+            assert [each.run_id for each in read_database(records_folder(again)).ended] == [run_id]
+            assert read_database(records_folder(again)).unfinished == ()
+    assert record["began_timestamp_seconds"] == before["began_timestamp_seconds"]
+    assert record["energy_joules"] >= so_far["energy_joules"]
+    assert [error["exception"] for error in record["errors_told"]] == ["ValueError", "KeyError"]
+    (story,) = [device["story"] for device in record["devices"] if "story" in device]
     assert story["began_seconds"][0] == so_far["devices"][0]["story"]["began_seconds"][0] < 1
     assert story["ended_seconds"][-1] > so_far["devices"][0]["story"]["ended_seconds"][-1]
-    assert [mark["text"] for mark in receipt["marks"]] == ["training starts"]
+    assert [mark["text"] for mark in record["marks"]] == ["training starts"]
 
 
 def fit(run: Reporter, mock: MockNvml, size: int) -> None:
-    """Have it train on batches of that size, of which an example takes 16 MiB on top of 1.5 GiB."""
+    """Train on batches of this size; an example takes 16 MiB on top of 1.5 GiB."""
     mock.processes(0, {run.pid: GIB})
-    run.tell(memory={"GPU:0": [GIB // 2, GIB // 2, 16 * GIB]})
-    run.tell(phase="train", stepping=True, steps=1, batch_size=size, largest_batch_size=size)
-    run.tell(steps=1, memory={"GPU:0": [GIB, 3 * GIB // 2 + size * (GIB // 64), 16 * GIB]})
+    run.report(memory={"GPU:0": [GIB // 2, GIB // 2, 16 * GIB]})
+    run.report(phase="train", stepping=True, steps=1, batch_size=size, largest_batch_size=size)
+    run.report(steps=1, memory={"GPU:0": [GIB, 3 * GIB // 2 + size * (GIB // 64), 16 * GIB]})
 
 
-def advised(tmp_path: Path, daemon: Daemon, mock: MockNvml, size: int) -> dict[str, Any]:
-    """Return what a daemon says to a run with batches of that size, on its page too, and in the receipt at last."""
+def train_and_read_advice(tmp_path: Path, daemon: Daemon, mock: MockNvml, size: int) -> dict[str, Any]:
+    """Return the daemon's advice to a run with this batch size, checked in the metrics and the record."""
     run = Reporter(tmp_path, daemon)
     with ending(run):
         until(lambda: "gpuwarden_run_unresolved_devices{" in daemon.page(), "the run is resolved")
         fit(run, mock, size)
         run_id = run.run_id(daemon)
-        advice = until(lambda: whole(daemon, run_id).get("batch_size_advice", {}), "advice")
+        advice = until(lambda: get_record(daemon, run_id).get("batch_size_advice", {}), "advice")
         until(
             lambda: daemon.samples().value("gpuwarden_run_batch_size_advised", run_id=run_id) == advice["advised"],
             "the page",
         )
         run.end()
-    return dict(past(daemon, run.pid)["batch_size_advice"])
+    return dict(wait_record(daemon, run.pid)["batch_size_advice"])
 
 
-def test_batch_size_by_predecessors(tmp_path: Path, config: Path, mock_nvml: MockNvml) -> None:
-    """What runs before showed, known from their receipts to a daemon started anew, makes the advice sure."""
+def test_batch_size_from_earlier_runs(tmp_path: Path, config: Path, mock_nvml: MockNvml) -> None:
+    """Records of earlier runs, read by a restarted daemon, raise the confidence of the advice."""
     mock_nvml.set(0, "free", 40 << 10)
-    told = []
+    advices = []
     for size in (64, 128, 256):
         daemon = start(tmp_path, config, mock_nvml)
         with ending(daemon):
-            told.append(advised(tmp_path, daemon, mock_nvml, size))
+            advices.append(train_and_read_advice(tmp_path, daemon, mock_nvml, size))
             daemon.kill(signal.SIGTERM)
-    assert [(each["confidence"], each["sizes"]) for each in told] == [("low", 1), ("medium", 2), ("high", 3)]
-    assert told[-1]["per_example_bytes"] == GIB / 64
-    assert told[-1]["advised"] == 768  # 13.5 of 16 GiB; 896 would take 15.5, and leave less than the margin
+    assert [(each["confidence"], each["sizes"]) for each in advices] == [("low", 1), ("medium", 2), ("high", 3)]
+    assert advices[-1]["per_example_bytes"] == GIB / 64
+    assert advices[-1]["advised"] == 768  # 13.5 of 16 GiB; 896 would take 15.5 and leave less than the margin
 
 
 @pytest.mark.parametrize("waited", [True, False])
 def test_end_while_no_daemon_ran(tmp_path: Path, config: Path, mock_nvml: MockNvml, *, waited: bool) -> None:
-    """Of such a run the receipt says that nobody saw the end, its parent neither; one of an earlier boot likewise."""
+    """A run that ends without a daemon has an unknown outcome, reaped or not; so has one of an earlier boot."""
     daemon = start(tmp_path, config, mock_nvml)
     run = Reporter(tmp_path, daemon)
     with ending(daemon, run):
@@ -307,29 +311,30 @@ def test_end_while_no_daemon_ran(tmp_path: Path, config: Path, mock_nvml: MockNv
         else:
             os.kill(run.pid, signal.SIGKILL)
             os.waitid(os.P_PID, run.pid, os.WEXITED | os.WNOWAIT)
-        see_the_unseen_end(tmp_path, config, mock_nvml, daemon, run)
+        check_unobserved_end(tmp_path, config, mock_nvml, daemon, run)
 
 
-def see_the_unseen_end(tmp_path: Path, config: Path, mock_nvml: MockNvml, daemon: Daemon, run: Reporter) -> None:
-    """Start another daemon, and compare what it says of a run that has ended, and of one of an earlier boot."""
-    store = RecordStore(folder_of(daemon), 1000)
+def check_unobserved_end(tmp_path: Path, config: Path, mock_nvml: MockNvml, daemon: Daemon, run: Reporter) -> None:
+    """Start another daemon, and check the records of the ended run and of one of an earlier boot."""
+    store = RecordStore(records_folder(daemon), 1000)
     (unfinished,) = store.open(9).unfinished
     store.write([row_from_record(replace(unfinished, run_id=f"{os.getpid()}-7", pid=os.getpid(), boot_id="another"))])
     store.close()
     again = start(tmp_path, config, mock_nvml)
     with ending(again):
-        receipt = past(again, run.pid)
-        assert (receipt["outcome"], receipt["evidence"]) == ("unknown", "it ended while the daemon was not running")
-        assert "ended_timestamp_seconds" not in receipt
-        assert receipt["steps"] == 10
-        assert past(again, os.getpid())["evidence"] == "the host was rebooted"
+        record = wait_record(again, run.pid)
+        assert (record["outcome"], record["evidence"]) == ("unknown", "it ended while the daemon was not running")
+        assert "ended_timestamp_seconds" not in record
+        assert record["steps"] == 10
+        assert wait_record(again, os.getpid())["evidence"] == "the host was rebooted"
         assert "unknown after" in again.output()
         again.kill(signal.SIGTERM)
-        assert (len(kept(folder_of(again)).ended), kept(folder_of(again)).unfinished) == (2, ())
+        found = read_database(records_folder(again))
+        assert (len(found.ended), found.unfinished) == (2, ())
 
 
 def test_folder_that_cannot_be_used(tmp_path: Path, config: Path, mock_nvml: MockNvml) -> None:
-    """It is told once and counted; records stay in memory, and reach the database once the folder is mended."""
+    """The fault is logged once and counted; records stay in memory, and are written once the folder is repaired."""
     folder = tmp_path / "daemon/state/receipts"
     folder.parent.mkdir(parents=True)
     folder.write_text("a file in its place")
@@ -340,18 +345,18 @@ def test_folder_that_cannot_be_used(tmp_path: Path, config: Path, mock_nvml: Moc
             train(first, mock_nvml)
             first.run_id(daemon)
             first.end()
-        receipt = past(daemon, first.pid)
+        record = wait_record(daemon, first.pid)
         assert daemon.output().count("stay in memory") == 1
         assert daemon.samples().value("gpuwarden_receipt_errors_total") == 1
         folder.unlink()
         until(lambda: "written again" in daemon.output(), "the log")
-        assert past(daemon, first.pid) == receipt
+        assert wait_record(daemon, first.pid) == record
         assert daemon.samples().value("gpuwarden_receipt_errors_total") == 1
 
 
 @pytest.fixture(scope="module")
-def shown(tmp_path_factory: pytest.TempPathFactory, mock_nvml_library: Path) -> Iterator[tuple[Daemon, Reporter]]:
-    """Give a daemon and a run that goes on, for tests that only look."""
+def running(tmp_path_factory: pytest.TempPathFactory, mock_nvml_library: Path) -> Iterator[tuple[Daemon, Reporter]]:
+    """Start a daemon and a run for read-only tests."""
     folder = tmp_path_factory.mktemp("shown")
     mock = MockNvml(mock_nvml_library, folder)
     path = folder / "config.yaml"
@@ -364,12 +369,12 @@ def shown(tmp_path_factory: pytest.TempPathFactory, mock_nvml_library: Path) -> 
         yield daemon, run
 
 
-def test_api(shown: tuple[Daemon, Reporter]) -> None:
-    """The API is JSON that nobody caches, with hostile names as data; what it does not have is 404."""
-    daemon, run = shown
+def test_api(running: tuple[Daemon, Reporter]) -> None:
+    """The API returns JSON with no-store and hostile names as data; unknown paths return 404."""
+    daemon, run = running
     answer = runs(daemon)
-    assert (answer["version"], answer["folder"]) == (1, str(folder_of(daemon)))
-    assert of_pid(answer["live"], run.pid)["name"] == "мир 模型 <b>\"'&"
+    assert (answer["version"], answer["folder"]) == (1, str(records_folder(daemon)))
+    assert find_by_pid(answer["live"], run.pid)["name"] == "мир 模型 <b>\"'&"
     assert answer["past"] == []
     with urllib.request.urlopen(f"{daemon.url}/api/v1/runs", timeout=5) as response:
         assert response.headers["content-type"] == "application/json"

@@ -1,4 +1,4 @@
-"""Run database: fair, bounded, private, used by one daemon, and intact after damage, faults and kills."""
+"""Run database: fair, limited, private, used by one daemon, and intact after damage, faults and kills."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ended(pid: int, uid: int = 1000) -> RunRecord:
     )
 
 
-def opened(folder: Path, limit: int = 1000) -> RecordStore:
+def open_store(folder: Path, limit: int = 1000) -> RecordStore:
     """Open a database."""
     store = RecordStore(folder, limit)
     store.open(256)
@@ -47,17 +47,17 @@ def write(store: RecordStore, *records: RunRecord) -> None:
 
 
 def pids(store: RecordStore, limit: int = 100_000) -> list[int]:
-    """Return whose records are kept, in the order of their ends."""
+    """Return the pids of the kept records, in the order of their ends."""
     rows = sorted(store.recent(limit), key=lambda row: row.updated)
     return [json.loads(row.outline)["pid"] for row in rows]
 
 
-def test_record_is_written_and_found_again(tmp_path: Path) -> None:
-    """Whole by its id, and without its story among others; the file is for its owner and the group."""
+def test_record_is_written_and_found(tmp_path: Path) -> None:
+    """A record is complete by ID, without its timeline in the listing; the file is for its owner and group."""
     folder = tmp_path / "deep" / "receipts"
     umask = os.umask(0o077)
     try:
-        store = opened(folder)
+        store = open_store(folder)
         write(store, WHOLE)
         modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
     finally:
@@ -71,14 +71,14 @@ def test_record_is_written_and_found_again(tmp_path: Path) -> None:
     assert "marks" not in listed
     assert "story" not in listed["devices"][0]
     store.close()
-    found = opened(folder).open(9)
+    found = open_store(folder).open(9)
     assert found.unfinished == ()
     assert [each.run_id for each in found.ended] == ["4711-99"]
 
 
-def test_record_so_far_gives_way_to_the_whole_one(tmp_path: Path) -> None:
-    """While the run goes on, it is no ended run; what is found at a start can be continued."""
-    store = opened(tmp_path)
+def test_complete_record_replaces_the_unfinished_one(tmp_path: Path) -> None:
+    """The record of a running run is unfinished and can be continued at the next start."""
+    store = open_store(tmp_path)
     write(store, SO_FAR)
     assert pids(store) == []
     assert store.find("4711-99") is None
@@ -90,16 +90,16 @@ def test_record_so_far_gives_way_to_the_whole_one(tmp_path: Path) -> None:
 
 
 def test_newest_of_several_boots_is_found(tmp_path: Path) -> None:
-    """An id is unique for one boot."""
-    store = opened(tmp_path)
+    """An ID is unique within one boot; the newest record is found."""
+    store = open_store(tmp_path)
     write(store, ended(7), replace(ended(7), began_timestamp_seconds=BEGAN - 9, updated_timestamp_seconds=BEGAN - 5))
     assert json.loads(store.find("7-99") or b"")["began_timestamp_seconds"] == BEGAN + 7
     assert len(store.recent(9)) == 2
 
 
 def test_retention_is_fair_by_user(tmp_path: Path) -> None:
-    """The user with the most records loses their oldest, in the file and in a listing; runs that go on stay."""
-    store = opened(tmp_path, limit=30)
+    """The user with the most records loses their oldest, on disk and in the listing; running runs stay."""
+    store = open_store(tmp_path, limit=30)
     write(store, receipt(5000, ended=False), *(ended(pid, uid=7) for pid in range(1, 11)))
     for pid in range(11, 91):
         write(store, ended(pid, uid=8))
@@ -107,22 +107,22 @@ def test_retention_is_fair_by_user(tmp_path: Path) -> None:
     assert pids(store) == few + many
     assert pids(store, 12) == few[-6:] + many[-6:]
     store.close()
-    store = opened(tmp_path, limit=16)
+    store = open_store(tmp_path, limit=16)
     write(store, ended(99, uid=8))
     assert pids(store) == [*few[-8:], *many[-7:], 99]
     assert len(store.open(9).unfinished) == 1
 
 
 def test_longest_run_is_not_the_oldest(tmp_path: Path) -> None:
-    """What counts is when a run ended, not when it began."""
-    store = opened(tmp_path, limit=2)
+    """The age of a record counts from the run's end, not its start."""
+    store = open_store(tmp_path, limit=2)
     write(store, replace(ended(1), updated_timestamp_seconds=BEGAN + 1e6), ended(2), ended(3))
     assert pids(store) == [3, 1]
 
 
 def test_clock_set_back(tmp_path: Path) -> None:
-    """A run that ends now stays, though all records are of the future."""
-    store = opened(tmp_path, limit=5)
+    """A run that ends now is kept, even if all other records are of the future."""
+    store = open_store(tmp_path, limit=5)
     now = time.time()
     write(store, *(replace(ended(pid), updated_timestamp_seconds=now + 1e6 + pid) for pid in range(1, 6)))
     write(store, replace(ended(9), updated_timestamp_seconds=now))
@@ -132,7 +132,7 @@ def test_clock_set_back(tmp_path: Path) -> None:
 
 
 def garbage_header(file: Path) -> None:
-    """Overwrite the begin."""
+    """Overwrite the start."""
     file.write_bytes(b"no database " * 100 + file.read_bytes()[1200:])
 
 
@@ -145,19 +145,19 @@ def garbage_in_the_middle(file: Path) -> None:
 
 
 def one_bit(file: Path) -> None:
-    """Flip a bit of a record, which SQLite itself does not notice."""
+    """Flip a bit of a record, which SQLite itself does not detect."""
     content = bytearray(file.read_bytes())
     content[content.index(b'"name":"resnet"') + 9] ^= 1
     file.write_bytes(content)
 
 
 def truncated(file: Path) -> None:
-    """Cut it in half."""
+    """Cut the file in half."""
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2 + 100])
 
 
 def bit_of_an_index(file: Path) -> None:
-    """Flip a bit of a record's id in an index, which is found where two keys are next to each other."""
+    """Flip a bit of a record's ID in an index, at a place where two keys are adjacent."""
     content = bytearray(file.read_bytes())
     content[content.index(b"8-99", content.index(b"9-99") - 40) + 1] ^= 1
     file.write_bytes(content)
@@ -171,14 +171,14 @@ def bit_of_the_schema(file: Path) -> None:
 
 
 def byte_of_the_schema(file: Path) -> None:
-    """Put a byte that is no UTF-8 into the schema, which SQLite repeats in its message."""
+    """Put a byte that is not UTF-8 into the schema, which SQLite repeats in its message."""
     content = bytearray(file.read_bytes())
     content[content.index(b"CREATE INDEX") + 6] = 0xE5
     file.write_bytes(content)
 
 
 def other_type(file: Path) -> None:
-    """Put a number in the place of a record."""
+    """Replace a record with a number."""
     change(file, "UPDATE runs SET whole = 5")
 
 
@@ -216,13 +216,13 @@ DAMAGES = [
 def test_damaged_file_is_set_aside(
     tmp_path: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is renamed and said in one line; a new one is begun, and no later start finds damage."""
-    store = opened(tmp_path)
+    """A damaged file is renamed and logged in one line; a new one is created, and later starts find no damage."""
+    store = open_store(tmp_path)
     write(store, *map(ended, range(1, 31)))
     store.close()
     damage(tmp_path / FILE_NAME)
     content = (tmp_path / FILE_NAME).read_bytes()
-    store = opened(tmp_path)
+    store = open_store(tmp_path)
     assert pids(store) == []
     write(store, ended(99))
     (message,) = caplog.messages
@@ -231,7 +231,7 @@ def test_damaged_file_is_set_aside(
     assert aside.read_bytes() == content
     assert aside.name.startswith(f"{FILE_NAME}.damaged-2")
     store.close()
-    assert pids(opened(tmp_path)) == [99]
+    assert pids(open_store(tmp_path)) == [99]
     assert len(caplog.messages) == 1
 
 
@@ -244,17 +244,17 @@ def test_damaged_file_is_set_aside(
         (lambda path: path.symlink_to(path), "Too many levels of symbolic links"),
     ],
 )
-def test_no_file(tmp_path: Path, put: Callable[[Path], None], reason: str) -> None:
-    """What cannot be a database is left alone, and the message has the system's reason."""
+def test_file_that_cannot_be_a_database(tmp_path: Path, put: Callable[[Path], None], reason: str) -> None:
+    """A file that cannot be a database is left alone; the error has the system's reason."""
     put(tmp_path / FILE_NAME)
     with pytest.raises(OSError, match=reason):
-        opened(tmp_path)
+        open_store(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
 
 
-def test_damage_while_it_is_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The call that meets it fails; the next one begins anew, and keeps what was set aside twice in a second."""
-    store = opened(tmp_path)
+def test_damage_in_use(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The call that finds damage fails; the next one starts a new file and keeps both if renamed twice in a second."""
+    store = open_store(tmp_path)
     for number in range(2):
         write(store, *map(ended, range(1, 200)))
         store.close()
@@ -273,28 +273,28 @@ def test_damage_while_it_is_used(tmp_path: Path, caplog: pytest.LogCaptureFixtur
 
 
 def test_empty_file_is_a_new_database(tmp_path: Path) -> None:
-    """A file of no bytes, as a full disk may leave one, is used."""
+    """An empty file, as a full disk may leave one, is used."""
     (tmp_path / FILE_NAME).touch()
-    store = opened(tmp_path)
+    store = open_store(tmp_path)
     write(store, ended(1))
     assert pids(store) == [1]
 
 
 def test_database_of_a_later_version_is_left_alone(tmp_path: Path) -> None:
-    """An older daemon neither reads nor changes what it does not know."""
-    opened(tmp_path).close()
+    """A daemon neither reads nor changes the database of a later version."""
+    open_store(tmp_path).close()
     with sqlite3.connect(tmp_path / FILE_NAME) as connection:
         connection.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
     connection.close()
     before = (tmp_path / FILE_NAME).read_bytes()
     with pytest.raises(OSError, match=r"runs\.db is of a later gpuwarden \(version 2\)"):
-        opened(tmp_path)
+        open_store(tmp_path)
     assert (tmp_path / FILE_NAME).read_bytes() == before
 
 
 def test_second_daemon_keeps_out(tmp_path: Path) -> None:
-    """It gets a clear message, and harms nothing; once the first is gone it gets the database."""
-    store = opened(tmp_path)
+    """A second daemon gets a clear error and changes nothing; once the first one stops it gets the database."""
+    store = open_store(tmp_path)
     write(store, ended(1))
     script = (
         "import sys; from pathlib import Path; from gpuwarden.records.store import RecordStore\n"
@@ -314,11 +314,11 @@ def test_second_daemon_keeps_out(tmp_path: Path) -> None:
 
 
 def test_removed_and_replaced_file(tmp_path: Path) -> None:
-    """What somebody removed is made again; a database put in its place is used, with what it holds."""
-    other = opened(tmp_path / "other")
+    """A removed database is created again; another database in its place is used with its content."""
+    other = open_store(tmp_path / "other")
     write(other, ended(7))
     other.close()
-    store = opened(tmp_path / "here")
+    store = open_store(tmp_path / "here")
     write(store, ended(1))
     for path in store.path.parent.iterdir():
         path.unlink()
@@ -331,11 +331,11 @@ def test_removed_and_replaced_file(tmp_path: Path) -> None:
 
 
 def test_full_disk_loses_nothing_that_was_written(tmp_path: Path) -> None:
-    """A batch that does not fit is not written at all; the same one is, once there is room."""
-    store = opened(tmp_path)
+    """A batch that does not fit is not written at all; it is written once there is space."""
+    store = open_store(tmp_path)
     write(store, *map(ended, range(1, 11)))
     assert store._connection is not None
-    store._connection.execute("PRAGMA max_page_count = 1")  # SQLite takes the present size instead
+    store._connection.execute("PRAGMA max_page_count = 1")  # SQLite uses the current size instead
     more = list(map(ended, range(11, 99)))
     with pytest.raises(OSError, match=FULL):
         write(store, *more)
@@ -346,7 +346,7 @@ def test_full_disk_loses_nothing_that_was_written(tmp_path: Path) -> None:
 
 
 def test_files_of_an_earlier_version_are_imported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Each receipt's file is, of a run that had not ended too; broken and foreign ones, links and pipes are not."""
+    """Record files are imported, unfinished ones too; broken and foreign files, links and pipes are not."""
     good = {"1-99": ended(1), "2-99": ended(2), "3-99": receipt(3, ended=False)}
     for name, each in good.items():
         part = "" if each.outcome else ".part"
@@ -365,7 +365,7 @@ def test_files_of_an_earlier_version_are_imported_once(tmp_path: Path, caplog: p
     before = {path.name for path in tmp_path.iterdir()}
     with caplog.at_level("INFO"):
         for _ in range(2):
-            store = opened(tmp_path)
+            store = open_store(tmp_path)
             assert pids(store) == [1, 2]
             assert [each.run_id for each in store.open(9).unfinished] == ["3-99"]
             store.close()
@@ -375,8 +375,8 @@ def test_files_of_an_earlier_version_are_imported_once(tmp_path: Path, caplog: p
     assert before < {path.name for path in tmp_path.iterdir()}
 
 
-def test_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was chosen counts, then systemd's folder, then root's; other users have one of their own, if any."""
+def test_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The configured folder comes first, then systemd's, then root's; other users have their own, if any."""
     default = Config().receipts
     for variable in ("STATE_DIRECTORY", "XDG_STATE_HOME", "HOME"):
         monkeypatch.delenv(variable, raising=False)

@@ -1,4 +1,4 @@
-"""Timeline in a run record: bounded, equal to the history, and continued across a restart of the daemon."""
+"""Timeline in a run record: limited, equal to the history, and continued across a restart of the daemon."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ REPORT = Report("train", 0, 0.0, (0,) * (len(STEP_BUCKETS) + 1), {})
 
 
 def busy_history(seconds: int, *, polls: bool = True) -> MemoryHistory:
-    """Give the history of a run that reported four times a second and was polled each second."""
+    """Return the history of a run that reported four times a second and was polled each second."""
     history = MemoryHistory()
     for each in range(seconds * 4):
         current = 70 * GIB + each * 123_457 % (5 * GIB)
@@ -42,26 +42,26 @@ def busy_history(seconds: int, *, polls: bool = True) -> MemoryHistory:
     return history
 
 
-def run_on(devices: int, history: MemoryHistory) -> RunSnapshot:
-    """Make a run that holds so many devices, with the same history on each."""
+def make_run(devices: int, history: MemoryHistory) -> RunSnapshot:
+    """Make a run on this many devices, with the same history on each."""
     uuids = [f"GPU-12345678-1234-1234-1234-{each:012}" for each in range(devices)]
     return replace(run(), memory_windows=dict.fromkeys(uuids, tuple(history.windows)))
 
 
-def usage_on(uuids: Iterable[str]) -> RunUsage:
-    """Make the usage of a run that holds these devices."""
+def make_usage(uuids: Iterable[str]) -> RunUsage:
+    """Make the usage of a run on these devices."""
     full = next(iter(ACCOUNT.shares.values()))
     return replace(ACCOUNT, shares=dict.fromkeys(uuids, full))
 
 
-def told(made: RunSnapshot) -> RunRecord:
-    """Make its receipt."""
-    usage = usage_on(made.memory_windows)
+def make_record(made: RunSnapshot) -> RunRecord:
+    """Make the run's record."""
+    usage = make_usage(made.memory_windows)
     return add_timeline(build_record(made, BEGAN + 7980, boot_id="b0", user="alice", usage=usage), made)
 
 
-def test_a_long_run_is_told_in_few_points() -> None:
-    """No low, high or peak is lost, points follow each other without gaps, and they share the time evenly."""
+def test_long_run_has_few_points() -> None:
+    """Points keep every low, high and peak, have no gaps, and share the time evenly."""
     windows = busy_history(4000).windows
     points = downsample(windows, MAX_POINTS)
     assert MAX_POINTS / 2 < len(points) <= MAX_POINTS
@@ -75,14 +75,14 @@ def test_a_long_run_is_told_in_few_points() -> None:
 
 
 @pytest.mark.parametrize(("devices", "points"), [(1, 60), (8, 60), (16, 30), (64, 7), (1000, 2)])
-def test_devices_share_the_room(devices: int, points: int) -> None:
+def test_devices_share_the_points(devices: int, points: int) -> None:
     """A run with many devices has fewer points on each."""
     assert compute_max_points(devices) == points
 
 
-def test_receipt_of_many_devices_stays_small() -> None:
-    """Eight devices with all that can be known: under 50 KB as JSON, and a third of that in the database."""
-    made = told(run_on(8, busy_history(4000)))
+def test_record_of_many_devices_stays_small() -> None:
+    """Eight devices with all values: under 50 KB as JSON, and a third of that in the database."""
+    made = make_record(make_run(8, busy_history(4000)))
     story = made.devices[0].story
     assert story is not None
     assert len(story.peak_bytes) > 40
@@ -91,11 +91,11 @@ def test_receipt_of_many_devices_stays_small() -> None:
     assert len(row_from_record(made).whole) < 15_000
 
 
-def test_story_comes_back_from_json() -> None:
-    """What was written is read as it was; a column of nothing known has no key."""
-    made = told(run_on(1, busy_history(100)))
+def test_timeline_survives_json() -> None:
+    """A timeline is read from JSON as it was written; a column without values has no key."""
+    made = make_record(make_run(1, busy_history(100)))
     assert record_from_json(json.loads(render_record(made))) == made
-    plain = json_from_record(told(run_on(1, busy_history(100, polls=False))))["devices"][0]["story"]
+    plain = json_from_record(make_record(make_run(1, busy_history(100, polls=False))))["devices"][0]["story"]
     assert "headroom_bytes" not in plain
     assert {len(column) for column in plain.values()} == {len(plain["peak_bytes"])}
 
@@ -113,21 +113,21 @@ def test_story_comes_back_from_json() -> None:
         {name: [] for name in json_from_record(receipt())["devices"][0]["story"]},
     ],
 )
-def test_a_changed_story_is_refused(change: dict[str, object]) -> None:
-    """Columns have one length, and entries of their kind."""
+def test_invalid_timeline_is_rejected(change: dict[str, object]) -> None:
+    """Columns of different lengths and wrong types are rejected."""
     plain = json_from_record(receipt())
     story = {**plain["devices"][0]["story"], **change}
     with pytest.raises(RunRecordError):
         record_from_json({**plain, "devices": [{**plain["devices"][0], "story": story}]})
 
 
-def test_story_goes_on_after_a_restart() -> None:
-    """What the next daemon sees follows what the one before saw, on its time, with the gap between them."""
-    before = told(run_on(1, busy_history(100)))
+def test_timeline_is_continued_after_a_restart() -> None:
+    """The timeline of the next daemon follows that of the previous one, with the gap between them."""
+    before = make_record(make_run(1, busy_history(100)))
     later = replace(
-        run_on(1, busy_history(50)), began=BEGAN + 160, events=(RunEvent(7.0, "pressure", "memory: critical"),)
+        make_run(1, busy_history(50)), began=BEGAN + 160, events=(RunEvent(7.0, "pressure", "memory: critical"),)
     )
-    usage = usage_on(later.memory_windows)
+    usage = make_usage(later.memory_windows)
     since = add_timeline(build_record(later, BEGAN + 300, boot_id="b0", user=None, usage=usage), later)
     uptime = 1000.0
     before = replace(before, began_uptime_seconds=uptime)
@@ -138,7 +138,7 @@ def test_story_goes_on_after_a_restart() -> None:
     assert len(story.began_seconds) <= MAX_POINTS
     assert (story.began_seconds[0], story.ended_seconds[-1]) == (0.0, 160 + 49.8)
     gaps = [b - a for a, b in zip(story.ended_seconds, story.began_seconds[1:], strict=False)]
-    assert sum(gap > 30 for gap in gaps) <= 1  # points that met in the gap are joined over it
+    assert sum(gap > 30 for gap in gaps) <= 1  # points next to the gap are joined across it
     assert [(mark.at_seconds, mark.text) for mark in both.marks if mark.kind == "pressure"] == [
         (167.0, "memory: critical")
     ]
@@ -146,17 +146,17 @@ def test_story_goes_on_after_a_restart() -> None:
     assert record_from_json(json.loads(render_record(both))) == both
 
 
-def test_story_of_a_run_that_reports_no_more() -> None:
-    """A daemon that has heard no memory of it tells what the one before knew."""
-    before = told(run_on(1, busy_history(100)))
-    silent = replace(run_on(1, MemoryHistory()), memory_windows={}, began=BEGAN + 160)
-    usage = usage_on(run_on(1, MemoryHistory()).memory_windows)
+def test_timeline_of_a_silent_run() -> None:
+    """A daemon without reports of memory keeps the timeline of the previous one."""
+    before = make_record(make_run(1, busy_history(100)))
+    silent = replace(make_run(1, MemoryHistory()), memory_windows={}, began=BEGAN + 160)
+    usage = make_usage(make_run(1, MemoryHistory()).memory_windows)
     since = add_timeline(build_record(silent, BEGAN + 300, boot_id="b0", user=None, usage=usage), silent)
     assert continue_record(before, continue_timeline(before, since)).devices[0].story == before.devices[0].story
 
 
-def test_marks_tell_begin_and_end() -> None:
-    """Of each kind the first and the newest are kept, in the order of time."""
+def test_marks_keep_first_and_newest() -> None:
+    """The first and the newest marks of each kind are kept, in order of time."""
     events = [RunEvent(float(each), "neighbour", f"{each}") for each in range(100)]
     kept = bounded([*events, RunEvent(50.5, "oom", "x" * 1000)])
     newest = [float(each) for each in range(100 - MAX_EVENTS_PER_KIND + 1, 100)]
@@ -164,8 +164,8 @@ def test_marks_tell_begin_and_end() -> None:
     assert {len(event.text) for event in kept if event.kind == "oom"} == {MAX_EVENT_TEXT}
 
 
-def test_reports_leave_marks_of_what_is_new() -> None:
-    """A new phase, a fit anew, another batch size and a retry are events; each epoch's validation is none."""
+def test_reports_add_marks_of_changes() -> None:
+    """A new phase, fit, batch size or retry adds a mark; the validation of each epoch does not."""
     found = ReportEvents()
     before = None
     steps = [
@@ -191,16 +191,16 @@ def test_reports_leave_marks_of_what_is_new() -> None:
 
 
 def test_out_of_memory_is_marked() -> None:
-    """An error of that kind stands among the marks, with what was wanted."""
+    """An out-of-memory error is among the marks, with the requested size."""
     assert [(mark.at_seconds, mark.text) for mark in receipt().marks if mark.kind == "oom"] == [
         (7000.0, "out of device memory: 4.00 GiB requested (too big)")
     ]
 
 
-def test_share_without_history_has_no_story() -> None:
-    """A device on which the run told no memory has no story."""
+def test_device_without_history_has_no_timeline() -> None:
+    """A device without reports of memory has no timeline."""
     made = replace(run(), memory_windows={"GPU-9": ()})
-    assert told(made).devices[0].story is None
+    assert make_record(made).devices[0].story is None
     assert isinstance(receipt().devices[0].story, MemoryTimeline)
     assert downsample([], MAX_POINTS) == []
     window = MemoryWindow(0.0, 0.0, 0, "train", None, 1, 1, 1)

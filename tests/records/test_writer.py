@@ -1,4 +1,4 @@
-"""Writer of run records: waiting rows, and the records of the opened database."""
+"""Writer of run records: pending rows, and the records of the opened database."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from receipt_cases import receipt
 from gpuwarden.records.store import RecordStore, row_from_record
 from gpuwarden.records.writer import RecordWriter
 
-SECONDS = 60.0  # for the disk of a busy machine
+SECONDS = 60.0  # for the disk of a busy host
 
 
 def test_nothing_is_written_before_found_records_are_popped(tmp_path: Path) -> None:
-    """Else a run's record of this daemon would stand next to that of an earlier one, which it continues."""
+    """Rows wait until found records are popped, or a run would have two records instead of a continued one."""
     store = RecordStore(tmp_path, 10)
     store.write([row_from_record(receipt(8, ended=False))])
     store.close()
@@ -43,7 +43,7 @@ def test_nothing_is_written_before_found_records_are_popped(tmp_path: Path) -> N
 
 
 def test_without_a_folder_records_of_ended_runs_stay_in_memory() -> None:
-    """Those of others are no use there: nothing will continue them."""
+    """Records of running runs are not kept: nothing will continue them."""
 
     async def scenario() -> None:
         writer = RecordWriter(None, 10)
