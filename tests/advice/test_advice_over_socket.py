@@ -1,4 +1,4 @@
-"""Advice over the real socket, sent by the real daemon with the mock driver."""
+"""Advice over the real socket, from the real daemon on the mock driver: recipients, content and time."""
 
 from __future__ import annotations
 
@@ -24,28 +24,41 @@ class Run(Process):
     """tests/support/advice_reader.py, on GPUs by their UUIDs."""
 
     def __init__(
-        self, folder: Path, daemon: Daemon, memory: dict[str, int], prepare: Callable[[int], None], **how: bool
+        self, folder: Path, daemon: Daemon, memory: dict[str, int], prepare: Callable[[int], None], **options: bool
     ) -> None:
-        said = {"devices": {uuid: uuid for uuid in memory}, "memory": memory, "hears": True, "reads": True, **how}
-        command = [sys.executable, str(ROOT / "tests/support/advice_reader.py"), str(daemon.socket), json.dumps(said)]
+        parameters = {
+            "devices": {uuid: uuid for uuid in memory},
+            "memory": memory,
+            "hears": True,
+            "reads": True,
+            **options,
+        }
+        command = [
+            sys.executable,
+            str(ROOT / "tests/support/advice_reader.py"),
+            str(daemon.socket),
+            json.dumps(parameters),
+        ]
         folder.mkdir(exist_ok=True)
         super().__init__(command, folder / f"run{len(list(folder.iterdir()))}.log")
         prepare(self.pid)
         self.say("begin")
         until(lambda: "ready" in self.output(), "the run's hello")
 
-    def heard(self) -> list[dict[str, Any]]:
-        """Return the advice that came so far."""
+    def received(self) -> list[dict[str, Any]]:
+        """Return the advice received until now."""
         return [json.loads(line) for line in self.output().splitlines() if line.startswith("{")]
 
     def kinds(self) -> list[tuple[str, str | None, str]]:
-        """Return kind, resource and level of each, but of what it hears about neighbours."""
-        return [(each["kind"], each["resource"], each["level"]) for each in self.heard() if each["kind"] != "neighbour"]
+        """Return kind, resource and level of all advice but that on co-tenants."""
+        return [
+            (each["kind"], each["resource"], each["level"]) for each in self.received() if each["kind"] != "neighbour"
+        ]
 
 
 @pytest.fixture
 def daemon(tmp_path: Path, mock_nvml: MockNvml) -> Iterator[Daemon]:
-    """Start a daemon over two frozen GPUs, whose levels fall after a moment."""
+    """Start a daemon on two frozen GPUs, with a short hold time of pressure levels."""
     config = tmp_path / "config.yaml"
     config.write_text("pressure: {hold: 300ms}\npoll: {interval: 300ms, slow_interval: 1s}\n")
     daemon = Daemon(tmp_path / "daemon", "--config", str(config), env=mock_nvml.env(gpus=2, frozen=1))
@@ -55,19 +68,19 @@ def daemon(tmp_path: Path, mock_nvml: MockNvml) -> Iterator[Daemon]:
 
 @pytest.fixture
 def uuids() -> list[str]:
-    """Tell the UUIDs of the mock's GPUs."""
+    """Return the UUIDs of the mock GPUs."""
     return [f"GPU-a0b1c2d{n}-4d4f-434b-8000-00000000000{n}" for n in range(2)]
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
-    """Start runs, which end with the test."""
+    """Return a function that starts a run; runs end with the test."""
     runs: list[Run] = []
 
     def start(
-        daemon: Daemon, memory: dict[str, int], prepare: Callable[[int], None] = lambda _pid: None, **how: bool
+        daemon: Daemon, memory: dict[str, int], prepare: Callable[[int], None] = lambda _pid: None, **options: bool
     ) -> Run:
-        runs.append(Run(tmp_path / "runs", daemon, memory, prepare, **how))
+        runs.append(Run(tmp_path / "runs", daemon, memory, prepare, **options))
         return runs[-1]
 
     try:
@@ -77,216 +90,218 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
             run.kill()
 
 
-SLOWLY = "poll: {interval: 20s, slow_interval: 20s, memory_interval: 50ms}\n"
+SLOW_POLLS = "poll: {interval: 20s, slow_interval: 20s, memory_interval: 50ms}\n"
 
 
 @pytest.fixture
 def slow_daemon(tmp_path: Path, mock_nvml: MockNvml) -> Iterator[Daemon]:
-    """Start a daemon whose polls come too late for a test."""
+    """Start a daemon whose next poll is due after the end of the test."""
     config = tmp_path / "slow.yaml"
-    config.write_text(SLOWLY)
+    config.write_text(SLOW_POLLS)
     daemon = Daemon(tmp_path / "daemon", "--config", str(config), env=mock_nvml.env(gpus=2, frozen=1))
     with ending(daemon):
         yield daemon
 
 
-def leave(mock: MockNvml, gpu: int, mib: float, held: dict[int, int]) -> None:
-    """Let a GPU have so much free, and its processes hold so many GiB."""
-    mock.processes(gpu, {pid: gib * GIB for pid, gib in held.items()})
+def set_memory(mock: MockNvml, gpu: int, mib: float, allocated: dict[int, int]) -> None:
+    """Set a GPU's free MiB, and the GiB that its processes use."""
+    mock.processes(gpu, {pid: gib * GIB for pid, gib in allocated.items()})
     mock.set(gpu, "free", mib)
     mock.set(gpu, "memused", SIZE_MIB - mib)
 
 
 def level(daemon: Daemon, uuid: str, resource: str = "memory") -> float | None:
-    """Read a level from the page."""
+    """Read a level from the metrics endpoint."""
     return daemon.samples().value("gpuwarden_gpu_pressure_level", uuid=uuid, resource=resource)
 
 
-def test_run_is_told_of_its_memory(
+def test_pressure_advice_follows_memory(
     mock_nvml: MockNvml, daemon: Daemon, uuids: list[str], start: Callable[..., Run]
 ) -> None:
-    """A neighbour takes what was free: the run is told as it gets worse, with how much is left, and when it is over."""
+    """As a co-tenant takes the free memory, the run receives each level with its headroom, and the end."""
     run = start(daemon, {uuids[0]: 39 * GIB})
-    leave(mock_nvml, 0, 40000, {run.pid: 40})
+    set_memory(mock_nvml, 0, 40000, {run.pid: 40})
     until(lambda: level(daemon, uuids[0]) == 0, "no pressure")
-    leave(mock_nvml, 0, 3000, {run.pid: 40, 1: 36})
+    set_memory(mock_nvml, 0, 3000, {run.pid: 40, 1: 36})
     until(lambda: ("pressure", "memory", "warning") in run.kinds(), "warning")
-    leave(mock_nvml, 0, 1000, {run.pid: 40, 1: 38})
+    set_memory(mock_nvml, 0, 1000, {run.pid: 40, 1: 38})
     until(lambda: ("pressure", "memory", "critical") in run.kinds(), "critical")
     until(lambda: level(daemon, uuids[0]) == 2, "its level")
-    leave(mock_nvml, 0, 40000, {run.pid: 40})
+    set_memory(mock_nvml, 0, 40000, {run.pid: 40})
     until(lambda: ("pressure", "memory", "none") in run.kinds(), "its end")
-    told = [each for each in run.heard() if each["kind"] == "pressure"]
-    assert [each["level"] for each in told] == ["warning", "critical", "none"]
+    pressure = [each for each in run.received() if each["kind"] == "pressure"]
+    assert [each["level"] for each in pressure] == ["warning", "critical", "none"]
     slack = GIB - OVERHEAD  # of its own pool
-    assert [each["headroom"] for each in told] == [mib * MIB + slack for mib in (3000, 1000, 40000)]
-    assert {each["uuid"] for each in told} == {uuids[0]}
-    assert [each["serial"] for each in run.heard()] == list(range(1, len(run.heard()) + 1))  # neighbours counted too
-    until(lambda: daemon.samples().value("gpuwarden_run_advice_total", kind="pressure") == 3, "their count")
+    assert [each["headroom"] for each in pressure] == [mib * MIB + slack for mib in (3000, 1000, 40000)]
+    assert {each["uuid"] for each in pressure} == {uuids[0]}
+    assert [each["serial"] for each in run.received()] == list(
+        range(1, len(run.received()) + 1)
+    )  # advice on co-tenants included
+    until(lambda: daemon.samples().value("gpuwarden_run_advice_total", kind="pressure") == 3, "the count")
     assert level(daemon, uuids[0]) == 0
 
 
-def test_only_the_run_concerned_is_told(
+def test_only_affected_runs_receive_advice(
     mock_nvml: MockNvml, daemon: Daemon, uuids: list[str], start: Callable[..., Run]
 ) -> None:
-    """Neither a run with room in its own pool is told, nor one that does not hear, nor one on another GPU."""
+    """Runs with headroom, runs on another GPU, and those that do not read advice receive none."""
     near, roomy = start(daemon, {uuids[0]: 19 * GIB}), start(daemon, {uuids[0]: 5 * GIB})
-    deaf, elsewhere = start(daemon, {uuids[0]: 4 * GIB}, hears=False), start(daemon, {uuids[1]: 19 * GIB})
-    leave(mock_nvml, 0, 200, {near.pid: 20, roomy.pid: 40, deaf.pid: 5})
-    leave(mock_nvml, 1, 40000, {elsewhere.pid: 20})
+    without_advice, elsewhere = start(daemon, {uuids[0]: 4 * GIB}, hears=False), start(daemon, {uuids[1]: 19 * GIB})
+    set_memory(mock_nvml, 0, 200, {near.pid: 20, roomy.pid: 40, without_advice.pid: 5})
+    set_memory(mock_nvml, 1, 40000, {elsewhere.pid: 20})
     until(lambda: ("pressure", "memory", "critical") in near.kinds(), "critical")
     until(lambda: level(daemon, uuids[0]) == 2, "its level")
-    leave(mock_nvml, 0, 40000, {near.pid: 20, roomy.pid: 40, deaf.pid: 5})
+    set_memory(mock_nvml, 0, 40000, {near.pid: 20, roomy.pid: 40, without_advice.pid: 5})
     until(lambda: ("pressure", "memory", "none") in near.kinds(), "its end")
-    assert (roomy.kinds(), elsewhere.kinds(), deaf.heard()) == ([], [], [])
+    assert (roomy.kinds(), elsewhere.kinds(), without_advice.received()) == ([], [], [])
     advised = {dict(labels)["run_id"] for labels in daemon.samples().all("gpuwarden_run_advice_total")}
     assert len(advised) == 3
-    assert not any(run_id.startswith(f"{deaf.pid}-") for run_id in advised)
+    assert not any(run_id.startswith(f"{without_advice.pid}-") for run_id in advised)
 
 
-def test_run_that_connects_anew_is_told_what_holds(
+def test_reconnected_run_receives_the_level(
     mock_nvml: MockNvml, daemon: Daemon, uuids: list[str], start: Callable[..., Run]
 ) -> None:
-    """After a new connection the level is told again, once, and a run that begins in an episode is told too."""
+    """The level is sent again, once, on a new connection, and to a run that starts during an episode."""
     first = start(daemon, {uuids[0]: 19 * GIB})
-    leave(mock_nvml, 0, 100, {first.pid: 20})
+    set_memory(mock_nvml, 0, 100, {first.pid: 20})
     until(lambda: len(first.kinds()) == 1, "critical")
     first.say('{"again": true}')
     until(lambda: len(first.kinds()) == 2, "the same again")
-    second = start(daemon, {uuids[0]: 19 * GIB}, lambda pid: leave(mock_nvml, 0, 100, {first.pid: 20, pid: 20}))
+    second = start(daemon, {uuids[0]: 19 * GIB}, lambda pid: set_memory(mock_nvml, 0, 100, {first.pid: 20, pid: 20}))
     until(lambda: len(second.kinds()) == 1, "the same for a new run")
     assert first.kinds() == [("pressure", "memory", "critical")] * 2
 
 
-def test_heat_is_told_to_who_is_there(
+def test_thermal_advice_goes_to_runs_on_the_gpu(
     mock_nvml: MockNvml, daemon: Daemon, uuids: list[str], start: Callable[..., Run]
 ) -> None:
-    """Runs are told that their GPU slows down for its heat, and when it has cooled down; those of the other are not."""
+    """Runs on a GPU receive the start and end of its thermal throttling; runs on another do not."""
     here, there = start(daemon, {uuids[0]: GIB}), start(daemon, {uuids[1]: GIB})
     for gpu, run in enumerate((here, there)):
-        leave(mock_nvml, gpu, 40000, {run.pid: 2})
+        set_memory(mock_nvml, gpu, 40000, {run.pid: 2})
     until(lambda: level(daemon, uuids[0]) == 0, "no pressure")
     mock_nvml.set(0, "throttle", 0x40)  # nvmlClocksThrottleReasonHwThermalSlowdown
     until(lambda: here.kinds() == [("pressure", "thermal", "critical")], "critical")
     until(lambda: level(daemon, uuids[0], "thermal") == 2, "its level")
     mock_nvml.set(0, "throttle", 0)
     until(lambda: here.kinds()[1:] == [("pressure", "thermal", "none")], "its end")
-    assert there.heard() == []
+    assert there.received() == []
 
 
 def test_xid_that_needs_a_reset(
     mock_nvml: MockNvml, daemon: Daemon, uuids: list[str], start: Callable[..., Run]
 ) -> None:
-    """It is told once however often it comes, with what to do; a program's own fault is not told."""
+    """An XID is sent once, with what to do; one caused by the program is not."""
     here, there = start(daemon, {uuids[0]: GIB}), start(daemon, {uuids[1]: GIB})
-    until(lambda: daemon.samples().value("gpuwarden_access", source="nvml_events") == 1, "events are listened to")
+    until(lambda: daemon.samples().value("gpuwarden_access", source="nvml_events") == 1, "the event source")
     for code in (13, 48, 48):
         mock_nvml.xid(0, code)
-    until(here.heard, "the XID")
+    until(here.received, "the XID")
     mock_nvml.xid(0, 63)
-    until(lambda: len(here.heard()) == 2, "another XID")
+    until(lambda: len(here.received()) == 2, "another XID")
     assert here.kinds() == [("xid", None, "critical"), ("xid", None, "warning")]
-    assert "XID 48" in here.heard()[0]["text"]
-    assert "nvidia-smi --gpu-reset" in here.heard()[0]["text"]
-    assert there.heard() == []
+    assert "XID 48" in here.received()[0]["text"]
+    assert "nvidia-smi --gpu-reset" in here.received()[0]["text"]
+    assert there.received() == []
 
 
-def test_gpu_that_is_lost(mock_nvml: MockNvml, daemon: Daemon, uuids: list[str], start: Callable[..., Run]) -> None:
-    """It is told once while it is lost, and again when it is lost anew."""
+def test_lost_gpu(mock_nvml: MockNvml, daemon: Daemon, uuids: list[str], start: Callable[..., Run]) -> None:
+    """A lost GPU is reported once each time it is lost."""
     run = start(daemon, {uuids[0]: GIB, uuids[1]: GIB})
     until(lambda: daemon.samples().value("gpuwarden_run_unresolved_devices") == 0, "its devices")
     for times in (1, 2):
         mock_nvml.lose(1)
-        until(lambda times=times: len(run.heard()) == times, "the loss")  # type: ignore[misc]
+        until(lambda times=times: len(run.received()) == times, "the loss")  # type: ignore[misc]
         mock_nvml.clear()
         until(lambda: daemon.samples().up() == [1.0, 1.0], "its return")
-    assert [(each["kind"], each["level"], each["uuid"]) for each in run.heard()] == [
+    assert [(each["kind"], each["level"], each["uuid"]) for each in run.received()] == [
         ("gpu_lost", "critical", uuids[1])
     ] * 2
-    assert "gpu_is_lost" in run.heard()[0]["text"]
+    assert "gpu_is_lost" in run.received()[0]["text"]
 
 
 def test_run_that_never_reads_costs_nothing(
     mock_nvml: MockNvml, daemon: Daemon, uuids: list[str], start: Callable[..., Run]
 ) -> None:
-    """What its queue cannot take is dropped and counted, while another run is told as ever."""
-    mute, other = start(daemon, {uuids[0]: 19 * GIB}, reads=False), start(daemon, {uuids[0]: 19 * GIB})
-    held = {mute.pid: 20, other.pid: 20}
+    """Advice that its queue cannot hold is dropped and counted; another run still receives its own."""
+    not_reading, other = start(daemon, {uuids[0]: 19 * GIB}, reads=False), start(daemon, {uuids[0]: 19 * GIB})
+    allocated = {not_reading.pid: 20, other.pid: 20}
 
-    def swing() -> float:
+    def alternate() -> float:
         for mib, wanted in ((100, "critical"), (40000, "none")):
             before = len(other.kinds())
-            leave(mock_nvml, 0, mib, held)
-            until(lambda: len(other.kinds()) > before, wanted)  # noqa: B023 - asked at once
+            set_memory(mock_nvml, 0, mib, allocated)
+            until(lambda: len(other.kinds()) > before, wanted)  # noqa: B023 - called at once
         return daemon.samples().value("gpuwarden_advice_dropped_total") or 0
 
-    until(swing, "advice that was dropped", 120)
+    until(alternate, "advice that was dropped", 120)
     assert list(daemon.samples().all("gpuwarden_run_up").values()) == [1.0, 1.0]
     assert {level for _kind, _resource, level in other.kinds()} == {"critical", "none"}
 
 
-def early(daemon: Daemon) -> float:
-    """Read how many polls were made before they were due."""
+def early_polls(daemon: Daemon) -> float:
+    """Return the number of polls before they were due."""
     return daemon.samples().value("gpuwarden_early_polls_total") or 0
 
 
-def test_crossing_is_told_between_polls(
+def test_pressure_advice_between_polls(
     mock_nvml: MockNvml, slow_daemon: Daemon, uuids: list[str], start: Callable[..., Run]
 ) -> None:
-    """What a neighbour takes is told long before the next poll is due, and so is what the run's own allocator does."""
-    run = start(slow_daemon, {uuids[0]: 19 * GIB}, lambda pid: leave(mock_nvml, 0, 40000, {pid: 20}))
-    until(lambda: early(slow_daemon) == 1, "a poll for the new run")
-    leave(mock_nvml, 0, 100, {run.pid: 20, 1: 59})
+    """A level that a co-tenant or the run's allocator reaches is sent long before the next poll is due."""
+    run = start(slow_daemon, {uuids[0]: 19 * GIB}, lambda pid: set_memory(mock_nvml, 0, 40000, {pid: 20}))
+    until(lambda: early_polls(slow_daemon) == 1, "a poll for the new run")
+    set_memory(mock_nvml, 0, 100, {run.pid: 20, 1: 59})
     until(lambda: ("pressure", "memory", "critical") in run.kinds(), "critical")
     assert level(slow_daemon, uuids[0]) == 2
-    other = start(slow_daemon, {uuids[1]: 10 * GIB}, lambda pid: leave(mock_nvml, 1, 100, {pid: 20}))
+    other = start(slow_daemon, {uuids[1]: 10 * GIB}, lambda pid: set_memory(mock_nvml, 1, 100, {pid: 20}))
     until(lambda: level(slow_daemon, uuids[1]) == 0, "a poll for the other run", 30)
     other.say(json.dumps({uuids[1]: 19 * GIB}))
     until(lambda: other.kinds() == [("pressure", "memory", "critical")], "critical")
 
 
-def test_nobody_hears_nobody_hurries(
+def test_no_early_polls_without_a_reader(
     mock_nvml: MockNvml, slow_daemon: Daemon, uuids: list[str], start: Callable[..., Run]
 ) -> None:
-    """Without a run that hears no poll is made before it is due, whatever happens."""
+    """No poll is made before it is due if no run reads advice."""
     run = start(slow_daemon, {uuids[0]: 19 * GIB}, hears=False)
     until(lambda: f"pid={run.pid} uid={os.getuid()}\n" in slow_daemon.output(), "the run")
-    leave(mock_nvml, 0, 100, {run.pid: 20, 1: 59})
+    set_memory(mock_nvml, 0, 100, {run.pid: 20, 1: 59})
     mock_nvml.xid(0, 48)
     mock_nvml.lose(1)
     before = mock_nvml.calls()["nvmlDeviceGetMemoryInfo_v2"]
-    until(lambda: mock_nvml.calls()["nvmlDeviceGetMemoryInfo_v2"] > before + 5, "looks")
-    assert early(slow_daemon) == 0
+    until(lambda: mock_nvml.calls()["nvmlDeviceGetMemoryInfo_v2"] > before + 5, "memory readings")
+    assert early_polls(slow_daemon) == 0
 
 
-@pytest.mark.parametrize("happens", [lambda mock: mock.xid(0, 48), lambda mock: mock.lose(0)], ids=["XID", "loss"])
-def test_fault_is_told_between_polls(
+@pytest.mark.parametrize("fault", [lambda mock: mock.xid(0, 48), lambda mock: mock.lose(0)], ids=["XID", "loss"])
+def test_fault_advice_between_polls(
     mock_nvml: MockNvml,
     slow_daemon: Daemon,
     uuids: list[str],
     start: Callable[..., Run],
-    happens: Callable[[MockNvml], None],
+    fault: Callable[[MockNvml], None],
 ) -> None:
-    """An XID, and a GPU that ceases to answer, are told long before the next poll is due."""
-    run = start(slow_daemon, {uuids[0]: GIB}, lambda pid: leave(mock_nvml, 0, 40000, {pid: 2}))
-    until(lambda: early(slow_daemon) == 1, "a poll for the new run")
-    happens(mock_nvml)
-    until(run.heard, "advice")
-    assert early(slow_daemon) == 2
+    """An XID, and a GPU that stops answering, are sent long before the next poll is due."""
+    run = start(slow_daemon, {uuids[0]: GIB}, lambda pid: set_memory(mock_nvml, 0, 40000, {pid: 2}))
+    until(lambda: early_polls(slow_daemon) == 1, "a poll for the new run")
+    fault(mock_nvml)
+    until(run.received, "advice")
+    assert early_polls(slow_daemon) == 2
 
 
-def test_neighbour_that_grows_is_told_once(
+def test_co_tenant_growth_is_sent_once(
     mock_nvml: MockNvml, daemon: Daemon, uuids: list[str], start: Callable[..., Run]
 ) -> None:
-    """The run learns who took how much; what the neighbour has had, and what it takes further, is no news."""
-    run = start(daemon, {uuids[0]: GIB}, lambda pid: leave(mock_nvml, 0, 60000, {pid: 1, 1: 10}))
+    """Growth of a co-tenant is sent once, with its process and bytes; memory from before is ignored."""
+    run = start(daemon, {uuids[0]: GIB}, lambda pid: set_memory(mock_nvml, 0, 60000, {pid: 1, 1: 10}))
     until(lambda: daemon.samples().value("gpuwarden_run_unresolved_devices") == 0, "a poll that knows the run")
-    leave(mock_nvml, 0, 50000, {run.pid: 1, 1: 20})
-    until(run.heard, "advice")
-    leave(mock_nvml, 0, 30000, {run.pid: 1, 1: 40})
-    leave(mock_nvml, 0, 20, {run.pid: 1, 1: 69})
+    set_memory(mock_nvml, 0, 50000, {run.pid: 1, 1: 20})
+    until(run.received, "advice")
+    set_memory(mock_nvml, 0, 30000, {run.pid: 1, 1: 40})
+    set_memory(mock_nvml, 0, 20, {run.pid: 1, 1: 69})
     until(run.kinds, "pressure")
-    told = run.heard()[0]
-    assert (told["kind"], told["level"], told["uuid"]) == ("neighbour", "warning", uuids[0])
-    assert "process 1 of user root took 10.0 GiB" in told["text"]
-    assert [each["kind"] for each in run.heard()].count("neighbour") == 1
+    growth = run.received()[0]
+    assert (growth["kind"], growth["level"], growth["uuid"]) == ("neighbour", "warning", uuids[0])
+    assert "process 1 of user root took 10.0 GiB" in growth["text"]
+    assert [each["kind"] for each in run.received()].count("neighbour") == 1

@@ -12,7 +12,7 @@ from message_receivers import http_receiver, mail_receiver
 from services import Daemon, ending, until
 
 from mock_nvml import MockNvml
-from tests.advice.test_advice_over_socket import GIB, Run, leave
+from tests.advice.test_advice_over_socket import GIB, Run, set_memory
 
 pytestmark = pytest.mark.slow  # RunNearOutOfMemory keeps firing for a minute
 
@@ -36,7 +36,9 @@ notify:
         start = ("--config", str(config))
         daemon = Daemon(tmp_path / "daemon", *start, env=mock_nvml.env(gpus=2, frozen=1))
         with ending(daemon):
-            run = Run(tmp_path / "runs", daemon, {UUID: 39 * GIB}, lambda pid: leave(mock_nvml, 0, 40000, {pid: 40}))
+            run = Run(
+                tmp_path / "runs", daemon, {UUID: 39 * GIB}, lambda pid: set_memory(mock_nvml, 0, 40000, {pid: 40})
+            )
             with ending(run):
                 _wait_for_xid_events(daemon)
                 mock_nvml.xid(0, 79)
@@ -52,13 +54,13 @@ notify:
                 assert "GPU 1 (" in text
                 assert "\nDo: Stop the runs on that GPU" in text.replace("\r", "")
 
-                leave(mock_nvml, 0, 500, {run.pid: 40})
+                set_memory(mock_nvml, 0, 500, {run.pid: 40})
                 content = server.next().content
                 assert [each["alert"] for each in content["firing"]] == ["RunNearOutOfMemory"]
                 assert content["firing"][0]["owner"].startswith(OWNER)
                 assert "can allocate only" in content["title"]
                 assert content["still"] == "GpuXidCritical (2)"
-                leave(mock_nvml, 0, 40000, {run.pid: 40})
+                set_memory(mock_nvml, 0, 40000, {run.pid: 40})
                 over = server.next(besides=KEPT_SECONDS).content["over"]
                 assert [each["alert"] for each in over] == ["RunNearOutOfMemory"]
                 until(
