@@ -68,9 +68,9 @@ def test_owner_kind(tmp_path: Path) -> None:
     assert len(copy.changed) == 2
     program = """
 from gpuwarden.owners.cgroup_path import CgroupOwner
-from tests.owners.test_resolver import Desk, gpu, who
+from tests.owners.test_resolver import ResolverBench, gpu, identity
 unit = CgroupOwner(systemd_unit="jupyter-ada-singleuser.service")
-print(Desk().join({1: who(1000, unit)}, gpu(0, held={1: 5})).memory["GPU-0", "notebook", "ada"])
+print(ResolverBench().join({1: identity(1000, unit)}, gpu(0, held={1: 5})).memory["GPU-0", "notebook", "ada"])
 """
     assert copy.python("-c", program) == "5\n"
     (info,) = (
