@@ -52,10 +52,10 @@ class Host:
     def poll(self, gpus: list[Gpu], *runs: RunSnapshot, seconds: float = 1.0) -> list[tuple[int, str, str]]:
         """Poll once; return PID, kind and level of the sent advice."""
         self.now += seconds
-        seen = replace(snapshot(*gpus), time=STARTED + self.now)
+        polled = replace(snapshot(*gpus), time=STARTED + self.now)
         owners = Owners(by_pid={9: {"user": "alice", "run": "9-1"}})
-        co_tenants = self._co_tenants.update(seen, owners, self.now)
-        poll = JoinedPoll(seen, runs, self.now, owners, co_tenants)
+        co_tenants = self._co_tenants.update(polled, owners, self.now)
+        poll = JoinedPoll(polled, runs, self.now, owners, co_tenants)
         self.advice = self.advisor.update(poll, self._watch.update(poll))
         for message in self.advice.messages:
             assert decode_advice(encode(message.advice)) == message.advice  # can be encoded

@@ -195,11 +195,11 @@ def test_oom_forecast_raises_the_level() -> None:
     leak = Leak(1.0, GIB, TimeLeft(300.0, 250.0, None))
     leaking = replace(steady, leaks={"GPU-0": leak})
     unbounded = replace(steady, leaks={"GPU-0": replace(leak, left=None)})
-    seen = [
+    results = [
         watch.update(JoinedPoll(host, [each], now)) for each, now in ((leaking, 0.0), (unbounded, 1.0), (steady, 31.0))
     ]
-    assert [each.levels["GPU-0", "memory"] for each in seen] == ["warning", "warning", "none"]
-    assert [each.of_runs["7-1", "GPU-0"].seconds_to_oom for each in seen] == [300.0, None, None]
+    assert [each.levels["GPU-0", "memory"] for each in results] == ["warning", "warning", "none"]
+    assert [each.of_runs["7-1", "GPU-0"].seconds_to_oom for each in results] == [300.0, None, None]
 
 
 def test_mig_instances_have_levels_of_their_own() -> None:

@@ -60,8 +60,8 @@ class Host:
 
     def start_run(self, peer: ProcessKey, **hello: object) -> None:
         """Start a run that reports on the GPU."""
-        said = replace(Hello("resnet", "test", {"GPU:0": "GPU-0"}), **hello)  # type: ignore[arg-type] # of the test's
-        self.registry.receive(peer, said, self.seconds)
+        message = replace(Hello("resnet", "test", {"GPU:0": "GPU-0"}), **hello)  # type: ignore[arg-type] # fields of a hello
+        self.registry.receive(peer, message, self.seconds)
         self.registry.receive(peer, report(), self.seconds)
 
     def pass_second(self) -> None:
@@ -176,9 +176,9 @@ def test_step_time_lost() -> None:
     host.join()
 
     def send_reports() -> None:
-        said = {1: report(stepping=True), 4: report("test", 9.0), 7: report(seconds=10.0), 8: report(seconds=10.0)}
-        if host.seconds in said:
-            host.registry.receive(ALICE, said[host.seconds], host.seconds)
+        reports = {1: report(stepping=True), 4: report("test", 9.0), 7: report(seconds=10.0), 8: report(seconds=10.0)}
+        if host.seconds in reports:
+            host.registry.receive(ALICE, reports[host.seconds], host.seconds)
 
     share = host.poll(10, send_reports)
     assert share.throttled == {"sw_power_cap": 10}

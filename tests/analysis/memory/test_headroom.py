@@ -268,7 +268,7 @@ def test_gpu_down(gone: tuple[Gpu, ...]) -> None:
 
 def test_device_unresolved() -> None:
     """The reason has no UUID where the GPU is not identified."""
-    host = Host({"GPU:0": "GPU-of-another-box"})
+    host = Host({"GPU:0": "GPU-of-another-host"})
     host.report(GPU0=allocator(current=20 * GIB))
     run = host.poll(gpu(0))
     assert run.headroom_unknown == {"": "device_unresolved"}
@@ -317,8 +317,8 @@ def test_headroom_at_an_oom(error: Error, left: int, least: int) -> None:
 def test_overhead_is_measured_between_equal_readings() -> None:
     """A report measures the overhead only if the driver's readings before and after it are equal."""
     overhead = Overhead(GUESS)
-    for held, reserved, received in ((None, 5, 1.0), (9, None, 2.0), (8, 5, 3.0), (9, 5, 4.0), (9, 6, 4.0)):
-        overhead.update(held, reserved, received)
+    for process_memory, reserved, received in ((None, 5, 1.0), (9, None, 2.0), (8, 5, 3.0), (9, 5, 4.0), (9, 6, 4.0)):
+        overhead.update(process_memory, reserved, received)
         assert overhead.bytes == GUESS
     overhead.update(9, 6, 5.0)
     assert overhead.bytes == 3

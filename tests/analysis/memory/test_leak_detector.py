@@ -62,15 +62,15 @@ LEAK_FREE = {
 def test_only_the_first_tooth_of_a_high_saw_is_reported(drift: int) -> None:
     """Memory that was freed once is not reported as a leak when it is allocated again, to the byte or not."""
     saw = Training(kept=lambda at: 250 * MIB * (at % 50) / 50 + drift * (at // 50), base=154 * MIB, seconds=400)
-    seen = watched(saw)
-    assert seen.ended is None
-    assert [at for at, _ in seen.grows if at > 60] == []
+    result = watched(saw)
+    assert result.ended is None
+    assert [at for at, _ in result.grows if at > 60] == []
 
 
 def test_leak_free() -> None:
     """None of these is ever reported as a leak."""
-    seen = {name: watched(training) for name, training in LEAK_FREE.items()}
-    assert [name for name, each in seen.items() if each.ended is not None or each.grows] == []
+    result = {name: watched(training) for name, training in LEAK_FREE.items()}
+    assert [name for name, each in result.items() if each.ended is not None or each.grows] == []
 
 
 LEAKS = {
@@ -91,19 +91,19 @@ LEAKS = {
                              kept=lambda at: 20 * MIB * at),
 }  # fmt: skip
 LEAK_STARTS = {"from a time on": 60.0, "after a step": 40.0}
-TOOTH_SECONDS = {"with a saw": 4.0, "with a saw over epochs": 10.0}  # of a saw; the run fails at the top of one
+TOOTH_SECONDS = {"with a saw": 4.0, "with a saw over epochs": 10.0}  # of a tooth; the run fails at the top of one
 
 
 @pytest.mark.parametrize("name", LEAKS)
 def test_a_leak_is_reported_in_its_second_half(name: str) -> None:
-    """Each poll of the second half has the leak; the error of its time left is below 25 %, within its bounds."""
-    seen = watched(LEAKS[name])
-    assert seen.ended is not None
-    half = (LEAK_STARTS.get(name, 0.0) + seen.ended) / 2
-    late = [(at, leak.left) for at, leak in seen.polls if at >= half and leak and leak.left]
-    assert len(late) == sum(at >= half for at, _ in seen.polls)
-    near = max(0.1 * (seen.ended - half), 2 * POLL_SECONDS)
-    true = [seen.ended - at for at, _ in late]
+    """Each poll of the second half has the leak, and a time left within its bounds and 25 % of the true one."""
+    result = watched(LEAKS[name])
+    assert result.ended is not None
+    half = (LEAK_STARTS.get(name, 0.0) + result.ended) / 2
+    late = [(at, leak.left) for at, leak in result.polls if at >= half and leak and leak.left]
+    assert len(late) == sum(at >= half for at, _ in result.polls)
+    near = max(0.1 * (result.ended - half), 2 * POLL_SECONDS)
+    true = [result.ended - at for at, _ in late]
     held = [
         seconds_left.lower <= was + 1 and was - 1 <= (seconds_left.upper or math.inf)
         for (_, seconds_left), was in zip(late, true, strict=True)
@@ -127,9 +127,9 @@ def test_leak_that_stops_is_cleared_soon() -> None:
 
 def test_the_rate_is_that_of_the_last_part() -> None:
     """A leak that becomes six times as fast is reported at its present rate."""
-    seen = watched(Training(kept=lambda at: MIB * at + 6 * MIB * max(at - 60, 0), seconds=200))
-    assert seen.ended is not None
-    assert seen.grows[-1][1].bytes_per_second == pytest.approx(7 * MIB, rel=0.1)
+    result = watched(Training(kept=lambda at: MIB * at + 6 * MIB * max(at - 60, 0), seconds=200))
+    assert result.ended is not None
+    assert result.grows[-1][1].bytes_per_second == pytest.approx(7 * MIB, rel=0.1)
 
 
 def test_a_fast_leak_after_hours_is_found_early() -> None:
@@ -138,9 +138,9 @@ def test_a_fast_leak_after_hours_is_found_early() -> None:
         cap=80 * GIB, base=10 * GIB, transient=10 * GIB, step=0.25, epoch=300.0, seconds=9000,
         kept=lambda at: GIB * max(at - 7200, 0),
     )  # fmt: skip
-    seen = watched(training)
-    assert seen.ended is not None
-    assert 7200 < seen.grows[0][0] < (7200 + seen.ended) / 2
+    result = watched(training)
+    assert result.ended is not None
+    assert 7200 < result.grows[0][0] < (7200 + result.ended) / 2
 
 
 def leaking(seconds: float, limit: Callable[[float], float | None], *, step: int = 50 * MIB) -> Memory:

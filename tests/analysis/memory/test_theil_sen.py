@@ -34,12 +34,12 @@ def test_a_few_outliers_do_not_matter() -> None:
 def test_the_interval_has_its_confidence() -> None:
     """About 90 % of many noisy lines have their true slope within the bounds."""
     rng = random.Random(1)  # noqa: S311 - repeatable
-    held = 0
+    within_bounds = 0
     for _ in range(400):
         found = fit_trend([(float(at), 2.0 * at + rng.gauss(0, 5)) for at in range(12)])
         assert found is not None
-        held += found.lower <= 2 <= found.upper
-    assert 0.86 <= held / 400 <= 0.97
+        within_bounds += found.lower <= 2 <= found.upper
+    assert 0.86 <= within_bounds / 400 <= 0.97
 
 
 def test_equal_values_have_no_trend() -> None:

@@ -32,13 +32,13 @@ def shared_gpu(**held: float) -> Snapshot:
 def test_growth_since() -> None:
     """Growth since a time has the process, its bytes and its start; a process that shrank or stayed has none."""
     tracker = CoTenantTracker()
-    for at, seen in (
+    for at, polled in (
         (0.0, shared_gpu(p7=10, p8=5, p9=3, p10=2)),
         (1.0, shared_gpu(p7=10, p8=5, p9=3, p10=2)),
         (2.0, shared_gpu(p7=12, p8=20, p9=1, p10=2)),
         (3.0, shared_gpu(p7=12, p8=25, p9=1, p10=2, p11=4)),
     ):
-        found = tracker.update(seen, OWNERS, at)
+        found = tracker.update(polled, OWNERS, at)
     most, least = found.taken("GPU-0", {7}, 0.5, now=4.0)
     assert (most.name, most.grown, most.held, most.seconds) == (
         "python process 8 of bob (run 8-77, container jupyter-bob)",
@@ -106,8 +106,8 @@ class RunWithPolls:
     def poll(self, **held: float) -> RunSnapshot:
         """Poll once."""
         self.now += 0.5
-        seen = shared_gpu(**held)
-        (run,) = self.registry.update(seen, self.now, co_tenants=self._tracker.update(seen, OWNERS, self.now))
+        polled = shared_gpu(**held)
+        (run,) = self.registry.update(polled, self.now, co_tenants=self._tracker.update(polled, OWNERS, self.now))
         return run
 
     def report(self, steps: int, current: float = 2, peak: float = 12) -> None:
@@ -212,7 +212,7 @@ def test_unlisted_run_has_no_known_pool() -> None:
 
 
 def test_run_that_is_no_longer_listed() -> None:
-    """The diagnosis from while the run was listed stays, if its memory is freed before its end is seen."""
+    """A run that is killed frees its memory before its end is detected: the diagnosis from before stays."""
     simulated = train_with_co_tenant()
     simulated.poll(p7=5, p8=75)
     simulated.fail()
