@@ -52,13 +52,13 @@ notify:
                 text = mail.next().get_content()
                 assert "GPU 0 (" in text
                 assert "GPU 1 (" in text
-                assert "\nDo: Stop the runs on that GPU" in text.replace("\r", "")
+                assert "\nAction: Stop the runs on that GPU" in text.replace("\r", "")
 
                 set_memory(mock_nvml, 0, 500, {run.pid: 40})
                 content = server.next().content
                 assert [each["alert"] for each in content["firing"]] == ["RunNearOutOfMemory"]
                 assert content["firing"][0]["owner"].startswith(OWNER)
-                assert "can allocate only" in content["title"]
+                assert "of memory left on GPU 0" in content["title"]
                 assert content["still"] == "GpuXidCritical (2)"
                 set_memory(mock_nvml, 0, 40000, {run.pid: 40})
                 over = server.next(besides=KEPT_SECONDS).content["over"]
