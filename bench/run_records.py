@@ -22,7 +22,7 @@ from mocked import mock
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 
-from receipt_cases import BEGAN, receipt
+from run_record_cases import BEGAN, example_record
 from services import Daemon, ending
 
 USERS = 7
@@ -31,7 +31,7 @@ BAR_SECONDS = 0.05
 
 def fill(folder: Path, records: int) -> None:
     """Write records of consecutive finished runs of several users."""
-    made = row_from_record(receipt())
+    made = row_from_record(example_record())
     rows = (
         replace(made, run_id=f"{pid}-99", uid=1000 + pid % USERS, began=BEGAN + pid, updated=BEGAN + pid + 60)
         for pid in range(1, records + 1)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from receipt_cases import BEGAN, BEGAN_UPTIME, receipt, run
+from run_record_cases import BEGAN, BEGAN_UPTIME, example_record, run
 from services import ROOT
 
 from gpuwarden.cli.runs.memory_report import render_conclusion
@@ -45,7 +45,7 @@ GOLDEN = ROOT / "tests/records/record.json"
 
 def test_golden(request: pytest.FixtureRequest) -> None:
     """A record with all optional values is the committed one."""
-    content = json.dumps(json_from_record(receipt()), indent=1) + "\n"
+    content = json.dumps(json_from_record(example_record()), indent=1) + "\n"
     if request.config.getoption("--write-goldens"):
         GOLDEN.write_text(content)
     assert content == GOLDEN.read_text(), "if that is right: make goldens"
@@ -53,10 +53,10 @@ def test_golden(request: pytest.FixtureRequest) -> None:
 
 def test_golden_has_every_key() -> None:
     """The committed record has every key but those that exclude others, so that a lost key is noticed."""
-    plain = json_from_record(receipt())
-    missing = {each.name for each in fields(type(receipt()))} - plain.keys()
+    plain = json_from_record(example_record())
+    missing = {each.name for each in fields(type(example_record()))} - plain.keys()
     assert missing == set()
-    missing = {each.name for each in fields(type(receipt().devices[0]))} - plain["devices"][0].keys()
+    missing = {each.name for each in fields(type(example_record().devices[0]))} - plain["devices"][0].keys()
     assert missing == {"energy_by_power_joules"}
 
 
@@ -90,9 +90,9 @@ def test_suspended_host() -> None:
 )
 def test_clock_set_before_another_daemon(uptime: float | None, clock: float, duration: float) -> None:
     """A daemon that continues a record adds its own time and the time without a daemon; the start time stays."""
-    before = replace(receipt(), updated_timestamp_seconds=BEGAN + 5000, duration_seconds=5000.0)
+    before = replace(example_record(), updated_timestamp_seconds=BEGAN + 5000, duration_seconds=5000.0)
     since = replace(
-        receipt(),
+        example_record(),
         began_timestamp_seconds=BEGAN + clock,
         began_uptime_seconds=None if uptime is None else BEGAN_UPTIME + uptime,
         updated_timestamp_seconds=BEGAN + clock + 100,
@@ -126,14 +126,14 @@ def test_unknown_values_have_no_key() -> None:
 
 def test_totals_are_those_of_the_devices() -> None:
     """GPU seconds and energy are summed over devices; the idle ratio is that of the devices that report it."""
-    made = receipt()
+    made = example_record()
     assert (made.gpu_seconds, made.energy_joules, made.gpu_idle_ratio) == (8000, 2.4e6, 0.1)
     assert made.input_wait_ratio == 0.1
 
 
 def test_record_survives_json() -> None:
     """A record is read from JSON as it was written, and its usage can be continued."""
-    made = receipt()
+    made = example_record()
     back = record_from_json(json.loads(json.dumps(json_from_record(made))))
     assert json_from_record(back) == json_from_record(made)
     account, uptime = usage_from_record(back), back.began_uptime_seconds
@@ -143,7 +143,7 @@ def test_record_survives_json() -> None:
 
 def test_unknown_keys_are_ignored() -> None:
     """A record with unknown keys is valid."""
-    plain = json_from_record(receipt())
+    plain = json_from_record(example_record())
     assert (
         record_from_json({**plain, "carbon_grams": 3, "devices": [{**plain["devices"][0], "fan": []}]}).name == "resnet"
     )
@@ -177,12 +177,12 @@ def test_unknown_keys_are_ignored() -> None:
 def test_invalid_record_is_rejected(change: dict[str, Any]) -> None:
     """A record with wrong types or values is rejected."""
     with pytest.raises(RunRecordError):
-        record_from_json({**json_from_record(receipt()), **change})
+        record_from_json({**json_from_record(example_record()), **change})
 
 
 def test_continued_record() -> None:
     """Values of an earlier daemon are kept: the start time, errors, and values not reported again."""
-    before = receipt(ended=False)
+    before = example_record(ended=False)
     since = build_record(
         replace(run(), began=BEGAN + 9000, lasted=100.0, report=None),
         BEGAN + 9100,
@@ -198,7 +198,7 @@ def test_continued_record() -> None:
 
 def test_forecasts_are_not_continued() -> None:
     """Forecasts of an earlier daemon are dropped; a run that has ended has none."""
-    before = receipt(ended=False)
+    before = example_record(ended=False)
     assert before.seconds_to_host_oom == 9000
     assert before.devices[0].seconds_to_oom == 900
     bare = build_record(
@@ -217,7 +217,7 @@ def test_forecasts_are_not_continued() -> None:
 
 def test_log_line() -> None:
     """One line has the run's name, outcome and usage."""
-    assert format_summary(receipt()) == (
+    assert format_summary(example_record()) == (
         "run ended run=4711-99 name=resnet outcome=failed after=2h13m "
         'evidence="last message: uncaught ResourceExhaustedError" '
         "steps=1000 p50=7.5s p95=8.25s peak=10.1GiB "
@@ -359,7 +359,7 @@ def test_run_hidden_in_proc_is_continued(tmp_path: Path, monkeypatch: pytest.Mon
     """A restarted daemon that cannot see the process (hidepid=2) continues its record."""
     there = run(os.getpid(), ended=False)
     booted = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    before = replace(receipt(os.getpid(), ended=False), boot_id=booted, began_timestamp_seconds=BEGAN - 500)
+    before = replace(example_record(os.getpid(), ended=False), boot_id=booted, began_timestamp_seconds=BEGAN - 500)
     store = RecordStore(tmp_path, 10)
     store.write([row_from_record(before)])
     store.close()

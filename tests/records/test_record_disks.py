@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from receipt_cases import run
+from run_record_cases import run
 
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.records import writer as module

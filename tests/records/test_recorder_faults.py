@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from receipt_cases import ACCOUNT, BEGAN, BEGAN_UPTIME, receipt, run
+from run_record_cases import ACCOUNT, BEGAN, BEGAN_UPTIME, example_record, run
 
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.records import writer as module
@@ -92,7 +92,7 @@ def test_disk_is_retried(tmp_path: Path) -> None:
 
     async def scenario(folder: Path, *runs: RunSnapshot) -> None:
         store = RecordStore(folder, 10)
-        store.write([row_from_record(receipt(8))])
+        store.write([row_from_record(example_record(8))])
         store.close()
         folder.rename(folder.with_name("away"))
         folder.write_text("in its place")
@@ -309,7 +309,7 @@ def test_clock_set_back_and_two_restarts(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         begun = await restart(run(ended=False))
-        whole = receipt(ended=False)
+        whole = example_record(ended=False)
         store = RecordStore(tmp_path, 10)
         store.write([row_from_record(replace(begun, devices=whole.devices, gpu_seconds=whole.gpu_seconds))])
         store.close()
@@ -331,7 +331,7 @@ def test_run_older_than_the_boot_by_the_clock(tmp_path: Path) -> None:
         (live,) = (await polled.listed())["live"]
         assert "began_uptime_seconds" in live
         assert record_from_json(live).began_uptime_seconds == 0
-        assert record_from_json(live).run_id == json_from_record(receipt())["run_id"]
+        assert record_from_json(live).run_id == json_from_record(example_record())["run_id"]
 
     run_scenario(scenario())
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from receipt_cases import BEGAN, receipt
+from run_record_cases import BEGAN, example_record
 
 from gpuwarden.config.schema import Config
 from gpuwarden.records.paths import find_database_folder
@@ -23,7 +23,7 @@ from gpuwarden.records.record import RunRecord, json_from_record
 from gpuwarden.records.store import FILE_NAME, MIGRATIONS, RecordStore, row_from_record
 
 FULL = "database or disk is full"
-WHOLE, SO_FAR = receipt(), receipt(ended=False)
+WHOLE, SO_FAR = example_record(), example_record(ended=False)
 
 
 def ended(pid: int, uid: int = 1000) -> RunRecord:
@@ -100,7 +100,7 @@ def test_newest_of_several_boots_is_found(tmp_path: Path) -> None:
 def test_retention_is_fair_by_user(tmp_path: Path) -> None:
     """The user with the most records loses their oldest, on disk and in the listing; running runs stay."""
     store = open_store(tmp_path, limit=30)
-    write(store, receipt(5000, ended=False), *(ended(pid, uid=7) for pid in range(1, 11)))
+    write(store, example_record(5000, ended=False), *(ended(pid, uid=7) for pid in range(1, 11)))
     for pid in range(11, 91):
         write(store, ended(pid, uid=8))
     few, many = list(range(1, 11)), list(range(71, 91))
@@ -347,7 +347,7 @@ def test_full_disk_loses_nothing_that_was_written(tmp_path: Path) -> None:
 
 def test_files_of_an_earlier_version_are_imported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Record files are imported, unfinished ones too; broken and foreign files, links and pipes are not."""
-    good = {"1-99": ended(1), "2-99": ended(2), "3-99": receipt(3, ended=False)}
+    good = {"1-99": ended(1), "2-99": ended(2), "3-99": example_record(3, ended=False)}
     for name, each in good.items():
         part = "" if each.outcome else ".part"
         (tmp_path / f"20270115T080000Z-{name}{part}.json").write_text(json.dumps(json_from_record(each), indent=1))

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
-from receipt_cases import ACCOUNT, BEGAN, receipt, run
+from run_record_cases import ACCOUNT, BEGAN, example_record, run
 
 from gpuwarden.analysis.memory.downsampling import downsample
 from gpuwarden.analysis.memory.memory_history import MemoryHistory, MemoryWindow
@@ -110,12 +110,12 @@ def test_timeline_survives_json() -> None:
         {"phase": "train"},
         {"batch_size": [1] * 513},
         {"ended_seconds": []},
-        {name: [] for name in json_from_record(receipt())["devices"][0]["story"]},
+        {name: [] for name in json_from_record(example_record())["devices"][0]["story"]},
     ],
 )
 def test_invalid_timeline_is_rejected(change: dict[str, object]) -> None:
     """Columns of different lengths and wrong types are rejected."""
-    plain = json_from_record(receipt())
+    plain = json_from_record(example_record())
     story = {**plain["devices"][0]["story"], **change}
     with pytest.raises(RunRecordError):
         record_from_json({**plain, "devices": [{**plain["devices"][0], "story": story}]})
@@ -192,7 +192,7 @@ def test_reports_add_marks_of_changes() -> None:
 
 def test_out_of_memory_is_marked() -> None:
     """An out-of-memory error is among the marks, with the requested size."""
-    assert [(mark.at_seconds, mark.text) for mark in receipt().marks if mark.kind == "oom"] == [
+    assert [(mark.at_seconds, mark.text) for mark in example_record().marks if mark.kind == "oom"] == [
         (7000.0, "out of device memory: 4.00 GiB requested (too big)")
     ]
 
@@ -201,7 +201,7 @@ def test_device_without_history_has_no_timeline() -> None:
     """A device without reports of memory has no timeline."""
     made = replace(run(), memory_windows={"GPU-9": ()})
     assert make_record(made).devices[0].story is None
-    assert isinstance(receipt().devices[0].story, MemoryTimeline)
+    assert isinstance(example_record().devices[0].story, MemoryTimeline)
     assert downsample([], MAX_POINTS) == []
     window = MemoryWindow(0.0, 0.0, 0, "train", None, 1, 1, 1)
     assert downsample([window] * 100, MAX_POINTS) != []

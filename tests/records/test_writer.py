@@ -6,7 +6,7 @@ import asyncio
 import time
 from pathlib import Path
 
-from receipt_cases import receipt
+from run_record_cases import example_record
 
 from gpuwarden.records.store import RecordStore, row_from_record
 from gpuwarden.records.writer import RecordWriter
@@ -17,23 +17,23 @@ SECONDS = 60.0  # for the disk of a busy host
 def test_nothing_is_written_before_found_records_are_popped(tmp_path: Path) -> None:
     """Rows wait until found records are popped, or a run would have two records instead of a continued one."""
     store = RecordStore(tmp_path, 10)
-    store.write([row_from_record(receipt(8, ended=False))])
+    store.write([row_from_record(example_record(8, ended=False))])
     store.close()
 
     async def scenario() -> None:
         writer = RecordWriter(tmp_path, 10)
         await writer.open()
         await writer.wait(SECONDS)
-        writer.write(receipt(9))
-        writer.write(receipt(10))
+        writer.write(example_record(9))
+        writer.write(example_record(10))
         await writer.flush_until(time.monotonic() + SECONDS)
         assert (writer.is_open, writer.pending) == (True, 2)
         found = writer.pop_found()
         assert found is not None
         assert [each.pid for each in found.unfinished] == [8]
         assert writer.pop_found() is None
-        assert writer.withdraw(receipt(10))
-        assert not writer.withdraw(receipt(10))
+        assert writer.withdraw(example_record(10))
+        assert not writer.withdraw(example_record(10))
         await writer.flush_until(time.monotonic() + SECONDS)
         assert writer.pending == 0
         assert [row.run_id for row in await writer.recent(10)] == ["9-99"]
@@ -48,8 +48,8 @@ def test_without_a_folder_records_of_ended_runs_stay_in_memory() -> None:
     async def scenario() -> None:
         writer = RecordWriter(None, 10)
         await writer.open()
-        writer.write(receipt(8, ended=False))
-        writer.write(receipt(9))
+        writer.write(example_record(8, ended=False))
+        writer.write(example_record(9))
         assert [row.run_id for row in await writer.recent(10)] == ["9-99"]
         assert await writer.find("8-99") is None
         assert (await writer.find("9-99") or b"").startswith(b"{")

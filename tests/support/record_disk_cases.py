@@ -17,7 +17,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from receipt_cases import run
+from run_record_cases import run
 
 from gpuwarden.records.recorder import Recorder
 from gpuwarden.records.writer import RETRY_SECONDS
@@ -39,13 +39,13 @@ def mount(folder: str, options: str) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", folder], check=True)
 
 
-async def step(name: str, receipts: Recorder, runs: list[RunSnapshot], later: float) -> None:
+async def step(name: str, recorder: Recorder, runs: list[RunSnapshot], later: float) -> None:
     """Poll until everything is stored or has failed, and print the result."""
     for _ in range(2):  # what is opened in one poll is written in the next
-        receipts.update(JoinedPoll(snapshot(), runs, time.monotonic() + later), {})
-        await receipts._writer.wait(60.0)
-    listed = len(json.loads(await receipts.listing(1000))["past"])
-    print(json.dumps([name, messages.copy(), listed, listed - receipts._writer.pending]), flush=True)
+        recorder.update(JoinedPoll(snapshot(), runs, time.monotonic() + later), {})
+        await recorder._writer.wait(60.0)
+    listed = len(json.loads(await recorder.listing(1000))["past"])
+    print(json.dumps([name, messages.copy(), listed, listed - recorder._writer.pending]), flush=True)
     messages.clear()
 
 
@@ -71,26 +71,26 @@ async def main(folder: str) -> None:
     runs = [run(pid) for pid in range(1, 151)]
     pause = RETRY_SECONDS + 1
     mount(folder, "size=4m")
-    receipts = Recorder(Path(folder) / "receipts", 1000, most_runs=500)
-    await receipts.open()
-    await step("before", receipts, runs[:10], 2)
+    recorder = Recorder(Path(folder) / "receipts", 1000, most_runs=500)
+    await recorder.open()
+    await step("before", recorder, runs[:10], 2)
     fill(folder)
-    await step("full", receipts, runs, pause)
-    await step("full still", receipts, runs, 2 * pause)
+    await step("full", recorder, runs, pause)
+    await step("full still", recorder, runs, 2 * pause)
     empty(folder)
-    await step("mended", receipts, runs, 3 * pause)
-    await receipts.stop({})
+    await step("mended", recorder, runs, 3 * pause)
+    await recorder.stop({})
     for name, fail, mend in (
         ("full", fill, empty),
         ("read-only", forbid, allow),
     ):  # no disk can be made so while in use
         fail(folder)
-        receipts = Recorder(Path(folder) / "receipts", 1000, most_runs=500)
-        await receipts.open()
-        await step(f"{name} at the start", receipts, runs[:1], 2)
+        recorder = Recorder(Path(folder) / "receipts", 1000, most_runs=500)
+        await recorder.open()
+        await step(f"{name} at the start", recorder, runs[:1], 2)
         mend(folder)
-        await step("mended", receipts, runs[:1], 2 * pause)
-        await receipts.stop({})
+        await step("mended", recorder, runs[:1], 2 * pause)
+        await recorder.stop({})
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from receipt_cases import receipt
+from run_record_cases import example_record
 
 from gpuwarden.cli.runs.memory_chart import ASCII, BLOCKS, HEIGHT, LABEL_WIDTH, choose_alphabet, render_chart
 from gpuwarden.cli.runs.memory_report import TerminalFormat, render_memory_story
@@ -46,7 +46,9 @@ def make_record(devices: int = 1, marks: int = 0, **changes: object) -> RunRecor
         replace(share, uuid=f"GPU-{each}", lowest_headroom_bytes=float(GIB * (9 - each))) for each in range(devices)
     )
     made = tuple(RecordedEvent(float(each), "phase" if each else "oom", f"mark {each}") for each in range(marks))
-    bare = replace(receipt(), devices=shares, marks=made, errors_told=(), host_memory_growth_bytes_per_second=None)
+    bare = replace(
+        example_record(), devices=shares, marks=made, errors_told=(), host_memory_growth_bytes_per_second=None
+    )
     return replace(bare, **changes)  # type: ignore[arg-type] # its fields
 
 
@@ -126,13 +128,13 @@ def test_course_in_a_sentence(lows: list[int], sentence: str) -> None:
 
 def test_record_without_a_timeline() -> None:
     """A record of an earlier version has no report on memory."""
-    bare = replace(receipt(), devices=(), errors_told=(), batch_size_advice=None)
+    bare = replace(example_record(), devices=(), errors_told=(), batch_size_advice=None)
     assert lines(replace(bare, host_memory_growth_bytes_per_second=None)) == []
 
 
 def test_diagnosis_comes_last() -> None:
     """The report ends with the last diagnosis and its next step, so that a terminal still shows them."""
-    error = receipt().errors_told[0]
+    error = example_record().errors_told[0]
     diagnoses = [RecordedDiagnosis(name, f"evidence of {name}.", f"fix {name}.") for name in ("leak", "too_big")]
     made = replace(make_record(), errors_told=tuple(replace(error, verdict=each) for each in (*diagnoses, None)))
     assert lines(made)[-2:] == ["diagnosis too big: evidence of too_big.", "next step fix too_big."]

@@ -17,7 +17,7 @@ from pathlib import Path
 from struct import pack
 
 import pytest
-from receipt_cases import BEGAN, receipt
+from run_record_cases import BEGAN, example_record
 from services import Daemon, ending, free_port
 
 from gpuwarden.cli.common.api_client import ApiError
@@ -36,16 +36,16 @@ COLUMNS = 80
 def kept() -> Iterator[RunRecord]:
     """Yield the records of finished runs."""
     for number, name in enumerate(("resnet", EVIL, WIDE, "a" * 119)):
-        made = receipt(pid=4000 + number, name=name)
+        made = example_record(pid=4000 + number, name=name)
         yield replace(
             made, began_timestamp_seconds=BEGAN + number, evidence=EVIL if name == EVIL else "last message: exit"
         )
-    evil = receipt(pid=5000)
+    evil = example_record(pid=5000)
     error = replace(evil.errors_told[0], text=EVIL, exception=EVIL)
     yield replace(evil, framework=EVIL, user=EVIL, errors_told=(error,), errors={EVIL: 1})
-    yield replace(receipt(pid=5000), began_timestamp_seconds=BEGAN - 9, name="of an earlier boot")
+    yield replace(example_record(pid=5000), began_timestamp_seconds=BEGAN - 9, name="of an earlier boot")
     longest = replace(
-        receipt(pid=4194303), run_id="4194303-1234567890", outcome="out_of_memory", name="resnet50-imagenet"
+        example_record(pid=4194303), run_id="4194303-1234567890", outcome="out_of_memory", name="resnet50-imagenet"
     )
     stack = " ".join(f"frame {number} in train_step" for number in range(60))
     error = replace(longest.errors_told[0], text=f"{stack} out of it all")
@@ -294,8 +294,8 @@ def test_another_program_on_the_port(tmp_path: Path) -> None:
 def test_record_of_another_version(tmp_path: Path) -> None:
     """A record that cannot be read leaves the lines of other runs in place."""
     good, odd = (
-        json_from_record(receipt(pid=4000, name="resnet")),
-        {**json_from_record(receipt(pid=4001)), "steps": "many"},
+        json_from_record(example_record(pid=4000, name="resnet")),
+        {**json_from_record(example_record(pid=4001)), "steps": "many"},
     )
     answer = tmp_path / "api/v1/runs"
     answer.parent.mkdir(parents=True)
@@ -313,9 +313,9 @@ def test_record_of_another_version(tmp_path: Path) -> None:
 
 def test_whole_id_of_a_run_too_old_for_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
     """A whole ID is requested from the daemon; a prefix only matches the list."""
-    known = {"": {"live": [], "past": []}, "/4711-99": json_from_record(receipt())}
+    known = {"": {"live": [], "past": []}, "/4711-99": json_from_record(example_record())}
     monkeypatch.setattr(runs_command, "_fetch", lambda _config, path: known.get(path))
-    assert json.loads(runs_command.render_run(Config(), "4711-99", as_json=True)) == json_from_record(receipt())
+    assert json.loads(runs_command.render_run(Config(), "4711-99", as_json=True)) == json_from_record(example_record())
     with pytest.raises(OSError, match="no run 4711;"):
         runs_command.render_run(Config(), "4711", as_json=True)
 

@@ -121,8 +121,8 @@ def run(pid: int = 4711, *, ended: bool = True, name: str = "resnet") -> RunSnap
     )
 
 
-def receipt(pid: int = 4711, **settings: Any) -> RunRecord:
-    """Make the receipt of such a run."""
+def example_record(pid: int = 4711, **settings: Any) -> RunRecord:
+    """Make the record of such a run."""
     made = run(pid, **settings)
     record = build_record(made, BEGAN + 7980, boot_id="b0", user="alice", usage=ACCOUNT, began_uptime=BEGAN_UPTIME)
     return add_timeline(record, made)
