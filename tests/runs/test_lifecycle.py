@@ -140,6 +140,6 @@ def test_another_version_is_counted_and_logged(start: Start) -> None:
         until(lambda: rejected(daemon) == {"unknown_version": 10}, "ten rejected")
         lines = [line for line in daemon.output().splitlines() if "unknown_version" in line]
         assert len(lines) == 1
-        assert "this side speaks version 1, the run 2: update gpuwarden on the older side" in lines[0]
+        assert "protocol version 1 here, the run has 2: update gpuwarden on the older side" in lines[0]
         run.send(FIRST_HELLO)
         run_id(daemon, os.getpid())

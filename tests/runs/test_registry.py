@@ -134,7 +134,7 @@ def test_silent_run_makes_room() -> None:
     runs = registry(ALICE, BOB, limit=2)
     runs.receive(BOB, report(), 50.0)
     carol = ProcessKey(pid=9, uid=1002, start=3)
-    with pytest.raises(ProtocolError, match=r"too_many_runs: at most 2 \(runs\.max\)"):
+    with pytest.raises(ProtocolError, match=r"too_many_runs: limit of 2 runs reached \(runs\.max\)"):
         runs.receive(carol, HELLO, 60.0)
     runs.receive(carol, HELLO, 60.1)
     assert [run.peer for run in runs.update(BOX, 60.1)] == [BOB, carol]

@@ -129,7 +129,7 @@ class TestBox:
             assert all(uuid.startswith("GPU-51300000-0000-4000-8000-") for uuid in uuids)
             assert "(simulated)" in box.nvml.nvmlDeviceGetName(box.handle(gpus - 1))
         for gpus in (-1, 0, MAX_GPUS + 1):
-            with pytest.raises(ValueError, match=f"want 1 to {MAX_GPUS}"):
+            with pytest.raises(ValueError, match=f"expected 1 to {MAX_GPUS}"):
                 Simulation(gpus)
 
     def test_both_versions_of_memory_add_up(self) -> None:

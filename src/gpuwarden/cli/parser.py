@@ -110,12 +110,14 @@ def _add_demo(parser: SuggestingParser) -> None:
 def _add_capture(parser: SuggestingParser) -> None:
     _add_source(parser)
     parser.add_argument("file", type=Path, metavar="FILE", help="file to write; compressed if its name ends in .gz")
-    parser.add_argument("--frames", type=int, default=10, metavar="N", help="number of recordings (default 10)")
+    parser.add_argument("--frames", type=int, default=10, metavar="N", help="number of frames to record (default 10)")
     parser.add_argument(
-        "--interval", type=float, default=1.0, metavar="SECONDS", help="time between recordings (default 1)"
+        "--interval", type=float, default=1.0, metavar="SECONDS", help="time between frames (default 1)"
     )
     parser.add_argument(
-        "--mask", action="store_true", help="replace UUIDs, serial numbers, PCI addresses and pids, to share the file"
+        "--mask",
+        action="store_true",
+        help="replace UUIDs, serial numbers, PCI addresses and pids, so that the file can be shared",
     )
 
 
@@ -178,13 +180,13 @@ def _add_source(parser: SuggestingParser) -> None:
 
 
 def _add_config(parser: SuggestingParser) -> None:
-    parser.add_argument("--config", type=Path, metavar="FILE", help="the daemon's configuration")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="configuration file of the daemon")
 
 
 def _add_control(parser: SuggestingParser) -> None:
     _add_config(parser)
     parser.add_argument(
-        "--control", metavar="PATH", help="the daemon's control socket (default /run/gpuwarden/control.sock)"
+        "--control", metavar="PATH", help="control socket of the daemon (default /run/gpuwarden/control.sock)"
     )
 
 
@@ -198,7 +200,7 @@ def _add_choice(parser: SuggestingParser) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--live", dest="which", action="store_const", const=("live",), help="only running")
     which.add_argument("--past", dest="which", action="store_const", const=("past",), help="only finished")
-    parser.add_argument("--limit", type=_positive, metavar="N", help="only the newest N running and N finished")
+    parser.add_argument("--limit", type=_positive, metavar="N", help="only the newest N running and newest N finished")
 
 
 def _run_id(text: str) -> str:

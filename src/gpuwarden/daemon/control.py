@@ -75,7 +75,7 @@ class ControlServer:
             return "failed too many connections"
         pid, uid, _gid = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if uid not in (0, self._own_uid):
-            return "failed permission denied: only root and the daemon's own user"
+            return "failed permission denied: only for root and the daemon's user"
         # The folder of runs.socket is mounted into containers, whose root is not this machine's root.
         if pid == 0 or _is_contained(pid):
             return "failed permission denied: the process is in a container"
@@ -126,10 +126,10 @@ def send_command(path: Path, request: str) -> tuple[bool, str]:
         except (FileNotFoundError, ConnectionRefusedError):
             raise OSError(
                 None,
-                f"no daemon listens on {path}; if one runs, give its configuration (--config) or socket (--control)",
+                f"no daemon listens on {path}; if one is running, pass its --config or --control",
             ) from None
         except PermissionError:
-            raise OSError(None, f"{path}: permission denied; only root and the daemon's own user: try sudo") from None
+            raise OSError(None, f"{path}: permission denied; run as root (sudo) or as the daemon's user") from None
         try:
             connection.sendall(request.encode() + b"\n")
             with connection.makefile("rb") as answers:

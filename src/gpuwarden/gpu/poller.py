@@ -202,7 +202,7 @@ class Poller:
             if time.monotonic() > end:
                 raise StillUsedError(
                     f"cannot release the driver: {busy} has not returned for {patience:g} s. "
-                    "Stop gpuwarden (systemctl stop gpuwarden), and start it again afterwards"
+                    "To reset a GPU, stop gpuwarden instead: systemctl stop gpuwarden"
                 )
             await asyncio.sleep(_STEP_SECONDS)
         self._counting.discard()
@@ -210,7 +210,9 @@ class Poller:
         try:
             await self._closing.run(patience)
         except TimeoutError:
-            raise StillUsedError("nvmlShutdown hangs: stop gpuwarden, and start it again afterwards") from None
+            raise StillUsedError(
+                "nvmlShutdown hangs; to reset a GPU, stop gpuwarden instead: systemctl stop gpuwarden"
+            ) from None
         except NVMLError as error:
             raise StillUsedError(f"nvmlShutdown failed: {error}") from None
 

@@ -42,7 +42,7 @@ def encode(message: Message | Advice) -> bytes:
     """Return one message as bytes. Raises ProtocolError where it is longer than MAX_MESSAGE_BYTES."""
     data = _JSON.encode({"v": VERSION, "type": _TYPE_NAMES[type(message)], **_set_fields(message)}).encode()
     if len(data) > MAX_MESSAGE_BYTES:
-        raise ProtocolError("too_long", f"{len(data)} bytes; at most {MAX_MESSAGE_BYTES}")
+        raise ProtocolError("too_long", f"{len(data)} bytes; maximum {MAX_MESSAGE_BYTES}")
     return data
 
 
@@ -71,22 +71,22 @@ _JSON = json.JSONEncoder(separators=(",", ":"), default=_set_fields)
 
 def _decode(data: bytes, types: Mapping[str, type[Any]], sender: str) -> Any:
     if len(data) > MAX_MESSAGE_BYTES:
-        raise ProtocolError("too_long", f"at most {MAX_MESSAGE_BYTES} bytes")
+        raise ProtocolError("too_long", f"maximum {MAX_MESSAGE_BYTES} bytes")
     try:
         value = json.loads(data.decode())  # json.loads would take UTF-16 bytes too
     except (ValueError, RecursionError) as error:
         raise ProtocolError("not_json", str(error)) from None
     if not isinstance(value, dict):
-        raise ProtocolError("not_json", "want an object")
+        raise ProtocolError("not_json", "expected an object")
     if value.get("v") != VERSION:
         raise ProtocolError(
             "unknown_version",
-            f"this side speaks version {VERSION}, {sender} {value.get('v')!r:.20}: update gpuwarden on the older side",
+            f"protocol version {VERSION} here, {sender} has {value.get('v')!r:.20}: update gpuwarden on the older side",
         )
     kind = value.get("type")
     cls = types.get(kind) if isinstance(kind, str) else None
     if cls is None:
-        raise ProtocolError("unknown_type", f"{kind!r:.40}; want one of {', '.join(types)}")
+        raise ProtocolError("unknown_type", f"{kind!r:.40}; expected one of {', '.join(types)}")
     try:
         return parse_object(cls, value)
     except ValueError as error:

@@ -24,7 +24,7 @@ def validated(validate: Validator, **default: Any) -> Any:
 def parse_object(cls: type[Any], value: Any) -> Any:
     """Return the dataclass that a JSON object holds; unknown fields are ignored, since newer clients may add some."""
     if not isinstance(value, dict):
-        raise ValueError("want an object")  # noqa: TRY004 - one error class for every wrong value
+        raise ValueError("expected an object")  # noqa: TRY004 - one error class for every wrong value
     parsed = {}
     for each in fields(cls):
         name = each.name
@@ -44,7 +44,7 @@ def text_up_to(limit: int) -> Callable[[Any], str]:
 
     def validate(value: Any) -> str:
         if not isinstance(value, str) or len(value) > limit or not value.isprintable():
-            raise ValueError(f"want printable text of at most {limit} characters")
+            raise ValueError(f"expected printable text of at most {limit} characters")
         return value
 
     return validate
@@ -61,7 +61,7 @@ def clip(text: str, limit: int = MAX_TEXT_CHARACTERS) -> str:
 def check_count(value: Any) -> int:
     """Validate a whole number from 0."""
     if type(value) is not int or not 0 <= value < MAX_COUNT:
-        raise ValueError("want a whole number from 0 to 2^63")
+        raise ValueError("expected a whole number from 0 to 2^63")
     return value
 
 
@@ -69,7 +69,7 @@ def _number_from(lowest: int) -> Callable[[Any], float]:
     def validate(value: Any) -> float:
         # math.isfinite raises OverflowError for a whole number that no float can hold.
         if type(value) not in (int, float) or not lowest <= value < MAX_COUNT:
-            raise ValueError(f"want a number from {'0' if lowest == 0 else '-2^63'} to 2^63")
+            raise ValueError(f"expected a number from {'0' if lowest == 0 else '-2^63'} to 2^63")
         return float(value)
 
     return validate
@@ -82,7 +82,7 @@ check_number = _number_from(-MAX_COUNT)
 def check_boolean(value: Any) -> bool:
     """Validate true or false."""
     if type(value) is not bool:
-        raise ValueError("want true or false")
+        raise ValueError("expected true or false")
     return value
 
 
@@ -91,7 +91,7 @@ def one_of(choices: tuple[str, ...]) -> Validator:
 
     def validate(value: Any) -> str:
         if not isinstance(value, str) or value not in choices:
-            raise ValueError(f"want one of {', '.join(choices)}")
+            raise ValueError(f"expected one of {', '.join(choices)}")
         return value
 
     return validate
@@ -107,7 +107,7 @@ def counts_by(word: Validator) -> Callable[[Any], dict[str, int]]:
 
     def validate(value: Any) -> dict[str, int]:
         if not isinstance(value, dict):
-            raise ValueError("want an object of counts")  # noqa: TRY004 - one error class for every wrong value
+            raise ValueError("expected an object of counts")  # noqa: TRY004 - one error class for every wrong value
         counts: dict[str, int] = {}
         for given, entry in value.items():
             name, counted = word(given), check_count(entry)
@@ -123,7 +123,7 @@ def counts(length: int) -> Callable[[Any], tuple[int, ...]]:
 
     def validate(value: Any) -> tuple[int, ...]:
         if not isinstance(value, list) or len(value) != length:
-            raise ValueError(f"want {length} counts")
+            raise ValueError(f"expected {length} counts")
         return tuple(map(check_count, value))
 
     return validate
@@ -139,7 +139,7 @@ def by_device(validate: Validator) -> Callable[[Any], dict[str, Any]]:
 
     def validate_all(value: Any) -> dict[str, Any]:
         if not isinstance(value, dict) or len(value) > MAX_DEVICES:
-            raise ValueError(f"want an object of at most {MAX_DEVICES} devices")
+            raise ValueError(f"expected an object of at most {MAX_DEVICES} devices")
         return {check_text(device): validate(entry) for device, entry in value.items()}
 
     return validate_all
@@ -155,7 +155,7 @@ def list_of(validate: Validator, limit: int) -> Callable[[Any], tuple[Any, ...]]
 
     def validate_all(value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list) or len(value) > limit:
-            raise ValueError(f"want a list of at most {limit}")
+            raise ValueError(f"expected a list of at most {limit}")
         return tuple(validate(each) for each in value)
 
     return validate_all

@@ -45,7 +45,7 @@ class Simulation:
 
     def __init__(self, gpus: int = 8, seed: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
         if not 1 <= gpus <= MAX_GPUS:
-            raise ValueError(f"{gpus} simulated GPUs: want 1 to {MAX_GPUS}")
+            raise ValueError(f"{gpus} simulated GPUs: expected 1 to {MAX_GPUS}")
         self.driver = Faults()
         self._clock = clock
         self._time = clock()

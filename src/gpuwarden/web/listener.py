@@ -28,7 +28,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
-        raise OSError(f"cannot listen on {place}: host not known ({error}); give an IP address") from error
+        raise OSError(f"cannot listen on {place}: unknown host ({error}); give an IP address") from error
     listeners: list[socket.socket] = []
     failure: OSError | None = None
     for family, _, _, _, address in found:

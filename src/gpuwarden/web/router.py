@@ -63,4 +63,4 @@ class Router:
         except Exception:  # a fault of one handler must not end the server
             if self._log_limiter.allow(route, time.monotonic()):
                 log.exception("handler failed path=%s", request.path)
-            return text_response(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error; the log of the daemon says more")
+            return text_response(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error; see the daemon's log")

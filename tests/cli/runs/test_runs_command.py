@@ -288,7 +288,7 @@ def test_another_program_on_the_port(tmp_path: Path) -> None:
     with serving(tmp_path) as port:
         done = run(port=port)
     assert done.returncode == 1
-    assert "is not a gpuwarden daemon: it answers with status 404" in done.stderr
+    assert "is not a gpuwarden daemon: it responded with status 404" in done.stderr
 
 
 def test_record_of_another_version(tmp_path: Path) -> None:
@@ -308,7 +308,7 @@ def test_record_of_another_version(tmp_path: Path) -> None:
     assert "resnet" in some.stdout
     assert some.stdout.splitlines()[-1].startswith(f"run {odd['run_id']} cannot be read: steps")
     assert none.returncode == 1
-    assert f"this version can read none of 1 runs; run {odd['run_id']}" in none.stderr
+    assert f"this version cannot read any of the 1 runs; run {odd['run_id']}" in none.stderr
 
 
 def test_whole_id_of_a_run_too_old_for_the_list(monkeypatch: pytest.MonkeyPatch) -> None:

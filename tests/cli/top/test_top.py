@@ -176,9 +176,9 @@ def test_other_daemons_are_named() -> None:
     for status, body, expected in (
         (404, b"", "is older than this gpuwarden: it has no /api/v1/state"),
         (503, b"", "has not completed a poll"),
-        (500, b"", "is not a gpuwarden daemon: it answers with status 500"),
+        (500, b"", "is not a gpuwarden daemon: it responded with status 500"),
         (200, b"<html>", "no daemon answers at"),
-        (200, b"[1]", "is not a gpuwarden daemon: it has another /api/v1/state"),
+        (200, b"[1]", "is not a gpuwarden daemon: unexpected response from /api/v1/state"),
         (200, b'{"version": 2}', "has version 2 of /api/v1/state; this gpuwarden reads 1"),
     ):
         with server(status, body) as port, pytest.raises(OSError, match=re.escape(expected)):

@@ -45,7 +45,7 @@ def fetch_json(listen: Address, path: str, timeout: float = TIMEOUT_SECONDS) -> 
         with opener.open(f"{url}{path}", timeout=timeout) as response:
             return json.loads(response.read(MAX_ANSWER_BYTES))
     except urllib.error.HTTPError as error:
-        raise ApiError(f"{url} is not a gpuwarden daemon: it answers with status {error.code}", error.code) from None
+        raise ApiError(f"{url} is not a gpuwarden daemon: it responded with status {error.code}", error.code) from None
     except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         text = sanitize(getattr(reason, "strerror", None) or str(reason))

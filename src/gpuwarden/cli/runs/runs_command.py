@@ -55,7 +55,7 @@ def render_list(config: Config, which: Sequence[str], limit: int | None, *, as_j
         except RunRecordError as error:  # of another version, or damaged
             unread.append(f"{_describe_run(each)} cannot be read: {sanitize(str(error))}")
     if not records:
-        raise OSError(None, f"this version can read none of {len(found)} runs; {unread[0]}")
+        raise OSError(None, f"this version cannot read any of the {len(found)} runs; {unread[0]}")
     return "\n".join([*render_table(records, _fetch_gpu_numbers(config), _terminal_width()), *unread]) + "\n"
 
 
@@ -97,7 +97,9 @@ def _fetch_runs(config: Config, limit: int | None = None) -> dict[str, Any]:
     """Return the records of all running runs and of the newest finished ones, without their timelines."""
     answer = _fetch(config, f"?limit={min(limit, MAX_LISTED)}" if limit else "")
     if not (isinstance(answer, dict) and all(isinstance(answer.get(name), list) for name in ("live", "past"))):
-        raise OSError(None, f"{daemon_url(config.web.listen)} is not a gpuwarden daemon: it has another {RUNS}")
+        raise OSError(
+            None, f"{daemon_url(config.web.listen)} is not a gpuwarden daemon: unexpected response from {RUNS}"
+        )
     return answer
 
 

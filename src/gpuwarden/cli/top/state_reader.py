@@ -32,7 +32,7 @@ def fetch_state(listen: Address) -> Any:
             raise OSError(None, f"the daemon at {url} is older than this gpuwarden: it has no {STATE}") from None
         raise
     if not isinstance(state, dict) or "version" not in state:
-        raise OSError(None, f"{url} is not a gpuwarden daemon: it has another {STATE}")
+        raise OSError(None, f"{url} is not a gpuwarden daemon: unexpected response from {STATE}")
     if state["version"] != VERSION:
         version = repr(state["version"])[:20]
         raise OSError(None, f"the daemon at {url} has version {version} of {STATE}; this gpuwarden reads {VERSION}")

@@ -35,7 +35,7 @@ class Jax(Framework):
         """
         statistics: Mapping[str, int] | None = self._devices[device].memory_stats()
         if statistics is None:
-            raise LookupError(f"JAX has no statistics of {device}")
+            raise LookupError(f"JAX has no memory statistics for {device}")
         return DeviceMemory(
             current=statistics["bytes_in_use"],
             peak=statistics["peak_bytes_in_use"],

@@ -38,7 +38,7 @@ class Torch(Framework):
         """
         kind, _, number = device.partition(":")
         if kind != "GPU":
-            raise ValueError(f"torch has no statistics of {device}")
+            raise ValueError(f"torch has no memory statistics for {device}")
         index = int(number)
         # The allocator's own nested form: memory_stats() flattens it, which takes five times as long.
         statistics = self._cuda.memory_stats_as_nested_dict(index)

@@ -121,7 +121,7 @@ def _check_function(do: Callable[..., object]) -> None:
     called = (do, getattr(type(do), "__call__", None))  # noqa: B004 - for an object, the method that a call runs
     kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
     if any(kind(each) for kind in kinds for each in called):
-        raise TypeError("on_pressure: a call does not run an async function or a generator; pass a plain function")
+        raise TypeError("on_pressure: async functions and generators are not supported; pass a plain function")
     try:
         signature = inspect.signature(do)
     except (TypeError, ValueError):  # unknown for some built-in functions
