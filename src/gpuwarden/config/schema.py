@@ -82,10 +82,10 @@ class WebConfig:
     """HTTP server for Prometheus, the status page and the API."""
 
     listen: Address = option(ADDRESS, "127.0.0.1:9846",
-        "Address of the metrics endpoint, the status page and the API; 0.0.0.0 listens on every IPv4 address, an IPv6 "
-        "address is in brackets and the whole in quotes, and port 0 takes a free port.")
+        "Address of the metrics endpoint, the status page and the API; 0.0.0.0 listens on every IPv4 address. "
+        'Port 0 uses any free port. Quote an IPv6 address: "[::1]:9846".')
     max_connections: int = option(bounded(WHOLE, "1", "10000"), "256",
-        "Maximum open connections; above it, the one that is idle or slow for the longest time is closed.")
+        "Maximum open connections; above it, the one that has been idle or slow for longest is closed.")
     timeout: float = option(bounded(DURATION, "100ms", "5m"), "10s",
         "Time that a client has to send its request or to read the response.")
 
@@ -100,8 +100,8 @@ class PollConfig:
         "Time between reads of values that change slowly or are expensive to read, such as error counters, links and "
         "limits; docs/reference/metrics.md has the tier of each metric.")
     memory_interval: float = option(bounded(DURATION, "20ms", "1h"), "100ms",
-        "Time between samples of memory alone, which catch peaks between polls; no shorter than poll.interval turns "
-        "them off.")
+        "Time between samples of memory use alone, which catch peaks between polls; a value of poll.interval or more "
+        "turns them off.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +112,8 @@ class GpusConfig:
         "Read the utilization of SMs, pipes and memory (GPM, Hopper and newer); set false if another profiler, such "
         "as DCGM, uses the same hardware counters.")
     pcie_throughput: bool = option(BOOLEAN, "false",
-        "Measure PCIe throughput on GPUs without GPM whose byte counters are too narrow; each GPU then blocks in the "
-        "driver for 40 ms every poll.slow_interval.")
+        "Measure PCIe throughput on GPUs without GPM that do not count bytes in more than 32 bits; this blocks the "
+        "driver for 40 ms per GPU every poll.slow_interval.")
     let_sleep: bool = option(BOOLEAN, "false",
         "Skip GPUs that the kernel has suspended (runtime D3), and release the driver while no GPU is in use so that "
         "it can suspend them; readings then have gaps.")
@@ -137,9 +137,9 @@ class ProcessesConfig:
     """Metrics of each process that has device memory."""
 
     series: bool = option(BOOLEAN, "false",
-        "Expose metrics for each process, in addition to those of its owners; each new process adds series.")
+        "Export metrics for each process, not only for its owners; each new process adds series.")
     max_series: int = option(bounded(WHOLE, "1", "100000"), "256",
-        "Maximum processes with series; those with the most device memory first.")
+        "Maximum number of processes with metrics; those with the most device memory come first.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,19 +147,19 @@ class OwnersConfig:
     """Owners of device memory: users, containers, pods, Slurm jobs, systemd units and runs."""
 
     max: int = option(bounded(WHOLE, "1", "10000"), "32",
-        "Maximum owners of each kind per GPU, those with the most device memory first; the others are summed up as "
-        "the owner `other`.")
+        "Maximum number of owners of each kind per GPU, those with the most device memory first; the rest are summed "
+        "as the owner `other`.")
     docker: Path | None = option(_OPTIONAL_PATH, "/run/docker.sock",
-        "Socket of Docker, used for container names if it exists.")
+        "Docker socket, for container names; not required.")
     podman: Path | None = option(_OPTIONAL_PATH, "/run/podman/podman.sock",
-        "Socket of Podman, used for container names if it exists.")
+        "Podman socket, for container names; not required.")
     kubernetes_logs: Path | None = option(_OPTIONAL_PATH, "/var/log",
         "Folder with the Kubernetes folders `pods` and `containers`, whose file names contain pod and container "
         "names.")
     slurm_job_map: Path | None = option(_OPTIONAL_PATH, "none",
-        "Folder with one file per GPU, named by its index, that lists the GPU's jobs, as for dcgm-exporter.")
+        "Folder with one file per GPU, named by index, that lists its Slurm jobs, as for dcgm-exporter.")
     slurm_gpustat: Path | None = option(_OPTIONAL_PATH, "/run/gpustat",
-        "Folder with one file per GPU, named by its index or UUID, with the job and its user id, as for jobstats.")
+        "Folder with one file per GPU, named by index or UUID, with the Slurm job and user id, as for jobstats.")
 
 
 NO_OWNERS = OwnersConfig(docker=None, podman=None, kubernetes_logs=None, slurm_job_map=None, slurm_gpustat=None)
@@ -177,52 +177,53 @@ class RunsConfig:
         'Group of the socket; with the mode "0660" only its members can report, and the service must be a member too '
         "(docs/start/install.md).")
     max: int = option(bounded(WHOLE, "1", "2048"), "512",
-        "Maximum runs kept at once; above it, a new run is refused and counted.")
+        "Maximum number of runs at once; above it, an ended or silent run is dropped, else the newest run of the user "
+        "with the most runs.")
     expiry: float = option(bounded(DURATION, "1s", "24h"), "2m",
-        "Time for which a run's last report is current, and for which its counters stay after its end.")
+        "Time after which a run's last report is outdated, and for which its counters remain after its end.")
     stall_factor: int = option(bounded(WHOLE, "1", "1000"), "10",
-        "A run is stalled when its step takes this many times its slow steps (95th percentile); raise it for runs "
-        "with uneven steps.")
+        "A run is stalled when a step takes this many times its 95th percentile step time; raise it for runs with "
+        "uneven steps.")
     stall_after: float = option(bounded(DURATION, "1s", "24h"), "1m",
-        "Minimum duration of a step before its run is stalled.")
+        "Minimum duration of a step before the run counts as stalled.")
     context_overhead: int = option(bounded(SIZE, "0", "64GiB"), "512MiB",
         "Device memory that a process uses in addition to its allocator's pool (CUDA context, cuBLAS, cuDNN); "
-        "subtracted from the headroom.")
+        "subtracted from headroom.")
 
 
 @dataclass(frozen=True, slots=True)
 class PressureConfig:
-    """Pressure levels of GPUs, which runs are advised about (docs/understand/pressure.md)."""
+    """Pressure levels of GPUs; runs can react to them (docs/understand/pressure.md)."""
 
     memory_warning: float = option(bounded(SHARE, "1%", "90%"), f"{thresholds.LITTLE_MEMORY:.0%}",
         "Headroom at which memory pressure is a warning, as a share of a run's used memory plus headroom.")
     memory_critical: float = option(bounded(SHARE, "0%", "80%"), f"{thresholds.NEAR_OUT_OF_MEMORY:.0%}",
-        "Headroom at which memory pressure is critical; less than pressure.memory_warning.")
+        "Headroom at which memory pressure is critical; must be below pressure.memory_warning.")
     oom_warning: float = option(bounded(DURATION, "1s", "24h"), f"{thresholds.OUT_OF_MEMORY_AHEAD_SECONDS / 60:.0f}m",
         "Forecast time to out-of-memory at which memory pressure is a warning.")
     oom_critical: float = option(bounded(DURATION, "0", "23h"), f"{thresholds.OUT_OF_MEMORY_SOON_SECONDS / 60:.0f}m",
-        "Forecast time to out-of-memory at which memory pressure is critical; less than pressure.oom_warning.")
+        "Forecast time to out-of-memory at which memory pressure is critical; must be below pressure.oom_warning.")
     thermal_warning: float = option(bounded(NUMBER, "1", "50"), f"{thresholds.NEAR_SLOWDOWN:.0f}",
         "Margin to the throttle temperature, in degrees Celsius, at which thermal pressure is a warning.")
     thermal_critical: float = option(bounded(NUMBER, "0", "49"), f"{thresholds.SLOWDOWN:.0f}",
-        "Margin to the throttle temperature, in degrees Celsius, at which thermal pressure is critical; less than "
-        "pressure.thermal_warning.")
+        "Margin to the throttle temperature, in degrees Celsius, at which thermal pressure is critical; must be "
+        "below pressure.thermal_warning.")
     hold: float = option(bounded(DURATION, "0", "1h"), "30s",
-        "Time for which a value must be clearly better before its level falls; raise it if levels flap.")
+        "Time for which a value must stay clearly better before its level drops; raise it if levels flap.")
     neighbour_share: float = option(bounded(SHARE, "1%", "100%"), "10%",
-        "Share of a run's headroom that another process must take before the run is warned.")
+        "Share of a run's headroom that a co-tenant (another process) must take before the run is warned.")
 
 
 @dataclass(frozen=True, slots=True)
 class RecordsConfig:
-    """Run records: what each training run was, did and cost."""
+    """Run records: history of finished training runs."""
 
     path: Path | None = option(_OPTIONAL_PATH, "/var/lib/gpuwarden/receipts",
         "Folder of the run database; `none` keeps records in memory only. If it is not set and the daemon does not "
         "run as root, it is in systemd's state directory, or in gpuwarden/receipts below XDG_STATE_HOME "
         "(~/.local/state).")
     max: int = option(bounded(WHOLE, "1", "100000"), "1000",
-        "Maximum records of ended runs; above it, the user with the most records loses their oldest one.")
+        "Maximum number of records; above it, the user with the most records loses their oldest one.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,8 +231,8 @@ class ControlConfig:
     """Administration of the running daemon."""
 
     socket: Path = option(CONTROL_PATH, "control.sock",
-        "Unix socket of gpuwarden pause and resume, for root and the daemon's own user only; a file name is relative "
-        "to the folder of runs.socket.")
+        "Unix socket of gpuwarden pause and resume, for root and the daemon's user only; a file name without a folder "
+        "is in the folder of runs.socket.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,13 +244,12 @@ class AlertmanagerConfig:
     job: str = option(TEXT, "gpuwarden",
         "Label `job` of the alerts: the name of this daemon's scrape job in Prometheus.")
     instance: str = option(optional(TEXT, ""), "none",
-        "Label `instance` of the alerts: the target as in Prometheus; none takes web.listen, with the host name in "
+        "Label `instance` of the alerts: the target as in Prometheus; none uses web.listen, with the host name in "
         "place of a wildcard address.")
     labels: tuple[tuple[str, str], ...] = option(list_of(LABEL, "list of labels"), "none",
-        "Further labels of all alerts: the external_labels of Prometheus.")
+        "More labels for all alerts: the same as external_labels in Prometheus.")
     resend: float = option(bounded(DURATION, "1s", "10m"), "30s",
-        "Interval for re-sending an alert that is still firing; without a re-send it is resolved after four "
-        "intervals.")
+        "Interval for re-sending a firing alert; Alertmanager resolves it after four intervals without a re-send.")
     timeout: float = option(bounded(DURATION, "100ms", "1m"), "10s",
         "Time that an Alertmanager has to respond before the request is retried.")
     user: str = option(optional(TEXT, ""), "none", "User name for basic authentication.")
@@ -261,13 +261,12 @@ class AlertmanagerConfig:
         "PEM file of the client certificate, for a server that requires one.")
     key_file: Path | None = option(_OPTIONAL_PATH, "none",
         "PEM file of the client certificate's key, without a passphrase; not needed if cert_file contains the key.")
-    docs: str = option(DOCS, "docs", "Place of the folder docs/ for links in alerts: a URL, or a folder name.")
+    docs: str = option(DOCS, "docs", "URL or folder of the docs, for links in alerts.")
     grafana: str = option(optional(DOCS, ""), "http://localhost:3000",
         "URL of Grafana for links in alerts; none omits these links.")
 
 
 _SEVERITY = choice("severity", "critical", "warning", "info")
-_SEVERITY_MEANING = "The least severe alerts that go there."
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +274,7 @@ class NotifyConfig:
     """Notifications from the daemon itself, for hosts without Prometheus (docs/use/notifications.md)."""
 
     webhook: tuple[Secret, ...] = option(list_of(SECRET_URL, "list of URLs"), "none",
-        "URLs that receive alerts as JSON by POST.")
+        "URLs that receive alerts as JSON in a POST request.")
     webhook_token: Secret = option(_OPTIONAL_SECRET, "none", "Bearer token sent to the webhooks.")
     webhook_severity: str = option(_SEVERITY, "info", "Minimum severity of the alerts sent to the webhooks.")
     apprise: tuple[Secret, ...] = option(list_of(SERVICE_URL, "list of apprise URLs"), "none",
@@ -283,23 +282,23 @@ class NotifyConfig:
         "apprise (docs/use/notifications.md).")
     apprise_severity: str = option(_SEVERITY, "warning", "Minimum severity of the alerts sent to the apprise URLs.")
     mute: tuple[str, ...] = option(list_of(TEXT, "list of alert names"), "none",
-        "Alerts that are not sent, by name (docs/reference/alerts.md), such as RunKilled where people stop runs with "
+        "Names of alerts that are not sent (docs/reference/alerts.md), for example RunKilled if users stop runs with "
         "Ctrl-C.")
     ca_file: Path | None = option(_OPTIONAL_PATH, "none",
         "PEM file of CA certificates to trust in addition to the system's, for a private CA.")
-    docs: str = option(DOCS, "docs", "Place of the folder docs/ for links in messages: a URL, or a folder name.")
+    docs: str = option(DOCS, "docs", "URL or folder of the docs, for links in messages.")
     timeout: float = option(bounded(DURATION, "100ms", "1m"), "10s",
         "Time that a server has to respond before the message is retried.")
     group_wait: float = option(bounded(DURATION, "0", "10m"), "3s",
-        "Time that a first alert waits for others, to send them in one message.")
+        "Time to wait for more alerts after the first, to send them in one message.")
     max_per_hour: int = option(bounded(WHOLE, "1", "3600"), "20",
-        "Maximum messages per hour to each target, and a quarter of it in a burst; further alerts are added to the "
-        "next message. Messages with a new critical alert have a limit of their own, as high.")
+        "Maximum messages per hour to each target, at most a quarter of them in a burst; more alerts wait for the next "
+        "message. Messages with a new critical alert have a separate limit of the same size.")
     repeat: float = option(bounded(DURATION, "1m", "720h"), "4h",
         "Interval for re-sending an alert that is still firing.")
     resolved: bool = option(BOOLEAN, "true", "Send a message when an alert is resolved.")
     resolve_after: float = option(bounded(DURATION, "0", "24h"), "5m",
-        "Time for which an alert must be gone before it is resolved, so that a flapping alert is sent once.")
+        "Time for which an alert must stop firing before it is resolved, so that a flapping alert is sent once.")
 
     @property
     def anyone(self) -> bool:
@@ -313,7 +312,7 @@ class SimulationConfig:
 
     gpus: int = option(bounded(WHOLE, "1", "64"), "8", "Number of simulated GPUs.")
     seed: int = option(bounded(WHOLE, "0", "4294967295"), "1",
-        "Seed of the random readings; the same seed gives the same readings.")
+        "Seed of the random readings.")
 
 
 @dataclass(frozen=True, slots=True)

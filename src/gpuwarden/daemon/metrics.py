@@ -26,7 +26,7 @@ class DaemonReadings(Table[State], prefix="gpuwarden_"):
         "gpuwarden_build_info", "info", "", "Versions of gpuwarden and Python; the value is always 1.",
         lambda state: {(state.version, state.python): 1}, labels=("version", "python"))
     source_info = Metric[State](
-        "gpuwarden_source_info", "info", "", "Source of the GPU readings: nvml is the driver; any other source does not show this machine's GPUs.",
+        "gpuwarden_source_info", "info", "", "Source of the GPU readings: nvml = the driver; with any other source the GPUs are not this machine's.",
         lambda state: {(state.source,): 1}, labels=("source",))
     gpus = Metric[State](
         "gpuwarden_gpus", "gauge", "", "Number of GPUs that the driver enumerates.",
@@ -68,7 +68,7 @@ class DaemonReadings(Table[State], prefix="gpuwarden_"):
         "gpuwarden_connections_refused_total", "counter", "", "Connections of training runs closed because of the connection limit or a lack of file descriptors.",
         lambda state: state.counts.run_connections_refused)
     advice_dropped_total = Metric[State](
-        "gpuwarden_advice_dropped_total", "counter", "", "Advice not delivered because the run does not read its connection; it is retried while it applies.",
+        "gpuwarden_advice_dropped_total", "counter", "", "Advice not delivered because the run does not read its connection; retried as long as the advice applies.",
         lambda state: state.counts.advice_dropped)
     runs_ended_total = Metric[State](
         "gpuwarden_runs_ended_total", "counter", "", "Ended runs, by outcome; a run that resumes and ends again with the same outcome counts once.",
@@ -80,7 +80,7 @@ class DaemonReadings(Table[State], prefix="gpuwarden_"):
         "gpuwarden_tree_processes_dropped_total", "counter", "", "Processes of runs left out of the run's totals because the run has too many, summed over samples.",
         lambda state: state.counts.tree_processes_dropped)
     receipt_errors_total = Metric[State](
-        "gpuwarden_receipt_errors_total", "counter", "", "Failures of the run database, each counted once until it is fixed, and run records dropped because of them.",
+        "gpuwarden_receipt_errors_total", "counter", "", "Failures of the run database (one that lasts counts once), plus run records dropped because of them.",
         lambda state: state.counts.receipt_errors, source="receipts.path")
     alerts_dropped_total = Metric[State](
         "gpuwarden_alerts_dropped_total", "counter", "", "Alerts not sent by the daemon because too many are firing.",
@@ -101,7 +101,7 @@ class DaemonReadings(Table[State], prefix="gpuwarden_"):
         "gpuwarden_notify_errors_total", "counter", "", "Failed attempts to send a notification; they are retried, and the log has the reason.",
         lambda state: {(name,): counts.failed for name, counts in state.counts.notified.items()}, labels=("target",), source="docs/use/notifications.md")
     notify_alerts_dropped_total = Metric[State](
-        "gpuwarden_notify_alerts_dropped_total", "counter", "", "Alerts never sent to the target: resolved an hour before it accepted a message, or over the queue limit.",
+        "gpuwarden_notify_alerts_dropped_total", "counter", "", "Alerts never sent to the target: resolved for over an hour before it accepted a message, or over the queue limit.",
         lambda state: {(name,): counts.dropped for name, counts in state.counts.notified.items()}, labels=("target",), source="docs/use/notifications.md")
     access = Metric[State](
         "gpuwarden_access", "gauge", "", "Whether the daemon can read a source that needs a permission or driver support.",

@@ -135,7 +135,7 @@ class GpuReadings(Table[Device], prefix="gpuwarden_gpu_", key=("uuid",)):
         clocks.events, labels=("reason",), source="nvmlDeviceGetCurrentClocksEventReasons")
     clock_event_seconds_total = Metric[Device](
         "gpuwarden_gpu_clock_event_seconds_total", "counter", "seconds",
-        "Time for which the clock event reason limited the clocks: since the driver loaded if it counts that itself, else summed over polls.",
+        "Time for which the clock event reason limited the clocks: since the driver loaded if the driver counts it, else summed over polls.",
         clocks.event_seconds, labels=("reason",), source="fields 74 to 79, else nvmlDeviceGetCurrentClocksEventReasons in every poll", tier="slow")
     performance_state = Metric[Device](
         "gpuwarden_gpu_performance_state", "gauge", "", "Performance state: 0 is the fastest, 15 the slowest.",
@@ -292,7 +292,7 @@ class GpuReadings(Table[Device], prefix="gpuwarden_gpu_", key=("uuid",)):
         "gpuwarden_gpu_sm_occupancy_ratio", "gauge", "ratio", "Active warps as a fraction of the SMs' maximum, averaged since the last reading.",
         activity.sm_occupancy, source=f"{_GPM} SM_OCCUPANCY", tier="slow", opt_in=GPM_OPTION)
     pipe_active_ratio = Metric[Device](
-        "gpuwarden_gpu_pipe_active_ratio", "gauge", "ratio", "Fraction of time for which the SMs' pipe was active, averaged since the last reading; fp64, fp32 and fp16 exclude tensor operations.",
+        "gpuwarden_gpu_pipe_active_ratio", "gauge", "ratio", "Fraction of time for which this pipe of the SMs was active, averaged since the last reading; fp64, fp32 and fp16 exclude tensor operations.",
         activity.pipes, labels=("pipe",), source=f"{_GPM} ANY_TENSOR_UTIL, FP64_UTIL, FP32_UTIL, FP16_UTIL, INTEGER_UTIL", tier="slow", opt_in=GPM_OPTION)
     tensor_pipe_active_ratio = Metric[Device](
         "gpuwarden_gpu_tensor_pipe_active_ratio", "gauge", "ratio", "Fraction of time for which the tensor pipe was active, by operation, averaged since the last reading.",
@@ -346,7 +346,7 @@ class MigReadings(Table[MigDevice], prefix="gpuwarden_mig_", key=("uuid",)):
         "gpuwarden_mig_sm_occupancy_ratio", "gauge", "ratio", "Active warps as a fraction of the SMs' maximum, averaged since the last reading.",
         activity.sm_occupancy, source=f"{_MIG_GPM} SM_OCCUPANCY", tier="slow", opt_in=GPM_OPTION)
     pipe_active_ratio = Metric[MigDevice](
-        "gpuwarden_mig_pipe_active_ratio", "gauge", "ratio", "Fraction of time for which the SMs' pipe was active, averaged since the last reading.",
+        "gpuwarden_mig_pipe_active_ratio", "gauge", "ratio", "Fraction of time for which this pipe of the SMs was active, averaged since the last reading.",
         activity.pipes, labels=("pipe",),
         source=f"{_MIG_GPM} ANY_TENSOR_UTIL, FP64_UTIL, FP32_UTIL, FP16_UTIL, INTEGER_UTIL", tier="slow", opt_in=GPM_OPTION)
     dram_active_ratio = Metric[MigDevice](

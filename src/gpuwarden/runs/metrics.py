@@ -129,10 +129,10 @@ class RunReadings(Table[RunSnapshot], prefix="gpuwarden_run_", key=("run_id",)):
         "gpuwarden_run_examples_total", "counter", "", "Training examples processed; only where the batch size is known.",
         lambda run: run.report.examples if run.report else None, source="report, docs/use/keras.md")
     batch_size_advised = Metric[RunSnapshot](
-        "gpuwarden_run_batch_size_advised", "gauge", "", "Largest usual batch size that should fit with a margin, from this run and earlier runs of the same training; no series if the evidence is thin.",
+        "gpuwarden_run_batch_size_advised", "gauge", "", "Advised batch size: the largest common one that should fit with a margin, from this run and earlier runs of the same training; no series if there is too little evidence.",
         lambda run: run.batch_size_advice.advised if run.batch_size_advice and run.current else None, source="report, docs/use/batch-size.md")
     compile_seconds_total = Metric[RunSnapshot](
-        "gpuwarden_run_compile_seconds_total", "counter", "seconds", "Time of training steps that traced or compiled a function, where known.",
+        "gpuwarden_run_compile_seconds_total", "counter", "seconds", "Duration of training steps that traced or compiled a function, where known.",
         lambda run: run.report.compile_seconds if run.report else None, source="report, docs/use/keras.md")
     loss = Metric[RunSnapshot](
         "gpuwarden_run_loss", "gauge", "", "Mean loss of the current epoch, if the user reports it.",
@@ -141,7 +141,7 @@ class RunReadings(Table[RunSnapshot], prefix="gpuwarden_run_", key=("run_id",)):
         "gpuwarden_run_input_wait_seconds_total", "counter", "seconds", "Time that training steps waited for input, out of gpuwarden_run_input_observed_seconds_total.",
         _read_report(lambda report: report.input_wait_seconds), source="report, where the wait can be measured (docs/use/slow-training.md)")
     input_observed_seconds_total = Metric[RunSnapshot](
-        "gpuwarden_run_input_observed_seconds_total", "counter", "seconds", "Training time for which the input wait is known: all or part of it, 0 if it cannot be known.",
+        "gpuwarden_run_input_observed_seconds_total", "counter", "seconds", "Training time in which the input wait was measured; 0 if it cannot be measured.",
         _read_report(lambda report: report.input_observed_seconds), source="report, where the wait can be measured (docs/use/slow-training.md)")
     input_buffered_batches = Metric[RunSnapshot](
         "gpuwarden_run_input_buffered_batches", "gauge", "", "Batches ready in the buffer at the end of the run's input pipeline.",
@@ -173,11 +173,11 @@ class RunReadings(Table[RunSnapshot], prefix="gpuwarden_run_", key=("run_id",)):
         lambda run: {(uuid,): memory.reserved for uuid, memory in run.memory.items() if memory.reserved is not None},
         labels=("uuid",), source="report, with torch or JAX")
     memory_headroom_bytes = Metric[RunSnapshot](
-        "gpuwarden_run_memory_headroom_bytes", "gauge", "bytes", "Memory that the run can still allocate on the GPU.",
+        "gpuwarden_run_memory_headroom_bytes", "gauge", "bytes", "Headroom: memory that the run can still allocate on the GPU.",
         lambda run: {(uuid,): left for uuid, left in run.headroom.items()}, labels=("uuid",), source="docs/understand/headroom.md")
     memory_headroom_at_peak_bytes = Metric[RunSnapshot](
         "gpuwarden_run_memory_headroom_at_peak_bytes", "gauge", "bytes",
-        "Memory that the run could still allocate on the GPU when it uses as much as at its peak.",
+        "Headroom on the GPU at the run's peak memory use: what it could still allocate at that moment.",
         lambda run: {(uuid,): left for uuid, left in run.headroom_at_peak.items()}, labels=("uuid",), source="docs/understand/headroom.md")
     memory_headroom_unknown_info = Metric[RunSnapshot](
         "gpuwarden_run_memory_headroom_unknown_info", "info", "", "Reason why the headroom on a device of the run is unknown; uuid is empty for a device that could not be matched to a GPU.",
@@ -229,13 +229,13 @@ class RunReadings(Table[RunSnapshot], prefix="gpuwarden_run_", key=("run_id",)):
         lambda run: {(action,): run.report.actions.get(action, 0) for action in ACTIONS} if run.report and run.hello.hears else None,
         labels=("action",), source="report")
     reports_dropped_total = Metric[RunSnapshot](
-        "gpuwarden_run_reports_dropped_total", "counter", "", "Reports that the run could not send because the daemon did not read.",
+        "gpuwarden_run_reports_dropped_total", "counter", "", "Reports that the run dropped because the daemon did not read them in time.",
         lambda run: run.report.dropped if run.report else None, source="report")
     cpu_seconds_total = Metric[RunSnapshot](
         "gpuwarden_run_cpu_seconds_total", "counter", "seconds", "CPU time of the run's processes, including data loader workers and ended processes.",
         lambda run: run.host_usage.cpu_seconds if run.host_usage else None, source="/proc/PID/stat", tier="slow")
     cpus = Metric[RunSnapshot](
-        "gpuwarden_run_cpus", "gauge", "", "CPUs that the run can use at once, by its main process's affinity and its cgroup's quotas.",
+        "gpuwarden_run_cpus", "gauge", "", "CPUs that the run can use at once: CPU affinity of its main process, limited by cgroup quotas.",
         _read_processes(lambda present: present.cpus), source="sched_getaffinity, cgroup cpu.max or cpu.cfs_quota_us", tier="slow")
     host_memory_bytes = Metric[RunSnapshot](
         "gpuwarden_run_host_memory_bytes", "gauge", "bytes", "Resident host memory of the run's processes; shared pages count once for each process.",

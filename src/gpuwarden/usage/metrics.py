@@ -38,17 +38,17 @@ class RunUsageReadings(Table[RunUsage], prefix="gpuwarden_run_", key=("run_id",)
 
     # fmt: off
     gpu_seconds_total = Metric[RunUsage](
-        "gpuwarden_run_gpu_seconds_total", "counter", "seconds", "GPU time of the run: time for which it held memory on the GPU; on a shared GPU it counts for each run.",
+        "gpuwarden_run_gpu_seconds_total", "counter", "seconds", "GPU time of the run: time for which it had memory allocated there; a shared GPU counts for each run.",
         _read_shares(lambda share: share.seconds), labels=("uuid",), source="the process lists, report")
     gpu_idle_seconds_total = Metric[RunUsage](
         "gpuwarden_run_gpu_idle_seconds_total", "counter", "seconds", "Part of gpuwarden_run_gpu_seconds_total in which no program ran a kernel.",
         _read_shares(lambda share: share.idle), labels=("uuid",), source="gpuwarden_gpu_busy_seconds_total")
     energy_joules_total = Metric[RunUsage](
         "gpuwarden_run_energy_joules_total", "counter", "joules",
-        "Energy consumed by the GPU while the run held memory there, in full for each run that shares it; without an energy counter, its power integrated over polls.",
+        "Energy consumed by the GPU while the run had memory allocated there; a shared GPU counts in full for each run; without an energy counter, its power integrated over polls.",
         _read_shares(lambda share: share.joules), labels=("uuid",), source="gpuwarden_gpu_energy_joules_total, else gpuwarden_gpu_power_usage_watts", tier="slow")
     throttled_seconds_total = Metric[RunUsage](
-        "gpuwarden_run_throttled_seconds_total", "counter", "seconds", "Time for which the clock event reason throttled the GPU while the run held memory there; reasons can overlap.",
+        "gpuwarden_run_throttled_seconds_total", "counter", "seconds", "Time for which the clock event reason throttled the GPU while the run had memory allocated there; reasons can overlap.",
         _read_reasons(lambda share: share.throttled), labels=("uuid", "reason"), source="gpuwarden_gpu_clock_event_seconds_total", tier="slow")
     throttled_step_seconds_total = Metric[RunUsage](
         "gpuwarden_run_throttled_step_seconds_total", "counter", "seconds", "Part of gpuwarden_run_throttled_seconds_total during training steps.",
