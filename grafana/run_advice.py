@@ -12,7 +12,7 @@ from ways import IN_CLUSTER, ONE_RUN, link
 from gpuwarden.advice.metrics import AdviceReadings
 from gpuwarden.runs.metrics import RunReadings
 
-_NO_LISTENER = f"no run listens for advice (docs/understand/pressure.md); {NO_RUN}"
+_NO_LISTENER = f"no run listens for advice (docs/understand/pressure.md), or {NO_RUN}"
 
 
 def advice() -> list[Panel]:
@@ -59,7 +59,7 @@ def errors() -> list[Panel]:
             Query(join_run(risen(RunReadings.errors_total)), f"{NAME} {{{{kind}}}}"),
             width=8,
             unit="short",
-            empty=f"no errors; {NO_RUN}",
+            empty=f"no errors, or {NO_RUN}",
             decimals=0,
         ),
         table(
@@ -84,7 +84,7 @@ def errors() -> list[Panel]:
             },
             width=16,
             height=8,
-            empty=f"no out-of-memory; {NO_RUN}",
+            empty=f"no out-of-memory, or {NO_RUN}",
             sort="Last error",
             descending=True,
             needs="Cause",

@@ -41,7 +41,7 @@ def host_use() -> list[Panel]:
             Query(f"60 * {join_run(series(RunReadings.host_memory_growth_bytes_per_second))}", NAME),
             width=8,
             unit="bytes",
-            empty=f"{NO_GROWTH}; {NO_RUN}",
+            empty=f"{NO_GROWTH}, or {NO_RUN}",
         ),
         timeseries(
             83,
@@ -52,7 +52,7 @@ def host_use() -> list[Panel]:
             Query(join_run(series(RunReadings.seconds_to_host_oom_upper)), f"{NAME} upper bound"),
             width=8,
             unit="s",
-            empty=f"{NO_GROWTH}; {NO_RUN}",
+            empty=f"{NO_GROWTH}, or {NO_RUN}",
             overrides=[override_matching("(lower|upper) bound$", **DASHED)],
         ),
         timeseries(
@@ -85,7 +85,7 @@ def host_use() -> list[Panel]:
             Query(join_run(series(RunReadings.input_buffer_size_batches)), f"{NAME} capacity"),
             width=8,
             unit="short",
-            empty=f"only with tf.data; {NO_RUN}",
+            empty=f"only with tf.data, or {NO_RUN}",
             overrides=[override_matching("capacity$", **DASHED)],
         ),
     ]

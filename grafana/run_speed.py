@@ -125,7 +125,7 @@ def lost() -> list[Panel]:
             Query(join_run(throttled()), f"{NAME} {{{{reason}}}}"),
             width=8,
             unit="percentunit",
-            empty=f"no throttling; {NO_RUN}",
+            empty=f"no throttling, or {NO_RUN}",
             max=1,
         ),
         timeseries(

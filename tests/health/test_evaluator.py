@@ -152,7 +152,7 @@ def test_missing_gpus() -> None:
     assert only_occurrence(more) == ("GpuMissing", {}, text, "")
     assert occurrences(replace(more, snapshot=replace(more.snapshot, asleep_count=1))) == []
     none = replace(state, snapshot=replace(state.snapshot, enumerated=0, gpus=()))
-    text = "The NVIDIA driver answers, and finds no GPU."
+    text = "The NVIDIA driver answers but lists no GPU."
     assert only_occurrence(none) == ("GpuwardenNoGpus", {"collector": "nvml"}, text, "")
     for other in ({"asleep_count": 2}, {"asked": False}):
         assert occurrences(replace(none, snapshot=replace(none.snapshot, **other))) == []

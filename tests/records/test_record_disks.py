@@ -27,9 +27,9 @@ from snapshots import snapshot
 pytestmark = pytest.mark.slow
 
 KILLS = 100
-FULL = 'run records stay in memory error="database or disk is full"'
-READ_ONLY = 'run records stay in memory error="Read-only file system"'
-AGAIN = "run records are written again"
+FULL = 'cannot write run records, keeping them in memory error="database or disk is full"'
+READ_ONLY = 'cannot write run records, keeping them in memory error="Read-only file system"'
+AGAIN = "writing run records again"
 
 
 async def write_forever(folder: Path, first: int, pipe: int) -> None:

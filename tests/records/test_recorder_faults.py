@@ -248,7 +248,7 @@ def test_hanging_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: p
     run_scenario(scenario())
     mended.set()
     assert [message.partition(" file=")[0] for message in caplog.messages] == [
-        'run records stay in memory error="the database does not answer"'
+        'cannot write run records, keeping them in memory error="the database does not answer"'
     ]
 
 

@@ -346,10 +346,10 @@ def test_folder_that_cannot_be_used(tmp_path: Path, config: Path, mock_nvml: Moc
             first.run_id(daemon)
             first.end()
         record = wait_record(daemon, first.pid)
-        assert daemon.output().count("stay in memory") == 1
+        assert daemon.output().count("keeping them in memory") == 1
         assert daemon.samples().value("gpuwarden_receipt_errors_total") == 1
         folder.unlink()
-        until(lambda: "written again" in daemon.output(), "the log")
+        until(lambda: "writing run records again" in daemon.output(), "the log")
         assert wait_record(daemon, first.pid) == record
         assert daemon.samples().value("gpuwarden_receipt_errors_total") == 1
 

@@ -26,8 +26,8 @@ def _driver_fault(state: State) -> Iterator[Occurrence]:
 def _no_gpus(state: State) -> Iterator[Occurrence]:
     snapshot = state.snapshot
     if snapshot.asked and snapshot.fault is None and not snapshot.enumerated and not snapshot.asleep_count:
-        description = "The NVIDIA driver answers, and finds no GPU."
-        yield Occurrence(labels=_NVML, text="finds no GPU", description=description, since=snapshot.time)
+        description = "The NVIDIA driver answers but lists no GPU."
+        yield Occurrence(labels=_NVML, text="lists no GPU", description=description, since=snapshot.time)
 
 
 DAEMON_CONDITIONS = (
@@ -59,10 +59,10 @@ DAEMON_CONDITIONS = (
               > on (cluster, job, instance)
               clamp_min(%{stale_polls} * gpuwarden_poll_interval_seconds, %{stale.seconds})
         """,
-        summary="gpuwarden does not poll: all its values are old",
+        summary="gpuwarden stopped polling: all its values are stale",
         description="The last poll of gpuwarden at {{ $labels.instance }} was {{ $value | humanizeDuration }} ago.",
         meaning="""The daemon answers, but its last poll is older than %{stale_polls.words} poll intervals and older
-            than %{stale.words}: all its values are old.""",
+            than %{stale.words}: all its values are stale.""",
         diagnosis="`gpuwarden_collector_duration_seconds`, and the daemon's log.",
         action="Restart it, and please report it: a poll is limited to three poll intervals and 30 seconds.",
         false_positives="The clocks of the host and of Prometheus differ by %{stale.words}: repair the time service.",
@@ -117,8 +117,8 @@ DAEMON_CONDITIONS = (
         for_="1m",
         keep_firing_for=OUTLIVES_RESTART,
         check=_no_gpus,
-        summary="NVIDIA driver finds no GPU",
-        description="The NVIDIA driver on {{ $labels.instance }} answers, and finds no GPU.",
+        summary="NVIDIA driver lists no GPU",
+        description="The NVIDIA driver on {{ $labels.instance }} answers but lists no GPU.",
         meaning="The driver is loaded, answers, and lists no GPU: nothing can train on this host.",
         diagnosis="""`nvidia-smi -L` and `lspci -d 10de:`. If the second lists GPUs, the kernel log has the reason:
             `dmesg | grep -i nvrm`. In a container or a virtual machine: was a GPU passed to it?""",
@@ -134,7 +134,7 @@ DAEMON_CONDITIONS = (
             increase(gpuwarden_series_dropped_total[%{lost_told}]) > 0
         """,
         summary="Series limit reached; some metrics are dropped",
-        description="gpuwarden at {{ $labels.instance }} drops series: more {{ $labels.limit }} than its limit.",
+        description="gpuwarden at {{ $labels.instance }} drops series: more {{ $labels.limit }} than configured.",
         fires="for %{lost_told.words} after the last drop",
         meaning="""More owners hold memory of a GPU than `owners.max`, or more processes than `processes.max_series`.
             Those with the least memory are dropped; dropped owners are summed up as `other`, so sums stay right.""",

@@ -76,7 +76,7 @@ ECC_CONDITIONS = (
         summary="GPU needs a reset to replace a bad memory row",
         description="%{gpu} has a bad memory row, which its next reset replaces.%{users}",
         meaning="""A row of device memory has had an error. Its page is out of use, so runs continue; the next reset
-            replaces the row by a spare one.""",
+            replaces it with a spare row.""",
         diagnosis="""XIDs 63 and 94; `gpuwarden_gpu_remapped_rows` has the number of rows replaced. One in a board's
             life is normal, many within a month are not.""",
         action="[Reset the GPU](start/install.md#reset-a-gpu) after its work.",
@@ -89,7 +89,7 @@ ECC_CONDITIONS = (
         expr="gpuwarden_gpu_row_remap_failed == 1",
         keep_firing_for=OUTLIVES_RESTART,
         check=_flag(GpuReadings.row_remap_failed, "bad memory row could not be replaced"),
-        summary="Bad GPU memory row could not be replaced: GPU must be replaced",
+        summary="GPU memory row could not be remapped: replace the GPU",
         description="A bad memory row of %{gpu} could not be replaced. Take the GPU out of service.%{users}",
         meaning="""No spare row could replace a bad one, so memory with known errors stays in use. By NVIDIA's policy
             the board must be replaced.""",
@@ -119,7 +119,7 @@ ECC_CONDITIONS = (
         keep_firing_for=OUTLIVES_RESTART,
         check=_flag(GpuReadings.memory_unrepairable, "memory cannot be repaired"),
         summary="GPU memory cannot be repaired",
-        description="The memory of %{gpu} has errors that no spare row can replace.%{users}",
+        description="The memory of %{gpu} has errors that no spare row can repair.%{users}",
         meaning="The driver reports that device memory can no longer be repaired: errors will come back.",
         diagnosis="`nvidia-smi -q -d ECC,ROW_REMAPPER -i GPU`; the vendor will ask for it.",
         action="Same as GpuRowRemapFailed.",
@@ -133,7 +133,7 @@ ECC_CONDITIONS = (
         summary="GPU needs a reset to repair a part",
         description="""The next reset of %{gpu} repairs a {{ if eq $labels.part "tpc" }}group of SMs (TPC){{ else
             }}memory channel{{ end }}.%{users}""",
-        meaning="A memory channel or a group of SMs (TPC) is bad, and a reset replaces it by a spare one.",
+        meaning="A memory channel or a group of SMs (TPC) is bad, and a reset replaces it with a spare one.",
         diagnosis="`gpuwarden_gpu_repair_pending` has the part, XIDs the time of the failure.",
         action="[Reset the GPU](start/install.md#reset-a-gpu) after its work.",
         false_positives="The reset waits for the next maintenance: silence it until then.",
@@ -147,7 +147,7 @@ ECC_CONDITIONS = (
         summary="GPU needs a reset to retire a bad memory page",
         description="%{gpu} has a bad memory page, which its next reset takes out of use.%{users}",
         meaning="""On GPUs before Ampere: a page of device memory has had an uncorrected error, or two corrected ones.
-            Until the next reset programs can still get it.""",
+            Until the next reset programs can still allocate it.""",
         diagnosis="`nvidia-smi -q -d PAGE_RETIREMENT -i GPU`, and XIDs 48 and 63.",
         action="[Reset the GPU](start/install.md#reset-a-gpu) after its work.",
         false_positives="The reset waits for the next maintenance: silence it until then.",
@@ -157,7 +157,7 @@ ECC_CONDITIONS = (
         subject="gpu",
         severity="warning",
         expr="sum by (cluster, job, instance, uuid) (gpuwarden_gpu_retired_pages) >= %{many_retired_pages}",
-        summary="GPU has almost no room for further bad memory pages",
+        summary="GPU close to its limit of retired memory pages",
         description="%{gpu} has {{ $value | humanize }} retired memory pages, of 64 at most.%{users}",
         meaning="""On GPUs before Ampere, which can retire 64 pages in their life: at %{many_retired_pages} there is no
             room for the next bad ones.""",

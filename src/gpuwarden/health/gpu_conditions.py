@@ -240,7 +240,7 @@ GPU_CONDITIONS = (
             }} == 1
         """,
         check=_recovery(urgent=False),
-        summary="GPU must get no new work until it is recovered",
+        summary="GPU must be drained: no new work until it is recovered",
         description="""%{gpu} must get no new work. {{ if eq $labels.action "drain_p2p" -}} Stop its programs that
             exchange data with other GPUs. {{- else if eq $labels.action "drain_and_reset" -}} Reset it when its
             programs have finished. {{- else -}} The driver requests an action that gpuwarden does not know ({{

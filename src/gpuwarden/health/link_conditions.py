@@ -59,9 +59,9 @@ LINK_CONDITIONS = (
         severity="warning",
         expr="60 * rate(gpuwarden_gpu_pcie_replays_total[%{link_window}]) > %{pcie_replays}",
         summary="PCIe link of a GPU loses packets",
-        description="""The PCIe link of %{gpu} sent {{ $value | humanize }} packets per minute again over the last
+        description="""The PCIe link of %{gpu} retransmitted {{ $value | humanize }} packets per minute over the last
             %{link_window.words}.%{users}""",
-        meaning="""More than %{pcie_replays} packets per minute arrived damaged and were sent again, over
+        meaning="""More than %{pcie_replays} packets per minute arrived damaged and were retransmitted, over
             %{link_window.words}. No data is lost, but the link is bad: it can become slower, or the GPU can fall off
             the bus (XID 79).""",
         diagnosis="""`gpuwarden_gpu_pcie_errors_total` has the types of errors, `dmesg | grep -i -e pcieport -e AER` the

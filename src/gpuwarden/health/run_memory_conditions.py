@@ -210,7 +210,7 @@ RUN_MEMORY_CONDITIONS = (
             and `…_upper` are the bounds.""",
         action="""Make sure that the run has a checkpoint before then. Look for objects that the program keeps from step
             to step: models rebuilt every step, losses kept as tensors (use `float(loss)`), tensors in lists.""",
-        false_positives="""A bounded buffer fills up, such as a replay memory: silence it for that run. It resolves when
+        false_positives="""A bounded buffer fills up, such as a replay buffer: silence it for that run. It resolves when
             the growth ends.""",
     ),
     Condition(

@@ -29,43 +29,43 @@ class RunRecordError(ValueError):
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or len(value) > MAX_TEXT:
-        raise RunRecordError(f"want text of at most {MAX_TEXT} characters")
+        raise RunRecordError(f"expected text of at most {MAX_TEXT} characters")
     return value
 
 
 def _whole(value: Any) -> int:
     if type(value) is not int or not 0 <= value <= MAX_NUMBER:
-        raise RunRecordError("want a whole number of 0 or more")
+        raise RunRecordError("expected a whole number of 0 or more")
     return value
 
 
 def _number(value: Any) -> float:
     if type(value) not in (int, float) or not 0 <= value <= MAX_NUMBER:
-        raise RunRecordError("want a number of 0 or more")
+        raise RunRecordError("expected a number of 0 or more")
     return float(value)
 
 
 def _signed(value: Any) -> float:
     if type(value) not in (int, float) or not abs(value) <= MAX_NUMBER:
-        raise RunRecordError("want a number")
+        raise RunRecordError("expected a number")
     return float(value)
 
 
 def _truth(value: Any) -> bool:
     if type(value) is not bool:
-        raise RunRecordError("want true or false")
+        raise RunRecordError("expected true or false")
     return value
 
 
 def _time(value: Any) -> float:
     if _number(value) >= MAX_TIME:
-        raise RunRecordError("want Unix time")
+        raise RunRecordError("expected Unix time")
     return float(value)
 
 
 def _xid_code(value: Any) -> str:
     if not (_text(value).isascii() and value.isdigit()):
-        raise RunRecordError("want codes for keys")
+        raise RunRecordError("expected XID codes as keys")
     return str(value)
 
 
@@ -153,7 +153,7 @@ class MemoryTimeline:
         for each in fields(self):
             lengths = {points, 0} if each.default == () else {points}
             if not points or len(getattr(self, each.name)) not in lengths:
-                raise RunRecordError("want lists of the same length, at least 1")
+                raise RunRecordError("expected lists of the same length, not empty")
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +312,7 @@ def _check(hint: Any) -> _Check:
 
 def _bounded(value: Any, kind: type[T], name: str) -> T:
     if not isinstance(value, kind) or len(value) > MAX_ENTRIES:  # type: ignore[arg-type] # a list or a dict
-        raise RunRecordError(f"want {name} of at most {MAX_ENTRIES} entries")
+        raise RunRecordError(f"expected {name} of at most {MAX_ENTRIES} entries")
     return value
 
 
@@ -346,7 +346,7 @@ def record_from_json(value: Any) -> RunRecord:
 
 def _read(cls: type[T], value: Any) -> T:
     if not isinstance(value, dict):
-        raise RunRecordError("want an object")
+        raise RunRecordError("expected an object")
     known: dict[str, Any] = {}
     for name, check in _checks(cls).items():  # type: ignore[arg-type] # likewise
         if name in value:

@@ -244,7 +244,7 @@ class RecordStore:
             connection.execute("BEGIN IMMEDIATE")  # takes the lock, which is then kept
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             if version > len(MIGRATIONS):
-                raise OSError(None, f"{self.path.name} is of a later gpuwarden (version {version})")
+                raise OSError(None, f"{self.path.name} was written by a newer gpuwarden (version {version})")
             _verify(connection, version)
             for statements in MIGRATIONS[version:]:
                 for statement in statements:
@@ -304,7 +304,7 @@ def _verify_records(connection: sqlite3.Connection) -> None:
     for *_, outline, whole, checksum in records:
         is_text = isinstance(outline, bytes) and isinstance(whole, bytes)
         if not is_text or zlib.crc32(whole, zlib.crc32(outline)) != checksum:
-            raise sqlite3.DatabaseError("a record does not have its checksum")
+            raise sqlite3.DatabaseError("a record does not match its checksum")
 
 
 def _insert(connection: sqlite3.Connection, rows: Iterable[RecordRow]) -> int:

@@ -133,7 +133,7 @@ class RecordWriter:
             self._fail(getattr(error, "strerror", None) or str(error))
         else:
             if self._failure:
-                log.warning("run records are written again %s", format_fields(file=self._store.path))
+                log.warning("writing run records again %s", format_fields(file=self._store.path))
             self._failure = ""
         finally:
             self._batch, self._task = {}, None
@@ -141,7 +141,9 @@ class RecordWriter:
     def _fail(self, why: str) -> None:
         if self._failure != why and self._store:
             self.errors += 1
-            log.warning("run records stay in memory %s", format_fields(error=why, file=self._store.path))
+            log.warning(
+                "cannot write run records, keeping them in memory %s", format_fields(error=why, file=self._store.path)
+            )
         self._failure = why
 
     async def recent(self, limit: int) -> list[RecordRow]:

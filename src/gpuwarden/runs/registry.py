@@ -70,7 +70,7 @@ class RunRegistry:
         state = self._runs.get(peer.run_id)
         if state is None:
             if not isinstance(message, Hello):
-                raise ProtocolError("no_hello", f"run {peer.run_id} sends a report before its hello")
+                raise ProtocolError("no_hello", f"run {peer.run_id} sent a report before its hello")
             state = self._admit(peer, message, now)
         try:
             is_urgent = state.handle(message, now)
@@ -91,7 +91,7 @@ class RunRegistry:
 
     def _admit(self, peer: ProcessKey, hello: Hello, now: float) -> RunState:
         if len(self._runs) >= self._limit and not self._make_room(peer, now):
-            raise ProtocolError("too_many_runs", f"at most {self._limit} (runs.max)")
+            raise ProtocolError("too_many_runs", f"limit of {self._limit} runs reached (runs.max)")
         state = self._runs[peer.run_id] = RunState(
             peer,
             hello,

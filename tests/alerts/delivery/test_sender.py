@@ -165,7 +165,7 @@ def test_retry_sends_everything_in_one_message(
         until(lambda: sink.notified["webhook"].sent == 1, "it is counted")
     faults = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert faults == ['notification not sent target="webhook at 127.0.0.1" reason="HTTP status 500: ok"']
-    assert any("delivery works again" in record.getMessage() for record in caplog.records)
+    assert any("notification delivery works again" in record.getMessage() for record in caplog.records)
 
 
 def test_rejected_message_waits_long() -> None:

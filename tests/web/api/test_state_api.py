@@ -207,7 +207,7 @@ def test_host_condition_is_the_worst_trouble() -> None:
     assert answer(poll_state(gpu(0)))["condition"] == "ok"
     assert "troubles" not in answer(poll_state(gpu(0)))
     assert answer(poll_state(replace(gpu(0), asked=False)))["condition"] == "unknown"
-    assert answer(poll_state())["troubles"] == [{"level": "critical", "text": "finds no GPU", "name": "the driver"}]
+    assert answer(poll_state())["troubles"] == [{"level": "critical", "text": "lists no GPU", "name": "the driver"}]
     gone = answer(replace(poll_state(), snapshot=replace(snapshot(), fault="driver_not_loaded")))
     assert gone["condition"] == "critical"
     assert gone["troubles"] == [

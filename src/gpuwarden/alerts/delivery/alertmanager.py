@@ -108,7 +108,10 @@ class AlertmanagerTarget:
         if abs(offset - self._clock_offset) < MAX_CLOCK_DIFFERENCE_SECONDS:
             return False
         self._clock_offset = offset if abs(offset) >= MAX_CLOCK_DIFFERENCE_SECONDS else 0.0
-        log.warning("clock of the Alertmanager differs %s", format_fields(target=self.place, seconds=f"{offset:+.0f}"))
+        log.warning(
+            "clock of the Alertmanager differs, alert times adjusted %s",
+            format_fields(target=self.place, seconds=f"{offset:+.0f}"),
+        )
         return True
 
     def rendered(self, notification: Notification) -> dict[str, Any]:

@@ -95,7 +95,7 @@ class SentAlerts:
 
 def _alerts(content: Any, wall: float) -> Iterator[tuple[Alert, float]]:
     if content["version"] != VERSION:
-        raise ValueError("it is of another version")
+        raise ValueError("unsupported version")
     for row in content["alerts"]:
         if row["name"] not in CONDITIONS:
             continue  # an alert of another version

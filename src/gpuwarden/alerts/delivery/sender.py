@@ -130,7 +130,8 @@ class Sender:
             else:
                 if self._failures:
                     log.info(
-                        "delivery works again %s", format_fields(target=self.target.place, failures=self._failures)
+                        "notification delivery works again %s",
+                        format_fields(target=self.target.place, failures=self._failures),
                     )
                 self._logged = ("", -math.inf)
                 self.alerts += len(notifications)

@@ -82,6 +82,6 @@ def spare_rows(gpu: Device) -> dict[Labels, float]:
 
 
 def unrepairable(gpu: Device) -> float | None:
-    """Return whether device memory has errors that no spare row can replace."""
+    """Return whether device memory has errors that no spare row can repair."""
     flag = gpu.try_query(gpu.nvml.nvmlDeviceGetUnrepairableMemoryFlag_v1)
     return None if flag is None else float(bool(flag))
