@@ -280,8 +280,7 @@ COMMANDS = (
     Command(
         "notify",
         "send a test notification",
-        "Send a test notification to each target in the configuration, below `notify:` and `alertmanager:`, "
-        "and report which ones failed.",
+        "Send a test notification to each target below `notify:` in the configuration, and report which ones failed.",
         ("gpuwarden notify --test",),
         "cli.commands.notify_command:run",
         _add_notify,

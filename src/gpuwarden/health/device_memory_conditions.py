@@ -88,7 +88,7 @@ DEVICE_MEMORY_CONDITIONS = (
             [callback](use/keras.md) or [watch](use/custom-loops.md) gets an earlier and more exact alert:
             RunNearOutOfMemory.""",
         false_positives="""A program fills the device slowly and then stops, by design: silence it for that GPU. Does
-            not fire for growth that takes less than two %{climb_window.words} windows or is slower than
+            not fire for growth that takes less than two windows of %{climb_window.words} or is slower than
             %{climb_ratio.words} in %{climb_window.words} (see GpuOutOfMemoryExpected), nor if the scrape interval
             exceeds %{climb_window.words}: set `--climb-window` to twice the interval.""",
     ),

@@ -1,7 +1,7 @@
 """Evaluator of alerts: those that are firing, unconfirmed or resolved at a poll.
 
 An alert is pending until its condition has held for the duration `for_`, then firing. When the condition has ended it
-is unconfirmed until a poll can tell how it ended, then resolved. It keeps firing if the condition ends only for a
+is unconfirmed until a poll shows how it ended, then resolved. It keeps firing if the condition ends only for a
 moment. Pure, and used by one event loop.
 """
 

@@ -73,7 +73,7 @@ class Condition:
     `for_` and `keep_firing_for` are PromQL durations or placeholders, as in Prometheus.
     `check` evaluates the condition against one poll; None if that needs a history, or data from another machine. While
     the condition named `implied_by` holds, the daemon raises no alert of this one. `ending` returns how an alert ended
-    whose condition no longer holds (empty: nothing to add), or None while this poll cannot tell. `event_seconds` is how
+    whose condition no longer holds (empty: nothing to add), or None while it is unknown. `event_seconds` is how
     long an event is reported, also after a restart of the daemon.
     `summary` has no labels; `description` is a template of Prometheus. The other texts are Markdown for the docs and
     for messages: `fires` says how long the alert fires, where that differs from how long its condition holds;

@@ -232,7 +232,7 @@ class OutcomeTracker:
         return self._settle() if self._is_complete(now) else None
 
     def conclude(self, *, goes_on: bool) -> Outcome | None:
-        """Settle the ending, as no more evidence will come; return the outcome as `update` does.
+        """Settle the ending, because all evidence is in; return the outcome as `update` does.
 
         `goes_on`: the process lives, and the run has no connection.
         """

@@ -176,7 +176,7 @@ class RunState:
             self.outcome.begin(now, self.rules.wall(), self.errors.newest, self.leaks.reported.get(HOST))
 
     def conclude(self, now: float) -> Outcome | None:
-        """Settle the outcome, as no more evidence will come; return it unless it is already counted."""
+        """Settle the outcome, because all evidence is in; return it unless it is already counted."""
         goes_on = self.up
         self._end(now)
         return self.outcome.conclude(goes_on=goes_on)

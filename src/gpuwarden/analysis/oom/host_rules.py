@@ -52,8 +52,9 @@ def find_host_leak(failure: FailureContext) -> Finding | None:
 
 def describe_unknown_host_cause(failure: FailureContext) -> Finding:
     """Return the causes that were checked without result."""
+    wanted = "memory" if failure.requested is None else format_request(failure)
     return Finding(
-        f"{capitalize(format_request(failure))} could not be allocated on the host. Checked without result: the input "
-        "pipeline in the message, growth of the run's host memory.",
+        f"The host could not allocate {wanted}. Checked without result: the input pipeline in "
+        "the message, growth of the run's host memory.",
         "Compare the run's host memory with its limit over time, and check what else ran on the host.",
     )

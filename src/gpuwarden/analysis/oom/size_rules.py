@@ -41,10 +41,10 @@ def _model_evidence(failure: FailureContext, room: float) -> str | None:
             f"Weights, optimizer state and gradients need {format_bytes(least)} at any batch size, with "
             f"{format_bytes(room)} available to the run; {wanted} failed."
         )
-    beside = failure.after.current if failure.is_eager and failure.after else base
-    if weights and beside is not None and requested is not None and beside + requested > FULL_RATIO * room:
+    in_use = failure.after.current if failure.is_eager and failure.after else base
+    if weights and in_use is not None and requested is not None and in_use + requested > FULL_RATIO * room:
         return (
-            f"{capitalize(wanted)} {weights} did not fit: {format_bytes(beside)} of the {format_bytes(room)} available "
+            f"{capitalize(wanted)} {weights} did not fit: {format_bytes(in_use)} of the {format_bytes(room)} available "
             "to the run were already in use."
         )
     whole = failure.size or room
@@ -86,11 +86,11 @@ def find_batch_too_large(failure: FailureContext) -> Finding | None:
         return None
     if 1 in (find_shape_batch(failure), failure.batch_size) or not _is_new_or_tight(failure) or failure.had_room:
         return None
-    beside = ""
+    context = ""
     if base is not None and room is not None:
-        beside = f": {format_bytes(base)} of {format_bytes(room)} were in use between steps"
+        context = f": {format_bytes(base)} of {format_bytes(room)} were in use between steps"
     return Finding(
-        f"{capitalize(format_request(failure))} {sign} and did not fit{beside}.", suggest_smaller_batch(failure)
+        f"{capitalize(format_request(failure))} {sign} and did not fit{context}.", suggest_smaller_batch(failure)
     )
 
 

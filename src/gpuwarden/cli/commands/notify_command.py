@@ -20,7 +20,7 @@ def run(parsed: argparse.Namespace) -> int:
     """Send a test notification to each target."""
     failed = send_test(load_config(parsed).notify, say)
     if failed is None:
-        complain("gpuwarden: no notification target configured; add one under `notify:` or `alertmanager:`")
+        complain("gpuwarden: no notification target configured; add one under `notify:`")
         return WRONG_USE
     return FAILED if failed else 0
 

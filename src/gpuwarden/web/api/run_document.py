@@ -30,7 +30,7 @@ class StallDocument:
 
 @dataclass(frozen=True, slots=True)
 class VerdictDocument:
-    """Reason of the run's last out-of-memory (verdicts.md)."""
+    """Reason of the run's last out-of-memory (docs/understand/oom-diagnosis.md)."""
 
     name: Annotated[str, "One of the verdicts."]
     evidence: Annotated[str, "What it rests on, with numbers."]

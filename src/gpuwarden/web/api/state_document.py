@@ -120,7 +120,7 @@ class BoxDocument:
     version: Annotated[int, VERSION_MEANING]
     polled_timestamp_seconds: Annotated[float, "Time of the poll."]
     condition: Annotated[str, "Worst severity of all problems: ok, warning or critical; unknown if no GPU was polled."]
-    troubles: Annotated[Sequence[Trouble], f"Problems of the driver, of GPUs, and of runs that are running or ended within five minutes; the worst first, {MAX_TROUBLES} at most."] = ()
+    troubles: Annotated[Sequence[Trouble], f"Problems of the driver, of GPUs, and of runs until they expire (runs.expiry); the worst first, {MAX_TROUBLES} at most."] = ()
     troubles_dropped: Annotated[int | None, "Number of further problems."] = None
     daemon: Annotated[DaemonDocument, "The daemon."]
     host: Annotated[HostDocument, "The machine."]
