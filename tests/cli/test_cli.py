@@ -97,6 +97,23 @@ def test_wrong_use_is_status_2(arguments: list[str]) -> None:
     assert done.stderr.endswith(f"\nSee: {command} --help\n")
 
 
+@pytest.mark.parametrize("command", ["reference alerts", "completion bash", "rules"])
+def test_closed_output_is_discarded(command: str) -> None:
+    """A command whose standard output is closed ends without a traceback."""
+    ended = subprocess.run(
+        ["sh", "-c", f'exec "$0" -m gpuwarden {command} >&-', sys.executable],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_locale_without_the_characters_of_a_text() -> None:
+    """Characters that the locale lacks are shown as question marks."""
+    shown = run("reference", "alerts", env={"PYTHONIOENCODING": "ascii"})
+    assert shown.returncode == 0
+    assert "# Alerts" in shown.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "meant"),
     [

@@ -12,7 +12,7 @@ from client_ends import END, HELLO, fill, python
 from receiver import Receiver
 
 from gpuwarden.client.connection import DaemonConnection
-from gpuwarden.client.hello import find_default_name
+from gpuwarden.client.hello import find_default_name, make_hello
 from gpuwarden.client.reporter import MAX_SENT_ERRORS, Reporter, join_run
 from gpuwarden.protocol.messages import STEP_BUCKETS, End, Error, ErrorKind, Report
 
@@ -168,6 +168,7 @@ def test_name_of_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/usr/lib/python3/ipykernel_launcher.py"])
     monkeypatch.setenv("JPY_SESSION_NAME", "/home/u/vit.ipynb")
     assert find_default_name() == "vit.ipynb"
+    assert make_hello("  ", "none", {}).name == "vit.ipynb"
 
 
 UNCAUGHT = """

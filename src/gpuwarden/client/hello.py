@@ -16,7 +16,7 @@ def make_hello(name: str | None, framework: str, devices: Mapping[str, str | Non
     """Return the hello of this process; `name` is by default its script's. Never raises."""
     place = read_job_place(os.environ)
     return Hello(
-        name=clip(name or find_default_name()),
+        name=clip((name or "").strip() or find_default_name()),
         framework=clip(framework),
         devices={clip(device): gpu and clip(gpu) for device, gpu in devices.items()},
         visible_devices=_read_variable("CUDA_VISIBLE_DEVICES"),

@@ -174,7 +174,7 @@ def server(status: int, body: bytes) -> Iterator[int]:
 def test_other_daemons_are_named() -> None:
     """A daemon that is older, newer or without a poll, or another program, is an error; with --once the status is 1."""
     for status, body, expected in (
-        (404, b"", "is older than this gpuwarden: it has no /api/v1/state"),
+        (404, b"", "has no /api/v1/state: no gpuwarden daemon, or an older one"),
         (503, b"", "has not completed a poll"),
         (500, b"", "is not a gpuwarden daemon: it responded with status 500"),
         (200, b"<html>", "no daemon answers at"),

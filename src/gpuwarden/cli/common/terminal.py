@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
+from pathlib import Path
 
 FAILED, WRONG_USE = 1, 2  # exit statuses
+
+
+def prepare_output() -> None:
+    """Discard output to a closed standard stream; show characters that the locale lacks as question marks."""
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115 - open until the process ends
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115 - likewise
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a test may have put another one there
+            stream.reconfigure(errors="replace")
 
 
 def write(text: str) -> None:

@@ -29,7 +29,7 @@ def fetch_state(listen: Address) -> Any:
         if error.status == HTTPStatus.SERVICE_UNAVAILABLE:
             raise OSError(None, f"the daemon at {url} has not completed a poll; see its log") from None
         if error.status == HTTPStatus.NOT_FOUND:
-            raise OSError(None, f"the daemon at {url} is older than this gpuwarden: it has no {STATE}") from None
+            raise OSError(None, f"{url} has no {STATE}: no gpuwarden daemon, or an older one") from None
         raise
     if not isinstance(state, dict) or "version" not in state:
         raise OSError(None, f"{url} is not a gpuwarden daemon: unexpected response from {STATE}")
