@@ -75,7 +75,7 @@ class ControlServer:
             return "failed too many connections"
         pid, uid, _gid = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if uid not in (0, self._own_uid):
-            return "failed permission denied: only for root and the daemon's user"
+            return "failed permission denied: only for root and the daemon's user; try sudo"
         # The folder of runs.socket is mounted into containers, whose root is not this machine's root.
         if pid == 0 or _is_contained(pid):
             return "failed permission denied: the process is in a container"
