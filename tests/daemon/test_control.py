@@ -334,7 +334,9 @@ def test_other_users_are_refused(tmp_path: Path) -> None:
     """Only root and the daemon's user may send commands, whatever the socket's mode."""
     path = tmp_path / "control.sock"
     if os.geteuid():
-        assert response_to(path, b"echo\n", own_uid=os.geteuid() + 1).startswith(b"failed permission denied: only for root")
+        assert response_to(path, b"echo\n", own_uid=os.geteuid() + 1).startswith(
+            b"failed permission denied: only for root"
+        )
         return
 
     async def main() -> bytes:
