@@ -12,6 +12,7 @@ import logging
 import os
 import select
 import socket
+import struct
 import time
 import weakref
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from typing import Any
 from gpuwarden.client.guard import log_safely
 from gpuwarden.protocol.codec import MAX_MESSAGE_BYTES, ProtocolError, decode_advice, encode
 from gpuwarden.protocol.messages import Advice, Hello, Message
+from gpuwarden.protocol.socket_trust import find_distrust
 
 MIN_RETRY_SECONDS = 1.0  # first delay between attempts to connect; doubles up to MAX_RETRY_SECONDS
 MAX_RETRY_SECONDS = 30.0
@@ -44,7 +46,7 @@ class DaemonConnection:
         self._retry_at = -1.0
         self._delay = MIN_RETRY_SECONDS
         self._pid = os.getpid()
-        self._logged = False
+        self._logged: set[int] = set()  # levels
         self._owes_hello = False  # the queue was full when it was sent, and no other message has its fields
         _connections.add(self)
 
@@ -118,21 +120,27 @@ class DaemonConnection:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
             self._file = os.fstat(self._socket.fileno())
             self._socket.connect(self.path)
+            uid = _read_peer_uid(self._socket)
+            distrust = find_distrust(self.path, uid)
         except (OSError, ValueError) as error:  # ValueError: a path with a null byte
-            self._log_once(error)
+            # At a level that training scripts do not show by default.
+            self._log_once(logging.INFO, 'no gpuwarden daemon, retrying while training runs error="%s"', error)
             if isinstance(error, BlockingIOError):  # there is a daemon, with too many connections waiting
                 self._delay = MIN_RETRY_SECONDS
+            self._lose()
+            return
+        if distrust is not None:
+            self._log_once(logging.WARNING, 'gpuwarden daemon not trusted, ignored uid=%d reason="%s"', uid, distrust)
             self._lose()
             return
         self._connected_at = self._clock()
         self._owes_hello = not self._send_now(self._hello)
 
-    def _log_once(self, error: Exception) -> None:
-        """Log why no run appears, at a level that training scripts do not show by default."""
-        if not self._logged:
-            self._logged = True
-            text = 'no gpuwarden daemon, retrying while training runs socket="%s" error="%s"'
-            log_safely(logging.INFO, text, self.path, error)
+    def _log_once(self, level: int, text: str, *values: object) -> None:
+        """Log why no run appears, once at each level."""
+        if level not in self._logged:
+            self._logged.add(level)
+            log_safely(level, f'{text} socket="%s"', *values, self.path)
 
     def _send_now(self, message: Message) -> bool:
         assert self._socket is not None
@@ -182,6 +190,12 @@ class DaemonConnection:
         except OSError:
             return False
         return self._file is not None and os.path.samestat(found, self._file)
+
+
+def _read_peer_uid(connection: socket.socket) -> int:
+    """Return the user of the process that listens, from the kernel."""
+    _pid, uid, _gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(uid)
 
 
 _connections: weakref.WeakSet[DaemonConnection] = weakref.WeakSet()

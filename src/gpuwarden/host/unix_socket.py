@@ -9,6 +9,8 @@ import socket
 import stat
 from pathlib import Path
 
+from gpuwarden.protocol.socket_trust import find_distrust
+
 BACKLOG = 512  # connections waiting to be accepted
 
 
@@ -69,6 +71,24 @@ def _give(path: Path, group: str) -> None:
         ) from None
 
 
+def _check_folder(path: Path, settings: str) -> None:
+    """Raise OSError if another user can replace the socket."""
+    folder = path.parent
+    for found in (folder.lstat(), folder.stat()):  # of a link: both
+        if find_distrust(path, found.st_uid):
+            raise OSError(
+                errno.EPERM,
+                f"{folder} belongs to user id {found.st_uid}, who can replace the socket; remove the folder, or set "
+                f"another path with {settings}",
+            )
+    if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+        raise OSError(
+            errno.EPERM,
+            f"every user can write {folder} and replace the socket; run chmod o-w {folder}, or set another path with "
+            f"{settings}",
+        )
+
+
 def _make_way(path: Path, kind: int, option: str, settings: str) -> None:
     """Create the directory and remove a stale socket. Raises OSError for a live socket or another kind of file."""
     try:
@@ -79,6 +99,7 @@ def _make_way(path: Path, kind: int, option: str, settings: str) -> None:
             f"cannot create {path.parent}: {error.strerror}; run it as the systemd service, or set another "
             f"path with {settings}",
         ) from None
+    _check_folder(path, settings)
     try:
         found = path.lstat().st_mode
     except FileNotFoundError:
