@@ -13,6 +13,7 @@ from gpuwarden.config.value_types import DURATION
 from gpuwarden.health.conditions import ALERTS
 from gpuwarden.nvml import fields
 from gpuwarden.nvml.constants import CLOCK_EVENT_REASONS, FABRIC_STATES, RECOVERY_ACTIONS
+from gpuwarden.nvml.identity import UNIDENTIFIED
 from gpuwarden.simulation.answers import SimulatedGpu, compute_answer
 from gpuwarden.simulation.simulated_nvml import Simulation
 
@@ -182,8 +183,9 @@ def test_lost_gpu_fires_until_it_answers(tmp_path: Path) -> None:
 
 
 def test_captured_host_with_an_unidentified_gpu(tmp_path: Path) -> None:
-    """A GPU that never identifies itself is missing; single failed polls of the others fire nothing."""
-    assert {each.alert for each in episodes(captured(GOLDENS / "broken.json", 120), tmp_path)} == {"GpuMissing"}
+    """A GPU that never identifies itself is down; single failed polls of the others fire nothing."""
+    (down,) = episodes(captured(GOLDENS / "broken.json", 120), tmp_path)
+    assert (down.alert, down.labels["gpu"], down.labels["name"]) == ("GpuDown", "3", UNIDENTIFIED)
 
 
 def test_captured_healthy_hosts_fire_nothing(tmp_path: Path) -> None:

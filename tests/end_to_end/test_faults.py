@@ -10,6 +10,7 @@ import json
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Collection, Iterator, Mapping
 from functools import partial
@@ -126,6 +127,11 @@ def down(page: Samples, gpu: int) -> float | None:
     for reading in ("memory_used_bytes", "memory_used_peak_bytes", "power_usage_watts", "utilization_ratio"):
         assert not page.all(f"gpuwarden_gpu_{reading}", uuid=uuid(gpu)), reading
     return page.value("gpuwarden_gpu_last_success_timestamp_seconds", uuid=uuid(gpu))
+
+
+def errors_at(page: Samples, address: str) -> float:
+    """Return how often a GPU without a UUID timed out."""
+    return page.value("gpuwarden_gpu_errors_total", uuid=address, error="timeout") or 0
 
 
 @pytest.fixture(scope="module")
@@ -453,3 +459,35 @@ def test_clock_steps(tmp_path: Path, mock_nvml_library: Path) -> None:
                 assert was is not None
                 assert now is not None
                 assert 0 <= now - was <= (time.monotonic() - began) * most_a_second
+
+
+@pytest.mark.parametrize("function", ["*", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID"])
+def test_gpu_that_hangs_from_the_start(tmp_path: Path, mock_nvml_library: Path, function: str) -> None:
+    """A GPU that never answered is down with its PCI address, on the metrics endpoint, in the API and in the alerts."""
+    mock = MockNvml(mock_nvml_library, tmp_path)
+    mock.hang(2, function)
+    kernel = tmp_path / "gpus"
+    for gpu in range(GPUS):
+        (kernel / f"0000:{0x10 + gpu:x}:00.0").mkdir(parents=True)
+    altered = {"gpuwarden.nvml.troubleshooting:GPUS_OF_THE_KERNEL_MODULE": str(kernel)}
+    box = Box(tmp_path, mock, mock.env(gpus=GPUS), altered)
+    address = "00000000:12:00.0"
+    with ending(box.daemon):
+        page = box.page()
+        assert page.value("gpuwarden_gpu_up", uuid=address) == 0
+        assert page.value("gpuwarden_gpus") == GPUS
+        (info,) = page.all("gpuwarden_gpu_info", pci_bus_id=address)
+        assert (dict(info)["gpu"], dict(info)["uuid"], dict(info)["name"]) == ("2", address, "unidentified")
+        assert errors_at(page, address) > 0
+        for page in box.pages():
+            fresh(page, 0, 1, 3)
+            assert page.value("gpuwarden_gpu_up", uuid=address) == 0
+        state = json.loads(fetch(f"{box.daemon.url}/api/v1/state"))
+        (gpu,) = (each for each in state["gpus"] if each["status"] == "fault")
+        assert (gpu["index"], gpu["pci_bus_id"], gpu["condition"]) == (2, address, "critical")
+        assert [each["text"] for each in gpu["troubles"]] == [f"not responding: timeout, at {address}"]
+        top = [sys.executable, "-m", "gpuwarden", "top", "--once", "--listen", f"127.0.0.1:{box.daemon.port}"]
+        assert "not responding: timeout" in subprocess.run(top, capture_output=True, text=True, check=True).stdout
+        mock.clear()
+        until(lambda: box.up() == ALL, "it is identified", 30)
+        until(lambda: box.page().value("gpuwarden_gpu_up", uuid=address) is None, "no second series")

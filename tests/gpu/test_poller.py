@@ -5,6 +5,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pynvml
@@ -16,6 +17,7 @@ from gpuwarden.gpu.call_pool import HUNG_AFTER_TIMEOUTS
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.snapshot import HUNG, Gpu, Snapshot
+from gpuwarden.nvml import troubleshooting
 from gpuwarden.nvml.interface import Handle, ProcessInfo
 from gpuwarden.nvml.return_codes import nvml_error
 from gpuwarden.simulation.simulated_nvml import Simulation
@@ -206,19 +208,73 @@ def test_time_that_a_gpu_hung_is_not_counted_as_busy(box: Simulation, monkeypatc
 
 
 def test_gpu_that_hangs_from_the_start_hides_no_other(box: Simulation) -> None:
-    """A GPU that hangs before it was identified does not hide the others, and is added later."""
+    """A GPU that hangs before it was identified is down, does not hide the others, and is identified later."""
     box.gpu(1).hang()
 
     async def scenario(poller: Poller) -> None:
         snapshot = await poller.poll()
         assert up(snapshot) == [0, 2, 3]
-        assert snapshot.enumerated == 4
+        assert (snapshot.enumerated, len(snapshot.gpus)) == (4, 4)
         assert snapshot.errors == {HUNG: 1}
+        hung = snapshot.gpus[1]
+        assert (hung.identity.index, hung.fault, hung.errors) == (1, HUNG, {HUNG: 1})
+        assert hung.identity.provisional
         box.gpu(1).restore()
         while up(snapshot) != [0, 1, 2, 3]:
             snapshot = await poller.poll()
+        assert not any(gpu.identity.provisional for gpu in snapshot.gpus)
 
     polled(box, scenario, INTERVAL)
+
+
+@pytest.mark.parametrize("kernel_has", [4, 3, 0])
+def test_address_of_a_gpu_that_never_answered(
+    box: Simulation, kernel_has: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its PCI address comes from the kernel's list, unless that differs from the driver's; then its index is used."""
+    monkeypatch.setattr(troubleshooting, "GPUS_OF_THE_KERNEL_MODULE", tmp_path)
+    box.gpu(3).lose()
+
+    async def scenario(poller: Poller) -> None:
+        listed = (await poller.poll()).gpus
+        addresses = [*(gpu.identity.pci_bus_id for gpu in listed[:3]), "00000000:f9:00.0"]
+        assert listed[3].identity.uuid == "index-3"
+        for address in addresses[:kernel_has]:
+            (tmp_path / address.removeprefix("0000")).mkdir()
+        lost = (await poller.poll()).gpus[3]
+        assert (lost.up, lost.fault, lost.identity.index) == (False, "gpu_is_lost", 3)
+        uuid, address = (addresses[3],) * 2 if kernel_has == 4 else ("index-3", "")
+        assert (lost.identity.uuid, lost.identity.pci_bus_id) == (uuid, address)
+        box.gpu(3).restore()
+        assert up(await poller.poll()) == [0, 1, 2, 3]
+
+    polled(box, scenario)
+
+
+def test_known_gpu_is_down_once(box: Simulation) -> None:
+    """A known GPU that hangs while the driver is initialised again is down by its UUID only."""
+
+    async def scenario(poller: Poller) -> None:
+        uuids = [gpu.identity.uuid for gpu in (await poller.poll()).gpus]
+        poller._session.number += 1
+        box.gpu(2).hang()
+        snapshot = await poller.poll()
+        assert [gpu.identity.uuid for gpu in snapshot.gpus] == uuids
+        assert up(snapshot) == [0, 1, 3]
+
+    polled(box, scenario, INTERVAL)
+
+
+def test_gpu_that_the_daemon_may_not_open_is_not_down(box: Simulation) -> None:
+    """A GPU hidden by the rules of a container may be healthy: it is only counted."""
+    box.gpu(1).fail("nvmlDeviceGetHandleByIndex", pynvml.NVML_ERROR_NO_PERMISSION)
+
+    async def scenario(poller: Poller) -> None:
+        snapshot = await poller.poll()
+        assert (up(snapshot), len(snapshot.gpus), snapshot.enumerated) == ([0, 2, 3], 3, 4)
+        assert snapshot.errors == {"no_permission": 1}
+
+    polled(box, scenario)
 
 
 def test_count_that_changes_takes_no_more_threads(box: Simulation) -> None:

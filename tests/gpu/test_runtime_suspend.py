@@ -141,7 +141,7 @@ def test_daemon_lets_gpus_sleep(tmp_path: Path, bus: Bus, mock_nvml: MockNvml) -
     config = tmp_path / "config.yaml"
     config.write_text("poll: {interval: 200ms, memory_interval: 20ms}\ngpus: {let_sleep: true}\n")
     altered = {
-        "gpuwarden.gpu.runtime_suspend:DEVICES": str(bus.folder),
+        "gpuwarden.gpu.runtime_suspend:BOUND_DEVICES": str(bus.folder),
         "gpuwarden.gpu.runtime_suspend:IDLE_SECONDS": 1,
         "gpuwarden.gpu.runtime_suspend:RELEASED_SECONDS": 3600,
     }

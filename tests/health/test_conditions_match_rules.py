@@ -103,7 +103,7 @@ def wait_for_events(daemon: Daemon) -> None:
 def hosts(
     tmp_path_factory: pytest.TempPathFactory, mock_nvml_library: Path
 ) -> Iterator[tuple[Alertmanager, Prometheus, list[Daemon]]]:
-    """Start daemons on hosts with a driver fault, without a GPU, and with a GPU that cannot be identified."""
+    """Start daemons on hosts with a driver fault, without a GPU, and with a GPU whose device file is hidden."""
     folder = tmp_path_factory.mktemp("boxes")
     with ExitStack() as stack:
         daemon_only = Alertmanager(folder / "daemon-only")
@@ -115,7 +115,7 @@ def hosts(
             if name == "silent":
                 mock.error("*", "nvmlDeviceGetCount_v2", "UNKNOWN")
             if name == "strange":
-                mock.error(1, "nvmlDeviceGetUUID", "UNKNOWN")
+                mock.error(1, "nvmlDeviceGetHandleByIndex_v2", "NO_PERMISSION")
             config = write_config(folder / name, daemon_only.address)
             daemon = Daemon(folder / name, "--config", str(config), env=mock.env(gpus=gpus), port=free_port())
             stack.enter_context(ending(daemon))
@@ -183,7 +183,7 @@ def test_alerts_match_the_rules(tmp_path: Path, mock_nvml: MockNvml) -> None:
 
 
 def test_host_alerts_match_the_rules(hosts: tuple[Alertmanager, Prometheus, list[Daemon]]) -> None:
-    """Alerts of hosts with a driver fault, without a GPU and with an unidentified GPU match the rules."""
+    """Alerts of hosts with a driver fault, without a GPU and with a hidden GPU match the rules."""
     daemon_only, prometheus, daemons = hosts
     with ending(daemon_only, prometheus, *daemons):
         until(lambda: alert_names(daemon_only) == HOST_ALERTS, "all from the daemons", 150)

@@ -145,10 +145,10 @@ def test_gpu_down_and_driver_gone() -> None:
 
 
 def test_missing_gpus() -> None:
-    """GPUs that were counted but never read fire, and a driver without any; a sleeping GPU does not."""
+    """GPUs that the daemon may not open fire, and a driver without any; a sleeping GPU does not."""
     state = poll(gpu(0))
     more = replace(state, snapshot=replace(state.snapshot, enumerated=3))
-    text = "The driver lists 3 GPUs; 2 of them cannot be read."
+    text = "The driver lists 3 GPUs; the daemon may not open 2 of them."
     assert only_occurrence(more) == ("GpuMissing", {}, text, "")
     assert occurrences(replace(more, snapshot=replace(more.snapshot, asleep_count=1))) == []
     none = replace(state, snapshot=replace(state.snapshot, enumerated=0, gpus=()))

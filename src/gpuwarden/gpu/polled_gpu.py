@@ -83,12 +83,14 @@ class PolledGpu:
         """Take over handle, identity and index: the index may change after GPUs come and go."""
         self._handle, self._identity, self._index = other._handle, other._identity, other._index
 
-    def log_unidentified(self, error: str) -> None:
-        """Log once that it cannot be identified."""
+    def collect_unidentified(self, identity: GpuIdentity, fault: str, detail: str) -> Gpu:
+        """Return it as down, with its provisional identity; log that once."""
         if self._was_up:
-            fields = format_fields(index=self._index, error=error)
-            log.error("cannot identify GPU: no metrics until it answers %s", fields)
+            fields = format_fields(gpu=identity.uuid, index=self._index, error=fault, detail=detail or None)
+            log.error("GPU not responding from the start, not identified %s", fields)
         self._was_up = False
+        self._errors[fault] += 1
+        return Gpu(identity, fault=fault, errors=dict(self._errors))
 
     async def identify(self, timeout: float) -> None:
         """Look up handle and identity. Raises NVMLError or TimeoutError."""

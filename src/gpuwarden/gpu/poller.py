@@ -18,13 +18,14 @@ from gpuwarden.gpu.memory_sampler import MemorySampler
 from gpuwarden.gpu.polled_gpu import PolledGpu
 from gpuwarden.gpu.reader import DEFAULT_PLAN, GpuReader, Plan
 from gpuwarden.gpu.runtime_suspend import SuspendMonitor
-from gpuwarden.gpu.snapshot import HUNG, Snapshot
+from gpuwarden.gpu.snapshot import HUNG, Gpu, Snapshot
 from gpuwarden.host.host_reader import HostMemory, read_host_memory
 from gpuwarden.log_limiter import ChangeLog
+from gpuwarden.nvml.identity import GpuIdentity, provisional_identity
 from gpuwarden.nvml.interface import Handle, Nvml
-from gpuwarden.nvml.return_codes import NVMLError, error_name
+from gpuwarden.nvml.return_codes import NO_PERMISSION, NVMLError, code_of, error_name
 from gpuwarden.nvml.session import RETRY_SECONDS, HiddenGpusError, Session
-from gpuwarden.nvml.troubleshooting import suggest_fix
+from gpuwarden.nvml.troubleshooting import kernel_gpus, suggest_fix
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +89,7 @@ class Poller:
         self._closing = RepeatedCall(self._threads, self._close)
         self._gpus: dict[str, PolledGpu] = {}  # by UUID
         self._unidentified: dict[int, PolledGpu] = {}  # by index: listed but not yet identified
+        self._provisional: dict[int, Gpu] = {}  # those of them that did not answer in this poll
         self._errors: Counter[str] = Counter()
         self._changes = ChangeLog()
         self._last_success: float | None = None
@@ -140,6 +142,7 @@ class Poller:
             self._begin([gpu for gpu in self._gpus_to_poll() if gpu.is_open or not self._suspend])
         await wait_for_all(self._threads, [self._counting], self._timeout)
         count = self._collect_count(began)
+        self._provisional.clear()
         if count is not None:
             await self._identify_gpus(count)
         # Known GPUs are read even when the driver as a whole fails: each has its own result.
@@ -151,7 +154,8 @@ class Poller:
     def _snapshot(self, began: float, started: float, count: int | None, *, asked: bool) -> Snapshot:
         known = sorted(self._gpus.values(), key=lambda gpu: gpu.identity.index)
         wanted = set(self._gpus_to_poll()) if asked else set()
-        gpus = tuple(gpu.collect() if gpu in wanted else gpu.skip() for gpu in known)
+        polled = [gpu.collect() if gpu in wanted else gpu.skip() for gpu in known]
+        gpus = tuple(sorted((*polled, *self._provisional.values()), key=lambda gpu: gpu.identity.index))
         if self._sampler and asked:
             self._sampler.watch(gpu.memory_probe for gpu in known if gpu in wanted and gpu.memory_probe)
         suspend = self._suspend
@@ -300,14 +304,32 @@ class Poller:
             for candidate in self._unidentified.items()
             if candidate[0] < count and (self._suspend is None or not self._suspend.may_be_asleep(candidate[0], count))
         ]
-        outcomes = await asyncio.gather(*map(self._identify, listed))
+        errors = await asyncio.gather(*map(self._identify, listed))
         found = Counter(gpu.identity.name for uuid, gpu in self._gpus.items() if uuid not in before)
         if found:
             self._evict_gone(count + MAX_GONE_GPUS)
             for name, number in found.items():
                 log.info("found GPUs %s", format_fields(count=number, name=name))
-        if outcomes and set(outcomes) == {HUNG} and not self._gpus:
-            self._fault = HUNG
+        failed = [(*candidate, error) for candidate, error in zip(listed, errors, strict=True) if error]
+        addresses = self._pci_addresses(count) if failed else []
+        for index, gpu, error in failed:
+            name = HUNG if isinstance(error, TimeoutError) else error_name(error)
+            self._errors[name] += 1
+            down = gpu.collect_unidentified(provisional_identity(index, addresses), name, str(error))
+            # The health of a GPU that the daemon may not open is unknown; one known before is shown by its UUID.
+            if code_of(error) != NO_PERMISSION and not any(map(down.identity.is_place_of, self._identities)):
+                self._provisional[index] = down
+
+    @property
+    def _identities(self) -> list[GpuIdentity]:
+        return [gpu.identity for gpu in self._gpus.values()]
+
+    def _pci_addresses(self, count: int) -> list[str]:
+        """Return the PCI addresses of the GPUs by index, from the kernel; empty where they do not match NVML's GPUs."""
+        addresses = kernel_gpus()
+        listed = [gpu.identity for gpu in self._gpus.values() if not gpu.is_down]
+        matched = all(addresses[who.index : who.index + 1] == [who.pci_bus_id] for who in listed)
+        return addresses if len(addresses) == count and matched else []
 
     def _evict_gone(self, limit: int) -> None:
         """Drop the GPUs that are down for longest, except those with a call in progress, which occupies a thread."""
@@ -325,16 +347,13 @@ class Poller:
 
         return PolledGpu(self._nvml, index, self._threads, new_reader)
 
-    async def _identify(self, candidate: tuple[int, PolledGpu]) -> str | None:
-        """Identify one GPU; return the error's name if that fails, which is retried in the next poll."""
+    async def _identify(self, candidate: tuple[int, PolledGpu]) -> Exception | None:
+        """Identify one GPU; return the error if that fails, which is retried in the next poll."""
         index, gpu = candidate
         try:
             await gpu.identify(self._timeout)
         except Exception as error:  # noqa: BLE001 - the driver's own errors, and a binding that misbehaves
-            name = HUNG if isinstance(error, TimeoutError) else error_name(error)
-            self._errors[name] += 1
-            gpu.log_unidentified(f"{name}: {error}" if str(error) else name)
-            return name
+            return error
         del self._unidentified[index]
         known = self._gpus.setdefault(gpu.identity.uuid, gpu)
         known.copy_identity(gpu)

@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-DEVICES = Path("/sys/bus/pci/drivers/nvidia")  # a folder per GPU
+from gpuwarden.nvml.troubleshooting import BOUND_DEVICES
+
 IDLE_SECONDS = 60.0  # without a process on any GPU, after which the driver is released
 RELEASED_SECONDS = 30.0  # for which it stays released, so that GPUs can be suspended; then GPUs are polled once
 
@@ -19,7 +20,7 @@ class SuspendMonitor:
     """Monitor of suspended GPUs, by PCI address. Call `update` at the start of each poll."""
 
     def __init__(self, devices: Path | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._devices = devices or DEVICES
+        self._devices = devices or BOUND_DEVICES
         self._clock = clock
         self._asleep: dict[str, bool] = {}
         self._can_sleep = False

@@ -26,13 +26,15 @@ def _down(state: State) -> Iterator[Occurrence]:
     for gpu in state.snapshot.gpus:
         if gpu.asked and not gpu.up:
             description = f"{gpu_text(gpu)} ({gpu.identity.uuid}) does not answer the driver: {gpu.fault}."
-            yield gpu_occurrence(state, gpu, f"not responding: {fault_text(gpu.fault)}", description)
+            place = f", at {gpu.identity.pci_bus_id}" if gpu.identity.provisional and gpu.identity.pci_bus_id else ""
+            yield gpu_occurrence(state, gpu, f"not responding: {fault_text(gpu.fault)}{place}", description)
 
 
 def _down_ending(labels: Labels, state: State) -> str | None:
     """Return None while the driver does not answer, is released, or has GPUs that are not identified yet."""
     snapshot = state.snapshot
-    gpu = snapshot.gpu(labels.get("uuid", ""))
+    uuid = labels.get("uuid", "")
+    gpu = snapshot.gpu(uuid) or next((each for each in snapshot.gpus if each.identity.pci_bus_id == uuid), None)
     if gpu is not None:
         return "" if gpu.up else None
     if snapshot.asked and snapshot.fault is None and _unidentified_count(snapshot) <= 0:
@@ -44,17 +46,17 @@ def _missing(state: State) -> Iterator[Occurrence]:
     snapshot = state.snapshot
     count = _unidentified_count(snapshot)
     if snapshot.enumerated is not None and count > 0 and not snapshot.asleep_count:
-        text = f"{count} of {snapshot.enumerated} GPUs cannot be read"
+        text = f"{count} of {snapshot.enumerated} GPUs are hidden from the daemon"
         yield Occurrence(
             labels={},
             text=text,
-            description=f"The driver lists {snapshot.enumerated} GPUs; {count} of them cannot be read.",
+            description=f"The driver lists {snapshot.enumerated} GPUs; the daemon may not open {count} of them.",
             since=snapshot.time,
         )
 
 
 def _unidentified_count(snapshot: Snapshot) -> int:
-    """Return how many GPUs the driver lists that were never read; below 0 if GPUs have disappeared."""
+    """Return how many GPUs the driver lists that the daemon may not open; below 0 if GPUs have disappeared."""
     return (snapshot.enumerated or 0) - len(snapshot.gpus)
 
 
@@ -120,7 +122,8 @@ GPU_CONDITIONS = (
         ending=_down_ending,
         summary="GPU not responding",
         description="%{gpu} does not answer the driver.%{late_users}",
-        meaning="A known GPU does not answer the driver's calls, or a call hangs. Runs on it fail or hang.",
+        meaning="""A GPU does not answer the driver's calls, or a call hangs. Runs on it fail or hang. One that has not
+            answered since gpuwarden started is named by its PCI address.""",
         diagnosis="""`gpuwarden_gpu_errors_total` has the driver's error, `dmesg | grep -i xid` the cause.
             `gpu_is_lost`: the GPU has fallen off the bus.""",
         action="""Stop the runs on it and [reset it](start/install.md#reset-a-gpu); if it is lost, restart the machine.
@@ -144,15 +147,14 @@ GPU_CONDITIONS = (
         for_="30s",
         keep_firing_for=OUTLIVES_RESTART,
         check=_missing,
-        summary="GPU present but not readable",
-        description="""GPUs on {{ $labels.instance }} that the driver lists and that cannot be read: {{ $value |
+        summary="GPU present but hidden from the daemon",
+        description="""GPUs on {{ $labels.instance }} that the driver lists and that gpuwarden may not open: {{ $value |
             humanize }}.""",
-        meaning="""The driver lists more GPUs than gpuwarden has been able to read since its start. Their names are not
-            known, so the alert has their number.""",
+        meaning="""The driver lists GPUs and refuses gpuwarden access to them (no_permission), so their health is
+            unknown. GPUs that fail or hang fire GpuDown.""",
         diagnosis="`nvidia-smi -L`; `gpuwarden_collector_errors_total` has the driver's error.",
-        action="Same as GpuDown.",
-        false_positives="""Device files are hidden from the daemon on purpose (cgroup or container rules): give it
-            access to all of them.""",
+        action="Give the daemon access to all device files (`/dev/nvidia*`).",
+        false_positives="Device files are hidden from the daemon on purpose, by rules of a cgroup or container.",
     ),
     # By its timestamp, as the first value of a counter is no increase.
     Condition(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -11,6 +11,8 @@ from gpuwarden.nvml.interface import Handle, Nvml
 from gpuwarden.nvml.return_codes import GPU_GONE, NVMLError, code_of, if_supported
 
 T = TypeVar("T")
+
+UNIDENTIFIED = "unidentified"  # name of a GPU that the driver lists and that has not answered yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,15 @@ class GpuIdentity:
     board_part_number: str = ""
     minor_number: str = ""  # of /dev/nvidiaN
     gsp_firmware_version: str = ""
+
+    @property
+    def provisional(self) -> bool:
+        """True if the GPU has not answered yet: its `uuid` is then its PCI address, or its index without one."""
+        return self.name == UNIDENTIFIED
+
+    def is_place_of(self, other: GpuIdentity) -> bool:
+        """Return whether the other is at the same PCI address, or index if the address is unknown."""
+        return self.pci_bus_id == other.pci_bus_id if self.pci_bus_id else self.index == other.index
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +75,12 @@ def identify(nvml: Nvml, handle: Handle, index: int) -> GpuIdentity:
         minor_number="" if minor is None else str(minor),
         gsp_firmware_version=_optional(lambda: nvml.nvmlDeviceGetGspFirmwareVersion(handle)) or "",
     )
+
+
+def provisional_identity(index: int, addresses: Sequence[str]) -> GpuIdentity:
+    """Return what is known of a GPU that does not answer; `addresses` are those of all GPUs, empty if unknown."""
+    address = addresses[index] if addresses else ""
+    return GpuIdentity(address or f"index-{index}", index, UNIDENTIFIED, address, vbios_version="")
 
 
 def _optional(ask: Callable[[], T]) -> T | None:

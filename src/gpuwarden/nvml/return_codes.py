@@ -47,6 +47,7 @@ DRIVER_GONE = frozenset(
 )
 # The loaded library and the kernel module have different driver versions.
 LIBRARY_MISMATCH: int = pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
+NO_PERMISSION: int = pynvml.NVML_ERROR_NO_PERMISSION  # for a GPU whose device file the daemon may not open
 NO_EVENT: int = pynvml.NVML_ERROR_TIMEOUT  # result of a wait without an event
 
 

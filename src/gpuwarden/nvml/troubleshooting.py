@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 GPUS_OF_THE_KERNEL_MODULE = Path("/proc/driver/nvidia/gpus")
+BOUND_DEVICES = Path("/sys/bus/pci/drivers/nvidia")  # the same GPUs where a container hides the folder in /proc
 
 # By NVML's error name, as in return_codes.error_name.
 _FIXES = {
@@ -37,10 +38,7 @@ def hidden_gpus(enumerated: int, present: Path | None = None) -> str | None:
     present = present or GPUS_OF_THE_KERNEL_MODULE
     if enumerated:
         return None
-    try:
-        count = sum(1 for _ in present.iterdir())
-    except OSError:
-        return None  # no kernel module
+    count = len(_addresses(present))
     if not count:
         return None
     return (
@@ -48,3 +46,19 @@ def hidden_gpus(enumerated: int, present: Path | None = None) -> str | None:
         "Under systemd set DeviceAllow=char-nvidia* rw and no PrivateDevices=; for a container use --gpus all or the "
         "NVIDIA runtime"
     )
+
+
+def kernel_gpus() -> list[str]:
+    """Return the PCI addresses of the GPUs that the kernel module has, in order and as NVML writes them.
+
+    Names of folders only: reading a file there can hang with the GPU.
+    """
+    addresses = _addresses(GPUS_OF_THE_KERNEL_MODULE) or _addresses(BOUND_DEVICES)
+    return sorted(f"{address.lower():0>16}" for address in addresses)
+
+
+def _addresses(folder: Path) -> list[str]:
+    try:
+        return [each.name for each in folder.iterdir() if "." in each.name]
+    except OSError:
+        return []  # no kernel module

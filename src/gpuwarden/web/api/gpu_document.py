@@ -75,9 +75,9 @@ class MigDocument:
 class GpuDocument:
     """GPU, in the order of the driver. Without readings if it did not answer."""
 
-    uuid: Annotated[str, "UUID of the GPU."]
+    uuid: Annotated[str, "UUID of the GPU; its PCI address while it has not answered since the daemon started."]
     index: Annotated[int, "The driver's index, which a restart can change."]
-    name: Annotated[str, "Model."]
+    name: Annotated[str, "Model; unidentified while it has not answered since the daemon started."]
     pci_bus_id: Annotated[str | None, "PCI address."] = None
     serial: Annotated[str | None, "Serial number."] = None
     architecture: Annotated[str | None, "Architecture."] = None
