@@ -6,6 +6,7 @@ advice, and prints each message that a run sends. It ends with standard input.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -38,14 +39,19 @@ def main() -> None:
         if sys.stdin in readable:
             return
         for run in [each for each in runs if each in readable]:
-            if data := run.recv(65536):
+            try:
+                data = run.recv(65536)
+            except OSError:
+                data = b""
+            if data:
                 sys.stdout.write(data.decode() + "\n")
                 sys.stdout.flush()
             else:
                 runs.remove(run)
         if listener in readable:
             runs.append(listener.accept()[0])
-            runs[-1].send(ADVICE)
+            with contextlib.suppress(OSError):  # it has hung up
+                runs[-1].send(ADVICE)
 
 
 if __name__ == "__main__":
