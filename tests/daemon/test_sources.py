@@ -170,6 +170,14 @@ class TestBinding:
         setattr(odd, name, pynvml.convertStrBytes(lambda _handle: b"\xf8NVIDIA"))
         assert getattr(binding(odd), name)("a GPU") == "\ufffdNVIDIA"
 
+    @pytest.mark.parametrize("text", [b"N/A", b"[N/A]"])
+    def test_text_that_is_not_available(self, text: bytes) -> None:
+        """A driver's "N/A" is no text."""
+        odd = types.ModuleType("pynvml")
+        vars(odd).update(vars(pynvml))
+        setattr(odd, "nvmlDeviceGetSerial", pynvml.convertStrBytes(lambda _handle: text))  # noqa: B010 - as above
+        assert binding(odd).nvmlDeviceGetSerial(cast("Handle", "a GPU")) == ""
+
     def test_every_text_is_known(self) -> None:
         """The table has all functions for which nvidia-ml-py decodes a text."""
         decoding = pynvml.nvmlDeviceGetName.__code__

@@ -8,7 +8,7 @@ import pytest
 from fake_gpu import GIB, HANDLE, LINKS, SRAM, UNKNOWN, UNSUPPORTED, Fails, Gpu, by, read, reading
 
 from gpuwarden.gpu.metrics import GpuReadings as Row
-from gpuwarden.metrics.model import Metric
+from gpuwarden.metrics.model import Labels, Metric
 from gpuwarden.nvml import fields
 from gpuwarden.nvml.constants import CLOCK_EVENT_REASONS
 from gpuwarden.nvml.gpm import OPTION as GPM_OPTION
@@ -315,6 +315,24 @@ class TestNvlink:
         gone = dict.fromkeys(fields.NVLINK_KIBIBYTES.values())
         counted = {number: lambda link: 7 + link for number in fields.NVLINK_BYTES.values()}
         assert reading(Row.nvlink_bytes_total, {**gone, **counted}) == by({"transmit": 15, "receive": 15})
+
+    @pytest.mark.parametrize("fields_by_link", [fields.NVLINK_KIBIBYTES, fields.NVLINK_BYTES])
+    def test_sum_that_stays_zero(self, fields_by_link: Mapping[str, int]) -> None:
+        """Where the driver answers 0 for the sum over the links, the counts of the links are summed."""
+        zero = dict.fromkeys((*fields.NVLINK_KIBIBYTES.values(), *fields.NVLINK_BYTES.values()), 0)
+        counted = {number: lambda link: 0 if link == fields.ALL_LINKS else 5 for number in fields_by_link.values()}
+        unit = 1024 if fields_by_link is fields.NVLINK_KIBIBYTES else 1
+        total = 5 * LINKS * unit
+        assert reading(Row.nvlink_bytes_total, {**zero, **counted}) == by({"transmit": total, "receive": total})
+
+    @pytest.mark.parametrize(("raw", "expected"), [(0, by({"transmit": 0, "receive": 0})), (900, {})])
+    def test_zero_beside_traffic(self, raw: int, expected: Mapping[Labels, float]) -> None:
+        """0 of every counter is a value only while the raw counters, with the protocol's overhead, are 0 too."""
+        zero = dict.fromkeys((*fields.NVLINK_KIBIBYTES.values(), *fields.NVLINK_BYTES.values()), 0)
+        gpu = Gpu(zero | dict.fromkeys(fields.NVLINK_RAW_KIBIBYTES, raw))
+        assert gpu.read().readings[Row.nvlink_bytes_total] == expected
+        gpu.nvml.fields.update(dict.fromkeys(fields.NVLINK_KIBIBYTES.values(), 3))
+        assert gpu.read(after=100).readings[Row.nvlink_bytes_total] == by({"transmit": 3072, "receive": 3072})
 
     def test_source_of_bytes_does_not_change(self) -> None:
         """A sum over links that goes away is not replaced by the links' counters, which may start elsewhere."""

@@ -164,6 +164,18 @@ def test_data_centre_gpu(mock_nvml: MockNvml) -> None:
     }
 
 
+def test_nvlink_sum_that_a_driver_leaves_at_zero(mock_nvml: MockNvml) -> None:
+    """The links are summed where the driver's sum is 0; if only raw counters move, there is no value."""
+    name = 'gpuwarden_gpu_nvlink_bytes_total{direction="transmit"}'
+    mock_nvml.set(0, "nvlink_sum", 0)
+    by_link = sum(1 + 0.02 * link for link in range(18))
+    assert samples(mock_nvml)[name] == pytest.approx(0.9e6 * by_link * 3600 * 1024)
+    mock_nvml.set(0, "nvlink_data", 0)
+    found = samples(mock_nvml)
+    assert name not in found
+    assert found['gpuwarden_gpu_nvlink_up{link="17"}'] == 1
+
+
 def test_consumer_card(mock_nvml: MockNvml) -> None:
     """A card without ECC, NVLink, row remapping and a fabric has fans, and no defaults for missing readings."""
     found = samples(mock_nvml, "rtx4090")

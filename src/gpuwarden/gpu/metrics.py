@@ -177,7 +177,7 @@ class GpuReadings(Table[Device], prefix="gpuwarden_gpu_", key=("uuid",)):
         nvlink.speed, source="field 164", tier="slow")
     nvlink_bytes_total = Metric[Device](
         "gpuwarden_gpu_nvlink_bytes_total", "counter", "bytes", "Data transferred over all NVLinks since the driver loaded.",
-        nvlink.transferred, labels=("direction",), source="fields 138 and 139, else 202 and 204", tier="slow")
+        nvlink.transferred, labels=("direction",), source="fields 138 and 139 over all links or by link, else 202 and 204", tier="slow")
     nvlink_errors_total = Metric[Device](
         "gpuwarden_gpu_nvlink_errors_total", "counter", "", "NVLink errors by type, summed over all links.",
         nvlink.errors, labels=("type",), source="fields 38, 45, 160, 161 to 163, 206 to 221", tier="slow")

@@ -62,6 +62,7 @@ NVLINK_COUNT = 91
 NVLINK_SPEED = 164  # MB/s, of a link
 NVLINK_STATE = 165
 NVLINK_KIBIBYTES: Final = {"transmit": 138, "receive": 139}
+NVLINK_RAW_KIBIBYTES: Final = (140, 141)  # sent and received, with the overhead of the protocol
 NVLINK_BYTES: Final = {"transmit": 202, "receive": 204}  # of a link; Blackwell and newer
 NVLINK_ERRORS: Final = {
     "replay": 161,  # these three up to Hopper

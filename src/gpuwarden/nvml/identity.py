@@ -94,5 +94,6 @@ def _optional(ask: Callable[[], T]) -> T | None:
 
 
 def decode_text(answer: str | bytes) -> str:
-    """Return a text of NVML, which releases of nvidia-ml-py return as bytes in places."""
-    return answer.decode(errors="replace") if isinstance(answer, bytes) else answer
+    """Return a text of NVML, empty for "N/A"; releases of nvidia-ml-py return bytes in places."""
+    text = answer.decode(errors="replace") if isinstance(answer, bytes) else answer
+    return "" if text.strip("[]") == "N/A" else text

@@ -14,6 +14,7 @@ _KIBI = 1024
 _MEGA = 1e6
 _MAX_LINKS = 64  # read at most, whatever count the driver returns; NVML supports 36
 _ERROR_TYPES = "NVLink error types"
+_BYTES_SOURCE = "source of NVLink bytes"
 _SWITCHED_OFF = 2  # relearns since a link last counted, after which it counts as switched off
 _UP = frozenset({1, 2})  # active, and asleep to save power: NVML_NVLINK_STATE_*
 
@@ -36,21 +37,36 @@ def speed(gpu: Device) -> float | None:
 
 
 def transferred(gpu: Device) -> dict[Labels, float]:
-    """Bytes of data over all links since the driver loaded, by direction."""
-    if not _links(gpu):
+    """Bytes of data over all links since the driver loaded, by direction.
+
+    Some drivers answer 0 for the sum over the links while the links count. So the source is the first one that has
+    counted anything, and does not change later. Until then there is no value if the raw counters show traffic.
+    """
+    links = _links(gpu)
+    if not links:
         return {}
-    per_link = gpu.remember("NVLink bytes per link", lambda: _all_links(gpu) is None)
-    return (_summed(gpu) if per_link else _all_links(gpu)) or {}
+    if gpu.is_remembered(_BYTES_SOURCE):
+        return gpu.remember(_BYTES_SOURCE, lambda: _all_links)(gpu)
+    sources = (_all_links, _kibibytes_by_link, _bytes_by_link)
+    counting = next((source for source in sources if any(source(gpu).values())), None)
+    if counting:
+        return gpu.remember(_BYTES_SOURCE, lambda: counting)(gpu)
+    zero = next(filter(None, (source(gpu) for source in sources)), {})
+    raw = gpu.fields((number, link) for number in fields.NVLINK_RAW_KIBIBYTES for link in (fields.ALL_LINKS, *links))
+    return {} if any(raw) else zero
 
 
-def _all_links(gpu: Device) -> dict[Labels, float] | None:
+def _all_links(gpu: Device) -> dict[Labels, float]:
     numbers = fields.NVLINK_KIBIBYTES
-    found = gpu.fields((number, fields.ALL_LINKS) for number in numbers.values())
-    kibibytes = {(name,): value for name, value in zip(numbers, found, strict=True) if value is not None}
-    return {direction: value * _KIBI for direction, value in kibibytes.items()} or None
+    return present(numbers, gpu.fields((number, fields.ALL_LINKS) for number in numbers.values()), _KIBI)
 
 
-def _summed(gpu: Device) -> dict[Labels, float]:
+def _kibibytes_by_link(gpu: Device) -> dict[Labels, float]:
+    numbers = fields.NVLINK_KIBIBYTES
+    return {direction: n * _KIBI for direction, n in _totals(gpu, numbers, _read_links(gpu, numbers)).items()}
+
+
+def _bytes_by_link(gpu: Device) -> dict[Labels, float]:
     return _totals(gpu, fields.NVLINK_BYTES, _read_links(gpu, fields.NVLINK_BYTES))
 
 

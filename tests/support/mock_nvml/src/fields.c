@@ -94,7 +94,10 @@ static int power_or_thermal_field(int gpu, FieldValue *f) {
 /* 138-141: data sent, data received, raw sent, raw received, in KiB; raw adds the protocol's 15 %. */
 static int nvlink_throughput_field(int gpu, FieldValue *f) {
     REQUIRE(f->scope == THIS_GPU || f->scope < options.model->nvlinks);
-    double kib_per_second = (f->field % 2 ? 1.1e6 : 0.9e6) * (f->field >= 140 ? 1.15 : 1);
+    bool raw = f->field >= 140;
+    if ((f->scope == THIS_GPU && !setting(gpu, "nvlink_sum", 1)) || (!raw && !setting(gpu, "nvlink_data", 1)))
+        return give_u64(f, 0);
+    double kib_per_second = (f->field % 2 ? 1.1e6 : 0.9e6) * (raw ? 1.15 : 1);
     double links = f->scope == THIS_GPU ? options.model->nvlinks : 1 + 0.02 * f->scope;
     return give_u64(f, cumulated(gpu, kib_per_second * links, 60));
 }

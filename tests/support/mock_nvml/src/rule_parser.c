@@ -6,7 +6,7 @@
 
 static const char *const SETTINGS[] = {
     "count",     "ecc_dbe",     "ecc_sbe",       "energy",    "free",         "limit",
-    "memused",   "mig_hides",   "nvlink_down", "nvlink_errors", "pcie_gen",  "pcie_replay",  "pcie_width",
+    "memused",   "mig_hides",   "nvlink_data", "nvlink_down", "nvlink_errors", "nvlink_sum", "pcie_gen",  "pcie_replay",  "pcie_width",
     "power",     "pstate",      "recovery",      "remap_cor", "remap_failed", "remap_pending",
     "remap_unc", "temp",        "throttle",      "util",
 };
