@@ -293,7 +293,7 @@ class NotifyConfig:
         "Time to wait for more alerts after the first, to send them in one message.")
     max_per_hour: int = option(bounded(WHOLE, "1", "3600"), "20",
         "Maximum messages per hour to each target, at most a quarter of them in a burst; more alerts wait for the next "
-        "message. Messages with a new critical alert have a separate limit of the same size.")
+        "message. A new critical alert can also use a second limit of the same size, so never more than twice as many.")
     repeat: float = option(bounded(DURATION, "1m", "720h"), "4h",
         "Interval for re-sending an alert that is still firing.")
     resolved: bool = option(BOOLEAN, "true", "Send a message when an alert is resolved.")

@@ -191,12 +191,34 @@ def test_alert_burst_is_rate_limited() -> None:
                 until(lambda count=index + 1: sink.notified["webhook"].sent == count, "it is sent")  # type: ignore[misc]
         (each,) = sink._senders
         with each._turn:
-            assert each._next_message() > time.monotonic() + 300
+            assert each._next_message()[0] > time.monotonic() + 300
             assert len(each._queue.next_notifications(time.monotonic(), time.time())) == 198
         assert server.asked == 2
         update(sink, *alerts, xid(1))  # critical alerts have their own rate limit, and the waiting ones join
         contents = [server.next().content for _ in range(3)]
         assert (len(contents[2]["firing"]), names(contents[2])[0]) == (199, ("GpuXidCritical", "1"))
+
+
+def test_new_critical_alerts_are_rate_limited() -> None:
+    """Critical alerts of a job that crashes again and again use both limits, and no more; the rest share a message."""
+    settings = replace(FAST, group_wait=0.0, max_per_hour=8)  # each limit: two at once, then one every 450 s
+    with http_receiver() as server, notifier(webhook_settings(server, settings=settings)) as sink:
+        (each,) = sink._senders
+        runs: list[Alert] = []
+
+        def is_spent() -> bool:
+            runs.append(replace(near_oom(), labels={**near_oom().labels, "run_id": f"{len(runs)}-1"}))
+            update(sink, *runs)
+            with each._turn:
+                return each._queue.has_new and each._next_message()[0] > time.monotonic() + 300
+
+        until(is_spent, "both limits are used up")
+        for _ in range(100):
+            is_spent()
+        assert server.asked == sink.notified["webhook"].sent == 4
+        with each._turn:
+            waiting = each._queue.next_notifications(time.monotonic(), time.time())
+        assert len(waiting) > 100
 
 
 def test_unsent_alerts_are_sent_at_stop() -> None:

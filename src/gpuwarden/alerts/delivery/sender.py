@@ -79,7 +79,7 @@ class Sender:
         try:
             with self._turn:
                 self._queue.update(alerts, now)
-                if self._next_message() < self._wakes:
+                if self._next_message()[0] < self._wakes:
                     self._turn.notify()
                 if now - self._sending_since > STUCK_SECONDS:
                     self._sending_since = math.inf
@@ -93,11 +93,12 @@ class Sender:
             self._stopping = True
             self._turn.notify()
 
-    def _next_message(self) -> float:
-        """Return when the next message may be sent; infinity while there is none."""
+    def _next_message(self) -> tuple[float, RateLimit]:
+        """Return when the next message may be sent, infinity while there is none, and the limit that it counts on."""
         due, urgent = self._queue.due()
-        at = min(self._rate_limit.next_allowed(due), self._urgent_rate_limit.next_allowed(urgent))
-        return max(at, self._wait_until)
+        ordinary_at, urgent_at = self._rate_limit.next_allowed(due), self._urgent_rate_limit.next_allowed(urgent)
+        limit = self._urgent_rate_limit if urgent_at <= ordinary_at else self._rate_limit
+        return max(min(ordinary_at, urgent_at), self._wait_until), limit
 
     def _work(self) -> None:
         known = self._saved.read(time.time()) if self._saved else []
@@ -106,8 +107,11 @@ class Sender:
             self._restored = [alert for alert, _seconds in known]
         while True:
             with self._turn:
-                while not self._stopping and (wait := self._next_message() - time.monotonic()) > 0:
-                    self._wakes = time.monotonic() + wait
+                while True:
+                    at, limit = self._next_message()
+                    if self._stopping or (wait := at - time.monotonic()) <= 0:
+                        break
+                    self._wakes = at
                     self._turn.wait(min(wait, threading.TIMEOUT_MAX))
                 self._wakes = -math.inf  # it checks the queue again in any case
                 # While stopping, only new alerts are sent, and none to a target that fails.
@@ -120,7 +124,7 @@ class Sender:
                 self.target.send(notifications, standing)
             except PartlySentError as error:
                 self._count_failure(error)
-                self._mark_sent(notifications)
+                self._mark_sent(notifications, limit)
             except DeliveryError as error:
                 self._count_failure(error)
                 self._put_off(error)
@@ -135,20 +139,16 @@ class Sender:
                     )
                 self._logged = ("", -math.inf)
                 self.alerts += len(notifications)
-                self._mark_sent(notifications)
+                self._mark_sent(notifications, limit)
             finally:
                 self._sending_since = math.inf
 
-    def _mark_sent(self, notifications: Sequence[Notification]) -> None:
+    def _mark_sent(self, notifications: Sequence[Notification], limit: RateLimit) -> None:
         self.messages += 1
         self._failures = 0
         now = time.monotonic()
-        urgent = any(
-            not each.repeated and each.resolved_at is None and each.alert.condition.severity == "critical"
-            for each in notifications
-        )
         with self._turn:
-            (self._urgent_rate_limit if urgent else self._rate_limit).consume(now)
+            limit.consume(now)
             self._queue.mark_sent(notifications, now)
             sent = list(self._queue.sent(now))
         if self._saved:
