@@ -297,6 +297,8 @@ def test_handler_that_raises(caplog: pytest.LogCaptureFixture, monkeypatch: pyte
         ([event(), event(uuid=OTHER), event("neighbour", "warning")], 2, 1),
         ([pressure("critical"), pressure("warning", OTHER), pressure("none"), pressure("critical", OTHER)], 1, 1),
         ([pressure("critical"), pressure("none")], 0, 0),
+        ([pressure("critical"), pressure("none"), pressure("critical")], 1, 1),
+        ([pressure("critical"), pressure("warning")], 1, 0),
     ],
 )
 def test_unanswered(advice: list[Advice], warning: int, critical: int) -> None:
@@ -305,6 +307,26 @@ def test_unanswered(advice: list[Advice], warning: int, critical: int) -> None:
     assert len(made.pop_unanswered("stop", "warning", 0.0)) == warning
     assert len(made.pop_unanswered("call", "critical", 0.0)) == critical
     assert made.pop_unanswered("stop", "warning", 0.0) == made.pop_unanswered("call", "critical", 0.0) == []
+
+
+def test_level_that_fell_before_the_action() -> None:
+    """Critical advice that has become a warning is acted on only when it is critical again, and then once."""
+    made = advised(pressure("critical"), pressure("warning"))
+    answered = [len(made.pop_unanswered("stop", "critical", 0.0))]
+    for each in (pressure("critical"), pressure("warning"), pressure("critical")):
+        made.update(each, 1.0)
+        answered.append(len(made.pop_unanswered("stop", "critical", 1.0)))
+    assert answered == [0, 1, 0, 0]
+
+
+def test_action_waits_for_a_daemon() -> None:
+    """Without a daemon pressure is unknown, so that no action is taken; the next daemon's advice decides."""
+    made = advised(pressure("critical"))
+    made.disconnect(0.0)
+    answered = [len(made.pop_unanswered("stop", "critical", 0.0))]
+    made.update(pressure("critical"), 1.0)
+    answered.append(len(made.pop_unanswered("stop", "critical", 1.0)))
+    assert answered == [0, 1]
 
 
 def test_next_episode() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 
 from gpuwarden.client.guard import log_safely
@@ -13,7 +13,6 @@ from gpuwarden.protocol.messages import LEVEL_RANK, RESOURCES, Action, Advice, L
 from gpuwarden.protocol.validators import MAX_DEVICES
 
 MAX_EPISODES = MAX_DEVICES * (len(RESOURCES) + 1)  # devices times kinds of advice
-MAX_ALARMS = 16  # alarms without an action yet
 MAX_LINES_PER_HOUR = 20  # in the log
 HOUR_SECONDS = 3600.0
 EVENT_EPISODE_SECONDS = 600.0  # a repeated event within this time belongs to the same episode
@@ -26,18 +25,16 @@ _EVENT_TITLES = {"gpu_lost": "GPU lost", "neighbour": "co-tenant", "xid": "XID"}
 class _Episode:
     """Period in which something was wrong with a device."""
 
+    advice: Advice  # the last
     level: Level = "none"  # current pressure
     worst: Level = "none"  # worst level since its start
     until: float = inf  # monotonic
+    answered: dict[Action, Level] = field(default_factory=dict)  # level at which each action has been taken
 
-
-@dataclass(frozen=True, slots=True)
-class _Alarm:
-    """Advice that raised the worst level of its subject's episodes above `before`; `serial` counts alarms."""
-
-    serial: int
-    before: Level
-    advice: Advice
+    @property
+    def lasting_level(self) -> Level:
+        """Level that holds now: that of an event until its episode ends."""
+        return self.level if _find_subject(self.advice)[1] else self.worst
 
 
 class AdviceState:
@@ -52,9 +49,6 @@ class AdviceState:
         self.count = 0
         self.last: Advice | None = None
         self._episodes: dict[tuple[str, str], _Episode] = {}  # by UUID and subject
-        self._alarms: deque[_Alarm] = deque(maxlen=MAX_ALARMS)
-        self._raised = 0
-        self._answered: dict[Action, int] = {}  # serial of the last alarm that each action has seen
         self._lines: deque[float] = deque(maxlen=MAX_LINES_PER_HOUR)
 
     @property
@@ -79,17 +73,14 @@ class AdviceState:
                     each.worst = _find_worst((each.worst, episode.worst))
             return
         if episode is None or now > episode.until:
-            episode = _Episode()
-        before = _find_worst(each.worst for each in lasting)
+            episode = _Episode(advice, answered=dict(lasting[0].answered) if lasting else {})
+        episode.advice = advice
         if LEVEL_RANK[advice.level] > LEVEL_RANK[episode.worst]:
             episode.worst = advice.level
             self._log(logging.WARNING, advice, now)
         episode.level = advice.level if pressed else "none"
         episode.until = inf if pressed else now + EVENT_EPISODE_SECONDS
         self._episodes[device] = episode
-        if LEVEL_RANK[advice.level] > LEVEL_RANK[before]:
-            self._raised += 1
-            self._alarms.append(_Alarm(self._raised, before, advice))
 
     def disconnect(self, now: float) -> None:
         """Record that the connection is lost: pressure is unknown, reported as "none".
@@ -101,16 +92,18 @@ class AdviceState:
                 each.level, each.until = "none", now + RECONNECT_SECONDS
 
     def pop_unanswered(self, action: Action, level: Level, now: float) -> list[Advice]:
-        """Return advice that reached `level`, in episodes that still last, and mark it as answered by `action`."""
-        since = self._answered.get(action, 0)
-        self._answered[action] = self._raised
-        return [
-            each.advice
-            for each in self._alarms
-            if each.serial > since
-            and LEVEL_RANK[each.before] < LEVEL_RANK[level] <= LEVEL_RANK[each.advice.level]
-            and self._list_lasting(_find_subject(each.advice)[0], now)
-        ]
+        """Return advice of `level` or worse that still holds, and mark its episodes as answered by `action`."""
+        found: list[Advice] = []
+        for subject in dict.fromkeys(subject for _, subject in self._episodes):
+            lasting = self._list_lasting(subject, now)
+            worst = max(lasting, key=lambda each: LEVEL_RANK[each.lasting_level], default=None)
+            if worst is None or LEVEL_RANK[worst.lasting_level] < LEVEL_RANK[level]:
+                continue
+            if LEVEL_RANK[worst.answered.get(action, "none")] < LEVEL_RANK[level]:
+                found.append(worst.advice)
+                for each in lasting:
+                    each.answered[action] = worst.lasting_level
+        return found
 
     def _list_lasting(self, subject: str, now: float) -> list[_Episode]:
         return [each for (_, other), each in self._episodes.items() if other == subject and now <= each.until]
