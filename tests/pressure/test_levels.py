@@ -15,7 +15,15 @@ from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.metrics.model import Metric, Reading
-from gpuwarden.pressure.levels import Pressure, PressureWatch, RunPressure, memory_level, thermal_level
+from gpuwarden.pressure.levels import (
+    Pressure,
+    PressureWatch,
+    RunPressure,
+    forecast_level,
+    headroom_level,
+    thermal_level,
+    worse,
+)
 from gpuwarden.protocol.messages import DeviceMemory, Hello, Level
 from gpuwarden.runs.run_snapshot import JoinedPoll, RunSnapshot
 from snapshots import GIB, divided, gpu, snapshot
@@ -73,7 +81,7 @@ def test_defaults_are_those_of_the_alerts() -> None:
 )
 def test_levels_of_memory(share: float, seconds: float | None, level: Level) -> None:
     """The worse of headroom and OOM forecast sets the level."""
-    assert memory_level(LIMITS, share, seconds) == level
+    assert worse(headroom_level(LIMITS, share), forecast_level(LIMITS, seconds)) == level
 
 
 @pytest.mark.parametrize(
@@ -200,6 +208,23 @@ def test_oom_forecast_raises_the_level() -> None:
     ]
     assert [each.levels["GPU-0", "memory"] for each in results] == ["warning", "warning", "none"]
     assert [each.of_runs["7-1", "GPU-0"].seconds_to_oom for each in results] == [300.0, None, None]
+
+
+def test_level_by_forecast_ends_with_the_leak() -> None:
+    """A buffer that filled to its bound is no pressure at once; a level by the headroom is held as ever."""
+    watch, host = PressureWatch(LIMITS), snapshot(listed(gpu(0), 7))
+
+    def level(percent: float, seconds: float | None, now: float) -> Level:
+        there = run(7, "GPU-0", in_use=100 - percent, left=percent)
+        leak = Leak(1.0, GIB, TimeLeft(seconds, 0.0, None)) if seconds is not None else None
+        there = replace(there, leaks={"GPU-0": leak} if leak else {})
+        return watch.update(JoinedPoll(host, [there], now)).levels["GPU-0", "memory"]
+
+    assert [level(50, 50.0, 0.0), level(50, 70.0, 1.0), level(50, 200.0, 2.0)] == ["critical"] * 3
+    assert level(50, None, 3.0) == "none"
+    assert level(8, 50.0, 4.0) == "critical"
+    assert level(50, None, 5.0) == "warning"
+    assert [level(50, None, 34.9), level(50, None, 35.0)] == ["warning", "none"]
 
 
 def test_mig_instances_have_levels_of_their_own() -> None:

@@ -10,7 +10,7 @@ from gpuwarden.formatting import format_bytes, format_elapsed, format_margin, fo
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.owners.resolver import UNKNOWN, ProcessOwners
-from gpuwarden.pressure.levels import RunPressure, memory_level
+from gpuwarden.pressure.levels import RunPressure, headroom_level
 from gpuwarden.protocol.messages import LEVEL_RANK, Level
 from gpuwarden.xid.codes import explain
 
@@ -43,7 +43,7 @@ def short_name(gpu: Gpu) -> str:
 def memory_text(limits: Limits, memory: RunPressure, name: str) -> str:
     """Return how much memory a run has left."""
     ahead = memory.seconds_to_oom
-    by_time = ahead is not None and LEVEL_RANK[memory_level(limits, memory.share, None)] < LEVEL_RANK[memory.level]
+    by_time = ahead is not None and LEVEL_RANK[headroom_level(limits, memory.share)] < LEVEL_RANK[memory.level]
     what = (_AHEAD_IS if by_time else _MEMORY_IS)[memory.level]
     return f"{what.format(name)}: {format_bytes(memory.headroom)} of headroom left ({format_ratio(memory.share)})" + (
         f"; at the current growth it lasts {format_elapsed(ahead)}" if ahead is not None else ""

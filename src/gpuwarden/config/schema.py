@@ -209,7 +209,8 @@ class PressureConfig:
         "Margin to the throttle temperature, in degrees Celsius, at which thermal pressure is critical; must be "
         "below pressure.thermal_warning.")
     hold: float = option(bounded(DURATION, "0", "1h"), "30s",
-        "Time for which a value must stay clearly better before its level drops; raise it if levels flap.")
+        "Time for which a value must stay clearly better before its level drops; raise it if levels flap. A level by "
+        "the OOM forecast drops as soon as the growth has ended.")
     neighbour_share: float = option(bounded(SHARE, "1%", "100%"), "10%",
         "Share of a run's headroom that a co-tenant (another process) must take before the run is warned.")
 

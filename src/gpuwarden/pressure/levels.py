@@ -1,7 +1,8 @@
 """Pressure levels (none, warning, critical): memory of runs, temperature of GPUs.
 
 A level rises at once, and falls only after the values have been clearly better for `pressure.hold`, so that it does not
-flicker. The user page is docs/understand/pressure.md.
+flicker. A level by the OOM forecast ends with the leak: the leak detector has a hysteresis of its own. The user page is
+docs/understand/pressure.md.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.config.schema import PressureConfig as Limits
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu
@@ -21,15 +23,23 @@ CLEAR_TEMPERATURE_CELSIUS = 3.0  # above a temperature threshold, likewise
 _BY_DRIVER, _BY_HARDWARE = "sw_thermal_slowdown", "hw_thermal_slowdown"  # clock event reasons
 
 
-def memory_level(limits: Limits, share: float, seconds_to_oom: float | None, factor: float = 1.0) -> Level:
-    """Return the level of a run on a device, by its headroom ratio and its OOM forecast.
+def headroom_level(limits: Limits, share: float, factor: float = 1.0) -> Level:
+    """Return the level of a run on a device by its headroom ratio.
 
     `factor` widens the thresholds: a level that is none with CLEAR_MEMORY_FACTOR is clearly none.
     """
-    ahead = float("inf") if seconds_to_oom is None else seconds_to_oom
-    if share <= limits.memory_critical * factor or ahead <= limits.oom_critical * factor:
+    if share <= limits.memory_critical * factor:
         return "critical"
-    return "warning" if share <= limits.memory_warning * factor or ahead <= limits.oom_warning * factor else "none"
+    return "warning" if share <= limits.memory_warning * factor else "none"
+
+
+def forecast_level(limits: Limits, seconds_to_oom: float | None, factor: float = 1.0) -> Level:
+    """Return the level of a run on a device by its OOM forecast."""
+    if seconds_to_oom is None:
+        return "none"
+    if seconds_to_oom <= limits.oom_critical * factor:
+        return "critical"
+    return "warning" if seconds_to_oom <= limits.oom_warning * factor else "none"
 
 
 def thermal_level(limits: Limits, margin: float | None, throttled: tuple[bool, bool], extra: float = 0.0) -> Level:
@@ -42,6 +52,11 @@ def thermal_level(limits: Limits, margin: float | None, throttled: tuple[bool, b
     if by_hardware or left <= limits.thermal_critical + extra:
         return "critical"
     return "warning" if by_driver or left <= limits.thermal_warning + extra else "none"
+
+
+def worse(one: Level, other: Level) -> Level:
+    """Return the worse of two levels."""
+    return max(one, other, key=LEVEL_RANK.__getitem__)
 
 
 @dataclass(slots=True)
@@ -61,10 +76,33 @@ class LevelHysteresis:
         elif self.better_since is None:
             self.better_since, self.worst = now, clearly
         else:
-            self.worst = max(self.worst, clearly, key=LEVEL_RANK.__getitem__)
+            self.worst = worse(self.worst, clearly)
         if self.better_since is not None and now - self.better_since >= hold:
             self.level, self.better_since = self.worst, None
         return self.level
+
+
+@dataclass(slots=True)
+class _MemoryLevels:
+    """Levels of one run on one device, by its headroom and by its OOM forecast."""
+
+    by_headroom: LevelHysteresis = field(default_factory=LevelHysteresis)
+    by_forecast: LevelHysteresis = field(default_factory=LevelHysteresis)
+
+    def update(self, limits: Limits, share: float, leak: Leak | None, now: float) -> Level:
+        """Update with a poll; return the worse level."""
+        seconds = leak.left.seconds if leak and leak.left else None
+        if leak is None:
+            self.by_forecast = LevelHysteresis()
+        clearly = CLEAR_MEMORY_FACTOR
+        return worse(
+            self.by_headroom.update(
+                headroom_level(limits, share), headroom_level(limits, share, clearly), limits.hold, now
+            ),
+            self.by_forecast.update(
+                forecast_level(limits, seconds), forecast_level(limits, seconds, clearly), limits.hold, now
+            ),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +144,7 @@ class PressureWatch:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._memory: dict[tuple[str, str], LevelHysteresis] = {}  # by run and UUID
+        self._memory: dict[tuple[str, str], _MemoryLevels] = {}  # by run and UUID
         self._thermal: dict[str, LevelHysteresis] = {}  # by UUID
 
     def update(self, poll: JoinedPoll) -> Pressure:
@@ -116,7 +154,7 @@ class PressureWatch:
         self._memory = {key: standing for key, standing in self._memory.items() if key[0] in living}
         levels: dict[Labels, Level] = {}
         for (_run_id, uuid), each in of_runs.items():
-            levels[uuid, "memory"] = max(each.level, levels.get((uuid, "memory"), "none"), key=LEVEL_RANK.__getitem__)
+            levels[uuid, "memory"] = worse(each.level, levels.get((uuid, "memory"), "none"))
         for gpu in poll.snapshot.gpus:
             if gpu.up:
                 levels |= {(uuid, "memory"): "none" for uuid in _unused(gpu) if (uuid, "memory") not in levels}
@@ -131,16 +169,9 @@ class PressureWatch:
                 key = run.peer.run_id, uuid
                 in_use = run.memory[uuid].current
                 leak = run.leaks.get(uuid)
-                ratio, seconds = headroom_ratio(left, in_use), leak.left.seconds if leak and leak.left else None
-                standing = self._memory.get(key)
-                if standing is None:
-                    standing = self._memory[key] = LevelHysteresis()
-                strictly = memory_level(self._limits, ratio, seconds)
-                clearly = memory_level(self._limits, ratio, seconds, CLEAR_MEMORY_FACTOR)
-                yield (
-                    key,
-                    RunPressure(standing.update(strictly, clearly, self._limits.hold, now), left, in_use, seconds),
-                )
+                levels = self._memory.setdefault(key, _MemoryLevels())
+                level = levels.update(self._limits, headroom_ratio(left, in_use), leak, now)
+                yield key, RunPressure(level, left, in_use, leak.left.seconds if leak and leak.left else None)
 
     def _update_thermal(self, gpu: Gpu, levels: dict[Labels, Level], now: float) -> None:
         margin = gpu.value(GpuReadings.temperature_margin_celsius)
