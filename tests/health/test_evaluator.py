@@ -79,6 +79,21 @@ def test_run_near_out_of_memory() -> None:
     assert occurrences(poll(gpu(0), runs=(run(left=20),))) == []
 
 
+def test_leaking_run_is_near_out_of_memory_by_time() -> None:
+    """A run with half its memory free is near out of memory while its growth uses that up within a minute."""
+
+    def leaking(seconds: float) -> State:
+        leaks = {"GPU-0": Leak(GIB, GIB, TimeLeft(seconds, 0.0, None))}
+        return poll(gpu(0), runs=(replace(run(in_use=40, left=40), leaks=leaks),))
+
+    (near, expected) = occurrences(leaking(60.0))
+    assert (near[0], expected[0]) == ("RunNearOutOfMemory", "RunOutOfMemoryExpected")
+    assert near[1].description == (
+        f"{RUN} has 40.0 GiB of memory left on GPU 0 (H100) (50 %), 1m00s at its current growth."
+    )
+    assert [name for name, _occurrence in occurrences(leaking(61.0))] == ["RunOutOfMemoryExpected"]
+
+
 def test_run_on_an_instance_has_its_gpu() -> None:
     """An alert on a MIG instance has the instance's UUID, and the index and the name of its GPU."""
     near = run("MIG-1-0", in_use=9.5, left=0.2)

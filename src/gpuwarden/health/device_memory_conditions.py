@@ -32,13 +32,16 @@ def memory_pressure_text(level: Level, pressure: RunPressure | None) -> str:
     """Return the pressure on memory in a few words, with a run's headroom and how long that lasts."""
     if pressure is None:
         return _PRESSURE_TEXTS[level]
+    left = f"{format_bytes(pressure.headroom)} left ({format_ratio(pressure.share)})"
+    return f"{_PRESSURE_TEXTS[level]}: {left}{lasting_text(pressure)}"
+
+
+def lasting_text(pressure: RunPressure) -> str:
+    """Return how long a run's headroom lasts, to append; empty where it does not grow."""
     seconds = pressure.seconds_to_oom
-    lasts = "" if seconds is None else f", {_format_lead(seconds)} at its current growth"
-    return f"{_PRESSURE_TEXTS[level]}: {format_bytes(pressure.headroom)} left ({format_ratio(pressure.share)}){lasts}"
-
-
-def _format_lead(seconds: float) -> str:
-    return format_elapsed(seconds) if seconds >= 1 else "less than a second"
+    if seconds is None:
+        return ""
+    return f", {format_elapsed(seconds) if seconds >= 1 else 'less than a second'} at its current growth"
 
 
 DEVICE_MEMORY_CONDITIONS = (

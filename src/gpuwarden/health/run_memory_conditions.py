@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from gpuwarden.config import thresholds
 from gpuwarden.formatting import format_bytes, format_forecast, format_ratio
-from gpuwarden.health.device_memory_conditions import memory_pressure_text
+from gpuwarden.health.device_memory_conditions import lasting_text, memory_pressure_text
 from gpuwarden.health.model import (
     Check,
     Condition,
@@ -40,7 +40,7 @@ def _near_out_of_memory(state: State) -> Iterator[Occurrence]:
     for run in state.runs:
         for uuid in run.headroom:
             memory, gpu = state.pressure.of_runs.get((run.peer.run_id, uuid)), state.snapshot.gpu_with(uuid)
-            if memory is None or memory.share > state.pressure.limits.memory_critical or gpu is None:
+            if memory is None or gpu is None or memory.strict_level(state.pressure.limits) != "critical":
                 continue
             instance = None if uuid == gpu.identity.uuid else uuid  # its co-tenants only
             others = sum(
@@ -52,7 +52,7 @@ def _near_out_of_memory(state: State) -> Iterator[Occurrence]:
                 run,
                 "",  # RunMemoryPressureCritical
                 f"{run_text(run)} has {format_bytes(memory.headroom)} of memory left on {gpu_text(gpu)} "
-                f"({format_ratio(memory.share)}){co_tenants}.",
+                f"({format_ratio(memory.share)}){lasting_text(memory)}{co_tenants}.",
                 device_labels(uuid, gpu),
             )
 
@@ -106,7 +106,12 @@ RUN_MEMORY_CONDITIONS = (
         severity="critical",
         expr="""
             gpuwarden_run_memory_headroom_bytes
-              <= %{near_oom_ratio} * (gpuwarden_run_memory_headroom_bytes + gpuwarden_run_allocator_memory_bytes)
+            and (
+              gpuwarden_run_memory_headroom_bytes
+                <= %{near_oom_ratio} * (gpuwarden_run_memory_headroom_bytes + gpuwarden_run_allocator_memory_bytes)
+              or
+              gpuwarden_run_seconds_to_oom <= %{oom_soon.seconds}
+            )
         """,
         joins=("run", "gpu"),
         # No `for`: at the next evaluation the run may have failed. Headroom varies with the steps, so it keeps firing.
@@ -116,15 +121,16 @@ RUN_MEMORY_CONDITIONS = (
         description="""Run {{ $labels.run_name }} ({{ $labels.run_id }}) has {{ $value | humanize1024 }}B of memory left
             on GPU {{ $labels.gpu }} ({{ $labels.name }}) on {{ $labels.instance }}.%{soon}%{owner}%{holders}""",
         meaning="""The run's [headroom](understand/headroom.md) is at most %{near_oom_ratio.words} of the device memory
-            that it uses and can still allocate. This is not "used / size": a framework that reserves the whole device
-            at its start does not fire it.""",
+            that it uses and can still allocate, or a [leak](understand/leaks.md) uses up the rest within
+            %{oom_soon.words}. This is not "used / size": a framework that reserves the whole device at its start does
+            not fire it.""",
         diagnosis="""The dashboard panels *Memory in use by allocators* and *Headroom* for that GPU. Does the run grow
             from epoch to epoch, or did a co-tenant take the memory? The status page and
             `gpuwarden_owner_gpu_memory_used_bytes` have the owners.""",
         action="Save a checkpoint now. Then stop the co-tenant, or restart the run with a smaller batch.",
-        false_positives="""The run uses nearly all memory by design and does not grow: silence it for that run. Headroom
-            assumes a constant for memory outside the allocator (`runs.context_overhead`): set it if it is far off for
-            your framework.""",
+        false_positives="""The run uses nearly all memory by design and does not grow, or fills a bounded buffer fast:
+            silence it for that run. Headroom assumes a constant for memory outside the allocator
+            (`runs.context_overhead`): set it if it is far off for your framework.""",
     ),
     # Reports come between steps, when less is in use than within them: the peak reaches the limit first. One jump is a
     # larger batch or validation, so the peak must rise in two windows. `for` covers a start with several jumps.
@@ -190,14 +196,14 @@ RUN_MEMORY_CONDITIONS = (
         false_positives="A program searches for the largest batch that fits. Silence it for that run.",
     ),
     # The forecast uses the minimum of memory in use, which a single jump does not raise for long enough
-    # (docs/understand/leaks.md). `for` covers a forecast that comes and goes.
+    # (docs/understand/leaks.md). No `for`: a leak may last for a minute. A forecast that comes and goes is one alert.
     Condition(
         name="RunOutOfMemoryExpected",
         subject="run",
         severity="warning",
         expr="gpuwarden_run_seconds_to_oom < %{oom_expected.seconds}",
         joins=("run", "gpu"),
-        for_="30s",
+        keep_firing_for="1m",
         check=_out_of_memory_expected,
         summary="GPU memory leak: training run will run out of memory",
         description="""Run {{ $labels.run_name }} ({{ $labels.run_id }}) leaks memory%{growth} on GPU {{ $labels.gpu }}
@@ -210,15 +216,15 @@ RUN_MEMORY_CONDITIONS = (
             and `…_upper` are the bounds.""",
         action="""Make sure that the run has a checkpoint before then. Look for objects that the program keeps from step
             to step: models rebuilt every step, losses kept as tensors (use `float(loss)`), tensors in lists.""",
-        false_positives="""A bounded buffer fills up, such as a replay buffer: silence it for that run. It resolves when
-            the growth ends.""",
+        false_positives="""A bounded buffer fills up, such as a replay buffer: silence it for that run. It resolves a
+            minute after the growth ends.""",
     ),
     Condition(
         name="RunHostOutOfMemoryExpected",
         subject="run",
         severity="warning",
         expr="gpuwarden_run_seconds_to_host_oom < %{oom_expected.seconds}",
-        for_="30s",
+        keep_firing_for="1m",
         check=_host_out_of_memory_expected,
         summary="Host memory leak: training run will run out of memory",
         description="""Run {{ $labels.run_name }} ({{ $labels.run_id }}) on {{ $labels.instance }} leaks host

@@ -119,6 +119,10 @@ class RunPressure:
         """Headroom as a ratio of used memory plus headroom."""
         return headroom_ratio(self.headroom, self.in_use)
 
+    def strict_level(self, limits: Limits) -> Level:
+        """Return the level by the thresholds alone, without hysteresis."""
+        return worse(headroom_level(limits, self.share), forecast_level(limits, self.seconds_to_oom))
+
     def slack(self, limits: Limits) -> tuple[float, float]:
         """Return the bytes by which others, and by which the run itself, may grow until its level rises."""
         if self.level == "critical":

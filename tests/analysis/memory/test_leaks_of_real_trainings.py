@@ -1,4 +1,4 @@
-"""Leaks of real TensorFlow trainings, reported by a real daemon: callback, socket, metrics and log."""
+"""Leaks of real TensorFlow trainings, reported by a real daemon: callback, socket, metrics, log and webhook."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import re
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import pytest
+from message_receivers import http_receiver
 from services import ROOT, Daemon, Process, Samples, ending, until
 
 from mock_nvml import MockNvml
@@ -73,13 +75,20 @@ def sample_run(daemon: Daemon, trainer: Trainer) -> list[Sample]:
     return samples
 
 
+@contextmanager
+def running_daemon(folder: Path, mock: MockNvml, more: str = "") -> Iterator[Daemon]:
+    """Run a daemon that polls often."""
+    config = folder / "config.yaml"
+    config.write_text(f"poll:\n  interval: {POLL_SECONDS * 1000:.0f}ms\n{more}")
+    started = Daemon(folder / "daemon", "--config", str(config), env=mock.env(gpus=1))
+    with ending(started):
+        yield started
+
+
 @pytest.fixture
 def daemon(tmp_path: Path, mock_nvml: MockNvml) -> Iterator[Daemon]:
     """Start a daemon that polls often."""
-    config = tmp_path / "config.yaml"
-    config.write_text(f"poll:\n  interval: {POLL_SECONDS * 1000:.0f}ms\n")
-    started = Daemon(tmp_path / "daemon", "--config", str(config), env=mock_nvml.env(gpus=1))
-    with ending(started):
+    with running_daemon(tmp_path, mock_nvml) as started:
         yield started
 
 
@@ -121,3 +130,20 @@ def test_a_leak_is_reported(tmp_path: Path, daemon: Daemon, kind: str) -> None:
         == 1
     )
     assert "leak ended" not in log  # it lasts until the run ends
+
+
+@pytest.mark.parametrize("severity", ["info", "critical"])
+def test_a_leak_is_notified_without_prometheus(tmp_path: Path, mock_nvml: MockNvml, severity: str) -> None:
+    """The webhook gets the OOM forecast of a leak of half a minute while a fifth of the memory is free."""
+    with http_receiver() as server:
+        notify = f"notify: {{webhook: {server.url}, webhook_severity: {severity}, group_wait: 1s}}\n"
+        with running_daemon(tmp_path, mock_nvml, notify) as daemon:
+            (labels,) = Samples(until(daemon.page, "the page")).all("gpuwarden_gpu_info", gpu="0")
+            with ending(Trainer(tmp_path, daemon, dict(labels)["uuid"], "steps")):
+                message = server.next().content
+                current = daemon.samples().value("gpuwarden_run_allocator_memory_bytes")
+    (alert,) = message["firing"]
+    assert alert["alert"] == "RunNearOutOfMemory"  # it has less than a minute left
+    assert re.search(r" GPU 0 \(.*\) \(\d+ %\), \d+s at its current growth", alert["description"])
+    assert current is not None
+    assert current < 0.8 * LIMIT_MIB * MIB
