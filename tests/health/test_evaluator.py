@@ -18,7 +18,7 @@ from gpuwarden.gpu.snapshot import Gpu, XidCount
 from gpuwarden.health import conditions
 from gpuwarden.health.conditions import CONDITIONS, ConditionChecks
 from gpuwarden.health.daemon_conditions import DAEMON_CONDITIONS
-from gpuwarden.health.evaluator import MAX_ALERTS, STEADY_SECONDS, AlertEvaluator
+from gpuwarden.health.evaluator import MAX_ACTIVE_ALERTS, STEADY_SECONDS, AlertEvaluator
 from gpuwarden.health.link_conditions import LINK_CONDITIONS
 from gpuwarden.health.model import Alert, Occurrence
 from gpuwarden.host.process_key import ProcessKey
@@ -135,6 +135,21 @@ def test_death_of_a_run(outcome: Outcome, name: str) -> None:
     assert only_occurrence(poll(gpu(0), runs=(died,))) == (name, labels, text, "user alice, Slurm job 12")
     for other in (replace(ending, settled=False), replace(ending, outcome="finished")):
         assert occurrences(poll(gpu(0), runs=(replace(died, ending=other),))) == []
+
+
+def test_death_by_a_reported_out_of_memory_is_one_alert() -> None:
+    """A run that ends by the error it reported fires once; so does one that the kernel kills long after an error."""
+    ending = Ending("out_of_memory", "uncaught", NOW - 4, settled=True)
+    died = replace(run(), up=False, headroom={}, ending=ending, last_errors={"device_oom": NOW - 9})
+
+    def names(dead: RunSnapshot) -> list[str]:
+        return [name for name, _occurrence in occurrences(poll(gpu(0), runs=(dead,)))]
+
+    assert names(died) == ["RunOutOfMemory"]
+    assert names(replace(died, last_errors={"host_oom": NOW - 9})) == ["RunOutOfMemory"]
+    assert names(replace(died, last_errors={})) == ["RunDied"]
+    assert names(replace(died, last_errors={"device_oom": NOW - 70})) == ["RunOutOfMemory", "RunDied"]
+    assert names(replace(died, ending=replace(ending, outcome="crashed"))) == ["RunOutOfMemory", "RunDied"]
 
 
 def test_heat() -> None:
@@ -323,20 +338,20 @@ def test_alert_has_the_hold_of_its_rule() -> None:
 def test_alerts_are_bounded() -> None:
     """Alerts over the limit are dropped and counted once each; firing ones continue."""
     stage = ScriptedCondition()
-    stage.count = MAX_ALERTS + 3
-    assert len(stage.poll_at(0)[0]) == len(stage.poll_at(1)[0]) == MAX_ALERTS
+    stage.count = MAX_ACTIVE_ALERTS + 3
+    assert len(stage.poll_at(0)[0]) == len(stage.poll_at(1)[0]) == MAX_ACTIVE_ALERTS
     assert stage.evaluator.dropped == 3
 
 
 def test_many_warnings_do_not_drop_critical_alerts(caplog: pytest.LogCaptureFixture) -> None:
     """A flood of warnings is dropped, counted and logged once; critical alerts still fire."""
     stage = ScriptedCondition()
-    stage.count = MAX_ALERTS + 1
+    stage.count = MAX_ACTIVE_ALERTS + 1
     stage.poll_at(0)
     stage.extra = [Occurrence(labels={"run_id": "last"}, text="", description="last", since=NOW)]
     fires, _ended = stage.poll_at(1)
     assert "last" in [each.description for each in fires]
-    assert (len(fires), stage.evaluator.dropped) == (MAX_ALERTS + 1, 1)
+    assert (len(fires), stage.evaluator.dropped) == (MAX_ACTIVE_ALERTS + 1, 1)
     assert caplog.text.count("too many active alerts") == 1
 
 

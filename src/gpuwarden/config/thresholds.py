@@ -19,6 +19,7 @@ IDLE_SECONDS = 1800.0  # a GPU allocated and idle: longer than compiling, valida
 # Time for which an event is reported.
 DIED_SECONDS = 300.0  # end of a run
 ERROR_SECONDS = 600.0  # out-of-memory error of a run
+OOM_END_SECONDS = 60.0  # from a run's out-of-memory error to an end by it: one problem, not two
 MEMORY_ERRORS_SECONDS = 3600.0  # uncorrected memory error
 XID_SECONDS = 3600.0  # XID: nothing reports when its cause is fixed
 LOST_SECONDS = 1800.0  # data dropped or refused by the daemon

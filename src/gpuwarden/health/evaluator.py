@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 STEADY_SECONDS = 15.0  # minimum of keep_firing_for
 # Of each severity; further ones are counted and dropped. A host has some hundreds of GPUs and runs, and a thousand
 # failed runs must not displace the alert of a lost GPU.
-MAX_ALERTS = 1000
+MAX_ACTIVE_ALERTS = 1000
 
 # Longer than any `for_`: until then an alert of an earlier daemon cannot be resolved.
 RESTORED_SECONDS = 120.0
@@ -52,7 +52,7 @@ class AlertEvaluator:
     """Tracker of conditions from poll to poll. `now` is monotonic."""
 
     def __init__(self, conditions: Collection[Condition] = ALERTS.values()) -> None:
-        self.dropped = 0  # alerts above MAX_ALERTS, each counted once
+        self.dropped = 0  # alerts above MAX_ACTIVE_ALERTS, each counted once
         self._checks = ConditionChecks(conditions)
         values = rule_settings.placeholder_values()
         self._holds = {each.name: _seconds(each.for_, values) for each in conditions}
@@ -79,13 +79,13 @@ class AlertEvaluator:
             episode = self._episodes.get(key)
             if episode is not None:
                 episode.alert, episode.held = replace(alert, since=episode.alert.since), now
-            elif count[condition.severity] < MAX_ALERTS:
+            elif count[condition.severity] < MAX_ACTIVE_ALERTS:
                 self._episodes[key] = _Episode(alert, now, now)
                 count[condition.severity] += 1
             else:
                 left_out.add(key)
         if left_out and not self._left_out:
-            log.warning("too many active alerts, dropping new ones limit=%d", MAX_ALERTS)
+            log.warning("too many active alerts, dropping new ones limit=%d", MAX_ACTIVE_ALERTS)
         self.dropped += len(left_out - self._left_out)
         self._left_out = left_out
         ended = [each.alert for each in self._pop_ended(now) if each.fires]

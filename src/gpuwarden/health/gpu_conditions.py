@@ -153,7 +153,7 @@ GPU_CONDITIONS = (
         meaning="""The driver lists GPUs and refuses gpuwarden access to them (no_permission), so their health is
             unknown. GPUs that fail or hang fire GpuDown.""",
         diagnosis="`nvidia-smi -L`; `gpuwarden_collector_errors_total` has the driver's error.",
-        action="Give the daemon access to all device files (`/dev/nvidia*`).",
+        action="Give the daemon access to all device files (`/dev/nvidia0` and the others).",
         false_positives="Device files are hidden from the daemon on purpose, by rules of a cgroup or container.",
     ),
     # By its timestamp, as the first value of a counter is no increase.

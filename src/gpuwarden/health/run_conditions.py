@@ -9,7 +9,9 @@ from gpuwarden.formatting import format_elapsed
 from gpuwarden.health.model import Check, Condition, Labels, Occurrence, ago_text, run_occurrence, run_text
 from gpuwarden.host import procfs
 from gpuwarden.host.process_key import parse_run_id
-from gpuwarden.runs.outcome import Outcome
+from gpuwarden.protocol.messages import OOM_KINDS
+from gpuwarden.runs.outcome import Ending, Outcome
+from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.state import State
 
 _ENDED_DESCRIPTION = (
@@ -56,11 +58,19 @@ def _stall_ending(labels: Labels, state: State) -> str | None:
     return None
 
 
+def _has_reported(run: RunSnapshot, end: Ending) -> bool:
+    """Return whether the run ended by an out-of-memory that it reported itself, so that RunOutOfMemory fires."""
+    errors = (at for kind, at in run.last_errors.items() if kind in OOM_KINDS)
+    return end.outcome == "out_of_memory" and any(end.at - at < thresholds.OOM_END_SECONDS for at in errors)
+
+
 def _ended(name: str) -> Check:
     def check(state: State) -> Iterator[Occurrence]:
         for run in state.runs:
             end = run.ending
-            if end is not None and end.settled and END_CONDITIONS.get(end.outcome) == name:
+            if end is None or not end.settled or _has_reported(run, end):
+                continue
+            if END_CONDITIONS.get(end.outcome) == name:
                 outcome, ago = end.outcome.replace("_", " "), ago_text(state, end.at)
                 description = f"{run_text(run)} ended {ago}: {outcome} ({end.evidence})."
                 text = f"{outcome} {ago}"
@@ -69,11 +79,25 @@ def _ended(name: str) -> Check:
     return check
 
 
+# The runs that `_has_reported` leaves out.
+_REPORTED = f"""
+            unless on (cluster, job, instance, run_id, outcome)
+          (
+            gpuwarden_run_outcome{{outcome="out_of_memory"}}
+              and on (cluster, job, instance, run_id)
+            gpuwarden_run_ended_timestamp_seconds
+              - on (cluster, job, instance, run_id) group_right ()
+              gpuwarden_run_last_error_timestamp_seconds{{kind=~"device_oom|host_oom"}}
+              < {thresholds.OOM_END_SECONDS:g}
+          )
+"""
+
+
 # By the run's own series (one alert a run, kept by keep_firing_for); by the daemon's counter for runs never scraped.
-def _ended_expr(name: str) -> str:
+def _ended_expr(name: str, left_out: str = "") -> str:
     outcomes = "|".join(outcome for outcome, condition in END_CONDITIONS.items() if condition == name)
     return f"""
-        (gpuwarden_run_outcome{{outcome=~"{outcomes}"}} == 1)
+        (gpuwarden_run_outcome{{outcome=~"{outcomes}"}} == 1{left_out.rstrip()})
           %{{of_run}}
           or on (cluster, job, instance, outcome)
         (
@@ -110,7 +134,7 @@ RUN_CONDITIONS = (
         name="RunDied",
         subject="run",
         severity="warning",
-        expr=_ended_expr("RunDied"),
+        expr=_ended_expr("RunDied", _REPORTED),
         joins=(),
         keep_firing_for="%{died_told}",
         check=_ended("RunDied"),
@@ -118,9 +142,9 @@ RUN_CONDITIONS = (
         summary="Training run failed",
         description=_ENDED_DESCRIPTION,
         fires=_ENDED_FIRES,
-        meaning="""A run ended with an exception or an exit status other than 0 (*failed*), with an uncaught
-            out-of-memory error or by the kernel's OOM killer (*out_of_memory*), or by an abort or another crash in
-            native code, often after a CUDA error (*crashed*).""",
+        meaning="""A run ended with an exception or an exit status other than 0 (*failed*), by the kernel's OOM killer
+            (*out_of_memory*), or by an abort or another crash in native code, often after a CUDA error (*crashed*). A
+            run that ends by an out-of-memory error that it reported fires RunOutOfMemory only.""",
         diagnosis="""`gpuwarden runs show ID`, or the daemon's log (`journalctl -u gpuwarden | grep 'run ended'`); the
             dashboard panel *Runs in this time range* has the ids.""",
         action="[Runs](use/runs.md#how-a-run-ended) has the action for each outcome.",

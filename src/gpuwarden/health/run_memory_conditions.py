@@ -184,7 +184,8 @@ RUN_MEMORY_CONDITIONS = (
             reReplaceAll "_" " " }} (docs/understand/oom-diagnosis.md).{{ end }}%{owner_lately}""",
         fires="for %{oom_told.words} after the last error, or until `runs.expiry` after the end of the run",
         meaning="""A step of training, evaluation or prediction raised an out-of-memory error, of the GPU or of the
-            host ([error kinds](use/troubleshooting.md#error-kinds)). The run may have caught it and continued.""",
+            host ([error kinds](use/troubleshooting.md#error-kinds)). The run may have caught it and continued, or
+            ended by it: then RunDied does not fire.""",
         diagnosis="""The [diagnosis](understand/oom-diagnosis.md): its cause, evidence and next step, in `gpuwarden runs
             show ID` and the daemon's log (`journalctl -u gpuwarden | grep kind=device_oom`), which also has the
             requested size, the operation and the headroom before. `gpuwarden_run_oom_requested_bytes` and

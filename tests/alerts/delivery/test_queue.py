@@ -225,7 +225,7 @@ def test_late_restore() -> None:
 
 def test_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Alerts over the limit are dropped and counted once each."""
-    monkeypatch.setattr(queue_module, "MAX_ALERTS", 3)
+    monkeypatch.setattr(queue_module, "MAX_QUEUED_ALERTS", 3)
     queue = Queue(Policy.from_notify(SETTINGS, "info"))
     alerts: list[Alert] = [gpu_down(index) for index in range(5)]
     for now in (0, 1, 2):

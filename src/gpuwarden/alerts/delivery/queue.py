@@ -18,7 +18,8 @@ from gpuwarden.alerts.inhibition import find_hidden
 from gpuwarden.health.evaluator import AlertStates
 from gpuwarden.health.model import SEVERITY_RANK, Alert, Key
 
-MAX_ALERTS = 2000  # of each severity; further ones are dropped and counted
+# Of each severity, active ones and those whose end is not sent yet; further ones are dropped and counted.
+MAX_QUEUED_ALERTS = 2000
 RESTORED_SECONDS = 15.0  # until an alert of an earlier daemon that does not fire is gone
 
 _REPEAT_RATIO = 0.5  # of the repeat interval, after which an alert is repeated together with others
@@ -66,7 +67,7 @@ class Queue:
                     del self._entries[key]
             elif key in inhibited:
                 continue
-            elif count[alert.condition.severity] < MAX_ALERTS:
+            elif count[alert.condition.severity] < MAX_QUEUED_ALERTS:
                 self._entries[key] = _Entry(alert, now)
                 count[alert.condition.severity] += 1
             else:
