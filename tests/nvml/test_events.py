@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import subprocess
@@ -9,18 +10,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import pytest
 
 from mock_nvml import MockNvml
 
 SCRIPT = Path(__file__).parents[1] / "support/event_cases.py"
 
+OPERATIONAL = pytest.mark.parametrize("case_result", [{"driver": "615.32"}], indirect=True, ids=["R615"])
+
 
 @pytest.fixture
 def case_result(request: pytest.FixtureRequest, mock_nvml: MockNvml) -> Any:
     """Run the case that the test is named after, on two GPUs; return its result."""
     name = request.function.__name__.removeprefix("test_")
-    environment = os.environ | mock_nvml.env(gpus=2) | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = (
+        os.environ | mock_nvml.env(gpus=2, **getattr(request, "param", {})) | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    )
     environment["LD_LIBRARY_PATH"] = mock_nvml.env()["LD_LIBRARY_PATH"]
     done = subprocess.run(
         [sys.executable, SCRIPT, name], env=environment, capture_output=True, text=True, timeout=120, check=False
@@ -112,3 +118,45 @@ def test_receives_pending_events_before_registering_again(case_result: Any) -> N
 def test_drains_no_more_than_fit(case_result: Any) -> None:
     """While events are not drained the driver keeps the rest, and none is lost."""
     assert case_result == [3, 0]
+
+
+@OPERATIONAL
+def test_receives_events_of_a_newer_driver(case_result: Any) -> None:
+    """A driver with operational events reports XIDs that have none too: each comes once, in order."""
+    assert case_result == [[[0, 13], [1, 79], [1, 79], [0, 4_000]], 0]
+
+
+@OPERATIONAL
+def test_receives_operational_events(case_result: Any) -> None:
+    """Events have severity, category, role, module, and the driver's time where that is plausible.
+
+    An XID counts once for a group of events, and not if the fault is older than the driver.
+    """
+    events, timed, xids = case_result
+    module = "GPU-OPERATIONAL-"
+    assert events == [
+        ["fatal", "interconnect_error", "primary", module, 3, [79]],
+        ["fatal", "timeout", "propagated", module, 3, [79]],
+        ["corrected", "category_99", "propagated", module, 3, [45]],
+        ["recoverable", "interconnect_error", "other", module, 3, []],
+        ["fatal", "interconnect_error", "other", module, 3, [63]],
+    ]
+    assert timed == [True, True, True, False, False]
+    assert xids == [[1, 79], [1, 45]]
+
+
+@OPERATIONAL
+def test_continues_with_a_gpu_without_operational_events(case_result: Any) -> None:
+    """A GPU that refuses operational events still reports its XIDs."""
+    assert case_result == [[0, 48], [1, 31]]
+
+
+def test_layouts_are_those_of_the_binding() -> None:
+    """The mock, which checks these sizes when it is compiled, has the layouts of nvidia-ml-py."""
+    sizes = {
+        pynvml.c_nvmlGpuOperationalEventConfig_v1_t: 104,
+        pynvml.c_nvmlEventSetWait_v3_t: 224,
+        pynvml.c_nvmlEventSetGetContextInfo_v1_t: 20,
+        pynvml.c_nvmlEventSetGetContextData_v1_t: 16,
+    }
+    assert {layout: ctypes.sizeof(layout) for layout in sizes} == sizes

@@ -23,7 +23,11 @@ import pynvml
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.nvml import events
+from gpuwarden.nvml.constants import OPERATIONAL_GROUP_PREVIOUS as PREVIOUS
+from gpuwarden.nvml.constants import OPERATIONAL_PRIMARY as PRIMARY
+from gpuwarden.nvml.constants import OPERATIONAL_PROPAGATED as PROPAGATED
 from gpuwarden.nvml.driver import binding
+from gpuwarden.nvml.events import OperationalEvent
 from gpuwarden.xid.xid_collector import XidCollector
 from mock_nvml import MockNvml
 
@@ -187,6 +191,45 @@ async def released(listener: events.XidEvents) -> bool:
     while not listener.idle and time.monotonic() < end:
         await asyncio.sleep(0.02)
     return listener.idle
+
+
+async def case_receives_operational_events(box: Box) -> object:
+    await box.listening()
+    box.mock.operational(1, 79, attributes=PRIMARY, group=7, ago=0.5)
+    box.mock.operational(1, 79, attributes=PROPAGATED, category=1, group=7, ago=0.5)
+    box.mock.operational(1, 45, attributes=PROPAGATED, category=99, severity=20, group=7, ago=0.5)
+    box.mock.operational(0, severity=30, ago=3600)
+    box.mock.operational(0, 63, group_attributes=PREVIOUS)
+    found: list[OperationalEvent] = []
+
+    def received() -> bool:
+        found.extend(box.events.drain_operational())
+        return len(found) >= 5
+
+    await box.until(received)
+    now = time.time()
+    events = [[*key(each), each.module, each.code, list(each.xids)] for each in found]
+    ages = [round(now - each.time, 1) for each in found]
+    return [events, [0.5 <= age < 3 for age in ages], box.events_received]
+
+
+def key(event: OperationalEvent) -> tuple[str, str, str]:
+    return event.severity, event.category, event.role
+
+
+async def case_receives_events_of_a_newer_driver(box: Box) -> object:
+    await box.listening()
+    await box.receives((0, 13), (1, 79), (1, 79), (0, 4_000))
+    return [box.events_received, box.calls().get("EventSetWait_v2", 0)]
+
+
+async def case_continues_with_a_gpu_without_operational_events(box: Box) -> object:
+    box.mock.error(1, "nvmlEventSetRegisterGpuOperationalEvents_v1", "NOT_SUPPORTED")
+    await box.listening()
+    box.mock.operational(1, 79)
+    box.mock.operational(0, 48)
+    await box.receives((1, 31))
+    return box.events_received
 
 
 async def case_hang_affects_events_only(box: Box) -> object:

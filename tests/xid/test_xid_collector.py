@@ -16,6 +16,7 @@ from services import Daemon, ending, until
 
 from gpuwarden.gpu.snapshot import Snapshot, XidCount
 from gpuwarden.host.kernel_log import KernelLog
+from gpuwarden.nvml.constants import OPERATIONAL_GROUP_SIMULATED, OPERATIONAL_PRIMARY
 from gpuwarden.simulation.simulated_nvml import Simulation
 from gpuwarden.xid.kernel_messages import PREFIXES
 from gpuwarden.xid.xid_collector import IDENTIFY_SECONDS, MAX_UNRESOLVED, XidCollector
@@ -28,15 +29,15 @@ LOST = "GPU has fallen off the bus."
 class Box:
     """A daemon on two mock GPUs, with a kernel log of its own."""
 
-    def __init__(self, folder: Path, mock: MockNvml, kernel_log: Path) -> None:
-        self._folder, self._mock = folder, mock
+    def __init__(self, folder: Path, mock: MockNvml, kernel_log: Path, **settings: str) -> None:
+        self._folder, self._env = folder, mock.env(gpus=2, **settings)
         self._config = folder / "config.yaml"
         self._config.write_text(f"kernel_log:\n  path: {kernel_log}\npoll:\n  interval: 250ms\n")
         self.daemon = self.start()
 
     def start(self) -> Daemon:
         """Start a daemon."""
-        return Daemon(self._folder, "--config", str(self._config), env=self._mock.env(gpus=2))
+        return Daemon(self._folder, "--config", str(self._config), env=self._env)
 
     def sample(self, pattern: str) -> str:
         """Return the value of the one sample that matches; empty for none."""
@@ -100,6 +101,33 @@ def test_lost_gpu_keeps_its_xid(box: Box, mock_nvml: MockNvml, fifo: Fifo) -> No
     fifo.write("NVRM: Xid (PCI:0000:10:00): 13, pid=1")
     until(lambda: box.count(0, 31) and box.count(0, 13), "the next XIDs")
     assert box.count(1, 79) == "1.0"
+
+
+def test_operational_events(tmp_path: Path, mock_nvml: MockNvml, fifo: Fifo) -> None:
+    """A fault under R615 has severity, category, role and the driver's time; its XID counts once for all sources."""
+    box = Box(tmp_path, mock_nvml, fifo.path, driver="615.32")
+    kind = r'{category="interconnect_error",role="primary",severity="fatal",uuid="GPU-\S+1"}'
+    with ending(box.daemon):
+        until(lambda: box.access("nvml_events") == "1.0", "the events are listened to")
+        assert "gpuwarden_gpu_operational" not in box.daemon.page()
+        began = time.time()
+        mock_nvml.operational(1, 79, attributes=OPERATIONAL_PRIMARY, ago=1.0)
+        mock_nvml.xid(1, 79)
+        fifo.write(f"NVRM: Xid (PCI:0000:11:00): 79, pid=1, {LOST}", f"NVRM: GPU 0000:11:00.0: {LOST}")
+        mock_nvml.operational(1, severity=30, category=1, group_attributes=OPERATIONAL_GROUP_SIMULATED)
+        mock_nvml.xid(0, 31)
+        fifo.write("NVRM: Xid (PCI:0000:10:00): 13, pid=1")
+        until(lambda: box.count(0, 31) and box.count(0, 13), "what came after")
+        assert box.count(1, 79) == "1.0"
+        assert box.sample(f"gpuwarden_gpu_operational_events_total{kind}") == "1.0"
+        happened = float(box.sample(f"gpuwarden_gpu_operational_last_event_timestamp_seconds{kind}"))
+        assert began - 1.5 < happened < began  # a second ago, when it was raised
+        assert 'severity="recoverable"' not in box.daemon.page()
+        logged = (
+            r"ERROR operational event gpu=GPU-\S+1 severity=fatal category=interconnect_error role=primary .* xids=79"
+        )
+        assert re.search(logged, box.daemon.output())
+        assert "WARNING operational event" in box.daemon.output()
 
 
 @pytest.mark.parametrize("first", ["nvml", "kernel_log"])

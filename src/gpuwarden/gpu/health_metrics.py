@@ -43,6 +43,14 @@ def _xid_counts(subject: GpuInPoll) -> Reading:
     return {(str(code),): xid.count for code, xid in subject.gpu.xids.items()}
 
 
+def _operational_counts(subject: GpuInPoll) -> Reading:
+    return {kind: each.count for kind, each in subject.gpu.operational.items()}
+
+
+def _operational_times(subject: GpuInPoll) -> Reading:
+    return {kind: each.last for kind, each in subject.gpu.operational.items()}
+
+
 def _xid_times(subject: GpuInPoll) -> Reading:
     return {(str(code),): xid.last for code, xid in subject.gpu.xids.items()}
 
@@ -79,8 +87,14 @@ class GpuHealth(Table[GpuInPoll], prefix="gpuwarden_gpu_", key=("uuid",)):
         _process_counts, labels=("type",), source="nvmlDeviceGetComputeRunningProcesses, …GraphicsRunningProcesses")
     xid_events_total = Metric[GpuInPoll](
         "gpuwarden_gpu_xid_events_total", "counter", "", "XIDs of the GPU since the daemon started, and earlier ones that the kernel log still has; codes: docs/reference/xids.md.",
-        _xid_counts, labels=("xid",), source="nvmlEventSetWait_v2 and /dev/kmsg, each XID once")
+        _xid_counts, labels=("xid",), source="nvmlEventSetWait_v2 or v3, and /dev/kmsg, each XID once")
     xid_last_event_timestamp_seconds = Metric[GpuInPoll](
         "gpuwarden_gpu_xid_last_event_timestamp_seconds", "gauge", "seconds", "Unix time of the GPU's last XID with this code.",
-        _xid_times, labels=("xid",), source="nvmlEventSetWait_v2 and /dev/kmsg")
+        _xid_times, labels=("xid",), source="nvmlEventSetWait_v2 or v3, and /dev/kmsg")
+    operational_events_total = Metric[GpuInPoll](
+        "gpuwarden_gpu_operational_events_total", "counter", "", "GPU Operational Events since the daemon started, by severity and category; role = primary (origin of a fault), propagated or other.",
+        _operational_counts, labels=("severity", "category", "role"), source="nvmlEventSetWait_v3, driver R615 and newer")
+    operational_last_event_timestamp_seconds = Metric[GpuInPoll](
+        "gpuwarden_gpu_operational_last_event_timestamp_seconds", "gauge", "seconds", "Unix time of the last GPU Operational Event of this kind, as the driver reports it.",
+        _operational_times, labels=("severity", "category", "role"), source="nvmlEventSetWait_v3, driver R615 and newer")
     # fmt: on

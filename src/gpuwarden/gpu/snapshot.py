@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from gpuwarden.metrics.model import Metric, Readings
 from gpuwarden.nvml.identity import GpuIdentity, MigIdentity
 from gpuwarden.nvml.session import DriverVersions
 
 HUNG = "timeout"  # fault of a call that timed out
+
+OperationalKind: TypeAlias = "tuple[str, str, str]"  # severity, category and role of an operational event
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class MigInstance:
 
 @dataclass(frozen=True, slots=True)
 class XidCount:
-    """Known count of one XID on a GPU, and the Unix time of the last one."""
+    """Known count of one XID or kind of operational event on a GPU, and the Unix time of the last one."""
 
     count: int
     last: float
@@ -52,9 +54,9 @@ class Gpu:
 
     There are none either, and no fault, if it was not polled (`asked` is false).
     `process_lists` has the types of processes that the driver listed. `last_success` is Unix time, None before the
-    first answer; `errors` counts failed calls by name since the daemon started. `xids` are by code.
-    `taken` and `slow_taken` are the times of its readings and of its slow tier, in seconds of a clock with an arbitrary
-    zero.
+    first answer; `errors` counts failed calls by name since the daemon started. `xids` are by code, `operational`
+    events by kind. `taken` and `slow_taken` are the times of its readings and of its slow tier, in seconds of a clock
+    with an arbitrary zero.
     """
 
     identity: GpuIdentity
@@ -67,6 +69,7 @@ class Gpu:
     asked: bool = True
     mig: tuple[MigInstance, ...] = ()
     xids: Mapping[int, XidCount] = field(default_factory=dict)
+    operational: Mapping[OperationalKind, XidCount] = field(default_factory=dict)
     taken: float = field(default=0.0, compare=False)
     slow_taken: float = field(default=0.0, compare=False)
 

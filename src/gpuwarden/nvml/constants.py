@@ -98,6 +98,19 @@ GPM_REQUEST_VERSION: int = pynvml.NVML_GPM_METRICS_GET_VERSION
 MIG_ENABLED: int = pynvml.NVML_DEVICE_MIG_ENABLE
 NO_INSTANCE = 0xFFFFFFFF  # id for "no MIG instance"
 XID_EVENT: int = pynvml.nvmlEventTypeXidCriticalError
+# Operational events, in newer releases of nvidia-ml-py only: values from NVIDIA's "GPU Operational Events" of R615.
+OPERATIONAL_EVENT = 1  # type of data
+LEGACY_XID_CONTEXT = 1
+OPERATIONAL_SEVERITIES = {10: "informational", 20: "corrected", 30: "recoverable", 40: "fatal"}
+OPERATIONAL_CATEGORIES = {
+    1: "timeout",
+    2: "memory_integrity_error",
+    3: "interconnect_error",
+    4: "corruption_detected",
+    5: "security_error",
+}
+OPERATIONAL_PROPAGATED, OPERATIONAL_PRIMARY, OPERATIONAL_OVERFLOW = 1 << 2, 1 << 5, 1 << 6
+OPERATIONAL_GROUP_PREVIOUS, OPERATIONAL_GROUP_SIMULATED = 1 << 1, 1 << 2
 TEMPERATURE_CORE: int = pynvml.NVML_TEMPERATURE_GPU
 MEMORY_V2: int = pynvml.nvmlMemory_v2
 PERFORMANCE_STATE_UNKNOWN: int = pynvml.NVML_PSTATE_UNKNOWN

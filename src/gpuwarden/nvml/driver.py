@@ -14,7 +14,7 @@ from typing import Any, cast
 import pynvml
 
 from gpuwarden.nvml.identity import decode_text
-from gpuwarden.nvml.interface import FUNCTIONS, TEXTS, Field, FieldValue, Handle, Nvml
+from gpuwarden.nvml.interface import FUNCTIONS, TEXTS, EventSet, Field, FieldValue, Handle, Nvml
 from gpuwarden.nvml.process_lists import char_array, listing_functions
 from gpuwarden.nvml.return_codes import nvml_error
 from gpuwarden.nvml.troubleshooting import hidden_gpus
@@ -59,7 +59,7 @@ def binding(module: Any = pynvml) -> Nvml:
             functions[name] = partial(_filled, getattr(module, name), getattr(module, fills))
         else:
             functions[name] = _missing
-    functions |= listing_functions(module)
+    functions |= listing_functions(module) | _operational_event_functions(module)
     return cast("Nvml", SimpleNamespace(**functions))
 
 
@@ -86,6 +86,47 @@ def _filled(call: Callable[..., object], new: Callable[[], Any], handle: Handle)
     answer = new()
     call(handle, ctypes.byref(answer))
     return answer
+
+
+def _operational_event_functions(module: Any) -> dict[str, Callable[..., Any]]:
+    """Return the functions of operational events, each with the struct that it fills; none in older releases."""
+    if not hasattr(module, "nvmlEventSetWait_v3"):
+        return {}
+
+    def register(events: EventSet, uuid: str) -> None:
+        level = module.NVML_GPU_OPERATIONAL_EVENT_LOG_LEVEL_NOTICE  # lower ones are telemetry and diagnostics
+        config = module.c_nvmlGpuOperationalEventConfig_v1_t(uuid, minLogLevel=level)
+        module.nvmlEventSetRegisterGpuOperationalEvents_v1(events, config)
+
+    def wait(events: EventSet, milliseconds: int) -> Any:
+        event = module.c_nvmlEventSetWait_v3_t(timeoutMs=milliseconds)
+        module.nvmlEventSetWait_v3(events, event)
+        # Past the structure's own access, which fails on texts that are not UTF-8.
+        raw = ctypes.Structure.__getattribute__
+        return SimpleNamespace(**{name: raw(event, name) for name, _kind in event._fields_})
+
+    def context_count(events: EventSet) -> int:
+        answer = module.c_nvmlEventSetGetContextCount_v1_t()
+        module.nvmlEventSetGetContextCount_v1(events, answer)
+        return cast("int", answer.count)
+
+    def context_type(events: EventSet, index: int) -> int:
+        answer = module.c_nvmlEventSetGetContextInfo_v1_t(index=index)
+        module.nvmlEventSetGetContextInfo_v1(events, answer)
+        return cast("int", answer.nvmlGpuOperationalEventContextType)
+
+    def legacy_xid(events: EventSet, index: int) -> int:
+        answer = module.c_nvmlEventSetGetGpuOperationalEventContextLegacyXid_v1_t(index=index)
+        module.nvmlEventSetGetGpuOperationalEventContextLegacyXid_v1(events, answer)
+        return cast("int", answer.xidCode)
+
+    return {
+        "nvmlEventSetRegisterGpuOperationalEvents_v1": register,
+        "nvmlEventSetWait_v3": wait,
+        "nvmlEventSetGetContextCount_v1": context_count,
+        "nvmlEventSetGetContextInfo_v1": context_type,
+        "nvmlEventSetGetGpuOperationalEventContextLegacyXid_v1": legacy_xid,
+    }
 
 
 def _gsp_firmware_version(module: Any, handle: Handle) -> bytes:

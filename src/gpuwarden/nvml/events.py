@@ -1,4 +1,4 @@
-"""Listener for the driver's XID events. It runs on its own thread: a wait that hangs affects nothing else.
+"""Listener for the driver's XID events and operational events, on its own thread: a hanging wait affects nothing else.
 
 On Linux NVML returns each event of a set once, in order. The kernel log (xid/kernel_messages.py) has those it omits.
 """
@@ -13,10 +13,21 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
-from gpuwarden.nvml.constants import XID_EVENT
-from gpuwarden.nvml.interface import EventData, EventSet, Nvml, handle_key
+from gpuwarden.nvml.constants import (
+    LEGACY_XID_CONTEXT,
+    OPERATIONAL_CATEGORIES,
+    OPERATIONAL_EVENT,
+    OPERATIONAL_GROUP_PREVIOUS,
+    OPERATIONAL_GROUP_SIMULATED,
+    OPERATIONAL_OVERFLOW,
+    OPERATIONAL_PRIMARY,
+    OPERATIONAL_PROPAGATED,
+    OPERATIONAL_SEVERITIES,
+    XID_EVENT,
+)
+from gpuwarden.nvml.interface import EventData, EventSet, Nvml, WaitedEvent, handle_key
 from gpuwarden.nvml.return_codes import DRIVER_GONE, NO_EVENT, UNSUPPORTED, NVMLError, code_of, error_name
 from gpuwarden.nvml.session import DriverVersions
 
@@ -29,8 +40,13 @@ HUNG_SECONDS = 10.0  # without a wait that returned, after which the wait counts
 MAX_PENDING = 1024  # events received but not drained; beyond, they stay in the driver
 
 
-# The kernel log reports a lost GPU twice: as an XID, and as a sentence.
-XidSource = Literal["nvml", "kernel_log", "kernel_log_text"]
+MAX_CONTEXTS = 32  # of an operational event, searched for its XID
+_SECOND_MICROSECONDS = 1e6
+_CLOCK_SECONDS = 2.0  # by which the driver's time of an event may be before the wait that it ended, or after it
+
+# An operational event has the XID of its fault as well. The kernel log reports a lost GPU twice: as an XID, and as a
+# sentence.
+XidSource = Literal["nvml", "operational", "kernel_log", "kernel_log_text"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +62,26 @@ class XidReport:
     earliest: float
     latest: float
     time: float
+
+
+@dataclass(frozen=True, slots=True)
+class OperationalEvent:
+    """GPU Operational Event of R615 and newer; `time` is Unix time.
+
+    `role` is "primary" for the origin of a fault, "propagated" for what followed from it, else "other". `code` is one
+    of `module`. `lost` says that the driver dropped earlier events.
+    """
+
+    gpu: str
+    severity: str
+    category: str
+    role: str
+    module: str
+    code: int
+    time: float
+    xids: tuple[int, ...] = ()
+    simulated: bool = False
+    lost: bool = False
 
 
 class XidEvents:
@@ -70,6 +106,10 @@ class XidEvents:
         self._returned_at: float | None = None  # when a wait last returned; None without an event set
         self._failures = 0  # waits in a row
         self._pending: deque[XidReport] = deque()
+        self._operational_pending: deque[OperationalEvent] = deque()
+        self._is_operational = False  # whether a GPU reports operational events to the set
+        self._group: tuple[str, int] | None = None  # GPU and group of the last operational event, and its XIDs so far
+        self._group_xids: set[int] = set()
 
     @property
     def listening(self) -> bool:
@@ -95,6 +135,10 @@ class XidEvents:
     def drain(self) -> list[XidReport]:
         """Return the events since the last call, in order."""
         return [self._pending.popleft() for _ in range(len(self._pending))]
+
+    def drain_operational(self) -> list[OperationalEvent]:
+        """Return the operational events since the last call, in order."""
+        return [self._operational_pending.popleft() for _ in range(len(self._operational_pending))]
 
     def stop(self) -> None:
         """End the wait and free the event set, within about two seconds; events not drained are kept."""
@@ -148,6 +192,7 @@ class XidEvents:
 
     def _keep_listening(self, number: int, events: EventSet, stop: threading.Event) -> bool:
         known: dict[Hashable, str] = {}
+        self._is_operational = False
         missing = set(self._gpus)
         ask_at, empty_at, self._failures = 0.0, time.monotonic(), 0
         while not stop.is_set():
@@ -181,7 +226,18 @@ class XidEvents:
                 continue
             known[handle_key(handle)] = uuid
             settled.add(uuid)
+            self._register_operational(events, uuid)
         return settled
+
+    def _register_operational(self, events: EventSet, uuid: str) -> None:
+        try:
+            self._nvml.nvmlEventSetRegisterGpuOperationalEvents_v1(events, uuid)
+        except NVMLError as error:
+            if code_of(error) in DRIVER_GONE:
+                raise
+            log.debug("no operational events gpu=%s error=%s", uuid, error_name(error))
+        else:
+            self._is_operational = True
 
     def _wait(self, events: EventSet, known: dict[Hashable, str], empty_at: float, stop: threading.Event) -> float:
         """Wait for one event. `empty_at` is when the set was last empty; return the new such time. Raises NVMLError.
@@ -189,8 +245,12 @@ class XidEvents:
         NVML gives an event no time: it occurred after the last wait that found none.
         """
         began = time.monotonic()
+        waited: WaitedEvent | EventData
         try:
-            event = self._nvml.nvmlEventSetWait_v2(events, round(WAIT_SECONDS * 1000))
+            if self._is_operational:
+                waited = self._nvml.nvmlEventSetWait_v3(events, round(WAIT_SECONDS * 1000))
+            else:
+                waited = self._nvml.nvmlEventSetWait_v2(events, round(WAIT_SECONDS * 1000))
         except NVMLError as error:
             if code_of(error) == NO_EVENT:
                 self._returned_at, self._failures = time.monotonic(), 0
@@ -202,8 +262,11 @@ class XidEvents:
             stop.wait(began + WAIT_SECONDS - empty_at)  # it may return early, and must not spin
             return empty_at
         self._returned_at, self._failures = time.monotonic(), 0
-        self._record(event, known, empty_at)
-        while len(self._pending) >= MAX_PENDING and not stop.is_set():
+        if self._is_operational:
+            self._record_waited(events, cast("WaitedEvent", waited), empty_at)
+        else:
+            self._record(cast("EventData", waited), known, empty_at)
+        while max(len(self._pending), len(self._operational_pending)) >= MAX_PENDING and not stop.is_set():
             stop.wait(WAIT_SECONDS)
         return empty_at
 
@@ -216,8 +279,62 @@ class XidEvents:
                 self.unknown += 1
                 return
         if event.eventType & XID_EVENT:
-            self._pending.append(XidReport("nvml", uuid, event.eventData, empty_at, time.monotonic(), time.time()))
-            self.on_xid()
+            self._add_xid(XidReport("nvml", uuid, event.eventData, empty_at, time.monotonic(), time.time()))
+
+    def _add_xid(self, report: XidReport) -> None:
+        self._pending.append(report)
+        self.on_xid()
+
+    def _record_waited(self, events: EventSet, event: WaitedEvent, empty_at: float) -> None:
+        """Record an event that has its GPU and mostly its time; an operational one with its XIDs, once for a group."""
+        uuid = event.uuid.decode(errors="replace")
+        if not uuid:
+            self.unknown += 1
+            return
+        now, wall = time.monotonic(), time.time()
+        ago = wall - event.timestampUsec / _SECOND_MICROSECONDS
+        at = wall - ago if -_CLOCK_SECONDS <= ago <= now - empty_at + _CLOCK_SECONDS else wall
+        if event.dataType != OPERATIONAL_EVENT:
+            if event.eventType & XID_EVENT:
+                self._add_xid(XidReport("nvml", uuid, event.eventData, empty_at, now, at))
+            return
+        found = _operational_event(event, uuid, at, self._legacy_xids(events))
+        self._operational_pending.append(found)
+        if self._group != (uuid, event.groupCursor):
+            self._group, self._group_xids = (uuid, event.groupCursor), set()
+        if event.groupAttributes & (OPERATIONAL_GROUP_PREVIOUS | OPERATIONAL_GROUP_SIMULATED):
+            return  # a fault before the last start of the driver, or none
+        for code in set(found.xids) - self._group_xids:
+            self._group_xids.add(code)
+            self._add_xid(XidReport("operational", uuid, code, empty_at, now, at))
+
+    def _legacy_xids(self, events: EventSet) -> tuple[int, ...]:
+        """Return the XIDs in the contexts of the last event; empty if they cannot be read."""
+        nvml = self._nvml
+        try:
+            contexts = range(min(nvml.nvmlEventSetGetContextCount_v1(events), MAX_CONTEXTS))
+            found = [n for n in contexts if nvml.nvmlEventSetGetContextInfo_v1(events, n) == LEGACY_XID_CONTEXT]
+            return tuple(nvml.nvmlEventSetGetGpuOperationalEventContextLegacyXid_v1(events, n) for n in found)
+        except NVMLError as error:
+            log.debug("cannot read contexts of operational event error=%s", error_name(error))
+            return ()
+
+
+def _operational_event(event: WaitedEvent, uuid: str, at: float, xids: tuple[int, ...]) -> OperationalEvent:
+    """Return an operational event in words; what this version has no name for by its number."""
+    primary, propagated = event.attributes & OPERATIONAL_PRIMARY, event.attributes & OPERATIONAL_PROPAGATED
+    return OperationalEvent(
+        gpu=uuid,
+        severity=OPERATIONAL_SEVERITIES.get(event.severity, f"severity_{event.severity}"),
+        category=OPERATIONAL_CATEGORIES.get(event.categoryId, f"category_{event.categoryId}"),
+        role="primary" if primary else "propagated" if propagated else "other",
+        module=event.sourceModule.decode(errors="replace"),
+        code=event.moduleEventCode,
+        time=at,
+        xids=xids,
+        simulated=bool(event.groupAttributes & OPERATIONAL_GROUP_SIMULATED),
+        lost=bool(event.attributes & OPERATIONAL_OVERFLOW),
+    )
 
 
 def _ignore() -> None:

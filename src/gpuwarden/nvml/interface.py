@@ -142,11 +142,31 @@ class EventData(Protocol):
     eventData: int  # noqa: N815 - likewise
 
 
+class WaitedEvent(Protocol):
+    """nvmlEventSetWait_v3_t: an event as in EventData if `dataType` is 0, or an operational event.
+
+    `uuid` is empty if unknown, `timestampUsec` 0. `groupCursor` is equal for events of one incident.
+    """
+
+    dataType: int  # noqa: N815 - the fields' names in nvidia-ml-py
+    uuid: bytes
+    sourceModule: bytes  # noqa: N815
+    eventType: int  # noqa: N815
+    eventData: int  # noqa: N815
+    groupCursor: int  # noqa: N815
+    timestampUsec: int  # noqa: N815
+    severity: int
+    categoryId: int  # noqa: N815
+    moduleEventCode: int  # noqa: N815
+    attributes: int
+    groupAttributes: int  # noqa: N815
+
+
 class Nvml(Protocol):
     """Functions of NVML that gpuwarden calls. Every method raises pynvml.NVMLError with the driver's return code.
 
     Where nvidia-ml-py takes a struct to fill, or returns a union, these return its content (nvml/driver.py): a field
-    value is a pair of return code and value, None if the driver has no value now.
+    value is a pair of return code and value, None if the driver has no value now. A context's info is its type.
     """
 
     # fmt: off
@@ -238,6 +258,11 @@ class Nvml(Protocol):
     def nvmlEventSetCreate(self) -> EventSet: ...
     def nvmlDeviceRegisterEvents(self, handle: Handle, types: int, events: EventSet, /) -> None: ...
     def nvmlEventSetWait_v2(self, events: EventSet, milliseconds: int, /) -> EventData: ...
+    def nvmlEventSetRegisterGpuOperationalEvents_v1(self, events: EventSet, uuid: str, /) -> None: ...
+    def nvmlEventSetWait_v3(self, events: EventSet, milliseconds: int, /) -> WaitedEvent: ...
+    def nvmlEventSetGetContextCount_v1(self, events: EventSet, /) -> int: ...
+    def nvmlEventSetGetContextInfo_v1(self, events: EventSet, index: int, /) -> int: ...
+    def nvmlEventSetGetGpuOperationalEventContextLegacyXid_v1(self, events: EventSet, index: int, /) -> int: ...
     def nvmlEventSetFree(self, events: EventSet, /) -> None: ...
     # fmt: on
 

@@ -1,4 +1,4 @@
-"""Collector of the XIDs of all GPUs, from NVML's events and the kernel log. It counts and logs each fault once."""
+"""Collector of XIDs and operational events of all GPUs. Each fault counts once, whichever sources report it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpuwarden.formatting import format_fields
-from gpuwarden.gpu.snapshot import Gpu, Snapshot
+from gpuwarden.gpu.snapshot import Gpu, OperationalKind, Snapshot, XidCount
 from gpuwarden.host.kernel_log import KernelRecord
 from gpuwarden.log_limiter import LogLimiter
-from gpuwarden.nvml.events import XidEvents, XidReport
+from gpuwarden.nvml.events import OperationalEvent, XidEvents, XidReport
 from gpuwarden.nvml.identity import GpuIdentity
 from gpuwarden.nvml.interface import Nvml
 from gpuwarden.xid.codes import Severity, explain
@@ -26,6 +26,8 @@ MAX_UNRESOLVED = 256  # XIDs kept until their GPU is known
 IDENTIFY_SECONDS = 60.0
 REMEMBER_SECONDS = 3600.0  # for which a fault waits for the other source's report: a driver may hang for long
 
+MAX_KINDS = 64  # of operational events of a GPU, by severity, category and role; further ones are "other"
+_OPERATIONAL_LEVELS = {"fatal": logging.ERROR, "recoverable": logging.WARNING}
 _LEVELS: Mapping[Severity, int] = {"critical": logging.ERROR, "warning": logging.WARNING, "info": logging.INFO}
 
 
@@ -49,6 +51,7 @@ class XidCollector:
         self._unresolved_counts = XidDeduplicator()
         self._unresolved_dropped = 0
         self._gpus: list[tuple[GpuIdentity, bool]] = []  # at the last attempt to resolve
+        self._operational: dict[str, dict[OperationalKind, XidCount]] = {}  # by GPU
         self._lines = LogLimiter(MAX_LINES)
 
     @property
@@ -72,17 +75,42 @@ class XidCollector:
         for report in (*self._resolve(snapshot, news=bool(news)), *self.events.drain()):
             if self._counts.add(report):
                 self._log_report(report, snapshot.gpu(report.gpu))
+        for event in self.events.drain_operational():
+            self._add_operational(event)
         self._drop_overdue(now)
         for counts in (self._counts, self._unresolved_counts):
             counts.expire(now - REMEMBER_SECONDS)
-        if self._counts.empty:
+        if self._counts.empty and not self._operational:
             return snapshot
         self._counts.clamp_times(time.time())
-        gpus = tuple(
-            replace(gpu, xids=known) if (known := self._counts.counts(gpu.identity.uuid)) else gpu
-            for gpu in snapshot.gpus
-        )
-        return replace(snapshot, gpus=gpus)
+        gpus = []
+        for gpu in snapshot.gpus:
+            xids, operational = self._counts.counts(gpu.identity.uuid), self._operational.get(gpu.identity.uuid, {})
+            gpus.append(replace(gpu, xids=xids, operational=dict(operational)) if xids or operational else gpu)
+        return replace(snapshot, gpus=tuple(gpus))
+
+    def _add_operational(self, event: OperationalEvent) -> None:
+        """Count an operational event by severity, category and role, and log it; a test's is logged only."""
+        kind = event.severity, event.category, event.role
+        if not event.simulated:
+            kinds = self._operational.setdefault(event.gpu, {})
+            if kind not in kinds and len(kinds) >= MAX_KINDS:
+                kind = "other", "other", "other"
+            old = kinds.get(kind, XidCount(0, 0.0))
+            kinds[kind] = XidCount(old.count + 1, max(old.last, event.time))
+        if self._lines.allow((*kind, event.gpu, event.module, event.code), time.monotonic()):
+            fields = format_fields(
+                gpu=event.gpu,
+                severity=event.severity,
+                category=event.category,
+                role=event.role,
+                module=event.module,
+                code=event.code,
+                xids=",".join(map(str, event.xids)) or None,
+                simulated=event.simulated or None,
+                events_lost=event.lost or None,
+            )
+            log.log(_OPERATIONAL_LEVELS.get(event.severity, logging.INFO), "operational event %s", fields)
 
     def _resolve(self, snapshot: Snapshot, *, news: bool) -> list[XidReport]:
         """Return the kernel's XIDs of known GPUs; the others wait until their GPU is identified."""

@@ -25,7 +25,8 @@ LIBRARIES = ("-lm", "-lpthread")
 INSTALL = "apt-get install gcc libc6-dev"
 
 # Asked for by nvidia-ml-py 13.615 and not exported by the library of driver 590.48.01: left out, so that clients meet
-# FunctionNotFound, as they do wherever the Python package is newer than the driver.
+# FunctionNotFound, as they do wherever the Python package is newer than the driver. The functions of operational events
+# answer that unless MOCK_NVML_DRIVER is 615 or newer.
 NOT_EXPORTED = frozenset(
     {
         "nvmlDeviceGetAccountingStats_v2",
@@ -44,12 +45,6 @@ NOT_EXPORTED = frozenset(
         "nvmlDeviceSetNvlinkBwModeAsync_v1",
         "nvmlDeviceSetVgpuSchedulerState_v2",
         "nvmlDeviceVgpuForceGspUnload",
-        "nvmlEventSetGetContextCount_v1",
-        "nvmlEventSetGetContextData_v1",
-        "nvmlEventSetGetContextInfo_v1",
-        "nvmlEventSetGetGpuOperationalEventContextLegacyXid_v1",
-        "nvmlEventSetRegisterGpuOperationalEvents_v1",
-        "nvmlEventSetWait_v3",
         "nvmlGpuInstanceGetVgpuSchedulerLog_v2",
         "nvmlGpuInstanceGetVgpuSchedulerState_v2",
         "nvmlGpuInstanceSetVgpuSchedulerState_v2",

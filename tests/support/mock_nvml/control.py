@@ -112,6 +112,25 @@ class MockNvml:
         self._last_xid += 1
         self.control(f"xid {self._last_xid} {gpu} {code}")
 
+    def operational(
+        self,
+        gpu: int,
+        xid: int = 0,
+        *,
+        severity: int = 40,
+        category: int = 3,
+        attributes: int = 0,
+        group_attributes: int = 0,
+        group: int | None = None,
+        ago: float = 0.0,
+    ) -> None:
+        """Raise an operational event that occurred `ago` seconds ago; the driver must be 615 or newer."""
+        self._last_xid += 1
+        cursor = self._last_xid if group is None else group
+        at = round((time.time() - ago) * 1e6)
+        numbers = severity, category, attributes, group_attributes, cursor, at
+        self.control(f"operational {self._last_xid} {gpu} {xid} {' '.join(map(str, numbers))}")
+
     def driver(self, version: str) -> None:
         """Change the driver version."""
         self.control(f"driver {version}")

@@ -55,6 +55,14 @@ static Device *search(void (*name)(const Device *, char *), const char *wanted, 
     return NULL;
 }
 
+Device *device_of_uuid(const char *text) {
+    return search(uuid, text, 0);
+}
+
+void write_uuid(const Device *d, char out[96]) {
+    uuid(d, out);
+}
+
 static Device *search_instances(const char *wanted) {
     char text[TEXT_SIZE];
     for (int gpu = 0; wanted && gpu < live_gpus(); gpu++)

@@ -65,6 +65,8 @@ bool is_device(const void *handle);
 bool is_present(const Device *d); /* false: a MIG instance that was destroyed */
 Device *whole_device(int gpu);
 Device *mig_device(int gpu, int instance);
+Device *device_of_uuid(const char *text); /* handles.c; NULL: none */
+void write_uuid(const Device *d, char out[96]);
 int live_gpus(void);
 /* What a device refuses; each gives OK or NOT_SUPPORTED. */
 int any(const Device *d);
@@ -88,7 +90,10 @@ enum ProcessKind { COMPUTE, GRAPHICS };
 typedef struct {
     u64 sequence;
     int gpu;
-    u64 code;
+    u64 code; /* 0: an operational event without an Xid */
+    bool operational; /* with what follows */
+    u32 severity, category, attributes, group_attributes;
+    u64 group, timestamp_us;
 } Xid;
 typedef struct {
     bool hangs;
@@ -102,7 +107,7 @@ const char *driver_version(void);
 Processes processes_of(int gpu, enum ProcessKind kind);
 const MigLayout *declared_layout(int gpu); /* NULL: no rule */
 u64 latest_xid(void);
-bool next_xid(u64 after, bool (*wanted)(const void *listener, int gpu), const void *listener, Xid *out);
+bool next_xid(u64 after, bool (*wanted)(const void *listener, const Xid *xid), const void *listener, Xid *out);
 
 /* -- result_codes.c -- */
 int code_named(const char *name); /* negative: no such name */

@@ -83,9 +83,26 @@ static bool parse_processes(char **words, UNUSED int count, Rule *rule) {
 }
 
 static bool parse_xid(char **words, UNUSED int count, Rule *rule) {
-    rule->sequence = strtoull(words[1], NULL, 10);
-    return rule->sequence && parse_gpu(words[2], &rule->gpu) && rule->gpu != NO_GPU &&
-           parse_number(words[3], &rule->number);
+    bool parsed = parse_gpu(words[2], &rule->gpu) && parse_number(words[3], &rule->number);
+    rule->xid.sequence = strtoull(words[1], NULL, 10);
+    rule->xid.gpu = rule->gpu;
+    rule->xid.code = (u64)rule->number;
+    return parsed && rule->xid.sequence && rule->gpu != NO_GPU;
+}
+
+static bool parse_operational(char **words, int count, Rule *rule) {
+    double numbers[6];
+    for (int i = 0; i < 6; i++)
+        if (!parse_number(words[4 + i], &numbers[i]))
+            return false;
+    rule->xid.operational = true;
+    rule->xid.severity = (u32)numbers[0];
+    rule->xid.category = (u32)numbers[1];
+    rule->xid.attributes = (u32)numbers[2];
+    rule->xid.group_attributes = (u32)numbers[3];
+    rule->xid.group = (u64)numbers[4];
+    rule->xid.timestamp_us = (u64)numbers[5];
+    return parse_xid(words, count, rule);
 }
 
 static bool parse_driver(char **words, UNUSED int count, Rule *rule) {
@@ -112,6 +129,7 @@ static const struct {
     {"procs", PROCESSES, 3, 3, parse_processes},
     {"graphics", PROCESSES, 3, 3, parse_processes},
     {"xid", XID, 4, 4, parse_xid},
+    {"operational", XID, 10, 10, parse_operational},
     {"driver", DRIVER, 2, 2, parse_driver},
     {"mig", MIG, 3, 4, parse_mig},
 };
@@ -127,7 +145,7 @@ static bool parse_words(char **words, int count, Rule *rule) {
 }
 
 bool parse_rule(const char *line, Rule *rule) {
-    enum { MOST_WORDS = 6 };
+    enum { MOST_WORDS = 11 };
     char *words[MOST_WORDS], *save, *text = strdup(line);
     text[strcspn(text, "#\n")] = '\0';
     int count = 0;

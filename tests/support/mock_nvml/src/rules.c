@@ -152,21 +152,21 @@ u64 latest_xid(void) {
     Rules *rules = in_force();
     u64 latest = 0;
     for (int i = 0; i < rules->count; i++)
-        if (rules->rule[i].kind == XID && rules->rule[i].sequence > latest)
-            latest = rules->rule[i].sequence;
+        if (rules->rule[i].kind == XID && rules->rule[i].xid.sequence > latest)
+            latest = rules->rule[i].xid.sequence;
     return latest;
 }
 
-bool next_xid(u64 after, bool (*wanted)(const void *listener, int gpu), const void *listener, Xid *out) {
+bool next_xid(u64 after, bool (*wanted)(const void *listener, const Xid *xid), const void *listener, Xid *out) {
     Rules *rules = in_force();
-    const Rule *next = NULL;
+    const Xid *next = NULL;
     for (int i = 0; i < rules->count; i++) {
-        const Rule *rule = &rules->rule[i];
-        bool earliest = !next || rule->sequence < next->sequence;
-        if (rule->kind == XID && rule->sequence > after && earliest && wanted(listener, rule->gpu))
-            next = rule;
+        const Xid *xid = &rules->rule[i].xid;
+        bool earliest = !next || xid->sequence < next->sequence;
+        if (rules->rule[i].kind == XID && xid->sequence > after && earliest && wanted(listener, xid))
+            next = xid;
     }
     if (next)
-        *out = (Xid){next->sequence, next->gpu, (u64)next->number};
+        *out = *next;
     return next != NULL;
 }

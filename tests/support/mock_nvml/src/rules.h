@@ -9,9 +9,9 @@ typedef struct {
     int gpu;           /* NO_GPU: any GPU, and calls that concern none */
     char function[64]; /* a trailing '*' matches any rest; of DRIVER the version */
     char key[24];
-    double number;      /* the error code, the delay in microseconds, the setting or the Xid */
+    double number;      /* the error code, the delay in microseconds, or the setting */
     double probability; /* of an error */
-    u64 sequence;       /* of an Xid */
+    Xid xid;
     enum ProcessKind process_kind;
     Processes processes;
     MigLayout layout;
