@@ -38,6 +38,7 @@ NO_QUESTIONS = {
     "nvmlEventSetCreate",  # events of the time of recording are not reported again
     "nvmlDeviceRegisterEvents",
     "nvmlEventSetWait_v2",
+    *(name for name in FUNCTIONS if name.startswith("nvmlEventSet") and name.endswith(("_v1", "_v3"))),
     "nvmlEventSetFree",
 }
 

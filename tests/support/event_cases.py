@@ -228,7 +228,8 @@ async def case_continues_with_a_gpu_without_operational_events(box: Box) -> obje
     await box.listening()
     box.mock.operational(1, 79)
     box.mock.operational(0, 48)
-    await box.receives((1, 31))
+    box.mock.xid(1, 31)
+    await box.until(lambda: len(box.events_received) == 2)
     return box.events_received
 
 
