@@ -208,7 +208,7 @@ class WatchedBox:
         # Simulated GPUs are not this machine's: of these the daemon reads no kernel log, and its host is another too.
         pipeline = self._daemon.pipeline
         pipeline.kernel_log = _KernelLog(self.box)  # type: ignore[assignment] # as said
-        pipeline.knows_pids_of_kernel_log = True  # as said
+        pipeline.sees_host = True  # as said
         pipeline.host._reader.read = lambda: _HOST  # type: ignore[method-assign] # noqa: SLF001 - as said
         pipeline.host._trees.read = lambda peers: {}  # type: ignore[method-assign] # noqa: ARG005, SLF001 - as said
         self.box.meet()

@@ -83,7 +83,7 @@ def run(number: int, uuid: str, *, in_use: float = 50, left: float | None = 50) 
         memory,
         headroom,
         began=STARTED,
-        devices=(uuid,),
+        devices={uuid: True},
     )
 
 

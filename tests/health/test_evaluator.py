@@ -43,7 +43,8 @@ def run(uuid: str = "GPU-0", *, in_use: float = 76.5, left: float = 1.5) -> RunS
     """Return a run with memory in use and left on one device, in GiB."""
     memory = {uuid: DeviceMemory(int(in_use * GIB), int(in_use * GIB))}
     peer = ProcessKey(7, 1000, 1)
-    return RunSnapshot(peer, Hello("unet", "none", {}), None, None, True, True, memory, {uuid: left * GIB})
+    hello, headroom = Hello("unet", "none", {}), {uuid: left * GIB}
+    return RunSnapshot(peer, hello, None, None, True, True, memory, headroom, devices={uuid: True})
 
 
 def poll(*gpus: Gpu, runs: tuple[RunSnapshot, ...] = (), **more: object) -> State:

@@ -36,7 +36,8 @@ def run(number: int, uuid: str, *, in_use: float, left: float) -> RunSnapshot:
     """Make a run with GiB in use and left on one device."""
     memory = {uuid: DeviceMemory(int(in_use * GIB), int(in_use * GIB))}
     peer = ProcessKey(number, 1000, 1)
-    return RunSnapshot(peer, Hello(f"run-{number}", "none", {}), None, None, True, True, memory, {uuid: left * GIB})
+    hello, headroom = Hello(f"run-{number}", "none", {}), {uuid: left * GIB}
+    return RunSnapshot(peer, hello, None, None, True, True, memory, headroom, devices={uuid: True})
 
 
 def listed(each: Gpu, *pids: int) -> Gpu:
@@ -120,6 +121,13 @@ def test_level_rises_at_once() -> None:
     host = RunOnGpu()
     assert [host.level(percent, now) for now, percent in enumerate((50, 9, 4))] == ["none", "warning", "critical"]
     assert RunOnGpu().level(1, 0.0) == "critical"
+
+
+def test_unverified_run_is_a_warning_at_most() -> None:
+    """A run that the driver's list cannot confirm is a warning, for itself and for its GPU."""
+    there = replace(run(7, "GPU-0", in_use=99, left=0), devices={"GPU-0": False})
+    pressure = PressureWatch(LIMITS).update(JoinedPoll(snapshot(listed(gpu(0), 8)), [there], 0.0))
+    assert pressure.levels["GPU-0", "memory"] == pressure.of_runs["7-1", "GPU-0"].level == "warning"
 
 
 def test_level_falls_late() -> None:

@@ -1,9 +1,13 @@
-"""Resolution of a run's devices to GPUs, only by evidence."""
+"""Resolution of a run's devices to GPUs, only by evidence, and proof that it uses them."""
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
+from gpuwarden.gpu.snapshot import Gpu
+from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.protocol.messages import Hello
-from gpuwarden.runs.devices import resolve
+from gpuwarden.runs.devices import list_processes, resolve
 from snapshots import divided, gpu, snapshot
 
 BOX = snapshot(gpu(0), gpu(1, held={7: 1}), gpu(2), gpu(3))
@@ -71,3 +75,48 @@ def test_mig_instance() -> None:
         (hello(ONE), 99, {}),
     ]
     assert [(said, pid, resolve(said, pid, DIVIDED)) for said, pid, _ in cases] == cases
+
+
+MPS = {4711: ProcessIdentity(0, "nvidia-cuda-mps")}
+COMPUTE = ("compute", "graphics")
+
+
+def verify(own: set[int], *gpus: Gpu, before: Mapping[str, bool] | None = None, **more: Any) -> dict[str, bool]:
+    """Verify a claim of all devices by a run with these pids."""
+    settings: dict[str, Any] = {"identities": {}, "sees_host": True, "trust_reports": False, **more}
+    claimed = [uuid for gpu in gpus for uuid in (gpu.identity.uuid, *(each.identity.uuid for each in gpu.mig))]
+    return list_processes(snapshot(*gpus), **settings).verify(claimed, own, before or {})
+
+
+def test_claim_without_a_process_does_not_count() -> None:
+    """A run uses the GPUs on which the driver lists one of its processes; a claim of another GPU is dropped."""
+    box = [replace(gpu(0, held={7: 1, 4711: 1}), process_lists=COMPUTE), replace(gpu(1), process_lists=COMPUTE)]
+    assert verify({7}, *box) == {"GPU-0": True}
+    assert verify({6, 7}, *box) == {"GPU-0": True}  # by a child
+    assert verify({99}, *box) == {}
+    mig = replace(divided(2, free=(1, 2), held={7: 1}), process_lists=COMPUTE)
+    assert verify({7}, mig) == {"MIG-2-1": True}
+
+
+def test_claim_is_unverified_where_the_list_cannot_show_the_process() -> None:
+    """In another pid namespace, under MPS and without a list, a claim may be true."""
+    box = replace(gpu(0, held={4711: 1}), process_lists=COMPUTE)
+    assert verify({99}, box, sees_host=False) == {"GPU-0": False}
+    assert verify({99}, box, identities=MPS) == {"GPU-0": False}
+    assert verify(set(), box) == {"GPU-0": False}
+    assert verify({99}, replace(box, process_lists=("graphics",))) == {"GPU-0": False}
+    assert verify({4711}, box, sees_host=False) == {"GPU-0": True}
+
+
+def test_gpu_that_does_not_answer_keeps_its_runs() -> None:
+    """A lost GPU lists nothing: its runs stay as they were, and a new claim is unverified."""
+    lost = Gpu(gpu(0).identity, fault="gpu_is_lost")
+    assert verify({7}, lost, before={"GPU-0": True, "MIG-0-1": True}) == {"GPU-0": True, "MIG-0-1": True}
+    assert verify({7}, lost) == {"GPU-0": False}
+    answers = replace(gpu(0), process_lists=COMPUTE)
+    assert verify({7}, answers, before={"GPU-0": True}) == {}
+
+
+def test_reports_can_be_trusted() -> None:
+    """With runs.trust_reports every claim counts: a CPU that stands in for a GPU has no process there."""
+    assert verify({99}, replace(gpu(0), process_lists=COMPUTE), trust_reports=True) == {"GPU-0": True}

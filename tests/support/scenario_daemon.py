@@ -333,7 +333,7 @@ class Box:
     def _make_daemon(self) -> None:
         self._daemon = Daemon(self._config, self._source())
         self._pipeline = self._daemon.pipeline
-        self._pipeline.knows_pids_of_kernel_log = True
+        self._pipeline.sees_host = True
         self._pipeline.run_server.send = self._take_advice  # type: ignore[method-assign]
         target = cast("Any", _Target(self._config, self.record))
         self._dispatcher = delivery.Dispatcher(self._config, self._folder / "notified", [target])

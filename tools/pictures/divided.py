@@ -56,7 +56,7 @@ def _moved(run: RunSnapshot, whole: str, part: str) -> RunSnapshot:
     moved: dict[str, Any] = {
         name: _renamed(held, whole, part) for name, held in by_device.items() if isinstance(held, Mapping)
     }
-    return replace(run, **moved, devices=tuple(part if each == whole else each for each in run.devices))
+    return replace(run, **moved)
 
 
 def _renamed(held: Mapping[_Key, Any], whole: _Key, part: _Key) -> dict[_Key, Any]:

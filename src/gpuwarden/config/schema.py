@@ -186,6 +186,9 @@ class RunsConfig:
         "uneven steps.")
     stall_after: float = option(bounded(DURATION, "1s", "24h"), "1m",
         "Minimum duration of a step before the run counts as stalled.")
+    trust_reports: bool = option(BOOLEAN, "false",
+        "Count a run for the GPUs that it names even where the driver does not list its process, as in a container "
+        "without the host's pids, or in tests on the CPU; any user who can report can then raise alerts about any GPU.")
     context_overhead: int = option(bounded(SIZE, "0", "64GiB"), "512MiB",
         "Device memory that a process uses in addition to its allocator's pool (CUDA context, cuBLAS, cuDNN); "
         "subtracted from headroom.")

@@ -65,7 +65,7 @@ class Pipeline:
         self.poller.register(self.xids.events)
         self.xids.events.on_xid = self._request_if_urgent
         self.kernel_log = KernelLog(_KERNEL_LOG_PREFIXES, config.kernel_log.path) if source.is_local else None
-        self.knows_pids_of_kernel_log = pid_namespace.is_initial()  # otherwise its pids are of another namespace
+        self.sees_host = pid_namespace.is_initial()  # otherwise pids of the kernel log are of another namespace
         self.host = HostSampler(config.poll.slow_interval)
         self.users = UserNames(source.user_name)
         self.processes = ProcessIdentifier() if source.is_local else None
@@ -80,7 +80,7 @@ class Pipeline:
         )
         self.co_tenants = CoTenantTracker()
         prior_runs = PriorRuns()
-        self.registry = _registry(config, prior_runs)
+        self.registry = _registry(config, prior_runs, source, sees_host=self.sees_host)
         self.run_server = RunServer(self.registry, request_poll)
         self.recorder = _recorder(config, source, prior_runs, self.users)
         self.accountant = UsageAccountant(max(config.poll.interval, config.poll.slow_interval))
@@ -111,7 +111,7 @@ class Pipeline:
         snapshot = await self.poller.poll()
         # Only now: the kernel's records about a run that ended meanwhile must be read before its end is shown.
         logged = self.kernel_log.read() if self.kernel_log else []
-        if self.knows_pids_of_kernel_log:
+        if self.sees_host:
             self.registry.add_oom_kills(oom_killer.parse_oom_kills(logged))
         return self.join(self.xids.attach(snapshot, logged), time.monotonic(), counts)
 
@@ -222,7 +222,7 @@ def _poller(config: Config, source: Source) -> Poller:
     )
 
 
-def _registry(config: Config, prior_runs: PriorRuns) -> RunRegistry:
+def _registry(config: Config, prior_runs: PriorRuns, source: Source, *, sees_host: bool) -> RunRegistry:
     return RunRegistry(
         limit=config.runs.max,
         expiry=config.runs.expiry,
@@ -230,6 +230,8 @@ def _registry(config: Config, prior_runs: PriorRuns) -> RunRegistry:
         patience=Patience(config.runs.stall_factor, config.runs.stall_after),
         prior_runs=prior_runs,
         alerting=config.alerting,
+        sees_host=sees_host,
+        trust_reports=config.runs.trust_reports or not source.is_local,  # a simulation lists no real process
     )
 
 

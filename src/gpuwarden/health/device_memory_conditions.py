@@ -11,6 +11,11 @@ from gpuwarden.protocol.messages import Level
 from gpuwarden.state import State
 
 _SIZE = "(gpuwarden:device:memory_free_bytes + gpuwarden:device:memory_used_bytes)"
+_VERIFIED_HEADROOM = """(
+              gpuwarden_run_memory_headroom_bytes
+                unless on (cluster, job, instance, run_id, uuid)
+              gpuwarden_run_device_verified == 0
+            )"""
 
 
 _PRESSURE_TEXTS: Mapping[Level, str] = {"critical": "almost out of memory", "warning": "memory running low"}
@@ -75,7 +80,7 @@ DEVICE_MEMORY_CONDITIONS = (
             min_over_time(gpuwarden:device:memory_used_bytes[%{{climb_window}}] offset %{{climb_window}})
               >= (1 - %{{little_ratio}}) * {_SIZE}
             unless on (cluster, job, instance, uuid)
-            gpuwarden_run_memory_headroom_bytes
+            {_VERIFIED_HEADROOM}
         """,
         keep_firing_for="1m",
         summary="GPU almost out of memory",
@@ -117,7 +122,7 @@ DEVICE_MEMORY_CONDITIONS = (
             and
             gpuwarden:device:memory_used_bytes >= %{{leak_ratio}} * {_SIZE}
             unless on (cluster, job, instance, uuid)
-            gpuwarden_run_memory_headroom_bytes
+            {_VERIFIED_HEADROOM}
         """,
         for_="%{leak_still}",
         summary="GPU memory keeps growing and will run out",

@@ -30,7 +30,7 @@ def _run_pressure(level: Level) -> Check:
             for uuid in run.headroom if run.up else ():
                 pressure = state.pressure.of_runs.get((run.peer.run_id, uuid))
                 if pressure is not None and pressure.level == level:
-                    text = memory_pressure_text(level, pressure)
+                    text = memory_pressure_text(level, pressure) + ("" if run.devices.get(uuid) else ", unverified")
                     yield run_occurrence(state, run, text, f"{run_text(run)}: {text}.", {"uuid": uuid})
 
     return check
@@ -41,6 +41,8 @@ def _near_out_of_memory(state: State) -> Iterator[Occurrence]:
         for uuid in run.headroom:
             memory, gpu = state.pressure.of_runs.get((run.peer.run_id, uuid)), state.snapshot.gpu_with(uuid)
             if memory is None or gpu is None or memory.strict_level(state.pressure.limits) != "critical":
+                continue
+            if not run.devices.get(uuid):
                 continue
             instance = None if uuid == gpu.identity.uuid else uuid  # its co-tenants only
             others = sum(
@@ -112,6 +114,8 @@ RUN_MEMORY_CONDITIONS = (
               or
               gpuwarden_run_seconds_to_oom <= %{oom_soon.seconds}
             )
+            unless on (cluster, job, instance, run_id, uuid)
+            gpuwarden_run_device_verified == 0
         """,
         joins=("run", "gpu"),
         # No `for`: at the next evaluation the run may have failed. Headroom varies with the steps, so it keeps firing.
@@ -130,7 +134,8 @@ RUN_MEMORY_CONDITIONS = (
         action="Save a checkpoint now. Then stop the co-tenant, or restart the run with a smaller batch.",
         false_positives="""The run uses nearly all memory by design and does not grow, or fills a bounded buffer fast:
             silence it for that run. Headroom assumes a constant for memory outside the allocator
-            (`runs.context_overhead`): set it if it is far off for your framework.""",
+            (`runs.context_overhead`): set it if it is far off for your framework. Never fires for a run that the driver's process list cannot confirm
+            ([pressure](understand/pressure.md#which-runs-count)).""",
     ),
     # Reports come between steps, when less is in use than within them: the peak reaches the limit first. One jump is a
     # larger batch or validation, so the peak must rise in two windows. `for` covers a start with several jumps.

@@ -1,11 +1,69 @@
-"""Resolution of a run's devices, such as "GPU:0", to UUIDs of GPUs or MIG instances, by evidence."""
+"""Devices of a run: resolution of names such as "GPU:0" to UUIDs, and proof that its process uses them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 
-from gpuwarden.gpu.snapshot import Snapshot
+from gpuwarden.gpu.snapshot import Gpu, Snapshot
+from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.protocol.messages import Hello
+
+# Name in /proc of the server of CUDA MPS, whose clients the driver need not list (CUDA Multi-Process Service, 2.3).
+_MPS_SERVER = "nvidia-cuda-mps"
+
+
+@dataclass(frozen=True, slots=True)
+class ListedProcesses:
+    """Pids that the driver lists in one poll, by UUID of each GPU or MIG instance that answered.
+
+    A run that is not listed on one of the `incomplete` devices may be there nevertheless. `trust_reports`: the reports
+    of runs are sufficient proof.
+    """
+
+    pids: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    incomplete: frozenset[str] = frozenset()
+    trust_reports: bool = False
+
+    def verify(self, claimed: Iterable[str], own: Collection[int], before: Mapping[str, bool]) -> dict[str, bool]:
+        """Return the devices that a run with the processes `own` uses, and whether the driver confirms it.
+
+        Of the `claimed` devices, those whose complete list has none of the run's processes are left out. A device that
+        did not answer keeps its entry of `before`.
+        """
+        found: dict[str, bool] = {}
+        for uuid in claimed:
+            pids = self.pids.get(uuid)
+            if pids is None:
+                found[uuid] = before.get(uuid, self.trust_reports)
+            elif self.trust_reports or not pids.isdisjoint(own):
+                found[uuid] = True
+            elif uuid in self.incomplete or not own:
+                found[uuid] = False
+        return found | {uuid: proven for uuid, proven in before.items() if uuid not in self.pids}
+
+
+def list_processes(
+    snapshot: Snapshot, identities: Mapping[int, ProcessIdentity], *, sees_host: bool, trust_reports: bool
+) -> ListedProcesses:
+    """Return the processes of a poll; `sees_host`: this daemon has the pids of the host, as the driver does."""
+    pids: dict[str, frozenset[int]] = {}
+    incomplete: set[str] = set()
+    for gpu in snapshot.gpus:
+        if not gpu.up:
+            continue
+        uuids = [gpu.identity.uuid, *(each.identity.uuid for each in gpu.mig)]
+        for uuid in uuids:
+            where = (uuid, None) if gpu.mig else (None,)
+            pids[uuid] = frozenset(each.pid for each in gpu.processes if each.pid and each.instance in where)
+        if not sees_host or "compute" not in gpu.process_lists or _has_mps(gpu, identities):
+            incomplete.update(uuids)
+    return ListedProcesses(pids, frozenset(incomplete), trust_reports)
+
+
+def _has_mps(gpu: Gpu, identities: Mapping[int, ProcessIdentity]) -> bool:
+    found = (identities.get(process.pid) for process in gpu.processes)
+    return any(identity is not None and identity.comm == _MPS_SERVER for identity in found)
 
 
 def resolve(hello: Hello, pid: int, snapshot: Snapshot) -> Mapping[str, str]:

@@ -195,6 +195,9 @@ class RunReadings(Table[RunSnapshot], prefix="gpuwarden_run_", key=("run_id",)):
     seconds_to_oom_upper = Metric[RunSnapshot](
         "gpuwarden_run_seconds_to_oom_upper", "gauge", "", "Upper bound of gpuwarden_run_seconds_to_oom; no series if the run may never reach it.",
         _growth(lambda growth: growth.left.upper if growth.left else None), labels=("uuid",), source="docs/understand/leaks.md")
+    device_verified = Metric[RunSnapshot](
+        "gpuwarden_run_device_verified", "gauge", "", "Whether the driver lists the run's process on the GPU: 1 = listed, 0 = the driver's list cannot show it; no series for a GPU that the run does not use.",
+        lambda run: {(uuid,): float(listed) for uuid, listed in run.devices.items()}, labels=("uuid",), source="docs/understand/pressure.md; runs.trust_reports")
     unresolved_devices = Metric[RunSnapshot](
         "gpuwarden_run_unresolved_devices", "gauge", "", "Devices of the run that could not be matched to a GPU.",
         lambda run: run.unresolved, source="hello")

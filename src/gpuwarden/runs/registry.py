@@ -11,6 +11,7 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import MappingProxyType
 
 from gpuwarden.analysis.batch_size.prior_runs import PriorRuns
@@ -23,6 +24,7 @@ from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.host.process_tree import HostUsage
 from gpuwarden.protocol.codec import ProtocolError
 from gpuwarden.protocol.messages import Hello, Message
+from gpuwarden.runs.devices import list_processes
 from gpuwarden.runs.outcome import OUTCOMES, Outcome
 from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.runs.run_state import Rules, RunState
@@ -38,7 +40,8 @@ _PATIENCE = Patience()
 class RunRegistry:
     """All runs: receives their messages, returns their snapshots. Used by one event loop; `now` is monotonic.
 
-    `displaced` are runs dropped for newer ones: the server closes their connections and clears the list.
+    `sees_host`: this daemon has the pids of the host, as the driver does. `trust_reports`: a run uses the GPUs that it
+    names. `displaced` are runs dropped for newer ones: the server closes their connections and clears the list.
     """
 
     def __init__(
@@ -51,8 +54,11 @@ class RunRegistry:
         wall: Callable[[], float] = time.time,
         prior_runs: PriorRuns | None = None,
         alerting: bool = False,
+        sees_host: bool = True,
+        trust_reports: bool = False,
     ) -> None:
         self._limit = limit
+        self._list_processes = partial(list_processes, sees_host=sees_host, trust_reports=trust_reports)
         self._rules = Rules(expiry, overhead, patience, wall, prior_runs or PriorRuns(), alerting)
         self._runs: dict[str, RunState] = {}
         self._oom_kills: deque[OomKill] = deque(maxlen=KEPT_OOM_KILLS)
@@ -221,10 +227,11 @@ class RunRegistry:
         `available` is the host's free memory in bytes, of the same sample as `usages`.
         """
         joined: list[RunSnapshot] = []
+        listed = self._list_processes(snapshot, co_tenants.owners.identities)
         for state in self._runs.values():
             try:
                 self._count(state.outcome.update(self._oom_kills, state.uuids.values(), snapshot, now))
-                run = state.update(snapshot, usages.get(state.peer), co_tenants, now, available)
+                run = state.update(snapshot, usages.get(state.peer), co_tenants, listed, now, available=available)
             except Exception as error:  # noqa: BLE001 - logged; a bad run must not break the poll of others
                 self._log_fault(state, error)
                 self.rejected["internal"] += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from gpuwarden.analysis.batch_size.prior_runs import PriorRuns
 from gpuwarden.analysis.batch_size.tracker import BatchSizeTracker
 from gpuwarden.analysis.memory.device_memory import is_listed, sum_by_gpu, sum_held_by_others
-from gpuwarden.analysis.memory.headroom import HeadroomTracker, find_unreported_devices
+from gpuwarden.analysis.memory.headroom import HeadroomTracker, HeadroomUnknown, find_unreported_devices
 from gpuwarden.analysis.memory.leak_watch import HOST, LeakWatch
 from gpuwarden.analysis.memory.memory_history import MemoryHistory
 from gpuwarden.analysis.oom.co_tenants import CoTenants
@@ -20,7 +20,7 @@ from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.host.process_tree import HostUsage, PresentProcesses, read_state
 from gpuwarden.protocol.messages import OOM_KINDS, End, Error, Hello, Message, Report
-from gpuwarden.runs.devices import resolve
+from gpuwarden.runs.devices import ListedProcesses, resolve
 from gpuwarden.runs.outcome import Outcome, OutcomeTracker
 from gpuwarden.runs.run_errors import RunErrors
 from gpuwarden.runs.run_events import ReportEvents
@@ -60,6 +60,7 @@ class RunState:
     reported_at: float | None = None  # Unix time
     connected: bool = True
     uuids: Mapping[str, str] = field(default_factory=dict)  # by device; kept after the end
+    devices: Mapping[str, bool] = field(default_factory=dict)  # by UUID, whether the driver confirms its use
     present: PresentProcesses | None = None  # its processes at the last sample
     histories: dict[str, MemoryHistory] = field(default_factory=dict)  # by UUID
     advice_connection: int = 0  # a new number for each connection that reads advice
@@ -182,29 +183,30 @@ class RunState:
         return self.outcome.conclude(goes_on=goes_on)
 
     def update(
-        self, snapshot: Snapshot, usage: HostUsage | None, co_tenants: CoTenants, now: float, available: float | None
+        self,
+        snapshot: Snapshot,
+        usage: HostUsage | None,
+        co_tenants: CoTenants,
+        listed: ListedProcesses,
+        now: float,
+        *,
+        available: float | None,
     ) -> RunSnapshot:
         """Update with a poll; return the run joined with its GPUs. `available` is the host's free memory in bytes."""
         up = self.up
         current = up and self.reported_monotonic is not None and now - self.reported_monotonic <= self.rules.expiry
-        uuids = resolve(self.hello, self.peer.pid, snapshot)
+        claimed = uuids = resolve(self.hello, self.peer.pid, snapshot)
         if up:
-            self.uuids = uuids or self.uuids
             self.present = (usage.present if usage else None) or self.present
+            uuids = self._verify(claimed, listed)
         memory = sum_by_gpu(self.report.memory, uuids) if self.report and current else {}
-        if self.report and memory and not self.histories:  # it came before the first poll identified its devices
-            self._add_memory(self.report, now)
         headroom = self.headroom.update(self.peer.pid, memory, self.reported_monotonic, snapshot)
+        self._add_poll(memory, headroom.now, snapshot, now)
         own = self._own
-        for uuid in memory.keys() & self.histories.keys():
-            others = sum_held_by_others(own, uuid, snapshot) if is_listed(own, uuid, snapshot) else None
-            self.histories[uuid].add_poll(headroom.now.get(uuid), others)
         gone = bool(own) and self.outcome.is_gone
         facts = PollFacts(memory, headroom.now, own, snapshot, uuids, gone, co_tenants)
         self.errors.update(facts, self.hello, self.uuids, up=up)
-        unreported = find_unreported_devices(self.hello, self.report, uuids, self.uuids, current=current)
         who, age = (self.peer.run_id, self.hello.name), now - self.began_monotonic
-        stall = self._update_stall(usage, snapshot, now)
         leaks = self.leaks.update_gpus(self.histories, memory, who, age)
         host_leak = self.leaks.update_host(usage if up else None, available, who, age)
         return RunSnapshot(
@@ -217,8 +219,8 @@ class RunState:
             memory=memory,
             headroom=headroom.now,
             headroom_at_peak=headroom.at_peak,
-            headroom_unknown={**unreported, **headroom.unknown} if up else {},
-            unresolved=len(self.hello.devices) - len(uuids),
+            headroom_unknown={**self._unreported(claimed, current=current), **headroom.unknown} if up else {},
+            unresolved=len(self.hello.devices) - len(claimed),
             host_usage=usage,
             began=self.began,
             lasted=(now if self.outcome.ended is None else self.outcome.ended) - self.began_monotonic,
@@ -226,11 +228,11 @@ class RunState:
             last_errors=dict(self.errors.last),
             ooms=self.errors.ooms,
             ending=self.outcome.ending,
-            stall=stall,
+            stall=self._update_stall(usage, snapshot, now),
             stalls=self.stalls.stalls,
             memory_windows={uuid: tuple(history.series) for uuid, history in self.histories.items()},
             diagnosis=self.errors.diagnosis,
-            devices=tuple(dict.fromkeys(self.uuids.values())) if up else (),
+            devices=self.devices if up else {},
             events=self.events.events,
             advice_connection=self.advice_connection,
             batch_peaks=self.batch_sizes.peaks(self.histories),
@@ -238,6 +240,29 @@ class RunState:
             leaks=leaks,
             host_leak=host_leak,
         )
+
+    def _verify(self, claimed: Mapping[str, str], listed: ListedProcesses) -> Mapping[str, str]:
+        """Return those of the claimed devices that count as the run's."""
+        self.devices = listed.verify(claimed.values(), self._own, self.devices)
+        uuids = {device: uuid for device, uuid in claimed.items() if uuid in self.devices}
+        self.uuids = uuids or self.uuids
+        return uuids
+
+    def _add_poll(self, memory: Collection[str], headroom: Mapping[str, float], snapshot: Snapshot, now: float) -> None:
+        if self.report and memory and not self.histories:  # it came before the first poll identified its devices
+            self._add_memory(self.report, now)
+        own = self._own
+        for uuid in self.histories.keys() & memory:
+            others = sum_held_by_others(own, uuid, snapshot) if is_listed(own, uuid, snapshot) else None
+            self.histories[uuid].add_poll(headroom.get(uuid), others)
+
+    def _unreported(self, claimed: Mapping[str, str], *, current: bool) -> dict[str, HeadroomUnknown]:
+        """Return why devices have no headroom, other than for a missing figure of the driver."""
+        unknown = find_unreported_devices(self.hello, self.report, claimed, self.uuids, current=current)
+        for device in self.report.memory if self.report and current else ():
+            if device in claimed and claimed[device] not in self.devices:
+                unknown[claimed[device]] = "process_unlisted"
+        return unknown
 
     def _update_stall(self, usage: HostUsage | None, snapshot: Snapshot, now: float) -> Stall | None:
         before, report = self.stalls.stall, self.report if self.up else None

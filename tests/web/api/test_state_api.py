@@ -63,7 +63,7 @@ def a_run(pid: int = 7, *, in_use: int = 9 * GIB, left: float = GIB, uuid: str =
     known: dict[str, Any] = {
         "memory": memory,
         "headroom": {uuid: left},
-        "devices": (uuid,),
+        "devices": {uuid: True},
         "up": True,
         "current": True,
     }
@@ -92,6 +92,7 @@ def full_state() -> State:
     mig = divided(1, free=[5 * GIB, 6 * GIB], held={9: 0})
     grows = Leak(1e6, 60 << 20, TimeLeft(50.0, 40.0, None))
     run = a_run(
+        devices={"GPU-0": False},
         leaks={"GPU-0": grows},
         host_leak=grows,
         stall=Stall(61.0, "stopped"),

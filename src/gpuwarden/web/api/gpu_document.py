@@ -184,10 +184,12 @@ def _mig(instance: MigInstance, state: State, memory: Mapping[str, Mapping[str, 
 
 
 def _memory_by_device(runs: Iterable[RunSnapshot]) -> Mapping[str, Mapping[str, Any]]:
-    """Return what reporting runs have of each GPU and MIG instance, by UUID: in use, and the tightest run's headroom."""
+    """Return what verified runs have of each GPU and MIG instance, by UUID: in use, and the tightest run's headroom."""
     found: dict[str, dict[str, Any]] = {}
     for run in runs:
         for uuid, memory in run.memory.items():
+            if not run.devices.get(uuid):
+                continue
             device = found.setdefault(uuid, {"memory_in_use_bytes": 0})
             device["memory_in_use_bytes"] += memory.current
             headroom = run.headroom.get(uuid)

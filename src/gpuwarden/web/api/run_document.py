@@ -42,6 +42,7 @@ class DeviceDocument:
     """A run on one GPU or MIG instance. Values of its last report are only there while that is current."""
 
     uuid: Annotated[str, "UUID of the GPU or MIG instance."]
+    unverified: Annotated[bool | None, "True if the driver's list of processes cannot show whether the run is there. `gpuwarden_run_device_verified`."] = None
     memory_in_use_bytes: Annotated[int | None, "Memory in use by its allocator."] = None
     memory_peak_bytes: Annotated[int | None, "Highest memory in use so far."] = None
     memory_limit_bytes: Annotated[int | None, "The allocator's own limit."] = None
@@ -192,6 +193,7 @@ def _device(run: RunSnapshot, uuid: str, state: State) -> DeviceDocument:
     pressure = state.pressure.of_runs.get((run.peer.run_id, uuid))
     return DeviceDocument(
         uuid=uuid,
+        unverified=run.devices.get(uuid) is False or None,
         memory_in_use_bytes=memory.current if memory else None,
         memory_peak_bytes=memory.peak if memory else None,
         memory_limit_bytes=memory.limit if memory else None,

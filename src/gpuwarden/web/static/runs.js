@@ -44,7 +44,7 @@ function card(run, places, charts) {
   const id = anchor(run);
   const devices = run.devices ?? [];
   const tight = tightest(devices);
-  const where = devices.map(({ uuid }) => places.get(uuid) ?? "?").join(", ");
+  const where = devices.filter(isUsed).map(({ uuid, unverified }) => `${places.get(uuid) ?? "?"}${unverified ? " (unverified)" : ""}`).join(", ");
   const of = [run.user, run.framework, run.job ? `job ${run.job}` : null, known(run.rank) ? `rank ${run.rank}` : null].filter(Boolean).join(" · ");
   return h("article", { class: `card ${run.condition}`, id, "data-key": run.run_id, tabindex: "-1", "aria-labelledby": `${id}-name` },
     h("div", { class: "title" },
@@ -73,6 +73,8 @@ function line(run) {
 }
 
 const receipt = (run) => h("a", { href: run.receipt.replace(/^\/+/, "") }, "run record", h("span", { class: "unseen" }, ` of ${short(run.name)}`));
+
+const isUsed = (device) => device.unverified || device.headroom_unknown !== "process_unlisted";
 
 function tightest(devices) {
   return devices.filter(({ headroom_ratio: share }) => known(share)).sort((one, other) => one.headroom_ratio - other.headroom_ratio)[0] ?? devices[0];
