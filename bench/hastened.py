@@ -27,7 +27,7 @@ def hastened(folder: Path) -> Config:
     poll = replace(
         config.poll, interval=config.poll.interval / SPEED, memory_interval=config.poll.memory_interval / SPEED
     )
-    runs = replace(config.runs, socket=folder / "run.sock", expiry=config.runs.expiry / SPEED)
+    runs = replace(config.runs, socket=folder / "run.sock", expiry=config.runs.expiry / SPEED, new_per_minute=60_000)
     web = replace(config.web, listen=Address("127.0.0.1", 0), timeout=PATIENCE_SECONDS)
     return replace(config, poll=poll, runs=runs, web=web)
 

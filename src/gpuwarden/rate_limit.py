@@ -16,6 +16,10 @@ class RateLimit:
         """Return the time of the next allowed use: `now` or later."""
         return max(now, self._paid_until - self._ahead)
 
+    def is_unused(self, now: float) -> bool:
+        """Return whether all uses are paid: a new limit would allow the same."""
+        return self._paid_until <= now
+
     def consume(self, now: float) -> None:
         """Record one use."""
         self._paid_until = max(now, self._paid_until) + self._seconds

@@ -177,7 +177,8 @@ def test_thermal_advice_goes_to_runs_on_the_gpu(
     mock_nvml: MockNvml, daemon: Daemon, uuids: list[str], start: Callable[..., Run]
 ) -> None:
     """Runs on a GPU receive the start and end of its thermal throttling; runs on another do not."""
-    here, there = start(daemon, {uuids[0]: GIB}), start(daemon, {uuids[1]: GIB})
+    here = start(daemon, {uuids[0]: GIB}, lambda pid: mock_nvml.processes(0, {pid: GIB}))
+    there = start(daemon, {uuids[1]: GIB}, lambda pid: mock_nvml.processes(1, {pid: GIB}))
     for gpu, run in enumerate((here, there)):
         set_memory(mock_nvml, gpu, 40000, {run.pid: 2})
     until(lambda: level(daemon, uuids[0]) == 0, "no pressure")
@@ -193,7 +194,8 @@ def test_xid_that_needs_a_reset(
     mock_nvml: MockNvml, daemon: Daemon, uuids: list[str], start: Callable[..., Run]
 ) -> None:
     """An XID is sent once, with what to do; one caused by the program is not."""
-    here, there = start(daemon, {uuids[0]: GIB}), start(daemon, {uuids[1]: GIB})
+    here = start(daemon, {uuids[0]: GIB}, lambda pid: mock_nvml.processes(0, {pid: GIB}))
+    there = start(daemon, {uuids[1]: GIB}, lambda pid: mock_nvml.processes(1, {pid: GIB}))
     until(lambda: daemon.samples().value("gpuwarden_access", source="nvml_events") == 1, "the event source")
     for code in (13, 48, 48):
         mock_nvml.xid(0, code)

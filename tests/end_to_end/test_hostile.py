@@ -170,7 +170,8 @@ def expiry() -> int:
 def siege(tmp_path: Path, mock_nvml: MockNvml, expiry: int) -> Iterator[Siege]:
     """Run a daemon with a good run and a scraper, and check that neither was affected."""
     config = tmp_path / "config.yaml"
-    config.write_text(f"runs:\n  expiry: {expiry}s\n  max: {MAX_RUNS}\n")
+    limits = f"max: {MAX_RUNS}, max_per_user: {MAX_RUNS}, new_per_minute: 60000"
+    config.write_text(f"runs: {{expiry: {expiry}s, {limits}}}\n")
     folder = tmp_path / "daemon"
     daemon = Daemon(folder, "--config", str(config), env=mock_nvml.env(gpus=2))
     folder.chmod(0o755)  # the hostile user enters it while still one who may

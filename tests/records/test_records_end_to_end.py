@@ -270,7 +270,8 @@ def train_and_read_advice(tmp_path: Path, daemon: Daemon, mock: MockNvml, size: 
     """Return the daemon's advice to a run with this batch size, checked in the metrics and the record."""
     run = Reporter(tmp_path, daemon)
     with ending(run):
-        until(lambda: "gpuwarden_run_unresolved_devices{" in daemon.page(), "the run is resolved")
+        mock.processes(0, {run.pid: GIB})
+        until(lambda: daemon.samples().all("gpuwarden_run_device_verified", run_id=run.run_id(daemon)), "its GPU")
         fit(run, mock, size)
         run_id = run.run_id(daemon)
         advice = until(lambda: get_record(daemon, run_id).get("batch_size_advice", {}), "advice")

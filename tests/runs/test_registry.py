@@ -214,7 +214,8 @@ def test_first_ended_run_makes_room_first() -> None:
         runs.receive(peer, HELLO, 0.0)
         runs.exited(peer, ended)
     runs.receive(ProcessKey(pid=9, uid=1000, start=3), HELLO, 6.0)
-    assert [run.peer.pid for run in runs.update(BOX, 6.0)] == [BOB.pid, 9]
+    runs.update(BOX, 6.0)
+    assert [run.peer.pid for run in runs.update(BOX, 7.0)] == [BOB.pid, 9]
 
 
 def test_logical_devices_of_one_gpu_add_up() -> None:
@@ -327,11 +328,28 @@ def test_xids_of_its_gpu_around_its_end_count() -> None:
 
 
 def test_dropped_run_is_counted() -> None:
-    """A run that is dropped before its ending is final is counted by its outcome so far."""
+    """A run that makes room before its ending is final is shown and counted at the next poll, by its outcome so far."""
     runs = registry(ALICE, limit=1)
-    runs.exited(ALICE, 1.0, signal.SIGKILL)
+    runs.exited(ALICE, 1.0)
     runs.receive(BOB, HELLO, 1.5)
+    assert runs.awaits_exit_status(ALICE)
+    runs.exited(ALICE, 1.6, signal.SIGKILL)
+    old, new = runs.update(BOX, 2.0)
+    assert (old.ending and (old.ending.outcome, old.ending.settled), new.peer) == (("killed", True), BOB)
     assert runs.ended["killed"] == runs.ended.total() == 1
+    assert [run.peer for run in runs.update(BOX, 3.0)] == [BOB]
+
+
+def test_run_that_made_room_and_goes_on() -> None:
+    """A run that ended, made room and reports again before the next poll is one run, with its totals."""
+    runs = registry(ALICE, limit=1)
+    runs.receive(ALICE, End("done"), 1.0)
+    runs.receive(BOB, HELLO, 1.5)
+    runs.exited(BOB, 1.6, 0)
+    runs.receive(ALICE, HELLO, 1.7)
+    by_peer = {run.peer: run.up for run in runs.update(BOX, 2.0)}
+    assert by_peer == {BOB: False, ALICE: True}
+    assert runs.ended.total() == 1
 
 
 def test_reused_pid_is_another_run() -> None:
@@ -417,5 +435,6 @@ def test_ended_run_is_dropped_before_a_living_one() -> None:
     runs = registry(*crowd, limit=3)
     runs.exited(crowd[0], 1.0)
     runs.receive(BOB, HELLO, 2.0)
-    assert [run.peer for run in runs.update(BOX, 2.0)] == [*crowd[1:], BOB]
+    assert [run.peer for run in runs.update(BOX, 2.0)] == [crowd[0], *crowd[1:], BOB]
+    assert [run.peer for run in runs.update(BOX, 3.0)] == [*crowd[1:], BOB]
     assert runs.displaced == []

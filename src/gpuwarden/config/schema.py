@@ -178,7 +178,13 @@ class RunsConfig:
         "(docs/start/install.md).")
     max: int = option(bounded(WHOLE, "1", "2048"), "512",
         "Maximum number of runs at once; above it, an ended or silent run is dropped, else the newest run of the user "
-        "with the most runs.")
+        "with the most runs. A run that uses a GPU never makes room for one that does not.")
+    max_per_user: int = option(bounded(WHOLE, "1", "2048"), "128",
+        "Maximum number of runs of one user at once, with the user's subordinate uids (/etc/subuid); above it, an "
+        "ended or silent run of the user is dropped, else the new one is refused.")
+    new_per_minute: int = option(bounded(WHOLE, "1", "60000"), "60",
+        "Maximum number of new runs per minute of one user, and at most as many in a burst; further ones are refused "
+        "and counted, and a run that lasts is admitted later.")
     expiry: float = option(bounded(DURATION, "1s", "24h"), "2m",
         "Time after which a run's last report is outdated, and for which its counters remain after its end.")
     stall_factor: int = option(bounded(WHOLE, "1", "1000"), "10",

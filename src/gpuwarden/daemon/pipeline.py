@@ -225,6 +225,8 @@ def _poller(config: Config, source: Source) -> Poller:
 def _registry(config: Config, prior_runs: PriorRuns, source: Source, *, sees_host: bool) -> RunRegistry:
     return RunRegistry(
         limit=config.runs.max,
+        user_limit=config.runs.max_per_user,
+        new_per_minute=config.runs.new_per_minute,
         expiry=config.runs.expiry,
         overhead=config.runs.context_overhead,
         patience=Patience(config.runs.stall_factor, config.runs.stall_after),

@@ -151,7 +151,7 @@ DAEMON_CONDITIONS = (
         expr="""
             increase(
               gpuwarden_reports_rejected_total{
-                reason=~"too_many_runs|unknown_version|unknown_type|invalid|internal"
+                reason=~"too_many_runs|too_many_new_runs|unknown_version|unknown_type|invalid|internal"
               }[%{lost_told}]
             ) > 0
               or
@@ -165,12 +165,14 @@ DAEMON_CONDITIONS = (
             training runs within %{lost_told.words}: {{ reReplaceAll "_" " " $labels.reason }}.""",
         fires="for %{lost_told.words} after the last one",
         meaning="""A training run reports, and its reports are refused, so no alert covers it: more runs than `runs.max`
-            (*too_many_runs*), more connections than file descriptors (*too_many_connections*), a client of an
+            or `runs.max_per_user` (*too_many_runs*), more new ones of a user than `runs.new_per_minute`
+            (*too_many_new_runs*), more connections than file descriptors (*too_many_connections*), a client of an
             incompatible version (*unknown_version*, *unknown_type*), invalid values (*invalid*), or a bug in the daemon
             (*internal*).""",
         diagnosis="The daemon's log, which names the process: `journalctl -u gpuwarden -p warning`.",
-        action="""Depends on the reason: raise `runs.max`; use the same version of client and daemon; please report
-            *invalid* and *internal* to us. The runs themselves continue.""",
+        action="""Depends on the reason: raise the option, or find the job that starts so many runs; use the same
+            version of client and daemon; please report *invalid* and *internal* to us. The runs themselves
+            continue.""",
         false_positives="A user tries out messages on the socket: the log has the process and its user.",
     ),
     Condition(

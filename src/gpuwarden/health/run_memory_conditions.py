@@ -134,8 +134,8 @@ RUN_MEMORY_CONDITIONS = (
         action="Save a checkpoint now. Then stop the co-tenant, or restart the run with a smaller batch.",
         false_positives="""The run uses nearly all memory by design and does not grow, or fills a bounded buffer fast:
             silence it for that run. Headroom assumes a constant for memory outside the allocator
-            (`runs.context_overhead`): set it if it is far off for your framework. Never fires for a run that the driver's process list cannot confirm
-            ([pressure](understand/pressure.md#which-runs-count)).""",
+            (`runs.context_overhead`): set it if it is far off for your framework. Never fires for a run that the
+            driver's process list cannot confirm ([pressure](understand/pressure.md#which-runs-count)).""",
     ),
     # Reports come between steps, when less is in use than within them: the peak reaches the limit first. One jump is a
     # larger batch or validation, so the peak must rise in two windows. `for` covers a start with several jumps.

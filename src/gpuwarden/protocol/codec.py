@@ -21,6 +21,7 @@ Rejection = Literal[
     "invalid",
     "no_hello",
     "too_many_runs",
+    "too_many_new_runs",
     "internal",  # a fault of the daemon's own
 ]
 

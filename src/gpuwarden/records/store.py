@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from gpuwarden.fair_eviction import find_user
 from gpuwarden.formatting import format_fields
 from gpuwarden.records.legacy_files import read_record_files
 from gpuwarden.records.record import RunRecord, RunRecordError, json_from_record, record_from_json
@@ -63,7 +64,7 @@ _INSERT = """
 _FROM_FUTURE = "updated > strftime('%s', 'now') + 60"
 _BY_RANK = f"""
     SELECT rowid FROM runs WHERE ended = 1
-    ORDER BY row_number() OVER (PARTITION BY uid ORDER BY {_FROM_FUTURE}, updated DESC, began DESC),
+    ORDER BY row_number() OVER (PARTITION BY user_of(uid) ORDER BY {_FROM_FUTURE}, updated DESC, began DESC),
         {_FROM_FUTURE}, updated DESC LIMIT ?
 """  # noqa: S608 - no text of others
 _RECENT = f"SELECT run_id, began, uid, updated, ended, outline FROM runs WHERE rowid IN ({_BY_RANK})"  # noqa: S608 - no text of others
@@ -236,6 +237,7 @@ class RecordStore:
             self.path, timeout=0, isolation_level=None, check_same_thread=False
         )
         connection.text_factory = bytes
+        connection.create_function("user_of", 1, find_user, deterministic=True)
         connection.execute("PRAGMA locking_mode = EXCLUSIVE")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")

@@ -25,6 +25,10 @@ class ListedProcesses:
     incomplete: frozenset[str] = frozenset()
     trust_reports: bool = False
 
+    def has(self, pid: int) -> bool:
+        """Return whether a process is on a device, or may be without being listed."""
+        return self.trust_reports or any(pid in pids for pids in self.pids.values())
+
     def verify(self, claimed: Iterable[str], own: Collection[int], before: Mapping[str, bool]) -> dict[str, bool]:
         """Return the devices that a run with the processes `own` uses, and whether the driver confirms it.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
@@ -16,7 +17,6 @@ from types import MappingProxyType
 
 from gpuwarden.analysis.batch_size.prior_runs import PriorRuns
 from gpuwarden.analysis.oom.co_tenants import CoTenants
-from gpuwarden.fair_eviction import find_user_with_most
 from gpuwarden.formatting import format_fields
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.host.oom_killer import OomKill
@@ -24,7 +24,8 @@ from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.host.process_tree import HostUsage
 from gpuwarden.protocol.codec import ProtocolError
 from gpuwarden.protocol.messages import Hello, Message
-from gpuwarden.runs.devices import list_processes
+from gpuwarden.runs.admission import Admission
+from gpuwarden.runs.devices import ListedProcesses, list_processes
 from gpuwarden.runs.outcome import OUTCOMES, Outcome
 from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.runs.run_state import Rules, RunState
@@ -48,6 +49,8 @@ class RunRegistry:
         self,
         *,
         limit: int,
+        user_limit: int = sys.maxsize,
+        new_per_minute: int = sys.maxsize,
         expiry: float,
         overhead: float,
         patience: Patience = _PATIENCE,
@@ -58,9 +61,12 @@ class RunRegistry:
         trust_reports: bool = False,
     ) -> None:
         self._limit = limit
+        self._admission = Admission(limit, user_limit, new_per_minute)
         self._list_processes = partial(list_processes, sees_host=sees_host, trust_reports=trust_reports)
         self._rules = Rules(expiry, overhead, patience, wall, prior_runs or PriorRuns(), alerting)
         self._runs: dict[str, RunState] = {}
+        self._leaving: dict[str, RunState] = {}  # ended ones that made room, until a poll has shown their end
+        self._listed = ListedProcesses()  # at the last poll
         self._oom_kills: deque[OomKill] = deque(maxlen=KEPT_OOM_KILLS)
         self._advice_connections = itertools.count(1)
         self.ended: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
@@ -96,9 +102,7 @@ class RunRegistry:
             )
 
     def _admit(self, peer: ProcessKey, hello: Hello, now: float) -> RunState:
-        if len(self._runs) >= self._limit and not self._make_room(peer, now):
-            raise ProtocolError("too_many_runs", f"limit of {self._limit} runs reached (runs.max)")
-        state = self._runs[peer.run_id] = RunState(
+        state = self._leaving.get(peer.run_id) or RunState(
             peer,
             hello,
             self._rules,
@@ -107,36 +111,33 @@ class RunRegistry:
             began=self._rules.wall(),
             began_monotonic=now,
         )
+        leaver = self._admission.admit(state, self._runs, self._uses_gpu, now)
+        if leaver is not None:
+            self._make_room(leaver, peer, now)
+        self._leaving.pop(peer.run_id, None)
+        self._runs[peer.run_id] = state
         fields = format_fields(run=peer.run_id, name=hello.name, pid=peer.pid, uid=peer.uid)
         log.info("run connected %s", fields)
         return state
 
-    def _make_room(self, newcomer: ProcessKey, now: float) -> bool:
-        """Drop one run for a new one; return False if none can be dropped.
+    def _uses_gpu(self, state: RunState) -> bool:
+        return any(state.devices.values()) or self._listed.has(state.peer.pid)
 
-        First the run that ended first, then the one silent for longest past its expiry. Else the newest run of the user
-        with the most, unless that is the newcomer's user. Not the oldest: a dropped run reconnects, and each time the
-        longest history would be lost.
-        """
-        ended = [(each.outcome.ended, run_id) for run_id, each in self._runs.items() if each.outcome.ended is not None]
-        silent = [
-            (each.seen_at, run_id) for run_id, each in self._runs.items() if now - each.seen_at > self._rules.expiry
-        ]
-        if ended or silent:
-            self._forget(min(ended or silent)[1], now)
-            return True
-        crowd = find_user_with_most((state.peer.uid for state in self._runs.values()), newcomer=newcomer.uid)
-        if crowd == newcomer.uid:
-            return False
-        run_id = next(run_id for run_id in reversed(self._runs) if self._runs[run_id].peer.uid == crowd)
-        self.displaced.append(self._runs.pop(run_id).peer)
-        if not self.rejected["too_many_runs"]:
-            log.warning(
-                "too many runs (runs.max), dropping one of the user with the most; further ones are only counted %s",
-                format_fields(run=run_id, uid=crowd, newcomer_uid=newcomer.uid, limit=self._limit),
-            )
-        self.rejected["too_many_runs"] += 1
-        return True
+    def _make_room(self, run_id: str, newcomer: ProcessKey, now: float) -> None:
+        """Drop a run for a new one. An ended one stays until a poll has its outcome, for its record."""
+        state = self._runs[run_id]
+        if not state.up:
+            self._leaving[run_id] = self._runs.pop(run_id)
+        elif now - state.seen_at > self._rules.expiry:
+            self._forget(run_id, now)
+        else:
+            self.displaced.append(self._runs.pop(run_id).peer)
+            if not self.rejected["too_many_runs"]:
+                log.warning(
+                    "too many runs (runs.max), dropped one of the user with the most, further ones are only counted %s",
+                    format_fields(run=run_id, uid=state.peer.uid, newcomer_uid=newcomer.uid, limit=self._limit),
+                )
+            self.rejected["too_many_runs"] += 1
 
     def _forget(self, run_id: str, now: float) -> None:
         self._count(self._runs.pop(run_id).conclude(now))
@@ -147,14 +148,17 @@ class RunRegistry:
 
     def knows(self, peer: ProcessKey) -> bool:
         """Return whether the peer is a registered run."""
-        return peer.run_id in self._runs
+        return self._find(peer) is not None
+
+    def _find(self, peer: ProcessKey) -> RunState | None:
+        return self._runs.get(peer.run_id) or self._leaving.get(peer.run_id)
 
     def exited(self, peer: ProcessKey, now: float, status: int | None = None) -> None:
         """Handle the end of a process: its memory is free, its totals stay until the expiry.
 
         `status` is its exit status (wait(2)); call again if it is known only later.
         """
-        state = self._runs.get(peer.run_id)
+        state = self._find(peer)
         if state is not None:
             state.handle_exit(now, status)
 
@@ -173,7 +177,7 @@ class RunRegistry:
 
     def awaits_exit_status(self, peer: ProcessKey) -> bool:
         """Return whether the exit status of an ended run could still change its outcome."""
-        state = self._runs.get(peer.run_id)
+        state = self._find(peer)
         return state is not None and state.outcome.is_open
 
     def add_oom_kills(self, kills: Iterable[OomKill]) -> None:
@@ -188,6 +192,7 @@ class RunRegistry:
 
     def expire(self, now: float) -> None:
         """Drop runs that ended, or lost their connection, longer than the expiry ago."""
+        self._admission.expire(now)
         for run_id, state in list(self._runs.items()):
             if state.up and state.connected:
                 continue  # silent but alive: its totals are still right
@@ -227,10 +232,13 @@ class RunRegistry:
         `available` is the host's free memory in bytes, of the same sample as `usages`.
         """
         joined: list[RunSnapshot] = []
-        listed = self._list_processes(snapshot, co_tenants.owners.identities)
-        for state in self._runs.values():
+        listed = self._listed = self._list_processes(snapshot, co_tenants.owners.identities)
+        leaving, self._leaving = self._leaving, {}
+        for state in (*leaving.values(), *self._runs.values()):
             try:
                 self._count(state.outcome.update(self._oom_kills, state.uuids.values(), snapshot, now))
+                if state.peer.run_id in leaving:
+                    self._count(state.conclude(now))
                 run = state.update(snapshot, usages.get(state.peer), co_tenants, listed, now, available=available)
             except Exception as error:  # noqa: BLE001 - logged; a bad run must not break the poll of others
                 self._log_fault(state, error)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gpuwarden.fair_eviction import find_user_with_most
+from gpuwarden.fair_eviction import find_user, find_user_with_most
 from gpuwarden.formatting import format_fields
 from gpuwarden.host.exit_status import read_exit_status
 from gpuwarden.host.process_key import ProcessKey, identify_peer, read_credentials
@@ -180,7 +180,7 @@ class RunServer:
         if max(len(self._connections), len(self._pidfds) + len(self._unexplained)) < self._limit:
             return
         crowd = find_user_with_most((peer.uid for peer in self._connections.values()), newcomer=uid)
-        oldest = next((each for each, peer in self._connections.items() if peer.uid == crowd), None)
+        oldest = next((each for each, peer in self._connections.items() if find_user(peer.uid) == crowd), None)
         if oldest is not None:
             self._refuse(oldest)
 
@@ -249,7 +249,11 @@ class RunServer:
                     self._close(each)
         except ProtocolError as error:
             self._reject(peer, error)
-            if error.reason in ("too_many_runs", "no_hello"):  # a run that reconnects says hello, and may have room
+            if error.reason in (
+                "too_many_runs",
+                "too_many_new_runs",
+                "no_hello",
+            ):  # a run that reconnects says hello, and may have room
                 self._close(connection)
         return connection in self._connections
 

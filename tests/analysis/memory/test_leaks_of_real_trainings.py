@@ -79,7 +79,7 @@ def sample_run(daemon: Daemon, trainer: Trainer) -> list[Sample]:
 def running_daemon(folder: Path, mock: MockNvml, more: str = "") -> Iterator[Daemon]:
     """Run a daemon that polls often."""
     config = folder / "config.yaml"
-    config.write_text(f"poll:\n  interval: {POLL_SECONDS * 1000:.0f}ms\n{more}")
+    config.write_text(f"poll: {{interval: {POLL_SECONDS * 1000:.0f}ms}}\nruns: {{trust_reports: true}}\n{more}")
     started = Daemon(folder / "daemon", "--config", str(config), env=mock.env(gpus=1))
     with ending(started):
         yield started

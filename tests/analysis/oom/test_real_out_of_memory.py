@@ -44,7 +44,7 @@ class Trainer(Process):
 def daemon(tmp_path: Path, mock_nvml: MockNvml) -> Iterator[Daemon]:
     """Start a daemon on two mock GPUs."""
     config = tmp_path / "config.yaml"
-    config.write_text("poll:\n  interval: 200ms\n")
+    config.write_text("poll: {interval: 200ms}\nruns: {trust_reports: true}\n")
     started = Daemon(tmp_path / "daemon", "--config", str(config), env=mock_nvml.env(gpus=2))
     with ending(started):
         yield started
