@@ -199,7 +199,7 @@ class RunRegistry:
             if now - (state.seen_at if state.outcome.ended is None else state.outcome.ended) > self._rules.expiry:
                 reason = "disconnected" if state.up else "ended"
                 self._forget(run_id, now)
-                log.info("run expired %s", format_fields(run=run_id, name=state.hello.name, reason=reason))
+                log.debug("run expired %s", format_fields(run=run_id, name=state.hello.name, reason=reason))
 
     def peers(self) -> list[ProcessKey]:
         """Return the processes of all runs."""
