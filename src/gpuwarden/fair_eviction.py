@@ -26,7 +26,7 @@ class SubordinateUids:
         self._ranges: list[_Range] = []
 
     def find_user(self, uid: int) -> int:
-        """Return the user to whom a uid belongs: the uid itself unless it is a subordinate one. Takes about 2 µs."""
+        """Return the user that a uid belongs to: the uid itself unless it is a subordinate one. Takes about 2 µs."""
         changed = _modified(self._files[0])
         if changed != self._changed:
             self._changed, self._ranges = changed, sorted(self._read())

@@ -75,7 +75,7 @@ def test_claimed_gpus_are_not_affected(daemon: Daemon) -> None:
 
 @pytest.mark.parametrize("daemon", [True], indirect=True)
 def test_trusted_claims_count(daemon: Daemon) -> None:
-    """With `runs.trust_reports` the same run raises pressure on all GPUs: it may have the CPU stand for one."""
+    """The same run raises pressure on all GPUs with `runs.trust_reports`: a CPU may stand in for a GPU."""
     with claim(daemon):
         levels = daemon.samples().all("gpuwarden_gpu_pressure_level", resource="memory").values()
         assert list(levels) == [2] * GPUS

@@ -31,7 +31,7 @@ def daemon(tmp_path: Path, mock_nvml: MockNvml) -> Iterator[Daemon]:
 
 
 def test_short_runs_become_a_counter(tmp_path: Path, daemon: Daemon) -> None:
-    """Of 300 short runs a minute's worth has series and log lines; the others are counted, and another run is seen."""
+    """A minute's worth of 300 short runs has series and log lines, the others are counted; another run is seen."""
     began = time.monotonic()
     command = [sys.executable, str(ROOT / "tests/support/hostile_user.py"), str(daemon.socket), "start", "1", str(RUNS)]
     user = Process(command, tmp_path / "ill.log")

@@ -118,5 +118,5 @@ def test_gpu_that_does_not_answer_keeps_its_runs() -> None:
 
 
 def test_reports_can_be_trusted() -> None:
-    """With runs.trust_reports every claim counts: a CPU that stands in for a GPU has no process there."""
+    """Every claim counts with runs.trust_reports: a CPU that stands in for a GPU has no process there."""
     assert verify({99}, replace(gpu(0), process_lists=COMPUTE), trust_reports=True) == {"GPU-0": True}

@@ -175,7 +175,7 @@ class PressureWatch:
                 leak = run.leaks.get(uuid)
                 levels = self._memory.setdefault(key, _MemoryLevels())
                 level = levels.update(self._limits, headroom_ratio(left, in_use), leak, now)
-                if not run.devices.get(uuid) and level == "critical":  # a claim that nobody can confirm
+                if not run.devices.get(uuid) and level == "critical":  # the driver cannot confirm it
                     level = "warning"
                 yield key, RunPressure(level, left, in_use, leak.left.seconds if leak and leak.left else None)
 
