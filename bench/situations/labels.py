@@ -28,10 +28,11 @@ class Situation:
     allocator's own, in MiB, `host_limit` the container's. `neighbour` are the pieces, MEBIBYTES:SECONDS, that another
     process allocates, after the training process has started or, `early`, before. `pace` is the daemon's and the
     callback's. A situation that `dies` ends without Python's own end, which its broken allocator would not survive. One
-    that is `longer` has that many times the steps.
+    that is `longer` has that many times the steps. `expert` is the next step that an engineer would give, `says` and
+    `never` are patterns that the daemon's next step has and has not.
     """
 
-    program: Literal["ooms", "leaks", "healthy", "more_ooms", "paced_leaks"]
+    program: Literal["ooms", "leaks", "healthy", "more_ooms", "paced_leaks", "unseen"]
     name: str
     why: str
     label: Label | None = None
@@ -45,6 +46,9 @@ class Situation:
     dies: bool = False
     longer: int = 1
     function: str | None = None  # of the program, where it is not the name
+    expert: str = ""
+    says: str = ""
+    never: str = r"\Z\A"
 
 
 def _oom(label: Label | None, name: str, why: str, **settings: object) -> Situation:
@@ -53,6 +57,10 @@ def _oom(label: Label | None, name: str, why: str, **settings: object) -> Situat
 
 def _more(label: Label, name: str, why: str, **settings: object) -> Situation:
     return Situation("more_ooms", name, why, label, **settings)  # type: ignore[arg-type] # likewise
+
+
+def _unseen(label: Label, name: str, why: str, expert: str, **settings: object) -> Situation:
+    return Situation("unseen", name, why, label, expert=expert, **settings)  # type: ignore[arg-type] # likewise
 
 
 def _leak(name: str, why: str, **settings: object) -> Situation:
@@ -211,5 +219,100 @@ def _longer(paced: Situation, *, fixed: int = 0, process: int = 350) -> Situatio
 
 LONG = tuple(_longer(each, fixed=100 if each.name == "paced_sawtooth" else 0) for each in PACED)
 
-SETS = {"ooms": OOMS, "leaks": LEAKS, "healthy": HEALTHY, "more": MORE, "paced": PACED, "long": LONG}
+# Written on 2026-11-25, before the rules were changed for it, by a person who had not read their code. Without its cause,
+# what is `too_big` has a batch of one. A situation is right if cause and next step are.
+_BATCH, _MODEL = r"batch", r"model|optimizer|precision|layers"
+UNSEEN = (
+    _unseen(
+        "too_big", "unfrozen", "unfreezing adds gradients and Adam's slots for 50 MiB of weights",
+        "What is trained has grown: unfreeze fewer layers, an optimizer with less state, lower precision.",
+        says=_MODEL, never=_BATCH, size=208,
+    ),
+    _unseen(
+        "too_big", "late_optimizer", "Adam's slots are made after 250 steps of SGD",
+        "The optimizer's state does not fit: one with less state, or a smaller model.",
+        says="optimizer", never=_BATCH, size=208,
+    ),
+    _unseen(
+        "too_big", "accumulators", "variables to accumulate gradients are made after 200 steps, outside of a step",
+        "Weights, slots and accumulators do not fit together: fewer of them, lower precision, a smaller model.",
+        says=_MODEL, never=_BATCH,
+    ),
+    _unseen(
+        "too_big", "table_at_build", "an embedding of 366 MiB, made before any step",
+        "The table alone is larger than the device: fewer rows or columns, hashing, lower precision.",
+        says=_MODEL + "|tensor", never=_BATCH, pace="default",
+    ),
+    _unseen(
+        "too_big", "teacher", "a second model of 196 MiB is built after training, next to 50 MiB with Adam",
+        "Two models do not fit: free the first, a smaller second, lower precision.",
+        says=_MODEL, never=_BATCH, size=224,
+    ),
+    _unseen(
+        "too_big", "own_memory_limit", "weights and Adam exceed the process's own limit of 160 MiB on a device of 1024",
+        "The memory limit of the process is what is full: raise it.",
+        says="limit", never=_BATCH, size=1024, limit=160,
+    ),
+    _unseen(
+        "too_big", "distances", "NumPy, in the user's code, is asked for 29 TiB",
+        "No host has that: check shape and dtype, or compute it in pieces.",
+        says="shape|dtype|pieces|parts", never="pipeline|shuffle|worker|batch",
+    ),
+    _unseen(
+        "too_big", "jax_table", "JAX is asked for 16 TiB in one array",
+        "One array is larger than any device: check its shape, or shard it.",
+        says="shape|" + _MODEL, never=_BATCH,
+    ),
+    _unseen(
+        "batch_too_large", "heads", "192 MiB of attention scores in batches of 12",
+        "A smaller batch, a few examples fit.", says=_BATCH,
+    ),
+    _unseen(
+        "batch_too_large", "half_precision", "convolutions in mixed precision with a batch of 96, where 2 fit",
+        "A smaller batch.", says=_BATCH, size=160,
+    ),
+    _unseen(
+        "batch_too_large", "xla_step", "188 MiB of activations twice, in a step that XLA compiles",
+        "A smaller batch.", says=_BATCH, dies=True,
+    ),
+    _unseen(
+        "leak", "kept_gradients", "a list of each micro batch's gradients",
+        "Add gradients up instead of keeping them.", says="keep|kept|list", never=_BATCH,
+    ),
+    _unseen(
+        "leak", "kept_outputs", "validation keeps each batch's features on the device",
+        "Copy what is kept to the host.", says="keep|kept|list",
+    ),
+    _unseen(
+        "phase_peak", "long_document", "one document of 6000 tokens, where others have 128",
+        "Bound or bucket the lengths.", says="length|sequence|shape|largest|that",
+    ),
+    _unseen(
+        "phase_peak", "large_evaluation", "evaluation has a batch 1250 times as large, outside of the watch's steps",
+        "A smaller batch for the evaluation.", says=_BATCH,
+    ),
+    _unseen(
+        "phase_peak", "all_at_once", "the model is called on all examples at once after training",
+        "Predict in batches.", says=_BATCH,
+    ),
+    _unseen(
+        "host_input", "prefetched", "tf.data prefetches 4000 batches of 1 MiB",
+        "A smaller prefetch buffer.", says="prefetch", never="model",
+    ),
+    _unseen(
+        "host_input", "padded", "tf.data pads a batch to 600,000 tokens, 1.2 GiB",
+        "Bound or bucket lengths in the pipeline.", says="input|pipeline|buffer|padd", never="model",
+    ),
+    _unseen(
+        "neighbour", "co_tenant_grows", "another process grows by 12 MiB a second",
+        "Move one of the two.", says="GPU|process", never=_BATCH,
+        neighbour=tuple(f"12:{2 + each}" for each in range(16)),
+    ),
+    _unseen(
+        "fragmentation", "mixed_lengths", "two of three texts of mixed lengths are dropped",
+        "Another allocator, or buffers allocated at first.", says="alloc|fragment", never=_BATCH,
+    ),
+)  # fmt: skip
+
+SETS = {"ooms": OOMS, "leaks": LEAKS, "healthy": HEALTHY, "more": MORE, "paced": PACED, "long": LONG, "unseen": UNSEEN}
 SITUATIONS = {each.name: each for each in sum(SETS.values(), ())}
