@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -213,6 +214,34 @@ def test_uncaught_error(daemon: Receiver, ending: str, kinds: list[str]) -> None
     assert isinstance(end, End)
     assert isinstance(report, Report)
     assert report.errors == dict.fromkeys(kinds, 1)
+
+
+TENSORFLOW = """
+import os, sys
+os.environ.update(TF_CPU_ALLOCATOR_USE_BFC="1", TF_CPU_BFC_MEM_LIMIT_IN_MB="256", TF_ENABLE_ONEDNN_OPTS="0")
+import tensorflow as tf
+from gpuwarden import watch
+tf.zeros(4)
+run = watch("a", socket=sys.argv[1], devices={"CPU:0": "GPU-1"}, framework="tensorflow")
+run.step()
+kept = tf.zeros((64 << 18,))
+tf.zeros((1 << 18, 1024))
+"""
+
+
+@pytest.mark.frameworks
+def test_uncaught_out_of_memory_outside_of_a_step(daemon: Receiver) -> None:
+    """It is sent with the allocator's figures of that moment, not of the last report."""
+    command = [sys.executable, "-c", TENSORFLOW, daemon.path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert "ResourceExhaustedError" in done.stderr.splitlines()[-1]
+    assert done.returncode == 1
+    messages = daemon.accept().waiting()
+    (error,) = (each for each in messages if isinstance(each, Error))
+    assert (error.kind, error.memory_age) == ("device_oom", None)
+    assert error.memory["CPU:0"].current >= 64 << 20
+    report = next(each for each in messages if isinstance(each, Report) and each.memory)
+    assert report.memory["CPU:0"].current < 1 << 20
 
 
 PROMPT = """

@@ -546,6 +546,22 @@ def test_no_error(daemon: Receiver, raised: type[BaseException]) -> None:
     assert list_reports(messages)[-1].phase == "idle"
 
 
+def test_phase_left_by_an_error(daemon: Receiver) -> None:
+    """Memory in use after an error is not reported as that between steps: the error is sent first."""
+
+    def fail() -> None:
+        with watch() as run:
+            run.step()
+            with run.phase("test"):
+                raise KeyError("no such file")
+
+    with pytest.raises(KeyError):
+        fail()
+    messages = daemon.accept().waiting()
+    failed = next(index for index, each in enumerate(messages) if isinstance(each, Error))
+    assert phases(messages[:failed]) == ["train", "test"]
+
+
 def test_uncaught(daemon: Receiver) -> None:
     """A script that an error ends prints its traceback as ever, and its run failed."""
     done = python("from gpuwarden import watch\nwith watch() as run:\n    run.step()\n    1 / 0")

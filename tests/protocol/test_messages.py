@@ -28,6 +28,7 @@ MESSAGES: tuple[Any, ...] = (
         oom_retries=1,
     ),
     Error("device_oom", "OutOfMemory", "é", "train", 7, (Allocation(9, "2,3", op="MatMul"),), at=0, stage="forward"),
+    Error("device_oom", "XlaRuntimeError", "", "train", 7, memory={"GPU:0": DeviceMemory(1, 2)}, memory_age=12.5),
     End("completed"),
     End("interrupt", "failed"),
     Advice(3, "pressure", "warning", "GPU-5", "Low.", "memory", 1024, 2.5),

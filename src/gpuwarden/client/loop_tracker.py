@@ -142,17 +142,21 @@ class LoopTracker:
         """Record that the phase has ended."""
         self._failed_in = self.phase if failed else None
         phase, stepping = self._outer_phases.pop()
-        self._switch_phase(phase, stepping=stepping)
+        self._switch_phase(phase, stepping=stepping, report=not failed)
 
-    def _switch_phase(self, phase: Phase, *, stepping: bool) -> None:
-        """Switch to a phase; time outside "train" does not count into the step that it interrupts."""
+    def _switch_phase(self, phase: Phase, *, stepping: bool, report: bool = True) -> None:
+        """Switch to a phase; time outside "train" does not count into the step that it interrupts.
+
+        After a failure memory in use is not that between steps: the error itself is the next report.
+        """
         now = monotonic()
         if self.phase == "train" != phase:
             self._left_training_at = now
         elif self.phase != "train" == phase and self._step_began is not None:
             self._step_began += now - self._left_training_at
         self.phase, self.stepping, self._resting = phase, stepping, True
-        self._report_change()
+        if report:
+            self._report_change()
 
     @guarded
     def fail(self, error: BaseException) -> None:

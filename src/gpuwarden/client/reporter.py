@@ -8,6 +8,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from gpuwarden.client.advice_state import AdviceState
@@ -15,7 +16,7 @@ from gpuwarden.client.connection import DaemonConnection
 from gpuwarden.client.errors.uncaught import error_from_uncaught, find_uncaught_type
 from gpuwarden.client.frameworks.allocator_memory import AllocatorMemory
 from gpuwarden.client.input_wait import InputWait
-from gpuwarden.protocol.messages import End, Error, Hello, Phase, Report, uncaught_reason
+from gpuwarden.protocol.messages import OOM_KINDS, End, Error, Hello, Phase, Report, uncaught_reason
 from gpuwarden.protocol.step_histogram import StepHistogram
 
 DEFAULT_SOCKET = "/run/gpuwarden/run.sock"
@@ -68,6 +69,7 @@ class Reporter:
         self.failure: Error | None = None  # the last error
         self.oom_retries = 0
         self._errors: Counter[str] = Counter()
+        self._pid = os.getpid()
         self._connection = connection
         self._report_due = 0.0
         self._percentiles: tuple[float | None, ...] = (None, None)
@@ -192,9 +194,12 @@ class Reporter:
         self.phase, self.stepping = "idle", False
         self.settle()
         self._percentiles_due = 0.0
-        # Memory is not sampled: TensorFlow may be partly torn down, or deadlocked in a forked child that exits.
         with contextlib.suppress(Exception):  # no internal failure may show at a program's end
             error = error_from_uncaught(self.failure, phase, self.steps, self.memory.latest())
+            if error is not None and error.kind in OOM_KINDS and os.getpid() == self._pid:
+                # Only then: a forked child that exits may be deadlocked in the framework.
+                age = self.memory.sample_at_exit()
+                error = replace(error, memory=self.memory.latest() if error.memory else {}, memory_age=age)
             if error is not None:
                 self.report_error(error)
         self._send(time.monotonic())

@@ -49,6 +49,7 @@ ErrorKind = Literal[
     "illegal_address",
     "library_mismatch",
     "no_device",
+    "hardware",
     "shape_dtype",
     "other",
 ]
@@ -162,11 +163,11 @@ class Error:
     """One error raised by a step, sent when it happens; the `errors` of reports count all of them.
 
     `exception` is the type's name, `text` an excerpt of its message. `allocations` are the failed ones, `memory` the
-    allocators' figures afterwards. `at` is the position in the text that shows the kind, if any. `batch_size` is the
-    size of the failed step, if known. `stage` is the part of the program that raised it: creating or moving weights,
-    the optimizer, forward or backward pass, the input; None if the traceback does not show one. `weights` is the bytes
-    of the variables of model and optimizer, `trainable` of those with gradients, `like_weight` whether the failed
-    tensor has the shape of one; all if the model is known.
+    allocators' figures afterwards, or as of `memory_age` seconds before. `at` is the position in the text that shows
+    the kind, if any. `batch_size` is the size of the failed step, if known. `stage` is the part of the program that
+    raised it: creating or moving weights, the optimizer, forward or backward pass, the input; None if the traceback
+    does not show one. `weights` is the bytes of the variables of model and optimizer, `trainable` of those with
+    gradients, `like_weight` whether the failed tensor has the shape of one; all if the model is known.
     """
 
     kind: ErrorKind = validated(known_or("other", ERROR_KINDS))
@@ -176,6 +177,7 @@ class Error:
     steps: int = validated(check_count)
     allocations: tuple[Allocation, ...] = validated(list_of(object_of(Allocation), MAX_ALLOCATIONS), default=())
     memory: Mapping[str, DeviceMemory] = validated(by_device(object_of(DeviceMemory)), default_factory=dict)
+    memory_age: float | None = validated(check_seconds, default=None)
     at: int | None = validated(check_count, default=None)
     batch_size: int | None = validated(check_count, default=None)
     stage: Stage | None = validated(known_or(None, STAGES), default=None)

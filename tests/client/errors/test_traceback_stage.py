@@ -46,6 +46,7 @@ PLACE = "/venv/lib/python3.12/site-packages/"
         ("keras/src/optimizers/base_optimizer.py", ["build"], "optimizer"),
         ("keras/src/trainers/data_adapters/array_slicing.py", ["slice"], "input"),
         ("tensorflow/python/data/ops/iterator_ops.py", ["__next__"], "input"),
+        ("gpuwarden/client/watch.py", ["_pass", "loader"], "input"),
         ("torch/functional.py", ["einsum"], None),
         ("mine/torch/optim/adamw.py", ["step"], None),
     ],

@@ -35,6 +35,8 @@ PATTERNS = (
     *_list_patterns(
         "host_oom",
         r"passed to \w+(:\d+)? transformation(?s:.*?)(OOM when allocating|Failed to allocate)",  # tf.data
+        # tf.data within a compiled step, which runs on the host even if the step does not
+        r"OOM when allocating(?![^\n]*(device:GPU|GPU_\d))[^\n]*\s+\[\[\{\{node IteratorGetNext\b",
         r"(\b|_Array)MemoryError\b",  # Python, NumPy; inside of what a tf.data or torch worker raised
         r"Unable to allocate .{1,40} for an array",  # NumPy
         r"DefaultCPUAllocator|alloc_cpu\.cpp|you tried to allocate \d+ bytes",  # torch
@@ -50,6 +52,11 @@ PATTERNS = (
         r"(shm|torch_\d|shared memory)(?s:.{0,200})No space left",
         r"shared memory segment",
         r"worker \(pid.{1,60}killed by signal: (Killed|Bus)",  # torch's loader: the kernel ended its worker
+    ),
+    # The GPU's memory is damaged.
+    *_list_patterns(
+        "hardware",
+        r"ECC_?UNCORRECTABLE|uncorrectable ECC error",  # CUDA
     ),
     # A kernel accessed an invalid address.
     *_list_patterns(
@@ -89,6 +96,7 @@ PATTERNS = (
         # CUDA libraries
         r"(CUBLAS|CUDNN|CUSOLVER|CUSPARSE|CUSPARSELT|NPP)\w*_ALLOC_FAILED",
         r"CUFFT_ALLOC_FAILED|CUSPARSE_STATUS_INSUFFICIENT_RESOURCES",
+        r"(resource allocation failed|insufficient resources) when calling .?cusparse",  # cuSPARSE, by torch
     ),
     # Versions that do not match: driver, CUDA and its libraries, GPU, framework.
     *_list_patterns(
@@ -127,6 +135,8 @@ PATTERNS = (
         r"version `\w+[^']*' not found",
         r"not compiled with \w+ support|CUDA extension",  # builds
         r"API version .{0,40}framework|incompatible with jax version",  # JAX
+        r"this version of jax requires|but JAX was built against|Outdated \w+ installation found",  # JAX
+        r"Unable to load \w+\. Is it installed|The \w+ library was not found",  # JAX, cuSPARSE
         r"binary incompatibility|compiled using NumPy",  # builds
     ),
     # No GPU is available.
@@ -163,6 +173,7 @@ PATTERNS = (
         # CUDA libraries, XLA
         r"STATUS_(EXECUTION|MAPPING|INTERNAL)_(FAILED|ERROR)",
         r"CUFFT_(EXEC_FAILED|INTERNAL_ERROR)|GPU sync failed",
+        r"internal error when calling .?cusparse",  # cuSPARSE, by torch
         r"Failed to enqueue",
         r"failed to (run|execute) .{0,40}(kernel|cuDNN|cuBLAS)",
     ),
@@ -207,7 +218,7 @@ PATTERNS = (
         r"expected .{1,60} to have (the same )?dtype",
         r"equal (data ?types|dtypes|types)",
         # TensorFlow, Keras
-        r"Tensor conversion requested dtype",
+        r"Tensor conversion requested dtype|Cast \w+ to \w+ is not supported",
         r"(has|have) (type|dtype|DataType) \S+ (that does not|not in)",
         r"Unsupported object type|Unsupported numpy type",
         r"(Unrecognized|Invalid|incompatible|inconsistent|mismatched|unsupported) d?type",

@@ -42,10 +42,11 @@ STAGE_PATTERNS = (
     StagePattern(r"torch/nn/modules/module\.py", r"_call_impl|_wrapped_call_impl", "forward"),
     StagePattern(r"(optax|flax/training|flax/optim)/", r".*", "optimizer"),
     StagePattern(r"tensorflow/python/data/|keras/(src/)?trainers/data_adapters/", r".*", "input"),
+    StagePattern(r"gpuwarden/client/watch\.py", r"_pass", "input"),  # the user's loader, in run.batches
     StagePattern(r"tensorflow/python/eager/backprop\.py", r"gradient|_gradient_function", "backward"),
     StagePattern(r"tensorflow/python/ops/resource_variable_ops\.py", r"_init_from_args|__init__", "weights"),
 )
-_MODULE = re.compile(r".*(?:site-packages|dist-packages)/(.*)")
+_MODULE = re.compile(r".*(?:site-packages/|dist-packages/|/(?=gpuwarden/client/))(.*)")
 
 
 def find_stage(exception: BaseException) -> Stage | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from time import monotonic
 
 from gpuwarden.client.frameworks import Framework
 from gpuwarden.protocol.messages import DeviceMemory
@@ -17,6 +18,7 @@ class AllocatorMemory:
         self._framework: Framework | None = None
         self._devices: tuple[str, ...] = ()  # to sample
         self._latest: dict[str, DeviceMemory] = {}
+        self._sampled_at = 0.0  # monotonic
 
     def watch(self, framework: Framework, devices: Iterable[str]) -> None:
         """Watch these devices in place of the last ones; peaks are kept."""
@@ -29,6 +31,7 @@ class AllocatorMemory:
         """Read the allocators, some µs a device; a device that fails is not read again."""
         if self._framework is None:
             return
+        self._sampled_at = monotonic()
         for device in self._devices:
             last = self._latest.get(device)
             try:
@@ -42,6 +45,16 @@ class AllocatorMemory:
             if last and last.peak > now.peak:  # the user has reset the allocator's peak
                 now = replace(now, peak=last.peak)
             self._latest[device] = now
+
+    def sample_at_exit(self) -> float | None:
+        """Sample as the interpreter exits; return the age of the figures in seconds, None if they are new.
+
+        The figures stay old for JAX, which has ended its devices by then.
+        """
+        if self._framework is not None and self._framework.name == "jax":
+            return monotonic() - self._sampled_at
+        self.sample()
+        return None
 
     def latest(self) -> dict[str, DeviceMemory]:
         """Return each device's latest figures."""
