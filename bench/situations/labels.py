@@ -268,7 +268,7 @@ UNSEEN = (
         "A smaller batch, a few examples fit.", says=_BATCH,
     ),
     _unseen(
-        "batch_too_large", "half_precision", "convolutions in mixed precision with a batch of 96, where 2 fit",
+        "batch_too_large", "half_precision", "convolutions in mixed precision with a batch of 192, where 2 fit",
         "A smaller batch.", says=_BATCH, size=160,
     ),
     _unseen(

@@ -1,11 +1,9 @@
 """Third set of trainings that run out of memory: `python unseen.py NAME [--without]`; labels.py says why each does.
 
 Programs as people write them: fine-tuning, accumulation, tokenized text, evaluation on all examples, a second model.
-Most errors are caught by no one, and many happen outside of a step. Each takes `cause`: without it, the cause is left out
-and all else is equal.
+Most errors are caught by no one, and many happen outside of a step. Each takes `cause`: without it, the cause is left
+out and all else is equal.
 """
-
-# ruff: noqa: D103 - the labels say what each shows, and docstrings what happens in it
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ import tensorflow as tf
 from gpuwarden import watch
 from gpuwarden.keras import keras
 from shared_device import MIB
-from training import FEATURES, callback, dense, fit, play, preallocate, reserve, say, steady, stream, watched
+from training import FEATURES, Each, callback, dense, fit, play, preallocate, reserve, say, steady, stream, watched
 
 layers = keras.layers
 
@@ -166,8 +164,8 @@ def heads(*, cause: bool) -> None:
 def half_precision(*, cause: bool) -> None:
     """Train convolutions down and up again in mixed precision."""
     preallocate()
-    keras.mixed_precision.set_global_policy("mixed_float16")
-    size = 96 if cause else 2
+    keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    size = 192 if cause else 2
     inputs = layers.Input((64, 64, 3))
     x = inputs
     for filters, stride in ((16, 1), (32, 2), (32, 1)):
@@ -197,11 +195,10 @@ def xla_step(*, cause: bool) -> None:
         weights.assign_sub(0.01 * tape.gradient(loss, weights))
 
     size = 12_000 if cause else 64
-    run = watched("xla_step")
-    for _ in range(30):
-        step(tf.ones((size, FEATURES)))
-        run.step(batch_size=size)
-    run.close()
+    with watched("xla_step") as run:  # a broken allocator does not reach the interpreter's end
+        for _ in range(30):
+            step(tf.ones((size, FEATURES)))
+            run.step(batch_size=size)
 
 
 # Leaks.
@@ -224,7 +221,9 @@ def kept_gradients(*, cause: bool) -> None:
         kept.append(gradients)
         time.sleep(0.03)
         run.step(batch_size=64)
-    optimizer.apply_gradients(zip([sum(each) for each in zip(*kept, strict=True)], model.trainable_variables, strict=True))
+    optimizer.apply_gradients(
+        zip([sum(each) for each in zip(*kept, strict=True)], model.trainable_variables, strict=True)
+    )
     run.close()
 
 
@@ -296,19 +295,15 @@ def all_at_once(*, cause: bool) -> None:
 
 
 def prefetched(*, cause: bool) -> None:
-    """Prefetch 4000 batches, of a loader that is faster than the training."""
+    """Prefetch 4000 batches: they are loaded while a callback uploads a checkpoint for 14 seconds."""
     reserve()
     model = dense(128, features=1024)
 
     def read(_: Any) -> tuple[Any, Any]:
         return tf.random.uniform((256, MIB // 4 // 256)), tf.zeros((256, 1))
 
-    class Slow(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            time.sleep(0.05)
-
-    data = tf.data.Dataset.range(3000).map(read).prefetch(4000 if cause else 4).take(3000 if cause else 100)
-    fit(model, data, Slow())
+    data = tf.data.Dataset.range(3000).map(read).prefetch(4000 if cause else 4).take(200)
+    fit(model, data, Each(on_train_batch_end=lambda batch: time.sleep(14 if batch == 60 else 0.01)))
 
 
 def padded(*, cause: bool) -> None:
@@ -329,13 +324,12 @@ def padded(*, cause: bool) -> None:
 
 
 def co_tenant_grows(*, cause: bool) -> None:
-    """Train evenly, and predict on a few more examples after each round, while a notebook next to it grows."""
+    """Train evenly, and predict on more examples after each round, while a notebook next to it grows."""
     _ = cause
     model = dense(3072, optimizer="adam")
-    for _round in range(8):
+    for number in range(1, 9):
         fit(model, steady(512, 60, pause=0.015))
-        model.predict(steady(2048, 1).map(lambda x, _: x), verbose=0, callbacks=[callback()])
-        model = dense(3072, optimizer="adam")
+        model.predict(steady(1536 * number, 1).map(lambda x, _: x), verbose=0, callbacks=[callback()])
 
 
 def mixed_lengths(*, cause: bool) -> None:

@@ -42,6 +42,11 @@ class RunErrors:
         """Last reported error."""
         return self.recent[-1].error if self.recent else None
 
+    def is_other_cause(self, steps: int) -> bool:
+        """Return True if the last out-of-memory had another cause than the batch, and no step succeeded since."""
+        last = next((each for each in reversed(self.recent) if each.diagnosis), None)
+        return bool(last and last.diagnosis and last.diagnosis.cause != "batch_too_large" and steps <= last.error.steps)
+
     def handle_report(self, report: Report, before: Report | None, at: float) -> None:
         """Date errors that were only counted. Without a report `before`, their age is unknown."""
         self._diagnoser.handle_report(report, before)

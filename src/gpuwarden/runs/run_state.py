@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from gpuwarden.analysis.batch_size.cost_model import BatchSizeAdvice
 from gpuwarden.analysis.batch_size.prior_runs import PriorRuns
 from gpuwarden.analysis.batch_size.tracker import BatchSizeTracker
 from gpuwarden.analysis.memory.device_memory import is_listed, sum_by_gpu, sum_held_by_others
@@ -17,6 +18,7 @@ from gpuwarden.analysis.memory.memory_history import MemoryHistory
 from gpuwarden.analysis.oom.co_tenants import CoTenants
 from gpuwarden.analysis.oom.diagnoser import PollFacts, RunFacts
 from gpuwarden.gpu.snapshot import Snapshot
+from gpuwarden.host.host_reader import try_read_host_memory
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.host.process_tree import HostUsage, PresentProcesses, read_state
 from gpuwarden.protocol.messages import OOM_KINDS, End, Error, Hello, Message, Report
@@ -158,6 +160,7 @@ class RunState:
             now,
             self.leaks.reported,
             host_memory=self.present.memory if self.present else None,
+            host_size=host.size if (host := try_read_host_memory()) else None,
             advice=self.batch_sizes.evaluate(self.hello, self.histories, now),
         )
 
@@ -236,7 +239,7 @@ class RunState:
             events=self.events.events,
             advice_connection=self.advice_connection,
             batch_peaks=self.batch_sizes.peaks(self.histories),
-            batch_size_advice=self.batch_sizes.evaluate(self.hello, self.histories, now),
+            batch_size_advice=self._advise_batch_size(now),
             leaks=leaks,
             host_leak=host_leak,
         )
@@ -263,6 +266,10 @@ class RunState:
             if device in claimed and claimed[device] not in self.devices:
                 unknown[claimed[device]] = "process_unlisted"
         return unknown
+
+    def _advise_batch_size(self, now: float) -> BatchSizeAdvice | None:
+        advice = self.batch_sizes.evaluate(self.hello, self.histories, now)
+        return None if self.errors.is_other_cause(self.report.steps if self.report else 0) else advice
 
     def _update_stall(self, usage: HostUsage | None, snapshot: Snapshot, now: float) -> Stall | None:
         before, report = self.stalls.stall, self.report if self.up else None

@@ -94,6 +94,9 @@ CO_TENANT = case(
 )
 PIPELINE = case(None, 381.7, after=(1, 2), text="passed to ParallelMapDatasetV2:21 transformation with iterator: OOM")
 PIPELINE = replace(PIPELINE, error=replace(PIPELINE.error, kind="host_oom"))
+NUMPY = "Unable to allocate 29.1 TiB for an array with shape (2000000, 2000000) and data type float64"
+FETCH = "OOM when allocating tensor with shape[512,600000,1] and type float [[{{node IteratorGetNext}}]]"
+KEPT = case("1024,256", 1, after=(233, 234), before=(4, 13), room=234.0, steps=300, phase="idle", text=EAGER)
 REPORTED_LEAK = Leak(2.0 * MIB, 200 * MIB)
 
 
@@ -270,17 +273,17 @@ SUDDEN_LATE = tuple(window(20 * each, 12 if each < 9 else 100, 250) for each in 
         pytest.param(
             changed(LARGE_BATCH, phase="idle", batch_size=None, stage=None), "unknown", id="no phase, no room"
         ),
-        pytest.param(changed(LEAK, windows=SUDDEN), "unknown", id="a sudden rise is no leak"),
+        pytest.param(changed(LEAK, windows=SUDDEN), "too_big", id="a sudden rise is no leak"),
         pytest.param(changed(LEAK, windows=LATE_LEAK), "leak", id="a leak that started late"),
-        pytest.param(changed(LEAK, windows=SUDDEN_LATE), "unknown", id="a sudden rise, early after it"),
+        pytest.param(changed(LEAK, windows=SUDDEN_LATE), "too_big", id="a sudden rise, early after it"),
         pytest.param(
-            changed(LEAK, windows=SUDDEN, after=memory(240, 250)), "unknown", id="memory that was free at first"
+            changed(LEAK, windows=SUDDEN, after=memory(240, 250)), "too_big", id="memory that was free at first"
         ),
         pytest.param(changed(LEAK, after=memory(190, 252)), "leak", id="leaked, with room between steps"),
         pytest.param(changed(LEAK, windows=(), leak=REPORTED_LEAK), "leak", id="a reported leak"),
         pytest.param(
             changed(LEAK, windows=SUDDEN, leak=replace(REPORTED_LEAK, grown=4 * MIB)),
-            "unknown",
+            "too_big",
             id="a very small leak",
         ),
         pytest.param(changed(LEAK, batch_size=64, largest_batch_before=32), "leak", id="the usual batch is no sign"),
@@ -367,6 +370,25 @@ SUDDEN_LATE = tuple(window(20 * each, 12 if each < 9 else 100, 250) for each in 
             "unknown",
             id="its own limit was reached first",
         ),
+        pytest.param(changed(PIECES, memory_age=12.0), "batch_too_large", id="memory in use is from before"),
+        pytest.param(
+            changed(WEIGHTS, after=memory(50, 50), memory_age=12.0), "too_big", id="weights, after figures that are old"
+        ),
+        pytest.param(KEPT, "leak", id="outputs of a phase that are kept"),
+        pytest.param(changed(KEPT, allocation=Allocation(20 * MIB, "20480,256")), "unknown", id="a few large outputs"),
+        pytest.param(changed(KEPT, phase="train"), "batch_too_large", id="what a training step keeps"),
+        pytest.param(changed(PIPELINE, text=NUMPY), "unknown", id="an array of the program's own"),
+        pytest.param(
+            changed(PIPELINE, text=NUMPY, allocation=Allocation(32 << 40, "2000000,2000000"), host_size=64 * GIB),
+            "too_big",
+            id="an array larger than the host",
+        ),
+        pytest.param(
+            changed(PIPELINE, text=NUMPY, allocation=Allocation(32 << 40), host_size=64 * GIB, stage="input"),
+            "host_input",
+            id="an array larger than the host, in a loader",
+        ),
+        pytest.param(changed(PIPELINE, text=FETCH), "host_input", id="tf.data within a compiled step"),
         pytest.param(changed(PIPELINE, text="std::bad_alloc"), "unknown", id="the host, not the input"),
         pytest.param(
             changed(PIPELINE, text="std::bad_alloc", host_leak=REPORTED_LEAK), "leak", id="a leak on the host"

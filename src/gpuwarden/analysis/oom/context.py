@@ -21,6 +21,8 @@ TIGHT_RATIO = 0.85  # of it in use: then the growth is the missing memory
 SLACK_RATIO = 0.05  # of it free in total: from here on fragmentation is the cause, as allocators round up
 MIN_RISES = 2.5  # equal rises of a steady rise; a single step may be sampled half-way, as two
 HELD_RATIO = 0.9  # of a peak in use between steps: then no step was near it
+JUMP_RATIO = 0.1  # of it by which the base rose at once
+KEPT_TIMES = 20  # the failed request kept outside of steps: one computation has fewer tensors alive at once
 OUTSIZED_TIMES = 1.5  # times the usual memory of a step, and
 OUTSIZED_RATIO = 0.05  # of the available memory more: a step larger than the others
 
@@ -77,6 +79,7 @@ class FailureContext:
     leak: Leak | None = None  # of the device's memory
     host_leak: Leak | None = None
     host_memory: float | None = None
+    host_size: float | None = None
     advised_batch_size: int | None = None
 
     @property
@@ -97,6 +100,11 @@ class FailureContext:
             return True
         text = self.error.text
         return bool(_EAGER_OP.search(text)) and not _GRAPH_NODE.search(text)
+
+    @property
+    def is_stale(self) -> bool:
+        """True if the allocator's figures are from before the error: memory in use at the failure is unknown."""
+        return self.error.memory_age is not None
 
     @property
     def base(self) -> int | None:
@@ -143,10 +151,10 @@ class FailureContext:
 
         A step that failed below an old peak may still have been near it, unless no step made that peak.
         """
-        if self.after is None:
+        if self.after is None or self.is_stale:
             return None
-        if self.is_eager:
-            return self.after.current
+        if self.is_eager:  # what a comprehension or a call had made may be freed, and shows in the peak only
+            return self.after.peak if self.peak_rose else self.after.current
         return ((self.base or 0) + self.after.peak) / 2 if self.peak_was_held else self.after.peak
 
     @property
@@ -193,6 +201,26 @@ class FailureContext:
         """Bytes by which the base has grown since the first steps."""
         first = next((each.lowest for each in self.windows if each.steps), None)
         return 0 if first is None or self.base is None else max(self.base - first, 0)
+
+    @property
+    def base_jump(self) -> float:
+        """Bytes by which the base rose at once after the first steps, and stayed; 0 without such a rise."""
+        lowest = [each.lowest for each in self.windows if each.steps][1:]  # the first steps make what training needs
+        if self.base is None or not lowest:
+            return 0
+        rises = [after - before for before, after in pairwise(running_minimum([*lowest, self.base]))]
+        jump = max(rises)
+        return jump if jump > JUMP_RATIO * (self.room_or_size or 0) and 2 * jump > sum(rises) else 0
+
+    @property
+    def kept(self) -> float:
+        """Bytes kept outside of training steps since the last one, in pieces that are small next to them; else 0."""
+        if not self.is_eager or self.error.phase == "train" or not self.error.steps:
+            return 0
+        if self.after is None or self.before is None or self.requested is None or self.is_stale:
+            return 0
+        kept = self.after.current - self.before.current
+        return kept if kept >= KEPT_TIMES * self.requested else 0
 
     @property
     def needed(self) -> float | None:

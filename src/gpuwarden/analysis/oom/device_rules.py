@@ -39,12 +39,25 @@ def find_leak(failure: FailureContext) -> Finding | None:
     )
 
 
+def find_kept_outputs(failure: FailureContext) -> Finding | None:
+    """Find memory that piled up outside of training steps, in small pieces: results that are kept on the device."""
+    kept, room = failure.kept, failure.room_or_size
+    if not kept or room is None or failure.after is None or kept < SLACK_RATIO * room or failure.had_room:
+        return None
+    return Finding(
+        f"Since the last training step memory in use had grown by {format_bytes(kept)}, to "
+        f"{format_bytes(failure.after.current)} of the {format_bytes(room)} available to the run, in pieces as small "
+        f"as {format_request(failure)}.",
+        "Find what is kept from batch to batch: copy results to the host (`.numpy()`, `.cpu()`) before you keep them.",
+    )
+
+
 def find_fragmentation(failure: FailureContext) -> Finding | None:
     """Find enough free memory in total for the request, with enough in use to split it."""
     requested, room, after = failure.requested, failure.room, failure.after
     if requested is None or after is None:
         return None
-    if failure.framework.startswith("torch") and after.reserved is not None:
+    if failure.framework.startswith("torch") and after.reserved is not None and not failure.is_stale:
         return _torch_fragmentation(failure, requested, after.reserved - after.current, room or after.reserved)
     in_use = failure.in_use
     if in_use is None or room is None:

@@ -87,6 +87,7 @@ class RunFacts:
     now: float
     leaks: Mapping[str, Leak] = field(default_factory=dict)  # also of HOST
     host_memory: int | None = None
+    host_size: int | None = None
     advice: BatchSizeAdvice | None = None
 
 
@@ -179,6 +180,7 @@ class Diagnoser:
             leak=run.leaks.get(uuid),
             host_leak=run.leaks.get(HOST),
             host_memory=run.host_memory,
+            host_size=run.host_size,
             advised_batch_size=run.advice.advised if run.advice and run.advice.too_large else None,
         )
 

@@ -10,10 +10,25 @@ from dataclasses import replace
 
 from gpuwarden.analysis.oom.co_tenant_rules import find_co_tenant_growth, find_occupied_device
 from gpuwarden.analysis.oom.context import FailureContext
-from gpuwarden.analysis.oom.device_rules import find_fragmentation, find_leak, find_phase_peak
+from gpuwarden.analysis.oom.device_rules import (
+    find_fragmentation,
+    find_kept_outputs,
+    find_leak,
+    find_phase_peak,
+)
 from gpuwarden.analysis.oom.diagnosis import Diagnosis, Rule
-from gpuwarden.analysis.oom.host_rules import describe_unknown_host_cause, find_host_input, find_host_leak
-from gpuwarden.analysis.oom.size_rules import describe_unknown_device_cause, find_batch_too_large, find_too_big
+from gpuwarden.analysis.oom.host_rules import (
+    describe_unknown_host_cause,
+    find_absurd_size,
+    find_host_input,
+    find_host_leak,
+)
+from gpuwarden.analysis.oom.size_rules import (
+    describe_unknown_device_cause,
+    find_base_jump,
+    find_batch_too_large,
+    find_too_big,
+)
 from gpuwarden.formatting import format_growth
 
 RULES: tuple[Rule, ...] = (
@@ -21,9 +36,16 @@ RULES: tuple[Rule, ...] = (
         "host_input",
         "host_oom",
         "A host allocation failed, and the message or traceback names the input pipeline: a tf.data function, a "
-        "PyTorch loader worker, pinned or shared memory, a NumPy array.",
+        "PyTorch loader worker, a loader in `run.batches`, pinned or shared memory.",
         "The host (not the GPU) could not allocate 382 MiB for a tf.data function.",
         find_host_input,
+    ),
+    Rule(
+        "too_big",
+        "host_oom",
+        "One array of the program is larger than the host's whole memory.",
+        "One array of shape [2000000,2000000] needs 29.1 TiB, more than the host has (62.7 GiB).",
+        find_absurd_size,
     ),
     Rule(
         "leak",
@@ -52,11 +74,21 @@ RULES: tuple[Rule, ...] = (
         find_leak,
     ),
     Rule(
+        "leak",
+        "device_oom",
+        "Outside of training steps, single operations filled the memory: what was kept since the last step is at least "
+        "20 times the failed request.",
+        "Since the last training step memory in use had grown by 229 MiB, to 233 MiB of the 234 MiB available to the "
+        "run, in pieces as small as 1.00 MiB for shape [1024,256].",
+        find_kept_outputs,
+    ),
+    Rule(
         "fragmentation",
         "device_oom",
         "The request was smaller than the total free memory, and enough was in use to split that. What was in use is "
         "exact for a single operation and in PyTorch; for a compiled step the allocator's peak bounds it. For a step "
-        "larger than all before, twice the request and a fifth of all memory must have been free.",
+        "larger than all before, twice the request and a fifth of all memory must have been free. Figures from before "
+        "the error are not used.",
         "100 MiB for shape [100,262144] did not fit in one piece, although 288 MiB of 512 MiB were free in total; "
         "224 MiB was in use.",
         find_fragmentation,
@@ -70,6 +102,15 @@ RULES: tuple[Rule, ...] = (
         "Only 2.20 GiB was available to the run, because python process 4711 of bob has used 21.0 GiB of the device "
         "for 2h10m: without that 9.50 GiB would fit next to 1.10 GiB.",
         find_occupied_device,
+    ),
+    Rule(
+        "too_big",
+        "device_oom",
+        "Memory in use between steps rose at once after the first steps and stayed: optimizer slots, unfrozen layers, "
+        "a second model. Before that a step of this size fitted.",
+        "Memory in use between steps rose at once by 97.6 MiB, to 146 MiB of the 204 MiB available to the run, and "
+        "stayed: 61.0 MiB did not fit next to it.",
+        find_base_jump,
     ),
     Rule(
         "phase_peak",

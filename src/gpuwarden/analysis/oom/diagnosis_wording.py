@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.analysis.oom.context import FULL_RATIO, FailureContext
-from gpuwarden.formatting import format_bytes, format_growth
+from gpuwarden.formatting import format_bytes, format_elapsed, format_growth
 
 ALLOCATOR_SETTINGS = {
     "tensorflow": "TF_GPU_ALLOCATOR=cuda_malloc_async",
@@ -36,6 +36,12 @@ def format_room(failure: FailureContext) -> str:
     return "" if failure.room is None else f" with {format_bytes(failure.room)} available to the run"
 
 
+def format_age(failure: FailureContext) -> str:
+    """Return how old the allocator's figures were: ` 12s before`; empty if they are of the failure."""
+    age = failure.error.memory_age
+    return "" if age is None else f" {format_elapsed(age)} before"
+
+
 def format_others(count: int) -> str:
     """Return a phrase that counts all but the first: ` and 2 more`; empty for one."""
     return f" and {count - 1} more" if count > 1 else ""
@@ -45,6 +51,13 @@ def format_host_growth(leak: Leak) -> str:
     """Return a clause about the growth of the host memory of a run's processes."""
     how = f"{format_bytes(leak.grown)} at {format_growth(leak.bytes_per_second)}"
     return f"the host memory of the run's processes had grown by {how}"
+
+
+def suggest_limit(failure: FailureContext) -> str | None:
+    """Return the next step where the run's own limit was reached first, and the device has room; else None."""
+    if not failure.is_limited or failure.free is None or failure.requested is None or failure.free < failure.requested:
+        return None
+    return f"Raise the run's own memory limit: {format_bytes(failure.free)} of the device are free."
 
 
 def suggest_smaller_batch(failure: FailureContext) -> str:
@@ -68,7 +81,8 @@ def _likely_batch_size(failure: FailureContext, batch: int) -> int:
         reached = (failure.after.peak if failure.peak_rose else failure.base) - failure.base + failure.requested
         if reached > 0:
             most = min(most, int(batch * (FULL_RATIO * failure.room - failure.base) / reached))
-    return max(most, 1)
+    fitted = failure.largest_batch_before or 0
+    return max(most, fitted if fitted < batch else 0, 1)
 
 
 def suggest_allocator(failure: FailureContext) -> str:

@@ -16,10 +16,17 @@ from gpuwarden.formatting import format_bytes
 
 # Parts of the input pipeline, by patterns in the error message.
 _INPUT_PATTERNS = (
-    (r"passed to \w+(?::\d+)? transformation", "a tf.data function"),
+    (r"passed to \w+(?::\d+)? transformation|IteratorGetNext|\{\{node (Eager)?PyFunc", "a tf.data function"),
     (r"DataLoader worker|torch_shm|/torch_\d|shared memory", "a PyTorch loader worker"),
     (r"pin(ned)?[_ ]memory|pinned host memory|cudaHostAlloc|cuMemHostAlloc|host_bfc", "pinned memory for copies"),
-    (r"Unable to allocate .{1,40} for an array", "a NumPy array"),
+)
+
+_CHECK_SHAPE = (
+    "Check the array's shape and dtype: if they are intended, compute it in parts, or keep it in a file (np.memmap)."
+)
+_SMALLER_BUFFERS = (
+    "Use smaller shuffle buffers, caches and prefetching, or fewer loader workers; in a container raise the memory "
+    "limit or --shm-size."
 )
 
 
@@ -34,9 +41,25 @@ def find_host_input(failure: FailureContext) -> Finding | None:
     used = f"; the run's processes used {format_bytes(failure.host_memory)}" if failure.host_memory is not None else ""
     return Finding(
         f"The host (not the GPU) could not allocate {format_requested_size(failure)} for {part}{used}.",
-        "Use smaller shuffle buffers, caches and prefetching, or fewer loader workers; in a container raise the memory "
-        "limit or --shm-size.",
+        _CHECK_SHAPE if _is_absurd(failure) else _SMALLER_BUFFERS,
     )
+
+
+def find_absurd_size(failure: FailureContext) -> Finding | None:
+    """Find an array that no state of the host's memory could have held."""
+    if not _is_absurd(failure):
+        return None
+    shape = f" of shape [{failure.allocation.shape}]" if failure.allocation and failure.allocation.shape else ""
+    return Finding(
+        f"One array{shape} needs {format_requested_size(failure)}, more than the host has "
+        f"({format_bytes(failure.host_size or 0)}).",
+        _CHECK_SHAPE,
+    )
+
+
+def _is_absurd(failure: FailureContext) -> bool:
+    requested, size = failure.requested, failure.host_size
+    return requested is not None and size is not None and requested > size
 
 
 def find_host_leak(failure: FailureContext) -> Finding | None:

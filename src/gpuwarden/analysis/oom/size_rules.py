@@ -5,13 +5,24 @@ from __future__ import annotations
 from gpuwarden.analysis.oom.allocation_origin import find_batch_sign, find_shape_batch, find_weights_sign
 from gpuwarden.analysis.oom.context import FULL_RATIO, TIGHT_RATIO, FailureContext
 from gpuwarden.analysis.oom.diagnosis import Finding
-from gpuwarden.analysis.oom.diagnosis_wording import capitalize, format_request, format_room, suggest_smaller_batch
+from gpuwarden.analysis.oom.diagnosis_wording import (
+    capitalize,
+    format_age,
+    format_request,
+    format_room,
+    suggest_limit,
+    suggest_smaller_batch,
+)
 from gpuwarden.formatting import format_bytes
 
 MAX_BASE_GROWTH_RATIO = (
     0.1  # of the available memory; with more growth since the first steps the batch is not the cause
 )
 
+MOST_RATIO = 0.5  # of it in use between steps: then the model is the larger part, where nothing points to the batch
+MAX_DEVICE_BYTES = 1 << 40  # more than any device has
+
+_CHECK_SHAPE = "Check the tensor's shape; if it is intended, split it over several GPUs, or use lower precision."
 _SMALLER_MODEL = "Use a smaller model, lower precision, an optimizer with less state, or a GPU with more memory."
 _SMALLER_EXAMPLE = "Make the example smaller (resolution, length), use lower precision, or a GPU with more memory."
 
@@ -19,13 +30,44 @@ _SMALLER_EXAMPLE = "Make the example smaller (resolution, length), use lower pre
 def find_too_big(failure: FailureContext) -> Finding | None:
     """Find a model, a tensor or one example that does not fit at any batch size."""
     room = failure.room_or_size
+    evidence = _tensor_evidence(failure)
+    if evidence is not None:
+        return Finding(evidence, _CHECK_SHAPE)
     if room is None:
         return None
     evidence = _model_evidence(failure, room)
     if evidence is not None:
-        return Finding(evidence, _SMALLER_MODEL)
+        return Finding(evidence, suggest_limit(failure) or _SMALLER_MODEL)
     evidence = _example_evidence(failure, room)
-    return None if evidence is None else Finding(evidence, _SMALLER_EXAMPLE)
+    return None if evidence is None else Finding(evidence, suggest_limit(failure) or _SMALLER_EXAMPLE)
+
+
+def _tensor_evidence(failure: FailureContext) -> str | None:
+    requested, whole = failure.requested, failure.size or failure.room or MAX_DEVICE_BYTES
+    is_first = failure.is_eager and not failure.error.steps
+    if requested is None or find_weights_sign(failure) or find_shape_batch(failure):
+        return None
+    if requested <= whole or not (is_first or requested > MAX_DEVICE_BYTES):
+        return None
+    shape = f" of shape [{failure.allocation.shape}]" if failure.allocation and failure.allocation.shape else ""
+    has = f"the device has ({format_bytes(whole)})" if whole < MAX_DEVICE_BYTES else "any device has"
+    return f"One tensor{shape} needs {format_bytes(requested)}, more than {has}."
+
+
+def find_base_jump(failure: FailureContext) -> Finding | None:
+    """Find memory between steps that rose once, if training of this size fitted before."""
+    jump, base, room = failure.base_jump, failure.base, failure.room_or_size
+    if not jump or base is None or room is None or failure.error.phase != "train" or failure.is_larger_batch:
+        return None
+    wanted = max(base + (failure.needed or 0), failure.in_use or 0)
+    if wanted < TIGHT_RATIO * room or wanted - failure.base_growth > room:
+        return None
+    return Finding(
+        f"Memory in use between steps rose at once by {format_bytes(jump)}, to {format_bytes(base)} of the "
+        f"{format_bytes(room)} available to the run, and stayed: {format_request(failure)} did not fit next to it.",
+        "Find what was added: optimizer slots, unfrozen layers, a second model, copies of weights. Add less, or use "
+        "lower precision or an optimizer with less state.",
+    )
 
 
 def _model_evidence(failure: FailureContext, room: float) -> str | None:
@@ -42,21 +84,25 @@ def _model_evidence(failure: FailureContext, room: float) -> str | None:
             f"{format_bytes(room)} available to the run; {wanted} failed."
         )
     in_use = failure.after.current if failure.is_eager and failure.after else base
-    if weights and in_use is not None and requested is not None and in_use + requested > FULL_RATIO * room:
+    is_full = failure.is_stale or (
+        requested is not None and in_use is not None and in_use + requested > FULL_RATIO * room
+    )
+    if weights and in_use is not None and requested is not None and is_full:
         return (
             f"{capitalize(wanted)} {weights} did not fit: {format_bytes(in_use)} of the {format_bytes(room)} available "
-            "to the run were already in use."
+            f"to the run were already in use{format_age(failure)}."
         )
-    whole = failure.size or room
-    is_first = failure.is_eager and not failure.error.steps
-    if requested is not None and requested > whole and is_first and not find_shape_batch(failure):
-        shape = f" of shape [{failure.allocation.shape}]" if failure.allocation and failure.allocation.shape else ""
-        return f"One tensor{shape} needs {format_bytes(requested)}, more than the device has ({format_bytes(whole)})."
     has_grown = failure.fit_steps and failure.base_growth > MAX_BASE_GROWTH_RATIO * room
     if base is not None and base > FULL_RATIO * room and not has_grown:
         return (
             f"{format_bytes(base)} of {format_bytes(room)} were in use before the step started, so even a small "
             f"batch does not fit; {wanted} failed."
+        )
+    is_single = failure.is_eager and failure.error.steps and find_batch_sign(failure) is None
+    if is_single and base is not None and base > MOST_RATIO * room and not has_grown and not failure.had_room:
+        return (
+            f"{format_bytes(base)} of {format_bytes(room)} were in use between steps, with any batch, and nothing "
+            f"shows that {wanted} grows with the batch."
         )
     return None
 
@@ -88,7 +134,7 @@ def find_batch_too_large(failure: FailureContext) -> Finding | None:
         return None
     context = ""
     if base is not None and room is not None:
-        context = f": {format_bytes(base)} of {format_bytes(room)} were in use between steps"
+        context = f": {format_bytes(base)} of {format_bytes(room)} were in use between steps{format_age(failure)}"
     return Finding(
         f"{capitalize(format_request(failure))} {sign} and did not fit{context}.", suggest_smaller_batch(failure)
     )
@@ -112,12 +158,12 @@ def describe_unknown_device_cause(failure: FailureContext) -> Finding:
     if failure.base is not None:
         growth = failure.base_growth
         more = f", {format_bytes(growth)} more than after the first steps" if growth else ""
-        known.append(f"{format_bytes(failure.base)} was in use between steps{more}")
+        known.append(f"{format_bytes(failure.base)} was in use between steps{format_age(failure)}{more}")
     facts = {"the requested size": failure.requested, "the memory available to the run": failure.room}
     missing = [name for name, value in facts.items() if value is None]
     lacking = f" Unknown: {' and '.join(missing)}." if missing else ""
     return Finding(
         f"{capitalize(format_request(failure))} failed{': ' if known else ''}{', '.join(known)}. Checked without "
         f"result: leak, co-tenants, fragmentation, a larger phase or batch, weights.{lacking}",
-        "Lower the batch size. If that does not help, compare weights and optimizer state with the device's memory.",
+        "Compare weights and optimizer state with the device's memory; if they are small, lower the batch size.",
     )

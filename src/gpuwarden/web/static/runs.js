@@ -56,7 +56,7 @@ function card(run, places, charts) {
     h("dl", { class: "facts" }, tight ? headroom(tight) : null, held(devices), speed(run), progress(run), waits(run), host(run)),
     outlooks(run, devices, places),
     errors(run), verdict(run),
-    run.batch_size_advice ? h("p", {}, run.batch_size_advice) : null,
+    run.batch_size_advice && !run.verdict ? h("p", {}, run.batch_size_advice) : null,
     devices.filter((each) => each.headroom_unknown).map((each) => h("p", {}, `Headroom on GPU ${places.get(each.uuid) ?? "?"} unknown: ${HEADROOM_UNKNOWN[each.headroom_unknown] ?? plain(each.headroom_unknown)}.`)),
     run.unresolved_devices ? h("p", {}, `Devices that match no GPU for certain: ${run.unresolved_devices}.`) : null,
     charts.ofRun(run, tight),
