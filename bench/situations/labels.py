@@ -234,7 +234,7 @@ UNSEEN = (
         says="optimizer", never=_BATCH, size=208,
     ),
     _unseen(
-        "too_big", "accumulators", "variables to accumulate gradients are made after 200 steps, outside of a step",
+        "too_big", "accumulators", "variables to accumulate six tasks' gradients are made after 200 steps, outside of a step",
         "Weights, slots and accumulators do not fit together: fewer of them, lower precision, a smaller model.",
         says=_MODEL, never=_BATCH,
     ),
@@ -300,8 +300,8 @@ UNSEEN = (
         "A smaller prefetch buffer.", says="prefetch", never="model",
     ),
     _unseen(
-        "host_input", "padded", "tf.data pads a batch to 600,000 tokens, 1.2 GiB",
-        "Bound or bucket lengths in the pipeline.", says="input|pipeline|buffer|padd", never="model",
+        "host_input", "one_hot", "tf.data encodes a batch one-hot, 1 GiB",
+        "Encode in the model, or as indices.", says="input|pipeline|buffer|shape", never="model",
     ),
     _unseen(
         "neighbour", "co_tenant_grows", "another process grows by 12 MiB a second",

@@ -217,3 +217,19 @@ def test_lines_are_limited(runs: RunRegistry, caplog: pytest.LogCaptureFixture) 
         'loss is nan" suppressed=599',
     ]
     assert "kind=device_oom" in caplog.messages[-1]
+
+
+def test_batch_advice_after_another_cause(runs: RunRegistry) -> None:
+    """After an out-of-memory that no batch size avoids, none is advised until a step succeeds."""
+    trained = replace(REPORT, batch_size=64, largest_batch_size=64)
+    runs.receive(ALICE, replace(trained, steps=4), 2.1)
+    runs.receive(ALICE, replace(trained, memory={"GPU:0": DeviceMemory(20 * GIB, 30 * GIB, 38 * GIB)}), 2.2)
+    (run,) = runs.update(BOX, 20.0)
+    assert run.batch_size_advice is not None
+    runs.receive(ALICE, replace(OOM, stage="weights", batch_size=64), 20.5)
+    (run,) = runs.update(BOX, 21.0)
+    assert run.diagnosis is not None
+    assert (run.diagnosis.cause, run.batch_size_advice) == ("too_big", None)
+    runs.receive(ALICE, replace(trained, steps=6, errors={"device_oom": 1}), 22.0)
+    (run,) = runs.update(BOX, 40.0)
+    assert run.batch_size_advice is not None

@@ -370,6 +370,16 @@ SUDDEN_LATE = tuple(window(20 * each, 12 if each < 9 else 100, 250) for each in 
             "unknown",
             id="its own limit was reached first",
         ),
+        pytest.param(
+            changed(PIECES, after=memory(3, 40), before=memory(3, 40), free=10 * MIB),
+            "fragmentation",
+            id="a pool of small pieces",
+        ),
+        pytest.param(
+            changed(PIECES, after=memory(3, 216), before=memory(3, 216), free=10 * MIB, phase="idle"),
+            "unknown",
+            id="one piece that nearly nothing uses",
+        ),
         pytest.param(changed(PIECES, memory_age=12.0), "batch_too_large", id="memory in use is from before"),
         pytest.param(
             changed(WEIGHTS, after=memory(50, 50), memory_age=12.0), "too_big", id="weights, after figures that are old"
@@ -558,3 +568,26 @@ def test_a_leak_that_is_not_the_cause_is_mentioned() -> None:
     leak = diagnose(changed(LEAK, leak=REPORTED_LEAK))
     assert leak.cause == "leak"
     assert "grows too" not in leak.evidence
+
+
+def test_size_that_fitted_is_advised() -> None:
+    """The advised batch size is no smaller than one that has trained in the same fit."""
+    tried = tuple(window(each, 12, 39.5, batch_size=2**each) for each in range(3, 9))
+    found = diagnose(changed(GIANT, windows=tried, batch_size=384, largest_batch_before=256))
+    assert (found.cause, found.next_step.split(";")[0]) == ("batch_too_large", "Try a batch size of 256 or less")
+
+
+def test_age_of_the_figures() -> None:
+    """Figures from before the error are given with their age."""
+    found = diagnose(changed(WEIGHTS, after=memory(50, 50), memory_age=12.0))
+    assert found.evidence.endswith("were already in use 12s before.")
+
+
+def test_own_limit_with_room_on_the_device() -> None:
+    """The next step is to raise the run's own limit if that was reached first."""
+    limited = DeviceMemory(190 * MIB, 190 * MIB, 200 * MIB)
+    found = diagnose(changed(WEIGHTS, after=limited, before=limited, room=200 * MIB, size=GIB, free=800 * MIB))
+    assert (found.cause, found.next_step) == (
+        "too_big",
+        "Raise the run's own memory limit: 800 MiB of the device are free.",
+    )

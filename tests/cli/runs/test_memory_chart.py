@@ -141,6 +141,15 @@ def test_diagnosis_comes_last() -> None:
     assert not [line for line in lines(made) if "steady" in line]
 
 
+def test_one_sentence_on_the_batch() -> None:
+    """A diagnosis replaces the batch size advice: the next step has it, if the batch is the cause."""
+    error = replace(example_record().errors_told[0], verdict=RecordedDiagnosis("leak", "It grew.", "Find it."))
+    advised = replace(make_record(), errors_told=(), batch_size_advice=example_record().batch_size_advice)
+    assert [line for line in lines(advised) if line.startswith("batch size ")]
+    diagnosed = lines(replace(advised, errors_told=(error,)))
+    assert not [line for line in diagnosed if line.startswith("batch size ")]
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [

@@ -67,8 +67,9 @@ def find_fragmentation(failure: FailureContext) -> Finding | None:
     if usual is not None and not failure.is_eager and not failure.peak_rose:
         whole = after.current + usual  # in use at the peak of such a step, including the failed allocation
         in_use = min(in_use, max(whole - requested, after.current) if whole < (1 - SLACK_RATIO) * room else whole)
-    # With almost nothing in use no memory is split, unless the pool itself has grown in pieces.
-    if in_use < SLACK_RATIO * room and (failure.free is None or failure.free >= requested):
+    # With almost nothing in use no memory is split, unless the pool grew in pieces: then it never held that much.
+    is_in_pieces = failure.free is not None and failure.free < requested and after.peak < requested
+    if in_use < SLACK_RATIO * room and not is_in_pieces:
         return None
     left = room - in_use
     is_known = usual is not None or failure.is_eager or failure.peak_was_held
