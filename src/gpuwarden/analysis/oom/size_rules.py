@@ -19,7 +19,7 @@ MAX_BASE_GROWTH_RATIO = (
     0.1  # of the available memory; with more growth since the first steps the batch is not the cause
 )
 
-MOST_RATIO = 0.5  # of it in use between steps: then the model is the larger part, where nothing points to the batch
+HALF_RATIO = 0.5  # of it in use between steps: then the model is the larger part, where nothing points to the batch
 MAX_DEVICE_BYTES = 1 << 40  # more than any device has
 
 _CHECK_SHAPE = "Check the tensor's shape; if it is intended, split it over several GPUs, or use lower precision."
@@ -99,7 +99,7 @@ def _model_evidence(failure: FailureContext, room: float) -> str | None:
             f"batch does not fit; {wanted} failed."
         )
     is_single = failure.is_eager and failure.error.steps and find_batch_sign(failure) is None
-    if is_single and base is not None and base > MOST_RATIO * room and not has_grown and not failure.had_room:
+    if is_single and base is not None and base > HALF_RATIO * room and not has_grown and not failure.had_room:
         return (
             f"{format_bytes(base)} of {format_bytes(room)} were in use between steps, with any batch, and nothing "
             f"shows that {wanted} grows with the batch."
