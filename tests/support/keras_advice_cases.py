@@ -215,6 +215,10 @@ def case_over_before_it_is_heard(daemon: Daemon) -> Any:
     return train(daemon, {7: [pressure("critical"), pressure("none")]}, on_pressure="stop")
 
 
+def case_milder_before_it_is_heard(daemon: Daemon) -> Any:
+    return train(daemon, {7: [pressure("critical"), pressure("warning")]}, on_pressure="stop")
+
+
 def called(calls: list[Any]) -> Callable[[Advice | None, Any], None]:
     def call(advice: Advice | None, trained: Any) -> None:
         calls.append(

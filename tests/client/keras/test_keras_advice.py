@@ -124,9 +124,11 @@ def test_stop(case: dict[str, Any]) -> None:
     assert result.get("again", STEPS) == STEPS
 
 
-@pytest.mark.parametrize("case", ["level_not_reached", "over_before_it_is_heard"], indirect=True)
+@pytest.mark.parametrize(
+    "case", ["level_not_reached", "over_before_it_is_heard", "milder_before_it_is_heard"], indirect=True
+)
 def test_no_reason(case: dict[str, Any]) -> None:
-    """There is no action below the requested level, nor on advice that is over."""
+    """There is no action below the requested level, nor on advice that is over or has become milder."""
     assert (case["result"]["steps"], case["result"]["actions"]) == (STEPS, {})
     assert logged_actions(case) == []
 
