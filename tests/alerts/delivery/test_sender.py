@@ -200,7 +200,7 @@ def test_alert_burst_is_rate_limited() -> None:
 
 
 def test_new_critical_alerts_are_rate_limited() -> None:
-    """Critical alerts of a job that crashes again and again use both limits, and no more; the rest share a message."""
+    """Critical alerts of a job that crashes again and again use both limits; further ones wait and share a message."""
     settings = replace(FAST, group_wait=0.0, max_per_hour=8)  # each limit: two at once, then one every 450 s
     with http_receiver() as server, notifier(webhook_settings(server, settings=settings)) as sink:
         (each,) = sink._senders
