@@ -1,10 +1,15 @@
-"""Limits on repeated log lines, so that a condition that comes and goes does not fill the log."""
+"""Limits on log lines, so that a condition that comes and goes, or one user's runs, do not fill the log."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from gpuwarden.fair_eviction import find_user
+from gpuwarden.rate_limit import RateLimit
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +29,49 @@ class LogLimiter:
         if key in self._allowed_at or len(self._allowed_at) == self._max_keys:
             return False
         self._allowed_at[key] = now
+        return True
+
+
+USER_LINES = 300  # about the runs of one user, in a burst: a hundred that fail at once have two or three each
+USER_LINE_SECONDS = 0.5  # in the long run: twice runs.new_per_minute
+_MAX_USERS = 1000
+
+_uid: ContextVar[int | None] = ContextVar("uid", default=None)
+
+
+@contextmanager
+def about_runs_of(uid: int) -> Iterator[None]:
+    """Count the log lines of this block for a user."""
+    token = _uid.set(uid)
+    try:
+        yield
+    finally:
+        _uid.reset(token)
+
+
+class UserLineFilter(logging.Filter):
+    """Filter that limits the lines about each user's runs; the next line that passes has the number of dropped ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._limits: dict[int, RateLimit] = {}
+        self._dropped: dict[int, int] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether to log the line. Errors are the daemon's own, and always logged."""
+        uid = _uid.get()
+        if uid is None or record.levelno >= logging.ERROR:
+            return True
+        user, now = find_user(uid), time.monotonic()
+        if len(self._limits) > _MAX_USERS:
+            self._limits = {each: limit for each, limit in self._limits.items() if not limit.is_unused(now)}
+        limit = self._limits.setdefault(user, RateLimit(USER_LINES, USER_LINE_SECONDS))
+        if limit.next_allowed(now) > now:
+            self._dropped[user] = self._dropped.get(user, 0) + 1
+            return False
+        limit.consume(now)
+        if dropped := self._dropped.pop(user, 0):
+            record.msg = f"{record.msg} lines_dropped={dropped}"
         return True
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 
+from gpuwarden.log_limiter import UserLineFilter
+
 _PRIORITY = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
 
 
@@ -18,6 +20,7 @@ class _JournalFormatter(logging.Formatter):
 def configure(level: str) -> None:
     """Write log lines of `level` (debug, info, warning, error) and above to standard error."""
     handler = logging.StreamHandler()
+    handler.addFilter(UserLineFilter())
     if "JOURNAL_STREAM" in os.environ:
         handler.setFormatter(_JournalFormatter("%(message)s"))
     else:

@@ -22,6 +22,7 @@ from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.host.oom_killer import OomKill
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.host.process_tree import HostUsage
+from gpuwarden.log_limiter import about_runs_of
 from gpuwarden.protocol.codec import ProtocolError
 from gpuwarden.protocol.messages import Hello, Message
 from gpuwarden.runs.admission import Admission
@@ -79,6 +80,10 @@ class RunRegistry:
 
         Raises ProtocolError for a report before its hello, too many runs, or an internal error.
         """
+        with about_runs_of(peer.uid):
+            return self._receive(peer, message, now)
+
+    def _receive(self, peer: ProcessKey, message: Message, now: float) -> bool:
         state = self._runs.get(peer.run_id)
         if state is None:
             if not isinstance(message, Hello):
@@ -239,7 +244,9 @@ class RunRegistry:
                 self._count(state.outcome.update(self._oom_kills, state.uuids.values(), snapshot, now))
                 if state.peer.run_id in leaving:
                     self._count(state.conclude(now))
-                run = state.update(snapshot, usages.get(state.peer), co_tenants, listed, now, available=available)
+                usage = usages.get(state.peer)
+                with about_runs_of(state.peer.uid):
+                    run = state.update(snapshot, usage, co_tenants, listed, now, available=available)
             except Exception as error:  # noqa: BLE001 - logged; a bad run must not break the poll of others
                 self._log_fault(state, error)
                 self.rejected["internal"] += 1
