@@ -22,6 +22,7 @@ from gpuwarden.daemon.control import ControlServer, send_command
 from gpuwarden.gpu import poller
 from gpuwarden.gpu.poller import Poller, StillUsedError
 from gpuwarden.gpu.snapshot import HUNG
+from gpuwarden.host.pid_namespace import is_contained
 from gpuwarden.nvml.return_codes import NVMLError
 from gpuwarden.simulation.simulated_nvml import Simulation
 from mock_nvml import MockNvml
@@ -357,11 +358,11 @@ def test_a_process_in_a_container_is_refused(tmp_path: Path, monkeypatch: pytest
     """Root in a container that mounts the socket's folder is refused."""
     status = "Name:\tsh\nNSpid:\t4242\t7\n"
     monkeypatch.setattr(Path, "read_text", lambda *_args, **_kwargs: status)  # a pid namespace may need privileges
-    assert control._is_contained(4242)
+    assert is_contained(4242)
     monkeypatch.setattr(Path, "read_text", lambda *_args, **_kwargs: status.replace("\t7", ""))
-    assert not control._is_contained(4242)
+    assert is_contained(4242) is False
     monkeypatch.undo()
-    assert not control._is_contained(os.getpid())
+    assert is_contained(os.getpid()) is False
 
 
 def test_client_reports_a_lost_daemon(tmp_path: Path) -> None:

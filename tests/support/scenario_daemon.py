@@ -324,6 +324,7 @@ class Box:
             "owners.slurm_gpustat": "none",
             "runs.socket": SOCKET,
             "receipts.path": str(folder / "state"),
+            "web.show_error_text": "true",  # whoever runs the tests
             "notify.webhook": "http://127.0.0.1:9/",
             "notify.resolve_after": "1m",
         }
@@ -495,6 +496,8 @@ class Box:
         """Return the listing of runs, and the whole record of each."""
         listing = json.loads(await self._get("/api/v1/runs"))
         assert Path(listing.pop("folder")) == self._folder / "state"
+        assert listing.pop("socket") == str(self._config.web_socket)
+        listing.pop("boot_id", None)
         ids = [record["run_id"] for record in (*listing["live"], *listing["past"])]
         whole = {run_id: json.loads(await self._get(f"/api/v1/runs/{run_id}")) for run_id in ids}
         for record in (*listing["live"], *listing["past"], *whole.values()):

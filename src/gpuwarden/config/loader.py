@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
+from itertools import combinations
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -81,12 +82,14 @@ def _contradictions(config: Config, alert_names: AlertNames | None) -> Iterator[
         if low >= high:
             keys = (f"pressure.{less}", f"pressure.{more}")
             yield keys, f"{keys[0]} ({low:g}) must be less than {keys[1]} ({high:g})"
-    if config.control_socket == config.runs.socket:
-        path = printable(str(config.runs.socket))
-        yield (
-            ("control.socket", "runs.socket"),
-            f"runs.socket and control.socket are both {path}; use two paths",
-        )
+    sockets = {
+        "runs.socket": config.runs.socket,
+        "control.socket": config.control_socket,
+        "web.socket": config.web_socket,
+    }
+    for one, other in combinations(sockets, 2):
+        if sockets[one] == sockets[other]:
+            yield (other, one), f"{one} and {other} are both {printable(str(sockets[one]))}; use two paths"
     yield from _alertmanager_contradictions(config.alertmanager)
     if config.notify.webhook_token and not config.notify.webhook:
         yield ("notify.webhook_token",), "set notify.webhook too: the token is sent there"

@@ -21,6 +21,7 @@ from gpuwarden.config.value_types import (
     CONTROL_PATH,
     DOCS,
     DURATION,
+    HOST_PATTERN,
     LABEL,
     MODE,
     NUMBER,
@@ -62,6 +63,7 @@ def option(kind: ValueType[T], default: str, meaning: str) -> T:
 
 
 _OPTIONAL_PATH = optional(PATH, None)
+_OPTIONAL_BOOLEAN = optional(BOOLEAN, None)
 _OPTIONAL_TEXT = optional(TEXT, None)
 _OPTIONAL_SECRET = optional(SECRET, Secret())
 
@@ -88,6 +90,15 @@ class WebConfig:
         "Maximum open connections; above it, the one that has been idle or slow for longest is closed.")
     timeout: float = option(bounded(DURATION, "100ms", "5m"), "10s",
         "Time that a client has to send its request or to read the response.")
+    allowed_hosts: tuple[str, ...] = option(list_of(HOST_PATTERN, "list of host names"), "none",
+        "More host names under which requests are answered (docs/understand/shared-machines.md). Addresses, names "
+        "without a dot, the host's own names and the name in web.listen always are.")
+    socket: Path = option(CONTROL_PATH, "api.sock",
+        "Unix socket of the same pages and API, which knows the user who asks: `gpuwarden runs` uses it; a file name "
+        "without a folder is in the folder of runs.socket.")
+    show_error_text: bool | None = option(_OPTIONAL_BOOLEAN, "none",
+        "Show the messages of errors to everyone who can reach web.listen; they can have passwords and paths. none "
+        "shows those of the daemon's own user only, and none at all if that is root.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,6 +365,11 @@ class Config:
     def alerting(self) -> bool:
         """Delivery of alerts by the daemon itself: to an Alertmanager or a target of notify."""
         return bool(self.alertmanager.url) or self.notify.anyone
+
+    @property
+    def web_socket(self) -> Path:
+        """Path of the Unix socket of the API."""
+        return self.runs.socket.parent / self.web.socket
 
     @property
     def control_socket(self) -> Path:

@@ -292,10 +292,15 @@ MODE = ValueType(
 BOOLEAN = ValueType("boolean", "true or false", {"true": True, "false": False}.get)
 TEXT = ValueType("text", f"up to {MAX_TEXT} printable characters", _text)
 ADDRESS = ValueType("listen address", 'HOST:PORT, such as 127.0.0.1:9846 or "[::1]:9846"', _address)
+HOST_PATTERN = ValueType(
+    "host name",
+    "a name such as gpu1.example.com, *.example.com for all below it, or * for all",
+    _matching(rf"(\*\.)?{_HOST_NAME.pattern}|\*", str.lower),
+)
 PATH = ValueType("path", "an absolute path", _path)
 SOCKET_PATH = ValueType("socket path", "an absolute path, such as /run/gpuwarden/run.sock", _socket_path)
 CONTROL_PATH = ValueType(
-    "control socket", "an absolute path, or a file name in the folder of runs.socket", _control_path
+    "socket path or name", "an absolute path, or a file name in the folder of runs.socket", _control_path
 )
 LABEL = ValueType("label", "NAME=VALUE, such as cluster=a", _label)
 SERVER_URL = ValueType("base URL", "http://HOST:PORT or https://HOST/PREFIX", _server_url)

@@ -9,10 +9,11 @@ import asyncio
 import logging
 import os
 import socket
-import struct
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
+from gpuwarden.host.pid_namespace import is_contained
+from gpuwarden.host.process_key import read_credentials
 from gpuwarden.host.unix_socket import listen
 
 log = logging.getLogger(__name__)
@@ -73,11 +74,11 @@ class ControlServer:
     def _refusal(self, peer: socket.socket) -> str:
         if self._connections > MAX_CONNECTIONS:
             return "failed too many connections"
-        pid, uid, _gid = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        pid, uid = read_credentials(peer)
         if uid not in (0, self._own_uid):
             return "failed permission denied: only for root and the daemon's user; try sudo"
         # The folder of runs.socket is mounted into containers, whose root is not this machine's root.
-        if pid == 0 or _is_contained(pid):
+        if is_contained(pid):
             return "failed permission denied: the process is in a container"
         return ""
 
@@ -105,16 +106,6 @@ async def _drain(reader: asyncio.StreamReader) -> None:
     """Discard all bytes until the client closes its end."""
     while await reader.read(MAX_LINE_BYTES):
         pass
-
-
-def _is_contained(pid: int) -> bool:
-    """Return whether a process is in a child pid namespace (proc(5), NSpid); False where that is hidden."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    pids = next((line for line in status.splitlines() if line.startswith("NSpid:")), "").split()
-    return len(pids) > 2  # noqa: PLR2004 - the name, and the pid here
 
 
 def send_command(path: Path, request: str) -> tuple[bool, str]:

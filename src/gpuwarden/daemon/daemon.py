@@ -7,6 +7,7 @@ import contextlib
 import gc
 import logging
 import math
+import os
 import signal
 import time
 from collections.abc import Callable, Iterable
@@ -27,6 +28,7 @@ from gpuwarden.formatting import format_fields
 from gpuwarden.gpu.poller import StillUsedError
 from gpuwarden.metrics.model import TableReadings
 from gpuwarden.state import Counts, State
+from gpuwarden.web.host_names import HostNames
 from gpuwarden.web.http_server import WebServer
 
 if TYPE_CHECKING:
@@ -45,11 +47,14 @@ class Daemon:
         self._dispatcher: Dispatcher | None = None  # only while it serves, not for a single poll
         self._dcgm = DcgmPage(host_name()) if config.compat == "dcgm" else None
         self._watchdog = systemd.Watchdog()
-        self.routes = Routes(self.read_tables, self.pipeline.recorder, self.pipeline.users.name, config.runs.socket)
+        self.routes = Routes(self.read_tables, self.pipeline.recorder, self.pipeline.users.name, config)
         self.pause_commands = PauseCommands(self.pipeline.poller, self.poll_loop.turn, self.poll, lambda: self.status)
         self._control = ControlServer(self.pause_commands.commands)
         self.web = WebServer(
-            self.routes.handlers, max_connections=config.web.max_connections, timeout=config.web.timeout
+            self.routes.handlers,
+            host_names=HostNames((*config.web.allowed_hosts, config.web.listen.host)),
+            max_connections=config.web.max_connections,
+            timeout=config.web.timeout,
         )
 
     @property
@@ -71,13 +76,15 @@ class Daemon:
         self.poll_loop.attach(loop)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.poll_loop.stop)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup's wish
+            loop.add_signal_handler(signal.SIGHUP, self._hang_up, _has_terminal())
         try:
             await self.web.start(*self._config.web.listen)
             await self.pipeline.open()
             self._dispatcher = _dispatcher(self._config)
             await self.poll()
             systemd.notify_ready(longest_silence=4 * self._config.poll.interval)
-            await self._open_control()
+            await self._open_sockets()
             started()
             gc.collect()
             gc.freeze()  # later collections skip the objects made at start
@@ -92,6 +99,13 @@ class Daemon:
             if self._dispatcher:
                 await self._dispatcher.stop()
             await self.web.stop()
+
+    def _hang_up(self, had_terminal: bool) -> None:  # noqa: FBT001 - a fact, bound at start
+        """Stop where the terminal is gone; otherwise ignore SIGHUP, which asks other daemons to reload."""
+        if had_terminal and not _has_terminal():
+            self.poll_loop.stop()
+        else:
+            log.warning("SIGHUP ignored, the configuration is read at start only; restart to apply it")
 
     def read_tables(self, state: State) -> Iterable[TableReadings]:
         """Return the readings of all metric tables for a state."""
@@ -131,7 +145,12 @@ class Daemon:
             self.routes.clear()
         self.follow_events()
 
-    async def _open_control(self) -> None:
+    async def _open_sockets(self) -> None:
+        try:
+            self.web.start_unix(self._config.web_socket)
+        except OSError as error:  # monitoring continues without it
+            fields = format_fields(error=error.strerror or error)
+            log.error("API socket unavailable; gpuwarden runs shows no error messages %s", fields)  # noqa: TRY400
         try:
             await self._control.start(self._config.control_socket)
         except OSError as error:  # monitoring continues without it
@@ -152,6 +171,15 @@ class Daemon:
             alerts_posted=alerts.posted if alerts else {},
             notified=alerts.notified if alerts else {},
         )
+
+
+def _has_terminal() -> bool:
+    """Return whether this process has a controlling terminal that has not hung up (tty(4))."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 def _dispatcher(config: Config) -> Dispatcher | None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import TypeAlias
 from urllib.parse import parse_qs
 
+from gpuwarden.config.schema import Config
 from gpuwarden.health.conditions import ConditionChecks
 from gpuwarden.history.event_log import EventLog
 from gpuwarden.history.series import HistorySeries
 from gpuwarden.metrics.exposition import OPENMETRICS, Exposition, MetricsPage, negotiate
 from gpuwarden.metrics.model import TableReadings
+from gpuwarden.records.privacy import Reader, reader
 from gpuwarden.records.record import MAX_LISTED
 from gpuwarden.records.recorder import Recorder
 from gpuwarden.records.writer import DEFAULT_LISTED
@@ -34,11 +36,11 @@ Exposed: TypeAlias = "Callable[[State], Iterable[TableReadings]]"
 class Routes:
     """Handlers of all paths. Used by one event loop; each document is rendered at its first request after a poll."""
 
-    def __init__(self, exposed: Exposed, recorder: Recorder, user_name: Callable[[int], str], socket: Path) -> None:
+    def __init__(self, exposed: Exposed, recorder: Recorder, user_name: Callable[[int], str], config: Config) -> None:
         self._exposed = exposed
         self._recorder = recorder
         self._user_name = user_name
-        self._socket = socket
+        self._config = config
         self._started = time.time()
         self._exposition = Exposition()
         self._series = HistorySeries()
@@ -110,17 +112,21 @@ class Routes:
         wanted = parse_qs(request.query).get("limit", [str(DEFAULT_LISTED)])[-1]
         if not (wanted.isascii() and wanted.isdigit() and 1 <= int(wanted[:9]) <= MAX_LISTED):
             return HttpResponse(400, f"limit: expected a whole number from 1 to {MAX_LISTED}\n".encode())
-        return _json(await self._recorder.listing(int(wanted)))
+        socket = {"socket": str(self._config.web_socket)}
+        return _json(await self._recorder.listing(int(wanted), self._reader(request), socket))
 
     async def serve_run(self, request: HttpRequest) -> HttpResponse:
         """Return the record of the run in the path."""
         try:
-            record = await self._recorder.one(request.path.removeprefix(f"{RUNS}/"))
+            record = await self._recorder.one(request.path.removeprefix(f"{RUNS}/"), self._reader(request))
         except OSError as error:
             return HttpResponse(503, f"run database: {error.strerror}\n".encode())
         if record is None:
             return HttpResponse(404, f"unknown run; {RUNS} lists the known ones\n".encode())
         return _json(record)
+
+    def _reader(self, request: HttpRequest) -> Reader:
+        return reader(request.uid, os.geteuid(), show=self._config.web.show_error_text)
 
     def serve_state(self, _request: HttpRequest) -> HttpResponse:
         """Return the last poll as JSON."""
@@ -128,7 +134,13 @@ class Routes:
             return HttpResponse(503, _NO_PAGE)
         if self._state_json is None:
             seen = StateInputs(
-                self.state, self._series, self._events, self._user_name, self._socket, self._started, self._checks
+                self.state,
+                self._series,
+                self._events,
+                self._user_name,
+                self._config.runs.socket,
+                self._started,
+                self._checks,
             )
             self._state_json = render_state(seen)
         return _json(self._state_json)

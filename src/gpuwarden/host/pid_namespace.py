@@ -7,6 +7,7 @@ another process. On the host, and without NVIDIA's devices, no check is needed.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 _DEVICES = "/dev/nvidia"
 _INITIAL = 0xEFFFFFFC  # inode of the machine's own pid namespace (PROC_PID_INIT_INO, include/linux/proc_ns.h)
@@ -18,6 +19,18 @@ def is_initial() -> bool:
         return os.stat("/proc/self/ns/pid").st_ino == _INITIAL  # noqa: PTH116 - one of many in a poll
     except OSError:
         return False
+
+
+def is_contained(pid: int) -> bool | None:
+    """Return whether a process is in a child pid namespace (proc(5), NSpid); None if it is gone or hidden."""
+    if pid == 0:  # outside this pid namespace, and so in another one
+        return True
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    pids = next((line for line in status.splitlines() if line.startswith("NSpid:")), "").split()
+    return len(pids) > 2  # noqa: PLR2004 - the name, and the pid here
 
 
 def has_device_open(pid: int) -> bool:

@@ -190,3 +190,8 @@ def _content(path: str) -> bytes:
         return b""
     finally:
         os.close(file)
+
+
+def read_boot_id() -> str | None:
+    """Return the id of this boot of the host, which containers share; None if it cannot be read."""
+    return _content("/proc/sys/kernel/random/boot_id").decode().strip() or None

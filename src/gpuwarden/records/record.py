@@ -69,6 +69,12 @@ def _xid_code(value: Any) -> str:
     return str(value)
 
 
+class Private(str):
+    """Meaning of a field that only the run's user and root may read: it can have passwords and paths."""
+
+    __slots__ = ()
+
+
 # A check in an annotation takes the place of its type's own.
 UnixTime = Annotated[float, _time]
 Signed = Annotated[float, _signed]
@@ -114,7 +120,7 @@ class RecordedError:
     timestamp_seconds: Annotated[UnixTime, "Time of the error, in Unix time."]
     kind: Annotated[str, "Kind of the error, as in `errors`."]
     exception: Annotated[str, "Name of the exception's type."]
-    text: Annotated[str, "Excerpt of the message: the part that shows its kind, its front and its end."]
+    text: Annotated[str, Private("Excerpt of the message: the part that shows its kind, its front and its end.")]
     phase: Annotated[str | None, "Phase of the run at that time."] = None
     steps: Annotated[int | None, "Training steps up to then."] = None
     headroom_bytes: Annotated[Mapping[str, float] | None, "Headroom just before, by UUID."] = None

@@ -17,6 +17,7 @@ from gpuwarden.host import procfs
 from gpuwarden.host.process_key import parse_run_id
 from gpuwarden.log_limiter import about_runs_of
 from gpuwarden.records.builder import build_record, conclude_record, continue_record, usage_from_record
+from gpuwarden.records.privacy import Reader, read_all, withhold_texts
 from gpuwarden.records.record import RunRecord
 from gpuwarden.records.store import render_record
 from gpuwarden.records.summary import format_summary
@@ -33,6 +34,7 @@ API_VERSION = 1
 WRITE_SECONDS = 60.0  # between two writes of a running run
 MAX_WRITES_PER_SECOND = 4.0  # of running runs: with more than 240 of them each is written less often
 
+NO_KEYS: Mapping[str, str] = MappingProxyType({})
 NO_EVENTS: Mapping[str, Sequence[RunEvent]] = MappingProxyType({})
 _STOPPED = "it ended while the daemon was not running"
 _LOST = "it ended after its connection was lost"
@@ -97,13 +99,13 @@ class Recorder:
         self._wall = wall
         self._uptime = uptime
         self._prior_runs = prior_runs or PriorRuns()
-        self._boot_id = _boot_id()
+        self._boot_id = procfs.read_boot_id()
         self._present: dict[str, _PresentRun] = {}
         self._absent: dict[str, _AbsentRun] = {}
         self._resumed: dict[str, RunUsage] = {}  # usage in records that were read since the last poll, by run id
         self._absent_due = 0.0  # when absent runs are checked
         self._updated_at = time.monotonic()
-        self._unfinished_json: bytes | None = None  # records of runs that have not ended, since the last poll
+        self._unfinished: list[bytes] | None = None  # records of runs that have not ended as JSON, since the last poll
 
     @property
     def errors(self) -> int:
@@ -161,7 +163,7 @@ class Recorder:
         """
         runs, now = poll.runs, poll.now
         self._add_stored()
-        self._unfinished_json = None
+        self._unfinished = None
         for run in runs:
             present = self._present.get(run.peer.run_id)
             if present is None:
@@ -315,39 +317,34 @@ class Recorder:
             peaks = [SizePeak(each.batch_size, each.floor_bytes, each.peak_bytes) for each in batches]
             self._prior_runs.add(record.uid, record.name, record.framework, peaks)
 
-    async def listing(self, limit: int = DEFAULT_LISTED) -> bytes:
-        """Return the records of all unfinished runs, and of the newest ended ones, as JSON."""
-        if self._unfinished_json is None:
+    async def listing(
+        self, limit: int = DEFAULT_LISTED, may_read: Reader = read_all, more: Mapping[str, str] = NO_KEYS
+    ) -> bytes:
+        """Return the records of all unfinished runs, and of the newest ended ones, as JSON, with `more` keys."""
+        if self._unfinished is None:
             unfinished = [
                 *(self._outline(present) for present in self._present.values() if present.recorded is None),
                 *(remove_timeline(absent.record) for absent in self._absent.values()),
             ]
             unfinished.sort(key=lambda record: record.began_timestamp_seconds, reverse=True)
-            self._unfinished_json = b",".join(map(render_record, unfinished))
-        unfinished_json = self._unfinished_json
-        parts = [
-            *([b'"folder":' + json.dumps(str(self.folder)).encode()] if self.folder else []),
-            b'"live":[' + unfinished_json + b"]",
-            b'"past":[' + b",".join(row.outline for row in await self._writer.recent(limit)) + b"]",
-        ]
-        return b'{"version":%d,' % API_VERSION + b",".join(parts) + b"}\n"
+            self._unfinished = list(map(render_record, unfinished))
+        lists = {"live": self._unfinished, "past": [row.outline for row in await self._writer.recent(limit)]}
+        known = {"folder": str(self.folder) if self.folder else None, "boot_id": self._boot_id, **more}
+        head = {"version": API_VERSION, **{key: value for key, value in known.items() if value is not None}}
+        shown = ((name, b",".join(withhold_texts(each, may_read) for each in found)) for name, found in lists.items())
+        parts = [json.dumps(head).encode()[:-1], *(b'"%s":[%s]' % (name.encode(), found) for name, found in shown)]
+        return b",".join(parts) + b"}\n"
 
-    async def one(self, run_id: str) -> bytes | None:
+    async def one(self, run_id: str, may_read: Reader = read_all) -> bytes | None:
         """Return the newest record of a run as JSON; None without one.
 
         Raises OSError while the database does not answer.
         """
         present = self._present.get(run_id)
         if present is not None and present.recorded is None:
-            return render_record(self._record(present)) + b"\n"
-        if run_id in self._absent:
-            return render_record(self._absent[run_id].record) + b"\n"
-        found = await self._writer.find(run_id)
-        return None if found is None else found + b"\n"
-
-
-def _boot_id() -> str | None:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return None
+            found: bytes | None = render_record(self._record(present))
+        elif run_id in self._absent:
+            found = render_record(self._absent[run_id].record)
+        else:
+            found = await self._writer.find(run_id)
+        return None if found is None else withhold_texts(found, may_read) + b"\n"

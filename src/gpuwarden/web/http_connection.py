@@ -39,18 +39,19 @@ class ConnectionPool:
 
 
 class HttpConnection:
-    """One client, served by one task, which ends at its deadline.
+    """One client, served by one task, which ends at its deadline. `uid` is None over TCP.
 
     Nothing is read while a response is sent, and a response is sent from the handler's own bytes, so clients that
     pipeline or read slowly use no memory.
     """
 
-    def __init__(self, client: socket.socket, router: Router, pool: ConnectionPool) -> None:
+    def __init__(self, client: socket.socket, router: Router, pool: ConnectionPool, uid: int | None) -> None:
         self.responding = False
         self._router = router
         self._pool = pool
         pool.connections[self] = None
         self._client = client
+        self._uid = uid
         self._http = h11.Connection(h11.SERVER, MAX_HEAD_BYTES)
         self._loop = asyncio.get_running_loop()
         self._idle = False  # between two requests, or after the last response
@@ -74,7 +75,8 @@ class HttpConnection:
 
     async def _serve(self) -> None:
         try:
-            self._client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # head and body are two writes
+            if self._uid is None:
+                self._client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # head and body are two writes
             while await self._exchange():
                 pass
             # Closing a socket with unread bytes resets the connection, and the client may lose the response.
@@ -92,7 +94,7 @@ class HttpConnection:
             event = await self._receive()
             if not isinstance(event, h11.Request):
                 return False
-            request = parse_request(event)
+            request = parse_request(event, self._uid)
             sends_body = request.method != "HEAD"
             if has_body(request):
                 is_last = True

@@ -23,12 +23,16 @@ DEFAULT_HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """HTTP request; header names are in lower case, `path` is as sent (not percent-decoded)."""
+    """HTTP request; header names are in lower case, `path` is as sent (not percent-decoded).
+
+    `uid` is the user of a client on the Unix socket, None over TCP.
+    """
 
     method: str
     path: str
     query: str
     headers: Mapping[str, str]
+    uid: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +53,8 @@ def text_response(status: int, text: str) -> HttpResponse:
     return HttpResponse(status, f"{text}\n".encode("utf-8", "backslashreplace"))
 
 
-def parse_request(event: h11.Request) -> HttpRequest:
-    """Return the request of an event of h11."""
+def parse_request(event: h11.Request, uid: int | None = None) -> HttpRequest:
+    """Return the request of an event of h11, from a user of the Unix socket or over TCP."""
     target = event.target.decode("ascii")
     if not target.startswith("/"):  # http://host/path, as sent to a proxy
         target = "/" + target.partition("://")[2].partition("/")[2]
@@ -59,7 +63,7 @@ def parse_request(event: h11.Request) -> HttpRequest:
     for raw_name, raw_value in event.headers:
         name, value = raw_name.decode("ascii"), raw_value.decode("latin-1")
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
-    return HttpRequest(event.method.decode("ascii"), path, query, headers)
+    return HttpRequest(event.method.decode("ascii"), path, query, headers, uid)
 
 
 def has_body(request: HttpRequest) -> bool:

@@ -12,7 +12,12 @@ import logging
 import socket
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
+from gpuwarden.host import unix_socket
+from gpuwarden.host.pid_namespace import is_contained
+from gpuwarden.host.process_key import read_credentials
+from gpuwarden.web.host_names import HostNames
 from gpuwarden.web.http_connection import ConnectionPool, HttpConnection
 from gpuwarden.web.http_messages import Handler
 from gpuwarden.web.listener import listen
@@ -23,28 +28,32 @@ log = logging.getLogger(__name__)
 STOP_SECONDS = 0.5
 NO_DESCRIPTOR_PAUSE_SECONDS = 0.5
 LOG_INTERVAL_SECONDS = 60.0
+UNKNOWN_USER = -1  # of a process in a container, where uids are of other people
 
 
 class WebServer:
     """HTTP server for `routes` (path to handler, see Router); belongs to the event loop that starts it.
 
     `timeout` bounds the arrival of a request and, separately, the reading of a response; `keep_alive` bounds the
-    silence between requests (all in seconds). Keep `max_connections` well below the limit of open files.
+    silence between requests (all in seconds). Keep `max_connections` well below the limit of open files. Requests over
+    TCP are refused under other names than `host_names`; None refuses none.
     """
 
     def __init__(
         self,
         routes: Mapping[str, Handler],
         *,
+        host_names: HostNames | None = None,
         max_connections: int = 256,
         timeout: float = 10.0,
         keep_alive: float = 180.0,
     ) -> None:
-        self.router = Router(routes)
+        self.router = Router(routes, host_names)
         self.pool = ConnectionPool(timeout, keep_alive)
         self.accept_errors = 0
         self._max_connections = max_connections
         self._listeners: list[socket.socket] = []
+        self._path: Path | None = None  # of the Unix socket
         self._accepting: list[asyncio.Task[None]] = []
         self._log_due = 0.0  # of an accept that failed; monotonic
 
@@ -55,6 +64,13 @@ class WebServer:
         """
         self._listeners = listen(host, port)
         self._accepting = [asyncio.create_task(self._accept(listener)) for listener in self._listeners]
+
+    def start_unix(self, path: Path) -> None:
+        """Listen on a Unix socket too, for all users of this machine. Raises OSError with the action in its text."""
+        listener = unix_socket.listen(path, 0o666, socket.SOCK_STREAM, "web.socket")
+        self._path = path
+        self._listeners.append(listener)
+        self._accepting.append(asyncio.create_task(self._accept(listener)))
 
     @property
     def address(self) -> tuple[str, int]:
@@ -70,6 +86,8 @@ class WebServer:
         await asyncio.gather(*self._accepting, return_exceptions=True)
         for listener in self._listeners:
             listener.close()
+        if self._path:
+            self._path.unlink(missing_ok=True)
         tasks = [connection.task for connection in self.pool.connections]
         for connection in self.pool.connections:
             if not connection.responding:
@@ -94,7 +112,7 @@ class WebServer:
                     await asyncio.sleep(NO_DESCRIPTOR_PAUSE_SECONDS)
                 continue
             client.settimeout(0)
-            HttpConnection(client, self.router, self.pool)
+            HttpConnection(client, self.router, self.pool, _uid(client))
             if len(self.pool.connections) > self._max_connections:
                 await self.pool.evict()
 
@@ -103,6 +121,14 @@ class WebServer:
         if now >= self._log_due:
             self._log_due = now + LOG_INTERVAL_SECONDS
             log.warning("cannot accept a connection error=%r connections=%d", error, len(self.pool.connections))
+
+
+def _uid(client: socket.socket) -> int | None:
+    """Return the user of a client on the Unix socket; None over TCP."""
+    if client.family != socket.AF_UNIX:
+        return None
+    pid, uid = read_credentials(client)
+    return uid if is_contained(pid) is False else UNKNOWN_USER
 
 
 async def _until_readable(listener: socket.socket) -> None:

@@ -9,12 +9,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from http import HTTPStatus
 
+from gpuwarden.formatting import format_fields
 from gpuwarden.log_limiter import LogLimiter
+from gpuwarden.web.host_names import HostNames
 from gpuwarden.web.http_messages import Handler, HttpRequest, HttpResponse, compress, has_body, text_response
 
 log = logging.getLogger(__name__)
 
 OTHER = "other"  # counts requests for unknown paths, so that clients cannot make label values
+MAX_SHOWN_HOST = 100  # characters
 
 
 class Router:
@@ -24,9 +27,10 @@ class Router:
     them by route (or OTHER) and status code.
     """
 
-    def __init__(self, routes: Mapping[str, Handler]) -> None:
+    def __init__(self, routes: Mapping[str, Handler], host_names: HostNames | None = None) -> None:
         self.requests: Counter[tuple[str, int]] = Counter()
         self._routes = dict(routes)
+        self._host_names = host_names
         self._log_limiter = LogLimiter()
 
     async def respond(self, request: HttpRequest) -> HttpResponse:
@@ -48,7 +52,20 @@ class Router:
         folder = path[: path.rfind("/") + 1]
         return folder if folder != "/" and folder in self._routes else OTHER
 
+    def _refuse_host(self, host: str) -> HttpResponse:
+        if self._log_limiter.allow("host", time.monotonic()):
+            log.warning(
+                "request refused, unknown host name; set web.allowed_hosts %s",
+                format_fields(host=host[:MAX_SHOWN_HOST]),
+            )
+        text = (
+            f"{host[:MAX_SHOWN_HOST]!a} is not a known name of this machine; if it is one, add it to web.allowed_hosts"
+        )
+        return text_response(HTTPStatus.MISDIRECTED_REQUEST, text)
+
     async def _handle(self, request: HttpRequest, route: str) -> HttpResponse:
+        if request.uid is None and self._host_names and not self._host_names.allow(request.headers.get("host", "")):
+            return self._refuse_host(request.headers["host"])
         handler = self._routes.get(route)
         if handler is None:
             return text_response(HTTPStatus.NOT_FOUND, "no such page; there are: " + " ".join(sorted(self._routes)))

@@ -314,7 +314,7 @@ def test_record_of_another_version(tmp_path: Path) -> None:
 def test_whole_id_of_a_run_too_old_for_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
     """A whole ID is requested from the daemon; a prefix only matches the list."""
     known = {"": {"live": [], "past": []}, "/4711-99": json_from_record(example_record())}
-    monkeypatch.setattr(runs_command, "_fetch", lambda _config, path: known.get(path))
+    monkeypatch.setattr(runs_command, "_fetch", lambda _config, path, _socket=None: known.get(path))
     assert json.loads(runs_command.render_run(Config(), "4711-99", as_json=True)) == json_from_record(example_record())
     with pytest.raises(OSError, match="no run 4711;"):
         runs_command.render_run(Config(), "4711", as_json=True)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import http.client
 import json
-import urllib.error
-import urllib.request
+import socket
+from http import HTTPStatus
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 
 from gpuwarden.cli.common.terminal import sanitize
@@ -27,27 +28,57 @@ class ApiError(OSError):
         self.status = status
 
 
-def daemon_url(listen: Address) -> str:
-    """Return the URL of a daemon on this machine that listens at an address."""
+class _UnixConnection(http.client.HTTPConnection):
+    """HTTP connection over a Unix socket."""
+
+    def __init__(self, path: Path, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+def _reachable(listen: Address) -> Address:
+    """Return the address at which a daemon on this machine answers that listens at an address."""
     try:
         if (address := ip_address(listen.host)).is_unspecified:  # the daemon listens on all addresses
-            listen = Address("127.0.0.1" if address.version == 4 else "::1", listen.port)  # noqa: PLR2004 - IPv4
+            return Address("127.0.0.1" if address.version == 4 else "::1", listen.port)  # noqa: PLR2004 - IPv4
     except ValueError:  # a host name
         pass
-    return f"http://{listen}"
+    return listen
 
 
-def fetch_json(listen: Address, path: str, timeout: float = TIMEOUT_SECONDS) -> Any:
-    """Return the parsed JSON answer to a path. Blocks; each wait ends after `timeout` seconds. Raises ApiError."""
-    url = daemon_url(listen)
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy in front of this machine
+def daemon_url(listen: Address) -> str:
+    """Return the URL of a daemon on this machine that listens at an address."""
+    return f"http://{_reachable(listen)}"
+
+
+def _connection(place: Address | Path, timeout: float) -> http.client.HTTPConnection:
+    if isinstance(place, Path):
+        return _UnixConnection(place, timeout)
+    return http.client.HTTPConnection(*_reachable(place), timeout=timeout)  # no proxy in front of this machine
+
+
+def fetch_json(place: Address | Path, path: str, timeout: float = TIMEOUT_SECONDS) -> Any:
+    """Return the parsed JSON answer to a path, from an address or from the Unix socket, which knows this user.
+
+    Blocks; each wait ends after `timeout` seconds. Raises ApiError.
+    """
+    name = str(place) if isinstance(place, Path) else daemon_url(place)
+    connection = _connection(place, timeout)
     try:
-        with opener.open(f"{url}{path}", timeout=timeout) as response:
-            return json.loads(response.read(MAX_ANSWER_BYTES))
-    except urllib.error.HTTPError as error:
-        raise ApiError(f"{url} is not a gpuwarden daemon: it responded with status {error.code}", error.code) from None
+        connection.request("GET", path)
+        response = connection.getresponse()
+        answer = response.read(MAX_ANSWER_BYTES)
+        if response.status == HTTPStatus.OK:
+            return json.loads(answer)
     except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", error)
-        text = sanitize(getattr(reason, "strerror", None) or str(reason))
+        text = sanitize(getattr(error, "strerror", None) or str(error))
         hint = "set its address with --listen, --config or GPUWARDEN_LISTEN"
-        raise ApiError(f"no daemon answers at {url}: {text}; {hint}") from None
+        raise ApiError(f"no daemon answers at {name}: {text}; {hint}") from None
+    finally:
+        connection.close()
+    raise ApiError(f"{name} is not a gpuwarden daemon: it responded with status {response.status}", response.status)

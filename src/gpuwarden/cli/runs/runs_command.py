@@ -11,6 +11,7 @@ import shutil
 import urllib.parse
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 from gpuwarden.cli.common.api_client import ApiError, daemon_url, fetch_json
@@ -20,6 +21,7 @@ from gpuwarden.cli.runs.run_details import render_details
 from gpuwarden.cli.runs.run_list import render_table
 from gpuwarden.cli.top.state_reader import ApiObject, place_by_uuid
 from gpuwarden.config.schema import Config
+from gpuwarden.host.procfs import read_boot_id
 from gpuwarden.records.paths import find_database_folder, find_user_database_folder
 from gpuwarden.records.record import MAX_LISTED, RunRecord, RunRecordError, record_from_json
 from gpuwarden.web.api.api_paths import RUNS, STATE
@@ -70,7 +72,8 @@ def render_run(config: Config, prefix: str, *, as_json: bool) -> str:
         some = ", ".join(sanitize(run_id) for run_id in list(found)[:8])
         raise OSError(None, f"{sanitize(prefix)} matches {len(found)} runs: {some}")
     run_id = prefix if prefix in found else next(iter(found), prefix)  # a whole ID may be of a run not in the list
-    whole = _fetch(config, f"/{urllib.parse.quote(run_id, safe='', errors='surrogateescape')}") or found.get(run_id)
+    path = f"/{urllib.parse.quote(run_id, safe='', errors='surrogateescape')}"
+    whole = _fetch(config, path, _find_socket(answer)) or found.get(run_id)
     if whole is None:
         raise OSError(
             None, f"no run {sanitize(prefix)}; list the runs with: gpuwarden runs. {_describe_folders(config, answer)}"
@@ -95,7 +98,10 @@ def _fetch_gpu_numbers(config: Config) -> Mapping[str, str]:
 
 def _fetch_runs(config: Config, limit: int | None = None) -> dict[str, Any]:
     """Return the records of all running runs and of the newest finished ones, without their timelines."""
-    answer = _fetch(config, f"?limit={min(limit, MAX_LISTED)}" if limit else "")
+    path = f"?limit={min(limit, MAX_LISTED)}" if limit else ""
+    answer = _fetch(config, path)
+    if isinstance(answer, dict) and (socket := _find_socket(answer)):
+        answer = _fetch(config, path, socket)
     if not (isinstance(answer, dict) and all(isinstance(answer.get(name), list) for name in ("live", "past"))):
         raise OSError(
             None, f"{daemon_url(config.web.listen)} is not a gpuwarden daemon: unexpected response from {RUNS}"
@@ -103,10 +109,19 @@ def _fetch_runs(config: Config, limit: int | None = None) -> dict[str, Any]:
     return answer
 
 
-def _fetch(config: Config, path: str) -> Any:
+def _find_socket(answer: Mapping[str, Any]) -> Path | None:
+    """Return the daemon's socket that knows this user; None for a daemon of another machine or an older one."""
+    boot_id, path = answer.get("boot_id"), answer.get("socket")
+    return Path(path) if isinstance(path, str) and boot_id is not None and boot_id == read_boot_id() else None
+
+
+def _fetch(config: Config, path: str, socket: Path | None = None) -> Any:
+    """Return the answer to a path below RUNS, from the socket if it answers; None for an unknown run."""
     try:
-        return fetch_json(config.web.listen, f"{RUNS}{path}")
+        return fetch_json(socket or config.web.listen, f"{RUNS}{path}")
     except ApiError as error:
+        if socket and error.status is None:  # as in a container without its folder
+            return _fetch(config, path)
         if path.startswith("/") and error.status == HTTPStatus.NOT_FOUND:
             return None
         if path.startswith("/") and error.status == HTTPStatus.SERVICE_UNAVAILABLE:

@@ -8,7 +8,7 @@ from inspect import cleandoc
 from typing import Any, get_args, get_origin
 
 from gpuwarden.metrics.model import Metric
-from gpuwarden.records.record import RunRecord
+from gpuwarden.records.record import Private, RunRecord
 from gpuwarden.web.api.document import document_keys, key_meanings
 from gpuwarden.web.api.history_document import HistoryDocument
 from gpuwarden.web.api.state_document import BoxDocument
@@ -73,6 +73,8 @@ newest.
 | key of the list | always | meaning |
 | --- | --- | --- |
 | `version` | yes | Version of this document: 1. |
+| `boot_id` |  | Boot ID of the host, as in the records. |
+| `socket` | yes | Unix socket of the same API. There, a user gets the error messages of their own runs, root of all. |
 | `folder` |  | Folder of the run database; absent if records are only in memory. |
 | `live` | yes | Running runs, the newest first; also ended ones until their outcome is known (2 to 10 s). |
 | `past` | yes | Ended runs, the last end first: 256, or `?limit=` 1 to 1000, shared fairly between users. |
@@ -121,6 +123,8 @@ def _part(kind: Any) -> type | None:
 
 
 def _sentence(meaning: str | Metric[Any]) -> str:
+    if isinstance(meaning, Private):
+        return f"{meaning} Only [the run's user and root](../understand/shared-machines.md) get it."
     if isinstance(meaning, str):
         return meaning
     return f"{meaning.help} `{meaning.name}`.{f' By {meaning.labels[0]}.' if meaning.labels else ''}"

@@ -1,0 +1,51 @@
+"""Private texts of run records, such as error messages: other users' ones are withheld from a reader."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TypeAlias, get_type_hints
+
+from gpuwarden.records.record import Private, RecordedError
+
+# Returns whether a reader may read the private texts of a user's runs, by uid.
+Reader: TypeAlias = "Callable[[int], bool]"
+
+WITHHELD = "not shown: only the run's user and root can read it (gpuwarden runs show, on the host)"
+
+PRIVATE_KEYS = frozenset(
+    name
+    for name, hint in get_type_hints(RecordedError, include_extras=True).items()
+    if isinstance(hint.__metadata__[-1], Private)
+)
+
+
+def read_all(_uid: int) -> bool:
+    """Return true: a reader of every text."""
+    return True
+
+
+def reader(uid: int | None, own_uid: int, *, show: bool | None) -> Reader:
+    """Return the reader that a client is; `uid` is its user, None if unknown. `show` is `web.show_error_text`.
+
+    A user reads the texts of their own runs; root and the daemon's user read all, as they can read the database. A
+    client whose user is unknown reads those of the daemon's user unless that is root, or none if `show` is false.
+    """
+    if show or (uid is not None and uid in (0, own_uid)):
+        return read_all
+    if uid is None and show is None and own_uid:
+        uid = own_uid
+    return lambda owner: owner == uid
+
+
+def withhold_texts(record: bytes, may_read: Reader) -> bytes:
+    """Return a record in JSON as a reader may see it; 50 µs for one with errors that the reader may not read."""
+    if b'"errors_told"' not in record:
+        return record
+    document = json.loads(record)
+    if may_read(document["uid"]):
+        return record
+    for error in document["errors_told"]:
+        for key in PRIVATE_KEYS & error.keys():
+            error[key] = WITHHELD
+    return json.dumps(document, separators=(",", ":")).encode()

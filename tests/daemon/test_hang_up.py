@@ -1,0 +1,72 @@
+"""SIGHUP to a daemon: ignored with a log line, except where its terminal was closed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from functools import partial
+from pathlib import Path
+
+from services import Daemon, ending, fetch, until
+
+
+def start(folder: Path, preparation: str) -> Daemon:
+    """Start a daemon whose process does something first."""
+    code = f"import os, signal, sys\n{preparation}\nfrom gpuwarden.cli.main import main\nsys.exit(main())"
+    return Daemon(folder, "--source", "simulated", program=("-c", code))
+
+
+def polled_at(daemon: Daemon) -> float:
+    """Return the time of the last poll."""
+    return daemon.samples().value("gpuwarden_poll_timestamp_seconds") or 0.0
+
+
+def logged(daemon: Daemon, count: int) -> bool:
+    """Return whether SIGHUP was logged so many times."""
+    return daemon.output().count("SIGHUP ignored") == count
+
+
+def test_is_ignored_with_a_log_line(tmp_path: Path) -> None:
+    """SIGHUP, which asks other daemons to reload, ends nothing: runs, polls and pages go on."""
+    daemon = start(tmp_path / "box", "os.setsid()")
+    with ending(daemon):
+        for count in (1, 2):
+            daemon.popen.send_signal(signal.SIGHUP)
+            until(partial(logged, daemon, count), "the log line")
+        now = time.time()
+        until(lambda: polled_at(daemon) > now, "the next poll")
+        assert daemon.kill(signal.SIGTERM) == 0
+    assert not daemon.socket.exists()
+
+
+def in_terminal(folder: Path, preparation: str = "") -> tuple[Daemon, int]:
+    """Start a daemon in a terminal of its own; return it and the end that closes the terminal."""
+    ours, theirs = os.openpty()
+    opened = f"os.setsid(); terminal = os.open({os.ttyname(theirs)!r}, os.O_RDWR)  # tty_ioctl(4): now it controls"
+    daemon = start(folder, f"{opened}\n{preparation}")
+    os.close(theirs)
+    return daemon, ours
+
+
+def test_closed_terminal_ends_it_in_order(tmp_path: Path) -> None:
+    """A daemon in a terminal ends with the terminal, with status 0 and without its sockets."""
+    daemon, terminal = in_terminal(tmp_path / "box")
+    with ending(daemon):
+        daemon.popen.send_signal(signal.SIGHUP)  # by hand, as the terminal is there
+        until(lambda: "SIGHUP ignored" in daemon.output(), "the log line")
+        os.close(terminal)
+        assert daemon.popen.wait(20) == 0, daemon.output()
+        assert "Traceback" not in daemon.output()
+    assert not daemon.socket.exists()
+
+
+def test_nohup_is_respected(tmp_path: Path) -> None:
+    """Under nohup a closed terminal changes nothing."""
+    daemon, terminal = in_terminal(tmp_path / "box", "signal.signal(signal.SIGHUP, signal.SIG_IGN)")
+    with ending(daemon):
+        os.close(terminal)
+        now = time.time()
+        until(lambda: polled_at(daemon) > now, "the next poll")
+        assert "SIGHUP" not in daemon.output()
+        assert fetch(f"{daemon.url}/-/ready")

@@ -1,0 +1,61 @@
+"""Private texts of run records: who reads them, and that no text of an error is forgotten."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import get_args, get_type_hints
+
+import pytest
+from run_record_cases import example_record
+
+from gpuwarden.records.privacy import PRIVATE_KEYS, WITHHELD, reader, withhold_texts
+from gpuwarden.records.record import RecordedError
+from gpuwarden.records.store import render_record
+
+PUBLIC = {"kind", "exception", "phase"}  # words of ours, and the name of a type
+ALICE, BOB, SERVICE = 1001, 1002, 990
+
+
+def test_each_text_of_an_error_is_private_or_known_to_be_public() -> None:
+    """A new text of an error must be declared Private, or added to PUBLIC with a reason."""
+    hints = get_type_hints(RecordedError)
+    texts = {name for name, hint in hints.items() if hint is str or str in get_args(hint)}
+    assert texts - PRIVATE_KEYS == PUBLIC
+    assert "text" in PRIVATE_KEYS
+
+
+@pytest.mark.parametrize(
+    ("uid", "own", "show", "readable"),
+    [
+        (None, 0, None, set()),  # over HTTP, of root's daemon
+        (None, SERVICE, None, {SERVICE}),  # of the service, as whose user nobody trains
+        (None, ALICE, None, {ALICE}),  # of a user's own daemon
+        (None, ALICE, False, set()),
+        (None, 0, True, {0, ALICE, BOB, SERVICE}),
+        (-1, ALICE, None, set()),  # over the Unix socket, from a container
+        (BOB, SERVICE, None, {BOB}),
+        (BOB, SERVICE, False, {BOB}),
+        (BOB, ALICE, None, {BOB}),
+        (0, SERVICE, False, {0, ALICE, BOB, SERVICE}),
+        (SERVICE, SERVICE, False, {0, ALICE, BOB, SERVICE}),
+    ],
+)
+def test_readers(uid: int | None, own: int, show: bool | None, readable: set[int]) -> None:  # noqa: FBT001 - a setting
+    """A client reads the texts of these users' runs."""
+    may_read = reader(uid, own, show=show)
+    assert {each for each in (0, ALICE, BOB, SERVICE) if may_read(each)} == readable
+
+
+def test_only_texts_are_withheld() -> None:
+    """Kind, type, numbers and diagnosis stay; a record without errors stays as it is."""
+    record = replace(example_record(), uid=ALICE)
+    whole = render_record(record)
+    seen, kept = json.loads(withhold_texts(whole, lambda uid: uid == BOB)), json.loads(whole)
+    for error in kept["errors_told"]:
+        error["text"] = WITHHELD
+    assert kept["errors_told"]
+    assert seen == kept
+    assert withhold_texts(whole, lambda uid: uid == ALICE) == whole
+    bare = render_record(replace(record, errors_told=()))
+    assert withhold_texts(bare, lambda _uid: False) is bare
