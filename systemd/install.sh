@@ -1,5 +1,6 @@
 #!/bin/sh
-# Install or upgrade gpuwarden as a systemd service. A failed installation restores the previous state.
+# Install or upgrade gpuwarden as a systemd service. A failed installation restores the previous state, and so does a
+# version that does not start in place of one that ran.
 set -eu
 umask 022 # root's own may be 077, and the service runs as a user without rights
 unset PYTHONPATH PYTHONHOME # pip would take a gpuwarden that it finds there for installed
@@ -67,6 +68,8 @@ install_service() {
     python=$(find_python)
     echo "installing into $prefix with $python"
     scratch=$(mktemp -d)
+    restarted=
+    was_running=$(systemctl is-active gpuwarden.service || true)
     set_old_aside
     trap 'undo' EXIT
     trap 'exit 1' HUP INT TERM
@@ -78,9 +81,10 @@ install_service() {
     make_user
     install -m 0644 "$here/gpuwarden.service" "$unit"
 
-    trap - EXIT
-    rm -rf "$scratch" "$old/pyvenv.cfg" "$old"
     start
+    finish
+    echo "gpuwarden is running: $(systemctl show --property StatusText --value gpuwarden.service)"
+    echo "configuration: $config (then: systemctl restart gpuwarden)   log: journalctl -u gpuwarden"
 }
 
 find_python() {
@@ -139,17 +143,26 @@ set_old_aside() {
     elif [ -d "$prefix" ]; then
         rm -rf "$old"
         mv "$prefix" "$old"
+        [ ! -f "$unit" ] || cp -p "$unit" "$old"
     fi
 }
 
 undo() {
+    [ -z "$restarted" ] || systemctl stop gpuwarden.service || true
     rm -rf "$scratch" "$prefix"
     if [ -d "$old" ]; then
         mv "$old" "$prefix"
+        [ ! -f "$prefix/${unit##*/}" ] || mv "$prefix/${unit##*/}" "$unit"
+        [ -z "$restarted" ] || { systemctl daemon-reload && systemctl restart gpuwarden.service; } || true
         echo "install.sh: failed; the previous version is restored" >&2
     else
         echo "install.sh: failed; nothing was installed" >&2
     fi
+}
+
+finish() {
+    trap - EXIT
+    rm -rf "$scratch" "$old/pyvenv.cfg" "$old"
 }
 
 write_config() {
@@ -166,13 +179,13 @@ make_user() {
 start() {
     systemctl daemon-reload
     systemctl enable --quiet gpuwarden.service
+    restarted=yes
     # Type=notify: this returns once the first poll is served, when /-/ready returns 200.
-    if ! systemctl restart gpuwarden.service; then
-        journalctl --unit gpuwarden.service --lines 20 --no-pager >&2
-        die "the service does not start; see its last log lines above. systemd retries every few seconds"
-    fi
-    echo "gpuwarden is running: $(systemctl show --property StatusText --value gpuwarden.service)"
-    echo "configuration: $config (then: systemctl restart gpuwarden)   log: journalctl -u gpuwarden"
+    systemctl restart gpuwarden.service && return
+    journalctl --unit gpuwarden.service --lines 20 --no-pager >&2
+    [ "$was_running" != active ] || die "the new version does not start; see its last log lines above"
+    finish # a host whose driver is missing, for example: no older version would start there
+    die "the service does not start; see its last log lines above. systemd retries every few seconds"
 }
 
 uninstall() {

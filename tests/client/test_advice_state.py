@@ -18,8 +18,10 @@ from gpuwarden import watch
 from gpuwarden.client.advice_state import (
     EVENT_EPISODE_SECONDS,
     HOUR_SECONDS,
+    MAX_ACTION_RATIO,
     MAX_EPISODES,
     MAX_LINES_PER_HOUR,
+    MIN_ACTION_INTERVAL_SECONDS,
     RECONNECT_SECONDS,
     AdviceState,
 )
@@ -336,6 +338,23 @@ def test_next_episode() -> None:
     for each in (pressure("none"), pressure("critical")):
         made.update(each, 1.0)
     assert made.pop_unanswered("stop", "critical", 1.0) == [pressure("critical")]
+
+
+@pytest.mark.parametrize(("took", "rest"), [(0.5, MIN_ACTION_INTERVAL_SECONDS), (60.0, 60.0 / MAX_ACTION_RATIO)])
+def test_rest_between_actions(took: float, rest: float) -> None:
+    """Episodes in quick succession are acted on after a rest, longer after a long action, if one still lasts then."""
+    made = advised(pressure("critical"))
+    made.pop_unanswered("checkpoint", "critical", 0.0)
+    made.record_action("checkpoint", 0.0, took)
+    for each in (pressure("none"), pressure("critical")):
+        made.update(each, took + 1)
+    assert made.pop_unanswered("checkpoint", "critical", took + rest - 1) == []
+    assert made.pop_unanswered("stop", "critical", took + 1) != []
+    assert made.pop_unanswered("checkpoint", "critical", took + rest) == [pressure("critical")]
+    made.record_action("checkpoint", took + rest, took + rest)
+    for each in (pressure("none"), pressure("critical"), pressure("none")):
+        made.update(each, took + rest + 1)
+    assert made.pop_unanswered("checkpoint", "critical", took + 2 * rest) == []
 
 
 def test_device_that_was_relieved_while_no_daemon_was_there() -> None:

@@ -99,6 +99,19 @@ def test_command_line_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert who.comm == "a-name-of-over-"
 
 
+def test_name_that_would_control_a_terminal(tmp_path: Path) -> None:
+    """A process that names itself with escape sequences and a reversed writing direction has a printable name."""
+    name = tmp_path / "\x1b[2J\N{RIGHT-TO-LEFT OVERRIDE}trap"
+    shutil.copy(shutil.which("sleep") or "", name)
+    with subprocess.Popen([name, "600"]) as process:
+        try:
+            (who,) = ProcessIdentifier().identify([process.pid]).values()
+        finally:
+            process.kill()
+    assert who.comm.startswith("\N{REPLACEMENT CHARACTER}[2J\N{REPLACEMENT CHARACTER}trap~")
+    assert who.comm.isprintable()
+
+
 def test_process_of_another_user() -> None:
     """Another user's process is identified without privileges."""
     needs_root()

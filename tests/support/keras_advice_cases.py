@@ -9,10 +9,12 @@ the begin of the step that it names.
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ import numpy as np
 from receiver import Receiver
 from training_cases import cases_in, serve
 
+from gpuwarden.client import advice_state
 from gpuwarden.keras import GpuWarden, keras
 from gpuwarden.protocol.messages import Advice, AdviceKind, Level, Report
 
@@ -111,6 +114,17 @@ def report_soon(callback: GpuWarden) -> Any:
     return Hastens()
 
 
+@contextmanager
+def without_rest() -> Iterator[None]:
+    """Let actions follow each other at once: the episodes of a case are milliseconds apart."""
+    kept = advice_state.MIN_ACTION_INTERVAL_SECONDS, advice_state.MAX_ACTION_RATIO
+    advice_state.MIN_ACTION_INTERVAL_SECONDS, advice_state.MAX_ACTION_RATIO = 0.0, math.inf
+    try:
+        yield
+    finally:
+        advice_state.MIN_ACTION_INTERVAL_SECONDS, advice_state.MAX_ACTION_RATIO = kept
+
+
 def train(daemon: Daemon, at: dict[int, Any], *more: Any, note: int | None = None, **wish: Any) -> dict[str, Any]:
     """Fit an epoch in which the daemon sends this advice; return the results."""
     callback, steps, trained = daemon.callback(**wish), Steps(note), model()
@@ -160,10 +174,15 @@ def case_checkpoint_by_default(daemon: Daemon) -> Any:
     folder = Path(daemon.path + ".d")
     folder.mkdir()
     os.chdir(folder)
-    result = train(
-        daemon, {5: pressure("critical"), 7: pressure("none"), 9: pressure("critical")}, on_pressure="checkpoint"
-    )
+    at = {5: pressure("critical"), 7: pressure("none"), 9: pressure("critical")}
+    with without_rest():
+        result = train(daemon, at, on_pressure="checkpoint")
     return result | {"files": [each.name for each in folder.iterdir()]}
+
+
+def case_flipping(daemon: Daemon) -> Any:
+    at = {step: pressure("none" if step % 2 else "critical") for step in range(4, 29)}
+    return train(daemon, at, on_pressure="checkpoint", checkpoint_path=Path(daemon.path + ".keras"))
 
 
 def case_checkpoint_that_fails(daemon: Daemon) -> Any:
@@ -236,7 +255,8 @@ def case_function(daemon: Daemon) -> Any:
     calls: list[Any] = []
     at = {5: pressure("critical"), 6: [pressure("warning"), pressure("critical")], 8: pressure("none"), 9: b"garbage"}
     at |= {11: pressure("critical"), 13: pressure("critical", "xid")}
-    result = train(daemon, at, note=5, on_pressure=called(calls))
+    with without_rest():
+        result = train(daemon, at, note=5, on_pressure=called(calls))
     return result | {"calls": calls}
 
 

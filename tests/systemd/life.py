@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -388,6 +389,27 @@ def test_an_upgrade_that_refuses_the_configuration_changes_nothing() -> None:
     assert done.returncode == 1
     assert re.search(r"config\.yaml:\d+:1: nonsense: ", done.stderr)
     assert main_pid() == pid
+
+
+def test_an_upgrade_that_does_not_start_is_rolled_back(tmp_path: Path) -> None:
+    """A version that installs, but whose daemon ends at the start, gives way to the one that ran, with its unit."""
+    marked, version = UNIT.read_text() + "# of the version that runs\n", PREFIX / "installed-first"
+    UNIT.write_text(marked)
+    version.touch()
+    broken = tmp_path / wheel().name
+    with ZipFile(wheel()) as right, ZipFile(broken, "w") as wrong:
+        for name in right.namelist():
+            ends = name == "gpuwarden/daemon/poll_loop.py"
+            wrong.writestr(name, "raise SystemExit('broken')\n" if ends else right.read(name))
+    pid = main_pid()
+    done = install(broken, check=False)
+    assert done.returncode == 1
+    assert re.search(r"broken\n(.*\n)*.*the new version does not start; see its last log lines above", done.stderr)
+    assert "the previous version is restored" in done.stderr
+    assert (UNIT.read_text(), version.exists(), PREFIX.with_suffix(".old").exists()) == (marked, True, False)
+    assert is_active()
+    assert main_pid() != pid
+    assert gpus_up() == [1.0, 1.0]
 
 
 def test_wrong_configuration_fails_without_restarts() -> None:

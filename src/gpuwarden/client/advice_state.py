@@ -16,6 +16,8 @@ MAX_EPISODES = MAX_DEVICES * (len(RESOURCES) + 1)  # devices times kinds of advi
 MAX_LINES_PER_HOUR = 20  # in the log
 HOUR_SECONDS = 3600.0
 EVENT_EPISODE_SECONDS = 600.0  # a repeated event within this time belongs to the same episode
+MIN_ACTION_INTERVAL_SECONDS = 30.0  # between actions of a kind: episodes are that far apart by default (pressure.hold)
+MAX_ACTION_RATIO = 0.1  # of the training's time, spent in actions of a kind
 RECONNECT_SECONDS = 60.0  # a daemon that reconnects within this time continues the episodes
 
 _EVENT_TITLES = {"gpu_lost": "GPU lost", "neighbour": "co-tenant", "xid": "XID"}  # in the log
@@ -49,6 +51,7 @@ class AdviceState:
         self.count = 0
         self.last: Advice | None = None
         self._episodes: dict[tuple[str, str], _Episode] = {}  # by UUID and subject
+        self._next_action: dict[Action, float] = {}  # monotonic
         self._lines: deque[float] = deque(maxlen=MAX_LINES_PER_HOUR)
 
     @property
@@ -92,7 +95,12 @@ class AdviceState:
                 each.level, each.until = "none", now + RECONNECT_SECONDS
 
     def pop_unanswered(self, action: Action, level: Level, now: float) -> list[Advice]:
-        """Return advice of `level` or worse that still holds, and mark its episodes as answered by `action`."""
+        """Return advice of `level` or worse that still holds, and mark its episodes as answered by `action`.
+
+        None while the last action is too recent: what still holds then is returned later.
+        """
+        if now < self._next_action.get(action, 0.0):
+            return []
         found: list[Advice] = []
         for subject in dict.fromkeys(subject for _, subject in self._episodes):
             lasting = self._list_lasting(subject, now)
@@ -104,6 +112,10 @@ class AdviceState:
                 for each in lasting:
                     each.answered[action] = worst.lasting_level
         return found
+
+    def record_action(self, action: Action, began: float, now: float) -> None:
+        """Record an action from `began` to `now`: a daemon whose pressure comes and goes must not fill the training."""
+        self._next_action[action] = now + max(MIN_ACTION_INTERVAL_SECONDS, (now - began) / MAX_ACTION_RATIO)
 
     def _list_lasting(self, subject: str, now: float) -> list[_Episode]:
         return [each for (_, other), each in self._episodes.items() if other == subject and now <= each.until]

@@ -120,7 +120,7 @@ def send_command(path: Path, request: str) -> tuple[bool, str]:
                 f"no daemon listens on {path}; if one is running, pass its --config or --control",
             ) from None
         except PermissionError:
-            raise OSError(None, f"{path}: permission denied; run as root (sudo) or as the daemon's user") from None
+            raise OSError(None, f"{path}: permission denied: only for root and the daemon's user; try sudo") from None
         try:
             connection.sendall(request.encode() + b"\n")
             with connection.makefile("rb") as answers:

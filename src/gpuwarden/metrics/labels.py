@@ -8,13 +8,13 @@ MAX_CHARACTERS = 128  # characters
 
 
 def sanitize_label(text: str) -> str:
-    """Return `text` as valid UTF-8 of at most MAX_CHARACTERS; different texts stay different.
+    """Return `text` as printable text of at most MAX_CHARACTERS; different texts stay different.
 
-    Python reads bytes that are not UTF-8 as surrogates. Two names that differ only in those must not become two series
-    with the same labels, for which Prometheus rejects the whole page.
+    Not printable are escape sequences, which a terminal would obey, changes of the writing direction, and surrogates,
+    which stand for bytes that are not UTF-8. Two names that differ only in those must not become two series with the
+    same labels, for which Prometheus rejects the whole page.
     """
-    known = text.encode(errors="surrogatepass")
-    shown = known.decode(errors="replace")
-    if shown == text and len(shown) <= MAX_CHARACTERS:
+    if text.isprintable() and len(text) <= MAX_CHARACTERS:
         return text
-    return f"{shown[: MAX_CHARACTERS - 9]}~{zlib.crc32(known):08x}"
+    shown = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text[: MAX_CHARACTERS - 9])
+    return f"{shown}~{zlib.crc32(text.encode(errors='surrogatepass')):08x}"

@@ -96,6 +96,12 @@ def test_checkpoint_by_default(case: dict[str, Any]) -> None:
     assert case["result"]["actions"] == {"checkpoint": 2}
 
 
+def test_flipping(case: dict[str, Any]) -> None:
+    """A daemon whose pressure comes and goes twelve times in a second gets one checkpoint, and training continues."""
+    result = case["result"]
+    assert (result["steps"], result["actions"], result["received"]) == (STEPS, {"checkpoint": 1}, 25)
+
+
 @pytest.mark.parametrize("case", ["checkpoint_that_fails", "function_that_raises"], indirect=True)
 def test_failure(case: dict[str, Any]) -> None:
     """A failed action is logged and not counted, and training continues."""

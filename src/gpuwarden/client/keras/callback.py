@@ -392,14 +392,16 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
 
     def _act(self, responder: PressureResponder, advice: Advice | None) -> None:
         """Take the action that the user asked for."""
+        began = monotonic()
         try:
             # Not self._watched: on JAX, reading self.model gives the model its state back.
             done = responder.act(advice, self.model)
         except BaseException as error:
             self.record_exception(error)
             raise
-        if done and self._run is not None:
-            self._run.actions[responder.action] += 1
+        if self._run is not None:
+            self._run.advice.record_action(responder.action, began, monotonic())
+            self._run.actions[responder.action] += done
 
     def _give_up(self) -> None:
         self._fit = None  # the unguarded hook of each step does nothing from now on
