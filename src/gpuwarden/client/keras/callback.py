@@ -401,7 +401,8 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
             raise
         if self._run is not None:
             self._run.advice.record_action(responder.action, began, monotonic())
-            self._run.actions[responder.action] += done
+            if done:
+                self._run.actions[responder.action] += 1
 
     def _give_up(self) -> None:
         self._fit = None  # the unguarded hook of each step does nothing from now on
