@@ -2,7 +2,8 @@
 
 Alerts are named by meaning, and were written down before any rule was run on them. Inhibition in Alertmanager does not
 count: an alert that another one hides must still fire. Since 2026-11-25 a run that ends by an out-of-memory error which
-it reported is one problem: "oom" without "died".
+it reported is one problem: "oom" without "died"; a leak with a minute left is "near oom"; a GPU that never answered is
+"gpu down".
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 # fmt: off
 MEANINGS = {
-    "near oom": "a run has hardly any headroom left",
+    "near oom": "a run has hardly any headroom left, or a leak uses the rest up within a minute",
     "peak near oom": "a run's peak still rises and comes near what it can get",
     "oom expected": "a run grows so that it will be out of memory",
     "oom": "a run ran out of memory",
@@ -62,7 +63,7 @@ INCIDENTS = (
     _row("leak", "a run keeps a little of each step, for three quarters of an hour, until a step finds no memory",
          "oom expected", "peak near oom", "near oom", "oom"),
     _row("leak under high steps", "the same, where a step takes a quarter of the memory for itself",
-         "oom expected", "peak near oom", "oom"),
+         "oom expected", "peak near oom", "near oom", "oom"),
     _row("allocator jump", "a run's first epoch takes memory from 1 to 60 of 80 GB at once, and keeps it"),
     _row("neighbour", "another user's process, which does not report, takes the memory that a growing run has left",
          "neighbour", "near oom"),
@@ -97,7 +98,7 @@ INCIDENTS = (
     _row("daemon down", "the daemon is stopped for ten minutes", "daemon down"),
     _row("poll stale", "the daemon serves the same page for ten minutes", "stale"),
     _row("driver gone", "the driver does not answer for ten minutes; the runs go on", "driver"),
-    _row("GPU unreadable from the start", "the driver counts two GPUs, one of which has never answered", "gpu missing"),
+    _row("GPU unreadable from the start", "the driver counts two GPUs, one of which has never answered", "gpu down"),
     _row("forgotten notebook", "a notebook holds a GPU over a night and does nothing", "held idle"),
     _row("input-bound run", "the steps of a run wait for 70 % of their time, for an hour", "input bound"),
     _row("too many owners", "more users share a GPU than the daemon may show", "dropped"),
