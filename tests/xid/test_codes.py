@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuwarden.xid.codes import _ROWS, XIDS, Action, codes, explain
+from gpuwarden.xid.codes import _ROWS, OTHER_SEVERITIES, XIDS, Action, codes, explain
 
 # Column "immediate action" of NVIDIA's catalogue as of 2025-10 (docs.nvidia.com/deploy/xid-errors), where it is one
 # of these three. IGNORE differs where the catalogue adds "contact support" or the log asks for a reset.
@@ -36,7 +36,8 @@ def test_codes_are_unique_and_sorted() -> None:
 def test_gpus_that_need_a_reset_are_critical() -> None:
     """Codes that take the GPU or machine out of service are critical; of the other codes only NVLink's are."""
     out_of_service = {Action.RESET_GPU, Action.REBOOT_MACHINE, Action.RESTART_VM}
-    assert {code for code, xid in XIDS.items() if xid.action in out_of_service} == {*codes("critical")} - {74}
+    rows = [*XIDS.values(), *OTHER_SEVERITIES.values()]
+    assert {xid.code for xid in rows if xid.action in out_of_service} == {*codes("critical")} - {74}
 
 
 def test_codes_without_action_are_info() -> None:
@@ -53,3 +54,11 @@ def test_texts_are_sentences() -> None:
 def test_unknown_code_is_explained() -> None:
     """A code that is not in the table has a meaning and an action too."""
     assert (explain(100_000).code, explain(100_000).severity) == (100_000, "warning")
+
+
+def test_other_severities_are_explained() -> None:
+    """Events whose severity is not that of their code have a meaning and an action of their own."""
+    assert all(explain(code).severity != severity for code, severity in OTHER_SEVERITIES)
+    assert all(explain(code, severity).severity == severity for code, severity in OTHER_SEVERITIES)
+    assert explain(145, "critical").action is Action.RESET_GPU
+    assert explain(145, "warning") is explain(145)

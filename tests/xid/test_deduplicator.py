@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from gpuwarden.gpu.snapshot import XidCount
 from gpuwarden.nvml.events import XidReport, XidSource
+from gpuwarden.xid.codes import worst_severity
 from gpuwarden.xid.deduplicator import APART_SECONDS, MAX_CODES, MAX_OPEN, XidDeduplicator
 
 SOURCES: tuple[XidSource, ...] = ("nvml", "kernel_log", "kernel_log_text")
@@ -74,14 +76,17 @@ def test_fault_missing_in_one_source_does_not_block_the_next() -> None:
     assert counted(*reports) == 3
 
 
+CRITICAL = XidCount(1, WALL + 10, {"critical": WALL + 10})
+
+
 def test_gpus_and_codes_are_kept_apart() -> None:
     """The same code on another GPU, or another code on the same one, is another fault."""
     ledger = XidDeduplicator()
     assert ledger.add(report("nvml", 10.0))
     assert ledger.add(report("kernel_log", 10.0, uuid="GPU-b"))
     assert ledger.add(report("kernel_log", 10.0, code=48))
-    assert ledger.counts("GPU-a") == {79: XidCount(1, WALL + 10), 48: XidCount(1, WALL + 10)}
-    assert ledger.counts("GPU-b") == {79: XidCount(1, WALL + 10)}
+    assert ledger.counts("GPU-a") == {79: CRITICAL, 48: CRITICAL}
+    assert ledger.counts("GPU-b") == {79: CRITICAL}
     assert ledger.counts("GPU-c") == {}
 
 
@@ -90,7 +95,7 @@ def test_time_is_that_of_the_last_fault() -> None:
     ledger = XidDeduplicator()
     ledger.add(report("nvml", 100.0))
     ledger.add(report("kernel_log", 10.0))
-    assert ledger.counts("GPU-a") == {79: XidCount(2, WALL + 100)}
+    assert ledger.counts("GPU-a") == {79: XidCount(2, WALL + 100, {"critical": WALL + 100})}
 
 
 def test_expired_fault_is_not_paired() -> None:
@@ -114,3 +119,37 @@ def test_memory_is_bounded() -> None:
         ledger.add(report("kernel_log", 100.0, code=1))
     assert ledger.counts("GPU-a")[1].count == 1 + 3 * MAX_OPEN
     assert max(map(len, ledger._open.values())) == MAX_OPEN
+
+
+@pytest.mark.parametrize("first", ["nvml", "kernel_log"])
+def test_flag_of_an_nvlink_error_is_its_severity(first: XidSource) -> None:
+    """The kernel log says whether an error is fatal, whichever comes first; without it the code's severity holds."""
+    for fatal, severity in ((True, "critical"), (False, "info"), (None, "warning")):
+        ledger = XidDeduplicator()
+        reports = {"nvml": report("nvml", 10.0, code=145), "kernel_log": report("kernel_log", 10.0, code=145)}
+        reports["kernel_log"] = replace(reports["kernel_log"], fatal=fatal)
+        assert ledger.add(reports.pop(first))
+        assert not any(map(ledger.add, reports.values()))
+        assert ledger.counts("GPU-a") == {145: XidCount(1, WALL + 10, {severity: WALL + 10})}
+
+
+def test_later_nonfatal_error_does_not_hide_a_fatal_one() -> None:
+    """Each severity keeps the time of its last event."""
+    ledger = XidDeduplicator()
+    ledger.add(replace(report("kernel_log", 10.0, code=149), fatal=True))
+    ledger.add(replace(report("kernel_log", 70.0, code=149), fatal=False))
+    seen = ledger.counts("GPU-a")[149]
+    assert (seen.count, seen.by_severity) == (2, {"critical": WALL + 10, "info": WALL + 70})
+    assert worst_severity(149, seen, since=WALL) == "critical"
+    assert worst_severity(149, seen, since=WALL + 60) == "info"
+
+
+def test_xid_162_ends_163() -> None:
+    """Power smoothing that is on again needs no action; when it goes off again it does."""
+    ledger = XidDeduplicator()
+    ledger.add(report("kernel_log", 10.0, code=163))
+    assert ledger.counts("GPU-a")[163].by_severity == {"warning": WALL + 10}
+    ledger.add(report("kernel_log", 70.0, code=162))
+    assert ledger.counts("GPU-a")[163].by_severity == {"info": WALL + 10}
+    ledger.add(report("kernel_log", 130.0, code=163))
+    assert ledger.counts("GPU-a")[163].by_severity["warning"] == WALL + 130

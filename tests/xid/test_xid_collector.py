@@ -49,6 +49,12 @@ class Box:
         """Return a GPU's count of an XID."""
         return self.sample(rf'gpuwarden_gpu_xid_events_total{{uuid="GPU-\S+{index}",xid="{code}"}}')
 
+    def severities(self, index: int, code: int) -> set[str]:
+        """Return the severities that events of an XID had."""
+        name = "gpuwarden_gpu_xid_severity_last_event_timestamp_seconds"
+        pattern = rf'^{name}{{severity="(\w+)",uuid="GPU-\S+{index}",xid="{code}"}}'
+        return set(re.findall(pattern, self.daemon.page(), re.MULTILINE))
+
     def time(self, index: int, code: int) -> float:
         """Return the time of a GPU's last XID."""
         return float(
@@ -128,6 +134,24 @@ def test_operational_events(tmp_path: Path, mock_nvml: MockNvml, fifo: Fifo) -> 
         )
         assert re.search(logged, box.daemon.output())
         assert "WARNING operational event" in box.daemon.output()
+
+
+def test_severity_by_the_text_of_the_kernel_log(box: Box, fifo: Fifo) -> None:
+    """An NVLink error has the severity of the driver's flag, which the name of a process cannot forge."""
+    name = "x, A Fatal XC"
+    fifo.write(
+        "NVRM: Xid (PCI:0000:10:00): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x0409a0c2 0x00000008 0x00000001)",
+        "NVRM: Xid (PCI:0000:10:00): 149, pid=1234, name=python3, NETIR_LINK_EVT Fatal XC0 i0 Link 00 (0x025001c6)",
+        f"NVRM: Xid (PCI:0000:11:00): 144, pid=7, name={name}, SAW_MVB Nonfatal XC0 i0 Link 00 (0x00000001 0x00000004)",
+        "NVRM: Xid (PCI:0000:11:00): 146, TLW_CTRL",
+    )
+    until(lambda: box.count(1, 146), "the XIDs")
+    assert {(index, code): box.severities(index, code) for index, code in ((0, 145), (0, 149), (1, 144), (1, 146))} == {
+        (0, 145): {"info"},
+        (0, 149): {"critical"},
+        (1, 144): {"info"},
+        (1, 146): {"warning"},
+    }
 
 
 @pytest.mark.parametrize("first", ["nvml", "kernel_log"])
@@ -280,9 +304,9 @@ def test_clock_set_back_leaves_no_xid_in_the_future(fifo: Fifo, monkeypatch: pyt
     ahead = bench.poll(snapshot(gpu(0))).gpus[0].xids[62]
     assert ahead.last > now + 364 * 86400
     monkeypatch.setattr(time, "time", lambda: now)
-    assert bench.poll(snapshot(gpu(0))).gpus[0].xids == {62: XidCount(1, now)}
+    assert bench.poll(snapshot(gpu(0))).gpus[0].xids == {62: XidCount(1, now, {"critical": now})}
     monkeypatch.setattr(time, "time", lambda: now + 60)
-    assert bench.poll(snapshot(gpu(0))).gpus[0].xids == {62: XidCount(1, now)}
+    assert bench.poll(snapshot(gpu(0))).gpus[0].xids == {62: XidCount(1, now, {"critical": now})}
 
 
 def test_replacement_gpu_gets_the_xids_of_its_address(fifo: Fifo) -> None:

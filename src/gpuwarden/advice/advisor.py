@@ -34,7 +34,7 @@ from gpuwarden.protocol.messages import MAX_ADVICE_CHARACTERS, Advice, AdviceKin
 from gpuwarden.protocol.validators import clip
 from gpuwarden.runs.run_events import RunEvent, RunEventKind
 from gpuwarden.runs.run_snapshot import JoinedPoll, RunSnapshot
-from gpuwarden.xid.codes import Action, explain
+from gpuwarden.xid.codes import Action, explain, worst_severity
 
 MIN_GROWTH_BYTES = 64 * 2**20  # growth of a co-tenant that is always ignored
 HUNG_SECONDS = 10.0  # after which a hanging GPU counts as lost: one that is only slow comes back
@@ -213,9 +213,10 @@ class Advisor:
         if gpu.fault is not None and facts.poll.now - self._hung.get(uuid, -HUNG_SECONDS) >= HUNG_SECONDS:
             yield AdviceSubject("gpu_lost", uuid), SubjectState("critical", partial(loss_text, gpu.fault), gpu)
         for code, count in gpu.xids.items():
-            level = _GRAVITY.get(explain(code).action)
+            severity = worst_severity(code, count, facts.poll.snapshot.time - XID_SECONDS)
+            level = _GRAVITY.get(explain(code, severity).action)
             if level and count.last >= run.began and facts.poll.snapshot.time - count.last < XID_SECONDS:
-                yield AdviceSubject("xid", uuid, str(code)), SubjectState(level, partial(xid_text, code), gpu)
+                yield AdviceSubject("xid", uuid, str(code)), SubjectState(level, partial(xid_text, code, severity), gpu)
 
     def _co_tenants(
         self, run: RunSnapshot, gpus: Mapping[str, Gpu], facts: _Facts

@@ -73,7 +73,7 @@ def loss_text(fault: str, name: str) -> str:
     return f"{name} no longer answers the driver: {fault}"
 
 
-def xid_text(code: int, name: str) -> str:
+def xid_text(code: int, severity: str, name: str) -> str:
     """Return what an XID means and what to do."""
-    xid = explain(code)
+    xid = explain(code, severity)
     return f"{name} reported XID {code}: {xid.meaning} {xid.action.value}"

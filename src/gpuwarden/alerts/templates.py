@@ -114,10 +114,8 @@ TEXTS = {
 
 
 def xid_values() -> Iterator[tuple[str, str]]:
-    """Yield the placeholders of XIDs: the codes of each severity, and the action for each code."""
+    """Yield the placeholders of XIDs: for each severity the action for each code."""
     severity: Severity
-    for severity in ("critical", "warning", "info"):
-        yield f"xids.{severity}", "|".join(map(str, codes(severity)))
     for severity in ("critical", "warning"):
         yield f"xids.{severity}.actions", _actions(severity)
 
@@ -126,7 +124,7 @@ def _actions(severity: Severity) -> str:
     """Return a template of the action for the XID of an alert; the most frequent action is its last branch."""
     by_action: dict[Action, list[int]] = {}
     for code in codes(severity):
-        by_action.setdefault(explain(code).action, []).append(code)
+        by_action.setdefault(explain(code, severity).action, []).append(code)
     unknown = explain(0)
     usual = unknown.action if unknown.severity == severity else max(by_action, key=lambda each: len(by_action[each]))
     by_action.pop(usual, None)

@@ -43,6 +43,11 @@ def _xid_counts(subject: GpuInPoll) -> Reading:
     return {(str(code),): xid.count for code, xid in subject.gpu.xids.items()}
 
 
+def _xid_severity_times(subject: GpuInPoll) -> Reading:
+    xids = subject.gpu.xids
+    return {(str(code), severity): at for code, xid in xids.items() for severity, at in xid.by_severity.items()}
+
+
 def _operational_counts(subject: GpuInPoll) -> Reading:
     return {kind: each.count for kind, each in subject.gpu.operational.items()}
 
@@ -91,6 +96,9 @@ class GpuHealth(Table[GpuInPoll], prefix="gpuwarden_gpu_", key=("uuid",)):
     xid_last_event_timestamp_seconds = Metric[GpuInPoll](
         "gpuwarden_gpu_xid_last_event_timestamp_seconds", "gauge", "seconds", "Unix time of the GPU's last XID with this code.",
         _xid_times, labels=("xid",), source="nvmlEventSetWait_v2 or v3, and /dev/kmsg")
+    xid_severity_last_event_timestamp_seconds = Metric[GpuInPoll](
+        "gpuwarden_gpu_xid_severity_last_event_timestamp_seconds", "gauge", "seconds", "Unix time of the GPU's last XID with this code that had this severity (critical, warning, info).",
+        _xid_severity_times, labels=("xid", "severity"), source="those of gpuwarden_gpu_xid_last_event_timestamp_seconds; severities: docs/reference/xids.md")
     operational_events_total = Metric[GpuInPoll](
         "gpuwarden_gpu_operational_events_total", "counter", "", "GPU Operational Events since the daemon started, by severity and category; role = primary (origin of a fault), propagated or other.",
         _operational_counts, labels=("severity", "category", "role"), source="nvmlEventSetWait_v3, driver R615 and newer")

@@ -42,10 +42,14 @@ class MigInstance:
 
 @dataclass(frozen=True, slots=True)
 class XidCount:
-    """Known count of one XID or kind of operational event on a GPU, and the Unix time of the last one."""
+    """Known count of one XID or kind of operational event on a GPU, and the Unix time of the last one.
+
+    `by_severity` has the time of the last one of each severity; empty if all had that of their code.
+    """
 
     count: int
     last: float
+    by_severity: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from gpuwarden.health.model import (
     gpu_text,
 )
 from gpuwarden.state import State
-from gpuwarden.xid.codes import Severity, explain
+from gpuwarden.xid.codes import Severity, explain, times_by_severity
 
 
 def _down(state: State) -> Iterator[Occurrence]:
@@ -64,14 +64,15 @@ def _xids(severity: Severity) -> Check:
     def check(state: State) -> Iterator[Occurrence]:
         for gpu in state.snapshot.gpus:
             for code, seen in gpu.xids.items():
-                xid = explain(code)
-                if xid.severity == severity and state.snapshot.time - seen.last < thresholds.XID_SECONDS:
-                    text = f"XID {code} {ago_text(state, seen.last)}"
+                at = times_by_severity(code, seen).get(severity)
+                if at is not None and state.snapshot.time - at < thresholds.XID_SECONDS:
+                    xid = explain(code, severity)
+                    text = f"XID {code} {ago_text(state, at)}"
                     description = (
-                        f"{gpu_text(gpu)} ({gpu.identity.uuid}) had XID {code} {ago_text(state, seen.last)}: "
+                        f"{gpu_text(gpu)} ({gpu.identity.uuid}) had XID {code} {ago_text(state, at)}: "
                         f"{xid.meaning} {xid.action.value}"
                     )
-                    yield gpu_occurrence(state, gpu, text, description, {"xid": str(code)}, happened=seen.last)
+                    yield gpu_occurrence(state, gpu, text, description, {"xid": str(code)}, happened=at)
 
     return check
 
@@ -162,7 +163,7 @@ GPU_CONDITIONS = (
         subject="gpu",
         severity="critical",
         expr="""
-            time() - gpuwarden_gpu_xid_last_event_timestamp_seconds{xid=~"%{xids.critical}"}
+            time() - gpuwarden_gpu_xid_severity_last_event_timestamp_seconds{severity="critical"}
               < %{xid_told.seconds}
         """,
         keep_firing_for=OUTLIVES_RESTART,
@@ -182,13 +183,13 @@ GPU_CONDITIONS = (
         false_positives="""The GPU has been reset since, or it was [a test
             message](start/install.md#xids-from-the-kernel-log): silence it for %{xid_told.words}.""",
     ),
-    # All codes except the critical and info ones: an unknown code deserves attention.
+    # An unknown code has this severity: it deserves attention.
     Condition(
         name="GpuXidWarning",
         subject="gpu",
         severity="warning",
         expr="""
-            time() - gpuwarden_gpu_xid_last_event_timestamp_seconds{xid!~"%{xids.critical}", xid!~"%{xids.info}"}
+            time() - gpuwarden_gpu_xid_severity_last_event_timestamp_seconds{severity="warning"}
               < %{xid_told.seconds}
         """,
         check=_xids("warning"),
@@ -199,7 +200,7 @@ GPU_CONDITIONS = (
         fires="for %{xid_told.words} after the last XID",
         meaning="""The driver reported a fault after which the GPU keeps working: the *warning* codes in the [XID
             reference](reference/xids.md), and codes that gpuwarden does not know. Codes that programs cause themselves
-            (13, 31, 43, 45 and others) do not fire it.""",
+            (13, 31, 43, 45 and others) do not fire it, unless 13 or 31 repeats in one part of the GPU.""",
         diagnosis="""The [XID reference](reference/xids.md) for the code; `dmesg | grep -i xid` for the process and
             details.""",
         action="Follow the description.",

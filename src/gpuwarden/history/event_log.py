@@ -17,7 +17,7 @@ from gpuwarden.protocol.messages import OOM_KINDS, Level
 from gpuwarden.runs.outcome import Ending
 from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.state import State
-from gpuwarden.xid.codes import explain
+from gpuwarden.xid.codes import explain, worst_severity
 
 MAX_EVENTS = 50
 MAX_TEXT = 300  # characters
@@ -113,7 +113,7 @@ class EventLog:
                 if (
                     now - count.last < thresholds.XID_SECONDS
                 ):  # at its start the daemon reads older ones from the kernel log
-                    xid = explain(code)
+                    xid = explain(code, worst_severity(code, count, count.last - 1.0))
                     text = f"GPU {gpu.identity.index} XID {code}: {xid.meaning} {xid.action.value}"
                     yield Event(count.last, "xid", xid.severity, text[:MAX_TEXT], uuid)
 

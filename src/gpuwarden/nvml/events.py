@@ -53,7 +53,9 @@ XidSource = Literal["nvml", "operational", "kernel_log", "kernel_log_text"]
 class XidReport:
     """An XID as one source reports it. It occurred between `earliest` and `latest` (monotonic).
 
-    `time` is Unix time, from NVML the time of the report. `gpu` is a UUID, or a PCI address until its GPU is known.
+    `time` is Unix time, from older drivers' events the time of the report. `gpu` is a UUID, or a PCI address until its
+    GPU is known. `fatal` is the driver's flag, None if the source has none; `part` is the part of the GPU (GPC and TPC)
+    that it names.
     """
 
     source: XidSource
@@ -62,6 +64,8 @@ class XidReport:
     earliest: float
     latest: float
     time: float
+    fatal: bool | None = None
+    part: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +310,8 @@ class XidEvents:
             return  # a fault before the last start of the driver, or none
         for code in set(found.xids) - self._group_xids:
             self._group_xids.add(code)
-            self._add_xid(XidReport("operational", uuid, code, empty_at, now, at))
+            fatal = True if found.severity == "fatal" else None
+            self._add_xid(XidReport("operational", uuid, code, empty_at, now, at, fatal))
 
     def _legacy_xids(self, events: EventSet) -> tuple[int, ...]:
         """Return the XIDs in the contexts of the last event; empty if they cannot be read."""

@@ -12,8 +12,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
+from gpuwarden.gpu.snapshot import XidCount
+
 # As of alerts. critical: the GPU is out of service until an operator acts; warning: act today; info: a program's fault.
 Severity = Literal["critical", "warning", "info"]
+_BY_GRAVITY = ("critical", "warning", "info")
 
 
 class Action(Enum):
@@ -45,6 +48,7 @@ class Xid:
     meaning: str
     action: Action
     severity: Severity
+    ends: int = 0  # code of the condition that it ends
 
 
 def _engines(codes: Iterable[int], meaning: str, action: Action, severity: Severity) -> Iterator[Xid]:
@@ -123,26 +127,61 @@ _ROWS = (
     Xid(159, "A transfer between CPU and GPU memory failed.", Action.CONTACT_SUPPORT, "warning"),
     Xid(160, "A memory channel was disabled.", Action.IGNORE, "info"),
     Xid(161, "A memory channel could not be disabled.", Action.IGNORE, "info"),
-    *_engines((162, 163), "Power smoothing was switched on or off.", Action.IGNORE, "info"),
+    Xid(162, "Power smoothing was switched on again.", Action.IGNORE, "info", ends=163),
+    Xid(163, "Power smoothing was switched off, by heat or a timeout; 162 ends this.", Action.RESET_WHEN_IDLE, "warning"),
     *_engines((164, 165), "The power smoothing circuits are worn.", Action.CONTACT_SUPPORT, "warning"),
     *_engines((166, 170), "An encrypted NVLink had an error.", Action.CONTACT_SUPPORT, "warning"),
     Xid(167, "A PCIe transfer timed out.", Action.CONTACT_SUPPORT, "warning"),
     Xid(168, "The GPU has less memory because of faults.", Action.CONTACT_SUPPORT, "warning"),
     Xid(169, "The GPU's security processor halted.", Action.CONTACT_SUPPORT, "warning"),
     *_engines((171, 172), "Details of a memory error that ECC cannot correct; reported with XID 48.", Action.FOLLOW_OTHER, "warning"),
+    Xid(185, "Spare parts of the GPU's memory or units changed their state, such as one that came into use.", Action.CONTACT_SUPPORT, "warning"),
+)
+# Events whose severity is not that of their code.
+_FATAL = range(144, 151)
+_REPEATED = (13, 31)
+_OTHER_SEVERITIES = (
+    *_engines(_REPEATED, "It came three times in a row in one part of the GPU (GPC and TPC): the hardware may be faulty.",
+              Action.CONTACT_SUPPORT, "warning"),
+    *_engines(_FATAL, "A fifth-generation NVLink had an error that the driver calls fatal.", Action.RESET_GPU, "critical"),
+    *_engines(_FATAL, "A fifth-generation NVLink had an error that the driver calls nonfatal.", Action.IGNORE, "info"),
+    Xid(163, "Power smoothing was switched off, and is on again.", Action.IGNORE, "info"),
 )
 # fmt: on
 
 XIDS: Mapping[int, Xid] = {row.code: row for row in sorted(_ROWS, key=lambda row: row.code)}
+OTHER_SEVERITIES: Mapping[tuple[int, str], Xid] = {(row.code, row.severity): row for row in _OTHER_SEVERITIES}
 
 
-def explain(code: int) -> Xid:
-    """Return the row of a code; a code that is not in the table is a warning."""
-    return XIDS.get(code) or Xid(
-        code, "A code that this version of gpuwarden does not know.", Action.CONTACT_SUPPORT, "warning"
+def explain(code: int, severity: str | None = None) -> Xid:
+    """Return the row of a code, for events of that severity; a code that is not in the table is a warning."""
+    return (
+        OTHER_SEVERITIES.get((code, severity or ""))
+        or XIDS.get(code)
+        or Xid(code, "A code that this version of gpuwarden does not know.", Action.CONTACT_SUPPORT, "warning")
     )
 
 
 def codes(severity: Severity) -> list[int]:
-    """Return the codes of that severity, in ascending order."""
-    return [row.code for row in XIDS.values() if row.severity == severity]
+    """Return the codes of events that may have that severity, in ascending order."""
+    rows = (*XIDS.values(), *OTHER_SEVERITIES.values())
+    return sorted(row.code for row in rows if row.severity == severity)
+
+
+def severity_of_event(code: int, *, fatal: bool | None, repeated: bool) -> Severity:
+    """Return the severity of an event: by the driver's flag for NVLink, and by repeats for a program's faults."""
+    if fatal is not None and code in _FATAL:
+        return "critical" if fatal else "info"
+    return "warning" if repeated and code in _REPEATED else explain(code).severity
+
+
+def times_by_severity(code: int, seen: XidCount) -> Mapping[str, float]:
+    """Return the Unix time of the last event of each severity."""
+    return seen.by_severity or {explain(code).severity: seen.last}
+
+
+def worst_severity(code: int, seen: XidCount, since: float) -> str:
+    """Return the gravest severity of events after that time; that of the last event if there are none."""
+    times = times_by_severity(code, seen)
+    recent = [severity for severity, at in times.items() if at > since]
+    return min(recent, key=_BY_GRAVITY.index) if recent else max(times, key=lambda severity: times[severity])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import get_args
 
 from gpuwarden.gpu.snapshot import XidCount
 from gpuwarden.nvml.events import XidReport, XidSource
+from gpuwarden.xid.codes import explain, severity_of_event, times_by_severity
 
 APART_SECONDS = 5.0  # between two sources' reports of one fault at most, in addition to the uncertainty of each
 MAX_CODES = 64  # of a GPU; NVIDIA's catalogue has 172
@@ -26,19 +28,27 @@ class XidDeduplicator:
         # By GPU, code and source: the times of faults that this source has not reported yet.
         self._open: dict[tuple[str, int, XidSource], deque[tuple[float, float]]] = {}
 
-    def add(self, report: XidReport) -> bool:
-        """Add a report; return whether it is a new fault, and was counted."""
-        if self._known(report):
-            return False
+    def add(self, report: XidReport, *, repeated: bool = False) -> bool:
+        """Add a report; return whether it is a new fault, and was counted. Another source may add its severity."""
         counts = self._counts.setdefault(report.gpu, {})
         old = counts.get(report.code)
+        severity = severity_of_event(report.code, fatal=report.fatal, repeated=repeated)
+        if self._known(report):
+            if old and severity != explain(report.code).severity:
+                known = times_by_severity(report.code, old)
+                earlier = {each: at for each, at in known.items() if at != old.last}
+                counts[report.code] = replace(old, by_severity={**earlier, severity: old.last})
+            return False
         if old is None and len(counts) >= MAX_CODES:
             self.dropped += 1
             return False
-        if old is None:
-            counts[report.code] = XidCount(1, report.time)
-        else:
-            counts[report.code] = XidCount(old.count + 1, max(old.last, report.time))
+        last = max(old.last, report.time) if old else report.time
+        times = times_by_severity(report.code, old) if old else {}
+        times = {**times, severity: max(report.time, times.get(severity, report.time))}
+        counts[report.code] = XidCount(old.count + 1 if old else 1, last, times)
+        ends = explain(report.code).ends
+        if (ended := counts.get(ends)) is not None:
+            counts[ends] = replace(ended, by_severity={"info": ended.last})
         for other in get_args(XidSource):
             if other != report.source:
                 key = report.gpu, report.code, other
@@ -69,7 +79,8 @@ class XidDeduplicator:
         for counts in self._counts.values():
             for code, count in counts.items():
                 if count.last > now:
-                    counts[code] = XidCount(count.count, now)
+                    times = {severity: min(at, now) for severity, at in count.by_severity.items()}
+                    counts[code] = XidCount(count.count, now, times)
 
     @property
     def empty(self) -> bool:

@@ -19,6 +19,15 @@ _OFF_THE_BUS = re.compile(
     rb"NVRM: (?:The NVIDIA )?GPU (?:at )?(?:PCI:)?" + _ADDRESS + rb".{0,200}?fallen off the bus", re.IGNORECASE
 )
 FALLEN_OFF_THE_BUS = 79
+# Each pattern is longer than a process's name, which has 15 bytes at most and may contain anything.
+_PROCESS = rb"(?:, pid=[^,]{1,20}(?:, name=.{0,16}?)?)?, "
+_FLAGGED = re.compile(_PROCESS + rb"\w{1,32} (Non-?)?fatal XC ?\d i ?\d Link ", re.IGNORECASE)  # NVLink, 144 to 150
+_PARTS = (
+    re.compile(_PROCESS + rb"Graphics SM \w+ Exception on \(GPC (\d{1,2}), TPC (\d{1,2})\b"),  # 13
+    re.compile(
+        _PROCESS + rb"Ch \w+, intr \w+\. MMU Fault: ENGINE GRAPHICS GPC(\d{1,2}) GPCCLIENT_T1_(\d{1,2})\b"
+    ),  # 31
+)
 
 
 def normalize_pci_address(text: str) -> str | None:
@@ -41,4 +50,13 @@ def parse_xids(records: Iterable[KernelRecord]) -> Iterator[XidReport]:
         if match is None:
             match, source = _OFF_THE_BUS.match(record.message), "kernel_log_text"
         if match:
-            yield XidReport(source, _address(match), code, record.earliest, record.latest, record.time)
+            flag, part = _details(record.message[match.end() :]) if source == "kernel_log" else (None, "")
+            yield XidReport(source, _address(match), code, record.earliest, record.latest, record.time, flag, part)
+
+
+def _details(text: bytes) -> tuple[bool | None, str]:
+    """Return whether the rest of an XID's line calls it fatal, None for neither, and the part of the GPU it names."""
+    flagged = _FLAGGED.match(text)
+    parts = (pattern.match(text) for pattern in _PARTS)
+    part = next((f"GPC {int(found[1])}, TPC {int(found[2])}" for found in parts if found), "")
+    return None if flagged is None else flagged[1] is None, part

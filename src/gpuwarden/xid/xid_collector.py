@@ -14,9 +14,10 @@ from gpuwarden.log_limiter import LogLimiter
 from gpuwarden.nvml.events import OperationalEvent, XidEvents, XidReport
 from gpuwarden.nvml.identity import GpuIdentity
 from gpuwarden.nvml.interface import Nvml
-from gpuwarden.xid.codes import Severity, explain
+from gpuwarden.xid.codes import Severity, explain, severity_of_event
 from gpuwarden.xid.deduplicator import XidDeduplicator
 from gpuwarden.xid.kernel_messages import normalize_pci_address, parse_xids
+from gpuwarden.xid.repeats import RepeatTracker
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class XidCollector:
         self._unresolved_counts = XidDeduplicator()
         self._unresolved_dropped = 0
         self._gpus: list[tuple[GpuIdentity, bool]] = []  # at the last attempt to resolve
+        self._repeats = RepeatTracker()
         self._operational: dict[str, dict[OperationalKind, XidCount]] = {}  # by GPU
         self._lines = LogLimiter(MAX_LINES)
 
@@ -73,8 +75,9 @@ class XidCollector:
         news = [_UnresolvedXid(xid, now) for xid in parse_xids(records)]
         self._unresolved += news
         for report in (*self._resolve(snapshot, news=bool(news)), *self.events.drain()):
-            if self._counts.add(report):
-                self._log_report(report, snapshot.gpu(report.gpu))
+            repeated = self._repeats.update(report)
+            if self._counts.add(report, repeated=repeated):
+                self._log_report(report, snapshot.gpu(report.gpu), repeated=repeated)
         for event in self.events.drain_operational():
             self._add_operational(event)
         self._drop_overdue(now)
@@ -146,13 +149,14 @@ class XidCollector:
                     self._log(each.report, "XID of an unknown GPU, not counted", pci=each.report.gpu)
         del self._unresolved[: max(beyond, 0)]
 
-    def _log_report(self, report: XidReport, gpu: Gpu | None) -> None:
-        self._log(report, "XID reported", gpu=report.gpu, index=gpu.identity.index if gpu else None)
+    def _log_report(self, report: XidReport, gpu: Gpu | None, *, repeated: bool) -> None:
+        index = gpu.identity.index if gpu else None
+        self._log(report, "XID reported", repeated=repeated, gpu=report.gpu, index=index, part=report.part or None)
 
-    def _log(self, report: XidReport, event: str, **gpu: object) -> None:
-        if not self._lines.allow((report.gpu, report.code), time.monotonic()):
+    def _log(self, report: XidReport, event: str, *, repeated: bool = False, **gpu: object) -> None:
+        xid = explain(report.code, severity_of_event(report.code, fatal=report.fatal, repeated=repeated))
+        if not self._lines.allow((report.gpu, report.code, xid.severity), time.monotonic()):
             return
-        xid = explain(report.code)
         fields = format_fields(
             **gpu,
             xid=report.code,

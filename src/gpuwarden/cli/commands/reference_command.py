@@ -10,7 +10,7 @@ from inspect import cleandoc
 from gpuwarden.analysis.oom.diagnosis_rules import RULES
 from gpuwarden.cli.common.entry_points import REFERENCES, load_function
 from gpuwarden.daemon.metrics_page import TABLES
-from gpuwarden.xid.codes import XIDS, Action, Xid, explain
+from gpuwarden.xid.codes import OTHER_SEVERITIES, XIDS, Action, Xid, explain
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -66,7 +66,7 @@ def _xid_lines() -> Iterator[str]:
     yield "Written by `gpuwarden reference xid` from src/gpuwarden/xid/codes.py; `make docs` brings it up to date."
     yield ""
     yield "An XID is a fault that NVIDIA's driver reports of a GPU. `gpuwarden_gpu_xid_events_total` counts them, and"
-    yield "`gpuwarden_gpu_xid_last_event_timestamp_seconds` says when each code came last. *critical* raises the"
+    yield "`gpuwarden_gpu_xid_severity_last_event_timestamp_seconds` has the time of the last. *critical* raises the"
     yield "alert GpuXidCritical, *warning* GpuXidWarning, and *info*, mostly a program's own fault, none. The actions"
     yield "follow [NVIDIA's catalogue](https://docs.nvidia.com/deploy/xid-errors/), which says more about most of them."
     yield ""
@@ -84,6 +84,16 @@ def _xid_lines() -> Iterator[str]:
     for xid in XIDS.values():
         yield _xid_row(str(xid.code), xid)
     yield _xid_row("other", explain(0))
+    yield ""
+    yield "## Events of another severity"
+    yield ""
+    yield "Some events have another severity than their code. The flag *fatal* or *nonfatal*, and the part of the GPU,"
+    yield "are in the kernel log only ([access](../start/install.md#xids-from-the-kernel-log)). XID 162 ends 163."
+    yield ""
+    yield "| XID | meaning | action | severity |"
+    yield "| --- | --- | --- | --- |"
+    for xid in OTHER_SEVERITIES.values():
+        yield _xid_row(str(xid.code), xid)
 
 
 def _xid_row(code: str, xid: Xid) -> str:

@@ -17,7 +17,7 @@ from gpuwarden.protocol.messages import RESOURCES
 from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.state import State
 from gpuwarden.web.api.document import collect_readings
-from gpuwarden.xid.codes import explain
+from gpuwarden.xid.codes import explain, worst_severity
 
 _IN_USE = "Memory in use by the allocators of reporting runs; absent without such a run."
 _HEADROOM = (
@@ -224,7 +224,7 @@ def _xids(gpu: Gpu, now: float) -> list[XidDocument]:
     return [
         XidDocument(code, each.count, each.last, xid.meaning, xid.action.value, xid.severity, xid.severity)
         for code, each in recent
-        for xid in (explain(code),)
+        for xid in (explain(code, worst_severity(code, each, now - thresholds.XID_SECONDS)),)
     ]
 
 
