@@ -35,6 +35,7 @@ from gpuwarden.records.recorder import Recorder
 from gpuwarden.records.store import RecordStore, row_from_record
 from gpuwarden.records.summary import format_summary
 from gpuwarden.records.timeline import add_timeline
+from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.run_snapshot import JoinedPoll, RunSnapshot
 from gpuwarden.usage.run_usage import DeviceUsage, RunUsage
 from gpuwarden.web.api.api_docs import document_parts
@@ -250,6 +251,22 @@ def test_repeated_end_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
         [("failed", ending.evidence)],
         [("killed", "ended by SIGKILL")],
     ]
+
+
+def test_run_that_makes_room_has_its_record() -> None:
+    """A run that ended and made room for another one before any poll has a record with its outcome."""
+    registry = RunRegistry(limit=1, expiry=60.0, overhead=0)
+    short, other = ProcessKey(4711, 1000, 1), ProcessKey(4712, 1000, 2)
+    registry.receive(short, Hello("short", "none", {}), 0.0)
+    registry.exited(short, 0.5, 256)
+    registry.receive(other, Hello("other", "none", {}), 0.6)
+    recorder = Recorder(None, 10, most_runs=1)
+    for now in (1.0, 2.0):
+        recorder.update(JoinedPoll(snapshot(), registry.update(snapshot(), now), now), {})
+    record = asyncio.run(recorder.one(short.run_id))
+    assert record is not None
+    assert (json.loads(record)["outcome"], json.loads(record)["evidence"]) == ("failed", "exit status 1")
+    assert [each["name"] for each in json.loads(asyncio.run(recorder.listing()))["live"]] == ["other"]
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,15 @@ def test_newest_of_several_boots_is_found(tmp_path: Path) -> None:
     assert len(store.recent(9)) == 2
 
 
+def test_subordinate_uids_are_one_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records of many uids of one user's namespace do not push out those of another user."""
+    monkeypatch.setattr("gpuwarden.records.store.find_user", lambda uid: 1001 if uid >= 100_000 else uid)
+    store = open_store(tmp_path, limit=4)
+    write(store, *(ended(pid) for pid in (1, 2)))
+    write(store, *(ended(100 + number, uid=100_000 + number) for number in range(20)))
+    assert pids(store) == [1, 2, 118, 119]
+
+
 def test_retention_is_fair_by_user(tmp_path: Path) -> None:
     """The user with the most records loses their oldest, on disk and in the listing; running runs stay."""
     store = open_store(tmp_path, limit=30)

@@ -24,7 +24,8 @@ from rich.console import Console
 from services import Daemon, ending, fetch, free_port, until
 
 from gpuwarden.cli.top.layout import render_box
-from gpuwarden.cli.top.state_reader import fetch_state
+from gpuwarden.cli.top.run_table import make_run_table
+from gpuwarden.cli.top.state_reader import ApiObject, fetch_state
 from gpuwarden.config.value_types import Address
 from gpuwarden.protocol.codec import encode
 from gpuwarden.protocol.messages import Hello
@@ -55,6 +56,25 @@ def ran(*arguments: str, env: dict[str, str] | None = None) -> subprocess.Comple
     return subprocess.run(
         command, capture_output=True, timeout=60, check=False, env={**own, **(env or {})}, stdin=subprocess.DEVNULL
     )
+
+
+def test_gpus_of_a_run() -> None:
+    """A GPU that the driver cannot confirm has a question mark; one that the run does not use is left out."""
+    devices = [
+        {"uuid": "GPU-0"},
+        {"uuid": "GPU-1", "unverified": True, "headroom_unknown": "process_unlisted"},
+        {"uuid": "GPU-2", "headroom_unknown": "process_unlisted"},
+    ]
+    console = Console(width=120)
+    with console.capture() as shown:
+        console.print(
+            make_run_table(
+                [ApiObject({"name": "resnet", "up": True, "devices": devices})],
+                {"GPU-0": "0", "GPU-1": "1", "GPU-2": "2"},
+                120,
+            )
+        )
+    assert re.search(r"resnet +0,1\? +running", shown.get())
 
 
 def test_box_fits_the_terminal(box: Daemon) -> None:
