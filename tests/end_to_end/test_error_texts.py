@@ -12,13 +12,13 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from folders import open_to_all
 from message_receivers import HttpReceiver, http_receiver
 from services import ROOT, Daemon, Process, ending, fetch, until
 
@@ -46,11 +46,21 @@ sys.exit(main())
 
 @contextlib.contextmanager
 def box(
-    folder: Path, mock: MockNvml | None, more: str = "", receiver: HttpReceiver | None = None, uid: int | None = None
+    mock: MockNvml | None, more: str = "", receiver: HttpReceiver | None = None, uid: int | None = None
 ) -> Iterator[Daemon]:
-    """Run a daemon that every user reaches, and that posts its alerts."""
-    folder.mkdir(exist_ok=True)
-    open_to_all(folder)
+    """Run a daemon that every user reaches, and that posts its alerts.
+
+    Not below tmp_path: each start of pytest closes that folder to other users.
+    """
+    with tempfile.TemporaryDirectory(prefix="gpuwarden-texts-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield from _box(folder, mock, more, receiver, uid)
+
+
+def _box(
+    folder: Path, mock: MockNvml | None, more: str, receiver: HttpReceiver | None, uid: int | None
+) -> Iterator[Daemon]:
     if uid is not None:
         os.chown(folder, uid, -1)
     notify = f"notify: {{webhook: {receiver.url}/hook, group_wait: 0}}\n" if receiver else ""
@@ -103,12 +113,10 @@ def receiver() -> Iterator[HttpReceiver]:
         yield made
 
 
-def test_texts_are_off_http_and_shown_to_their_user_and_root(
-    tmp_path: Path, mock_nvml: MockNvml, receiver: HttpReceiver
-) -> None:
+def test_texts_are_off_http_and_shown_to_their_user_and_root(mock_nvml: MockNvml, receiver: HttpReceiver) -> None:
     """As root or the service, the daemon gives a message to the run's user and root only; cause and kind to all."""
     require(os.geteuid() == 0, "needs root, for other users' runs")
-    with box(tmp_path / "box", mock_nvml, receiver=receiver) as daemon:
+    with box(mock_nvml, receiver=receiver) as daemon:
         run_id = fail(daemon, ALICE)
         pages = {path: fetch(f"{daemon.url}{path}") for path in (*PATHS, f"{RUNS}/{run_id}")}
         asked = urllib.request.Request(f"{daemon.url}/metrics", headers={"accept": "application/openmetrics-text"})
@@ -140,28 +148,28 @@ def test_texts_are_off_http_and_shown_to_their_user_and_root(
         assert folder.stat().st_mode & 0o777 == 0o750
 
 
-def test_show_error_text_shows_all_to_everyone(tmp_path: Path, mock_nvml: MockNvml) -> None:
+def test_show_error_text_shows_all_to_everyone(mock_nvml: MockNvml) -> None:
     """With `web.show_error_text` the messages are on HTTP too."""
-    with box(tmp_path / "box", mock_nvml, "web: {show_error_text: true}\n") as daemon:
+    with box(mock_nvml, "web: {show_error_text: true}\n") as daemon:
         run_id = fail(daemon, os.geteuid())
         assert TEXT in fetch(f"{daemon.url}{RUNS}/{run_id}")
         assert TEXT in fetch(f"{daemon.url}{RUNS}")
 
 
 @pytest.mark.parametrize("setting", ["none", "false"])
-def test_ordinary_users_daemon_shows_its_own_users_texts(tmp_path: Path, setting: str) -> None:
+def test_ordinary_users_daemon_shows_its_own_users_texts(setting: str) -> None:
     """A daemon of an ordinary user shows the messages of that user's runs on HTTP, unless told not to."""
     uid = None if os.geteuid() else ALICE
-    with box(tmp_path / "box", None, f"web: {{show_error_text: {setting}}}\n", uid=uid) as daemon:
+    with box(None, f"web: {{show_error_text: {setting}}}\n", uid=uid) as daemon:
         run_id = fail(daemon, uid or os.geteuid())
         assert (TEXT in fetch(f"{daemon.url}{RUNS}/{run_id}")) == (setting == "none")
         assert TEXT in ask_as(uid or os.geteuid(), daemon, f"{RUNS}/{run_id}")
 
 
-def test_container_is_no_user(tmp_path: Path, mock_nvml: MockNvml) -> None:
+def test_container_is_no_user(mock_nvml: MockNvml) -> None:
     """Root of a container that mounts the folder of the sockets gets no message: its uids are of other people."""
     require(os.geteuid() == 0, "needs root, to make a pid namespace")
-    with box(tmp_path / "box", mock_nvml) as daemon:
+    with box(mock_nvml) as daemon:
         run_id = fail(daemon, ALICE)
         path = f"{RUNS}/{run_id}"
         code = f"import sys; sys.argv[1:] = ['0', {str(daemon.socket.with_name('api.sock'))!r}, {path!r}]; "
@@ -174,9 +182,9 @@ def test_container_is_no_user(tmp_path: Path, mock_nvml: MockNvml) -> None:
         assert SECRET not in made.stdout
 
 
-def test_socket_serves_every_page(tmp_path: Path, mock_nvml: MockNvml) -> None:
+def test_socket_serves_every_page(mock_nvml: MockNvml) -> None:
     """The Unix socket has the pages of the port, such as for `curl --unix-socket`, under any host name."""
-    with box(tmp_path / "box", mock_nvml) as daemon:
+    with box(mock_nvml) as daemon:
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(daemon.socket.with_name("api.sock")))
             client.sendall(b"GET /metrics HTTP/1.1\r\nHost: any.example\r\nConnection: close\r\n\r\n")

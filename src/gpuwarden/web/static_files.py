@@ -1,9 +1,8 @@
-"""Files of the status page, read once and cached by browsers until they change."""
+"""Files of the status page, read at import, before an upgrade replaces them; browsers keep them until they change."""
 
 from __future__ import annotations
 
 import zlib
-from functools import cache
 from http import HTTPStatus
 from pathlib import Path
 
@@ -28,8 +27,8 @@ _TYPES = {
 
 
 def serve(request: HttpRequest) -> HttpResponse:
-    """Return a file of the page, or status 304 to a browser that has it already. Blocks for 1 ms the first time."""
-    file = _files().get(request.path)
+    """Return a file of the page, or status 304 to a browser that has it already."""
+    file = _FILES.get(request.path)
     if file is None:
         return HttpResponse(HTTPStatus.NOT_FOUND, b"the status page has no such file; it is at /\n")
     if file.headers["etag"] in request.headers.get("if-none-match", ""):
@@ -37,8 +36,7 @@ def serve(request: HttpRequest) -> HttpResponse:
     return file
 
 
-@cache
-def _files() -> dict[str, HttpResponse]:
+def _read_files() -> dict[str, HttpResponse]:
     """Return the responses by path; the index, whose links are relative to the root, is only there."""
     paths = [path for path in FOLDER.rglob("*") if path.suffix in _TYPES]
     files = {f"{PREFIX}{path.relative_to(FOLDER)}": _response(path) for path in paths}
@@ -53,3 +51,6 @@ def _response(path: Path) -> HttpResponse:
         "etag": f'W/"{__version__}-{zlib.crc32(body):08x}-{len(body)}"',  # weak: compressed it is the same
     }
     return HttpResponse(HTTPStatus.OK, body, _TYPES[path.suffix], headers)
+
+
+_FILES = _read_files()
