@@ -140,7 +140,7 @@ def test_phase(daemon: Receiver, clock: Clock) -> None:
             run.step(batch_size=5)
     messages = daemon.accept().waiting()
     report = list_reports(messages)[-1]
-    assert (report.steps, report.step_seconds, report.examples) == (3, 4, 10)
+    assert (report.steps, report.step_seconds, report.examples, report.batch_size) == (3, 4, None, 5)
     assert report.input_observed_seconds is None
     assert phases(messages) == ["train", "test", "train", "test", "train", "idle"]
 
@@ -331,7 +331,7 @@ def test_one_run(daemon: Receiver) -> None:
     with watch("again") as again:
         again.step()
     report = last(peer)
-    assert (report.steps, report.examples, report.phase) == (4, 3, "idle")
+    assert (report.steps, report.batch_size, report.phase) == (4, 1, "idle")
     assert not daemon.connected()
 
 
@@ -614,8 +614,19 @@ def test_batch_sizes(daemon: Receiver) -> None:
     assert (report.batch_size, report.largest_batch_size) == (8, 64)
 
 
+def test_step_without_its_batch_size(daemon: Receiver) -> None:
+    """The sum of the examples ends with the first step whose examples are unknown: it would be a lower bound."""
+    with watch(interval=0) as run:
+        sums = []
+        for size in (8, 8, None, 8):
+            run.step(batch_size=size)
+            sums.append(run._loop.run.examples)
+    assert sums == [8, 16, None, None]
+    assert last(daemon.accept()).examples is None
+
+
 def test_absurd_batch_size(daemon: Receiver) -> None:
-    """A batch size that no message can hold is left out, and the reports go on."""
+    """With a batch size that no message can hold the examples are unknown, and the reports go on."""
     with watch() as run:
         run.step(batch_size=8)
         run.epoch(1)
@@ -623,7 +634,7 @@ def test_absurd_batch_size(daemon: Receiver) -> None:
         run.epoch(2)
         run.step(batch_size=8)
     last = list_reports(daemon.accept().waiting())[-1]
-    assert (last.steps, last.examples, last.batch_size, last.largest_batch_size) == (3, 16, 8, 8)
+    assert (last.steps, last.examples, last.batch_size, last.largest_batch_size) == (3, None, 8, 8)
 
 
 def test_odd_values(daemon: Receiver, caplog: pytest.LogCaptureFixture) -> None:
@@ -638,7 +649,7 @@ def test_odd_values(daemon: Receiver, caplog: pytest.LogCaptureFixture) -> None:
         with run.phase(odd):
             pass
     report = last(daemon.accept())
-    assert (report.steps, report.examples, report.loss, report.epoch) == (9, 3, None, None)
+    assert (report.steps, report.examples, report.loss, report.epoch) == (9, None, None, None)
     assert [each.partition(":")[0] for each in caplog.messages] == [
         "batch_size",
         "loss",

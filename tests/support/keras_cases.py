@@ -36,6 +36,7 @@ os.environ |= {  # before TensorFlow is imported; with oneDNN this allocator's o
 from receiver import Receiver
 from training_cases import cases_in, serve
 
+from gpuwarden import watch
 from gpuwarden.client.frameworks.tensorflow import list_physical_devices
 from gpuwarden.client.keras import callback as keras_callback
 from gpuwarden.client.keras import step_counter
@@ -195,10 +196,14 @@ class Raising(keras.Model):  # type: ignore[misc] # Keras ships no types
 
 
 class Fail(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
-    """Raises at the second batch."""
+    """Raises in a hook: at the second batch, or at the second epoch's end."""
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: D102, ARG002
-        if batch == 1:
+    def __init__(self, hook: str = "on_train_batch_begin") -> None:
+        super().__init__()
+        setattr(self, hook, self.fail)
+
+    def fail(self, index: int, logs: Any = None) -> None:  # noqa: D102, ARG002
+        if index == 1:
             raise ZeroDivisionError("from another callback")
 
 
@@ -410,6 +415,21 @@ def case_other_callback_raises(daemon: Daemon) -> Any:
     return {"raised": raised, "messages": after_failure}
 
 
+def case_fit_after_other_callback_raises(daemon: Daemon) -> Any:
+    """Let another callback end a fit in each hook, listed before and after; count the steps of it and of the next."""
+    found = {}
+    for hook in ("on_train_batch_begin", "on_train_batch_end", "on_epoch_end"):
+        for first in (True, False):
+            trained, callback, fails = model(), daemon.callback(), Fail(hook)
+            before = fit_of(daemon).steps
+            with contextlib.suppress(ZeroDivisionError):
+                fit(trained, *((fails, callback) if first else (callback, fails)))
+            fit(trained, daemon.callback())
+            made = int(trained.optimizer.iterations.numpy())
+            found[f"{hook} {first}"] = [made, fit_of(daemon).steps - before]
+    return found
+
+
 def case_out_of_memory(daemon: Daemon) -> Any:
     wide = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(8000), keras.layers.Dense(1)])
     wide.compile(optimizer="sgd", loss="mse")
@@ -606,6 +626,16 @@ def case_own_loop(daemon: Daemon) -> Any:
         hooks.on_epoch_end(epoch)
     hooks.on_train_end()
     return daemon.received()
+
+
+def case_train_on_batch(daemon: Daemon) -> Any:
+    """Train as docs/use/custom-loops.md describes it."""
+    trained, (x, y) = model(), data()
+    with watch("on batches", socket=daemon.path, devices=CPU) as run:
+        for batch in run.batches([(x[at : at + 2], y[at : at + 2]) for at in range(0, len(x), 2)]):
+            loss = trained.train_on_batch(*batch)
+            run.step(batch_size=len(batch[0]), loss=loss)
+    return {"loss": float(loss), "messages": daemon.received()}
 
 
 def case_forked_workers(daemon: Daemon) -> Any:

@@ -254,9 +254,10 @@ class LoopTracker:
         steps = [self._uncounted.popleft() for _ in range(len(self._uncounted))]
         run.add_executions([took for took, _, _ in steps], 1)
         self._epoch_steps += len(steps)
+        if steps:
+            known = [size for _, size, _ in steps if size is not None]
+            run.add_examples(sum(known) if len(known) == len(steps) else None)
         if sizes := [size for _, size, _ in steps if size]:
-            total = (run.examples or 0) + sum(sizes)
-            run.examples = total if total < MAX_COUNT else run.examples  # a message with more would be refused
             run.record_batch_size(sizes[-1], max(sizes))
         if waits := [(waited, took) for took, _, waited in steps if waited is not None and took is not None]:
             run.input.add(sum(waited for waited, _ in waits), sum(took for _, took in waits))

@@ -18,6 +18,7 @@ from gpuwarden.client.frameworks.allocator_memory import AllocatorMemory
 from gpuwarden.client.input_wait import InputWait
 from gpuwarden.protocol.messages import OOM_KINDS, End, Error, Hello, Phase, Report, uncaught_reason
 from gpuwarden.protocol.step_histogram import StepHistogram
+from gpuwarden.protocol.validators import MAX_COUNT
 
 DEFAULT_SOCKET = "/run/gpuwarden/run.sock"
 MAX_ERROR_WAIT_SECONDS = 0.1  # wait for a full queue after an error, which has interrupted training anyway
@@ -36,6 +37,9 @@ class ActiveCounter(Protocol):
 
     def settle(self) -> None:
         """Count the steps that have ended."""
+
+    def finish(self) -> None:
+        """Count the steps that have ended, the last one too: no other follows."""
 
 
 class Reporter:
@@ -59,7 +63,8 @@ class Reporter:
         self.active_counter: ActiveCounter | None = None  # counter of the last fit that started: only its steps count
         self.count_loops: Callable[[Reporter], None] = lambda _run: None  # counts the recorded steps of watch() loops
         self.steps = 0
-        self.examples: int | None = None
+        self.examples: int | None = None  # of all steps
+        self._knows_examples = True
         self.batch_size: int | None = None  # of the last step whose size is known
         self.largest_batch_size: int | None = None
         self.loss: float | None = None
@@ -93,6 +98,18 @@ class Reporter:
         """Count the steps of the active fit that have ended."""
         if self.active_counter is not None:
             self.active_counter.settle()
+
+    def finish(self) -> None:
+        """Count the steps of a fit that ended without a hook."""
+        if self.active_counter is not None:
+            self.active_counter.finish()
+
+    def add_examples(self, count: int | None) -> None:
+        """Add the examples of some steps; where they are unknown (None), so is the run's sum from now on."""
+        self._knows_examples = self._knows_examples and count is not None
+        total = (self.examples or 0) + (count or 0)
+        if total < MAX_COUNT:  # a message with more would be refused
+            self.examples = total if self._knows_examples else None
 
     def report_soon(self) -> None:
         """Make the next step report, regardless of the interval."""
@@ -192,7 +209,7 @@ class Reporter:
         self._connection.wait_for_room(MAX_END_WAIT_SECONDS)
         phase: Phase = self.phase
         self.phase, self.stepping = "idle", False
-        self.settle()
+        self.finish()
         self._percentiles_due = 0.0
         with contextlib.suppress(Exception):  # no internal failure may show at a program's end
             error = error_from_uncaught(self.failure, phase, self.steps, self.memory.latest())

@@ -193,3 +193,16 @@ def test_nonsense(run: Reporter, size: Any) -> None:
     batches = fit(run, 4, None, batch_size=size, num_batches=4)
     batches.update_at_end(4)
     assert run.batch_size is run.examples is None
+
+
+def test_epoch_of_unknown_examples(run: Reporter) -> None:
+    """Once the examples of an epoch are unknown, the sum of the run is: it would be a lower bound."""
+    fit(run, 4, batch_size=32, num_batches=4).update_at_end(4)
+    before = run.examples
+    unknown = ExampleCounter(run, cast(LossReader, Metric(None, None)), 4, None, workers=False)
+    unknown.update_at_end(0)  # no step
+    none_made = run.examples
+    unknown.update_at_end(4)
+    during = run.examples
+    fit(run, 4, batch_size=32, num_batches=4).update_at_end(4)
+    assert (before, none_made, during, run.examples) == (128, 128, None, None)

@@ -235,6 +235,21 @@ def test_other_callback_raises(result: Any) -> None:
     assert [each["stepping"] for each in reports(result["messages"])][-2:] == [False, False]
 
 
+def test_fit_after_other_callback_raises(result: Any) -> None:
+    """No step is missed or counted twice when another callback ends a fit, in whichever hook and order."""
+    assert {hook: counted for hook, (_, counted) in result.items()} == {
+        hook: made for hook, (made, _) in result.items()
+    }
+    assert {made for made, _ in result.values()} == {9, 10, 16}
+
+
+def test_train_on_batch(result: Any) -> None:
+    """A loop over train_on_batch is reported by watch: steps, examples, loss, and the allocator's memory."""
+    last = reports(result["messages"])[-1]
+    assert (last["steps"], last["examples"], last["loss"]) == (BATCHES, 2 * BATCHES, pytest.approx(result["loss"]))
+    assert last["memory"]["CPU:0"]["current"] > 0
+
+
 def test_out_of_memory(result: Any) -> None:
     """A real out-of-memory is raised unchanged, reported with its memory, and the callback keeps working."""
     assert "OOM when allocating tensor with shape[" in result["raised"]

@@ -193,3 +193,25 @@ def test_number_twice(run: Reporter, clock: Clock) -> None:
         clock.now += 2
         fit.end_epoch()
     assert run.steps == 3
+
+
+@pytest.mark.parametrize(("returned", "steps"), [(2, 2), (3, 3)])
+def test_abandoned(run: Reporter, clock: Clock, returned: int, steps: int) -> None:
+    """Another callback's exception ends a fit: its last step counts, without a time, if its execution has returned."""
+    fit = Fit(run, clock)
+    fit.begin_epoch()
+    fit.go(2, 0, 1, 2)
+    fit.returned[0] = returned
+    Fit(run, clock).play(4)
+    assert (run.steps, sum(run.durations.buckets)) == (steps + 4, 1 + 3)
+
+
+def test_abandoned_in_a_short_execution(run: Reporter, clock: Clock) -> None:
+    """The last execution of an epoch may be shorter than the others."""
+    fit = Fit(run, clock, per_execution=3, in_epoch=4)
+    fit.begin_epoch()
+    fit.go(2, 0, 3)
+    fit.returned[0] = 2
+    run.finish()
+    run.finish()
+    assert run.steps == 4

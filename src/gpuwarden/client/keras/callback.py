@@ -50,6 +50,9 @@ class _Fit:
         reader = LossReader(run, model, keras, wanted=loss, fits=feeder is not None)
         self._run = run
         self._examples = ExampleCounter(run, reader, in_epoch, feeder, workers=not is_in_one_process(model))
+        self._counts_always = self._examples.is_exact and not loss
+        if not (self._examples.is_exact or reader.is_readable):
+            run.add_examples(None)
         self.input = _make_input_meter(run.input, per_execution)
         reference = weakref.ref(model)  # the run keeps the last fit's counter, and must not keep its model
         self.steps = StepCounter(
@@ -75,11 +78,13 @@ class _Fit:
             self.input.pause()
 
     def read_metrics(self, now: float) -> None:
-        """Read the loss metric and the input wait, once a second."""
+        """Read the loss metric and the input wait, once a second; declared examples are counted each time."""
+        self._run.settle()  # so that examples and steps are of the same moment
         if now < self._metrics_due:
+            if self._counts_always:
+                self._examples.update(self._run.batch or 0)
             return
         self._metrics_due = now + METRICS_INTERVAL_SECONDS
-        self._run.settle()  # so that examples and steps are of the same moment
         self._examples.update(self._run.batch or 0)
         if self.input is not None:
             self.input.update()
@@ -203,7 +208,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         if self._is_nested() or self._fit is None or not self._fit.steps.counts:
             return
-        self._patch.patch("train", self, self._fit.input)
+        self._patch.patch("train", self, self._fit.input, self._fit.steps.returned)
         self._patch.patch_test_early(self)
         self._fit.begin_epoch()
         run = self._reporter
@@ -339,7 +344,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
     def _begin_run(self) -> Reporter:
         """Join the run when no fit is in progress; count the steps of a fit that an unreported exception ended."""
         run = self._join()
-        run.settle()
+        run.finish()
         run.stepping = False
         run.input.clear_buffer()
         return run

@@ -47,6 +47,7 @@ class ExampleCounter:
         self._in_epoch = in_epoch  # steps
         self._declared = _read_declared(feeder, in_epoch)
         self._exact = None if workers or self._declared is None or not self._declared.number else self._declared
+        self.is_exact = self._exact is not None  # known without reading the metric
         self._likely: int | None = None
         self.begin_epoch()
 
@@ -57,7 +58,7 @@ class ExampleCounter:
 
     def update(self, steps: int) -> None:
         """Update between two steps; `steps` were made since the epoch, or this part of it, started."""
-        counted = self._loss_reader.read() if self._loss_reader.wanted or self._exact is None else None
+        counted = self._loss_reader.read() if self._loss_reader.wanted or not self.is_exact else None
         if self._declared is None and counted is not None and steps > self._steps:
             self._infer(steps - self._steps, counted - self._examples)
             self._steps, self._examples = steps, counted
@@ -71,6 +72,8 @@ class ExampleCounter:
         counted = self._loss_reader.read_at_end() if self._loss_reader.wanted or not complete else None
         if exact is not None and (complete or counted is None):
             counted = exact.sum(self._before)
+        if counted is None and steps:
+            self._run.add_examples(None)
         self._report(counted)
 
     def fail(self, steps: int) -> None:
@@ -84,9 +87,7 @@ class ExampleCounter:
             self._run.record_batch_size(self._declared.size)
         if examples:
             # If it is less than reported before, the user has reset the metric.
-            self._run.examples = (
-                (self._run.examples or 0) + examples - (self._reported if examples >= self._reported else 0)
-            )
+            self._run.add_examples(examples - (self._reported if examples >= self._reported else 0))
             self._reported = examples
 
     def _infer(self, steps: int, examples: int) -> None:

@@ -48,26 +48,39 @@ class _Wrapped:
     """Callable that replaces `function` and passes attribute access through to it.
 
     A copy or pickle contains only the function. `meter` gets the arguments of each call and may replace them.
+    `returned` has the number of calls that have returned.
     """
 
     # Names that no function uses for its own attributes.
-    __slots__ = ("__weakref__", "_gpuwarden_function", "_gpuwarden_meter", "_gpuwarden_observer")
+    __slots__ = (
+        "__weakref__",
+        "_gpuwarden_function",
+        "_gpuwarden_meter",
+        "_gpuwarden_observer",
+        "_gpuwarden_returned",
+    )
 
     _gpuwarden_function: Callable[..., Any]
     _gpuwarden_observer: weakref.ref[Observer]
     _gpuwarden_meter: InputMeter | None
+    _gpuwarden_returned: list[int]
 
-    def __init__(self, function: Callable[..., Any], observer: Observer, meter: InputMeter | None) -> None:
+    def __init__(
+        self, function: Callable[..., Any], observer: Observer, meter: InputMeter | None, returned: list[int]
+    ) -> None:
         object.__setattr__(self, "_gpuwarden_function", function)
         object.__setattr__(self, "_gpuwarden_observer", weakref.ref(observer))
         object.__setattr__(self, "_gpuwarden_meter", meter)
+        object.__setattr__(self, "_gpuwarden_returned", returned)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            return self._gpuwarden_function(*_replace_arguments(self._gpuwarden_meter, args), **kwargs)
+            result = self._gpuwarden_function(*_replace_arguments(self._gpuwarden_meter, args), **kwargs)
         except BaseException as error:  # KeyboardInterrupt too: the call has ended
             _report(self._gpuwarden_observer, error)
             raise
+        self._gpuwarden_returned[0] += 1
+        return result
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._gpuwarden_function, name)
@@ -86,13 +99,16 @@ class _Wrapped:
         return operator.getitem, ((self._gpuwarden_function,), 0)
 
 
-def wrap(function: Callable[..., Any], observer: Observer, meter: InputMeter | None = None) -> Callable[..., Any]:
+def wrap(
+    function: Callable[..., Any], observer: Observer, meter: InputMeter | None = None, returned: list[int] | None = None
+) -> Callable[..., Any]:
     """Return a callable that reports exceptions of `function` to `observer`, which is referenced weakly.
 
     A wrapped function is unwrapped first. The end of the data is reported as such, not as an error. Exceptions of
     `observer` are dropped. `meter` gets the arguments of each call and may replace them; if it raises, they are kept.
+    `returned` has the number of calls that have returned.
     """
-    return _Wrapped(unwrap(function), observer, meter)
+    return _Wrapped(unwrap(function), observer, meter, [0] if returned is None else returned)
 
 
 def unwrap(function: Any) -> Any:
@@ -133,14 +149,17 @@ class FunctionPatch:
     def __init__(self, model: Any) -> None:
         self._model = model
 
-    def patch(self, kind: FunctionKind, observer: Observer, meter: InputMeter | None = None) -> None:
-        """Patch a function. Repeat it each epoch: `compile` and `make_train_function` make a new one.
-
-        `meter` gets the arguments of each call.
-        """
+    def patch(
+        self,
+        kind: FunctionKind,
+        observer: Observer,
+        meter: InputMeter | None = None,
+        returned: list[int] | None = None,
+    ) -> None:
+        """Patch a function, see `wrap`. Repeat it each epoch: `compile` and `make_train_function` make a new one."""
         function = getattr(self._model, f"{kind}_function", None)
         if function is not None:
-            setattr(self._model, f"{kind}_function", wrap(function, observer, meter))
+            setattr(self._model, f"{kind}_function", wrap(function, observer, meter, returned))
 
     def patch_test_early(self, observer: Observer) -> None:
         """Patch Keras 2's test function before `evaluate` reads it: no hook is called before that.

@@ -35,9 +35,9 @@ class LossReader:
         since = _REPLICAS if not alone else _SEVERAL_STEPS if read_steps_per_execution(model) > 1 else _WEIGHED
         own = getattr(type(model), "train_step", None) is keras.Model.train_step  # a custom one may count differently
         # Not with several workers: reading makes them sum up together, and a single one would hang.
-        self._readable = fits and own and strategy in IN_ONE_PROCESS and (version < (3,) or version >= since)
+        self.is_readable = fits and own and strategy in IN_ONE_PROCESS and (version < (3,) or version >= since)
         # Between steps, Keras 3 has read this metric already, so the device has finished; Keras 2 does not wait.
-        self._in_epoch = self._readable and alone and version >= since
+        self._in_epoch = self.is_readable and alone and version >= since
         self._metric: Any = None  # Keras 2 makes it in the first step
 
     def read(self) -> int | None:
@@ -46,7 +46,7 @@ class LossReader:
 
     def read_at_end(self) -> int | None:
         """Read the count when the epoch's steps are done; None if unknown."""
-        self._metric = self._metric or (_find_metric(self._model) if self._readable else None)
+        self._metric = self._metric or (_find_metric(self._model) if self.is_readable else None)
         if self._metric is None:
             return None
         count = float(self._metric.count.numpy())

@@ -23,7 +23,8 @@ class StepCounter:
     `traces` changes whenever a function was traced; None if unknown. An execution that traced counts as a step, but its
     time counts as compile time: the first one, and later ones that are much longer than usual. If traces are unknown,
     the first execution of a fit counts as compiling. `settle` counts finished executions; the run calls it before a
-    report.
+    report. `returned` has the number of executions that have returned: if another callback's exception ends the fit, it
+    shows whether the last one has.
     """
 
     def __init__(
@@ -49,9 +50,10 @@ class StepCounter:
         self._first = True  # the current execution, or the next one, is the fit's first
         # If an execution may be short, it is known to be complete only after the next one has ended.
         self._doubtful = 1 if per_execution > 1 and in_epoch is None else 0
+        self.returned = [0]
         self._begins: list[float] = []  # start times of executions since the last `settle`, and of the current one
         self._reset()
-        run.settle()  # count the steps of a fit that another callback's exception ended
+        run.finish()  # a fit that another callback's exception ended
         run.active_counter = self
 
     def _reset(self) -> None:
@@ -61,6 +63,7 @@ class StepCounter:
         self._executions = 0  # finished
         self._ended: list[float | None] = []  # seconds of the finished ones not counted yet; None: compiled
         self._counted = 0
+        self._returned_before = self.returned[0]
         self._run.stepping = False
 
     @property
@@ -102,6 +105,18 @@ class StepCounter:
             self._count_executions(self._ended[:complete], self._per_execution)
             del self._ended[:complete]
 
+    def finish(self) -> None:
+        """Count the remaining steps of a fit that has ended without a hook, by another callback's exception."""
+        self.settle()
+        if not self._begins:
+            return
+        if self.returned[0] - self._returned_before > self._executions:
+            self._executions += 1
+            self._ended.append(None)  # its end is unknown
+        # Without reading `updates`, since the process may be ending.
+        most = self._executions * self._per_execution
+        self._count_rest(most if self._in_epoch is None else min(most, self._in_epoch))
+
     def end_epoch(self) -> int | None:
         """Count the remaining steps when validation starts or the epoch ends; return the number of steps.
 
@@ -113,14 +128,17 @@ class StepCounter:
             return None
         no_data = self._begins[-1] == self._no_data
         self._end_executions([now - self._begins[-1]])
-        left = self._count_steps(self._executions - no_data) - self._counted
-        full, short = divmod(max(left, 0), self._per_execution)
+        return self._count_rest(self._count_steps(self._executions - no_data))
+
+    def _count_rest(self, made: int) -> int:
+        """Count those of the epoch's `made` steps that have not been counted; return the number of steps."""
+        full, short = divmod(max(made - self._counted, 0), self._per_execution)
         self._count_executions(self._ended[:full], self._per_execution)
         if short:
             self._count_executions(self._ended[full : full + 1], short)
-        made = self._counted
+        counted = self._counted
         self._reset()
-        return made
+        return counted
 
     def fail(self) -> int:
         """Count the remaining steps after the current execution has failed; return the number of steps."""
