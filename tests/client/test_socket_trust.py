@@ -20,6 +20,7 @@ from services import ROOT
 
 from gpuwarden.client.connection import MAX_RETRY_SECONDS, DaemonConnection
 from gpuwarden.host.unix_socket import listen
+from gpuwarden.protocol.socket_trust import find_distrust
 from system_parts import require
 
 NOBODY = 65534
@@ -167,7 +168,7 @@ def test_service_user(listens: Impostor) -> None:
         assert sends(folder / "run.sock")
         (folder / "run.sock").unlink()
         folder.chmod(0o777)
-        listens(folder / "run.sock")
+        listens(folder / "run.sock", TRAINER)
         assert not sends(folder / "run.sock")
         folder.chmod(0o755)  # it is there already
         assert not sends(folder / "run.sock")
@@ -194,6 +195,16 @@ def test_user_namespace(listens: Impostor, uid: int) -> None:
             )
             require(done.returncode == 0, f"no user namespace can be made here: {done.stderr}")
             assert done.stdout.split() == [str(TRAINER), str(NOBODY), str(sent)], done.stderr
+
+
+def test_idmapped_mount() -> None:
+    """A container that sees the folder's owner, but not who listens, trusts by the folder; a known user must own it."""
+    require(os.geteuid() == 0, "only root can make folders of other users: run this test as root")
+    with folder_in("/run", SERVICE) as folder:
+        assert find_distrust(folder / "run.sock", NOBODY) is None
+        assert find_distrust(folder / "run.sock", TRAINER) == f"{folder} belongs to user id {SERVICE}"
+        folder.chmod(0o1777)
+        assert find_distrust(folder / "run.sock", NOBODY) == f"other users can write {folder}"
 
 
 def test_daemon_in_a_squatted_folder(squat: Path) -> None:
