@@ -23,7 +23,7 @@ from gpuwarden.host.unix_socket import listen
 from gpuwarden.protocol.socket_trust import find_distrust
 from system_parts import require
 
-NOBODY = 65534
+SQUATTER = 65534
 SERVICE = 64999  # a service's user
 TRAINER = 64998
 PATIENCE = 60
@@ -63,7 +63,7 @@ def listens() -> Iterator[Impostor]:
     require(os.geteuid() == 0, "only root can act as other users: run this test as root")
     with ExitStack() as stack:
 
-        def start(path: Path, uid: int = NOBODY, *more: str) -> subprocess.Popen[str]:
+        def start(path: Path, uid: int = SQUATTER, *more: str) -> subprocess.Popen[str]:
             command = [sys.executable, str(ROOT / "tests/support/impostor.py"), str(path), str(uid), *more]
             process = stack.enter_context(
                 subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -93,7 +93,7 @@ def squat(listens: Impostor) -> Iterator[Path]:
     """Return the socket of a user who has made the folder in /tmp before the daemon could."""
     folder = Path(tempfile.gettempdir(), f"gpuwarden-test-squat-{os.getpid()}")
     path = folder / "gpuwarden.sock"
-    listens(path, NOBODY, "make")
+    listens(path, SQUATTER, "make")
     yield path
     shutil.rmtree(folder)
 
@@ -117,14 +117,14 @@ def sends(path: Path, caplog: pytest.LogCaptureFixture | None = None) -> bool:
 def test_squatted_folder(squat: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A run sends nothing to another user, takes no advice, and says so once, whatever it retries."""
     assert not sends(squat, caplog)
-    reason = f'uid={NOBODY} reason="other users can write {squat.parents[1]}"'
+    reason = f'uid={SQUATTER} reason="other users can write {squat.parents[1]}"'
     assert caplog.messages == [f'gpuwarden daemon not trusted, ignored {reason} socket="{squat}"']
     assert caplog.records[0].levelno == logging.WARNING
 
 
 def test_refusal_shows_after_an_absent_daemon(listens: Impostor, caplog: pytest.LogCaptureFixture) -> None:
     """A run that has found no daemon at first still reports the one that it refuses."""
-    with folder_in(tempfile.gettempdir(), NOBODY) as folder, caplog.at_level(logging.INFO):
+    with folder_in(tempfile.gettempdir(), SQUATTER) as folder, caplog.at_level(logging.INFO):
         clock = Clock()
         connection = DaemonConnection(str(folder / "run.sock"), HELLO, clock)
         connection.send(END)
@@ -174,7 +174,7 @@ def test_service_user(listens: Impostor) -> None:
         assert not sends(folder / "run.sock")
 
 
-@pytest.mark.parametrize(("owner", "trusted"), [(0, True), (NOBODY, False)])
+@pytest.mark.parametrize(("owner", "trusted"), [(0, True), (SQUATTER, False)])
 def test_links(listens: Impostor, owner: int, *, trusted: bool) -> None:
     """A link on the way counts as its maker's: /var/run leads to /run, and a squatter's link to their own folder."""
     with folder_in("/run", SERVICE) as folder, folder_in("/run") as links:
@@ -194,22 +194,22 @@ def test_user_namespace(listens: Impostor, uid: int) -> None:
                 [sys.executable, "-c", SEND, path], capture_output=True, text=True, timeout=PATIENCE, check=False
             )
             require(done.returncode == 0, f"no user namespace can be made here: {done.stderr}")
-            assert done.stdout.split() == [str(TRAINER), str(NOBODY), str(sent)], done.stderr
+            assert done.stdout.split() == [str(TRAINER), str(SQUATTER), str(sent)], done.stderr
 
 
 def test_idmapped_mount() -> None:
     """A container that sees the folder's owner, but not who listens, trusts by the folder; a known user must own it."""
     require(os.geteuid() == 0, "only root can make folders of other users: run this test as root")
     with folder_in("/run", SERVICE) as folder:
-        assert find_distrust(folder / "run.sock", NOBODY) is None
+        assert find_distrust(folder / "run.sock", SQUATTER) is None
         assert find_distrust(folder / "run.sock", TRAINER) == f"{folder} belongs to user id {SERVICE}"
         folder.chmod(0o1777)
-        assert find_distrust(folder / "run.sock", NOBODY) == f"other users can write {folder}"
+        assert find_distrust(folder / "run.sock", SQUATTER) == f"other users can write {folder}"
 
 
 def test_daemon_in_a_squatted_folder(squat: Path) -> None:
     """The daemon refuses a folder that another user has made, with a text that says what to do."""
-    with pytest.raises(OSError, match=f"{squat.parent} belongs to user id {NOBODY}, who can replace .* runs.socket"):
+    with pytest.raises(OSError, match=f"{squat.parent} belongs to user id {SQUATTER}, who can replace .* runs.socket"):
         listen(squat.with_name("other.sock"), 0o666, socket.SOCK_SEQPACKET, "runs.socket")
     assert not squat.with_name("other.sock").exists()
 
@@ -220,8 +220,8 @@ def test_daemon_behind_a_squatters_link(tmp_path: Path) -> None:
     link = Path(tempfile.gettempdir(), f"gpuwarden-test-link-{os.getpid()}")
     link.symlink_to(tmp_path)
     try:
-        os.chown(link, NOBODY, NOBODY, follow_symlinks=False)
-        with pytest.raises(OSError, match=f"{link} belongs to user id {NOBODY}"):
+        os.chown(link, SQUATTER, SQUATTER, follow_symlinks=False)
+        with pytest.raises(OSError, match=f"{link} belongs to user id {SQUATTER}"):
             listen(link / "run.sock", 0o666, socket.SOCK_SEQPACKET, "runs.socket")
     finally:
         link.unlink()

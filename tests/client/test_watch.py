@@ -626,7 +626,7 @@ def test_step_without_its_batch_size(daemon: Receiver) -> None:
 
 
 def test_absurd_batch_size(daemon: Receiver) -> None:
-    """With a batch size that no message can hold the examples are unknown, and the reports go on."""
+    """A batch size that no message can hold leaves the examples unknown, and the reports go on."""
     with watch() as run:
         run.step(batch_size=8)
         run.epoch(1)
