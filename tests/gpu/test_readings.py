@@ -318,7 +318,7 @@ class TestNvlink:
 
     @pytest.mark.parametrize("fields_by_link", [fields.NVLINK_KIBIBYTES, fields.NVLINK_BYTES])
     def test_sum_that_stays_zero(self, fields_by_link: Mapping[str, int]) -> None:
-        """Where the driver answers 0 for the sum over the links, the counts of the links are summed."""
+        """The counts of the links are summed if the driver answers 0 for their sum."""
         zero = dict.fromkeys((*fields.NVLINK_KIBIBYTES.values(), *fields.NVLINK_BYTES.values()), 0)
         counted = {number: lambda link: 0 if link == fields.ALL_LINKS else 5 for number in fields_by_link.values()}
         unit = 1024 if fields_by_link is fields.NVLINK_KIBIBYTES else 1

@@ -55,7 +55,7 @@ def test_other_texts_name_no_part(text: str) -> None:
 
 @pytest.mark.parametrize("text", [WARP, FAULT])
 def test_three_in_a_row(text: str) -> None:
-    """The third incident in the same part is a repeat; one in another part begins anew."""
+    """The third incident in the same part is a repeat; one in another part ends the row."""
     here, there = text.format(7, 7), text.format(7, 6)
     assert repeats([(0, here), (100, here), (200, here), (300, here)]) == [False, False, True, True]
     assert repeats([(0, here), (100, there), (200, here), (300, here)]) == [False] * 4
