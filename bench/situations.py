@@ -86,6 +86,13 @@ class Outcome:
         return self.verdict.get("name") or (self.verdicts[-1] if self.verdicts else ABSENT)
 
     @property
+    def is_right(self) -> bool:
+        """True if the cause is the label, and the next step says what an engineer would, as far as that is written."""
+        step, wanted = self.verdict.get("next_step", ""), self.situation
+        said = bool(re.search(wanted.says, step, re.IGNORECASE)) and not re.search(wanted.never, step, re.IGNORECASE)
+        return self.name == wanted.label and said
+
+    @property
     def out(self) -> float | None:
         """Unix time when memory ran out: when a request was first refused, or the process was killed for it.
 
@@ -293,14 +300,14 @@ def verdicts(outcomes: Sequence[Outcome]) -> None:
     print("| out-of-memory | label | verdict | right | requested, in use, free of the device, MiB |")
     print("| --- | --- | --- | --- | --- |")
     for each in labelled:
-        right = _yes(each.name == each.situation.label)
+        right = _yes(each.is_right)
         print(f"| {each.situation.name} | {each.situation.label} | {each.name} | {right} | {_facts(each)} |")
     pairs = Counter((each.situation.label, each.name) for each in labelled)
     names = [*LABELS, *sorted({name for _, name in pairs} - set(LABELS))]
     print("\n| label, by verdict | " + " | ".join(names) + " |\n| --- |" + " --: |" * len(names))
     for label in LABELS:
         print(f"| {label} | " + " | ".join(str(pairs[label, name] or "") for name in names) + " |")
-    count = sum(each.name == each.situation.label for each in labelled)
+    count = sum(each.is_right for each in labelled)
     print(f"\nVerdicts right: {count} of {len(labelled)}, {count / len(labelled):.0%}.\n")
     for each in labelled:
         print(f"- {each.situation.name} ({each.situation.why}): {each.verdict.get('evidence', ABSENT)}")

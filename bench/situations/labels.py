@@ -48,7 +48,7 @@ class Situation:
     function: str | None = None  # of the program, where it is not the name
     expert: str = ""
     says: str = ""
-    never: str = r"\Z\A"
+    never: str = r"(?!)"
 
 
 def _oom(label: Label | None, name: str, why: str, **settings: object) -> Situation:

@@ -302,7 +302,7 @@ def prefetched(*, cause: bool) -> None:
     def read(_: Any) -> tuple[Any, Any]:
         return tf.random.uniform((256, MIB // 4 // 256)), tf.zeros((256, 1))
 
-    data = tf.data.Dataset.range(3000).map(read).prefetch(4000 if cause else 4).take(200)
+    data = tf.data.Dataset.range(3000).map(read).prefetch(4000 if cause else 4).take(400)
     fit(model, data, Each(on_train_batch_end=lambda batch: time.sleep(14 if batch == 60 else 0.01)))
 
 
