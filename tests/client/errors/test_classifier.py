@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -268,3 +269,12 @@ def test_broken_exception() -> None:
             raise ValueError("no text")
 
     assert (classify(Broken()).exception, classify(Broken()).text) == ("Broken", "")
+
+
+@pytest.mark.parametrize("filler", [" ", "\n", "x ", "[[", "OOM when allocating "])
+def test_long_text_takes_no_time(filler: str) -> None:
+    """A text of the most characters that are searched takes a fraction of a second, whatever it repeats."""
+    text = "OOM when allocating" + filler * (60_000 // len(filler))
+    began = time.process_time()
+    error_from_exception(RuntimeError(text), "train", 0)
+    assert time.process_time() - began < 2

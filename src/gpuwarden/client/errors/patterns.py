@@ -36,7 +36,7 @@ PATTERNS = (
         "host_oom",
         r"passed to \w+(:\d+)? transformation(?s:.*?)(OOM when allocating|Failed to allocate)",  # tf.data
         # tf.data within a compiled step, which runs on the host even if the step does not
-        r"(OOM when allocating|Failed to allocate memory)(?![^\n]*(device:GPU|GPU_\d))[^\n]*\s+\[\[\{\{node IteratorGetNext\b",
+        r"(OOM when allocating|Failed to allocate memory)(?!.{0,400}(device:GPU|GPU_\d)).{0,400}\n\s*\[\[\{\{node IteratorGetNext\b",
         r"(\b|_Array)MemoryError\b",  # Python, NumPy; inside of what a tf.data or torch worker raised
         r"Unable to allocate .{1,40} for an array",  # NumPy
         r"DefaultCPUAllocator|alloc_cpu\.cpp|you tried to allocate \d+ bytes",  # torch
