@@ -120,6 +120,8 @@ FLEET_RULES = (
         expr="""
             min by (cluster, job, instance) (
               1 / (1 + gpuwarden_run_allocator_memory_bytes / gpuwarden_run_memory_headroom_bytes)
+                unless on (cluster, job, instance, run_id, uuid)
+              gpuwarden_run_device_verified == 0
             )
         """,
     ),
