@@ -37,13 +37,18 @@ MODES = ("limit", "preallocation", "growth", "growth, pool reported")
 PATIENCE = 120.0  # seconds; the allocator itself hopes for ten
 HERE = Path(__file__).parent
 SAMPLE = re.compile(r"^gpuwarden_run_memory_headroom_bytes\{.*\} (\S+)$", re.MULTILINE)
+IN_STEP = re.compile(r"^gpuwarden_run_memory_headroom_in_step_bytes\{.*\} (\S+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Out-of-memory error in bytes: headroom at the poll before, reported with the error, its minimum; the truth."""
+    """Out-of-memory error in bytes: headroom at the poll before, reported with the error, its minimum; the truth.
+
+    `in_step` is what the last steps left, at the poll before.
+    """
 
     polled: float | None
+    in_step: float | None
     reported: float | None
     least: float | None
     left: int
@@ -114,9 +119,14 @@ def failed(daemon: Daemon) -> dict[str, Any] | None:
     return errors[0] if errors else None
 
 
-def follow(daemon: Daemon, run: subprocess.Popen[str], log: Path, mode: str) -> tuple[float | None, dict[str, Any]]:
-    """Let the driver follow the run's pool until its out-of-memory error; return the headroom before, and the error."""
-    polled, pool, error = None, -1, None
+def follow(
+    daemon: Daemon, run: subprocess.Popen[str], log: Path, mode: str
+) -> tuple[float | None, float | None, dict[str, Any]]:
+    """Let the driver follow the run's pool until its out-of-memory error.
+
+    Return the headroom at the poll before it, what the steps left then, and the error.
+    """
+    polled, in_step, pool, error = None, None, -1, None
     end = time.monotonic() + PATIENCE
     while error is None:
         if time.monotonic() > end or run.poll() is not None:
@@ -124,12 +134,13 @@ def follow(daemon: Daemon, run: subprocess.Popen[str], log: Path, mode: str) -> 
         if (now := pool_of(log)) != pool:
             pool = now
             daemon.say(run.pid, pool, mode)
-        found = SAMPLE.search(daemon.page("/metrics"))
+        page = daemon.page("/metrics")
+        found, within = SAMPLE.search(page), IN_STEP.search(page)
         error = failed(daemon)  # asked afterwards: a page of before it is from a poll of before it
         if error is None and found:
-            polled = float(found[1])
+            polled, in_step = float(found[1]), float(within[1]) if within else None
         time.sleep(0.02)
-    return polled, error
+    return polled, in_step, error
 
 
 def outcome(name: str, mode: str) -> Outcome:
@@ -146,7 +157,7 @@ def outcome(name: str, mode: str) -> Outcome:
                 ) as run,
             ):
                 try:
-                    polled, error = follow(daemon, run, log, mode)
+                    polled, in_step, error = follow(daemon, run, log, mode)
                     assert run.stdout is not None
                     true = json.loads(run.stdout.readline())
                 finally:
@@ -154,12 +165,12 @@ def outcome(name: str, mode: str) -> Outcome:
     reported, least = (
         next(iter(error.get(key, {}).values()), None) for key in ("headroom_bytes", "least_headroom_bytes")
     )
-    return Outcome(polled, reported, least, LIMIT_MIB * MIB - true["in_use"], true["asked"])
+    return Outcome(polled, in_step, reported, least, LIMIT_MIB * MIB - true["in_use"], true["asked"])
 
 
 def row(mode: str, name: str, found: Outcome) -> str:
     """Print a case in MiB."""
-    figures = (found.asked, found.polled, found.reported, found.least, found.left, found.error)
+    figures = (found.asked, found.polled, found.in_step, found.reported, found.least, found.left, found.error)
     return f"| {mode} | {name} | " + " | ".join("" if each is None else f"{each / MIB:.1f}" for each in figures) + " |"
 
 
@@ -169,8 +180,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a smoke run: one case in one mode")
     quick = parser.parse_args().quick
     print(f"{conditions()}; MiB.\n")
-    print("| mode | case | asked | at the poll | reported | minimum | truly left | error |")
-    print("| --- | --- | --: | --: | --: | --: | --: | --: |")
+    print("| mode | case | asked | at the poll | in the step | reported | minimum | truly left | error |")
+    print("| --- | --- | --: | --: | --: | --: | --: | --: | --: |")
     for mode in MODES[-1:] if quick else MODES:
         for name in ["leak"] if quick else CASES:
             print(row(mode, name, outcome(name, mode)), flush=True)

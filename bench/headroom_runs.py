@@ -40,9 +40,9 @@ class Case:
         self.held: list[Any] = []
         self.asked = self.in_use = 0
 
-    def take(self, mebibytes: int) -> Any:
+    def take(self, mebibytes: float) -> Any:
         """Allocate."""
-        self.asked = mebibytes * MIB
+        self.asked = int(mebibytes * MIB)
         try:
             return self._tf.zeros([self.asked // 4])
         except self._tf.errors.ResourceExhaustedError:
@@ -66,6 +66,15 @@ def leak(case: Case) -> None:
     """Keep more in each step, 40 MiB a second."""
     while True:
         case.held.append(case.take(4))
+        case.step(0.1)
+
+
+def leaking_steps(case: Case) -> None:
+    """Keep half a MiB more in each step of 32 MiB, 5 MiB a second."""
+    while True:
+        parts = [case.take(1) for _ in range(31)]
+        case.held.append(case.take(0.5))
+        del parts
         case.step(0.1)
 
 
@@ -103,7 +112,7 @@ def fragments(case: Case) -> None:
     case.take(60)
 
 
-CASES = {each.__name__: each for each in (leak, burst, batch, within, fragments)}
+CASES = {each.__name__: each for each in (leak, leaking_steps, burst, batch, within, fragments)}
 
 
 @contextmanager

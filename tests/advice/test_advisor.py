@@ -9,6 +9,7 @@ import pytest
 
 from gpuwarden.advice.advisor import HUNG_SECONDS, MIN_GROWTH_BYTES, Advisor
 from gpuwarden.advice.delivery_state import AdviceRound, DeliveryState
+from gpuwarden.analysis.memory.headroom import HeadroomEnd, HeadroomLimit
 from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.analysis.memory.oom_forecast import TimeLeft
 from gpuwarden.analysis.oom.co_tenants import REST_SECONDS, CoTenantTracker
@@ -200,9 +201,10 @@ def test_run_that_is_listed_by_another_pid_is_no_co_tenant(pid: int) -> None:
 
 def test_co_tenants_do_not_reduce_the_runs_own_limit() -> None:
     """Co-tenants matter to a run bounded by the device, not to one bounded by its own limit."""
-    for limit, sent in ((60, []), (90, [(7, "neighbour", "warning")])):
+    cases: dict[HeadroomEnd, list[object]] = {"allocator": [], "cgroup": [], "device": [(7, "neighbour", "warning")]}
+    for end, sent in cases.items():
         host, there = Host(), run(7, "GPU-0", left=10)
-        there = replace(there, memory={"GPU-0": DeviceMemory(50 * GIB, 50 * GIB, limit * GIB)})
+        there = replace(there, headroom_limits={"GPU-0": HeadroomLimit(end)})
         host.poll([shared_by(gpu(0), {7: 51, 9: 4})], there)
         assert host.poll([shared_by(gpu(0), {7: 51, 9: 24})], there) == sent
 

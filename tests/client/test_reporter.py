@@ -294,3 +294,12 @@ def test_only_the_first_errors_are_sent(daemon: Receiver, connection: DaemonConn
     last = messages[-1]
     assert isinstance(last, Report)
     assert last.errors == {"other": 3 * MAX_SENT_ERRORS}
+
+
+def test_mps_limit_counts_where_mps_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The hello has the process's MPS limit only with an MPS control daemon's directory: else CUDA ignores it."""
+    monkeypatch.setenv("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "0=2G")
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path / "mps"))
+    assert make_hello("a", "none", {}).mps_memory_limit is None
+    (tmp_path / "mps").mkdir()
+    assert make_hello("a", "none", {}).mps_memory_limit == "0=2G"

@@ -35,6 +35,7 @@ NO_QUESTIONS = {
     "nvmlDeviceGetHandleByUUID",
     "nvmlGpmSampleAlloc",
     "nvmlGpmSampleFree",
+    "nvmlDeviceGetMemoryLimits_v1",  # of cgroups, which a capture has none of
     "nvmlEventSetCreate",  # events of the time of recording are not reported again
     "nvmlDeviceRegisterEvents",
     "nvmlEventSetWait_v2",

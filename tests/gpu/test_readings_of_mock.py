@@ -60,7 +60,8 @@ installed = sys.modules["installed"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(installed)
 later = {{
     "NVML_ERROR_GPU_NOT_FOUND", "nvmlDeviceGetAddressingMode", "nvmlDeviceGetGpuFabricInfoV",
-    "nvmlDeviceGetMarginTemperature", "nvmlDeviceGetNumaNodeId", "nvmlDeviceGetRepairStatus",
+    "nvmlDeviceGetMarginTemperature", "nvmlDeviceGetMemoryLimits_v1", "nvmlDeviceGetNumaNodeId",
+    "nvmlDeviceGetRepairStatus",
     "nvmlDeviceGetSramEccErrorStatus", "nvmlDeviceGetUnrepairableMemoryFlag_v1", "c_nvmlGpuFabricInfo_v2_t",
     "c_nvmlEccSramErrorStatus_v1_t",
 }}

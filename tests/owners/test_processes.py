@@ -147,7 +147,7 @@ def test_process_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """An identity is cached as long as the process is requested."""
     names = ProcessIdentifier()
     first = names.identify([ME])
-    monkeypatch.setattr(processes, "_look_up", lambda _pid: None)
+    monkeypatch.setattr(processes, "_look_up", lambda *_: None)
     assert names.identify([ME]) == first
     assert names.identify([]) == {}
     assert names.identify([ME]) == {}
@@ -160,7 +160,7 @@ def test_reused_pid_is_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
     inode = processes._inode(ME)
     assert inode is not None
     monkeypatch.setattr(processes, "_inode", lambda _pid: inode + 1)
-    monkeypatch.setattr(processes, "_look_up", lambda _pid: ProcessIdentity(7, "else"))
+    monkeypatch.setattr(processes, "_look_up", lambda *_: ProcessIdentity(7, "else"))
     assert names.identify([ME]) == {ME: ProcessIdentity(7, "else")}
 
 
@@ -173,7 +173,7 @@ def test_pid_reused_during_lookup_is_left_out(monkeypatch: pytest.MonkeyPatch) -
     assert set(names.identify([ME])) == {ME}
 
 
-@pytest.mark.parametrize("step", ["__init__", "oneshot", "uids", "_read_comm", "_read_cgroup"])
+@pytest.mark.parametrize("step", ["__init__", "oneshot", "uids", "_read_comm", "_read_membership"])
 def test_process_that_ends_during_lookup_is_left_out(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that ends at any step of the lookup is left out, and nothing is raised."""
     with sleeping() as pid:
@@ -188,7 +188,7 @@ def test_process_that_ends_during_lookup_is_left_out(step: str, monkeypatch: pyt
 
             return end
 
-        target: Any = processes if step in ("_read_comm", "_read_cgroup") else psutil.Process
+        target: Any = processes if step in ("_read_comm", "_read_membership") else psutil.Process
         monkeypatch.setattr(target, step, ending(getattr(target, step)))
         assert ProcessIdentifier().identify([pid]) == {}
         assert not psutil.pid_exists(pid)

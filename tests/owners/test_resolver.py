@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from services import until
 
-from gpuwarden.gpu.snapshot import Gpu
+from gpuwarden.gpu.snapshot import Gpu, MemoryLimit
 from gpuwarden.owners.cgroup_path import NO_OWNER, CgroupOwner, Container
 from gpuwarden.owners.containers import ContainerNames
 from gpuwarden.owners.kinds import NAMES
@@ -98,6 +99,58 @@ def test_each_kind_sums_up_all_memory() -> None:
         "systemd_unit": "train.service",
         "run": "1-99",
     }
+
+
+CGROUPS = "/sys/fs/cgroup"
+LIMITED = f"{CGROUPS}/kubepods.slice/kubepods-pod{POD.replace('-', '_')}.slice/cri-containerd-{ID}.scope"
+
+
+def test_limits_of_cgroups() -> None:
+    """A limit belongs to the owner whose cgroup has it, on each GPU; of several of one owner the lowest counts."""
+    levels = tuple(LIMITED.rsplit("/", n)[0] for n in range(3))
+    in_pod = replace(identity(1000, CgroupOwner(Container(ID, "containerd"), POD)), folders=(f"{LIMITED}/in", *levels))
+    in_slice = replace(
+        identity(1001), folders=(f"{CGROUPS}/user.slice/user-1001.slice", f"{CGROUPS}/user.slice", CGROUPS)
+    )
+    as_root = replace(identity(0), folders=in_slice.folders)  # by sudo: the slice is not root's
+    limits = {
+        f"{LIMITED}/in": MemoryLimit(7, 0, 2),
+        LIMITED: MemoryLimit(5, 3, 4),
+        levels[1]: MemoryLimit(None, 2, 6),
+        levels[2]: MemoryLimit(100, 0, 90),
+        in_slice.folders[0]: MemoryLimit(8, 0, 1),
+        f"{CGROUPS}/another": MemoryLimit(1, 1, 1),
+    }
+    box = (replace(gpu(0, held={1: 4, 3: None, 4: None}), memory_limits=limits), gpu(1, held={1: 1}))
+    owners = ResolverBench().join({1: in_pod, 3: in_slice, 4: as_root}, *box, runs={1: "1-99", 5: "5-99"})
+    assert owners.limits == {
+        ("GPU-0", "container", ID[:12], "hard"): 5,
+        ("GPU-0", "container", ID[:12], "soft"): 3,
+        ("GPU-0", "pod", POD, "soft"): 2,
+        ("GPU-0", "user", "grace", "hard"): 8,
+        ("GPU-0", "run", "1-99", "hard"): 5,
+        ("GPU-0", "run", "1-99", "soft"): 3,
+    }
+    assert owners.charged == {
+        ("GPU-0", "container", ID[:12]): 4,
+        ("GPU-0", "pod", POD): 6,
+        ("GPU-0", "user", "grace"): 1,
+        ("GPU-0", "run", "1-99"): 4,
+    }
+    assert set(owners.folders) == {*in_pod.folders, *in_slice.folders}
+
+
+def test_limits_of_many_cgroups_are_bounded() -> None:
+    """A user who makes a cgroup for each process gets as many limits as owners."""
+    units = {pid: f"{CGROUPS}/x-{pid}.service" for pid in range(1, 9)}
+    processes = {
+        pid: replace(identity(1000, CgroupOwner(systemd_unit=unit.rpartition("/")[2])), folders=(unit,))
+        for pid, unit in units.items()
+    }
+    box = replace(
+        gpu(0, held=dict.fromkeys(units, 1)), memory_limits=dict.fromkeys(units.values(), MemoryLimit(9, 0, 1))
+    )
+    assert len(ResolverBench(limit=2).join(processes, box).limits) == 2
 
 
 def test_hidden_processes_are_unknown() -> None:

@@ -57,6 +57,17 @@ def heated(each: Gpu, margin: float | None = None, *reasons: str) -> Gpu:
     return replace(each, readings=readings)
 
 
+def test_headroom_within_steps() -> None:
+    """A run that grows with its steps has what these leave, not what is free between them."""
+    between = run(1, "GPU-0", in_use=40.0, left=8.0)
+    watch = PressureWatch(LIMITS)
+    poll = JoinedPoll(snapshot(listed(gpu(0), 1)), [between], 0.0)
+    assert watch.update(poll).of_runs[between.peer.run_id, "GPU-0"].level == "none"
+    within = replace(between, headroom_in_step={"GPU-0": GIB})
+    pressure = watch.update(replace(poll, runs=[within])).of_runs[between.peer.run_id, "GPU-0"]
+    assert (pressure.level, pressure.headroom, pressure.left_text) == ("critical", GIB, "left within a step (2.4 %)")
+
+
 def test_defaults_are_those_of_the_alerts() -> None:
     """Memory is critical where RunNearOutOfMemory fires; heat is a warning where GpuNearThermalSlowdown does."""
     assert LIMITS.memory_critical == thresholds.NEAR_OUT_OF_MEMORY < LIMITS.memory_warning == thresholds.LITTLE_MEMORY

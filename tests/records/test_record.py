@@ -354,7 +354,7 @@ def test_device_seen_in_one_poll() -> None:
     account = RunUsage(
         {"GPU-0": DeviceUsage("H200", 0.0, 0.0, 0.0, 0.0, throttled={"sw_power_cap": 0.0}, memory_peak=GIB)}
     )
-    bare = replace(run(), leaks={}, batch_peaks={})
+    bare = replace(run(), leaks={}, batch_peaks={}, headroom_limits={})
     made = build_record(bare, BEGAN, boot_id=None, user=None, usage=account)
     plain = json_from_record(made)
     assert plain["devices"] == [{"uuid": "GPU-0", "name": "H200", "memory_peak_bytes": GIB}]

@@ -7,8 +7,8 @@ from typing import Any
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.protocol.messages import Hello
-from gpuwarden.runs.devices import list_processes, resolve
-from snapshots import divided, gpu, snapshot
+from gpuwarden.runs.devices import list_processes, resolve, resolve_mps_limits
+from snapshots import GIB, divided, gpu, snapshot
 
 BOX = snapshot(gpu(0), gpu(1, held={7: 1}), gpu(2), gpu(3))
 MIXED = snapshot(gpu(0, name="T4"), gpu(1, held={7: 1}), gpu(2))
@@ -120,3 +120,20 @@ def test_gpu_that_does_not_answer_keeps_its_runs() -> None:
 def test_reports_can_be_trusted() -> None:
     """Every claim counts with runs.trust_reports: a CPU that stands in for a GPU has no process there."""
     assert verify({99}, replace(gpu(0), process_lists=COMPUTE), trust_reports=True) == {"GPU-0": True}
+
+
+def test_mps_memory_limits() -> None:
+    """CUDA_MPS_PINNED_DEVICE_MEM_LIMIT names devices by CUDA's ordinal or by UUID; other entries are left out."""
+    uuids = {"GPU:0": "GPU-aa", "GPU:1": "GPU-bb"}
+    cases: dict[str | None, dict[str, int]] = {
+        None: {},
+        "": {},
+        "0=2G,1=512M": {"GPU-aa": 2 * GIB, "GPU-bb": GIB // 2},
+        " 1 = 512MB ": {"GPU-bb": GIB // 2},
+        "GPU-b=3gb,9=1G": {"GPU-bb": 3 * GIB},
+        "0=1000": {"GPU-aa": 1000},
+        "0=-1,1=much,=2G,None=1G,0": {},
+        f"0={'9' * 99}G": {},
+    }
+    found = {text: resolve_mps_limits(replace(hello(TWO), mps_memory_limit=text), uuids) for text in cases}
+    assert found == cases

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpuwarden.analysis.batch_size.cost_model import BatchCost, SizePeak, advise
+from gpuwarden.analysis.memory.headroom import HeadroomLimit
 from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.analysis.memory.memory_history import MemoryHistory
 from gpuwarden.analysis.memory.oom_forecast import TimeLeft
@@ -101,6 +102,7 @@ def run(pid: int = 4711, *, ended: bool = True, name: str = "resnet") -> RunSnap
         last_report=BEGAN + 7980,
         up=not ended,
         current=not ended,
+        headroom_limits={UUID: HeadroomLimit("cgroup", 24.0 * GIB, 23.5 * GIB)},
         headroom_unknown={"MIG-1-2": "process_unlisted"},
         host_usage=HostUsage(9000.5, 5 * GIB, GIB, PresentProcesses(2 * GIB, 3, "running", 8.0, None)),
         began=BEGAN,

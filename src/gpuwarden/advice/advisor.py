@@ -224,9 +224,8 @@ class Advisor:
         """Yield the processes that allocated much of the memory available to the run."""
         for uuid, gpu in gpus.items():
             memory = facts.pressure.of_runs.get((run.peer.run_id, uuid))
-            limit = run.memory[uuid].limit if uuid in run.memory else None
-            if memory is None or (limit and memory.headroom >= limit - memory.in_use):
-                continue  # its own limit comes first, and is not affected by other processes
+            if memory is None or (memory.limit and memory.limit.end != "device"):
+                continue  # a limit of the run's comes first, and is not affected by processes that it does not cover
             pid, co_tenant = self._largest(run, uuid, gpu, facts.poll.co_tenants)
             if co_tenant is None or facts.poll.now - co_tenant.rose > facts.poll.snapshot.time - run.began:
                 continue  # growth before the run started does not count

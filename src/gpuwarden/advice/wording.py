@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from gpuwarden.analysis.oom.co_tenants import CoTenant
 from gpuwarden.config.schema import PressureConfig as Limits
-from gpuwarden.formatting import format_bytes, format_elapsed, format_margin, format_ratio
+from gpuwarden.formatting import format_bytes, format_elapsed, format_margin
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.owners.resolver import UNKNOWN, ProcessOwners
@@ -45,7 +45,7 @@ def memory_text(limits: Limits, memory: RunPressure, name: str) -> str:
     ahead = memory.seconds_to_oom
     by_time = ahead is not None and LEVEL_RANK[headroom_level(limits, memory.share)] < LEVEL_RANK[memory.level]
     what = (_AHEAD_IS if by_time else _MEMORY_IS)[memory.level]
-    return f"{what.format(name)}: {format_bytes(memory.headroom)} of headroom left ({format_ratio(memory.share)})" + (
+    return f"{what.format(name)}: {format_bytes(memory.headroom)} of headroom {memory.left_text}" + (
         f"; at the current growth it lasts {format_elapsed(ahead)}" if ahead is not None else ""
     )
 

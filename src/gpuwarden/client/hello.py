@@ -25,7 +25,13 @@ def make_hello(name: str | None, framework: str, devices: Mapping[str, str | Non
         rank=place.rank,
         world_size=place.world_size,
         hears=True,
+        mps_memory_limit=_read_variable("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT") if _has_mps() else None,
     )
+
+
+def _has_mps() -> bool:
+    """Return whether an MPS control daemon has its directory here: without one, its variables have no effect."""
+    return Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps").is_dir()  # noqa: S108 - CUDA's default
 
 
 def find_default_name() -> str:

@@ -123,7 +123,10 @@ class Pipeline:
         sample = self._sample_host(now)
         owners = self.owners.resolve(snapshot, self.registry.living())
         co_tenants = self.co_tenants.update(snapshot, owners, now)
-        runs = self.registry.update(snapshot, now, sample.usages, co_tenants, available=sample.available)
+        self.poller.cgroups = owners.folders
+        cgroups = {pid: each.folders for pid, each in owners.identities.items()}
+        available = sample.available
+        runs = self.registry.update(snapshot, now, sample.usages, co_tenants, available=available, cgroups=cgroups)
         poll = JoinedPoll(snapshot, runs, now, owners, co_tenants)
         usage = self.accountant.update(poll, self.recorder.resume(runs))
         pressure = self.pressure.update(poll)

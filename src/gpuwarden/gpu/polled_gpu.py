@@ -126,6 +126,7 @@ class PolledGpu:
             errors=dict(self._errors),
             process_lists=answers.process_lists,
             mig=answers.mig,
+            memory_limits=answers.memory_limits,
             taken=answers.taken,
             slow_taken=answers.slow_taken,
         )

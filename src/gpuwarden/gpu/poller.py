@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -87,6 +87,7 @@ class Poller:
         self._threads = CallPool()
         self._counting = RepeatedCall(self._threads, self._session.count)
         self._closing = RepeatedCall(self._threads, self._close)
+        self.cgroups: Sequence[str] = ()  # folders of the cgroups whose memory limits to read
         self._gpus: dict[str, PolledGpu] = {}  # by UUID
         self._unidentified: dict[int, PolledGpu] = {}  # by index: listed but not yet identified
         self._provisional: dict[int, Gpu] = {}  # those of them that did not answer in this poll
@@ -343,7 +344,9 @@ class Poller:
         plan = replace(self._plan, phase=index // _SLOW_GROUP_GPUS % self._slots / self._slots)
 
         def new_reader(handle: Handle) -> GpuReader:
-            return GpuReader(self._nvml, handle, plan, self._host_memory, self._clock, wall=self._wall)
+            return GpuReader(
+                self._nvml, handle, plan, self._host_memory, self._clock, wall=self._wall, cgroups=lambda: self.cgroups
+            )
 
         return PolledGpu(self._nvml, index, self._threads, new_reader)
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, get_args
 
+from gpuwarden.gpu.memory_limits import MemoryLimitReader
 from gpuwarden.gpu.memory_sampler import MemoryProbe
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.mig_reader import MigReader
 from gpuwarden.gpu.process_reader import ProcessReader
-from gpuwarden.gpu.snapshot import GpuProcess, MigInstance
+from gpuwarden.gpu.snapshot import GpuProcess, MemoryLimit, MigInstance
 from gpuwarden.host.host_reader import HostMemory, read_host_memory
 from gpuwarden.metrics.model import Metric, Reading, Tier
 from gpuwarden.metrics.window_peaks import WindowPeaks
@@ -54,6 +55,7 @@ class Answers:
     process_lists: tuple[str, ...] = ()
     errors: Counter[str] = field(default_factory=Counter)
     mig: tuple[MigInstance, ...] = ()
+    memory_limits: Mapping[str, MemoryLimit] = field(default_factory=dict)
     taken: float = field(default=0.0, compare=False)
     slow_taken: float = field(default=0.0, compare=False)
 
@@ -85,6 +87,7 @@ class GpuReader:
         clock: Callable[[], float] = time.monotonic,
         *,
         wall: Callable[[], float] = time.time,
+        cgroups: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self._memory_probe = MemoryProbe()
         self._probed: tuple[Handle, bool] | None = None  # the handle, and whether it needs version 1 of the memory call
@@ -95,6 +98,7 @@ class GpuReader:
         self._last: float | None = None  # start of the last reading, unless it failed
         self._slow_taken = 0.0
         self._processes = ProcessReader()
+        self._limits = MemoryLimitReader(cgroups)
         self._mig = MigReader(self._device, plan.opted_in)
         self._reported: set[Metric[Device]] = set()  # rows that failed otherwise than by an error of NVML
         self.attach(handle)
@@ -170,9 +174,11 @@ class GpuReader:
             self._mig.instances_by_ids if mig else {},
             all_types=slow,
         )
+        limits = {} if mig else self._limits.read(self._device, lambda error: _count_error(error, errors), slow=slow)
         self._update_probe()
         self._last = now
-        return Answers(began, self._kept | quick, processes, types, errors, mig, taken=now, slow_taken=self._slow_taken)
+        readings = self._kept | quick
+        return Answers(began, readings, processes, types, errors, mig, limits, taken=now, slow_taken=self._slow_taken)
 
     def _read_slowly(self, now: float, errors: Counter[str]) -> None:
         slowly = self._read_tier("slow", errors)

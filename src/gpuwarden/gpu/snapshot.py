@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -26,6 +26,18 @@ class GpuProcess:
     type: str  # "compute" or "graphics"; "compute" where the driver lists it as both
     memory: int | None
     instance: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimit:
+    """Limits of a cgroup's memory on one GPU in bytes, and the memory charged to it.
+
+    Beyond `hard` allocations fail; None for no such limit. Beyond `soft` the driver may end processes under pressure.
+    """
+
+    hard: int | None
+    soft: int
+    used: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +71,8 @@ class Gpu:
     There are none either, and no fault, if it was not polled (`asked` is false).
     `process_lists` has the types of processes that the driver listed. `last_success` is Unix time, None before the
     first answer; `errors` counts failed calls by name since the daemon started. `xids` are by code, `operational`
-    events by kind. `taken` and `slow_taken` are the times of its readings and of its slow tier, in seconds of a clock
-    with an arbitrary zero.
+    events by kind, `memory_limits`, of cgroups, by folder. `taken` and `slow_taken` are the times of its readings and
+    of its slow tier, in seconds of a clock with an arbitrary zero.
     """
 
     identity: GpuIdentity
@@ -74,6 +86,7 @@ class Gpu:
     mig: tuple[MigInstance, ...] = ()
     xids: Mapping[int, XidCount] = field(default_factory=dict)
     operational: Mapping[OperationalKind, XidCount] = field(default_factory=dict)
+    memory_limits: Mapping[str, MemoryLimit] = field(default_factory=dict)
     taken: float = field(default=0.0, compare=False)
     slow_taken: float = field(default=0.0, compare=False)
 
@@ -91,6 +104,12 @@ class Gpu:
         if not self.mig:  # most GPUs; called several times per run and poll
             return None
         return next((instance for instance in self.mig if instance.identity.uuid == uuid), None)
+
+    def tightest_limit(self, folders: Iterable[str]) -> MemoryLimit | None:
+        """Return the limit with the least memory left of a process's cgroup and its parents."""
+        limits = (self.memory_limits.get(folder) for folder in folders)
+        hard = [(limit.hard - limit.used, limit) for limit in limits if limit is not None and limit.hard is not None]
+        return min(hard, key=lambda each: each[0])[1] if hard else None
 
     def holds(self, pid: int, uuid: str) -> GpuProcess | None:
         """Return the process on the GPU or MIG instance of that UUID; None if the driver lists none there.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from gpuwarden.formatting import format_bytes, format_elapsed, format_ratio
+from gpuwarden.formatting import format_bytes, format_elapsed
 from gpuwarden.health.model import Check, Condition, Occurrence, gpu_occurrence, gpu_text, pressure_conditions
 from gpuwarden.pressure.levels import RunPressure
 from gpuwarden.protocol.messages import Level
@@ -37,7 +37,7 @@ def memory_pressure_text(level: Level, pressure: RunPressure | None) -> str:
     """Return the pressure on memory in a few words, with a run's headroom and how long that lasts."""
     if pressure is None:
         return _PRESSURE_TEXTS[level]
-    left = f"{format_bytes(pressure.headroom)} left ({format_ratio(pressure.share)})"
+    left = f"{format_bytes(pressure.headroom)} {pressure.left_text}"
     return f"{_PRESSURE_TEXTS[level]}: {left}{lasting_text(pressure)}"
 
 

@@ -112,6 +112,10 @@ RUN_MEMORY_CONDITIONS = (
               gpuwarden_run_memory_headroom_bytes
                 <= %{near_oom_ratio} * (gpuwarden_run_memory_headroom_bytes + gpuwarden_run_allocator_memory_bytes)
               or
+              gpuwarden_run_memory_headroom_in_step_bytes
+                <= %{near_oom_ratio}
+                  * (gpuwarden_run_memory_headroom_in_step_bytes + gpuwarden_run_allocator_memory_bytes)
+              or
               gpuwarden_run_seconds_to_oom <= %{oom_soon.seconds}
             )
             unless on (cluster, job, instance, run_id, uuid)
@@ -125,9 +129,9 @@ RUN_MEMORY_CONDITIONS = (
         description="""Run {{ $labels.run_name }} ({{ $labels.run_id }}) has {{ $value | humanize1024 }}B of memory left
             on GPU {{ $labels.gpu }} ({{ $labels.name }}) on {{ $labels.instance }}.%{soon}%{owner}%{holders}""",
         meaning="""The run's [headroom](understand/headroom.md) is at most %{near_oom_ratio.words} of the device memory
-            that it uses and can still allocate, or a [leak](understand/leaks.md) uses up the rest within
-            %{oom_soon.words}. This is not "used / size": a framework that reserves the whole device at its start does
-            not fire it.""",
+            that it uses and can still allocate, between steps or, while it grows, in them; or a
+            [leak](understand/leaks.md) uses up the rest within %{oom_soon.words}. This is not "used / size": a
+            framework that reserves the whole device at its start does not fire it.""",
         diagnosis="""The dashboard panels *Memory in use by allocators* and *Headroom* for that GPU. Does the run grow
             from epoch to epoch, or did a co-tenant take the memory? The status page and
             `gpuwarden_owner_gpu_memory_used_bytes` have the owners.""",

@@ -78,6 +78,10 @@ class CgroupReader:
             self._found[membership] = self._read_limits(membership.decode(errors="surrogateescape"))
         return self._found[membership]
 
+    def list_folders(self, membership: str) -> tuple[str, ...]:
+        """Return the folders of a process's version 2 cgroup and of its parents, by its /proc/PID/cgroup."""
+        return tuple(self._levels(parse_memberships(membership), ""))
+
     def _read_limits(self, membership: str) -> CgroupLimits:
         paths = parse_memberships(membership)
         controller, version = ("memory", _V1) if "memory" in self._mounts else ("", _V2)

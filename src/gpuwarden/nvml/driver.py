@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 import struct
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -59,6 +60,7 @@ def binding(module: Any = pynvml) -> Nvml:
             functions[name] = partial(_filled, getattr(module, name), getattr(module, fills))
         else:
             functions[name] = _missing
+    functions["nvmlDeviceGetMemoryLimits_v1"] = partial(_memory_limits, module)
     functions |= listing_functions(module) | _operational_event_functions(module)
     return cast("Nvml", SimpleNamespace(**functions))
 
@@ -127,6 +129,16 @@ def _operational_event_functions(module: Any) -> dict[str, Callable[..., Any]]:
         "nvmlEventSetGetContextInfo_v1": context_type,
         "nvmlEventSetGetGpuOperationalEventContextLegacyXid_v1": legacy_xid,
     }
+
+
+def _memory_limits(module: Any, handle: Handle, cgroup: str) -> Any:
+    """Return the limits of a cgroup, by its folder; releases before 13.615 lack the function."""
+    if not hasattr(module, "nvmlDeviceGetMemoryLimits_v1"):
+        return _missing()
+    limits = module.c_nvmlGetMemoryLimits_v1_t()
+    limits.nameSpace = os.fsencode(cgroup)
+    module.nvmlDeviceGetMemoryLimits_v1(handle, limits)
+    return limits
 
 
 def _gsp_firmware_version(module: Any, handle: Handle) -> bytes:

@@ -88,6 +88,20 @@ def parse(text: str) -> CgroupOwner:
     return CgroupOwner(None, pod_uid, job, "" if pod_uid or job or not paths else _unit(paths[0]))
 
 
+def limited_kind(folder: str, uid: int | None) -> str:
+    """Return the kind of owner, of a process of that user, that a limit of a cgroup is for; empty for none."""
+    parts = [part for part in folder.split("/") if part]
+    if _innermost(parts):
+        return "container"
+    if _job(_system_parts(parts)):
+        return "slurm_job"
+    if _pod_uid(parts):
+        return "pod"
+    if parts and parts[-1] == f"user-{uid}.slice":
+        return "user"
+    return "systemd_unit" if _unit(parts) else ""
+
+
 def _paths(text: str) -> Iterator[str]:
     """Return the paths, that of systemd first: it is version 2, or name=systemd where both versions are mounted."""
     known = {controller: path.removesuffix(" (deleted)") for controller, path in parse_memberships(text).items()}

@@ -22,6 +22,16 @@ class OwnerReadings(Table[Owners], prefix="gpuwarden_"):
         "Device memory by owner; a process counts once for each kind of owner it has, so sum within one kind only.",
         lambda owners: owners.memory, labels=("uuid", "owner_kind", "owner"),
         source="the process lists; /proc/PID, container runtimes, Slurm's maps, runs")
+    owner_gpu_memory_limit_bytes = Metric[Owners](
+        "gpuwarden_owner_gpu_memory_limit_bytes", "gauge", "bytes",
+        "Limit of the owner's cgroup on device memory: allocations fail beyond the hard one; beyond the soft one the driver may end processes when memory is short.",
+        lambda owners: owners.limits, labels=("uuid", "owner_kind", "owner", "limit"),
+        source="cgroup dmem.max and dmem.min, or nvmlDeviceGetMemoryLimits_v1")
+    owner_gpu_memory_charged_bytes = Metric[Owners](
+        "gpuwarden_owner_gpu_memory_charged_bytes", "gauge", "bytes",
+        "Device memory charged to the owner's cgroup, to which its limit applies; only with a limit.",
+        lambda owners: owners.charged, labels=("uuid", "owner_kind", "owner"),
+        source="cgroup dmem.current, or nvmlDeviceGetMemoryLimits_v1")
     gpu_slurm_job_info = Metric[Owners](
         "gpuwarden_gpu_slurm_job_info", "info", "", "Slurm job that the GPU is allocated to, whether the job uses it or not.",
         lambda owners: owners.jobs, labels=("uuid", "slurm_job_id"), source="Slurm's maps, /proc/PID/cgroup")

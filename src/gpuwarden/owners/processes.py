@@ -10,11 +10,13 @@ from dataclasses import dataclass
 import psutil
 
 from gpuwarden.host import pid_namespace
+from gpuwarden.host.cgroup_limits import CgroupReader
 from gpuwarden.metrics.labels import sanitize_label
 from gpuwarden.owners import cgroup_path
 from gpuwarden.owners.cgroup_path import NO_OWNER, CgroupOwner
 
 MAX_LOOKUPS = 256  # per call, about 40 ms: thousands of new processes must not delay a poll
+MAX_CGROUP_DEPTH = 16  # a user may make deeper ones: limits for other users are above
 CGROUP_BYTES = 64 * 1024
 COMM_BYTES = 64  # the longest are those of kernel threads
 ACCESS_SECONDS = 10.0  # between checks whether others' processes may be read
@@ -22,11 +24,15 @@ ACCESS_SECONDS = 10.0  # between checks whether others' processes may be read
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """User id, command name and cgroup of a process; None or empty where hidden."""
+    """User id, command name and cgroup of a process; None or empty where hidden.
+
+    `folders` are those of its version 2 cgroup and of that's parents, innermost first.
+    """
 
     uid: int | None
     comm: str
     cgroup: CgroupOwner = NO_OWNER
+    folders: tuple[str, ...] = ()
 
 
 class ProcessIdentifier:
@@ -34,6 +40,8 @@ class ProcessIdentifier:
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[int, ProcessIdentity]] = {}
+        self._cgroups = CgroupReader()
+        self._cgroups.begin()
         self._must_be_proven = pid_namespace.needs_proof()
         self._sees_others = _can_see_others()
         self._looked = time.monotonic()
@@ -72,7 +80,7 @@ class ProcessIdentifier:
     def _look_up(self, pid: int, inode: int) -> ProcessIdentity | None:
         if self._must_be_proven and not pid_namespace.has_device_open(pid):
             return None
-        identity = _look_up(pid)
+        identity = _look_up(pid, self._cgroups)
         # If the process ended in between, parts of this could be of another process with its pid.
         return identity if _inode(pid) == inode else None
 
@@ -89,11 +97,13 @@ def _inode(pid: int) -> int | None:
         return None
 
 
-def _look_up(pid: int) -> ProcessIdentity | None:
+def _look_up(pid: int, cgroups: CgroupReader) -> ProcessIdentity | None:
     try:
         process = psutil.Process(pid)
         with process.oneshot():
-            return ProcessIdentity(_uid(process), _read_comm(pid), _read_cgroup(pid))
+            comm, membership = _read_comm(pid), _read_membership(pid)
+            owner = cgroup_path.parse(membership) if membership else NO_OWNER
+            return ProcessIdentity(_uid(process), comm, owner, cgroups.list_folders(membership)[-MAX_CGROUP_DEPTH:])
     except (psutil.NoSuchProcess, ValueError, OSError):
         return None  # ValueError: psutil refuses a pid of 0 or out of range; OSError: no free file descriptor
 
@@ -118,12 +128,12 @@ def _read_comm(pid: int) -> str:
         return ""
 
 
-def _read_cgroup(pid: int) -> CgroupOwner:
+def _read_membership(pid: int) -> str:
     try:
         with open(f"/proc/{pid}/cgroup", "rb") as file:  # noqa: PTH123 - as fast as can be
-            return cgroup_path.parse(file.read(CGROUP_BYTES).decode(errors="surrogateescape"))
+            return file.read(CGROUP_BYTES).decode(errors="surrogateescape")
     except PermissionError:
-        return NO_OWNER
+        return ""
 
 
 def _can_see_others() -> bool:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from gpuwarden.gpu.snapshot import Gpu, Snapshot
+from gpuwarden.gpu.snapshot import Gpu, MemoryLimit, Snapshot
 from gpuwarden.metrics.labels import sanitize_label
 from gpuwarden.metrics.model import Labels
+from gpuwarden.owners.cgroup_path import limited_kind
 from gpuwarden.owners.containers import ContainerNames
 from gpuwarden.owners.kinds import NAMES
 from gpuwarden.owners.processes import ProcessIdentity
@@ -17,6 +19,7 @@ from gpuwarden.owners.users import UserNames
 
 UNKNOWN = "unknown"  # the user of a hidden process
 OTHER = "other"  # the owners beyond the limit
+MAX_CGROUPS = 1024  # whose limits are read: a user may make many
 KEEP_FACTOR = 2  # times the memory that an owner needs to replace one that has a series
 
 
@@ -29,12 +32,17 @@ Owner = tuple[str, str]  # kind and name
 class Owners:
     """Owners in one poll. `memory` is bytes by GPU UUID, kind and owner; `jobs` has GPU UUID and allocated Slurm job.
 
-    `identities` are by pid, as far as known; `by_pid` are the owners of each process of the poll. `dropped` counts the
-    owners summed up as OTHER, and the jobs left out.
+    `limits` and `charged` are bytes by GPU UUID, kind and owner, of owners whose cgroup has a limit; the labels of
+    `limits` end in "hard" or "soft". `identities` are by pid, as far as known, `folders` those of their cgroups;
+    `by_pid` are the owners of each process of the poll. `dropped` counts the owners summed up as OTHER, and the jobs
+    left out.
     """
 
     memory: Mapping[Labels, int] = field(default_factory=dict)
     jobs: Mapping[Labels, int] = field(default_factory=dict)
+    limits: Mapping[Labels, int] = field(default_factory=dict)
+    charged: Mapping[Labels, int] = field(default_factory=dict)
+    folders: Sequence[str] = ()
     by_pid: Mapping[int, ProcessOwners] = field(default_factory=dict)
     identities: Mapping[int, ProcessIdentity] = field(default_factory=dict)
     dropped: int = 0
@@ -61,7 +69,9 @@ class OwnerResolver:
 
     def resolve(self, snapshot: Snapshot, runs: Mapping[int, str]) -> Owners:
         """Return the owners of this poll; `runs` are ids of training runs by pid. To be called on the loop."""
-        identities = self._identify(process.pid for gpu in snapshot.gpus for process in gpu.processes)
+        # Runs that no GPU lists, such as clients of MPS, may have a cgroup with a limit.
+        on_gpus = (process.pid for gpu in snapshot.gpus for process in gpu.processes)
+        identities = self._identify(filter(None, (*on_gpus, *runs)))
         self._containers.update(identity.cgroup for identity in identities.values())
         self._answer = self._resolve_gpus(snapshot.gpus, identities, runs)
         return self._answer
@@ -74,8 +84,15 @@ class OwnerResolver:
         memory: dict[Labels, int] = {}
         jobs: dict[Labels, int] = {}
         by_pid: dict[int, ProcessOwners] = {}
+        limits: dict[Labels, int] = {}
+        charged: dict[Labels, int] = {}
         dropped = 0
         for gpu in gpus:
+            for owner, limit in _limited(gpu, identities, by_system, runs, self._limit).items():
+                labels = (gpu.identity.uuid, *owner)
+                charged[labels] = limit.used
+                limits |= {(*labels, "soft"): limit.soft} if limit.soft else {}
+                limits |= {(*labels, "hard"): limit.hard} if limit.hard is not None else {}
             uuid, on_gpu = gpu.identity.uuid, mapped.get(gpu.identity.uuid, _NO_JOBS)
             here = {process.pid: by_system.get(process.pid, _UNSEEN) for process in gpu.processes}
             given = {each.pid: found for each in gpu.processes if (found := on_gpu.jobs_of(each))}
@@ -89,7 +106,8 @@ class OwnerResolver:
             chosen = self._bounded(uuid, sums)
             memory |= {(uuid, *owner): held for owner, held in chosen.items()}
             dropped += max(len(names) - self._limit, 0) + len(sums.keys() - chosen.keys())
-        return Owners(memory, jobs, by_pid, identities, dropped)
+        folders = tuple(dict.fromkeys(folder for each in identities.values() for folder in each.folders))
+        return Owners(memory, jobs, limits, charged, folders[:MAX_CGROUPS], by_pid, identities, dropped)
 
     def _resolve_identity(self, identity: ProcessIdentity) -> ProcessOwners:
         place = identity.cgroup
@@ -151,6 +169,38 @@ def _completed(
         if identity is None or None in (user, identity.uid) or user == identity.uid:
             job = given[0].id
     return _ordered({**owners, "slurm_job": job, "run": run})
+
+
+def _limited(
+    gpu: Gpu,
+    identities: Mapping[int, ProcessIdentity],
+    by_pid: Mapping[int, ProcessOwners],
+    runs: Mapping[int, str],
+    most: int,
+) -> dict[Owner, MemoryLimit]:
+    """Return the limits of owners' cgroups on a GPU, at most that many of each kind; of several the lowest.
+
+    A cgroup is its container's, job's, pod's, unit's or user's; a run has the limit with the least memory left.
+    """
+    found: dict[Owner, MemoryLimit] = {}
+    count = dict.fromkeys(NAMES, 0)
+    for pid, identity in identities.items() if gpu.memory_limits else ():
+        limits = [(limited_kind(folder, identity.uid), gpu.memory_limits.get(folder)) for folder in identity.folders]
+        limits.append(("run", gpu.tightest_limit(identity.folders)))
+        names = {**by_pid[pid], "run": runs.get(pid, "")}
+        for kind, limit in limits:
+            owner = kind, names.get(kind, "")
+            if limit is None or not owner[1]:
+                continue
+            known = found.get(owner)
+            count[kind] += known is None
+            if count[kind] <= most and (known is None or _hard(limit) < _hard(known)):
+                found[owner] = limit
+    return found
+
+
+def _hard(limit: MemoryLimit) -> float:
+    return math.inf if limit.hard is None else limit.hard
 
 
 def _sums(gpu: Gpu, by_pid: Mapping[int, ProcessOwners]) -> dict[Owner, int]:

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from gpuwarden.analysis.memory.headroom import HeadroomLimit
 from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.config.schema import PressureConfig as Limits
+from gpuwarden.formatting import format_ratio
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.metrics.model import Labels
@@ -107,17 +109,28 @@ class _MemoryLevels:
 
 @dataclass(frozen=True, slots=True)
 class RunPressure:
-    """Pressure of one run on one device, in bytes; `seconds_to_oom` is set while memory grows."""
+    """Pressure of one run on one device, in bytes; `seconds_to_oom` is set while memory grows.
+
+    `in_step`: the headroom is what the last steps left at their peak. `limit` is what ends it.
+    """
 
     level: Level
     headroom: float
     in_use: float
     seconds_to_oom: float | None = None
+    in_step: bool = False
+    limit: HeadroomLimit | None = None
 
     @property
     def share(self) -> float:
         """Headroom as a ratio of used memory plus headroom."""
         return headroom_ratio(self.headroom, self.in_use)
+
+    @property
+    def left_text(self) -> str:
+        """Text of what is left, and of a limit that was set outside of the program."""
+        limit = self.limit.text if self.limit and self.limit.end in ("mps", "cgroup") else ""
+        return f"left{' within a step' if self.in_step else ''}{limit} ({format_ratio(self.share)})"
 
     def strict_level(self, limits: Limits) -> Level:
         """Return the level by the thresholds alone, without hysteresis."""
@@ -169,15 +182,17 @@ class PressureWatch:
 
     def _runs(self, runs: Iterable[RunSnapshot], now: float) -> Iterator[tuple[tuple[str, str], RunPressure]]:
         for run in runs:
-            for uuid, left in run.headroom.items():
+            for uuid, between_steps in run.headroom.items():
                 key = run.peer.run_id, uuid
-                in_use = run.memory[uuid].current
+                left = run.headroom_in_step.get(uuid, between_steps)
+                in_use, in_step = run.memory[uuid].current, uuid in run.headroom_in_step
                 leak = run.leaks.get(uuid)
                 levels = self._memory.setdefault(key, _MemoryLevels())
                 level = levels.update(self._limits, headroom_ratio(left, in_use), leak, now)
                 if not run.devices.get(uuid) and level == "critical":  # the driver cannot confirm it
                     level = "warning"
-                yield key, RunPressure(level, left, in_use, leak.left.seconds if leak and leak.left else None)
+                seconds = leak.left.seconds if leak and leak.left else None
+                yield key, RunPressure(level, left, in_use, seconds, in_step, run.headroom_limits.get(uuid))
 
     def _update_thermal(self, gpu: Gpu, levels: dict[Labels, Level], now: float) -> None:
         margin = gpu.value(GpuReadings.temperature_margin_celsius)

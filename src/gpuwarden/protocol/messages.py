@@ -103,7 +103,7 @@ class Hello:
     `devices` maps the framework's device names to the GPU's UUID if the run knows it, else to None: then the daemon
     resolves it. `visible_devices` and `device_order` are the run's CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER. In a job
     of several processes `job` is their common name, `rank` this one's rank from 0 of `world_size`. `hears`: the run
-    reads advice; others are sent none.
+    reads advice; others are sent none. `mps_memory_limit` is its CUDA_MPS_PINNED_DEVICE_MEM_LIMIT where MPS runs.
     """
 
     name: str = validated(check_text)
@@ -115,6 +115,7 @@ class Hello:
     rank: int | None = validated(check_count, default=None)
     world_size: int | None = validated(check_count, default=None)
     hears: bool = validated(check_boolean, default=False)
+    mps_memory_limit: str | None = validated(text_up_to(MAX_DEVICE_LIST_CHARACTERS), default=None)
 
 
 @dataclass(frozen=True, slots=True)

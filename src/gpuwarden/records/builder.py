@@ -129,11 +129,13 @@ def _device(uuid: str, usage: DeviceUsage, run: RunSnapshot) -> RecordedDevice:
     # Where no time passed between polls, that it was idle and used no energy is not known.
     known = _USAGE_FIELDS if usage.seconds else _MEMORY_FIELDS
     values: dict[str, Any] = {name: getattr(usage, source) for name, source in known.items()}
-    peaks = run.batch_peaks.get(uuid, ())
+    peaks, limit = run.batch_peaks.get(uuid, ()), run.headroom_limits.get(uuid)
     return RecordedDevice(
         uuid,
         usage.name,
         xids={str(code): count for code, count in usage.xids.items()},
+        headroom_limit=limit.end if limit else None,
+        headroom_limit_bytes=limit.limit if limit else None,
         batch_memory=tuple(RecordedBatchMemory(each.batch_size, each.floor, each.peak) for each in peaks),
         **values,
         **_forecast(run.leaks.get(uuid)),

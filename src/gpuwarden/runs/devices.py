@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -9,6 +10,9 @@ from gpuwarden.gpu.snapshot import Gpu, Snapshot
 from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.protocol.messages import Hello
 
+# Amounts of CUDA_MPS_PINNED_DEVICE_MEM_LIMIT.
+_AMOUNT = re.compile(r"([0-9]{1,15})([KMG]?)B?", re.ASCII | re.IGNORECASE)
+_SHIFTS = {"": 0, "K": 10, "M": 20, "G": 30}
 # Name in /proc of the server of CUDA MPS, whose clients the driver need not list (CUDA Multi-Process Service, 2.3).
 _MPS_SERVER = "nvidia-cuda-mps"
 
@@ -89,6 +93,23 @@ def resolve(hello: Hello, pid: int, snapshot: Snapshot) -> Mapping[str, str]:
         holding = [process.instance or gpu.identity.uuid for gpu, process in processes]
         found = dict(zip(open_devices, holding, strict=True)) if len(holding) == 1 else {}
     return reported | found
+
+
+def resolve_mps_limits(hello: Hello, uuids: Mapping[str, str]) -> Mapping[str, int]:
+    """Return the run's CUDA_MPS_PINNED_DEVICE_MEM_LIMIT in bytes by UUID, of its devices with these UUIDs.
+
+    Like "0=1G,1=512MB": devices by CUDA's ordinal or by UUID (NVIDIA MPS, environment variables). An entry that is not
+    of this form is left out.
+    """
+    found: dict[str, int] = {}
+    for entry in (hello.mps_memory_limit or "").split(","):
+        device, _, amount = (part.strip() for part in entry.partition("="))
+        match = _AMOUNT.fullmatch(amount)
+        for name, uuid in uuids.items():
+            is_ordinal = name == f"GPU:{device}"
+            if match and (is_ordinal or (device.startswith("GPU-") and uuid.startswith(device))):
+                found[uuid] = int(match[1]) << _SHIFTS[match[2].upper()]
+    return found
 
 
 def _ordinal(device: str) -> int | None:

@@ -11,7 +11,7 @@ import math
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 
@@ -231,10 +231,12 @@ class RunRegistry:
         co_tenants: CoTenants = NO_CO_TENANTS,
         *,
         available: float | None = None,
+        cgroups: Mapping[int, Sequence[str]] = MappingProxyType({}),
     ) -> tuple[RunSnapshot, ...]:
         """Update with a poll; return all runs, joined with the GPUs of `snapshot` and their host usage.
 
-        `available` is the host's free memory in bytes, of the same sample as `usages`.
+        `available` is the host's free memory in bytes, of the same sample as `usages`; `cgroups` are the folders of
+        processes' cgroups by pid.
         """
         joined: list[RunSnapshot] = []
         listed = self._listed = self._list_processes(snapshot, co_tenants.owners.identities)
@@ -244,9 +246,9 @@ class RunRegistry:
                 self._count(state.outcome.update(self._oom_kills, state.uuids.values(), snapshot, now))
                 if state.peer.run_id in leaving:
                     self._count(state.conclude(now))
-                usage = usages.get(state.peer)
+                usage, folders = usages.get(state.peer), cgroups.get(state.peer.pid, ())
                 with about_runs_of(state.peer.uid):
-                    run = state.update(snapshot, usage, co_tenants, listed, now, available=available)
+                    run = state.update(snapshot, usage, co_tenants, listed, now, available=available, cgroups=folders)
             except Exception as error:  # noqa: BLE001 - logged; a bad run must not break the poll of others
                 self._log_fault(state, error)
                 self.rejected["internal"] += 1

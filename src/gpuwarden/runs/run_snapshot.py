@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuwarden.analysis.batch_size.cost_model import BatchSizeAdvice, SizePeak
-from gpuwarden.analysis.memory.headroom import HeadroomUnknown
+from gpuwarden.analysis.memory.headroom import HeadroomLimit, HeadroomUnknown
 from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.analysis.memory.memory_history import MemoryWindow
 from gpuwarden.analysis.oom.co_tenants import CoTenants
@@ -48,6 +48,9 @@ class RunSnapshot:
     memory: Mapping[str, DeviceMemory] = field(default_factory=dict)  # by UUID; only while current
     headroom: Mapping[str, float] = field(default_factory=dict)  # bytes by UUID; only while current
     headroom_at_peak: Mapping[str, float] = field(default_factory=dict)  # bytes by UUID; only while current
+    # Headroom at the peak, where that is the peak of the last steps: memory in use grows from report to report.
+    headroom_in_step: Mapping[str, float] = field(default_factory=dict)
+    headroom_limits: Mapping[str, HeadroomLimit] = field(default_factory=dict)  # what ends it, or did last, by UUID
     headroom_unknown: Mapping[str, HeadroomUnknown] = field(default_factory=dict)  # why; "" for unidentified devices
     unresolved: int = 0  # devices of the run that could not be identified as a GPU
     host_usage: HostUsage | None = None  # of its processes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -12,7 +12,8 @@ from gpuwarden.analysis.batch_size.cost_model import BatchSizeAdvice
 from gpuwarden.analysis.batch_size.prior_runs import PriorRuns
 from gpuwarden.analysis.batch_size.tracker import BatchSizeTracker
 from gpuwarden.analysis.memory.device_memory import is_listed, sum_by_gpu, sum_held_by_others
-from gpuwarden.analysis.memory.headroom import HeadroomTracker, HeadroomUnknown, find_unreported_devices
+from gpuwarden.analysis.memory.headroom import Headrooms, HeadroomTracker, HeadroomUnknown, find_unreported_devices
+from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.analysis.memory.leak_watch import HOST, LeakWatch
 from gpuwarden.analysis.memory.memory_history import MemoryHistory
 from gpuwarden.analysis.oom.co_tenants import CoTenants
@@ -21,8 +22,8 @@ from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.host.host_reader import try_read_host_memory
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.host.process_tree import HostUsage, PresentProcesses, read_state
-from gpuwarden.protocol.messages import OOM_KINDS, End, Error, Hello, Message, Report
-from gpuwarden.runs.devices import ListedProcesses, resolve
+from gpuwarden.protocol.messages import OOM_KINDS, DeviceMemory, End, Error, Hello, Message, Report
+from gpuwarden.runs.devices import ListedProcesses, resolve, resolve_mps_limits
 from gpuwarden.runs.outcome import Outcome, OutcomeTracker
 from gpuwarden.runs.run_errors import RunErrors
 from gpuwarden.runs.run_events import ReportEvents
@@ -194,8 +195,12 @@ class RunState:
         now: float,
         *,
         available: float | None,
+        cgroups: Sequence[str] = (),
     ) -> RunSnapshot:
-        """Update with a poll; return the run joined with its GPUs. `available` is the host's free memory in bytes."""
+        """Update with a poll; return the run joined with its GPUs.
+
+        `available` is the host's free memory in bytes, `cgroups` are the folders of the run's cgroups.
+        """
         up = self.up
         current = up and self.reported_monotonic is not None and now - self.reported_monotonic <= self.rules.expiry
         claimed = uuids = resolve(self.hello, self.peer.pid, snapshot)
@@ -203,15 +208,11 @@ class RunState:
             self.present = (usage.present if usage else None) or self.present
             uuids = self._verify(claimed, listed)
         memory = sum_by_gpu(self.report.memory, uuids) if self.report and current else {}
-        headroom = self.headroom.update(self.peer.pid, memory, self.reported_monotonic, snapshot)
-        self._add_poll(memory, headroom.now, snapshot, now)
+        headroom = self._update_headroom(memory, uuids, cgroups, (snapshot, now))
         own = self._own
-        gone = bool(own) and self.outcome.is_gone
-        facts = PollFacts(memory, headroom.now, own, snapshot, uuids, gone, co_tenants)
+        facts = PollFacts(memory, headroom.now, own, snapshot, uuids, bool(own) and self.outcome.is_gone, co_tenants)
         self.errors.update(facts, self.hello, self.uuids, up=up)
-        who, age = (self.peer.run_id, self.hello.name), now - self.began_monotonic
-        leaks = self.leaks.update_gpus(self.histories, memory, who, age)
-        host_leak = self.leaks.update_host(usage if up else None, available, who, age)
+        leaks, host_leak = self._update_leaks(memory, usage if up else None, available, now)
         return RunSnapshot(
             peer=self.peer,
             hello=self.hello,
@@ -222,6 +223,8 @@ class RunState:
             memory=memory,
             headroom=headroom.now,
             headroom_at_peak=headroom.at_peak,
+            headroom_in_step=self._left_in_steps(headroom),
+            headroom_limits=headroom.limits,
             headroom_unknown={**self._unreported(claimed, current=current), **headroom.unknown} if up else {},
             unresolved=len(self.hello.devices) - len(claimed),
             host_usage=usage,
@@ -258,6 +261,30 @@ class RunState:
         for uuid in self.histories.keys() & memory:
             others = sum_held_by_others(own, uuid, snapshot) if is_listed(own, uuid, snapshot) else None
             self.histories[uuid].add_poll(headroom.get(uuid), others)
+
+    def _update_headroom(
+        self,
+        memory: Mapping[str, DeviceMemory],
+        uuids: Mapping[str, str],
+        cgroups: Sequence[str],
+        poll: tuple[Snapshot, float],
+    ) -> Headrooms:
+        snapshot, now = poll
+        pid, at, mps = self.peer.pid, self.reported_monotonic, resolve_mps_limits(self.hello, uuids)
+        headroom = self.headroom.update(pid, memory, at, snapshot, mps=mps, cgroups=cgroups)
+        self._add_poll(memory, headroom.now, snapshot, now)
+        return headroom
+
+    def _update_leaks(
+        self, memory: Collection[str], usage: HostUsage | None, available: float | None, now: float
+    ) -> tuple[dict[str, Leak], Leak | None]:
+        who, age = (self.peer.run_id, self.hello.name), now - self.began_monotonic
+        leaks = self.leaks.update_gpus(self.histories, memory, who, age)
+        return leaks, self.leaks.update_host(usage, available, who, age)
+
+    def _left_in_steps(self, headroom: Headrooms) -> dict[str, float]:
+        growing = {uuid for uuid, history in self.histories.items() if history.grows_in_steps}
+        return {uuid: left for uuid, left in headroom.at_peak.items() if uuid in growing and left < headroom.now[uuid]}
 
     def _unreported(self, claimed: Mapping[str, str], *, current: bool) -> dict[str, HeadroomUnknown]:
         """Return why devices have no headroom, other than for a missing figure of the driver."""

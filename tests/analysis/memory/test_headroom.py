@@ -11,9 +11,16 @@ from hypothesis import strategies as st
 from services import ROOT
 
 from gpuwarden.analysis.memory.device_memory import sum_held_by_others
-from gpuwarden.analysis.memory.headroom import HEADROOM_UNKNOWN, DeviceSpace, Overhead, compute_headroom
+from gpuwarden.analysis.memory.headroom import (
+    HEADROOM_UNKNOWN,
+    NO_LIMITS,
+    DeviceSpace,
+    Overhead,
+    RunLimits,
+    compute_headroom,
+)
 from gpuwarden.gpu.metrics import GpuReadings
-from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
+from gpuwarden.gpu.snapshot import Gpu, GpuProcess, MemoryLimit, Snapshot
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.host.process_tree import HostUsage, PresentProcesses
 from gpuwarden.protocol.messages import STEP_BUCKETS, Allocation, DeviceMemory, Error, Hello, Report
@@ -326,40 +333,113 @@ def test_overhead_is_measured_between_equal_readings() -> None:
 
 def test_no_pool_and_no_limit() -> None:
     """Headroom is unknown without a pool and a limit."""
-    assert compute_headroom(DeviceSpace(5, 10), None, None, 3) is None
-    assert compute_headroom(DeviceSpace(5, 10), None, 0, 3) is None
-    assert compute_headroom(DeviceSpace(None, 10), 5, None, 3) is None
+    assert compute_headroom(DeviceSpace(5, 10), None, NO_LIMITS, 3) is None
+    assert compute_headroom(DeviceSpace(5, 10), None, RunLimits(0, cgroup=MemoryLimit(None, 5, 5)), 3) is None
+    assert compute_headroom(DeviceSpace(None, 10), 5, NO_LIMITS, 3) is None
 
 
 amounts = st.integers(0, 2**40)
 pools = st.integers(-(2**30), 2**40)  # below 0 where the estimated overhead exceeds the process's memory
 limits = st.none() | amounts
+cgroups = st.none() | st.builds(MemoryLimit, limits, amounts, amounts)
 
 
-@given(free=amounts, size=amounts, pool=pools, limit=limits, in_use=amounts)
-def test_bounds(free: int, size: int, pool: int, limit: int | None, in_use: int) -> None:
-    """Headroom is never negative, and never above the device's size or the allocator's limit minus memory in use."""
-    left = compute_headroom(DeviceSpace(free, size), pool, limit, in_use)
-    assert left is not None
+def headroom(space: DeviceSpace, pool: float | None, limits: RunLimits, in_use: float) -> float:
+    """Return a headroom that is known."""
+    found = compute_headroom(space, pool, limits, in_use)
+    assert found is not None
+    return found[0]
+
+
+@given(
+    space=st.tuples(amounts, amounts),
+    pool=pools,
+    limits=st.builds(RunLimits, limits, limits, cgroups),
+    in_use=amounts,
+)
+def test_bounds(space: tuple[int, int], pool: int, limits: RunLimits, in_use: int) -> None:
+    """Headroom is never negative, and never above what the device and each limit leave."""
+    free, size = space
+    left = headroom(DeviceSpace(free, size), pool, limits, in_use)
     assert 0 <= left <= max(0, size - in_use)
-    assert not limit or left <= max(0, limit - in_use)
+    assert not limits.allocator or left <= max(0, limits.allocator - in_use)
+    assert limits.mps is None or left <= max(0, limits.mps - in_use)
+    if limits.cgroup and limits.cgroup.hard is not None:
+        assert left <= max(0, limits.cgroup.hard - limits.cgroup.used) + max(0, pool - in_use)
 
 
 @given(space=st.tuples(amounts, amounts), pool=pools, limit=st.integers(1, 2**40), in_use=amounts, more=amounts)
 def test_monotone(space: tuple[int, int], pool: int, limit: int, in_use: int, more: int) -> None:
     """More free memory, a larger device, pool or limit never reduce it; more in use never increases it."""
     free, size = space
-    left = compute_headroom(DeviceSpace(free, size), pool, limit, in_use) or 0
+    limits = RunLimits(limit, limit, MemoryLimit(limit, 0, in_use))
+    left = headroom(DeviceSpace(free, size), pool, limits, in_use)
     for larger in (
-        compute_headroom(DeviceSpace(free + more, size), pool, limit, in_use),
-        compute_headroom(DeviceSpace(free, size + more), pool, limit, in_use),
-        compute_headroom(DeviceSpace(free, size), pool + more, limit, in_use),
-        compute_headroom(DeviceSpace(free, size), pool, limit + more, in_use),
-        compute_headroom(DeviceSpace(free, size), pool, None, in_use),
+        headroom(DeviceSpace(free + more, size), pool, limits, in_use),
+        headroom(DeviceSpace(free, size + more), pool, limits, in_use),
+        headroom(DeviceSpace(free, size), pool + more, limits, in_use),
+        headroom(DeviceSpace(free, size), pool, replace(limits, allocator=limit + more), in_use),
+        headroom(DeviceSpace(free, size), pool, replace(limits, mps=limit + more), in_use),
+        headroom(DeviceSpace(free, size), pool, replace(limits, cgroup=MemoryLimit(limit + more, 0, in_use)), in_use),
+        headroom(DeviceSpace(free, size), pool, NO_LIMITS, in_use),
     ):
-        assert larger is not None
         assert larger >= left
-    assert (compute_headroom(DeviceSpace(free, size), pool, limit, in_use + more) or 0) <= left
+    assert headroom(DeviceSpace(free, size), pool, limits, in_use + more) <= left
+
+
+FOLDERS = ("/sys/fs/cgroup/a/b", "/sys/fs/cgroup/a", "/sys/fs/cgroup")
+
+
+def limited(device: Gpu, **limits: tuple[int | None, int]) -> Gpu:
+    """Return a GPU on which cgroups have hard limits, and memory charged to them."""
+    found = {
+        f"/sys/fs/cgroup/{name.replace('_', '/')}": MemoryLimit(hard, 0, used) for name, (hard, used) in limits.items()
+    }
+    return replace(device, memory_limits=found)
+
+
+@pytest.mark.parametrize(
+    ("figures", "device", "left", "end"),
+    [
+        # Of a pool of 20 GiB with 15 in use; the cgroup has 24 GiB, of which the process has 20.5.
+        ({"reserved": 20 * GIB}, {"a_b": (24 * GIB, 20 * GIB + GUESS)}, 8 * GIB + GUESS, "cgroup"),
+        # Another process of the cgroup takes 3 GiB more.
+        ({"reserved": 20 * GIB}, {"a_b": (24 * GIB, 23 * GIB + GUESS)}, 5 * GIB + GUESS, "cgroup"),
+        ({"reserved": 20 * GIB}, {"a_b": (None, 23 * GIB), "a": (24 * GIB, 25 * GIB)}, 5 * GIB, "cgroup"),
+        ({"reserved": 20 * GIB}, {"a_b": (60 * GIB, 20 * GIB), "a": (30 * GIB, 21 * GIB)}, 14 * GIB, "cgroup"),
+        ({"reserved": 20 * GIB}, {"a_b": (60 * GIB, 20 * GIB), "c": (1, 1)}, 15 * GIB, "device"),
+        ({"limit": 16 * GIB}, {"a_b": (24 * GIB, 20 * GIB)}, GIB, "allocator"),
+    ],
+    ids=["its pool", "others in it", "a parent", "the tighter parent", "another's", "the allocator's"],
+)
+def test_limits_of_cgroups(
+    figures: dict[str, int], device: dict[str, tuple[int | None, int]], left: int, end: str
+) -> None:
+    """A cgroup's hard limit ends headroom before the device does: what it has left, and the pool's unused part."""
+    host = Host()
+    host.report(GPU0=allocator(current=15 * GIB, **figures))
+    box = limited(gpu(0, free=10 * GIB, held={7: 20 * GIB + GUESS}), **device)
+    (run,) = host.runs.update(snapshot(box), host.now, cgroups={7: FOLDERS})
+    assert run.headroom == {"GPU-0": left}
+    assert RunReadings.memory_headroom_limit_info.read(run) == {("GPU-0", end): 1}
+    # The same process in no such cgroup.
+    (free,) = host.runs.update(snapshot(box), host.now, cgroups={7: FOLDERS[2:]})
+    assert free.headroom == {"GPU-0": GIB if end == "allocator" else 15 * GIB}
+
+
+def test_limit_of_a_run_that_the_driver_does_not_list() -> None:
+    """A client of MPS is listed under its server's pid: its limits give it a headroom all the same."""
+    host = Host()
+    host.runs.receive(ALICE, Hello("resnet", "tensorflow", {"GPU:0": "GPU-0"}, mps_memory_limit="0=20G,1=1G"), host.now)
+    host.report(GPU0=allocator(current=15 * GIB))
+    box = gpu(0, free=10 * GIB, held={99: 40 * GIB})
+    (run,) = host.runs.update(snapshot(box), host.now)
+    assert run.headroom == {"GPU-0": 5 * GIB - GUESS}
+    assert run.headroom_limits["GPU-0"].text == " under its MPS limit of 20.0 GiB"
+    limited_box = limited(box, a_b=(18 * GIB, 40 * GIB))
+    (run,) = host.runs.update(snapshot(limited_box), host.now, cgroups={7: FOLDERS})
+    assert run.headroom == {"GPU-0": 3 * GIB - GUESS}
+    assert run.headroom_limits["GPU-0"].text == " under its cgroup's limit of 18.0 GiB"
 
 
 @given(memory=st.builds(DeviceMemory, amounts, amounts, st.none() | amounts, st.none() | amounts), poll=st.data())

@@ -29,6 +29,19 @@ def test_reports_of_a_window() -> None:
     assert [(each.began, each.ended) for each in history.windows] == [(3.0, 3.4), (3.4, 9.0)]
 
 
+def test_growth_in_steps() -> None:
+    """The peak is that of the last steps once it has risen with the memory in use in four reports with new steps."""
+    history = MemoryHistory()
+    for number in range(5):
+        assert not history.grows_in_steps
+        report(history, float(number), number * MIB, (number + 30) * MIB, steps=10 * number + 1)
+    assert history.grows_in_steps
+    report(history, 5.0, 4 * MIB, 34 * MIB, steps=41)  # a long step: no news
+    assert history.grows_in_steps
+    report(history, 6.0, 5 * MIB, 34 * MIB, steps=42)  # the peak is an old one
+    assert not history.grows_in_steps
+
+
 def test_training_begins_with_a_step() -> None:
     """Building the model is not part of training; its evaluation is."""
     made, evaluated = MemoryHistory(), MemoryHistory()

@@ -146,7 +146,7 @@ def test_show_has_everything(daemon: Daemon) -> None:
         "headroom    2.50 GiB on GPU-0, 1.50 GiB at the peak",
         "in use      9.00 GiB of 11.0 GiB on GPU:0",
         "message     OOM when allocating tensor with shape[20000,4000]",
-        "headroom    512 MiB minimum",
+        "headroom    512 MiB minimum under its cgroup's limit of 24.0 GiB",
     ):
         assert f"\n  {words}\n" in done.stdout, words
     assert "\n\nNVIDIA H100 80GB HBM3 GPU-0\n  allocated " in done.stdout

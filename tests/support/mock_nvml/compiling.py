@@ -34,7 +34,6 @@ NOT_EXPORTED = frozenset(
         "nvmlDeviceGetBBXTimeData_v1",
         "nvmlDeviceGetBankRemapperStatus_v1",
         "nvmlDeviceGetGpuFabricInfo_v4",
-        "nvmlDeviceGetMemoryLimits_v1",
         "nvmlDeviceGetNvLinkTelemetrySamples_v1",
         "nvmlDeviceGetRemappedRows_v2",
         "nvmlDeviceGetVgpuSchedulerLog_v2",

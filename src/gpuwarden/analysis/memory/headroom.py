@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Literal, TypeAlias, get_args
 
+from gpuwarden.formatting import format_bytes
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
-from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
+from gpuwarden.gpu.snapshot import Gpu, GpuProcess, MemoryLimit, Snapshot
 from gpuwarden.protocol.messages import DeviceMemory, Hello, Report
 
 # Reasons why the headroom of a device is unknown; docs/understand/headroom.md has the fix for each.
@@ -22,6 +24,50 @@ HeadroomUnknown: TypeAlias = Literal[
     "report_expired",
 ]
 HEADROOM_UNKNOWN: tuple[HeadroomUnknown, ...] = get_args(HeadroomUnknown)
+# What ends a device's headroom first: the allocator's own limit, the process's limit as a client of MPS, a limit of its
+# cgroup, or the device's memory.
+HeadroomEnd: TypeAlias = Literal["allocator", "mps", "cgroup", "device"]
+_END_TEXTS: Mapping[str | None, str] = {
+    "allocator": "the allocator's own limit",
+    "mps": "its MPS limit",
+    "cgroup": "its cgroup's limit",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HeadroomLimit:
+    """Limit in bytes that ends a headroom; None where that is the device's memory. `used` is the memory under it."""
+
+    end: HeadroomEnd
+    limit: float | None = None
+    used: float | None = None
+
+    @property
+    def text(self) -> str:
+        """Text to follow an amount of headroom; empty for the device's memory."""
+        return headroom_limit_text(self.end, self.limit)
+
+
+def headroom_limit_text(end: str | None, limit: float | None) -> str:
+    """Return the text of a limit that ends a headroom; empty for none, and for one that this version does not know."""
+    return f" under {_END_TEXTS[end]} of {format_bytes(limit)}" if end in _END_TEXTS and limit is not None else ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunLimits:
+    """Limits on a run's memory on one device, in bytes.
+
+    `allocator` is its allocator's own, `mps` its process's as a client of MPS, `cgroup` that of its cgroups with the
+    least memory left. The last two include `overhead`, the memory outside the pool.
+    """
+
+    allocator: float | None = None
+    mps: float | None = None
+    cgroup: MemoryLimit | None = None
+    overhead: float = 0.0
+
+
+NO_LIMITS = RunLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,23 +86,34 @@ def read_space(gpu: Gpu, uuid: str) -> DeviceSpace:
     return DeviceSpace(device.value(rows.memory_free_bytes), device.value(rows.memory_size_bytes))
 
 
-def compute_headroom(space: DeviceSpace, pool: float | None, limit: float | None, in_use: float) -> float | None:
-    """Return bytes from 0 to the device's size; None if neither the pool nor a limit is known.
+def compute_headroom(
+    space: DeviceSpace, pool: float | None, limits: RunLimits, in_use: float
+) -> tuple[float, HeadroomLimit] | None:
+    """Return bytes from 0 to the device's size, and what ends them; None if neither the pool nor a limit is known.
 
-    `pool` is the memory that the run's allocator has reserved on the device, `in_use` the part in tensors, `limit` the
-    allocator's maximum (0 for none). With preallocation the headroom is the unused part of the pool; with memory growth
-    it is the device's free memory.
+    `pool` is the memory that the run's allocator has reserved on the device, `in_use` the part in tensors. With
+    preallocation the headroom is the unused part of the pool; with memory growth it is the device's free memory, or
+    what a cgroup has left.
     """
-    bounds: list[float] = []
-    if space.free is not None and pool is not None:
-        bounds.append(space.free + max(0, pool - in_use))
-    if limit:
-        bounds.append(limit - in_use)
-    if not bounds:
+    own = None if pool is None else max(pool, in_use)
+    cgroup = limits.cgroup
+    ceilings: list[tuple[float, HeadroomLimit]] = []  # of the memory in use
+    if limits.allocator:
+        ceilings.append((limits.allocator, HeadroomLimit("allocator", limits.allocator)))
+    if limits.mps is not None:
+        ceilings.append((limits.mps - limits.overhead, HeadroomLimit("mps", limits.mps)))
+    if cgroup is not None and cgroup.hard is not None:
+        # Without the pool: as if nothing else in the cgroup used the GPU.
+        ceiling = cgroup.hard - limits.overhead if own is None else max(cgroup.hard - cgroup.used, 0) + own
+        ceilings.append((ceiling, HeadroomLimit("cgroup", cgroup.hard, cgroup.used)))
+    if space.free is not None and own is not None:
+        ceilings.append((space.free + own, HeadroomLimit("device")))
+    if not ceilings:
         return None
     if space.size is not None:
-        bounds.append(space.size - in_use)
-    return max(0, min(bounds))
+        ceilings.append((space.size, HeadroomLimit("device")))
+    ceiling, limit = min(ceilings, key=lambda each: each[0])
+    return max(0, ceiling - in_use), limit
 
 
 @dataclass(slots=True)
@@ -85,11 +142,12 @@ class Overhead:
 class Headrooms:
     """Headroom of a run by UUID, in bytes: `now`, and `at_peak`, if memory in use were at its peak.
 
-    `unknown` has the reason for devices without a value.
+    `limits` has what ends it, the last one known for devices without a value, `unknown` the reason for these.
     """
 
     now: Mapping[str, float] = field(default_factory=dict)
     at_peak: Mapping[str, float] = field(default_factory=dict)
+    limits: Mapping[str, HeadroomLimit] = field(default_factory=dict)
     unknown: Mapping[str, HeadroomUnknown] = field(default_factory=dict)
 
 
@@ -99,13 +157,24 @@ class HeadroomTracker:
     def __init__(self, overhead: float) -> None:
         self._guess = overhead
         self._overheads: dict[str, Overhead] = {}
+        self._limits: dict[str, HeadroomLimit] = {}
         self._basis: Mapping[str, DeviceMemory] = {}
         self._last = Headrooms()
 
     def update(
-        self, pid: int, memory: Mapping[str, DeviceMemory], reported_at: float | None, snapshot: Snapshot
+        self,
+        pid: int,
+        memory: Mapping[str, DeviceMemory],
+        reported_at: float | None,
+        snapshot: Snapshot,
+        *,
+        mps: Mapping[str, int] = MappingProxyType({}),
+        cgroups: Sequence[str] = (),
     ) -> Headrooms:
-        """Return the headroom by a poll and the run's last report of its memory, at `reported_at`."""
+        """Return the headroom by a poll and the run's last report of its memory, at `reported_at`.
+
+        `mps` has the process's limits as a client of MPS by UUID, `cgroups` the folders of its cgroups.
+        """
         now: dict[str, float] = {}
         at_peak: dict[str, float] = {}
         unknown: dict[str, HeadroomUnknown] = {}
@@ -116,14 +185,17 @@ class HeadroomTracker:
                 continue
             space, process = read_space(gpu, uuid), gpu.holds(pid, uuid)
             pool = self._pool(uuid, device, process, reported_at)
-            left = compute_headroom(space, pool, device.limit, device.current)
+            overhead = self._overheads[uuid].bytes
+            limits = RunLimits(device.limit, mps.get(uuid), gpu.tightest_limit(cgroups), overhead)
+            left = compute_headroom(space, pool, limits, device.current)
             if left is None:
                 unknown[uuid] = _missing_figure(space, process)
                 continue
-            now[uuid] = left
-            at_peak[uuid] = compute_headroom(space, pool, device.limit, device.peak) or 0
+            now[uuid], self._limits[uuid] = left
+            highest = compute_headroom(space, pool, limits, device.peak)
+            at_peak[uuid] = highest[0] if highest else 0
         self._basis = memory
-        self._last = Headrooms(now, at_peak, unknown)
+        self._last = Headrooms(now, at_peak, dict(self._limits), unknown)
         return self._last
 
     def _pool(

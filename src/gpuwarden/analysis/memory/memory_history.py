@@ -9,6 +9,8 @@ from typing import TypeVar
 from gpuwarden.analysis.memory.downsampling import Downsampled
 from gpuwarden.protocol.messages import DeviceMemory, Phase, Report
 
+MIN_RISES = 4  # reports, at least a second; the first steps of a training make fewer
+
 NumberT = TypeVar("NumberT", int, float)
 
 
@@ -81,15 +83,23 @@ class MemoryHistory:
 
     `training_peak` is the allocator's own peak when it last rose in training, in bytes. `training_began` is the time of
     the first step or evaluation: before it the model is built. `limit` is the memory available to the run at the last
-    poll, if its headroom was known.
+    poll, if its headroom was known. `rises` counts the last reports with new steps in which both memory in use between
+    steps and the peak were higher than in the one before.
     """
 
     series: Downsampled[MemoryWindow] = field(default_factory=Downsampled)
     training_peak: int | None = None
     last: DeviceMemory | None = None
+    rises: int = 0
     limit: float | None = None
     training_began: float | None = None
     _phase: Phase | None = None  # of the last report
+    _steps: int = 0  # likewise
+
+    @property
+    def grows_in_steps(self) -> bool:
+        """True if the peak is that of the last steps: it rises from report to report with the memory in use."""
+        return self.rises >= MIN_RISES
 
     @property
     def windows(self) -> list[MemoryWindow]:
@@ -101,7 +111,10 @@ class MemoryHistory:
         phase = report.phase if self._phase is None else self._phase
         if phase == "train" and (self.last is None or memory.peak > self.last.peak):
             self.training_peak = memory.peak
-        self._phase, self.last = report.phase, memory
+        if report.steps > self._steps:
+            has_risen = self.last is not None and memory.current > self.last.current and memory.peak > self.last.peak
+            self.rises = self.rises + 1 if has_risen else 0
+        self._phase, self._steps, self.last = report.phase, report.steps, memory
         if self.training_began is None and (report.steps or report.phase in ("test", "predict")):
             self.training_began = at
         newest = self.series.newest

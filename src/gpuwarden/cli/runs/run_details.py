@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from gpuwarden.analysis.memory.headroom import headroom_limit_text
 from gpuwarden.cli.common.terminal import sanitize
 from gpuwarden.cli.runs.memory_chart import choose_alphabet
 from gpuwarden.cli.runs.memory_report import (
@@ -128,7 +129,8 @@ def _device_lines(device: RecordedDevice) -> Iterator[tuple[str, str]]:
     yield from _known("throttled", _reasons(device.throttled_seconds))
     yield from _known("peak memory", peak_bytes(device), format_bytes)
     yield from _known("limit", device.memory_limit_bytes, format_bytes)
-    yield from _known("headroom", min_headroom_bytes(device), lambda count: f"{format_bytes(count)} minimum")
+    under = headroom_limit_text(device.headroom_limit, device.headroom_limit_bytes)
+    yield from _known("headroom", min_headroom_bytes(device), lambda count: f"{format_bytes(count)} minimum{under}")
     yield from _known("XIDs", _counts(device.xids))
 
 

@@ -50,6 +50,10 @@ class DeviceDocument:
     headroom_bytes: Annotated[Number, "Headroom: memory that it can still allocate."] = None
     headroom_ratio: Annotated[Number, "Headroom as a share of used memory plus headroom."] = None
     headroom_at_peak_bytes: Annotated[Number, "Headroom at the memory peak."] = None
+    headroom_in_step_bytes: Annotated[Number, "Headroom that the last steps left, while memory grows with them."] = None
+    headroom_limit: Annotated[str | None, "What ends the headroom: device, allocator, cgroup or mps."] = None
+    headroom_limit_bytes: Annotated[Number, "That limit, unless it is the device's memory."] = None
+    headroom_limit_used_bytes: Annotated[Number, "Memory charged to the cgroup with that limit."] = None
     headroom_unknown: Annotated[str | None, "Reason why headroom is unknown (docs/understand/headroom.md)."] = None
     pressure: Annotated[str | None, "Pressure on that memory: none, warning or critical."] = None
     memory_growth_bytes_per_second: Annotated[Number, "Growth rate of a leak, while it lasts."] = None
@@ -191,6 +195,7 @@ def _growth(growth: Leak | None, memory: str, seconds: str) -> dict[str, Any]:
 def _device(run: RunSnapshot, uuid: str, state: State) -> DeviceDocument:
     memory, headroom = run.memory.get(uuid), run.headroom.get(uuid)
     pressure = state.pressure.of_runs.get((run.peer.run_id, uuid))
+    limit = run.headroom_limits.get(uuid) if headroom is not None else None
     return DeviceDocument(
         uuid=uuid,
         unverified=run.devices.get(uuid) is False or None,
@@ -201,6 +206,10 @@ def _device(run: RunSnapshot, uuid: str, state: State) -> DeviceDocument:
         headroom_bytes=headroom,
         headroom_ratio=headroom_ratio(headroom, memory.current) if memory and headroom is not None else None,
         headroom_at_peak_bytes=run.headroom_at_peak.get(uuid),
+        headroom_in_step_bytes=run.headroom_in_step.get(uuid),
+        headroom_limit=limit.end if limit else None,
+        headroom_limit_bytes=limit.limit if limit else None,
+        headroom_limit_used_bytes=limit.used if limit else None,
         headroom_unknown=run.headroom_unknown.get(uuid),
         pressure=pressure.level if pressure else None,
         **_growth(run.leaks.get(uuid), "memory", "seconds_to_oom"),

@@ -18,6 +18,8 @@ const HEADROOM_UNKNOWN = {
   report_expired: "the last report is too old",
 };
 
+const HEADROOM_LIMITS = { allocator: "the allocator's own limit", cgroup: "its cgroup's limit", mps: "its MPS limit" };
+
 export const anchor = (run) => `run-${run.run_id}`;
 
 export function runs(state, places, charts) {
@@ -82,7 +84,12 @@ function tightest(devices) {
 
 function headroom(tight) {
   if (!known(tight.headroom_bytes)) return null;
-  const share = known(tight.headroom_ratio) ? `${percent(tight.headroom_ratio)} of its limit is free` : null;
+  const end = HEADROOM_LIMITS[tight.headroom_limit];
+  const share = [
+    known(tight.headroom_ratio) ? `${percent(tight.headroom_ratio)} of its limit is free` : null,
+    end && known(tight.headroom_limit_bytes) ? `under ${end} of ${amount(tight.headroom_limit_bytes)}` : null,
+    known(tight.headroom_in_step_bytes) ? `${amount(tight.headroom_in_step_bytes)} left within a step` : null,
+  ].filter(Boolean).join(", ");
   return fact("Headroom", amount(tight.headroom_bytes), { note: share, level: ofPressure(tight.pressure), ratio: tight.headroom_ratio ?? null });
 }
 

@@ -1,5 +1,6 @@
 /* Device memory, BAR1, and how busy the units are. */
 #include "mock.h"
+#include <stddef.h>
 
 typedef struct {
     u64 total, free, used;
@@ -42,6 +43,26 @@ EXPORT int nvmlDeviceGetMemoryInfo_v2(Device *d, MemoryV2 *out) {
     u64 total = share(d, options.model->memory), used = used_on(d);
     u64 reserved = share(d, memory_reserved());
     *out = (MemoryV2){out->version, total, reserved, total - used - reserved, used};
+    return OK;
+}
+
+typedef struct {
+    const char *cgroup;
+    u64 soft, hard, used;
+} CgroupMemoryLimits;
+_Static_assert(sizeof(CgroupMemoryLimits) == 32, "nvmlGetMemoryLimits_v1_t");
+
+/* Drivers before R615 lack it, and so does the mock until a rule gives a cgroup limits. */
+EXPORT int nvmlDeviceGetMemoryLimits_v1(Device *d, CgroupMemoryLimits *out) {
+    DEVICE_CALL(d);
+    TRY(has_memory(d));
+    TRY(undivided(d));
+    REQUIRE(out && out->cgroup);
+    if (!memory_limits_of(d->gpu, NULL))
+        return NOT_SUPPORTED;
+    const MemoryLimits *limits = memory_limits_of(d->gpu, out->cgroup);
+    *out = limits ? (CgroupMemoryLimits){out->cgroup, limits->soft, limits->hard, limits->used}
+                  : (CgroupMemoryLimits){out->cgroup, 0, ~0ULL, 0};
     return OK;
 }
 

@@ -96,6 +96,9 @@ typedef struct {
     u64 group, timestamp_us;
 } Xid;
 typedef struct {
+    u64 soft, hard, used; /* bytes */
+} MemoryLimits;
+typedef struct {
     bool hangs;
     double delay_us; /* negative: no rule */
     int error;
@@ -106,6 +109,7 @@ Verdict verdict(int gpu, const char *function);
 const char *driver_version(void);
 Processes processes_of(int gpu, enum ProcessKind kind);
 const MigLayout *declared_layout(int gpu); /* NULL: no rule */
+const MemoryLimits *memory_limits_of(int gpu, const char *cgroup); /* NULL: any cgroup; no rule */
 u64 latest_xid(void);
 bool next_xid(u64 after, bool (*wanted)(const void *listener, const Xid *xid), const void *listener, Xid *out);
 

@@ -117,6 +117,26 @@ static bool parse_mig(char **words, int count, Rule *rule) {
     return parsed;
 }
 
+/* MiB, or bytesB, as of processes; "max" for no limit. */
+static bool parse_amount(const char *text, u64 *out) {
+    char *end;
+    *out = strtoull(text, &end, 10);
+    if (!strcmp(text, "max"))
+        *out = ~0ULL;
+    else if (end != text && !*end)
+        *out <<= 20;
+    else
+        return end != text && !strcmp(end, "B");
+    return true;
+}
+
+static bool parse_limits(char **words, UNUSED int count, Rule *rule) {
+    MemoryLimits *limits = &rule->limits;
+    return parse_gpu(words[1], &rule->gpu) && parse_function(words[2], rule) &&
+           parse_amount(words[3], &limits->soft) && parse_amount(words[4], &limits->hard) &&
+           parse_amount(words[5], &limits->used);
+}
+
 static const struct {
     const char *name;
     int kind, least, most; /* how many words the line may have */
@@ -132,6 +152,7 @@ static const struct {
     {"operational", XID, 10, 10, parse_operational},
     {"driver", DRIVER, 2, 2, parse_driver},
     {"mig", MIG, 3, 4, parse_mig},
+    {"limits", LIMITS, 6, 6, parse_limits},
 };
 
 static bool parse_words(char **words, int count, Rule *rule) {

@@ -148,6 +148,16 @@ const MigLayout *declared_layout(int gpu) {
     return NULL;
 }
 
+const MemoryLimits *memory_limits_of(int gpu, const char *cgroup) {
+    Rules *rules = in_force();
+    for (int i = rules->count - 1; i >= 0; i--) {
+        const Rule *rule = &rules->rule[i];
+        if (rule->kind == LIMITS && concerns(rule, gpu) && (!cgroup || !strcmp(rule->function, cgroup)))
+            return &rule->limits;
+    }
+    return NULL;
+}
+
 u64 latest_xid(void) {
     Rules *rules = in_force();
     u64 latest = 0;

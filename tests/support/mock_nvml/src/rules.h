@@ -5,9 +5,9 @@
 #include "mock.h"
 
 typedef struct {
-    enum { ERROR, DELAY, HANG, SET, PROCESSES, XID, MIG, DRIVER } kind;
+    enum { ERROR, DELAY, HANG, SET, PROCESSES, XID, MIG, DRIVER, LIMITS } kind;
     int gpu;           /* NO_GPU: any GPU, and calls that concern none */
-    char function[64]; /* a trailing '*' matches any rest; of DRIVER the version */
+    char function[128]; /* a trailing '*' matches any rest; of DRIVER the version, of LIMITS the cgroup */
     char key[24];
     double number;      /* the error code, the delay in microseconds, or the setting */
     double probability; /* of an error */
@@ -15,6 +15,7 @@ typedef struct {
     enum ProcessKind process_kind;
     Processes processes;
     MigLayout layout;
+    MemoryLimits limits;
 } Rule;
 
 /* False for a blank line; a line that is no rule ends the process with a message. */
