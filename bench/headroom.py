@@ -67,7 +67,9 @@ class Daemon:
         self._mock = mock(folder)
         self.socket = folder / "run.sock"
         self._log = folder / "daemon.log"
-        self._command = [*GPUWARDEN, "serve", "--listen=127.0.0.1:0", f"--socket={self.socket}"]
+        config = folder / "config.yaml"
+        config.write_text("runs: {trust_reports: true}\n")  # in the mode "limit" the driver lists no process
+        self._command = [*GPUWARDEN, "serve", "--listen=127.0.0.1:0", f"--socket={self.socket}", f"--config={config}"]
         self._env = {**os.environ, **self._mock.env(gpus=1), "STATE_DIRECTORY": str(folder / "state")}
 
     @contextmanager
