@@ -60,6 +60,8 @@ docs: ## regenerate references, alert rules, dashboards and the architecture map
 	$(BIN)/gpuwarden reference api > docs/reference/http-api.md
 	sed -i '/^## Rules/,$$d' docs/understand/oom-diagnosis.md
 	$(BIN)/gpuwarden reference verdicts >> docs/understand/oom-diagnosis.md
+	sed -i '/^## Error kinds/,$$d' docs/use/troubleshooting.md
+	$(BIN)/gpuwarden reference errors >> docs/use/troubleshooting.md
 	$(BIN)/gpuwarden reference alerts > docs/reference/alerts.md
 	$(BIN)/gpuwarden rules > deploy/prometheus/rules/gpuwarden.yml
 	sed -i '/^# Written by .gpuwarden rules --inhibition/,$$d' deploy/alertmanager/alertmanager.yml

@@ -673,6 +673,30 @@ def test_loss(daemon: Receiver, loss: float, expected: float | None) -> None:
     assert (report.loss, report.steps) == (expected, 3)
 
 
+def test_nonfinite_loss(daemon: Receiver) -> None:
+    """Steps with a loss of NaN or infinity are counted exactly where each loss is passed, and the first is marked."""
+    with watch() as run:
+        run.step()
+        peer = daemon.accept()
+        assert last(peer).nonfinite_loss is None
+        for loss in (1.0, float("nan"), float("inf"), 2.0, float("-inf")):
+            run.step(loss=loss)
+    found = last(peer).nonfinite_loss
+    assert found is not None
+    assert (found.steps, found.max_steps, found.after, found.first, found.current) == (3, 3, 2, 3, True)
+    assert 0 <= found.seconds_ago < PATIENCE
+
+
+def test_nonfinite_loss_ends(daemon: Receiver) -> None:
+    """A finite loss ends the condition; the count stays."""
+    with watch() as run:
+        for loss in (float("nan"), 1.0):
+            run.step(loss=loss)
+    found = last(daemon.accept()).nonfinite_loss
+    assert found is not None
+    assert (found.steps, found.after, found.first, found.current) == (1, 0, 1, False)
+
+
 def test_own_errors(daemon: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """A watch that fails switches itself off with one warning and is idle from then on; the loop continues."""
 

@@ -223,13 +223,13 @@ def test_log_line() -> None:
         'evidence="last message: uncaught ResourceExhaustedError" '
         "steps=1000 p50=7.5s p95=8.25s peak=10.1GiB "
         "headroom_at_peak=922MiB gpu_seconds=8000 idle=0.10 energy=667Wh throttled=2m00s(sw_power_cap) "
-        "input_wait=0.10 errors=device_oom:2 xids=31:1"
+        "input_wait=0.10 nonfinite_loss_steps=2 no_gpu=hidden errors=device_oom:2 xids=31:1"
     )
 
 
 def test_log_line_without_figures() -> None:
     """Unknown figures are left out."""
-    bare = replace(run(), report=None)
+    bare = replace(run(), report=None, no_gpu=None)
     said = build_record(bare, BEGAN, boot_id=None, user=None, usage=RunUsage())
     assert format_summary(said).endswith('after=2h13m evidence="last message: uncaught ResourceExhaustedError"')
 

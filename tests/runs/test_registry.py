@@ -438,3 +438,28 @@ def test_ended_run_is_dropped_before_a_living_one() -> None:
     assert [run.peer for run in runs.update(BOX, 2.0)] == [crowd[0], *crowd[1:], BOB]
     assert [run.peer for run in runs.update(BOX, 3.0)] == [*crowd[1:], BOB]
     assert runs.displaced == []
+
+
+def test_no_gpu() -> None:
+    """A run that says it computes without a GPU is believed once it has stepped, on a host with GPUs."""
+    runs = registry()
+    runs.receive(ALICE, Hello("resnet", "torch 2.9", {}, no_gpu="unused"), 0.0)
+    idle = snapshot(gpu(0))
+    assert [run.no_gpu for run in runs.update(idle, 1.0)] == [None]
+    runs.receive(ALICE, replace(report(), memory={}), 2.0)
+    assert [run.no_gpu for run in runs.update(snapshot(), 3.0)] == [None]
+    assert [run.no_gpu for run in runs.update(idle, 4.0)] == ["unused"]
+    assert [run.no_gpu for run in runs.update(BOX, 5.0)] == [None]  # the driver lists its process, as with CuPy
+    assert [run.no_gpu for run in runs.update(idle, 6.0)] == ["unused"]
+    runs.receive(ALICE, End("exit"), 7.0)
+    assert [run.no_gpu for run in runs.update(snapshot(), 8.0)] == ["unused"]
+
+
+def test_stand_in_is_no_run_without_gpu() -> None:
+    """A CPU that stands for a GPU is a device, so the run is not one without a GPU; nor is one of an older client."""
+    runs = registry()
+    runs.receive(ALICE, Hello("resnet", "tensorflow 2.21.0", {"CPU:0": "GPU-0"}, no_gpu="cpu_build"), 0.0)
+    runs.receive(BOB, Hello("resnet", "tensorflow 2.21.0", {}), 0.0)
+    for peer in (ALICE, BOB):
+        runs.receive(peer, replace(report(), memory={}), 2.0)
+    assert [run.no_gpu for run in runs.update(snapshot(gpu(0)), 4.0)] == [None, None]

@@ -593,6 +593,31 @@ def case_sizes_seen(daemon: Daemon) -> Any:
     return daemon.received()
 
 
+def case_nonfinite_loss(daemon: Daemon) -> Any:
+    x, y = data()
+    x[2 * 2] = np.nan  # in the third of four steps
+    settings: dict[str, Any] = {"batch_size": 2, "epochs": 2, "verbose": 0, "shuffle": False}
+    model().fit(*data(), callbacks=[daemon.callback()], **settings)
+    finite = daemon.received()
+    model().fit(x, y, callbacks=[daemon.callback()], **settings)
+    seldom = daemon.more()
+    keras_callback.METRICS_INTERVAL_SECONDS = 0.0
+    try:
+        # A run of its own, since the first such step of a run is marked.
+        other = Daemon(Path(f"{daemon.path}.2"))
+        model().fit(x, y, callbacks=[other.callback(interval=0)], **settings)
+    finally:
+        keras_callback.METRICS_INTERVAL_SECONDS = 1.0
+    return {"finite": finite, "seldom": seldom, "often": other.received()}
+
+
+def case_frame(daemon: Daemon) -> Any:
+    x, y = data()
+    with contextlib.suppress(ValueError):
+        model().fit(x[:, 0], y, verbose=0, callbacks=[daemon.callback()])
+    return {"messages": daemon.received(), "line": case_frame.__code__.co_firstlineno + 3}
+
+
 def case_sizes_unknown(daemon: Daemon) -> Any:
     fit_stream(model(), daemon.callback())
     return daemon.received()

@@ -12,7 +12,7 @@ from gpuwarden.analysis.memory.oom_forecast import TimeLeft
 from gpuwarden.analysis.oom.diagnosis import Diagnosis
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.host.process_tree import HostUsage, PresentProcesses
-from gpuwarden.protocol.messages import STEP_BUCKETS, Allocation, DeviceMemory, Error, Hello, Report
+from gpuwarden.protocol.messages import STEP_BUCKETS, Allocation, DeviceMemory, Error, Hello, NonFiniteLoss, Report
 from gpuwarden.records.builder import build_record
 from gpuwarden.records.record import RunRecord
 from gpuwarden.records.timeline import add_timeline
@@ -31,6 +31,7 @@ ERROR = Error(
     text="OOM when allocating tensor with shape[20000,4000]",
     phase="train",
     steps=990,
+    frame="/home/alice/train.py:12 in main",
     allocations=(Allocation(4 * GIB, "20000,4000", "float", "MatMul", "GPU:0", "GPU_0_bfc"),),
     memory={"GPU:0": DeviceMemory(9 * GIB, 10 * GIB, 11 * GIB)},
 )
@@ -94,6 +95,7 @@ def run(pid: int = 4711, *, ended: bool = True, name: str = "resnet") -> RunSnap
         input_observed_seconds=7700.0,
         loss=0.125,
         errors={"device_oom": 2},
+        nonfinite_loss=NonFiniteLoss(2, 40, 700, 730, seconds_ago=2000.0, current=True),
     )
     return RunSnapshot(
         peer=ProcessKey(pid=pid, uid=1000, start=99),
@@ -115,6 +117,7 @@ def run(pid: int = 4711, *, ended: bool = True, name: str = "resnet") -> RunSnap
         batch_peaks={UUID: (SizePeak(64, floor=10 * GIB, peak=11 * GIB),)},
         batch_size_advice=advise(BatchCost(6.0 * GIB, GIB / 16, GIB / 8, 3, 64, "high"), 64, 11.0 * GIB, failed=64),
         leaks={UUID: Leak(1e6, 4 * GIB, TimeLeft(900.0, 800.0, 1000.0))},
+        no_gpu="hidden",
         host_leak=Leak(1e5, GIB, TimeLeft(9000.0, 8000.0, None)),
         events=(
             RunEvent(0.0, "phase", "training starts"),

@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpuwarden.client.job_place import read_job_place
-from gpuwarden.protocol.messages import MAX_DEVICE_LIST_CHARACTERS, Hello
+from gpuwarden.protocol.messages import MAX_DEVICE_LIST_CHARACTERS, Hello, NoGpuReason
 from gpuwarden.protocol.validators import clip
 
 
-def make_hello(name: str | None, framework: str, devices: Mapping[str, str | None]) -> Hello:
+def make_hello(
+    name: str | None, framework: str, devices: Mapping[str, str | None], no_gpu: NoGpuReason | None = None
+) -> Hello:
     """Return the hello of this process; `name` is by default its script's. Never raises."""
     place = read_job_place(os.environ)
     return Hello(
@@ -26,6 +28,7 @@ def make_hello(name: str | None, framework: str, devices: Mapping[str, str | Non
         world_size=place.world_size,
         hears=True,
         mps_memory_limit=_read_variable("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT") if _has_mps() else None,
+        no_gpu=no_gpu,
     )
 
 

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from math import inf
+from math import inf, isfinite
 from numbers import Integral, Real
 from time import monotonic
 from typing import Any
@@ -50,12 +50,13 @@ class LoopTracker:
         self._resting = True  # no step since the start, the end of the data or a phase
         self._has_stepped = False  # ever
         self._step_began: float | None = None  # start of the current step; may be unknown before the first
-        # For each step: seconds, None if not timed; examples; seconds of waiting for its batches.
-        self._uncounted: deque[tuple[float | None, int | None, float | None]] = deque(maxlen=MAX_UNCOUNTED_STEPS)
+        # For each step: seconds, None if not timed; examples; seconds of waiting for its batches; loss.
+        self._uncounted: deque[tuple[float | None, int | None, float | None, float | None]] = deque(
+            maxlen=MAX_UNCOUNTED_STEPS
+        )
         self._step_wait: float | None = None  # seconds that the current step has waited for its batches
         self._epoch: int | None = None
         self._epoch_steps = 0
-        self._loss: float | None = None
         self._change_times: deque[float] = deque(maxlen=MAX_CHANGES_PER_SECOND)  # when they were reported
         self._warned: set[str] = set()
         self._failure: Error | None = None  # the run's last error when this loop started
@@ -83,10 +84,9 @@ class LoopTracker:
             if self._resting:
                 self._start_stepping(now)
             size = None if batch_size is None else self._check_whole(batch_size, "batch_size")
-            self._uncounted.append((took, size, self._step_wait))
+            number = None if loss is None else self._check_number(loss)
+            self._uncounted.append((took, size, self._step_wait, number))
             self._step_wait = None
-            if loss is not None:
-                self._loss = self._check_number(loss)
         if now >= self.run.observe_due:
             self._send(self.run.observe)
         if self.phase == "train":
@@ -215,9 +215,9 @@ class LoopTracker:
 
     def _count_and_send(self, send: Callable[[float], None]) -> None:
         run = self.run
-        if self._search.update(run.memory):
-            run.set_hello(self._make_hello())
         self._count_all()
+        if self._search.update(run.memory, stepped=run.steps > 0):
+            run.set_hello(self._make_hello())
         run.phase = self.phase
         run.epoch = run.epoch if self._epoch is None else self._epoch
         run.batch = max(self._epoch_steps - 1, 0)
@@ -252,21 +252,32 @@ class LoopTracker:
         """Count the recorded steps into the run."""
         run = self.run
         steps = [self._uncounted.popleft() for _ in range(len(self._uncounted))]
-        run.add_executions([took for took, _, _ in steps], 1)
+        before = run.steps
+        run.add_executions([took for took, _, _, _ in steps], 1)
         self._epoch_steps += len(steps)
         if steps:
-            known = [size for _, size, _ in steps if size is not None]
+            known = [size for _, size, _, _ in steps if size is not None]
             run.add_examples(sum(known) if len(known) == len(steps) else None)
-        if sizes := [size for _, size, _ in steps if size]:
+        if sizes := [size for _, size, _, _ in steps if size]:
             run.record_batch_size(sizes[-1], max(sizes))
-        if waits := [(waited, took) for took, _, waited in steps if waited is not None and took is not None]:
+        if waits := [(waited, took) for took, _, waited, _ in steps if waited is not None and took is not None]:
             run.input.add(sum(waited for waited, _ in waits), sum(took for _, took in waits))
-        if (loss := self._loss) is not None:
-            run.loss = loss if abs(loss) < MAX_COUNT else None  # a message has no NaN or infinity
-            self._loss = None
+        if losses := [(step, loss) for step, (_, _, _, loss) in enumerate(steps, before + 1) if loss is not None]:
+            self._add_losses(losses)
+
+    def _add_losses(self, losses: list[tuple[int, float]]) -> None:
+        """Count the losses of steps, by their number in the run."""
+        run, now = self.run, monotonic()
+        for step, loss in losses:
+            if isfinite(loss):
+                run.nonfinite_losses.record_finite(step)
+            else:
+                run.nonfinite_losses.record_nonfinite(step, now)
+        last = losses[-1][1]
+        run.loss = last if abs(last) < MAX_COUNT else None  # a message has no NaN or infinity
 
     def _make_hello(self) -> Hello:
-        return make_hello(self._settings.name, self._search.framework, self._search.devices)
+        return make_hello(self._settings.name, self._search.framework, self._search.devices, self._search.no_gpu)
 
     def _start_step(self) -> None:
         """Start a step now."""

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from gpuwarden.client.advice_state import AdviceState
 from gpuwarden.client.connection import DaemonConnection
+from gpuwarden.client.errors.nonfinite_loss import NonFiniteLossCounter
 from gpuwarden.client.errors.uncaught import error_from_uncaught, find_uncaught_type
 from gpuwarden.client.frameworks.allocator_memory import AllocatorMemory
 from gpuwarden.client.input_wait import InputWait
@@ -68,6 +69,7 @@ class Reporter:
         self.batch_size: int | None = None  # of the last step whose size is known
         self.largest_batch_size: int | None = None
         self.loss: float | None = None
+        self.nonfinite_losses = NonFiniteLossCounter()
         self.compile_seconds: float | None = None
         self.input = InputWait()
         self.durations = StepHistogram()
@@ -187,6 +189,7 @@ class Reporter:
                 batch_size=self.batch_size,
                 largest_batch_size=self.largest_batch_size,
                 oom_retries=self.oom_retries,
+                nonfinite_loss=self.nonfinite_losses.summarize(now),
             )
         )
         if not self._connection.is_connected():

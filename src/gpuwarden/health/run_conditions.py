@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from gpuwarden.analysis.findings import NO_GPU_GUIDES, NONFINITE_LOSS_STEP, nonfinite_loss_text
 from gpuwarden.config import thresholds
 from gpuwarden.formatting import format_elapsed
 from gpuwarden.health.model import Check, Condition, Labels, Occurrence, ago_text, run_occurrence, run_text
@@ -62,6 +63,23 @@ def _has_reported(run: RunSnapshot, end: Ending) -> bool:
     """Return whether the run ended by an out-of-memory that it reported itself, so that RunOutOfMemory fires."""
     errors = (at for kind, at in run.last_errors.items() if kind in OOM_KINDS)
     return end.outcome == "out_of_memory" and any(end.at - at < thresholds.OOM_END_SECONDS for at in errors)
+
+
+def _loss_nonfinite(state: State) -> Iterator[Occurrence]:
+    for run in state.runs:
+        if (loss := run.nonfinite_loss) and loss.current:
+            text = f"loss {nonfinite_loss_text(loss.steps, loss.max_steps, loss.after, loss.first)}"
+            since = (run.last_report or state.snapshot.time) - loss.seconds_ago
+            yield run_occurrence(state, run, text, f"{run_text(run)} has a {text}.", since=since)
+
+
+def _without_gpu(state: State) -> Iterator[Occurrence]:
+    for run in state.runs:
+        if run.up and run.no_gpu:
+            text = f"no GPU used: {NO_GPU_GUIDES[run.no_gpu].meaning}"
+            yield run_occurrence(
+                state, run, text, f"{run_text(run)} trains on the CPU, {text}.", {"reason": run.no_gpu}
+            )
 
 
 def _ended(name: str) -> Check:
@@ -129,6 +147,41 @@ RUN_CONDITIONS = (
             its job forever, restart the whole job from its last checkpoint.""",
         false_positives="""Some steps take that long (a checkpoint, a new shape that must be compiled): raise
             `runs.stall_after`.""",
+    ),
+    Condition(
+        name="RunLossNotFinite",
+        subject="run",
+        severity="warning",
+        expr="gpuwarden_run_loss_nonfinite == 1",
+        check=_loss_nonfinite,
+        summary="Training loss is NaN or infinite",
+        description="""The loss of run {{ $labels.run_name }} ({{ $labels.run_id }}) on {{ $labels.instance }} is NaN or
+            infinite.%{owner}""",
+        fires="until the run reports a finite loss, or `runs.expiry` after its end",
+        meaning="""The last known loss is NaN or infinite. Mostly the weights are NaN too, so every later step is
+            wasted. With Keras the loss is the mean of the epoch, which stays NaN until the next epoch; with `watch` it
+            is the loss that the loop passes.""",
+        diagnosis="`gpuwarden runs show ID` has the first such step, as exactly as it is known, and its time.",
+        action=NONFINITE_LOSS_STEP,
+        false_positives="""One bad batch whose update the program skips: the alert ends with the next finite loss.
+            Never fires where [no loss is known](use/runs.md#losses-that-are-not-finite).""",
+    ),
+    Condition(
+        name="RunWithoutGpu",
+        subject="run",
+        severity="warning",
+        expr="gpuwarden_run_no_gpu_info == 1",
+        for_="1m",
+        check=_without_gpu,
+        summary="Training runs on the CPU",
+        description="""Run {{ $labels.run_name }} ({{ $labels.run_id }}) on {{ $labels.instance }} trains on the CPU,
+            though the host has GPUs: {{ reReplaceAll "_" " " $labels.reason }}.%{owner}""",
+        meaning="""The framework computes, has no GPU, and the driver lists none of the run's processes on one; the host
+            has GPUs.""",
+        diagnosis="`gpuwarden runs show ID` has the [reason](use/runs.md#training-without-a-gpu).",
+        action="The next step that `gpuwarden runs show ID` prints for the reason.",
+        false_positives="""A small model that trains on the CPU on purpose: silence it, or set `GPUWARDEN_DISABLED=1`
+            for it.""",
     ),
     Condition(
         name="RunDied",

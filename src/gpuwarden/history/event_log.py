@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
+from gpuwarden.analysis.findings import NO_GPU_GUIDES, nonfinite_loss_text
 from gpuwarden.config import thresholds
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.health.conditions import severity_of
@@ -22,7 +23,9 @@ from gpuwarden.xid.codes import explain, worst_severity
 MAX_EVENTS = 50
 MAX_TEXT = 300  # characters
 
-EventKind = Literal["xid", "gpu", "driver", "pressure", "run_began", "run_ended", "stall", "out_of_memory"]
+EventKind = Literal[
+    "xid", "gpu", "driver", "pressure", "run_began", "run_ended", "stall", "out_of_memory", "loss", "no_gpu"
+]
 
 _RESOURCES = {"memory": "memory", "thermal": "temperature"}
 _LEVELS: Mapping[Level, str] = {"none": "OK", "warning": "warning", "critical": "critical"}
@@ -43,12 +46,13 @@ class Event:
 class _Known:
     """State of a run at the previous poll."""
 
-    __slots__ = ("ending", "errors", "stalls")
+    __slots__ = ("ending", "errors", "findings", "stalls")
 
     def __init__(self, stalls: int) -> None:
         self.ending: Ending | None = None
         self.stalls = stalls
         self.errors: frozenset[float] = frozenset()  # times
+        self.findings: set[EventKind] = set()  # reported once
 
 
 class EventLog:
@@ -142,6 +146,10 @@ class EventLog:
                 yield Event(now, "stall", severity_of("RunStalled"), text, run_id=run_id)
         if run.errors:
             yield from self._error_events(run, known)
+        for event in _finding_events(run, now):
+            if event.kind not in known.findings:
+                known.findings.add(event.kind)
+                yield event
         ending = run.ending if run.ending is not None and run.ending.settled else None
         if ending is not None and ending != known.ending:
             severity = severity_of(END_CONDITIONS.get(ending.outcome))
@@ -160,3 +168,14 @@ class EventLog:
                     seen.at, "out_of_memory", severity_of("RunOutOfMemory"), text[:MAX_TEXT], uuid, run.peer.run_id
                 )
         known.errors = frozenset(seen.at for seen in run.errors)
+
+
+def _finding_events(run: RunSnapshot, now: float) -> Iterator[Event]:
+    run_id, name = run.peer.run_id, run.hello.name
+    if loss := run.nonfinite_loss:
+        text = f"run {name}: loss {nonfinite_loss_text(loss.steps, loss.max_steps, loss.after, loss.first)}"
+        at = (run.last_report or now) - loss.seconds_ago
+        yield Event(at, "loss", severity_of("RunLossNotFinite"), text[:MAX_TEXT], run_id=run_id)
+    if run.no_gpu:
+        text = f"run {name} uses no GPU: {NO_GPU_GUIDES[run.no_gpu].meaning}"
+        yield Event(now, "no_gpu", severity_of("RunWithoutGpu"), text[:MAX_TEXT], run_id=run_id)

@@ -7,7 +7,17 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any, Literal, cast
 
-from gpuwarden.protocol.messages import Advice, Allocation, DeviceMemory, End, Error, Hello, Message, Report
+from gpuwarden.protocol.messages import (
+    Advice,
+    Allocation,
+    DeviceMemory,
+    End,
+    Error,
+    Hello,
+    Message,
+    NonFiniteLoss,
+    Report,
+)
 from gpuwarden.protocol.validators import parse_object
 
 VERSION = 1
@@ -28,7 +38,7 @@ Rejection = Literal[
 _RUN_TYPES: dict[str, type[Any]] = {"hello": Hello, "report": Report, "error": Error, "end": End}
 _DAEMON_TYPES: dict[str, type[Any]] = {"advice": Advice}
 _TYPE_NAMES = {cls: name for name, cls in (_RUN_TYPES | _DAEMON_TYPES).items()}
-_FIELDS = {cls: fields(cls) for cls in (*_TYPE_NAMES, DeviceMemory, Allocation)}
+_FIELDS = {cls: fields(cls) for cls in (*_TYPE_NAMES, DeviceMemory, Allocation, NonFiniteLoss)}
 
 
 class ProtocolError(ValueError):

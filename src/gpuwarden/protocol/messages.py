@@ -35,6 +35,7 @@ from gpuwarden.protocol.validators import (
 MAX_ERROR_CHARACTERS = (
     2000  # of an error's message; a long one is cut to the part that shows its kind, its front and its end
 )
+MAX_FRAME_CHARACTERS = 300  # of a place in the user's code: the path's end, line and function
 MAX_ALLOCATIONS = 8  # failed ones of one error: several replicas may fail at once
 MAX_ADVICE_CHARACTERS = 500
 MAX_DEVICE_LIST_CHARACTERS = 41 * MAX_DEVICES  # of CUDA_VISIBLE_DEVICES: UUIDs with their commas
@@ -66,6 +67,8 @@ AdviceKind = Literal["pressure", "xid", "neighbour", "gpu_lost"]
 ADVICE_KINDS: tuple[AdviceKind, ...] = get_args(AdviceKind)
 Stage = Literal["weights", "optimizer", "forward", "backward", "input"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
+NoGpuReason = Literal["cpu_build", "hidden", "deselected", "no_driver", "no_library", "unused"]
+NO_GPU_REASONS: tuple[NoGpuReason, ...] = get_args(NoGpuReason)
 Action = Literal["checkpoint", "stop", "call"]
 ACTIONS: tuple[Action, ...] = get_args(Action)
 
@@ -97,6 +100,22 @@ class Allocation:
 
 
 @dataclass(frozen=True, slots=True)
+class NonFiniteLoss:
+    """Training steps with a loss of NaN or infinity: `steps` at least, `max_steps` at most.
+
+    The first one came after step `after` and not after step `first`, numbered from 1, and was noticed `seconds_ago`.
+    `current`: the last known loss is one.
+    """
+
+    steps: int = validated(check_count, default=0)
+    max_steps: int = validated(check_count, default=0)
+    after: int = validated(check_count, default=0)
+    first: int = validated(check_count, default=0)
+    seconds_ago: float = validated(check_seconds, default=0.0)
+    current: bool = validated(check_boolean, default=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Hello:
     """Introduction of a run: the first message of every connection, sent again when it changes.
 
@@ -104,6 +123,9 @@ class Hello:
     resolves it. `visible_devices` and `device_order` are the run's CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER. In a job
     of several processes `job` is their common name, `rank` this one's rank from 0 of `world_size`. `hears`: the run
     reads advice; others are sent none. `mps_memory_limit` is its CUDA_MPS_PINNED_DEVICE_MEM_LIMIT where MPS runs.
+    `no_gpu` is why its framework computes without a GPU, once it does: it is built
+    for the CPU, CUDA_VISIBLE_DEVICES hides all GPUs, the program chose others, the process sees no driver, libraries
+    did not load, or the program has set up none.
     """
 
     name: str = validated(check_text)
@@ -116,6 +138,7 @@ class Hello:
     world_size: int | None = validated(check_count, default=None)
     hears: bool = validated(check_boolean, default=False)
     mps_memory_limit: str | None = validated(text_up_to(MAX_DEVICE_LIST_CHARACTERS), default=None)
+    no_gpu: NoGpuReason | None = validated(known_or("unused", NO_GPU_REASONS), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +154,7 @@ class Report:
     `stepping`: a step is in progress, so a long silence means a stall. `batch_size` is the size of the last step with a
     known one, `largest_batch_size` the largest. `advice_heard` counts received advice, `actions` the actions on it that
     the user configured. `oom_retries` counts retries with a smaller batch after an out-of-memory error.
+    `nonfinite_loss` is None where no loss is read.
     """
 
     phase: Phase = validated(one_of(PHASES))
@@ -157,6 +181,7 @@ class Report:
     advice_heard: int = validated(check_count, default=0)
     actions: Mapping[str, int] = validated(counts_by(known_or(None, ACTIONS)), default_factory=dict)
     oom_retries: int = validated(check_count, default=0)
+    nonfinite_loss: NonFiniteLoss | None = validated(object_of(NonFiniteLoss), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +193,8 @@ class Error:
     the kind, if any. `batch_size` is the size of the failed step, if known. `stage` is the part of the program that
     raised it: creating or moving weights, the optimizer, forward or backward pass, the input; None if the traceback
     does not show one. `weights` is the bytes of the variables of model and optimizer, `trainable` of those with
-    gradients, `like_weight` whether the failed tensor has the shape of one; all if the model is known.
+    gradients, `like_weight` whether the failed tensor has the shape of one; all if the model is known. `frame` is the
+    innermost place in the user's own code, such as "train.py:12 in main"; as private as the text.
     """
 
     kind: ErrorKind = validated(known_or("other", ERROR_KINDS))
@@ -185,6 +211,7 @@ class Error:
     weights: int | None = validated(check_count, default=None)
     trainable: int | None = validated(check_count, default=None)
     like_weight: bool | None = validated(check_boolean, default=None)
+    frame: str | None = validated(text_up_to(MAX_FRAME_CHARACTERS), default=None)
 
 
 @dataclass(frozen=True, slots=True)

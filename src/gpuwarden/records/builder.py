@@ -18,6 +18,7 @@ from gpuwarden.records.record import (
     RecordedDeviceMemory,
     RecordedDiagnosis,
     RecordedError,
+    RecordedNonFiniteLoss,
     RunRecord,
 )
 from gpuwarden.runs.run_snapshot import KEPT_ERRORS, RunSnapshot, SeenError
@@ -86,6 +87,8 @@ def build_record(
         errors_told=tuple(map(_error, run.errors)),
         headroom_unknown=run.headroom_unknown,  # empty, not None: an earlier daemon's counts for nothing
         **(_training(run.report, run.stalls) if run.report else {}),
+        nonfinite_loss=_nonfinite_loss(run),
+        no_gpu=run.no_gpu,
         phase_seconds=usage.phases,
         devices=devices,
         **_sums(devices),
@@ -123,6 +126,15 @@ def _training(report: Report, stalls: int) -> dict[str, Any]:
         "errors": report.errors,
         "reports_dropped": report.dropped,
     }
+
+
+def _nonfinite_loss(run: RunSnapshot) -> RecordedNonFiniteLoss | None:
+    loss = run.nonfinite_loss
+    if loss is None or run.last_report is None:
+        return None
+    return RecordedNonFiniteLoss(
+        loss.steps, loss.max_steps, loss.after, loss.first, max(run.last_report - loss.seconds_ago, 0.0)
+    )
 
 
 def _device(uuid: str, usage: DeviceUsage, run: RunSnapshot) -> RecordedDevice:
@@ -197,6 +209,7 @@ def _error(seen: SeenError) -> RecordedError:
         kind=error.kind,
         exception=error.exception,
         text=error.text,
+        frame=error.frame,
         phase=error.phase,
         steps=error.steps,
         headroom_bytes=seen.headroom,

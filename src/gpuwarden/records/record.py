@@ -114,6 +114,17 @@ class RecordedDiagnosis:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordedNonFiniteLoss:
+    """Training steps with a loss of NaN or infinity, as bounds where not every step's loss is known."""
+
+    steps: Annotated[int, "Number of such steps, at least."]
+    max_steps: Annotated[int, "Number of such steps, at most."]
+    after_step: Annotated[int, "Step before the first one, counted from 1, at least."]
+    first_step: Annotated[int, "First such step, at most."]
+    first_timestamp_seconds: Annotated[UnixTime, "When it was noticed, in Unix time."]
+
+
+@dataclass(frozen=True, slots=True)
 class RecordedError:
     """Error that the run reported."""
 
@@ -121,6 +132,7 @@ class RecordedError:
     kind: Annotated[str, "Kind of the error, as in `errors`."]
     exception: Annotated[str, "Name of the exception's type."]
     text: Annotated[str, Private("Excerpt of the message: the part that shows its kind, its front and its end.")]
+    frame: Annotated[str | None, Private("Innermost place in the user's own code: file, line and function.")] = None
     phase: Annotated[str | None, "Phase of the run at that time."] = None
     steps: Annotated[int | None, "Training steps up to then."] = None
     headroom_bytes: Annotated[Mapping[str, float] | None, "Headroom just before, by UUID."] = None
@@ -270,6 +282,10 @@ class RunRecord:
     compile_seconds: Annotated[float | None, "Time of steps that traced or compiled."] = None
     stalls: Annotated[int | None, "Number of stalls seen by this daemon."] = None
     loss: Annotated[Signed | None, "Last loss, if the user reports it."] = None
+    nonfinite_loss: Annotated[RecordedNonFiniteLoss | None, "Steps with a loss of NaN or infinity, if any."] = None
+    no_gpu: Annotated[
+        str | None, "Why it trained on the CPU of a host with GPUs ([reasons](../use/runs.md#training-without-a-gpu))."
+    ] = None
     input_wait_seconds: Annotated[float | None, "Time that steps waited for input, where known."] = None
     input_observed_seconds: Annotated[float | None, "Step time for which the wait is known."] = None
     input_wait_ratio: Annotated[float | None, "Ratio of the two."] = None

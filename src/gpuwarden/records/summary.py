@@ -46,6 +46,8 @@ def _figures(record: RunRecord) -> dict[str, str]:
         "energy": _known(format_energy, record.energy_joules).replace(" ", ""),
         "throttled": f"{format_elapsed(throttled[1])}({throttled[0]})" if throttled and throttled[1] else "",
         "input_wait": _known("{:.2f}".format, record.input_wait_ratio),
+        "nonfinite_loss_steps": _known(str, record.nonfinite_loss.steps if record.nonfinite_loss else None),
+        "no_gpu": record.no_gpu or "",
         "errors": format_counts(record.errors or {}),
         "xids": format_counts(record.xids or {}),
     }

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.host.process_tree import STATES, PresentProcesses
 from gpuwarden.metrics.model import Histogram, Metric, Reading, Table, state_set
-from gpuwarden.protocol.messages import ACTIONS, ERROR_KINDS, PHASES, STEP_BUCKETS, Report
+from gpuwarden.protocol.messages import ACTIONS, ERROR_KINDS, PHASES, STEP_BUCKETS, NonFiniteLoss, Report
 from gpuwarden.runs.outcome import OUTCOMES
 from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.runs.stall import CAUSES
@@ -44,6 +44,11 @@ def _stall_cause(run: RunSnapshot) -> Reading:
 def _errors(run: RunSnapshot) -> Reading:
     """Return the count of every kind, zeros included: increase() does not see the first value of a counter."""
     return {(kind,): run.report.errors.get(kind, 0) for kind in ERROR_KINDS} if run.report else None
+
+
+def _read_nonfinite_loss(reading: Callable[[NonFiniteLoss], float]) -> Callable[[RunSnapshot], Reading]:
+    """Return a reader of the losses in the last report, which stays when the run has ended; None where none is read."""
+    return _read_report(lambda report: reading(report.nonfinite_loss) if report.nonfinite_loss else None)
 
 
 def _read_report(reading: Callable[[Report], Reading]) -> Callable[[RunSnapshot], Reading]:
@@ -125,6 +130,16 @@ class RunReadings(Table[RunSnapshot], prefix="gpuwarden_run_", key=("run_id",)):
         "gpuwarden_run_step_duration_seconds", "histogram", "seconds",
         "Duration of training steps, excluding steps that compile, validation, and the callback's own time.",
         _step_duration, source="report")
+    nonfinite_loss_steps_total = Metric[RunSnapshot](
+        "gpuwarden_run_nonfinite_loss_steps_total", "counter", "",
+        "Training steps with a loss of NaN or infinity; with Keras, which has the epoch's mean only, one for each such epoch.",
+        _read_nonfinite_loss(lambda loss: loss.steps), source="report, docs/use/runs.md")
+    loss_nonfinite = Metric[RunSnapshot](
+        "gpuwarden_run_loss_nonfinite", "gauge", "", "Whether the run's last known loss is NaN or infinite; no series where no loss is known.",
+        _read_nonfinite_loss(lambda loss: float(loss.current)), source="report, docs/use/runs.md")
+    no_gpu_info = Metric[RunSnapshot](
+        "gpuwarden_run_no_gpu_info", "info", "", "Reason why the run trains without a GPU on a host that has GPUs.",
+        lambda run: {(run.no_gpu,): 1} if run.no_gpu and run.up else None, labels=("reason",), source="hello, docs/use/runs.md")
     examples_total = Metric[RunSnapshot](
         "gpuwarden_run_examples_total", "counter", "", "Training examples processed; only where the batch size is known.",
         lambda run: run.report.examples if run.report else None, source="report, docs/use/keras.md")

@@ -49,7 +49,7 @@ def joined(events: Iterable[RunEvent], later: Iterable[RunEvent]) -> tuple[RunEv
 
 
 class ReportEvents:
-    """Events derived from the reports of one run: first time of a phase, training again, batch size, retry."""
+    """Events derived from one run's reports: first time of a phase, training again, batch size, retry, NaN loss."""
 
     def __init__(self) -> None:
         self.events: tuple[RunEvent, ...] = ()
@@ -66,6 +66,9 @@ class ReportEvents:
         if before is not None and report.oom_retries > before.oom_retries:
             smaller = "" if report.batch_size is None else f" with batch size {report.batch_size}"
             new.append(RunEvent(at, "retry", f"restarts{smaller} after an out-of-memory error"))
+        loss = report.nonfinite_loss
+        if loss and loss.steps and not (before and before.nonfinite_loss and before.nonfinite_loss.steps):
+            new.append(RunEvent(max(at - loss.seconds_ago, 0.0), "event", f"loss NaN or infinite by step {loss.first}"))
         if new:
             self.events = bounded((*self.events, *new))
 

@@ -16,7 +16,7 @@ from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.host.process_tree import HostUsage
 from gpuwarden.owners.resolver import Owners
-from gpuwarden.protocol.messages import DeviceMemory, Error, ErrorKind, Hello, Report
+from gpuwarden.protocol.messages import DeviceMemory, Error, ErrorKind, Hello, NoGpuReason, NonFiniteLoss, Report
 from gpuwarden.runs.outcome import Ending, RunStateName
 from gpuwarden.runs.run_events import RunEvent
 from gpuwarden.runs.stall import Stall
@@ -71,6 +71,13 @@ class RunSnapshot:
     advice_connection: int = 0  # a new number for each connection that reads advice; 0 without one
     batch_peaks: Mapping[str, tuple[SizePeak, ...]] = field(default_factory=dict)  # memory by batch size, by UUID
     batch_size_advice: BatchSizeAdvice | None = None
+    no_gpu: NoGpuReason | None = None  # why it computes on the CPU, of a host with GPUs
+
+    @property
+    def nonfinite_loss(self) -> NonFiniteLoss | None:
+        """Steps with a loss of NaN or infinity; None if there were none, as far as known."""
+        loss = self.report.nonfinite_loss if self.report else None
+        return loss if loss and loss.steps else None
 
     @property
     def state(self) -> RunStateName:

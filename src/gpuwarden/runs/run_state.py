@@ -22,7 +22,7 @@ from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.host.host_reader import try_read_host_memory
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.host.process_tree import HostUsage, PresentProcesses, read_state
-from gpuwarden.protocol.messages import OOM_KINDS, DeviceMemory, End, Error, Hello, Message, Report
+from gpuwarden.protocol.messages import OOM_KINDS, DeviceMemory, End, Error, Hello, Message, NoGpuReason, Report
 from gpuwarden.runs.devices import ListedProcesses, resolve, resolve_mps_limits
 from gpuwarden.runs.outcome import Outcome, OutcomeTracker
 from gpuwarden.runs.run_errors import RunErrors
@@ -73,6 +73,7 @@ class RunState:
     stalls: StallWatch = field(default_factory=StallWatch)
     leaks: LeakWatch = field(default_factory=LeakWatch)
     events: ReportEvents = field(default_factory=ReportEvents)
+    no_gpu: NoGpuReason | None = None  # kept after the end
     outcome: OutcomeTracker = field(init=False)
     errors: RunErrors = field(init=False)
     headroom: HeadroomTracker = field(init=False)
@@ -209,8 +210,7 @@ class RunState:
             uuids = self._verify(claimed, listed)
         memory = sum_by_gpu(self.report.memory, uuids) if self.report and current else {}
         headroom = self._update_headroom(memory, uuids, cgroups, (snapshot, now))
-        own = self._own
-        facts = PollFacts(memory, headroom.now, own, snapshot, uuids, bool(own) and self.outcome.is_gone, co_tenants)
+        facts = PollFacts(memory, headroom.now, self._own, snapshot, uuids, self._is_gone, co_tenants)
         self.errors.update(facts, self.hello, self.uuids, up=up)
         leaks, host_leak = self._update_leaks(memory, usage if up else None, available, now)
         return RunSnapshot(
@@ -245,6 +245,7 @@ class RunState:
             batch_size_advice=self._advise_batch_size(now),
             leaks=leaks,
             host_leak=host_leak,
+            no_gpu=self._update_no_gpu(snapshot),
         )
 
     def _verify(self, claimed: Mapping[str, str], listed: ListedProcesses) -> Mapping[str, str]:
@@ -297,6 +298,20 @@ class RunState:
     def _advise_batch_size(self, now: float) -> BatchSizeAdvice | None:
         advice = self.batch_sizes.evaluate(self.hello, self.histories, now)
         return None if self.errors.is_other_cause(self.report.steps if self.report else 0) else advice
+
+    @property
+    def _is_gone(self) -> bool:
+        """True if its process is known and has ended."""
+        return bool(self._own) and self.outcome.is_gone
+
+    def _update_no_gpu(self, snapshot: Snapshot) -> NoGpuReason | None:
+        """Return why the run computes on the CPU; None if the host has no GPU, or the driver lists the run on one."""
+        if self.up and (self.hello.no_gpu or self.no_gpu):
+            own, has_stepped = self._own, self.report is not None and self.report.steps > 0
+            is_on_gpu = any(process.pid in own for gpu in snapshot.gpus for process in gpu.processes)
+            is_believed = has_stepped and not self.hello.devices and bool(snapshot.gpus) and not is_on_gpu
+            self.no_gpu = self.hello.no_gpu if is_believed else None
+        return self.no_gpu
 
     def _update_stall(self, usage: HostUsage | None, snapshot: Snapshot, now: float) -> Stall | None:
         before, report = self.stalls.stall, self.report if self.up else None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -81,7 +83,9 @@ with watch("torch", interval=0) as run:
 print(torch.__version__, torch.cuda.is_initialized())
 """
     printed, messages = run_and_receive(daemon, script)
-    (hello,) = hellos(messages)
+    first, hello = hellos(messages)
+    assert first == replace(hello, no_gpu=None)
+    assert hello.no_gpu == ("cpu_build" if importlib.import_module("torch").version.cuda is None else "no_driver")
     assert printed == f"{hello.framework.removeprefix('torch ')} False"
     assert (hello.framework[:6], hello.devices) == ("torch ", {})
     report = last(messages)
@@ -102,7 +106,7 @@ main()
 """
     printed, messages = run_and_receive(daemon, script, CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
     assert printed.count("epoch 2:") == 2
-    (hello,), (other,) = hellos(messages), hellos(daemon.accept().waiting())
+    hello, other = hellos(messages)[-1], hellos(daemon.accept().waiting())[-1]
     assert {hello.rank, other.rank} == {0, 1}
     assert hello.world_size == other.world_size == 2
     assert hello.job == other.job is not None
@@ -159,3 +163,22 @@ print(len(tf.config.list_logical_devices("CPU")), tf.__version__)
     assert memory.limit == 512 << 20
     assert memory.peak >= memory.current >= 2 << 20  # the variable, in each of the CPU's halves, which share it
     assert last(messages).steps == 4
+
+
+@needs("jax")
+def test_jax_without_a_gpu(daemon: Receiver) -> None:
+    """JAX's CPU build is named as the reason, and its devices are not made to find out."""
+    script = """
+import jax
+from jax._src import xla_bridge
+from gpuwarden import watch
+with watch("jax", interval=0) as run:
+    run.step()
+    print(bool(xla_bridge._backends))
+    jax.numpy.ones(8).block_until_ready()
+    run.step()
+    run.step()
+"""
+    printed, messages = run_and_receive(daemon, script)
+    assert printed == "False"
+    assert [hello.no_gpu for hello in hellos(messages)] == [None, "cpu_build"]

@@ -88,11 +88,12 @@ def test_declared(run: Reporter, in_epoch: int | None, batch: int, failed: int) 
 @pytest.mark.parametrize(("last", "epoch"), [(None, 128), (5, 101)])
 @pytest.mark.parametrize("wanted", [True, False])
 def test_declared_sum(run: Reporter, last: int | None, epoch: int, *, wanted: bool) -> None:
-    """If arrays declare all batches of an epoch, the metric is read for the loss only, until the epoch has ended."""
+    """If arrays declare all batches of an epoch, the metric counts only when the epoch has ended early."""
     batches = fit(
         run,
         4,
-        *[7, 8, 9] * wanted,
+        *(7, 8),
+        *[9] * wanted,
         64,
         wanted=wanted,
         batch_size=32,
@@ -124,7 +125,7 @@ def test_declared_sum_unknown(run: Reporter, batches_in_all: int | None) -> None
 
 def test_evaluated_within(run: Reporter) -> None:
     """The steps of an epoch that an evaluation within it has parted are one epoch's."""
-    batches = fit(run, 4, 32, batch_size=32, num_batches=4, has_partial_batch=True, partial_batch_size=5)
+    batches = fit(run, 4, 32, 64, batch_size=32, num_batches=4, has_partial_batch=True, partial_batch_size=5)
     batches.update_at_end(1)
     parted = run.examples
     batches.update(1)
@@ -135,7 +136,7 @@ def test_evaluated_within(run: Reporter) -> None:
 
 def test_failed(run: Reporter) -> None:
     """After a step has failed, the examples before it are reported, without reading the metric on the device."""
-    batches = fit(run, 4, batch_size=32, num_batches=4)
+    batches = fit(run, 4, 32, batch_size=32, num_batches=4)
     batches.update(1)
     batches.fail(2)
     assert run.examples == 64

@@ -455,3 +455,22 @@ def test_no_keras() -> None:
 def test_bad_arguments(result: list[str]) -> None:
     """A wrong argument is refused in the constructor, with its name."""
     assert result == ["interval", "interval", "devices", "devices", "devices"]
+
+
+def test_nonfinite_loss(result: dict[str, list[Message]]) -> None:
+    """A NaN loss is marked without reading each step: as a range of steps that has the first one, in every epoch."""
+    finite, seldom, often = (reports(result[name])[-1]["nonfinite_loss"] for name in ("finite", "seldom", "often"))
+    assert (finite["steps"], finite["current"]) == (0, False)
+    # After 8 finite steps; its first NaN is in step 11. Between the epochs' ends nothing was read.
+    assert (seldom["steps"], seldom["max_steps"], seldom["after"], seldom["first"]) == (2, 8, 8, 12)
+    assert seldom["current"]
+    # Read before every step: exact. From the first NaN on all weights are NaN, which the mean does not show.
+    assert (often["steps"], often["max_steps"], often["after"], often["first"]) == (2, 6, 2, 3)
+    assert {each["loss"] for each in reports(result["often"])} == {None}
+
+
+def test_frame(result: dict[str, Any]) -> None:
+    """An input of the wrong rank is an error of shapes, with the line of the user's own code that called fit."""
+    (error,) = errors(result["messages"])
+    assert error["kind"] == "shape_dtype"
+    assert error["frame"].endswith(f"tests/support/keras_cases.py:{result['line']} in case_frame")

@@ -17,6 +17,7 @@ REFERENCES: Mapping[str, str] = {
     "xid": "cli.commands.reference_command:render_xids",
     "dcgm": "dcgm.dcgm_docs:dcgm_markdown",
     "api": "web.api.api_docs:render_reference",
+    "errors": "cli.commands.reference_command:render_errors",
     "verdicts": "cli.commands.reference_command:render_diagnoses",
     "alerts": "alerts.alert_docs:render_alerts",
 }

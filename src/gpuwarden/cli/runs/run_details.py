@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from gpuwarden.analysis.findings import RunFinding, guide_for, list_findings, nonfinite_loss_text
 from gpuwarden.analysis.memory.headroom import headroom_limit_text
 from gpuwarden.cli.common.terminal import sanitize
 from gpuwarden.cli.runs.memory_chart import choose_alphabet
@@ -23,6 +24,7 @@ from gpuwarden.cli.runs.memory_report import (
 )
 from gpuwarden.cli.runs.run_list import state_text
 from gpuwarden.formatting import format_bytes, format_duration, format_elapsed, format_energy, format_ratio
+from gpuwarden.protocol.messages import OOM_KINDS
 from gpuwarden.records.record import RecordedAllocation, RecordedDevice, RecordedError, RunRecord
 
 LABEL_WIDTH = 14
@@ -84,8 +86,19 @@ def _lines(record: RunRecord, gpus: Mapping[str, str]) -> Iterator[tuple[str, st
         yield from _known("ended", record.ended_timestamp_seconds, _moment)
         yield "duration", format_elapsed(record.duration_seconds)
     yield "state", state_text(record) + (f" ({record.evidence})" if record.outcome else "")
+    for finding in _list_findings(record):
+        yield "finding", finding.text
+        yield "next step", finding.next_step
     yield from _training_lines(record)
     yield from _cost_lines(record, gpus)
+
+
+def _list_findings(record: RunRecord) -> Iterator[RunFinding]:
+    loss, text = record.nonfinite_loss, None
+    if loss is not None:
+        steps = nonfinite_loss_text(loss.steps, loss.max_steps, loss.after_step, loss.first_step)
+        text = f"{steps}, at {_moment(loss.first_timestamp_seconds)}"
+    return list_findings(text, record.no_gpu, None, "")
 
 
 def _training_lines(record: RunRecord) -> Iterator[tuple[str, str]]:
@@ -137,6 +150,7 @@ def _device_lines(device: RecordedDevice) -> Iterator[tuple[str, str]]:
 def _error_lines(error: RecordedError, gpus: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     where = [error.phase or "", "" if error.steps is None else f"after {error.steps:,} steps"]
     yield from _known("during", " ".join(filter(None, where)))
+    yield from _known("at", error.frame)
     for allocation in error.allocations:
         yield "requested", _allocation(allocation)
     for uuid, left in (error.headroom_bytes or {}).items():
@@ -149,6 +163,8 @@ def _error_lines(error: RecordedError, gpus: Mapping[str, str]) -> Iterator[tupl
     if error.verdict:
         yield "diagnosis", f"{error.verdict.name.replace('_', ' ')}: {error.verdict.evidence}"
         yield "next step", error.verdict.next_step
+    elif error.kind not in OOM_KINDS:
+        yield "next step", guide_for(error.kind).next_step
     cut = len(error.text) > MAX_MESSAGE_CHARACTERS
     yield "message", f"… {error.text[-MAX_MESSAGE_CHARACTERS:]}" if cut else error.text
 

@@ -1,1 +1,1 @@
-"""Classification of exceptions of the training process."""
+"""Errors of the training process: classified exceptions, and losses that are not finite."""

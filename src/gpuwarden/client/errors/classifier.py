@@ -14,6 +14,7 @@ from typing import cast
 
 from gpuwarden.client.errors.patterns import ALLOCATIONS, PATTERNS
 from gpuwarden.client.errors.traceback_stage import find_stage
+from gpuwarden.client.errors.user_frame import find_user_frame
 from gpuwarden.protocol.codec import ProtocolError, encode
 from gpuwarden.protocol.messages import (
     MAX_ALLOCATIONS,
@@ -69,7 +70,7 @@ def error_from_exception(
     memory is the host's. `batch_size` is the number of examples of the step that raised, if known.
     """
     memory = memory or {}
-    cause = _find_cause(exception)
+    described, cause = _find_cause(exception)
     kind = cause.kind
     allocations: tuple[Allocation, ...] = ()
     stage: Stage | None = None
@@ -88,6 +89,7 @@ def error_from_exception(
         dict(memory),
         batch_size=batch_size,
         stage=stage,
+        frame=find_user_frame(described, exception),
     )
     return _shorten_to_fit(cause, error)
 
@@ -107,15 +109,15 @@ def has_known_kind(exception: BaseException) -> bool:
     return False
 
 
-def _find_cause(exception: BaseException) -> _Reading:
+def _find_cause(exception: BaseException) -> tuple[BaseException, _Reading]:
     """Return the first exception of a known kind in the chain, or else the first exception."""
-    first: _Reading | None = None
+    first: tuple[BaseException, _Reading] | None = None
     for each in _walk_chain(exception):
         reading = _classify(type(each), _read_text(each))
         if reading.kind != "other":
-            return reading
-        first = first or reading
-    return first or _classify(type(exception), _read_text(exception))  # only groups in groups
+            return each, reading
+        first = first or (each, reading)
+    return first or (exception, _classify(type(exception), _read_text(exception)))  # only groups in groups
 
 
 def _walk_chain(exception: BaseException) -> Iterator[BaseException]:

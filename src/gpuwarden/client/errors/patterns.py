@@ -194,12 +194,17 @@ PATTERNS = (
         r"dimension size|must have the same (rank|shape|dtype|type|number of)",
         r"same dtype",
         # Keras
-        r"incompatible with the layer|Negative dimension size",
-        r"Computed output size would be negative|cardinality is ambiguous|must be rank",
+        r"incompatible with the layer|Negative dimension size|must have rank \(ndim\)",
+        r"shape with unknown rank|an unknown TensorShape",  # a rank that differs from an earlier fit's
+        r"expects \d+ (named )?input|Missing data for input|requires inputs with matching shapes",
+        r"total size of the tensor must be unchanged|`input_shape` with at least|have different structures",
+        r"encountered when calling \w+\.call\(\)(?s:.*)tuple index out of range",
+        r"Computed output size would be (zero or )?negative|cardinality is ambiguous|must be rank",
         r"expected (min_)?ndim",
         # TensorFlow, NumPy, JAX
         r"reshape .{0,80}(tensor|array|shape|size)|Input to reshape",
-        r"Cannot batch tensors|Can ?not squeeze",
+        r"Cannot batch tensors|Can ?not squeeze|must be \d-dimensional|expects a vector of size",
+        r"Invalid reduction dimension|out of range using input dim",
         r"number of elements does not match",
         r"tensors? with different shapes",
         # torch
@@ -221,7 +226,7 @@ PATTERNS = (
         r"Tensor conversion requested dtype|Cast \w+ to \w+ is not supported",
         r"(has|have) (type|dtype|DataType) \S+ (that does not|not in)",
         r"Unsupported object type|Unsupported numpy type",
-        r"(Unrecognized|Invalid|incompatible|inconsistent|mismatched|unsupported) d?type",
+        r"(Unrecognized|Invalid|incompatible|inconsistent|mismatched|unsupported) (data )?d?type",
         r"(element|d)type mismatch",
         r"Cannot convert .{1,80} to (EagerTensor of dtype|a? ?Tensor)",
         r"Failed to convert a NumPy array",

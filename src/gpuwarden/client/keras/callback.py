@@ -1,6 +1,6 @@
 """Keras callback that reports a training process to the daemon: `model.fit(..., callbacks=[GpuWarden()])`.
 
-It never disturbs the training: no hook blocks, raises, reads logs, or synchronizes the device.
+It never disturbs the training: no hook blocks, raises, waits for logs, or synchronizes the device.
 """
 
 # ruff: noqa: ARG002, D102 - Keras defines the hooks' arguments and documents the hooks
@@ -18,6 +18,7 @@ from typing import Any
 from gpuwarden.client.errors.classifier import error_from_exception
 from gpuwarden.client.frameworks import make_adapter
 from gpuwarden.client.frameworks.allocator_memory import add_named_devices
+from gpuwarden.client.frameworks.no_gpu import find_reason
 from gpuwarden.client.guard import Guard, guarded
 from gpuwarden.client.hello import make_hello
 from gpuwarden.client.input_wait import InputWait
@@ -49,6 +50,7 @@ class _Fit:
         feeder, per_execution = introspection.find_feeder(), introspection.read_steps_per_execution(model)
         reader = LossReader(run, model, keras, wanted=loss, fits=feeder is not None)
         self._run = run
+        self._loss_reader = reader
         self._examples = ExampleCounter(run, reader, in_epoch, feeder, workers=not is_in_one_process(model))
         self._counts_always = self._examples.is_exact and not loss
         if not (self._examples.is_exact or reader.is_readable):
@@ -68,6 +70,7 @@ class _Fit:
         """Start counting an epoch."""
         self._examples.begin_epoch()
         self.steps.begin_epoch()
+        self._loss_reader.begin_epoch()
 
     def end_epoch(self) -> None:
         """Count the remaining steps when validation starts or the epoch ends."""
@@ -76,6 +79,11 @@ class _Fit:
             self._examples.update_at_end(made)
         if self.input is not None:
             self.input.pause()
+
+    def read_logs(self, logs: Any) -> None:
+        """Read the loss that Keras passes at the end of an epoch."""
+        if self.steps.counts:
+            self._loss_reader.read_logs(logs)
 
     def read_metrics(self, now: float) -> None:
         """Read the loss metric and the input wait, once a second; declared examples are counted each time."""
@@ -162,6 +170,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         self._functions: FunctionPatch | None = None
         self._run: Reporter | None = None
         self._fit: _Fit | None = None  # the current one
+        self._is_explained = False  # the hello has the devices, or why there are none
         self._nested = False  # the current hooks belong to a fit that another fit's callback has called
         self._due = 0.0  # time of the next step that does more than record its start (monotonic)
         GpuWarden._latest = weakref.ref(self)
@@ -217,17 +226,19 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         self._due = 0.0
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._end_epoch()
+        self._end_epoch(logs)
         if self._responder is not None and not self._nested and has_workers(self._watched):
             agreed, advice = self._responder.choose_together(self._run.advice if self._run else None, self._watched)
             if agreed:
                 self._act(self._responder, advice)
 
     @guarded
-    def _end_epoch(self) -> None:
+    def _end_epoch(self, logs: Any) -> None:
         if not self._is_nested():
             if self._fit is not None:
                 self._fit.end_epoch()
+                self._fit.read_logs(logs)
+                self._explain()
             self._report()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -255,6 +266,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         if now >= run.observe_due:
             run.phase, run.stepping = "train", True
             fit.read_metrics(now)
+            self._explain()
             run.observe(now)
         self._due = run.observe_due if self._responder is None else min(run.observe_due, run.listen_due)
         steps.restart()
@@ -330,16 +342,24 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         backend = keras.backend.backend()
         framework = make_adapter(backend)
         names = add_named_devices(framework.list_devices() if framework else {}, self._settings.devices)
+        stepped = self._run is not None and self._run.steps > 0
         hello = make_hello(
             self._settings.name,
             f"{backend} {_read_version(backend)} keras {_read_version(keras.__name__)}",
             names,
+            find_reason(backend) if stepped and not names else None,
         )
+        self._is_explained = stepped or bool(names)
         self._run = run = join_run(self._settings.socket, hello)
         run.interval = self._settings.interval
         if framework:
             run.memory.watch(framework, names)
         return run
+
+    def _explain(self) -> None:
+        """List the devices again when a step has been made: torch sets them up in the first, if it uses any."""
+        if not self._is_explained and self._reporter.steps:
+            self._join()
 
     def _begin_run(self) -> Reporter:
         """Join the run when no fit is in progress; count the steps of a fit that an unreported exception ended."""

@@ -58,7 +58,7 @@ class ExampleCounter:
 
     def update(self, steps: int) -> None:
         """Update between two steps; `steps` were made since the epoch, or this part of it, started."""
-        counted = self._loss_reader.read() if self._loss_reader.wanted or not self.is_exact else None
+        counted = self._loss_reader.read()
         if self._declared is None and counted is not None and steps > self._steps:
             self._infer(steps - self._steps, counted - self._examples)
             self._steps, self._examples = steps, counted

@@ -1,4 +1,4 @@
-"""Reader of Keras's loss metric of a fit: the number of examples and their mean loss.
+"""Reader of Keras's loss metric of a fit: the number of examples, their mean loss, and whether it is finite.
 
 Keras weights each batch's loss by its number of examples, so the sum of the weights is the number of examples, for any
 data source and with a shorter last batch. Keras passes no batch size to callbacks.
@@ -7,6 +7,8 @@ data source and with a shorter last batch. Keras passes no batch size to callbac
 from __future__ import annotations
 
 import math
+from numbers import Real
+from time import monotonic
 from typing import Any
 
 from gpuwarden.client.keras.introspection import read_steps_per_execution
@@ -21,6 +23,8 @@ _WEIGHED, _SEVERAL_STEPS, _REPLICAS = (3, 2), (3, 7), (3, 15)
 
 class LossReader:
     """Reader of the number of examples in the current epoch, which also sets the run's mean loss if `wanted`.
+
+    The mean stays NaN once a step's loss was: it shows the first such step as far as it is read, and no other.
 
     `fits`: Keras's own fit trains. In a custom loop the metric may be reset at any time, or not be used.
     """
@@ -39,23 +43,50 @@ class LossReader:
         # Between steps, Keras 3 has read this metric already, so the device has finished; Keras 2 does not wait.
         self._in_epoch = self.is_readable and alone and version >= since
         self._metric: Any = None  # Keras 2 makes it in the first step
+        self._is_mean = fits and own  # of all steps of the epoch: a custom train_step may return its last loss
+        self.begin_epoch()
+
+    def begin_epoch(self) -> None:
+        """Record that an epoch starts, and Keras has reset the metric."""
+        self._began = self._run.steps
+        self._is_finite = True
 
     def read(self) -> int | None:
         """Read the count between two steps, about 200 µs; None if that would wait for the device."""
-        return self.read_at_end() if self._in_epoch else None
+        # The run has not counted an execution yet that may have been short.
+        return self._read(max(self._run.steps, self._began + (self._run.batch or 0))) if self._in_epoch else None
 
     def read_at_end(self) -> int | None:
-        """Read the count when the epoch's steps are done; None if unknown."""
+        """Read the count when the steps of the epoch, or of a part of it, are done; None if unknown."""
+        return self._read(self._run.steps)
+
+    def read_logs(self, logs: Any) -> None:
+        """Read the epoch's loss from what Keras passes at its end, on every backend; a tensor is not read."""
+        loss = logs.get("loss") if isinstance(logs, dict) else None
+        if isinstance(loss, Real):
+            self._record(float(loss), self._run.steps)
+
+    def _read(self, steps: int) -> int | None:
         self._metric = self._metric or (_find_metric(self._model) if self.is_readable else None)
         if self._metric is None:
             return None
-        count = float(self._metric.count.numpy())
+        count, total = float(self._metric.count.numpy()), float(self._metric.total.numpy())
+        if count > 0:
+            self._record(total / count, steps)
         if not 0 < count < _MAX_EXACT_COUNT:
             return None
         if self.wanted:
-            mean = float(self._metric.total.numpy()) / count
-            self._run.loss = mean if math.isfinite(mean) else None
+            self._run.loss = total / count if math.isfinite(total) else None
         return int(count)
+
+    def _record(self, mean: float, steps: int) -> None:
+        """Record whether the mean loss up to a number of steps of the run is finite."""
+        losses = self._run.nonfinite_losses
+        if math.isfinite(mean):
+            losses.record_finite(steps if self._is_mean else None)
+        else:
+            losses.record_nonfinite(steps, monotonic(), is_new=self._is_finite)
+        self._is_finite = math.isfinite(mean)
 
 
 def _find_metric(model: Any) -> Any:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 from urllib.parse import quote
 
+from gpuwarden.analysis.findings import list_findings, nonfinite_loss_text
 from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.health.status import HEALTH_RANK, BoxStatus, Trouble, worst
 from gpuwarden.pressure.levels import headroom_ratio
@@ -34,6 +35,15 @@ class VerdictDocument:
 
     name: Annotated[str, "One of the verdicts."]
     evidence: Annotated[str, "What it rests on, with numbers."]
+    next_step: Annotated[str, "What to do."]
+
+
+@dataclass(frozen=True, slots=True)
+class FindingDocument:
+    """Finding about the run that needs an action; troubleshooting.md has all of them."""
+
+    name: Annotated[str, "nonfinite_loss, no_gpu, or error: the last one, if it is no out-of-memory error."]
+    text: Annotated[str, "Description in a sentence."]
     next_step: Annotated[str, "What to do."]
 
 
@@ -97,6 +107,7 @@ class RunDocument:
     input_wait_ratio: Annotated[Number, "Share of step time spent waiting for input, if known."] = None
     loss: Annotated[Number, "Last loss, if the user reports it."] = None
     errors: Annotated[Mapping[str, int] | None, "Errors of steps by kind."] = None
+    findings: Annotated[Sequence[FindingDocument], "What was found out about the run, with the next step."] = ()
     stall: Annotated[StallDocument | None, "Present while it is stalled."] = None
     verdict: Annotated[VerdictDocument | None, "Diagnosis of its last out-of-memory error."] = None
     batch_size_advice: Annotated[str | None, "Batch size that would fit, in a sentence."] = None
@@ -157,6 +168,7 @@ def _run(
         steps_per_second=pace(peer.run_id) if run.up else None,
         stall=StallDocument(run.stall.seconds, run.stall.cause) if run.stall else None,
         verdict=VerdictDocument(verdict.cause, verdict.evidence, verdict.next_step) if verdict else None,
+        findings=_findings(run),
         batch_size_advice=run.batch_size_advice.text if run.batch_size_advice else None,
         host_memory_bytes=present.memory if present else None,
         unresolved_devices=run.unresolved or None,
@@ -164,6 +176,13 @@ def _run(
         **(_progress(run.report, current=run.current) if run.report else {}),
         **_growth(run.host_leak, "host_memory", "seconds_to_host_oom"),
     )
+
+
+def _findings(run: RunSnapshot) -> list[FindingDocument]:
+    loss, error = run.nonfinite_loss, run.errors[-1].error if run.errors else None
+    text = nonfinite_loss_text(loss.steps, loss.max_steps, loss.after, loss.first) if loss else None
+    found = list_findings(text, run.no_gpu, error.kind if error else None, error.exception if error else "")
+    return [FindingDocument(each.name, each.text, each.next_step) for each in found]
 
 
 def _progress(report: Report, *, current: bool) -> dict[str, Any]:

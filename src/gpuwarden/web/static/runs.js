@@ -57,7 +57,7 @@ function card(run, places, charts) {
     troubles(run.troubles),
     h("dl", { class: "facts" }, tight ? headroom(tight) : null, held(devices), speed(run), progress(run), waits(run), host(run)),
     outlooks(run, devices, places),
-    errors(run), verdict(run),
+    errors(run), findings(run), verdict(run),
     run.batch_size_advice && !run.verdict ? h("p", {}, run.batch_size_advice) : null,
     devices.filter((each) => each.headroom_unknown).map((each) => h("p", {}, `Headroom on GPU ${places.get(each.uuid) ?? "?"} unknown: ${HEADROOM_UNKNOWN[each.headroom_unknown] ?? plain(each.headroom_unknown)}.`)),
     run.unresolved_devices ? h("p", {}, `Devices that match no GPU for certain: ${run.unresolved_devices}.`) : null,
@@ -71,7 +71,7 @@ function line(run) {
     bad ? mark(run.condition) : null, " ", h("b", {}, h("bdi", {}, short(run.name))), " ",
     h("span", { class: bad ? run.condition : "" }, plain(run.state)),
     known(run.ended_timestamp_seconds) ? ` at ${clock(run.ended_timestamp_seconds)}` : "",
-    run.evidence ? [": ", h("bdi", {}, run.evidence)] : "", ". ", receipt(run), errors(run), verdict(run));
+    run.evidence ? [": ", h("bdi", {}, run.evidence)] : "", ". ", receipt(run), errors(run), findings(run), verdict(run));
 }
 
 const receipt = (run) => h("a", { href: run.receipt.replace(/^\/+/, "") }, "run record", h("span", { class: "unseen" }, ` of ${short(run.name)}`));
@@ -138,6 +138,10 @@ function errors(run) {
   const found = Object.entries(run.errors ?? {}).filter(([, count]) => count);
   if (!found.length) return null;
   return h("p", {}, "Errors: ", found.map(([kind, count]) => `${plain(kind)}${count > 1 ? ` × ${count}` : ""}`).join(", "), ".");
+}
+
+function findings(run) {
+  return (run.findings ?? []).map((each) => h("p", {}, `${each.text} `, h("b", {}, each.next_step)));
 }
 
 function verdict(run) {

@@ -1,0 +1,139 @@
+"""Findings about a run, each with its next step: errors, losses that are not finite, training without a GPU.
+
+The only place of these texts: `gpuwarden runs show`, the status page, the API, alerts and the docs read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from gpuwarden.protocol.messages import OOM_KINDS, ErrorKind, NoGpuReason
+
+NONFINITE_LOSS_STEP = (
+    "Restart from a checkpoint saved before that step. Look for bad values in the input, labels out of range, a "
+    "learning rate that is too high, a division by zero or log(0); with float16, scale the loss or use bfloat16."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Guide:
+    """Meaning of an error kind or a reason, and its next step; `section` is that of the docs."""
+
+    meaning: str
+    next_step: str
+    section: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFinding:
+    """Finding about a run in a sentence, with its next step."""
+
+    name: str  # nonfinite_loss, no_gpu, or error
+    text: str
+    next_step: str
+
+
+_LAUNCH = "#cuda_error_launch_failed-cuda_error_illegal_address"
+ERROR_GUIDES: Mapping[ErrorKind, Guide] = {
+    "device_oom": Guide(
+        "An allocation on a GPU failed.",
+        "Follow the diagnosis; without one, use a smaller batch.",
+        "#out-of-memory-on-the-gpu",
+    ),
+    "host_oom": Guide(
+        "An allocation in host memory failed: input pipeline, NumPy, pinned or shared memory.",
+        "Use smaller shuffle buffers and caches, fewer loader workers, or a larger memory limit or --shm-size.",
+    ),
+    "kernel_launch": Guide(
+        "A kernel did not start, or failed.",
+        "Restart the process. Run it once with CUDA_LAUNCH_BLOCKING=1, so that the traceback names the operation; "
+        "check labels and indices, and the XIDs of the GPU.",
+        _LAUNCH,
+    ),
+    "illegal_address": Guide(
+        "A kernel accessed memory that it may not access.",
+        "Restart the process. Run it once with CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer; check labels and indices, "
+        "and the XIDs of the GPU.",
+        _LAUNCH,
+    ),
+    "library_mismatch": Guide(
+        "Driver, CUDA, cuDNN, framework and GPU do not fit together, or a library was not found.",
+        "Compare the versions of driver and framework; the text names the library.",
+        "#library-and-driver-versions",
+    ),
+    "no_device": Guide(
+        "The framework has no GPU.",
+        "Check `nvidia-smi -L` and CUDA_VISIBLE_DEVICES in the environment of the training.",
+        "#gpu-not-used",
+    ),
+    "hardware": Guide(
+        "The GPU's memory has an uncorrectable error (ECC).",
+        "Run it again; if it recurs, take the GPU out of use.",
+        "../reference/alerts.md#gpuuncorrectedmemoryerrors",
+    ),
+    "shape_dtype": Guide(
+        "Shapes or types do not fit together.",
+        "Print shape and type of one batch, and compare them with model.summary() and the loss; the text names the "
+        "layer or operation.",
+    ),
+    "other": Guide("Any other error.", "Read its text and the line of the program where it was raised."),
+}
+
+NO_GPU_GUIDES: Mapping[NoGpuReason, Guide] = {
+    "cpu_build": Guide(
+        "the installed framework is built for the CPU",
+        "Install its build with CUDA in the environment of the training: `pip install 'tensorflow[and-cuda]'`, "
+        "`pip install 'jax[cuda13]'`, or torch from its CUDA index.",
+    ),
+    "hidden": Guide(
+        "CUDA_VISIBLE_DEVICES hides all GPUs",
+        "Unset CUDA_VISIBLE_DEVICES, or name a GPU in it; in a batch job, request a GPU.",
+    ),
+    "deselected": Guide(
+        "the program or its environment chose other devices",
+        "Look for tf.config.set_visible_devices, JAX_PLATFORMS or jax_platforms.",
+    ),
+    "no_driver": Guide(
+        "the process sees no NVIDIA driver",
+        "In a container, pass the GPUs (`docker run --gpus all`); in a batch job, request a GPU.",
+    ),
+    "no_library": Guide(
+        "the framework found no GPU, though the process sees the driver: a library did not load",
+        "Read the framework's first log lines, which name the library; reinstall it with its CUDA libraries.",
+    ),
+    "unused": Guide(
+        "the program has put nothing on a GPU",
+        "Check torch.cuda.is_available(): if it is True, move model and batches with .to('cuda'); if False, the driver "
+        "or a library does not fit.",
+    ),
+}
+
+
+def guide_for(kind: str) -> Guide:
+    """Return the guide of an error kind, which a newer version may have made."""
+    return next((guide for known, guide in ERROR_GUIDES.items() if known == kind), ERROR_GUIDES["other"])
+
+
+def no_gpu_guide(reason: str) -> Guide:
+    """Return the guide of a reason, which a newer version may have made."""
+    return next((guide for known, guide in NO_GPU_GUIDES.items() if known == reason), NO_GPU_GUIDES["unused"])
+
+
+def nonfinite_loss_text(steps: int, max_steps: int, after: int, first: int) -> str:
+    """Return the steps whose loss was NaN or infinite in words, as exactly as they are known."""
+    count = f"{steps:,}" if steps == max_steps else f"{steps:,} to {max_steps:,}"
+    where = f"step {first:,}" if first == after + 1 else f"steps {after + 1:,} to {first:,}"
+    return f"NaN or infinite in {count} step{'' if max_steps == 1 else 's'}, first in {where}"
+
+
+def list_findings(loss: str | None, no_gpu: str | None, error: str | None, exception: str) -> Iterator[RunFinding]:
+    """Yield the findings of a run: its `nonfinite_loss_text`, the reason for no GPU, and the kind of its last error."""
+    if loss is not None:
+        yield RunFinding("nonfinite_loss", f"Loss {loss}.", NONFINITE_LOSS_STEP)
+    if no_gpu is not None:
+        guide = no_gpu_guide(no_gpu)
+        yield RunFinding("no_gpu", f"No GPU used: {guide.meaning}.", guide.next_step)
+    if error is not None and error not in OOM_KINDS:
+        guide = guide_for(error)
+        yield RunFinding("error", f"Last error: {exception}. {guide.meaning}", guide.next_step)
