@@ -29,6 +29,7 @@ NAMES = {condition.name for condition in CHECKED if condition.expr}
 NOT_SIMULATED = {
     *("RunOutOfMemoryExpected", "RunHostOutOfMemoryExpected", "GpuDrainNeeded", "GpuResetRequired"),
     *("GpuSramErrorsExceeded", "GpuMemoryUnrepairable", "GpuRetiredPagesPending"),
+    *("RunLossNotFinite", "RunWithoutGpu"),  # a real training: rule tests and test_findings.py cover them
 }
 HOST_ALERTS = {"GpuMissing", "GpuwardenDriverFault", "GpuwardenNoGpus"}  # they inhibit the others, or each other
 
