@@ -31,7 +31,6 @@ MEANINGS = {
     "retirement pending": "a page of memory waits for a reset to be retired",
     "recovery": "the driver asks for a reset, or more",
     "gpu down": "a GPU does not answer",
-    "gpu missing": "the driver counts a GPU that cannot be read",
     "pcie": "a PCIe link under load is narrower or slower than it could be",
     "nvlink down": "an NVLink that was up is down",
     "nvlink errors": "an NVLink errs more and more",

@@ -22,7 +22,6 @@ NAMES = {
     "retirement pending": "GpuRetiredPagesPending",
     "recovery": "GpuRecoveryNeeded",
     "gpu down": "GpuDown",
-    "gpu missing": "GpuMissing",
     "pcie": "GpuPcieLinkDegraded",
     "nvlink down": "GpuNvlinkDown",
     "nvlink errors": "GpuNvlinkErrors",
