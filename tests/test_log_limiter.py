@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpuwarden.log_limiter import USER_LINE_SECONDS, USER_LINES, UserLineFilter, about_runs_of
+from gpuwarden.log_limiter import USER_LINE_SECONDS, USER_LINES_BURST, UserLineFilter, about_runs_of
 
 ATTACKER, VICTIM = 1001, 1000
 
@@ -31,7 +31,7 @@ def test_lines_about_one_users_runs_are_limited(
     for _ in range(1000):
         with about_runs_of(ATTACKER):
             log.info("run connected run=%s", "7-1")
-    assert lines.text.count("run=7-1") == USER_LINES
+    assert lines.text.count("run=7-1") == USER_LINES_BURST
     with about_runs_of(VICTIM):
         log.info("run connected run=%s", "8-1")
     log.info("paused")
@@ -40,9 +40,9 @@ def test_lines_about_one_users_runs_are_limited(
         now += USER_LINE_SECONDS
         log.warning("run error run=%s", "7-1")
         log.warning("run error run=%s", "7-2")
-    assert lines.messages[USER_LINES:] == [
+    assert lines.messages[USER_LINES_BURST:] == [
         "run connected run=8-1",
         "paused",
         "internal error",
-        f"run error run=7-1 lines_dropped={1000 - USER_LINES}",
+        f"run error run=7-1 lines_dropped={1000 - USER_LINES_BURST}",
     ]

@@ -32,8 +32,8 @@ class LogLimiter:
         return True
 
 
-USER_LINES = 300  # about the runs of one user, in a burst: a hundred that fail at once have two or three each
-USER_LINE_SECONDS = 0.5  # in the long run: twice runs.new_per_minute
+USER_LINES_BURST = 300  # about the runs of one user: a hundred that fail at once have two or three each
+USER_LINE_SECONDS = 0.5  # between lines in the long run: twice the default of runs.new_per_minute
 _MAX_USERS = 1000
 
 _uid: ContextVar[int | None] = ContextVar("uid", default=None)
@@ -65,7 +65,7 @@ class UserLineFilter(logging.Filter):
         user, now = find_user(uid), time.monotonic()
         if len(self._limits) > _MAX_USERS:
             self._limits = {each: limit for each, limit in self._limits.items() if not limit.is_unused(now)}
-        limit = self._limits.setdefault(user, RateLimit(USER_LINES, USER_LINE_SECONDS))
+        limit = self._limits.setdefault(user, RateLimit(USER_LINES_BURST, USER_LINE_SECONDS))
         if limit.next_allowed(now) > now:
             self._dropped[user] = self._dropped.get(user, 0) + 1
             return False

@@ -17,7 +17,7 @@ class RateLimit:
         return max(now, self._paid_until - self._ahead)
 
     def is_unused(self, now: float) -> bool:
-        """Return whether all uses are paid: a new limit would allow the same."""
+        """Return whether no use still counts: a new limit would allow the same."""
         return self._paid_until <= now
 
     def consume(self, now: float) -> None:

@@ -63,7 +63,7 @@ ERROR_GUIDES: Mapping[ErrorKind, Guide] = {
         "#library-and-driver-versions",
     ),
     "no_device": Guide(
-        "The framework has no GPU.",
+        "The framework found no GPU.",
         "Check `nvidia-smi -L` and CUDA_VISIBLE_DEVICES in the environment of the training.",
         "#gpu-not-used",
     ),

@@ -97,7 +97,7 @@ class AdviceState:
     def pop_unanswered(self, action: Action, level: Level, now: float) -> list[Advice]:
         """Return advice of `level` or worse that still holds, and mark its episodes as answered by `action`.
 
-        None while the last action is too recent: what still holds then is returned later.
+        Empty while the last action is too recent; advice that still holds after that is returned then.
         """
         if now < self._next_action.get(action, 0.0):
             return []
@@ -114,7 +114,7 @@ class AdviceState:
         return found
 
     def record_action(self, action: Action, began: float, now: float) -> None:
-        """Record an action from `began` to `now`: a daemon whose pressure comes and goes must not fill the training."""
+        """Record an action from `began` to `now` (monotonic), and delay the next: flapping must cost little time."""
         self._next_action[action] = now + max(MIN_ACTION_INTERVAL_SECONDS, (now - began) / MAX_ACTION_RATIO)
 
     def _list_lasting(self, subject: str, now: float) -> list[_Episode]:

@@ -67,7 +67,7 @@ SETTINGS = (
     Setting("oom_expected", TIME, thresholds.OUT_OF_MEMORY_EXPECTED_SECONDS,
             "Forecast time to out-of-memory below which a leak is reported."),
     Setting("oom_soon", TIME, thresholds.OUT_OF_MEMORY_SOON_SECONDS,
-            "Forecast time to out-of-memory below which a leaking run is near out-of-memory."),
+            "Forecast time to out-of-memory below which a leaking run is reported as near out-of-memory."),
     Setting("leak_ratio", PART, 0.5,
             "Share of device memory that processes which do not report must use before their growth is reported."),
     Setting("leak_window", TIME, 900.0, "Time for which they must have grown."),

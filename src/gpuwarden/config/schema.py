@@ -91,14 +91,14 @@ class WebConfig:
     timeout: float = option(bounded(DURATION, "100ms", "5m"), "10s",
         "Time that a client has to send its request or to read the response.")
     allowed_hosts: tuple[str, ...] = option(list_of(HOST_PATTERN, "list of host names"), "none",
-        "More host names under which requests are answered (docs/understand/shared-machines.md). Addresses, names "
-        "without a dot, the host's own names and the name in web.listen always are.")
+        "Additional host names that requests may address (docs/understand/shared-machines.md). IP addresses, names "
+        "without a dot, the host's own names and the name in web.listen are always accepted.")
     socket: Path = option(CONTROL_PATH, "api.sock",
-        "Unix socket of the same pages and API, which knows the user who asks: `gpuwarden runs` uses it; a file name "
-        "without a folder is in the folder of runs.socket.")
+        "Unix socket that serves the same pages and API and identifies the client's user, for `gpuwarden runs`; a "
+        "file name without a folder is in the folder of runs.socket.")
     show_error_text: bool | None = option(_OPTIONAL_BOOLEAN, "none",
-        "Show the messages of errors to everyone who can reach web.listen; they can have passwords and paths. none "
-        "shows those of the daemon's own user only, and none at all if that is root.")
+        "Whether web.listen serves error messages, which can contain passwords and paths. true: of all users; false: "
+        "never; none: only those of the daemon's own user, unless that is root.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,11 +191,11 @@ class RunsConfig:
         "Maximum number of runs at once; above it, an ended or silent run is dropped, else the newest run of the user "
         "with the most runs. A run that uses a GPU never makes room for one that does not.")
     max_per_user: int = option(bounded(WHOLE, "1", "2048"), "128",
-        "Maximum number of runs of one user at once, with the user's subordinate uids (/etc/subuid); above it, an "
-        "ended or silent run of the user is dropped, else the new one is refused.")
+        "Maximum number of runs of one user at once, including those of the user's subordinate uids (/etc/subuid); "
+        "above it, an ended or silent run of the user is dropped, else the new one is refused.")
     new_per_minute: int = option(bounded(WHOLE, "1", "60000"), "60",
-        "Maximum number of new runs per minute of one user, and at most as many in a burst; further ones are refused "
-        "and counted, and a run that lasts is admitted later.")
+        "Maximum number of new runs of one user per minute, also the largest burst; further ones are refused and "
+        "counted, and connect again while they last.")
     expiry: float = option(bounded(DURATION, "1s", "24h"), "2m",
         "Time after which a run's last report is outdated, and for which its counters remain after its end.")
     stall_factor: int = option(bounded(WHOLE, "1", "1000"), "10",
@@ -204,8 +204,8 @@ class RunsConfig:
     stall_after: float = option(bounded(DURATION, "1s", "24h"), "1m",
         "Minimum duration of a step before the run counts as stalled.")
     trust_reports: bool = option(BOOLEAN, "false",
-        "Count a run for the GPUs that it names even where the driver does not list its process, as in a container "
-        "without the host's pids, or in tests on the CPU; any user who can report can then raise alerts about any GPU.")
+        "Trust the GPUs that a run reports even where the driver does not list its process, as in a container without "
+        "the host's pids, or in tests on the CPU; any user who can report can then raise alerts about any GPU.")
     context_overhead: int = option(bounded(SIZE, "0", "64GiB"), "512MiB",
         "Device memory that a process uses in addition to its allocator's pool (CUDA context, cuBLAS, cuDNN); "
         "subtracted from headroom.")
@@ -314,7 +314,7 @@ class NotifyConfig:
         "Time to wait for more alerts after the first, to send them in one message.")
     max_per_hour: int = option(bounded(WHOLE, "1", "3600"), "20",
         "Maximum messages per hour to each target, at most a quarter of them in a burst; more alerts wait for the next "
-        "message. A new critical alert can also use a second limit of the same size, so never more than twice as many.")
+        "message. New critical alerts also have a second limit of the same size: at most twice this number in total.")
     repeat: float = option(bounded(DURATION, "1m", "720h"), "4h",
         "Interval for re-sending an alert that is still firing.")
     resolved: bool = option(BOOLEAN, "true", "Send a message when an alert is resolved.")

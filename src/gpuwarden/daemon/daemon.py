@@ -76,7 +76,7 @@ class Daemon:
         self.poll_loop.attach(loop)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.poll_loop.stop)
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup's wish
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup sets it
             loop.add_signal_handler(signal.SIGHUP, self._hang_up, _has_terminal())
         try:
             await self.web.start(*self._config.web.listen)

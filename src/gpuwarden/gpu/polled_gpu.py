@@ -87,7 +87,7 @@ class PolledGpu:
         """Return it as down, with its provisional identity; log that once."""
         if self._was_up:
             fields = format_fields(gpu=identity.uuid, index=self._index, error=fault, detail=detail or None)
-            log.error("GPU not responding from the start, not identified %s", fields)
+            log.error("GPU not responding since daemon start, not identified %s", fields)
         self._was_up = False
         self._errors[fault] += 1
         return Gpu(identity, fault=fault, errors=dict(self._errors))

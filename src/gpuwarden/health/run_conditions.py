@@ -70,16 +70,15 @@ def _loss_nonfinite(state: State) -> Iterator[Occurrence]:
         if (loss := run.nonfinite_loss) and loss.current:
             text = f"loss {nonfinite_loss_text(loss.steps, loss.max_steps, loss.after, loss.first)}"
             since = (run.last_report or state.snapshot.time) - loss.seconds_ago
-            yield run_occurrence(state, run, text, f"{run_text(run)} has a {text}.", since=since)
+            yield run_occurrence(state, run, text, f"{run_text(run)}: {text}.", since=since)
 
 
 def _without_gpu(state: State) -> Iterator[Occurrence]:
     for run in state.runs:
         if run.up and run.no_gpu:
-            text = f"no GPU used: {NO_GPU_GUIDES[run.no_gpu].meaning}"
-            yield run_occurrence(
-                state, run, text, f"{run_text(run)} trains on the CPU, {text}.", {"reason": run.no_gpu}
-            )
+            meaning = NO_GPU_GUIDES[run.no_gpu].meaning
+            description = f"{run_text(run)} trains on the CPU: {meaning}."
+            yield run_occurrence(state, run, f"no GPU used: {meaning}", description, {"reason": run.no_gpu})
 
 
 def _ended(name: str) -> Check:
@@ -175,7 +174,7 @@ RUN_CONDITIONS = (
         check=_without_gpu,
         summary="Training runs on the CPU",
         description="""Run {{ $labels.run_name }} ({{ $labels.run_id }}) on {{ $labels.instance }} trains on the CPU,
-            though the host has GPUs: {{ reReplaceAll "_" " " $labels.reason }}.%{owner}""",
+            though the host has GPUs (reason: {{ reReplaceAll "_" " " $labels.reason }}).%{owner}""",
         meaning="""The framework computes, has no GPU, and the driver lists none of the run's processes on one; the host
             has GPUs.""",
         diagnosis="`gpuwarden runs show ID` has the [reason](use/runs.md#training-without-a-gpu).",

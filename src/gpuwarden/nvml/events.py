@@ -72,8 +72,8 @@ class XidReport:
 class OperationalEvent:
     """GPU Operational Event of R615 and newer; `time` is Unix time.
 
-    `role` is "primary" for the origin of a fault, "propagated" for what followed from it, else "other". `code` is one
-    of `module`. `lost` says that the driver dropped earlier events.
+    `role` is "primary" for the origin of a fault, "propagated" for what followed from it, else "other". `code` is
+    `module`'s own number. `lost`: the driver dropped earlier events.
     """
 
     gpu: str
@@ -290,7 +290,10 @@ class XidEvents:
         self.on_xid()
 
     def _record_waited(self, events: EventSet, event: WaitedEvent, empty_at: float) -> None:
-        """Record an event that has its GPU and mostly its time; an operational one with its XIDs, once for a group."""
+        """Record an event of nvmlEventSetWait_v3; of an operational one also its XIDs, each once for a group.
+
+        The driver's time is used where it lies between the last empty wait and now.
+        """
         uuid = event.uuid.decode(errors="replace")
         if not uuid:
             self.unknown += 1
@@ -326,7 +329,7 @@ class XidEvents:
 
 
 def _operational_event(event: WaitedEvent, uuid: str, at: float, xids: tuple[int, ...]) -> OperationalEvent:
-    """Return an operational event in words; what this version has no name for by its number."""
+    """Return an operational event with names for its numbers; a number unknown to this version stays one."""
     primary, propagated = event.attributes & OPERATIONAL_PRIMARY, event.attributes & OPERATIONAL_PROPAGATED
     return OperationalEvent(
         gpu=uuid,

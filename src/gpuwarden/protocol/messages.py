@@ -123,9 +123,9 @@ class Hello:
     resolves it. `visible_devices` and `device_order` are the run's CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER. In a job
     of several processes `job` is their common name, `rank` this one's rank from 0 of `world_size`. `hears`: the run
     reads advice; others are sent none. `mps_memory_limit` is its CUDA_MPS_PINNED_DEVICE_MEM_LIMIT where MPS runs.
-    `no_gpu` is why its framework computes without a GPU, once it does: it is built
-    for the CPU, CUDA_VISIBLE_DEVICES hides all GPUs, the program chose others, the process sees no driver, libraries
-    did not load, or the program has set up none.
+    `no_gpu` is why its framework computes without a GPU, once it does: it is built for the CPU, CUDA_VISIBLE_DEVICES
+    hides all GPUs, the program chose other devices, the process sees no driver, a library did not load, or the program
+    has put nothing on a GPU.
     """
 
     name: str = validated(check_text)

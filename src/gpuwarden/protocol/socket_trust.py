@@ -11,10 +11,10 @@ WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def find_distrust(path: str | os.PathLike[str], uid: int) -> str | None:
-    """Return why user `uid` may not listen at `path`; None for root, the own user, and the owner of the way to it.
+    """Return why a socket at `path` is not trusted if user `uid` listens; None for root, the own user, or a service's.
 
-    A service's user is known by that way: only they, root and the own user can write a folder on it. Raises OSError
-    where a folder cannot be read.
+    A service's user is recognized by the folders of the path: only that user, root and the own user can write them.
+    Raises OSError where a folder cannot be read.
     """
     own = os.geteuid()
     if uid in (0, own):

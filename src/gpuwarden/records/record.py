@@ -226,7 +226,9 @@ class RecordedDevice:
     memory_limit_bytes: Annotated[int | None, "The allocator's own limit."] = None
     headroom_at_peak_bytes: Annotated[float | None, "Headroom on top of that peak."] = None
     lowest_headroom_bytes: Annotated[float | None, "Lowest headroom of any poll."] = None
-    headroom_limit: Annotated[str | None, "What ended the headroom last: device, allocator, cgroup or mps."] = None
+    headroom_limit: Annotated[
+        str | None, "Limit that was to be reached first, last known: device, allocator, cgroup or mps."
+    ] = None
     headroom_limit_bytes: Annotated[float | None, "That limit, unless it was the device's memory."] = None
     xids: Annotated[Mapping[XidCode, int] | None, "XIDs of the GPU during the run, by code."] = None
     memory_growth_bytes_per_second: Annotated[

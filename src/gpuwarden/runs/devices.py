@@ -30,7 +30,7 @@ class ListedProcesses:
     trust_reports: bool = False
 
     def has(self, pid: int) -> bool:
-        """Return whether a process is on a device, or may be without being listed."""
+        """Return whether the driver lists a process on a device; always true with `trust_reports`."""
         return self.trust_reports or any(pid in pids for pids in self.pids.values())
 
     def verify(self, claimed: Iterable[str], own: Collection[int], before: Mapping[str, bool]) -> dict[str, bool]:

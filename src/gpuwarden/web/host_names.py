@@ -1,4 +1,4 @@
-"""Host names under which the server may be asked: the defense against DNS rebinding.
+"""Host names that requests may address: the defense against DNS rebinding.
 
 A web page of another site can give its own name the address of this machine, and then read the answers as its own. The
 request has that name in its Host header. An IP address, or a name without a dot, cannot be registered by another site.
@@ -17,10 +17,10 @@ RESOLVER_FILE = Path("/etc/resolv.conf")
 
 
 class HostNames:
-    """Names of this machine, and further ones: `*.example.com` stands for all below a domain, `*` for all."""
+    """Names of this machine, and extra ones: `*.example.com` stands for all below a domain, `*` for all."""
 
-    def __init__(self, further: Iterable[str] = ()) -> None:
-        self._names = {*map(str.lower, further), *find_own_names()}
+    def __init__(self, extra: Iterable[str] = ()) -> None:
+        self._names = {*map(str.lower, extra), *find_own_names()}
 
     def allow(self, header: str) -> bool:
         """Return whether a request with this Host header may be answered."""
@@ -44,7 +44,7 @@ def _is_address(name: str) -> bool:
 
 
 def find_own_names() -> set[str]:
-    """Return the names of this machine that have a dot. Reads two files, and asks no server."""
+    """Return the names of this machine that have a dot, from two files, without DNS."""
     node = os.uname().nodename.lower()
     short = node.partition(".")[0]
     found = {node, *(f"{short}.{domain}" for line in _lines(RESOLVER_FILE) for domain in _search_domains(line))}

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 STOP_SECONDS = 0.5
 NO_DESCRIPTOR_PAUSE_SECONDS = 0.5
 LOG_INTERVAL_SECONDS = 60.0
-UNKNOWN_USER = -1  # of a process in a container, where uids are of other people
+UNKNOWN_USER = -1  # of a process in a container, where a uid can be another person's
 
 
 class WebServer:

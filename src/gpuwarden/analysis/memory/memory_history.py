@@ -9,7 +9,7 @@ from typing import TypeVar
 from gpuwarden.analysis.memory.downsampling import Downsampled
 from gpuwarden.protocol.messages import DeviceMemory, Phase, Report
 
-MIN_RISES = 4  # reports, at least a second; the first steps of a training make fewer
+MIN_RISING_REPORTS = 4  # in a row, over at least a second; the first steps of a training have fewer
 
 NumberT = TypeVar("NumberT", int, float)
 
@@ -99,7 +99,7 @@ class MemoryHistory:
     @property
     def grows_in_steps(self) -> bool:
         """True if the peak is that of the last steps: it rises from report to report with the memory in use."""
-        return self.rises >= MIN_RISES
+        return self.rises >= MIN_RISING_REPORTS
 
     @property
     def windows(self) -> list[MemoryWindow]:

@@ -21,7 +21,7 @@ TIGHT_RATIO = 0.85  # of it in use: then the growth is the missing memory
 SLACK_RATIO = 0.05  # of it free in total: from here on fragmentation is the cause, as allocators round up
 MIN_RISES = 2.5  # equal rises of a steady rise; a single step may be sampled half-way, as two
 HELD_RATIO = 0.9  # of a peak in use between steps: then no step was near it
-JUMP_RATIO = 0.1  # of it by which the base rose at once
+JUMP_RATIO = 0.1  # of the available memory: a larger single rise of the base counts as a jump
 KEPT_TIMES = 20  # the failed request kept outside of steps: one computation has fewer tensors alive at once
 OUTSIZED_TIMES = 1.5  # times the usual memory of a step, and
 OUTSIZED_RATIO = 0.05  # of the available memory more: a step larger than the others
@@ -204,7 +204,7 @@ class FailureContext:
 
     @property
     def base_jump(self) -> float:
-        """Bytes by which the base rose at once after the first steps, and stayed; 0 without such a rise."""
+        """Bytes by which the base jumped after the first steps, and stayed there; 0 without a jump."""
         lowest = [each.lowest for each in self.windows if each.steps][1:]  # the first steps make what training needs
         if self.base is None or not lowest:
             return 0

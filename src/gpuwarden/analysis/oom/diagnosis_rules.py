@@ -106,10 +106,10 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "too_big",
         "device_oom",
-        "Memory in use between steps rose at once after the first steps and stayed: optimizer slots, unfrozen layers, "
+        "Memory in use between steps jumped after the first steps and stayed there: optimizer slots, unfrozen layers, "
         "a second model. Before that a step of this size fitted.",
-        "Memory in use between steps rose at once by 97.6 MiB, to 146 MiB of the 204 MiB available to the run, and "
-        "stayed: 61.0 MiB did not fit next to it.",
+        "Memory in use between steps jumped by 97.6 MiB, to 146 MiB of the 204 MiB available to the run, and stayed "
+        "there: 61.0 MiB did not fit next to it.",
         find_base_jump,
     ),
     Rule(

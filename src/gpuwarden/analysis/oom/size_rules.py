@@ -19,7 +19,8 @@ MAX_BASE_GROWTH_RATIO = (
     0.1  # of the available memory; with more growth since the first steps the batch is not the cause
 )
 
-HALF_RATIO = 0.5  # of it in use between steps: then the model is the larger part, where nothing points to the batch
+# Of the available memory in use between steps: above it the model is the cause if nothing points to the batch.
+MIN_MODEL_RATIO = 0.5
 MAX_DEVICE_BYTES = 1 << 40  # more than any device has
 
 _CHECK_SHAPE = "Check the tensor's shape; if it is intended, split it over several GPUs, or use lower precision."
@@ -63,8 +64,9 @@ def find_base_jump(failure: FailureContext) -> Finding | None:
     if wanted < TIGHT_RATIO * room or wanted - failure.base_growth > room:
         return None
     return Finding(
-        f"Memory in use between steps rose at once by {format_bytes(jump)}, to {format_bytes(base)} of the "
-        f"{format_bytes(room)} available to the run, and stayed: {format_request(failure)} did not fit next to it.",
+        f"Memory in use between steps jumped by {format_bytes(jump)}, to {format_bytes(base)} of the "
+        f"{format_bytes(room)} available to the run, and stayed there: {format_request(failure)} did not fit next to "
+        "it.",
         "Find what was added: optimizer slots, unfrozen layers, a second model, copies of weights. Add less, or use "
         "lower precision or an optimizer with less state.",
     )
@@ -99,7 +101,7 @@ def _model_evidence(failure: FailureContext, room: float) -> str | None:
             f"batch does not fit; {wanted} failed."
         )
     is_single = failure.is_eager and failure.error.steps and find_batch_sign(failure) is None
-    if is_single and base is not None and base > HALF_RATIO * room and not has_grown and not failure.had_room:
+    if is_single and base is not None and base > MIN_MODEL_RATIO * room and not has_grown and not failure.had_room:
         return (
             f"{format_bytes(base)} of {format_bytes(room)} were in use between steps, with any batch, and nothing "
             f"shows that {wanted} grows with the batch."

@@ -63,7 +63,7 @@ def _connection(place: Address | Path, timeout: float) -> http.client.HTTPConnec
 
 
 def fetch_json(place: Address | Path, path: str, timeout: float = TIMEOUT_SECONDS) -> Any:
-    """Return the parsed JSON answer to a path, from an address or from the Unix socket, which knows this user.
+    """Return the parsed JSON answer to a path, from an address or from the Unix socket, which identifies this user.
 
     Blocks; each wait ends after `timeout` seconds. Raises ApiError.
     """

@@ -112,7 +112,7 @@ def render_conclusion(record: RunRecord, devices: Sequence[RecordedDevice], gpus
         yield "forecast", _host_forecast(record.host_memory_growth_bytes_per_second, record.seconds_to_host_oom)
     if devices and not growing and not diagnosis:
         yield "memory", _describe_course(record, devices[0])
-    if record.batch_size_advice is not None and not diagnosis:  # whose next step has the size, if it is the cause
+    if record.batch_size_advice is not None and not diagnosis:  # a diagnosis has the size in its next step
         advice = record.batch_size_advice
         yield "batch size", f"{advice.text} ({advice.confidence} confidence)"
     if diagnosis:

@@ -110,7 +110,7 @@ def _fetch_runs(config: Config, limit: int | None = None) -> dict[str, Any]:
 
 
 def _find_socket(answer: Mapping[str, Any]) -> Path | None:
-    """Return the daemon's socket that knows this user; None for a daemon of another machine or an older one."""
+    """Return the daemon's Unix socket of the API; None for a daemon on another machine or an older one."""
     boot_id, path = answer.get("boot_id"), answer.get("socket")
     return Path(path) if isinstance(path, str) and boot_id is not None and boot_id == read_boot_id() else None
 
@@ -120,7 +120,7 @@ def _fetch(config: Config, path: str, socket: Path | None = None) -> Any:
     try:
         return fetch_json(socket or config.web.listen, f"{RUNS}{path}")
     except ApiError as error:
-        if socket and error.status is None:  # as in a container without its folder
+        if socket and error.status is None:  # as in a container that does not mount the socket's folder
             return _fetch(config, path)
         if path.startswith("/") and error.status == HTTPStatus.NOT_FOUND:
             return None

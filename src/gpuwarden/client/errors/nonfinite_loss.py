@@ -22,7 +22,7 @@ class NonFiniteLossCounter:
         self._current = False
 
     def record_finite(self, step: int | None = None) -> None:
-        """Record a finite loss; of `step`, or the mean up to it, if earlier steps are known to be finite too."""
+        """Record a finite loss. Steps up to `step` were finite as far as known; None if that is not known of any."""
         self._known, self._current = True, False
         if step is not None:
             self._finite_until = step

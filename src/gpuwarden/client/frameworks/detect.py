@@ -16,7 +16,7 @@ class FrameworkSearch:
     """Search for a framework with devices, repeated until one is found; after that it costs nothing.
 
     `wanted` is the framework that the user names. `framework` is its name and version; `devices` are those to report:
-    the ones that are found, and the ones that the user `named`. `no_gpu` is why there are none, once it computes.
+    the ones that are found, and the ones that the user `named`. `no_gpu` is why there are none, once a step was made.
     """
 
     def __init__(self, wanted: str | None, named: Mapping[str, str]) -> None:

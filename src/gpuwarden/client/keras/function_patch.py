@@ -48,7 +48,7 @@ class _Wrapped:
     """Callable that replaces `function` and passes attribute access through to it.
 
     A copy or pickle contains only the function. `meter` gets the arguments of each call and may replace them.
-    `returned` has the number of calls that have returned.
+    `returned[0]` counts the calls that have returned.
     """
 
     # Names that no function uses for its own attributes.
@@ -106,7 +106,7 @@ def wrap(
 
     A wrapped function is unwrapped first. The end of the data is reported as such, not as an error. Exceptions of
     `observer` are dropped. `meter` gets the arguments of each call and may replace them; if it raises, they are kept.
-    `returned` has the number of calls that have returned.
+    `returned[0]` counts the calls that have returned.
     """
     return _Wrapped(unwrap(function), observer, meter, [0] if returned is None else returned)
 

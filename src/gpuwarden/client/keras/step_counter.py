@@ -23,7 +23,7 @@ class StepCounter:
     `traces` changes whenever a function was traced; None if unknown. An execution that traced counts as a step, but its
     time counts as compile time: the first one, and later ones that are much longer than usual. If traces are unknown,
     the first execution of a fit counts as compiling. `settle` counts finished executions; the run calls it before a
-    report. `returned` has the number of executions that have returned: if another callback's exception ends the fit, it
+    report. `returned[0]` counts the executions that have returned: if another callback's exception ends the fit, it
     shows whether the last one has.
     """
 

@@ -40,7 +40,7 @@ class VerdictDocument:
 
 @dataclass(frozen=True, slots=True)
 class FindingDocument:
-    """Finding about the run that needs an action; troubleshooting.md has all of them."""
+    """Finding about the run that needs an action (docs/use/troubleshooting.md)."""
 
     name: Annotated[str, "nonfinite_loss, no_gpu, or error: the last one, if it is no out-of-memory error."]
     text: Annotated[str, "Description in a sentence."]
@@ -61,7 +61,7 @@ class DeviceDocument:
     headroom_ratio: Annotated[Number, "Headroom as a share of used memory plus headroom."] = None
     headroom_at_peak_bytes: Annotated[Number, "Headroom at the memory peak."] = None
     headroom_in_step_bytes: Annotated[Number, "Headroom that the last steps left, while memory grows with them."] = None
-    headroom_limit: Annotated[str | None, "What ends the headroom: device, allocator, cgroup or mps."] = None
+    headroom_limit: Annotated[str | None, "Limit that is reached first: device, allocator, cgroup or mps."] = None
     headroom_limit_bytes: Annotated[Number, "That limit, unless it is the device's memory."] = None
     headroom_limit_used_bytes: Annotated[Number, "Memory charged to the cgroup with that limit."] = None
     headroom_unknown: Annotated[str | None, "Reason why headroom is unknown (docs/understand/headroom.md)."] = None
@@ -107,7 +107,7 @@ class RunDocument:
     input_wait_ratio: Annotated[Number, "Share of step time spent waiting for input, if known."] = None
     loss: Annotated[Number, "Last loss, if the user reports it."] = None
     errors: Annotated[Mapping[str, int] | None, "Errors of steps by kind."] = None
-    findings: Annotated[Sequence[FindingDocument], "What was found out about the run, with the next step."] = ()
+    findings: Annotated[Sequence[FindingDocument], "Findings about the run, each with its next step."] = ()
     stall: Annotated[StallDocument | None, "Present while it is stalled."] = None
     verdict: Annotated[VerdictDocument | None, "Diagnosis of its last out-of-memory error."] = None
     batch_size_advice: Annotated[str | None, "Batch size that would fit, in a sentence."] = None
