@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpuwarden.log_limiter import USER_LINE_SECONDS, USER_LINES_BURST, UserLineFilter, about_runs_of
+from gpuwarden.log_limiter import USER_LINE_SECONDS, USER_LINES_BURST, UserLineFilter, limit_lines_of
 
 ATTACKER, VICTIM = 1001, 1000
 
@@ -29,13 +29,13 @@ def test_lines_about_one_users_runs_are_limited(
     monkeypatch.setattr(time, "monotonic", lambda: now)
     log = logging.getLogger("gpuwarden.runs")
     for _ in range(1000):
-        with about_runs_of(ATTACKER):
+        with limit_lines_of(ATTACKER):
             log.info("run connected run=%s", "7-1")
     assert lines.text.count("run=7-1") == USER_LINES_BURST
-    with about_runs_of(VICTIM):
+    with limit_lines_of(VICTIM):
         log.info("run connected run=%s", "8-1")
     log.info("paused")
-    with about_runs_of(ATTACKER):
+    with limit_lines_of(ATTACKER):
         log.error("internal error")
         now += USER_LINE_SECONDS
         log.warning("run error run=%s", "7-1")

@@ -40,8 +40,8 @@ _uid: ContextVar[int | None] = ContextVar("uid", default=None)
 
 
 @contextmanager
-def about_runs_of(uid: int) -> Iterator[None]:
-    """Count the log lines of this block for a user."""
+def limit_lines_of(uid: int) -> Iterator[None]:
+    """Limit the log lines of this block (UserLineFilter): they are about the runs of a user."""
     token = _uid.set(uid)
     try:
         yield

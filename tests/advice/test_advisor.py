@@ -9,7 +9,7 @@ import pytest
 
 from gpuwarden.advice.advisor import HUNG_SECONDS, MIN_GROWTH_BYTES, Advisor
 from gpuwarden.advice.delivery_state import AdviceRound, DeliveryState
-from gpuwarden.analysis.memory.headroom import HeadroomEnd, HeadroomLimit
+from gpuwarden.analysis.memory.headroom import HeadroomLimit, HeadroomLimitKind
 from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.analysis.memory.oom_forecast import TimeLeft
 from gpuwarden.analysis.oom.co_tenants import REST_SECONDS, CoTenantTracker
@@ -201,7 +201,11 @@ def test_run_that_is_listed_by_another_pid_is_no_co_tenant(pid: int) -> None:
 
 def test_co_tenants_do_not_reduce_the_runs_own_limit() -> None:
     """Co-tenants matter to a run bounded by the device, not to one bounded by its own limit."""
-    cases: dict[HeadroomEnd, list[object]] = {"allocator": [], "cgroup": [], "device": [(7, "neighbour", "warning")]}
+    cases: dict[HeadroomLimitKind, list[object]] = {
+        "allocator": [],
+        "cgroup": [],
+        "device": [(7, "neighbour", "warning")],
+    }
     for end, sent in cases.items():
         host, there = Host(), run(7, "GPU-0", left=10)
         there = replace(there, headroom_limits={"GPU-0": HeadroomLimit(end)})

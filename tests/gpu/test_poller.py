@@ -218,11 +218,11 @@ def test_gpu_that_hangs_from_the_start_hides_no_other(box: Simulation) -> None:
         assert snapshot.errors == {HUNG: 1}
         hung = snapshot.gpus[1]
         assert (hung.identity.index, hung.fault, hung.errors) == (1, HUNG, {HUNG: 1})
-        assert hung.identity.provisional
+        assert hung.identity.is_provisional
         box.gpu(1).restore()
         while up(snapshot) != [0, 1, 2, 3]:
             snapshot = await poller.poll()
-        assert not any(gpu.identity.provisional for gpu in snapshot.gpus)
+        assert not any(gpu.identity.is_provisional for gpu in snapshot.gpus)
 
     polled(box, scenario, INTERVAL)
 

@@ -224,7 +224,7 @@ class Advisor:
         """Yield the processes that allocated much of the memory available to the run."""
         for uuid, gpu in gpus.items():
             memory = facts.pressure.of_runs.get((run.peer.run_id, uuid))
-            if memory is None or (memory.limit and memory.limit.end != "device"):
+            if memory is None or (memory.limit and memory.limit.kind != "device"):
                 continue  # a limit of the run's comes first, and is not affected by processes that it does not cover
             pid, co_tenant = self._largest(run, uuid, gpu, facts.poll.co_tenants)
             if co_tenant is None or facts.poll.now - co_tenant.rose > facts.poll.snapshot.time - run.began:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from gpuwarden.protocol.messages import OOM_KINDS, ErrorKind, NoGpuReason
+from gpuwarden.protocol.messages import OOM_KINDS
 
 NONFINITE_LOSS_STEP = (
     "Restart from a checkpoint saved before that step. Look for bad values in the input, labels out of range, a "
@@ -35,7 +35,7 @@ class RunFinding:
 
 
 _LAUNCH = "#cuda_error_launch_failed-cuda_error_illegal_address"
-ERROR_GUIDES: Mapping[ErrorKind, Guide] = {
+ERROR_GUIDES: Mapping[str, Guide] = {  # by ErrorKind
     "device_oom": Guide(
         "An allocation on a GPU failed.",
         "Follow the diagnosis; without one, use a smaller batch.",
@@ -80,7 +80,7 @@ ERROR_GUIDES: Mapping[ErrorKind, Guide] = {
     "other": Guide("Any other error.", "Read its text and the line of the program where it was raised."),
 }
 
-NO_GPU_GUIDES: Mapping[NoGpuReason, Guide] = {
+NO_GPU_GUIDES: Mapping[str, Guide] = {  # by NoGpuReason
     "cpu_build": Guide(
         "the installed framework is built for the CPU",
         "Install its build with CUDA in the environment of the training: `pip install 'tensorflow[and-cuda]'`, "
@@ -110,14 +110,9 @@ NO_GPU_GUIDES: Mapping[NoGpuReason, Guide] = {
 }
 
 
-def guide_for(kind: str) -> Guide:
-    """Return the guide of an error kind, which a newer version may have made."""
-    return next((guide for known, guide in ERROR_GUIDES.items() if known == kind), ERROR_GUIDES["other"])
-
-
-def no_gpu_guide(reason: str) -> Guide:
-    """Return the guide of a reason, which a newer version may have made."""
-    return next((guide for known, guide in NO_GPU_GUIDES.items() if known == reason), NO_GPU_GUIDES["unused"])
+def find_error_guide(kind: str) -> Guide:
+    """Return the guide of an error kind; that of "other" for a kind of a newer version."""
+    return ERROR_GUIDES.get(kind, ERROR_GUIDES["other"])
 
 
 def nonfinite_loss_text(steps: int, max_steps: int, after: int, first: int) -> str:
@@ -132,8 +127,8 @@ def list_findings(loss: str | None, no_gpu: str | None, error: str | None, excep
     if loss is not None:
         yield RunFinding("nonfinite_loss", f"Loss {loss}.", NONFINITE_LOSS_STEP)
     if no_gpu is not None:
-        guide = no_gpu_guide(no_gpu)
+        guide = NO_GPU_GUIDES.get(no_gpu, NO_GPU_GUIDES["unused"])  # unknown: of a newer version
         yield RunFinding("no_gpu", f"No GPU used: {guide.meaning}.", guide.next_step)
     if error is not None and error not in OOM_KINDS:
-        guide = guide_for(error)
+        guide = find_error_guide(error)
         yield RunFinding("error", f"Last error: {exception}. {guide.meaning}", guide.next_step)

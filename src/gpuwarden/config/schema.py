@@ -18,7 +18,6 @@ from gpuwarden.config.secrets import Secret
 from gpuwarden.config.value_types import (
     ADDRESS,
     BOOLEAN,
-    CONTROL_PATH,
     DOCS,
     DURATION,
     HOST_PATTERN,
@@ -33,6 +32,7 @@ from gpuwarden.config.value_types import (
     SHARE,
     SIZE,
     SOCKET_PATH,
+    SOCKET_PATH_OR_NAME,
     SOURCE,
     TEXT,
     WHOLE,
@@ -93,7 +93,7 @@ class WebConfig:
     allowed_hosts: tuple[str, ...] = option(list_of(HOST_PATTERN, "list of host names"), "none",
         "Additional host names that requests may address (docs/understand/shared-machines.md). IP addresses, names "
         "without a dot, the host's own names and the name in web.listen are always accepted.")
-    socket: Path = option(CONTROL_PATH, "api.sock",
+    socket: Path = option(SOCKET_PATH_OR_NAME, "api.sock",
         "Unix socket that serves the same pages and API and identifies the client's user, for `gpuwarden runs`; a "
         "file name without a folder is in the folder of runs.socket.")
     show_error_text: bool | None = option(_OPTIONAL_BOOLEAN, "none",
@@ -251,7 +251,7 @@ class RecordsConfig:
 class ControlConfig:
     """Administration of the running daemon."""
 
-    socket: Path = option(CONTROL_PATH, "control.sock",
+    socket: Path = option(SOCKET_PATH_OR_NAME, "control.sock",
         "Unix socket of gpuwarden pause and resume, for root and the daemon's user only; a file name without a folder "
         "is in the folder of runs.socket.")
 

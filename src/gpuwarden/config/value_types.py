@@ -173,7 +173,7 @@ def _socket_path(text: str) -> Path | None:
     return None if text.endswith("/") else _path(text)
 
 
-def _control_path(text: str) -> Path | None:
+def _socket_path_or_name(text: str) -> Path | None:
     is_name = text not in {"", ".", ".."} and "/" not in text and text.isprintable()
     return Path(text) if is_name else _socket_path(text)
 
@@ -299,8 +299,8 @@ HOST_PATTERN = ValueType(
 )
 PATH = ValueType("path", "an absolute path", _path)
 SOCKET_PATH = ValueType("socket path", "an absolute path, such as /run/gpuwarden/run.sock", _socket_path)
-CONTROL_PATH = ValueType(
-    "socket path or name", "an absolute path, or a file name in the folder of runs.socket", _control_path
+SOCKET_PATH_OR_NAME = ValueType(
+    "socket path or name", "an absolute path, or a file name in the folder of runs.socket", _socket_path_or_name
 )
 LABEL = ValueType("label", "NAME=VALUE, such as cluster=a", _label)
 SERVER_URL = ValueType("base URL", "http://HOST:PORT or https://HOST/PREFIX", _server_url)

@@ -25,7 +25,7 @@ from gpuwarden.nvml.identity import GpuIdentity, provisional_identity
 from gpuwarden.nvml.interface import Handle, Nvml
 from gpuwarden.nvml.return_codes import NO_PERMISSION, NVMLError, code_of, error_name
 from gpuwarden.nvml.session import RETRY_SECONDS, HiddenGpusError, Session
-from gpuwarden.nvml.troubleshooting import kernel_gpus, suggest_fix
+from gpuwarden.nvml.troubleshooting import list_kernel_gpus, suggest_fix
 
 log = logging.getLogger(__name__)
 
@@ -318,7 +318,7 @@ class Poller:
             self._errors[name] += 1
             down = gpu.collect_unidentified(provisional_identity(index, addresses), name, str(error))
             # The health of a GPU that the daemon may not open is unknown; one known before is shown by its UUID.
-            if code_of(error) != NO_PERMISSION and not any(map(down.identity.is_place_of, self._identities)):
+            if code_of(error) != NO_PERMISSION and not any(map(down.identity.has_same_place, self._identities)):
                 self._provisional[index] = down
 
     @property
@@ -327,7 +327,7 @@ class Poller:
 
     def _pci_addresses(self, count: int) -> list[str]:
         """Return the PCI addresses of the GPUs by index, from the kernel; empty where they do not match NVML's GPUs."""
-        addresses = kernel_gpus()
+        addresses = list_kernel_gpus()
         listed = [gpu.identity for gpu in self._gpus.values() if not gpu.is_down]
         matched = all(addresses[who.index : who.index + 1] == [who.pci_bus_id] for who in listed)
         return addresses if len(addresses) == count and matched else []

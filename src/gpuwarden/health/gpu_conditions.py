@@ -26,7 +26,7 @@ def _down(state: State) -> Iterator[Occurrence]:
     for gpu in state.snapshot.gpus:
         if gpu.asked and not gpu.up:
             description = f"{gpu_text(gpu)} ({gpu.identity.uuid}) does not answer the driver: {gpu.fault}."
-            place = f", at {gpu.identity.pci_bus_id}" if gpu.identity.provisional and gpu.identity.pci_bus_id else ""
+            place = f", at {gpu.identity.pci_bus_id}" if gpu.identity.is_provisional and gpu.identity.pci_bus_id else ""
             yield gpu_occurrence(state, gpu, f"not responding: {fault_text(gpu.fault)}{place}", description)
 
 
@@ -37,14 +37,14 @@ def _down_ending(labels: Labels, state: State) -> str | None:
     gpu = snapshot.gpu(uuid) or next((each for each in snapshot.gpus if each.identity.pci_bus_id == uuid), None)
     if gpu is not None:
         return "" if gpu.up else None
-    if snapshot.asked and snapshot.fault is None and _unidentified_count(snapshot) <= 0:
+    if snapshot.asked and snapshot.fault is None and _hidden_count(snapshot) <= 0:
         return "recovery not confirmed: the driver no longer lists the GPU"
     return None
 
 
 def _missing(state: State) -> Iterator[Occurrence]:
     snapshot = state.snapshot
-    count = _unidentified_count(snapshot)
+    count = _hidden_count(snapshot)
     if snapshot.enumerated is not None and count > 0 and not snapshot.asleep_count:
         text = f"{count} of {snapshot.enumerated} GPUs are hidden from the daemon"
         yield Occurrence(
@@ -55,7 +55,7 @@ def _missing(state: State) -> Iterator[Occurrence]:
         )
 
 
-def _unidentified_count(snapshot: Snapshot) -> int:
+def _hidden_count(snapshot: Snapshot) -> int:
     """Return how many GPUs the driver lists that the daemon may not open; below 0 if GPUs have disappeared."""
     return (snapshot.enumerated or 0) - len(snapshot.gpus)
 

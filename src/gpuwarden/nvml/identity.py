@@ -36,12 +36,12 @@ class GpuIdentity:
     gsp_firmware_version: str = ""
 
     @property
-    def provisional(self) -> bool:
+    def is_provisional(self) -> bool:
         """True if the GPU has not answered yet: its `uuid` is then its PCI address, or its index without one."""
         return self.name == UNIDENTIFIED
 
-    def is_place_of(self, other: GpuIdentity) -> bool:
-        """Return whether the other is at the same PCI address, or index if the address is unknown."""
+    def has_same_place(self, other: GpuIdentity) -> bool:
+        """Return whether another GPU has the same PCI address, or index if the address is unknown."""
         return self.pci_bus_id == other.pci_bus_id if self.pci_bus_id else self.index == other.index
 
 

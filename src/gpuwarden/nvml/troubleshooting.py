@@ -48,8 +48,8 @@ def hidden_gpus(enumerated: int, present: Path | None = None) -> str | None:
     )
 
 
-def kernel_gpus() -> list[str]:
-    """Return the PCI addresses of the GPUs that the kernel module has, in order and as NVML writes them.
+def list_kernel_gpus() -> list[str]:
+    """Return the PCI addresses of the kernel module's GPUs, in ascending order and in NVML's form.
 
     Names of folders only: reading a file there can hang with the GPU.
     """

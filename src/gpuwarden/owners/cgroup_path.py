@@ -88,8 +88,8 @@ def parse(text: str) -> CgroupOwner:
     return CgroupOwner(None, pod_uid, job, "" if pod_uid or job or not paths else _unit(paths[0]))
 
 
-def limited_kind(folder: str, uid: int | None) -> str:
-    """Return the kind of owner, of a process of that user, that a limit of a cgroup is for; empty for none."""
+def find_owner_kind(folder: str, uid: int | None) -> str:
+    """Return the kind of owner that a cgroup's limit applies to, for a process of user `uid`; empty for none."""
     parts = [part for part in folder.split("/") if part]
     if _innermost(parts):
         return "container"

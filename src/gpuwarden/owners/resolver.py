@@ -10,7 +10,7 @@ from typing import TypeAlias
 from gpuwarden.gpu.snapshot import Gpu, MemoryLimit, Snapshot
 from gpuwarden.metrics.labels import sanitize_label
 from gpuwarden.metrics.model import Labels
-from gpuwarden.owners.cgroup_path import limited_kind
+from gpuwarden.owners.cgroup_path import find_owner_kind
 from gpuwarden.owners.containers import ContainerNames
 from gpuwarden.owners.kinds import NAMES
 from gpuwarden.owners.processes import ProcessIdentity
@@ -88,7 +88,7 @@ class OwnerResolver:
         charged: dict[Labels, int] = {}
         dropped = 0
         for gpu in gpus:
-            for owner, limit in _limited(gpu, identities, by_system, runs, self._limit).items():
+            for owner, limit in _find_limits(gpu, identities, by_system, runs, self._limit).items():
                 labels = (gpu.identity.uuid, *owner)
                 charged[labels] = limit.used
                 limits |= {(*labels, "soft"): limit.soft} if limit.soft else {}
@@ -171,21 +171,21 @@ def _completed(
     return _ordered({**owners, "slurm_job": job, "run": run})
 
 
-def _limited(
+def _find_limits(
     gpu: Gpu,
     identities: Mapping[int, ProcessIdentity],
     by_pid: Mapping[int, ProcessOwners],
     runs: Mapping[int, str],
-    most: int,
+    max_owners: int,
 ) -> dict[Owner, MemoryLimit]:
-    """Return the limits of owners' cgroups on a GPU, at most that many of each kind; of several the lowest.
+    """Return the memory limits of owners on a GPU, of at most `max_owners` of each kind.
 
-    A cgroup is its container's, job's, pod's, unit's or user's; a run has the limit with the least memory left.
+    An owner with several limited cgroups has the lowest limit; a run has the one with the least memory left.
     """
     found: dict[Owner, MemoryLimit] = {}
     count = dict.fromkeys(NAMES, 0)
     for pid, identity in identities.items() if gpu.memory_limits else ():
-        limits = [(limited_kind(folder, identity.uid), gpu.memory_limits.get(folder)) for folder in identity.folders]
+        limits = [(find_owner_kind(folder, identity.uid), gpu.memory_limits.get(folder)) for folder in identity.folders]
         limits.append(("run", gpu.tightest_limit(identity.folders)))
         names = {**by_pid[pid], "run": runs.get(pid, "")}
         for kind, limit in limits:
@@ -194,7 +194,7 @@ def _limited(
                 continue
             known = found.get(owner)
             count[kind] += known is None
-            if count[kind] <= most and (known is None or _hard(limit) < _hard(known)):
+            if count[kind] <= max_owners and (known is None or _hard(limit) < _hard(known)):
                 found[owner] = limit
     return found
 

@@ -111,7 +111,7 @@ class _MemoryLevels:
 class RunPressure:
     """Pressure of one run on one device, in bytes; `seconds_to_oom` is set while memory grows.
 
-    `in_step`: the headroom is what the last steps left at their peak. `limit` is what ends it.
+    `in_step`: the headroom is what the last steps left at their peak. `limit` is the one reached first.
     """
 
     level: Level
@@ -129,7 +129,7 @@ class RunPressure:
     @property
     def left_text(self) -> str:
         """Text of what is left, and of a limit that was set outside of the program."""
-        limit = self.limit.text if self.limit and self.limit.end in ("mps", "cgroup") else ""
+        limit = self.limit.text if self.limit and self.limit.kind in ("mps", "cgroup") else ""
         return f"left{' within a step' if self.in_step else ''}{limit} ({format_ratio(self.share)})"
 
     def strict_level(self, limits: Limits) -> Level:

@@ -146,7 +146,7 @@ def _device(uuid: str, usage: DeviceUsage, run: RunSnapshot) -> RecordedDevice:
         uuid,
         usage.name,
         xids={str(code): count for code, count in usage.xids.items()},
-        headroom_limit=limit.end if limit else None,
+        headroom_limit=limit.kind if limit else None,
         headroom_limit_bytes=limit.limit if limit else None,
         batch_memory=tuple(RecordedBatchMemory(each.batch_size, each.floor, each.peak) for each in peaks),
         **values,

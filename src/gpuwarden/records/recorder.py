@@ -16,7 +16,7 @@ from gpuwarden.analysis.batch_size.prior_runs import PriorRuns
 from gpuwarden.fair_eviction import select_evicted
 from gpuwarden.host import procfs
 from gpuwarden.host.process_key import parse_run_id
-from gpuwarden.log_limiter import about_runs_of
+from gpuwarden.log_limiter import limit_lines_of
 from gpuwarden.records.builder import build_record, conclude_record, continue_record, usage_from_record
 from gpuwarden.records.privacy import Reader, read_all, withhold_texts
 from gpuwarden.records.record import RunRecord
@@ -309,7 +309,7 @@ class Recorder:
         self._writer.write(record)
         self._learn_peaks(record)
         if log_it:
-            with about_runs_of(record.uid):
+            with limit_lines_of(record.uid):
                 log.info("%s", format_summary(record))
 
     def _learn_peaks(self, *records: RunRecord) -> None:

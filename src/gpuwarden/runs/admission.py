@@ -33,15 +33,15 @@ class Admission:
             raise ProtocolError(
                 "too_many_new_runs", f"limit of {self._new_per_minute} new runs a minute reached (runs.new_per_minute)"
             )
-        leaver = self._find_leaver(newcomer, runs, uses_gpu, now)
+        evicted = self._find_evicted(newcomer, runs, uses_gpu, now)
         rate.consume(now)
-        return leaver
+        return evicted
 
     def expire(self, now: float) -> None:
         """Drop the rates of users who have started no run for a minute or two."""
         self._rates = {user: rate for user, rate in self._rates.items() if not rate.is_unused(now)}
 
-    def _find_leaver(
+    def _find_evicted(
         self, newcomer: RunState, runs: Mapping[str, RunState], uses_gpu: UsesGpu, now: float
     ) -> str | None:
         user = find_user(newcomer.peer.uid)
@@ -73,13 +73,14 @@ def _find_displaced(newcomer: RunState, runs: Mapping[str, RunState], uses_gpu: 
     A run that uses a GPU never makes room for one that does not, and is the last to make room for one that does. Not
     the oldest run: a dropped one reconnects, and each time the longest history would be lost.
     """
-    idle = {run_id: each for run_id, each in runs.items() if not uses_gpu(each)}
-    user = find_user(newcomer.peer.uid)
-    if uses_gpu(newcomer) and idle:
-        crowd = Counter(find_user(each.peer.uid) for each in idle.values()).most_common(1)[0][0]
-    else:
-        idle = dict(runs) if uses_gpu(newcomer) else idle
-        crowd = find_user_with_most((each.peer.uid for each in idle.values()), newcomer.peer.uid)
-        if crowd == user:
-            return None
-    return next(run_id for run_id in reversed(idle) if find_user(idle[run_id].peer.uid) == crowd)
+    without_gpu = {run_id: each for run_id, each in runs.items() if not uses_gpu(each)}
+    if uses_gpu(newcomer) and without_gpu:
+        user = Counter(find_user(each.peer.uid) for each in without_gpu.values()).most_common(1)[0][0]
+        return _find_newest(without_gpu, user)
+    candidates = runs if uses_gpu(newcomer) else without_gpu
+    user = find_user_with_most((each.peer.uid for each in candidates.values()), newcomer.peer.uid)
+    return None if user == find_user(newcomer.peer.uid) else _find_newest(candidates, user)
+
+
+def _find_newest(runs: Mapping[str, RunState], user: int) -> str:
+    return next(run_id for run_id in reversed(list(runs)) if find_user(runs[run_id].peer.uid) == user)

@@ -126,7 +126,7 @@ def _visible(hello: Hello, snapshot: Snapshot) -> dict[int, str]:
     its UUID or GPU, GPU instance and compute instance (NVIDIA MIG User Guide); a divided GPU is no device of CUDA's.
     """
     entries = [entry.strip() for entry in (hello.visible_devices or "").split(",") if entry.strip()]
-    models = {gpu.identity.name for gpu in snapshot.gpus if not gpu.identity.provisional}
+    models = {gpu.identity.name for gpu in snapshot.gpus if not gpu.identity.is_provisional}
     by_index = {gpu.identity.index: gpu.identity.uuid for gpu in snapshot.gpus if not gpu.mig}
     same_order = hello.device_order == "PCI_BUS_ID" or len(models) == 1
     same_order = same_order and len(by_index) == len(snapshot.gpus)

@@ -200,7 +200,7 @@ class RunReadings(Table[RunSnapshot], prefix="gpuwarden_run_", key=("run_id",)):
         lambda run: {(uuid,): left for uuid, left in run.headroom_in_step.items()}, labels=("uuid",), source="docs/understand/headroom.md")
     memory_headroom_limit_info = Metric[RunSnapshot](
         "gpuwarden_run_memory_headroom_limit_info", "info", "", "Limit that the run reaches first on the GPU: the device's memory, or a limit of its allocator, of its cgroup or as a client of MPS.",
-        lambda run: {(uuid, run.headroom_limits[uuid].end): 1 for uuid in run.headroom}, labels=("uuid", "limit"), source="docs/understand/headroom.md")
+        lambda run: {(uuid, run.headroom_limits[uuid].kind): 1 for uuid in run.headroom}, labels=("uuid", "limit"), source="docs/understand/headroom.md")
     memory_headroom_unknown_info = Metric[RunSnapshot](
         "gpuwarden_run_memory_headroom_unknown_info", "info", "", "Reason why the headroom on a device of the run is unknown; uuid is empty for a device that could not be matched to a GPU.",
         lambda run: dict.fromkeys(run.headroom_unknown.items(), 1), labels=("uuid", "reason"), source="docs/understand/headroom.md")

@@ -22,7 +22,7 @@ from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.host.oom_killer import OomKill
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.host.process_tree import HostUsage
-from gpuwarden.log_limiter import about_runs_of
+from gpuwarden.log_limiter import limit_lines_of
 from gpuwarden.protocol.codec import ProtocolError
 from gpuwarden.protocol.messages import Hello, Message
 from gpuwarden.runs.admission import Admission
@@ -80,7 +80,7 @@ class RunRegistry:
 
         Raises ProtocolError for a report before its hello, too many runs, or an internal error.
         """
-        with about_runs_of(peer.uid):
+        with limit_lines_of(peer.uid):
             return self._receive(peer, message, now)
 
     def _receive(self, peer: ProcessKey, message: Message, now: float) -> bool:
@@ -116,9 +116,9 @@ class RunRegistry:
             began=self._rules.wall(),
             began_monotonic=now,
         )
-        leaver = self._admission.admit(state, self._runs, self._uses_gpu, now)
-        if leaver is not None:
-            self._make_room(leaver, peer, now)
+        evicted = self._admission.admit(state, self._runs, self._uses_gpu, now)
+        if evicted is not None:
+            self._make_room(evicted, peer, now)
         self._leaving.pop(peer.run_id, None)
         self._runs[peer.run_id] = state
         fields = format_fields(run=peer.run_id, name=hello.name, pid=peer.pid, uid=peer.uid)
@@ -247,7 +247,7 @@ class RunRegistry:
                 if state.peer.run_id in leaving:
                     self._count(state.conclude(now))
                 usage, folders = usages.get(state.peer), cgroups.get(state.peer.pid, ())
-                with about_runs_of(state.peer.uid):
+                with limit_lines_of(state.peer.uid):
                     run = state.update(snapshot, usage, co_tenants, listed, now, available=available, cgroups=folders)
             except Exception as error:  # noqa: BLE001 - logged; a bad run must not break the poll of others
                 self._log_fault(state, error)

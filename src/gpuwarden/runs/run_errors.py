@@ -42,7 +42,7 @@ class RunErrors:
         """Last reported error."""
         return self.recent[-1].error if self.recent else None
 
-    def is_other_cause(self, steps: int) -> bool:
+    def has_other_cause(self, steps: int) -> bool:
         """Return whether the last out-of-memory had another cause than the batch, and no step succeeded since."""
         last = next((each for each in reversed(self.recent) if each.diagnosis), None)
         return bool(last and last.diagnosis and last.diagnosis.cause != "batch_too_large" and steps <= last.error.steps)

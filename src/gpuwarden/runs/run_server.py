@@ -32,6 +32,8 @@ REST_SECONDS = 0.02  # after a full batch: at most 800 messages a second from on
 MAX_LAST_MESSAGES = 1024  # read from an ended process; the kernel queues fewer (net.core.wmem_max)
 NO_DESCRIPTOR_REST_SECONDS = 1.0
 UNREAD_ADVICE_BYTES = 16384  # kernel queue for a run that does not read
+# Their connection is closed: a run that reconnects says hello, and may have room then.
+_RECONNECT_REASONS = ("too_many_runs", "too_many_new_runs", "no_hello")
 
 
 class RunServer:
@@ -249,11 +251,7 @@ class RunServer:
                     self._close(each)
         except ProtocolError as error:
             self._reject(peer, error)
-            if error.reason in (
-                "too_many_runs",
-                "too_many_new_runs",
-                "no_hello",
-            ):  # a run that reconnects says hello, and may have room
+            if error.reason in _RECONNECT_REASONS:
                 self._close(connection)
         return connection in self._connections
 

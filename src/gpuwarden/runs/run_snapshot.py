@@ -50,7 +50,7 @@ class RunSnapshot:
     headroom_at_peak: Mapping[str, float] = field(default_factory=dict)  # bytes by UUID; only while current
     # Headroom at the peak, where that is the peak of the last steps: memory in use grows from report to report.
     headroom_in_step: Mapping[str, float] = field(default_factory=dict)
-    headroom_limits: Mapping[str, HeadroomLimit] = field(default_factory=dict)  # what ends it, or did last, by UUID
+    headroom_limits: Mapping[str, HeadroomLimit] = field(default_factory=dict)  # reached first, last known, by UUID
     headroom_unknown: Mapping[str, HeadroomUnknown] = field(default_factory=dict)  # why; "" for unidentified devices
     unresolved: int = 0  # devices of the run that could not be identified as a GPU
     host_usage: HostUsage | None = None  # of its processes

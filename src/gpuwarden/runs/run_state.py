@@ -209,7 +209,7 @@ class RunState:
             self.present = (usage.present if usage else None) or self.present
             uuids = self._verify(claimed, listed)
         memory = sum_by_gpu(self.report.memory, uuids) if self.report and current else {}
-        headroom = self._update_headroom(memory, uuids, cgroups, (snapshot, now))
+        headroom = self._update_headroom(memory, uuids, cgroups, snapshot, now)
         facts = PollFacts(memory, headroom.now, self._own, snapshot, uuids, self._is_gone, co_tenants)
         self.errors.update(facts, self.hello, self.uuids, up=up)
         leaks, host_leak = self._update_leaks(memory, usage if up else None, available, now)
@@ -223,7 +223,7 @@ class RunState:
             memory=memory,
             headroom=headroom.now,
             headroom_at_peak=headroom.at_peak,
-            headroom_in_step=self._left_in_steps(headroom),
+            headroom_in_step=self._headroom_in_step(headroom),
             headroom_limits=headroom.limits,
             headroom_unknown={**self._unreported(claimed, current=current), **headroom.unknown} if up else {},
             unresolved=len(self.hello.devices) - len(claimed),
@@ -268,9 +268,9 @@ class RunState:
         memory: Mapping[str, DeviceMemory],
         uuids: Mapping[str, str],
         cgroups: Sequence[str],
-        poll: tuple[Snapshot, float],
+        snapshot: Snapshot,
+        now: float,
     ) -> Headrooms:
-        snapshot, now = poll
         pid, at, mps = self.peer.pid, self.reported_monotonic, resolve_mps_limits(self.hello, uuids)
         headroom = self.headroom.update(pid, memory, at, snapshot, mps=mps, cgroups=cgroups)
         self._add_poll(memory, headroom.now, snapshot, now)
@@ -283,7 +283,8 @@ class RunState:
         leaks = self.leaks.update_gpus(self.histories, memory, who, age)
         return leaks, self.leaks.update_host(usage, available, who, age)
 
-    def _left_in_steps(self, headroom: Headrooms) -> dict[str, float]:
+    def _headroom_in_step(self, headroom: Headrooms) -> dict[str, float]:
+        """Return the headroom at the peak where that is the peak of the last steps."""
         growing = {uuid for uuid, history in self.histories.items() if history.grows_in_steps}
         return {uuid: left for uuid, left in headroom.at_peak.items() if uuid in growing and left < headroom.now[uuid]}
 
@@ -297,7 +298,7 @@ class RunState:
 
     def _advise_batch_size(self, now: float) -> BatchSizeAdvice | None:
         advice = self.batch_sizes.evaluate(self.hello, self.histories, now)
-        return None if self.errors.is_other_cause(self.report.steps if self.report else 0) else advice
+        return None if self.errors.has_other_cause(self.report.steps if self.report else 0) else advice
 
     @property
     def _is_gone(self) -> bool:

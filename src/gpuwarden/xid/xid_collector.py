@@ -172,6 +172,6 @@ def _uuids(snapshot: Snapshot) -> dict[str, str]:
     found = {}
     for gpu in sorted(snapshot.gpus, key=lambda gpu: gpu.up):
         address = normalize_pci_address(gpu.identity.pci_bus_id)
-        if address and not gpu.identity.provisional:  # its XIDs wait until it has a UUID
+        if address and not gpu.identity.is_provisional:  # its XIDs wait until it has a UUID
             found[address] = gpu.identity.uuid
     return found

@@ -144,6 +144,6 @@ def test_a_leak_is_notified_without_prometheus(tmp_path: Path, mock_nvml: MockNv
                 current = daemon.samples().value("gpuwarden_run_allocator_memory_bytes")
     (alert,) = message["firing"]
     assert alert["alert"] == "RunNearOutOfMemory"  # it has less than a minute left
-    assert re.search(r" GPU 0 \(.*\) \([\d.]+ %\), \d+s at its current growth", alert["description"])
+    assert re.search(r" GPU 0 \(.*\) \([\d.]+ %\), [\d.]+s at its current growth", alert["description"])
     assert current is not None
     assert current < 0.8 * LIMIT_MIB * MIB

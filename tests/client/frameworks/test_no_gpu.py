@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpuwarden.client.frameworks import no_gpu
-from gpuwarden.client.frameworks.no_gpu import find_reason
+from gpuwarden.client.frameworks.no_gpu import find_no_gpu_reason
 
 
 def tensorflow(*, built: bool = True, gpus: int = 0, tpus: int = 0) -> Any:
@@ -52,7 +52,7 @@ def test_tensorflow(
     monkeypatch.setattr(no_gpu, "DRIVER_FILES", (str(driver),))
     if has_driver:
         driver.touch()
-    assert find_reason("tensorflow", environ) == expected
+    assert find_no_gpu_reason("tensorflow", environ) == expected
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_torch(
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(version=SimpleNamespace(cuda=cuda)))
     (tmp_path / "nvidiactl").touch()
     monkeypatch.setattr(no_gpu, "DRIVER_FILES", (str(tmp_path / "nvidiactl"),))
-    assert find_reason("torch", environ) == expected
+    assert find_no_gpu_reason("torch", environ) == expected
 
 
 @pytest.mark.parametrize(
@@ -96,9 +96,9 @@ def test_jax(
     monkeypatch.setitem(sys.modules, "jax._src.xla_bridge", bridge)
     (tmp_path / "nvidiactl").touch()
     monkeypatch.setattr(no_gpu, "DRIVER_FILES", (str(tmp_path / "nvidiactl"),))
-    assert find_reason("jax", {}) == expected
+    assert find_no_gpu_reason("jax", {}) == expected
 
 
 def test_unknown_framework() -> None:
     """Plain Python has no reason."""
-    assert find_reason("python", {}) is None
+    assert find_no_gpu_reason("python", {}) is None

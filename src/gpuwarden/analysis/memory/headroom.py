@@ -24,10 +24,10 @@ HeadroomUnknown: TypeAlias = Literal[
     "report_expired",
 ]
 HEADROOM_UNKNOWN: tuple[HeadroomUnknown, ...] = get_args(HeadroomUnknown)
-# What ends a device's headroom first: the allocator's own limit, the process's limit as a client of MPS, a limit of its
-# cgroup, or the device's memory.
-HeadroomEnd: TypeAlias = Literal["allocator", "mps", "cgroup", "device"]
-_END_TEXTS: Mapping[str | None, str] = {
+# Of the limit that a run reaches first: the allocator's own, the process's as a client of MPS, a limit of its cgroup,
+# or the device's memory.
+HeadroomLimitKind: TypeAlias = Literal["allocator", "mps", "cgroup", "device"]
+_LIMIT_TEXTS: Mapping[str | None, str] = {
     "allocator": "the allocator's own limit",
     "mps": "its MPS limit",
     "cgroup": "its cgroup's limit",
@@ -36,21 +36,21 @@ _END_TEXTS: Mapping[str | None, str] = {
 
 @dataclass(frozen=True, slots=True)
 class HeadroomLimit:
-    """Limit in bytes that ends a headroom; None where that is the device's memory. `used` is the memory under it."""
+    """Limit in bytes that a run reaches first; None for the device's memory. `used` is the memory charged to it."""
 
-    end: HeadroomEnd
+    kind: HeadroomLimitKind
     limit: float | None = None
     used: float | None = None
 
     @property
     def text(self) -> str:
         """Text to follow an amount of headroom; empty for the device's memory."""
-        return headroom_limit_text(self.end, self.limit)
+        return headroom_limit_text(self.kind, self.limit)
 
 
-def headroom_limit_text(end: str | None, limit: float | None) -> str:
-    """Return the text of a limit that ends a headroom; empty for none, and for one that this version does not know."""
-    return f" under {_END_TEXTS[end]} of {format_bytes(limit)}" if end in _END_TEXTS and limit is not None else ""
+def headroom_limit_text(kind: str | None, limit: float | None) -> str:
+    """Return the text of a limit of that kind; empty for none, and for a kind that this version does not know."""
+    return f" under {_LIMIT_TEXTS[kind]} of {format_bytes(limit)}" if kind in _LIMIT_TEXTS and limit is not None else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def read_space(gpu: Gpu, uuid: str) -> DeviceSpace:
 def compute_headroom(
     space: DeviceSpace, pool: float | None, limits: RunLimits, in_use: float
 ) -> tuple[float, HeadroomLimit] | None:
-    """Return bytes from 0 to the device's size, and what ends them; None if neither the pool nor a limit is known.
+    """Return bytes from 0 to the device's size, and the limit; None if neither the pool nor a limit is known.
 
     `pool` is the memory that the run's allocator has reserved on the device, `in_use` the part in tensors. With
     preallocation the headroom is the unused part of the pool; with memory growth it is the device's free memory, or
@@ -142,7 +142,7 @@ class Overhead:
 class Headrooms:
     """Headroom of a run by UUID, in bytes: `now`, and `at_peak`, if memory in use were at its peak.
 
-    `limits` has what ends it, the last one known for devices without a value, `unknown` the reason for these.
+    `limits` are those reached first, also last known ones; `unknown` has the reason for devices without a value.
     """
 
     now: Mapping[str, float] = field(default_factory=dict)

@@ -19,9 +19,9 @@ from gpuwarden.analysis.oom.device_rules import (
 from gpuwarden.analysis.oom.diagnosis import Diagnosis, Rule
 from gpuwarden.analysis.oom.host_rules import (
     describe_unknown_host_cause,
-    find_absurd_size,
     find_host_input,
     find_host_leak,
+    find_oversized_array,
 )
 from gpuwarden.analysis.oom.size_rules import (
     describe_unknown_device_cause,
@@ -45,7 +45,7 @@ RULES: tuple[Rule, ...] = (
         "host_oom",
         "One array of the program is larger than the host's whole memory.",
         "One array of shape [2000000,2000000] needs 29.1 TiB, more than the host has (62.7 GiB).",
-        find_absurd_size,
+        find_oversized_array,
     ),
     Rule(
         "leak",

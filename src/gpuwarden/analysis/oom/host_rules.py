@@ -41,13 +41,13 @@ def find_host_input(failure: FailureContext) -> Finding | None:
     used = f"; the run's processes used {format_bytes(failure.host_memory)}" if failure.host_memory is not None else ""
     return Finding(
         f"The host (not the GPU) could not allocate {format_requested_size(failure)} for {part}{used}.",
-        _CHECK_SHAPE if _is_absurd(failure) else _SMALLER_BUFFERS,
+        _CHECK_SHAPE if _exceeds_host(failure) else _SMALLER_BUFFERS,
     )
 
 
-def find_absurd_size(failure: FailureContext) -> Finding | None:
-    """Find an array that no state of the host's memory could have held."""
-    if not _is_absurd(failure):
+def find_oversized_array(failure: FailureContext) -> Finding | None:
+    """Find an array that is larger than the host's memory."""
+    if not _exceeds_host(failure):
         return None
     shape = f" of shape [{failure.allocation.shape}]" if failure.allocation and failure.allocation.shape else ""
     return Finding(
@@ -57,7 +57,7 @@ def find_absurd_size(failure: FailureContext) -> Finding | None:
     )
 
 
-def _is_absurd(failure: FailureContext) -> bool:
+def _exceeds_host(failure: FailureContext) -> bool:
     requested, size = failure.requested, failure.host_size
     return requested is not None and size is not None and requested > size
 

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from gpuwarden.analysis.findings import RunFinding, guide_for, list_findings, nonfinite_loss_text
+from gpuwarden.analysis.findings import RunFinding, find_error_guide, list_findings, nonfinite_loss_text
 from gpuwarden.analysis.memory.headroom import headroom_limit_text
 from gpuwarden.cli.common.terminal import sanitize
 from gpuwarden.cli.runs.memory_chart import choose_alphabet
@@ -164,7 +164,7 @@ def _error_lines(error: RecordedError, gpus: Mapping[str, str]) -> Iterator[tupl
         yield "diagnosis", f"{error.verdict.name.replace('_', ' ')}: {error.verdict.evidence}"
         yield "next step", error.verdict.next_step
     elif error.kind not in OOM_KINDS:
-        yield "next step", guide_for(error.kind).next_step
+        yield "next step", find_error_guide(error.kind).next_step
     cut = len(error.text) > MAX_MESSAGE_CHARACTERS
     yield "message", f"… {error.text[-MAX_MESSAGE_CHARACTERS:]}" if cut else error.text
 

@@ -25,7 +25,7 @@ def find_user_frame(*exceptions: BaseException) -> str | None:
     """Return the frame as "train.py:12 in main", of the first of the exceptions that has one; else None."""
     for exception in exceptions:
         for code, line in _walk(exception.__traceback__):
-            if _is_users(code.co_filename):
+            if _is_user_code(code.co_filename):
                 name = "" if code.co_name == "<module>" else f" in {code.co_name}"
                 # A long path is cut at its front: the file's name and line are at its end.
                 return clip(f"{code.co_filename}:{line}{name}"[-MAX_FRAME_CHARACTERS:], MAX_FRAME_CHARACTERS)
@@ -50,8 +50,8 @@ def _walk(trace: TracebackType | None) -> Iterator[tuple[CodeType, int]]:
         caller = caller.f_back
 
 
-def _is_users(file: str) -> bool:
-    """Return whether a file is not of an installed package, the standard library, or generated code."""
+def _is_user_code(file: str) -> bool:
+    """Return whether a file is the user's: not an installed package, the standard library, or generated code."""
     plain = file.replace("\\", "/")
     if any(each in plain for each in (*_INSTALLED, *_GENERATED)):
         return False

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from gpuwarden.client import frameworks
 from gpuwarden.client.frameworks.allocator_memory import AllocatorMemory, add_named_devices
-from gpuwarden.client.frameworks.no_gpu import find_reason
+from gpuwarden.client.frameworks.no_gpu import find_no_gpu_reason
 from gpuwarden.protocol.messages import NoGpuReason
 
 
@@ -43,7 +43,7 @@ class FrameworkSearch:
         # Only torch is asked before it has set up devices, as that is safe.
         elif stepped and self._explained != self.framework and name in ("torch", *self._tried):
             self._explained = self.framework
-            self.no_gpu = find_reason(name)
+            self.no_gpu = find_no_gpu_reason(name)
         return before != (self.framework, self.devices, self.no_gpu)
 
     def _search(self, memory: AllocatorMemory) -> None:

@@ -17,7 +17,7 @@ from gpuwarden.protocol.messages import NoGpuReason
 DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg")
 
 
-def find_reason(framework: str, environ: Mapping[str, str] = os.environ) -> NoGpuReason | None:
+def find_no_gpu_reason(framework: str, environ: Mapping[str, str] = os.environ) -> NoGpuReason | None:
     """Return why a framework, by its module's name, uses no GPU; None for an unknown one, or another accelerator.
 
     Call it once the framework has set up its devices, and lists no GPU; torch at any time. Never raises.

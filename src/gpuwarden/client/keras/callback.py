@@ -18,7 +18,7 @@ from typing import Any
 from gpuwarden.client.errors.classifier import error_from_exception
 from gpuwarden.client.frameworks import make_adapter
 from gpuwarden.client.frameworks.allocator_memory import add_named_devices
-from gpuwarden.client.frameworks.no_gpu import find_reason
+from gpuwarden.client.frameworks.no_gpu import find_no_gpu_reason
 from gpuwarden.client.guard import Guard, guarded
 from gpuwarden.client.hello import make_hello
 from gpuwarden.client.input_wait import InputWait
@@ -170,7 +170,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         self._functions: FunctionPatch | None = None
         self._run: Reporter | None = None
         self._fit: _Fit | None = None  # the current one
-        self._is_explained = False  # the hello has the devices, or why there are none
+        self._is_hello_final = False  # the hello has the devices, or why there are none
         self._nested = False  # the current hooks belong to a fit that another fit's callback has called
         self._due = 0.0  # time of the next step that does more than record its start (monotonic)
         GpuWarden._latest = weakref.ref(self)
@@ -238,7 +238,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
             if self._fit is not None:
                 self._fit.end_epoch()
                 self._fit.read_logs(logs)
-                self._explain()
+                self._update_hello()
             self._report()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -266,7 +266,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         if now >= run.observe_due:
             run.phase, run.stepping = "train", True
             fit.read_metrics(now)
-            self._explain()
+            self._update_hello()
             run.observe(now)
         self._due = run.observe_due if self._responder is None else min(run.observe_due, run.listen_due)
         steps.restart()
@@ -347,18 +347,18 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
             self._settings.name,
             f"{backend} {_read_version(backend)} keras {_read_version(keras.__name__)}",
             names,
-            find_reason(backend) if stepped and not names else None,
+            find_no_gpu_reason(backend) if stepped and not names else None,
         )
-        self._is_explained = stepped or bool(names)
+        self._is_hello_final = stepped or bool(names)
         self._run = run = join_run(self._settings.socket, hello)
         run.interval = self._settings.interval
         if framework:
             run.memory.watch(framework, names)
         return run
 
-    def _explain(self) -> None:
-        """List the devices again when a step has been made: torch sets them up in the first, if it uses any."""
-        if not self._is_explained and self._reporter.steps:
+    def _update_hello(self) -> None:
+        """Send a hello with devices once a step has been made: torch sets them up in the first, if it uses any."""
+        if not self._is_hello_final and self._reporter.steps:
             self._join()
 
     def _begin_run(self) -> Reporter:

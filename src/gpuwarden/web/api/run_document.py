@@ -226,7 +226,7 @@ def _device(run: RunSnapshot, uuid: str, state: State) -> DeviceDocument:
         headroom_ratio=headroom_ratio(headroom, memory.current) if memory and headroom is not None else None,
         headroom_at_peak_bytes=run.headroom_at_peak.get(uuid),
         headroom_in_step_bytes=run.headroom_in_step.get(uuid),
-        headroom_limit=limit.end if limit else None,
+        headroom_limit=limit.kind if limit else None,
         headroom_limit_bytes=limit.limit if limit else None,
         headroom_limit_used_bytes=limit.used if limit else None,
         headroom_unknown=run.headroom_unknown.get(uuid),
