@@ -187,6 +187,11 @@ def test_abort_after_an_illegal_address(daemon: Daemon, mock_nvml: MockNvml) -> 
     until(lambda: daemon.samples().value("gpuwarden_access", source="nvml_events") == 1, "events are listened to")
     runs = [TestRun(daemon, f"on {uuid[-1]}", env={"RUN_ON": uuid}) for uuid in uuids]
     with ending(*runs):
+        for index, run in enumerate(runs):
+            mock_nvml.processes(index, {run.pid: 1024**3})
+        until(
+            lambda: len(daemon.samples().all("gpuwarden_run_device_verified")) == len(runs), "both runs on their GPUs"
+        )
         mock_nvml.xid(1, 31)
         mock_nvml.xid(1, 45)
         for run in runs:

@@ -202,9 +202,13 @@ class RunRegistry:
             if state.up and state.connected:
                 continue  # silent but alive: its totals are still right
             if now - (state.seen_at if state.outcome.ended is None else state.outcome.ended) > self._rules.expiry:
-                reason = "disconnected" if state.up else "ended"
+                has_ended = not state.up
                 self._forget(run_id, now)
-                log.debug("run expired %s", format_fields(run=run_id, name=state.hello.name, reason=reason))
+                if not has_ended:
+                    with limit_lines_of(state.peer.uid):
+                        log.info(
+                            "run expired %s", format_fields(run=run_id, name=state.hello.name, reason="disconnected")
+                        )
 
     def peers(self) -> list[ProcessKey]:
         """Return the processes of all runs."""
