@@ -22,7 +22,10 @@ class Layer(NamedTuple):
 DAEMON_LAYERS = (
     Layer(
         "Foundation",
-        ("_version", "protocol", "config", "metrics", "formatting", "log_limiter", "rate_limit", "fair_eviction"),
+        (
+            *("_version", "protocol", "config", "metrics", "formatting"),
+            *("log_limiter", "rate_limit", "fair_eviction", "subordinate_uids"),
+        ),
     ),
     Layer("Machine and driver", ("host", "nvml")),
     Layer("GPUs and analysis", ("gpu", "xid", "owners", "analysis")),

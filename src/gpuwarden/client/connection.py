@@ -12,7 +12,6 @@ import logging
 import os
 import select
 import socket
-import struct
 import time
 import weakref
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from typing import Any
 from gpuwarden.client.guard import log_safely
 from gpuwarden.protocol.codec import MAX_MESSAGE_BYTES, ProtocolError, decode_advice, encode
 from gpuwarden.protocol.messages import Advice, Hello, Message
-from gpuwarden.protocol.socket_trust import find_distrust
+from gpuwarden.protocol.socket_trust import find_distrust, read_credentials
 
 MIN_RETRY_SECONDS = 1.0  # first delay between attempts to connect; doubles up to MAX_RETRY_SECONDS
 MAX_RETRY_SECONDS = 30.0
@@ -120,7 +119,7 @@ class DaemonConnection:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
             self._file = os.fstat(self._socket.fileno())
             self._socket.connect(self.path)
-            uid = _read_peer_uid(self._socket)
+            _pid, uid = read_credentials(self._socket)
             distrust = find_distrust(self.path, uid)
         except (OSError, ValueError) as error:  # ValueError: a path with a null byte
             # At a level that training scripts do not show by default.
@@ -190,12 +189,6 @@ class DaemonConnection:
         except OSError:
             return False
         return self._file is not None and os.path.samestat(found, self._file)
-
-
-def _read_peer_uid(connection: socket.socket) -> int:
-    """Return the user of the process that listens, from the kernel."""
-    _pid, uid, _gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return int(uid)
 
 
 _connections: weakref.WeakSet[DaemonConnection] = weakref.WeakSet()

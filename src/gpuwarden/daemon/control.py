@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from gpuwarden.host.pid_namespace import is_contained
-from gpuwarden.host.process_key import read_credentials
 from gpuwarden.host.unix_socket import listen
+from gpuwarden.protocol.socket_trust import read_credentials
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import socket
-import struct
 import time
 from dataclasses import dataclass, field
 
@@ -38,12 +37,6 @@ def parse_run_id(run_id: str) -> tuple[int, int] | None:
     """Return pid and start of `ProcessKey.run_id`; None for another text."""
     match = re.fullmatch("([0-9]{1,20})-([0-9]{1,20})", run_id)
     return (int(match[1]), int(match[2])) if match else None
-
-
-def read_credentials(connection: socket.socket) -> tuple[int, int]:
-    """Return the pid and uid of the process that connected; the pid is 0 for one outside this pid namespace."""
-    pid, uid, _gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return pid, uid
 
 
 def identify_peer(connection: socket.socket, pid: int, uid: int) -> tuple[ProcessKey, int | None]:

@@ -1,13 +1,21 @@
-"""Trust in the socket between runs and the daemon: which users may listen at a path."""
+"""Trust in the socket between runs and the daemon: who is at the other end, and which users may listen at a path."""
 
 from __future__ import annotations
 
 import os
+import socket
 import stat
+import struct
 from pathlib import Path
 
 OVERFLOW_UID = 65534  # of every user without a mapping, in a user namespace: user_namespaces(7)
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+def read_credentials(connection: socket.socket) -> tuple[int, int]:
+    """Return pid and uid of the process at the other end; the pid is 0 for one outside this pid namespace."""
+    pid, uid, _gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, uid
 
 
 def find_distrust(path: str | os.PathLike[str], uid: int) -> str | None:

@@ -24,10 +24,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpuwarden.fair_eviction import find_user
 from gpuwarden.formatting import format_fields
 from gpuwarden.records.legacy_files import read_record_files
 from gpuwarden.records.record import RunRecord, RunRecordError, json_from_record, record_from_json
+from gpuwarden.subordinate_uids import find_user
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

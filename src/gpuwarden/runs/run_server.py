@@ -12,14 +12,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gpuwarden.fair_eviction import find_user, find_user_with_most
+from gpuwarden.fair_eviction import find_user_with_most
 from gpuwarden.formatting import format_fields
 from gpuwarden.host.exit_status import read_exit_status
-from gpuwarden.host.process_key import ProcessKey, identify_peer, read_credentials
+from gpuwarden.host.process_key import ProcessKey, identify_peer
 from gpuwarden.host.unix_socket import BACKLOG, listen
 from gpuwarden.protocol.codec import MAX_MESSAGE_BYTES, ProtocolError, decode, encode
 from gpuwarden.protocol.messages import Advice, Hello, Message
+from gpuwarden.protocol.socket_trust import read_credentials
 from gpuwarden.runs.registry import RunRegistry
+from gpuwarden.subordinate_uids import find_user
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gpuwarden.host import unix_socket
 from gpuwarden.host.pid_namespace import is_contained
-from gpuwarden.host.process_key import read_credentials
+from gpuwarden.protocol.socket_trust import read_credentials
 from gpuwarden.web.host_names import HostNames
 from gpuwarden.web.http_connection import ConnectionPool, HttpConnection
 from gpuwarden.web.http_messages import Handler
