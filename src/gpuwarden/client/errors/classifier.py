@@ -89,7 +89,7 @@ def error_from_exception(
         dict(memory),
         batch_size=batch_size,
         stage=stage,
-        frame=find_user_frame(described, exception),
+        frame=find_user_frame(cause.text, described, exception),
     )
     return _shorten_to_fit(cause, error)
 

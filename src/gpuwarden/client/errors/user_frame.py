@@ -6,7 +6,9 @@ No frame is kept, and no local variable is read.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 
@@ -15,20 +17,26 @@ from gpuwarden.protocol.validators import clip
 
 MAX_CALLERS = 400  # frames around the one that caught the exception
 _INSTALLED = ("/site-packages/", "/dist-packages/")
-# AutoGraph runs a copy of the user's function; its caller, or the text of the error, names the original.
+# AutoGraph runs a copy of the user's function; the text of the error, or its caller, names the original.
 _GENERATED = ("<frozen ", "<__array_function__", "<attrs generated", "__autograph_generated_file")
+_FRAME_IN_TEXT = r'\bFile "([^"\n]+)", line (\d+), in (\S+)'
 # The standard library, where a virtual environment has another path too, and gpuwarden's own files.
 _LIBRARIES = tuple(f"{folder}{os.sep}" for folder in (Path(os.__file__).parent, Path(__file__).parents[2]))
 
 
-def find_user_frame(*exceptions: BaseException) -> str | None:
-    """Return the frame as "train.py:12 in main", of the first of the exceptions that has one; else None."""
-    for exception in exceptions:
-        for code, line in _walk(exception.__traceback__):
-            if _is_user_code(code.co_filename):
-                name = "" if code.co_name == "<module>" else f" in {code.co_name}"
-                # A long path is cut at its front: the file's name and line are at its end.
-                return clip(f"{code.co_filename}:{line}{name}"[-MAX_FRAME_CHARACTERS:], MAX_FRAME_CHARACTERS)
+def find_user_frame(text: str, *exceptions: BaseException) -> str | None:
+    """Return the frame as "train.py:12 in main": the innermost that the text names, else that of the first exception.
+
+    Only the text has it where other frames than those of the traceback failed: an operation of a compiled step, a
+    Python function or generator that tf.data calls, a torch worker.
+    """
+    named = reversed(re.findall(_FRAME_IN_TEXT, text))
+    raised = ((code.co_filename, line, code.co_name) for each in exceptions for code, line in _walk(each.__traceback__))
+    for file, line, function in chain(named, raised):
+        if _is_user_code(file):
+            name = "" if function == "<module>" else f" in {function}"
+            # A long path is cut at its front: the file's name and line are at its end.
+            return clip(f"{file}:{line}{name}"[-MAX_FRAME_CHARACTERS:], MAX_FRAME_CHARACTERS)
     return None
 
 
