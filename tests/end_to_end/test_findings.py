@@ -73,7 +73,10 @@ def test_findings(tmp_path: Path, mock_nvml: MockNvml) -> None:
         until(lambda: daemon.samples().all("gpuwarden_run_outcome"), "the outcome")
         lines = show(daemon, run_id)
     text = "\n".join(lines)
-    assert "Loss NaN or infinite in 1 to 8 steps, first in steps 1 to 8, at " in text
+    # The loss is read once a second: on a busy machine within the eight steps too, which tells more.
+    found = re.search(r"Loss NaN or infinite in 1(?: to \d)? steps?, first in steps? (\d)(?: to (\d))?, at ", text)
+    assert found is not None
+    assert int(found[1]) <= 6 <= int(found[2] or found[1])
     assert "No GPU used: the installed framework is built for the CPU." in text
     assert re.search(rf"^at +{re.escape(str(script))}:{FIT_LINE}$", text, re.MULTILINE)
     assert text.count("next step") == 3

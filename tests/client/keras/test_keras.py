@@ -469,6 +469,15 @@ def test_nonfinite_loss(result: dict[str, list[Message]]) -> None:
     assert {each["loss"] for each in reports(result["often"])} == {None}
 
 
+def test_nonfinite_own_losses(result: dict[str, Any]) -> None:
+    """Each loss that a custom train_step returns is read; the 0 of a metric that it does not update is no loss."""
+    several, finite, unused = (reports(result[name]["messages"])[-1] for name in ("several", "finite", "unused"))
+    assert (several["nonfinite_loss"]["steps"], several["nonfinite_loss"]["current"]) == (1, True)
+    assert finite["nonfinite_loss"]["steps"] == 0
+    assert result["unused"]["history"]["loss"] == [0.0]
+    assert unused["nonfinite_loss"] is None
+
+
 def test_frame(result: dict[str, Any]) -> None:
     """An input of the wrong rank is an error of shapes, with the line of the user's own code that called fit."""
     (error,) = errors(result["messages"])

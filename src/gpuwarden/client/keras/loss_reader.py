@@ -61,10 +61,14 @@ class LossReader:
         return self._read(self._run.steps)
 
     def read_logs(self, logs: Any) -> None:
-        """Read the epoch's loss from what Keras passes at its end, on every backend; a tensor is not read."""
-        loss = logs.get("loss") if isinstance(logs, dict) else None
-        if isinstance(loss, Real):
-            self._record(float(loss), self._run.steps)
+        """Read the epoch's losses from what Keras passes at its end, on every backend; a tensor is not read.
+
+        A custom train_step may have several, such as a GAN's. If it updates none of Keras's, Keras says 0.
+        """
+        named = logs.items() if isinstance(logs, dict) else ()
+        losses = [float(loss) for name, loss in named if _is_loss(name) and isinstance(loss, Real)]
+        if losses and (self._is_mean or any(losses)):
+            self._record(sum(losses), self._run.steps)
 
     def _read(self, steps: int) -> int | None:
         self._metric = self._metric or (_find_metric(self._model) if self.is_readable else None)
@@ -87,6 +91,11 @@ class LossReader:
         else:
             losses.record_nonfinite(steps, monotonic(), is_new=self._is_finite)
         self._is_finite = math.isfinite(mean)
+
+
+def _is_loss(name: object) -> bool:
+    """Return whether a log is a loss of training; Keras adds "val_" to those of validation."""
+    return isinstance(name, str) and name.endswith("loss") and not name.startswith("val_")
 
 
 def _find_metric(model: Any) -> Any:
