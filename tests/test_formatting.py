@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuwarden.formatting import format_fields
+from gpuwarden.formatting import cut_middle, format_bytes, format_fields
 
 
 @pytest.mark.parametrize(
@@ -34,3 +34,17 @@ from gpuwarden.formatting import format_fields
 def test_fields(value: object, text: str) -> None:
     """A value is one word or quoted, and cannot forge a field or a line."""
     assert format_fields(run="1-2", value=value, nothing=None, last=0) == f"run=1-2 value={text} last=0"
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (1536, "1.50 KiB"), (1023 << 30, "1023 GiB"), (2_000_000**2 * 8, "29.1 TiB")]
+)
+def test_bytes(count: int, text: str) -> None:
+    """Bytes have the unit that frameworks use, up to the terabytes of a wrong shape."""
+    assert format_bytes(count) == text
+
+
+def test_cut_middle() -> None:
+    """A long text keeps its front and end, a short one everything."""
+    assert cut_middle("short", 6) == "short"
+    assert cut_middle("front" + "x" * 500 + "the end!", 12) == "fron ... the end!"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_GIB, _MIB, _KIB = 2**30, 2**20, 2**10
+_TIB, _GIB, _MIB, _KIB = 2**40, 2**30, 2**20, 2**10
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _TENTHS_BELOW_SECONDS = 10.0  # below which tenths are shown
 _MIN_MILLISECONDS = 0.001  # less is 0
@@ -41,7 +41,7 @@ def format_forecast(seconds: float, lower: float | None, upper: float | None) ->
 
 def format_bytes(count: float) -> str:
     """Format bytes with three digits: 187 MiB, 1.25 GiB."""
-    for unit, name in ((_GIB, "GiB"), (_MIB, "MiB"), (_KIB, "KiB")):
+    for unit, name in ((_TIB, "TiB"), (_GIB, "GiB"), (_MIB, "MiB"), (_KIB, "KiB")):
         if count >= unit:
             value = count / unit
             places = 2 if value < 9.995 else 1 if value < 99.95 else 0  # noqa: PLR2004 - as rounded
@@ -100,6 +100,11 @@ def format_whole_duration(seconds: float) -> str:
     _, size, word = _largest_unit(seconds)
     count = seconds / size
     return f"{count:g} {word}{'' if count == 1 else 's'}"
+
+
+def cut_middle(text: str, limit: int) -> str:
+    """Cut a long text to its front and, twice as long, its end: messages of errors have the facts in one of them."""
+    return text if len(text) <= limit else f"{text[: limit // 3]} ... {text[-limit * 2 // 3 :]}"
 
 
 def _largest_unit(seconds: float) -> tuple[str, int, str]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from gpuwarden.analysis.oom.diagnosis import Diagnosis
 from gpuwarden.analysis.oom.failed_allocation import Oom, resolve_device
-from gpuwarden.formatting import format_bytes, format_fields
+from gpuwarden.formatting import cut_middle, format_bytes, format_fields
 from gpuwarden.protocol.messages import Allocation, DeviceMemory, Error, ErrorKind, Hello
 from gpuwarden.runs.run_snapshot import SeenError
 
@@ -66,10 +66,8 @@ def _line(error: Error, hello: Hello, oom: Mapping[str, Oom]) -> str:
 
 def _excerpt(text: str, at: int | None) -> str:
     """Cut a long message to the part that shows its kind; without one, to its front and end."""
-    if len(text) <= _MAX_TEXT:
-        return text
-    if at is None:
-        return f"{text[: _MAX_TEXT // 3]} ... {text[-_MAX_TEXT * 2 // 3 :]}"
+    if at is None or len(text) <= _MAX_TEXT:
+        return cut_middle(text, _MAX_TEXT)
     start = max(min(at - _BEFORE, len(text) - _MAX_TEXT), 0)
     end = start + _MAX_TEXT
     return f"{'... ' if start else ''}{text[start:end]}{' ...' if end < len(text) else ''}"

@@ -23,13 +23,13 @@ from gpuwarden.cli.runs.memory_report import (
     render_memory_story,
 )
 from gpuwarden.cli.runs.run_list import state_text
-from gpuwarden.formatting import format_bytes, format_duration, format_elapsed, format_energy, format_ratio
+from gpuwarden.formatting import cut_middle, format_bytes, format_duration, format_elapsed, format_energy, format_ratio
 from gpuwarden.protocol.messages import OOM_KINDS
 from gpuwarden.records.record import RecordedAllocation, RecordedDevice, RecordedError, RunRecord
 
 LABEL_WIDTH = 14
 INDENT = "  "
-MAX_MESSAGE_CHARACTERS = 400  # of an error's message, from its end: frameworks print their whole stack before
+MAX_MESSAGE_CHARACTERS = 600  # of an error's message: a framework's may have its stack, or a layer's arguments
 
 
 def render_details(record: RunRecord, gpus: Mapping[str, str], width: int) -> Iterator[str]:
@@ -148,7 +148,10 @@ def _device_lines(device: RecordedDevice) -> Iterator[tuple[str, str]]:
 
 
 def _error_lines(error: RecordedError, gpus: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    where = [error.phase or "", "" if error.steps is None else f"after {error.steps:,} steps"]
+    where = [
+        error.phase or "",
+        "" if error.steps is None else f"after {error.steps:,} step{'' if error.steps == 1 else 's'}",
+    ]
     yield from _known("during", " ".join(filter(None, where)))
     yield from _known("at", error.frame)
     for allocation in error.allocations:
@@ -165,8 +168,7 @@ def _error_lines(error: RecordedError, gpus: Mapping[str, str]) -> Iterator[tupl
         yield "next step", error.verdict.next_step
     elif error.kind not in OOM_KINDS:
         yield "next step", find_error_guide(error.kind).next_step
-    cut = len(error.text) > MAX_MESSAGE_CHARACTERS
-    yield "message", f"… {error.text[-MAX_MESSAGE_CHARACTERS:]}" if cut else error.text
+    yield from _known("message", cut_middle(error.text, MAX_MESSAGE_CHARACTERS))
 
 
 def _allocation(each: RecordedAllocation) -> str:

@@ -1,6 +1,6 @@
 // Quantities for people.
 
-const UNITS = [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]];
+const UNITS = [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]];
 
 export const known = (value) => value !== undefined && value !== null;
 
