@@ -19,8 +19,9 @@ from gpuwarden.gpu.snapshot import XidCount
 from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.owners.resolver import Owners
 from gpuwarden.pressure.levels import Pressure, RunPressure
-from gpuwarden.protocol.messages import Hello
+from gpuwarden.protocol.messages import Error, Hello
 from gpuwarden.runs.outcome import Ending
+from gpuwarden.runs.run_snapshot import SeenError
 from gpuwarden.runs.stall import Stall
 from gpuwarden.state import State
 from gpuwarden.web.api.state_document import MAX_PROCESSES
@@ -286,6 +287,17 @@ def test_run_card_has_progress_and_forecast(page: Stage, tab: Tab) -> None:
     assert "Out of memory, cause: too big. 9 GiB <of> 8. Use less." in card
     assert f"no training step for {format_elapsed(61.4)} (cause: stopped)" in card
     assert tab.evaluate("document.querySelector('#run-7-1 a').getAttribute('href')") == "api/v1/runs/7-1"
+
+
+def test_run_without_gpu_and_with_an_error(page: Stage, tab: Tab) -> None:
+    """A run on the CPU has no GPU, rather than an unknown one; of an error the page says where its text is."""
+    seen = SeenError(Error("other", "KeyError", "'label'", "train", 7), 1.0, {})
+    run = a_run(no_gpu="cpu_build", devices={}, memory={}, headroom={}, errors=(seen,))
+    page.show(tab, poll_state(runs=(run,)))
+    card = " ".join(tab.text("#run-7-1").split())
+    assert "No GPU used: the installed framework is built for the CPU." in card
+    assert "GPU unknown" not in card
+    assert "Last error: KeyError. `gpuwarden runs show ID` has its text and line." in card
 
 
 def test_unknown_peak_is_not_shown_as_0(page: Stage, tab: Tab) -> None:

@@ -131,4 +131,6 @@ def list_findings(loss: str | None, no_gpu: str | None, error: str | None, excep
         yield RunFinding("no_gpu", f"No GPU used: {guide.meaning}.", guide.next_step)
     if error is not None and error not in OOM_KINDS:
         guide = find_error_guide(error)
-        yield RunFinding("error", f"Last error: {exception}. {guide.meaning}", guide.next_step)
+        meaning = f" {guide.meaning}" if guide is not ERROR_GUIDES["other"] else ""
+        text = f"Last error: {exception}.{meaning} `gpuwarden runs show ID` has its text and line."
+        yield RunFinding("error", text, guide.next_step)

@@ -52,7 +52,7 @@ function card(run, places, charts) {
     h("div", { class: "title" },
       mark(run.condition),
       h("h3", { id: `${id}-name` }, h("bdi", {}, short(run.name)), h("span", { class: "unseen" }, `, ${word(run.condition)}`)),
-      h("span", { class: "name" }, where ? `GPU ${where}` : "GPU unknown")),
+      h("span", { class: "name" }, where ? `GPU ${where}` : (run.findings ?? []).some(({ name }) => name === "no_gpu") ? "no GPU" : "GPU unknown")),
     h("p", { class: "about" }, of),
     troubles(run.troubles),
     h("dl", { class: "facts" }, tight ? headroom(tight) : null, held(devices), speed(run), progress(run), waits(run), host(run)),
