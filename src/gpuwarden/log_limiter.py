@@ -14,6 +14,9 @@ from gpuwarden.subordinate_uids import find_user
 log = logging.getLogger(__name__)
 
 REPEAT_SECONDS = 60.0  # in which a key is logged once
+USER_LINES_BURST = 300  # about the runs of one user: a hundred that fail at once have two or three each
+USER_LINE_SECONDS = 0.5  # between lines in the long run: twice the default of runs.new_per_minute
+_MAX_USERS = 1000
 
 
 class LogLimiter:
@@ -31,10 +34,6 @@ class LogLimiter:
         self._allowed_at[key] = now
         return True
 
-
-USER_LINES_BURST = 300  # about the runs of one user: a hundred that fail at once have two or three each
-USER_LINE_SECONDS = 0.5  # between lines in the long run: twice the default of runs.new_per_minute
-_MAX_USERS = 1000
 
 _uid: ContextVar[int | None] = ContextVar("uid", default=None)
 

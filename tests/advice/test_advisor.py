@@ -17,7 +17,7 @@ from gpuwarden.config.schema import PressureConfig as Limits
 from gpuwarden.config.thresholds import XID_SECONDS
 from gpuwarden.gpu.memory_sampler import NO_LIMIT
 from gpuwarden.gpu.metrics import GpuReadings
-from gpuwarden.gpu.snapshot import HUNG, Gpu, XidCount
+from gpuwarden.gpu.snapshot import HUNG, EventCount, Gpu
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.host.process_tree import HostUsage, PresentProcesses
 from gpuwarden.owners.resolver import Owners
@@ -150,7 +150,7 @@ def test_old_xids_are_not_sent() -> None:
     host, there = Host(), run(7, "GPU-0", left=None)
 
     def gpu_with_xid(last: float) -> list[Gpu]:
-        return [replace(gpu(0), xids={79: XidCount(1, last), 13: XidCount(1, last)})]
+        return [replace(gpu(0), xids={79: EventCount(1, last), 13: EventCount(1, last)})]
 
     assert host.poll(gpu_with_xid(STARTED - 1), there) == []
     assert host.poll(gpu_with_xid(STARTED + 1), there) == [(7, "xid", "critical")]
@@ -293,7 +293,7 @@ def test_faults_are_events_of_every_run() -> None:
     host, unreachable = Host(), run(8, "GPU-0")
     not_reading = replace(run(7, "GPU-0"), hello=replace(unreachable.hello, hears=False))
     host.queue_has_room = False
-    faulty = replace(gpu(0), xids={48: XidCount(1, STARTED + 1)})
+    faulty = replace(gpu(0), xids={48: EventCount(1, STARTED + 1)})
     for _ in range(3):
         assert host.poll([faulty], not_reading, unreachable) == []
     for _ in range(3):

@@ -27,7 +27,7 @@ from gpuwarden.dcgm.rates import CounterRates
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.reader import DEFAULT_PLAN
-from gpuwarden.gpu.snapshot import Gpu, MigInstance, Snapshot, XidCount
+from gpuwarden.gpu.snapshot import EventCount, Gpu, MigInstance, Snapshot
 from gpuwarden.metrics.exposition import Exposition, MetricsPage
 from gpuwarden.metrics.model import Metric
 from gpuwarden.nvml.identity import GpuIdentity, MigIdentity
@@ -261,7 +261,7 @@ class TestComputedValues:
 
     def test_last_xid(self) -> None:
         """The value is the last code, with DCGM's labels for it, or 0 without an XID."""
-        xids = {31: XidCount(7, last=100.0), 79: XidCount(1, last=300.0), 13: XidCount(2, last=200.0)}
+        xids = {31: EventCount(7, last=100.0), 79: EventCount(1, last=300.0), 13: EventCount(2, last=200.0)}
         ((labels, value),) = dcgm_samples(Gpu(DIVIDED, None, xids=xids))["DCGM_FI_DEV_XID_ERRORS"]
         assert (labels["err_code"], value) == ("79", 79)
         assert "bus" in labels["err_msg"]

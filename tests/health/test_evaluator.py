@@ -14,7 +14,7 @@ from gpuwarden.analysis.oom.diagnosis import Diagnosis
 from gpuwarden.config.schema import PressureConfig as Limits
 from gpuwarden.config.thresholds import DIED_SECONDS, ERROR_SECONDS, XID_SECONDS
 from gpuwarden.gpu.metrics import GpuReadings
-from gpuwarden.gpu.snapshot import Gpu, XidCount
+from gpuwarden.gpu.snapshot import EventCount, Gpu
 from gpuwarden.health import conditions
 from gpuwarden.health.conditions import CONDITIONS, ConditionChecks
 from gpuwarden.health.daemon_conditions import DAEMON_CONDITIONS
@@ -192,12 +192,12 @@ def test_missing_gpus() -> None:
 @pytest.mark.parametrize(("code", "name"), [(79, "GpuXidCritical"), (94, "GpuXidWarning"), (999, "GpuXidWarning")])
 def test_xids_by_their_severity(code: int, name: str) -> None:
     """An XID fires with its severity, an unknown one as a warning, for as long as the rule."""
-    met = replace(gpu(0), xids={code: XidCount(2, NOW - 60), 13: XidCount(1, NOW)})
+    met = replace(gpu(0), xids={code: EventCount(2, NOW - 60), 13: EventCount(1, NOW)})
     found, labels, text, _owner = only_occurrence(poll(met))
     assert (found, labels) == (name, {**OF_GPU, "xid": str(code)})
     assert text.startswith(f"GPU 0 (H100) (GPU-0) had XID {code} 1m00s ago: ")
     assert [occurrence.last for _name, occurrence in occurrences(poll(met))] == [NOW - 60]
-    assert occurrences(poll(replace(gpu(0), xids={code: XidCount(2, NOW - XID_SECONDS)}))) == []
+    assert occurrences(poll(replace(gpu(0), xids={code: EventCount(2, NOW - XID_SECONDS)}))) == []
 
 
 @pytest.mark.parametrize(

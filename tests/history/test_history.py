@@ -8,7 +8,7 @@ from typing import Any
 
 from gpuwarden.analysis.oom.diagnosis import Diagnosis
 from gpuwarden.gpu.metrics import GpuReadings
-from gpuwarden.gpu.snapshot import Gpu, XidCount
+from gpuwarden.gpu.snapshot import EventCount, Gpu
 from gpuwarden.history.event_log import MAX_EVENTS, MAX_TEXT, EventLog
 from gpuwarden.history.series import INTERVAL_SECONDS, MAX_SUBJECTS, POINTS, WINDOW_SECONDS, HistorySeries
 from gpuwarden.host.process_key import ProcessKey
@@ -181,8 +181,8 @@ def test_pause_does_not_end_a_driver_fault() -> None:
 def test_xids_of_the_last_hour_are_events() -> None:
     """Each XID has its own time, again on repetition; older ones from the kernel log are left out."""
     events = EventLog()
-    events.update(poll(replace(gpu(0), xids={79: XidCount(1, 100_000.0), 13: XidCount(5, 5.0)}), at=100_001.0))
-    again = poll(replace(gpu(0), xids={79: XidCount(2, 100_005.0)}), at=100_006.0)
+    events.update(poll(replace(gpu(0), xids={79: EventCount(1, 100_000.0), 13: EventCount(5, 5.0)}), at=100_001.0))
+    again = poll(replace(gpu(0), xids={79: EventCount(2, 100_005.0)}), at=100_006.0)
     events.update(again)
     events.update(again)
     assert [(event.timestamp_seconds, event.kind, event.level) for event in events.newest_first()] == [

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuwarden.gpu.metrics import GpuReadings
-from gpuwarden.gpu.snapshot import Gpu, Snapshot, XidCount
+from gpuwarden.gpu.snapshot import EventCount, Gpu, Snapshot
 from gpuwarden.host.cgroup_limits import OomKillCounter
 from gpuwarden.host.oom_killer import OomKill
 from gpuwarden.host.process_key import ProcessKey
@@ -321,8 +321,8 @@ def test_xids_of_its_gpu_around_its_end_count() -> None:
         runs.receive(ALICE, replace(HELLO, devices={"GPU:0": None}), 0.0)
         runs.update(BOX, 1.0)  # it holds memory there, which it does no longer once it is gone
         runs.exited(ALICE, 10.0)
-        others = replace(gpu(1), xids={13: XidCount(1, 1.8e9)})
-        box = snapshot(replace(gpu(0), xids={31: XidCount(1, 1.8e9 + after)}), others)
+        others = replace(gpu(1), xids={13: EventCount(1, 1.8e9)})
+        box = snapshot(replace(gpu(0), xids={31: EventCount(1, 1.8e9 + after)}), others)
         outcomes[after] = ended(runs, 20.0, box).outcome
     assert outcomes == {-60.0: "unknown", -5.0: "crashed", 1.0: "crashed", 60.0: "unknown"}
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpuwarden.gpu.metrics import GpuReadings
-from gpuwarden.gpu.snapshot import Gpu, Snapshot, XidCount
+from gpuwarden.gpu.snapshot import EventCount, Gpu, Snapshot
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.metrics.model import Readings
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, End, Hello, Report
@@ -50,7 +50,7 @@ class Host:
     kernels: float = 1e4
     slow_taken: int = 0
     slow: Readings = field(default_factory=dict)
-    xids: Mapping[int, XidCount] = field(default_factory=dict)
+    xids: Mapping[int, EventCount] = field(default_factory=dict)
     holders: tuple[int, ...] = (ALICE.pid,)
 
     def __post_init__(self) -> None:
@@ -275,17 +275,17 @@ def test_memory_peak(host: Host) -> None:
 
 def test_xids_during_the_run(host: Host) -> None:
     """Only XIDs since the run's start count, and those shortly after its end, which the end may have caused."""
-    old = XidCount(3, WALL - 100)
+    old = EventCount(3, WALL - 100)
     host = Host(xids={13: old})
     host.start_run(ALICE)
     host.join()
     assert host.poll(1).xids == {}
-    host.xids = {13: replace(old, count=4, last=WALL - 50), 31: XidCount(1, WALL + 1)}  # one is reported late
+    host.xids = {13: replace(old, count=4, last=WALL - 50), 31: EventCount(1, WALL + 1)}  # one is reported late
     assert host.poll(1).xids == {31: 1}
     host.registry.receive(ALICE, End("exit"), host.seconds)
-    host.xids = {**host.xids, 43: XidCount(2, WALL + 3)}
+    host.xids = {**host.xids, 43: EventCount(2, WALL + 3)}
     assert host.poll(1).xids == {31: 1, 43: 2}
-    host.xids = {**host.xids, 79: XidCount(1, WALL + 50)}
+    host.xids = {**host.xids, 79: EventCount(1, WALL + 50)}
     assert 79 not in host.poll(1).xids
 
 
@@ -417,7 +417,7 @@ def test_run_that_returns_before_the_next_poll_keeps_its_usage(monkeypatch: pyte
     recorded.host.start_run(ALICE)
     recorded.poll(28)  # the counters were last read at 20 s
     recorded.host.registry._forget(ALICE.run_id, float(recorded.host.seconds))
-    recorded.host.xids = {31: XidCount(1, WALL + recorded.host.seconds + 0.5)}
+    recorded.host.xids = {31: EventCount(1, WALL + recorded.host.seconds + 0.5)}
     recorded.host.start_run(ALICE)
     recorded.poll()
     assert recorded.gpu_seconds() == 28

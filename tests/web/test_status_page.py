@@ -15,7 +15,7 @@ from gpuwarden.analysis.memory.oom_forecast import TimeLeft
 from gpuwarden.analysis.oom.diagnosis import Diagnosis
 from gpuwarden.formatting import format_bytes, format_elapsed, format_forecast, format_growth
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
-from gpuwarden.gpu.snapshot import XidCount
+from gpuwarden.gpu.snapshot import EventCount
 from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.owners.resolver import Owners
 from gpuwarden.pressure.levels import Pressure, RunPressure
@@ -179,13 +179,13 @@ def test_unpolled_gpu_is_not_a_fault(page: Stage, tab: Tab) -> None:
 def test_lost_gpu_and_xids_have_actions(page: Stage, tab: Tab) -> None:
     """The most severe XIDs come first with meaning and action; many are collapsed, and old ones left out."""
     codes = {
-        79: XidCount(2, -30.0),
-        13: XidCount(1, 0.0),
-        31: XidCount(1, 0.0),
-        63: XidCount(1, 0.0),
-        43: XidCount(1, 0.0),
+        79: EventCount(2, -30.0),
+        13: EventCount(1, 0.0),
+        31: EventCount(1, 0.0),
+        63: EventCount(1, 0.0),
+        43: EventCount(1, 0.0),
     }
-    lost = replace(gpu(0), fault="gpu_is_lost", readings={}, xids={**codes, 48: XidCount(1, -4000.0)})
+    lost = replace(gpu(0), fault="gpu_is_lost", readings={}, xids={**codes, 48: EventCount(1, -4000.0)})
     page.show(tab, poll_state(lost, gpu(1)))
     assert summary(tab)[1].startswith("✖ GPU 0, critical: not responding: gpu is lost; XID 79 31s ago")
     card = tab.text("#gpu-0")

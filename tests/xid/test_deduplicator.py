@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpuwarden.gpu.snapshot import XidCount
+from gpuwarden.gpu.snapshot import EventCount
 from gpuwarden.nvml.events import XidReport, XidSource
 from gpuwarden.xid.codes import worst_severity
 from gpuwarden.xid.deduplicator import APART_SECONDS, MAX_CODES, MAX_OPEN, XidDeduplicator
@@ -76,7 +76,7 @@ def test_fault_missing_in_one_source_does_not_block_the_next() -> None:
     assert counted(*reports) == 3
 
 
-CRITICAL = XidCount(1, WALL + 10, {"critical": WALL + 10})
+CRITICAL = EventCount(1, WALL + 10, {"critical": WALL + 10})
 
 
 def test_gpus_and_codes_are_kept_apart() -> None:
@@ -95,7 +95,7 @@ def test_time_is_that_of_the_last_fault() -> None:
     ledger = XidDeduplicator()
     ledger.add(report("nvml", 100.0))
     ledger.add(report("kernel_log", 10.0))
-    assert ledger.counts("GPU-a") == {79: XidCount(2, WALL + 100, {"critical": WALL + 100})}
+    assert ledger.counts("GPU-a") == {79: EventCount(2, WALL + 100, {"critical": WALL + 100})}
 
 
 def test_expired_fault_is_not_paired() -> None:
@@ -130,7 +130,7 @@ def test_flag_of_an_nvlink_error_is_its_severity(first: XidSource) -> None:
         reports["kernel_log"] = replace(reports["kernel_log"], fatal=fatal)
         assert ledger.add(reports.pop(first))
         assert not any(map(ledger.add, reports.values()))
-        assert ledger.counts("GPU-a") == {145: XidCount(1, WALL + 10, {severity: WALL + 10})}
+        assert ledger.counts("GPU-a") == {145: EventCount(1, WALL + 10, {severity: WALL + 10})}
 
 
 def test_later_nonfatal_error_does_not_hide_a_fatal_one() -> None:

@@ -14,7 +14,7 @@ import pytest
 from kernel_log_fifo import Fifo
 from services import Daemon, ending, until
 
-from gpuwarden.gpu.snapshot import Snapshot, XidCount
+from gpuwarden.gpu.snapshot import EventCount, Snapshot
 from gpuwarden.host.kernel_log import KernelLog
 from gpuwarden.nvml.constants import OPERATIONAL_GROUP_SIMULATED, OPERATIONAL_PRIMARY
 from gpuwarden.simulation.simulated_nvml import Simulation
@@ -304,9 +304,9 @@ def test_clock_set_back_leaves_no_xid_in_the_future(fifo: Fifo, monkeypatch: pyt
     ahead = bench.poll(snapshot(gpu(0))).gpus[0].xids[62]
     assert ahead.last > now + 364 * 86400
     monkeypatch.setattr(time, "time", lambda: now)
-    assert bench.poll(snapshot(gpu(0))).gpus[0].xids == {62: XidCount(1, now, {"critical": now})}
+    assert bench.poll(snapshot(gpu(0))).gpus[0].xids == {62: EventCount(1, now, {"critical": now})}
     monkeypatch.setattr(time, "time", lambda: now + 60)
-    assert bench.poll(snapshot(gpu(0))).gpus[0].xids == {62: XidCount(1, now, {"critical": now})}
+    assert bench.poll(snapshot(gpu(0))).gpus[0].xids == {62: EventCount(1, now, {"critical": now})}
 
 
 def test_replacement_gpu_gets_the_xids_of_its_address(fifo: Fifo) -> None:

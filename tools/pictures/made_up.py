@@ -13,7 +13,7 @@ from gpuwarden.analysis.batch_size.cost_model import BatchCost, BatchSizeAdvice
 from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.analysis.memory.oom_forecast import TimeLeft
 from gpuwarden.gpu.metrics import GpuReadings
-from gpuwarden.gpu.snapshot import Gpu, XidCount
+from gpuwarden.gpu.snapshot import EventCount, Gpu
 from gpuwarden.host.cgroup_limits import CgroupMemory
 from gpuwarden.host.host_reader import Host, HostSpace
 from gpuwarden.host.process_tree import HostUsage, PresentProcesses
@@ -99,7 +99,7 @@ class MadeUp:
             replace(
                 gpu,
                 xids={
-                    code: XidCount(1, self.begin + seconds - (1 - since) * span)
+                    code: EventCount(1, self.begin + seconds - (1 - since) * span)
                     for index, code, since in reported
                     if index == number and since <= at
                 },

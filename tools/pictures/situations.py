@@ -10,7 +10,7 @@ from history import Clock, simulated
 
 from gpuwarden.config.schema import Config, ProcessesConfig
 from gpuwarden.daemon.daemon import Daemon
-from gpuwarden.gpu.snapshot import XidCount
+from gpuwarden.gpu.snapshot import EventCount
 from gpuwarden.health.conditions import ConditionChecks
 from gpuwarden.health.status import box_status
 from gpuwarden.history.series import WINDOW_SECONDS
@@ -98,6 +98,6 @@ class SimulatedBox:
 
 def with_xid(state: State, since: float) -> State:
     """Add the XID of a GPU that was lost at that Unix time."""
-    fallen = {FALLEN_OFF: XidCount(1, since)}
+    fallen = {FALLEN_OFF: EventCount(1, since)}
     gpus = tuple(replace(gpu, xids=fallen) if gpu.fault else gpu for gpu in state.snapshot.gpus)
     return replace(state, snapshot=replace(state.snapshot, gpus=gpus))

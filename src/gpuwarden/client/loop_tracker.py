@@ -252,18 +252,19 @@ class LoopTracker:
         """Count the recorded steps into the run."""
         run = self.run
         steps = [self._uncounted.popleft() for _ in range(len(self._uncounted))]
-        before = run.steps
-        run.add_executions([took for took, _, _, _ in steps], 1)
+        if not steps:
+            return
+        seconds, sizes, waits, losses = zip(*steps, strict=True)
+        first = run.steps + 1
+        run.add_executions(seconds, 1)
         self._epoch_steps += len(steps)
-        if steps:
-            known = [size for _, size, _, _ in steps if size is not None]
-            run.add_examples(sum(known) if len(known) == len(steps) else None)
-        if sizes := [size for _, size, _, _ in steps if size]:
-            run.record_batch_size(sizes[-1], max(sizes))
-        if waits := [(waited, took) for took, _, waited, _ in steps if waited is not None and took is not None]:
-            run.input.add(sum(waited for waited, _ in waits), sum(took for _, took in waits))
-        if losses := [(step, loss) for step, (_, _, _, loss) in enumerate(steps, before + 1) if loss is not None]:
-            self._add_losses(losses)
+        run.add_examples(None if None in sizes else sum(sizes))
+        if known := [size for size in sizes if size]:
+            run.record_batch_size(known[-1], max(known))
+        if waited := [pair for pair in zip(waits, seconds, strict=True) if None not in pair]:
+            run.input.add(sum(wait for wait, _ in waited), sum(took for _, took in waited))
+        if passed := [(step, loss) for step, loss in enumerate(losses, first) if loss is not None]:
+            self._add_losses(passed)
 
     def _add_losses(self, losses: list[tuple[int, float]]) -> None:
         """Count the losses of steps, by their number in the run."""

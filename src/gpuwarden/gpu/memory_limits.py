@@ -35,10 +35,10 @@ class MemoryLimitReader:
     def __init__(self, cgroups: Callable[[], Sequence[str]]) -> None:
         self._cgroups = cgroups
         self._unlimited: set[str] = set()
-        self._queries_driver: bool | None = None  # not where it does not support this, or the kernel has the limits
+        self._queries_driver: bool | None = None  # False if unsupported, or the kernel has the limits; None: unknown
 
-    def read(self, device: Device, note: Callable[[Exception], None], *, slow: bool) -> Mapping[str, MemoryLimit]:
-        """Return the limits by folder, without cgroups that have none; `note` is called with errors of driver calls."""
+    def read(self, device: Device, on_error: Callable[[Exception], None], *, slow: bool) -> Mapping[str, MemoryLimit]:
+        """Return the limits by folder, without cgroups that have none; `on_error` gets errors of driver calls."""
         folders = self._cgroups()
         if slow:
             self._unlimited.clear()
@@ -48,14 +48,14 @@ class MemoryLimitReader:
         found: dict[str, MemoryLimit] = {}
         for folder in folders:
             if folder not in self._unlimited:
-                limit = _read_files(folder, device) or self._query_driver(folder, device, note)
+                limit = _read_files(folder, device) or self._query_driver(folder, device, on_error)
                 if limit is not None and (limit.hard is not None or limit.soft):
                     found[folder] = limit
                 else:
                     self._unlimited.add(folder)
         return found
 
-    def _query_driver(self, folder: str, device: Device, note: Callable[[Exception], None]) -> MemoryLimit | None:
+    def _query_driver(self, folder: str, device: Device, on_error: Callable[[Exception], None]) -> MemoryLimit | None:
         if not self._queries_driver:
             return None
         try:
@@ -63,7 +63,7 @@ class MemoryLimitReader:
         except NVMLError as error:
             self._queries_driver = code_of(error) not in _UNSUPPORTED
             if code_of(error) != NVML_ERROR_NOT_FOUND:  # a cgroup that has ended
-                note(error)
+                on_error(error)
             return None
         hard = None if limits.hardLimit == NVML_DEVICE_MEMORY_LIMIT_MAX else limits.hardLimit
         return MemoryLimit(hard, limits.softLimit, limits.currentUsed)

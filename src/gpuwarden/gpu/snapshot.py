@@ -53,8 +53,8 @@ class MigInstance:
 
 
 @dataclass(frozen=True, slots=True)
-class XidCount:
-    """Known count of one XID or kind of operational event on a GPU, and the Unix time of the last one.
+class EventCount:
+    """Count of one XID or kind of operational event on a GPU, as far as known, and the Unix time of the last one.
 
     `by_severity` has the time of the last one of each severity; empty if all had that of their code.
     """
@@ -84,8 +84,8 @@ class Gpu:
     process_lists: tuple[str, ...] = ()
     asked: bool = True
     mig: tuple[MigInstance, ...] = ()
-    xids: Mapping[int, XidCount] = field(default_factory=dict)
-    operational: Mapping[OperationalKind, XidCount] = field(default_factory=dict)
+    xids: Mapping[int, EventCount] = field(default_factory=dict)
+    operational: Mapping[OperationalKind, EventCount] = field(default_factory=dict)
     memory_limits: Mapping[str, MemoryLimit] = field(default_factory=dict)
     taken: float = field(default=0.0, compare=False)
     slow_taken: float = field(default=0.0, compare=False)

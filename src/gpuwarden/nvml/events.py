@@ -38,11 +38,9 @@ WAIT_SECONDS = 2.0  # timeout of a wait, after which the thread checks for a sto
 RETRY_SECONDS = 5.0  # before a failed event set is created again, or a GPU registered again
 HUNG_SECONDS = 10.0  # without a wait that returned, after which the wait counts as hung
 MAX_PENDING = 1024  # events received but not drained; beyond, they stay in the driver
-
-
 MAX_CONTEXTS = 32  # of an operational event, searched for its XID
 _SECOND_MICROSECONDS = 1e6
-_CLOCK_SECONDS = 2.0  # by which the driver's time of an event may be before the wait that it ended, or after it
+_MAX_CLOCK_ERROR_SECONDS = 2.0  # of the driver's time of an event; one that is further off is replaced
 
 # An operational event has the XID of its fault as well. The kernel log reports a lost GPU twice: as an XID, and as a
 # sentence.
@@ -300,7 +298,8 @@ class XidEvents:
             return
         now, wall = time.monotonic(), time.time()
         ago = wall - event.timestampUsec / _SECOND_MICROSECONDS
-        at = wall - ago if -_CLOCK_SECONDS <= ago <= now - empty_at + _CLOCK_SECONDS else wall
+        is_plausible = -_MAX_CLOCK_ERROR_SECONDS <= ago <= now - empty_at + _MAX_CLOCK_ERROR_SECONDS
+        at = wall - ago if is_plausible else wall
         if event.dataType != OPERATIONAL_EVENT:
             if event.eventType & XID_EVENT:
                 self._add_xid(XidReport("nvml", uuid, event.eventData, empty_at, now, at))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
-from gpuwarden.gpu.snapshot import XidCount
+from gpuwarden.gpu.snapshot import EventCount
 
 # As of alerts. critical: the GPU is out of service until an operator acts; warning: act today; info: a program's fault.
 Severity = Literal["critical", "warning", "info"]
@@ -175,12 +175,12 @@ def severity_of_event(code: int, *, fatal: bool | None, repeated: bool) -> Sever
     return "warning" if repeated and code in _REPEATED else explain(code).severity
 
 
-def times_by_severity(code: int, seen: XidCount) -> Mapping[str, float]:
+def times_by_severity(code: int, seen: EventCount) -> Mapping[str, float]:
     """Return the Unix time of the last event of each severity."""
     return seen.by_severity or {explain(code).severity: seen.last}
 
 
-def worst_severity(code: int, seen: XidCount, since: float) -> str:
+def worst_severity(code: int, seen: EventCount, since: float) -> str:
     """Return the gravest severity of events after that time; that of the last event if there are none."""
     times = times_by_severity(code, seen)
     recent = [severity for severity, at in times.items() if at > since]

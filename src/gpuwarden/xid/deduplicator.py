@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import get_args
 
-from gpuwarden.gpu.snapshot import XidCount
+from gpuwarden.gpu.snapshot import EventCount
 from gpuwarden.nvml.events import XidReport, XidSource
 from gpuwarden.xid.codes import explain, severity_of_event, times_by_severity
 
@@ -24,7 +24,7 @@ class XidDeduplicator:
 
     def __init__(self) -> None:
         self.dropped = 0  # faults not counted, as their GPU has too many codes
-        self._counts: dict[str, dict[int, XidCount]] = {}
+        self._counts: dict[str, dict[int, EventCount]] = {}
         # By GPU, code and source: the times of faults that this source has not reported yet.
         self._open: dict[tuple[str, int, XidSource], deque[tuple[float, float]]] = {}
 
@@ -45,7 +45,7 @@ class XidDeduplicator:
         last = max(old.last, report.time) if old else report.time
         times = times_by_severity(report.code, old) if old else {}
         times = {**times, severity: max(report.time, times.get(severity, report.time))}
-        counts[report.code] = XidCount(old.count + 1 if old else 1, last, times)
+        counts[report.code] = EventCount(old.count + 1 if old else 1, last, times)
         ends = explain(report.code).ends
         if (ended := counts.get(ends)) is not None:
             counts[ends] = replace(ended, by_severity={"info": ended.last})
@@ -80,13 +80,13 @@ class XidDeduplicator:
             for code, count in counts.items():
                 if count.last > now:
                     times = {severity: min(at, now) for severity, at in count.by_severity.items()}
-                    counts[code] = XidCount(count.count, now, times)
+                    counts[code] = EventCount(count.count, now, times)
 
     @property
     def empty(self) -> bool:
         """True if no GPU has had a fault."""
         return not self._counts
 
-    def counts(self, uuid: str) -> Mapping[int, XidCount]:
+    def counts(self, uuid: str) -> Mapping[int, EventCount]:
         """Return a GPU's faults by code."""
         return dict(self._counts.get(uuid, {}))

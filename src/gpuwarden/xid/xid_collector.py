@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpuwarden.formatting import format_fields
-from gpuwarden.gpu.snapshot import Gpu, OperationalKind, Snapshot, XidCount
+from gpuwarden.gpu.snapshot import EventCount, Gpu, OperationalKind, Snapshot
 from gpuwarden.host.kernel_log import KernelRecord
 from gpuwarden.log_limiter import LogLimiter
 from gpuwarden.nvml.events import OperationalEvent, XidEvents, XidReport
@@ -53,7 +53,7 @@ class XidCollector:
         self._unresolved_dropped = 0
         self._gpus: list[tuple[GpuIdentity, bool]] = []  # at the last attempt to resolve
         self._repeats = RepeatTracker()
-        self._operational: dict[str, dict[OperationalKind, XidCount]] = {}  # by GPU
+        self._operational: dict[str, dict[OperationalKind, EventCount]] = {}  # by GPU
         self._lines = LogLimiter(MAX_LINES)
 
     @property
@@ -99,8 +99,8 @@ class XidCollector:
             kinds = self._operational.setdefault(event.gpu, {})
             if kind not in kinds and len(kinds) >= MAX_KINDS:
                 kind = "other", "other", "other"
-            old = kinds.get(kind, XidCount(0, 0.0))
-            kinds[kind] = XidCount(old.count + 1, max(old.last, event.time))
+            old = kinds.get(kind, EventCount(0, 0.0))
+            kinds[kind] = EventCount(old.count + 1, max(old.last, event.time))
         if self._lines.allow((*kind, event.gpu, event.module, event.code), time.monotonic()):
             fields = format_fields(
                 gpu=event.gpu,

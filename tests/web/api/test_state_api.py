@@ -22,7 +22,7 @@ from gpuwarden.config.loader import load
 from gpuwarden.daemon.daemon import Daemon as Warden
 from gpuwarden.daemon.sources import open_source
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
-from gpuwarden.gpu.snapshot import GpuProcess, XidCount
+from gpuwarden.gpu.snapshot import EventCount, GpuProcess
 from gpuwarden.history.event_log import EventLog
 from gpuwarden.history.series import HistorySeries
 from gpuwarden.host.host_reader import Host, HostSpace
@@ -88,7 +88,7 @@ def full_state() -> State:
         GpuReadings.row_remap_pending: 1.0,
         GpuReadings.ecc_errors_total: {("corrected", "volatile", "dram"): 2.0, ("corrected", "volatile", "l2"): 1.0},
     }
-    whole = replace(held, readings=readings, xids={79: XidCount(2, 0.5), 13: XidCount(1, -1e5)})
+    whole = replace(held, readings=readings, xids={79: EventCount(2, 0.5), 13: EventCount(1, -1e5)})
     mig = divided(1, free=[5 * GIB, 6 * GIB], held={9: 0})
     grows = Leak(1e6, 60 << 20, TimeLeft(50.0, 40.0, None))
     run = a_run(
