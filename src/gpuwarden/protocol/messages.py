@@ -103,8 +103,8 @@ class Allocation:
 class NonFiniteLoss:
     """Training steps with a loss of NaN or infinity: `steps` at least, `max_steps` at most.
 
-    The first one came after step `after` and not after step `first`, numbered from 1, and was noticed `seconds_ago`.
-    `current`: the last known loss is one.
+    The first one is one of steps `after` + 1 to `first`, counted from 1, and was noticed `seconds_ago`. `current`: the
+    last known loss is NaN or infinite.
     """
 
     steps: int = validated(check_count, default=0)

@@ -115,12 +115,12 @@ class RecordedDiagnosis:
 
 @dataclass(frozen=True, slots=True)
 class RecordedNonFiniteLoss:
-    """Training steps with a loss of NaN or infinity, as bounds where not every step's loss is known."""
+    """Training steps with a loss of NaN or infinity; bounds where not every step's loss is known."""
 
     steps: Annotated[int, "Number of such steps, at least."]
     max_steps: Annotated[int, "Number of such steps, at most."]
-    after_step: Annotated[int, "Step before the first one, counted from 1, at least."]
-    first_step: Annotated[int, "First such step, at most."]
+    after_step: Annotated[int, "Last step known to be before the first such one; steps count from 1."]
+    first_step: Annotated[int, "Step by which the first one had occurred; the step itself if it is `after_step` + 1."]
     first_timestamp_seconds: Annotated[UnixTime, "When it was noticed, in Unix time."]
 
 
@@ -227,7 +227,7 @@ class RecordedDevice:
     headroom_at_peak_bytes: Annotated[float | None, "Headroom on top of that peak."] = None
     lowest_headroom_bytes: Annotated[float | None, "Lowest headroom of any poll."] = None
     headroom_limit: Annotated[
-        str | None, "Limit that was to be reached first, last known: device, allocator, cgroup or mps."
+        str | None, "Limit that the run would have reached first, as last known: device, allocator, cgroup or mps."
     ] = None
     headroom_limit_bytes: Annotated[float | None, "That limit, unless it was the device's memory."] = None
     xids: Annotated[Mapping[XidCode, int] | None, "XIDs of the GPU during the run, by code."] = None

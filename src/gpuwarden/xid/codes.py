@@ -141,7 +141,7 @@ _ROWS = (
 _FATAL = range(144, 151)
 _REPEATED = (13, 31)
 _OTHER_SEVERITIES = (
-    *_engines(_REPEATED, "It came three times in a row in one part of the GPU (GPC and TPC): the hardware may be faulty.",
+    *_engines(_REPEATED, "Three in a row in one part of the GPU (GPC and TPC): the hardware may be faulty.",
               Action.CONTACT_SUPPORT, "warning"),
     *_engines(_FATAL, "A fifth-generation NVLink had an error that the driver calls fatal.", Action.RESET_GPU, "critical"),
     *_engines(_FATAL, "A fifth-generation NVLink had an error that the driver calls nonfatal.", Action.IGNORE, "info"),
