@@ -1,4 +1,4 @@
-"""Owner of a uid: a subordinate uid (subuid(5)) of a user namespace counts as the user to whom it is assigned."""
+"""User of a uid: a subordinate uid (subuid(5)) of a user namespace counts as the user who owns its range."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A socket that another user has put where a run looks for the daemon: real users, folders and a real fit."""
+"""Socket of another user at the path of the daemon's: real users, folders and a real fit."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def sends(path: Path, caplog: pytest.LogCaptureFixture | None = None) -> bool:
 
 
 def test_squatted_folder(squat: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A run sends nothing to another user, takes no advice, and says so once, whatever it retries."""
+    """A run sends nothing to another user, takes no advice, and logs that once, however often it retries."""
     assert not sends(squat, caplog)
     reason = f'uid={SQUATTER} reason="other users can write {squat.parents[1]}"'
     assert caplog.messages == [f'gpuwarden daemon not trusted, ignored {reason} socket="{squat}"']

@@ -40,7 +40,7 @@ def test_is_ignored_with_a_log_line(tmp_path: Path) -> None:
     assert not daemon.socket.exists()
 
 
-def in_terminal(folder: Path, preparation: str = "") -> tuple[Daemon, int]:
+def start_in_terminal(folder: Path, preparation: str = "") -> tuple[Daemon, int]:
     """Start a daemon in a terminal of its own; return it and the end that closes the terminal."""
     ours, theirs = os.openpty()
     opened = f"os.setsid(); terminal = os.open({os.ttyname(theirs)!r}, os.O_RDWR)  # tty_ioctl(4): now it controls"
@@ -51,7 +51,7 @@ def in_terminal(folder: Path, preparation: str = "") -> tuple[Daemon, int]:
 
 def test_closed_terminal_ends_it_in_order(tmp_path: Path) -> None:
     """A daemon in a terminal ends with the terminal, with status 0 and without its sockets."""
-    daemon, terminal = in_terminal(tmp_path / "box")
+    daemon, terminal = start_in_terminal(tmp_path / "box")
     with ending(daemon):
         daemon.popen.send_signal(signal.SIGHUP)  # by hand, as the terminal is there
         until(lambda: "SIGHUP ignored" in daemon.output(), "the log line")
@@ -63,7 +63,7 @@ def test_closed_terminal_ends_it_in_order(tmp_path: Path) -> None:
 
 def test_nohup_is_respected(tmp_path: Path) -> None:
     """Under nohup a closed terminal changes nothing."""
-    daemon, terminal = in_terminal(tmp_path / "box", "signal.signal(signal.SIGHUP, signal.SIG_IGN)")
+    daemon, terminal = start_in_terminal(tmp_path / "box", "signal.signal(signal.SIGHUP, signal.SIG_IGN)")
     with ending(daemon):
         os.close(terminal)
         now = time.time()

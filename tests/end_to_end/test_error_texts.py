@@ -1,4 +1,4 @@
-"""Messages of errors can have passwords: who reads which, by every way out of a real daemon.
+"""Access to error messages, which can contain passwords, by every way out of a real daemon.
 
 The reproduced fault: `postgres://user:password@…` of another user's traceback was in /api/v1/runs for everyone.
 """
@@ -27,7 +27,7 @@ from gpuwarden.web.api.api_paths import HISTORY, RUNS, STATE
 from mock_nvml import MockNvml
 from system_parts import require
 
-SECRET = "hunter2"  # noqa: S105 - of nobody
+SECRET = "hunter2"  # noqa: S105 - an invented password
 TEXT = f"could not connect to postgres://alice:{SECRET}@db/runs in /home/alice/secret_project/train.py --token={SECRET}"
 ALICE, BOB = 65534, 65533
 PATHS = ("/", "/metrics", STATE, HISTORY, RUNS, f"{RUNS}?limit=1000")
@@ -149,7 +149,7 @@ def test_texts_are_off_http_and_shown_to_their_user_and_root(mock_nvml: MockNvml
 
 
 def test_show_error_text_shows_all_to_everyone(mock_nvml: MockNvml) -> None:
-    """With `web.show_error_text` the messages are on HTTP too."""
+    """HTTP has the messages too if `web.show_error_text` is true."""
     with box(mock_nvml, "web: {show_error_text: true}\n") as daemon:
         run_id = fail(daemon, os.geteuid())
         assert TEXT in fetch(f"{daemon.url}{RUNS}/{run_id}")
@@ -158,7 +158,7 @@ def test_show_error_text_shows_all_to_everyone(mock_nvml: MockNvml) -> None:
 
 @pytest.mark.parametrize("setting", ["none", "false"])
 def test_ordinary_users_daemon_shows_its_own_users_texts(setting: str) -> None:
-    """A daemon of an ordinary user shows the messages of that user's runs on HTTP, unless told not to."""
+    """A daemon of an ordinary user shows the messages of that user's runs on HTTP, unless that is disabled."""
     uid = None if os.geteuid() else ALICE
     with box(None, f"web: {{show_error_text: {setting}}}\n", uid=uid) as daemon:
         run_id = fail(daemon, uid or os.geteuid())
@@ -167,7 +167,7 @@ def test_ordinary_users_daemon_shows_its_own_users_texts(setting: str) -> None:
 
 
 def test_container_is_no_user(mock_nvml: MockNvml) -> None:
-    """Root of a container that mounts the folder of the sockets gets no message: its uids are of other people."""
+    """Root of a container that mounts the folder of the sockets gets no message: its uids can be other people's."""
     require(os.geteuid() == 0, "needs root, to make a pid namespace")
     with box(mock_nvml) as daemon:
         run_id = fail(daemon, ALICE)
