@@ -26,6 +26,7 @@ from gpuwarden.host.pid_namespace import is_contained
 from gpuwarden.nvml.return_codes import NVMLError
 from gpuwarden.simulation.simulated_nvml import Simulation
 from mock_nvml import MockNvml
+from system_parts import require
 
 FAST = "poll: {interval: 500ms, memory_interval: 20ms}\n"  # long enough for a response on a busy machine
 
@@ -354,15 +355,59 @@ def test_other_users_are_refused(tmp_path: Path) -> None:
     assert asyncio.run(main()).startswith(b"failed permission denied: only for root")
 
 
-def test_a_process_in_a_container_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Root in a container that mounts the socket's folder is refused."""
-    status = "Name:\tsh\nNSpid:\t4242\t7\n"
-    monkeypatch.setattr(Path, "read_text", lambda *_args, **_kwargs: status)  # a pid namespace may need privileges
-    assert is_contained(4242)
-    monkeypatch.setattr(Path, "read_text", lambda *_args, **_kwargs: status.replace("\t7", ""))
-    assert is_contained(4242) is False
-    monkeypatch.undo()
-    assert is_contained(os.getpid()) is False
+# A child connects and ends; its parent keeps the connection, and reads the response.
+LEFT_BEHIND = """
+import os, socket, sys
+connection = socket.socket(socket.AF_UNIX)
+child = os.fork()
+if child == 0:
+    connection.connect(sys.argv[1])
+    os._exit(0)
+os.waitpid(child, 0)
+print("connected", flush=True)
+connection.sendall(b"echo\\n")
+print(connection.recv(99).decode())
+"""
+
+
+@pytest.mark.parametrize("unshare", [(), ("unshare", "--fork", "--pid")])
+def test_process_of_unknown_place_is_refused(tmp_path: Path, unshare: tuple[str, ...]) -> None:
+    """Root in a container is refused, also if the process that connected has ended before the daemon looks at it."""
+    require(not unshare or os.geteuid() == 0, "a pid namespace needs root")
+
+    async def main() -> str:
+        path = tmp_path / "control.sock"
+        server = ControlServer({"echo": _echo})
+        await server.start(path)
+        command = [*unshare, sys.executable, "-c", LEFT_BEHIND, str(path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: ASYNC220 - see below
+            assert process.stdout
+            assert process.stdout.readline() == "connected\n"  # nothing is accepted meanwhile
+            response = await asyncio.to_thread(process.stdout.read)
+        server.stop()
+        return response
+
+    assert asyncio.run(main()).startswith("failed permission denied: the process is in a container")
+
+
+def test_place_of_a_process() -> None:
+    """A process of this pid namespace is not in a container; one in a child of it is, and one outside of it."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("\0gpuwarden-test-" + os.urandom(8).hex())
+        listener.listen()
+        with socket.socket(socket.AF_UNIX) as here:
+            here.connect(listener.getsockname())
+            connection, _ = listener.accept()
+            with connection:
+                assert not is_contained(connection)
+        require(os.geteuid() == 0, "a pid namespace needs root")
+        code = "import socket, sys; c = socket.socket(socket.AF_UNIX); c.connect(sys.argv[1]); sys.stdin.read()"
+        code = code.replace("sys.argv[1]", repr(listener.getsockname().decode()))
+        command = ["unshare", "--fork", "--pid", sys.executable, "-c", code]
+        with subprocess.Popen(command, stdin=subprocess.PIPE):
+            connection, _ = listener.accept()
+            with connection:
+                assert is_contained(connection)
 
 
 def test_client_reports_a_lost_daemon(tmp_path: Path) -> None:

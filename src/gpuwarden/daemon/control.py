@@ -74,12 +74,12 @@ class ControlServer:
     def _refusal(self, peer: socket.socket) -> str:
         if self._connections > MAX_CONNECTIONS:
             return "failed too many connections"
-        pid, uid = read_credentials(peer)
+        _pid, uid = read_credentials(peer)
         if uid not in (0, self._own_uid):
             return "failed permission denied: only for root and the daemon's user; try sudo"
         # The folder of runs.socket is mounted into containers, whose root is not this machine's root.
-        if is_contained(pid):
-            return "failed permission denied: the process is in a container"
+        if is_contained(peer):
+            return "failed permission denied: the process is in a container, or has ended"
         return ""
 
     async def _answer(self, reader: asyncio.StreamReader) -> str:

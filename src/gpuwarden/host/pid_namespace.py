@@ -7,7 +7,11 @@ another process. On the host, and without NVIDIA's devices, no check is needed.
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
+
+from gpuwarden.host.process_key import open_pidfd
+from gpuwarden.protocol.socket_trust import read_credentials
 
 _DEVICES = "/dev/nvidia"
 _INITIAL = 0xEFFFFFFC  # inode of the machine's own pid namespace (PROC_PID_INIT_INO, include/linux/proc_ns.h)
@@ -21,16 +25,24 @@ def is_initial() -> bool:
         return False
 
 
-def is_contained(pid: int) -> bool | None:
-    """Return whether a process is in a child pid namespace (proc(5), NSpid); None if it is gone or hidden."""
-    if pid == 0:  # outside this pid namespace, and so in another one
+def is_contained(connection: socket.socket) -> bool:
+    """Return whether the process that connected is outside this pid namespace or in a child of it, or is gone.
+
+    A process that is gone may have left the connection to another one. By its pidfd, as /proc may hide it: NSpid in
+    proc_pid_fdinfo(5).
+    """
+    pid, _uid = read_credentials(connection)
+    pidfd = open_pidfd(connection, pid)
+    if pidfd is None:
         return True
     try:
-        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+        lines = Path(f"/proc/self/fdinfo/{pidfd}").read_text(encoding="ascii").splitlines()
     except OSError:
-        return None
-    pids = next((line for line in status.splitlines() if line.startswith("NSpid:")), "").split()
-    return len(pids) > 2  # noqa: PLR2004 - the name, and the pid here
+        return True
+    finally:
+        os.close(pidfd)
+    # The pid is 0 outside; the line has -1 if it is gone, and a second number in a child.
+    return pid == 0 or f"NSpid:\t{pid}" not in lines
 
 
 def has_device_open(pid: int) -> bool:

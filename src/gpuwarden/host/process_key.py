@@ -41,14 +41,15 @@ def parse_run_id(run_id: str) -> tuple[int, int] | None:
 
 def identify_peer(connection: socket.socket, pid: int, uid: int) -> tuple[ProcessKey, int | None]:
     """Return the process and its pidfd, None if the process is gone. Its start is 0 if hidden."""
-    pidfd = _pidfd(connection, pid)
+    pidfd = open_pidfd(connection, pid)
     stat = procfs.read_stat(pid)
     start = stat.start if stat else 0
     booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     return ProcessKey(pid, uid, start, booted + start / os.sysconf("SC_CLK_TCK") if start else None), pidfd
 
 
-def _pidfd(connection: socket.socket, pid: int) -> int | None:
+def open_pidfd(connection: socket.socket, pid: int) -> int | None:
+    """Return a pidfd of the process that connected; None if it is gone."""
     try:
         return connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)  # no race with a reused pid
     except OSError:

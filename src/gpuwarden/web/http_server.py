@@ -127,8 +127,8 @@ def _uid(client: socket.socket) -> int | None:
     """Return the user of a client on the Unix socket; None over TCP."""
     if client.family != socket.AF_UNIX:
         return None
-    pid, uid = read_credentials(client)
-    return uid if is_contained(pid) is False else UNKNOWN_USER
+    _pid, uid = read_credentials(client)
+    return UNKNOWN_USER if is_contained(client) else uid
 
 
 async def _until_readable(listener: socket.socket) -> None:
