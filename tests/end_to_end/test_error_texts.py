@@ -35,11 +35,12 @@ PATHS = ("/", "/metrics", STATE, HISTORY, RUNS, f"{RUNS}?limit=1000")
 
 # The daemon as another user, who may not be able to read the modules.
 AS_ALICE = f"""
-import encodings.idna, os, sys
+import ctypes, encodings.idna, os, sys
 from gpuwarden.cli.commands import serve_command
 from gpuwarden.cli.main import main
 os.setgroups([])
 os.setresuid({ALICE}, {ALICE}, {ALICE})
+ctypes.CDLL(None).prctl(4, 1)  # PR_SET_DUMPABLE, as of a started program: its own /proc is readable
 sys.exit(main())
 """
 

@@ -32,7 +32,7 @@ from gpuwarden.records import record as module
 from gpuwarden.records.builder import build_record, conclude_record, continue_record, usage_from_record
 from gpuwarden.records.record import RunRecord, RunRecordError, json_from_record, record_from_json
 from gpuwarden.records.recorder import Recorder
-from gpuwarden.records.store import RecordStore, row_from_record
+from gpuwarden.records.store import RecordRow, RecordStore, row_from_record
 from gpuwarden.records.summary import format_summary
 from gpuwarden.records.timeline import add_timeline
 from gpuwarden.runs.registry import RunRegistry
@@ -370,6 +370,27 @@ def test_reference_has_every_part() -> None:
     assert {part for part, _path in document_parts(RunRecord)} == {
         each for each in vars(module).values() if is_dataclass(each)
     }
+
+
+def test_lists_are_rendered_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many clients that ask for long lists at once do not take the memory of many lists."""
+    recorder = Recorder(None, 10, most_runs=1)
+    rendering: list[int] = []
+    started = 0
+
+    async def recent(_limit: int) -> list[RecordRow]:
+        nonlocal started
+        started += 1
+        await asyncio.sleep(0)
+        rendering.append(started - len(rendering))
+        return []
+
+    async def main() -> None:
+        await asyncio.gather(*(recorder.listing() for _ in range(5)))
+
+    monkeypatch.setattr(recorder._writer, "recent", recent)
+    asyncio.run(main())
+    assert rendering == [1] * 5
 
 
 def test_run_hidden_in_proc_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

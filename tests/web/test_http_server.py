@@ -1,6 +1,7 @@
 """HTTP server over real sockets: its responses, limits and deadlines, and isolation of clients from each other."""
 
 import asyncio
+import gc
 import gzip
 import http.client
 import os
@@ -430,6 +431,70 @@ def test_full_server_closes_the_least_recently_active_client(loop: Loop) -> None
         wait_until_closed(second)
         assert server.pool.evicted == 1
         assert read_all(first).endswith(HUGE)
+
+
+def test_evicted_client_whose_handler_goes_on(loop: Loop) -> None:
+    """A handler that loses its cancellation ends with its client; the loop has no unhandled error."""
+
+    async def stubborn(_: HttpRequest) -> HttpResponse:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(PATIENCE)
+        return HttpResponse(200, b"late")
+
+    with serving(loop, routes={**ROUTES, "/stubborn": stubborn}, max_connections=1) as server:
+        with connect(server, GET.replace(b"/metrics", b"/stubborn")) as client:
+            loop.until(lambda: len(server.pool.connections) == 1)
+            loop.run(asyncio.sleep(0.05))  # in the handler
+            assert fetch(server).body == PAGE
+            wait_until_closed(client)
+        loop.run(_collect())
+
+
+async def _collect() -> None:
+    gc.collect()  # a task's error shows when the task is freed
+
+
+class CountedBytes(bytes):
+    """Bytes that count how many of them are in memory."""
+
+    held = 0
+
+    def __init__(self, size: int) -> None:
+        CountedBytes.held += size
+
+    def __del__(self) -> None:
+        """Count them as freed."""
+        CountedBytes.held -= len(self)
+
+
+def test_responses_to_slow_readers_are_bounded(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Responses that differ from each other take up to a limit of memory; then the slowest readers lose theirs."""
+    size = 1 << 20
+    monkeypatch.setattr(http_connection, "MAX_SENDING_BYTES", 16 * size)
+    routes = {**ROUTES, "/runs/": lambda _: HttpResponse(200, CountedBytes(size))}
+    with serving(loop, routes=routes) as server, ExitStack() as stack:
+        for asked in range(1, 41):
+            stack.enter_context(connect(server, GET.replace(b"/metrics", b"/runs/"), receive_buffer=4096))
+            loop.until(lambda asked=asked: server.router.requests["/runs/", 200] == asked)  # type: ignore[misc]
+            loop.until(lambda: CountedBytes.held <= 17 * size)
+        assert len(fetch(server, "/runs/").body) == size
+        assert fetch(server, "/huge").body == HUGE
+        assert fetch(server).body == PAGE
+
+
+def test_large_response_is_compressed_on_a_thread(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop goes on meanwhile; a page of usual size takes less time than a thread would."""
+    threads: list[threading.Thread] = []
+
+    def compressed(body: bytes) -> bytes:
+        threads.append(threading.current_thread())
+        return body
+
+    monkeypatch.setattr(http_messages, "_gzip", compressed)
+    with serving(loop) as server:
+        fetch(server, "/metrics", accept_encoding="gzip")
+        fetch(server, "/huge", accept_encoding="gzip")
+    assert [each is loop._thread for each in threads] == [True, False]
 
 
 def test_thousand_slow_clients_do_not_block_a_scrape(loop: Loop, server: WebServer) -> None:

@@ -36,13 +36,13 @@ def is_contained(connection: socket.socket) -> bool:
     if pidfd is None:
         return True
     try:
-        lines = Path(f"/proc/self/fdinfo/{pidfd}").read_text(encoding="ascii").splitlines()
+        lines = Path(f"/proc/self/fdinfo/{pidfd}").read_bytes().splitlines()
     except OSError:
         return True
     finally:
         os.close(pidfd)
     # The pid is 0 outside; the line has -1 if it is gone, and a second number in a child.
-    return pid == 0 or f"NSpid:\t{pid}" not in lines
+    return pid == 0 or b"NSpid:\t%d" % pid not in lines
 
 
 def has_device_open(pid: int) -> bool:

@@ -106,6 +106,7 @@ class Recorder:
         self._resumed: dict[str, RunUsage] = {}  # usage in records that were read since the last poll, by run id
         self._absent_due = 0.0  # when absent runs are checked
         self._updated_at = time.monotonic()
+        self._listing = asyncio.Lock()  # for one at a time: a list may have tens of MiB
         self._unfinished: list[bytes] | None = None  # records of runs that have not ended as JSON, since the last poll
 
     @property
@@ -322,6 +323,10 @@ class Recorder:
         self, limit: int = DEFAULT_LISTED, may_read: Reader = read_all, more: Mapping[str, str] = NO_KEYS
     ) -> bytes:
         """Return the records of all unfinished runs, and of the newest ended ones, as JSON, with `more` keys."""
+        async with self._listing:
+            return await self._render_listing(limit, may_read, more)
+
+    async def _render_listing(self, limit: int, may_read: Reader, more: Mapping[str, str]) -> bytes:
         if self._unfinished is None:
             unfinished = [
                 *(self._outline(present) for present in self._present.values() if present.recorded is None),

@@ -12,6 +12,7 @@ from gpuwarden.web.http_messages import HttpResponse, has_body, parse_request, r
 from gpuwarden.web.router import Router
 
 MAX_HEAD_BYTES = 16 * 1024  # room for the cookies that browsers send to every port of localhost
+MAX_SENDING_BYTES = 64 << 20  # of all responses that clients have not read yet
 CLOSE_SECONDS = 2.0
 
 
@@ -31,22 +32,34 @@ class ConnectionPool:
         oldest = next(iter(self.connections), None)
         if oldest is None:
             return False
-        self.evicted += 1
-        del self.connections[oldest]
-        oldest.task.cancel()
-        await asyncio.wait([oldest.task])
+        await self._evict(oldest)
         return True
+
+    async def make_room(self, newest: HttpConnection) -> None:
+        """Close the slowest readers while all responses together take too much memory; `newest` stays."""
+        while sum({id(each.body): len(each.body) for each in self.connections}.values()) > MAX_SENDING_BYTES:
+            oldest = next(each for each in self.connections if each.body)
+            if oldest is newest:
+                return
+            await self._evict(oldest)
+
+    async def _evict(self, connection: HttpConnection) -> None:
+        self.evicted += 1
+        del self.connections[connection]
+        connection.task.cancel()
+        await asyncio.wait([connection.task])
 
 
 class HttpConnection:
     """One client, served by one task, which ends at its deadline. `uid` is None over TCP.
 
-    Nothing is read while a response is sent, and a response is sent from the handler's own bytes, so clients that
-    pipeline or read slowly use no memory.
+    Nothing is read while a response is sent, and a response is sent from the handler's own bytes: clients that pipeline
+    use no memory, and those that read slowly none for a page that is the same for all.
     """
 
     def __init__(self, client: socket.socket, router: Router, pool: ConnectionPool, uid: int | None) -> None:
         self.responding = False
+        self.body = b""  # being sent
         self._router = router
         self._pool = pool
         pool.connections[self] = None
@@ -72,6 +85,8 @@ class HttpConnection:
         self._deadline.cancel()
         self._client.close()
         self._pool.connections.pop(self, None)
+        self.body = b""
+        del self.task  # a cancelled one refers to this object and the response: no cycle that waits for a collection
 
     async def _serve(self) -> None:
         try:
@@ -105,11 +120,14 @@ class HttpConnection:
             is_last = True
             text = f"not understood as plain HTTP/1.1 (nor is https, here): {error}"
             response = self._router.reject(error.error_status_hint, text)
+        if self not in self._pool.connections:  # evicted: before Python 3.12, wait_for in a handler may go on
+            return False
         self._pool.connections[self] = self._pool.connections.pop(self)  # the last one to be evicted
         self._set_deadline(self._pool.timeout)
-        self.responding = True
+        self.responding, self.body = True, response.body
+        await self._pool.make_room(self)
         await self._send(response, sends_body=sends_body, is_last=is_last)
-        self.responding = False
+        self.responding, self.body = False, b""
         if self._http.our_state is not h11.DONE or self._pool.stopping:
             return False
         self._http.start_next_cycle()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
@@ -12,6 +13,7 @@ from http import HTTPStatus
 import h11
 
 MIN_GZIP_BYTES = 1024
+MAX_INLINE_GZIP_BYTES = 1 << 20  # 10 ms; more is compressed on a thread
 
 DEFAULT_HEADERS = {
     "cache-control": "no-store",
@@ -107,7 +109,7 @@ def _gzip(body: bytes) -> bytes:
     return packer.compress(body) + packer.flush()
 
 
-def compress(request: HttpRequest, response: HttpResponse) -> HttpResponse:
+async def compress(request: HttpRequest, response: HttpResponse) -> HttpResponse:
     """Compress a response for a client that accepts it."""
     if response.status != HTTPStatus.OK or len(response.body) < MIN_GZIP_BYTES:
         return response
@@ -116,4 +118,6 @@ def compress(request: HttpRequest, response: HttpResponse) -> HttpResponse:
     if not accepts_gzip(request.headers.get("accept-encoding", "")):
         return response
     headers = {**response.headers, "content-encoding": "gzip"}
-    return replace(response, body=_gzip(response.body), headers=headers)
+    is_large = len(response.body) > MAX_INLINE_GZIP_BYTES
+    body = await asyncio.to_thread(_gzip, response.body) if is_large else _gzip(response.body)
+    return replace(response, body=body, headers=headers)

@@ -36,7 +36,7 @@ class Router:
     async def respond(self, request: HttpRequest) -> HttpResponse:
         """Return the response to a request, complete with the headers that describe it."""
         route = self._route(request.path)
-        response = compress(request, await self._handle(request, route))
+        response = await compress(request, await self._handle(request, route))
         self.requests[route, response.status] += 1
         return response
 
