@@ -228,3 +228,16 @@ def test_events_are_bounded() -> None:
     assert len(events.newest_first()) == MAX_EVENTS
     assert max(len(text) for text in texts(events)) == MAX_TEXT
     assert events.newest_first()[0].timestamp_seconds == 2 * MAX_EVENTS - 1
+
+
+def test_one_users_events_leave_those_of_others() -> None:
+    """A user whose runs fail all the time displaces neither a lost GPU nor the end of another user's run."""
+    events = EventLog()
+    other = a_run(7, ending=Ending("failed", "exit status 1", 1.0, settled=True), up=False)
+    events.update(poll(replace(gpu(0), fault="gpu_is_lost"), at=1.0, runs=(other,)))
+    kept = events.newest_first()
+    for pid in range(100, 100 + 2 * MAX_EVENTS):
+        run = replace(a_run(pid), peer=ProcessKey(pid, 1234, 1))
+        events.update(poll(replace(gpu(0), fault="gpu_is_lost"), at=float(pid), runs=(run,)))
+    assert len(events.newest_first()) == MAX_EVENTS
+    assert [each for each in events.newest_first() if each in kept] == kept

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
 from gpuwarden.analysis.findings import NO_GPU_GUIDES, nonfinite_loss_text
 from gpuwarden.config import thresholds
+from gpuwarden.fair_eviction import select_evicted
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.health.conditions import severity_of
 from gpuwarden.health.model import PRESSURE_SEVERITY, Severity, fault_text
@@ -22,6 +22,7 @@ from gpuwarden.xid.codes import explain, worst_severity
 
 MAX_EVENTS = 50
 MAX_TEXT = 300  # characters
+_HOST = -1  # in place of a user, of events of GPUs and the driver
 
 EventKind = Literal[
     "xid", "gpu", "driver", "pressure", "run_began", "run_ended", "stall", "out_of_memory", "loss", "no_gpu"
@@ -56,10 +57,10 @@ class _Known:
 
 
 class EventLog:
-    """Ring buffer of the last MAX_EVENTS events. Used by one event loop."""
+    """The last MAX_EVENTS events, fair by the users whose runs they are about. Used by one event loop."""
 
     def __init__(self) -> None:
-        self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
+        self._events: list[tuple[Event, int]] = []  # with the user of its run, or _HOST
         self._runs: dict[str, _Known] = {}
         self._levels: Mapping[Labels, Level] = {}
         self._faults: dict[str, str | None] = {}
@@ -68,23 +69,27 @@ class EventLog:
 
     def newest_first(self) -> list[Event]:
         """Return the events, the newest first."""
-        return sorted(self._events, key=lambda event: -event.timestamp_seconds)
+        return sorted((event for event, _ in self._events), key=lambda event: -event.timestamp_seconds)
 
     def update(self, state: State) -> None:
         """Add the changes since the previous poll; about 10 µs if there are none."""
-        self._events.extend(self._new_events(state))
+        self._events.extend((event, _HOST) for event in self._host_events(state))
+        for run in state.runs:
+            self._events.extend((event, run.peer.uid) for event in self._run_events(run, state.snapshot.time))
+        if len(self._runs) > len(state.runs):
+            present = {run.peer.run_id for run in state.runs}
+            self._runs = {run_id: known for run_id, known in self._runs.items() if run_id in present}
+        if len(self._events) > MAX_EVENTS:
+            users = ((place, uid) for place, (_, uid) in enumerate(self._events))
+            evicted = set(select_evicted(users, MAX_EVENTS))
+            self._events = [each for place, each in enumerate(self._events) if place not in evicted]
 
-    def _new_events(self, state: State) -> Iterator[Event]:
+    def _host_events(self, state: State) -> Iterator[Event]:
         yield from self._driver_events(state)
         for gpu in state.snapshot.gpus:
             yield from self._gpu_events(gpu, state.snapshot.time)
         if state.pressure.levels != self._levels:
             yield from self._pressure_events(state)
-        for run in state.runs:
-            yield from self._run_events(run, state.snapshot.time)
-        if len(self._runs) > len(state.runs):
-            present = {run.peer.run_id for run in state.runs}
-            self._runs = {run_id: known for run_id, known in self._runs.items() if run_id in present}
 
     def _driver_events(self, state: State) -> Iterator[Event]:
         if not state.snapshot.asked:
