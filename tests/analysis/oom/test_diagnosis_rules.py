@@ -147,7 +147,7 @@ REPORTED_LEAK = Leak(2.0 * MIB, 200 * MIB)
             "phase_peak",
             (
                 "One step was much larger than the others: it requested 76.3 MiB for shape [20000,1000] with "
-                "256 MiB available to the run, 302 MiB in total, while the 40 steps before had 27.5 MiB."
+                "256 MiB available to the run, at least 302 MiB in total, while the 40 steps before had 27.5 MiB."
             ),
             "Limit the size of a batch: drop or cut outliers, pad to a maximum length, or use buckets.",
         ),

@@ -106,7 +106,7 @@ def find_phase_peak(failure: FailureContext) -> Finding | None:
     elif failure.usual_step is None:
         what = f"{before} a batch size of {failure.batch_size}"
     else:
-        what = f"{format_bytes(failure.reached or 0)} in total, {before} {format_bytes(failure.usual_step)}"
+        what = f"at least {format_bytes(failure.reached or 0)} in total, {before} {format_bytes(failure.usual_step)}"
     return Finding(
         f"One step was much larger than the others: it requested {format_request(failure)}{format_room(failure)}, "
         f"{what}.",
