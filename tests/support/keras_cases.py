@@ -756,6 +756,19 @@ def case_failed_examples(daemon: Daemon) -> Any:
     return daemon.received()
 
 
+def case_examples_of_ended_fits(daemon: Daemon) -> Any:
+    class Ends(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
+            if batch == 1:
+                raise KeyboardInterrupt
+
+    trained, callback = model(), daemon.callback()
+    with contextlib.suppress(KeyboardInterrupt):
+        fit(trained, callback, Ends())
+    fit(trained, callback)
+    return daemon.received()
+
+
 def case_bad_arguments(daemon: Daemon) -> Any:
     refused = []
     for settings in (

@@ -376,6 +376,12 @@ def test_failed_examples(result: list[Message]) -> None:
     assert (last["steps"], last["examples"]) == (2, 4)
 
 
+def test_examples_of_ended_fits(result: list[Message]) -> None:
+    """A fit that another callback or Ctrl-C has ended counts its examples as its steps, if arrays declare them."""
+    last = reports(result)[-1]
+    assert (last["steps"], last["examples"]) == (10, 20)
+
+
 def test_unchanged(result: Any) -> None:
     """Weights and history are the same with the callback as without."""
     assert result["watched"] == result["bare"]

@@ -63,6 +63,7 @@ class _Fit:
             in_epoch,
             updates=lambda: introspection.read_updates(reference()),
             traces=introspection.TraceCount(model),
+            cut_short=self._examples.fail,
         )
         self._metrics_due = 0.0
 

@@ -7,6 +7,7 @@ data source and with a shorter last batch. Keras passes no batch size to callbac
 from __future__ import annotations
 
 import math
+import weakref
 from numbers import Real
 from time import monotonic
 from typing import Any
@@ -32,7 +33,7 @@ class LossReader:
     def __init__(self, run: Reporter, model: Any, keras: Any, *, wanted: bool, fits: bool) -> None:
         self.wanted = wanted
         self._run = run
-        self._model = model
+        self._model = weakref.ref(model)  # the run keeps the last fit's counters, and must not keep its model
         version = tuple(int(part) for part in keras.__version__.split(".")[:2])
         strategy = read_strategy(model)
         alone = strategy in ONE_DEVICE
@@ -71,7 +72,7 @@ class LossReader:
             self._record(sum(losses), self._run.steps)
 
     def _read(self, steps: int) -> int | None:
-        self._metric = self._metric or (_find_metric(self._model) if self.is_readable else None)
+        self._metric = self._metric or (_find_metric(self._model()) if self.is_readable else None)
         if self._metric is None:
             return None
         count, total = float(self._metric.count.numpy()), float(self._metric.total.numpy())

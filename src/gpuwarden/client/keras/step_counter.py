@@ -24,7 +24,7 @@ class StepCounter:
     time counts as compile time: the first one, and later ones that are much longer than usual. If traces are unknown,
     the first execution of a fit counts as compiling. `settle` counts finished executions; the run calls it before a
     report. `returned[0]` counts the executions that have returned: if another callback's exception ends the fit, it
-    shows whether the last one has.
+    shows whether the last one has. Then `cut_short` is called with the number of steps of the epoch or its last part.
     """
 
     def __init__(
@@ -35,6 +35,7 @@ class StepCounter:
         *,
         updates: Callable[[], int | None] = lambda: None,
         traces: Callable[[], object | None] = lambda: None,
+        cut_short: Callable[[int], None] = lambda _steps: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._run = run
@@ -44,6 +45,7 @@ class StepCounter:
         self._updates = updates if per_execution > 1 and in_epoch is None else lambda: None
         self._updates_before: int | None = None
         self._traces = traces
+        self._cut_short = cut_short
         self._traced = traces()
         if self._traced is not None:
             run.compile_seconds = run.compile_seconds or 0.0
@@ -115,7 +117,7 @@ class StepCounter:
             self._ended.append(None)  # its end is unknown
         # Without reading `updates`, since the process may be ending.
         most = self._executions * self._per_execution
-        self._count_rest(most if self._in_epoch is None else min(most, self._in_epoch))
+        self._cut_short(self._count_rest(most if self._in_epoch is None else min(most, self._in_epoch)))
 
     def end_epoch(self) -> int | None:
         """Count the remaining steps when validation starts or the epoch ends; return the number of steps.
