@@ -62,6 +62,7 @@ OWN = {  # functions that are called in another way than by nvidia-ml-py
     *TEXTS,
     "nvmlDeviceGetFieldValues",
     "nvmlDeviceGetGpuFabricInfoV",
+    "nvmlDeviceGetMemoryLimits_v1",
     "nvmlDeviceGetSramEccErrorStatus",
     *listing_functions(pynvml),
     *(name for name in FUNCTIONS if name.startswith("nvmlEventSet") and name.endswith(("_v1", "_v3"))),

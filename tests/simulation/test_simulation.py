@@ -70,7 +70,14 @@ class TestBox:
     def test_every_function_and_row_is_there(self) -> None:
         """The simulated H100 has exactly the rows of a real one under driver 590."""
         box = Box()
-        assert [name for name in FUNCTIONS if not callable(getattr(box.nvml, name, None))] == []
+        missing = {name for name in FUNCTIONS if not callable(getattr(box.nvml, name, None))}
+        assert missing == {
+            "nvmlEventSetRegisterGpuOperationalEvents_v1",  # of driver 615
+            "nvmlEventSetWait_v3",
+            "nvmlEventSetGetContextCount_v1",
+            "nvmlEventSetGetContextInfo_v1",
+            "nvmlEventSetGetGpuOperationalEventContextLegacyXid_v1",
+        }
         for index in range(8):
             gpu = reader.GpuReader(box.nvml, box.handle(index), clock=box.clock)
             gpu.read()
