@@ -165,7 +165,7 @@ def test_marks_keep_first_and_newest() -> None:
 
 
 def test_reports_add_marks_of_changes() -> None:
-    """A new phase, fit, batch size or retry adds a mark; the validation of each epoch does not."""
+    """A new phase, fit, batch size, retry or action adds a mark; the validation of each epoch does not."""
     found = ReportEvents()
     before = None
     steps = [
@@ -176,6 +176,8 @@ def test_reports_add_marks_of_changes() -> None:
         replace(REPORT, phase="idle", largest_batch_size=64),
         replace(REPORT, largest_batch_size=128),
         replace(REPORT, largest_batch_size=128, batch_size=32, oom_retries=1),
+        replace(REPORT, largest_batch_size=128, batch_size=32, oom_retries=1, actions={"stop": 1}),
+        replace(REPORT, largest_batch_size=128, batch_size=32, oom_retries=1, actions={"stop": 1}),
     ]
     for at, report in enumerate(steps):
         found.update(before, report, float(at))
@@ -187,6 +189,7 @@ def test_reports_add_marks_of_changes() -> None:
         (5.0, "training starts again"),
         (5.0, "batch size 128"),
         (6.0, "restarts with batch size 32 after an out-of-memory error"),
+        (7.0, "on_pressure stops training"),
     ]
 
 

@@ -95,6 +95,7 @@ def run(pid: int = 4711, *, ended: bool = True, name: str = "resnet") -> RunSnap
         input_observed_seconds=7700.0,
         loss=0.125,
         errors={"device_oom": 2},
+        actions={"checkpoint": 1},
         nonfinite_loss=NonFiniteLoss(2, 40, 700, 730, seconds_ago=2000.0, current=True),
     )
     return RunSnapshot(

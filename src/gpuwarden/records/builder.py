@@ -124,6 +124,7 @@ def _training(report: Report, stalls: int) -> dict[str, Any]:
         "input_observed_seconds": observed,
         "input_wait_ratio": min(waited / observed, 1.0) if waited is not None and observed else None,
         "errors": report.errors,
+        "actions": report.actions or None,
         "reports_dropped": report.dropped,
     }
 

@@ -302,6 +302,7 @@ class RunRecord:
     throttled_step_seconds: Annotated[Mapping[str, float] | None, "Of that, time in training steps."] = None
     devices: Annotated[tuple[RecordedDevice, ...], "GPUs and MIG instances of the run, shared or not."] = ()
     errors: Annotated[Mapping[str, int] | None, "Errors raised by steps, by kind."] = None
+    actions: Annotated[Mapping[str, int] | None, "Actions on advice, as configured by `on_pressure`, by kind."] = None
     errors_told: Annotated[tuple[RecordedError, ...], "Last errors, oldest first."] = ()
     headroom_unknown: Annotated[
         Mapping[str, str] | None, 'Reason for unknown headroom, by UUID; "" for devices not identified as a GPU.'

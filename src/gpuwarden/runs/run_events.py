@@ -9,13 +9,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from gpuwarden.protocol.messages import Phase, Report
+from gpuwarden.protocol.messages import Action, Phase, Report
 
 RunEventKind = Literal["phase", "batch_size", "retry", "oom", "neighbour", "pressure", "event"]
 MAX_EVENTS_PER_KIND = 8
 MAX_EVENT_TEXT = 200  # characters
 
 _FIRST: dict[Phase, str] = {"train": "training starts", "test": "first evaluation", "predict": "first prediction"}
+_ACTIONS: dict[Action, str] = {
+    "stop": "on_pressure stops training",
+    "checkpoint": "on_pressure saved a checkpoint",
+    "call": "on_pressure called the program's function",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +54,7 @@ def joined(events: Iterable[RunEvent], later: Iterable[RunEvent]) -> tuple[RunEv
 
 
 class ReportEvents:
-    """Events derived from one run's reports: first time of a phase, training again, batch size, retry, NaN loss."""
+    """Events derived from one run's reports: first time of a phase, training again, batch size, retry, action, NaN loss."""
 
     def __init__(self) -> None:
         self.events: tuple[RunEvent, ...] = ()
@@ -66,6 +71,9 @@ class ReportEvents:
         if before is not None and report.oom_retries > before.oom_retries:
             smaller = "" if report.batch_size is None else f" with batch size {report.batch_size}"
             new.append(RunEvent(at, "retry", f"restarts{smaller} after an out-of-memory error"))
+        for action, text in _ACTIONS.items():
+            if before is not None and report.actions.get(action, 0) > before.actions.get(action, 0):
+                new.append(RunEvent(at, "pressure", text))
         loss = report.nonfinite_loss
         if loss and loss.steps and not (before and before.nonfinite_loss and before.nonfinite_loss.steps):
             new.append(RunEvent(max(at - loss.seconds_ago, 0.0), "event", f"loss NaN or infinite by step {loss.first}"))

@@ -117,6 +117,7 @@ def _training_lines(record: RunRecord) -> Iterator[tuple[str, str]]:
     yield from _known("loss", record.loss, "{:.6g}".format)
     yield from _known("input wait", record.input_wait_ratio, lambda ratio: f"{format_ratio(ratio)} of step time")
     yield from _known("errors", _counts(record.errors))
+    yield from _known("on_pressure", _counts(record.actions))
 
 
 def _cost_lines(record: RunRecord, gpus: Mapping[str, str]) -> Iterator[tuple[str, str]]:
