@@ -143,7 +143,9 @@ def _add_runs(parser: SuggestingParser) -> None:
     _add_daemon(listed)
     _add_choice(listed)
     show = _add_parser(actions, "show", "show one run in detail", ["gpuwarden runs show 4711"], argparse.SUPPRESS)
-    show.add_argument("run", metavar="ID", type=_run_id, help="run ID, or a unique prefix")
+    show.add_argument(
+        "run", metavar="ID", type=_run_id, help="run ID, a unique prefix of it, or a run's name (its newest run)"
+    )
     _add_daemon(show)
     show.set_defaults(function="cli.runs.runs_command:show_run")
 

@@ -54,7 +54,7 @@ def joined(events: Iterable[RunEvent], later: Iterable[RunEvent]) -> tuple[RunEv
 
 
 class ReportEvents:
-    """Events derived from one run's reports: first time of a phase, training again, batch size, retry, action, NaN loss."""
+    """Events derived from one run's reports: phases, batch sizes, retries, actions on advice, a NaN loss."""
 
     def __init__(self) -> None:
         self.events: tuple[RunEvent, ...] = ()

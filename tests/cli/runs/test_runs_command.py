@@ -159,6 +159,16 @@ def test_show_of_several_boots_is_the_newest(daemon: Daemon) -> None:
     assert "name          resnet" in run("show", "5000-99", port=daemon.port).stdout
 
 
+def test_show_by_name_is_the_newest(daemon: Daemon) -> None:
+    """A name that is no prefix of an ID shows the newest run of that name."""
+    newest = next(
+        each for each in json.loads(run("--json", port=daemon.port).stdout)["past"] if each["name"] == "resnet"
+    )
+    shown = json.loads(run("show", "resnet", "--json", port=daemon.port).stdout)
+    assert shown["run_id"] == newest["run_id"]
+    assert run("show", "resne", port=daemon.port).returncode == 1
+
+
 def test_prefix_has_to_be_unique(daemon: Daemon) -> None:
     """A prefix of several runs or of none is an error that lists them, or says where records are."""
     done = run("show", "400", port=daemon.port)

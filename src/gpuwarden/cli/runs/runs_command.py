@@ -62,12 +62,15 @@ def render_list(config: Config, which: Sequence[str], limit: int | None, *, as_j
 
 
 def render_run(config: Config, prefix: str, *, as_json: bool) -> str:
-    """Return one run, named by a prefix of its ID, as a report or as JSON. Raises OSError."""
+    """Return one run, chosen by a prefix of its ID or by its name, as a report or as JSON. Raises OSError."""
     answer = _fetch_runs(config)
+    runs = [each for each in (*answer["live"], *answer["past"]) if isinstance(each, dict)]
     found: dict[str, Any] = {}
-    for each in (*answer["live"], *answer["past"]):
-        if isinstance(each, dict) and str(each.get("run_id", "")).startswith(prefix):
+    for each in runs:
+        if str(each.get("run_id", "")).startswith(prefix):
             found.setdefault(str(each["run_id"]), each)  # an ID is unique until the next boot; the newest comes first
+    if not found and (named := next((each for each in runs if each.get("name") == prefix), None)):
+        found[str(named.get("run_id"))] = named  # the newest of that name
     if len(found) > 1 and prefix not in found:
         some = ", ".join(sanitize(run_id) for run_id in list(found)[:8])
         raise OSError(None, f"{sanitize(prefix)} matches {len(found)} runs: {some}")
