@@ -142,7 +142,7 @@ def test_receives_operational_events(case_result: Any) -> None:
         ["fatal", "interconnect_error", "other", module, 3, [63]],
     ]
     assert timed == [True, True, True, False, False]
-    assert xids == [[1, 79], [1, 45]]
+    assert xids == [[1, 79], [1, 45], [0, 31]]
 
 
 @OPERATIONAL

@@ -209,6 +209,8 @@ async def case_receives_operational_events(box: Box) -> object:
 
     await box.until(received)
     now = time.time()
+    box.mock.xid(0, 31)  # comes after all XIDs of the events before
+    await box.until(lambda: [0, 31] in box.events_received)
     events = [[*key(each), each.module, each.code, list(each.xids)] for each in found]
     ages = [round(now - each.time, 1) for each in found]
     return [events, [0.5 <= age < 3 for age in ages], box.events_received]
