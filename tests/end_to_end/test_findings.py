@@ -73,7 +73,7 @@ def test_findings(tmp_path: Path, mock_nvml: MockNvml) -> None:
         until(lambda: daemon.samples().all("gpuwarden_run_outcome"), "the outcome")
         lines = show(daemon, run_id)
     text = "\n".join(lines)
-    # The loss is read once a second: on a busy machine within the eight steps too, which tells more.
+    # The loss is read once a second: on a busy machine also within the eight steps, which narrows the bounds.
     found = re.search(r"Loss NaN or infinite in 1(?: to \d)? steps?, first in steps? (\d)(?: to (\d))?, at ", text)
     assert found is not None
     assert int(found[1]) <= 6 <= int(found[2] or found[1])

@@ -79,7 +79,7 @@ def receiver() -> Iterator[HttpReceiver]:
 
 @pytest.mark.parametrize("how", ["removed", "swapped"])
 def test_daemon_needs_none_of_its_files(how: str, tmp_path: Path, mock_nvml: MockNvml, receiver: HttpReceiver) -> None:
-    """With its package gone, or another version in its place, the daemon answers first requests as it would have.
+    """The daemon answers first requests as before after its package was removed or replaced by another version.
 
     Every page, both formats of metrics, dcgm's names, a diagnosis, a webhook, pause and resume, and the end.
     """

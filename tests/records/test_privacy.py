@@ -29,7 +29,7 @@ def test_each_text_of_an_error_is_private_or_known_to_be_public() -> None:
     ("uid", "own", "show", "readable"),
     [
         (None, 0, None, set()),  # over HTTP, of root's daemon
-        (None, SERVICE, None, {SERVICE}),  # of the service, as whose user nobody trains
+        (None, SERVICE, None, {SERVICE}),  # of the service, whose user has no runs
         (None, ALICE, None, {ALICE}),  # of a user's own daemon
         (None, ALICE, False, set()),
         (None, 0, True, {0, ALICE, BOB, SERVICE}),
