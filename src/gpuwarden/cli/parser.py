@@ -16,10 +16,7 @@ from gpuwarden.cli.rules_flags import add_rules_flags, argument_type
 from gpuwarden.config.value_types import DURATION, bounded
 
 SUMMARY = "Prometheus exporter for NVIDIA GPUs that also knows your training runs."
-ENVIRONMENT = """\
-environment:
-  GPUWARDEN_LISTEN=HOST:PORT  address of the daemon, in place of --listen
-  GPUWARDEN_SOCKET=PATH       socket that training runs report to"""
+ENVIRONMENT = "Environment: GPUWARDEN_LISTEN=HOST:PORT (as --listen), GPUWARDEN_SOCKET=PATH"
 Parsers: TypeAlias = "argparse._SubParsersAction[SuggestingParser]"  # noqa: SLF001 - argparse has no public name
 SHELLS = ("bash", "zsh", "fish", "tcsh")
 
@@ -92,7 +89,7 @@ class _RootParser(SuggestingParser):
         """Return a line with an example for each command: a terminal of 80 columns and 24 lines shows all of it."""
         rows = [f"  {each.name:<13}{each.summary:<32}{each.examples[0]}" for each in COMMANDS]
         after = "Options of a command: gpuwarden COMMAND --help"
-        return "\n".join([*self.format_usage().splitlines(), "", SUMMARY, "", *rows, "", after, "", ENVIRONMENT, ""])
+        return "\n".join([*self.format_usage().splitlines(), SUMMARY, "", *rows, "", after, ENVIRONMENT, ""])
 
 
 def _add_serve(parser: SuggestingParser) -> None:
@@ -131,6 +128,18 @@ def _add_pause(parser: SuggestingParser) -> None:
         help="length of the pause (default 30m, maximum 24h)",
     )
     _add_control(parser)
+
+
+def _add_doctor(parser: SuggestingParser) -> None:
+    _add_config(parser)
+    parser.add_argument(
+        "--python",
+        type=Path,
+        metavar="FILE",
+        help="python of the training environment (default: of the active one), e.g. ENV/bin/python",
+    )
+    parser.add_argument("--read", type=Path, metavar="PATH", help="measure the read speed of this file or folder")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
 
 
 def _add_runs(parser: SuggestingParser) -> None:
@@ -243,6 +252,15 @@ COMMANDS = (
         ("gpuwarden runs show 4711-99", "gpuwarden runs --live", "gpuwarden runs --past --limit 5 --json"),
         "cli.runs.runs_command:list_runs",
         _add_runs,
+    ),
+    Command(
+        "doctor",
+        "check driver and environment",
+        "Check this machine and a training environment: driver, GPUs, permissions, framework, memory, input. "
+        "Each problem comes with the command that mends it. The exit status is 1 if a check fails. Needs no daemon.",
+        ("gpuwarden doctor", "gpuwarden doctor --python ENV/bin/python", "gpuwarden doctor --read /data --json"),
+        "cli.doctor.doctor_command:run",
+        _add_doctor,
     ),
     Command(
         "once",

@@ -1,0 +1,61 @@
+"""Table of the doctor's checks, in the order of the report, and their execution."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection
+
+from gpuwarden.doctor.machine.driver_checks import DRIVER_CHECKS
+from gpuwarden.doctor.model import CheckResult, CheckRow, Context
+
+MAX_SECONDS = 12.0  # for all checks together: more than a driver that hangs takes
+
+CHECKS: tuple[CheckRow, ...] = (*DRIVER_CHECKS,)
+
+
+def run_checks(context: Context, names: Collection[str] | None = None) -> list[CheckResult]:
+    """Run the checks of those names, all if None, and return their results in the order of the table.
+
+    Raises nothing: a check that fails or takes too long is a `warn`. The checks run at the same time, on threads.
+    """
+    deadline = time.monotonic() + MAX_SECONDS
+    rows = [row for row in CHECKS if names is None or not row.names.keys().isdisjoint(names)]
+    running = [_RunningCheck(row, context) for row in rows]
+    results = [result for each in running for result in each.wait(deadline)]
+    return [result for result in results if names is None or result.name in names]
+
+
+class _RunningCheck:
+    """One check on a thread of its own: one that hangs cannot be ended, and must not keep the process from ending."""
+
+    def __init__(self, row: CheckRow, context: Context) -> None:
+        self._row = row
+        self._results: list[CheckResult] = []
+        self._problem = "took too long"
+        self._thread = threading.Thread(target=self._run, args=(context,), name=row.check.__name__, daemon=True)
+        self._thread.start()
+
+    def _run(self, context: Context) -> None:
+        try:
+            self._results = list(self._row.check(context))
+        except Exception as error:  # noqa: BLE001 - any failure costs this check only
+            self._problem = f"{type(error).__name__}: {error}"
+        else:
+            self._problem = ""
+
+    def wait(self, deadline: float) -> list[CheckResult]:
+        """Return the results, or for each name a warning that there is none."""
+        self._thread.join(max(deadline - time.monotonic(), 0.0))
+        if not self._problem:
+            return self._results
+        return [
+            CheckResult(
+                name,
+                "warn",
+                f"The check failed: {self._problem}",
+                why="So nothing is known about it.",
+                fix="Report this as a bug of gpuwarden.",
+            )
+            for name in self._row.names
+        ]

@@ -1,0 +1,1 @@
+"""Checks of the driver, the GPUs, their memory and the machine around them."""

@@ -1,0 +1,76 @@
+"""Model of the doctor's checks: their context, their results, and the rows of the table of checks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from gpuwarden.config.schema import Config
+from gpuwarden.doctor.gpu_survey import GpuSurvey
+from gpuwarden.gpu.snapshot import Snapshot
+
+Status = Literal["pass", "warn", "fail", "skip"]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """Result of one check.
+
+    `name` is `<subject>.<what>` and stable: `--json` and `gpuwarden explain` use it. `found` is one sentence. `warn` and
+    `fail` also have `why`, the reason that it matters, and `fix`, a command or one imperative sentence.
+    """
+
+    name: str
+    status: Status
+    found: str
+    why: str = ""
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Machine and environment to check.
+
+    `python` is the training environment's interpreter, not resolved: a venv's link leads to the base interpreter and
+    away from its packages. `root` is the folder of the machine's files; a test has others. `survey` returns one poll of
+    the GPUs, the same one to all checks. `read_path` is a file or folder whose read speed is measured.
+    """
+
+    python: Path
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    root: Path = Path("/")
+    config: Config = field(default_factory=Config)
+    read_path: Path | None = None
+    survey: Callable[[], Snapshot] = field(default_factory=GpuSurvey)
+
+    @property
+    def proc(self) -> Path:
+        """The proc file system."""
+        return self.root / "proc"
+
+    @property
+    def sys(self) -> Path:
+        """The sys file system."""
+        return self.root / "sys"
+
+    @property
+    def dev(self) -> Path:
+        """Folder of device files."""
+        return self.root / "dev"
+
+
+Check = Callable[[Context], Iterable[CheckResult]]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRow:
+    """Row of the table of checks: a function, and the names of its results with what each checks, for the docs.
+
+    The function may raise: that becomes a `warn`.
+    """
+
+    check: Check
+    names: Mapping[str, str]
