@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuwarden.doctor import checks
-from gpuwarden.doctor.checks import CHECKS, run_checks
 from gpuwarden.doctor.model import CheckResult, CheckRow, Context
+from gpuwarden.doctor.runner import checks
+from gpuwarden.doctor.runner.checks import CHECKS, run_checks
 
 
 def context(tmp_path: Path) -> Context:

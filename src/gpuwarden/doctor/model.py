@@ -19,8 +19,8 @@ Status = Literal["pass", "warn", "fail", "skip"]
 class CheckResult:
     """Result of one check.
 
-    `name` is `<subject>.<what>` and stable: `--json` and `gpuwarden explain` use it. `found` is one sentence. `warn` and
-    `fail` also have `why`, the reason that it matters, and `fix`, a command or one imperative sentence.
+    `name` is `<subject>.<what>` and stable: `--json` and `gpuwarden explain` use it. `found` is one sentence. `warn`
+    and `fail` also have `why`, the reason that it matters, and `fix`, a command or one imperative sentence.
     """
 
     name: str

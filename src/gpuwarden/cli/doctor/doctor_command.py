@@ -14,8 +14,8 @@ from pathlib import Path
 from gpuwarden._version import __version__
 from gpuwarden.cli.common.config_flags import load_config
 from gpuwarden.cli.common.terminal import FAILED, write
-from gpuwarden.doctor.checks import run_checks
 from gpuwarden.doctor.model import Context
+from gpuwarden.doctor.runner.checks import run_checks
 
 
 def run(parsed: argparse.Namespace) -> int:

@@ -1,0 +1,1 @@
+"""Table of all checks, and their execution."""
