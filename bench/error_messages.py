@@ -17,6 +17,8 @@ from typing import Any
 import yaml
 
 from gpuwarden.client.errors.classifier import error_from_exception
+from gpuwarden.errors.program_problems import PROGRAM_ERROR
+from gpuwarden.errors.recognition import find_problem
 from gpuwarden.protocol.messages import ERROR_KINDS, Allocation, Error, ErrorKind
 
 SAMPLES = Path(__file__).parents[1] / "tests" / "error_messages"
@@ -29,6 +31,7 @@ class Sample:
 
     type: str
     kind: ErrorKind
+    problem: str
     source: str
     message: str
     allocations: tuple[Allocation, ...]
@@ -36,6 +39,11 @@ class Sample:
     def described(self) -> Error:
         """Return the classification of an exception with this message."""
         return error_from_exception(_type(self.type)(self.message), "train", 0)
+
+    def found_problem(self) -> str:
+        """Return the name of the problem that the text shows."""
+        problem = find_problem(f"{self.type.rpartition('.')[2]}: {self.message}") or PROGRAM_ERROR
+        return problem.name
 
 
 def _type(name: str) -> type[Exception]:
@@ -66,7 +74,7 @@ def samples() -> Iterator[Sample]:
             said = [each["allocation"]] if each.get("allocation") else []
             said += each.get("further_allocations") or []
             allocations = tuple(dict.fromkeys(map(_allocation, said)))
-            yield Sample(each["type"], each["class"], each["source"], each["message"], allocations)
+            yield Sample(each["type"], each["class"], each["problem"], each["source"], each["message"], allocations)
 
 
 def facts(sample: Sample) -> Iterator[tuple[str, object, object]]:

@@ -103,12 +103,12 @@ def test_condition_passes_its_rule_test(tmp_path: Path) -> None:
 def test_error_class(tmp_path: Path) -> None:
     """The classifier finds it in each of its samples."""
     copy = Copy("An error class", tmp_path)
-    assert set(copy.changed) >= {"src/gpuwarden/client/errors/patterns.py", "tests/error_messages/cuda_libraries.yaml"}
+    assert set(copy.changed) >= {"src/gpuwarden/errors/program_patterns.py", "tests/error_messages/torch.yaml"}
     program = """
 import yaml
-from gpuwarden.client.errors.classifier import error_from_exception
-samples = yaml.safe_load(open("tests/error_messages/cuda_libraries.yaml"))
-messages = [each["message"] for each in samples if each["class"] == "collective_timeout"]
-print({error_from_exception(RuntimeError(message), "train", 1).kind for message in messages})
+from gpuwarden.errors.recognition import find_problem
+samples = yaml.safe_load(open("tests/error_messages/torch.yaml"))
+messages = [each["message"] for each in samples if each["problem"] == "loader_crashed"]
+print({find_problem(f"RuntimeError: {message}").name for message in messages})
 """
-    assert copy.python("-c", program) == "{'collective_timeout'}\n"
+    assert copy.python("-c", program) == "{'loader_crashed'}\n"

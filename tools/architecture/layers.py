@@ -1,7 +1,7 @@
 """Layers of the package: the one table that the architecture tests and the map read.
 
 A module imports from its own layer or a lower one of the same side. The client's side runs inside the training process
-and shares only `protocol` with the daemon's.
+and shares only `protocol` and `errors` with the daemon's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DAEMON_LAYERS = (
     Layer(
         "Foundation",
         (
-            *("_version", "protocol", "config", "metrics", "formatting"),
+            *("_version", "protocol", "errors", "config", "metrics", "formatting"),
             *("log_limiter", "rate_limit", "fair_eviction", "subordinate_uids"),
         ),
     ),
@@ -38,7 +38,7 @@ DAEMON_LAYERS = (
     Layer("Entry points", ("cli", "demo", "collector", "__main__")),
 )
 CLIENT_LAYERS = (
-    Layer("Foundation", ("_version", "protocol")),
+    Layer("Foundation", ("_version", "protocol", "errors")),
     Layer("Client", ("client",)),
     Layer("Tuning", ("tuning",)),
     Layer("Facades", ("keras", "__init__")),  # `gpuwarden.keras`, and `gpuwarden` itself with `watch`

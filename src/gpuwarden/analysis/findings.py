@@ -8,21 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from gpuwarden.errors.kind_guides import ERROR_GUIDES, Guide, find_error_guide
 from gpuwarden.protocol.messages import OOM_KINDS
 
 NONFINITE_LOSS_STEP = (
     "Restart from a checkpoint saved before that step. Look for bad values in the input, labels out of range, a "
     "learning rate that is too high, a division by zero or log(0); with float16, scale the loss or use bfloat16."
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Guide:
-    """Meaning of an error kind or a reason, and its next step; `section` is that of the docs."""
-
-    meaning: str
-    next_step: str
-    section: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,52 +25,6 @@ class RunFinding:
     text: str
     next_step: str
 
-
-_LAUNCH = "#cuda_error_launch_failed-cuda_error_illegal_address"
-ERROR_GUIDES: Mapping[str, Guide] = {  # by ErrorKind
-    "device_oom": Guide(
-        "An allocation on a GPU failed.",
-        "Follow the diagnosis; without one, use a smaller batch.",
-        "#out-of-memory-on-the-gpu",
-    ),
-    "host_oom": Guide(
-        "An allocation in host memory failed: input pipeline, NumPy, pinned or shared memory.",
-        "Use smaller shuffle buffers and caches, fewer loader workers, or a larger memory limit or --shm-size.",
-    ),
-    "kernel_launch": Guide(
-        "A kernel did not start, or failed.",
-        "Restart the process. Run it once with CUDA_LAUNCH_BLOCKING=1, so that the traceback names the operation; "
-        "check labels and indices, and the XIDs of the GPU.",
-        _LAUNCH,
-    ),
-    "illegal_address": Guide(
-        "A kernel accessed memory that it may not access.",
-        "Restart the process. Run it once with CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer; check labels and indices, "
-        "and the XIDs of the GPU.",
-        _LAUNCH,
-    ),
-    "library_mismatch": Guide(
-        "Driver, CUDA, cuDNN, framework and GPU do not fit together, or a library was not found.",
-        "Compare the versions of driver and framework; the text names the library.",
-        "#library-and-driver-versions",
-    ),
-    "no_device": Guide(
-        "The framework found no GPU.",
-        "Check `nvidia-smi -L` and CUDA_VISIBLE_DEVICES in the environment of the training.",
-        "#gpu-not-used",
-    ),
-    "hardware": Guide(
-        "The GPU's memory has an uncorrectable error (ECC).",
-        "Run it again; if it recurs, take the GPU out of use.",
-        "../reference/alerts.md#gpuuncorrectedmemoryerrors",
-    ),
-    "shape_dtype": Guide(
-        "Shapes or types do not fit together.",
-        "Print shape and type of one batch, and compare them with model.summary() and the loss; the text names the "
-        "layer or operation.",
-    ),
-    "other": Guide("Any other error.", "Read its text and the line of the program where it was raised."),
-}
 
 NO_GPU_GUIDES: Mapping[str, Guide] = {  # by NoGpuReason
     "cpu_build": Guide(
@@ -108,11 +54,6 @@ NO_GPU_GUIDES: Mapping[str, Guide] = {  # by NoGpuReason
         "or a library does not fit.",
     ),
 }
-
-
-def find_error_guide(kind: str) -> Guide:
-    """Return the guide of an error kind; that of "other" for a kind of a newer version."""
-    return ERROR_GUIDES.get(kind, ERROR_GUIDES["other"])
 
 
 def nonfinite_loss_text(steps: int, max_steps: int, after: int, first: int) -> str:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from gpuwarden.config.schema import LISTS, OPTIONS, SECTIONS, AlertmanagerConfig, Config
 from gpuwarden.config.value_types import printable
-from gpuwarden.config.yaml_reader import Entry, FileContents, Problem, parse_text, read_file
+from gpuwarden.config.yaml_reader import Entry, FileContents, Mistake, parse_text, read_file
 
 AlertNames: TypeAlias = "Callable[[], Collection[str]]"
 
@@ -19,7 +19,7 @@ AlertNames: TypeAlias = "Callable[[], Collection[str]]"
 class ConfigError(Exception):
     """Invalid configuration; `problems` has every problem, in the order of the file."""
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    def __init__(self, problems: Sequence[Mistake]) -> None:
         super().__init__("\n".join(map(str, problems)))
         self.problems = tuple(problems)
 
@@ -47,7 +47,7 @@ def parse(text: str, name: str, alert_names: AlertNames | None = None) -> Config
     return _build_config(contents.entries, contents.problems, alert_names)
 
 
-def _build_config(entries: Sequence[Entry], problems: Sequence[Problem], alert_names: AlertNames | None) -> Config:
+def _build_config(entries: Sequence[Entry], problems: Sequence[Mistake], alert_names: AlertNames | None) -> Config:
     values: dict[str, Any] = {}
     found = list(problems)
     written = {entry.key: entry for entry in entries}

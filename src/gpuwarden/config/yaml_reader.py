@@ -28,8 +28,8 @@ _NULL = _YAML + "null"
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """Problem of a configuration: `source` is the file or flag, `place` the line and column from 1."""
+class Mistake:
+    """Mistake in a configuration: `source` is the file or flag, `place` the line and column from 1."""
 
     source: str
     message: str
@@ -51,9 +51,9 @@ class Entry:
     place: tuple[int, int] | None = None
     of_list: bool = False  # one value of a list
 
-    def problem(self, message: str) -> Problem:
+    def problem(self, message: str) -> Mistake:
         """Return a problem at the place of the entry."""
-        return Problem(self.source, message, self.key if self.place else None, self.place)
+        return Mistake(self.source, message, self.key if self.place else None, self.place)
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class FileContents:
     """Contents of a file: an entry for each valid option, a problem for everything else."""
 
     entries: list[Entry] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[Mistake] = field(default_factory=list)
 
 
 def read_file(path: Path, keys: Collection[str], lists: Collection[str] = ()) -> FileContents:
@@ -82,7 +82,7 @@ def read_file(path: Path, keys: Collection[str], lists: Collection[str] = ()) ->
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         before = error.object[: error.start].decode("utf-8")
-        return FileContents(problems=[Problem(str(path), "not UTF-8 text", place=_place_after(before))])
+        return FileContents(problems=[Mistake(str(path), "not UTF-8 text", place=_place_after(before))])
     return parse_text(text, str(path), keys, lists)
 
 
@@ -96,7 +96,7 @@ def parse_text(text: str, name: str, keys: Collection[str], lists: Collection[st
 
 
 def _unread(path: Path, message: str) -> FileContents:
-    return FileContents(problems=[Problem(str(path), message)])
+    return FileContents(problems=[Mistake(str(path), message)])
 
 
 def _place_after(text: str) -> tuple[int, int]:
@@ -126,7 +126,7 @@ class _Reader:
         self._sections = {key.partition(".")[0] for key in keys if "." in key}
 
     def _note(self, node: Node, message: str, key: str | None = None) -> None:
-        self.contents.problems.append(Problem(self._name, message, key, _place(node.start_mark)))
+        self.contents.problems.append(Mistake(self._name, message, key, _place(node.start_mark)))
 
     def compose(self, text: str) -> Node | None:
         """Return the document's node tree; None if it is empty or not valid, which is added to the problems."""
@@ -134,16 +134,16 @@ class _Reader:
             # Not CSafeLoader: libyaml's composer recurses in C, so deep nesting crashes the process (SIGSEGV).
             return cast("Node | None", yaml.compose(text, Loader=yaml.SafeLoader))
         except yaml.MarkedYAMLError as error:
-            problem = Problem(self._name, _syntax(error), place=_place(error.problem_mark or error.context_mark))
+            problem = Mistake(self._name, _syntax(error), place=_place(error.problem_mark or error.context_mark))
         except yaml.reader.ReaderError as error:
             place = _place_after(text[: error.position])
-            problem = Problem(
+            problem = Mistake(
                 self._name, f"not valid YAML: {printable(chr(error.character))} is not allowed", place=place
             )
         except RecursionError:
-            problem = Problem(self._name, "nested too deeply")
+            problem = Mistake(self._name, "nested too deeply")
         except (ValueError, OverflowError):  # bugs of PyYAML: "\UFFFFFFFF", a version with 5000 digits
-            problem = Problem(self._name, "not valid YAML: a number in an escape or a directive is too large")
+            problem = Mistake(self._name, "not valid YAML: a number in an escape or a directive is too large")
         self.contents.problems.append(problem)
         return None
 

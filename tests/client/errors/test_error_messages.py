@@ -10,12 +10,14 @@ import yaml
 
 from error_messages import facts as facts_of
 from error_messages import samples as read_samples
+from gpuwarden.errors.catalog import PROBLEMS
 from gpuwarden.protocol.codec import decode, encode
 from gpuwarden.protocol.messages import ERROR_KINDS
 
 FOLDER = Path(__file__).parents[2] / "error_messages"
 FILES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 FACTS = ["requested_bytes", "shape", "dtype", "device", "allocator", "op"]
+FIELDS = {"type", "class", "problem", "source", "message", "note", "allocation", "further_allocations"}
 BYTES = {"half": 2, "float": 4, "float32": 4, "float64": 8}
 
 
@@ -40,9 +42,10 @@ def test_samples_are_well_formed() -> None:
     """Each sample has the fields that a test of the classes reads, and a source."""
     for name, sample in [(file, sample) for file in FILES for sample in samples(file)]:
         where = f"{name}.yaml: {sample.get('source')}"
-        assert {"type", "class", "source", "message"} <= set(sample), where
-        assert set(sample) <= {"type", "class", "source", "message", "note", "allocation", "further_allocations"}, where
+        assert {"type", "class", "problem", "source", "message"} <= set(sample), where
+        assert set(sample) <= FIELDS, where
         assert sample["class"] in ERROR_KINDS, where
+        assert PROBLEMS[sample["problem"]].kind == sample["class"], where
         assert re.fullmatch(r"https://[^\s]+|produced with .+", sample["source"]), where
         assert re.fullmatch(r"[A-Za-z_][\w.:]*", sample["type"]), where
         assert 0 < len(sample["message"].encode()) <= 6000, where
@@ -83,6 +86,12 @@ def test_messages() -> None:
         if found != (sample.kind, [(fact, stated) for fact, stated, _ in facts_of(sample)]):
             wrong[sample.source] = found
         assert decode(encode(error)) == error, sample.source
+    assert wrong == {}
+
+
+def test_problems() -> None:
+    """The problem is the one that the message's thread shows."""
+    wrong = {sample.source: found for sample in read_samples() if (found := sample.found_problem()) != sample.problem}
     assert wrong == {}
 
 

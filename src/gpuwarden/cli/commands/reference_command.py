@@ -7,10 +7,11 @@ import sys
 from collections.abc import Iterator
 from inspect import cleandoc
 
-from gpuwarden.analysis.findings import ERROR_GUIDES, NO_GPU_GUIDES, Guide
+from gpuwarden.analysis.findings import NO_GPU_GUIDES
 from gpuwarden.analysis.oom.diagnosis_rules import RULES
 from gpuwarden.cli.common.entry_points import REFERENCES, load_function
 from gpuwarden.daemon.metrics_page import TABLES
+from gpuwarden.errors.kind_guides import ERROR_GUIDES, Guide
 from gpuwarden.xid.codes import OTHER_SEVERITIES, XIDS, Action, Xid, explain
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from gpuwarden.analysis.findings import RunFinding, find_error_guide, list_findings, nonfinite_loss_text
+from gpuwarden.analysis.findings import RunFinding, list_findings, nonfinite_loss_text
 from gpuwarden.analysis.memory.headroom import headroom_limit_text
 from gpuwarden.cli.common.terminal import sanitize
 from gpuwarden.cli.runs.memory_chart import choose_alphabet
@@ -23,6 +23,7 @@ from gpuwarden.cli.runs.memory_report import (
     render_memory_story,
 )
 from gpuwarden.cli.runs.run_list import state_text
+from gpuwarden.errors.kind_guides import find_error_guide
 from gpuwarden.formatting import cut_middle, format_bytes, format_duration, format_elapsed, format_energy, format_ratio
 from gpuwarden.protocol.messages import OOM_KINDS
 from gpuwarden.records.record import RecordedAllocation, RecordedDevice, RecordedError, RunRecord

@@ -1,7 +1,7 @@
 """Classifier of exceptions: their kind and the failed allocations, from the type's name and the message only.
 
-TensorFlow, XLA, JAX, torch, the CUDA libraries, NumPy and Python word their errors differently; patterns.py has the
-texts.
+TensorFlow, XLA, JAX, torch, the CUDA libraries, NumPy and Python word their errors differently; errors/patterns.py
+has the texts.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-from gpuwarden.client.errors.patterns import ALLOCATIONS, PATTERNS
 from gpuwarden.client.errors.traceback_stage import find_stage
 from gpuwarden.client.errors.user_frame import find_user_frame
+from gpuwarden.errors.allocation_patterns import ALLOCATIONS
+from gpuwarden.errors.patterns import find_pattern
 from gpuwarden.protocol.codec import ProtocolError, encode
 from gpuwarden.protocol.messages import (
     MAX_ALLOCATIONS,
@@ -156,9 +157,10 @@ def _read_text(exception: BaseException) -> str:
 def _classify(cls: type[BaseException], text: str) -> _Reading:
     names = " ".join(each.__name__ for each in cls.__mro__ if each.__module__ != "builtins" or each is MemoryError)
     searched = f"{names or cls.__name__}: {text}"
-    for pattern in PATTERNS:
-        if found := re.search(pattern.regex, searched, re.IGNORECASE):
-            return _Reading(pattern.kind, cls.__name__, text, max(found.start() - (len(searched) - len(text)), 0))
+    if found := find_pattern(searched):
+        pattern, match = found
+        at = max(match.start() - (len(searched) - len(text)), 0)
+        return _Reading(pattern.problem.kind, cls.__name__, text, at)
     return _Reading("other", cls.__name__, text, None)
 
 

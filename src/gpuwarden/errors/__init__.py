@@ -1,0 +1,1 @@
+"""Table of problems: the meaning, causes and first step of an error text. Standard library only."""

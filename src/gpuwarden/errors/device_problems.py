@@ -1,0 +1,209 @@
+"""Problems of a GPU: not there, not usable, damaged, or a kernel that failed on it."""
+
+from __future__ import annotations
+
+from gpuwarden.errors.problems import Cause, Problem
+
+_NOT_USABLE = (  # reasons for a framework without a GPU
+    *("no_device_visible", "cpu_only_build", "driver_not_loaded", "driver_too_old", "driver_library_mismatch"),
+    *("driver_init_failed", "library_not_found", "cudnn_mismatch", "cuda_mismatch", "unsupported_compute_capability"),
+    *("device_permission", "container_runtime", "gpu_lost", "package_mismatch"),
+)
+_HARDWARE = ("ecc_error", "gpu_lost", "gpu_fault")
+
+NO_DEVICE_VISIBLE = Problem(
+    "no_device_visible",
+    "no_device",
+    "no GPU visible to the program",
+    (
+        Cause("CUDA_VISIBLE_DEVICES hides the GPUs.", ("environment.visible_devices",)),
+        Cause("The process sees no driver: a container or batch job without GPUs.", ("driver.loaded", "driver.nodes")),
+        Cause("The framework is a CPU build, or its CUDA libraries did not load.", ("framework.build",)),
+    ),
+    "Run `nvidia-smi -L` where the program runs, and check CUDA_VISIBLE_DEVICES.",
+    tuple(each for each in _NOT_USABLE if each != "no_device_visible"),
+)
+CPU_ONLY_BUILD = Problem(
+    "cpu_only_build",
+    "no_device",
+    "framework built without CUDA",
+    (
+        Cause("The installed package is a CPU build.", ("framework.build",)),
+        Cause("Several builds are installed, and the CPU build is imported.", ("framework.packages",)),
+    ),
+    "Install the CUDA build: `pip install 'tensorflow[and-cuda]'`, `pip install 'jax[cuda13]'`, or torch from its CUDA "
+    "index.",
+)
+DRIVER_NOT_LOADED = Problem(
+    "driver_not_loaded",
+    "no_device",
+    "NVIDIA driver not loaded",
+    (
+        Cause("The kernel module is not loaded, e.g. after a kernel update without a rebuild.", ("driver.loaded",)),
+        Cause("The machine has no NVIDIA driver, or no GPU.", ("driver.loaded",)),
+        Cause("The container was started without GPUs.", ("driver.container", "driver.nodes")),
+    ),
+    "Run `nvidia-smi`; if it fails too, load or reinstall the driver, and in a container add `--gpus all`.",
+)
+DRIVER_INIT_FAILED = Problem(
+    "driver_init_failed",
+    "no_device",
+    "CUDA driver could not start",
+    (
+        Cause("The module nvidia_uvm is not loaded, or its device node is missing.", ("driver.nodes",)),
+        Cause("The driver lost the GPU, e.g. after suspend or an XID.", ("driver.xids",)),
+        Cause("On a machine with NVSwitch, the fabric manager does not run.", ("driver.fabric",)),
+    ),
+    "Run `sudo modprobe nvidia_uvm` and `nvidia-smi`; if that does not help, reboot.",
+    ("driver_library_mismatch", "gpu_lost", "gpu_fault", "driver_not_loaded", "device_permission"),
+)
+INVALID_DEVICE = Problem(
+    "invalid_device",
+    "no_device",
+    "a GPU that the process does not have",
+    (
+        Cause("The program uses a GPU number that does not exist, or more processes than GPUs.", ("driver.count",)),
+        Cause("CUDA_VISIBLE_DEVICES renumbers the GPUs: numbers start at 0 there.", ("environment.visible_devices",)),
+        Cause("The framework found no GPU at all.", ("framework.build",)),
+    ),
+    "Compare the GPU number in the program with `nvidia-smi -L` and CUDA_VISIBLE_DEVICES.",
+    _NOT_USABLE,
+)
+DEVICE_BUSY = Problem(
+    "device_busy",
+    "no_device",
+    "GPU busy or in exclusive mode",
+    (
+        Cause("The GPU is in exclusive mode and another process uses it.", ("device.compute_mode", "memory.holders")),
+        Cause("An ended program's process still holds the GPU.", ("memory.zombies", "memory.holders")),
+        Cause("The GPU needs a reset.", ("driver.xids",)),
+    ),
+    "Find the process that holds the GPU with `nvidia-smi`, and end it.",
+    _HARDWARE,
+)
+CONTAINER_RUNTIME = Problem(
+    "container_runtime",
+    "no_device",
+    "container runtime cannot provide GPUs",
+    (
+        Cause("The NVIDIA Container Toolkit is not installed or not configured.", ("driver.container",)),
+        Cause("The host's driver is missing, not loaded or too old for the image.", ("driver.loaded",)),
+    ),
+    "Install the NVIDIA Container Toolkit on the host, run `nvidia-ctk runtime configure`, and restart the container "
+    "daemon.",
+)
+DEVICE_PERMISSION = Problem(
+    "device_permission",
+    "no_device",
+    "no permission for the GPU's device nodes",
+    (
+        Cause("The user may not open /dev/nvidia*, or a node is missing.", ("driver.nodes",)),
+        Cause("The container lost its devices, e.g. after `systemctl daemon-reload` on the host.", ("driver.cgroup",)),
+        Cause("The batch job's device limits exclude the GPU.", ("driver.cgroup",)),
+    ),
+    "Check `ls -l /dev/nvidia*` as the user of the program; restart a container that lost its GPU.",
+)
+ECC_ERROR = Problem(
+    "ecc_error",
+    "hardware",
+    "uncorrectable error of the GPU's memory (ECC)",
+    (Cause("The GPU's memory is damaged.", ("device.ecc", "driver.xids")),),
+    "Reset the GPU and run again; if it recurs, take the GPU out of use.",
+)
+GPU_LOST = Problem(
+    "gpu_lost",
+    "no_device",
+    "GPU fell off the bus",
+    (
+        Cause("Power, heat, riser or slot: the GPU does not answer any longer.", ("driver.xids", "device.pcie")),
+        Cause("A defect of the GPU or a bug of its driver or firmware.", ("driver.xids",)),
+    ),
+    "Reboot the machine; if it recurs, have the GPU, its slot and its power checked.",
+)
+GPU_FAULT = Problem(
+    "gpu_fault",
+    "hardware",
+    "fault of the GPU reported by the driver (XID)",
+    (
+        Cause("A hardware or firmware fault of the GPU, its links or its power.", ("driver.xids", "device.ecc")),
+        Cause("A bug of the driver.", ("driver.versions",)),
+    ),
+    "Look up the XID's action in `docs/reference/xids.md`, and reset the GPU.",
+)
+ILLEGAL_ADDRESS = Problem(
+    "illegal_address",
+    "illegal_address",
+    "kernel accessed memory that it may not access",
+    (
+        Cause("An index or label is out of range, or a custom kernel has a bug."),
+        Cause("The framework or library has a bug with these shapes."),
+        Cause("The GPU has a fault.", ("driver.xids", "device.ecc")),
+    ),
+    "Run once with CUDA_LAUNCH_BLOCKING=1, so that the traceback names the operation, and check its indices.",
+    (*_HARDWARE, "device_assert"),
+)
+DEVICE_ASSERT = Problem(
+    "device_assert",
+    "kernel_launch",
+    "assertion failed in a kernel",
+    (
+        Cause("A label or an index is out of range: more classes in the data than outputs in the model."),
+        Cause("A value is NaN or outside of [0, 1] where the loss needs a probability."),
+    ),
+    "Run the step on the CPU, where the message names the operation, and check labels and indices.",
+)
+KERNEL_LAUNCH_FAILED = Problem(
+    "kernel_launch_failed",
+    "kernel_launch",
+    "kernel failed on the GPU",
+    (
+        Cause("An earlier kernel failed; errors are reported later than they happen."),
+        Cause("GPU memory is full, which cuBLAS and cuDNN report as a failed launch.", ("memory.holders",)),
+        Cause("The library does not fit the GPU, or the GPU has a fault.", ("framework.capability", "driver.xids")),
+    ),
+    "Restart the process, and run once with CUDA_LAUNCH_BLOCKING=1 to find the operation.",
+    (
+        *_HARDWARE,
+        *("illegal_address", "device_assert", "device_out_of_memory", "library_init_failed", "cudnn_mismatch"),
+        *("unsupported_compute_capability", "cuda_mismatch"),
+    ),
+)
+KERNEL_RESOURCES = Problem(
+    "kernel_resources",
+    "kernel_launch",
+    "kernel needs more than the GPU has",
+    (
+        Cause("A tensor is empty, or has a dimension beyond the limits of a grid."),
+        Cause("The kernel's block size, registers or shared memory exceed the GPU's.", ("framework.capability",)),
+    ),
+    "Check the tensors of this operation for empty or very large dimensions.",
+)
+LAUNCH_TIMEOUT = Problem(
+    "launch_timeout",
+    "kernel_launch",
+    "kernel stopped by the driver's time limit",
+    (
+        Cause("A display runs on the GPU, so kernels have a time limit.", ("device.display",)),
+        Cause("A kernel hangs, or the GPU is very slow.", ("device.throttling", "driver.xids")),
+    ),
+    "Use a GPU without a display, or smaller kernels (a smaller batch).",
+)
+
+DEVICE_PROBLEMS = (
+    NO_DEVICE_VISIBLE,
+    CPU_ONLY_BUILD,
+    DRIVER_NOT_LOADED,
+    DRIVER_INIT_FAILED,
+    INVALID_DEVICE,
+    DEVICE_BUSY,
+    CONTAINER_RUNTIME,
+    DEVICE_PERMISSION,
+    ECC_ERROR,
+    GPU_LOST,
+    GPU_FAULT,
+    ILLEGAL_ADDRESS,
+    DEVICE_ASSERT,
+    KERNEL_LAUNCH_FAILED,
+    KERNEL_RESOURCES,
+    LAUNCH_TIMEOUT,
+)

@@ -1,0 +1,124 @@
+"""Problems of versions: driver, CUDA and its libraries, framework, compilers."""
+
+from __future__ import annotations
+
+from gpuwarden.errors.problems import Cause, Problem
+
+DRIVER_TOO_OLD = Problem(
+    "driver_too_old",
+    "library_mismatch",
+    "driver older than the framework's CUDA",
+    (
+        Cause("The driver does not support the CUDA version that the framework was built with.", ("driver.versions",)),
+        Cause(
+            "The container brings a CUDA compatibility library that this driver or GPU does not support.",
+            ("libraries.loaded",),
+        ),
+    ),
+    "Update the NVIDIA driver, or install a framework build for an older CUDA.",
+)
+DRIVER_LIBRARY_MISMATCH = Problem(
+    "driver_library_mismatch",
+    "library_mismatch",
+    "kernel module and driver libraries of different versions",
+    (
+        Cause("The driver was updated, and the old kernel module is still loaded.", ("driver.versions",)),
+        Cause("The container or LD_LIBRARY_PATH brings libraries of another driver.", ("libraries.loaded",)),
+    ),
+    "Reboot, or unload and load the NVIDIA kernel modules.",
+)
+CUDNN_MISMATCH = Problem(
+    "cudnn_mismatch",
+    "library_mismatch",
+    "cuDNN missing or of a version that does not fit",
+    (
+        Cause("The installed cuDNN is not the version that the framework was built with.", ("framework.pins",)),
+        Cause("LD_LIBRARY_PATH puts another cuDNN before the framework's own.", ("libraries.loaded",)),
+        Cause("GPU memory is full, so that cuDNN cannot start.", ("memory.holders",)),
+    ),
+    "Unset LD_LIBRARY_PATH and reinstall the framework with its own CUDA packages, e.g. `pip install "
+    "'tensorflow[and-cuda]'`.",
+)
+CUDA_MISMATCH = Problem(
+    "cuda_mismatch",
+    "library_mismatch",
+    "CUDA libraries of different versions",
+    (
+        Cause("Installed nvidia-* packages are not the versions that the framework requires.", ("framework.pins",)),
+        Cause("LD_LIBRARY_PATH puts another CUDA before the framework's own.", ("libraries.loaded",)),
+        Cause("An extension is built with another CUDA than the framework."),
+    ),
+    "Unset LD_LIBRARY_PATH, and reinstall the framework with its CUDA packages in a new environment.",
+)
+LIBRARY_INIT_FAILED = Problem(
+    "library_init_failed",
+    "library_mismatch",
+    "cuDNN or cuBLAS could not start",
+    (
+        Cause("GPU memory is full, which these libraries report as a failed start.", ("memory.holders",)),
+        Cause("The library does not fit the driver, the GPU or the framework.", ("framework.pins", "driver.versions")),
+        Cause("An earlier error left the GPU's context unusable."),
+    ),
+    "Check with `nvidia-smi` that the GPU has free memory; if it has, compare the library's version with the "
+    "framework's.",
+    (
+        *("device_out_of_memory", "driver_too_old", "driver_library_mismatch", "cudnn_mismatch", "cuda_mismatch"),
+        *("library_not_found", "unsupported_compute_capability", "device_assert", "illegal_address", "ecc_error"),
+        *("gpu_lost", "gpu_fault", "no_device_visible"),
+    ),
+)
+LIBRARY_NOT_FOUND = Problem(
+    "library_not_found",
+    "library_mismatch",
+    "shared library not found",
+    (
+        Cause("The framework's CUDA packages are not installed in this environment.", ("framework.pins",)),
+        Cause("The library is installed, but the loader does not search its folder.", ("libraries.loaded",)),
+        Cause("The framework needs another version of CUDA than the one installed.", ("framework.build",)),
+    ),
+    "Install the framework with its CUDA libraries in this environment, e.g. `pip install 'tensorflow[and-cuda]'`.",
+)
+UNSUPPORTED_COMPUTE_CAPABILITY = Problem(
+    "unsupported_compute_capability",
+    "library_mismatch",
+    "no code for this GPU's compute capability in the build",
+    (
+        Cause("The GPU is newer than the framework's build.", ("framework.capability",)),
+        Cause("The GPU is older than the build supports.", ("framework.capability",)),
+        Cause("An extension was compiled for another GPU."),
+    ),
+    "Install a framework build that lists this GPU's compute capability.",
+)
+PACKAGE_MISMATCH = Problem(
+    "package_mismatch",
+    "library_mismatch",
+    "packages of versions that do not fit together",
+    (
+        Cause("An upgrade changed one package of a set that belongs together.", ("framework.pins",)),
+        Cause("A binary package was built for another version of NumPy, of the framework or of the C library."),
+    ),
+    "Install the packages again together, in a new environment, with the versions that the message names.",
+)
+XLA_COMPILE = Problem(
+    "xla_compile",
+    "library_mismatch",
+    "compilation for the GPU failed (XLA, ptxas, Triton)",
+    (
+        Cause("ptxas or libdevice of the CUDA toolkit is missing or not found.", ("framework.toolkit",)),
+        Cause("ptxas is too old for the GPU.", ("framework.capability",)),
+        Cause("The compiled kernel needs more registers or shared memory than the GPU has."),
+    ),
+    "Install the CUDA toolkit of the framework's version, and set XLA_FLAGS=--xla_gpu_cuda_data_dir to its folder.",
+)
+
+LIBRARY_PROBLEMS = (
+    DRIVER_TOO_OLD,
+    DRIVER_LIBRARY_MISMATCH,
+    CUDNN_MISMATCH,
+    CUDA_MISMATCH,
+    LIBRARY_INIT_FAILED,
+    LIBRARY_NOT_FOUND,
+    UNSUPPORTED_COMPUTE_CAPABILITY,
+    PACKAGE_MISMATCH,
+    XLA_COMPILE,
+)

@@ -1,0 +1,82 @@
+"""Problems of memory, of the GPU and of the host."""
+
+from __future__ import annotations
+
+from gpuwarden.errors.problems import Cause, Problem
+
+DEVICE_OUT_OF_MEMORY = Problem(
+    "device_out_of_memory",
+    "device_oom",
+    "GPU memory exhausted",
+    (
+        Cause("Another process holds memory of the GPU.", ("memory.holders", "memory.zombies")),
+        Cause("The batch, the model or the sequence length is too large for the GPU."),
+        Cause("Memory leaks from step to step, e.g. losses or outputs kept in a list."),
+    ),
+    "End processes that should not be on the GPU, then use a smaller batch.",
+)
+DEVICE_FRAGMENTATION = Problem(
+    "device_fragmentation",
+    "device_oom",
+    "GPU memory fragmented",
+    (
+        Cause("The allocator holds more free memory than was requested, but not in one piece."),
+        Cause("Shapes vary from step to step, e.g. sequence lengths or a smaller last batch."),
+        Cause("Another process holds memory of the GPU.", ("memory.holders",)),
+    ),
+    "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (torch) or TF_GPU_ALLOCATOR=cuda_malloc_async (TensorFlow).",
+)
+HOST_OUT_OF_MEMORY = Problem(
+    "host_out_of_memory",
+    "host_oom",
+    "host memory exhausted",
+    (
+        Cause("The program loads a whole data set or a very large array into host memory.", ("memory.host",)),
+        Cause("The memory limit of the container or batch job is reached.", ("memory.cgroup",)),
+        Cause("Other processes use the host's memory.", ("memory.host",)),
+    ),
+    "Load the data in parts, or raise the memory limit of the container or job.",
+)
+INPUT_OUT_OF_MEMORY = Problem(
+    "input_out_of_memory",
+    "host_oom",
+    "host memory exhausted in the input pipeline",
+    (
+        Cause("Shuffle buffers, caches or prefetched batches are too large."),
+        Cause("Each loader worker holds a copy of the data set.", ("input.workers",)),
+        Cause("The memory limit of the container or batch job is reached.", ("memory.cgroup",)),
+    ),
+    "Use smaller shuffle buffers and caches, and fewer loader workers.",
+    ("host_out_of_memory", "killed_by_kernel", "shared_memory_full"),
+)
+SHARED_MEMORY_FULL = Problem(
+    "shared_memory_full",
+    "host_oom",
+    "shared memory (/dev/shm) full",
+    (
+        Cause("The container has the default 64 MiB of /dev/shm.", ("input.shm",)),
+        Cause("Files left by ended processes fill /dev/shm.", ("input.shm",)),
+    ),
+    "Start the container with `--shm-size=8g` or `--ipc=host`; elsewhere delete old files in /dev/shm.",
+)
+KILLED_BY_KERNEL = Problem(
+    "killed_by_kernel",
+    "host_oom",
+    "process killed by the kernel for host memory",
+    (
+        Cause("The memory limit of the container or batch job is reached.", ("memory.cgroup",)),
+        Cause("The host has no memory left.", ("memory.host",)),
+        Cause("Host memory leaks: the program's use grows until the kernel ends it."),
+    ),
+    "Raise the memory limit of the container or job, or load less data at once.",
+    ("host_out_of_memory",),
+)
+
+MEMORY_PROBLEMS = (
+    DEVICE_OUT_OF_MEMORY,
+    DEVICE_FRAGMENTATION,
+    HOST_OUT_OF_MEMORY,
+    INPUT_OUT_OF_MEMORY,
+    SHARED_MEMORY_FULL,
+    KILLED_BY_KERNEL,
+)

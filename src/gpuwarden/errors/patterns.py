@@ -1,0 +1,246 @@
+"""Texts of errors, as exceptions have them.
+
+A comment names the source of each: a library, or a message in tests/error_messages. To add one, add a line here and a
+sample there.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gpuwarden.errors import device_problems as device
+from gpuwarden.errors import library_problems as library
+from gpuwarden.errors import memory_problems as memory
+from gpuwarden.errors.problems import Pattern, list_patterns
+from gpuwarden.errors.program_patterns import PROGRAM_PATTERNS
+
+
+def find_pattern(text: str) -> tuple[Pattern, re.Match[str]] | None:
+    """Return the first pattern that an exception's text has, and where; `text` is its type, a colon, its message."""
+    for pattern in PATTERNS:
+        if found := re.search(pattern.regex, text, re.IGNORECASE):
+            return pattern, found
+    return None
+
+
+# The first match decides: host before device, cause before symptom.
+PATTERNS = (
+    # The loader's room for thread-local variables of libraries that are loaded late is fixed; its error mentions memory.
+    *list_patterns(
+        library.PACKAGE_MISMATCH,
+        r"in static TLS block",  # glibc's loader, above all on ARM
+    ),
+    # The host's memory. An input pipeline computes on the host, whatever its text says of devices.
+    *list_patterns(
+        memory.INPUT_OUT_OF_MEMORY,
+        r"passed to \w+(:\d+)? transformation(?s:.*?)(OOM when allocating|Failed to allocate)",  # tf.data
+        # tf.data within a compiled step, which runs on the host even if the step does not
+        r"(OOM when allocating|Failed to allocate memory)(?!.{0,400}(device:GPU|GPU_\d)).{0,400}\n\s*\[\[\{\{node IteratorGetNext\b",
+        r"DataLoader worker (?s:.*)(\b|_Array)MemoryError\b",  # torch
+        r"worker \(pid.{1,60}killed by signal: Killed",  # torch's loader: the kernel ended its worker
+    ),
+    *list_patterns(
+        memory.SHARED_MEMORY_FULL,
+        # torch's loader, NCCL
+        r"out of shared memory(?!, )|insufficient shared memory",
+        r"(shm|torch_\d|shared memory)(?s:.{0,200})No space left",
+        r"shared memory segment",
+        r"worker \(pid.{1,60}killed by signal: Bus",
+    ),
+    *list_patterns(
+        memory.HOST_OUT_OF_MEMORY,
+        r"(\b|_Array)MemoryError\b",  # Python, NumPy; inside of what a tf.data or torch worker raised
+        r"Unable to allocate .{1,40} for an array",  # NumPy
+        r"DefaultCPUAllocator|alloc_cpu\.cpp|you tried to allocate \d+ bytes",  # torch
+        # pinned memory: TensorFlow, XLA, NCCL
+        r"by allocator \w*(host|cuda_host)_bfc",
+        r"pinned host memory|bytes on host: |cuMemHostAlloc",
+        r"cudaHostAlloc|CUDA host alloc",
+        # C++, the operating system
+        r"std::bad_alloc|Cannot allocate memory",
+        r"Not enough memory resources",
+    ),
+    # The GPU's memory is damaged.
+    *list_patterns(
+        device.ECC_ERROR,
+        r"ECC_?UNCORRECTABLE|uncorrectable ECC error",  # CUDA
+    ),
+    # A kernel accessed an invalid address.
+    *list_patterns(
+        device.ILLEGAL_ADDRESS,
+        # CUDA
+        r"ILLEGAL_ADDRESS|illegal memory access|illegal address",
+        r"MISALIGNED_ADDRESS|misaligned address|INVALID_ADDRESS_SPACE",
+        r"(specific|invalid) address space",
+        r"CUDA_ERROR_INVALID_PC|invalid program counter|ILLEGAL_INSTRUCTION",
+        r"illegal instruction was encountered|HARDWARE_STACK_ERROR",
+        r"hardware stack error",
+    ),
+    # The device's memory.
+    *list_patterns(
+        memory.DEVICE_OUT_OF_MEMORY,
+        r"OOM when allocating",  # TensorFlow
+        r"OutOfMemoryError",  # torch, CuPy
+        r"(CUDA|HIP|MPS backend|XPU|GPU) ((driver )?error: )?out of memory",  # torch
+        r"runtime error \(2\)|Triton Error \[\w+\]: out of memory",  # torch, Triton
+        r"Unable to find a valid cuDNN algorithm",  # torch: no algorithm had memory for its workspace
+        # XLA, TensorFlow
+        r"Out of memory ((while )?trying to allocate|allocating \d)",
+        r"ran out of memory (in memory space|(while )?trying to)",
+        r"Failed to allocate (request for|memory)",
+        r"would exceed allowed memory",  # torch, with an allocator that is CUDA's
+        # XLA on a TPU
+        r"would exceed memory",
+        r"Attempting to (reserve|allocate) .{1,40} at the bottom of memory",
+        r"enough memory\. Requires",
+        # CUDA, HIP, NCCL
+        r"ERROR_OUT_OF_MEMORY|ErrorMemoryAllocation|ErrorOutOfMemory",
+        r"Cuda failure (2 )?'out of memory'",
+        # TensorFlow, NCCL
+        r"fail(ed)? to (CUDA )?(m|c)?alloc(ate)?( async)? .{1,60}(from device|bytes|device memory)",
+        r"unable to allocate output tensor",
+        r"Dst tensor is not initialized|failed to allocate (the )?(scratch|workspace)",  # TensorFlow
+        # CUDA libraries
+        r"(CUBLAS|CUDNN|CUSOLVER|CUSPARSE|CUSPARSELT|NPP)\w*_ALLOC_FAILED",
+        r"CUFFT_ALLOC_FAILED|CUSPARSE_STATUS_INSUFFICIENT_RESOURCES",
+        r"(resource allocation failed|insufficient resources) when calling .?cusparse",  # cuSPARSE, by torch
+    ),
+    # Versions that do not match: driver, CUDA and its libraries, GPU, framework.
+    *list_patterns(
+        library.DRIVER_LIBRARY_MISMATCH,
+        r"driver/library version mismatch|LIB_?RM_?VERSION_?MISMATCH|NVML/RM version mismatch",
+        r"kernel version .{1,40} does not match DSO",
+        r"SYSTEM_DRIVER_MISMATCH|unsupported display driver",
+    ),
+    *list_patterns(
+        library.DRIVER_TOO_OLD,
+        r"driver version is insufficient|driver .{1,40}too old|INSUFFICIENT_DRIVER",
+        r"forward compatibility was attempted|COMPAT_NOT_SUPPORTED",
+        r"unsupported toolchain|UNSUPPORTED_PTX",  # a library's code is newer than the driver
+    ),
+    *list_patterns(
+        library.XLA_COMPILE,
+        r"ptxas|libdevice",
+    ),
+    *list_patterns(
+        library.UNSUPPORTED_COMPUTE_CAPABILITY,
+        # GPU newer or older than the build
+        r"INVALID_PTX|NO_BINARY_FOR_GPU|no kernel image",
+        r"INVALID_KERNEL_IMAGE|CUDA_ERROR_INVALID_HANDLE",
+        r"device kernel image is invalid",
+        r"not built with CUDA kernel binaries|compiled for a different GPU",
+        r"is not compatible with the current|ARCH_MISMATCH",
+        r"CUDA_ERROR_INVALID_SOURCE",
+    ),
+    *list_patterns(
+        library.LIBRARY_INIT_FAILED,
+        # libraries that failed to initialize, often because memory was short
+        r"CUDNN_STATUS_NOT_INITIALIZED|cuDNN failed to initialize|DNN library initialization failed",
+        r"could not create cudnn handle",
+        r"failed to create cublas handle",
+        r"CUBLAS_STATUS_NOT_INITIALIZED",
+        r"cublasCreate",
+        r"(no|without) BLAS support",
+    ),
+    *list_patterns(
+        library.CUDNN_MISMATCH,
+        r"Loaded runtime CuDNN|Found cuDNN version|CuDNN .{0,40}incompatib|DNN library|DnnSupport",
+        r"cuDNN version mismatch|CUDNN\w*VERSION_MISMATCH|SUBLIBRARY_\w+|Outdated cuDNN",
+        r"No algorithm worked",
+        r"unable to find an engine to execute",  # cuDNN, by torch
+        r"Could not load (dynamic )?library .?libcudnn|libcudnn\S*: cannot open|Unable to load cuDNN",
+    ),
+    *list_patterns(
+        library.PACKAGE_MISMATCH,
+        r"API version .{0,40}framework|incompatible with jax version",  # JAX
+        r"this version of jax requires|but JAX was built against",  # JAX
+        r"binary incompatibility|compiled using NumPy",  # builds
+        r"version `\w+[^']*' not found",
+    ),
+    *list_patterns(
+        library.LIBRARY_NOT_FOUND,
+        r"cannot open shared object file",
+        r"Could not load (dynamic )?library",
+        r"Cannot dlopen",
+        r"Unable to load \w+\. Is it installed|The \w+ library was not found",  # JAX, cuSPARSE
+    ),
+    *list_patterns(
+        library.CUDA_MISMATCH,
+        r"version mismatch|VERSION_MISMATCH|Outdated \w+ installation found",
+        r"Unable to load any of",
+        r"undefined symbol",
+        r"CUDA extension",
+    ),
+    *list_patterns(
+        device.CPU_ONLY_BUILD,
+        r"not compiled with \w+ support",  # builds
+    ),
+    # No GPU is available.
+    *list_patterns(
+        device.GPU_LOST,
+        r"GPU is lost|fallen off the bus",
+    ),
+    *list_patterns(
+        device.CPU_ONLY_BUILD,
+        r"not compiled with CUDA|CUDA-enabled jaxlib is not installed",  # torch, JAX
+    ),
+    *list_patterns(
+        device.DRIVER_NOT_LOADED,
+        r"no NVIDIA driver|driver not loaded",
+    ),
+    *list_patterns(
+        device.DEVICE_BUSY,
+        r"busy or unavailable|DEVICE_UNAVAILABLE",
+    ),
+    *list_patterns(
+        device.DRIVER_INIT_FAILED,
+        r"system not yet initialized|SYSTEM_NOT_READY",
+        r"failed call to cuInit: .{0,60}CUDA_ERROR_(UNKNOWN|NOT_INITIALIZED|OPERATING_SYSTEM)",
+    ),
+    *list_patterns(
+        device.NO_DEVICE_VISIBLE,
+        # CUDA, torch, JAX
+        r"no CUDA-capable device|ERROR_NO_DEVICE|no CUDA GPUs|No visible GPU",
+        r"no supported devices|No GPUs? (was |were )?found",
+        r"failed call to cuInit",
+        r"Unable to initialize backend|Unknown backend|backend '?\w+'? failed to initialize",  # JAX
+        r"no platforms that are instances",
+        r"deserialize object on (a )?CUDA device|cuda\.is_available\(\) (is|should)",  # torch
+    ),
+    *list_patterns(
+        device.INVALID_DEVICE,
+        r"invalid device ordinal|INVALID_DEVICE|invalid device id",  # CUDA
+        # TensorFlow
+        r"Could not satisfy (explicit )?device spec|No matching devices found",
+        r"Unable to find any devices|Cannot assign a device for|unknown device|invalid device .{0,40}GPU",
+    ),
+    # A kernel failed to launch, or failed while it ran.
+    *list_patterns(
+        device.DEVICE_ASSERT,
+        r"device-side assert triggered|CUDA_ERROR_ASSERT",
+    ),
+    *list_patterns(
+        device.LAUNCH_TIMEOUT,
+        r"LAUNCH_TIMEOUT|launch timed out",
+    ),
+    *list_patterns(
+        device.KERNEL_RESOURCES,
+        r"LAUNCH_OUT_OF_RESOURCES|ErrorInvalidConfiguration",
+        r"too many resources requested|invalid configuration argument",
+        r"out of resource: |cooperative launch",  # Triton, CUDA
+    ),
+    *list_patterns(
+        device.KERNEL_LAUNCH_FAILED,
+        # CUDA, TensorFlow
+        r"LAUNCH_FAILED|ErrorLaunch",
+        r"launch fail(ed|ure)|fail(ed|ure) to launch",
+        r"cu(da)?LaunchKernel",
+        # CUDA libraries, XLA
+        r"STATUS_(EXECUTION|MAPPING|INTERNAL)_(FAILED|ERROR)",
+        r"CUFFT_(EXEC_FAILED|INTERNAL_ERROR)|GPU sync failed",
+        r"internal error when calling .?cusparse",  # cuSPARSE, by torch
+        r"Failed to enqueue",
+        r"failed to (run|execute) .{0,40}(kernel|cuDNN|cuBLAS)",
+    ),
+    *PROGRAM_PATTERNS,
+)

@@ -1,0 +1,120 @@
+"""Texts of errors of the program, its data and its processes; they come after all others."""
+
+from __future__ import annotations
+
+from gpuwarden.errors import program_problems as program
+from gpuwarden.errors import run_problems as run
+from gpuwarden.errors.problems import list_patterns
+
+PROGRAM_PATTERNS = (
+    # Wrong shapes or types in the program.
+    *list_patterns(
+        program.CHECKPOINT_MISMATCH,
+        r"in loading state_dict",  # torch: the checkpoint of another model
+    ),
+    *list_patterns(
+        program.DTYPE_MISMATCH,
+        # TensorFlow, torch, JAX
+        r"was expected to be an? \w+ tensor but|expected scalar type",
+        r"Found dtype|not implemented for '|can't be cast",
+        r"Input type .{1,80} and (weight|bias) type",
+        r"expected .{1,60} to have (the same )?dtype",
+        r"equal (data ?types|dtypes|types)|same dtype",
+        # TensorFlow, Keras
+        r"Tensor conversion requested dtype|Cast \w+ to \w+ is not supported",
+        r"(has|have) (type|dtype|DataType) \S+ (that does not|not in)",
+        r"Unsupported object type|Unsupported numpy type",
+        r"(Unrecognized|Invalid|incompatible|inconsistent|mismatched|unsupported) (data )?d?type",
+        r"(element|d)type mismatch",
+        r"Cannot convert .{1,80} to (EagerTensor of dtype|a? ?Tensor)",
+        r"Failed to convert a NumPy array",
+    ),
+    *list_patterns(
+        program.SHAPE_MISMATCH,
+        # all
+        r"incompatible shapes?",
+        r"shapes?.{0,120}(incompatible|mismatch|must match|not aligned|do(es)? not match|must be equal|must have the same|cannot be broadcast)",
+        r"(incompatible|mismatch(ed|ing)?) .{0,60}shapes?|shape mismatch",
+        # TensorFlow, Keras
+        r"Matrix size-incompatible|logits and labels must",
+        r"Dimensions? .{0,60}(must be equal|should match|must match|not compatible|out of range|evenly divisible)",
+        r"dimension size|must have the same (rank|shape|dtype|type|number of)",
+        # Keras
+        r"incompatible with the layer|Negative dimension size|must have rank \(ndim\)",
+        r"shape with unknown rank|an unknown TensorShape",  # a rank that differs from an earlier fit's
+        r"expects \d+ (named )?input|Missing data for input|requires inputs with matching shapes",
+        r"total size of the tensor must be unchanged|`input_shape` with at least|have different structures",
+        r"encountered when calling \w+\.call\(\)(?s:.*)tuple index out of range",
+        r"Computed output size would be (zero or )?negative|cardinality is ambiguous|must be rank",
+        r"expected (min_)?ndim",
+        # TensorFlow, NumPy, JAX
+        r"reshape .{0,80}(tensor|array|shape|size)|Input to reshape",
+        r"Cannot batch tensors|Can ?not squeeze|must be \d-dimensional|expects a vector of size",
+        r"Invalid reduction dimension|out of range using input dim",
+        r"number of elements does not match",
+        r"tensors? with different shapes",
+        # torch
+        r"cannot be multiplied|size mismatch|sizes of tensors must match|size of tensor a",
+        r"is invalid for input of size|to be equal size|expanded size|same size",
+        r"Expected \d-?D|Expected .{0,40}batch_size|expected input.{0,60}channels",
+        r"Kernel size can't be greater",
+        # NumPy, JAX
+        r"could not be broadcast|cannot broadcast|inhomogeneous shape",
+        r"mismatch in its core dimension",
+        r"requires .{0,60}(dimension|shape)s? .{0,60}(equal|match|same|compatible)",
+    ),
+    # All of the kind "other": they must not hide a pattern above.
+    *list_patterns(
+        run.COLLECTIVE_TIMEOUT,
+        r"Watchdog caught collective operation timeout|collective operation timeout",  # torch, of NCCL
+    ),
+    *list_patterns(
+        run.COLLECTIVE_FAILED,
+        r"NCCL (error|communicator was aborted|WARN)|ncclUnhandled|ncclSystemError|ncclInternalError|ncclInvalidUsage|ncclRemoteError",
+    ),
+    *list_patterns(
+        run.SEGMENTATION_FAULT,
+        r"killed by signal: Segmentation fault",  # torch's loader
+    ),
+    *list_patterns(
+        run.NAN_LOSS,
+        r"(inf or nan|is NaN|nan) : Tensor had|CheckNumerics",  # TensorFlow
+    ),
+    *list_patterns(
+        program.DEVICE_MISMATCH,
+        r"tensors to be on the same device|but found at least two devices",  # torch
+    ),
+    *list_patterns(
+        program.INDEX_OUT_OF_RANGE,
+        # TensorFlow, torch
+        r"Received a label value of|is not in \[0, \d+\)|Target -?\d+ is out of bounds|index out of range in self",
+    ),
+    *list_patterns(
+        program.DISK_FULL,
+        r"No space left on device|file write failed|Disk quota exceeded|failed with Input/output error",
+    ),
+    *list_patterns(
+        program.NETWORK_ERROR,
+        r"HTTPSConnectionPool|ProxyError|Max retries exceeded|ConnectionError|URLError|Temporary failure in name resolution",
+    ),
+    *list_patterns(
+        program.MISSING_MODULE,
+        r"ModuleNotFoundError|No module named|cannot import name",
+    ),
+    *list_patterns(
+        program.BAD_DATA,
+        r"inflate\(\) failed|DataLossError|Unknown image file format|Error in user-defined function passed to",
+    ),
+    *list_patterns(
+        program.FILE_NOT_FOUND,
+        r"No such file or directory|FileNotFoundError|NotFoundError: |Failed to find any matching files",
+    ),
+    *list_patterns(
+        program.PERMISSION_DENIED,
+        r"PermissionError|Permission denied|Read-only file system",
+    ),
+    *list_patterns(
+        program.ASSERTION_FAILED,
+        r"AssertionError",
+    ),
+)

@@ -1,0 +1,140 @@
+"""Problems of the program and its data."""
+
+from __future__ import annotations
+
+from gpuwarden.errors.problems import Cause, Problem
+
+SHAPE_MISMATCH = Problem(
+    "shape_mismatch",
+    "shape_dtype",
+    "shapes do not fit together",
+    (
+        Cause("The data has another shape than the model's input or the labels another than its output."),
+        Cause("A layer was given dimensions that do not follow from the layer before."),
+    ),
+    "Print the shape of one batch, and compare it with model.summary() and the loss.",
+)
+DTYPE_MISMATCH = Problem(
+    "dtype_mismatch",
+    "shape_dtype",
+    "types do not fit together",
+    (
+        Cause("Data, model and loss have different types, e.g. float64 and float32, or integers and floats."),
+        Cause("Mixed precision converts one operand and not the other."),
+    ),
+    "Convert one batch to the type of the model, e.g. tf.cast(x, tf.float32) or x.float().",
+)
+DEVICE_MISMATCH = Problem(
+    "device_mismatch",
+    "other",
+    "tensors on different devices",
+    (Cause("The model or a part of the batch was not moved to the GPU."),),
+    "Move the model and each tensor of the batch to one device with .to(device).",
+)
+CHECKPOINT_MISMATCH = Problem(
+    "checkpoint_mismatch",
+    "other",
+    "checkpoint of another model",
+    (
+        Cause("The model's sizes or layers differ from those that the checkpoint was saved with."),
+        Cause("The file is damaged, or of another format."),
+    ),
+    "Build the model with the configuration of the checkpoint.",
+)
+INDEX_OUT_OF_RANGE = Problem(
+    "index_out_of_range",
+    "other",
+    "label or index out of range",
+    (
+        Cause("The data has more classes than the model has outputs, or labels start at 1."),
+        Cause("A token number is larger than the embedding."),
+    ),
+    "Compare the largest and the smallest label or index with the size of the output or embedding.",
+)
+BAD_DATA = Problem(
+    "bad_data",
+    "other",
+    "input data that cannot be read",
+    (Cause("A file is damaged, truncated, or of another format than the program expects."),),
+    "Check the file that the message names, or the one read at that step.",
+)
+FILE_NOT_FOUND = Problem(
+    "file_not_found",
+    "other",
+    "file not found",
+    (
+        Cause("The path is wrong, or relative to another folder."),
+        Cause("The file system is not mounted in the container or on this node."),
+    ),
+    "Check with `ls` that the path exists where the program runs.",
+)
+PERMISSION_DENIED = Problem(
+    "permission_denied",
+    "other",
+    "no permission for a file",
+    (
+        Cause("The user of the program may not read or write the path."),
+        Cause("The file system is mounted read-only."),
+    ),
+    "Check `ls -l` of the path as the user of the program.",
+)
+DISK_FULL = Problem(
+    "disk_full",
+    "other",
+    "disk full or quota reached",
+    (
+        Cause("Checkpoints, logs or caches fill the file system.", ("input.disk",)),
+        Cause("The user's quota is used up."),
+    ),
+    "Check `df -h` and `df -i` of the path, and delete old checkpoints.",
+)
+MISSING_MODULE = Problem(
+    "missing_module",
+    "other",
+    "Python module or name missing",
+    (
+        Cause("The package is not installed in the environment that runs the program.", ("framework.packages",)),
+        Cause("A file of one's own has the name of the package.", ("framework.packages",)),
+        Cause("The installed version does not have that name."),
+    ),
+    "Install the package with the Python that runs the program: `python -m pip install NAME`.",
+)
+ASSERTION_FAILED = Problem(
+    "assertion_failed",
+    "other",
+    "assertion of the program failed",
+    (Cause("A condition that the program requires does not hold; its line says which."),),
+    "Read the line of the assertion, and print the values in it.",
+)
+NETWORK_ERROR = Problem(
+    "network_error",
+    "other",
+    "download or connection failed",
+    (
+        Cause("The machine has no access to the network, or needs a proxy."),
+        Cause("The server is down, or refuses the request."),
+    ),
+    "Check the address with `curl -I` from this machine, or download the files in advance.",
+)
+PROGRAM_ERROR = Problem(
+    "program_error",
+    "other",
+    "error in the program",
+    (Cause("The message and the innermost line of your own code say what and where."),),
+    "Read the message and the line of your own code where it was raised.",
+)
+PROGRAM_PROBLEMS = (
+    SHAPE_MISMATCH,
+    DTYPE_MISMATCH,
+    DEVICE_MISMATCH,
+    CHECKPOINT_MISMATCH,
+    INDEX_OUT_OF_RANGE,
+    BAD_DATA,
+    FILE_NOT_FOUND,
+    PERMISSION_DENIED,
+    DISK_FULL,
+    MISSING_MODULE,
+    ASSERTION_FAILED,
+    NETWORK_ERROR,
+    PROGRAM_ERROR,
+)

@@ -1,0 +1,119 @@
+"""Problems of a run as a whole: collectives, hangs, death of a process."""
+
+from __future__ import annotations
+
+from gpuwarden.errors.problems import ANY, Cause, Problem
+
+COLLECTIVE_FAILED = Problem(
+    "collective_failed",
+    "other",
+    "collective operation between GPUs or machines failed (NCCL)",
+    (
+        Cause("Another rank failed first: its own error is the cause."),
+        Cause("The ranks cannot reach each other: wrong network interface, firewall, or two ranks on one GPU."),
+        Cause("Shared memory is full, or peer access between the GPUs does not work.", ("input.shm",)),
+    ),
+    "Read the log of the rank that failed first, and run once with NCCL_DEBUG=INFO.",
+    (ANY,),
+)
+COLLECTIVE_TIMEOUT = Problem(
+    "collective_timeout",
+    "other",
+    "collective operation timed out",
+    (
+        Cause("Another rank failed, or is still busy: a longer batch, a checkpoint, a validation."),
+        Cause("The ranks call collectives in different orders or numbers."),
+        Cause("A link between GPUs or machines hangs.", ("driver.xids",)),
+    ),
+    "Find the rank that did not arrive: its log ends first, or `py-spy dump --pid PID` shows where it waits.",
+    (ANY,),
+)
+HANG = Problem(
+    "hang",
+    "other",
+    "timeout: the program made no progress",
+    (
+        Cause("A peer, a file system or a service does not answer."),
+        Cause("Processes wait for each other."),
+    ),
+    "Show where it waits with `py-spy dump --pid PID`.",
+    (ANY,),
+)
+TIME_LIMIT = Problem(
+    "time_limit",
+    "other",
+    "batch job ended by its time limit",
+    (Cause("The job ran longer than the time it requested."),),
+    "Request more time, or save checkpoints and resume.",
+)
+PROCESS_KILLED = Problem(
+    "process_killed",
+    "other",
+    "process killed by a signal",
+    (
+        Cause("The kernel killed it for host memory.", ("memory.cgroup", "memory.host")),
+        Cause("The batch system, the container runtime or a person stopped it."),
+        Cause("The launcher stopped it after another process failed."),
+    ),
+    "Look for `oom-kill` in `journalctl -k` at that time.",
+    (ANY,),
+)
+SEGMENTATION_FAULT = Problem(
+    "segmentation_fault",
+    "other",
+    "crash in native code (segmentation fault)",
+    (
+        Cause("A native library does not fit the framework, the driver or the CPU.", ("framework.pins",)),
+        Cause("A custom operation or a library has a bug."),
+    ),
+    "Run `python -X faulthandler train.py`, which shows the Python line of the crash.",
+    (
+        *("driver_library_mismatch", "driver_too_old", "cudnn_mismatch", "cuda_mismatch", "package_mismatch"),
+        *("library_init_failed", "illegal_address", "gpu_lost", "ecc_error", "gpu_fault", "shared_memory_full"),
+        *("host_out_of_memory", "library_not_found"),
+    ),
+)
+PROCESS_ABORTED = Problem(
+    "process_aborted",
+    "other",
+    "process aborted itself",
+    (
+        Cause("A check in native code failed; the lines before say which."),
+        Cause("A CUDA error that the framework cannot raise as an exception."),
+    ),
+    "Read the lines before this one.",
+    (ANY,),
+)
+RANK_FAILED = Problem(
+    "rank_failed",
+    "other",
+    "a process of the job failed",
+    (Cause("The process failed with its own error, in its own log."),),
+    "Read the log of the process that the launcher names as the first failure.",
+    (ANY,),
+)
+NAN_LOSS = Problem(
+    "nan_loss",
+    "other",
+    "loss is NaN or infinite",
+    (
+        Cause("The learning rate is too high, or float16 overflows without loss scaling."),
+        Cause("The data has NaN or infinite values, or labels out of range."),
+        Cause("A division by zero or the logarithm of zero in the model or loss."),
+        Cause("The GPU computes wrong results.", ("device.ecc",)),
+    ),
+    "Restart from a checkpoint before that step, and check the data of that step for values that are not finite.",
+    ("ecc_error",),
+)
+
+RUN_PROBLEMS = (
+    COLLECTIVE_FAILED,
+    COLLECTIVE_TIMEOUT,
+    HANG,
+    TIME_LIMIT,
+    PROCESS_KILLED,
+    SEGMENTATION_FAULT,
+    PROCESS_ABORTED,
+    RANK_FAILED,
+    NAN_LOSS,
+)

@@ -1,0 +1,51 @@
+"""Table of problems: complete, consistent, and free of dead rows."""
+
+from __future__ import annotations
+
+import re
+from itertools import combinations
+
+from gpuwarden.errors.catalog import PROBLEMS
+from gpuwarden.errors.kind_guides import ERROR_GUIDES
+from gpuwarden.errors.patterns import PATTERNS
+from gpuwarden.errors.problems import ANY
+from gpuwarden.errors.program_problems import PROGRAM_ERROR
+from gpuwarden.errors.recognition import find_problem
+from gpuwarden.protocol.messages import ERROR_KINDS
+
+
+def test_problems_are_complete() -> None:
+    """Each problem has a name of its own, causes and a first step in sentences."""
+    for name, problem in PROBLEMS.items():
+        assert re.fullmatch(r"[a-z]+(_[a-z]+)*", name)
+        assert name == problem.name
+        assert problem.kind in ERROR_KINDS
+        assert problem.causes, name
+        for text in (problem.first_step, *(cause.text for cause in problem.causes)):
+            assert re.fullmatch(r"[A-Za-z].*\.", text), text
+
+
+def test_follows_names_problems() -> None:
+    """A problem follows known ones, never itself, and no two follow each other."""
+    for name, problem in PROBLEMS.items():
+        assert set(problem.follows) <= {ANY, *PROBLEMS} - {name}, name
+    for one, other in combinations(PROBLEMS.values(), 2):
+        assert not (one.name in other.follows and other.name in one.follows), (one.name, other.name)
+
+
+def test_each_kind_has_a_problem_and_a_guide() -> None:
+    """The coarse kinds of the protocol are all in use, and explained."""
+    assert {each.kind for each in PROBLEMS.values()} == set(ERROR_KINDS) == set(ERROR_GUIDES)
+
+
+def test_patterns_of_other_come_last() -> None:
+    """A row of the kind "other" cannot hide one of a kind; except a checkpoint, whose text names shapes."""
+    kinds = [each.problem.kind for each in PATTERNS if each.problem.name != "checkpoint_mismatch"]
+    assert "other" not in kinds[: max(index for index, kind in enumerate(kinds) if kind != "other") + 1]
+
+
+def test_unknown_text_is_no_problem() -> None:
+    """Text without a known error has no problem."""
+    for text in ("", "Epoch 1/3", "ValueError: n must be positive", "loss: 0.3 accuracy: 0.9"):
+        assert find_problem(text) is None
+    assert PROGRAM_ERROR.name in PROBLEMS
