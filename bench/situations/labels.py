@@ -32,7 +32,7 @@ class Situation:
     `never` are patterns that the daemon's next step has and has not.
     """
 
-    program: Literal["ooms", "leaks", "healthy", "more_ooms", "paced_leaks", "unseen"]
+    program: Literal["ooms", "leaks", "healthy", "more_ooms", "paced_leaks", "unseen", "unseen_second"]
     name: str
     why: str
     label: Label | None = None
@@ -61,6 +61,10 @@ def _more(label: Label, name: str, why: str, **settings: object) -> Situation:
 
 def _unseen(label: Label, name: str, why: str, expert: str, **settings: object) -> Situation:
     return Situation("unseen", name, why, label, expert=expert, **settings)  # type: ignore[arg-type] # likewise
+
+
+def _second(label: Label, name: str, why: str, expert: str, **settings: object) -> Situation:
+    return replace(_unseen(label, name, why, expert, **settings), program="unseen_second")
 
 
 def _leak(name: str, why: str, **settings: object) -> Situation:
@@ -314,5 +318,105 @@ UNSEEN = (
     ),
 )  # fmt: skip
 
-SETS = {"ooms": OOMS, "leaks": LEAKS, "healthy": HEALTHY, "more": MORE, "paced": PACED, "long": LONG, "unseen": UNSEEN}
+# Written on 2026-11-25, after the rules were changed for the third set, by a person who had read neither them nor what was
+# written about them. Labels and next steps are of before the first play. What is `too_big` has one example without its cause.
+_LESS_BATCH = r"(smaller|lower|reduce|halve)\W+(the |your )?batch"
+SECOND = (
+    _second(
+        "batch_too_large", "volumes", "activations of 64 volumes in the first step, where 2 fit",
+        "A smaller batch, or smaller volumes.", says=_BATCH,
+    ),
+    _second(
+        "batch_too_large", "contrastive", "pairs of a batch that is 16 times as large: 256 times the memory",
+        "A smaller batch.", says=_BATCH,
+    ),
+    _second(
+        "batch_too_large", "finetuned", "unfrozen layers keep their activations; their weights are small",
+        "A smaller batch than for the head alone, or fewer unfrozen layers.", says=_BATCH,
+    ),
+    _second(
+        "too_big", "accumulated", "accumulators for 40 MiB of weights, next to Adam, though the batch is an eighth",
+        "Weights, slots and accumulators do not fit: no accumulation, an optimizer with less state, lower precision.",
+        says=_MODEL, never=_BATCH,
+    ),
+    _second(
+        "too_big", "jacobian", "the derivatives of all outputs by all weights, 256 MiB an example, outside of a step",
+        "One tensor does not fit: derive fewer outputs at a time.",
+        says=r"tensor|shape|outputs|parts|pieces|" + _MODEL, never=_BATCH,
+    ),
+    _second(
+        "too_big", "experts", "24 experts of 12 MiB, while the model is built",
+        "The weights do not fit: fewer experts, lower precision.", says=_MODEL, never=_BATCH,
+    ),
+    _second(
+        "too_big", "categorical_labels", "Keras's utility for labels asks NumPy for 12 TiB before the training",
+        "No host has that: keep the labels as numbers (sparse loss), or encode in pieces.",
+        says=r"shape|dtype|pieces|parts|sparse", never=r"pipeline|shuffle|worker|batch",
+    ),
+    _second(
+        "phase_peak", "long_recording", "a recording of 480,000 samples, where others have 6000, pads its batch",
+        "Bound or bucket the lengths.", says=r"length|sequence|shape|bound|bucket|largest",
+    ),
+    _second(
+        "phase_peak", "scanned_page", "one picture of 1600 x 1200 where others have 112 x 112, one a step",
+        "Resize or crop: the batch is one already.",
+        says=r"size|length|shape|bound|crop|largest|example", never=_LESS_BATCH,
+    ),
+    _second(
+        "phase_peak", "samples", "a callback draws 12,000 samples at once at the end of an epoch",
+        "Draw them in batches.", says=_BATCH + r"|fewer|parts|pieces",
+    ),
+    _second(
+        "phase_peak", "retrieval", "the evaluation makes a tensor of 976 MiB of pairs",
+        "Compare in batches.", says=_BATCH + r"|parts|pieces",
+    ),
+    _second(
+        "leak", "predicted_masks", "predict() keeps 400 MiB of results on the device",
+        "Predict in parts, and keep results on the host.", says=r"keep|kept|list|results|outputs|parts",
+    ),
+    _second(
+        "leak", "remembered", "the memory of a recurrent transformer grows by a segment a step",
+        "Cut the memory.", says=r"keep|kept|list|grow|cache", never=_LESS_BATCH,
+    ),
+    _second(
+        "leak", "retraced", "each step traces a graph with its own copy of a table of 1.5 MiB",
+        "Pass tensors, not Python numbers.", says=r"keep|kept|list|grow|trac", never=_LESS_BATCH,
+    ),
+    _second(
+        "leak", "trials", "results of a search keep models and optimizers, 3 to 11 MiB each",
+        "Do not keep models.", says=r"keep|kept|list|grow", never=_LESS_BATCH,
+    ),
+    _second(
+        "fragmentation", "churned", "cached features of mixed sizes come and go for 300 steps",
+        "Another allocator, or buffers of one size.", says="alloc|fragment", never=_BATCH,
+    ),
+    _second(
+        "neighbour", "progressive", "another process takes 150 MiB before the last resolution",
+        "Move one of the two.", says="GPU|process", never=_BATCH, neighbour=("150:3",),
+    ),
+    _second(
+        "neighbour", "late_start", "another process takes 25 MiB a second while texts are read",
+        "Move one of the two.", says="GPU|process", never=_BATCH, neighbour=tuple(f"25:{1 + each}" for each in range(7)),
+        pace="default",
+    ),
+    _second(
+        "host_input", "parallel_decoding", "64 decoded pictures of 6 MiB wait for the training",
+        "Fewer parallel calls, thumbnails in the same call.", says=r"parallel|prefetch|buffer|pipeline|input", never="model",
+    ),
+    _second(
+        "host_input", "two_buffers", "the shuffle buffer of the validation next to that of the training",
+        "No shuffling for the validation, smaller buffers.", says=r"shuffle|buffer|pipeline|input", never="model",
+    ),
+)  # fmt: skip
+
+SETS = {
+    "ooms": OOMS,
+    "leaks": LEAKS,
+    "healthy": HEALTHY,
+    "more": MORE,
+    "paced": PACED,
+    "long": LONG,
+    "unseen": UNSEEN,
+    "second": SECOND,
+}
 SITUATIONS = {each.name: each for each in sum(SETS.values(), ())}
