@@ -1,17 +1,19 @@
 """gpuwarden: a Prometheus exporter for NVIDIA GPUs that also knows the training runs on them."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpuwarden.client.watch import watch as watch
+    from gpuwarden.tuning.function_retry import with_oom_retry as with_oom_retry
 
-__all__ = ["watch"]
+__all__ = ["watch", "with_oom_retry"]
+
+_MODULES = {"watch": "gpuwarden.client.watch", "with_oom_retry": "gpuwarden.tuning.function_retry"}
 
 
 def __getattr__(name: str) -> Any:
-    """Load `watch` on first use: the daemon, which is in the same package, does not need it."""
-    if name != "watch":
+    """Load a function of the API on first use: the daemon, which is in the same package, needs none of them."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from gpuwarden.client.watch import watch  # noqa: PLC0415 - see above
-
-    return watch
+    return getattr(import_module(_MODULES[name]), name)

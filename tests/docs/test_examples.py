@@ -21,6 +21,7 @@ EXAMPLES = {
     "keras_fit": ("tensorflow", "keras_fit", 3 * 113, 3 * 7200),
     "mirrored": ("tensorflow", "mirrored", 3 * 63, 3 * 8000),
     "oom_retry": ("tensorflow", "oom retry", 3 * 8, 3 * 8192),
+    "retry_loop": ("torch", "retry loop", 3 * 8, 3 * 8192),
     "torch_loop": ("torch", "torch loop", 3 * 64, 3 * 4096),
 }
 TIME = 240  # seconds, on a machine that does much else

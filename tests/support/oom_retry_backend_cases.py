@@ -1,7 +1,6 @@
 """Search and retry on Keras's backend KERAS_BACKEND, for test_oom_retry.py.
 
-A layer asks for more memory than any machine has where the batch is larger than 8: a real out-of-memory, which JAX says
-of a CPU as of a GPU, and torch of the host.
+A layer asks for more memory than any machine has where the batch is larger than 8: a real out-of-memory of the CPU.
 """
 
 from __future__ import annotations

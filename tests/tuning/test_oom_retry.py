@@ -205,16 +205,14 @@ def test_arguments(case: Any) -> None:
 
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_backends(backend: str, tmp_path: Path) -> None:
-    """On JAX both work as on TensorFlow; torch calls a CPU's memory the host's, so its out-of-memory is raised."""
+    """Both work on JAX and torch as on TensorFlow; where torch has no GPU, the host's memory is the device's."""
     if importlib.util.find_spec(backend) is None:
         pytest.skip(f"needs {backend}")
     environment = {"KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     result = play("oom_retry_backend_cases.py", tmp_path, **environment)
     if backend == "torch":
-        size, same, seed = result.pop("wrapped")
+        size, same, seed = result["wrapped"]
         assert (size, len(same), all(same.values()), seed) == (32, 7, True, True)
-        assert all(each.startswith("RuntimeError") for each in result.values()), result
-        return
     assert result["searched"] == [[8, True, True, True]] * 2
     assert result["retried"] == [{"0": 8, "1": 8}, 2, True]
     assert result["effective"] == [{"0": 8, "1": 8}, 2, True]

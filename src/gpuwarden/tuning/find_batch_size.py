@@ -12,9 +12,10 @@ from typing import Any
 
 from gpuwarden.client.guard import log
 from gpuwarden.client.keras_import import keras
+from gpuwarden.tuning.argument_checks import check_whole
 from gpuwarden.tuning.device_allocator import is_device_oom, read_peak_ratio, reset_peaks
 from gpuwarden.tuning.gradient_registry import TemporaryTraces
-from gpuwarden.tuning.model_checks import check_model, check_whole
+from gpuwarden.tuning.model_checks import check_model
 from gpuwarden.tuning.model_snapshot import (
     ModelSnapshot,
     keep_attributes,
@@ -77,7 +78,7 @@ def find_batch_size(
         with keep_seeds(), TemporaryTraces(), substitute_optimizer(model), keep_attributes(model):
             found = _Trials(model, make_batch, float(margin)).find(smallest, largest, most)
     finally:
-        reset_peaks()
+        reset_peaks(keras.backend.backend())
     if found is None or found < smallest:
         raise MemoryError(
             f"find_batch_size: a batch of {smallest} does not fit with a margin of {margin:g}; "
@@ -149,18 +150,19 @@ class _Trials:
     def _train_steps(self, size: int) -> tuple[bool, float | None]:
         batch = _check_batch(self._make_batch(size), size)
         gc.collect()
-        has_peak = reset_peaks()
+        backend = keras.backend.backend()
+        has_peak = reset_peaks(backend)
         try:
             self._model.fit(_repeat(batch), steps_per_epoch=self._steps, epochs=1, verbose=0, shuffle=False)
         except Exception as error:
-            if not is_device_oom(error):
+            if not is_device_oom(error, [backend]):
                 raise
         else:
-            return True, read_peak_ratio() if has_peak else None
+            return True, read_peak_ratio(backend) if has_peak else None
         finally:
             self._snapshot.restore_values()
         gc.collect()  # frees the error's frames, which hold tensors
-        return False, read_peak_ratio() if has_peak else None
+        return False, read_peak_ratio(backend) if has_peak else None
 
 
 def _repeat(batch: Batch) -> Iterator[Batch]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-from gpuwarden.client.job_place import read_job_place
 from gpuwarden.client.keras_import import keras
 from gpuwarden.client.workers import is_in_one_process, read_strategy
+from gpuwarden.tuning.argument_checks import count_workers
 
 
 def check_model(model: Any, wanting: str) -> None:
@@ -21,7 +20,7 @@ def check_model(model: Any, wanting: str) -> None:
         raise TypeError(f"model: {type(model).__name__} is not a Keras model; pass a keras.Model")
     if getattr(model, "optimizer", None) is None:
         raise ValueError("model: it is not compiled; call model.compile(optimizer=...) first")
-    workers = read_job_place(os.environ).world_size or 1
+    workers = count_workers()
     if workers > 1 or not is_in_one_process(model):
         raise ValueError(
             f"{wanting} works in a single process only, and this is one of {workers} workers ({read_strategy(model)}): "
@@ -43,13 +42,3 @@ def _check_built(model: Any) -> None:
                 f"model: its layer {unbuilt[0]!r} is not built, in spite of model.build(shape); call the model on a "
                 "batch of data first"
             )
-
-
-def check_whole(value: Any, name: str, least: int = 1) -> int:
-    """Check a whole number. Raises TypeError or ValueError with a message that begins with its name."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name}: {value!r} is not a whole number; pass an int")
-    number = int(value)
-    if number < least:
-        raise ValueError(f"{name}: {number} is too small; minimum {least}")
-    return number

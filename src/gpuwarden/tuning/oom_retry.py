@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -15,9 +14,10 @@ from gpuwarden.client.guard import log
 from gpuwarden.client.keras.checkpoint import save
 from gpuwarden.client.keras_import import keras
 from gpuwarden.client.reporter import report_oom_retry
-from gpuwarden.tuning.device_allocator import is_device_oom
+from gpuwarden.tuning.argument_checks import check_whole
+from gpuwarden.tuning.device_allocator import add_note, free_memory, is_device_oom
 from gpuwarden.tuning.gradient_accumulation import accumulate, check_accumulation, read_accumulation
-from gpuwarden.tuning.model_checks import check_model, check_whole
+from gpuwarden.tuning.model_checks import check_model
 from gpuwarden.tuning.model_snapshot import ModelSnapshot
 from gpuwarden.tuning.optimizers import list_optimizers, unwrap_optimizer, variable_scope
 
@@ -131,7 +131,7 @@ class _Training:
             if error is None:
                 break
             assert smaller is not None  # otherwise the error was raised
-            _drop_frames(error)
+            free_memory(error)
             self._restore(error, None if effective is None else effective // smaller)
             log.warning(
                 "out of memory, restarting the epoch with a smaller batch batch_size=%d epoch=%d new_batch_size=%d "
@@ -156,10 +156,10 @@ class _Training:
                     initial_epoch=self._begin.epoch,
                 )
         except Exception as error:
-            if not is_device_oom(error):
+            if not is_device_oom(error, [keras.backend.backend()]):
                 raise
             if why := self._explain_hopeless(size, attempt, smaller):
-                _add_note(error, f"fit_with_oom_retry: {why}")
+                add_note(error, f"fit_with_oom_retry: {why}")
                 raise
             return error
         return None
@@ -172,7 +172,7 @@ class _Training:
             if steps is not None:
                 accumulate(self._model, steps)
         except Exception as failure:
-            _add_note(
+            add_note(
                 error,
                 "fit_with_oom_retry: out of memory, and the model's state is undefined: it could not be restored to "
                 f"the start of the epoch ({type(failure).__name__}: {failure})",
@@ -324,18 +324,6 @@ def _check_size(data: Any, size: int) -> None:
             raise ValueError(
                 f"make_dataset: the dataset has batches of {known}; return batches of {size}, as requested"
             )
-
-
-def _drop_frames(error: BaseException) -> None:
-    """Drop an error's frames and those of its causes: they hold tensors."""
-    error.__traceback__ = error.__cause__ = error.__context__ = None
-    gc.collect()  # some are in reference cycles
-
-
-def _add_note(error: BaseException, text: str) -> None:
-    log.error(text)
-    if hasattr(error, "add_note"):  # Python 3.11
-        error.add_note(text)
 
 
 def _list_callbacks(callbacks: Any) -> list[Any]:

@@ -1,0 +1,23 @@
+"""Checks of numbers, and of the process, that hold with every framework."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from gpuwarden.client.job_place import read_job_place
+
+
+def check_whole(value: Any, name: str, least: int = 1) -> int:
+    """Check a whole number. Raises TypeError or ValueError with a message that begins with its name."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name}: {value!r} is not a whole number; pass an int")
+    number = int(value)
+    if number < least:
+        raise ValueError(f"{name}: {number} is too small; minimum {least}")
+    return number
+
+
+def count_workers() -> int:
+    """Return how many processes train together, by the variables that launchers set."""
+    return read_job_place(os.environ).world_size or 1

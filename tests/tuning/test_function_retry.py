@@ -1,0 +1,177 @@
+"""`with_oom_retry` around loops with real out-of-memories."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from training_cases import play
+
+from gpuwarden import with_oom_retry
+
+FITS = 8
+
+
+def allocate(batch_size: int) -> int:
+    """Ask NumPy for more memory than any machine has, if the batch size is larger than FITS."""
+    if batch_size > FITS:
+        np.ones((1 << 22, 1 << 22))
+    return batch_size
+
+
+@pytest.mark.frameworks
+@pytest.mark.parametrize("framework", ["tensorflow", "torch", "jax"])
+def test_frameworks(framework: str, tmp_path: Path) -> None:
+    """A loop that runs out of memory ends as one that had the last batch size from the start; each retry counts."""
+    if importlib.util.find_spec(framework) is None:
+        pytest.skip(f"needs {framework}")
+    case = play("function_retry_cases.py", tmp_path, framework)[framework]
+    assert "raised" not in case, case["raised"]
+    result, sizes = case["result"], case["result"]["sizes"]
+    assert len(sizes) > 1
+    assert sizes == [8192 >> index for index in range(len(sizes))]
+    assert result["alike"]
+    assert result["retries"] == len(sizes) - 1 == len(case["logged"])
+    assert case["logged"][0].endswith("batch_size=8192 new_batch_size=4096")
+
+
+def test_later_calls() -> None:
+    """The size that fitted is that of later calls; arguments and results pass unchanged, of a method too."""
+
+    class Trainer:
+        sizes: list[int] = []  # noqa: RUF012 - one trainer
+
+        @with_oom_retry(batch_size=32)
+        def train(self, name: str, *, batch_size: int, epochs: int = 1) -> tuple[str, int, int]:
+            """Train."""
+            self.sizes.append(batch_size)
+            return name, epochs, allocate(batch_size)
+
+    trainer = Trainer()
+    assert trainer.train("a", epochs=3) == ("a", 3, FITS)
+    assert trainer.train("b") == ("b", 1, FITS)
+    assert trainer.sizes == [32, 16, 8, 8]
+    assert (Trainer.train.__name__, Trainer.train.__doc__) == ("train", "Train.")
+
+
+def test_smallest() -> None:
+    """Below the smallest size the out-of-memory is raised, with a note."""
+    sizes = []
+
+    @with_oom_retry(batch_size=100, smallest=30)
+    def train(batch_size: int) -> None:
+        sizes.append(batch_size)
+        allocate(batch_size)
+
+    with pytest.raises(MemoryError) as caught:
+        train()
+    assert sizes == [100, 50]
+    notes = getattr(caught.value, "__notes__", None)
+    assert notes in (None, ["with_oom_retry: out of memory with batch size 50, the smallest allowed"])
+    assert "allocate" in [each.name for each in caught.traceback]
+
+
+def test_restore() -> None:
+    """The state is restored before each retry; where that fails, the out-of-memory is raised from the failure."""
+    restored = []
+
+    @with_oom_retry(batch_size=32, restore=lambda: restored.append(1))
+    def train(batch_size: int) -> int:
+        return allocate(batch_size)
+
+    assert (train(), len(restored)) == (FITS, 2)
+
+    def fail() -> None:
+        raise FileNotFoundError("no checkpoint")
+
+    @with_oom_retry(batch_size=32, restore=fail)
+    def train_on(batch_size: int) -> int:
+        return allocate(batch_size)
+
+    with pytest.raises(MemoryError) as caught:
+        train_on()
+    assert isinstance(caught.value.__cause__, FileNotFoundError)
+
+
+def test_memory_is_freed() -> None:
+    """Local variables of the failed call are freed before the next begins."""
+
+    class Block:
+        alive = 0
+
+        def __init__(self) -> None:
+            Block.alive += 1
+            self.itself = self  # only the collector frees it
+
+        def __del__(self) -> None:
+            Block.alive -= 1
+
+    found = []
+
+    @with_oom_retry(batch_size=32)
+    def train(batch_size: int) -> int:
+        found.append(Block.alive)
+        block = Block()
+        return allocate(batch_size) if block.alive else 0
+
+    train()
+    assert found == [0, 0, 0]
+
+
+@pytest.mark.parametrize("error", [ValueError("shapes (3,) and (4,) not aligned"), KeyboardInterrupt()])
+def test_other_errors(error: BaseException) -> None:
+    """Any other error is raised at once."""
+    sizes = []
+
+    @with_oom_retry(batch_size=32)
+    def train(batch_size: int) -> None:
+        sizes.append(batch_size)
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        train()
+    assert caught.value is error
+    assert sizes == [32]
+
+
+def test_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of several workers is refused: each would choose its own size."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="one of 2 workers"):
+        with_oom_retry(batch_size=32)(allocate)()
+
+
+async def _coroutine(batch_size: int) -> None: ...
+
+
+async def _generator(batch_size: int) -> AsyncIterator[int]:
+    yield batch_size
+
+
+def _iterate(batch_size: int) -> Iterator[int]:
+    yield batch_size
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        (lambda: with_oom_retry(batch_size=0), "batch_size: 0 is too small"),
+        (lambda: with_oom_retry(batch_size=True), "batch_size: True is not a whole number"),
+        (lambda: with_oom_retry(batch_size=4, smallest=8), "batch_size: 4 is less than smallest"),
+        (lambda: with_oom_retry(batch_size=4, restore=3), "restore: int is not a function"),  # type: ignore[arg-type] # the error
+        (lambda: with_oom_retry(batch_size=4)(lambda: 1), "has no argument batch_size"),
+        (lambda: with_oom_retry(batch_size=4)(_coroutine), "runs after its call"),
+        (lambda: with_oom_retry(batch_size=4)(_generator), "runs after its call"),
+        (lambda: with_oom_retry(batch_size=4)(_iterate), "runs after its call"),
+        (lambda: with_oom_retry(batch_size=4)(allocate)(batch_size=4), "batch_size: with_oom_retry chooses it"),
+    ],
+)
+def test_arguments(wrong: Callable[[], Any], text: str) -> None:
+    """A wrong argument is refused, with what to do."""
+    with pytest.raises((TypeError, ValueError), match=text):
+        wrong()
