@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from gpuwarden.formatting import format_margin
 from gpuwarden.gpu.metrics import GpuReadings
@@ -16,16 +16,9 @@ from gpuwarden.health.model import (
     gpu_text,
     pressure_conditions,
 )
+from gpuwarden.nvml.constants import THROTTLE_REASONS
 from gpuwarden.protocol.messages import Level
 from gpuwarden.state import State
-
-_THROTTLE_REASONS: Mapping[str, str] = {
-    "hw_thermal_slowdown": "too hot, clocks halved by the hardware",
-    "hw_power_brake_slowdown": "external power brake",
-    "sw_thermal_slowdown": "too hot, clocks lowered by the driver",
-    "reliability": "voltage limit",
-    "hw_slowdown": "hardware slowdown",  # set along with the reasons that explain it
-}
 
 
 def _near_slowdown(state: State) -> Iterator[Occurrence]:
@@ -60,7 +53,7 @@ def _heat_text(gpu: Gpu) -> str:
 
 def _throttled(state: State) -> Iterator[Occurrence]:
     for gpu in state.snapshot.gpus:
-        reasons = [text for name, text in _THROTTLE_REASONS.items() if gpu.value(GpuReadings.clock_event_active, name)]
+        reasons = [text for name, text in THROTTLE_REASONS.items() if gpu.value(GpuReadings.clock_event_active, name)]
         if reasons:
             text = f"throttled: {reasons[0]}"
             yield gpu_occurrence(state, gpu, text, f"{gpu_text(gpu)} is {text}.")

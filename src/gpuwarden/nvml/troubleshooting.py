@@ -6,6 +6,7 @@ from pathlib import Path
 
 GPUS_OF_THE_KERNEL_MODULE = Path("/proc/driver/nvidia/gpus")
 BOUND_DEVICES = Path("/sys/bus/pci/drivers/nvidia")  # the same GPUs where a container hides the folder in /proc
+_ROOT = Path("/")
 
 # By NVML's error name, as in return_codes.error_name.
 _FIXES = {
@@ -48,12 +49,13 @@ def hidden_gpus(enumerated: int, present: Path | None = None) -> str | None:
     )
 
 
-def list_kernel_gpus() -> list[str]:
+def list_kernel_gpus(root: Path = _ROOT) -> list[str]:
     """Return the PCI addresses of the kernel module's GPUs, in ascending order and in NVML's form.
 
-    Names of folders only: reading a file there can hang with the GPU.
+    Names of folders only: reading a file there can hang with the GPU. `root` has the machine's files.
     """
-    addresses = _addresses(GPUS_OF_THE_KERNEL_MODULE) or _addresses(BOUND_DEVICES)
+    folders = (root / folder.relative_to(_ROOT) for folder in (GPUS_OF_THE_KERNEL_MODULE, BOUND_DEVICES))
+    addresses = next((found for folder in folders if (found := _addresses(folder))), [])
     return sorted(f"{address.lower():0>16}" for address in addresses)
 
 

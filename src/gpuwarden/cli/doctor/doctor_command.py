@@ -11,9 +11,12 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
+from rich.console import Console
+
 from gpuwarden._version import __version__
 from gpuwarden.cli.common.config_flags import load_config
 from gpuwarden.cli.common.terminal import FAILED, write
+from gpuwarden.cli.doctor.check_report import render_report
 from gpuwarden.doctor.model import Context
 from gpuwarden.doctor.runner.checks import run_checks
 
@@ -28,7 +31,8 @@ def run(parsed: argparse.Namespace) -> int:
         document = {"version": __version__, "python": str(python), "checks": [asdict(each) for each in results]}
         write(json.dumps(document, indent=2) + "\n")
     else:
-        write("".join(f"{each.status.upper()} {each.name}: {each.found}\n" for each in results))
+        console = Console(highlight=False, soft_wrap=True)
+        console.print(*render_report(results, f"gpuwarden doctor, python {python}", console.width), sep="\n")
     return FAILED if any(each.status == "fail" for each in results) else 0
 
 

@@ -1,25 +1,268 @@
-"""Checks of NVIDIA's driver: kernel module, library and versions."""
+"""Checks of the GPU on the bus and of NVIDIA's driver: kernel module, libraries and versions."""
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator
 
+from gpuwarden.doctor.gpu_survey import UNUSABLE_BINDING
+from gpuwarden.doctor.machine.machine_files import (
+    NO_GPU,
+    NO_MODULE,
+    find_library,
+    is_wsl,
+    list_pci_gpus,
+    missing_driver,
+    module_version,
+    read_text,
+)
 from gpuwarden.doctor.model import CheckResult, CheckRow, Context
+from gpuwarden.host.kernel_log import KernelLog
+from gpuwarden.nvml.troubleshooting import suggest_fix
+from gpuwarden.xid.kernel_messages import PREFIXES
+
+_MISMATCH = "lib_rm_version_mismatch"
+_DRIVER_GUIDE = "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/"
+# The second form is of 595.84 and later; the lines of a message are joined.
+_REFUSED_CLIENT = re.compile(
+    r"API mismatch: the client (?:'.{0,64}' \(pid \d+\) )?has the version ([\d.]*\d), "
+    r"but this kernel module has the version ([\d.]*\d)"
+)
 
 
-def check_module(context: Context) -> Iterator[CheckResult]:
-    """Check that the kernel module is loaded."""
-    version = context.proc / "driver/nvidia/version"
-    if version.exists():
-        yield CheckResult("driver.module", "pass", "kernel module nvidia is loaded")
+def check_gpu(context: Context) -> Iterator[CheckResult]:
+    """Check that the machine has an NVIDIA GPU."""
+    name = "machine.gpu"
+    gpus = list_pci_gpus(context)
+    count = sum(gpu.vendor == "NVIDIA" for gpu in gpus)
+    if count:
+        yield CheckResult(name, "pass", f"{count} NVIDIA GPU{'s' * (count > 1)} on the PCI bus")
+    elif missing_driver(context) != NO_GPU:
+        yield CheckResult(name, "pass", "an NVIDIA GPU, which the PCI bus does not show here")
     else:
+        others = ", ".join(sorted({gpu.vendor for gpu in gpus}))
         yield CheckResult(
-            "driver.module",
+            name,
             "fail",
-            "The kernel module nvidia is not loaded.",
-            why="Without it no program can use a GPU.",
-            fix="sudo modprobe nvidia; if that fails, dmesg has the reason",
+            f"This machine has no NVIDIA GPU{f'; its GPU is from {others}' if others else ''}.",
+            "TensorFlow, PyTorch and JAX compute on the CPU here, many times slower.",
+            "Use a machine with an NVIDIA GPU; in a virtual machine, have the GPU passed through to it.",
         )
 
 
-DRIVER_CHECKS = (CheckRow(check_module, {"driver.module": "The kernel module is loaded."}),)
+def check_wsl(context: Context) -> Iterator[CheckResult]:
+    """Check that WSL2 provides Windows' driver."""
+    name = "machine.wsl"
+    if not is_wsl(context):
+        yield CheckResult(name, "skip", "not WSL2")
+    elif not (context.dev / "dxg").exists():
+        yield CheckResult(
+            name,
+            "fail",
+            "This is WSL without a GPU: /dev/dxg is missing.",
+            "Only WSL2 passes the GPU through, and only with a driver for it in Windows.",
+            "Install NVIDIA's driver in Windows, then run in PowerShell: wsl --update; wsl --shutdown",
+        )
+    elif (foreign := find_library(context, "libcuda.so.1")) and "wsl" not in foreign.path.parts:
+        yield CheckResult(
+            name,
+            "fail",
+            f"A Linux driver is installed in WSL2: {foreign.path} hides the library of Windows' driver.",
+            "CUDA loads the wrong libcuda and finds no GPU.",
+            "Remove the Linux driver: sudo apt-get purge 'libnvidia-compute-*' 'nvidia-driver-*'",
+        )
+    else:
+        yield CheckResult(name, "pass", "WSL2 with Windows' driver")
+
+
+def check_module(context: Context) -> Iterator[CheckResult]:
+    """Check that the kernel module is loaded, and name the reason if it is not."""
+    name = "driver.module"
+    version = module_version(context)
+    if version is not None:
+        kind = "open kernel module" if "Open Kernel" in _nvrm(context) else "kernel module"
+        yield CheckResult(name, "pass", f"{kind} {version}".strip())
+    elif is_wsl(context):
+        yield CheckResult(name, "skip", "WSL2 uses Windows' driver")
+    elif (reason := missing_driver(context)) != NO_MODULE:
+        yield CheckResult(name, "skip", reason or "/proc does not show it here")
+    else:
+        found, fix = _explain_missing_module(context)
+        yield CheckResult(name, "fail", found, "Without it no program can use a GPU.", fix)
+
+
+def _explain_missing_module(context: Context) -> tuple[str, str]:
+    """Return what keeps the kernel module from being loaded, and what to do."""
+    bound = {gpu.driver for gpu in list_pci_gpus(context) if gpu.vendor == "NVIDIA"}
+    release = (read_text(context.proc / "sys/kernel/osrelease") or os.uname().release).strip()
+    modules = read_text(context.root / "lib/modules" / release / "modules.dep") or ""
+    if "vfio-pci" in bound:
+        return (
+            "The GPU is reserved for a virtual machine (vfio-pci), so the kernel module nvidia is not loaded.",
+            "Run in that virtual machine, or take the GPU's id out of vfio-pci.ids and reboot.",
+        )
+    if "/nvidia.ko" not in modules:
+        if find_library(context, "libnvidia-ml.so.1") is None:
+            found = "NVIDIA's driver is not installed"
+            found += ": the open driver nouveau has the GPU, which cannot run CUDA." if "nouveau" in bound else "."
+            return found, f"Install it: sudo ubuntu-drivers install (Ubuntu); others: {_DRIVER_GUIDE}"
+        return (
+            f"The driver is installed, but it has no kernel module for this kernel ({release}).",
+            "sudo apt-get install linux-headers-$(uname -r) && sudo dkms autoinstall && sudo modprobe nvidia",
+        )
+    secure = (context.sys / "firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c").exists()
+    hint = " (with Secure Boot, the module must be signed with an enrolled key)" if secure else ""
+    return (
+        "The kernel module nvidia is installed and not loaded.",
+        f"sudo modprobe nvidia; if that fails, the reason is in: sudo dmesg | tail{hint}",
+    )
+
+
+def _nvrm(context: Context) -> str:
+    return read_text(context.proc / "driver/nvidia/version") or ""
+
+
+def check_versions(context: Context) -> Iterator[CheckResult]:
+    """Check that libnvidia-ml is of the loaded kernel module's version, and that no program was refused for its own."""
+    name = "driver.versions"
+    module = module_version(context)
+    library = find_library(context, "libnvidia-ml.so.1")
+    fault = context.survey().fault
+    if reason := missing_driver(context):
+        yield CheckResult(name, "skip", reason)
+        return
+    refused = _REFUSED_CLIENT.findall(_driver_log(context))
+    client = next((client for client, of in reversed(refused) if of == module), "")
+    version = library.version if library else ""
+    if fault == _MISMATCH:
+        other = client if version in ("", module) else version
+        found = "libnvidia-ml and the loaded kernel module are of different versions."
+        if module and other:
+            found = f"The loaded kernel module is {module}, but libnvidia-ml is {other}."
+        yield CheckResult(
+            name,
+            "fail",
+            found,
+            "The driver was updated under the old module: no program can use a GPU until then "
+            "(Driver/library version mismatch).",
+            "sudo reboot; in a container, first restart the container",
+        )
+    elif version and module and version != module and fault is not None:
+        yield CheckResult(
+            name,
+            "fail",
+            f"The kernel module is {module}, but {library and library.path} is {version}.",
+            "Module and library must be of the same version.",
+            "sudo reboot, or remove the driver libraries of the other version",
+        )
+    elif client and client != version:
+        yield CheckResult(
+            name,
+            "warn",
+            f"The kernel module {module} refused a program with libraries of driver {client}.",
+            "A container or an environment brings driver libraries of its own, and cannot use the GPU.",
+            "Remove the driver's packages from that image; the container runtime mounts the host's libraries.",
+        )
+    elif fault is not None and not (module and version):
+        yield CheckResult(name, "skip", "unknown while the driver does not answer")
+    else:
+        yield CheckResult(name, "pass", f"module and libraries are {module or 'of one version'}")
+
+
+def _driver_log(context: Context) -> str:
+    """Return the driver's messages in the kernel log as one line; empty where it may not be read."""
+    log = KernelLog(PREFIXES, context.dev / "kmsg")
+    try:
+        messages = [record.message.decode(errors="replace") for record in log.read()]
+    finally:
+        log.close()
+    parts = (part.removeprefix("NVRM:").strip() for each in messages for part in each.split("\\x0a"))
+    return " ".join(parts)
+
+
+def check_library(context: Context) -> Iterator[CheckResult]:
+    """Check that a program would load the driver's libcuda, and that it is the kernel module's."""
+    name = "driver.libcuda"
+    module = module_version(context)
+    if reason := missing_driver(context):
+        yield CheckResult(name, "skip", reason)
+        return
+    library = find_library(context, "libcuda.so.1")
+    if library is None:
+        yield CheckResult(
+            name,
+            "fail",
+            "The driver's libcuda.so.1 is not in a folder of the loader.",
+            "Without it every framework falls back to the CPU, often without an error.",
+            "Install the driver's package with libcuda (Debian: libcuda1, Ubuntu: libnvidia-compute-VERSION); "
+            "in a container set NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+        )
+    elif "compat" in library.path.parts:
+        yield CheckResult(
+            name,
+            "warn",
+            f"LD_LIBRARY_PATH makes programs load {library.path}, from a cuda-compat package.",
+            "It works on data-center GPUs only; elsewhere cuInit fails with error 803 or 804 and no GPU is found.",
+            "Remove that folder from LD_LIBRARY_PATH, unless the CUDA version needs it and the GPU allows it.",
+        )
+    elif module and library.version and library.version != module:
+        yield CheckResult(
+            name,
+            "fail",
+            f"{library.path} is of driver {library.version}, but the kernel module is {module}.",
+            "cuInit fails with error 803 (system driver mismatch), and no framework finds a GPU.",
+            "sudo reboot after a driver update; else remove the library of the other version",
+        )
+    else:
+        yield CheckResult(name, "pass", f"{library.path.name} {library.version}".strip())
+
+
+def check_nvml(context: Context) -> Iterator[CheckResult]:
+    """Check that NVML answers and lists GPUs."""
+    name = "driver.nvml"
+    snapshot = context.survey()
+    if snapshot.fault is None:
+        driver = snapshot.driver
+        versions = (
+            f"driver {driver.version}, CUDA up to {driver.cuda_version or 'unknown'}" if driver else "NVML answers"
+        )
+        count = snapshot.enumerated or 0
+        yield CheckResult(name, "pass", f"{versions}, {count} GPU{'s' * (count != 1)}")
+    elif reason := missing_driver(context):
+        yield CheckResult(name, "skip", reason)
+    elif snapshot.fault == _MISMATCH:
+        yield CheckResult(name, "skip", "driver.versions has the reason")
+    elif snapshot.fault == UNUSABLE_BINDING:
+        yield CheckResult(
+            name,
+            "fail",
+            "gpuwarden's own Python module for the driver (nvidia-ml-py) is missing or too old.",
+            "gpuwarden cannot read the GPUs; frameworks do not need it.",
+            "pip install --upgrade nvidia-ml-py && pip uninstall pynvml",
+        )
+    else:
+        yield CheckResult(
+            name,
+            "fail",
+            f"The driver does not answer: {snapshot.fault.replace('_', ' ')}.",
+            "Programs that use a GPU fail or hang as well.",
+            suggest_fix(snapshot.fault) or "sudo dmesg | grep -i nvrm",
+        )
+
+
+DRIVER_CHECKS = (
+    CheckRow(check_gpu, {"machine.gpu": "The machine has an NVIDIA GPU, also one without a driver."}),
+    CheckRow(check_wsl, {"machine.wsl": "WSL2 passes the GPU through, and no Linux driver hides Windows' driver."}),
+    CheckRow(
+        check_module, {"driver.module": "The kernel module is loaded; if not, why: none for this kernel, nouveau."}
+    ),
+    CheckRow(
+        check_versions,
+        {"driver.versions": "Kernel module and libnvidia-ml have one version; if not, the machine needs a reboot."},
+    ),
+    CheckRow(
+        check_library, {"driver.libcuda": "libcuda is found, of the module's version, and not a compat package's."}
+    ),
+    CheckRow(check_nvml, {"driver.nvml": "The driver answers; its version and the CUDA version that it supports."}),
+)

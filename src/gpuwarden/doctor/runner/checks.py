@@ -6,12 +6,25 @@ import threading
 import time
 from collections.abc import Collection
 
+from gpuwarden.doctor.machine.access_checks import ACCESS_CHECKS
 from gpuwarden.doctor.machine.driver_checks import DRIVER_CHECKS
+from gpuwarden.doctor.machine.gpu_checks import GPU_CHECKS
+from gpuwarden.doctor.machine.input_checks import INPUT_CHECKS
+from gpuwarden.doctor.machine.memory_checks import MEMORY_CHECKS
+from gpuwarden.doctor.machine.sharing_checks import SHARING_CHECKS
 from gpuwarden.doctor.model import CheckResult, CheckRow, Context
 
 MAX_SECONDS = 12.0  # for all checks together: more than a driver that hangs takes
 
-CHECKS: tuple[CheckRow, ...] = (*DRIVER_CHECKS,)
+# Causes before their consequences: the first failure is the one to mend first.
+CHECKS: tuple[CheckRow, ...] = (
+    *DRIVER_CHECKS,
+    *ACCESS_CHECKS,
+    *GPU_CHECKS,
+    *SHARING_CHECKS,
+    *MEMORY_CHECKS,
+    *INPUT_CHECKS,
+)
 
 
 def run_checks(context: Context, names: Collection[str] | None = None) -> list[CheckResult]:

@@ -1,0 +1,114 @@
+"""Report of the doctor for a terminal: the results by subject, and what to do first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from textwrap import wrap
+
+from rich.text import Text
+
+from gpuwarden.cli.common.terminal import sanitize
+from gpuwarden.cli.top.style import STYLES
+from gpuwarden.doctor.model import CheckResult, Status
+
+TITLES: Mapping[str, str] = {
+    "machine": "Machine",
+    "driver": "Driver",
+    "device": "Access to the GPUs",
+    "gpu": "GPUs",
+    "python": "Python",
+    "tensorflow": "TensorFlow",
+    "torch": "PyTorch",
+    "jax": "JAX",
+    "keras": "Keras",
+    "environment": "Environment variables",
+    "memory": "Memory",
+    "input": "Input",
+}
+_STYLES: Mapping[Status, str] = {
+    "pass": STYLES["ok"],
+    "warn": STYLES["warning"],
+    "fail": STYLES["critical"],
+    "skip": STYLES["unknown"],
+}
+_COUNTED: Mapping[Status, str] = {"fail": "failed", "warn": "warnings", "pass": "passed", "skip": "skipped"}
+_LABEL_WIDTH = 8  # of a status, and of the indent below it
+
+
+def render_report(results: Sequence[CheckResult], heading: str, width: int) -> Iterator[Text]:
+    """Yield the lines: a heading, each subject with its results, and the counts with what to do first."""
+    yield from _wrap("", heading, width, "bold")
+    for subject in dict.fromkeys(_subject(each) for each in results):
+        yield Text()
+        yield Text(TITLES.get(subject, subject), "bold")
+        yield from _render_subject([each for each in results if _subject(each) == subject], width)
+    yield Text()
+    yield from _render_summary(results, width)
+
+
+def _render_subject(results: Sequence[CheckResult], width: int) -> Iterator[Text]:
+    """Yield the results of a subject; those skipped for the same reason share a line, after the others."""
+    name_width = max((len(_what(each)) for each in results if each.status == "pass"), default=0) + 2
+    for each in results:
+        if each.status == "pass":
+            text = f"{_what(each):<{name_width}}{each.found}"
+            yield from _with_status("pass", _wrap("", text, width - _LABEL_WIDTH, hang=name_width))
+        elif each.status != "skip":
+            yield from _with_status(each.status, _render_problem(each, width - _LABEL_WIDTH))
+    skipped: dict[str, list[str]] = {}
+    for each in results:
+        if each.status == "skip":
+            skipped.setdefault(each.found, []).append(_what(each))
+    for reason, names in skipped.items():
+        text = f"{', '.join(names)}: {reason}"
+        yield from _with_status("skip", _wrap("", text, width - _LABEL_WIDTH, _STYLES["skip"]))
+
+
+def _render_problem(result: CheckResult, width: int) -> Iterator[Text]:
+    yield from _wrap("", f"{_what(result)}: {result.found}", width, "bold")
+    if result.why:
+        yield from _wrap("", result.why, width)
+    if result.fix:
+        yield from _wrap("Fix: ", result.fix, width, "cyan")
+
+
+def _render_summary(results: Sequence[CheckResult], width: int) -> Iterator[Text]:
+    counts = Counter(each.status for each in results)
+    shown = [f"{counts[status]} {word}" for status, word in _COUNTED.items() if counts[status]]
+    first = next((each for status in ("fail", "warn") for each in results if each.status == status), None)
+    yield Text(", ".join(shown), _STYLES[first.status if first else "pass"])
+    if first is not None:
+        yield from _wrap("Do first: ", f"{first.fix or first.found} ({first.name})", width, "bold")
+
+
+def _with_status(status: Status, lines: Iterable[Text]) -> Iterator[Text]:
+    """Yield lines with the status before the first one."""
+    for number, line in enumerate(lines):
+        start = Text(f"  {status.upper():<{_LABEL_WIDTH - 2}}", _STYLES[status]) if number == 0 else " " * _LABEL_WIDTH
+        yield Text().append(start).append_text(line)
+
+
+def _wrap(label: str, text: str, width: int, style: str = "", *, hang: int = 0) -> Iterator[Text]:
+    """Yield a text as lines below each other; a word that is too long, as a path, is not broken."""
+    indent = len(label) + hang
+    lines = wrap(
+        f"{label}{sanitize(text)}",
+        max(width, 20),
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    for number, line in enumerate(lines or [label]):
+        found = Text(line, style)
+        if number == 0:
+            found.stylize("not bold default", 0, len(label))
+        yield found
+
+
+def _subject(result: CheckResult) -> str:
+    return result.name.partition(".")[0]
+
+
+def _what(result: CheckResult) -> str:
+    return result.name.partition(".")[2]

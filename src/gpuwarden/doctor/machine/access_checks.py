@@ -1,0 +1,272 @@
+"""Checks of the access to GPUs: containers, device files, cgroups, and CUDA_VISIBLE_DEVICES."""
+
+from __future__ import annotations
+
+import errno
+import grp
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from gpuwarden.doctor.machine.gpu_findings import answering_gpus
+from gpuwarden.doctor.machine.machine_files import (
+    container_name,
+    is_wsl,
+    list_gpu_nodes,
+    list_pci_gpus,
+    missing_driver,
+    module_version,
+)
+from gpuwarden.doctor.model import CheckResult, CheckRow, Context
+from gpuwarden.gpu.snapshot import Gpu
+from gpuwarden.nvml.troubleshooting import list_kernel_gpus
+
+_RUN_WITH_GPUS = "Start it with the GPUs: docker run --gpus all IMAGE (needs the package nvidia-container-toolkit)"
+
+
+def check_container(context: Context) -> Iterator[CheckResult]:
+    """Check what the container runtime passes through."""
+    name = "machine.container"
+    container = container_name(context)
+    devices = context.environ.get("NVIDIA_VISIBLE_DEVICES")
+    capabilities = context.environ.get("NVIDIA_DRIVER_CAPABILITIES", "all").split(",")
+    if not container:
+        yield CheckResult(name, "skip", "not in a container")
+    elif devices in ("", "none", "void") and not list_gpu_nodes(context):
+        yield CheckResult(
+            name,
+            "fail",
+            f"This is {container} without GPUs: NVIDIA_VISIBLE_DEVICES is {devices or 'empty'}.",
+            "The runtime passes no GPU through, so frameworks use the CPU.",
+            _RUN_WITH_GPUS,
+        )
+    elif not {"all", "compute"} & set(capabilities):
+        yield CheckResult(
+            name,
+            "fail",
+            f"This is {container} without CUDA: NVIDIA_DRIVER_CAPABILITIES is {','.join(capabilities)}.",
+            "The runtime does not mount libcuda: nvidia-smi works, and frameworks find no GPU.",
+            "Start it with: -e NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+        )
+    else:
+        yield CheckResult(name, "pass", container.partition(" ")[2])
+
+
+def check_nodes(context: Context) -> Iterator[CheckResult]:
+    """Check that this user may open the device files, by opening them."""
+    reason = "WSL2 has none" if is_wsl(context) else missing_driver(context)
+    if module_version(context) is None and not list_gpu_nodes(context):
+        reason = reason or "there are none here, and the driver answers without them"
+    if reason:
+        yield CheckResult("device.nodes", "skip", reason)
+        yield CheckResult("device.uvm", "skip", reason)
+        return
+    yield _check_gpu_nodes(context)
+    uvm = context.dev / "nvidia-uvm"
+    error = _open_error(uvm)
+    if error == errno.ENOENT and container_name(context) and not list_gpu_nodes(context):
+        yield CheckResult("device.uvm", "skip", "device.nodes has the reason")
+    elif error:
+        yield CheckResult(
+            "device.uvm",
+            "fail",
+            f"{uvm} cannot be opened: {os.strerror(error)}.",
+            "CUDA cannot start without it (cuInit fails), though nvidia-smi works.",
+            "sudo modprobe nvidia-uvm && sudo nvidia-modprobe -u -c 0"
+            if error == errno.ENOENT
+            else _permission_fix(context, uvm, error),
+        )
+    else:
+        yield CheckResult("device.uvm", "pass", "nvidia-uvm can be opened")
+
+
+def _check_gpu_nodes(context: Context) -> CheckResult:
+    name = "device.nodes"
+    gpus = list_gpu_nodes(context)
+    if not gpus:
+        container = container_name(context)
+        return CheckResult(
+            name,
+            "fail",
+            f"There are no GPU device files{f' in this container ({container})' if container else ''}: /dev/nvidia0.",
+            "Programs open a GPU through them.",
+            _RUN_WITH_GPUS if container else "Create them: sudo nvidia-modprobe -c 0, or sudo nvidia-smi",
+        )
+    errors = {path: error for path in [context.dev / "nvidiactl", *gpus] if (error := _open_error(path))}
+    denied = [path for path in gpus if errors.get(path) == errno.EPERM]
+    if not errors:
+        return CheckResult(name, "pass", f"nvidiactl and {_count(len(gpus), 'GPU')} can be opened")
+    if len(errors) == len(denied) < len(gpus):  # a part of the machine, as in a job or a container
+        return CheckResult(
+            name, "pass", f"{len(gpus) - len(denied)} of {len(gpus)} GPUs; the cgroup denies the others to this job"
+        )
+    path, error = next(iter(errors.items()))
+    more = f", and {len(errors) - 1} more" if errors[path] and len(errors) > 1 else ""
+    return CheckResult(
+        name,
+        "fail",
+        f"{path} cannot be opened: {os.strerror(error)}{_cause_text(path, error)}{more}.",
+        "Programs of this user find no GPU, or fewer than there are.",
+        _permission_fix(context, path, error),
+    )
+
+
+def _open_error(path: Path) -> int:
+    """Return the error of opening a device file as CUDA does; 0 if it can be opened."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
+    except OSError as error:
+        return error.errno or errno.EIO
+    return 0
+
+
+def _cause_text(path: Path, error: int) -> str:
+    if error == errno.EPERM:
+        return " (by the device limits of the cgroup)"
+    if error == errno.EACCES:
+        found = path.stat()
+        return f" (mode {found.st_mode & 0o777:o}, group {_group_name(found.st_gid)})"
+    return ""
+
+
+def _permission_fix(context: Context, path: Path, error: int) -> str:
+    """Return what gives access to a device file. EPERM comes from the cgroup, EACCES from the file's mode."""
+    if error == errno.EPERM:
+        if "SLURM_JOB_ID" in context.environ:
+            return "Ask Slurm for a GPU: srun --gres=gpu:1"
+        unit = "Allow the device: for a systemd unit DeviceAllow=char-nvidia* rw, for a job request a GPU"
+        return _RUN_WITH_GPUS if container_name(context) else unit
+    if error == errno.EACCES:
+        group = path.stat().st_gid
+        keep = "to keep it: options nvidia NVreg_DeviceFileMode=0666 in /etc/modprobe.d/"
+        joined = f"sudo usermod -aG {_group_name(group)} $USER, then log in again"
+        return joined if group else f"sudo chmod 666 {path}; {keep}"
+    if error == errno.ENOENT:
+        return "Create it: sudo nvidia-modprobe -c 0, or sudo nvidia-smi"
+    return "The GPU does not start; the reason is in: sudo dmesg | grep -i nvrm"
+
+
+def _group_name(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)
+
+
+def check_count(context: Context) -> Iterator[CheckResult]:
+    """Check that the PCI bus, the kernel module and NVML have the same number of GPUs."""
+    name = "device.count"
+    listed = context.survey().enumerated
+    kernel = len(list_kernel_gpus(context.root))
+    on_bus = sum(gpu.vendor == "NVIDIA" and gpu.driver == "nvidia" for gpu in list_pci_gpus(context))
+    if listed is None:
+        yield CheckResult(name, "skip", "NVML does not answer")
+    elif on_bus > kernel > 0:
+        yield CheckResult(
+            name,
+            "fail",
+            f"The driver started {kernel} of the {on_bus} GPUs on the PCI bus.",
+            "A GPU that does not start is missing in every program.",
+            "sudo dmesg | grep -i nvrm has the reason; power the machine off and on, reseat the board",
+        )
+    elif listed < kernel and not (listed and container_name(context)):
+        yield CheckResult(
+            name,
+            "warn" if listed else "fail",
+            f"NVML lists {listed} of the {kernel} GPUs that the kernel module has.",
+            "The others are hidden from this user: by a cgroup, by permissions, or they do not start.",
+            "Check device.nodes; in a job or a container, ask for more GPUs",
+        )
+    else:
+        more = f" of {kernel} of the host" if listed < kernel else ""
+        yield CheckResult(name, "pass", f"{_count(listed, 'GPU')}{more}")
+
+
+def check_visible(context: Context) -> Iterator[CheckResult]:
+    """Check the devices and the order that CUDA_VISIBLE_DEVICES leaves, as CUDA reads it."""
+    name = "device.visible"
+    value = context.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = context.survey().gpus
+    if value is None:
+        yield _check_order(context, gpus, "CUDA_VISIBLE_DEVICES is not set")
+        return
+    tokens = [token.strip() for token in value.split(",")]
+    visible = _resolve(tokens, gpus)
+    why = "CUDA hides all other GPUs from every program started from this shell, without a message."
+    if tokens[0] in ("", "-1", "NoDevFiles"):
+        yield CheckResult(
+            name,
+            "fail",
+            f"CUDA_VISIBLE_DEVICES is {f'{value!r}' if value else 'set to an empty text'}: CUDA finds no GPU.",
+            why,
+            "unset CUDA_VISIBLE_DEVICES",
+        )
+    elif not answering_gpus(context):
+        yield CheckResult(name, "skip", "no GPU answers")
+    elif len(visible) < len(tokens):
+        wrong = tokens[len(visible)]
+        repeated = wrong in tokens[: len(visible)]
+        yield CheckResult(
+            name,
+            "fail" if repeated or not visible else "warn",
+            f"CUDA_VISIBLE_DEVICES is {value!r}: {wrong!r} is {'there twice' if repeated else 'no GPU of this machine'}"
+            + (", so CUDA finds none." if repeated or not visible else " and ends the list."),
+            why,
+            "unset CUDA_VISIBLE_DEVICES, or name indices or UUIDs of: nvidia-smi -L",
+        )
+    elif any(token.isdecimal() for token in tokens):
+        yield _check_order(context, gpus, f"CUDA_VISIBLE_DEVICES={value}: {_count(len(visible), 'GPU')}")
+    else:
+        yield CheckResult(name, "pass", f"CUDA_VISIBLE_DEVICES names {_count(len(visible), 'GPU')}")
+
+
+def _resolve(tokens: Sequence[str], gpus: Sequence[Gpu]) -> list[str]:
+    """Return the UUIDs that CUDA takes: up to the first entry that is no device, or is there twice."""
+    uuids = [gpu.identity.uuid for gpu in gpus]
+    instances = [instance.identity.uuid for gpu in gpus for instance in gpu.mig]
+    found: list[str] = []
+    for token in tokens:
+        if token.isdecimal():
+            matches = uuids[int(token) : int(token) + 1]
+        else:
+            known = uuids if token.startswith("GPU-") else instances if token.startswith("MIG-") else []
+            matches = [uuid for uuid in known if uuid.startswith(token)]
+        if len(matches) != 1 or matches[0] in found:
+            break
+        found += matches
+    return found
+
+
+def _check_order(context: Context, gpus: Sequence[Gpu], passed: str) -> CheckResult:
+    """Check that CUDA numbers the GPUs as nvidia-smi does; its default order has the fastest GPU first."""
+    models = {gpu.identity.name for gpu in gpus if gpu.up}
+    if len(models) > 1 and context.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        return CheckResult(
+            "device.visible",
+            "warn",
+            f"The GPUs are of {len(models)} models, and CUDA numbers the fastest first, unlike nvidia-smi.",
+            "GPU 0 of a program may be another one than GPU 0 of nvidia-smi and gpuwarden.",
+            "export CUDA_DEVICE_ORDER=PCI_BUS_ID",
+        )
+    return CheckResult("device.visible", "pass", passed)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+ACCESS_CHECKS = (
+    CheckRow(check_container, {"machine.container": "The container runtime passes GPUs and libcuda through."}),
+    CheckRow(
+        check_nodes,
+        {
+            "device.nodes": "This user can open /dev/nvidiactl and the GPUs' /dev/nvidia*; if not: mode or cgroup.",
+            "device.uvm": "This user can open /dev/nvidia-uvm, without which CUDA does not start.",
+        },
+    ),
+    CheckRow(check_count, {"device.count": "PCI bus, kernel module and NVML have the same number of GPUs."}),
+    CheckRow(
+        check_visible,
+        {"device.visible": "GPUs that CUDA_VISIBLE_DEVICES leaves, and whether CUDA numbers them as nvidia-smi."},
+    ),
+)

@@ -1,0 +1,222 @@
+"""Checks of the GPUs' health: answers, memory errors, XIDs, throttling, links and persistence mode."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+from gpuwarden.doctor.machine.gpu_findings import GpuFinding, answering_gpus, gpu_names, labelled_values, merge
+from gpuwarden.doctor.machine.machine_files import is_wsl
+from gpuwarden.doctor.model import CheckResult, CheckRow, Context
+from gpuwarden.formatting import format_elapsed
+from gpuwarden.gpu.metrics import GpuReadings
+from gpuwarden.gpu.snapshot import Gpu
+from gpuwarden.host.kernel_log import KernelLog
+from gpuwarden.nvml.constants import THROTTLE_REASONS
+from gpuwarden.nvml.events import XidReport
+from gpuwarden.nvml.troubleshooting import suggest_gpu_fix
+from gpuwarden.xid.codes import Xid, explain, severity_of_event
+from gpuwarden.xid.kernel_messages import PREFIXES, normalize_pci_address, parse_xids
+from gpuwarden.xid.repeats import RepeatTracker
+
+BUSY_RATIO = 0.2  # utilization above which a link runs at its full speed
+_RESET = "sudo nvidia-smi --gpu-reset -i {gpu}, after the programs on it have ended"
+
+
+def check_answers(context: Context) -> Iterator[CheckResult]:
+    """Check that each GPU answers and needs no reset."""
+    gpus = context.survey().gpus
+    findings = [finding for gpu in gpus if (finding := _answer_finding(gpu))]
+    yield merge("gpu.answers", findings, f"{gpu_names(gpus, gpus)}: {_models(gpus)}", gpus)
+
+
+def _answer_finding(gpu: Gpu) -> GpuFinding | None:
+    if not gpu.up:
+        fault = gpu.fault or "unknown error"
+        why = "Programs on it fail or hang."
+        return GpuFinding(
+            gpu, "fail", f"does not answer ({fault.replace('_', ' ')})", why, _capital(suggest_gpu_fix(fault))
+        )
+    needed = [labels[0] for labels, value in labelled_values(gpu, GpuReadings.recovery_action).items() if value]
+    if gpu.value(GpuReadings.reset_required) and not needed:
+        needed = ["gpu_reset"]
+    if not needed or needed[0] == "none":
+        return None
+    text = f"needs a recovery: {needed[0].replace('_', ' ')}"
+    fix = "sudo reboot" if needed[0].endswith("reboot") else _RESET.format(gpu=gpu.identity.index)
+    return GpuFinding(gpu, "fail", text, "The driver wants it before the GPU is used again; new programs fail.", fix)
+
+
+def _models(gpus: tuple[Gpu, ...]) -> str:
+    return ", ".join(dict.fromkeys(gpu.identity.name for gpu in gpus))
+
+
+def check_ecc(context: Context) -> Iterator[CheckResult]:
+    """Check memory errors since the driver was loaded, and repairs of memory that wait for a reset."""
+    gpus = answering_gpus(context)
+    modes = [gpu.value(GpuReadings.ecc_mode, "current") for gpu in gpus]
+    off = [gpu for gpu, mode in zip(gpus, modes, strict=True) if mode == 0.0]
+    if gpus and all(mode is None for mode in modes):
+        yield CheckResult("gpu.ecc", "skip", "no GPU here has ECC")
+        return
+    passed = "no uncorrectable memory error" + (f"; ECC is off on {gpu_names(off, gpus)}" if off else "")
+    yield merge("gpu.ecc", [finding for gpu in gpus for finding in _memory_findings(gpu)], passed, gpus)
+
+
+def _memory_findings(gpu: Gpu) -> Iterator[GpuFinding]:
+    reset = _RESET.format(gpu=gpu.identity.index)
+    if gpu.value(GpuReadings.row_remap_failed) or gpu.value(GpuReadings.memory_unrepairable):
+        why = "A memory cell is broken and has no spare: results can be lost, and programs end with XID 94 or 95."
+        yield GpuFinding(
+            gpu, "fail", "broken memory cannot be repaired", why, "Stop using it, and have the GPU replaced."
+        )
+    errors = labelled_values(gpu, GpuReadings.ecc_errors_total)
+    lost = sum(count for labels, count in errors.items() if labels[:2] == ("uncorrected", "volatile"))
+    if lost:
+        why = "A program that used this memory lost data: it failed, or computed with wrong numbers."
+        yield GpuFinding(gpu, "fail", f"{lost:.0f} uncorrectable memory errors since the driver was loaded", why, reset)
+    pending = (GpuReadings.row_remap_pending, GpuReadings.retired_pages_pending)
+    if any(gpu.value(row) for row in pending):
+        yield GpuFinding(
+            gpu, "warn", "a repair of its memory waits for a reset", "Until then the broken cell is in use.", reset
+        )
+    current, later = (gpu.value(GpuReadings.ecc_mode, setting) for setting in ("current", "pending"))
+    if None not in (current, later) and current != later:
+        text = f"ECC is {'off' if later else 'on'} until the next reset, then {'on' if later else 'off'}"
+        yield GpuFinding(gpu, "warn", text, "The setting is not in effect yet.", reset)
+
+
+def check_xids(context: Context) -> Iterator[CheckResult]:
+    """Check the errors that the driver logged since the machine started."""
+    name = "gpu.xids"
+    log = KernelLog(PREFIXES, context.dev / "kmsg")
+    reports = list(parse_xids(log.read()))
+    readable, lost, repeats = log.readable, log.lost, RepeatTracker()
+    log.close()
+    if not readable:
+        yield CheckResult(name, "skip", "the kernel log cannot be read; run as root to check it")
+        return
+    rated = [(report, _explain(report, repeats.update(report))) for report in reports]
+    worst = next((s for s in ("critical", "warning") if any(xid.severity == s for _, xid in rated)), None)
+    if worst is None:
+        since = "in the part of the log that is left" if lost else "since the machine started"
+        codes = Counter(report.code for report, _ in rated)
+        told = ", ".join(f"XID {code} ({count})" for code, count in sorted(codes.items()))
+        yield CheckResult(name, "pass", f"only errors of programs {since}: {told}" if told else f"none {since}")
+        return
+    grave = [(report, xid) for report, xid in rated if xid.severity == worst]
+    report, xid = grave[-1]
+    more = f" (and {len(grave) - 1} more)" if len(grave) > 1 else ""
+    ago = format_elapsed(max(time.time() - report.time, 0.0))
+    yield CheckResult(
+        name,
+        "fail" if worst == "critical" else "warn",
+        f"{_place(context, report)} had XID {report.code} {ago} ago{more}: {xid.meaning}",
+        "An XID is the driver's report of a GPU error; programs on the GPU failed at that time.",
+        xid.action.value,
+    )
+
+
+def _explain(report: XidReport, repeated: bool) -> Xid:  # noqa: FBT001 - what the tracker answers
+    return explain(report.code, severity_of_event(report.code, fatal=report.fatal, repeated=repeated))
+
+
+def _place(context: Context, report: XidReport) -> str:
+    addresses = {normalize_pci_address(gpu.identity.pci_bus_id): gpu for gpu in context.survey().gpus}
+    gpu = addresses.get(report.gpu)
+    return gpu_names([gpu]) if gpu else f"The GPU at {report.gpu}"
+
+
+def check_throttling(context: Context) -> Iterator[CheckResult]:
+    """Check whether heat, power or a fault slows a GPU down now."""
+    gpus = answering_gpus(context)
+    findings = []
+    for gpu in gpus:
+        active = [text for name, text in THROTTLE_REASONS.items() if gpu.value(GpuReadings.clock_event_active, name)]
+        if active:
+            celsius = gpu.value(GpuReadings.temperature_celsius, "core")
+            at = f", at {celsius:.0f} °C" if celsius is not None else ""
+            why = "It computes slower than it can, while its utilization looks normal."
+            fix = "Clear the air flow, check fans, filters and power supplies; until then: sudo nvidia-smi -pl WATTS"
+            findings.append(GpuFinding(gpu, "warn", f"slowed down: {active[0]}{at}", why, fix))
+    yield merge("gpu.throttling", findings, "not slowed down by heat, power or a fault", gpus)
+
+
+def check_pcie(context: Context) -> Iterator[CheckResult]:
+    """Check that links have all their lanes, and that those of busy GPUs have their speed."""
+    gpus = answering_gpus(context)
+    findings = []
+    for gpu in gpus:
+        width, full = gpu.value(GpuReadings.pcie_link_width), gpu.value(GpuReadings.pcie_link_max_width)
+        generation = gpu.value(GpuReadings.pcie_link_generation)
+        highest = gpu.value(GpuReadings.pcie_link_max_generation, "link")
+        busy = (gpu.value(GpuReadings.utilization_ratio) or 0.0) > BUSY_RATIO
+        why = "Copies between host and GPU take longer, and a GPU that waits for its input is slower."
+        fix = "Reseat the board, its riser and cables; check the slot's lanes and the firmware's link speed."
+        if width is not None and full is not None and width < full:
+            findings.append(GpuFinding(gpu, "warn", f"PCIe uses {width:.0f} of {full:.0f} lanes", why, fix))
+        elif busy and generation is not None and highest is not None and generation < highest:
+            text = f"PCIe runs at generation {generation:.0f} of {highest:.0f} although the GPU is busy"
+            findings.append(GpuFinding(gpu, "warn", text, why, fix))
+    yield merge("gpu.pcie", findings, "links have all their lanes", gpus)
+
+
+def check_fabric(context: Context) -> Iterator[CheckResult]:
+    """Check that GPUs of a machine with NVLink switches have joined their fabric."""
+    gpus = [gpu for gpu in answering_gpus(context) if GpuReadings.fabric_joined in gpu.readings]
+    if not any(gpu.value(GpuReadings.fabric_joined) is not None for gpu in gpus):
+        yield CheckResult("gpu.fabric", "skip", "no NVLink switch here")
+        return
+    findings = [
+        GpuFinding(
+            gpu,
+            "fail",
+            "has not joined its NVLink fabric",
+            "CUDA programs fail at their start: error 802, system not yet initialized.",
+            "sudo systemctl restart nvidia-fabricmanager; its version must be the driver's",
+        )
+        for gpu in gpus
+        if gpu.value(GpuReadings.fabric_joined) == 0.0
+    ]
+    yield merge("gpu.fabric", findings, "joined", gpus)
+
+
+def check_persistence(context: Context) -> Iterator[CheckResult]:
+    """Check that the driver stays loaded between programs; a desktop keeps it loaded by itself."""
+    gpus = answering_gpus(context)
+    if is_wsl(context):
+        yield CheckResult("gpu.persistence", "skip", "WSL2 uses Windows' driver")
+        return
+    findings = [
+        GpuFinding(
+            gpu,
+            "warn",
+            "persistence mode is off",
+            "The driver unloads between programs: each start takes seconds longer, and settings such as power limits "
+            "are lost.",
+            "sudo systemctl enable --now nvidia-persistenced, or until the next boot: sudo nvidia-smi -pm 1",
+        )
+        for gpu in gpus
+        if gpu.value(GpuReadings.persistence_mode) == 0.0
+    ]
+    if any(gpu.value(GpuReadings.display_active) for gpu in gpus):
+        findings = []
+    yield merge("gpu.persistence", findings, "the driver stays loaded", gpus)
+
+
+def _capital(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+GPU_CHECKS = (
+    CheckRow(check_answers, {"gpu.answers": "Each GPU answers and needs no reset."}),
+    CheckRow(check_xids, {"gpu.xids": "XIDs in the kernel log since the machine started, in words; needs root."}),
+    CheckRow(check_ecc, {"gpu.ecc": "Uncorrectable memory errors, failed repairs, repairs that wait for a reset."}),
+    CheckRow(
+        check_fabric, {"gpu.fabric": "GPUs with NVLink switches have joined their fabric; else CUDA fails with 802."}
+    ),
+    CheckRow(check_throttling, {"gpu.throttling": "No GPU is slowed down by heat, power or a fault now."}),
+    CheckRow(check_pcie, {"gpu.pcie": "PCIe links have all lanes; those of busy GPUs have their full speed."}),
+    CheckRow(check_persistence, {"gpu.persistence": "The driver stays loaded between programs."}),
+)

@@ -1,0 +1,63 @@
+"""Findings about single GPUs, merged into one result of a check."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from gpuwarden.doctor.model import CheckResult, Context
+from gpuwarden.gpu.snapshot import Gpu
+from gpuwarden.metrics.model import Labels, Metric
+from gpuwarden.nvml.device import Device
+
+_RANK = {"fail": 0, "warn": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFinding:
+    """Problem of one GPU; `text` continues a sentence that begins with the GPU's name."""
+
+    gpu: Gpu
+    status: Literal["warn", "fail"]
+    text: str
+    why: str
+    fix: str
+
+
+def answering_gpus(context: Context) -> list[Gpu]:
+    """Return the GPUs that answered the poll."""
+    return [gpu for gpu in context.survey().gpus if gpu.up]
+
+
+def merge(name: str, findings: Iterable[GpuFinding], passed: str, gpus: Sequence[Gpu]) -> CheckResult:
+    """Return one result: `passed` without findings, else all of them, the gravest first, with the way to mend that."""
+    if not gpus:
+        return no_gpu(name)
+    ranked = sorted(findings, key=lambda each: _RANK[each.status])
+    if not ranked:
+        return CheckResult(name, "pass", passed)
+    grouped: dict[str, list[Gpu]] = {}
+    for each in ranked:
+        grouped.setdefault(each.text, []).append(each.gpu)
+    found = "; ".join(f"{gpu_names(members, gpus)}: {text}" for text, members in grouped.items())
+    return CheckResult(name, ranked[0].status, f"{found}.", ranked[0].why, ranked[0].fix)
+
+
+def no_gpu(name: str) -> CheckResult:
+    """Return the result of a check that needs a GPU that answers."""
+    return CheckResult(name, "skip", "no GPU answers")
+
+
+def labelled_values(gpu: Gpu, row: Metric[Device]) -> dict[Labels, float]:
+    """Return the numbers of a reading by their labels; empty where the GPU does not have it."""
+    reading = gpu.readings.get(row)
+    found = reading.items() if isinstance(reading, Mapping) else ()
+    return {labels: value for labels, value in found if isinstance(value, (int, float))}
+
+
+def gpu_names(members: Sequence[Gpu], gpus: Sequence[Gpu] = ()) -> str:
+    """Name GPUs by their indices, as `GPU 0, 3`; all of several together are `all 8 GPUs`."""
+    if len(members) > 1 and len(members) == len(gpus):
+        return f"all {len(gpus)} GPUs"
+    return "GPU " + ", ".join(str(gpu.identity.index) for gpu in members)

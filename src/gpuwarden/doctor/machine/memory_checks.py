@@ -1,0 +1,179 @@
+"""Checks of memory: who holds a GPU's, which processes hold it in vain, and what is left of the host's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+
+from gpuwarden.doctor.machine.gpu_findings import GpuFinding, answering_gpus, merge
+from gpuwarden.doctor.machine.machine_files import container_name, is_wsl
+from gpuwarden.doctor.model import CheckResult, CheckRow, Context
+from gpuwarden.formatting import format_bytes
+from gpuwarden.gpu.metrics import GpuReadings
+from gpuwarden.gpu.snapshot import Gpu, GpuProcess
+from gpuwarden.host import procfs
+from gpuwarden.host.cgroup_limits import CgroupReader
+from gpuwarden.host.host_reader import try_read_host_memory
+from gpuwarden.host.pid_namespace import has_device_open
+from gpuwarden.owners.processes import ProcessIdentifier, ProcessIdentity
+from gpuwarden.owners.users import UserNames
+
+MAX_HELD_RATIO = 0.1  # of a GPU's memory: a desktop, or contexts without work, hold less
+MAX_UNLISTED_BYTES = 1 << 30  # beyond contexts of the driver itself
+MIN_HOST_RATIO = 0.1
+MAX_NAMED = 3
+_STATES = {
+    b"T": ("stopped (Ctrl-Z or SIGSTOP)", "kill -CONT {pid} to go on, or kill -9 {pid}"),
+    b"t": ("stopped by a debugger", "detach or end the debugger, or kill -9 {pid}"),
+    b"Z": ("a zombie", "end or restart its parent, process {parent}"),
+    b"D": ("waiting in the kernel", "if it stays so, see sudo dmesg: only a reboot ends it"),
+}
+
+
+def check_gpu_memory(context: Context) -> Iterator[CheckResult]:
+    """Check that the GPUs' memory is free, and name the processes that hold it."""
+    gpus = answering_gpus(context)
+    people = _People(process.pid for gpu in gpus for process in gpu.processes)
+    free = {gpu.identity.index: gpu.value(GpuReadings.memory_free_bytes) or 0.0 for gpu in gpus}
+    findings = [finding for gpu in gpus if (finding := _held_finding(gpu, people, free))]
+    shown = dict.fromkeys(format_bytes(size) for size in free.values() if size)
+    yield merge("memory.gpu", findings, f"free: {', '.join(shown)}" if shown else "shared with the host", gpus)
+
+
+def _held_finding(gpu: Gpu, people: _People, free: Mapping[int, float]) -> GpuFinding | None:
+    size = gpu.value(GpuReadings.memory_size_bytes) or 0.0
+    left = free[gpu.identity.index]
+    held = sum(process.memory or 0 for process in gpu.processes)
+    if not size or held < size * MAX_HELD_RATIO:
+        return None
+    holders = sorted(gpu.processes, key=lambda process: -(process.memory or 0))
+    names = ", ".join(people.describe(process) for process in holders[:MAX_NAMED])
+    more = f" and {len(holders) - MAX_NAMED} more" if len(holders) > MAX_NAMED else ""
+    freest = max(free, key=lambda index: free[index])
+    other = f", or use GPU {freest}: export CUDA_VISIBLE_DEVICES={freest}" if freest != gpu.identity.index else ""
+    pid = holders[0].pid
+    return GpuFinding(
+        gpu,
+        "warn",
+        f"{format_bytes(left)} of {format_bytes(size)} is free; {names}{more}",
+        "A new run gets only what is free, and both can run out of memory.",
+        (f"kill {pid}, if it is not needed" if people.is_own(pid) else f"Ask the owner of process {pid}") + other,
+    )
+
+
+class _People:
+    """Users and commands of processes on the GPUs."""
+
+    def __init__(self, pids: Iterable[int]) -> None:
+        self._known: Mapping[int, ProcessIdentity] = ProcessIdentifier().identify(filter(None, pids))
+        self._names = UserNames()
+
+    def is_own(self, pid: int) -> bool:
+        """Return whether this user may end a process."""
+        identity = self._known.get(pid)
+        return identity is not None and os.getuid() in (0, identity.uid)
+
+    def describe(self, process: GpuProcess) -> str:
+        """Return a process with its user and memory, as `alice's python (pid 4711) holds 8.0 GiB`."""
+        identity = self._known.get(process.pid)
+        memory = f" holds {format_bytes(process.memory)}" if process.memory is not None else ""
+        if identity is None or identity.uid is None:
+            return f"process {process.pid or 'of another container'}{memory}"
+        return f"{self._names.name(identity.uid)}'s {identity.comm} (pid {process.pid}){memory}"
+
+
+def check_processes(context: Context) -> Iterator[CheckResult]:
+    """Check that no process holds a GPU without doing anything: stopped, a zombie, or stuck in the kernel."""
+    name = "memory.processes"
+    gpus = answering_gpus(context)
+    if not gpus and not (context.dev / "nvidiactl").exists():
+        yield CheckResult(name, "skip", "no GPU answers")
+        return
+    listed = {process.pid for gpu in gpus for process in gpu.processes if process.pid}
+    states = {pid: stat for pid, _ in procfs.list_processes({}) if (stat := procfs.read_stat(pid))}
+    idle = {
+        pid: stat
+        for pid, stat in states.items()
+        if stat.state in _STATES and (pid in listed or (stat.state != b"Z" and has_device_open(pid)))
+    }
+    if not idle:
+        yield CheckResult(name, "pass", "none that holds a GPU is stopped or a zombie")
+        return
+    people = _People(idle)
+    sentences = []
+    for pid, stat in list(idle.items())[:MAX_NAMED]:
+        memory = [p.memory for gpu in gpus for p in gpu.processes if p.pid == pid and p.memory is not None]
+        process = GpuProcess(pid, "compute", sum(memory) if memory else None)
+        sentences.append(f"{people.describe(process)} and is {_STATES[stat.state][0]}".replace(") and", ")"))
+    pid, stat = next(iter(idle.items()))
+    more = f"; {len(idle) - MAX_NAMED} more" if len(idle) > MAX_NAMED else ""
+    yield CheckResult(
+        name,
+        "warn",
+        "; ".join(sentences) + more + ".",
+        "It keeps its GPU memory, and does nothing with it.",
+        _STATES[stat.state][1].format(pid=pid, parent=stat.parent),
+    )
+
+
+def check_unlisted(context: Context) -> Iterator[CheckResult]:
+    """Check that the listed processes explain the memory in use; the rest is held by processes that are not seen."""
+    gpus = [gpu for gpu in answering_gpus(context) if "compute" in gpu.process_lists]
+    if is_wsl(context) or any(process.memory is None for gpu in gpus for process in gpu.processes):
+        yield CheckResult("memory.unlisted", "skip", "the driver does not report the memory of processes here")
+        return
+    findings = []
+    for gpu in gpus:
+        used = gpu.value(GpuReadings.memory_used_bytes) or 0.0
+        rest = used - sum(process.memory or 0 for process in gpu.processes)
+        if rest > MAX_UNLISTED_BYTES and not gpu.mig and not gpu.value(GpuReadings.memory_unified):
+            inside = container_name(context)
+            findings.append(
+                GpuFinding(
+                    gpu,
+                    "warn",
+                    f"{format_bytes(rest)} is held by processes that the driver does not list"
+                    + (f" in {inside}" if inside else ""),
+                    "This memory is missing to a new run, and no list shows who has it.",
+                    "sudo fuser -v /dev/nvidia* on the host lists the processes; end them, or reset the GPU",
+                )
+            )
+    yield merge("memory.unlisted", findings, "the listed processes explain the memory in use", gpus)
+
+
+def check_host_memory(context: Context) -> Iterator[CheckResult]:
+    """Check that the host, and this cgroup, have memory left."""
+    name = "memory.host"
+    memory = try_read_host_memory()
+    cgroups = CgroupReader(str(context.proc))
+    cgroups.begin()
+    limit = cgroups.limits(os.getpid()).memory
+    rooms = [(memory.available, memory.size, "of the host")] if memory else []
+    if limit and (memory is None or limit.limit < memory.size):
+        rooms.append((limit.limit - limit.used, limit.limit, "of the limit of this cgroup (container or job)"))
+    if not rooms:
+        yield CheckResult(name, "skip", "/proc/meminfo cannot be read")
+        return
+    free, size, whose = min(rooms)
+    text = f"{format_bytes(max(free, 0))} of {format_bytes(size)} {whose}"
+    if free < size * MIN_HOST_RATIO:
+        yield CheckResult(
+            name,
+            "warn",
+            f"Little host memory is left: {text}.",
+            "The kernel kills a run that needs more (exit status 137, SIGKILL), without a Python error.",
+            "ps aux --sort=-rss | head shows who has it; load the data in parts (tf.data), not as one array",
+        )
+    else:
+        yield CheckResult(name, "pass", f"free: {text.partition(' (')[0]}")
+
+
+MEMORY_CHECKS = (
+    CheckRow(check_gpu_memory, {"memory.gpu": "The GPUs' memory is free; if not, who holds it."}),
+    CheckRow(
+        check_processes,
+        {"memory.processes": "No process that holds a GPU is stopped, a zombie, or stuck in the kernel."},
+    ),
+    CheckRow(check_unlisted, {"memory.unlisted": "The listed processes explain the memory in use."}),
+    CheckRow(check_host_memory, {"memory.host": "The host, and the limit of this container or job, have memory left."}),
+)

@@ -1,0 +1,136 @@
+"""Checks of the ways to share a GPU: MIG, compute mode and MPS."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from gpuwarden.doctor.machine.gpu_findings import GpuFinding, answering_gpus, merge
+from gpuwarden.doctor.machine.machine_files import read_text
+from gpuwarden.doctor.model import CheckResult, CheckRow, Context
+from gpuwarden.gpu.metrics import GpuReadings
+from gpuwarden.gpu.snapshot import Gpu
+from gpuwarden.owners.users import look_up_user_name
+
+_MPS_COMM = "nvidia-cuda-mps"  # of control daemon and server: the kernel keeps 15 characters
+_MPS_LIMITS = ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
+
+
+def check_mig(context: Context) -> Iterator[CheckResult]:
+    """Check that GPUs with MIG have instances, and no change of the mode waits for a reset."""
+    gpus = answering_gpus(context)
+    findings = [finding for gpu in gpus if (finding := _mig_finding(gpu))]
+    divided = [gpu for gpu in gpus if gpu.mig]
+    profiles = Counter(instance.identity.profile for gpu in divided for instance in gpu.mig)
+    counts = ", ".join(f"{count} of {profile}" for profile, count in profiles.items())
+    passed = f"{counts}; a program uses one of them" if divided else "off"
+    yield merge("gpu.mig", findings, passed, gpus)
+
+
+def _mig_finding(gpu: Gpu) -> GpuFinding | None:
+    current, pending = (gpu.value(GpuReadings.mig_mode, setting) for setting in ("current", "pending"))
+    index = gpu.identity.index
+    if current and not gpu.mig:
+        return GpuFinding(
+            gpu,
+            "fail",
+            "MIG is on, without an instance",
+            "CUDA finds no device on it.",
+            f"sudo nvidia-smi mig -i {index} -cgi PROFILE -C, or without MIG: sudo nvidia-smi -i {index} -mig 0",
+        )
+    if None not in (current, pending) and current != pending:
+        return GpuFinding(
+            gpu,
+            "warn",
+            f"MIG is {'on' if current else 'off'} until the next reset, then {'on' if pending else 'off'}",
+            "The setting is not in effect yet.",
+            f"sudo nvidia-smi --gpu-reset -i {index}, after the programs on it have ended",
+        )
+    return None
+
+
+def check_compute_mode(context: Context) -> Iterator[CheckResult]:
+    """Check that the compute mode lets a new program use the GPU."""
+    gpus = answering_gpus(context)
+    findings = [finding for gpu in gpus if (finding := _mode_finding(gpu))]
+    exclusive = sum(bool(gpu.value(GpuReadings.compute_mode, "exclusive_process")) for gpu in gpus)
+    passed = f"exclusive on {exclusive} GPUs: one program each" if exclusive else "default: programs can share a GPU"
+    yield merge("gpu.compute_mode", findings, passed, gpus)
+
+
+def _mode_finding(gpu: Gpu) -> GpuFinding | None:
+    fix = f"sudo nvidia-smi -i {gpu.identity.index} -c DEFAULT"
+    if gpu.value(GpuReadings.compute_mode, "prohibited"):
+        why = "No program can create a CUDA context (all CUDA-capable devices are busy or unavailable)."
+        return GpuFinding(gpu, "fail", "compute mode PROHIBITED", why, fix)
+    users = [process for process in gpu.processes if process.type == "compute"]
+    if users and gpu.value(GpuReadings.compute_mode, "exclusive_process"):
+        why = "A second program fails: all CUDA-capable devices are busy or unavailable (unless MPS shares the GPU)."
+        text = f"compute mode EXCLUSIVE_PROCESS, and process {users[0].pid} has it"
+        return GpuFinding(gpu, "warn", text, why, f"End that process, use another GPU, or: {fix}")
+    return None
+
+
+def check_mps(context: Context) -> Iterator[CheckResult]:
+    """Check that the MPS daemon that programs would use is alive and of this user."""
+    name = "gpu.mps"
+    pipe = context.environ.get("CUDA_MPS_PIPE_DIRECTORY") or str(context.root / "tmp/nvidia-mps")
+    control = Path(pipe) / "control"
+    daemons = _mps_processes(context.proc)
+    limits = [f"{key}={context.environ[key]}" for key in _MPS_LIMITS if context.environ.get(key)]
+    others = sorted({uid for uid in daemons.values() if uid not in (os.getuid(), 0)})
+    if not control.exists():
+        yield CheckResult(name, "pass", "not used")
+    elif not daemons:
+        yield CheckResult(
+            name,
+            "warn",
+            f"{control} is left of an MPS daemon that no longer runs.",
+            "CUDA programs that try it fail to start (MPS client failed to connect).",
+            f"rm -r {pipe}, or start it: nvidia-cuda-mps-control -d",
+        )
+    elif others:
+        yield CheckResult(
+            name,
+            "warn",
+            f"MPS is run by user {_user(others[0])}.",
+            "MPS serves one user at a time: programs of other users wait until that user's have ended.",
+            "Let root run it, or end it: echo quit | sudo nvidia-cuda-mps-control",
+        )
+    elif limits:
+        yield CheckResult(
+            name,
+            "warn",
+            f"MPS limits programs of this shell: {', '.join(limits)}.",
+            "They get only that part of the GPU's multiprocessors or memory.",
+            f"unset {' '.join(key for key in _MPS_LIMITS if context.environ.get(key))}",
+        )
+    else:
+        yield CheckResult(name, "pass", "the daemon runs; programs share the GPUs through it")
+
+
+def _mps_processes(proc: Path) -> dict[int, int]:
+    """Return the users of the processes of MPS, by pid."""
+    found: dict[int, int] = {}
+    for folder in proc.iterdir() if proc.is_dir() else ():
+        if folder.name.isdecimal() and (read_text(folder / "comm") or "").strip() == _MPS_COMM:
+            found[int(folder.name)] = folder.stat().st_uid
+    return found
+
+
+def _user(uid: int) -> str:
+    try:
+        return look_up_user_name(uid)
+    except (KeyError, OSError):
+        return str(uid)
+
+
+SHARING_CHECKS = (
+    CheckRow(check_mig, {"gpu.mig": "MIG is off, or has instances; no change waits for a reset."}),
+    CheckRow(check_compute_mode, {"gpu.compute_mode": "The compute mode lets another program use the GPU."}),
+    CheckRow(
+        check_mps, {"gpu.mps": "A daemon of MPS that programs would use is alive, of this user, and without limits."}
+    ),
+)
