@@ -19,7 +19,7 @@ from gpuwarden.gpu.snapshot import MigInstance
 from gpuwarden.nvml.identity import MigIdentity
 from system_parts import require
 
-NOBODY = 65534
+OTHER_USER = 65534
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_device_file_that_this_user_may_not_open(machine: Machine) -> None:
     require(os.getuid() == 0, "needs root, to become a user who may not open a file")
     os.chown(node, 0, 44)
     open_to_all(machine.root)
-    leave = f"os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})"
+    leave = f"os.setgroups([]); os.setgid({OTHER_USER}); os.setuid({OTHER_USER})"
     result = check_in_child(machine, "device.nodes", leave)
     assert result["status"] == "fail"
     assert "Permission denied (mode 640, group video)" in result["found"]
@@ -163,7 +163,7 @@ def test_unified_memory_device_is_missing(machine: Machine) -> None:
     ],
 )
 def test_container(machine: Machine, environ: dict[str, str], nodes: object, status: str, found: str) -> None:
-    """What the runtime passes through, by its variables and the device files."""
+    """The runtime's variables and the device files say what it passes through."""
     machine.environ.update(environ)
     if not nodes:
         for node in (machine.root / "dev").glob("nvidia*"):

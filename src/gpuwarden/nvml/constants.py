@@ -74,7 +74,7 @@ CLOCK_EVENT_REASONS = {
     "board_limit": 0x200,  # these two have a name in newer releases of nvidia-ml-py only
     "reliability": 0x400,
 }
-# Those that mean a fault or a lack of cooling or power, in words, the most telling first.
+# Those that mean a fault or a lack of cooling or power, in words, the most specific first.
 THROTTLE_REASONS = {
     "hw_thermal_slowdown": "too hot, clocks halved by the hardware",
     "hw_power_brake_slowdown": "external power brake",

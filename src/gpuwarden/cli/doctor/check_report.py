@@ -53,16 +53,16 @@ def _render_subject(results: Sequence[CheckResult], width: int) -> Iterator[Text
     for each in results:
         if each.status == "pass":
             text = f"{_what(each):<{name_width}}{each.found}"
-            yield from _with_status("pass", _wrap("", text, width - _LABEL_WIDTH, hang=name_width))
+            yield from _add_status("pass", _wrap("", text, width - _LABEL_WIDTH, hang=name_width))
         elif each.status != "skip":
-            yield from _with_status(each.status, _render_problem(each, width - _LABEL_WIDTH))
+            yield from _add_status(each.status, _render_problem(each, width - _LABEL_WIDTH))
     skipped: dict[str, list[str]] = {}
     for each in results:
         if each.status == "skip":
             skipped.setdefault(each.found, []).append(_what(each))
     for reason, names in skipped.items():
         text = f"{', '.join(names)}: {reason}"
-        yield from _with_status("skip", _wrap("", text, width - _LABEL_WIDTH, _STYLES["skip"]))
+        yield from _add_status("skip", _wrap("", text, width - _LABEL_WIDTH, _STYLES["skip"]))
 
 
 def _render_problem(result: CheckResult, width: int) -> Iterator[Text]:
@@ -82,7 +82,7 @@ def _render_summary(results: Sequence[CheckResult], width: int) -> Iterator[Text
         yield from _wrap("Do first: ", f"{first.fix or first.found} ({first.name})", width, "bold")
 
 
-def _with_status(status: Status, lines: Iterable[Text]) -> Iterator[Text]:
+def _add_status(status: Status, lines: Iterable[Text]) -> Iterator[Text]:
     """Yield lines with the status before the first one."""
     for number, line in enumerate(lines):
         start = Text(f"  {status.upper():<{_LABEL_WIDTH - 2}}", _STYLES[status]) if number == 0 else " " * _LABEL_WIDTH

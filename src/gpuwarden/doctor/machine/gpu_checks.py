@@ -102,8 +102,8 @@ def check_xids(context: Context) -> Iterator[CheckResult]:
     if worst is None:
         since = "in the part of the log that is left" if lost else "since the machine started"
         codes = Counter(report.code for report, _ in rated)
-        told = ", ".join(f"XID {code} ({count})" for code, count in sorted(codes.items()))
-        yield CheckResult(name, "pass", f"only errors of programs {since}: {told}" if told else f"none {since}")
+        counted = ", ".join(f"XID {code} ({count})" for code, count in sorted(codes.items()))
+        yield CheckResult(name, "pass", f"only errors of programs {since}: {counted}" if counted else f"none {since}")
         return
     grave = [(report, xid) for report, xid in rated if xid.severity == worst]
     report, xid = grave[-1]

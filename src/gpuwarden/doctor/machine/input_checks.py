@@ -124,7 +124,7 @@ def check_read(context: Context) -> Iterator[CheckResult]:
             name,
             "warn",
             f"Reading is slow: {text}.",
-            "One reader gets no more than that; a GPU that needs more waits for its input.",
+            "This limits one reader: a GPU that needs more waits for its input.",
             "Copy the data to a local disk, or pack small files into TFRecord or WebDataset archives; read in parallel",
         )
     else:

@@ -1,4 +1,4 @@
-"""Checks of memory: who holds a GPU's, which processes hold it in vain, and what is left of the host's."""
+"""Checks of memory: processes that hold a GPU's memory, those that hold it without use, and memory left on the host."""
 
 from __future__ import annotations
 
