@@ -12,7 +12,8 @@ import os
 import resource
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,6 @@ def case_tensorflow(folder: Path) -> Any:
 def case_torch(folder: Path) -> Any:
     import torch
 
-    limit_memory(192 << 20)
     trained = Trained(folder)
 
     def loop(size: int) -> Any:
@@ -106,7 +106,8 @@ def case_torch(folder: Path) -> Any:
             optimizer.step()
         return model[0].weight.detach().numpy()
 
-    weights = trained.train(loop)
+    with limited_memory(96 << 20):
+        weights = trained.train(loop)
     return trained.summary(weights, loop(trained.sizes[-1]))
 
 
@@ -130,17 +131,20 @@ def case_jax(folder: Path) -> Any:
 
     trained = Trained(folder)
     loop(8)
-    limit_memory(192 << 20)
 
-    weights = trained.train(loop)
+    with limited_memory(96 << 20):
+        weights = trained.train(loop)
     return trained.summary(weights, loop(trained.sizes[-1]))
 
 
-def limit_memory(room: int) -> None:
+@contextmanager
+def limited_memory(room: int) -> Iterator[None]:
     """Let this process allocate `room` bytes more than it has now."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + room
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + room, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 if __name__ == "__main__":
