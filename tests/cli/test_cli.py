@@ -218,6 +218,7 @@ def test_version() -> None:
         ("config", "reference/configuration"),
         ("xid", "reference/xids"),
         ("dcgm", "reference/dcgm"),
+        ("doctor", "reference/doctor"),
         ("api", "reference/http-api"),
     ],
 )

@@ -13,6 +13,21 @@ from gpuwarden.doctor.gpu_survey import GpuSurvey
 from gpuwarden.gpu.snapshot import Snapshot
 
 Status = Literal["pass", "warn", "fail", "skip"]
+# Titles of the subjects in names of checks.
+SUBJECTS: Mapping[str, str] = {
+    "machine": "Machine",
+    "driver": "Driver",
+    "device": "Access to the GPUs",
+    "gpu": "GPUs",
+    "python": "Python",
+    "tensorflow": "TensorFlow",
+    "keras": "Keras",
+    "torch": "PyTorch",
+    "jax": "JAX",
+    "environment": "Environment variables",
+    "memory": "Memory",
+    "input": "Input",
+}
 
 
 @dataclass(frozen=True, slots=True)

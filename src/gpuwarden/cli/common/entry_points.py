@@ -19,6 +19,7 @@ REFERENCES: Mapping[str, str] = {
     "api": "web.api.api_docs:render_reference",
     "errors": "cli.commands.reference_command:render_errors",
     "verdicts": "cli.commands.reference_command:render_diagnoses",
+    "doctor": "doctor.runner.check_docs:render_reference",
     "alerts": "alerts.alert_docs:render_alerts",
 }
 

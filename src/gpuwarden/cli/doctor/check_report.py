@@ -10,29 +10,15 @@ from rich.text import Text
 
 from gpuwarden.cli.common.terminal import sanitize
 from gpuwarden.cli.top.style import STYLES
-from gpuwarden.doctor.model import CheckResult, Status
+from gpuwarden.doctor.model import SUBJECTS, CheckResult, Status
 
-TITLES: Mapping[str, str] = {
-    "machine": "Machine",
-    "driver": "Driver",
-    "device": "Access to the GPUs",
-    "gpu": "GPUs",
-    "python": "Python",
-    "tensorflow": "TensorFlow",
-    "torch": "PyTorch",
-    "jax": "JAX",
-    "keras": "Keras",
-    "environment": "Environment variables",
-    "memory": "Memory",
-    "input": "Input",
-}
 _STYLES: Mapping[Status, str] = {
     "pass": STYLES["ok"],
     "warn": STYLES["warning"],
     "fail": STYLES["critical"],
     "skip": STYLES["unknown"],
 }
-_COUNTED: Mapping[Status, str] = {"fail": "failed", "warn": "warnings", "pass": "passed", "skip": "skipped"}
+_COUNTED: Mapping[Status, str] = {"fail": "failed", "warn": "with warnings", "pass": "passed", "skip": "skipped"}
 _LABEL_WIDTH = 8  # of a status, and of the indent below it
 
 
@@ -41,7 +27,7 @@ def render_report(results: Sequence[CheckResult], heading: str, width: int) -> I
     yield from _wrap("", heading, width, "bold")
     for subject in dict.fromkeys(_subject(each) for each in results):
         yield Text()
-        yield Text(TITLES.get(subject, subject), "bold")
+        yield Text(SUBJECTS.get(subject, subject), "bold")
         yield from _render_subject([each for each in results if _subject(each) == subject], width)
     yield Text()
     yield from _render_summary(results, width)
@@ -75,7 +61,7 @@ def _render_problem(result: CheckResult, width: int) -> Iterator[Text]:
 
 def _render_summary(results: Sequence[CheckResult], width: int) -> Iterator[Text]:
     counts = Counter(each.status for each in results)
-    shown = [f"{counts[status]} {word}" for status, word in _COUNTED.items() if counts[status]]
+    shown = [f"{count} {word}" for status, word in _COUNTED.items() if (count := counts[status])]
     first = next((each for status in ("fail", "warn") for each in results if each.status == status), None)
     yield Text(", ".join(shown), _STYLES[first.status if first else "pass"])
     if first is not None:

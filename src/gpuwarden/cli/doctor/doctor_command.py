@@ -6,6 +6,7 @@ import argparse
 import json
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -15,7 +16,7 @@ from rich.console import Console
 
 from gpuwarden._version import __version__
 from gpuwarden.cli.common.config_flags import load_config
-from gpuwarden.cli.common.terminal import FAILED, write
+from gpuwarden.cli.common.terminal import FAILED, WRONG_USE, complain, write
 from gpuwarden.cli.doctor.check_report import render_report
 from gpuwarden.doctor.model import Context
 from gpuwarden.doctor.runner.checks import run_checks
@@ -25,7 +26,10 @@ def run(parsed: argparse.Namespace) -> int:
     """Run the checks and print their results. Raises ConfigError."""
     config = load_config(parsed)
     logging.disable(logging.CRITICAL)  # the results say what a log line would
-    python = parsed.python or default_python(os.environ)
+    python = find_python(parsed.python, os.environ)
+    if python is None:
+        complain(f"gpuwarden doctor: {parsed.python} is no python and no environment; give ENV/bin/python")
+        return WRONG_USE
     results = run_checks(Context(python=python, config=config, read_path=parsed.read))
     if parsed.json:
         document = {"version": __version__, "python": str(python), "checks": [asdict(each) for each in results]}
@@ -36,9 +40,16 @@ def run(parsed: argparse.Namespace) -> int:
     return FAILED if any(each.status == "fail" for each in results) else 0
 
 
-def default_python(environ: Mapping[str, str]) -> Path:
-    """Return the interpreter of the active environment, else of gpuwarden's own. Its links are not resolved."""
-    for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
-        if (folder := environ.get(variable)) and (python := Path(folder) / "bin/python").exists():
-            return python
-    return Path(sys.executable)
+def find_python(chosen: Path | None, environ: Mapping[str, str]) -> Path | None:
+    """Return the chosen interpreter, also by its environment's folder or its name; None if there is none.
+
+    By default it is the active environment's, else gpuwarden's own. Links are not resolved: that of a virtual
+    environment leads to the base interpreter, which has other packages.
+    """
+    if chosen is not None:
+        inside = chosen / "bin/python" if chosen.is_dir() else chosen
+        found = shutil.which(inside)
+        return Path(found) if found else None
+    active = (environ.get(variable) for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"))
+    pythons = (Path(folder) / "bin/python" for folder in active if folder)
+    return next((python for python in pythons if python.exists()), Path(sys.executable))
