@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from gpuwarden.gpu.snapshot import Gpu, Snapshot
+from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.protocol.messages import Hello
 
@@ -55,6 +55,7 @@ def list_processes(
     snapshot: Snapshot, identities: Mapping[int, ProcessIdentity], *, sees_host: bool, trust_reports: bool
 ) -> ListedProcesses:
     """Return the processes of a poll; `sees_host`: this daemon has the pids of the host, as the driver does."""
+    mps_servers = {pid for pid, identity in identities.items() if identity.comm == _MPS_SERVER}
     pids: dict[str, frozenset[int]] = {}
     incomplete: set[str] = set()
     for gpu in snapshot.gpus:
@@ -64,14 +65,10 @@ def list_processes(
         for uuid in uuids:
             where = (uuid, None) if gpu.mig else (None,)
             pids[uuid] = frozenset(each.pid for each in gpu.processes if each.pid and each.instance in where)
-        if not sees_host or "compute" not in gpu.process_lists or _has_mps(gpu, identities):
+        has_mps = any(mps_servers & pids[uuid] for uuid in uuids)
+        if not sees_host or "compute" not in gpu.process_lists or has_mps:
             incomplete.update(uuids)
     return ListedProcesses(pids, frozenset(incomplete), trust_reports)
-
-
-def _has_mps(gpu: Gpu, identities: Mapping[int, ProcessIdentity]) -> bool:
-    found = (identities.get(process.pid) for process in gpu.processes)
-    return any(identity is not None and identity.comm == _MPS_SERVER for identity in found)
 
 
 def resolve(hello: Hello, pid: int, snapshot: Snapshot) -> Mapping[str, str]:
