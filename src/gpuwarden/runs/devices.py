@@ -78,12 +78,10 @@ def resolve(hello: Hello, pid: int, snapshot: Snapshot) -> Mapping[str, str]:
     for a run of one device, the only GPU or MIG instance on which its process has memory. A device whose UUID is
     unknown here is not resolved by its index, which may count another container's GPUs.
     """
-    known = {gpu.identity.uuid for gpu in snapshot.gpus}
-    known |= {instance.identity.uuid for gpu in snapshot.gpus for instance in gpu.mig}
-    reported = {device: uuid for device, uuid in hello.devices.items() if uuid in known and uuid is not None}
+    reported = {device: uuid for device, uuid in hello.devices.items() if uuid and snapshot.gpu_with(uuid)}
     open_devices = [device for device in hello.devices if device not in reported and _ordinal(device) is not None]
-    visible = _visible(hello, snapshot)
     unreported = [device for device in open_devices if hello.devices[device] is None]
+    visible = _visible(hello, snapshot) if unreported else {}
     found = {device: visible[n] for device in unreported if (n := _ordinal(device)) is not None and n in visible}
     if not found and len(open_devices) == 1:
         processes = ((gpu, process) for gpu in snapshot.gpus for process in gpu.processes if process.pid == pid)
@@ -99,7 +97,7 @@ def resolve_mps_limits(hello: Hello, uuids: Mapping[str, str]) -> Mapping[str, i
     of this form is left out.
     """
     found: dict[str, int] = {}
-    for entry in (hello.mps_memory_limit or "").split(","):
+    for entry in hello.mps_memory_limit.split(",") if hello.mps_memory_limit else ():
         device, _, amount = (part.strip() for part in entry.partition("="))
         match = _AMOUNT.fullmatch(amount)
         for name, uuid in uuids.items():

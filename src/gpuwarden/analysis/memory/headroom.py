@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Literal, TypeAlias, get_args
 
@@ -97,23 +98,24 @@ def compute_headroom(
     """
     own = None if pool is None else max(pool, in_use)
     cgroup = limits.cgroup
-    ceilings: list[tuple[float, HeadroomLimit]] = []  # of the memory in use
+    # Of the memory in use, with the limit: its kind, its bytes, and what is charged to it.
+    ceilings: list[tuple[float, HeadroomLimitKind, float | None, float | None]] = []
     if limits.allocator:
-        ceilings.append((limits.allocator, HeadroomLimit("allocator", limits.allocator)))
+        ceilings.append((limits.allocator, "allocator", limits.allocator, None))
     if limits.mps is not None:
-        ceilings.append((limits.mps - limits.overhead, HeadroomLimit("mps", limits.mps)))
+        ceilings.append((limits.mps - limits.overhead, "mps", limits.mps, None))
     if cgroup is not None and cgroup.hard is not None:
         # Without the pool: as if nothing else in the cgroup used the GPU.
         ceiling = cgroup.hard - limits.overhead if own is None else max(cgroup.hard - cgroup.used, 0) + own
-        ceilings.append((ceiling, HeadroomLimit("cgroup", cgroup.hard, cgroup.used)))
+        ceilings.append((ceiling, "cgroup", cgroup.hard, cgroup.used))
     if space.free is not None and own is not None:
-        ceilings.append((space.free + own, HeadroomLimit("device")))
+        ceilings.append((space.free + own, "device", None, None))
     if not ceilings:
         return None
     if space.size is not None:
-        ceilings.append((space.size, HeadroomLimit("device")))
-    ceiling, limit = min(ceilings, key=lambda each: each[0])
-    return max(0, ceiling - in_use), limit
+        ceilings.append((space.size, "device", None, None))
+    ceiling, kind, limit, used = min(ceilings, key=itemgetter(0))
+    return max(0, ceiling - in_use), HeadroomLimit(kind, limit, used)
 
 
 @dataclass(slots=True)
