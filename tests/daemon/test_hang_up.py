@@ -40,6 +40,21 @@ def test_is_ignored_with_a_log_line(tmp_path: Path) -> None:
     assert not daemon.socket.exists()
 
 
+def test_is_ignored_from_the_first_line_of_serve(tmp_path: Path) -> None:
+    """SIGHUP while the daemon's modules load, as a log rotation just after a restart sends it."""
+    sends = """
+class Sends:
+    def find_spec(self, name, path=None, target=None):
+        if name == "gpuwarden.cli.commands.serve_command":
+            os.kill(os.getpid(), signal.SIGHUP)
+
+sys.meta_path.insert(0, Sends())
+"""
+    daemon = start(tmp_path / "box", f"os.setsid()\n{sends}")
+    with ending(daemon):
+        assert logged(daemon, 1), daemon.output()
+
+
 def start_in_terminal(folder: Path, preparation: str = "") -> tuple[Daemon, int]:
     """Start a daemon in a terminal of its own; return it and the end that closes the terminal."""
     ours, theirs = os.openpty()

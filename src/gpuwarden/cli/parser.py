@@ -233,7 +233,7 @@ COMMANDS = (
         "Run the daemon: poll the GPUs, receive reports from training runs, and serve "
         "/metrics, the status page and the JSON API. Stop it with Ctrl-C or SIGTERM.",
         ("gpuwarden serve --source auto", "gpuwarden serve --config /etc/gpuwarden/config.yaml"),
-        "cli.commands.serve_command:serve",
+        "cli.commands.hang_up:serve",
         _add_serve,
     ),
     Command(

@@ -7,7 +7,6 @@ import contextlib
 import gc
 import logging
 import math
-import os
 import signal
 import time
 from collections.abc import Callable, Iterable
@@ -76,8 +75,6 @@ class Daemon:
         self.poll_loop.attach(loop)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.poll_loop.stop)
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup sets it
-            loop.add_signal_handler(signal.SIGHUP, self._hang_up, _has_terminal())
         try:
             await self.web.start(*self._config.web.listen)
             await self.pipeline.open()
@@ -99,13 +96,6 @@ class Daemon:
             if self._dispatcher:
                 await self._dispatcher.stop()
             await self.web.stop()
-
-    def _hang_up(self, had_terminal: bool) -> None:  # noqa: FBT001 - a fact, bound at start
-        """Stop where the terminal is gone; otherwise ignore SIGHUP, which asks other daemons to reload."""
-        if had_terminal and not _has_terminal():
-            self.poll_loop.stop()
-        else:
-            log.warning("SIGHUP ignored, the configuration is read at start only; restart to apply it")
 
     def read_tables(self, state: State) -> Iterable[TableReadings]:
         """Return the readings of all metric tables for a state."""
@@ -171,15 +161,6 @@ class Daemon:
             alerts_posted=alerts.posted if alerts else {},
             notified=alerts.notified if alerts else {},
         )
-
-
-def _has_terminal() -> bool:
-    """Return whether this process has a controlling terminal that has not hung up (tty(4))."""
-    try:
-        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
-    except OSError:
-        return False
-    return True
 
 
 def _dispatcher(config: Config) -> Dispatcher | None:
