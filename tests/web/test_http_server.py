@@ -1,6 +1,7 @@
 """HTTP server over real sockets: its responses, limits and deadlines, and isolation of clients from each other."""
 
 import asyncio
+import errno
 import gc
 import gzip
 import http.client
@@ -520,6 +521,33 @@ def test_connection_reset_is_handled(loop: Loop, server: WebServer) -> None:
     client.close()
     loop.until(lambda: not server.pool.connections)
     assert fetch(server).status == 200
+
+
+def test_client_without_credentials_is_closed_and_the_next_one_answered(
+    loop: Loop, server: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client on the Unix socket whose user the kernel does not tell, as under a strict seccomp filter."""
+    path = tmp_path / "api.sock"
+
+    def fail(_: socket.socket) -> tuple[int, int]:
+        raise PermissionError(errno.EPERM, "getsockopt")
+
+    async def start() -> None:
+        server.start_unix(path)
+
+    def exchange_unix() -> bytes:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(PATIENCE)
+            client.connect(str(path))
+            client.sendall(LAST_GET)
+            return read_all(client)
+
+    loop.run(start())
+    with monkeypatch.context() as patch:
+        patch.setattr(http_connection, "read_credentials", fail)
+        with pytest.raises(ConnectionError):
+            exchange_unix()
+    assert exchange_unix().endswith(PAGE)
 
 
 def test_without_descriptors_an_idle_client_is_closed(loop: Loop, server: WebServer) -> None:

@@ -8,12 +8,15 @@ from dataclasses import dataclass, field
 
 import h11
 
+from gpuwarden.host.pid_namespace import is_contained
+from gpuwarden.protocol.socket_trust import read_credentials
 from gpuwarden.web.http_messages import HttpResponse, has_body, parse_request, render_head
 from gpuwarden.web.router import Router
 
 MAX_HEAD_BYTES = 16 * 1024  # room for the cookies that browsers send to every port of localhost
 MAX_SENDING_BYTES = 64 << 20  # of all responses that clients have not read yet
 CLOSE_SECONDS = 2.0
+UNKNOWN_USER = -1  # of a process in a container, where a uid can be another person's
 
 
 @dataclass(slots=True)
@@ -51,20 +54,20 @@ class ConnectionPool:
 
 
 class HttpConnection:
-    """One client, served by one task, which ends at its deadline. `uid` is None over TCP.
+    """One client, served by one task, which ends at its deadline.
 
     Nothing is read while a response is sent, and a response is sent from the handler's own bytes: clients that pipeline
     use no memory, and those that read slowly none for a page that is the same for all.
     """
 
-    def __init__(self, client: socket.socket, router: Router, pool: ConnectionPool, uid: int | None) -> None:
+    def __init__(self, client: socket.socket, router: Router, pool: ConnectionPool) -> None:
         self.responding = False
         self.body = b""  # being sent
         self._router = router
         self._pool = pool
         pool.connections[self] = None
         self._client = client
-        self._uid = uid
+        self._uid: int | None = None
         self._http = h11.Connection(h11.SERVER, MAX_HEAD_BYTES)
         self._loop = asyncio.get_running_loop()
         self._idle = False  # between two requests, or after the last response
@@ -90,6 +93,7 @@ class HttpConnection:
 
     async def _serve(self) -> None:
         try:
+            self._uid = _find_uid(self._client)
             if self._uid is None:
                 self._client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # head and body are two writes
             while await self._exchange():
@@ -158,3 +162,11 @@ class HttpConnection:
         await self._loop.sock_sendall(self._client, head or b"")
         if sends_body:
             await self._loop.sock_sendall(self._client, response.body)
+
+
+def _find_uid(client: socket.socket) -> int | None:
+    """Return the user of a client on the Unix socket; None over TCP."""
+    if client.family != socket.AF_UNIX:
+        return None
+    _pid, uid = read_credentials(client)
+    return UNKNOWN_USER if is_contained(client) else uid

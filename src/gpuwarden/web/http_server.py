@@ -15,8 +15,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpuwarden.host import unix_socket
-from gpuwarden.host.pid_namespace import is_contained
-from gpuwarden.protocol.socket_trust import read_credentials
 from gpuwarden.web.host_names import HostNames
 from gpuwarden.web.http_connection import ConnectionPool, HttpConnection
 from gpuwarden.web.http_messages import Handler
@@ -28,7 +26,6 @@ log = logging.getLogger(__name__)
 STOP_SECONDS = 0.5
 NO_DESCRIPTOR_PAUSE_SECONDS = 0.5
 LOG_INTERVAL_SECONDS = 60.0
-UNKNOWN_USER = -1  # of a process in a container, where a uid can be another person's
 
 
 class WebServer:
@@ -112,7 +109,7 @@ class WebServer:
                     await asyncio.sleep(NO_DESCRIPTOR_PAUSE_SECONDS)
                 continue
             client.settimeout(0)
-            HttpConnection(client, self.router, self.pool, _uid(client))
+            HttpConnection(client, self.router, self.pool)
             if len(self.pool.connections) > self._max_connections:
                 await self.pool.evict()
 
@@ -121,14 +118,6 @@ class WebServer:
         if now >= self._log_due:
             self._log_due = now + LOG_INTERVAL_SECONDS
             log.warning("cannot accept a connection error=%r connections=%d", error, len(self.pool.connections))
-
-
-def _uid(client: socket.socket) -> int | None:
-    """Return the user of a client on the Unix socket; None over TCP."""
-    if client.family != socket.AF_UNIX:
-        return None
-    _pid, uid = read_credentials(client)
-    return UNKNOWN_USER if is_contained(client) else uid
 
 
 async def _until_readable(listener: socket.socket) -> None:
