@@ -192,9 +192,9 @@ def check_record(record: dict[str, Any]) -> None:
     assert record["errors"] == {"device_oom": 1}
     (error,) = record["errors_told"]
     assert error["headroom_bytes"] == {uuid(0): 3 * GIB}
-    assert error["allocations"] == [
-        {"requested_bytes": 8 * GIB, "shape": "2,3", "dtype": "float", "op": "MatMul"},
-    ]
+    (allocation,) = error["allocations"]
+    allocation.pop("op", None)  # withheld over HTTP by a daemon of root
+    assert allocation == {"requested_bytes": 8 * GIB, "shape": "2,3", "dtype": "float"}
 
 
 def check_timeline(record: dict[str, Any], listed: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import TypeAlias, get_type_hints
 
-from gpuwarden.records.record import Private, RecordedError
+from gpuwarden.records.record import Private, RecordedAllocation, RecordedError
 
 # Returns whether a reader may read the private texts of a user's runs, by uid.
 Reader: TypeAlias = "Callable[[int], bool]"
@@ -15,7 +15,8 @@ WITHHELD = "not shown: only the run's user and root can read it (gpuwarden runs 
 
 PRIVATE_KEYS = frozenset(
     name
-    for name, hint in get_type_hints(RecordedError, include_extras=True).items()
+    for part in (RecordedError, RecordedAllocation)
+    for name, hint in get_type_hints(part, include_extras=True).items()
     if isinstance(hint.__metadata__[-1], Private)
 )
 
@@ -46,6 +47,8 @@ def withhold_texts(record: bytes, may_read: Reader) -> bytes:
     if may_read(document["uid"]):
         return record
     for error in document["errors_told"]:
-        for key in PRIVATE_KEYS & error.keys():
-            error[key] = WITHHELD
+        for part in (error, *error.get("allocations", ())):
+            for key in PRIVATE_KEYS & part.keys():
+                del part[key]
+        error["text"] = WITHHELD
     return json.dumps(document, separators=(",", ":")).encode()

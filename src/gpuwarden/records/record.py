@@ -89,7 +89,7 @@ class RecordedAllocation:
     requested_bytes: Annotated[int | None, "Requested size."] = None
     shape: Annotated[str | None, "Shape of the tensor, such as `20000,4000`."] = None
     dtype: Annotated[str | None, "Data type of the tensor."] = None
-    op: Annotated[str | None, "Operation that made the request."] = None
+    op: Annotated[str | None, Private("Operation that made the request, with the user's names of layers.")] = None
     device: Annotated[str | None, "Device, as the framework names it."] = None
     allocator: Annotated[str | None, "Allocator of the request."] = None
 
