@@ -77,12 +77,20 @@ def test_environment_names_the_daemon_unless_a_flag_does() -> None:
 
 
 def test_check_config(tmp_path: Path) -> None:
-    """A correct file is OK; a missing one has status 2."""
+    """A correct file is OK; a missing one, or one that needs what this machine lacks, has status 2."""
     good = run("check-config", str(ROOT / "config.example.yaml"))
     assert (good.returncode, good.stdout) == (0, f"{ROOT / 'config.example.yaml'}: OK\n")
     missing = run("check-config", str(tmp_path / "none.yaml"))
     assert missing.returncode == 2
     assert "no such file" in missing.stderr
+    other = tmp_path / "other.yaml"
+    other.write_text("source: capture:/nope\nruns: {socket_group: no-such-group}\n", encoding="utf-8")
+    checked = run("check-config", str(other))
+    assert (checked.returncode, checked.stdout) == (2, "")
+    assert checked.stderr.splitlines() == [
+        f"{other}: source: /nope: cannot read the capture: No such file or directory",
+        f"{other}: runs.socket_group: group no-such-group does not exist: create it, or set another runs.socket_group",
+    ]
 
 
 @pytest.mark.parametrize(

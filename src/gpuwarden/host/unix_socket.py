@@ -54,13 +54,18 @@ def listen(
     return listener
 
 
-def _give(path: Path, group: str) -> None:
+def find_group(group: str) -> int:
+    """Return the id of a group. Raises OSError with a text that says what to do."""
     try:
-        number = grp.getgrnam(group).gr_gid
+        return grp.getgrnam(group).gr_gid
     except KeyError:
         raise OSError(
             errno.EINVAL, f"group {group} does not exist: create it, or set another runs.socket_group"
         ) from None
+
+
+def _give(path: Path, group: str) -> None:
+    number = find_group(group)
     try:
         os.chown(path, -1, number)
     except OSError as error:

@@ -3,16 +3,40 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 
 from gpuwarden.alerts.delivery.validation import warnings
 from gpuwarden.cli.common.config_flags import alert_names
-from gpuwarden.cli.common.terminal import complain, say
+from gpuwarden.cli.common.configured_source import open_configured_source
+from gpuwarden.cli.common.terminal import WRONG_USE, complain, say
 from gpuwarden.config.loader import load
+from gpuwarden.config.schema import Config
+from gpuwarden.host.unix_socket import find_group
 
 
 def run(parsed: argparse.Namespace) -> int:
     """Check the file, and warn of parts that notifications lack. Raises ConfigError."""
-    for warning in warnings(load(parsed.file, alert_names=alert_names)):
+    config = load(parsed.file, alert_names=alert_names)
+    for warning in warnings(config):
         complain(f"{parsed.file}: warning: {warning}")
+    missing = list(_find_missing(config))
+    for each in missing:
+        complain(f"{parsed.file}: {each}")
+    if missing:
+        return WRONG_USE
     say(f"{parsed.file}: OK")
     return 0
+
+
+def _find_missing(config: Config) -> Iterator[str]:
+    """Yield what the daemon needs at its start and this machine lacks, with the option's key."""
+    try:
+        if config.source.name == "capture":
+            open_configured_source(config)
+    except OSError as error:
+        yield f"source: {error.strerror}"
+    try:
+        if config.runs.socket_group is not None:
+            find_group(config.runs.socket_group)
+    except OSError as error:
+        yield f"runs.socket_group: {error.strerror}"
