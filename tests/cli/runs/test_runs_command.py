@@ -22,6 +22,7 @@ from services import Daemon, ending, free_port
 
 from gpuwarden.cli.common.api_client import ApiError
 from gpuwarden.cli.runs import runs_command
+from gpuwarden.cli.runs.run_list import render_table
 from gpuwarden.config.schema import Config
 from gpuwarden.config.value_types import Address
 from gpuwarden.records.record import RunRecord, json_from_record
@@ -108,6 +109,20 @@ def test_list_fits_a_terminal(daemon: Daemon) -> None:
     assert [line.split()[0] for line in lines[1:]] == ids
     assert "  failed  " in lines[5]
     assert "  10.1 GiB" in lines[5]
+
+
+def test_state_is_marked_where_it_hides_a_fault() -> None:
+    """A run that looks fine has a mark for a loss of NaN, or else for training without a GPU."""
+    both = replace(example_record(), state=None, outcome="finished")
+    cpu, fine = replace(both, nonfinite_loss=None), replace(both, nonfinite_loss=None, no_gpu=None)
+    rows = list(render_table([both, cpu, fine, replace(both, outcome="failed")], {}, COLUMNS))
+    start = rows[0].index("STATE")
+    assert [row[start : rows[0].index("START")].strip() for row in rows[1:]] == [
+        "finished, NaN",
+        "finished, CPU",
+        "finished",
+        "failed",
+    ]
 
 
 @pytest.mark.parametrize("arguments", [[], ["show", "4001"], ["show", "4002"], ["show", "5000-99"], ["list", "--past"]])

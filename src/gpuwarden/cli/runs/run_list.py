@@ -42,7 +42,7 @@ def _row(record: RunRecord, gpus: Mapping[str, str]) -> dict[str, str]:
     cells = {
         "RUN": record.run_id,
         "NAME": record.name,
-        "STATE": state_text(record),
+        "STATE": _marked_state(record),
         "USER": record.user or str(record.uid),
         "GPU": ",".join(sorted(gpus[each.uuid] for each in record.devices if each.uuid in gpus)),
         "START": _start(record.began_timestamp_seconds),
@@ -51,6 +51,14 @@ def _row(record: RunRecord, gpus: Mapping[str, str]) -> dict[str, str]:
         "PEAK": format_bytes(sum(peaks)) if peaks else "",
     }
     return {title: sanitize(text) for title, text in cells.items()}
+
+
+def _marked_state(record: RunRecord) -> str:
+    """Return the state, marked where it hides what went wrong; there is room for one mark."""
+    state = state_text(record)
+    if state not in ("running", "stalled", "finished"):
+        return state
+    return f"{state}, NaN" if record.nonfinite_loss else f"{state}, CPU" if record.no_gpu else state
 
 
 def _start(seconds: float) -> str:
