@@ -298,6 +298,15 @@ def test_phases(host: Host) -> None:
     assert usage.phases == {"train": 3, "test": 2, "predict": 0, "idle": 0}
 
 
+def test_phases_of_a_run_that_starts_between_two_polls(host: Host) -> None:
+    """A run has no time in a phase from before its start."""
+    host.registry.receive(BOB, Hello("short", "test", {"GPU:0": "GPU-0"}), host.seconds + 0.75)
+    host.registry.receive(BOB, report(), host.seconds + 0.75)
+    host.poll(1)
+    usage = host.join()[1]
+    assert usage.phases["train"] == 0.25
+
+
 def test_usage_is_resumed() -> None:
     """Usage counted by an earlier daemon is present from the first poll, and is added to."""
     host = Host()
