@@ -10,20 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from pynvml import (  # noqa: TID251 - return codes; nothing is called
-    NVML_ERROR_FUNCTION_NOT_FOUND,
-    NVML_ERROR_NOT_FOUND,
-    NVML_ERROR_NOT_SUPPORTED,
-)
-
 from gpuwarden.gpu.snapshot import MemoryLimit
 from gpuwarden.nvml.device import Device
 from gpuwarden.nvml.identity import decode_text
-from gpuwarden.nvml.return_codes import NVMLError, code_of
+from gpuwarden.nvml.return_codes import NO_FUNCTION, NOT_FOUND, NVMLError, code_of
 
 NVML_DEVICE_MEMORY_LIMIT_MAX = 2**64 - 1  # releases of nvidia-ml-py before 13.615 do not name it
 _Address: TypeAlias = "tuple[int, ...] | None"  # PCI domain, bus, device and function
-_UNSUPPORTED = (NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_FUNCTION_NOT_FOUND)  # for any cgroup
 
 
 class MemoryLimitReader:
@@ -61,8 +54,8 @@ class MemoryLimitReader:
         try:
             limits = device.query(device.nvml.nvmlDeviceGetMemoryLimits_v1, folder)
         except NVMLError as error:
-            self._queries_driver = code_of(error) not in _UNSUPPORTED
-            if code_of(error) != NVML_ERROR_NOT_FOUND:  # a cgroup that has ended
+            self._queries_driver = code_of(error) not in NO_FUNCTION
+            if code_of(error) != NOT_FOUND:  # a cgroup that has ended
                 on_error(error)
             return None
         hard = None if limits.hardLimit == NVML_DEVICE_MEMORY_LIMIT_MAX else limits.hardLimit

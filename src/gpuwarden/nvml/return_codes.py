@@ -16,18 +16,19 @@ _ERROR_NAMES: dict[int, str] = {
     for name, number in vars(pynvml).items()
     if name.startswith("NVML_ERROR_")
 }
+NOT_FOUND: int = pynvml.NVML_ERROR_NOT_FOUND
+# The device or driver does not have this function, whatever its arguments.
+NO_FUNCTION = frozenset({pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND})
 # The device or driver does not have this reading: no sample, no error.
-UNSUPPORTED = frozenset(
+UNSUPPORTED = NO_FUNCTION | frozenset(
     {
-        pynvml.NVML_ERROR_NOT_SUPPORTED,
-        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
         pynvml.NVML_ERROR_DEPRECATED,
         pynvml.NVML_ERROR_INVALID_ARGUMENT,  # thresholds and clocks that this model does not have
         pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
     }
 )
 # Answers for an index without a MIG device: profiles occupy several indices.
-NO_MIG_DEVICE = UNSUPPORTED | {pynvml.NVML_ERROR_NOT_FOUND}
+NO_MIG_DEVICE = UNSUPPORTED | {NOT_FOUND}
 # The GPU itself does not answer: further calls for it fail too.
 GPU_GONE = frozenset(
     {
