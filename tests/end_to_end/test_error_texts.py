@@ -157,13 +157,13 @@ def test_show_error_text_shows_all_to_everyone(mock_nvml: MockNvml) -> None:
         assert TEXT in fetch(f"{daemon.url}{RUNS}")
 
 
-@pytest.mark.parametrize("setting", ["none", "false"])
+@pytest.mark.parametrize("setting", ["own", "false"])
 def test_ordinary_users_daemon_shows_its_own_users_texts(setting: str) -> None:
     """A daemon of an ordinary user shows the messages of that user's runs on HTTP, unless that is disabled."""
     uid = None if os.geteuid() else ALICE
     with box(None, f"web: {{show_error_text: {setting}}}\n", uid=uid) as daemon:
         run_id = fail(daemon, uid or os.geteuid())
-        assert (TEXT in fetch(f"{daemon.url}{RUNS}/{run_id}")) == (setting == "none")
+        assert (TEXT in fetch(f"{daemon.url}{RUNS}/{run_id}")) == (setting == "own")
         assert TEXT in ask_as(uid or os.geteuid(), daemon, f"{RUNS}/{run_id}")
 
 

@@ -29,22 +29,22 @@ def test_each_text_of_an_error_is_private_or_known_to_be_public() -> None:
 @pytest.mark.parametrize(
     ("uid", "own", "show", "readable"),
     [
-        (None, 0, None, set()),  # over HTTP, of root's daemon
-        (None, SERVICE, None, {SERVICE}),  # of the service, whose user has no runs
-        (None, ALICE, None, {ALICE}),  # of a user's own daemon
-        (None, ALICE, False, set()),
-        (None, 0, True, {0, ALICE, BOB, SERVICE}),
-        (-1, ALICE, None, set()),  # over the Unix socket, from a container
-        (BOB, SERVICE, None, {BOB}),
-        (BOB, SERVICE, False, {BOB}),
-        (BOB, ALICE, None, {BOB}),
-        (0, SERVICE, False, {0, ALICE, BOB, SERVICE}),
-        (SERVICE, SERVICE, False, {0, ALICE, BOB, SERVICE}),
+        (None, 0, "own", set()),  # over HTTP, of root's daemon
+        (None, SERVICE, "own", {SERVICE}),  # of the service, whose user has no runs
+        (None, ALICE, "own", {ALICE}),  # of a user's own daemon
+        (None, ALICE, "false", set()),
+        (None, 0, "true", {0, ALICE, BOB, SERVICE}),
+        (-1, ALICE, "own", set()),  # over the Unix socket, from a container
+        (BOB, SERVICE, "own", {BOB}),
+        (BOB, SERVICE, "false", {BOB}),
+        (BOB, ALICE, "own", {BOB}),
+        (0, SERVICE, "false", {0, ALICE, BOB, SERVICE}),
+        (SERVICE, SERVICE, "false", {0, ALICE, BOB, SERVICE}),
     ],
 )
-def test_readers(uid: int | None, own: int, show: bool | None, readable: set[int]) -> None:  # noqa: FBT001 - a setting
+def test_readers(uid: int | None, own: int, show: str, readable: set[int]) -> None:
     """A client reads the texts of these users' runs."""
-    may_read = reader(uid, own, show=show)
+    may_read = reader(uid, own, show)
     assert {each for each in (0, ALICE, BOB, SERVICE) if may_read(each)} == readable
 
 

@@ -63,7 +63,6 @@ def option(kind: ValueType[T], default: str, meaning: str) -> T:
 
 
 _OPTIONAL_PATH = optional(PATH, None)
-_OPTIONAL_BOOLEAN = optional(BOOLEAN, None)
 _OPTIONAL_TEXT = optional(TEXT, None)
 _OPTIONAL_SECRET = optional(SECRET, Secret())
 
@@ -96,9 +95,9 @@ class WebConfig:
     socket: Path = option(SOCKET_PATH_OR_NAME, "api.sock",
         "Unix socket that serves the same pages and API and identifies the client's user, for `gpuwarden runs`; a "
         "file name without a folder is in the folder of runs.socket.")
-    show_error_text: bool | None = option(_OPTIONAL_BOOLEAN, "none",
-        "Whether web.listen serves error messages, which can contain passwords and paths. true: of all users; false: "
-        "never; none: only those of the daemon's own user, unless that is root.")
+    show_error_text: str = option(choice("choice", "own", "true", "false"), "own",
+        "Whether web.listen serves error messages, which can contain passwords and paths. own: only those of the "
+        "daemon's own user, unless that is root; true: of all users; false: never.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,7 @@ class Routes:
         return _json(record)
 
     def _reader(self, request: HttpRequest) -> Reader:
-        return reader(request.uid, os.geteuid(), show=self._config.web.show_error_text)
+        return reader(request.uid, os.geteuid(), self._config.web.show_error_text)
 
     def serve_state(self, _request: HttpRequest) -> HttpResponse:
         """Return the last poll as JSON."""

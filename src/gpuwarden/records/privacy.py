@@ -26,15 +26,15 @@ def read_all(_uid: int) -> bool:
     return True
 
 
-def reader(uid: int | None, own_uid: int, *, show: bool | None) -> Reader:
+def reader(uid: int | None, own_uid: int, show: str) -> Reader:
     """Return the reader that a client is; `uid` is its user, None if unknown. `show` is `web.show_error_text`.
 
     A user reads the texts of their own runs; root and the daemon's user read all, as they can read the database. A
-    client whose user is unknown reads those of the daemon's user unless that is root, or none if `show` is false.
+    client whose user is unknown reads those of the daemon's user if `show` is "own", unless that is root.
     """
-    if show or (uid is not None and uid in (0, own_uid)):
+    if show == "true" or (uid is not None and uid in (0, own_uid)):
         return read_all
-    if uid is None and show is None and own_uid:
+    if uid is None and show == "own" and own_uid:
         uid = own_uid
     return lambda owner: owner == uid
 
