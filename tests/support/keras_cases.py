@@ -609,7 +609,9 @@ def case_nonfinite_loss(daemon: Daemon) -> Any:
         model().fit(x, y, callbacks=[other.callback(interval=0)], **settings)
     finally:
         keras_callback.METRICS_INTERVAL_SECONDS = 1.0
-    return {"finite": finite, "seldom": seldom, "often": other.received()}
+    checked = Daemon(Path(f"{daemon.path}.3"))
+    model().fit(*data(), validation_data=(x, y), callbacks=[checked.callback()], **settings)
+    return {"finite": finite, "seldom": seldom, "often": other.received(), "validation": checked.received()}
 
 
 class OwnLosses(keras.Model):  # type: ignore[misc] # Keras ships no types

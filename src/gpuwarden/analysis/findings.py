@@ -9,11 +9,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from gpuwarden.errors.kind_guides import ERROR_GUIDES, Guide, find_error_guide
-from gpuwarden.protocol.messages import OOM_KINDS
+from gpuwarden.protocol.messages import OOM_KINDS, NonFiniteLoss
 
 NONFINITE_LOSS_STEP = (
     "Restart from a checkpoint saved before that step. Look for bad values in the input, labels out of range, a "
     "learning rate that is too high, a division by zero or log(0); with float16, scale the loss or use bfloat16."
+)
+NONFINITE_VALIDATION_STEP = (
+    "Look for bad values, labels out of range and empty batches in the validation data: training's losses were finite."
 )
 
 
@@ -56,17 +59,24 @@ NO_GPU_GUIDES: Mapping[str, Guide] = {  # by NoGpuReason
 }
 
 
-def nonfinite_loss_text(steps: int, max_steps: int, after: int, first: int) -> str:
-    """Return the steps whose loss was NaN or infinite in words, as exactly as they are known."""
-    count = f"{steps:,}" if steps == max_steps else f"{steps:,} to {max_steps:,}"
-    where = f"step {first:,}" if first == after + 1 else f"steps {after + 1:,} to {first:,}"
-    return f"NaN or infinite in {count} step{'' if max_steps == 1 else 's'}, first in {where}"
+def nonfinite_loss_text(loss: NonFiniteLoss) -> str:
+    """Return the steps and validations whose loss was NaN or infinite in words, as exactly as they are known."""
+    validations = f"{loss.validations:,} validation{'' if loss.validations == 1 else 's'}"
+    if not loss.steps:
+        return f"NaN or infinite in {validations}, first after step {loss.first:,}"
+    count = f"{loss.steps:,}" if loss.steps == loss.max_steps else f"{loss.steps:,} to {loss.max_steps:,}"
+    where = f"step {loss.first:,}" if loss.first == loss.after + 1 else f"steps {loss.after + 1:,} to {loss.first:,}"
+    also = f", and in {validations}" if loss.validations else ""
+    return f"NaN or infinite in {count} step{'' if loss.max_steps == 1 else 's'}, first in {where}{also}"
 
 
-def list_findings(loss: str | None, no_gpu: str | None, error: str | None, exception: str) -> Iterator[RunFinding]:
-    """Yield the findings of a run: its `nonfinite_loss_text`, the reason for no GPU, and the kind of its last error."""
+def list_findings(
+    loss: NonFiniteLoss | None, no_gpu: str | None, error: str | None, exception: str
+) -> Iterator[RunFinding]:
+    """Yield the findings of a run: its loss, the reason for no GPU, and the kind of its last error."""
     if loss is not None:
-        yield RunFinding("nonfinite_loss", f"Loss {loss}.", NONFINITE_LOSS_STEP)
+        step = NONFINITE_LOSS_STEP if loss.steps else NONFINITE_VALIDATION_STEP
+        yield RunFinding("nonfinite_loss", f"Loss {nonfinite_loss_text(loss)}.", step)
     if no_gpu is not None:
         guide = NO_GPU_GUIDES.get(no_gpu, NO_GPU_GUIDES["unused"])  # unknown: of a newer version
         yield RunFinding("no_gpu", f"No GPU used: {guide.meaning}.", guide.next_step)

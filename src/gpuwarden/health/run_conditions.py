@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from gpuwarden.analysis.findings import NO_GPU_GUIDES, NONFINITE_LOSS_STEP, nonfinite_loss_text
+from gpuwarden.analysis.findings import (
+    NO_GPU_GUIDES,
+    NONFINITE_LOSS_STEP,
+    NONFINITE_VALIDATION_STEP,
+    nonfinite_loss_text,
+)
 from gpuwarden.config import thresholds
 from gpuwarden.formatting import format_elapsed
 from gpuwarden.health.model import Check, Condition, Labels, Occurrence, ago_text, run_occurrence, run_text
@@ -68,7 +73,7 @@ def _has_reported(run: RunSnapshot, end: Ending) -> bool:
 def _loss_nonfinite(state: State) -> Iterator[Occurrence]:
     for run in state.runs:
         if (loss := run.nonfinite_loss) and loss.current:
-            text = f"loss {nonfinite_loss_text(loss.steps, loss.max_steps, loss.after, loss.first)}"
+            text = f"loss {nonfinite_loss_text(loss)}"
             since = (run.last_report or state.snapshot.time) - loss.seconds_ago
             yield run_occurrence(state, run, text, f"{run_text(run)}: {text}.", since=since)
 
@@ -153,15 +158,15 @@ RUN_CONDITIONS = (
         severity="warning",
         expr="gpuwarden_run_loss_nonfinite == 1",
         check=_loss_nonfinite,
-        summary="Training loss is NaN or infinite",
+        summary="Loss is NaN or infinite",
         description="""The loss of run {{ $labels.run_name }} ({{ $labels.run_id }}) on {{ $labels.instance }} is NaN or
             infinite.%{owner}""",
         fires="until the run reports a finite loss, or `runs.expiry` after its end",
-        meaning="""The last known loss is NaN or infinite. Mostly the weights are NaN too, so every later step is
-            wasted. With Keras the loss is the mean of the epoch, which stays NaN until the next epoch; with `watch` it
-            is the loss that the loop passes.""",
+        meaning="""The last known loss, of training or of a validation, is NaN or infinite. Where it is training's,
+            mostly the weights are NaN too, so every later step is wasted. With Keras that loss is the mean of the
+            epoch, which stays NaN until the next epoch; with `watch` it is the loss that the loop passes.""",
         diagnosis="`gpuwarden runs show ID` has the first such step, as exactly as it is known, and its time.",
-        action=NONFINITE_LOSS_STEP,
+        action=f"{NONFINITE_LOSS_STEP} Where only validations had it: {NONFINITE_VALIDATION_STEP}",
         false_positives="""One bad batch whose update the program skips: the alert ends with the next finite loss.
             Never fires where [no loss is known](use/runs.md#losses-that-are-not-finite).""",
     ),

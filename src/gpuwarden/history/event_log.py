@@ -178,7 +178,7 @@ class EventLog:
 def _finding_events(run: RunSnapshot, now: float) -> Iterator[Event]:
     run_id, name = run.peer.run_id, run.hello.name
     if loss := run.nonfinite_loss:
-        text = f"run {name}: loss {nonfinite_loss_text(loss.steps, loss.max_steps, loss.after, loss.first)}"
+        text = f"run {name}: loss {nonfinite_loss_text(loss)}"
         at = (run.last_report or now) - loss.seconds_ago
         yield Event(at, "loss", severity_of("RunLossNotFinite"), text[:MAX_TEXT], run_id=run_id)
     if run.no_gpu:

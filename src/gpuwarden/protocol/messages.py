@@ -103,8 +103,9 @@ class Allocation:
 class NonFiniteLoss:
     """Training steps with a loss of NaN or infinity: `steps` at least, `max_steps` at most.
 
-    The first one is one of steps `after` + 1 to `first`, counted from 1, and was noticed `seconds_ago`. `current`: the
-    last known loss is NaN or infinite.
+    The first one is one of steps `after` + 1 to `first`, counted from 1, and was noticed `seconds_ago`. `validations`
+    had such a loss; where no step had, the first one followed step `first`. `current`: the last known loss of training
+    or of validation is NaN or infinite.
     """
 
     steps: int = validated(check_count, default=0)
@@ -113,6 +114,7 @@ class NonFiniteLoss:
     first: int = validated(check_count, default=0)
     seconds_ago: float = validated(check_seconds, default=0.0)
     current: bool = validated(check_boolean, default=False)
+    validations: int = validated(check_count, default=0)
 
 
 @dataclass(frozen=True, slots=True)

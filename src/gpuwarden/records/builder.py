@@ -133,9 +133,8 @@ def _nonfinite_loss(run: RunSnapshot) -> RecordedNonFiniteLoss | None:
     loss = run.nonfinite_loss
     if loss is None or run.last_report is None:
         return None
-    return RecordedNonFiniteLoss(
-        loss.steps, loss.max_steps, loss.after, loss.first, max(run.last_report - loss.seconds_ago, 0.0)
-    )
+    noticed = max(run.last_report - loss.seconds_ago, 0.0)
+    return RecordedNonFiniteLoss(loss.steps, loss.max_steps, loss.after, loss.first, noticed, loss.validations)
 
 
 def _device(uuid: str, usage: DeviceUsage, run: RunSnapshot) -> RecordedDevice:

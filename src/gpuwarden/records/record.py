@@ -115,13 +115,16 @@ class RecordedDiagnosis:
 
 @dataclass(frozen=True, slots=True)
 class RecordedNonFiniteLoss:
-    """Training steps with a loss of NaN or infinity; bounds where not every step's loss is known."""
+    """Training steps and validations with a loss of NaN or infinity; bounds where not every step's loss is known."""
 
     steps: Annotated[int, "Number of such steps, at least."]
     max_steps: Annotated[int, "Number of such steps, at most."]
     after_step: Annotated[int, "Last step known to be before the first such one; steps count from 1."]
     first_step: Annotated[int, "Step by which the first one had occurred; the step itself if it is `after_step` + 1."]
     first_timestamp_seconds: Annotated[UnixTime, "When it was noticed, in Unix time."]
+    validations: Annotated[
+        int, "Number of validations with such a loss; where no step had one, the first followed `first_step`."
+    ] = 0
 
 
 @dataclass(frozen=True, slots=True)

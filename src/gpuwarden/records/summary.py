@@ -34,7 +34,7 @@ def _figures(record: RunRecord) -> dict[str, str]:
     """Return the figures by name; empty where unknown."""
     peaks = [each.memory_peak_bytes for each in record.devices if each.memory_peak_bytes is not None]
     left = [each.headroom_at_peak_bytes for each in record.devices if each.headroom_at_peak_bytes is not None]
-    throttled = find_longest_reason(record.throttled_seconds)
+    throttled, loss = find_longest_reason(record.throttled_seconds), record.nonfinite_loss
     return {
         "steps": _known(str, record.steps),
         "p50": _known(format_duration, record.step_median_seconds),
@@ -46,7 +46,8 @@ def _figures(record: RunRecord) -> dict[str, str]:
         "energy": _known(format_energy, record.energy_joules).replace(" ", ""),
         "throttled": f"{format_elapsed(throttled[1])}({throttled[0]})" if throttled and throttled[1] else "",
         "input_wait": _known("{:.2f}".format, record.input_wait_ratio),
-        "nonfinite_loss_steps": _known(str, record.nonfinite_loss.steps if record.nonfinite_loss else None),
+        "nonfinite_loss_steps": str(loss.steps) if loss and loss.steps else "",
+        "nonfinite_validations": str(loss.validations) if loss and loss.validations else "",
         "no_gpu": record.no_gpu or "",
         "errors": format_counts(record.errors or {}),
         "xids": format_counts(record.xids or {}),

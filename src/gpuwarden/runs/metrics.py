@@ -135,7 +135,7 @@ class RunReadings(Table[RunSnapshot], prefix="gpuwarden_run_", key=("run_id",)):
         "Training steps with a loss of NaN or infinity; with Keras, which has the epoch's mean only, one for each such epoch.",
         _read_nonfinite_loss(lambda loss: loss.steps), source="report, docs/use/runs.md")
     loss_nonfinite = Metric[RunSnapshot](
-        "gpuwarden_run_loss_nonfinite", "gauge", "", "Whether the run's last known loss is NaN or infinite; no series where no loss is known.",
+        "gpuwarden_run_loss_nonfinite", "gauge", "", "Whether the run's last known loss, of training or of validation, is NaN or infinite; no series where no loss is known.",
         _read_nonfinite_loss(lambda loss: float(loss.current)), source="report, docs/use/runs.md")
     no_gpu_info = Metric[RunSnapshot](
         "gpuwarden_run_no_gpu_info", "info", "", "Reason why the run trains without a GPU on a host that has GPUs.",

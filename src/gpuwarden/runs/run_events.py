@@ -74,9 +74,11 @@ class ReportEvents:
         for action, text in _ACTIONS.items():
             if before is not None and report.actions.get(action, 0) > before.actions.get(action, 0):
                 new.append(RunEvent(at, "pressure", text))
-        loss = report.nonfinite_loss
-        if loss and loss.steps and not (before and before.nonfinite_loss and before.nonfinite_loss.steps):
+        loss, known = report.nonfinite_loss, before.nonfinite_loss if before else None
+        if loss and loss.steps and not (known and known.steps):
             new.append(RunEvent(max(at - loss.seconds_ago, 0.0), "event", f"loss NaN or infinite by step {loss.first}"))
+        if loss and loss.validations and not (known and known.validations):
+            new.append(RunEvent(at, "event", "validation loss NaN or infinite"))
         if new:
             self.events = bounded((*self.events, *new))
 

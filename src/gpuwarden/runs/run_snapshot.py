@@ -75,9 +75,9 @@ class RunSnapshot:
 
     @property
     def nonfinite_loss(self) -> NonFiniteLoss | None:
-        """Steps with a loss of NaN or infinity; None if there were none, as far as known."""
+        """Steps and validations with a loss of NaN or infinity; None if there were none, as far as known."""
         loss = self.report.nonfinite_loss if self.report else None
-        return loss if loss and loss.steps else None
+        return loss if loss and (loss.steps or loss.validations) else None
 
     @property
     def state(self) -> RunStateName:

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuwarden.client.errors.nonfinite_loss import NonFiniteLossCounter
+from gpuwarden.protocol.messages import NonFiniteLoss
 
 epochs = st.lists(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=8), min_size=1, max_size=4)
 
@@ -35,6 +36,21 @@ def test_mean_of_an_epoch(steps: list[list[tuple[bool, bool]]]) -> None:
     if truth:
         assert found.after < truth[0] <= found.first
         assert found.seconds_ago == 2.0
+
+
+def test_validation() -> None:
+    """A validation is counted for itself; it is current until the next one is finite, whatever training's loss is."""
+    counter = NonFiniteLossCounter()
+    counter.record_validation(4, 1.0, is_finite=False)
+    counter.record_finite(8)
+    counter.record_validation(8, 2.0, is_finite=False)
+    found = counter.summarize(3.0)
+    assert found == NonFiniteLoss(0, 0, 0, 4, seconds_ago=2.0, current=True, validations=2)
+    counter.record_nonfinite(12, 4.0)
+    counter.record_validation(12, 5.0, is_finite=True)
+    counter.record_finite(16)
+    found = counter.summarize(5.0)
+    assert found == NonFiniteLoss(1, 4, 8, 12, seconds_ago=1.0, current=False, validations=2)
 
 
 def test_unknown() -> None:

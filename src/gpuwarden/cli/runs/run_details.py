@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from gpuwarden.analysis.findings import RunFinding, list_findings, nonfinite_loss_text
+from gpuwarden.analysis.findings import list_findings
 from gpuwarden.analysis.memory.headroom import headroom_limit_text
 from gpuwarden.cli.common.terminal import sanitize
 from gpuwarden.cli.runs.memory_chart import choose_alphabet
@@ -25,7 +25,7 @@ from gpuwarden.cli.runs.memory_report import (
 from gpuwarden.cli.runs.run_list import state_text
 from gpuwarden.errors.kind_guides import find_error_guide
 from gpuwarden.formatting import cut_middle, format_bytes, format_duration, format_elapsed, format_energy, format_ratio
-from gpuwarden.protocol.messages import OOM_KINDS
+from gpuwarden.protocol.messages import OOM_KINDS, NonFiniteLoss
 from gpuwarden.records.record import RecordedAllocation, RecordedDevice, RecordedError, RunRecord
 
 LABEL_WIDTH = 14
@@ -87,19 +87,22 @@ def _lines(record: RunRecord, gpus: Mapping[str, str]) -> Iterator[tuple[str, st
         yield from _known("ended", record.ended_timestamp_seconds, _moment)
         yield "duration", format_elapsed(record.duration_seconds)
     yield "state", state_text(record) + (f" ({record.evidence})" if record.outcome else "")
-    for finding in _list_findings(record):
-        yield "finding", finding.text
-        yield "next step", finding.next_step
+    yield from _finding_lines(record)
     yield from _training_lines(record)
     yield from _cost_lines(record, gpus)
 
 
-def _list_findings(record: RunRecord) -> Iterator[RunFinding]:
-    loss, text = record.nonfinite_loss, None
-    if loss is not None:
-        steps = nonfinite_loss_text(loss.steps, loss.max_steps, loss.after_step, loss.first_step)
-        text = f"{steps}, at {_moment(loss.first_timestamp_seconds)}"
-    return list_findings(text, record.no_gpu, None, "")
+def _finding_lines(record: RunRecord) -> Iterator[tuple[str, str]]:
+    if loss := record.nonfinite_loss:
+        reported = NonFiniteLoss(
+            loss.steps, loss.max_steps, loss.after_step, loss.first_step, validations=loss.validations
+        )
+        noticed = f" Noticed at {_moment(loss.first_timestamp_seconds)}."
+    else:
+        reported, noticed = None, ""
+    for finding in list_findings(reported, record.no_gpu, None, ""):
+        yield "finding", finding.text + (noticed if finding.name == "nonfinite_loss" else "")
+        yield "next step", finding.next_step
 
 
 def _training_lines(record: RunRecord) -> Iterator[tuple[str, str]]:

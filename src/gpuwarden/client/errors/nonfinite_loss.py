@@ -20,6 +20,9 @@ class NonFiniteLossCounter:
         self._steps = self._max_steps = 0
         self._first: tuple[int, int, float] | None = None  # bounds of the first such step, and when it was noticed
         self._current = False
+        self._validations = 0
+        self._first_validation: tuple[int, float] | None = None  # the step before it, and when it was noticed
+        self._is_validation_current = False
 
     def record_finite(self, step: int | None = None) -> None:
         """Record a finite loss. Steps up to `step` were finite as far as known; None if that is not known of any."""
@@ -40,13 +43,25 @@ class NonFiniteLossCounter:
         if self._first is None:
             self._first = after, step, now
 
+    def record_validation(self, step: int, now: float, *, is_finite: bool) -> None:
+        """Record the loss of a validation after `step`; `now` is monotonic."""
+        self._known = True
+        self._is_validation_current = not is_finite
+        if not is_finite:
+            self._validations += 1
+            self._first_validation = self._first_validation or (step, now)
+
     def summarize(self, now: float) -> NonFiniteLoss | None:
         """Return the figures for a report; None while no loss is known. `now` is monotonic."""
         if not self._known:
             return None
-        if self._first is None:
-            return NonFiniteLoss()
-        after, step, since = self._first
+        after, step, since = self._first or (0, *(self._first_validation or (0, now)))
         return NonFiniteLoss(
-            self._steps, self._max_steps, after, step, seconds_ago=max(now - since, 0.0), current=self._current
+            self._steps,
+            self._max_steps,
+            after,
+            step,
+            seconds_ago=max(now - since, 0.0),
+            current=self._current or self._is_validation_current,
+            validations=self._validations,
         )

@@ -67,9 +67,14 @@ class LossReader:
         A custom train_step may have several, such as a GAN's. If it updates none of Keras's, Keras says 0.
         """
         named = logs.items() if isinstance(logs, dict) else ()
-        losses = [float(loss) for name, loss in named if _is_loss(name) and isinstance(loss, Real)]
-        if losses and (self._is_mean or any(losses)):
-            self._record(sum(losses), self._run.steps)
+        known = {str(name): float(loss) for name, loss in named if isinstance(loss, Real)}
+        losses = {name: loss for name, loss in known.items() if name.endswith("loss")}
+        validation = [losses.pop(name) for name in list(losses) if name.startswith("val_")]
+        if any(losses.values()) or (losses and self._is_mean):
+            self._record(sum(losses.values()), self._run.steps)
+        if validation:
+            is_finite = math.isfinite(sum(validation))
+            self._run.nonfinite_losses.record_validation(self._run.steps, monotonic(), is_finite=is_finite)
 
     def _read(self, steps: int) -> int | None:
         self._metric = self._metric or (_find_metric(self._model()) if self.is_readable else None)
@@ -92,11 +97,6 @@ class LossReader:
         else:
             losses.record_nonfinite(steps, monotonic(), is_new=self._is_finite)
         self._is_finite = math.isfinite(mean)
-
-
-def _is_loss(name: object) -> bool:
-    """Return whether a log is a loss of training; Keras adds "val_" to those of validation."""
-    return isinstance(name, str) and name.endswith("loss") and not name.startswith("val_")
 
 
 def _find_metric(model: Any) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 from urllib.parse import quote
 
-from gpuwarden.analysis.findings import list_findings, nonfinite_loss_text
+from gpuwarden.analysis.findings import list_findings
 from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.health.status import HEALTH_RANK, BoxStatus, Trouble, worst
 from gpuwarden.pressure.levels import headroom_ratio
@@ -180,8 +180,7 @@ def _run(
 
 def _findings(run: RunSnapshot) -> list[FindingDocument]:
     loss, error = run.nonfinite_loss, run.errors[-1].error if run.errors else None
-    text = nonfinite_loss_text(loss.steps, loss.max_steps, loss.after, loss.first) if loss else None
-    found = list_findings(text, run.no_gpu, error.kind if error else None, error.exception if error else "")
+    found = list_findings(loss, run.no_gpu, error.kind if error else None, error.exception if error else "")
     return [FindingDocument(each.name, each.text, each.next_step) for each in found]
 
 
