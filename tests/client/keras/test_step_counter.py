@@ -201,7 +201,7 @@ def test_abandoned(run: Reporter, clock: Clock, returned: int, steps: int) -> No
     fit = Fit(run, clock)
     fit.begin_epoch()
     fit.go(2, 0, 1, 2)
-    fit.returned[0] = returned
+    fit.returned.count = returned
     Fit(run, clock).play(4)
     assert (run.steps, sum(run.durations.buckets)) == (steps + 4, 1 + 3)
 
@@ -211,7 +211,7 @@ def test_abandoned_in_a_short_execution(run: Reporter, clock: Clock) -> None:
     fit = Fit(run, clock, per_execution=3, in_epoch=4)
     fit.begin_epoch()
     fit.go(2, 0, 3)
-    fit.returned[0] = 2
+    fit.returned.count = 2
     run.finish()
     run.finish()
     assert run.steps == 4

@@ -34,6 +34,15 @@ class InputMeter(Protocol):
         """Update once more and stop until the next execution: the epoch ends or validation starts."""
 
 
+class ReturnCounter:
+    """Counter of the calls of a function that have returned."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
 class Observer(Protocol):
     """Callback that is notified of a function's exceptions."""
 
@@ -48,7 +57,6 @@ class _Wrapped:
     """Callable that replaces `function` and passes attribute access through to it.
 
     A copy or pickle contains only the function. `meter` gets the arguments of each call and may replace them.
-    `returned[0]` counts the calls that have returned.
     """
 
     # Names that no function uses for its own attributes.
@@ -63,10 +71,10 @@ class _Wrapped:
     _gpuwarden_function: Callable[..., Any]
     _gpuwarden_observer: weakref.ref[Observer]
     _gpuwarden_meter: InputMeter | None
-    _gpuwarden_returned: list[int]
+    _gpuwarden_returned: ReturnCounter
 
     def __init__(
-        self, function: Callable[..., Any], observer: Observer, meter: InputMeter | None, returned: list[int]
+        self, function: Callable[..., Any], observer: Observer, meter: InputMeter | None, returned: ReturnCounter
     ) -> None:
         object.__setattr__(self, "_gpuwarden_function", function)
         object.__setattr__(self, "_gpuwarden_observer", weakref.ref(observer))
@@ -79,7 +87,7 @@ class _Wrapped:
         except BaseException as error:  # KeyboardInterrupt too: the call has ended
             _report(self._gpuwarden_observer, error)
             raise
-        self._gpuwarden_returned[0] += 1
+        self._gpuwarden_returned.count += 1
         return result
 
     def __getattr__(self, name: str) -> Any:
@@ -100,15 +108,17 @@ class _Wrapped:
 
 
 def wrap(
-    function: Callable[..., Any], observer: Observer, meter: InputMeter | None = None, returned: list[int] | None = None
+    function: Callable[..., Any],
+    observer: Observer,
+    meter: InputMeter | None = None,
+    returned: ReturnCounter | None = None,
 ) -> Callable[..., Any]:
     """Return a callable that reports exceptions of `function` to `observer`, which is referenced weakly.
 
     A wrapped function is unwrapped first. The end of the data is reported as such, not as an error. Exceptions of
     `observer` are dropped. `meter` gets the arguments of each call and may replace them; if it raises, they are kept.
-    `returned[0]` counts the calls that have returned.
     """
-    return _Wrapped(unwrap(function), observer, meter, [0] if returned is None else returned)
+    return _Wrapped(unwrap(function), observer, meter, returned or ReturnCounter())
 
 
 def unwrap(function: Any) -> Any:
@@ -154,7 +164,7 @@ class FunctionPatch:
         kind: FunctionKind,
         observer: Observer,
         meter: InputMeter | None = None,
-        returned: list[int] | None = None,
+        returned: ReturnCounter | None = None,
     ) -> None:
         """Patch a function, see `wrap`. Repeat it each epoch: `compile` and `make_train_function` make a new one."""
         function = getattr(self._model, f"{kind}_function", None)

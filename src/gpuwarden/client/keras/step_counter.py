@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 
+from gpuwarden.client.keras.function_patch import ReturnCounter
 from gpuwarden.client.reporter import Reporter
 
 COMPILED_RATIO = 10.0  # times the usual step: a step longer than that compiled, if a function was traced meanwhile
@@ -23,7 +24,7 @@ class StepCounter:
     `traces` changes whenever a function was traced; None if unknown. An execution that traced counts as a step, but its
     time counts as compile time: the first one, and later ones that are much longer than usual. If traces are unknown,
     the first execution of a fit counts as compiling. `settle` counts finished executions; the run calls it before a
-    report. `returned[0]` counts the executions that have returned: if another callback's exception ends the fit, it
+    report. `returned` counts the executions that have returned: if another callback's exception ends the fit, it
     shows whether the last one has. Then `cut_short` is called with the number of steps of the epoch or its last part.
     """
 
@@ -52,7 +53,7 @@ class StepCounter:
         self._first = True  # the current execution, or the next one, is the fit's first
         # If an execution may be short, it is known to be complete only after the next one has ended.
         self._doubtful = 1 if per_execution > 1 and in_epoch is None else 0
-        self.returned = [0]
+        self.returned = ReturnCounter()
         self._begins: list[float] = []  # start times of executions since the last `settle`, and of the current one
         self._reset()
         run.finish()  # a fit that another callback's exception ended
@@ -65,7 +66,7 @@ class StepCounter:
         self._executions = 0  # finished
         self._ended: list[float | None] = []  # seconds of the finished ones not counted yet; None: compiled
         self._counted = 0
-        self._returned_before = self.returned[0]
+        self._returned_before = self.returned.count
         self._run.stepping = False
 
     @property
@@ -112,7 +113,7 @@ class StepCounter:
         self.settle()
         if not self._begins:
             return
-        if self.returned[0] - self._returned_before > self._executions:
+        if self.returned.count - self._returned_before > self._executions:
             self._executions += 1
             self._ended.append(None)  # its end is unknown
         # Without reading `updates`, since the process may be ending.
