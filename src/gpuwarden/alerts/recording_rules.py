@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpuwarden.health.model import UNLESS_UNVERIFIED
 from gpuwarden.owners.kinds import OWNER_KINDS
 from gpuwarden.usage.gpu_meter import SLOWDOWNS
 
@@ -117,11 +118,10 @@ def _holder_sum(what: str) -> str:
 FLEET_RULES = (
     RecordingRule(
         name="gpuwarden:box:headroom_ratio:min",
-        expr="""
+        expr=f"""
             min by (cluster, job, instance) (
               1 / (1 + gpuwarden_run_allocator_memory_bytes / gpuwarden_run_memory_headroom_bytes)
-                unless on (cluster, job, instance, run_id, uuid)
-              gpuwarden_run_device_verified == 0
+              {UNLESS_UNVERIFIED}
             )
         """,
     ),

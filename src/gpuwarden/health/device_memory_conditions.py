@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from gpuwarden.formatting import format_bytes, format_elapsed
-from gpuwarden.health.model import Check, Condition, Occurrence, gpu_occurrence, gpu_text, pressure_conditions
+from gpuwarden.health.model import (
+    UNLESS_UNVERIFIED,
+    Check,
+    Condition,
+    Occurrence,
+    gpu_occurrence,
+    gpu_text,
+    pressure_conditions,
+)
 from gpuwarden.pressure.levels import RunPressure
 from gpuwarden.protocol.messages import Level
 from gpuwarden.state import State
 
 _SIZE = "(gpuwarden:device:memory_free_bytes + gpuwarden:device:memory_used_bytes)"
-_VERIFIED_HEADROOM = """(
-              gpuwarden_run_memory_headroom_bytes
-                unless on (cluster, job, instance, run_id, uuid)
-              gpuwarden_run_device_verified == 0
-            )"""
+_VERIFIED_HEADROOM = f"(gpuwarden_run_memory_headroom_bytes {UNLESS_UNVERIFIED})"
 
 
 _PRESSURE_TEXTS: Mapping[Level, str] = {"critical": "almost out of memory", "warning": "memory running low"}

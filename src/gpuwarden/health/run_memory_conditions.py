@@ -8,6 +8,7 @@ from gpuwarden.config import thresholds
 from gpuwarden.formatting import format_bytes, format_forecast, format_ratio
 from gpuwarden.health.device_memory_conditions import lasting_text, memory_pressure_text
 from gpuwarden.health.model import (
+    UNLESS_UNVERIFIED,
     Check,
     Condition,
     Occurrence,
@@ -106,20 +107,19 @@ RUN_MEMORY_CONDITIONS = (
         name="RunNearOutOfMemory",
         subject="run",
         severity="critical",
-        expr="""
+        expr=f"""
             gpuwarden_run_memory_headroom_bytes
             and (
               gpuwarden_run_memory_headroom_bytes
-                <= %{near_oom_ratio} * (gpuwarden_run_memory_headroom_bytes + gpuwarden_run_allocator_memory_bytes)
+                <= %{{near_oom_ratio}} * (gpuwarden_run_memory_headroom_bytes + gpuwarden_run_allocator_memory_bytes)
               or
               gpuwarden_run_memory_headroom_in_step_bytes
-                <= %{near_oom_ratio}
+                <= %{{near_oom_ratio}}
                   * (gpuwarden_run_memory_headroom_in_step_bytes + gpuwarden_run_allocator_memory_bytes)
               or
-              gpuwarden_run_seconds_to_oom <= %{oom_soon.seconds}
+              gpuwarden_run_seconds_to_oom <= %{{oom_soon.seconds}}
             )
-            unless on (cluster, job, instance, run_id, uuid)
-            gpuwarden_run_device_verified == 0
+            {UNLESS_UNVERIFIED}
         """,
         joins=("run", "gpu"),
         # No `for`: at the next evaluation the run may have failed. Headroom varies with the steps, so it keeps firing.
