@@ -65,6 +65,8 @@ def test_claimed_gpus_are_not_affected(daemon: Daemon) -> None:
         (run,) = state["runs"]
         marks = {(device.get("unverified", False), device.get("pressure")) for device in run["devices"]}
         assert marks == {(False, "critical"), (True, "warning") if highest else (False, None)}
+        unused = [device.get("unused", False) for device in run["devices"]]
+        assert unused.count(True) == (0 if highest else GPUS - 1)
         used = page.all("gpuwarden_run_device_verified")
         assert sorted(used.values()) == ([1.0] if highest == 0 else [0.0] * (GPUS - 1) + [1.0])
         if highest == 0:

@@ -63,6 +63,7 @@ def test_limit_of_a_cgroup_from_driver_to_users(tmp_path: Path, mock_nvml: MockN
         (device,) = each["devices"]
         assert (device["headroom_limit"], device["headroom_limit_bytes"]) == ("cgroup", 3072 * MIB)
         assert device["headroom_limit_used_bytes"] == 2816 * MIB
+        assert device["headroom_limit_text"] == "under its cgroup's limit of 3.00 GiB"
         shown = subprocess.run(
             [
                 sys.executable,

@@ -62,8 +62,8 @@ def test_gpus_of_a_run() -> None:
     """A GPU that the driver cannot confirm has a question mark; one that the run does not use is left out."""
     devices = [
         {"uuid": "GPU-0"},
-        {"uuid": "GPU-1", "unverified": True, "headroom_unknown": "process_unlisted"},
-        {"uuid": "GPU-2", "headroom_unknown": "process_unlisted"},
+        {"uuid": "GPU-1", "unverified": True},
+        {"uuid": "GPU-2", "unused": True},
     ]
     console = Console(width=120)
     with console.capture() as shown:

@@ -80,9 +80,9 @@ def _where(devices: Sequence[ApiObject], places: Mapping[str, str]) -> str:
     """Return the GPUs of a run, with a question mark for one that is unknown or unverified."""
     found = []
     for device in devices:
-        place, is_unverified = places.get(device.text("uuid"), "?"), device.is_true("unverified")
-        if is_unverified or device.text("headroom_unknown") != "process_unlisted":
-            found.append(f"{place}?" if is_unverified else place)
+        if not device.is_true("unused"):
+            place = places.get(device.text("uuid"), "?")
+            found.append(f"{place}?" if device.is_true("unverified") else place)
     return ",".join(found) if len(found) <= 2 else f"{found[0]}+{len(found) - 1}"  # noqa: PLR2004 - as many as fit
 
 

@@ -53,6 +53,7 @@ class DeviceDocument:
 
     uuid: Annotated[str, "UUID of the GPU or MIG instance."]
     unverified: Annotated[bool | None, "True if the driver's list of processes cannot show whether the run is there. `gpuwarden_run_device_verified`."] = None
+    unused: Annotated[bool | None, "True if the driver does not list the run there, so that it does not count for the GPU."] = None
     memory_in_use_bytes: Annotated[int | None, "Memory in use by its allocator."] = None
     memory_peak_bytes: Annotated[int | None, "Highest memory in use so far."] = None
     memory_limit_bytes: Annotated[int | None, "The allocator's own limit."] = None
@@ -63,6 +64,7 @@ class DeviceDocument:
     headroom_in_step_bytes: Annotated[Number, "Headroom that the last steps left, while memory grows with them."] = None
     headroom_limit: Annotated[str | None, "Limit that is reached first: device, allocator, cgroup or mps."] = None
     headroom_limit_bytes: Annotated[Number, "That limit, unless it is the device's memory."] = None
+    headroom_limit_text: Annotated[str | None, "That limit in words, such as: under its cgroup's limit of 24.0 GiB."] = None
     headroom_limit_used_bytes: Annotated[Number, "Memory charged to the cgroup with that limit."] = None
     headroom_unknown: Annotated[str | None, "Reason why headroom is unknown (docs/understand/headroom.md)."] = None
     pressure: Annotated[str | None, "Pressure on that memory: none, warning or critical."] = None
@@ -214,9 +216,11 @@ def _device(run: RunSnapshot, uuid: str, state: State) -> DeviceDocument:
     memory, headroom = run.memory.get(uuid), run.headroom.get(uuid)
     pressure = state.pressure.of_runs.get((run.peer.run_id, uuid))
     limit = run.headroom_limits.get(uuid) if headroom is not None else None
+    unverified, unknown = run.devices.get(uuid) is False, run.headroom_unknown.get(uuid)
     return DeviceDocument(
         uuid=uuid,
-        unverified=run.devices.get(uuid) is False or None,
+        unverified=unverified or None,
+        unused=(unknown == "process_unlisted" and not unverified) or None,
         memory_in_use_bytes=memory.current if memory else None,
         memory_peak_bytes=memory.peak if memory else None,
         memory_limit_bytes=memory.limit if memory else None,
@@ -227,8 +231,9 @@ def _device(run: RunSnapshot, uuid: str, state: State) -> DeviceDocument:
         headroom_in_step_bytes=run.headroom_in_step.get(uuid),
         headroom_limit=limit.kind if limit else None,
         headroom_limit_bytes=limit.limit if limit else None,
+        headroom_limit_text=(limit.text.strip() or None) if limit else None,
         headroom_limit_used_bytes=limit.used if limit else None,
-        headroom_unknown=run.headroom_unknown.get(uuid),
+        headroom_unknown=unknown,
         pressure=pressure.level if pressure else None,
         **_growth(run.leaks.get(uuid), "memory", "seconds_to_oom"),
     )

@@ -18,8 +18,6 @@ const HEADROOM_UNKNOWN = {
   report_expired: "the last report is too old",
 };
 
-const HEADROOM_LIMITS = { allocator: "the allocator's own limit", cgroup: "its cgroup's limit", mps: "its MPS limit" };
-
 export const anchor = (run) => `run-${run.run_id}`;
 
 export function runs(state, places, charts) {
@@ -46,7 +44,7 @@ function card(run, places, charts) {
   const id = anchor(run);
   const devices = run.devices ?? [];
   const tight = tightest(devices);
-  const where = devices.filter(isUsed).map(({ uuid, unverified }) => `${places.get(uuid) ?? "?"}${unverified ? " (unverified)" : ""}`).join(", ");
+  const where = devices.filter(({ unused }) => !unused).map(({ uuid, unverified }) => `${places.get(uuid) ?? "?"}${unverified ? " (unverified)" : ""}`).join(", ");
   const of = [run.user, run.framework, run.job ? `job ${run.job}` : null, known(run.rank) ? `rank ${run.rank}` : null].filter(Boolean).join(" · ");
   return h("article", { class: `card ${run.condition}`, id, "data-key": run.run_id, tabindex: "-1", "aria-labelledby": `${id}-name` },
     h("div", { class: "title" },
@@ -76,18 +74,15 @@ function line(run) {
 
 const receipt = (run) => h("a", { href: run.receipt.replace(/^\/+/, "") }, "run record", h("span", { class: "unseen" }, ` of ${short(run.name)}`));
 
-const isUsed = (device) => device.unverified || device.headroom_unknown !== "process_unlisted";
-
 function tightest(devices) {
   return devices.filter(({ headroom_ratio: share }) => known(share)).sort((one, other) => one.headroom_ratio - other.headroom_ratio)[0] ?? devices[0];
 }
 
 function headroom(tight) {
   if (!known(tight.headroom_bytes)) return null;
-  const end = HEADROOM_LIMITS[tight.headroom_limit];
   const share = [
     known(tight.headroom_ratio) ? `${percent(tight.headroom_ratio)} of its limit is free` : null,
-    end && known(tight.headroom_limit_bytes) ? `under ${end} of ${amount(tight.headroom_limit_bytes)}` : null,
+    tight.headroom_limit_text,
     known(tight.headroom_in_step_bytes) ? `${amount(tight.headroom_in_step_bytes)} left within a step` : null,
   ].filter(Boolean).join(", ");
   return fact("Headroom", amount(tight.headroom_bytes), { note: share, level: ofPressure(tight.pressure), ratio: tight.headroom_ratio ?? null });
