@@ -526,7 +526,7 @@ def test_connection_reset_is_handled(loop: Loop, server: WebServer) -> None:
 def test_client_without_credentials_is_closed_and_the_next_one_answered(
     loop: Loop, server: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client on the Unix socket whose user the kernel does not tell, as under a strict seccomp filter."""
+    """A client on the Unix socket whose user the kernel does not report, as under a strict seccomp filter."""
     path = tmp_path / "api.sock"
 
     def fail(_: socket.socket) -> tuple[int, int]:
