@@ -158,10 +158,10 @@ def test_timeline_of_a_silent_run() -> None:
 def test_marks_keep_first_and_newest() -> None:
     """The first and the newest marks of each kind are kept, in order of time."""
     events = [RunEvent(float(each), "neighbour", f"{each}") for each in range(100)]
-    kept = bounded([*events, RunEvent(50.5, "oom", "x" * 1000)])
+    kept = bounded([*events, RunEvent(50.5, "out_of_memory", "x" * 1000)])
     newest = [float(each) for each in range(100 - MAX_EVENTS_PER_KIND + 1, 100)]
     assert [event.at for event in kept] == [0.0, 50.5, *newest]
-    assert {len(event.text) for event in kept if event.kind == "oom"} == {MAX_EVENT_TEXT}
+    assert {len(event.text) for event in kept if event.kind == "out_of_memory"} == {MAX_EVENT_TEXT}
 
 
 def test_reports_add_marks_of_changes() -> None:
@@ -195,7 +195,7 @@ def test_reports_add_marks_of_changes() -> None:
 
 def test_out_of_memory_is_marked() -> None:
     """An out-of-memory error is among the marks, with the requested size."""
-    assert [(mark.at_seconds, mark.text) for mark in example_record().marks if mark.kind == "oom"] == [
+    assert [(mark.at_seconds, mark.text) for mark in example_record().marks if mark.kind == "out_of_memory"] == [
         (7000.0, "out of device memory: 4.00 GiB requested (too big)")
     ]
 

@@ -207,7 +207,7 @@ class RecordedEvent:
     """Event of the run that concerns its memory."""
 
     at_seconds: Annotated[float, "Time, in seconds since the run started."]
-    kind: Annotated[str, "phase, batch_size, retry, oom, neighbour, pressure or event."]
+    kind: Annotated[str, "phase, batch_size, retry, out_of_memory, neighbour, pressure or event."]
     text: Annotated[str, "Description."]
     uuid: Annotated[str | None, "GPU or MIG instance of the event."] = None
 

@@ -112,7 +112,7 @@ def _oom_event(error: RecordedError, record: RunRecord) -> RunEvent:
     wanted = f": {format_bytes(asked)} requested" if asked else ""
     why = f" ({error.verdict.name.replace('_', ' ')})" if error.verdict else ""
     at = error.timestamp_seconds - record.began_timestamp_seconds  # the clock may have been set meanwhile
-    return RunEvent(min(max(at, 0.0), record.duration_seconds), "oom", f"out of {where}{wanted}{why}")
+    return RunEvent(min(max(at, 0.0), record.duration_seconds), "out_of_memory", f"out of {where}{wanted}{why}")
 
 
 def compute_max_points(devices: int) -> int:

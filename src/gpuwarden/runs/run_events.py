@@ -11,7 +11,7 @@ from typing import Literal
 
 from gpuwarden.protocol.messages import Action, Phase, Report
 
-RunEventKind = Literal["phase", "batch_size", "retry", "oom", "neighbour", "pressure", "event"]
+RunEventKind = Literal["phase", "batch_size", "retry", "out_of_memory", "neighbour", "pressure", "event"]
 MAX_EVENTS_PER_KIND = 8
 MAX_EVENT_TEXT = 200  # characters
 

@@ -45,7 +45,9 @@ def make_record(devices: int = 1, marks: int = 0, **changes: object) -> RunRecor
     shares = tuple(
         replace(share, uuid=f"GPU-{each}", lowest_headroom_bytes=float(GIB * (9 - each))) for each in range(devices)
     )
-    made = tuple(RecordedEvent(float(each), "phase" if each else "oom", f"mark {each}") for each in range(marks))
+    made = tuple(
+        RecordedEvent(float(each), "phase" if each else "out_of_memory", f"mark {each}") for each in range(marks)
+    )
     bare = replace(
         example_record(), devices=shares, marks=made, errors_told=(), host_memory_growth_bytes_per_second=None
     )
