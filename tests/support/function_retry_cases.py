@@ -32,7 +32,7 @@ from training_cases import cases_in, serve
 
 from gpuwarden import watch, with_oom_retry
 
-EXAMPLES, WIDTH, STEPS = 8192, 2000, 3
+EXAMPLES, WIDTH, STEPS = 32_768, 2000, 3
 X = np.random.default_rng(0).random((EXAMPLES, 3), "float32")
 Y = X.sum(axis=1, keepdims=True)
 
@@ -44,10 +44,10 @@ class Trained:
         self.sizes: list[int] = []
         self._daemon = Receiver(folder / "daemon.sock")
 
-    def train(self, loop: Callable[[int], Any], restore: Callable[[], object] | None = None) -> Any:
+    def train(self, loop: Callable[[int], Any], size: int = EXAMPLES, **settings: Any) -> Any:
         """Call a loop with the first batch size, and smaller ones while memory runs out."""
 
-        @with_oom_retry(batch_size=EXAMPLES, restore=restore)
+        @with_oom_retry(batch_size=size, **settings)
         def call(*, batch_size: int) -> Any:
             self.sizes.append(batch_size)
             with watch("retried", socket=self._daemon.path, devices={"CPU:0": "GPU-1"}):
@@ -86,7 +86,7 @@ def case_tensorflow(folder: Path) -> Any:
         return hidden.numpy()
 
     restore()
-    weights = trained.train(loop, restore)
+    weights = trained.train(loop, 8192, restore=restore)
     restore()
     return trained.summary(weights, loop(trained.sizes[-1]))
 
@@ -106,7 +106,8 @@ def case_torch(folder: Path) -> Any:
             optimizer.step()
         return model[0].weight.detach().numpy()
 
-    with limited_memory(96 << 20):
+    loop(1024)  # now its threads have their stacks
+    with limited_memory(128 << 20):
         weights = trained.train(loop)
     return trained.summary(weights, loop(trained.sizes[-1]))
 
@@ -130,9 +131,9 @@ def case_jax(folder: Path) -> Any:
         return np.asarray(weights[0])
 
     trained = Trained(folder)
-    loop(8)
 
-    with limited_memory(96 << 20):
+    loop(1024)  # now its threads have their stacks
+    with limited_memory(128 << 20):
         weights = trained.train(loop)
     return trained.summary(weights, loop(trained.sizes[-1]))
 
