@@ -31,7 +31,8 @@ from gpuwarden.metrics.model import Metric
 from gpuwarden.owners.metrics import OwnerReadings
 from gpuwarden.pressure.metrics import PressureReadings
 from gpuwarden.runs.metrics import RunReadings
-from gpuwarden.xid.codes import Severity, codes
+from gpuwarden.severity import Severity
+from gpuwarden.xid.codes import codes
 
 # All queries need the same labels: `merge` joins rows by the labels that all have.
 _EACH = f"max by ({DEVICE})"

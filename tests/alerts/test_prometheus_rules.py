@@ -21,7 +21,8 @@ from gpuwarden.config.rule_settings import SETTINGS, TIME
 from gpuwarden.config.value_types import DURATION
 from gpuwarden.health import conditions
 from gpuwarden.health.model import Condition, fill_places
-from gpuwarden.xid.codes import Severity, codes, explain
+from gpuwarden.severity import Severity
+from gpuwarden.xid.codes import codes, explain
 
 REPOSITORY = Path(__file__).parents[2]
 RULES = REPOSITORY / "deploy" / "prometheus" / "rules" / "gpuwarden.yml"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from gpuwarden.cli.commands.reference_command import render_xids
 from gpuwarden.xid.codes import _ROWS, OTHER_SEVERITIES, XIDS, Action, codes, explain
 
 # Column "immediate action" of NVIDIA's catalogue as of 2025-10 (docs.nvidia.com/deploy/xid-errors), where it is one
@@ -62,3 +65,12 @@ def test_other_severities_are_explained() -> None:
     assert all(explain(code, severity).severity == severity for code, severity in OTHER_SEVERITIES)
     assert explain(145, "critical").action is Action.RESET_GPU
     assert explain(145, "warning") is explain(145)
+    assert (codes("critical").count(144), codes("info").count(144)) == (1, 1)
+
+
+def test_reference_has_one_row_a_code() -> None:
+    """The reference says in the row of a code how its events differ."""
+    rows = re.findall(r"^\| (\d+) \|.*$", render_xids(), re.MULTILINE)
+    assert list(map(int, rows)) == list(XIDS)
+    row = "check_nvlink; *fatal*: reset_gpu; *nonfatal*: ignore | warning; *fatal*: critical; *nonfatal*: info |"
+    assert render_xids().count(row) == 7  # 144 to 150

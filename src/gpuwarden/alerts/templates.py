@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpuwarden.xid.codes import Action, Severity, codes, explain
+from gpuwarden.severity import Severity
+from gpuwarden.xid.codes import Action, codes, explain
 
 # Joins that add the names of the run or device to a sample.
 JOINS = {

@@ -44,6 +44,7 @@ from gpuwarden.config.value_types import (
     list_of,
     optional,
 )
+from gpuwarden.severity import SEVERITY_RANK
 
 T = TypeVar("T")
 
@@ -286,7 +287,7 @@ class AlertmanagerConfig:
         "URL of Grafana for links in alerts; none omits these links.")
 
 
-_SEVERITY = choice("severity", "critical", "warning", "info")
+_SEVERITY = choice("severity", *SEVERITY_RANK)
 
 
 @dataclass(frozen=True, slots=True)

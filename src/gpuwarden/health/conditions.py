@@ -10,10 +10,11 @@ from gpuwarden.health.device_memory_conditions import DEVICE_MEMORY_CONDITIONS
 from gpuwarden.health.ecc_conditions import ECC_CONDITIONS
 from gpuwarden.health.gpu_conditions import GPU_CONDITIONS
 from gpuwarden.health.link_conditions import LINK_CONDITIONS
-from gpuwarden.health.model import Condition, Occurrence, Severity
+from gpuwarden.health.model import Condition, Occurrence
 from gpuwarden.health.run_conditions import RUN_CONDITIONS
 from gpuwarden.health.run_memory_conditions import RUN_MEMORY_CONDITIONS
 from gpuwarden.health.thermal_conditions import THERMAL_CONDITIONS
+from gpuwarden.severity import Severity
 from gpuwarden.state import State
 
 log = logging.getLogger(__name__)

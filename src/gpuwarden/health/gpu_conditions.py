@@ -18,8 +18,9 @@ from gpuwarden.health.model import (
     gpu_occurrence,
     gpu_text,
 )
+from gpuwarden.severity import Severity
 from gpuwarden.state import State
-from gpuwarden.xid.codes import Severity, explain, times_by_severity
+from gpuwarden.xid.codes import explain, times_by_severity
 
 
 def _down(state: State) -> Iterator[Occurrence]:

@@ -18,16 +18,15 @@ from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.owners.owner_text import gpu_owner_text, process_owner_text
 from gpuwarden.protocol.messages import Level
 from gpuwarden.runs.run_snapshot import RunSnapshot
+from gpuwarden.severity import Severity
 from gpuwarden.state import State
 
-Severity = Literal["critical", "warning", "info"]
 Subject = Literal["run", "gpu", "box"]
 Labels = Mapping[str, str]
 _NO_LABELS: Labels = {}
 _TEXTS = ("summary", "description", "fires", "meaning", "diagnosis", "action", "false_positives")
 Key = tuple[str, tuple[tuple[str, str], ...]]
 
-SEVERITY_RANK: Mapping[str, int] = {"critical": 0, "warning": 1, "info": 2}
 _PRESSURE_SUFFIXES: Mapping[Level, str] = {"critical": "Critical", "warning": ""}  # of the names of conditions
 PRESSURE_SEVERITY: Mapping[Level, Severity] = {"critical": "critical", "warning": "warning", "none": "info"}
 

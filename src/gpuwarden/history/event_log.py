@@ -11,12 +11,13 @@ from gpuwarden.config import thresholds
 from gpuwarden.fair_eviction import select_evicted
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.health.conditions import severity_of
-from gpuwarden.health.model import PRESSURE_SEVERITY, Severity, fault_text
+from gpuwarden.health.model import PRESSURE_SEVERITY, fault_text
 from gpuwarden.health.run_conditions import END_CONDITIONS, stall_cause_text
 from gpuwarden.metrics.model import Labels
 from gpuwarden.protocol.messages import OOM_KINDS, Level
 from gpuwarden.runs.outcome import Ending
 from gpuwarden.runs.run_snapshot import RunSnapshot
+from gpuwarden.severity import Severity
 from gpuwarden.state import State
 from gpuwarden.xid.codes import explain, worst_severity
 

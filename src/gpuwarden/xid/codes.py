@@ -10,13 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal
 
 from gpuwarden.gpu.snapshot import EventCount
-
-# As of alerts. critical: the GPU is out of service until an operator acts; warning: act today; info: a program's fault.
-Severity = Literal["critical", "warning", "info"]
-_BY_GRAVITY = ("critical", "warning", "info")
+from gpuwarden.severity import SEVERITY_RANK, Severity
 
 
 class Action(Enum):
@@ -42,20 +38,23 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """One code."""
+    """One code; `case` names the events of it that have another severity than the others."""
 
     code: int
     meaning: str
     action: Action
     severity: Severity
     ends: int = 0  # code of the condition that it ends
+    case: str = ""
 
 
-def _engines(codes: Iterable[int], meaning: str, action: Action, severity: Severity) -> Iterator[Xid]:
+def _engines(codes: Iterable[int], meaning: str, action: Action, severity: Severity, case: str = "") -> Iterator[Xid]:
     """Return a row for each code of a family, such as the engines of one kind."""
-    return (Xid(code, meaning, action, severity) for code in codes)
+    return (Xid(code, meaning, action, severity, case=case) for code in codes)
 
 
+_FLAGGED = range(144, 151)  # with the driver's flag fatal or nonfatal
+_REPEATED = (13, 31)
 # fmt: off
 _ROWS = (
     Xid(8, "Work on a channel timed out.", Action.RESTART_APPLICATION, "info"),
@@ -115,7 +114,7 @@ _ROWS = (
     Xid(140, "A memory error that ECC cannot correct, and that was not contained.", Action.RESET_GPU, "critical"),
     Xid(141, "CUDA's fast path had an error.", Action.IGNORE, "info"),
     Xid(143, "The GPU could not be initialised.", Action.RESET_GPU, "critical"),
-    *_engines(range(144, 151), "A fifth-generation NVLink had an error; the kernel log has its kind.",
+    *_engines(_FLAGGED, "A fifth-generation NVLink had an error; the kernel log has its kind.",
               Action.CHECK_NVLINK, "warning"),
     Xid(151, "The rotation of the encryption keys failed.", Action.RESTART_VM, "critical"),
     *_engines((152, 153), "The deep learning accelerator had an error.", Action.IGNORE, "info"),
@@ -138,14 +137,12 @@ _ROWS = (
     Xid(185, "Spare parts of the GPU's memory or units changed their state, such as one that came into use.", Action.CONTACT_SUPPORT, "warning"),
 )
 # Events whose severity is not that of their code.
-_FATAL = range(144, 151)
-_REPEATED = (13, 31)
 _OTHER_SEVERITIES = (
     *_engines(_REPEATED, "Three in a row in one part of the GPU (GPC and TPC): the hardware may be faulty.",
-              Action.CONTACT_SUPPORT, "warning"),
-    *_engines(_FATAL, "A fifth-generation NVLink had an error that the driver calls fatal.", Action.RESET_GPU, "critical"),
-    *_engines(_FATAL, "A fifth-generation NVLink had an error that the driver calls nonfatal.", Action.IGNORE, "info"),
-    Xid(163, "Power smoothing was switched off, and is on again.", Action.IGNORE, "info"),
+              Action.CONTACT_SUPPORT, "warning", "repeated"),
+    *_engines(_FLAGGED, "A fifth-generation NVLink had an error that the driver calls fatal.", Action.RESET_GPU, "critical", "fatal"),
+    *_engines(_FLAGGED, "A fifth-generation NVLink had an error that the driver calls nonfatal.", Action.IGNORE, "info", "nonfatal"),
+    Xid(163, "Power smoothing was switched off, and is on again.", Action.IGNORE, "info", case="ended"),
 )
 # fmt: on
 
@@ -170,7 +167,7 @@ def codes(severity: Severity) -> list[int]:
 
 def severity_of_event(code: int, *, fatal: bool | None, repeated: bool) -> Severity:
     """Return the severity of an event: by the driver's flag for NVLink, and by repeats for a program's faults."""
-    if fatal is not None and code in _FATAL:
+    if fatal is not None and code in _FLAGGED:
         return "critical" if fatal else "info"
     return "warning" if repeated and code in _REPEATED else explain(code).severity
 
@@ -184,4 +181,4 @@ def worst_severity(code: int, seen: EventCount, since: float) -> str:
     """Return the gravest severity of events after that time; that of the last event if there are none."""
     times = times_by_severity(code, seen)
     recent = [severity for severity, at in times.items() if at > since]
-    return min(recent, key=_BY_GRAVITY.index) if recent else max(times, key=lambda severity: times[severity])
+    return min(recent, key=SEVERITY_RANK.__getitem__) if recent else max(times, key=lambda severity: times[severity])

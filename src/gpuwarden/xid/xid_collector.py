@@ -14,7 +14,8 @@ from gpuwarden.log_limiter import LogLimiter
 from gpuwarden.nvml.events import OperationalEvent, XidEvents, XidReport
 from gpuwarden.nvml.identity import GpuIdentity
 from gpuwarden.nvml.interface import Nvml
-from gpuwarden.xid.codes import Severity, explain, severity_of_event
+from gpuwarden.severity import Severity
+from gpuwarden.xid.codes import explain, severity_of_event
 from gpuwarden.xid.deduplicator import XidDeduplicator
 from gpuwarden.xid.kernel_messages import normalize_pci_address, parse_xids
 from gpuwarden.xid.repeats import RepeatTracker

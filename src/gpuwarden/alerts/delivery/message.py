@@ -15,7 +15,8 @@ from functools import cache
 
 from gpuwarden.alerts.prometheus_rules import Choices, docs_path
 from gpuwarden.health.conditions import CONDITIONS
-from gpuwarden.health.model import SEVERITY_RANK, Alert, Condition, fill_places
+from gpuwarden.health.model import Alert, Condition, fill_places
+from gpuwarden.severity import SEVERITY_RANK
 
 MAX_LISTED = 12  # alerts that one message describes; of the others it names only the subjects
 MAX_TITLE_CHARS = 160

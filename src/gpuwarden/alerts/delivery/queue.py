@@ -16,7 +16,8 @@ from gpuwarden.alerts.delivery.message import Notification
 from gpuwarden.alerts.delivery.target import Policy
 from gpuwarden.alerts.inhibition import find_hidden
 from gpuwarden.health.evaluator import AlertStates
-from gpuwarden.health.model import SEVERITY_RANK, Alert, Key
+from gpuwarden.health.model import Alert, Key
+from gpuwarden.severity import SEVERITY_RANK
 
 # Of each severity, active ones and those whose end is not sent yet; further ones are dropped and counted.
 MAX_QUEUED_ALERTS = 2000

@@ -81,25 +81,22 @@ def _xid_lines() -> Iterator[str]:
     yield ""
     yield "## Codes"
     yield ""
+    yield "Some events of a code have another action and severity. *fatal*, *nonfatal*: the driver's flag, in the"
+    yield "kernel log only ([access](../start/install.md#xids-from-the-kernel-log)). *repeated*: three in a row in one"
+    yield "part of the GPU (GPC and TPC, also from the kernel log), so the hardware may be faulty. *ended*: by XID 162."
+    yield ""
     yield "| XID | meaning | action | severity |"
     yield "| --- | --- | --- | --- |"
     for xid in XIDS.values():
         yield _xid_row(str(xid.code), xid)
     yield _xid_row("other", explain(0))
-    yield ""
-    yield "## Events of another severity"
-    yield ""
-    yield "Some events have another severity than their code. The flag *fatal* or *nonfatal*, and the part of the GPU,"
-    yield "are in the kernel log only ([access](../start/install.md#xids-from-the-kernel-log)). XID 162 ends 163."
-    yield ""
-    yield "| XID | meaning | action | severity |"
-    yield "| --- | --- | --- | --- |"
-    for xid in OTHER_SEVERITIES.values():
-        yield _xid_row(str(xid.code), xid)
 
 
 def _xid_row(code: str, xid: Xid) -> str:
-    return f"| {code} | {xid.meaning} | {xid.action.slug} | {xid.severity} |"
+    cases = [each for each in OTHER_SEVERITIES.values() if each.code == xid.code]
+    actions = "; ".join((xid.action.slug, *(f"*{each.case}*: {each.action.slug}" for each in cases)))
+    severities = "; ".join((xid.severity, *(f"*{each.case}*: {each.severity}" for each in cases)))
+    return f"| {code} | {xid.meaning} | {actions} | {severities} |"
 
 
 def render_errors() -> str:
