@@ -66,6 +66,7 @@ OWN = {  # functions that are called in another way than by nvidia-ml-py
     "nvmlDeviceGetSramEccErrorStatus",
     *listing_functions(pynvml),
     *(name for name in FUNCTIONS if name.startswith("nvmlEventSet") and name.endswith(("_v1", "_v3"))),
+    *(name for name in FUNCTIONS if name.startswith(("nvmlSystemEventSet", "nvmlSystemRegisterEvents"))),
 }
 
 

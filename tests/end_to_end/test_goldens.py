@@ -41,6 +41,7 @@ NO_QUESTIONS = {
     "nvmlEventSetWait_v2",
     *(name for name in FUNCTIONS if name.startswith("nvmlEventSet") and name.endswith(("_v1", "_v3"))),
     "nvmlEventSetFree",
+    *(name for name in FUNCTIONS if name.startswith(("nvmlSystemEventSet", "nvmlSystemRegisterEvents"))),
 }
 
 

@@ -12,7 +12,7 @@ import pytest
 from kernel_log_fifo import Fifo
 
 from gpuwarden.host.kernel_log import KMSG, MAX_BYTES, MAX_RECORDS, KernelLog
-from gpuwarden.nvml.events import XidReport
+from gpuwarden.nvml.events.model import XidReport
 from gpuwarden.xid.kernel_messages import PREFIXES, normalize_pci_address, parse_xids
 
 GPU = "0000:3b:00.0"

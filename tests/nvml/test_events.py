@@ -151,6 +151,42 @@ def test_continues_with_a_gpu_without_operational_events(case_result: Any) -> No
     assert case_result == [[0, 48], [1, 31]]
 
 
+def test_receives_bindings(case_result: Any) -> None:
+    """An unbinding and a binding come once each, in order, with the GPU's PCI address, next to XIDs."""
+    bindings, xids = case_result
+    assert bindings == [["0000:11:00.0", False], ["0000:11:00.0", True], ["0000:10:00.0", False]]
+    assert xids == [[0, 31], [0, 48]]
+
+
+def test_receives_bindings_where_no_gpu_has_events(case_result: Any) -> None:
+    """System events need no GPU that has XID events; XIDs are not listened to then."""
+    bindings, listening = case_result
+    assert bindings == [["0000:10:00.0", True]]
+    assert not listening
+
+
+def test_finds_a_gpu_bound_without_an_event(case_result: Any) -> None:
+    """A GPU bound while no event set existed is found by the kernel's list: the driver is opened once more."""
+    unnoticed, reopened, xids = case_result
+    assert unnoticed == [1, 0]
+    assert reopened == 1
+    assert xids == [[1, 31]]
+
+
+def test_waits_for_no_bindings_where_the_driver_has_none(case_result: Any) -> None:
+    """A driver without system events is asked once, and costs the XIDs nothing."""
+    created, waited, xids = case_result
+    assert (created, waited, xids) == (1, 0, [[0, 31], [1, 48]])
+
+
+def test_bindings_that_fail_cost_no_xid(case_result: Any) -> None:
+    """Waits for system events that fail end after three; XIDs are received all the time, from one event set."""
+    waited, sets, xids = case_result
+    assert waited == 3
+    assert sets == 1
+    assert xids == [[0, 31], [1, 48]]
+
+
 def test_layouts_are_those_of_the_binding() -> None:
     """The mock, which checks these sizes when it is compiled, has the layouts of nvidia-ml-py."""
     sizes = {
@@ -158,5 +194,10 @@ def test_layouts_are_those_of_the_binding() -> None:
         pynvml.c_nvmlEventSetWait_v3_t: 224,
         pynvml.c_nvmlEventSetGetContextInfo_v1_t: 20,
         pynvml.c_nvmlEventSetGetContextData_v1_t: 16,
+        pynvml.c_nvmlSystemEventSetCreateRequest_v1_t: 16,
+        pynvml.c_nvmlSystemEventSetFreeRequest_v1_t: 16,
+        pynvml.c_nvmlSystemRegisterEventRequest_v1_t: 24,
+        pynvml.c_nvmlSystemEventData_v1_t: 16,
+        pynvml.c_nvmlSystemEventSetWaitRequest_v1_t: 32,
     }
     assert {layout: ctypes.sizeof(layout) for layout in sizes} == sizes

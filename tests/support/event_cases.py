@@ -20,19 +20,21 @@ from typing import Any
 
 import pynvml
 
+from gpuwarden.gpu import poller
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.snapshot import Snapshot
-from gpuwarden.nvml import events
+from gpuwarden.nvml import troubleshooting
 from gpuwarden.nvml.constants import OPERATIONAL_GROUP_PREVIOUS as PREVIOUS
 from gpuwarden.nvml.constants import OPERATIONAL_PRIMARY as PRIMARY
 from gpuwarden.nvml.constants import OPERATIONAL_PROPAGATED as PROPAGATED
 from gpuwarden.nvml.driver import binding
-from gpuwarden.nvml.events import OperationalEvent
+from gpuwarden.nvml.events import event_listener
+from gpuwarden.nvml.events.model import DriverBinding, OperationalEvent, XidReport
 from gpuwarden.xid.xid_collector import XidCollector
 from mock_nvml import MockNvml
 
 LIMIT_SECONDS = 30.0
-events.WAIT_SECONDS = 0.2  # so that the tests take a fifth of the time
+event_listener.WAIT_SECONDS = 0.2  # so that the tests take a fifth of the time
 
 
 class Box:
@@ -51,7 +53,7 @@ class Box:
         self.snapshot = await self.poller.poll()
         self.xids.follow(self.snapshot)
         index = {gpu.identity.uuid: gpu.identity.index for gpu in self.snapshot.gpus}
-        self.events_received += [[index[each.gpu], each.code] for each in self.events.drain()]
+        self.events_received += [[index[each.gpu], each.code] for each in self.events.drain(XidReport)]
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Poll until it holds; fail after a while."""
@@ -79,7 +81,7 @@ class Box:
         return {
             name.removeprefix("nvml"): count
             for name, count in self.mock.calls().items()
-            if "EventSet" in name or name.endswith("RegisterEvents")
+            if name.startswith("nvmlEventSet") or name == "nvmlDeviceRegisterEvents"
         }
 
 
@@ -110,6 +112,7 @@ async def case_continues_with_a_gpu_without_events(box: Box) -> object:
 
 async def case_ends_where_no_gpu_has_events(box: Box) -> object:
     box.mock.error("*", "nvmlDeviceRegisterEvents", "NOT_SUPPORTED")
+    box.mock.error("*", "nvmlSystemEventSetCreate", "FUNCTION_NOT_FOUND")
     await box.until(lambda: box.calls().get("EventSetFree") == 1)
     await box.until(lambda: listeners() == 0)
     for _ in range(3):
@@ -127,7 +130,7 @@ async def case_ends_where_the_library_has_no_events(box: Box) -> object:
 
 
 async def case_retries_a_gpu_that_failed_once(box: Box) -> object:
-    events.RETRY_SECONDS = 0.1
+    event_listener.RETRY_SECONDS = 0.1
     box.mock.error(0, "nvmlDeviceRegisterEvents", "UNKNOWN")
     await box.listening()
     box.mock.clear()
@@ -149,7 +152,7 @@ async def case_registers_a_gpu_that_came_back(box: Box) -> object:
 
 
 async def case_registers_after_driver_reload(box: Box) -> object:
-    events.RETRY_SECONDS = 0.1
+    event_listener.RETRY_SECONDS = 0.1
     await box.listening()
     box.mock.error("*", "*", "UNINITIALIZED")
     await box.until(lambda: box.snapshot is not None and box.snapshot.fault == "uninitialized")
@@ -164,7 +167,7 @@ async def case_registers_after_driver_reload(box: Box) -> object:
 
 
 async def case_survives_waits_that_fail(box: Box) -> object:
-    events.RETRY_SECONDS = 0.1
+    event_listener.RETRY_SECONDS = 0.1
     await box.listening()
     box.mock.error("*", "nvmlEventSetWait_v2", "GPU_IS_LOST")
     await box.until(lambda: box.calls()["EventSetCreate"] >= 2)
@@ -185,7 +188,7 @@ async def case_keeps_the_set_after_one_failed_wait(box: Box) -> object:
     return [box.events_received, box.calls()["EventSetCreate"]]
 
 
-async def released(listener: events.XidEvents) -> bool:
+async def released(listener: event_listener.EventListener) -> bool:
     """Make the wait end; return whether it did."""
     listener.stop()
     end = time.monotonic() + 2
@@ -204,7 +207,7 @@ async def case_receives_operational_events(box: Box) -> object:
     found: list[OperationalEvent] = []
 
     def received() -> bool:
-        found.extend(box.events.drain_operational())
+        found.extend(box.events.drain(OperationalEvent))
         return len(found) >= 5
 
     await box.until(received)
@@ -236,8 +239,78 @@ async def case_continues_with_a_gpu_without_operational_events(box: Box) -> obje
     return box.events_received
 
 
+def drain_bindings(box: Box) -> list[list[object]]:
+    return [[each.pci, each.bound] for each in box.events.drain(DriverBinding)]
+
+
+async def case_receives_bindings(box: Box) -> object:
+    await box.listening()
+    found: list[list[object]] = []
+
+    async def received(count: int) -> None:
+        await box.until(lambda: found.extend(drain_bindings(box)) or len(found) >= count)
+
+    box.mock.unbind(1)
+    await received(1)
+    await box.receives((0, 31))
+    box.mock.bind(1)
+    box.mock.unbind(0)
+    await received(3)
+    await box.receives((0, 48))
+    return [found, box.events_received]
+
+
+async def case_finds_a_gpu_bound_without_an_event(box: Box) -> object:
+    poller.REOPEN_SECONDS = 0.1
+    kernel = troubleshooting.GPUS_OF_THE_KERNEL_MODULE = Path(os.environ["MOCK_NVML_CONTROL"]).parent / "gpus"
+    box.poller.register(box.events)
+    await box.listening()
+    box.mock.unbind(1)
+    bindings: list[DriverBinding] = []
+    await box.until(lambda: bindings.extend(box.events.drain(DriverBinding)) or bool(bindings))
+    box.poller.rebind(bindings)
+    await box.until(lambda: box.mock.calls().get("nvmlShutdown", 0) == 1 and box.up() == 1)
+    box.poller.rebind(())
+    box.mock.bind(1)  # nobody reads the event of this from here on
+    end = time.monotonic() + 0.5
+    await box.until(lambda: time.monotonic() > end)
+    unnoticed = [box.up(), box.mock.calls()["nvmlShutdown"] - 1]
+    (kernel / "0000:11:00.0").mkdir(parents=True)
+    await box.until(lambda: box.up() == 2)
+    await box.receives((1, 31))
+    return [unnoticed, box.mock.calls()["nvmlShutdown"] - 1, box.events_received]
+
+
+async def case_receives_bindings_where_no_gpu_has_events(box: Box) -> object:
+    box.mock.error("*", "nvmlDeviceRegisterEvents", "NOT_SUPPORTED")
+    await box.until(lambda: box.mock.calls().get("nvmlSystemEventSetWait", 0) > 0)
+    box.mock.bind(0)
+    found: list[list[object]] = []
+    await box.until(lambda: found.extend(drain_bindings(box)) or bool(found))
+    return [found, box.events.listening]
+
+
+async def case_waits_for_no_bindings_where_the_driver_has_none(box: Box) -> object:
+    box.mock.error("*", "nvmlSystemEventSetCreate", "FUNCTION_NOT_FOUND")
+    await box.listening()
+    await box.receives((0, 31), (1, 48))
+    calls = box.mock.calls()
+    return [calls["nvmlSystemEventSetCreate"], calls.get("nvmlSystemEventSetWait", 0), box.events_received]
+
+
+async def case_bindings_that_fail_cost_no_xid(box: Box) -> object:
+    box.mock.error("*", "nvmlSystemEventSetWait", "UNKNOWN")
+    await box.listening()
+    await box.receives((0, 31))
+    await box.until(lambda: box.mock.calls().get("nvmlSystemEventSetWait", 0) >= 3)
+    waits = box.calls()["EventSetWait_v2"]
+    await box.until(lambda: box.calls()["EventSetWait_v2"] >= waits + 3)
+    await box.receives((1, 48))
+    return [box.mock.calls()["nvmlSystemEventSetWait"], box.calls()["EventSetCreate"], box.events_received]
+
+
 async def case_hang_affects_events_only(box: Box) -> object:
-    events.HUNG_SECONDS = 1.5
+    event_listener.HUNG_SECONDS = 1.5
     await box.listening()
     box.mock.hang("*", "nvmlEventSetWait_v2")
     await box.until(lambda: not box.events.listening)
@@ -264,12 +337,12 @@ async def case_releases_the_driver(box: Box) -> object:
 
 
 async def case_receives_pending_events_before_registering_again(box: Box) -> object:
-    events.MAX_PENDING = 1
+    event_listener.MAX_PENDING = 1
     await box.listening()
     for code in (31, 32, 43):
         box.mock.xid(0, code)
     end = time.monotonic() + LIMIT_SECONDS
-    while not box.events._pending and time.monotonic() < end:
+    while not box.events._pending[XidReport] and time.monotonic() < end:
         await asyncio.sleep(0.02)
     assert box.snapshot
     lost = [replace(gpu, fault="gpu_is_lost") for gpu in box.snapshot.gpus]
@@ -280,16 +353,16 @@ async def case_receives_pending_events_before_registering_again(box: Box) -> obj
 
 
 async def case_drains_no_more_than_fit(box: Box) -> object:
-    events.MAX_PENDING = 3
+    event_listener.MAX_PENDING = 3
     await box.listening()
     for _ in range(10):
         box.mock.xid(0, 31)
     end = time.monotonic() + LIMIT_SECONDS
-    while len(box.events._pending) < 3 and time.monotonic() < end:
+    while len(box.events._pending[XidReport]) < 3 and time.monotonic() < end:
         await asyncio.sleep(0.02)
     waits = box.calls()["EventSetWait_v2"]
     await asyncio.sleep(0.2)
-    seen = [len(box.events._pending), box.calls()["EventSetWait_v2"] - waits]
+    seen = [len(box.events._pending[XidReport]), box.calls()["EventSetWait_v2"] - waits]
     await box.until(lambda: len(box.events_received) == 10)
     return seen
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from gpuwarden.gpu.snapshot import EventCount
-from gpuwarden.nvml.events import XidReport, XidSource
+from gpuwarden.nvml.events.model import XidReport, XidSource
 from gpuwarden.xid.codes import worst_severity
 from gpuwarden.xid.deduplicator import APART_SECONDS, MAX_CODES, MAX_OPEN, XidDeduplicator
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from gpuwarden.host.kernel_log import KernelRecord
-from gpuwarden.nvml.events import XidReport
+from gpuwarden.nvml.events.model import XidReport
 from gpuwarden.xid.kernel_messages import parse_xids
 from gpuwarden.xid.repeats import REMEMBER_SECONDS, RepeatTracker
 

@@ -23,6 +23,7 @@ from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
 from gpuwarden.host import oom_killer, pid_namespace
 from gpuwarden.host.host_sampler import HostSample, HostSampler
 from gpuwarden.host.kernel_log import KernelLog
+from gpuwarden.nvml.events.model import DriverBinding, DriverEvent, XidReport
 from gpuwarden.owners.containers import ContainerNames
 from gpuwarden.owners.processes import ProcessIdentifier
 from gpuwarden.owners.resolver import OwnerResolver
@@ -63,7 +64,7 @@ class Pipeline:
         self.poller = _poller(config, source)
         self.xids = XidCollector(source.nvml)
         self.poller.register(self.xids.events)
-        self.xids.events.on_xid = self._request_if_urgent
+        self.xids.events.on_event = self._request_for_event
         self.kernel_log = KernelLog(_KERNEL_LOG_PREFIXES, config.kernel_log.path) if source.is_local else None
         self.sees_host = pid_namespace.is_initial()  # otherwise pids of the kernel log are of another namespace
         self.host = HostSampler(config.poll.slow_interval)
@@ -108,6 +109,7 @@ class Pipeline:
 
     async def update(self, counts: Counts) -> State:
         """Poll once; `counts` has the counters from outside the pipeline."""
+        self.poller.rebind(self.xids.events.drain(DriverBinding))
         snapshot = await self.poller.poll()
         # Only now: the kernel's records about a run that ended meanwhile must be read before its end is shown.
         logged = self.kernel_log.read() if self.kernel_log else []
@@ -170,6 +172,13 @@ class Pipeline:
         self.poller.arm(advice.gpu_limits, self._request_if_urgent)
         self.registry.set_advice_limits(advice.run_limits)
         return advice.events_with(sent)
+
+    def _request_for_event(self, event: DriverEvent) -> None:
+        """Request a poll from the thread of events: an unbinding waits for the daemon to release the GPU."""
+        if isinstance(event, DriverBinding):
+            self._request_from_thread()
+        elif isinstance(event, XidReport):
+            self._request_if_urgent()
 
     def _request_if_urgent(self) -> None:
         """Request a poll from another thread, if a run reads advice or alerts are sent."""

@@ -10,7 +10,7 @@ from gpuwarden.formatting import format_fields
 from gpuwarden.gpu.call_pool import CallPool, RepeatedCall
 from gpuwarden.gpu.memory_sampler import MemoryProbe
 from gpuwarden.gpu.reader import INTERNAL, Answers, GpuGoneError, GpuReader
-from gpuwarden.gpu.snapshot import HUNG, Gpu
+from gpuwarden.gpu.snapshot import HUNG, UNBOUND, Gpu
 from gpuwarden.log_limiter import ChangeLog
 from gpuwarden.nvml.identity import GpuIdentity, identify
 from gpuwarden.nvml.interface import Handle, Nvml
@@ -31,6 +31,7 @@ class PolledGpu:
         self._errors: Counter[str] = Counter()
         self._identifying = RepeatedCall(threads, self._find)
         self.reading = RepeatedCall(threads, self._read)
+        self.unbound = False  # whether the driver was unbound from it, and it has not answered since
         self._was_up = True
         self._changes = ChangeLog()
         self._identity: GpuIdentity | None = None
@@ -106,7 +107,7 @@ class PolledGpu:
         try:
             answers = self.reading.collect()
         except GpuGoneError as error:
-            return self._down(error.name)
+            return self._down(UNBOUND if self.unbound else error.name)
         except TimeoutError:
             return self._down(HUNG)
         except Exception as error:  # noqa: BLE001 - a fault of ours or of the binding affects this GPU only
@@ -116,7 +117,7 @@ class PolledGpu:
         self._last_success = answers.time
         if not self._was_up:
             self._log(logging.WARNING, "GPU answers again")
-        self._was_up = True
+        self._was_up, self.unbound = True, False
         return Gpu(
             identity=self.identity,
             fault=None,

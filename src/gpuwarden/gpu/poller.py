@@ -21,6 +21,7 @@ from gpuwarden.gpu.runtime_suspend import SuspendMonitor
 from gpuwarden.gpu.snapshot import HUNG, Gpu, Snapshot
 from gpuwarden.host.host_reader import HostMemory, read_host_memory
 from gpuwarden.log_limiter import ChangeLog
+from gpuwarden.nvml.events.model import DriverBinding
 from gpuwarden.nvml.identity import GpuIdentity, provisional_identity
 from gpuwarden.nvml.interface import Handle, Nvml
 from gpuwarden.nvml.return_codes import NO_PERMISSION, NVMLError, code_of, error_name
@@ -36,6 +37,7 @@ _STEP_SECONDS = 0.01  # between checks whether calls have returned
 RELEASE_SECONDS = 10.0  # timeout for calls in progress when the driver is released on request
 IDLE_RELEASE_SECONDS = 3.0  # the same within a poll, for runtime suspend
 IDLE_RETRY_SECONDS = 60.0  # before that is tried again after a failure
+REOPEN_SECONDS = 5.0  # after the driver was reopened for an event, before a GPU bound without an event is looked for
 _SLOW_GROUP_GPUS = 4  # GPUs whose slow tiers share a poll: alone, with cold caches, one costs 1.5 times as much
 
 
@@ -98,6 +100,8 @@ class Poller:
         self._fault: str | None = None
         self._paused_until: float | None = None  # by the monotonic clock
         self._suspend_retry_at = 0.0  # monotonic
+        self._bindings: Sequence[DriverBinding] = ()
+        self._wants_reopen, self._reopen_at = False, 0.0  # not earlier than this monotonic time
 
     @property
     def uninterruptible(self) -> bool:
@@ -127,6 +131,17 @@ class Poller:
         paused, self._paused_until = self._paused_until is not None, None
         return paused
 
+    def rebind(self, bindings: Sequence[DriverBinding]) -> None:
+        """Reopen the driver in the next poll, if the driver was bound to GPUs or unbound from them."""
+        self._bindings = bindings
+        for each in bindings:
+            self._wants_reopen, self._reopen_at = True, 0.0
+            gpu = next((gpu for gpu in self._gpus.values() if gpu.identity.has_address(each.pci)), None)
+            if gpu:
+                gpu.unbound = not each.bound
+            fields = format_fields(pci=each.pci, gpu=gpu.identity.uuid if gpu else None)
+            log.warning("driver %s GPU %s", "bound to" if each.bound else "unbound from", fields)
+
     async def poll(self) -> Snapshot:
         """Read all GPUs; takes at most three intervals and 30 s, however the driver behaves."""
         began, started = self._wall(), self._stopwatch()
@@ -137,6 +152,7 @@ class Poller:
             self._suspend.update()
         if self._paused_until is not None or await self._released_for_suspend():
             return self._snapshot(began, started, None, asked=False)
+        await self._reopen_if_wanted()
         self._counting.start(self._timeout)
         if self._session.open:
             # Together with the count: a second round over the threads costs half a poll's time.
@@ -177,6 +193,7 @@ class Poller:
             paused_until=None if left is None else began + left,
             asleep={gpu.identity.uuid: suspend.is_asleep(gpu.identity.pci_bus_id) for gpu in gpus} if suspend else {},
             asleep_count=suspend.asleep_count if suspend else None,
+            bindings=tuple(self._bindings),
         )
 
     def _gpus_to_poll(self) -> list[PolledGpu]:
@@ -197,6 +214,23 @@ class Poller:
                 self._suspend_retry_at = time.monotonic() + IDLE_RETRY_SECONDS
                 return False
         return True
+
+    async def _reopen_if_wanted(self) -> None:
+        """Shut the driver down after a change of bindings: an unbinding waits for it, and NVML lists GPUs at init."""
+        if time.monotonic() < self._reopen_at:
+            return
+        for gpu in self._gpus.values():
+            # Bound again before the new event set was there: no event reports that, but the kernel lists the GPU.
+            if gpu.unbound and gpu.is_down and gpu.identity.pci_bus_id in list_kernel_gpus():
+                gpu.unbound, self._wants_reopen = False, True
+        if not self._wants_reopen:
+            return
+        self._wants_reopen, self._reopen_at = False, time.monotonic() + REOPEN_SECONDS
+        try:
+            await self._release(IDLE_RELEASE_SECONDS)
+        except StillUsedError as error:
+            log.warning("cannot reopen driver %s", format_fields(error=error))
+            self._wants_reopen, self._reopen_at = True, time.monotonic() + IDLE_RETRY_SECONDS
 
     async def _release(self, patience: float) -> None:
         """Shut the driver down, which closes its devices. Raises StillUsedError after twice `patience` at most."""

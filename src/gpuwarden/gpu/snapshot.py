@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from gpuwarden.metrics.model import Metric, Readings
+from gpuwarden.nvml.events.model import DriverBinding
 from gpuwarden.nvml.identity import GpuIdentity, MigIdentity
 from gpuwarden.nvml.session import DriverVersions
 
 HUNG = "timeout"  # fault of a call that timed out
+UNBOUND = "driver_unbound"  # fault of a GPU that the driver was unbound from
 
 OperationalKind: TypeAlias = "tuple[str, str, str]"  # severity, category and role of an operational event
 
@@ -138,6 +140,7 @@ class Snapshot:
     if it did not answer; `errors` counts failures of the driver as a whole since the daemon started. `asked` is false
     if the driver was not called: during a pause, until `paused_until`, or so that GPUs can be suspended. `asleep` says
     which GPUs are suspended, `asleep_count` includes those not identified; both are known only with gpus.let_sleep.
+    `bindings` are the changes since the last poll.
     """
 
     time: float
@@ -152,6 +155,7 @@ class Snapshot:
     paused_until: float | None = None
     asleep: Mapping[str, bool] = field(default_factory=dict)
     asleep_count: int | None = None
+    bindings: tuple[DriverBinding, ...] = ()
     _by_uuid: Mapping[str, Gpu] = field(init=False, repr=False, compare=False)  # the MIG instances' UUIDs included
 
     def __post_init__(self) -> None:

@@ -127,7 +127,7 @@ GPU_CONDITIONS = (
         meaning="""A GPU does not answer the driver's calls, or a call hangs. Runs on it fail or hang. One that has not
             answered since gpuwarden started is named by its PCI address.""",
         diagnosis="""`gpuwarden_gpu_errors_total` has the driver's error, `dmesg | grep -i xid` the cause.
-            `gpu_is_lost`: the GPU has fallen off the bus.""",
+            `gpu_is_lost`: the GPU has fallen off the bus; `driver_unbound`: the driver was unbound from it.""",
         action="""Stop the runs on it and [reset it](start/install.md#reset-a-gpu); if it is lost, restart the machine.
             If it happens again, replace the GPU.""",
         false_positives="""The GPU is being reset or removed on purpose. While the whole driver does not answer,

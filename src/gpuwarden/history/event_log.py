@@ -93,6 +93,12 @@ class EventLog:
             yield from self._pressure_events(state)
 
     def _driver_events(self, state: State) -> Iterator[Event]:
+        for each in state.snapshot.bindings:
+            gpu = next((gpu for gpu in state.snapshot.gpus if gpu.identity.has_address(each.pci)), None)
+            name = f"GPU {gpu.identity.index} ({each.pci})" if gpu else f"GPU {each.pci}"
+            text = f"driver {'bound to' if each.bound else 'unbound from'} {name}"
+            uuid = gpu.identity.uuid if gpu else None
+            yield Event(each.time, "driver", "info" if each.bound else "warning", text, uuid)
         if not state.snapshot.asked:
             return  # paused, or all GPUs asleep: a driver fault has not ended
         fault = state.snapshot.fault

@@ -15,13 +15,14 @@ from typing import Any, cast
 import pynvml
 
 from gpuwarden.nvml.identity import decode_text
-from gpuwarden.nvml.interface import FUNCTIONS, TEXTS, EventSet, Field, FieldValue, Handle, Nvml
+from gpuwarden.nvml.interface import FUNCTIONS, TEXTS, EventSet, Field, FieldValue, Handle, Nvml, SystemEventSet
 from gpuwarden.nvml.process_lists import char_array, listing_functions
 from gpuwarden.nvml.return_codes import nvml_error
 from gpuwarden.nvml.troubleshooting import hidden_gpus
 
 MIN_VERSION = "12.535.133"  # older releases lack clock event reasons; what this one lacks costs single readings only
 PROBE_TIMEOUT_SECONDS = 10.0
+MAX_SYSTEM_EVENTS = 256  # of one wait: NVML refuses a buffer that is too small for all
 # Required functions: a module without them is too old, or of another package.
 REQUIRED = (
     "nvmlInit",
@@ -61,7 +62,7 @@ def binding(module: Any = pynvml) -> Nvml:
         else:
             functions[name] = _missing
     functions["nvmlDeviceGetMemoryLimits_v1"] = partial(_memory_limits, module)
-    functions |= listing_functions(module) | _operational_event_functions(module)
+    functions |= listing_functions(module) | _operational_event_functions(module) | _system_event_functions(module)
     return cast("Nvml", SimpleNamespace(**functions))
 
 
@@ -128,6 +129,25 @@ def _operational_event_functions(module: Any) -> dict[str, Callable[..., Any]]:
         "nvmlEventSetGetContextCount_v1": context_count,
         "nvmlEventSetGetContextInfo_v1": context_type,
         "nvmlEventSetGetGpuOperationalEventContextLegacyXid_v1": legacy_xid,
+    }
+
+
+def _system_event_functions(module: Any) -> dict[str, Callable[..., Any]]:
+    """Return the functions of system events, whose requests have a version; none in older releases."""
+    if not hasattr(module, "nvmlSystemEventSetWait"):
+        return {}
+
+    def wait(events: SystemEventSet, milliseconds: int) -> list[tuple[int, int]]:
+        found = (module.c_nvmlSystemEventData_v1_t * MAX_SYSTEM_EVENTS)()
+        version = module.nvmlSystemEventSetWaitRequest_v1
+        received = module.nvmlSystemEventSetWait(version, events, milliseconds, found, MAX_SYSTEM_EVENTS)
+        return [(each["eventType"], each["gpuId"]) for each in received]
+
+    return {
+        "nvmlSystemEventSetCreate": partial(module.nvmlSystemEventSetCreate, module.nvmlSystemEventSetCreateRequest_v1),
+        "nvmlSystemRegisterEvents": partial(module.nvmlSystemRegisterEvents, module.nvmlSystemRegisterEventRequest_v1),
+        "nvmlSystemEventSetWait": wait,
+        "nvmlSystemEventSetFree": partial(module.nvmlSystemEventSetFree, module.nvmlSystemEventSetFreeRequest_v1),
     }
 
 

@@ -40,6 +40,10 @@ class GpuIdentity:
         """True if the GPU has not answered yet: its `uuid` is then its PCI address, or its index without one."""
         return self.name == UNIDENTIFIED
 
+    def has_address(self, pci: str) -> bool:
+        """Return whether the GPU has a PCI address of the kernel's form: NVML's has a domain of eight digits."""
+        return self.pci_bus_id.endswith(pci)
+
     def has_same_place(self, other: GpuIdentity) -> bool:
         """Return whether another GPU has the same PCI address, or index if the address is unknown."""
         return self.pci_bus_id == other.pci_bus_id if self.pci_bus_id else self.index == other.index

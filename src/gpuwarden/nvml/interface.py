@@ -13,6 +13,7 @@ from typing import NewType, Protocol, TypeAlias
 Handle = NewType("Handle", object)
 GpmSample = NewType("GpmSample", object)
 EventSet = NewType("EventSet", object)
+SystemEventSet = NewType("SystemEventSet", object)
 Field: TypeAlias = "tuple[int, int]"  # field number, and scope, such as a link; 0 without one
 FieldValue: TypeAlias = "tuple[int, float | None]"  # NVML's return code, and the value
 
@@ -174,7 +175,8 @@ class Nvml(Protocol):
     """Functions of NVML that gpuwarden calls. Every method raises pynvml.NVMLError with the driver's return code.
 
     Where nvidia-ml-py takes a struct to fill, or returns a union, these return its content (nvml/driver.py): a field
-    value is a pair of return code and value, None if the driver has no value now. A context's info is its type.
+    value is a pair of return code and value, None if the driver has no value now. A context's info is its type. A
+    system event is a pair of its type and the id of its GPU; a wait without one returns none.
     """
 
     # fmt: off
@@ -273,6 +275,10 @@ class Nvml(Protocol):
     def nvmlEventSetGetContextInfo_v1(self, events: EventSet, index: int, /) -> int: ...
     def nvmlEventSetGetGpuOperationalEventContextLegacyXid_v1(self, events: EventSet, index: int, /) -> int: ...
     def nvmlEventSetFree(self, events: EventSet, /) -> None: ...
+    def nvmlSystemEventSetCreate(self) -> SystemEventSet: ...
+    def nvmlSystemRegisterEvents(self, types: int, events: SystemEventSet, /) -> None: ...
+    def nvmlSystemEventSetWait(self, events: SystemEventSet, milliseconds: int, /) -> Sequence[tuple[int, int]]: ...
+    def nvmlSystemEventSetFree(self, events: SystemEventSet, /) -> None: ...
     # fmt: on
 
 

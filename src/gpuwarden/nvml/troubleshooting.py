@@ -27,6 +27,8 @@ def suggest_gpu_fix(error: str) -> str:
     """Return what to do about a GPU that does not answer; the alert GpuDown gives the same advice."""
     if error == "gpu_is_lost":
         return "the GPU has fallen off the bus: stop the runs on it and restart the machine"
+    if error == "driver_unbound":
+        return "the driver was unbound from it, as for a virtual machine: bind it again to use the GPU on this host"
     return "stop the runs on it and reset it; if that does not help, restart the machine"
 
 

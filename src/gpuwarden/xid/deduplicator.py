@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import get_args
 
 from gpuwarden.gpu.snapshot import EventCount
-from gpuwarden.nvml.events import XidReport, XidSource
+from gpuwarden.nvml.events.model import XidReport, XidSource
 from gpuwarden.xid.codes import explain, severity_of_event, times_by_severity
 
 APART_SECONDS = 5.0  # between two sources' reports of one fault at most, in addition to the uncertainty of each

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from gpuwarden.host.kernel_log import KernelRecord
-from gpuwarden.nvml.events import XidReport, XidSource
+from gpuwarden.nvml.events.model import XidReport, XidSource
 
 PREFIXES = (b"NVRM: ",)
 

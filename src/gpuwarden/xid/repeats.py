@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpuwarden.nvml.events import XidReport
+from gpuwarden.nvml.events.model import XidReport
 
 # In a row in one part. NVIDIA's catalogue calls repeats on the same GPC and TPC a possible hardware fault (XID 13), and
 # asks for several runs to establish a pattern (XID 31).

@@ -11,7 +11,8 @@ from gpuwarden.formatting import format_fields
 from gpuwarden.gpu.snapshot import EventCount, Gpu, OperationalKind, Snapshot
 from gpuwarden.host.kernel_log import KernelRecord
 from gpuwarden.log_limiter import LogLimiter
-from gpuwarden.nvml.events import OperationalEvent, XidEvents, XidReport
+from gpuwarden.nvml.events.event_listener import EventListener
+from gpuwarden.nvml.events.model import OperationalEvent, XidReport
 from gpuwarden.nvml.identity import GpuIdentity
 from gpuwarden.nvml.interface import Nvml
 from gpuwarden.severity import Severity
@@ -46,7 +47,7 @@ class XidCollector:
     """Collector of XIDs from poll to poll. Used by one event loop."""
 
     def __init__(self, nvml: Nvml) -> None:
-        self.events = XidEvents(nvml)
+        self.events = EventListener(nvml)
         self._counts = XidDeduplicator()
         self._unresolved: list[_UnresolvedXid] = []
         # Those logged while unresolved, by address: the kernel reports the loss of a GPU twice.
@@ -75,11 +76,11 @@ class XidCollector:
         now = time.monotonic()
         news = [_UnresolvedXid(xid, now) for xid in parse_xids(records)]
         self._unresolved += news
-        for report in (*self._resolve(snapshot, news=bool(news)), *self.events.drain()):
+        for report in (*self._resolve(snapshot, news=bool(news)), *self.events.drain(XidReport)):
             repeated = self._repeats.update(report)
             if self._counts.add(report, repeated=repeated):
                 self._log_report(report, snapshot.gpu(report.gpu), repeated=repeated)
-        for event in self.events.drain_operational():
+        for event in self.events.drain(OperationalEvent):
             self._add_operational(event)
         self._drop_overdue(now)
         for counts in (self._counts, self._unresolved_counts):

@@ -131,6 +131,18 @@ class MockNvml:
         numbers = severity, category, attributes, group_attributes, cursor, at
         self.control(f"operational {self._last_xid} {gpu} {xid} {' '.join(map(str, numbers))}")
 
+    def unbind(self, gpu: int) -> None:
+        """Unbind the driver from the GPU: NVML's calls for it fail, and a new session of NVML does not list it."""
+        self._bind("unbind", gpu)
+
+    def bind(self, gpu: int) -> None:
+        """Bind the driver to the GPU again: a new session of NVML lists it."""
+        self._bind("bind", gpu)
+
+    def _bind(self, rule: str, gpu: int) -> None:
+        self._last_xid += 1
+        self.control(f"{rule} {self._last_xid} {gpu}")
+
     def driver(self, version: str) -> None:
         """Change the driver version."""
         self.control(f"driver {version}")

@@ -123,7 +123,10 @@ int enter_before_init(Call *call, const char *function) {
 int enter_gpu(Call *call, const char *function, int gpu) {
     count(call, function);
     follow_control();
-    return is_initialized() ? suffer(function, gpu) : UNINITIALIZED;
+    if (!is_initialized())
+        return UNINITIALIZED;
+    TRY(suffer(function, gpu));
+    return gpu == NO_GPU || is_listed(gpu) ? OK : GPU_IS_LOST;
 }
 
 int enter_system(Call *call, const char *function) {

@@ -1,5 +1,6 @@
 /* The devices behind the handles, and what each kind of device refuses. */
 #include "mock.h"
+#include <stddef.h>
 
 static Device gpus[MAX_GPUS], instances[MAX_GPUS][MAX_MIG];
 
@@ -30,9 +31,36 @@ Device *mig_device(int gpu, int instance) {
     return &instances[gpu][instance];
 }
 
-int live_gpus(void) {
+static bool enumerated[MAX_GPUS];
+static u64 session_began; /* the sequence number of the rule that was newest then */
+
+void enumerate_gpus(void) {
+    session_began = latest_xid();
+    for (int gpu = 0; gpu < MAX_GPUS; gpu++) {
+        u64 since;
+        enumerated[gpu] = is_bound(gpu, &since);
+    }
+}
+
+bool is_listed(int gpu) {
+    u64 since;
+    is_bound(gpu, &since);
+    return enumerated[gpu] && since <= session_began;
+}
+
+Device *listed_gpu(int position) {
     int count = (int)setting(NO_GPU, "count", options.gpus);
-    return count > MAX_GPUS ? MAX_GPUS : count;
+    for (int gpu = 0; gpu < count && gpu < MAX_GPUS; gpu++)
+        if (enumerated[gpu] && !position--)
+            return &gpus[gpu];
+    return NULL;
+}
+
+int live_gpus(void) {
+    int count = 0;
+    while (listed_gpu(count))
+        count++;
+    return count;
 }
 
 int any(UNUSED const Device *d) {

@@ -56,7 +56,7 @@ EXPORT int nvmlDeviceRegisterEvents(Device *d, u64 types, EventSet *set) {
 }
 
 static bool listens(const void *set, const Xid *xid) {
-    return !xid->operational && ((const EventSet *)set)->types[xid->gpu] & XID_CRITICAL_ERROR;
+    return !xid->operational && !xid->binding && ((const EventSet *)set)->types[xid->gpu] & XID_CRITICAL_ERROR;
 }
 
 static bool listens_to_both(const void *listener, const Xid *xid) {
@@ -74,13 +74,13 @@ static int watch_control(void) {
     return watch;
 }
 
-static bool wait_for_xid(EventSet *set, Xid *xid, u32 timeout_ms, bool (*wanted)(const void *, const Xid *)) {
+bool wait_for_xid(u64 seen, const void *set, Xid *xid, u32 timeout_ms, bool (*wanted)(const void *, const Xid *)) {
     struct pollfd watch = {.fd = watch_control(), .events = POLLIN};
     double end = seconds() + timeout_ms * 1e-3;
     char news[4096];
     bool found;
     follow_control(); /* it may have changed before the watch began */
-    while (!(found = next_xid(set->seen, wanted, set, xid))) {
+    while (!(found = next_xid(seen, wanted, set, xid))) {
         double left_ms = (end - seconds()) * 1e3;
         if (left_ms <= 0)
             break;
@@ -97,7 +97,7 @@ static bool wait_for_xid(EventSet *set, Xid *xid, u32 timeout_ms, bool (*wanted)
 static int wait_for_event(EventSet *set, EventData *out, u32 timeout_ms) {
     REQUIRE(set && out);
     Xid xid;
-    if (!wait_for_xid(set, &xid, timeout_ms, listens))
+    if (!wait_for_xid(set->seen, set, &xid, timeout_ms, listens))
         return TIMEOUT;
     set->seen = xid.sequence;
     *out = (EventData){whole_device(xid.gpu), XID_CRITICAL_ERROR, xid.code, NO_INSTANCE, NO_INSTANCE};
@@ -200,7 +200,7 @@ EXPORT int nvmlEventSetWait_v3(EventSet *set, EventWait *out) {
     OPERATIONAL_CALL();
     REQUIRE(set && out);
     Xid event;
-    if (!wait_for_xid(set, &event, out->timeout_ms, listens_to_both))
+    if (!wait_for_xid(set->seen, set, &event, out->timeout_ms, listens_to_both))
         return TIMEOUT;
     set->seen = event.sequence;
     set->last = event;

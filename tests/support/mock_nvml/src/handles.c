@@ -30,6 +30,12 @@ static void bus_id(const Device *d, char *out) {
     snprintf(out, 32, "%08X:%02X:00.0", domain_of(d), bus_of(d));
 }
 
+/* As the driver's own ids of GPUs (open-gpu-kernel-modules, gpuGenerate32BitId), with device 0. */
+u32 id_of_gpu(int gpu) {
+    const Device *d = whole_device(gpu);
+    return (u32)domain_of(d) << 16 | (u32)bus_of(d) << 8;
+}
+
 static void serial(const Device *d, char *out) {
     snprintf(out, TEXT_SIZE, "16521230%05d", d->gpu);
 }
@@ -47,10 +53,11 @@ static int open_device(Call *call, const char *function, Device *found, int othe
 
 static Device *search(void (*name)(const Device *, char *), const char *wanted, size_t skip) {
     char text[TEXT_SIZE];
-    for (int gpu = 0; wanted && gpu < live_gpus(); gpu++) {
-        name(whole_device(gpu), text);
+    Device *found;
+    for (int i = 0; wanted && (found = listed_gpu(i)); i++) {
+        name(found, text);
         if (!strcasecmp(text, wanted) || (skip && !strcasecmp(text + skip, wanted)))
-            return whole_device(gpu);
+            return found;
     }
     return NULL;
 }
@@ -65,11 +72,12 @@ void write_uuid(const Device *d, char out[96]) {
 
 static Device *search_instances(const char *wanted) {
     char text[TEXT_SIZE];
-    for (int gpu = 0; wanted && gpu < live_gpus(); gpu++)
-        for (int mig = 0; mig < layout_of(gpu)->count; mig++) {
-            uuid(mig_device(gpu, mig), text);
+    Device *found;
+    for (int i = 0; wanted && (found = listed_gpu(i)); i++)
+        for (int mig = 0; mig < layout_of(found->gpu)->count; mig++) {
+            uuid(mig_device(found->gpu, mig), text);
             if (!strcasecmp(text, wanted))
-                return mig_device(gpu, mig);
+                return mig_device(found->gpu, mig);
         }
     return NULL;
 }
@@ -77,8 +85,7 @@ static Device *search_instances(const char *wanted) {
 EXPORT int nvmlDeviceGetHandleByIndex_v2(u32 index, Device **out) {
     static Call call;
     follow_control(); /* the count may just have changed */
-    Device *found = index < (u32)live_gpus() ? whole_device((int)index) : NULL;
-    return open_device(&call, __func__, found, INVALID_ARGUMENT, out);
+    return open_device(&call, __func__, listed_gpu((int)index), INVALID_ARGUMENT, out);
 }
 
 EXPORT int nvmlDeviceGetHandleByIndex(u32 index, Device **out) {

@@ -63,10 +63,14 @@ enum { WHOLE = -1, NO_GPU = -1 };
 void make_devices(void);
 bool is_device(const void *handle);
 bool is_present(const Device *d); /* false: a MIG instance that was destroyed */
+void enumerate_gpus(void);        /* as a new session of NVML does */
+bool is_listed(int gpu);          /* the session has it, and it has been bound to the driver since */
+Device *listed_gpu(int position); /* NULL: none */
 Device *whole_device(int gpu);
 Device *mig_device(int gpu, int instance);
 Device *device_of_uuid(const char *text); /* handles.c; NULL: none */
 void write_uuid(const Device *d, char out[96]);
+u32 id_of_gpu(int gpu);
 int live_gpus(void);
 /* What a device refuses; each gives OK or NOT_SUPPORTED. */
 int any(const Device *d);
@@ -91,6 +95,7 @@ typedef struct {
     u64 sequence;
     int gpu;
     u64 code; /* 0: an operational event without an Xid */
+    enum { NO_BINDING, UNBOUND, BOUND } binding; /* instead of an Xid, a system event */
     bool operational; /* with what follows */
     u32 severity, category, attributes, group_attributes;
     u64 group, timestamp_us;
@@ -111,7 +116,11 @@ Processes processes_of(int gpu, enum ProcessKind kind);
 const MigLayout *declared_layout(int gpu); /* NULL: no rule */
 const MemoryLimits *memory_limits_of(int gpu, const char *cgroup); /* NULL: any cgroup; no rule */
 u64 latest_xid(void);
+bool is_bound(int gpu, u64 *since); /* by the newest rule, whose sequence number is `since` */
 bool next_xid(u64 after, bool (*wanted)(const void *listener, const Xid *xid), const void *listener, Xid *out);
+
+/* -- events.c -- */
+bool wait_for_xid(u64 seen, const void *set, Xid *xid, u32 timeout_ms, bool (*wanted)(const void *, const Xid *));
 
 /* -- result_codes.c -- */
 int code_named(const char *name); /* negative: no such name */

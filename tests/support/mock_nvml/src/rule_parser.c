@@ -90,6 +90,12 @@ static bool parse_xid(char **words, UNUSED int count, Rule *rule) {
     return parsed && rule->xid.sequence && rule->gpu != NO_GPU;
 }
 
+static bool parse_binding(char **words, UNUSED int count, Rule *rule) {
+    rule->xid.binding = strcmp(words[0], "bind") ? UNBOUND : BOUND;
+    rule->xid.sequence = strtoull(words[1], NULL, 10);
+    return parse_gpu(words[2], &rule->gpu) && rule->xid.sequence && (rule->xid.gpu = rule->gpu) != NO_GPU;
+}
+
 static bool parse_operational(char **words, int count, Rule *rule) {
     double numbers[6];
     for (int i = 0; i < 6; i++)
@@ -149,6 +155,8 @@ static const struct {
     {"procs", PROCESSES, 3, 3, parse_processes},
     {"graphics", PROCESSES, 3, 3, parse_processes},
     {"xid", XID, 4, 4, parse_xid},
+    {"bind", XID, 3, 3, parse_binding},
+    {"unbind", XID, 3, 3, parse_binding},
     {"operational", XID, 10, 10, parse_operational},
     {"driver", DRIVER, 2, 2, parse_driver},
     {"mig", MIG, 3, 4, parse_mig},

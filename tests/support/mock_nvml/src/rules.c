@@ -158,6 +158,20 @@ const MemoryLimits *memory_limits_of(int gpu, const char *cgroup) {
     return NULL;
 }
 
+bool is_bound(int gpu, u64 *since) {
+    Rules *rules = in_force();
+    bool bound = true;
+    *since = 0;
+    for (int i = 0; i < rules->count; i++) {
+        const Rule *rule = &rules->rule[i];
+        if (rule->kind == XID && rule->xid.binding && rule->gpu == gpu && rule->xid.sequence > *since) {
+            *since = rule->xid.sequence;
+            bound = rule->xid.binding == BOUND;
+        }
+    }
+    return bound;
+}
+
 u64 latest_xid(void) {
     Rules *rules = in_force();
     u64 latest = 0;

@@ -51,7 +51,8 @@ bool is_initialized(void) {
 EXPORT int nvmlInit_v2(void) {
     static Call call;
     TRY(enter_before_init(&call, __func__));
-    atomic_fetch_add(&initializations, 1);
+    if (!atomic_fetch_add(&initializations, 1))
+        enumerate_gpus();
     hold_device(NO_GPU);
     return OK;
 }

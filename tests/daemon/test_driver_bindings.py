@@ -1,0 +1,56 @@
+"""The driver unbound from a GPU and bound to it again, announced by system events: a real daemon on the mock."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from services import Daemon, ending, fetch, until
+
+from mock_nvml import MockNvml
+
+UNBOUND = 'gpuwarden_gpu_errors_total{error="driver_unbound"'
+
+
+def driver_events(daemon: Daemon) -> list[tuple[str, str]]:
+    """Return level and text of the events of the driver, the newest first."""
+    events = json.loads(fetch(f"{daemon.url}/api/v1/state"))["events"]
+    return [(each["level"], each["text"]) for each in events if each["kind"] == "driver"]
+
+
+def test_unbinding_and_binding(tmp_path: Path, mock_nvml: MockNvml) -> None:
+    """An unbinding makes the daemon close the GPU, which is down with a reason; after a binding it answers again.
+
+    The interval of polls is far longer than the test: the events request them.
+    """
+    (devices := tmp_path / "devices").mkdir()
+    (config := tmp_path / "config.yaml").write_text("poll: {interval: 60s, memory_interval: 1s}\n")
+    env = mock_nvml.env(gpus=2, devices=str(devices))
+    daemon = Daemon(tmp_path / "daemon", "--config", str(config), env=env)
+    with ending(daemon):
+        before = until(daemon.samples, "a page")
+        assert before.up() == [1, 1]
+        assert daemon.open_files(devices) == {"nvidiactl", "nvidia0", "nvidia1"}
+        until(lambda: mock_nvml.calls().get("nvmlSystemEventSetWait"), "a wait for bindings")
+
+        mock_nvml.unbind(1)
+        until(lambda: daemon.samples().up() == [1, 0], "the GPU is down")
+        assert daemon.open_files(devices) == {"nvidiactl", "nvidia0"}
+        assert UNBOUND in daemon.page()
+        assert daemon.samples().value("gpuwarden_collector_success", collector="nvml") == 1
+        assert driver_events(daemon) == [("warning", "driver unbound from GPU 1 (0000:11:00.0)")]
+        assert "WARNING driver unbound from GPU pci=0000:11:00.0 gpu=GPU-" in daemon.output()
+        state = json.loads(fetch(f"{daemon.url}/api/v1/state"))
+        assert [gpu.get("fault") for gpu in state["gpus"]] == [None, "driver_unbound"]
+        assert "bind it again" in state["gpus"][1]["fault_advice"]
+
+        waits = mock_nvml.calls()["nvmlSystemEventSetWait"]
+        until(lambda: mock_nvml.calls()["nvmlSystemEventSetWait"] > waits, "a new wait for bindings")
+        mock_nvml.bind(1)
+        until(lambda: len(driver_events(daemon)) == 2, "the binding")
+        until(lambda: daemon.samples().up() == [1, 1], "the GPU answers again")
+        assert daemon.open_files(devices) == {"nvidiactl", "nvidia0", "nvidia1"}
+        assert driver_events(daemon)[0] == ("info", "driver bound to GPU 1 (0000:11:00.0)")
+        assert "WARNING driver bound to GPU pci=0000:11:00.0 gpu=GPU-" in daemon.output()
+        for labels, energy in before.all("gpuwarden_gpu_energy_joules_total").items():
+            assert daemon.samples().all("gpuwarden_gpu_energy_joules_total")[labels] >= energy
