@@ -54,3 +54,37 @@ def test_unbinding_and_binding(tmp_path: Path, mock_nvml: MockNvml) -> None:
         assert "WARNING driver bound to GPU pci=0000:11:00.0 gpu=GPU-" in daemon.output()
         for labels, energy in before.all("gpuwarden_gpu_energy_joules_total").items():
             assert daemon.samples().all("gpuwarden_gpu_energy_joules_total")[labels] >= energy
+
+
+def test_all_gpus_unbound(tmp_path: Path, mock_nvml: MockNvml) -> None:
+    """The daemon still listens with no GPU left, and finds the GPUs as they are bound."""
+    daemon = Daemon(tmp_path / "daemon", env=mock_nvml.env(gpus=2))
+    with ending(daemon):
+        until(lambda: mock_nvml.calls().get("nvmlSystemEventSetWait"), "a wait for bindings")
+        mock_nvml.unbind(0)
+        mock_nvml.unbind(1)
+        until(lambda: len(driver_events(daemon)) == 2, "both unbindings")
+        until(lambda: daemon.samples().up() == [0, 0], "both GPUs are down")
+        assert daemon.page().count(UNBOUND) == 2
+        waits = mock_nvml.calls()["nvmlSystemEventSetWait"]
+        until(lambda: mock_nvml.calls()["nvmlSystemEventSetWait"] > waits, "a new wait for bindings")
+        mock_nvml.bind(1)
+        mock_nvml.bind(0)
+        until(lambda: daemon.samples().up() == [1, 1], "both GPUs answer again")
+        assert "driver bound to GPU" in driver_events(daemon)[0][1]
+
+
+def test_unbinding_while_another_gpu_hangs(tmp_path: Path, mock_nvml: MockNvml) -> None:
+    """A call that hangs keeps the driver from being released: that is logged, and the other GPUs are read."""
+    daemon = Daemon(tmp_path / "daemon", env=mock_nvml.env(gpus=3))
+    with ending(daemon):
+        until(lambda: mock_nvml.calls().get("nvmlSystemEventSetWait"), "a wait for bindings")
+        mock_nvml.hang(0)
+        until(lambda: daemon.samples().up() == [0, 1, 1], "a GPU hangs")
+        mock_nvml.unbind(1)
+        until(lambda: "cannot reopen driver" in daemon.output(), "the failed release")
+        until(lambda: UNBOUND in daemon.page(), "the reason")
+        read = daemon.samples().value("gpuwarden_poll_timestamp_seconds")
+        until(lambda: (daemon.samples().value("gpuwarden_poll_timestamp_seconds") or 0) > (read or 0), "the next poll")
+        assert daemon.samples().up() == [0, 0, 1]
+        mock_nvml.clear()

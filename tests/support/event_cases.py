@@ -239,25 +239,32 @@ async def case_continues_with_a_gpu_without_operational_events(box: Box) -> obje
     return box.events_received
 
 
-def drain_bindings(box: Box) -> list[list[object]]:
-    return [[each.pci, each.bound] for each in box.events.drain(DriverBinding)]
+async def receive_bindings(box: Box, count: int) -> list[DriverBinding]:
+    """Wait for that many bindings and unbindings, and return them."""
+    found: list[DriverBinding] = []
+
+    def received() -> bool:
+        found.extend(box.events.drain(DriverBinding))
+        return len(found) >= count
+
+    await box.until(received)
+    return found
+
+
+def written(bindings: list[DriverBinding]) -> list[list[object]]:
+    return [[each.pci, each.bound] for each in bindings]
 
 
 async def case_receives_bindings(box: Box) -> object:
     await box.listening()
-    found: list[list[object]] = []
-
-    async def received(count: int) -> None:
-        await box.until(lambda: found.extend(drain_bindings(box)) or len(found) >= count)
-
     box.mock.unbind(1)
-    await received(1)
+    found = await receive_bindings(box, 1)
     await box.receives((0, 31))
     box.mock.bind(1)
     box.mock.unbind(0)
-    await received(3)
+    found += await receive_bindings(box, 2)
     await box.receives((0, 48))
-    return [found, box.events_received]
+    return [written(found), box.events_received]
 
 
 async def case_finds_a_gpu_bound_without_an_event(box: Box) -> object:
@@ -266,12 +273,10 @@ async def case_finds_a_gpu_bound_without_an_event(box: Box) -> object:
     box.poller.register(box.events)
     await box.listening()
     box.mock.unbind(1)
-    bindings: list[DriverBinding] = []
-    await box.until(lambda: bindings.extend(box.events.drain(DriverBinding)) or bool(bindings))
-    box.poller.rebind(bindings)
+    box.poller.rebind(await receive_bindings(box, 1))
     await box.until(lambda: box.mock.calls().get("nvmlShutdown", 0) == 1 and box.up() == 1)
     box.poller.rebind(())
-    box.mock.bind(1)  # nobody reads the event of this from here on
+    box.mock.bind(1)  # the poller does not receive this event
     end = time.monotonic() + 0.5
     await box.until(lambda: time.monotonic() > end)
     unnoticed = [box.up(), box.mock.calls()["nvmlShutdown"] - 1]
@@ -285,9 +290,7 @@ async def case_receives_bindings_where_no_gpu_has_events(box: Box) -> object:
     box.mock.error("*", "nvmlDeviceRegisterEvents", "NOT_SUPPORTED")
     await box.until(lambda: box.mock.calls().get("nvmlSystemEventSetWait", 0) > 0)
     box.mock.bind(0)
-    found: list[list[object]] = []
-    await box.until(lambda: found.extend(drain_bindings(box)) or bool(found))
-    return [found, box.events.listening]
+    return [written(await receive_bindings(box, 1)), box.events.listening]
 
 
 async def case_waits_for_no_bindings_where_the_driver_has_none(box: Box) -> object:
