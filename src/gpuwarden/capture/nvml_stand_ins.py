@@ -44,5 +44,9 @@ def _refuse(*_arguments: object) -> None:
 
 
 UNSUPPORTED_EVENTS: Mapping[str, Callable[..., None]] = dict.fromkeys(
-    ("nvmlEventSetCreate", "nvmlDeviceRegisterEvents", "nvmlEventSetWait_v2", "nvmlEventSetFree"), _refuse
+    (
+        *("nvmlEventSetCreate", "nvmlDeviceRegisterEvents", "nvmlEventSetWait_v2", "nvmlEventSetFree"),
+        *("nvmlSystemEventSetCreate", "nvmlSystemRegisterEvents", "nvmlSystemEventSetWait", "nvmlSystemEventSetFree"),
+    ),
+    _refuse,
 )
