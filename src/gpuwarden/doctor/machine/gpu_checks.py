@@ -14,7 +14,7 @@ from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.host.kernel_log import KernelLog
 from gpuwarden.nvml.constants import THROTTLE_REASONS
-from gpuwarden.nvml.events import XidReport
+from gpuwarden.nvml.events.model import XidReport
 from gpuwarden.nvml.troubleshooting import suggest_gpu_fix
 from gpuwarden.xid.codes import Xid, explain, severity_of_event
 from gpuwarden.xid.kernel_messages import PREFIXES, normalize_pci_address, parse_xids
