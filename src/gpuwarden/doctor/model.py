@@ -25,6 +25,7 @@ SUBJECTS: Mapping[str, str] = {
     "torch": "PyTorch",
     "jax": "JAX",
     "environment": "Environment variables",
+    "jobs": "Jobs on the GPUs",
     "memory": "Memory",
     "input": "Input",
 }

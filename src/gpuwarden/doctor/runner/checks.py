@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Collection
 
+from gpuwarden.doctor.frameworks.framework_checks import FRAMEWORK_CHECKS
 from gpuwarden.doctor.machine.access_checks import ACCESS_CHECKS
 from gpuwarden.doctor.machine.driver_checks import DRIVER_CHECKS
 from gpuwarden.doctor.machine.gpu_checks import GPU_CHECKS
@@ -21,6 +22,7 @@ CHECKS: tuple[CheckRow, ...] = (
     *DRIVER_CHECKS,
     *ACCESS_CHECKS,
     *GPU_CHECKS,
+    *FRAMEWORK_CHECKS,
     *SHARING_CHECKS,
     *MEMORY_CHECKS,
     *INPUT_CHECKS,

@@ -1,0 +1,1 @@
+"""Checks of a training environment and its frameworks, from their files: no framework is imported."""
