@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from gpuwarden._version import __version__
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
 from gpuwarden.host.host_reader import Host
+from gpuwarden.host.kernel_log import KernelRecord
 from gpuwarden.owners.resolver import Owners
 from gpuwarden.pressure.levels import Pressure
 from gpuwarden.protocol.messages import AdviceKind
@@ -43,6 +44,8 @@ class Counts:
     kernel_log_records_lost: int | None = None  # None: the log is not read
     tree_processes_dropped: int = 0
     receipt_errors: int = 0
+    incidents: Mapping[str, int] | None = None  # None: not recorded
+    incidents_dropped: int = 0
     advice_dropped: int = 0
     early_polls: int = 0
     alerts_dropped: int | None = None  # None: the daemon itself sends no alerts
@@ -71,5 +74,6 @@ class State:
     pressure: Pressure = field(default_factory=Pressure)
     access: Mapping[str, bool] = field(default_factory=dict)
     counts: Counts = Counts()
+    kernel_records: tuple[KernelRecord, ...] = ()  # new since the previous poll
     version: str = __version__
     python: str = sys.version.partition(" ")[0]  # as platform.python_version(), whose module takes 0.1 MiB

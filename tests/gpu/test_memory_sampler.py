@@ -140,7 +140,7 @@ def test_sample_that_raises_affects_its_gpu_only(sampler: MemorySampler) -> None
     odd.probe.read = Mock(side_effect=ValueError)
     sampler.watch([odd.probe, other.probe])
     until(other.sampled_again(), "samples")
-    assert odd.probe.pop_highest() == 0
+    assert odd.probe.pop_samples() == ()
 
 
 def test_peak_is_returned_once() -> None:
@@ -149,8 +149,8 @@ def test_peak_is_returned_once() -> None:
     probe.read = Mock(side_effect=map(memory, [5, 9, 4, NOT_AVAILABLE_LONG]))
     for _ in range(4):
         probe.sample()
-    assert probe.pop_highest() == 9
-    assert probe.pop_highest() == 0
+    assert max(used for _, used in probe.pop_samples()) == 9
+    assert probe.pop_samples() == ()
 
 
 def test_armed_probe_triggers_once(sampler: MemorySampler) -> None:
@@ -191,11 +191,11 @@ def test_gpu_that_stops_answering_triggers_once() -> None:
     probe, alarms = MemoryProbe(), list[int]()
     probe.read = Mock(side_effect=[memory(1), nvml_error(pynvml.NVML_ERROR_GPU_IS_LOST), *[ValueError] * 5])
     probe.sample()
-    probe.pop_highest()  # a reading
+    probe.pop_samples()  # a reading
     probe.arm(NO_LIMIT, lambda: alarms.append(1))
     probe.sample()
     assert alarms == [1]
-    probe.pop_highest()
+    probe.pop_samples()
     for _ in range(5):
         probe.arm(NO_LIMIT, lambda: alarms.append(1))
         probe.sample()

@@ -363,9 +363,9 @@ def test_samples_before_a_gap_are_no_new_peak(gap: str) -> None:
     gpu.read()
     probe = gpu.reader.memory_probe
     assert probe is not None
-    probe.samples.append(60 * GIB)
+    probe.samples.append((0.0, 60 * GIB))
     assert gpu.read(1.0).readings[GpuReadings.memory_used_peak_bytes] == by({"1m": 60 * GIB, "5m": 60 * GIB})
-    probe.samples.append(70 * GIB)
+    probe.samples.append((0.0, 70 * GIB))
     if gap == "left alone":
         gpu.reader.mark_gap()
     elif gap == "new handle":
@@ -375,7 +375,7 @@ def test_samples_before_a_gap_are_no_new_peak(gap: str) -> None:
         with pytest.raises(GpuGoneError):
             gpu.read(1.0)
         gpu.nvml.nvmlDeviceGetPowerUsage = working  # type: ignore[attr-defined]
-        probe.samples.append(70 * GIB)  # before the end of the poll, which stops the sampling
+        probe.samples.append((0.0, 70 * GIB))  # before the end of the poll, which stops the sampling
     assert gpu.read(1800.0).readings[GpuReadings.memory_used_peak_bytes] == by({"1m": 30 * GIB, "5m": 30 * GIB})
 
 

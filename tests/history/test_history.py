@@ -8,9 +8,9 @@ from typing import Any
 
 from gpuwarden.analysis.oom.diagnosis import Diagnosis
 from gpuwarden.gpu.metrics import GpuReadings
-from gpuwarden.gpu.snapshot import EventCount, Gpu
+from gpuwarden.gpu.snapshot import EventCount, Gpu, GpuProcess
 from gpuwarden.history.event_log import MAX_EVENTS, MAX_TEXT, EventLog
-from gpuwarden.history.series import INTERVAL_SECONDS, MAX_SUBJECTS, POINTS, WINDOW_SECONDS, HistorySeries
+from gpuwarden.history.series import INTERVAL_SECONDS, MAX_SUBJECTS, POINTS, WINDOW_SECONDS, HistorySeries, read_columns
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.pressure.levels import Pressure
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Error, Hello, Report
@@ -48,7 +48,12 @@ def gpu_using(index: int, used: float) -> Gpu:
 
 def read(series: HistorySeries, kind: Any, now: float) -> dict[Any, Any]:
     """Return all series of a kind."""
-    return dict(series.read(kind, series.times(now)))
+    return read_columns(series.chart(now), kind)
+
+
+def times_of(series: HistorySeries, now: float) -> list[float]:
+    """Return the times of the points of charts."""
+    return [frame.time for frame in series.chart(now)]
 
 
 def test_points_cover_ten_minutes() -> None:
@@ -57,11 +62,11 @@ def test_points_cover_ten_minutes() -> None:
     for second in range(700):
         series.update(poll(gpu_using(0, float(second)), at=1000.0 + second), float(second))
     assert series.points == 140
-    times = series.timestamps(series.times(1699.0))
+    times = times_of(series, 1699.0)
     assert (len(times), times[-1] - times[0]) == (POINTS, (POINTS - 1) * INTERVAL_SECONDS)
     used = read(series, "gpus", 1699.0)["GPU-0",]["memory_used_bytes"]
     assert used == [at - 1000.0 for at in times]
-    assert series.timestamps(series.times(1695.0 + WINDOW_SECONDS)) == [1695.0]  # polls failed since then
+    assert times_of(series, 1695.0 + WINDOW_SECONDS) == [1695.0]  # polls failed since then
 
 
 def test_clock_set_back_keeps_times_in_order() -> None:
@@ -72,7 +77,7 @@ def test_clock_set_back_keeps_times_in_order() -> None:
     for second in range(300, 500):
         at = 800.0 + second  # 200 s occur twice
         series.update(poll(gpu_using(0, 2.0), at=at), float(second))
-        times = series.timestamps(series.times(at))
+        times = times_of(series, at)
         assert times == sorted(times)
         assert times[0] == 1000.0
     assert read(series, "gpus", 1299.0)["GPU-0",]["memory_used_bytes"] == [1.0] * 20 + [2.0] * 40
@@ -116,21 +121,34 @@ def test_ended_runs_are_dropped_with_their_points() -> None:
     assert not read(series, "runs", 5.0 * POINTS)
 
 
-def test_memory_is_bounded() -> None:
-    """8 GPUs and 8 runs take less than 100 KiB; series over the limit are dropped and counted."""
-    gpus = [gpu_using(index, 1.0) for index in range(8)]
-    runs = tuple(a_run(pid) for pid in range(1, 9))
+def sampled(index: int, at: float) -> Gpu:
+    """Return a GPU with ten memory samples of the last second, and four processes."""
+    samples = tuple((at - 1 + each / 10, GIB + each) for each in range(10))
+    processes = tuple(GpuProcess(100 * index + each, "compute", GIB) for each in range(4))
+    return replace(gpu_using(index, at), memory_samples=samples, processes=processes)
+
+
+def test_ring_has_ten_minutes_in_8_mib() -> None:
+    """8 GPUs and 64 runs fit, polled each second with early polls between; subjects over the limit are counted."""
+    runs = tuple(a_run(pid) for pid in range(1, 65))
     tracemalloc.start()
     series = HistorySeries()
-    for point in range(POINTS + 5):
-        series.update(poll(*gpus, at=5.0 * point, runs=runs), 5.0 * point)
+    for second in range(700):
+        series.update(poll(*(sampled(index, float(second)) for index in range(8)), at=float(second), runs=runs), second)
+        series.update(poll(*(gpu_using(index, 0.0) for index in range(8)), at=second + 0.3, runs=runs), second + 0.3)
     taken, _peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert taken < 100 << 10
+    assert taken < 8 << 20
+    frames = series.frames()
+    assert 599.0 <= frames[-1].time - frames[0].time <= 600.0
+    assert [frame.time for frame in frames[-4:]] == [698.0, 698.3, 699.0, 699.3]
+    assert len(frames) <= 570 * 1.2 + 62  # one a second, and one more for a point of a chart
+    assert not frames[0].samples
+    assert len(frames[-2].samples["GPU-0"]) == 10
     crowd = tuple(a_run(pid) for pid in range(1, 300))
-    series.update(poll(*gpus, at=1e4, runs=crowd), 1e4)
-    assert len(series._subjects) == MAX_SUBJECTS
-    assert series.dropped == 8 + 2 * 299 - MAX_SUBJECTS
+    series.update(poll(*(gpu_using(index, 0.0) for index in range(8)), at=1e4, runs=crowd), 1e4)
+    assert len(series.frames()[-1].subjects) == MAX_SUBJECTS
+    assert series.dropped == 1 + 8 + 2 * 299 - MAX_SUBJECTS
 
 
 def texts(events: EventLog) -> list[str]:

@@ -32,7 +32,7 @@ DAEMON_LAYERS = (
     Layer("Runs; other sources", ("runs", "simulation", "capture")),
     Layer("Derived from runs", ("usage", "pressure", "advice", "records")),
     Layer("One poll", ("state",)),
-    Layer("Health and history", ("health", "history")),
+    Layer("Health and history", ("health", "history", "incidents")),
     Layer("Outputs", ("alerts", "dcgm", "doctor", "web")),
     Layer("Daemon", ("daemon",)),
     Layer("Entry points", ("cli", "demo", "collector", "__main__")),

@@ -248,6 +248,17 @@ class RecordsConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class IncidentsConfig:
+    """Flight recorder: the ten minutes before something went wrong, and what happened."""
+
+    enabled: bool = option(BOOLEAN, "true",
+        "Record an incident when a run dies, runs out of memory or stalls, and when a GPU fails or overheats.")
+    max: int = option(bounded(WHOLE, "1", "1000"), "100",
+        "Maximum number of incidents in the run database, of 64 MiB in total; above it, the user with the most "
+        "incidents loses their oldest one.")
+
+
+@dataclass(frozen=True, slots=True)
 class ControlConfig:
     """Administration of the running daemon."""
 
@@ -356,6 +367,7 @@ class Config:
     runs: RunsConfig = RunsConfig()
     pressure: PressureConfig = PressureConfig()
     receipts: RecordsConfig = RecordsConfig()
+    incidents: IncidentsConfig = IncidentsConfig()
     control: ControlConfig = ControlConfig()
     alertmanager: AlertmanagerConfig = AlertmanagerConfig()
     notify: NotifyConfig = NotifyConfig()

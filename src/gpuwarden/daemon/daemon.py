@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from gpuwarden.config.schema import Config
 from gpuwarden.daemon import systemd
-from gpuwarden.daemon.control import ControlServer
+from gpuwarden.daemon.control import CommandError, ControlServer
 from gpuwarden.daemon.metrics_page import read_tables
 from gpuwarden.daemon.pause import PauseCommands
 from gpuwarden.daemon.pipeline import Pipeline
@@ -25,7 +25,10 @@ from gpuwarden.daemon.sources import Source
 from gpuwarden.dcgm.page import DcgmPage, host_name
 from gpuwarden.formatting import format_fields
 from gpuwarden.gpu.poller import StillUsedError
+from gpuwarden.incidents.flight_recorder import AFTER_SECONDS, FlightRecorder
+from gpuwarden.incidents.incident_store import IncidentStore
 from gpuwarden.metrics.model import TableReadings
+from gpuwarden.records.writer import STOP_SECONDS
 from gpuwarden.state import Counts, State
 from gpuwarden.web.host_names import HostNames
 from gpuwarden.web.http_server import WebServer
@@ -46,9 +49,12 @@ class Daemon:
         self._dispatcher: Dispatcher | None = None  # only while it serves, not for a single poll
         self._dcgm = DcgmPage(host_name()) if config.compat == "dcgm" else None
         self._watchdog = systemd.Watchdog()
-        self.routes = Routes(self.read_tables, self.pipeline.recorder, self.pipeline.users.name, config)
+        recorder = self.pipeline.recorder
+        store = IncidentStore(recorder.database, config.incidents.max)
+        self.flight_recorder = FlightRecorder(store, recorder.outlines, enabled=config.incidents.enabled)
+        self.routes = Routes(self.read_tables, recorder, self.flight_recorder, self.pipeline.users.name, config)
         self.pause_commands = PauseCommands(self.pipeline.poller, self.poll_loop.turn, self.poll, lambda: self.status)
-        self._control = ControlServer(self.pause_commands.commands)
+        self._control = ControlServer({**self.pause_commands.commands, "record": self._record_incident})
         self.web = WebServer(
             self.routes.handlers,
             host_names=HostNames((*config.web.allowed_hosts, config.web.listen.host)),
@@ -92,6 +98,7 @@ class Daemon:
         finally:
             systemd.notify("STOPPING=1")
             self._control.stop()
+            await self.flight_recorder.stop(STOP_SECONDS)
             await self.pipeline.close()
             if self._dispatcher:
                 await self._dispatcher.stop()
@@ -120,7 +127,8 @@ class Daemon:
             self._dispatcher.update(state, now)
         if self._dcgm:
             self._dcgm.update(state)
-        self.routes.update(state, now)
+        self.flight_recorder.update(state, now)
+        self.routes.show(state)
         if self.poll_loop.serves:  # otherwise the service is another program's
             self._watchdog.update(state, uninterruptible=self.pipeline.poller.uninterruptible)
         return state
@@ -135,6 +143,14 @@ class Daemon:
             self.routes.clear()
         self.follow_events()
 
+    async def _record_incident(self, note: str) -> str:
+        """Record an incident on request, for the control socket. Raises CommandError."""
+        try:
+            found = self.flight_recorder.record(note)
+        except ValueError as error:
+            raise CommandError(str(error)) from None
+        return f"Recording incident {found}; complete in {AFTER_SECONDS:g} s."
+
     async def _open_sockets(self) -> None:
         try:
             self.web.start_unix(self._config.web_socket)
@@ -148,7 +164,7 @@ class Daemon:
             log.error("control socket unavailable; gpuwarden pause and resume do not work %s", fields)  # noqa: TRY400
 
     def _counts(self) -> Counts:
-        web, alerts = self.web, self._dispatcher
+        web, alerts, flight = self.web, self._dispatcher, self.flight_recorder
         return Counts(
             http_requests=dict(web.router.requests),
             http_connections_lost={
@@ -157,6 +173,8 @@ class Daemon:
                 "not_accepted": web.accept_errors,
             },
             early_polls=self.poll_loop.early_polls,
+            incidents=dict(flight.counts) if self._config.incidents.enabled else None,
+            incidents_dropped=flight.dropped,
             alerts_dropped=alerts.dropped if alerts else None,
             alerts_posted=alerts.posted if alerts else {},
             notified=alerts.notified if alerts else {},

@@ -82,6 +82,13 @@ class DaemonReadings(Table[State], prefix="gpuwarden_"):
     receipt_errors_total = Metric[State](
         "gpuwarden_receipt_errors_total", "counter", "", "Failures of the run database (one that lasts counts once), plus run records dropped because of them.",
         lambda state: state.counts.receipt_errors, source="receipts.path")
+    incidents_total = Metric[State](
+        "gpuwarden_incidents_total", "counter", "", "Incidents that the flight recorder opened, by the kind of what opened them.",
+        lambda state: None if state.counts.incidents is None else {(kind,): count for kind, count in state.counts.incidents.items()},
+        labels=("kind",), source="docs/use/incidents.md")
+    incidents_dropped_total = Metric[State](
+        "gpuwarden_incidents_dropped_total", "counter", "", "Incidents not recorded because of the limits for each user and kind.",
+        lambda state: None if state.counts.incidents is None else state.counts.incidents_dropped, source="docs/use/incidents.md")
     alerts_dropped_total = Metric[State](
         "gpuwarden_alerts_dropped_total", "counter", "", "Alerts not sent by the daemon because too many are firing.",
         lambda state: state.counts.alerts_dropped, source="docs/use/notifications.md")

@@ -22,7 +22,7 @@ from gpuwarden.gpu.runtime_suspend import SuspendMonitor
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
 from gpuwarden.host import oom_killer, pid_namespace
 from gpuwarden.host.host_sampler import HostSample, HostSampler
-from gpuwarden.host.kernel_log import KernelLog
+from gpuwarden.host.kernel_log import KernelLog, KernelRecord
 from gpuwarden.nvml.events.model import DriverBinding, DriverEvent, XidReport
 from gpuwarden.owners.containers import ContainerNames
 from gpuwarden.owners.processes import ProcessIdentifier
@@ -42,7 +42,8 @@ from gpuwarden.usage.accountant import UsageAccountant
 from gpuwarden.xid import kernel_messages
 from gpuwarden.xid.xid_collector import XidCollector
 
-_KERNEL_LOG_PREFIXES = kernel_messages.PREFIXES + oom_killer.PREFIXES
+# Lines of the driver, of its modules, and of PCIe errors are for incidents.
+_KERNEL_LOG_PREFIXES = (*kernel_messages.PREFIXES, *oom_killer.PREFIXES, b"nvidia", b"pcieport ")
 
 
 class Pipeline:
@@ -115,10 +116,10 @@ class Pipeline:
         logged = self.kernel_log.read() if self.kernel_log else []
         if self.sees_host:
             self.registry.add_oom_kills(oom_killer.parse_oom_kills(logged))
-        return self.join(self.xids.attach(snapshot, logged), time.monotonic(), counts)
+        return self.join(self.xids.attach(snapshot, logged), time.monotonic(), counts, logged)
 
-    def join(self, snapshot: Snapshot, now: float, counts: Counts) -> State:
-        """Join a snapshot with the results of all other stages at a time (monotonic)."""
+    def join(self, snapshot: Snapshot, now: float, counts: Counts, logged: Sequence[KernelRecord] = ()) -> State:
+        """Join a snapshot with the results of all other stages at a time (monotonic); `logged` are kernel records."""
         self._receive_simulated(now)
         self.registry.expire(now)
         self.run_server.update()
@@ -149,6 +150,7 @@ class Pipeline:
             pressure=pressure,
             access=self._access(),
             counts=self._add_counts(counts),
+            kernel_records=tuple(logged),
         )
 
     def _receive_simulated(self, now: float) -> None:

@@ -10,8 +10,8 @@ from urllib.parse import parse_qs
 
 from gpuwarden.config.schema import Config
 from gpuwarden.health.conditions import ConditionChecks
-from gpuwarden.history.event_log import EventLog
-from gpuwarden.history.series import HistorySeries
+from gpuwarden.incidents.flight_recorder import FlightRecorder
+from gpuwarden.incidents.incident_store import DEFAULT_LISTED as DEFAULT_INCIDENTS
 from gpuwarden.metrics.exposition import OPENMETRICS, Exposition, MetricsPage, negotiate
 from gpuwarden.metrics.model import TableReadings
 from gpuwarden.records.privacy import Reader, reader
@@ -20,7 +20,7 @@ from gpuwarden.records.recorder import Recorder
 from gpuwarden.records.writer import DEFAULT_LISTED
 from gpuwarden.state import State
 from gpuwarden.web import static_files
-from gpuwarden.web.api.api_paths import HISTORY, RUNS, STATE
+from gpuwarden.web.api.api_paths import HISTORY, INCIDENTS, RUNS, STATE
 from gpuwarden.web.api.history_document import render_history
 from gpuwarden.web.api.state_document import StateInputs, render_state
 from gpuwarden.web.http_messages import Handler, HttpRequest, HttpResponse
@@ -36,29 +36,29 @@ Exposed: TypeAlias = "Callable[[State], Iterable[TableReadings]]"
 class Routes:
     """Handlers of all paths. Used by one event loop; each document is rendered at its first request after a poll."""
 
-    def __init__(self, exposed: Exposed, recorder: Recorder, user_name: Callable[[int], str], config: Config) -> None:
+    def __init__(
+        self,
+        exposed: Exposed,
+        recorder: Recorder,
+        flight: FlightRecorder,
+        user_name: Callable[[int], str],
+        config: Config,
+    ) -> None:
         self._exposed = exposed
         self._recorder = recorder
         self._user_name = user_name
         self._config = config
         self._started = time.time()
         self._exposition = Exposition()
-        self._series = HistorySeries()
-        self._events = EventLog()
+        self._flight = flight
         self._checks = ConditionChecks()
         self._history_json: tuple[int, bytes] = (-1, b"")  # with the number of points it was rendered from
         self.state: State | None = None
         self._page: MetricsPage | None = None
         self._state_json: bytes | None = None
 
-    def update(self, state: State, now: float) -> None:
-        """Serve this poll from now on; `now` is monotonic."""
-        self._series.update(state, now)
-        self._events.update(state)
-        self.show(state)
-
     def show(self, state: State) -> None:
-        """Serve this state, without adding it to the history."""
+        """Serve this state from now on."""
         self.clear()
         self.state = state
 
@@ -83,6 +83,8 @@ class Routes:
             "/-/ready": self.serve_ready,
             RUNS: self.serve_runs,
             f"{RUNS}/": self.serve_run,
+            INCIDENTS: self.serve_incidents,
+            f"{INCIDENTS}/": self.serve_incident,
             STATE: self.serve_state,
             HISTORY: self.serve_history,
         }
@@ -109,11 +111,11 @@ class Routes:
 
     async def serve_runs(self, request: HttpRequest) -> HttpResponse:
         """Return all runs; `limit` in the query is the maximum of finished ones."""
-        wanted = parse_qs(request.query).get("limit", [str(DEFAULT_LISTED)])[-1]
-        if not (wanted.isascii() and wanted.isdigit() and 1 <= int(wanted[:9]) <= MAX_LISTED):
-            return HttpResponse(400, f"limit: expected a whole number from 1 to {MAX_LISTED}\n".encode())
+        limit = _limit(request, DEFAULT_LISTED)
+        if limit is None:
+            return _BAD_LIMIT
         socket = {"socket": str(self._config.web_socket)}
-        return _json(await self._recorder.listing(int(wanted), self._reader(request), socket))
+        return _json(await self._recorder.listing(limit, self._reader(request), socket))
 
     async def serve_run(self, request: HttpRequest) -> HttpResponse:
         """Return the record of the run in the path."""
@@ -125,6 +127,22 @@ class Routes:
             return HttpResponse(404, f"unknown run; {RUNS} lists the known ones\n".encode())
         return _json(record)
 
+    async def serve_incidents(self, request: HttpRequest) -> HttpResponse:
+        """Return the newest incidents without their details; `limit` in the query is their maximum."""
+        limit = _limit(request, DEFAULT_INCIDENTS)
+        return _BAD_LIMIT if limit is None else _json(await self._flight.store.listing(limit))
+
+    async def serve_incident(self, request: HttpRequest) -> HttpResponse:
+        """Return the incident in the path."""
+        try:
+            name = request.path.removeprefix(f"{INCIDENTS}/")
+            incident = await self._flight.store.one(name, self._reader(request))
+        except OSError as error:
+            return HttpResponse(503, f"run database: {error.strerror}\n".encode())
+        if incident is None:
+            return HttpResponse(404, f"unknown incident; {INCIDENTS} lists the known ones\n".encode())
+        return _json(incident)
+
     def _reader(self, request: HttpRequest) -> Reader:
         return reader(request.uid, os.geteuid(), self._config.web.show_error_text)
 
@@ -135,8 +153,8 @@ class Routes:
         if self._state_json is None:
             seen = StateInputs(
                 self.state,
-                self._series,
-                self._events,
+                self._flight.series,
+                self._flight.events,
                 self._user_name,
                 self._config.runs.socket,
                 self._started,
@@ -149,9 +167,20 @@ class Routes:
         """Return the last ten minutes, for charts."""
         if self.state is None:
             return HttpResponse(503, _NO_PAGE)
-        if self._history_json[0] != self._series.points:
-            self._history_json = self._series.points, render_history(self._series, self.state.snapshot.time)
+        series = self._flight.series
+        if self._history_json[0] != series.points:
+            self._history_json = series.points, render_history(series, self.state.snapshot.time)
         return _json(self._history_json[1])
+
+
+_BAD_LIMIT = HttpResponse(400, f"limit: expected a whole number from 1 to {MAX_LISTED}\n".encode())
+
+
+def _limit(request: HttpRequest, default: int) -> int | None:
+    """Return `limit` of a request's query; None if it is not valid."""
+    wanted = parse_qs(request.query).get("limit", [str(default)])[-1]
+    is_valid = wanted.isascii() and wanted.isdigit() and 1 <= int(wanted[:9]) <= MAX_LISTED
+    return int(wanted) if is_valid else None
 
 
 def _json(body: bytes) -> HttpResponse:

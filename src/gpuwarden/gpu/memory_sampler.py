@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from gpuwarden.gpu.snapshot import MemorySample
 from gpuwarden.nvml.constants import NOT_AVAILABLE_LONG
 from gpuwarden.nvml.interface import MemoryInfo
 
@@ -30,7 +31,7 @@ class MemoryProbe:
         self.notify: Callable[[], object] | None = None
         self.answers = False
         self.read: Callable[[], MemoryInfo] | None = None  # blocks; raises NVMLError
-        self.samples: deque[int] = deque(maxlen=_MAX_SAMPLES)  # bytes in use
+        self.samples: deque[MemorySample] = deque(maxlen=_MAX_SAMPLES)
         self.reading_since: float | None = None  # start of the read in progress (monotonic)
 
     def is_reading_since(self, moment: float) -> bool:
@@ -38,12 +39,12 @@ class MemoryProbe:
         since = self.reading_since
         return since is not None and since < moment
 
-    def pop_highest(self) -> float:
-        """Return the highest sample since the last call, 0 if there was none. Another thread may be sampling."""
+    def pop_samples(self) -> tuple[MemorySample, ...]:
+        """Return the samples since the last call. Another thread may be sampling."""
         samples = [self.samples.popleft() for _ in range(len(self.samples))]
         if samples:
             self.answers = True
-        return max((used for used in samples if used != NOT_AVAILABLE_LONG), default=0)
+        return tuple(sample for sample in samples if sample[1] != NOT_AVAILABLE_LONG)
 
     def clear(self) -> None:
         """Drop the samples. For the thread that reads the GPU; another thread may be sampling."""
@@ -69,7 +70,7 @@ class MemoryProbe:
         self.reading_since = None
 
     def _record(self, used: int) -> None:
-        self.samples.append(used)
+        self.samples.append((time.monotonic(), used))
         if used > self.limit and used != NOT_AVAILABLE_LONG:
             self.limit = NO_LIMIT
             self._notify()

@@ -130,6 +130,7 @@ class PolledGpu:
             memory_limits=answers.memory_limits,
             taken=answers.taken,
             slow_taken=answers.slow_taken,
+            memory_samples=answers.memory_samples,
         )
 
     def skip(self) -> Gpu:

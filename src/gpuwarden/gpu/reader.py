@@ -15,7 +15,7 @@ from gpuwarden.gpu.memory_sampler import MemoryProbe
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.mig_reader import MigReader
 from gpuwarden.gpu.process_reader import ProcessReader
-from gpuwarden.gpu.snapshot import GpuProcess, MemoryLimit, MigInstance
+from gpuwarden.gpu.snapshot import GpuProcess, MemoryLimit, MemorySample, MigInstance
 from gpuwarden.host.host_reader import HostMemory, read_host_memory
 from gpuwarden.metrics.model import Metric, Reading, Tier
 from gpuwarden.metrics.window_peaks import WindowPeaks
@@ -58,6 +58,7 @@ class Answers:
     memory_limits: Mapping[str, MemoryLimit] = field(default_factory=dict)
     taken: float = field(default=0.0, compare=False)
     slow_taken: float = field(default=0.0, compare=False)
+    memory_samples: tuple[MemorySample, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +154,8 @@ class GpuReader:
         began = self._wall()
         if last is None:
             self._memory_probe.clear()  # samples from before the gap would get the time of now
-        self._device.peaks.add(self._memory_probe.pop_highest())
+        samples = self._memory_probe.pop_samples()
+        self._device.peaks.add(max((used for _, used in samples), default=0))
         quick = self._read_tier("poll", errors)
         if not self._device.answered:
             if errors:
@@ -178,7 +180,18 @@ class GpuReader:
         self._update_probe()
         self._last = now
         readings = self._kept | quick
-        return Answers(began, readings, processes, types, errors, mig, limits, taken=now, slow_taken=self._slow_taken)
+        return Answers(
+            began,
+            readings,
+            processes,
+            types,
+            errors,
+            mig,
+            limits,
+            taken=now,
+            slow_taken=self._slow_taken,
+            memory_samples=samples,
+        )
 
     def _read_slowly(self, now: float, errors: Counter[str]) -> None:
         slowly = self._read_tier("slow", errors)

@@ -15,6 +15,7 @@ HUNG = "timeout"  # fault of a call that timed out
 UNBOUND = "driver_unbound"  # fault of a GPU that the driver was unbound from
 
 OperationalKind: TypeAlias = "tuple[str, str, str]"  # severity, category and role of an operational event
+MemorySample: TypeAlias = "tuple[float, int]"  # monotonic time, and bytes in use
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,8 @@ class Gpu:
     `process_lists` has the types of processes that the driver listed. `last_success` is Unix time, None before the
     first answer; `errors` counts failed calls by name since the daemon started. `xids` are by code, `operational`
     events by kind, `memory_limits`, of cgroups, by folder. `taken` and `slow_taken` are the times of its readings and
-    of its slow tier, in seconds of a clock with an arbitrary zero.
+    of its slow tier, in seconds of a clock with an arbitrary zero. `memory_samples` are those
+    since the previous poll.
     """
 
     identity: GpuIdentity
@@ -91,6 +93,7 @@ class Gpu:
     memory_limits: Mapping[str, MemoryLimit] = field(default_factory=dict)
     taken: float = field(default=0.0, compare=False)
     slow_taken: float = field(default=0.0, compare=False)
+    memory_samples: tuple[MemorySample, ...] = field(default=(), compare=False)
 
     @property
     def up(self) -> bool:

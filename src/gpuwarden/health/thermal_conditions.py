@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from gpuwarden.formatting import format_margin
 from gpuwarden.gpu.metrics import GpuReadings
@@ -51,10 +51,17 @@ def _heat_text(gpu: Gpu) -> str:
     return f"{core:.0f} °C" + ("" if slowdown is None else f", {format_margin(slowdown - core)}")
 
 
+def throttle_reasons(gpu: Gpu) -> list[str]:
+    """Return why temperature, power or a fault limits the clocks of a GPU, the first reason first; mostly empty."""
+    active = gpu.readings.get(GpuReadings.clock_event_active)
+    if not isinstance(active, Mapping):
+        return []
+    return [text for name, text in THROTTLE_REASONS.items() if active.get((name,))]
+
+
 def _throttled(state: State) -> Iterator[Occurrence]:
     for gpu in state.snapshot.gpus:
-        reasons = [text for name, text in THROTTLE_REASONS.items() if gpu.value(GpuReadings.clock_event_active, name)]
-        if reasons:
+        if reasons := throttle_reasons(gpu):
             text = f"throttled: {reasons[0]}"
             yield gpu_occurrence(state, gpu, text, f"{gpu_text(gpu)} is {text}.")
 

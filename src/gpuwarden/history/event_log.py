@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
@@ -13,6 +13,7 @@ from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.health.conditions import severity_of
 from gpuwarden.health.model import PRESSURE_SEVERITY, fault_text
 from gpuwarden.health.run_conditions import END_CONDITIONS, stall_cause_text
+from gpuwarden.health.thermal_conditions import throttle_reasons
 from gpuwarden.metrics.model import Labels
 from gpuwarden.protocol.messages import OOM_KINDS, Level
 from gpuwarden.runs.outcome import Ending
@@ -23,10 +24,21 @@ from gpuwarden.xid.codes import explain, worst_severity
 
 MAX_EVENTS = 50
 MAX_TEXT = 300  # characters
+THROTTLE_QUIET_SECONDS = 60.0  # without throttling, after which it is a new event
 _HOST = -1  # in place of a user, of events of GPUs and the driver
 
 EventKind = Literal[
-    "xid", "gpu", "driver", "pressure", "run_began", "run_ended", "stall", "out_of_memory", "loss", "no_gpu"
+    "xid",
+    "gpu",
+    "driver",
+    "pressure",
+    "throttled",
+    "run_began",
+    "run_ended",
+    "stall",
+    "out_of_memory",
+    "loss",
+    "no_gpu",
 ]
 
 _RESOURCES = {"memory": "memory", "thermal": "temperature"}
@@ -43,6 +55,7 @@ class Event:
     text: Annotated[str, "Description for people."]
     uuid: Annotated[str | None, "GPU or MIG instance concerned."] = None
     run_id: Annotated[str | None, "Run concerned."] = None
+    xid: Annotated[int | None, "Code of an XID."] = None
 
 
 class _Known:
@@ -67,16 +80,18 @@ class EventLog:
         self._faults: dict[str, str | None] = {}
         self._xids: dict[tuple[str, int], int] = {}
         self._driver_fault: str | None = None
+        self._throttled: dict[str, float] = {}  # last time, by UUID
 
     def newest_first(self) -> list[Event]:
         """Return the events, the newest first."""
         return sorted((event for event, _ in self._events), key=lambda event: -event.timestamp_seconds)
 
-    def update(self, state: State) -> None:
-        """Add the changes since the previous poll; about 10 µs if there are none."""
-        self._events.extend((event, _HOST) for event in self._host_events(state))
+    def update(self, state: State) -> Sequence[Event]:
+        """Add the changes since the previous poll, and return them; about 20 µs if there are none."""
+        new = [(event, _HOST) for event in self._host_events(state)]
         for run in state.runs:
-            self._events.extend((event, run.peer.uid) for event in self._run_events(run, state.snapshot.time))
+            new.extend((event, run.peer.uid) for event in self._run_events(run, state.snapshot.time))
+        self._events += new
         if len(self._runs) > len(state.runs):
             present = {run.peer.run_id for run in state.runs}
             self._runs = {run_id: known for run_id, known in self._runs.items() if run_id in present}
@@ -84,6 +99,7 @@ class EventLog:
             users = ((place, uid) for place, (_, uid) in enumerate(self._events))
             evicted = set(select_evicted(users, MAX_EVENTS))
             self._events = [each for place, each in enumerate(self._events) if place not in evicted]
+        return [event for event, _uid in new]
 
     def _host_events(self, state: State) -> Iterator[Event]:
         yield from self._driver_events(state)
@@ -131,7 +147,12 @@ class EventLog:
                 ):  # at its start the daemon reads older ones from the kernel log
                     xid = explain(code, worst_severity(code, count, count.last - 1.0))
                     text = f"GPU {gpu.identity.index} XID {code}: {xid.meaning} {xid.action.value}"
-                    yield Event(count.last, "xid", xid.severity, text[:MAX_TEXT], uuid)
+                    yield Event(count.last, "xid", xid.severity, text[:MAX_TEXT], uuid, xid=code)
+        if reasons := throttle_reasons(gpu):
+            last, self._throttled[uuid] = self._throttled.get(uuid), now
+            if last is None or not last <= now < last + THROTTLE_QUIET_SECONDS:
+                name = f"GPU {gpu.identity.index}"
+                yield Event(now, "throttled", severity_of("GpuThrottled"), f"{name} throttled: {reasons[0]}", uuid)
 
     def _pressure_events(self, state: State) -> Iterator[Event]:
         before, self._levels = self._levels, dict(state.pressure.levels)

@@ -1,139 +1,192 @@
-"""Series of the last ten minutes of each GPU and run, with a point every five seconds, for charts.
+"""Ring of the last ten minutes of GPUs, runs and host: a frame a second, and each poll of the last 30 s.
 
-Stored in arrays, 1 KiB a column: 64 KiB for 8 GPUs and 8 runs.
+The charts of the status page read a point every five seconds from it, and incidents all of it. A frame is one array of
+numbers: 2 MiB for 8 GPUs and 64 runs.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from math import isnan, nan
+from dataclasses import dataclass
+from itertools import chain
+from math import nan
 from typing import Literal
 
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
-from gpuwarden.gpu.snapshot import Gpu
+from gpuwarden.gpu.snapshot import Gpu, GpuProcess, MemorySample
+from gpuwarden.nvml.constants import CLOCK_EVENT_REASONS
+from gpuwarden.owners.resolver import Owners
 from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.state import State
 
 WINDOW_SECONDS = 600.0
-INTERVAL_SECONDS = 5.0  # minimum between two points
+FRAME_SECONDS = 1.0  # between two frames
+FAST_SECONDS = 30.0  # in which each poll has a frame
+INTERVAL_SECONDS = 5.0  # minimum between two points of a chart
 POINTS = int(WINDOW_SECONDS / INTERVAL_SECONDS)
-MAX_SUBJECTS = 256  # GPUs, MIG instances, runs, and pairs of run and device: 1 MiB
+MAX_SUBJECTS = 256  # of a frame: GPUs, MIG instances, runs, and pairs of run and device; 6 MiB in all
+MAX_FAST_FRAMES = 330  # with the shortest poll interval, and early polls
 PACE_POINTS = 12  # over which steps per second are averaged: a minute
 
 Key = tuple[str, ...]  # a UUID, or a run's id and a UUID
-_GPU = ("memory_used_bytes", "memory_in_use_bytes", "utilization_ratio", "temperature_celsius")
-_DEVICE = ("memory_in_use_bytes", "headroom_bytes")
-_RUN = ("steps",)
-Kind = Literal["gpus", "runs", "devices"]
-COLUMNS: Mapping[Kind, tuple[str, ...]] = {"gpus": _GPU, "runs": _RUN, "devices": _DEVICE}
+Kind = Literal["host", "gpus", "runs", "devices"]
+Subject = tuple[Kind, Key]
+COLUMNS: Mapping[Kind, tuple[str, ...]] = {
+    "host": ("memory_available_bytes",),
+    "gpus": (
+        "memory_used_bytes",
+        "memory_in_use_bytes",
+        "utilization_ratio",
+        "temperature_celsius",
+        "memory_temperature_celsius",
+        "power_watts",
+        "sm_clock_hertz",
+        "clock_events",  # mask of CLOCK_EVENT_REASONS
+    ),
+    "runs": ("steps", "loss", "host_cpu_seconds"),
+    "devices": ("memory_in_use_bytes", "headroom_bytes", "memory_reserved_bytes"),
+}
+Columns = dict[str, list[float | None]]
+_REASONS = tuple((name, float(bit)) for name, bit in CLOCK_EVENT_REASONS.items())
 
 
-def _unknown() -> array[float]:
-    return array("d", (nan,)) * POINTS
+@dataclass(slots=True)
+class HistoryFrame:
+    """Values of one poll; `time` is Unix time, `taken` monotonic. `processes` and `samples` are by UUID of the GPU.
 
+    `values` are those of the subjects, in their order; NaN if unknown. `charted`: it is a point of the charts.
+    """
 
-class _Subject:
-    """Columns of one subject; `seen` is the number of its last point."""
+    time: float
+    taken: float
+    subjects: tuple[Subject, ...]
+    values: array[float]
+    charted: bool
+    processes: Mapping[str, tuple[GpuProcess, ...]]
+    owners: Owners | None
+    samples: Mapping[str, tuple[MemorySample, ...]]
 
-    __slots__ = ("columns", "seen")
-
-    def __init__(self, columns: int) -> None:
-        self.columns = tuple(_unknown() for _ in range(columns))
-        self.seen = 0
+    def thin(self) -> None:
+        """Drop what only the last 30 s have."""
+        self.processes, self.owners, self.samples = {}, None, {}
 
 
 class HistorySeries:
-    """Recorder of the series. Used by one event loop; `now` is monotonic.
+    """Recorder of the ring. Used by one event loop; `now` is monotonic.
 
-    A subject without a value at a point has a gap in its chart. It is dropped after ten minutes without a value; above
-    MAX_SUBJECTS new subjects are dropped and counted.
+    A subject without a value at a frame has a gap. Above MAX_SUBJECTS subjects are dropped and counted.
     """
 
     def __init__(self) -> None:
-        self.dropped = 0  # subjects, of the last point
-        self.points = 0  # recorded in total
-        self._times = _unknown()
-        self._subjects: dict[tuple[Kind, Key], _Subject] = {}
+        self.dropped = 0  # subjects, of the last frame
+        self.points = 0  # of charts, recorded in total
+        self._frames: deque[HistoryFrame] = deque()  # older than FAST_SECONDS
+        self._fast: deque[HistoryFrame] = deque(maxlen=MAX_FAST_FRAMES)
+        self._steps: dict[str, deque[tuple[float, float]]] = {}  # of runs at the last points: time and steps
+        self._subjects: tuple[Subject, ...] = ()
         self._due = 0.0
 
     def update(self, state: State, now: float) -> None:
-        """Record a point of this poll if one is due; about 50 µs for 8 GPUs."""
-        if now < self._due:
-            return
-        self._due = now + INTERVAL_SECONDS * 0.9  # polls are not exactly periodic
-        at = self.points % POINTS
-        self.points += 1
-        self._times[at] = state.snapshot.time
-        for subject in self._subjects.values():
-            for column in subject.columns:
-                column[at] = nan
+        """Record a poll; about 100 µs for 8 GPUs and 8 runs."""
+        is_due = now >= self._due
+        frame = self._frame(state, now, charted=is_due)
+        self._fast.append(frame)
+        if is_due:
+            self._due = now + INTERVAL_SECONDS * 0.9  # polls are not exactly periodic
+            self.points += 1
+            self._add_steps(state)
+        while self._fast and self._fast[0].taken < now - FAST_SECONDS:
+            self._keep(self._fast.popleft())
+        while self._frames and self._frames[0].taken < now - WINDOW_SECONDS:
+            self._frames.popleft()
+
+    def _frame(self, state: State, now: float, *, charted: bool) -> HistoryFrame:
+        subjects: list[Subject] = []
+        values: list[float | None] = []
         self.dropped = 0
-        for kind, key, values in _poll_values(state):
-            self._put(kind, key, values, at)
-        for old in [key for key, subject in self._subjects.items() if self.points - subject.seen >= POINTS]:
-            del self._subjects[old]
-
-    def _put(self, kind: Kind, key: Key, values: Sequence[float | None], at: int) -> None:
-        subject = self._subjects.get((kind, key))
-        if subject is None:
-            if len(self._subjects) >= MAX_SUBJECTS:
+        for kind, key, known in _poll_values(state):
+            if len(subjects) >= MAX_SUBJECTS:
                 self.dropped += 1
-                return
-            subject = self._subjects[kind, key] = _Subject(len(values))
-        subject.seen = self.points
-        for column, value in zip(subject.columns, values, strict=True):
-            if value is not None:
-                column[at] = value
+                continue
+            subjects.append((kind, key))
+            values += known
+        if (present := tuple(subjects)) != self._subjects:
+            self._subjects = present
+        gpus = state.snapshot.gpus
+        return HistoryFrame(
+            state.snapshot.time,
+            now,
+            self._subjects,
+            array("d", [nan if value is None else value for value in values]),
+            charted,
+            {gpu.identity.uuid: gpu.processes for gpu in gpus if gpu.processes},
+            state.owners,
+            {gpu.identity.uuid: gpu.memory_samples for gpu in gpus if gpu.memory_samples},
+        )
 
-    def times(self, now: float) -> list[int]:
-        """Return the indices of the points within the window, the oldest first; `now` is Unix time.
+    def _keep(self, frame: HistoryFrame) -> None:
+        """Keep a frame that is no longer of the last 30 s, unless there is one of that second."""
+        if frame.charted or not self._frames or frame.taken - self._frames[-1].taken >= FRAME_SECONDS * 0.9:
+            frame.thin()
+            self._frames.append(frame)
+
+    def _add_steps(self, state: State) -> None:
+        present: dict[str, deque[tuple[float, float]]] = {}
+        for run in state.runs[:MAX_SUBJECTS]:
+            if run.up and run.report:
+                known = self._steps.get(run.peer.run_id) or deque(maxlen=PACE_POINTS + 1)
+                known.append((state.snapshot.time, run.report.steps))
+                present[run.peer.run_id] = known
+        self._steps = present
+
+    def frames(self) -> list[HistoryFrame]:
+        """Return all frames, the oldest first."""
+        return [*self._frames, *self._fast]
+
+    def chart(self, now: float) -> list[HistoryFrame]:
+        """Return the frames of the points of charts within the window, the oldest first; `now` is Unix time.
 
         After the clock was set back, only the newer of points with the same time count.
         """
-        places: list[int] = []
+        points: list[HistoryFrame] = []
         later = float("inf")
-        for back in range(1, min(self.points, POINTS) + 1):
-            place = (self.points - back) % POINTS
-            at = self._times[place]
-            if now - WINDOW_SECONDS <= at <= now and at < later:
-                later = at
-                places.append(place)
-        places.reverse()
-        return places
-
-    def timestamps(self, places: Iterable[int]) -> list[float]:
-        """Return the Unix times of the points at these indices."""
-        return [self._times[place] for place in places]
-
-    def read(self, kind: Kind, places: Sequence[int]) -> Iterator[tuple[Key, dict[str, list[float | None]]]]:
-        """Yield each subject with its columns at these indices, without columns that have no value."""
-        for (of, key), subject in self._subjects.items():
-            if of == kind:
-                columns = zip(COLUMNS[kind], subject.columns, strict=True)
-                known = {name: [_finite_or_none(column[place]) for place in places] for name, column in columns}
-                yield key, {name: values for name, values in known.items() if values.count(None) < len(values)}
+        for frame in chain(reversed(self._fast), reversed(self._frames)):
+            if frame.charted and now - WINDOW_SECONDS <= frame.time <= now and frame.time < later:
+                later = frame.time
+                points.append(frame)
+        points.reverse()
+        return points[-POINTS:]
 
     def pace(self, run_id: str) -> float | None:
         """Return a run's steps per second over the last minute, or since its first point; None with only one point."""
-        subject = self._subjects.get(("runs", (run_id,)))
-        if subject is None:
-            return None
-        (steps,) = subject.columns
-        newest = min(self.points, PACE_POINTS + 1)
-        known = [
-            (self._times[place], steps[place])
-            for place in ((self.points - back) % POINTS for back in range(newest, 0, -1))
-            if not isnan(steps[place])
-        ]
-        if len(known) < 2:  # noqa: PLR2004
+        known = self._steps.get(run_id)
+        if known is None or len(known) < 2:  # noqa: PLR2004
             return None
         (began, first), (ended, last) = known[0], known[-1]
         return (last - first) / (ended - began) if ended > began and last >= first else None
 
 
-def _finite_or_none(value: float) -> float | None:
-    return value if value == value else None  # noqa: PLR0124 - NaN
+def read_columns(frames: Sequence[HistoryFrame], kind: Kind) -> dict[Key, Columns]:
+    """Return the columns of each subject of a kind over some frames, without columns that have no value."""
+    names = COLUMNS[kind]
+    found: dict[Key, tuple[list[float | None], ...]] = {}
+    for place, frame in enumerate(frames):
+        at = 0
+        for of, key in frame.subjects:
+            if of == kind:
+                columns = found.get(key)
+                if columns is None:
+                    columns = found[key] = tuple([None] * len(frames) for _ in names)
+                for column, value in zip(columns, frame.values[at : at + len(names)], strict=True):
+                    if value == value:  # noqa: PLR0124 - not NaN
+                        column[place] = value
+            at += len(COLUMNS[of])
+    return {
+        key: {name: column for name, column in zip(names, columns, strict=True) if column.count(None) < len(column)}
+        for key, columns in found.items()
+    }
 
 
 def _poll_values(state: State) -> Iterator[tuple[Kind, Key, Sequence[float | None]]]:
@@ -142,6 +195,7 @@ def _poll_values(state: State) -> Iterator[tuple[Kind, Key, Sequence[float | Non
     for run in state.runs:
         for uuid, memory in run.memory.items():
             in_use[uuid] = in_use.get(uuid, 0) + memory.current
+    yield "host", (), (state.host.memory_available,)
     for gpu in state.snapshot.gpus:
         yield from _gpu_values(gpu, in_use.get)
     for run in state.runs:
@@ -150,15 +204,40 @@ def _poll_values(state: State) -> Iterator[tuple[Kind, Key, Sequence[float | Non
 
 
 def _gpu_values(gpu: Gpu, in_use: Callable[[str], int | None]) -> Iterator[tuple[Kind, Key, Sequence[float | None]]]:
-    uuid = gpu.identity.uuid
-    used, utilization = gpu.value(GpuReadings.memory_used_bytes), gpu.value(GpuReadings.utilization_ratio)
-    yield "gpus", (uuid,), (used, in_use(uuid), utilization, gpu.value(GpuReadings.temperature_celsius, "core"))
+    uuid, value = gpu.identity.uuid, gpu.value
+    yield (
+        "gpus",
+        (uuid,),
+        (
+            value(GpuReadings.memory_used_bytes),
+            in_use(uuid),
+            value(GpuReadings.utilization_ratio),
+            value(GpuReadings.temperature_celsius, "core"),
+            value(GpuReadings.temperature_celsius, "memory"),
+            value(GpuReadings.power_usage_watts),
+            value(GpuReadings.clock_hertz, "sm"),
+            _clock_events(gpu),
+        ),
+    )
     for instance in gpu.mig:
         uuid = instance.identity.uuid
-        yield "gpus", (uuid,), (instance.value(MigReadings.memory_used_bytes), in_use(uuid), None, None)
+        used = instance.value(MigReadings.memory_used_bytes)
+        yield "gpus", (uuid,), (used, in_use(uuid), None, None, None, None, None, None)
+
+
+def _clock_events(gpu: Gpu) -> float | None:
+    active = gpu.readings.get(GpuReadings.clock_event_active)
+    return sum(bit for name, bit in _REASONS if active.get((name,))) if isinstance(active, Mapping) else None
+
+
+def clock_event_names(mask: float) -> Iterable[str]:
+    """Return the names of the clock event reasons in a value of `clock_events`."""
+    return [name for name, bit in _REASONS if int(mask) & int(bit)]
 
 
 def _run_values(run: RunSnapshot) -> Iterator[tuple[Kind, Key, Sequence[float | None]]]:
-    yield "runs", (run.peer.run_id,), (run.report.steps if run.report else None,)
+    run_id, report, usage = run.peer.run_id, run.report, run.host_usage
+    steps, loss = (report.steps, report.loss) if report else (None, None)
+    yield "runs", (run_id,), (steps, loss, usage.cpu_seconds if usage else None)
     for uuid, memory in run.memory.items():
-        yield "devices", (run.peer.run_id, uuid), (memory.current, run.headroom.get(uuid))
+        yield "devices", (run_id, uuid), (memory.current, run.headroom.get(uuid), memory.reserved)

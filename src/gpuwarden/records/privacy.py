@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import TypeAlias, get_type_hints
+from typing import Any, TypeAlias, get_type_hints
 
 from gpuwarden.records.record import Private, RecordedAllocation, RecordedError
 
@@ -44,11 +44,18 @@ def withhold_texts(record: bytes, may_read: Reader) -> bytes:
     if b'"errors_told"' not in record:
         return record
     document = json.loads(record)
-    if may_read(document["uid"]):
+    if not withhold_errors(document, may_read):
         return record
-    for error in document["errors_told"]:
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+def withhold_errors(record: dict[str, Any], may_read: Reader) -> bool:
+    """Withhold the private texts of a record's JSON in place, unless the reader may see them; return whether it did."""
+    if may_read(record["uid"]):
+        return False
+    for error in record.get("errors_told", ()):
         for part in (error, *error.get("allocations", ())):
             for key in PRIVATE_KEYS & part.keys():
                 del part[key]
         error["text"] = WITHHELD
-    return json.dumps(document, separators=(",", ":")).encode()
+    return True

@@ -110,6 +110,15 @@ class Recorder:
         self._unfinished: list[bytes] | None = None  # records of runs that have not ended as JSON, since the last poll
 
     @property
+    def database(self) -> RecordWriter:
+        """Database of the records, for other tables."""
+        return self._writer
+
+    def outlines(self, run_ids: Iterable[str]) -> list[RunRecord]:
+        """Return the records of runs of the last poll, without their timelines."""
+        return [self._outline(self._present[run_id]) for run_id in run_ids if run_id in self._present]
+
+    @property
     def errors(self) -> int:
         """Faults of the database, each counted once until it is resolved, and rows dropped because of it."""
         return self._writer.errors

@@ -6,21 +6,16 @@ a time: SQLite's exclusive lock keeps a second daemon out, and its write-ahead l
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import os
-import queue
 import sqlite3
 import stat
-import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,7 +28,6 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 FILE_NAME = "runs.db"
-MAX_PENDING_CALLS = 64  # of the thread; beyond this the disk counts as hung
 
 # The statements that bring a database from one `user_version` to the next. Only ever append to this.
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
@@ -51,7 +45,17 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         )""",
         "CREATE INDEX runs_by_user ON runs (ended, uid, updated DESC, began DESC)",
     ),
+    (  # read and written by incidents/incident_table.py
+        """CREATE TABLE incidents (
+            id TEXT PRIMARY KEY,
+            uid INTEGER NOT NULL,      -- of the run that opened it; -1 for a GPU or the host
+            at REAL NOT NULL,          -- Unix time
+            outline TEXT NOT NULL,     -- the incident as JSON, without its details
+            whole BLOB NOT NULL        -- all of it as JSON, compressed (zlib)
+        )""",
+    ),
 )
+INCIDENTS_VERSION = 2  # the first with the table of incidents
 
 _SELECT = "SELECT run_id, began, uid, updated, ended, outline, whole, checksum FROM runs"
 _INSERT = """
@@ -181,6 +185,11 @@ class RecordStore:
             found = connection.execute(query, (run_id,)).fetchone()
         return zlib.decompress(found[0]) if found else None
 
+    def run(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function with the connection, for another table of the database; return its result."""
+        with self._connected() as connection, connection:
+            return function(connection, *arguments)
+
     def close(self) -> None:
         """Close the database."""
         if self._connection is not None:
@@ -294,16 +303,22 @@ def _verify(connection: sqlite3.Connection, version: int) -> None:
         raise sqlite3.DatabaseError(f"version {version} does not match its tables")
     if has_table:
         _verify_records(connection)
+    if version >= INCIDENTS_VERSION:
+        _select(connection, "SELECT id, uid, at, outline, whole FROM incidents LIMIT 0")
 
 
-def _verify_records(connection: sqlite3.Connection) -> None:
+def _select(connection: sqlite3.Connection, query: str) -> sqlite3.Cursor:
+    """Execute a query. Raises sqlite3.DatabaseError if the schema is damaged."""
     try:
-        records = connection.execute(_SELECT)
+        return connection.execute(query)
     except sqlite3.OperationalError as error:
         if "no such" not in str(error):  # a table or column
             raise
         raise sqlite3.DatabaseError(str(error)) from error
-    for *_, outline, whole, checksum in records:
+
+
+def _verify_records(connection: sqlite3.Connection) -> None:
+    for *_, outline, whole, checksum in _select(connection, _SELECT):
         is_text = isinstance(outline, bytes) and isinstance(whole, bytes)
         if not is_text or zlib.crc32(whole, zlib.crc32(outline)) != checksum:
             raise sqlite3.DatabaseError("a record does not match its checksum")
@@ -353,31 +368,3 @@ def _is_damage(error: Exception) -> bool:
     A UnicodeDecodeError comes from a message that repeats a damaged schema.
     """
     return type(error) is sqlite3.DatabaseError or isinstance(error, UnicodeDecodeError)
-
-
-class StoreThread:
-    """Thread that makes blocking calls one after another.
-
-    A daemon thread: one in a hanging disk must not keep the process from ending, as an executor's would.
-    """
-
-    def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name="records", daemon=True).start()
-
-    async def call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Run a function on the thread; return its result. Raises its exception, or OSError if too many calls wait."""
-        if self._calls.qsize() > MAX_PENDING_CALLS:
-            raise OSError(None, "the database does not answer")
-        future: Future[T] = Future()
-        self._calls.put((future, partial(function, *arguments)))
-        return await asyncio.wrap_future(future)
-
-    def _run(self) -> None:
-        while True:
-            future, call = self._calls.get()
-            if future.set_running_or_notify_cancel():  # else the caller has given up
-                try:
-                    future.set_result(call())
-                except Exception as error:  # noqa: BLE001 - raised where it is awaited
-                    future.set_exception(error)

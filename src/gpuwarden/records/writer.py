@@ -9,15 +9,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from gpuwarden.fair_eviction import select_evicted
 from gpuwarden.formatting import format_fields
 from gpuwarden.records.record import RunRecord
-from gpuwarden.records.store import RecordRow, RecordStore, StoredRecords, StoreThread, row_from_record
+from gpuwarden.records.store import RecordRow, RecordStore, StoredRecords, row_from_record
+from gpuwarden.records.store_thread import StoreThread
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 DEFAULT_LISTED = 256  # ended runs in a list by default
@@ -60,6 +63,17 @@ class RecordWriter:
     def pending(self) -> int:
         """Number of rows that are not on the disk."""
         return len(self._waiting) + len(self._batch)
+
+    @property
+    def stores(self) -> bool:
+        """True if there is a database, open or not."""
+        return self._store is not None
+
+    async def run(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function with the connection on the database's thread. Raises OSError, also if it is not open."""
+        if not (self._thread and self._store and self._is_open):
+            raise OSError(None, "the database is not open")
+        return await self._thread.call(self._store.run, function, *arguments)
 
     async def open(self) -> None:
         """Start to open the database, and wait briefly."""

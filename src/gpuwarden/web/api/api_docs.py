@@ -7,6 +7,7 @@ from dataclasses import is_dataclass
 from inspect import cleandoc
 from typing import Any, get_args, get_origin
 
+from gpuwarden.incidents.incident import Incident
 from gpuwarden.metrics.model import Metric
 from gpuwarden.records.record import Private, RunRecord
 from gpuwarden.web.api.document import document_keys, key_meanings
@@ -26,6 +27,8 @@ For programs that show GPUs and training runs. The daemon answers at `web.listen
 | `/api/v1/history` | [history](#history) of the last ten minutes, for charts |
 | `/api/v1/runs` | [run records](#run-records) of running and ended runs |
 | `/api/v1/runs/ID` | one run record, with its memory over time; status 404 if the id is unknown |
+| `/api/v1/incidents` | [incidents](#incidents), without their details |
+| `/api/v1/incidents/ID` | one incident, with its series; status 404 if the id is unknown |
 
 - All requests are GET or HEAD without a body. Responses are not cached, and are compressed for clients that accept gzip.
 - An unknown value has no key; so has an empty list or object, unless its key is *always* there. A 0 is a measured 0.
@@ -38,6 +41,7 @@ curl -s http://127.0.0.1:9846/api/v1/state | jq -r '.troubles[]? | "\\(.level): 
 curl -s http://127.0.0.1:9846/api/v1/history | jq '.gpus[].temperature_celsius | max'
 curl -s 'http://127.0.0.1:9846/api/v1/runs?limit=10' | jq '.live[] | {name, steps, gpu_idle_ratio, energy_joules}'
 curl -s http://127.0.0.1:9846/api/v1/runs/88214-9120533 | jq '.devices[0].story'
+curl -s http://127.0.0.1:9846/api/v1/incidents | jq -r '.incidents[] | "\\(.id): \\(.finding.text)"'
 ```
 """
 
@@ -80,6 +84,22 @@ newest.
 | `past` | yes | Ended runs, the last end first: 256, or `?limit=` 1 to 1000, shared fairly between users. |
 
 Status 503 of `/api/v1/runs/ID`: the run database does not answer, and the run is not in memory.
+""",
+    ),
+    Incident: (
+        "Incidents",
+        """
+[Incidents](../use/incidents.md) explains what is recorded, and when. `/api/v1/incidents` lists the newest first, without
+their details: 100, or `?limit=` 1 to 1000. `/api/v1/incidents/ID` returns one with all keys, about 300 KB for 8 GPUs. An
+incident is listed within 0.2 s of its event, and complete (`ended_timestamp_seconds`) after ten more seconds; it changes
+when further events join it.
+
+| key of the list | always | meaning |
+| --- | --- | --- |
+| `version` | yes | Version of this document: 1. |
+| `incidents` | yes | Incidents, the newest first. |
+
+Status 503 of `/api/v1/incidents/ID`: the run database does not answer, and the incident is not in memory.
 """,
     ),
 }

@@ -3,3 +3,4 @@
 STATE = "/api/v1/state"
 HISTORY = "/api/v1/history"
 RUNS = "/api/v1/runs"
+INCIDENTS = "/api/v1/incidents"

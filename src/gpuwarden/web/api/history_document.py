@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
-from gpuwarden.history.series import HistorySeries
+from gpuwarden.history.series import Columns, HistorySeries, read_columns
 from gpuwarden.web.api.document import API_VERSION, VERSION_MEANING, plain_number, render_json
 
 _DIGITS = {"utilization_ratio": 3, "temperature_celsius": 1}  # others are whole numbers: bytes, steps
@@ -54,24 +54,29 @@ class HistoryDocument:
 
 def render_history(series: HistorySeries, now: float) -> bytes:
     """Return `/api/v1/history` as of a Unix time; 2 to 3 ms for 8 GPUs and 8 runs."""
-    places = series.times(now)
+    frames = series.chart(now)
     devices: dict[str, dict[str, DeviceHistory]] = {}
-    for (run_id, uuid), columns in series.read("devices", places):
+    for (run_id, uuid), columns in read_columns(frames, "devices").items():
         if columns:
-            devices.setdefault(run_id, {})[uuid] = DeviceHistory(**_rounded(columns))
-    runs = {run_id: _rounded(columns) for (run_id,), columns in series.read("runs", places)}
+            devices.setdefault(run_id, {})[uuid] = DeviceHistory(**_rounded(DeviceHistory, columns))
+    runs = {run_id: _rounded(RunHistory, columns) for (run_id,), columns in read_columns(frames, "runs").items()}
     document = HistoryDocument(
         version=API_VERSION,
-        timestamp_seconds=[plain_number(at) or 0 for at in series.timestamps(places)],
-        gpus={uuid: GpuHistory(**_rounded(columns)) for (uuid,), columns in series.read("gpus", places)},
+        timestamp_seconds=[plain_number(frame.time) or 0 for frame in frames],
+        gpus={
+            uuid: GpuHistory(**_rounded(GpuHistory, columns))
+            for (uuid,), columns in read_columns(frames, "gpus").items()
+        },
         runs={run_id: RunHistory(**runs.get(run_id, {}), devices=devices.get(run_id, {})) for run_id in runs | devices},
         dropped=series.dropped or None,
     )
     return render_json(document)
 
 
-def _rounded(columns: Mapping[str, Sequence[float | None]]) -> dict[str, Any]:
+def _rounded(document: type[Any], columns: Columns) -> dict[str, Any]:
+    """Return those columns that a document has, rounded."""
     return {
-        name: [None if each is None else round(each, _DIGITS.get(name)) for each in values]
-        for name, values in columns.items()
+        each.name: [None if value is None else round(value, _DIGITS.get(each.name)) for value in columns[each.name]]
+        for each in fields(document)
+        if each.name in columns
     }

@@ -1,0 +1,168 @@
+"""Causes: whether one fact of an incident follows from another, by their kinds, their subjects and their times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+FactKind = Literal[
+    "gpu_lost",
+    "driver",
+    "xid",
+    "thermal_slowdown",
+    "pressure",
+    "out_of_memory",
+    "error",
+    "run_ended",
+    "stall",
+    "requested",
+]
+
+SLACK_SECONDS = 5.0  # by which a cause may be noticed after its effect: a poll, or a driver call that times out
+LOST_SLACK_SECONDS = 30.0  # likewise for a GPU that is lost: calls to it may hang for as long
+REACH_SECONDS = 120.0  # from a cause to its effect
+STALL_REACH_SECONDS = 900.0  # likewise to a stall, which is noticed late, and from one to the end of its run
+
+AFTERMATH_XIDS = frozenset({43, 45})  # that the end of a program causes itself
+NVLINK_XIDS = frozenset({74, *range(144, 151)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """Something that happened. `at` is Unix time; `gpus` has the UUIDs of the GPUs concerned.
+
+    `what` is the detail in words: a driver fault, the meaning of an XID, an outcome, a kind of error. `is_hardware`:
+    of an XID, that not a program caused it. `is_collective`: an error of communication between the ranks of a job.
+    `opened`: it opened the incident, or joined it. `job` identifies a job of several processes.
+    """
+
+    at: float
+    kind: FactKind
+    what: str = ""
+    detail: str = ""  # a further sentence, of a root only
+    gpu: str = ""  # name of the GPU, such as GPU 3
+    gpus: frozenset[str] = frozenset()
+    code: int | None = None
+    is_hardware: bool = False
+    is_collective: bool = False
+    run: str = ""  # name of the run
+    run_id: str = ""
+    job: str = ""
+    rank: int | None = None
+    opened: bool = False
+
+
+def explains(cause: Fact, effect: Fact) -> bool:
+    """Return whether an effect follows from a cause."""
+    rule = _RULES.get("hardware" if _is_hardware(cause) else cause.kind)
+    return rule is not None and rule(cause, effect)
+
+
+def _hardware_explains(cause: Fact, effect: Fact) -> bool:
+    """Return whether a lost GPU, a driver that does not answer, or an XID of the hardware explains something."""
+    is_there = cause.kind == "driver" or bool(cause.gpus & effect.gpus)
+    if effect.kind == "xid" and effect.is_hardware:
+        return _explains_hardware_xid(cause, effect, is_there=is_there)
+    if effect.kind == "gpu_lost":
+        return is_there and _is_after(cause, effect, slack=0.0 if cause.kind == "gpu_lost" else LOST_SLACK_SECONDS)
+    if effect.kind == "driver":
+        return cause.kind == "xid" and _is_after(cause, effect, slack=LOST_SLACK_SECONDS)
+    reach = STALL_REACH_SECONDS if effect.kind == "stall" else REACH_SECONDS
+    slack = SLACK_SECONDS if cause.kind == "xid" else LOST_SLACK_SECONDS
+    is_kind = effect.kind in ("xid", "error", "run_ended", "stall")
+    return is_there and is_kind and _is_after(cause, effect, slack=slack, reach=reach)
+
+
+def _explains_hardware_xid(cause: Fact, effect: Fact, *, is_there: bool) -> bool:
+    if cause.kind != "xid":
+        return not is_there and effect.code in NVLINK_XIDS and _is_after(cause, effect, slack=SLACK_SECONDS)
+    if effect.code in NVLINK_XIDS and cause.code not in NVLINK_XIDS:
+        return _is_after(cause, effect, slack=SLACK_SECONDS)  # a link of this or another GPU to the faulty one
+    is_link = effect.code in NVLINK_XIDS and cause.code in NVLINK_XIDS
+    return (is_there or is_link) and _is_after(cause, effect)
+
+
+def _heat_explains(cause: Fact, effect: Fact) -> bool:
+    if not cause.gpus & effect.gpus:
+        return False
+    return _is_sign(cause, effect) or (effect.kind in ("gpu_lost", "thermal_slowdown") and _is_after(cause, effect))
+
+
+def _program_xid_explains(cause: Fact, effect: Fact) -> bool:
+    """Return whether an XID that a program caused explains something."""
+    if cause.code in AFTERMATH_XIDS or not cause.gpus & effect.gpus:
+        return False
+    if effect.kind == "xid":
+        return not effect.is_hardware and (effect.code in AFTERMATH_XIDS or _is_after(cause, effect))
+    return effect.kind in ("error", "run_ended") and _is_after(cause, effect, slack=SLACK_SECONDS)
+
+
+def _run_explains(cause: Fact, effect: Fact) -> bool:
+    """Return whether a fact of a run explains another: of the same run, of its job, or of its GPU."""
+    if effect.kind == "xid":
+        return effect.code in AFTERMATH_XIDS and bool(cause.gpus & effect.gpus) and _is_after(cause, effect, slack=1.0)
+    if _is_sign(cause, effect):
+        return cause.run_id == effect.run_id or bool(cause.gpus & effect.gpus)
+    if cause.run_id == effect.run_id:
+        return _explains_same_run(cause, effect)
+    return bool(cause.job) and cause.job == effect.job and _explains_rank(cause, effect)
+
+
+def _explains_same_run(cause: Fact, effect: Fact) -> bool:
+    if cause.kind == "run_ended":
+        return False
+    if effect.kind == "run_ended":
+        reach = STALL_REACH_SECONDS if cause.kind == "stall" else REACH_SECONDS
+        return _is_after(cause, effect, reach=reach, slack=1.0)
+    return effect.kind in ("error", "stall", "out_of_memory") and _is_after(cause, effect)
+
+
+def _explains_rank(cause: Fact, effect: Fact) -> bool:
+    """Return whether a fact of one rank explains one of another rank of its job."""
+    if effect.kind not in ("error", "run_ended", "stall"):
+        return False
+    reach = STALL_REACH_SECONDS if "stall" in (cause.kind, effect.kind) else REACH_SECONDS
+    if _is_weak(effect) and not _is_weak(cause):
+        return _is_after(cause, effect, reach=reach, slack=SLACK_SECONDS)
+    if _is_weak(cause) and not _is_weak(effect):
+        return effect.kind == "run_ended" and effect.what != "out_of_memory" and _is_after(cause, effect, reach=reach)
+    return _is_after(cause, effect, reach=reach)
+
+
+def _is_weak(fact: Fact) -> bool:
+    """Return whether a rank's trouble is usually the effect of another rank's: it waits, or cannot communicate."""
+    return fact.is_collective or fact.kind == "stall"
+
+
+def _is_hardware(fact: Fact) -> bool:
+    return fact.kind in ("gpu_lost", "driver") or (fact.kind == "xid" and fact.is_hardware)
+
+
+def _is_sign(cause: Fact, effect: Fact) -> bool:
+    """Return whether an effect is pressure that announced the cause, or came with it."""
+    sort = {"out_of_memory": "memory", "thermal_slowdown": "temperature"}.get(cause.kind)
+    return effect.kind == "pressure" and effect.what == sort and abs(effect.at - cause.at) <= STALL_REACH_SECONDS
+
+
+def _is_after(cause: Fact, effect: Fact, *, slack: float = 0.0, reach: float = REACH_SECONDS) -> bool:
+    """Return whether the times allow it; of two facts of the same time, the order is that of their kinds and names."""
+    passed = effect.at - cause.at
+    if slack:
+        return -slack <= passed <= reach
+    return 0 < passed <= reach or (passed == 0 and _order(cause) < _order(effect))
+
+
+def _order(fact: Fact) -> tuple[str, int, str, str]:
+    return fact.kind, fact.code or 0, fact.run_id, fact.gpu
+
+
+_RULES: Mapping[str, Callable[[Fact, Fact], bool]] = {
+    "hardware": _hardware_explains,
+    "thermal_slowdown": _heat_explains,
+    "xid": _program_xid_explains,
+    "out_of_memory": _run_explains,
+    "error": _run_explains,
+    "run_ended": _run_explains,
+    "stall": _run_explains,
+}

@@ -1,0 +1,250 @@
+"""Facts of an incident, gathered from the events of the history and from the runs of a poll."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from gpuwarden.config import thresholds
+from gpuwarden.gpu.metrics import GpuReadings
+from gpuwarden.gpu.snapshot import Gpu
+from gpuwarden.health.run_conditions import END_CONDITIONS
+from gpuwarden.history.event_log import Event
+from gpuwarden.incidents.causes import STALL_REACH_SECONDS, Fact, FactKind
+from gpuwarden.incidents.incident import IncidentKind
+from gpuwarden.protocol.messages import OOM_KINDS, ErrorKind
+from gpuwarden.runs.run_snapshot import RunSnapshot, SeenError
+from gpuwarden.state import State
+from gpuwarden.subordinate_uids import find_user
+from gpuwarden.xid.codes import Action, explain
+
+MAX_FACTS = 128  # of an incident
+HARDWARE = "hardware"  # tie of all GPUs: power, the bus, the driver
+HOST = "host"  # tie of all runs: host memory
+
+_EVENTS: Mapping[str, FactKind] = {
+    "xid": "xid",
+    "gpu": "gpu_lost",
+    "driver": "driver",
+    "pressure": "pressure",
+    "throttled": "thermal_slowdown",
+    "stall": "stall",
+}
+_OPENING: Mapping[str, IncidentKind] = {
+    "xid": "xid",
+    "gpu": "gpu_lost",
+    "driver": "gpu_lost",
+    "pressure": "pressure",
+    "throttled": "thermal_slowdown",
+    "stall": "stall",
+    "out_of_memory": "out_of_memory",
+}
+_THERMAL = ("hw_thermal_slowdown", "sw_thermal_slowdown")
+_ERRORS: Mapping[ErrorKind, str] = {
+    "kernel_launch": "a kernel launch error",
+    "illegal_address": "an illegal address error",
+    "library_mismatch": "a library mismatch",
+    "no_device": "no device",
+    "hardware": "a hardware error",
+    "shape_dtype": "a shape or type error",
+}
+# Only names of this list leave the private message of an error.
+_CUDA_ERROR = re.compile(
+    r"\bCUDA_ERROR_(?:LAUNCH_FAILED|LAUNCH_TIMEOUT|ILLEGAL_ADDRESS|ILLEGAL_INSTRUCTION|MISALIGNED_ADDRESS|ASSERT|"
+    r"ECC_UNCORRECTABLE|HARDWARE_STACK_ERROR|NVLINK_UNCORRECTABLE|NOT_INITIALIZED|NO_DEVICE|INVALID_DEVICE|"
+    r"DEVICE_UNAVAILABLE|SYSTEM_DRIVER_MISMATCH|SYSTEM_NOT_READY|INVALID_HANDLE|NO_BINARY_FOR_GPU|UNKNOWN)\b"
+)
+_NCCL = re.compile(r"\bNCCL\b|\bnccl[A-Z]|ProcessGroupNCCL|[Cc]ollective (?:ops?|operation)|Connection closed by peer")
+
+
+def incident_kind(event: Event, state: State) -> IncidentKind | None:
+    """Return the kind of incident that an event opens; None for none."""
+    kind = _OPENING.get(event.kind)
+    if event.kind == "run_ended":
+        run = find_run(state, event.run_id)
+        return _kind_of_end(run) if run else None
+    if event.kind == "throttled":
+        gpu = state.snapshot.gpu(event.uuid or "")
+        return kind if gpu is not None and _is_hot(gpu) else None
+    if event.kind == "xid":
+        return None if explain(event.xid or 0).action in (Action.IGNORE, Action.FOLLOW_OTHER) else kind
+    if event.kind == "pressure":
+        return kind if event.level == "critical" else None
+    return None if event.level == "info" else kind
+
+
+def find_run(state: State, run_id: str | None) -> RunSnapshot | None:
+    """Return the run of an id."""
+    return next((run for run in state.runs if run.peer.run_id == run_id), None) if run_id else None
+
+
+def _kind_of_end(run: RunSnapshot) -> IncidentKind | None:
+    ending = run.ending
+    if ending is None or ending.outcome not in END_CONDITIONS:
+        return None
+    # The end that follows from an out-of-memory error is the same trouble.
+    oom = max((run.last_errors.get(kind, 0.0) for kind in OOM_KINDS), default=0.0)
+    is_oom = ending.outcome == "out_of_memory" or ending.at - oom < thresholds.OOM_END_SECONDS
+    return "out_of_memory" if is_oom else "run_died"
+
+
+def _is_hot(gpu: Gpu) -> bool:
+    return any(gpu.value(GpuReadings.clock_event_active, name) for name in _THERMAL)
+
+
+def gpus_of(run: RunSnapshot, state: State) -> frozenset[str]:
+    """Return the UUIDs of a run's GPUs; of MIG instances, those of their GPUs."""
+    uuids = run.devices.keys() | run.memory_windows.keys() | run.ooms.keys()
+    return frozenset(_whole(uuid, state) for uuid in uuids)
+
+
+def _whole(uuid: str, state: State) -> str:
+    gpu = state.snapshot.gpu_with(uuid)
+    return gpu.identity.uuid if gpu else uuid
+
+
+def job_of(run: RunSnapshot) -> str:
+    """Return what identifies a run's job among those of all users; empty for a run of one process."""
+    return f"{find_user(run.peer.uid)}:{run.hello.job}" if run.hello.job else ""
+
+
+def ties_of(event: Event, kind: IncidentKind, state: State) -> frozenset[str]:
+    """Return what an event has to share with an incident to join it: a GPU, run or job, the hardware, the host."""
+    ties = set()
+    if event.uuid:
+        ties.add(_whole(event.uuid, state))
+    run = find_run(state, event.run_id)
+    if run is not None:
+        ties |= {run.peer.run_id, *gpus_of(run, state), *filter(None, [job_of(run)])}
+        if kind == "out_of_memory" and not run.ooms:
+            ties.add(HOST)
+    if kind in ("gpu_lost", "xid") and event.level == "critical":
+        ties.add(HARDWARE)
+    return frozenset(ties)
+
+
+def gather(
+    events: Iterable[Event], state: State, ties: Collection[str], opened: Collection[Event], since: float
+) -> list[Fact]:
+    """Return the facts since a Unix time that share a tie with an incident; those of `opened` events opened it."""
+    facts = [*_device_facts(events, state, ties, opened, since), *_run_facts(state, ties, opened, since)]
+    if len(facts) > MAX_FACTS:
+        facts = sorted(facts, key=lambda fact: (not fact.opened, fact.at))[:MAX_FACTS]
+    return facts
+
+
+def _device_facts(
+    events: Iterable[Event], state: State, ties: Collection[str], opened: Collection[Event], since: float
+) -> Iterator[Fact]:
+    for event in dict.fromkeys((*events, *opened)):
+        kind = _EVENTS.get(event.kind)
+        if kind is None or event.timestamp_seconds < since or (event.level == "info" and event.kind != "xid"):
+            continue
+        if event.kind == "pressure" and event.level != "critical":
+            continue
+        run = find_run(state, event.run_id)
+        gpus = gpus_of(run, state) if run else frozenset([_whole(event.uuid, state)] if event.uuid else [])
+        is_tied = event in opened or bool(gpus & set(ties)) or event.run_id in ties or event.kind == "driver"
+        if not is_tied and not (HARDWARE in ties and event.level == "critical" and event.kind in ("xid", "gpu")):
+            continue
+        yield Fact(
+            at=event.timestamp_seconds,
+            kind=kind,
+            what=_what(event),
+            gpu=_gpu_name(event, state),
+            gpus=gpus,
+            code=event.xid,
+            is_hardware=event.kind == "xid" and event.level != "info",
+            opened=event in opened,
+            **(_run_fields(run) if run else {}),
+        )
+
+
+def _what(event: Event) -> str:
+    if event.kind == "xid":
+        meaning = explain(event.xid or 0).meaning.rstrip(".")
+        return f"{meaning[:1].lower()}{meaning[1:]}" if meaning[1:2].islower() else meaning
+    if event.kind == "pressure":
+        return "temperature" if "temperature:" in event.text else "memory"
+    return event.text.partition(": ")[2]
+
+
+def _gpu_name(event: Event, state: State) -> str:
+    gpu = state.snapshot.gpu_with(event.uuid) if event.uuid else None
+    return f"GPU {gpu.identity.index}" if gpu else "GPU"
+
+
+def _run_fields(run: RunSnapshot) -> dict[str, Any]:
+    return {"run": run.hello.name, "run_id": run.peer.run_id, "job": job_of(run), "rank": run.hello.rank}
+
+
+def _run_facts(state: State, ties: Collection[str], opened: Collection[Event], since: float) -> Iterator[Fact]:
+    tied = set(ties)
+    openers = {(event.kind, event.run_id) for event in opened}
+    for run in state.runs:
+        run_id, gpus = run.peer.run_id, gpus_of(run, state)
+        if not ({run_id, job_of(run), *gpus} & tied or (HOST in tied and _is_out_of_host_memory(run))):
+            continue
+        for seen in run.errors:
+            if seen.at >= since:
+                is_opener = seen.error.kind in OOM_KINDS and ("out_of_memory", run_id) in openers
+                yield _error_fact(run, seen, gpus, state, opened=is_opener)
+        ending = run.ending
+        if ending is not None and ending.at >= since and ending.outcome in END_CONDITIONS:
+            yield Fact(
+                at=ending.at,
+                kind="run_ended",
+                what=ending.outcome,
+                detail=ending.evidence.split("; ")[0],
+                gpus=gpus,
+                opened=("run_ended", run_id) in openers,
+                **_run_fields(run),
+            )
+
+
+def _is_out_of_host_memory(run: RunSnapshot) -> bool:
+    return (run.ending is not None and run.ending.outcome == "out_of_memory" and not run.ooms) or (
+        "host_oom" in run.last_errors
+    )
+
+
+def _error_fact(run: RunSnapshot, seen: SeenError, gpus: frozenset[str], state: State, *, opened: bool) -> Fact:
+    error, fields = seen.error, _run_fields(run)
+    if error.kind in OOM_KINDS:
+        gpu = state.snapshot.gpu_with(next(iter(run.ooms), "")) if error.kind == "device_oom" else None
+        return Fact(
+            at=seen.at,
+            kind="out_of_memory",
+            what="device" if error.kind == "device_oom" else "host",
+            detail=f"{seen.diagnosis.evidence} {seen.diagnosis.next_step}" if seen.diagnosis else "",
+            gpu=f"GPU {gpu.identity.index}" if gpu else "",
+            gpus=gpus,
+            opened=opened,
+            **fields,
+        )
+    what, is_collective = error_words(seen)
+    return Fact(
+        at=seen.at,
+        kind="error",
+        what=what,
+        gpus=gpus,
+        is_collective=is_collective,
+        **fields,
+    )
+
+
+def error_words(seen: SeenError) -> tuple[str, bool]:
+    """Return an error in a few words without its private message, and whether it is of communication of ranks."""
+    error = seen.error
+    if code := _CUDA_ERROR.search(error.text):
+        return code[0], False
+    if error.kind == "other" and _NCCL.search(error.text):
+        return f"an NCCL error ({error.exception})", True
+    words = _ERRORS.get(error.kind)
+    return (f"{words} ({error.exception})" if words else f"{error.exception}"), False
+
+
+def window_start(opened: Sequence[Event]) -> float:
+    """Return the Unix time from which facts can explain an incident."""
+    return min(event.timestamp_seconds for event in opened) - STALL_REACH_SECONDS

@@ -1,0 +1,240 @@
+"""Finding of an incident: which event was the root, and which followed from it, in plain words.
+
+Pure functions of facts. The root is the fact that no other one explains (incidents/causes.py), and from which most of
+what opened the incident follows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, get_args
+
+from gpuwarden.incidents.causes import Fact, FactKind, explains
+
+MAX_NAMED = 3  # facts named in a part of the text; the others are counted
+FALLEN_OFF_THE_BUS = 79
+
+
+@dataclass(frozen=True, slots=True)
+class FindingPart:
+    """Event that is part of a finding."""
+
+    timestamp_seconds: Annotated[float, "Time of the event, in Unix time."]
+    kind: Annotated[FactKind, f"One of {', '.join(get_args(FactKind))}."]
+    text: Annotated[str, "Description for people."]
+    uuid: Annotated[str | None, "GPU concerned."] = None
+    run_id: Annotated[str | None, "Run concerned."] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncidentFinding:
+    """Root of an incident, and what followed from it."""
+
+    text: Annotated[str, "The finding in plain words."]
+    root: Annotated[FindingPart, "Event that explains the others."]
+    followers: Annotated[tuple[FindingPart, ...], "Events that followed from it, in order of time."] = ()
+    before: Annotated[tuple[FindingPart, ...], "Signs of it that came earlier, such as memory pressure."] = ()
+    others: Annotated[tuple[FindingPart, ...], "Further events in that time that the root does not explain."] = ()
+
+
+@dataclass(slots=True)
+class _Tree:
+    root: Fact
+    explained: list[Fact] = field(default_factory=list)
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """Sort key: the most that opened the incident first, then the earliest."""
+        return -sum(fact.opened for fact in (self.root, *self.explained)), self.root.at
+
+
+def find(facts: Iterable[Fact], clock: Callable[[float], str] | None = None) -> IncidentFinding:
+    """Return the finding of an incident; at least one fact must have opened it. `clock` formats a Unix time."""
+    known = sorted(facts, key=lambda fact: fact.at)
+    tree = min(_trees(known), key=lambda tree: tree.rank)
+    root = tree.root
+    before = [fact for fact in tree.explained if fact.at < root.at and fact.kind == "pressure"]
+    followers = [fact for fact in tree.explained if fact not in before]
+    others = [fact for fact in known if fact.opened and fact is not root and fact not in tree.explained]
+    return IncidentFinding(
+        text=_text(root, followers, before, others, clock or _local_time),
+        root=_part(root),
+        followers=tuple(map(_part, followers)),
+        before=tuple(map(_part, before)),
+        others=tuple(map(_part, others)),
+    )
+
+
+def root_of(facts: Iterable[Fact]) -> Fact:
+    """Return the root."""
+    return min(_trees(sorted(facts, key=lambda fact: fact.at)), key=lambda tree: tree.rank).root
+
+
+def _trees(facts: Sequence[Fact]) -> list[_Tree]:
+    """Return each fact that no other explains, with those that follow from it."""
+    causes = {
+        place: {other for other, cause in enumerate(facts) if other != place and explains(cause, fact)}
+        for place, fact in enumerate(facts)
+    }
+    roots = [place for place in causes if not causes[place]] or [0]
+    trees = []
+    for place in roots:
+        reached = {place}
+        while more := {each for each in causes if each not in reached and causes[each] & reached}:
+            reached |= more
+        trees.append(_Tree(facts[place], [facts[each] for each in sorted(reached - {place})]))
+    return trees
+
+
+# Words.
+
+
+def _part(fact: Fact) -> FindingPart:
+    uuid = min(fact.gpus) if len(fact.gpus) == 1 else None
+    return FindingPart(fact.at, fact.kind, _sentence(_clause(fact)), uuid, fact.run_id or None)
+
+
+def _text(
+    root: Fact, followers: Sequence[Fact], before: Sequence[Fact], others: Sequence[Fact], clock: Callable[[float], str]
+) -> str:
+    of_run = [fact for fact in followers if root.run_id and fact.run_id == root.run_id]
+    rest = [fact for fact in followers if fact not in of_run]
+    fell = root.kind == "xid" and root.code == FALLEN_OFF_THE_BUS
+    if fell:
+        rest = [fact for fact in rest if not (fact.kind == "gpu_lost" and fact.gpus == root.gpus)]
+    clause = f"{_clause(root, clock)}{_own_end(of_run)}"
+    parts = [clause, *_follower_clauses(rest, root)]
+    sentences = ["; ".join(parts)]
+    if root.detail and root.kind != "run_ended":
+        sentences.append(root.detail)
+    if before:
+        sentences.append(f"before: {_clause(before[0], clock)}")
+    if others:
+        named = [_clause(fact, clock) for fact in others[:MAX_NAMED]]
+        more = len(others) - len(named)
+        sentences.append(f"in that time also: {'; '.join([*named, *([f'{more} more'] if more else [])])}")
+    return " ".join(map(_sentence, sentences))
+
+
+def _own_end(of_run: Sequence[Fact]) -> str:
+    """Return how the root's own run went on, to append."""
+    end = next((fact for fact in of_run if fact.kind == "run_ended"), None)
+    return f", and {_outcome_words(end)}" if end else ""
+
+
+def _follower_clauses(followers: Sequence[Fact], root: Fact) -> Iterator[str]:
+    devices = [fact for fact in followers if not fact.run_id]
+    for fact in devices[:MAX_NAMED]:
+        yield f"then {_clause(fact)}"
+    if len(devices) > MAX_NAMED:
+        yield f"{len(devices) - MAX_NAMED} more events of GPUs followed"
+    runs: dict[str, list[Fact]] = {}
+    for fact in followers:
+        if fact.run_id:
+            runs.setdefault(fact.run_id, []).append(fact)
+    told = [(_run_name(known[0]), _run_fate(known), _is_rank_of(root, known[0])) for known in runs.values()]
+    alike = Counter((fate, is_rank) for _name, fate, is_rank in told)
+    for name, fate, is_rank in told:
+        count = alike.pop((fate, is_rank), 0)
+        if count == 1:
+            yield f"{name} then {fate}"
+        elif count:
+            yield f"{count} {'other ranks of its job' if is_rank else 'runs'} then {fate}"
+
+
+def _is_rank_of(root: Fact, fact: Fact) -> bool:
+    return bool(root.job) and fact.job == root.job
+
+
+def _run_fate(known: Sequence[Fact]) -> str:
+    """Return what happened to a run in a few words: its end, with its first error."""
+    end = next((fact for fact in known if fact.kind == "run_ended"), None)
+    first = next((fact for fact in known if fact.kind in ("error", "out_of_memory", "stall")), None)
+    if end is None:
+        return _fate(known[0])
+    if first is None:
+        return _outcome_words(end)
+    if first.kind == "stall":
+        return f"stalled and {_outcome_words(end)}"
+    return f"{_outcome_words(end, short=True)} with {_error_words(first)}"
+
+
+def _fate(fact: Fact) -> str:
+    if fact.kind == "run_ended":
+        return _outcome_words(fact)
+    if fact.kind == "stall":
+        return f"stalled ({fact.what})"
+    return f"had {_error_words(fact)}"
+
+
+def _error_words(fact: Fact) -> str:
+    if fact.kind == "out_of_memory":
+        return f"an out-of-memory error of {fact.what} memory"
+    return fact.what
+
+
+_OUTCOMES = {
+    "failed": "failed",
+    "killed": "was killed",
+    "crashed": "crashed",
+    "out_of_memory": "ended out of memory",
+}
+
+
+def _outcome_words(fact: Fact, *, short: bool = False) -> str:
+    words = _OUTCOMES.get(fact.what, "ended")
+    return words if short or not fact.detail else f"{words} ({fact.detail})"
+
+
+def _run_name(fact: Fact) -> str:
+    return f"run {fact.run}" + ("" if fact.rank is None else f" (rank {fact.rank})")
+
+
+def _clause(fact: Fact, clock: Callable[[float], str] | None = None) -> str:
+    """Return a fact as a clause, with its time if `clock` is given."""
+    return _CLAUSES[fact.kind](fact, f" at {clock(fact.at)}" if clock else "")
+
+
+def _xid_clause(fact: Fact, at: str) -> str:
+    if fact.code == FALLEN_OFF_THE_BUS:
+        return f"{fact.gpu} fell off the bus{at} (XID {fact.code})"
+    return f"{fact.gpu} reported XID {fact.code}{at} ({fact.what})"
+
+
+def _pressure_clause(fact: Fact, at: str) -> str:
+    return f"{fact.gpu} was {'critically hot' if fact.what == 'temperature' else 'almost out of memory'}{at}"
+
+
+def _oom_clause(fact: Fact, at: str) -> str:
+    place = f" on {fact.gpu}" if fact.gpu else ""
+    return f"{_run_name(fact)} ran out of {fact.what} memory{place}{at}"
+
+
+def _end_clause(fact: Fact, at: str) -> str:
+    evidence = f" ({fact.detail})" if fact.detail else ""
+    return f"{_run_name(fact)} {_outcome_words(fact, short=True)}{at}{evidence}"
+
+
+_CLAUSES: Mapping[FactKind, Callable[[Fact, str], str]] = {
+    "xid": _xid_clause,
+    "gpu_lost": lambda fact, at: f"{fact.gpu} stopped answering{at} ({fact.what})",
+    "driver": lambda fact, at: f"the driver stopped answering{at} ({fact.what})",
+    "thermal_slowdown": lambda fact, at: f"{fact.gpu} was throttled{at} ({fact.what})",
+    "pressure": _pressure_clause,
+    "requested": lambda _fact, at: f"recording requested{at}",
+    "out_of_memory": _oom_clause,
+    "stall": lambda fact, at: f"{_run_name(fact)} stalled{at}: {fact.what}",
+    "run_ended": _end_clause,
+    "error": lambda fact, at: f"{_run_name(fact)} had {fact.what}{at}",
+}
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}" + ("" if text.endswith((".", "!", "?")) else ".")
+
+
+def _local_time(at: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at))

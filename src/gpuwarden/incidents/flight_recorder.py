@@ -1,0 +1,273 @@
+"""Flight recorder: keeps the last ten minutes, and freezes an incident when something goes wrong.
+
+Events of the history open incidents. Another event within a minute that shares a GPU, a run or a job joins the
+incident instead. An incident is stored at once, and again ten seconds after its last event.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+
+from gpuwarden.formatting import format_fields
+from gpuwarden.gpu.snapshot import MemorySample
+from gpuwarden.history.event_log import Event, EventLog
+from gpuwarden.history.series import FAST_SECONDS, HistoryFrame, HistorySeries
+from gpuwarden.host import procfs
+from gpuwarden.incidents.causes import Fact
+from gpuwarden.incidents.facts import find_run, gather, incident_kind, ties_of, window_start
+from gpuwarden.incidents.incident import INCIDENT_KINDS, IncidentKind, KernelLine
+from gpuwarden.incidents.incident_builder import Recording, build_incident
+from gpuwarden.incidents.incident_store import IncidentStore
+from gpuwarden.log_limiter import limit_lines_of
+from gpuwarden.owners.resolver import Owners
+from gpuwarden.rate_limit import RateLimit
+from gpuwarden.records.record import RunRecord
+from gpuwarden.state import State
+from gpuwarden.subordinate_uids import find_user
+
+log = logging.getLogger(__name__)
+
+AFTER_SECONDS = 10.0  # recorded after the last event of an incident
+JOIN_SECONDS = 120.0  # after the last event, in which a further one joins: a stall is noticed after a minute
+MAX_JOIN_SECONDS = 300.0  # after the first event; a later one opens an incident of its own
+QUIET_SECONDS = 120.0  # without the same trouble, after which it opens an incident again
+OLD_SECONDS = 30.0  # an event that is older when it is first seen, as after the daemon's start, opens none
+MAX_OPEN = 8  # incidents that can be joined
+MAX_EVENTS = 64  # of an incident
+BURST = 4  # incidents of one user and kind in a row; the hardware counts as a user
+SECONDS_PER_INCIDENT = 600.0  # and one in this time in the long run
+MAX_RUNS = 32  # of an incident
+MAX_KERNEL_LINES = 200
+MAX_LINE = 300  # characters
+MAX_NOTE = 200  # characters
+_HARDWARE_USER = -1
+
+
+@dataclass(slots=True)
+class _OpenIncident:
+    """Incident that is being recorded, or can be joined; `opened` to `due` are monotonic, `due` when it is complete."""
+
+    id: str
+    uid: int | None
+    at: float  # Unix time
+    opened: float
+    last: float
+    due: float | None
+    state: State
+    processes: HistoryFrame | None  # last frame before the event that lists processes
+    samples: dict[str, list[MemorySample]]
+    samples_until: float
+    ties: set[str] = field(default_factory=set)
+    events: list[Event] = field(default_factory=list)
+    note: str = ""
+
+
+class FlightRecorder:
+    """Ring of the last ten minutes, and the incidents frozen from it. Used by one event loop; `now` is monotonic.
+
+    `outlines` returns the records of runs by id. `enabled` is false if only the history is wanted.
+    """
+
+    def __init__(
+        self, store: IncidentStore, outlines: Callable[[Iterable[str]], list[RunRecord]], *, enabled: bool = True
+    ) -> None:
+        self.series = HistorySeries()
+        self.events = EventLog()
+        self.store = store
+        self.counts: dict[str, int] = dict.fromkeys(INCIDENT_KINDS, 0)  # by what opened the incident
+        self.dropped = 0  # by the rate limit, or too many at once
+        self._outlines = outlines
+        self._enabled = enabled
+        self._open: list[_OpenIncident] = []
+        self._lines: deque[KernelLine] = deque(maxlen=MAX_KERNEL_LINES)
+        self._seen: dict[tuple[str, ...], float] = {}  # when the same trouble was last seen (monotonic)
+        self._limits: dict[tuple[int, IncidentKind], RateLimit] = {}
+        self._state: State | None = None
+        self._host = os.uname().nodename
+        self._boot_id = procfs.read_boot_id() or ""
+
+    def update(self, state: State, now: float) -> None:
+        """Record a poll; open, join or complete incidents. Does not block."""
+        is_first, self._state = self._state is None, state
+        self.series.update(state, now)
+        new = self.events.update(state)
+        for record in state.kernel_records:
+            text = record.message.decode(errors="replace")[:MAX_LINE]
+            self._lines.append(KernelLine(timestamp_seconds=record.time, text=text))
+        if not self._enabled:
+            return
+        for event in new:
+            self._handle(event, state, now, is_first=is_first)
+        for incident in self._open:
+            if incident.due is not None and now >= incident.due:
+                self._freeze(incident, is_complete=True)
+        self._open = [each for each in self._open if now < self._joinable_until(each) or each.due is not None]
+        self.store.flush(now)
+
+    def _handle(self, event: Event, state: State, now: float, *, is_first: bool) -> None:
+        kind = incident_kind(event, state)
+        if kind is None or not -1.0 <= state.snapshot.time - event.timestamp_seconds < OLD_SECONDS:
+            return
+        if is_first and event.kind in ("gpu", "driver", "pressure", "throttled", "stall"):
+            return  # it held before this daemon started
+        ties = ties_of(event, kind, state)
+        joined = next((each for each in self._open if ties & each.ties and now < self._joinable_until(each)), None)
+        key = (kind, event.run_id or event.uuid or "", str(event.xid or ""))
+        is_repeated = now - self._seen.get(key, -QUIET_SECONDS) < QUIET_SECONDS
+        self._remember(key, now)
+        if joined is not None:
+            if is_repeated and len(joined.events) > 1:
+                return
+            self._join(joined, event, ties, now)
+        elif not is_repeated:
+            run = find_run(state, event.run_id)
+            self._begin(event, kind, ties, run.peer.uid if run else None, now)
+
+    @staticmethod
+    def _joinable_until(incident: _OpenIncident) -> float:
+        return min(incident.last + JOIN_SECONDS, incident.opened + MAX_JOIN_SECONDS)
+
+    def _remember(self, key: tuple[str, ...], now: float) -> None:
+        if len(self._seen) > 1000:  # noqa: PLR2004 - of many users and runs
+            self._seen = {each: at for each, at in self._seen.items() if now - at < QUIET_SECONDS}
+        self._seen[key] = now
+
+    def _begin(self, event: Event, kind: IncidentKind, ties: frozenset[str], uid: int | None, now: float) -> None:
+        if not self._allows(kind, uid, now) or len(self._open) >= MAX_OPEN:
+            self.dropped += 1
+            return
+        incident = self._new(event.timestamp_seconds, uid, now, event.text)
+        incident.ties |= ties
+        incident.events.append(event)
+        self._open.append(incident)
+        self.counts[kind] += 1
+        self._freeze(incident, is_complete=False)
+        with limit_lines_of(uid) if uid is not None else nullcontext():
+            log.info("incident opened %s", format_fields(id=incident.id, kind=kind))
+
+    def _join(self, incident: _OpenIncident, event: Event, ties: frozenset[str], now: float) -> None:
+        if len(incident.events) >= MAX_EVENTS:
+            return
+        incident.ties |= ties
+        incident.events.append(event)
+        incident.last, incident.due = now, now + AFTER_SECONDS
+        self._freeze(incident, is_complete=False)
+
+    def _allows(self, kind: IncidentKind, uid: int | None, now: float) -> bool:
+        key = (_HARDWARE_USER if uid is None else find_user(uid), kind)
+        self._limits = {each: limit for each, limit in self._limits.items() if not limit.is_unused(now)}
+        limit = self._limits.setdefault(key, RateLimit(BURST, SECONDS_PER_INCIDENT))
+        if limit.next_allowed(now) > now:
+            return False
+        limit.consume(now)
+        return True
+
+    def _new(self, at: float, uid: int | None, now: float, text: str) -> _OpenIncident:
+        assert self._state is not None
+        frames = self.series.frames()
+        listed = [frame for frame in frames if frame.processes]
+        before = [frame for frame in listed if frame.time < at] or listed
+        suffix = zlib.crc32(f"{at} {text}".encode()) & 0xFFFFFF
+        name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(at))}-{suffix:06x}"
+        return _OpenIncident(
+            name,
+            uid,
+            at,
+            opened=now,
+            last=now,
+            due=now + AFTER_SECONDS,
+            state=self._state,
+            processes=_copied(before[-1]) if before else None,
+            samples={},
+            samples_until=now - FAST_SECONDS,
+        )
+
+    def record(self, note: str = "") -> str:
+        """Record an incident on request; return its id. Raises ValueError before the first poll."""
+        if self._state is None or not self._enabled:
+            raise ValueError("incidents are switched off" if self._state else "no poll yet")
+        now = time.monotonic()
+        incident = self._new(time.time(), None, now, note)
+        incident.note = note[:MAX_NOTE]
+        self._open.append(incident)
+        self.counts["requested"] += 1
+        self._freeze(incident, is_complete=False)
+        return incident.id
+
+    async def stop(self, seconds: float) -> None:
+        """Store the incidents that are being recorded, and wait."""
+        for incident in self._open:
+            if incident.due is not None:
+                self._freeze(incident, is_complete=True)
+        await self.store.wait(seconds)
+
+    def _freeze(self, incident: _OpenIncident, *, is_complete: bool) -> None:
+        """Store an incident as known now."""
+        state = self._state
+        assert state is not None
+        if is_complete:
+            incident.due = None
+        self._add_samples(incident)
+        events = list(reversed(self.events.newest_first()))
+        since = (window_start(incident.events) if incident.events else incident.at) - 1.0
+        facts = gather(events, state, incident.ties, incident.events, since)
+        if not incident.events or not facts:
+            facts = [*facts, Fact(at=incident.at, kind="requested", opened=True)]
+        runs = self._concerned_runs(state, facts, incident)
+        recording = Recording(
+            id=incident.id,
+            at=incident.at,
+            host=self._host,
+            boot_id=self._boot_id,
+            opened=tuple(incident.events),
+            facts=facts,
+            note=incident.note,
+            uid=incident.uid,
+            state=incident.state,
+            ended=state.snapshot.time if is_complete else None,
+            frames=self.series.frames(),
+            processes=incident.processes.processes if incident.processes else {},
+            owners=(incident.processes.owners if incident.processes else None) or Owners(),
+            samples={uuid: tuple(samples) for uuid, samples in incident.samples.items()},
+            runs=self._outlines(runs),
+            jobs=sorted({run.hello.job for run in state.runs if run.hello.job and run.peer.run_id in incident.ties}),
+            events=[event for event in events if event.timestamp_seconds >= since],
+            kernel_lines=[line for line in self._lines if line.timestamp_seconds >= since],
+        )
+        self.store.put(incident.id, lambda: build_incident(recording))
+
+    def _add_samples(self, incident: _OpenIncident) -> None:
+        """Add the memory samples since the last time."""
+        for frame in self.series.frames():
+            for uuid, samples in frame.samples.items() if frame.taken > incident.samples_until else ():
+                known = incident.samples.setdefault(uuid, [])
+                known += [(frame.time - (frame.taken - at), used) for at, used in samples if at <= frame.taken]
+            incident.samples_until = max(incident.samples_until, frame.taken)
+
+    def _concerned_runs(self, state: State, facts: Sequence[Fact], incident: _OpenIncident) -> list[str]:
+        """Return the ids of the runs of an incident, then of those on its GPUs, then of others."""
+        concerned = dict.fromkeys(fact.run_id for fact in sorted(facts, key=lambda fact: fact.at) if fact.run_id)
+        on_gpus = [run.peer.run_id for run in state.runs if incident.ties & run.devices.keys()]
+        others = [run.peer.run_id for run in state.runs if run.up]
+        return list(dict.fromkeys((*concerned, *on_gpus, *others)))[:MAX_RUNS]
+
+
+def _copied(frame: HistoryFrame) -> HistoryFrame:
+    """Return a frame that keeps its processes when the ring thins it."""
+    return HistoryFrame(
+        frame.time,
+        frame.taken,
+        (),
+        frame.values[:0],
+        charted=False,
+        processes=frame.processes,
+        owners=frame.owners,
+        samples={},
+    )

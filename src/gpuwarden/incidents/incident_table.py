@@ -1,0 +1,82 @@
+"""Table of incidents in the run database: functions of its connection, called on the database's thread."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import zlib
+from dataclasses import dataclass
+
+from gpuwarden.incidents.incident import Incident, json_from_incident, outline
+
+MAX_TOTAL_BYTES = 64 << 20  # of all incidents, compressed
+NO_USER = -1
+
+# Rowids in retention order, as of run records: each user's newest before any user's second newest.
+_BY_RANK = """
+    SELECT rowid AS place, length(whole) AS size, row_number() OVER (ORDER BY of_user, at DESC) AS rank FROM (
+        SELECT rowid, whole, at, row_number() OVER (PARTITION BY user_of(uid) ORDER BY at DESC) AS of_user
+        FROM incidents
+    )
+"""
+_RETAINED = f"""
+    SELECT place FROM (SELECT place, rank, sum(size) OVER (ORDER BY rank) AS total FROM ({_BY_RANK}))
+    WHERE rank <= ? AND total <= ?
+"""  # noqa: S608 - no text of others
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentRow:
+    """Stored incident: `outline` is its JSON without details, `whole` all of it, compressed."""
+
+    id: str
+    uid: int
+    at: float  # Unix time
+    outline: bytes
+    whole: bytes
+
+    @property
+    def json(self) -> bytes:
+        """The whole incident as JSON."""
+        return zlib.decompress(self.whole)
+
+
+def row_from_incident(incident: Incident) -> IncidentRow:
+    """Encode an incident; some tens of milliseconds."""
+    document = json_from_incident(incident)
+    return IncidentRow(
+        incident.id,
+        NO_USER if incident.uid is None else incident.uid,
+        incident.at_timestamp_seconds,
+        _compact(outline(document)),
+        zlib.compress(_compact(document), 1),
+    )
+
+
+def _compact(document: object) -> bytes:
+    return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
+
+
+def write(connection: sqlite3.Connection, row: IncidentRow, limit: int) -> None:
+    """Write an incident durably, and delete those over the limits."""
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute(
+        "INSERT OR REPLACE INTO incidents (id, uid, at, outline, whole) VALUES (?, ?, ?, ?, ?)",
+        (row.id, row.uid, row.at, row.outline.decode(), row.whole),
+    )
+    connection.execute(f"DELETE FROM incidents WHERE rowid NOT IN ({_RETAINED})", (limit, MAX_TOTAL_BYTES))  # noqa: S608 - likewise
+
+
+def read_outlines(connection: sqlite3.Connection, limit: int) -> list[tuple[str, float, bytes]]:
+    """Return id, time and outline of the newest incidents, the newest first."""
+    rows = connection.execute("SELECT id, at, outline FROM incidents ORDER BY at DESC LIMIT ?", (limit,))
+    return [(name.decode(), at, text) for name, at, text in rows]
+
+
+def find(connection: sqlite3.Connection, incident_id: str) -> bytes | None:
+    """Return an incident as JSON; None without one. Raises OSError if it is damaged."""
+    found = connection.execute("SELECT whole FROM incidents WHERE id = ?", (incident_id,)).fetchone()
+    try:
+        return zlib.decompress(found[0]) if found else None
+    except zlib.error as error:
+        raise OSError(None, f"the incident is damaged: {error}") from None
