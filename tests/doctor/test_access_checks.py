@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import grp
 import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -13,8 +15,8 @@ from pathlib import Path
 
 import pytest
 from doctor_machine import Machine, gpu
-from folders import open_to_all
 
+from gpuwarden.doctor.runner.checks import run_checks
 from gpuwarden.gpu.snapshot import MigInstance
 from gpuwarden.nvml.identity import MigIdentity
 from system_parts import require
@@ -52,20 +54,23 @@ print(json.dumps([asdict(each) for each in run_checks(context, [{name!r}])]))
     return dict(result)
 
 
-def test_device_file_that_this_user_may_not_open(machine: Machine) -> None:
+def test_device_file_that_this_user_may_not_open() -> None:
     """The group of the file is the way in; without one, its mode."""
-    node = machine.root / "dev/nvidia0"
-    node.chmod(0o640)
     require(os.getuid() == 0, "needs root, to become a user who may not open a file")
-    os.chown(node, 0, 44)
-    open_to_all(machine.root)
-    leave = f"os.setgroups([]); os.setgid({OTHER_USER}); os.setuid({OTHER_USER})"
-    result = check_in_child(machine, "device.nodes", leave)
-    assert result["status"] == "fail"
-    assert "Permission denied (mode 640, group video)" in result["found"]
-    assert result["fix"] == "sudo usermod -aG video $USER, then log in again"
-    os.chown(node, 0, 0)
-    assert "NVreg_DeviceFileMode=0666" in check_in_child(machine, "device.nodes", leave)["fix"]
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        machine = Machine(Path(folder))
+        machine.healthy()
+        node = machine.root / "dev/nvidia0"
+        node.chmod(0o640)
+        os.chown(node, 0, grp.getgrnam("video").gr_gid)
+        leave = f"os.setgroups([]); os.setgid({OTHER_USER}); os.setuid({OTHER_USER})"
+        result = check_in_child(machine, "device.nodes", leave)
+        assert result["status"] == "fail"
+        assert "Permission denied (mode 640, group video)" in result["found"]
+        assert result["fix"] == "sudo usermod -aG video $USER, then log in again"
+        os.chown(node, 0, 0)
+        assert "NVreg_DeviceFileMode=0666" in check_in_child(machine, "device.nodes", leave)["fix"]
 
 
 @contextmanager
@@ -121,17 +126,35 @@ def test_job_that_may_open_a_part_of_the_gpus(machine: Machine) -> None:
 
 
 def test_device_files_are_missing(machine: Machine) -> None:
-    """On a host they can be made; a container was started without GPUs."""
-    for node in (machine.root / "dev").glob("nvidia*"):
-        node.unlink()
+    """On a host they can be made."""
+    remove_nodes(machine)
     result = machine.check("device.nodes")
     assert (result.status, result.fix) == ("fail", "Create them: sudo nvidia-modprobe -c 0, or sudo nvidia-smi")
     assert "sudo modprobe nvidia-uvm" in machine.check("device.uvm").fix
-    machine.write("run/.containerenv")
-    result = machine.check("device.nodes")
-    assert "in this container (a Podman container)" in result.found
-    assert "--gpus all" in result.fix
-    assert machine.check("device.uvm").status == "skip"
+
+
+def remove_nodes(machine: Machine) -> None:
+    """Remove the device files."""
+    for node in (machine.root / "dev").glob("nvidia*"):
+        node.unlink()
+
+
+@pytest.mark.parametrize(
+    ("sign", "fix"),
+    [(".dockerenv", "docker run --gpus all"), ("run/.containerenv", "podman run --device nvidia.com/gpu=all")],
+)
+def test_container_started_without_gpus(tmp_path: Path, sign: str, fix: str) -> None:
+    """It is the one failure, though nothing of the driver is there but what the kernel shows."""
+    machine = Machine(tmp_path)
+    machine.pci_gpu("0000:01:00.0")
+    machine.module("550.90.07")
+    machine.write(sign)
+    results = run_checks(machine.context)
+    (failed,) = [each for each in results if each.status == "fail"]
+    assert failed.name == "machine.container"
+    assert failed.found.endswith("without GPUs: it has no /dev/nvidia0, though the host has a driver.")
+    assert fix in failed.fix
+    assert machine.check("device.nodes").found == "the container was started without GPUs"
 
 
 def test_unified_memory_device_is_missing(machine: Machine) -> None:
@@ -152,7 +175,7 @@ def test_unified_memory_device_is_missing(machine: Machine) -> None:
             {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "NVIDIA_VISIBLE_DEVICES": "void"},
             False,
             "fail",
-            "This is a Kubernetes pod without GPUs: NVIDIA_VISIBLE_DEVICES is void.",
+            "This is a Kubernetes pod without GPUs: NVIDIA_VISIBLE_DEVICES is void, though the host has a driver.",
         ),
         (
             {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "NVIDIA_DRIVER_CAPABILITIES": "utility,video"},
@@ -166,8 +189,7 @@ def test_container(machine: Machine, environ: dict[str, str], nodes: object, sta
     """The runtime's variables and the device files say what it passes through."""
     machine.environ.update(environ)
     if not nodes:
-        for node in (machine.root / "dev").glob("nvidia*"):
-            node.unlink()
+        remove_nodes(machine)
     result = machine.check("machine.container")
     assert (result.status, result.found) == (status, found)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gpuwarden.doctor.machine.gpu_findings import answering_gpus
 from gpuwarden.doctor.machine.machine_files import (
-    container_name,
+    find_container,
     is_wsl,
     list_gpu_nodes,
     list_pci_gpus,
@@ -20,36 +20,6 @@ from gpuwarden.doctor.machine.machine_files import (
 from gpuwarden.doctor.model import CheckResult, CheckRow, Context
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.nvml.troubleshooting import list_kernel_gpus
-
-_RUN_WITH_GPUS = "Start it with the GPUs: docker run --gpus all IMAGE (needs the package nvidia-container-toolkit)"
-
-
-def check_container(context: Context) -> Iterator[CheckResult]:
-    """Check what the container runtime passes through."""
-    name = "machine.container"
-    container = container_name(context)
-    devices = context.environ.get("NVIDIA_VISIBLE_DEVICES")
-    capabilities = context.environ.get("NVIDIA_DRIVER_CAPABILITIES", "all").split(",")
-    if not container:
-        yield CheckResult(name, "skip", "not in a container")
-    elif devices in ("", "none", "void") and not list_gpu_nodes(context):
-        yield CheckResult(
-            name,
-            "fail",
-            f"This is {container} without GPUs: NVIDIA_VISIBLE_DEVICES is {devices or 'empty'}.",
-            "The runtime passes no GPU through, so frameworks use the CPU.",
-            _RUN_WITH_GPUS,
-        )
-    elif not {"all", "compute"} & set(capabilities):
-        yield CheckResult(
-            name,
-            "fail",
-            f"This is {container} without CUDA: NVIDIA_DRIVER_CAPABILITIES is {','.join(capabilities)}.",
-            "The runtime does not mount libcuda: nvidia-smi works, and frameworks find no GPU.",
-            "Start it with: -e NVIDIA_DRIVER_CAPABILITIES=compute,utility",
-        )
-    else:
-        yield CheckResult(name, "pass", container.partition(" ")[2])
 
 
 def check_nodes(context: Context) -> Iterator[CheckResult]:
@@ -64,9 +34,7 @@ def check_nodes(context: Context) -> Iterator[CheckResult]:
     yield _check_gpu_nodes(context)
     uvm = context.dev / "nvidia-uvm"
     error = _open_error(uvm)
-    if error == errno.ENOENT and container_name(context) and not list_gpu_nodes(context):
-        yield CheckResult("device.uvm", "skip", "device.nodes has the reason")
-    elif error:
+    if error:
         yield CheckResult(
             "device.uvm",
             "fail",
@@ -84,13 +52,12 @@ def _check_gpu_nodes(context: Context) -> CheckResult:
     name = "device.nodes"
     gpus = list_gpu_nodes(context)
     if not gpus:
-        container = container_name(context)
         return CheckResult(
             name,
             "fail",
-            f"There are no GPU device files{f' in this container ({container})' if container else ''}: /dev/nvidia0.",
+            "There are no GPU device files, such as /dev/nvidia0.",
             "Programs open a GPU through them.",
-            _RUN_WITH_GPUS if container else "Create them: sudo nvidia-modprobe -c 0, or sudo nvidia-smi",
+            "Create them: sudo nvidia-modprobe -c 0, or sudo nvidia-smi",
         )
     errors = {path: error for path in [context.dev / "nvidiactl", *gpus] if (error := _open_error(path))}
     denied = [path for path in gpus if errors.get(path) == errno.EPERM]
@@ -134,8 +101,9 @@ def _permission_fix(context: Context, path: Path, error: int) -> str:
     if error == errno.EPERM:
         if "SLURM_JOB_ID" in context.environ:
             return "Ask Slurm for a GPU: srun --gres=gpu:1"
+        container = find_container(context)
         unit = "Allow the device: for a systemd unit DeviceAllow=char-nvidia* rw, for a job request a GPU"
-        return _RUN_WITH_GPUS if container_name(context) else unit
+        return container.start if container else unit
     if error == errno.EACCES:
         group = path.stat().st_gid
         keep = "to keep it: options nvidia NVreg_DeviceFileMode=0666 in /etc/modprobe.d/"
@@ -169,7 +137,7 @@ def check_count(context: Context) -> Iterator[CheckResult]:
             "A GPU that does not start is missing in every program.",
             "sudo dmesg | grep -i nvrm has the reason; power the machine off and on, reseat the board",
         )
-    elif listed < kernel and not (listed and container_name(context)):
+    elif listed < kernel and not (listed and find_container(context)):
         yield CheckResult(
             name,
             "warn" if listed else "fail",
@@ -256,7 +224,6 @@ def _count(number: int, noun: str) -> str:
 
 
 ACCESS_CHECKS = (
-    CheckRow(check_container, {"machine.container": "The container runtime passes GPUs and libcuda through."}),
     CheckRow(
         check_nodes,
         {

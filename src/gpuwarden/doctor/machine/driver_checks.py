@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 from gpuwarden.doctor.gpu_survey import UNUSABLE_BINDING
 from gpuwarden.doctor.machine.machine_files import (
-    NO_GPU,
     NO_MODULE,
     find_library,
     is_wsl,
@@ -29,51 +28,6 @@ _REFUSED_CLIENT = re.compile(
     r"API mismatch: the client (?:'.{0,64}' \(pid \d+\) )?has the version ([\d.]*\d), "
     r"but this kernel module has the version ([\d.]*\d)"
 )
-
-
-def check_gpu(context: Context) -> Iterator[CheckResult]:
-    """Check that the machine has an NVIDIA GPU."""
-    name = "machine.gpu"
-    gpus = list_pci_gpus(context)
-    count = sum(gpu.vendor == "NVIDIA" for gpu in gpus)
-    if count:
-        yield CheckResult(name, "pass", f"{count} NVIDIA GPU{'s' * (count > 1)} on the PCI bus")
-    elif missing_driver(context) != NO_GPU:
-        yield CheckResult(name, "pass", "an NVIDIA GPU, which the PCI bus does not show here")
-    else:
-        others = ", ".join(sorted({gpu.vendor for gpu in gpus}))
-        yield CheckResult(
-            name,
-            "fail",
-            f"This machine has no NVIDIA GPU{f'; its GPU is from {others}' if others else ''}.",
-            "TensorFlow, PyTorch and JAX compute on the CPU here, many times slower.",
-            "Use a machine with an NVIDIA GPU; in a virtual machine, have the GPU passed through to it.",
-        )
-
-
-def check_wsl(context: Context) -> Iterator[CheckResult]:
-    """Check that WSL2 provides Windows' driver."""
-    name = "machine.wsl"
-    if not is_wsl(context):
-        yield CheckResult(name, "skip", "not WSL2")
-    elif not (context.dev / "dxg").exists():
-        yield CheckResult(
-            name,
-            "fail",
-            "This is WSL without a GPU: /dev/dxg is missing.",
-            "Only WSL2 passes the GPU through, and only with a driver for it in Windows.",
-            "Install NVIDIA's driver in Windows, then run in PowerShell: wsl --update; wsl --shutdown",
-        )
-    elif (foreign := find_library(context, "libcuda.so.1")) and "wsl" not in foreign.path.parts:
-        yield CheckResult(
-            name,
-            "fail",
-            f"A Linux driver is installed in WSL2: {foreign.path} hides the library of Windows' driver.",
-            "CUDA loads the wrong libcuda and finds no GPU.",
-            "Remove the Linux driver: sudo apt-get purge 'libnvidia-compute-*' 'nvidia-driver-*'",
-        )
-    else:
-        yield CheckResult(name, "pass", "WSL2 with Windows' driver")
 
 
 def check_module(context: Context) -> Iterator[CheckResult]:
@@ -252,8 +206,6 @@ def check_nvml(context: Context) -> Iterator[CheckResult]:
 
 
 DRIVER_CHECKS = (
-    CheckRow(check_gpu, {"machine.gpu": "The machine has an NVIDIA GPU, also one without a driver."}),
-    CheckRow(check_wsl, {"machine.wsl": "WSL2 passes the GPU through, and no Linux driver hides Windows' driver."}),
     CheckRow(
         check_module, {"driver.module": "The kernel module is loaded; if not, why: none for this kernel, nouveau."}
     ),

@@ -25,12 +25,7 @@ _LIBRARY_FOLDERS = (
     "usr/local/nvidia/lib64",  # Google's Kubernetes
     "run/opengl-driver/lib",  # NixOS
 )
-_CONTAINER_VARIABLES = {
-    "APPTAINER_CONTAINER": "an Apptainer container",
-    "SINGULARITY_CONTAINER": "a Singularity container",
-    "KUBERNETES_SERVICE_HOST": "a Kubernetes pod",
-}
-_CONTAINER_FILES = {".dockerenv": "a Docker container", "run/.containerenv": "a Podman container"}
+_NO_GPUS_PASSED = "the container was started without GPUs"
 
 
 class PciGpu(NamedTuple):
@@ -39,6 +34,46 @@ class PciGpu(NamedTuple):
     address: str
     vendor: str
     driver: str
+
+
+class Container(NamedTuple):
+    """Kind of container: its name, how to start one with GPUs, and the files and variables that show it."""
+
+    name: str
+    start: str
+    files: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
+
+
+# Those within others first: a pod is made of containers of a runtime.
+_CONTAINERS = (
+    Container(
+        "a Kubernetes pod",
+        "Request GPUs in the pod's container: resources: {limits: {nvidia.com/gpu: 1}}",
+        variables=("KUBERNETES_SERVICE_HOST",),
+    ),
+    Container(
+        "an Apptainer container",
+        "Start it with the GPUs: apptainer exec --nv IMAGE",
+        variables=("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"),
+    ),
+    Container(
+        "a Podman container",
+        "Start it with the GPUs: podman run --device nvidia.com/gpu=all IMAGE (needs nvidia-container-toolkit)",
+        files=("run/.containerenv",),
+    ),
+    Container(
+        "a Docker container",
+        "Start it with the GPUs: docker run --gpus all IMAGE (needs nvidia-container-toolkit)",
+        files=(".dockerenv",),
+    ),
+    Container(
+        "a system container",
+        "Pass the device files of the GPUs to it (LXD: lxc config device add NAME gpu gpu)",
+        files=("dev/lxd/sock",),
+        variables=("container",),
+    ),
+)
 
 
 class Library(NamedTuple):
@@ -81,7 +116,9 @@ def list_pci_gpus(context: Context) -> list[PciGpu]:
 
 
 def missing_driver(context: Context) -> str:
-    """Return why there is no driver to check: no GPU, or no kernel module; empty if anything shows a driver."""
+    """Return why there is no driver to check: no GPU, none passed, no module; empty if anything shows a driver."""
+    if is_container_without_gpus(context):
+        return _NO_GPUS_PASSED
     loaded = module_version(context) is not None or is_wsl(context) or context.survey().fault not in _NO_DRIVER
     if loaded:
         return ""
@@ -93,12 +130,19 @@ def is_wsl(context: Context) -> bool:
     return "microsoft" in (read_text(context.proc / "version") or "").lower()
 
 
-def container_name(context: Context) -> str:
-    """Return the kind of container that this is, as `a Docker container`; empty outside of one."""
-    for variable, name in _CONTAINER_VARIABLES.items():
-        if context.environ.get(variable):
-            return name
-    return next((name for file, name in _CONTAINER_FILES.items() if (context.root / file).exists()), "")
+def find_container(context: Context) -> Container | None:
+    """Return the container that this is; None outside of one."""
+    for container in _CONTAINERS:
+        if any((context.root / sign).exists() for sign in container.files):
+            return container
+        if any(context.environ.get(variable) for variable in container.variables):
+            return container
+    return None
+
+
+def is_container_without_gpus(context: Context) -> bool:
+    """Return whether this is a container without a GPU's device file on a host with a driver."""
+    return find_container(context) is not None and module_version(context) is not None and not list_gpu_nodes(context)
 
 
 def find_library(context: Context, name: str) -> Library | None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 
 from gpuwarden.doctor.machine.gpu_findings import GpuFinding, answering_gpus, merge
-from gpuwarden.doctor.machine.machine_files import container_name, is_wsl
+from gpuwarden.doctor.machine.machine_files import find_container, is_wsl
 from gpuwarden.doctor.model import CheckResult, CheckRow, Context
 from gpuwarden.formatting import format_bytes
 from gpuwarden.gpu.metrics import GpuReadings
@@ -127,13 +127,13 @@ def check_unlisted(context: Context) -> Iterator[CheckResult]:
         used = gpu.value(GpuReadings.memory_used_bytes) or 0.0
         rest = used - sum(process.memory or 0 for process in gpu.processes)
         if rest > MAX_UNLISTED_BYTES and not gpu.mig and not gpu.value(GpuReadings.memory_unified):
-            inside = container_name(context)
+            container = find_container(context)
             findings.append(
                 GpuFinding(
                     gpu,
                     "warn",
                     f"{format_bytes(rest)} is held by processes that the driver does not list"
-                    + (f" in {inside}" if inside else ""),
+                    + (f" in {container.name}" if container else ""),
                     "This memory is missing to a new run, and no list shows who has it.",
                     "sudo fuser -v /dev/nvidia* on the host lists the processes; end them, or reset the GPU",
                 )

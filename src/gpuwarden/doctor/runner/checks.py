@@ -11,6 +11,7 @@ from gpuwarden.doctor.machine.access_checks import ACCESS_CHECKS
 from gpuwarden.doctor.machine.driver_checks import DRIVER_CHECKS
 from gpuwarden.doctor.machine.gpu_checks import GPU_CHECKS
 from gpuwarden.doctor.machine.input_checks import INPUT_CHECKS
+from gpuwarden.doctor.machine.machine_checks import MACHINE_CHECKS
 from gpuwarden.doctor.machine.memory_checks import MEMORY_CHECKS
 from gpuwarden.doctor.machine.sharing_checks import SHARING_CHECKS
 from gpuwarden.doctor.model import CheckResult, CheckRow, Context
@@ -19,6 +20,7 @@ MAX_SECONDS = 12.0  # for all checks together: more than a driver that hangs tak
 
 # Causes before their consequences: the first failure is the one to mend first.
 CHECKS: tuple[CheckRow, ...] = (
+    *MACHINE_CHECKS,
     *DRIVER_CHECKS,
     *ACCESS_CHECKS,
     *GPU_CHECKS,
