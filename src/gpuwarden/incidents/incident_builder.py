@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, MemorySample
-from gpuwarden.health.model import SEVERITY_RANK
 from gpuwarden.history.event_log import Event
 from gpuwarden.history.series import WINDOW_SECONDS, Columns, HistoryFrame, clock_event_names, read_columns
 from gpuwarden.incidents.causes import Fact
@@ -29,6 +28,7 @@ from gpuwarden.incidents.incident import (
 )
 from gpuwarden.owners.resolver import Owners
 from gpuwarden.records.record import RunRecord, json_from_record
+from gpuwarden.severity import SEVERITY_RANK
 from gpuwarden.state import State
 from gpuwarden.xid.codes import explain
 
