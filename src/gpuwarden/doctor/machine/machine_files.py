@@ -36,7 +36,7 @@ class PciGpu(NamedTuple):
     driver: str
 
 
-class Container(NamedTuple):
+class ContainerKind(NamedTuple):
     """Kind of container: its name, how to start one with GPUs, and the files and variables that show it."""
 
     name: str
@@ -47,27 +47,27 @@ class Container(NamedTuple):
 
 # Those within others first: a pod is made of containers of a runtime.
 _CONTAINERS = (
-    Container(
+    ContainerKind(
         "a Kubernetes pod",
         "Request GPUs in the pod's container: resources: {limits: {nvidia.com/gpu: 1}}",
         variables=("KUBERNETES_SERVICE_HOST",),
     ),
-    Container(
+    ContainerKind(
         "an Apptainer container",
         "Start it with the GPUs: apptainer exec --nv IMAGE",
         variables=("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"),
     ),
-    Container(
+    ContainerKind(
         "a Podman container",
         "Start it with the GPUs: podman run --device nvidia.com/gpu=all IMAGE (needs nvidia-container-toolkit)",
         files=("run/.containerenv",),
     ),
-    Container(
+    ContainerKind(
         "a Docker container",
         "Start it with the GPUs: docker run --gpus all IMAGE (needs nvidia-container-toolkit)",
         files=(".dockerenv",),
     ),
-    Container(
+    ContainerKind(
         "a system container",
         "Pass the device files of the GPUs to it (LXD: lxc config device add NAME gpu gpu)",
         files=("dev/lxd/sock",),
@@ -130,7 +130,7 @@ def is_wsl(context: Context) -> bool:
     return "microsoft" in (read_text(context.proc / "version") or "").lower()
 
 
-def find_container(context: Context) -> Container | None:
+def find_container(context: Context) -> ContainerKind | None:
     """Return the container that this is; None outside of one."""
     for container in _CONTAINERS:
         if any((context.root / sign).exists() for sign in container.files):
