@@ -199,11 +199,15 @@ def test_counts_differ(machine: Machine) -> None:
     machine.pci_gpu("0000:03:00.0")
     result = machine.check("device.count")
     assert (result.status, result.found) == ("fail", "The driver started 2 of the 3 GPUs on the PCI bus.")
+    container = machine.write(".dockerenv")  # whose /proc has its own GPUs, and /sys those of the host
+    assert machine.check("device.count").status == "pass"
+    container.unlink()
     (machine.root / "proc/driver/nvidia/gpus/0000:03:00.0").mkdir()
     result = machine.check("device.count")
     assert (result.status, result.found) == ("warn", "NVML lists 2 of the 3 GPUs that the kernel module has.")
-    machine.driver_answers()
-    assert machine.check("device.count").status == "fail"
+    machine.driver_fails("gpus_hidden")
+    assert machine.check("device.count").found == "NVML lists 0 of the 3 GPUs that the kernel module has."
+    assert machine.check("driver.nvml").found == "device.count has the reason"
     machine.driver_answers(gpu(0), gpu(1))
     machine.write(".dockerenv")
     assert (machine.check("device.count").status, machine.check("device.count").found) == (

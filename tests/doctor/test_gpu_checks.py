@@ -17,6 +17,7 @@ import pytest
 from doctor_machine import Machine, gpu
 from services import until
 
+from gpuwarden.doctor.machine import gpu_checks
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import GpuProcess
 from gpuwarden.metrics.model import Readings
@@ -180,17 +181,19 @@ def machine(tmp_path: Path) -> Machine:
     return made
 
 
-def test_xids_since_the_start(machine: Machine) -> None:
+def test_xids_since_the_start(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The gravest decides; a program's own faults are none of the machine's."""
     assert machine.check("gpu.xids").found == "none since the machine started"
-    machine.log("NVRM: Xid (PCI:0000:01:00): 43, pid=811, name=python, Ch 00000008", age=600)
+    machine.log("NVRM: Xid (PCI:0000:01:00): 43, pid=811, name=python, Ch 00000008")
     result = machine.check("gpu.xids")
     assert (result.status, result.found) == ("pass", "only errors of programs since the machine started: XID 43 (1)")
-    machine.log("NVRM: Xid (PCI:0000:01:00): 79, pid=811, name=python, GPU has fallen off the bus.", age=300)
+    machine.log("NVRM: Xid (PCI:0000:01:00): 79, pid=811, name=python, GPU has fallen off the bus.")
     result = machine.check("gpu.xids")
     assert result.status == "fail"
-    assert result.found.startswith("GPU 0 had XID 79 5m0")
+    assert result.found.startswith("GPU 0 had XID 79 ")
     assert result.fix
+    monkeypatch.setattr(gpu_checks, "RECENT_SECONDS", 0.0)
+    assert machine.check("gpu.xids").status == "warn"
     machine.driver_fails("unknown")
     assert machine.check("gpu.xids").found.startswith("The GPU at 0000:01:00.0 had XID 79")
 

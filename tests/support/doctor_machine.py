@@ -64,13 +64,13 @@ class Machine:
         link.symlink_to(file.name)
         return link
 
-    def log(self, *messages: str, age: float = 10.0) -> None:
-        """Add messages to the kernel log."""
+    def log(self, *messages: str) -> None:
+        """Add messages to the kernel log, as logged now."""
         file = self.root / "dev/kmsg"
         lines = [file.read_text()] if file.exists() else []
         for message in messages:
             self._records += 1
-            lines.append(f"4,{self._records},{round((time.monotonic() - age) * 1e6)},-;{message}\n")
+            lines.append(f"4,{self._records},{round(time.monotonic() * 1e6)},-;{message}\n")
         self.write("dev/kmsg", "".join(lines))
 
     def driver_fails(self, fault: str) -> None:

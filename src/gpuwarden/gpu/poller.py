@@ -18,7 +18,7 @@ from gpuwarden.gpu.memory_sampler import MemorySampler
 from gpuwarden.gpu.polled_gpu import PolledGpu
 from gpuwarden.gpu.reader import DEFAULT_PLAN, GpuReader, Plan
 from gpuwarden.gpu.runtime_suspend import SuspendMonitor
-from gpuwarden.gpu.snapshot import HUNG, Gpu, Snapshot
+from gpuwarden.gpu.snapshot import GPUS_HIDDEN, HUNG, Gpu, Snapshot
 from gpuwarden.host.host_reader import HostMemory, read_host_memory
 from gpuwarden.log_limiter import ChangeLog
 from gpuwarden.nvml.events.model import DriverBinding
@@ -301,7 +301,7 @@ class Poller:
         except TimeoutError:
             self._report_fault(HUNG, "driver calls hang")
         except HiddenGpusError as error:
-            self._report_fault("gpus_hidden", str(error))
+            self._report_fault(GPUS_HIDDEN, str(error))
         except Exception as error:  # noqa: BLE001 - the driver's own errors, and a binding that misbehaves
             self._report_fault(error_name(error), str(error))
         else:

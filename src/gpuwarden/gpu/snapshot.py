@@ -12,6 +12,7 @@ from gpuwarden.nvml.identity import GpuIdentity, MigIdentity
 from gpuwarden.nvml.session import DriverVersions
 
 HUNG = "timeout"  # fault of a call that timed out
+GPUS_HIDDEN = "gpus_hidden"  # fault of a driver that lists no GPU although the kernel module has some
 UNBOUND = "driver_unbound"  # fault of a GPU that the driver was unbound from
 
 OperationalKind: TypeAlias = "tuple[str, str, str]"  # severity, category and role of an operational event

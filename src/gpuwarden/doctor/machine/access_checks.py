@@ -18,7 +18,7 @@ from gpuwarden.doctor.machine.machine_files import (
     module_version,
 )
 from gpuwarden.doctor.model import CheckResult, CheckRow, Context
-from gpuwarden.gpu.snapshot import Gpu
+from gpuwarden.gpu.snapshot import GPUS_HIDDEN, Gpu
 from gpuwarden.nvml.troubleshooting import list_kernel_gpus
 
 
@@ -124,12 +124,13 @@ def _group_name(gid: int) -> str:
 def check_count(context: Context) -> Iterator[CheckResult]:
     """Check that the PCI bus, the kernel module and NVML have the same number of GPUs."""
     name = "device.count"
-    listed = context.survey().enumerated
+    snapshot = context.survey()
+    listed = 0 if snapshot.fault == GPUS_HIDDEN else snapshot.enumerated
     kernel = len(list_kernel_gpus(context.root))
     on_bus = sum(gpu.vendor == "NVIDIA" and gpu.driver == "nvidia" for gpu in list_pci_gpus(context))
     if listed is None:
         yield CheckResult(name, "skip", "NVML does not answer")
-    elif on_bus > kernel > 0:
+    elif on_bus > kernel > 0 and not find_container(context):  # whose /proc has its own GPUs, and /sys all
         yield CheckResult(
             name,
             "fail",

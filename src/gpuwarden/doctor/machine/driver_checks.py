@@ -17,6 +17,7 @@ from gpuwarden.doctor.machine.machine_files import (
     read_text,
 )
 from gpuwarden.doctor.model import CheckResult, CheckRow, Context
+from gpuwarden.gpu.snapshot import GPUS_HIDDEN
 from gpuwarden.host.kernel_log import KernelLog
 from gpuwarden.nvml.troubleshooting import suggest_fix
 from gpuwarden.xid.kernel_messages import PREFIXES
@@ -185,8 +186,9 @@ def check_nvml(context: Context) -> Iterator[CheckResult]:
         yield CheckResult(name, "pass", f"{versions}, {count} GPU{'s' * (count != 1)}")
     elif reason := missing_driver(context):
         yield CheckResult(name, "skip", reason)
-    elif snapshot.fault == _MISMATCH:
-        yield CheckResult(name, "skip", "driver.versions has the reason")
+    elif snapshot.fault in (_MISMATCH, GPUS_HIDDEN):
+        other = "driver.versions" if snapshot.fault == _MISMATCH else "device.count"
+        yield CheckResult(name, "skip", f"{other} has the reason")
     elif snapshot.fault == UNUSABLE_BINDING:
         yield CheckResult(
             name,

@@ -20,6 +20,7 @@ from gpuwarden.xid.codes import Xid, explain, severity_of_event
 from gpuwarden.xid.kernel_messages import PREFIXES, normalize_pci_address, parse_xids
 from gpuwarden.xid.repeats import RepeatTracker
 
+RECENT_SECONDS = 86400.0  # an XID before that, on a machine that was not restarted since, may be mended
 BUSY_RATIO = 0.2  # utilization above which a link runs at its full speed
 _RESET = "sudo nvidia-smi --gpu-reset -i {gpu}, after the programs on it have ended"
 
@@ -111,7 +112,7 @@ def check_xids(context: Context) -> Iterator[CheckResult]:
     ago = format_elapsed(max(time.time() - report.time, 0.0))
     yield CheckResult(
         name,
-        "fail" if worst == "critical" else "warn",
+        "fail" if worst == "critical" and time.time() - report.time < RECENT_SECONDS else "warn",
         f"{_place(context, report)} had XID {report.code} {ago} ago{more}: {xid.meaning}",
         "An XID is the driver's report of a GPU error; programs on the GPU failed at that time.",
         xid.action.value,

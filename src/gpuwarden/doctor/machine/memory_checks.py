@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping
 
 from gpuwarden.doctor.machine.gpu_findings import GpuFinding, answering_gpus, merge
@@ -22,6 +23,7 @@ MAX_HELD_RATIO = 0.1  # of a GPU's memory: a desktop, or contexts without work, 
 MAX_UNLISTED_BYTES = 1 << 30  # beyond contexts of the driver itself
 MIN_HOST_RATIO = 0.1
 MAX_NAMED = 3
+STUCK_SECONDS = 0.5  # in which a process that waits for a disk goes on
 _STATES = {
     b"T": ("stopped (Ctrl-Z or SIGSTOP)", "kill -CONT {pid} to go on, or kill -9 {pid}"),
     b"t": ("stopped by a debugger", "detach or end the debugger, or kill -9 {pid}"),
@@ -96,6 +98,9 @@ def check_processes(context: Context) -> Iterator[CheckResult]:
         for pid, stat in states.items()
         if stat.state in _STATES and (pid in listed or (stat.state != b"Z" and has_device_open(pid)))
     }
+    if any(stat.state == b"D" for stat in idle.values()):  # mostly it waits for a disk, for a moment
+        time.sleep(STUCK_SECONDS)
+        idle = {pid: stat for pid, stat in idle.items() if procfs.read_stat(pid) == stat}
     if not idle:
         yield CheckResult(name, "pass", "none that holds a GPU is stopped or a zombie")
         return

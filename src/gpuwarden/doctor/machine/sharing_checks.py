@@ -56,7 +56,7 @@ def check_compute_mode(context: Context) -> Iterator[CheckResult]:
     gpus = answering_gpus(context)
     findings = [finding for gpu in gpus if (finding := _mode_finding(gpu))]
     exclusive = sum(bool(gpu.value(GpuReadings.compute_mode, "exclusive_process")) for gpu in gpus)
-    passed = f"exclusive on {exclusive} GPUs: one program each" if exclusive else "default: programs can share a GPU"
+    passed = f"exclusive: one program on each of {exclusive}" if exclusive else "default: programs can share a GPU"
     yield merge("gpu.compute_mode", findings, passed, gpus)
 
 
