@@ -464,6 +464,7 @@ class Box:
         """Wait until the daemon's threads have finished the work of the poll, and write the timeline."""
         hangs, self._selector.hangs = self._selector.hangs, False  # a slow disk must not turn the clock
         await self._pipeline.recorder._writer.wait(60.0)
+        await self._daemon.flight_recorder.store.wait(60.0)
         self._selector.hangs = hangs
         for turn in self._turns:
             turn.settle()
@@ -491,6 +492,15 @@ class Box:
     async def history(self) -> Any:
         """Return the document of /api/v1/history."""
         return json.loads(await self._get("/api/v1/history"))
+
+    async def incidents(self) -> list[Any]:
+        """Return all incidents with their details, the oldest first."""
+        listed = json.loads(await self._get("/api/v1/incidents"))["incidents"]
+        return [json.loads(await self._get(f"/api/v1/incidents/{each['id']}")) for each in reversed(listed)]
+
+    def record_incident(self, note: str) -> str:
+        """Record an incident on request; return its id."""
+        return self._daemon.flight_recorder.record(note)
 
     async def records(self) -> Any:
         """Return the listing of runs, and the whole record of each."""

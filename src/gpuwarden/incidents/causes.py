@@ -21,10 +21,12 @@ FactKind = Literal[
 
 SLACK_SECONDS = 5.0  # by which a cause may be noticed after its effect: a poll, or a driver call that times out
 LOST_SLACK_SECONDS = 30.0  # likewise for a GPU that is lost: calls to it may hang for as long
+ABORT_SECONDS = 1.0  # after a rank's trouble at least, in which another one is aborted because of it
 REACH_SECONDS = 120.0  # from a cause to its effect
 STALL_REACH_SECONDS = 900.0  # likewise to a stall, which is noticed late, and from one to the end of its run
 
 AFTERMATH_XIDS = frozenset({43, 45})  # that the end of a program causes itself
+FALLEN_OFF_THE_BUS = 79
 NVLINK_XIDS = frozenset({74, *range(144, 151)})
 
 
@@ -33,8 +35,8 @@ class Fact:
     """Something that happened. `at` is Unix time; `gpus` has the UUIDs of the GPUs concerned.
 
     `what` is the detail in words: a driver fault, the meaning of an XID, an outcome, a kind of error. `is_hardware`:
-    of an XID, that not a program caused it. `is_collective`: an error of communication between the ranks of a job.
-    `opened`: it opened the incident, or joined it. `job` identifies a job of several processes.
+    of an XID, that not a program caused it. `is_collective`: an error of communication between the ranks of a job, or
+    an end after one. `opened`: it opened the incident, or joined it. `job` identifies a job of several processes.
     """
 
     at: float
@@ -86,7 +88,8 @@ def _explains_hardware_xid(cause: Fact, effect: Fact, *, is_there: bool) -> bool
 def _heat_explains(cause: Fact, effect: Fact) -> bool:
     if not cause.gpus & effect.gpus:
         return False
-    return _is_sign(cause, effect) or (effect.kind in ("gpu_lost", "thermal_slowdown") and _is_after(cause, effect))
+    is_later = effect.kind in ("gpu_lost", "thermal_slowdown") or effect.code == FALLEN_OFF_THE_BUS
+    return _is_sign(cause, effect) or (is_later and _is_after(cause, effect))
 
 
 def _program_xid_explains(cause: Fact, effect: Fact) -> bool:
@@ -101,7 +104,8 @@ def _program_xid_explains(cause: Fact, effect: Fact) -> bool:
 def _run_explains(cause: Fact, effect: Fact) -> bool:
     """Return whether a fact of a run explains another: of the same run, of its job, or of its GPU."""
     if effect.kind == "xid":
-        return effect.code in AFTERMATH_XIDS and bool(cause.gpus & effect.gpus) and _is_after(cause, effect, slack=1.0)
+        is_there = effect.code in AFTERMATH_XIDS and bool(cause.gpus & effect.gpus)
+        return is_there and _is_after(cause, effect, slack=SLACK_SECONDS)
     if _is_sign(cause, effect):
         return cause.run_id == effect.run_id or bool(cause.gpus & effect.gpus)
     if cause.run_id == effect.run_id:
@@ -126,7 +130,8 @@ def _explains_rank(cause: Fact, effect: Fact) -> bool:
     if _is_weak(effect) and not _is_weak(cause):
         return _is_after(cause, effect, reach=reach, slack=SLACK_SECONDS)
     if _is_weak(cause) and not _is_weak(effect):
-        return effect.kind == "run_ended" and effect.what != "out_of_memory" and _is_after(cause, effect, reach=reach)
+        is_aborted = effect.kind == "run_ended" and effect.what in ("killed", "crashed")
+        return is_aborted and effect.at - cause.at > ABORT_SECONDS and _is_after(cause, effect, reach=reach)
     return _is_after(cause, effect, reach=reach)
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from gpuwarden.config import thresholds
+from gpuwarden.errors.recognition import find_problem
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.health.run_conditions import END_CONDITIONS
@@ -55,7 +57,7 @@ _CUDA_ERROR = re.compile(
     r"ECC_UNCORRECTABLE|HARDWARE_STACK_ERROR|NVLINK_UNCORRECTABLE|NOT_INITIALIZED|NO_DEVICE|INVALID_DEVICE|"
     r"DEVICE_UNAVAILABLE|SYSTEM_DRIVER_MISMATCH|SYSTEM_NOT_READY|INVALID_HANDLE|NO_BINARY_FOR_GPU|UNKNOWN)\b"
 )
-_NCCL = re.compile(r"\bNCCL\b|\bnccl[A-Z]|ProcessGroupNCCL|[Cc]ollective (?:ops?|operation)|Connection closed by peer")
+_COLLECTIVE = ("collective_failed", "collective_timeout", "rank_failed")  # problems of errors/run_problems.py
 
 
 def incident_kind(event: Event, state: State) -> IncidentKind | None:
@@ -112,12 +114,15 @@ def job_of(run: RunSnapshot) -> str:
 def ties_of(event: Event, kind: IncidentKind, state: State) -> frozenset[str]:
     """Return what an event has to share with an incident to join it: a GPU, run or job, the hardware, the host."""
     ties = set()
-    if event.uuid:
-        ties.add(_whole(event.uuid, state))
-    run = find_run(state, event.run_id)
-    if run is not None:
-        ties |= {run.peer.run_id, *gpus_of(run, state), *filter(None, [job_of(run)])}
-        if kind == "out_of_memory" and not run.ooms:
+    if event.uuid and event.run_id is None:
+        ties.add(uuid := _whole(event.uuid, state))
+        for run in state.runs:
+            if uuid in gpus_of(run, state):
+                ties |= {run.peer.run_id, *filter(None, [job_of(run)])}
+    own = find_run(state, event.run_id)
+    if own is not None:
+        ties |= {own.peer.run_id, *gpus_of(own, state), *filter(None, [job_of(own)])}
+        if kind == "out_of_memory" and not own.ooms:
             ties.add(HOST)
     if kind in ("gpu_lost", "xid") and event.level == "critical":
         ties.add(HARDWARE)
@@ -164,7 +169,7 @@ def _device_facts(
 def _what(event: Event) -> str:
     if event.kind == "xid":
         meaning = explain(event.xid or 0).meaning.rstrip(".")
-        return f"{meaning[:1].lower()}{meaning[1:]}" if meaning[1:2].islower() else meaning
+        return meaning if meaning[1:2].isupper() else f"{meaning[:1].lower()}{meaning[1:]}"
     if event.kind == "pressure":
         return "temperature" if "temperature:" in event.text else "memory"
     return event.text.partition(": ")[2]
@@ -198,6 +203,7 @@ def _run_facts(state: State, ties: Collection[str], opened: Collection[Event], s
                 what=ending.outcome,
                 detail=ending.evidence.split("; ")[0],
                 gpus=gpus,
+                is_collective=bool(run.errors) and error_words(run.errors[-1])[1],
                 opened=("run_ended", run_id) in openers,
                 **_run_fields(run),
             )
@@ -236,13 +242,18 @@ def _error_fact(run: RunSnapshot, seen: SeenError, gpus: frozenset[str], state: 
 
 def error_words(seen: SeenError) -> tuple[str, bool]:
     """Return an error in a few words without its private message, and whether it is of communication of ranks."""
-    error = seen.error
-    if code := _CUDA_ERROR.search(error.text):
+    return _describe(seen.error.kind, seen.error.exception, seen.error.text)
+
+
+@lru_cache(maxsize=256)  # an incident is built several times, and a job's ranks have the same message
+def _describe(kind: ErrorKind, exception: str, text: str) -> tuple[str, bool]:
+    if code := _CUDA_ERROR.search(text):
         return code[0], False
-    if error.kind == "other" and _NCCL.search(error.text):
-        return f"an NCCL error ({error.exception})", True
-    words = _ERRORS.get(error.kind)
-    return (f"{words} ({error.exception})" if words else f"{error.exception}"), False
+    problem = find_problem(f"{exception}: {text}") if kind == "other" else None
+    if problem is not None and problem.name in _COLLECTIVE:
+        return f"an NCCL error ({exception})", True
+    words = _ERRORS.get(kind)
+    return (f"{words} ({exception})" if words else exception), False
 
 
 def window_start(opened: Sequence[Event]) -> float:

@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, get_args
 
-from gpuwarden.incidents.causes import Fact, FactKind, explains
+from gpuwarden.incidents.causes import FALLEN_OFF_THE_BUS, Fact, FactKind, explains
 
 MAX_NAMED = 3  # facts named in a part of the text; the others are counted
-FALLEN_OFF_THE_BUS = 79
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +101,8 @@ def _text(
 ) -> str:
     of_run = [fact for fact in followers if root.run_id and fact.run_id == root.run_id]
     rest = [fact for fact in followers if fact not in of_run]
-    fell = root.kind == "xid" and root.code == FALLEN_OFF_THE_BUS
-    if fell:
-        rest = [fact for fact in rest if not (fact.kind == "gpu_lost" and fact.gpus == root.gpus)]
+    fallen = {gpu for fact in (root, *rest) if fact.code == FALLEN_OFF_THE_BUS for gpu in fact.gpus}
+    rest = [fact for fact in rest if not (fact.kind == "gpu_lost" and fact.gpus & fallen)]
     clause = f"{_clause(root, clock)}{_own_end(of_run)}"
     parts = [clause, *_follower_clauses(rest, root)]
     sentences = ["; ".join(parts)]
@@ -126,27 +124,32 @@ def _own_end(of_run: Sequence[Fact]) -> str:
 
 
 def _follower_clauses(followers: Sequence[Fact], root: Fact) -> Iterator[str]:
-    devices = [fact for fact in followers if not fact.run_id]
+    lost = [fact for fact in followers if fact.kind == "gpu_lost"]
+    if len(lost) > 1:
+        yield f"{len(lost)} GPUs then stopped answering"
+    devices = [fact for fact in followers if not fact.run_id and (fact not in lost or len(lost) == 1)]
     for fact in devices[:MAX_NAMED]:
         yield f"then {_clause(fact)}"
     if len(devices) > MAX_NAMED:
-        yield f"{len(devices) - MAX_NAMED} more events of GPUs followed"
+        yield f"further events of GPUs: {len(devices) - MAX_NAMED}"
     runs: dict[str, list[Fact]] = {}
     for fact in followers:
         if fact.run_id:
             runs.setdefault(fact.run_id, []).append(fact)
-    told = [(_run_name(known[0]), _run_fate(known), _is_rank_of(root, known[0])) for known in runs.values()]
-    alike = Counter((fate, is_rank) for _name, fate, is_rank in told)
-    for name, fate, is_rank in told:
-        count = alike.pop((fate, is_rank), 0)
+    told = [(_run_name(known[0]), _run_fate(known), known[0].job) for known in runs.values()]
+    alike = Counter((fate, job) for _name, fate, job in told)
+    for name, fate, job in told:
+        count = alike.pop((fate, job), 0)
         if count == 1:
             yield f"{name} then {fate}"
         elif count:
-            yield f"{count} {'other ranks of its job' if is_rank else 'runs'} then {fate}"
+            yield f"{count} {_runs_name(job, root)} then {fate.replace('was ', 'were ')}"
 
 
-def _is_rank_of(root: Fact, fact: Fact) -> bool:
-    return bool(root.job) and fact.job == root.job
+def _runs_name(job: str, root: Fact) -> str:
+    if not job:
+        return "runs"
+    return "other ranks of its job" if job == root.job else f"ranks of job {job.partition(':')[2]}"
 
 
 def _run_fate(known: Sequence[Fact]) -> str:

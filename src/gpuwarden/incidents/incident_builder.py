@@ -10,8 +10,8 @@ from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, MemorySample
 from gpuwarden.history.event_log import Event
 from gpuwarden.history.series import WINDOW_SECONDS, Columns, HistoryFrame, clock_event_names, read_columns
-from gpuwarden.incidents.causes import Fact
-from gpuwarden.incidents.finding import FALLEN_OFF_THE_BUS, find, root_of
+from gpuwarden.incidents.causes import FALLEN_OFF_THE_BUS, Fact
+from gpuwarden.incidents.finding import find, root_of
 from gpuwarden.incidents.incident import (
     VERSION,
     ClockEvent,

@@ -1,0 +1,81 @@
+"""Root and followers of facts, and the text about them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpuwarden.incidents.causes import Fact, explains
+from gpuwarden.incidents.finding import find
+
+GPU = frozenset({"GPU-3"})
+FALLEN = Fact(at=100.0, kind="xid", code=79, gpu="GPU 3", gpus=GPU, is_hardware=True, opened=True)
+LOST = Fact(at=90.0, kind="gpu_lost", what="gpu is lost", gpu="GPU 3", gpus=GPU, opened=True)
+FAILED = Fact(at=101.0, kind="run_ended", what="failed", detail="exit status 1", gpus=GPU, run="resnet", run_id="1-1")
+NCCL = Fact(
+    at=101.0, kind="error", what="an NCCL error", is_collective=True, run="llama", run_id="2-1", job="1:j", rank=1
+)
+
+
+def rank(number: int, at: float) -> Fact:
+    """Return the NCCL error of a rank."""
+    return replace(NCCL, at=at, rank=number, run_id=f"{number}-1")
+
+
+def text(*facts: Fact) -> str:
+    """Return the finding's text with times in seconds."""
+    return find(facts, lambda at: f"{at:g}").text
+
+
+def test_example_of_the_docs() -> None:
+    """The XID is the root though the lost GPU was noticed earlier; the ranks' errors are one clause."""
+    error = replace(FAILED, at=100.5, kind="error", what="CUDA_ERROR_LAUNCH_FAILED", detail="", job="1:j", rank=0)
+    ended = replace(FAILED, job="1:j", rank=0)
+    assert text(LOST, FALLEN, error, ended, *(rank(number, 102.0) for number in (2, 3, 4))) == (
+        "GPU 3 fell off the bus at 100 (XID 79); run resnet (rank 0) then failed with CUDA_ERROR_LAUNCH_FAILED; "
+        "3 ranks of job j then had an NCCL error."
+    )
+
+
+def test_signs_before_and_others_are_named() -> None:
+    """Pressure before an out-of-memory announced it; what the root does not explain is not hidden."""
+    pressure = Fact(at=50.0, kind="pressure", what="memory", gpu="GPU 3", gpus=GPU, opened=True)
+    oom = Fact(at=80.0, kind="out_of_memory", what="device", detail="It grew.", gpus=GPU, run="a", run_id="9-1")
+    stray = Fact(at=70.0, kind="stall", what="no step for 61 s", run="b", run_id="8-1", opened=True)
+    finding = find([pressure, replace(oom, opened=True), stray], lambda at: f"{at:g}")
+    assert finding.text == (
+        "Run a ran out of device memory at 80. It grew. Before: GPU 3 was almost out of memory at 50. "
+        "In that time also: run b stalled at 70: no step for 61 s."
+    )
+    assert [part.kind for part in finding.before] == ["pressure"]
+    assert [part.kind for part in finding.others] == ["stall"]
+
+
+@pytest.mark.parametrize(
+    ("cause", "effect", "follows"),
+    [
+        (FALLEN, LOST, True),  # noticed earlier by a call that failed
+        (LOST, FALLEN, False),
+        (FALLEN, FAILED, True),
+        (FALLEN, replace(FAILED, gpus=frozenset({"GPU-1"})), False),
+        (FALLEN, replace(FAILED, at=1000.0), False),
+        (FALLEN, replace(FAILED, at=80.0), False),  # it had failed before
+        (replace(FALLEN, code=45, is_hardware=False), FAILED, False),  # the end of a program causes it
+        (FAILED, replace(FALLEN, code=45, is_hardware=False), True),
+        (replace(FAILED, job="1:j"), NCCL, True),
+        (NCCL, replace(FAILED, job="1:j", what="crashed"), False),  # at the same time: the crash is the cause
+        (NCCL, replace(FAILED, job="1:j", what="killed", at=110.0), True),
+        (replace(FAILED, job="2:j"), NCCL, False),  # a job of another user with the same name
+    ],
+)
+def test_causes(cause: Fact, effect: Fact, follows: bool) -> None:  # noqa: FBT001 - the expectation
+    """An effect follows by kind, subject and time."""
+    assert explains(cause, effect) is follows
+
+
+def test_hundreds_of_facts_take_little_time_and_text() -> None:
+    """A job of 120 ranks is three clauses."""
+    ranks = [rank(number, 101.0 + number / 100) for number in range(120)]
+    found = text(FALLEN, *(replace(each, gpus=GPU) for each in ranks))
+    assert found == "GPU 3 fell off the bus at 100 (XID 79); 120 ranks of job j then had an NCCL error."

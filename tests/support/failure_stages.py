@@ -1,0 +1,532 @@
+"""Staged failures: what happens to a box, and the finding that its incident must have, written down beforehand.
+
+Each is played on `scenario_daemon.Box`: a whole daemon that polls scripted GPUs every 5 s, reads a kernel log, and gets
+the reports and ends of runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scenario_daemon import GIB, Box, play
+from scenarios import GPU_IS_LOST, SIGKILL, Stage, Trainer
+
+from gpuwarden.protocol.messages import End, Error, ErrorKind, uncaught_reason
+
+SIGABRT, SIGSEGV = 6, 11
+DRIVER_UNKNOWN = 999
+LAUNCH_FAILED = "INTERNAL: Failed to launch CUDA kernel: CUDA_ERROR_LAUNCH_FAILED: unspecified launch failure"
+ILLEGAL = "CUDA error: an illegal memory access was encountered"
+NCCL = "NCCL error in: ProcessGroupNCCL.cpp:2395, remote process exited or there was a network error"
+OOM_KILL = "Out of memory: Killed process {pid} (python) total-vm:1kB"
+
+Script = Callable[[Stage], Coroutine[Any, Any, None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """Incident that must be recorded: its kind, words of its root, and words that its finding has in this order.
+
+    `runs` are the runs that followed from the root, with those of the root itself left out.
+    """
+
+    kind: str
+    root: str
+    words: tuple[str, ...] = ()
+    runs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """Staged failure on a box of `gpus` GPUs."""
+
+    name: str
+    happens: str
+    script: Script
+    expected: tuple[Expected, ...]
+    gpus: int = 4
+
+
+def raises(trainer: Trainer, kind: ErrorKind, exception: str, text: str, status: int | None = 256) -> None:
+    """Let a run report an error and end with it; `status` is as of wait(2), None while it lives on."""
+    trainer.errors = {kind: 1}
+    trainer.box.send(trainer.peer, Error(kind, exception, text, "train", trainer.steps, (), trainer._memory(), at=0))
+    trainer.box.send(trainer.peer, trainer._report())
+    if status is not None:
+        trainer.box.send(trainer.peer, End(uncaught_reason(exception), "failed"))
+        trainer.box.end(trainer.peer, status)
+
+
+async def ends(stage: Stage, *trainers: Trainer) -> None:
+    """Remove runs that have ended, and let their outcomes settle."""
+    for trainer in trainers:
+        stage.remove(trainer)
+    await stage.passes(30)
+
+
+def job(stage: Stage, ranks: int) -> list[Trainer]:
+    """Start a job with a process on each GPU."""
+    return [
+        stage.train("llama", gpus=(rank,), job="llama-7", rank=rank, world_size=ranks, uid=1001)
+        for rank in range(ranks)
+    ]
+
+
+async def _lost_gpu(stage: Stage) -> None:
+    run = stage.train("resnet", gpus=(3,))
+    await stage.passes(30)
+    stage.box.gpu(3).lose(GPU_IS_LOST)
+    stage.box.log_xid(3, 79, "pid=4711, name=python, GPU has fallen off the bus.")
+    raises(run, "kernel_launch", "InternalError", LAUNCH_FAILED)
+    await ends(stage, run)
+
+
+async def _lost_gpu_without_xid(stage: Stage) -> None:
+    run = stage.train("resnet", gpus=(1,))
+    await stage.passes(30)
+    stage.box.gpu(1).lose(GPU_IS_LOST)
+    stage.box.end(run.peer, SIGABRT)
+    await ends(stage, run)
+
+
+async def _lost_gpu_of_a_job(stage: Stage) -> None:
+    ranks = job(stage, 4)
+    await stage.passes(30)
+    stage.box.gpu(2).lose(GPU_IS_LOST)
+    stage.box.log_xid(2, 79, "GPU has fallen off the bus.")
+    for rank in ranks:
+        if rank.rank == 2:
+            raises(rank, "kernel_launch", "RuntimeError", LAUNCH_FAILED)
+        else:
+            raises(rank, "other", "DistBackendError", NCCL)
+    await ends(stage, *ranks)
+
+
+async def _lost_gpu_stalls_a_run(stage: Stage) -> None:
+    run = stage.train("bert", gpus=(1,))
+    await stage.passes(60)
+    stage.box.gpu(1).lose(GPU_IS_LOST)
+    stage.box.log_xid(1, 79, "GPU has fallen off the bus.")
+    run.stalled = True
+    await stage.passes(120)
+
+
+async def _illegal_address(stage: Stage) -> None:
+    run = stage.train("mine", gpus=(0,))
+    await stage.passes(30)
+    stage.box.log_xid(0, 31, "pid=9, name=python, Ch 00000008, intr 00000000. MMU Fault")
+    stage.box.log_xid(0, 43, "pid=9, name=python, Ch 00000008")
+    raises(run, "illegal_address", "RuntimeError", ILLEGAL, SIGABRT)
+    await ends(stage, run)
+
+
+async def _illegal_address_without_xid(stage: Stage) -> None:
+    run = stage.train("mine", gpus=(0,))
+    await stage.passes(30)
+    raises(run, "illegal_address", "RuntimeError", ILLEGAL)
+    await ends(stage, run)
+
+
+async def _batch_too_large(stage: Stage) -> None:
+    run = stage.train("gpt", in_use=30 * GIB)
+    await stage.passes(30)
+    run.fail(90 * GIB)
+    await ends(stage, run)
+
+
+async def _caught_out_of_memory(stage: Stage) -> None:
+    run = stage.train("gpt", in_use=30 * GIB)
+    await stage.passes(30)
+    raises(run, "device_oom", "ResourceExhaustedError", "OOM when allocating", None)
+    await stage.passes(60)
+
+
+async def _co_tenant(stage: Stage) -> None:
+    run = stage.train("diffusion", in_use=30 * GIB)
+    other = stage.box.start(1002, comm="jupyter")
+    card = stage.box.cards[0]
+    card.memory[other.pid] = 2 * GIB
+    await stage.passes(60)
+    for _ in range(5):
+        card.memory[other.pid] += round(9.2 * GIB)
+        await stage.passes(10)
+    run.fail(4 * GIB)
+    await ends(stage, run)
+
+
+async def _pressure_only(stage: Stage) -> None:
+    run = stage.train("wide", in_use=30 * GIB)
+    await stage.passes(60)
+    other = stage.box.start(1002, comm="jupyter")
+    stage.box.cards[run.gpus[0]].memory[other.pid] = round(47.9 * GIB)
+    await stage.passes(30)
+
+
+async def _host_kill(stage: Stage) -> None:
+    run = stage.train("tabular")
+    await stage.passes(30)
+    stage.box.log_kernel(OOM_KILL.format(pid=run.peer.pid))
+    stage.box.end(run.peer, SIGKILL)
+    await ends(stage, run)
+
+
+async def _host_kill_of_a_rank(stage: Stage) -> None:
+    ranks = job(stage, 4)
+    await stage.passes(30)
+    stage.box.log_kernel(OOM_KILL.format(pid=ranks[0].peer.pid))
+    stage.box.end(ranks[0].peer, SIGKILL)
+    for rank in ranks[1:]:
+        raises(rank, "other", "DistBackendError", NCCL)
+    await ends(stage, *ranks)
+
+
+async def _crash_of_a_rank(stage: Stage) -> None:
+    ranks = job(stage, 4)
+    await stage.passes(30)
+    for rank in ranks:
+        if rank.rank != 2:
+            raises(rank, "other", "DistBackendError", NCCL)
+    stage.box.end(ranks[2].peer, SIGSEGV)
+    await ends(stage, *ranks)
+
+
+async def _out_of_memory_of_a_rank(stage: Stage) -> None:
+    ranks = job(stage, 4)
+    await stage.passes(30)
+    ranks[1].fail(90 * GIB)
+    for rank in ranks:
+        if rank.rank != 1:
+            raises(rank, "other", "DistBackendError", NCCL)
+    await ends(stage, *ranks)
+
+
+async def _killed(stage: Stage) -> None:
+    run = stage.train("vit")
+    await stage.passes(30)
+    stage.box.end(run.peer, SIGKILL)
+    stage.box.log_xid(0, 45, "pid=9, name=python, Ch 00000008")
+    await ends(stage, run)
+
+
+async def _exception(stage: Stage) -> None:
+    run = stage.train("mnist")
+    await stage.passes(30)
+    raises(run, "other", "FileNotFoundError", "[Errno 2] No such file or directory: '/data/secret'")
+    await ends(stage, run)
+
+
+async def _exit_status(stage: Stage) -> None:
+    run = stage.train("mnist")
+    await stage.passes(30)
+    stage.box.end(run.peer, 3 << 8)
+    await ends(stage, run)
+
+
+async def _stall(stage: Stage) -> None:
+    run = stage.train("loader")
+    await stage.passes(60)
+    run.stalled = True
+    await stage.passes(120)
+
+
+async def _stall_of_a_job(stage: Stage) -> None:
+    ranks = job(stage, 4)
+    await stage.passes(60)
+    ranks[3].stalled = True
+    await stage.passes(20)
+    for rank in ranks:
+        rank.stalled = True
+    await stage.passes(90)
+    for rank in ranks:
+        stage.box.end(rank.peer, SIGKILL)
+    await ends(stage, *ranks)
+
+
+async def _hot(stage: Stage) -> None:
+    run = stage.train("vit", gpus=(2,))
+    await stage.passes(60)
+    stage.box.cards[run.gpus[0]].work(temperature=92.0, clock=800, reasons="hw_slowdown hw_thermal_slowdown")
+    await stage.passes(30)
+
+
+async def _too_hot(stage: Stage) -> None:
+    await _hot(stage)
+    (run,) = stage.trainers
+    stage.box.gpu(2).lose(GPU_IS_LOST)
+    stage.box.log_xid(2, 79, "GPU has fallen off the bus.")
+    stage.box.end(run.peer, SIGABRT)
+    await ends(stage, run)
+
+
+async def _memory_error(stage: Stage) -> None:
+    run = stage.train("bert", gpus=(1,))
+    await stage.passes(30)
+    stage.box.log_xid(1, 48, "An uncorrectable double bit error (DBE) has been detected on GPU")
+    raises(run, "hardware", "RuntimeError", "CUDA error: uncorrectable ECC error encountered")
+    await ends(stage, run)
+
+
+async def _row_remapped(stage: Stage) -> None:
+    stage.train("bert")
+    await stage.passes(30)
+    stage.box.log_xid(0, 63, "Row Remapper: New row marked for remapping")
+    await stage.passes(30)
+
+
+async def _nvlink(stage: Stage) -> None:
+    ranks = job(stage, 2)
+    await stage.passes(30)
+    for index in range(2):
+        stage.box.log_xid(index, 74, "NVLink: fatal error detected on link 3")
+    for rank in ranks:
+        raises(rank, "other", "DistBackendError", NCCL)
+    await ends(stage, *ranks)
+
+
+async def _driver_fails(stage: Stage) -> None:
+    run = stage.train("resnet")
+    await stage.passes(30)
+    stage.box.break_driver(DRIVER_UNKNOWN)
+    raises(run, "kernel_launch", "InternalError", LAUNCH_FAILED)
+    await ends(stage, run)
+
+
+async def _two_users(stage: Stage) -> None:
+    first, second = stage.train("gpt", gpus=(0,), uid=1000), stage.train("vit", gpus=(3,), uid=1002)
+    await stage.passes(30)
+    first.fail(90 * GIB)
+    stage.box.end(second.peer, SIGKILL)
+    await ends(stage, first, second)
+
+
+async def _requested(stage: Stage) -> None:
+    stage.train("vit")
+    await stage.passes(30)
+    stage.box.record_incident("slow since noon")
+    await stage.passes(30)
+
+
+def one(kind: str, root: str, *words: str, runs: int = 0) -> tuple[Expected, ...]:
+    """Return the expectation of one incident."""
+    return (Expected(kind, root, words, runs),)
+
+
+STAGED = (
+    Staged(
+        "lost_gpu",
+        "a GPU falls off the bus under a run",
+        _lost_gpu,
+        one(
+            "gpu_lost",
+            "GPU 3 fell off the bus (XID 79)",
+            "run resnet then failed with CUDA_ERROR_LAUNCH_FAILED",
+            runs=1,
+        ),
+    ),
+    Staged(
+        "lost_gpu_without_xid",
+        "a GPU is lost, and no XID is known",
+        _lost_gpu_without_xid,
+        one("gpu_lost", "GPU 1 stopped answering (gpu is lost)", "run resnet then crashed", runs=1),
+    ),
+    Staged(
+        "lost_gpu_of_a_job",
+        "a GPU of a job falls off the bus",
+        _lost_gpu_of_a_job,
+        one(
+            "gpu_lost",
+            "GPU 2 fell off the bus (XID 79)",
+            "3 ranks of job llama-7",
+            "rank 2",
+            "CUDA_ERROR_LAUNCH_FAILED",
+            runs=4,
+        ),
+    ),
+    Staged(
+        "lost_gpu_stalls_a_run",
+        "a GPU falls off the bus, and its run hangs",
+        _lost_gpu_stalls_a_run,
+        one("gpu_lost", "GPU 1 fell off the bus (XID 79)", "run bert then stalled", runs=1),
+    ),
+    Staged(
+        "illegal_address",
+        "a program writes out of bounds",
+        _illegal_address,
+        one("xid", "GPU 0 reported XID 31", "then GPU 0 reported XID 43", "run mine then crashed", runs=1),
+    ),
+    Staged(
+        "illegal_address_without_xid",
+        "the same without an XID",
+        _illegal_address_without_xid,
+        one("run_died", "Run mine had an illegal address error", "and failed"),
+    ),
+    Staged(
+        "batch_too_large",
+        "a run allocates more than there is",
+        _batch_too_large,
+        one("out_of_memory", "Run gpt ran out of device memory on GPU 0", "ended out of memory", "90.0 GiB"),
+    ),
+    Staged(
+        "caught_out_of_memory",
+        "a run catches an out-of-memory",
+        _caught_out_of_memory,
+        one("out_of_memory", "Run gpt ran out of device memory"),
+    ),
+    Staged(
+        "co_tenant",
+        "another user's process takes the memory of a run",
+        _co_tenant,
+        one(
+            "out_of_memory",
+            "Run diffusion ran out of device memory on GPU 0",
+            "jupyter process",
+            "Before: GPU 0 was almost out of memory",
+        ),
+    ),
+    Staged(
+        "pressure_only", "memory runs low, and lasts", _pressure_only, one("pressure", "GPU 0 was almost out of memory")
+    ),
+    Staged(
+        "host_kill",
+        "the kernel kills a run for host memory",
+        _host_kill,
+        one("out_of_memory", "Run tabular ended out of memory", "OOM killer"),
+    ),
+    Staged(
+        "host_kill_of_a_rank",
+        "the kernel kills a rank, and the others fail",
+        _host_kill_of_a_rank,
+        one("out_of_memory", "Run llama (rank 0) ended out of memory", "3 other ranks of its job then failed", runs=3),
+    ),
+    Staged(
+        "crash_of_a_rank",
+        "a rank crashes, and the others fail before that is known",
+        _crash_of_a_rank,
+        one("run_died", "Run llama (rank 2) crashed (ended by SIGSEGV", "3 other ranks of its job then failed", runs=3),
+    ),
+    Staged(
+        "out_of_memory_of_a_rank",
+        "a rank runs out of memory, and the others fail",
+        _out_of_memory_of_a_rank,
+        one(
+            "out_of_memory",
+            "Run llama (rank 1) ran out of device memory",
+            "3 other ranks of its job then failed",
+            runs=3,
+        ),
+    ),
+    Staged(
+        "killed",
+        "somebody kills a run, and its channels are removed",
+        _killed,
+        one("run_died", "Run vit was killed (ended by SIGKILL)", "then GPU 0 reported XID 45"),
+    ),
+    Staged(
+        "exception",
+        "a run ends with an exception",
+        _exception,
+        one("run_died", "Run mnist had", "FileNotFoundError", "and failed"),
+    ),
+    Staged(
+        "exit_status",
+        "a run ends with a status other than 0",
+        _exit_status,
+        one("run_died", "Run mnist failed (exit status 3)"),
+    ),
+    Staged("stall", "a run hangs", _stall, one("stall", "Run loader stalled")),
+    Staged(
+        "stall_of_a_job",
+        "a rank hangs, the others wait for it, and all are killed",
+        _stall_of_a_job,
+        one("stall", "Run llama (rank 3) stalled", "3 other ranks of its job then stalled and were killed", runs=3),
+    ),
+    Staged("hot", "the hardware slows a hot GPU down", _hot, one("thermal_slowdown", "GPU 2 was throttled (too hot")),
+    Staged(
+        "too_hot",
+        "a hot GPU falls off the bus",
+        _too_hot,
+        one(
+            "thermal_slowdown",
+            "GPU 2 was throttled (too hot",
+            "then GPU 2 fell off the bus",
+            "run vit then crashed",
+            runs=1,
+        ),
+    ),
+    Staged(
+        "memory_error",
+        "a memory error that ECC cannot correct",
+        _memory_error,
+        one("xid", "GPU 1 reported XID 48", "run bert then failed", runs=1),
+    ),
+    Staged(
+        "row_remapped",
+        "a row of memory is to be replaced, and nothing fails",
+        _row_remapped,
+        one("xid", "GPU 0 reported XID 63"),
+    ),
+    Staged(
+        "nvlink",
+        "an NVLink fails under a job",
+        _nvlink,
+        one("xid", "reported XID 74", "then GPU", "2 ranks of job llama-7 then failed", runs=2),
+    ),
+    Staged(
+        "driver_fails",
+        "all calls to the driver fail",
+        _driver_fails,
+        one("gpu_lost", "The driver stopped answering", "run resnet then failed", runs=1),
+    ),
+    Staged(
+        "two_users",
+        "two runs of two users die of different causes",
+        _two_users,
+        (
+            Expected("out_of_memory", "Run gpt ran out of device memory"),
+            Expected("run_died", "Run vit was killed"),
+        ),
+    ),
+    Staged("requested", "an administrator requests it", _requested, one("requested", "Recording requested")),
+)
+
+
+def run_staged(staged: Staged, folder: Path) -> list[Any]:
+    """Play a failure on a box; return its incidents, the oldest first."""
+    found: list[Any] = []
+
+    async def script(box: Box) -> None:
+        await staged.script(Stage(box, whole=False))
+        found.extend(await box.incidents())
+
+    play(script, gpus=staged.gpus, folder=folder)
+    return found
+
+
+def differences(staged: Staged, incidents: list[Any]) -> list[str]:
+    """Return what is wrong with the incidents of a failure."""
+    if len(incidents) != len(staged.expected):
+        return [f"{len(incidents)} incidents: " + "; ".join(each["finding"]["text"] for each in incidents)]
+    wrong = []
+    for expected in staged.expected:
+        found = next((each for each in incidents if expected.root in each["finding"]["root"]["text"]), None)
+        if found is None:
+            wrong.append(f"no root {expected.root!r}: {[each['finding']['text'] for each in incidents]}")
+            continue
+        finding, place = found["finding"], 0
+        if found["kind"] != expected.kind:
+            wrong.append(f"kind {found['kind']}, not {expected.kind}")
+        for word in expected.words:
+            place = finding["text"].find(word, place)
+            if place < 0:
+                wrong.append(f"no {word!r} in its place: {finding['text']}")
+                break
+        own = finding["root"].get("run_id")
+        runs = {each.get("run_id") for each in finding.get("followers", ())} - {None, own}
+        if len(runs) != expected.runs:
+            wrong.append(f"{len(runs)} runs followed, not {expected.runs}: {finding['text']}")
+        if "others" in finding:
+            wrong.append(f"others: {finding['others']}")
+    return wrong
