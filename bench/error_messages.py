@@ -1,12 +1,14 @@
 """Classification of real error messages: `python bench/error_messages.py`.
 
-By kind: the samples in tests/error_messages, how many are classified correctly, and as what the others are. Then the
-facts of failed allocations: how many the messages state, and how many of them are parsed correctly.
+By kind: the exceptions in tests/error_messages, how many are classified correctly, and as what the others are. Then the
+facts of failed allocations: how many the messages state, and how many of them are parsed correctly. Then what
+`gpuwarden explain` names as the first cause, of exceptions, of logs, and of the logs that were held out.
 """
 
 from __future__ import annotations
 
 import builtins
+import io
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -17,8 +19,8 @@ from typing import Any
 import yaml
 
 from gpuwarden.client.errors.classifier import error_from_exception
-from gpuwarden.errors.program_problems import PROGRAM_ERROR
-from gpuwarden.errors.recognition import find_problem
+from gpuwarden.explain.events import read_events
+from gpuwarden.explain.explanation import explain_events
 from gpuwarden.protocol.messages import ERROR_KINDS, Allocation, Error, ErrorKind
 
 SAMPLES = Path(__file__).parents[1] / "tests" / "error_messages"
@@ -35,15 +37,22 @@ class Sample:
     source: str
     message: str
     allocations: tuple[Allocation, ...]
+    held_out: bool = False  # collected and labelled after the patterns were written
+
+    @property
+    def is_log(self) -> bool:
+        """True for an excerpt of a log, False for the text of an exception."""
+        return self.type == "log"
 
     def described(self) -> Error:
         """Return the classification of an exception with this message."""
         return error_from_exception(_type(self.type)(self.message), "train", 0)
 
     def found_problem(self) -> str:
-        """Return the name of the problem that the text shows."""
-        problem = find_problem(f"{self.type.rpartition('.')[2]}: {self.message}") or PROGRAM_ERROR
-        return problem.name
+        """Return the name of the first cause by `gpuwarden explain`; empty if it knows none."""
+        text = self.message if self.is_log else f"{self.type}: {self.message}"
+        explanation = explain_events(read_events(io.BytesIO(text.encode())))
+        return explanation.root.problem.name if explanation else ""
 
 
 def _type(name: str) -> type[Exception]:
@@ -74,7 +83,15 @@ def samples() -> Iterator[Sample]:
             said = [each["allocation"]] if each.get("allocation") else []
             said += each.get("further_allocations") or []
             allocations = tuple(dict.fromkeys(map(_allocation, said)))
-            yield Sample(each["type"], each["class"], each["problem"], each["source"], each["message"], allocations)
+            yield Sample(
+                each["type"],
+                each["class"],
+                each["problem"],
+                each["source"],
+                each["message"],
+                allocations,
+                each.get("held_out", False),
+            )
 
 
 def facts(sample: Sample) -> Iterator[tuple[str, object, object]]:
@@ -116,11 +133,24 @@ def _print_facts(known: list[Sample]) -> None:
         print(f"| {fact} | {' | '.join(map(str, counts))} |")
 
 
+def _print_problems(known: list[Sample]) -> None:
+    print("\n| explained | samples | first cause right | share |\n|---|---|---|---|")
+    for title, part in (
+        ("exceptions", [each for each in known if not each.is_log]),
+        ("logs", [each for each in known if each.is_log and not each.held_out]),
+        ("logs held out, patterns as they are now", [each for each in known if each.held_out]),
+    ):
+        right = sum(each.found_problem() == each.problem for each in part)
+        print(f"| {title} | {len(part)} | {right} | {right / len(part):.1%} |")
+
+
 def main() -> None:
-    """Print both tables, and each sample that is classified wrongly."""
-    known = list(samples())
+    """Print the tables, and each sample that is classified wrongly."""
+    everything = list(samples())
+    known = [each for each in everything if not each.is_log]
     _print_kinds(known)
     _print_facts(known)
+    _print_problems(everything)
     for sample in known:
         parsed = sample.described()
         differing = [each for each in facts(sample) if each[1] != each[2]]
@@ -129,6 +159,9 @@ def main() -> None:
             print(f"  {' '.join(sample.message.split())[:300]}")
             for fact, stated, ours in differing:
                 print(f"  {fact}: {stated!r}, parsed {ours!r}")
+    for sample in everything:
+        if (found := sample.found_problem()) != sample.problem:
+            print(f"\n{sample.problem}, explained as {found or 'unknown'}; {sample.source}")
 
 
 if __name__ == "__main__":

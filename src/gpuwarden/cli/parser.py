@@ -132,14 +132,16 @@ def _add_pause(parser: SuggestingParser) -> None:
 
 def _add_doctor(parser: SuggestingParser) -> None:
     _add_config(parser)
-    parser.add_argument(
-        "--python",
-        type=Path,
-        metavar="FILE",
-        help="python of the training environment (default: of the active one), e.g. ENV/bin/python",
-    )
+    _add_python(parser)
     parser.add_argument("--read", type=Path, metavar="PATH", help="measure the read speed of this file or folder")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
+
+
+def _add_explain(parser: SuggestingParser) -> None:
+    parser.add_argument("what", nargs="?", metavar="FILE|RUN", help="log file or ID of a run (default: standard input)")
+    _add_python(parser)
+    parser.add_argument("--no-checks", action="store_true", help="the log is of another machine: do not check this one")
+    _add_daemon(parser)
 
 
 def _add_runs(parser: SuggestingParser) -> None:
@@ -198,6 +200,15 @@ def _add_control(parser: SuggestingParser) -> None:
     _add_config(parser)
     parser.add_argument(
         "--control", metavar="PATH", help="control socket of the daemon (default /run/gpuwarden/control.sock)"
+    )
+
+
+def _add_python(parser: SuggestingParser) -> None:
+    parser.add_argument(
+        "--python",
+        type=Path,
+        metavar="FILE",
+        help="python of the training environment (default: of the active one), e.g. ENV/bin/python",
     )
 
 
@@ -261,6 +272,16 @@ COMMANDS = (
         ("gpuwarden doctor", "gpuwarden doctor --python ENV/bin/python", "gpuwarden doctor --read /data --json"),
         "cli.doctor.doctor_command:run",
         _add_doctor,
+    ),
+    Command(
+        "explain",
+        "explain an error or a log",
+        "Explain the errors of a log: the first cause before its consequences, the likely causes with evidence from "
+        "this machine, and what to do first. Reads a file, a run, or standard input. The exit status is 1 if it finds "
+        "no error that it knows.",
+        ("gpuwarden explain train.log", "python train.py 2>&1 | gpuwarden explain", "gpuwarden explain 4711-99"),
+        "cli.commands.explain_command:run",
+        _add_explain,
     ),
     Command(
         "once",

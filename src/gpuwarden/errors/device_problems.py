@@ -16,8 +16,8 @@ NO_DEVICE_VISIBLE = Problem(
     "no_device",
     "no GPU visible to the program",
     (
-        Cause("CUDA_VISIBLE_DEVICES hides the GPUs.", ("environment.visible_devices",)),
-        Cause("The process sees no driver: a container or batch job without GPUs.", ("driver.loaded", "driver.nodes")),
+        Cause("CUDA_VISIBLE_DEVICES hides the GPUs.", ("device.visible",)),
+        Cause("The process sees no driver: a container or batch job without GPUs.", ("driver.module", "device.nodes")),
         Cause("The framework is a CPU build, or its CUDA libraries did not load.", ("framework.build",)),
     ),
     "Run `nvidia-smi -L` where the program runs, and check CUDA_VISIBLE_DEVICES.",
@@ -29,7 +29,7 @@ CPU_ONLY_BUILD = Problem(
     "framework built without CUDA",
     (
         Cause("The installed package is a CPU build.", ("framework.build",)),
-        Cause("Several builds are installed, and the CPU build is imported.", ("framework.packages",)),
+        Cause("Several builds are installed, and the CPU build is imported.", ("framework.installed",)),
     ),
     "Install the CUDA build: `pip install 'tensorflow[and-cuda]'`, `pip install 'jax[cuda13]'`, or torch from its CUDA "
     "index.",
@@ -39,9 +39,9 @@ DRIVER_NOT_LOADED = Problem(
     "no_device",
     "NVIDIA driver not loaded",
     (
-        Cause("The kernel module is not loaded, e.g. after a kernel update without a rebuild.", ("driver.loaded",)),
-        Cause("The machine has no NVIDIA driver, or no GPU.", ("driver.loaded",)),
-        Cause("The container was started without GPUs.", ("driver.container", "driver.nodes")),
+        Cause("The kernel module is not loaded, e.g. after a kernel update without a rebuild.", ("driver.module",)),
+        Cause("The machine has no NVIDIA driver, or no GPU.", ("driver.module",)),
+        Cause("The container was started without GPUs.", ("machine.container", "device.nodes")),
     ),
     "Run `nvidia-smi`; if it fails too, load or reinstall the driver, and in a container add `--gpus all`.",
 )
@@ -50,9 +50,9 @@ DRIVER_INIT_FAILED = Problem(
     "no_device",
     "CUDA driver could not start",
     (
-        Cause("The module nvidia_uvm is not loaded, or its device node is missing.", ("driver.nodes",)),
-        Cause("The driver lost the GPU, e.g. after suspend or an XID.", ("driver.xids",)),
-        Cause("On a machine with NVSwitch, the fabric manager does not run.", ("driver.fabric",)),
+        Cause("The module nvidia_uvm is not loaded, or its device node is missing.", ("device.uvm",)),
+        Cause("The driver lost the GPU, e.g. after suspend or an XID.", ("gpu.xids",)),
+        Cause("On a machine with NVSwitch, the fabric manager does not run.", ("gpu.fabric",)),
     ),
     "Run `sudo modprobe nvidia_uvm` and `nvidia-smi`; if that does not help, reboot.",
     ("driver_library_mismatch", "gpu_lost", "gpu_fault", "driver_not_loaded", "device_permission"),
@@ -62,8 +62,8 @@ INVALID_DEVICE = Problem(
     "no_device",
     "a GPU that the process does not have",
     (
-        Cause("The program uses a GPU number that does not exist, or more processes than GPUs.", ("driver.count",)),
-        Cause("CUDA_VISIBLE_DEVICES renumbers the GPUs: numbers start at 0 there.", ("environment.visible_devices",)),
+        Cause("The program uses a GPU number that does not exist, or more processes than GPUs.", ("device.count",)),
+        Cause("CUDA_VISIBLE_DEVICES renumbers the GPUs: numbers start at 0 there.", ("device.visible",)),
         Cause("The framework found no GPU at all.", ("framework.build",)),
     ),
     "Compare the GPU number in the program with `nvidia-smi -L` and CUDA_VISIBLE_DEVICES.",
@@ -74,9 +74,9 @@ DEVICE_BUSY = Problem(
     "no_device",
     "GPU busy or in exclusive mode",
     (
-        Cause("The GPU is in exclusive mode and another process uses it.", ("device.compute_mode", "memory.holders")),
-        Cause("An ended program's process still holds the GPU.", ("memory.zombies", "memory.holders")),
-        Cause("The GPU needs a reset.", ("driver.xids",)),
+        Cause("The GPU is in exclusive mode and another process uses it.", ("gpu.compute_mode", "memory.gpu")),
+        Cause("An ended program's process still holds the GPU.", ("memory.processes", "memory.unlisted")),
+        Cause("The GPU needs a reset.", ("gpu.xids",)),
     ),
     "Find the process that holds the GPU with `nvidia-smi`, and end it.",
     _HARDWARE,
@@ -86,8 +86,8 @@ CONTAINER_RUNTIME = Problem(
     "no_device",
     "container runtime cannot provide GPUs",
     (
-        Cause("The NVIDIA Container Toolkit is not installed or not configured.", ("driver.container",)),
-        Cause("The host's driver is missing, not loaded or too old for the image.", ("driver.loaded",)),
+        Cause("The NVIDIA Container Toolkit is not installed or not configured.", ("machine.container",)),
+        Cause("The host's driver is missing, not loaded or too old for the image.", ("driver.module",)),
     ),
     "Install the NVIDIA Container Toolkit on the host, run `nvidia-ctk runtime configure`, and restart the container "
     "daemon.",
@@ -97,9 +97,9 @@ DEVICE_PERMISSION = Problem(
     "no_device",
     "no permission for the GPU's device nodes",
     (
-        Cause("The user may not open /dev/nvidia*, or a node is missing.", ("driver.nodes",)),
-        Cause("The container lost its devices, e.g. after `systemctl daemon-reload` on the host.", ("driver.cgroup",)),
-        Cause("The batch job's device limits exclude the GPU.", ("driver.cgroup",)),
+        Cause("The user may not open /dev/nvidia*, or a node is missing.", ("device.nodes",)),
+        Cause("The container lost its devices, e.g. after `systemctl daemon-reload` on the host.", ("device.nodes",)),
+        Cause("The batch job's device limits exclude the GPU.", ("device.nodes",)),
     ),
     "Check `ls -l /dev/nvidia*` as the user of the program; restart a container that lost its GPU.",
 )
@@ -107,7 +107,7 @@ ECC_ERROR = Problem(
     "ecc_error",
     "hardware",
     "uncorrectable error of the GPU's memory (ECC)",
-    (Cause("The GPU's memory is damaged.", ("device.ecc", "driver.xids")),),
+    (Cause("The GPU's memory is damaged.", ("gpu.ecc", "gpu.xids")),),
     "Reset the GPU and run again; if it recurs, take the GPU out of use.",
 )
 GPU_LOST = Problem(
@@ -115,8 +115,8 @@ GPU_LOST = Problem(
     "no_device",
     "GPU fell off the bus",
     (
-        Cause("Power, heat, riser or slot: the GPU does not answer any longer.", ("driver.xids", "device.pcie")),
-        Cause("A defect of the GPU or a bug of its driver or firmware.", ("driver.xids",)),
+        Cause("Power, heat, riser or slot: the GPU does not answer any longer.", ("gpu.xids", "gpu.pcie")),
+        Cause("A defect of the GPU or a bug of its driver or firmware.", ("gpu.xids",)),
     ),
     "Reboot the machine; if it recurs, have the GPU, its slot and its power checked.",
 )
@@ -125,7 +125,7 @@ GPU_FAULT = Problem(
     "hardware",
     "fault of the GPU reported by the driver (XID)",
     (
-        Cause("A hardware or firmware fault of the GPU, its links or its power.", ("driver.xids", "device.ecc")),
+        Cause("A hardware or firmware fault of the GPU, its links or its power.", ("gpu.xids", "gpu.ecc")),
         Cause("A bug of the driver.", ("driver.versions",)),
     ),
     "Look up the XID's action in `docs/reference/xids.md`, and reset the GPU.",
@@ -137,7 +137,7 @@ ILLEGAL_ADDRESS = Problem(
     (
         Cause("An index or label is out of range, or a custom kernel has a bug."),
         Cause("The framework or library has a bug with these shapes."),
-        Cause("The GPU has a fault.", ("driver.xids", "device.ecc")),
+        Cause("The GPU has a fault.", ("gpu.xids", "gpu.ecc")),
     ),
     "Run once with CUDA_LAUNCH_BLOCKING=1, so that the traceback names the operation, and check its indices.",
     (*_HARDWARE, "device_assert"),
@@ -158,8 +158,8 @@ KERNEL_LAUNCH_FAILED = Problem(
     "kernel failed on the GPU",
     (
         Cause("An earlier kernel failed; errors are reported later than they happen."),
-        Cause("GPU memory is full, which cuBLAS and cuDNN report as a failed launch.", ("memory.holders",)),
-        Cause("The library does not fit the GPU, or the GPU has a fault.", ("framework.capability", "driver.xids")),
+        Cause("GPU memory is full, which cuBLAS and cuDNN report as a failed launch.", ("memory.gpu",)),
+        Cause("The library does not fit the GPU, or the GPU has a fault.", ("framework.gpus", "gpu.xids")),
     ),
     "Restart the process, and run once with CUDA_LAUNCH_BLOCKING=1 to find the operation.",
     (
@@ -174,7 +174,7 @@ KERNEL_RESOURCES = Problem(
     "kernel needs more than the GPU has",
     (
         Cause("A tensor is empty, or has a dimension beyond the limits of a grid."),
-        Cause("The kernel's block size, registers or shared memory exceed the GPU's.", ("framework.capability",)),
+        Cause("The kernel's block size, registers or shared memory exceed the GPU's.", ("framework.gpus",)),
     ),
     "Check the tensors of this operation for empty or very large dimensions.",
 )
@@ -183,8 +183,8 @@ LAUNCH_TIMEOUT = Problem(
     "kernel_launch",
     "kernel stopped by the driver's time limit",
     (
-        Cause("A display runs on the GPU, so kernels have a time limit.", ("device.display",)),
-        Cause("A kernel hangs, or the GPU is very slow.", ("device.throttling", "driver.xids")),
+        Cause("A display runs on the GPU, so kernels have a time limit."),
+        Cause("A kernel hangs, or the GPU is very slow.", ("gpu.throttling", "gpu.xids")),
     ),
     "Use a GPU without a display, or smaller kernels (a smaller batch).",
 )

@@ -9,10 +9,10 @@ DRIVER_TOO_OLD = Problem(
     "library_mismatch",
     "driver older than the framework's CUDA",
     (
-        Cause("The driver does not support the CUDA version that the framework was built with.", ("driver.versions",)),
+        Cause("The driver does not support the CUDA version that the framework was built with.", ("framework.driver",)),
         Cause(
             "The container brings a CUDA compatibility library that this driver or GPU does not support.",
-            ("libraries.loaded",),
+            ("framework.libraries",),
         ),
     ),
     "Update the NVIDIA driver, or install a framework build for an older CUDA.",
@@ -23,7 +23,7 @@ DRIVER_LIBRARY_MISMATCH = Problem(
     "kernel module and driver libraries of different versions",
     (
         Cause("The driver was updated, and the old kernel module is still loaded.", ("driver.versions",)),
-        Cause("The container or LD_LIBRARY_PATH brings libraries of another driver.", ("libraries.loaded",)),
+        Cause("The container or LD_LIBRARY_PATH brings libraries of another driver.", ("framework.libraries",)),
     ),
     "Reboot, or unload and load the NVIDIA kernel modules.",
 )
@@ -32,9 +32,9 @@ CUDNN_MISMATCH = Problem(
     "library_mismatch",
     "cuDNN missing or of a version that does not fit",
     (
-        Cause("The installed cuDNN is not the version that the framework was built with.", ("framework.pins",)),
-        Cause("LD_LIBRARY_PATH puts another cuDNN before the framework's own.", ("libraries.loaded",)),
-        Cause("GPU memory is full, so that cuDNN cannot start.", ("memory.holders",)),
+        Cause("The installed cuDNN is not the version that the framework was built with.", ("framework.packages",)),
+        Cause("LD_LIBRARY_PATH puts another cuDNN before the framework's own.", ("framework.libraries",)),
+        Cause("GPU memory is full, so that cuDNN cannot start.", ("memory.gpu",)),
     ),
     "Unset LD_LIBRARY_PATH and reinstall the framework with its own CUDA packages, e.g. `pip install "
     "'tensorflow[and-cuda]'`.",
@@ -44,8 +44,8 @@ CUDA_MISMATCH = Problem(
     "library_mismatch",
     "CUDA libraries of different versions",
     (
-        Cause("Installed nvidia-* packages are not the versions that the framework requires.", ("framework.pins",)),
-        Cause("LD_LIBRARY_PATH puts another CUDA before the framework's own.", ("libraries.loaded",)),
+        Cause("Installed nvidia-* packages are not the versions that the framework requires.", ("framework.packages",)),
+        Cause("LD_LIBRARY_PATH puts another CUDA before the framework's own.", ("framework.libraries",)),
         Cause("An extension is built with another CUDA than the framework."),
     ),
     "Unset LD_LIBRARY_PATH, and reinstall the framework with its CUDA packages in a new environment.",
@@ -55,8 +55,10 @@ LIBRARY_INIT_FAILED = Problem(
     "library_mismatch",
     "cuDNN or cuBLAS could not start",
     (
-        Cause("GPU memory is full, which these libraries report as a failed start.", ("memory.holders",)),
-        Cause("The library does not fit the driver, the GPU or the framework.", ("framework.pins", "driver.versions")),
+        Cause("GPU memory is full, which these libraries report as a failed start.", ("memory.gpu",)),
+        Cause(
+            "The library does not fit the driver, the GPU or the framework.", ("framework.packages", "driver.versions")
+        ),
         Cause("An earlier error left the GPU's context unusable."),
     ),
     "Check with `nvidia-smi` that the GPU has free memory; if it has, compare the library's version with the "
@@ -72,8 +74,8 @@ LIBRARY_NOT_FOUND = Problem(
     "library_mismatch",
     "shared library not found",
     (
-        Cause("The framework's CUDA packages are not installed in this environment.", ("framework.pins",)),
-        Cause("The library is installed, but the loader does not search its folder.", ("libraries.loaded",)),
+        Cause("The framework's CUDA packages are not installed in this environment.", ("framework.packages",)),
+        Cause("The library is installed, but the loader does not search its folder.", ("framework.libraries",)),
         Cause("The framework needs another version of CUDA than the one installed.", ("framework.build",)),
     ),
     "Install the framework with its CUDA libraries in this environment, e.g. `pip install 'tensorflow[and-cuda]'`.",
@@ -83,8 +85,8 @@ UNSUPPORTED_COMPUTE_CAPABILITY = Problem(
     "library_mismatch",
     "no code for this GPU's compute capability in the build",
     (
-        Cause("The GPU is newer than the framework's build.", ("framework.capability",)),
-        Cause("The GPU is older than the build supports.", ("framework.capability",)),
+        Cause("The GPU is newer than the framework's build.", ("framework.gpus",)),
+        Cause("The GPU is older than the build supports.", ("framework.gpus",)),
         Cause("An extension was compiled for another GPU."),
     ),
     "Install a framework build that lists this GPU's compute capability.",
@@ -94,7 +96,7 @@ PACKAGE_MISMATCH = Problem(
     "library_mismatch",
     "packages of versions that do not fit together",
     (
-        Cause("An upgrade changed one package of a set that belongs together.", ("framework.pins",)),
+        Cause("An upgrade changed one package of a set that belongs together.", ("framework.packages",)),
         Cause("A binary package was built for another version of NumPy, of the framework or of the C library."),
     ),
     "Install the packages again together, in a new environment, with the versions that the message names.",
@@ -104,8 +106,8 @@ XLA_COMPILE = Problem(
     "library_mismatch",
     "compilation for the GPU failed (XLA, ptxas, Triton)",
     (
-        Cause("ptxas or libdevice of the CUDA toolkit is missing or not found.", ("framework.toolkit",)),
-        Cause("ptxas is too old for the GPU.", ("framework.capability",)),
+        Cause("ptxas or libdevice of the CUDA toolkit is missing or not found.", ("framework.libraries",)),
+        Cause("ptxas is too old for the GPU.", ("framework.gpus",)),
         Cause("The compiled kernel needs more registers or shared memory than the GPU has."),
     ),
     "Install the CUDA toolkit of the framework's version, and set XLA_FLAGS=--xla_gpu_cuda_data_dir to its folder.",

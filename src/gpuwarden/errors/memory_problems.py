@@ -9,7 +9,7 @@ DEVICE_OUT_OF_MEMORY = Problem(
     "device_oom",
     "GPU memory exhausted",
     (
-        Cause("Another process holds memory of the GPU.", ("memory.holders", "memory.zombies")),
+        Cause("Another process holds memory of the GPU.", ("memory.gpu", "memory.processes")),
         Cause("The batch, the model or the sequence length is too large for the GPU."),
         Cause("Memory leaks from step to step, e.g. losses or outputs kept in a list."),
     ),
@@ -22,7 +22,7 @@ DEVICE_FRAGMENTATION = Problem(
     (
         Cause("The allocator holds more free memory than was requested, but not in one piece."),
         Cause("Shapes vary from step to step, e.g. sequence lengths or a smaller last batch."),
-        Cause("Another process holds memory of the GPU.", ("memory.holders",)),
+        Cause("Another process holds memory of the GPU.", ("memory.gpu",)),
     ),
     "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (torch) or TF_GPU_ALLOCATOR=cuda_malloc_async (TensorFlow).",
 )
@@ -32,7 +32,7 @@ HOST_OUT_OF_MEMORY = Problem(
     "host memory exhausted",
     (
         Cause("The program loads a whole data set or a very large array into host memory.", ("memory.host",)),
-        Cause("The memory limit of the container or batch job is reached.", ("memory.cgroup",)),
+        Cause("The memory limit of the container or batch job is reached.", ("memory.host",)),
         Cause("Other processes use the host's memory.", ("memory.host",)),
     ),
     "Load the data in parts, or raise the memory limit of the container or job.",
@@ -43,8 +43,8 @@ INPUT_OUT_OF_MEMORY = Problem(
     "host memory exhausted in the input pipeline",
     (
         Cause("Shuffle buffers, caches or prefetched batches are too large."),
-        Cause("Each loader worker holds a copy of the data set.", ("input.workers",)),
-        Cause("The memory limit of the container or batch job is reached.", ("memory.cgroup",)),
+        Cause("Each loader worker holds a copy of the data set.", ("input.cpus",)),
+        Cause("The memory limit of the container or batch job is reached.", ("memory.host",)),
     ),
     "Use smaller shuffle buffers and caches, and fewer loader workers.",
     ("host_out_of_memory", "killed_by_kernel", "shared_memory_full"),
@@ -64,7 +64,7 @@ KILLED_BY_KERNEL = Problem(
     "host_oom",
     "process killed by the kernel for host memory",
     (
-        Cause("The memory limit of the container or batch job is reached.", ("memory.cgroup",)),
+        Cause("The memory limit of the container or batch job is reached.", ("memory.host",)),
         Cause("The host has no memory left.", ("memory.host",)),
         Cause("Host memory leaks: the program's use grows until the kernel ends it."),
     ),

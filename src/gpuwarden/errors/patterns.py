@@ -59,6 +59,7 @@ PATTERNS = (
         # C++, the operating system
         r"std::bad_alloc|Cannot allocate memory",
         r"Not enough memory resources",
+        r"running low on memory|OutOfMemoryError: Task was killed",  # Ray
     ),
     # The GPU's memory is damaged.
     *list_patterns(
@@ -93,6 +94,7 @@ PATTERNS = (
         r"would exceed memory",
         r"Attempting to (reserve|allocate) .{1,40} at the bottom of memory",
         r"enough memory\. Requires",
+        r"RESOURCE_?.?EXHAUSTED: (Out of memory|OOM)|cudaMalloc failed|hipMalloc failed|not enough GPU memory",
         # CUDA, HIP, NCCL
         r"ERROR_OUT_OF_MEMORY|ErrorMemoryAllocation|ErrorOutOfMemory",
         r"Cuda failure (2 )?'out of memory'",
@@ -121,6 +123,8 @@ PATTERNS = (
     *list_patterns(
         library.XLA_COMPILE,
         r"ptxas|libdevice",
+        r"PTX (compilation provider|codegen)|XLA compilation|triton\.compiler|InductorError|BackendCompilerFailed|nvcc fatal",
+        r"Error (building|compiling) (extension|objects for extension)|CUDA_HOME environment variable is not set",
     ),
     *list_patterns(
         library.UNSUPPORTED_COMPUTE_CAPABILITY,
@@ -131,6 +135,8 @@ PATTERNS = (
         r"not built with CUDA kernel binaries|compiled for a different GPU",
         r"is not compatible with the current|ARCH_MISMATCH",
         r"CUDA_ERROR_INVALID_SOURCE",
+        r"minimum required Cuda capability|requires? (a )?(device|GPU|compute).{0,30} capability|no longer supports this GPU",
+        r"only supports? (Ampere|Hopper|GPUs|devices of CUDA)|only supported on GPUs with|Unsupported gpu architecture",
     ),
     *list_patterns(
         library.LIBRARY_INIT_FAILED,
@@ -152,6 +158,9 @@ PATTERNS = (
     ),
     *list_patterns(
         library.PACKAGE_MISMATCH,
+        r"undefined symbol: _Z|module 'numpy' has no attribute|numpy.dtype size changed",  # builds for another version
+        r"Descriptors cannot (not )?be created|VersionConflict|DistributionNotFound|operator torchvision::",
+        r"installed version of Keras is Keras 3|compiled with an? (older|different) version",
         r"API version .{0,40}framework|incompatible with jax version",  # JAX
         r"this version of jax requires|but JAX was built against",  # JAX
         r"binary incompatibility|compiled using NumPy",  # builds
@@ -163,12 +172,15 @@ PATTERNS = (
         r"Could not load (dynamic )?library",
         r"Cannot dlopen",
         r"Unable to load \w+\. Is it installed|The \w+ library was not found",  # JAX, cuSPARSE
+        r"\.dll.{0,4} not found|DLL load failed|Failed to load .{1,60}\.(so|dll)",
     ),
     *list_patterns(
         library.CUDA_MISMATCH,
         r"version mismatch|VERSION_MISMATCH|Outdated \w+ installation found",
         r"Unable to load any of",
         r"undefined symbol",
+        r"with link time reference|mismatches the version that was used to compile|stub library|STUB_LIBRARY",
+        r"CUBLAS_STATUS_(INVALID_VALUE|NOT_SUPPORTED|ARCH_MISMATCH)",
         r"CUDA extension",
     ),
     *list_patterns(
@@ -196,12 +208,15 @@ PATTERNS = (
         device.DRIVER_INIT_FAILED,
         r"system not yet initialized|SYSTEM_NOT_READY",
         r"failed call to cuInit: .{0,60}CUDA_ERROR_(UNKNOWN|NOT_INITIALIZED|OPERATING_SYSTEM)",
+        r"CUDA (driver )?error: (unknown|initialization) error|CUDA unknown error|CUDA_ERROR_UNKNOWN|ErrorUnknown",
+        r"cudaSuccess \(30 vs|cudaErrorInitializationError|driver initialization failed|named symbol not found",
     ),
     *list_patterns(
         device.NO_DEVICE_VISIBLE,
         # CUDA, torch, JAX
         r"no CUDA-capable device|ERROR_NO_DEVICE|no CUDA GPUs|No visible GPU",
         r"no supported devices|No GPUs? (was |were )?found",
+        r"No GPU/TPU found|No GPU (is |was )?(detected|available)|CUDA is not available|GPU will not be used",
         r"failed call to cuInit",
         r"Unable to initialize backend|Unknown backend|backend '?\w+'? failed to initialize",  # JAX
         r"no platforms that are instances",
@@ -218,6 +233,7 @@ PATTERNS = (
     *list_patterns(
         device.DEVICE_ASSERT,
         r"device-side assert triggered|CUDA_ERROR_ASSERT",
+        r"block: \[\d+,\d+,\d+\], thread: \[\d+,\d+,\d+\] Assertion",
     ),
     *list_patterns(
         device.LAUNCH_TIMEOUT,
@@ -235,6 +251,7 @@ PATTERNS = (
         r"LAUNCH_FAILED|ErrorLaunch",
         r"launch fail(ed|ure)|fail(ed|ure) to launch",
         r"cu(da)?LaunchKernel",
+        r"Unexpected Event status|CUDA error: invalid argument|CUDNN_STATUS_(BAD_PARAM|NOT_SUPPORTED)",
         # CUDA libraries, XLA
         r"STATUS_(EXECUTION|MAPPING|INTERNAL)_(FAILED|ERROR)",
         r"CUFFT_(EXEC_FAILED|INTERNAL_ERROR)|GPU sync failed",

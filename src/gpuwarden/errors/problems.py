@@ -15,7 +15,10 @@ ANY = "*"  # in `Problem.follows`: a consequence of any other problem
 
 @dataclass(frozen=True)
 class Cause:
-    """Likely cause; `checks` are the checks of `gpuwarden doctor` whose result is evidence for or against it."""
+    """Likely cause, with the checks of `gpuwarden doctor` whose result is evidence for or against it.
+
+    `framework.build` and the like stand for that check of each framework.
+    """
 
     text: str
     checks: tuple[str, ...] = ()

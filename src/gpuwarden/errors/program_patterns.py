@@ -11,6 +11,7 @@ PROGRAM_PATTERNS = (
     *list_patterns(
         program.CHECKPOINT_MISMATCH,
         r"in loading state_dict",  # torch: the checkpoint of another model
+        r"not found in checkpoint|weight file containing|Layer count mismatch|when loading weights",  # TensorFlow, Keras
     ),
     *list_patterns(
         program.DTYPE_MISMATCH,
@@ -20,6 +21,7 @@ PROGRAM_PATTERNS = (
         r"Input type .{1,80} and (weight|bias) type",
         r"expected .{1,60} to have (the same )?dtype",
         r"equal (data ?types|dtypes|types)|same dtype",
+        r"scalar types?\b|expected dtype|cannot be converted to type|must have the same (dtype|type)\b",
         # TensorFlow, Keras
         r"Tensor conversion requested dtype|Cast \w+ to \w+ is not supported",
         r"(has|have) (type|dtype|DataType) \S+ (that does not|not in)",
@@ -38,7 +40,7 @@ PROGRAM_PATTERNS = (
         # TensorFlow, Keras
         r"Matrix size-incompatible|logits and labels must",
         r"Dimensions? .{0,60}(must be equal|should match|must match|not compatible|out of range|evenly divisible)",
-        r"dimension size|must have the same (rank|shape|dtype|type|number of)",
+        r"dimension size|must have the same (rank|shape|number of)",
         # Keras
         r"incompatible with the layer|Negative dimension size|must have rank \(ndim\)",
         r"shape with unknown rank|an unknown TensorShape",  # a rank that differs from an earlier fit's
@@ -58,6 +60,7 @@ PROGRAM_PATTERNS = (
         r"is invalid for input of size|to be equal size|expanded size|same size",
         r"Expected \d-?D|Expected .{0,40}batch_size|expected input.{0,60}channels",
         r"Kernel size can't be greater",
+        r"Using a target size|Given groups=\d+, weight|Dimension out of range|Target size .{1,80} input size",
         # NumPy, JAX
         r"could not be broadcast|cannot broadcast|inhomogeneous shape",
         r"mismatch in its core dimension",
@@ -67,10 +70,18 @@ PROGRAM_PATTERNS = (
     *list_patterns(
         run.COLLECTIVE_TIMEOUT,
         r"Watchdog caught collective operation timeout|collective operation timeout",  # torch, of NCCL
+        r"socket has timed out|RendezvousTimeoutError|Missing ranks|timed out waiting for clients",  # torch, Horovod
     ),
     *list_patterns(
         run.COLLECTIVE_FAILED,
-        r"NCCL (error|communicator was aborted|WARN)|ncclUnhandled|ncclSystemError|ncclInternalError|ncclInvalidUsage|ncclRemoteError",
+        r"NCCL (error|communicator was aborted|failure|operation .{0,60}failed)|NCCL WARN .{0,60}(fail|error|timeout)",
+        r"nccl(UnhandledCuda|System|Internal|InvalidUsage|InvalidArgument|Remote)(Error)?\b|Duplicate GPU detected",
+        r"DistBackendError|DistNetworkError|gloo.{0,200}(closed|failed|timed out)|Connection closed by (remote )?peer",
+        r"Collective ops is aborted|Horovod has been shut ?down|EADDRINUSE",
+    ),
+    *list_patterns(
+        run.LOADER_WORKER_DIED,
+        r"DataLoader worker .{1,30} exited unexpectedly",  # torch
     ),
     *list_patterns(
         run.SEGMENTATION_FAULT,
@@ -79,15 +90,19 @@ PROGRAM_PATTERNS = (
     *list_patterns(
         run.NAN_LOSS,
         r"(inf or nan|is NaN|nan) : Tensor had|CheckNumerics",  # TensorFlow
+        r"returned nan values|contains either `inf`|invalid values:(?s:.{0,80})nan|Input contains NaN|invalid value \(nan\)",
+        r"loss scale (already )?at minimum|diverged with loss|loss (is|became) .{0,12}nan",
     ),
     *list_patterns(
         program.DEVICE_MISMATCH,
         r"tensors to be on the same device|but found at least two devices",  # torch
+        r"Expected object of (device|backend)|on device .{1,20} but .{1,60} on device|must be on the same device",
     ),
     *list_patterns(
         program.INDEX_OUT_OF_RANGE,
         # TensorFlow, torch
         r"Received a label value of|is not in \[0, \d+\)|Target -?\d+ is out of bounds|index out of range in self",
+        r"index \d+ is out of bounds|indices are out of bounds",
     ),
     *list_patterns(
         program.DISK_FULL,
@@ -95,18 +110,30 @@ PROGRAM_PATTERNS = (
     ),
     *list_patterns(
         program.NETWORK_ERROR,
+        r"SSLError|CERTIFICATE_VERIFY|Read ?Timeout|Connect ?Timeout|HTTP ?Error|Client Error: |couldn't connect to|Repo(sitory)?NotFoundError|GatedRepo|EntryNotFound",
         r"HTTPSConnectionPool|ProxyError|Max retries exceeded|ConnectionError|URLError|Temporary failure in name resolution",
     ),
     *list_patterns(
         program.MISSING_MODULE,
-        r"ModuleNotFoundError|No module named|cannot import name",
+        r"ModuleNotFoundError|No module named|cannot import name|module '\S+' has no attribute|NameError: ",
+        r"but it was not found in your environment|is not installed\b|Please install ",
     ),
     *list_patterns(
         program.BAD_DATA,
+        r"cannot identify image|image file is truncated|corrupted record|UnicodeDecodeError|JSONDecodeError",
         r"inflate\(\) failed|DataLossError|Unknown image file format|Error in user-defined function passed to",
     ),
     *list_patterns(
+        program.CHECKPOINT_MISMATCH,
+        r"PytorchStreamReader failed|UnpicklingError|SafetensorError|invalid load key|file signature not found",
+    ),
+    *list_patterns(
+        run.HANG,
+        r"DataLoader timed out|TimeoutError|TimeoutExpired|Deadline Exceeded",
+    ),
+    *list_patterns(
         program.FILE_NOT_FOUND,
+        r"can't open file|(file|path|folder|directory)\b.{0,200}does not exist|NotADirectoryError|Unable to open file",
         r"No such file or directory|FileNotFoundError|NotFoundError: |Failed to find any matching files",
     ),
     *list_patterns(

@@ -34,7 +34,7 @@ DEVICE_MISMATCH = Problem(
 CHECKPOINT_MISMATCH = Problem(
     "checkpoint_mismatch",
     "other",
-    "checkpoint of another model",
+    "checkpoint damaged, or of another model",
     (
         Cause("The model's sizes or layers differ from those that the checkpoint was saved with."),
         Cause("The file is damaged, or of another format."),
@@ -83,7 +83,7 @@ DISK_FULL = Problem(
     "other",
     "disk full or quota reached",
     (
-        Cause("Checkpoints, logs or caches fill the file system.", ("input.disk",)),
+        Cause("Checkpoints, logs or caches fill the file system."),
         Cause("The user's quota is used up."),
     ),
     "Check `df -h` and `df -i` of the path, and delete old checkpoints.",
@@ -93,8 +93,8 @@ MISSING_MODULE = Problem(
     "other",
     "Python module or name missing",
     (
-        Cause("The package is not installed in the environment that runs the program.", ("framework.packages",)),
-        Cause("A file of one's own has the name of the package.", ("framework.packages",)),
+        Cause("The package is not installed in the environment that runs the program.", ("framework.installed",)),
+        Cause("A file of one's own has the name of the package.", ("framework.installed",)),
         Cause("The installed version does not have that name."),
     ),
     "Install the package with the Python that runs the program: `python -m pip install NAME`.",

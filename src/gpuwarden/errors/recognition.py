@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
+from gpuwarden.errors.log_patterns import DEATH_PATTERNS, LOG_PATTERNS, NOISE
 from gpuwarden.errors.memory_problems import DEVICE_FRAGMENTATION, DEVICE_OUT_OF_MEMORY, HOST_OUT_OF_MEMORY
 from gpuwarden.errors.patterns import find_pattern
-from gpuwarden.errors.problems import Problem
+from gpuwarden.errors.problems import Pattern, Problem
+from gpuwarden.errors.program_problems import DEVICE_MISMATCH, DTYPE_MISMATCH
 
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_CPU_TENSOR = r"\btorch\.(?!cuda)\w*Tensor\b"
+_OLD_TORCH_FIGURES = (  # before 2.1
+    r"Tried to allocate (?P<requested>[\d.]+) (?P<requested_unit>[KMG]iB)(?s:.*?)"
+    r"(?P<allocated>[\d.]+) (?P<allocated_unit>bytes|[KMG]iB) already allocated(?s:.*?)"
+    r"(?P<reserved>[\d.]+) (?P<reserved_unit>bytes|[KMG]iB) reserved in total"
+)
 _TORCH_FIGURES = (
     r"Tried to allocate (?P<requested>[\d.]+) (?P<requested_unit>[KMG]iB)(?s:.*?)"
     r"(?P<allocated>[\d.]+) (?P<allocated_unit>bytes|[KMG]iB) is allocated by PyTorch(?s:.*?)"
@@ -18,11 +27,27 @@ _TORCH_FIGURES = (
 
 def find_problem(text: str) -> Problem | None:
     """Return the problem that a text shows, None if unknown; of an exception, its type, a colon and its message."""
-    found = find_pattern(text)
-    if found is None:
-        return None
-    problem = found[0].problem
+    problem = find_log_problem(text)
+    if problem is None and (found := find_pattern(text)) is not None:
+        problem = found[0].problem
+    problem = problem or _search(DEATH_PATTERNS, text)
+    if problem is DTYPE_MISMATCH and re.search(r"\btorch\.cuda\.\w+Tensor", text) and re.search(_CPU_TENSOR, text):
+        return DEVICE_MISMATCH  # torch names a tensor's device in its type
     return _refine_memory(text) if problem is DEVICE_OUT_OF_MEMORY else problem
+
+
+def find_log_problem(text: str) -> Problem | None:
+    """Return the problem that a line shows which is an error wherever it stands, in an informative message too."""
+    return _search(LOG_PATTERNS, text)
+
+
+def _search(patterns: Iterable[Pattern], text: str) -> Problem | None:
+    return next((each.problem for each in patterns if re.search(each.regex, text, re.IGNORECASE)), None)
+
+
+def is_noise(text: str) -> bool:
+    """Return whether a line only looks like an error."""
+    return any(re.search(regex, text, re.IGNORECASE) for regex in NOISE)
 
 
 def _refine_memory(text: str) -> Problem:
@@ -30,10 +55,16 @@ def _refine_memory(text: str) -> Problem:
     devices = re.findall(r"OOM when allocating .{0,200}?device:(CPU|GPU):\d", text, re.DOTALL)
     if devices and "GPU" not in devices:
         return HOST_OUT_OF_MEMORY
-    if (figures := re.search(_TORCH_FIGURES, text)) is not None:
-        requested, allocated, unallocated = (
-            float(figures[name]) * _UNITS[figures[f"{name}_unit"]] for name in ("requested", "allocated", "unallocated")
-        )
-        if unallocated >= max(2 * requested, allocated / 10):  # below a tenth the GPU is simply full
-            return DEVICE_FRAGMENTATION
-    return DEVICE_OUT_OF_MEMORY
+    if figures := re.search(_TORCH_FIGURES, text):
+        unallocated = _size(figures, "unallocated")
+    elif figures := re.search(_OLD_TORCH_FIGURES, text):
+        unallocated = _size(figures, "reserved") - _size(figures, "allocated")
+    else:
+        return DEVICE_OUT_OF_MEMORY
+    # Below a tenth of what is allocated, the GPU is simply full. The old figures are rounded to two decimals.
+    is_enough = unallocated >= max(0.98 * _size(figures, "requested"), _size(figures, "allocated") / 10)
+    return DEVICE_FRAGMENTATION if is_enough else DEVICE_OUT_OF_MEMORY
+
+
+def _size(figures: re.Match[str], name: str) -> float:
+    return float(figures[name].rstrip(".")) * _UNITS[figures[f"{name}_unit"]]

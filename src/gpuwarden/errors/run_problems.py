@@ -23,7 +23,7 @@ COLLECTIVE_TIMEOUT = Problem(
     (
         Cause("Another rank failed, or is still busy: a longer batch, a checkpoint, a validation."),
         Cause("The ranks call collectives in different orders or numbers."),
-        Cause("A link between GPUs or machines hangs.", ("driver.xids",)),
+        Cause("A link between GPUs or machines hangs.", ("gpu.xids",)),
     ),
     "Find the rank that did not arrive: its log ends first, or `py-spy dump --pid PID` shows where it waits.",
     (ANY,),
@@ -51,7 +51,7 @@ PROCESS_KILLED = Problem(
     "other",
     "process killed by a signal",
     (
-        Cause("The kernel killed it for host memory.", ("memory.cgroup", "memory.host")),
+        Cause("The kernel killed it for host memory.", ("memory.host",)),
         Cause("The batch system, the container runtime or a person stopped it."),
         Cause("The launcher stopped it after another process failed."),
     ),
@@ -63,7 +63,7 @@ SEGMENTATION_FAULT = Problem(
     "other",
     "crash in native code (segmentation fault)",
     (
-        Cause("A native library does not fit the framework, the driver or the CPU.", ("framework.pins",)),
+        Cause("A native library does not fit the framework, the driver or the CPU.", ("framework.packages",)),
         Cause("A custom operation or a library has a bug."),
     ),
     "Run `python -X faulthandler train.py`, which shows the Python line of the crash.",
@@ -72,6 +72,18 @@ SEGMENTATION_FAULT = Problem(
         *("library_init_failed", "illegal_address", "gpu_lost", "ecc_error", "gpu_fault", "shared_memory_full"),
         *("host_out_of_memory", "library_not_found"),
     ),
+)
+LOADER_WORKER_DIED = Problem(
+    "loader_worker_died",
+    "other",
+    "data loader worker ended without a message",
+    (
+        Cause("Shared memory is full: a container has 64 MiB by default.", ("input.shm",)),
+        Cause("The kernel killed the worker for host memory.", ("memory.host",)),
+        Cause("The worker crashed in native code, or could not import the program's main module."),
+    ),
+    "Run once with num_workers=0, so that the worker's own error is shown.",
+    ("shared_memory_full", "killed_by_kernel", "input_out_of_memory", "host_out_of_memory", "segmentation_fault"),
 )
 PROCESS_ABORTED = Problem(
     "process_aborted",
@@ -100,7 +112,7 @@ NAN_LOSS = Problem(
         Cause("The learning rate is too high, or float16 overflows without loss scaling."),
         Cause("The data has NaN or infinite values, or labels out of range."),
         Cause("A division by zero or the logarithm of zero in the model or loss."),
-        Cause("The GPU computes wrong results.", ("device.ecc",)),
+        Cause("The GPU computes wrong results.", ("gpu.ecc",)),
     ),
     "Restart from a checkpoint before that step, and check the data of that step for values that are not finite.",
     ("ecc_error",),
@@ -113,6 +125,7 @@ RUN_PROBLEMS = (
     TIME_LIMIT,
     PROCESS_KILLED,
     SEGMENTATION_FAULT,
+    LOADER_WORKER_DIED,
     PROCESS_ABORTED,
     RANK_FAILED,
     NAN_LOSS,

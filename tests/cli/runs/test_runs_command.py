@@ -356,3 +356,34 @@ def test_database_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs_command, "fetch_json", answered)
     with pytest.raises(OSError, match=r"the daemon at http://\S+ cannot read its run database; see its log"):
         runs_command.render_run(Config(), "4711-99", as_json=False)
+
+
+def explain(*arguments: str, port: int) -> subprocess.CompletedProcess[str]:
+    """Run `gpuwarden explain` on a run."""
+    command = [sys.executable, "-m", "gpuwarden", "explain", *arguments, "--listen", f"127.0.0.1:{port}"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL)
+
+
+def test_explain_has_the_diagnosis_of_a_run(daemon: Daemon) -> None:
+    """A run is explained by its errors' texts; the cause and the step are those of the daemon's diagnosis."""
+    done = explain("4000-99", "--no-checks", port=daemon.port)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "(device_out_of_memory)" in done.stdout
+    assert "1. 4.00 GiB did not fit next to 9.00 GiB of 11.0 GiB." in done.stdout
+    assert "at /home/alice/train.py:12 in main" in done.stdout
+    assert "Do first\n  Use a smaller model." in done.stdout
+    document = json.loads(explain("4000-99", "--no-checks", "--json", port=daemon.port).stdout)
+    assert document["problem"] == "device_out_of_memory"
+
+
+def test_explain_cleans_a_runs_texts(daemon: Daemon) -> None:
+    """Texts of a training process reach the terminal without control characters."""
+    shown = explain("5000-99", "--no-checks", port=daemon.port).stdout
+    assert {character for character in shown if not character.isprintable()} == {"\n"}
+
+
+def test_explain_of_an_unknown_run(daemon: Daemon) -> None:
+    """The error is that of `runs show`."""
+    done = explain("nosuch", port=daemon.port)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "no run nosuch" in done.stderr

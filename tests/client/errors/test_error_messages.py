@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from error_messages import Sample
 from error_messages import facts as facts_of
 from error_messages import samples as read_samples
 from gpuwarden.errors.catalog import PROBLEMS
@@ -17,7 +18,7 @@ from gpuwarden.protocol.messages import ERROR_KINDS
 FOLDER = Path(__file__).parents[2] / "error_messages"
 FILES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 FACTS = ["requested_bytes", "shape", "dtype", "device", "allocator", "op"]
-FIELDS = {"type", "class", "problem", "source", "message", "note", "allocation", "further_allocations"}
+FIELDS = {"type", "class", "problem", "source", "message", "note", "allocation", "further_allocations", "held_out"}
 BYTES = {"half": 2, "float": 4, "float32": 4, "float64": 8}
 
 
@@ -31,6 +32,11 @@ def samples(file: str) -> list[dict[str, Any]]:
 def everything() -> list[dict[str, Any]]:
     """Read the samples of all files."""
     return [sample for file in FILES for sample in samples(file)]
+
+
+def exceptions() -> list[Sample]:
+    """Return the samples that are an exception's text, as the client sees it."""
+    return [sample for sample in read_samples() if not sample.is_log]
 
 
 def allocations(sample: dict[str, Any]) -> list[dict[str, Any]]:
@@ -74,13 +80,13 @@ def test_no_message_stands_twice() -> None:
 
 def test_there_are_enough() -> None:
     """There are enough messages to show that a pattern fits more than a few."""
-    assert len(everything()) >= 60
+    assert len(everything()) >= 200
 
 
 def test_messages() -> None:
     """The kind is the one that the message's thread shows; each fact of an allocation is the one it states."""
     wrong = {}
-    for sample in read_samples():
+    for sample in exceptions():
         error = sample.described()
         found = error.kind, [(fact, found) for fact, _, found in facts_of(sample)]
         if found != (sample.kind, [(fact, stated) for fact, stated, _ in facts_of(sample)]):
@@ -90,11 +96,15 @@ def test_messages() -> None:
 
 
 def test_problems() -> None:
-    """The problem is the one that the message's thread shows."""
-    wrong = {sample.source: found for sample in read_samples() if (found := sample.found_problem()) != sample.problem}
-    assert wrong == {}
+    """The first cause is the one that the message's thread shows: of all that were not held out, of 9 in 10 others."""
+    everything = list(read_samples())
+    wrong = {each.source: found for each in everything if (found := each.found_problem()) != each.problem}
+    held_out = {each.source for each in everything if each.held_out}
+    assert set(wrong) <= held_out
+    assert len(held_out) >= 90
+    assert len(wrong) <= len(held_out) // 10
 
 
 def test_every_kind_is_met() -> None:
     """Each kind has a real message."""
-    assert {sample.kind for sample in read_samples()} == set(ERROR_KINDS)
+    assert {sample.kind for sample in exceptions()} == set(ERROR_KINDS)

@@ -11,6 +11,7 @@ from gpuwarden.analysis.findings import NO_GPU_GUIDES
 from gpuwarden.analysis.oom.diagnosis_rules import RULES
 from gpuwarden.cli.common.entry_points import REFERENCES, load_function
 from gpuwarden.daemon.metrics_page import TABLES
+from gpuwarden.errors.catalog import PROBLEMS
 from gpuwarden.errors.kind_guides import ERROR_GUIDES, Guide
 from gpuwarden.xid.codes import OTHER_SEVERITIES, XIDS, Action, Xid, explain
 
@@ -114,6 +115,16 @@ def _error_lines() -> Iterator[str]:
     yield "| --- | --- | --- |"
     for kind, guide in ERROR_GUIDES.items():
         yield _guide_row(kind, guide)
+    yield ""
+    yield "## Problems"
+    yield ""
+    yield "Classes of [`gpuwarden explain`](explain.md), with the likeliest cause and what to do first."
+    yield ""
+    yield "| problem | kind | What happened | Likeliest cause | Do first |"
+    yield "| --- | --- | --- | --- | --- |"
+    for problem in PROBLEMS.values():
+        cause = problem.causes[0].text
+        yield f"| `{problem.name}` | `{problem.kind}` | {problem.title} | {cause} | {problem.first_step} |"
     yield ""
     yield "## Reasons for no GPU"
     yield ""

@@ -63,6 +63,22 @@ def render_list(config: Config, which: Sequence[str], limit: int | None, *, as_j
 
 def render_run(config: Config, prefix: str, *, as_json: bool) -> str:
     """Return one run, chosen by a prefix of its ID or by its name, as a report or as JSON. Raises OSError."""
+    whole = fetch_run(config, prefix)
+    if as_json:
+        return json.dumps(whole, indent=2) + "\n"
+    return "\n".join(render_details(read_record(whole), _fetch_gpu_numbers(config), _terminal_width())) + "\n"
+
+
+def read_record(whole: Any) -> RunRecord:
+    """Return a run record from the daemon's answer. Raises OSError."""
+    try:
+        return record_from_json(whole)
+    except RunRecordError as error:
+        raise OSError(None, f"this version cannot read the run record: {error}") from None
+
+
+def fetch_run(config: Config, prefix: str) -> Any:
+    """Return the daemon's answer for one run, chosen by a prefix of its ID or by its name. Raises OSError."""
     answer = _fetch_runs(config)
     runs = [each for each in (*answer["live"], *answer["past"]) if isinstance(each, dict)]
     found: dict[str, Any] = {}
@@ -81,13 +97,7 @@ def render_run(config: Config, prefix: str, *, as_json: bool) -> str:
         raise OSError(
             None, f"no run {sanitize(prefix)}; list the runs with: gpuwarden runs. {_describe_folders(config, answer)}"
         )
-    if as_json:
-        return json.dumps(whole, indent=2) + "\n"
-    try:
-        record = record_from_json(whole)
-    except RunRecordError as error:
-        raise OSError(None, f"this version cannot read the run record: {error}") from None
-    return "\n".join(render_details(record, _fetch_gpu_numbers(config), _terminal_width())) + "\n"
+    return whole
 
 
 def _fetch_gpu_numbers(config: Config) -> Mapping[str, str]:

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
+from gpuwarden.client.errors.allocation_patterns import ALLOCATIONS
 from gpuwarden.client.errors.traceback_stage import find_stage
 from gpuwarden.client.errors.user_frame import find_user_frame
-from gpuwarden.errors.allocation_patterns import ALLOCATIONS
 from gpuwarden.errors.patterns import find_pattern
 from gpuwarden.protocol.codec import ProtocolError, encode
 from gpuwarden.protocol.messages import (

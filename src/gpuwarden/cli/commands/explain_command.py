@@ -1,0 +1,78 @@
+"""Command `gpuwarden explain`: the first cause of an error text, its evidence on this machine, and what to do."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from gpuwarden.cli.common.config_flags import load_config
+from gpuwarden.cli.common.terminal import FAILED, WRONG_USE, complain, sanitize, write
+from gpuwarden.cli.doctor.doctor_command import find_python
+from gpuwarden.cli.runs.runs_command import fetch_run, read_record
+from gpuwarden.config.schema import Config
+from gpuwarden.doctor.model import Context
+from gpuwarden.explain.events import ErrorEvent, read_events
+from gpuwarden.explain.evidence import weigh_causes
+from gpuwarden.explain.explanation import explain_events
+from gpuwarden.explain.explanation_text import explanation_document, render_explanation
+from gpuwarden.explain.record_events import list_run_events
+
+UNKNOWN = """\
+No known error in {what}.
+The cause is often earlier than the last lines: pass the whole log, with
+standard error (2>&1). For a program that stops without a message, see
+`gpuwarden runs show ID`. If the text has an error, send its lines as an issue,
+with the versions from `gpuwarden doctor --json`: it can be added to the table.
+"""
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Explain a text or a run; the exit status is 1 if it has no known error. Raises OSError, ConfigError."""
+    config = load_config(parsed)
+    logging.disable(logging.CRITICAL)  # the results of the checks say what a log line would
+    try:
+        what, events = _read_events(parsed.what, config)
+    except _NothingToReadError:
+        complain("gpuwarden explain: nothing to read: give a file, a run's ID, or a text by pipe")
+        return WRONG_USE
+    explanation = explain_events(events)
+    if explanation is None:
+        write('{"problem": null}\n' if parsed.json else UNKNOWN.format(what=what))
+        return FAILED
+    python = find_python(parsed.python, os.environ)
+    if python is None:
+        complain(f"gpuwarden explain: {parsed.python} is no python and no environment; give ENV/bin/python")
+        return WRONG_USE
+    context = None if parsed.no_checks else Context(python, config=config)
+    text = " ".join(each.text for each in (explanation.root, *explanation.followers))
+    causes = weigh_causes(explanation.root.problem, text, context)
+    if parsed.json:
+        write(json.dumps(explanation_document(explanation, causes), indent=2) + "\n")
+    else:
+        width = min(shutil.get_terminal_size((80, 24)).columns, 100)
+        write("".join(f"{sanitize(line)}\n" for line in render_explanation(explanation, causes, width)))
+    return 0
+
+
+class _NothingToReadError(Exception):
+    """Neither a file nor a run nor a pipe."""
+
+
+def _read_events(what: str | None, config: Config) -> tuple[str, list[ErrorEvent]]:
+    """Return the name of the text and its errors. A file goes before a run of that name."""
+    if what is None or what == "-":
+        if sys.stdin is None or sys.stdin.isatty():
+            raise _NothingToReadError
+        return "the text", read_events(sys.stdin.buffer)
+    path = Path(what)
+    if path.is_file():
+        with path.open("rb") as stream:
+            return what, read_events(stream)
+    if path.exists() or "/" in what:
+        raise OSError(None, "no such file" if not path.exists() else "not a file", what)
+    return f"run {what}", list(list_run_events(read_record(fetch_run(config, what))))

@@ -1,0 +1,128 @@
+"""Texts of errors that only a log has: of the kernel, containers, batch systems, launchers, and warnings at start."""
+
+from __future__ import annotations
+
+from gpuwarden.errors import device_problems as device
+from gpuwarden.errors import library_problems as library
+from gpuwarden.errors import memory_problems as memory
+from gpuwarden.errors import run_problems as run
+from gpuwarden.errors.problems import list_patterns
+
+# Lines that look like errors and are none: of every start, hints, and dumps that follow an error.
+NOISE = (
+    r"Unable to register cu(FFT|DNN|BLAS) factory",  # TensorFlow, at each start
+    r"TF-TRT Warning|libnvinfer|TensorRT",
+    r"computation.placer already registered|successful NUMA node read|Could not identify NUMA node",
+    r"not a failure, but may mean|If the cause is memory fragmentation|_threshold_bytes",  # TensorFlow's allocator
+    r"Ignore above cudart dlerror|All log messages before absl::InitializeLog",
+    r"ptxas (warning|info)|Loaded cuDNN version|Rebuild TensorFlow with|not compiled to use: ",
+    r"Use `?tf\.|deprecated|DeprecationWarning|FutureWarning",
+    r"to disable these checks|Your CPU supports instructions",
+)
+
+LOG_PATTERNS = (
+    *list_patterns(
+        memory.KILLED_BY_KERNEL,
+        r"(Out of memory|oom-kill|cgroup out of memory).{0,20}: Killed process|oom-kill:constraint|invoked oom-killer",  # Linux
+        r"Detected \d+ oom.kill event|: task \d[\d,\[\]-]*: Out Of Memory",  # Slurm
+        r"\bOOMKilled\b|\boom_killed\b|by the kernel's OOM killer",  # Kubernetes, gpuwarden
+    ),
+    *list_patterns(
+        device.GPU_LOST,
+        r"fallen off the bus|Xid\b.{0,40}?: 79\b",  # Linux
+    ),
+    *list_patterns(
+        device.ECC_ERROR,
+        r"Xid\b.{0,40}?: (48|63|64|92|94|95)\b",
+    ),
+    *list_patterns(
+        device.ILLEGAL_ADDRESS,
+        r"Xid\b.{0,40}?: (13|31)\b",
+    ),
+    *list_patterns(
+        device.GPU_FAULT,
+        r"Xid\b.{0,40}?: (46|54|56|57|58|61|62|69|74|79|119|120|121|122|123|136|140|143|14[4-9]|150|154)\b",
+        r"RmInitAdapter failed|rm_init_adapter failed",
+    ),
+    *list_patterns(
+        library.DRIVER_LIBRARY_MISMATCH,
+        r"NVRM: API mismatch",  # Linux
+        r"nvml error: driver/library version mismatch",  # a container
+    ),
+    *list_patterns(
+        library.DRIVER_TOO_OLD,
+        r"unsatisfied condition: (cuda|driver)",  # a container
+        r"possibly insufficient driver version",  # TensorFlow
+    ),
+    *list_patterns(
+        device.DEVICE_PERMISSION,
+        r"Failed to initialize NVML: (Unknown Error|Insufficient Permissions)|nvml error: insufficient permissions",
+        r"/dev/nvidia\S*.{0,30}(Permission denied|Operation not permitted)",
+    ),
+    *list_patterns(
+        device.CONTAINER_RUNTIME,
+        r"could not select device driver|nvidia-container-(cli|runtime)|CDI device",
+        r"unknown (or invalid )?runtime (name: |specified:? )nvidia|Auto-detected mode as|libnvidia-container",
+    ),
+    *list_patterns(
+        device.DRIVER_NOT_LOADED,
+        r"NVIDIA-SMI has failed because|Failed to initialize NVML: Driver Not Loaded|libnvidia-ml\.so\.\d: cannot open",
+        r"libcuda\.so(\.\d)?.{0,60}cannot open|Could not load dynamic library 'libcuda\.so",
+        r"kernel driver does not appear to be running|NVML Shared Library Not Found",
+    ),
+    *list_patterns(
+        device.NO_DEVICE_VISIBLE,
+        r"Could not find cuda drivers on your machine|No devices were found",  # TensorFlow, nvidia-smi
+    ),
+    *list_patterns(
+        memory.SHARED_MEMORY_FULL,
+        r"^Bus error|SIGBUS|exit ?code *: *-7\b|: task .{1,40}: Bus error",
+    ),
+    *list_patterns(
+        memory.HOST_OUT_OF_MEMORY,
+        r"Allocation of \d+ exceeds \d+% of (free )?system memory",  # TensorFlow
+    ),
+    *list_patterns(
+        device.CPU_ONLY_BUILD,
+        r"compiled without (GPU|CUDA) support|not compiled with (GPU|CUDA)|Torch not compiled with CUDA",
+    ),
+)
+
+# Mostly consequences: they come after all others.
+DEATH_PATTERNS = (
+    *list_patterns(
+        run.TIME_LIMIT,
+        r"DUE TO TIME LIMIT|exceeded (wall ?time|time limit)|walltime .{0,40}exceeded|TERM_RUNLIMIT",  # Slurm, PBS
+    ),
+    *list_patterns(
+        run.SEGMENTATION_FAULT,
+        r"Segmentation fault|SIGSEGV|segfault at|exit ?code *: *-11\b|exit code 139\b",
+    ),
+    *list_patterns(
+        run.PROCESS_KILLED,
+        r"^(\S+: line \d+: +)?(\d+ )?Killed\b|exit ?code *: *-9\b|exit (code|status) 137\b|SIGKILL|ended by SIGTERM",
+        r"\[\d+\]\s+\d+ killed\b|^已杀死|return code = -9\b|signal 9\b",
+        r"task \d[\d,\[\]-]*: Killed",
+        r"(STEP|JOB) \S+ ON .{1,80} CANCELLED",
+    ),
+    *list_patterns(
+        run.PROCESS_ABORTED,
+        r"^Aborted\b|SIGABRT|exit ?code *: *-6\b|exit code 134\b|terminate called|Check failed: ",
+    ),
+    *list_patterns(
+        run.RANK_FAILED,
+        r"ChildFailedError|ProcessExitedException|-- Process \d+ terminated with|exit ?code *: *\d+\)? local_rank",
+        r"Sending process \d+ closing signal|srun: error: .{1,80}: task .{1,40}: Exited with exit code",
+        r"return code = [1-9]|Killing subprocess|returned non-zero exit status|RayTaskError|See root cause above",
+        r"mpirun (noticed|detected)|MPI_ABORT was invoked|Primary job +terminated",
+    ),
+    *list_patterns(
+        run.NAN_LOSS,
+        r"\bloss\b['\"]?\s*[:=]\s*['\"]?\(?(tensor\()?-?(nan|inf)\b|Invalid loss, terminating training|loss\w* (is|=|:) *nan",
+        r"\b(nan|inf(inite)?) (loss|gradients?)|nan detected|non-finite loss",
+    ),
+    *list_patterns(
+        run.HANG,
+        r"DEADLINE_EXCEEDED|barrier timed out|heartbeat timeout|blocked for more than \d+ seconds",
+    ),
+)

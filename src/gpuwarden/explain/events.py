@@ -1,0 +1,192 @@
+"""Errors in a log: a traceback, an exception or a line each, with the problem that it shows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import BinaryIO
+
+from gpuwarden.errors.problems import Problem
+from gpuwarden.errors.program_problems import PROGRAM_ERROR
+from gpuwarden.errors.recognition import find_log_problem, find_problem, is_noise
+from gpuwarden.explain.log_lines import LogLine, clean_text, parse_line, read_lines
+
+MAX_EVENTS = 400  # different ones; further ones are counted only
+_MAX_MESSAGE_LINES = 60  # of an exception
+_MAX_SEARCHED_CHARACTERS = 1 << 14
+_MAX_COMPARED_CHARACTERS = 300
+_MAX_DULL = 20_000
+_VARYING = b"0123456789abcdefABCDEF.,:;%=>-[]() \t"  # numbers, progress bars
+_MAX_SEARCHES = 10_000  # of different lines, a millisecond each; then only tracebacks and exceptions are searched
+# A line without any of these shows no problem; most lines of a log have none.
+_HINTS = re.compile(
+    rb"\xe5\xb7\xb2|error|fail|fatal|exception|traceback|warn|cuda|cudnn|nccl|nvrm|nvidia|nvml|oom|memory|kill|abort"
+    rb"|segmentation|segfault|signal|sig[ks]|exit|cannot|could not|unable|no such|denied|\bnan\b|\binf\b|no gpu"
+    rb"|no device|terminate|must |expected|shapes?|dtype|time limit|timed out|timeout|mismatch|not found|incompatible"
+    rb"|invalid|no space|lib\w+\.so|std::bad_alloc",
+    re.IGNORECASE,
+)
+_TRACEBACK = "Traceback (most recent call last)"
+_CHAINS = ("The above exception was the direct cause", "During handling of the above exception")
+_EXCEPTION = re.compile(
+    r"(?P<type>[A-Za-z_][\w.]{0,120}(Error|Exception|Interrupt|Exit|Warning|OutOfMemory|NotFound|Timeout|\bNvmlException))(?=:|$)"
+)
+_FRAME = re.compile(r'\s*File "(?P<path>[^"]+)", line (?P<line>\d+)(, in (?P<function>.+))?')
+_LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python3|\\lib\\|<frozen|<string>|importlib")
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorEvent:
+    """One error of a log. `text` is its message, `frame` the innermost line of the user's own code in a traceback.
+
+    `warning` is True if the program could go on. `repeats` counts later ones that are alike, of any source.
+    """
+
+    line: int
+    problem: Problem
+    text: str
+    source: str = ""
+    frame: str = ""
+    warning: bool = False
+    repeats: int = 0
+
+
+@dataclass(slots=True)
+class _Record:
+    """Traceback or exception that is being read, of one source."""
+
+    line: int
+    source: str
+    level: str = ""
+    state: str = "frames"  # frames, message, chain
+    frame: str = ""
+    messages: list[list[str]] = field(default_factory=list)  # of each exception of the chain, the first raised first
+
+
+def read_events(stream: BinaryIO) -> list[ErrorEvent]:
+    """Return the errors of a log in their order, the same one once. Any bytes are a log."""
+    return collect(EventReader().read(read_lines(stream)))
+
+
+def collect(found: Iterable[ErrorEvent]) -> list[ErrorEvent]:
+    """Join errors that are alike: the first one counts the others."""
+    events: dict[tuple[str, str], ErrorEvent] = {}
+    for event in found:
+        key = event.problem.name, _normalize(event.text)
+        if key in events:
+            events[key] = replace(events[key], repeats=events[key].repeats + 1)
+        elif len(events) < MAX_EVENTS:
+            events[key] = event
+    return sorted(events.values(), key=lambda event: event.line)
+
+
+class EventReader:
+    """Reader of a log's lines; of each source, such as a rank, it keeps the traceback that is not complete."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, _Record] = {}
+        self._seen: dict[str, Problem | None] = {}
+        self._dull: set[bytes] = set()  # lines without a problem, but for their numbers
+
+    def read(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[ErrorEvent]:
+        """Yield the errors."""
+        for number, raw in lines:
+            if self._open:
+                yield from self._read_line(parse_line(number, clean_text(raw)))
+                continue
+            key = raw[:_MAX_COMPARED_CHARACTERS].translate(None, _VARYING)
+            if key in self._dull:
+                continue
+            events = list(self._read_line(parse_line(number, clean_text(raw)))) if _HINTS.search(raw) else []
+            yield from events
+            if not events and not self._open and len(self._dull) < _MAX_DULL:
+                self._dull.add(key)
+        for record in list(self._open.values()):
+            yield from self._close(record)
+
+    def _read_line(self, line: LogLine) -> Iterator[ErrorEvent]:
+        record = self._open.get(line.source)
+        if record is not None:
+            if self._continue(record, line):
+                return
+            yield from self._close(record)
+        if _TRACEBACK in line.text:
+            self._open[line.source] = _Record(line.number, line.source, line.level)
+        elif (found := _EXCEPTION.match(line.text)) and line.level != "info":
+            level = "warning" if found["type"].endswith("Warning") else line.level
+            self._open[line.source] = _Record(line.number, line.source, level, "message", messages=[[line.text]])
+        elif event := self._classify_line(line):
+            yield event
+
+    def _continue(self, record: _Record, line: LogLine) -> bool:
+        """Add a line to a record; return whether it belongs to it."""
+        text = line.text
+        if _TRACEBACK in text:
+            if record.state != "chain":
+                return False
+            record.state = "frames"
+        elif text.startswith(_CHAINS):
+            record.state = "chain"
+        elif record.state == "frames":
+            self._add_frame(record, text)
+        elif record.state == "message":
+            if line.begins or len(record.messages[-1]) >= _MAX_MESSAGE_LINES or _EXCEPTION.match(text):
+                return False
+            if text and not text[0].isspace() and self._stands_alone(text):
+                return False
+            record.messages[-1].append(text)
+        return True
+
+    @staticmethod
+    def _add_frame(record: _Record, text: str) -> None:
+        if frame := _FRAME.match(text):
+            if not _LIBRARY.search(frame["path"]):
+                place = f" in {frame['function']}" if frame["function"] and frame["function"] != "<module>" else ""
+                record.frame = f"{frame['path']}:{frame['line']}{place}"
+        elif text and not text[0].isspace() and not text.startswith(("^", "~", "[Previous line")):
+            record.messages.append([text])
+            record.state = "message"
+
+    @staticmethod
+    def _stands_alone(text: str) -> bool:
+        """Return whether a line after an exception is an error of its own, such as the shell's."""
+        problem = find_problem(text)
+        return problem is not None and find_log_problem(text) is None and "*" in problem.follows
+
+    def _close(self, record: _Record) -> Iterator[ErrorEvent]:
+        self._open.pop(record.source, None)
+        texts = ["\n".join(lines).strip() for lines in record.messages]
+        if not texts or (len(texts) == 1 and is_noise(texts[0])):
+            return
+        known = [
+            (text, problem) for text in texts if (problem := find_problem(text[:_MAX_SEARCHED_CHARACTERS])) is not None
+        ]
+        known.sort(key=lambda each: each[1].kind == "other")  # of those, the first one raised
+        warning = record.level in {"warning", "info"}
+        if known:
+            text, problem = known[0]
+        elif warning or texts[-1].startswith("KeyboardInterrupt"):
+            return
+        else:
+            text, problem = texts[-1], PROGRAM_ERROR
+        yield ErrorEvent(record.line, problem, text, record.source, record.frame, warning)
+
+    def _classify_line(self, line: LogLine) -> ErrorEvent | None:
+        is_info = line.level == "info"
+        key = f"{is_info}{_normalize(line.text)}"
+        if key not in self._seen:
+            if len(self._seen) >= _MAX_SEARCHES:
+                return None
+            find = find_log_problem if is_info else find_problem
+            self._seen[key] = None if is_noise(line.text) else find(line.text)
+        problem = self._seen[key]
+        if problem is None:
+            return None
+        return ErrorEvent(
+            line.number, problem, line.text.strip(), line.source, warning=is_info or line.level == "warning"
+        )
+
+
+def _normalize(text: str) -> str:
+    return re.sub(r"\w*\d\w*", "#", text[:_MAX_COMPARED_CHARACTERS])

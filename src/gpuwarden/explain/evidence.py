@@ -1,0 +1,58 @@
+"""Evidence on this machine for the causes of a problem, from the doctor's checks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from gpuwarden.doctor.model import CheckResult, Context
+from gpuwarden.doctor.runner.checks import run_checks
+from gpuwarden.errors.problems import Cause, Problem
+
+FRAMEWORKS = {"tensorflow": r"tensorflow|keras", "torch": r"torch", "jax": r"\bjax|xla"}
+
+
+@dataclass(frozen=True, slots=True)
+class WeighedCause:
+    """Cause with the results of its checks: `confirmed` by a failed one or a warning, `contradicted` if all pass."""
+
+    text: str
+    results: tuple[CheckResult, ...]
+
+    @property
+    def confirmed(self) -> bool:
+        """True if a check found it."""
+        return any(each.status in {"fail", "warn"} for each in self.results)
+
+    @property
+    def contradicted(self) -> bool:
+        """True if its checks ran and found nothing."""
+        return bool(self.results) and not self.confirmed
+
+
+def weigh_causes(problem: Problem, text: str, context: Context | None) -> list[WeighedCause]:
+    """Return the causes of a problem, the likeliest first; without a context in the order of the table.
+
+    `text` is that of the errors: of the frameworks only those that it names are checked.
+    """
+    if context is None:
+        return [WeighedCause(cause.text, ()) for cause in problem.causes]
+    named = [name for name, regex in FRAMEWORKS.items() if re.search(regex, text, re.IGNORECASE)]
+    names = {cause: tuple(_expand(cause, named or FRAMEWORKS)) for cause in problem.causes}
+    wanted = {name for each in names.values() for name in each}
+    results = [each for each in run_checks(context, wanted) if each.status != "skip"] if wanted else []
+    weighed = [
+        WeighedCause(cause.text, tuple(each for each in results if each.name in names[cause]))
+        for cause in problem.causes
+    ]
+    return sorted(weighed, key=lambda cause: (not cause.confirmed, cause.contradicted))
+
+
+def _expand(cause: Cause, frameworks: Iterable[str]) -> Iterator[str]:
+    for check in cause.checks:
+        subject, _, what = check.partition(".")
+        if subject == "framework":
+            yield from (f"{framework}.{what}" for framework in frameworks)
+        else:
+            yield check

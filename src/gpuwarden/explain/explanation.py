@@ -1,0 +1,64 @@
+"""Explanation of errors: the first cause, its consequences, and what else the text shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpuwarden.errors.problems import ANY
+from gpuwarden.errors.program_problems import PROGRAM_ERROR
+from gpuwarden.errors.run_problems import NAN_LOSS, RANK_FAILED
+from gpuwarden.explain.events import ErrorEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """First cause, the errors that follow from it, and those that it does not explain; each in the text's order."""
+
+    root: ErrorEvent
+    followers: tuple[ErrorEvent, ...]
+    others: tuple[ErrorEvent, ...]
+
+
+def explain_events(events: Sequence[ErrorEvent]) -> Explanation | None:
+    """Return the explanation of errors in their order; None if there are none."""
+    if not events:
+        return None
+    root = _find_root(events)
+    explained = {root.problem.name}
+    for event in events:
+        if not explained.isdisjoint(event.problem.follows):
+            explained.add(event.problem.name)
+    rest = [event for event in events if event is not root]
+    followers = [event for event in rest if _is_follower(event, root, explained)]
+    return Explanation(root, tuple(followers), tuple(event for event in rest if event not in followers))
+
+
+def _find_root(events: Sequence[ErrorEvent]) -> ErrorEvent:
+    """Return the first error that is no mere consequence, or the earlier one that explains it."""
+    first = min(events, key=lambda event: (_rank(event), event.line))
+    for _ in events:
+        causes = [event for event in events if event.problem.name in first.problem.follows]
+        if not causes:
+            break
+        first = min(causes, key=lambda event: (_rank(event), event.line))
+    return first
+
+
+def _rank(event: ErrorEvent) -> int:
+    """Return how little an error can be the first cause."""
+    if event.problem is RANK_FAILED:
+        return 5
+    if ANY in event.problem.follows:
+        return 4
+    if event.warning:
+        return 3
+    if event.problem is PROGRAM_ERROR:
+        return 2
+    return 1 if event.problem is NAN_LOSS else 0
+
+
+def _is_follower(event: ErrorEvent, root: ErrorEvent, explained: set[str]) -> bool:
+    if ANY in event.problem.follows or event.problem.name == root.problem.name:
+        return True
+    return event.problem.name in explained or (event.problem is PROGRAM_ERROR and event.line >= root.line)

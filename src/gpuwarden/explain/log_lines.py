@@ -1,0 +1,95 @@
+"""Lines of a log: read within bounds, cleaned, and separated from what a logger or launcher puts before them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+MAX_LINE_CHARACTERS = 4000  # a longer line is cut: XLA prints whole programs
+_CHUNK_BYTES = 1 << 20
+_MAX_LINE_BYTES = 1 << 16  # of a progress bar with all its states
+_ESCAPE = re.compile(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*\x07|[@-_])")
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufffd]+")
+
+# Before the message, as often as they occur. `source` is who wrote the line, `level` how grave it is.
+_PREFIXES = tuple(
+    re.compile(regex)
+    for regex in (
+        r"\[?(?P<source>(rank|default)\d+)\]?:\s?",  # torch, torchrun
+        r"\[\d+,(?P<source>\d+)\]<std(err|out)>:\s?",  # mpirun
+        r"\s{0,3}(?P<source>\d{1,4}): (?=\S)",  # srun --label
+        r"\((?P<source>[A-Za-z_]\w* pid=\d+)[^)]*\)\s?",  # Ray, vLLM
+        r"(?P<source>[\w.-]{1,60}:\d+:\d+) \[\d+\] (?P<level>NCCL (INFO|WARN))\s?",  # NCCL
+        r"(?P<source>[\w.-]{1,60}-\d+)\s+\| ",  # docker compose
+        r"\[?\d{4}-\d\d-\d\d[T_ ]\d\d:\d\d:\d\d[.,\d]*(Z|[+-]\d\d:?\d\d)?\]?[:,]?\s*",
+        r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ [^\s:\[]+(\[\d+\])?: ",  # syslog
+        r"\[\s*\d+\.\d{6}\] ",  # dmesg
+        r"\[?(?P<level>[IWEF]) ?\d{3,4} \d\d:\d\d:\d+[.,]\d+(\s+\d+)? [^\s\]]+(:\d+)?\]\s?",  # glog, absl, torch
+        r"\[?(?P<level>[IWEF]) [\w/.-]+\.(cc|cpp|h|cu):\d+\]\s?",  # TensorFlow, c10
+        r"(- )?\[?(?P<level>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)\]?(:| -| \||\s)[\w. -]{0,80}?[:\]|-]?\s",
+        r"(?P<level>INFO|WARNING|ERROR):[\w.]+:",  # Python's basicConfig
+    )
+)
+_LEVELS = {"I": "info", "D": "info", "W": "warning", "E": "error", "F": "error", "C": "error", "N": "info"}
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One line: its number from 1, its message, who wrote it, and its level.
+
+    `level` is info, warning, error, or empty; `begins` is True if a logger's prefix shows that a message begins here.
+    """
+
+    number: int
+    text: str
+    source: str = ""
+    level: str = ""
+    begins: bool = False
+
+
+def read_lines(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a stream with their numbers, in constant memory; each state of a progress bar is a line."""
+    number, rest, cut = 1, b"", False
+    while chunk := stream.read(_CHUNK_BYTES):
+        *whole, rest = (rest + chunk).split(b"\n")
+        for line in whole:
+            if not cut:
+                yield from _split_states(number, line)
+            number, cut = number + 1, False
+        if len(rest) > _MAX_LINE_BYTES:
+            if not cut:
+                yield from _split_states(number, rest)
+            rest, cut = b"", True
+    if not cut:
+        yield from _split_states(number, rest)
+
+
+def _split_states(number: int, line: bytes) -> Iterator[tuple[int, bytes]]:
+    for state in line[:_MAX_LINE_BYTES].split(b"\r"):
+        if state:
+            yield number, state
+
+
+def clean_text(raw: bytes) -> str:
+    """Return a line as text, without escape sequences and control characters."""
+    text = raw.decode("utf-8", errors="replace")[:MAX_LINE_CHARACTERS]
+    return _UNPRINTABLE.sub("", _ESCAPE.sub("", text)).rstrip()
+
+
+def parse_line(number: int, text: str) -> LogLine:
+    """Separate a clean line from its prefixes."""
+    source, level, begins = "", "", False
+    for _ in range(5):
+        found = next((match for each in _PREFIXES if (match := each.match(text))), None)
+        if found is None:
+            break
+        groups = found.groupdict()
+        source = source or groups.get("source") or ""
+        if groups.get("level"):
+            word = groups["level"]
+            level = level or ("warning" if word == "NCCL WARN" else _LEVELS[word[0]])
+        begins = begins or not groups.get("source")
+        text = text[found.end() :]
+    return LogLine(number, text, source, level, begins)

@@ -1,0 +1,41 @@
+"""Errors of a run record, as a log of the run would have them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gpuwarden.errors.device_problems import CPU_ONLY_BUILD, NO_DEVICE_VISIBLE
+from gpuwarden.errors.problems import Cause, Problem
+from gpuwarden.errors.program_problems import PROGRAM_ERROR
+from gpuwarden.errors.recognition import find_problem
+from gpuwarden.errors.run_problems import NAN_LOSS
+from gpuwarden.explain.events import ErrorEvent
+from gpuwarden.records.record import RecordedError, RunRecord
+
+
+def list_run_events(record: RunRecord) -> Iterator[ErrorEvent]:
+    """Yield what went wrong in a run: no GPU used, XIDs, errors, losses that are not finite, its death."""
+    if record.no_gpu is not None:
+        problem = CPU_ONLY_BUILD if record.no_gpu == "cpu_build" else NO_DEVICE_VISIBLE
+        yield ErrorEvent(0, problem, f"no GPU used: {record.no_gpu}", warning=True)
+    if record.nonfinite_loss is not None:
+        yield ErrorEvent(0, NAN_LOSS, f"loss NaN or infinite, first in step {record.nonfinite_loss.first_step}")
+    for error in record.errors_told:
+        text = f"{error.exception}: {error.text}"
+        yield ErrorEvent(0, _find_error_problem(error, text), text, frame=error.frame or "")
+    for code in record.xids or {}:  # of the run's GPUs, so perhaps of another process: a cause only where it explains
+        if (fault := find_problem(f"Xid: {code}")) is not None:
+            yield ErrorEvent(0, fault, f"XID {code} on a GPU of the run", warning=True)
+    is_dead = record.outcome in {"killed", "crashed", "out_of_memory"}
+    if is_dead and (death := find_problem(record.evidence or "")) is not None:
+        yield ErrorEvent(0, death, record.evidence or "")
+
+
+def _find_error_problem(error: RecordedError, text: str) -> Problem:
+    """Return the problem of an error; a diagnosis of the daemon says more than the table's causes."""
+    problem = find_problem(text) or PROGRAM_ERROR
+    if error.verdict is None:
+        return problem
+    causes = (Cause(error.verdict.evidence, problem.causes[0].checks), *problem.causes[1:])
+    return replace(problem, causes=causes, first_step=error.verdict.next_step)

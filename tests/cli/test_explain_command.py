@@ -1,0 +1,68 @@
+"""`gpuwarden explain` as users see it: a file, a pipe, and inputs without an error."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LOG = b"""Epoch 1/3
+[rank1]: RuntimeError: CUDA error: no kernel image is available for execution on the device
+[rank0]: torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:275, remote process exited
+"""
+
+
+def explain(*arguments: str, text: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    """Run the command with a text on its standard input."""
+    command = [sys.executable, "-m", "gpuwarden", "explain", *arguments]
+    env = {**os.environ, "COLUMNS": "80"}
+    return subprocess.run(command, input=text, capture_output=True, timeout=120, check=False, env=env)
+
+
+def test_pipe_and_file_give_the_same(tmp_path: Path) -> None:
+    """A log is read from a pipe, from `-`, or from a file; every line fits 80 columns."""
+    file = tmp_path / "train.log"
+    file.write_bytes(LOG)
+    shown = {explain(*arguments, text=LOG).stdout for arguments in ((), ("-",), (str(file),))}
+    (text,) = shown
+    assert b"(unsupported_compute_capability)" in text
+    assert b"Followed from it\n  line 3, rank0: collective operation" in text
+    assert max(map(len, text.decode().splitlines())) <= 80
+
+
+def test_evidence_is_of_this_machine() -> None:
+    """The checks run on this machine; with --no-checks none does."""
+    with_checks = json.loads(explain("--json", text=LOG).stdout)
+    without = json.loads(explain("--json", "--no-checks", text=LOG).stdout)
+    assert with_checks["problem"] == without["problem"] == "unsupported_compute_capability"
+    assert not any(cause["checks"] for cause in without["causes"])
+
+
+@pytest.mark.parametrize("text", [b"", b"Epoch 1/3\nloss 0.3\n", bytes(range(256)) * 400, b"\0" * 5000])
+def test_text_without_a_known_error_says_so(text: bytes) -> None:
+    """Nothing known is no crash: it says what to send, with exit status 1."""
+    done = explain("--no-checks", text=text)
+    assert (done.returncode, done.stderr) == (1, b"")
+    assert done.stdout.startswith(b"No known error in the text.\n")
+    assert max(map(len, done.stdout.decode().splitlines())) <= 80
+    assert json.loads(explain("--no-checks", "--json", text=text).stdout) == {"problem": None}
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    """A path that does not exist is no run."""
+    done = explain(str(tmp_path / "nosuch.log"))
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert b"nosuch.log: no such file" in done.stderr
+    assert b"not a file" in explain(str(tmp_path)).stderr
+
+
+def test_reader_that_closes_the_pipe() -> None:
+    """`| head -1` is no error."""
+    program = f"{sys.executable} -m gpuwarden explain --no-checks | head -1"
+    done = subprocess.run(["sh", "-c", program], input=LOG, capture_output=True, timeout=120, check=False)
+    assert done.stdout.startswith(b"No code for this GPU")
+    assert done.stderr == b""

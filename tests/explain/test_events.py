@@ -1,0 +1,150 @@
+"""Errors of a log: tracebacks, prefixes, noise, and any input within bounds."""
+
+from __future__ import annotations
+
+import io
+import random
+import time
+
+import pytest
+
+from gpuwarden.explain.events import MAX_EVENTS, ErrorEvent, read_events
+from gpuwarden.explain.log_lines import MAX_LINE_CHARACTERS, LogLine, clean_text, parse_line, read_lines
+
+
+def events(text: str | bytes) -> list[ErrorEvent]:
+    """Return the errors of a log."""
+    return read_events(io.BytesIO(text.encode() if isinstance(text, str) else text))
+
+
+def names(text: str | bytes) -> list[str]:
+    """Return the names of the problems of a log."""
+    return [event.problem.name for event in events(text)]
+
+
+@pytest.mark.parametrize(
+    ("line", "source", "level", "text"),
+    [
+        ("[rank3]: boom", "rank3", "", "boom"),
+        ("[rank0]:[E321 02:07:08.408271257 ProcessGroupNCCL.cpp:607] boom", "rank0", "error", "boom"),
+        ("12: boom", "12", "", "boom"),
+        ("[1,6]<stderr>:boom", "6", "", "boom"),
+        ("(VllmWorkerProcess pid=1252) boom", "VllmWorkerProcess pid=1252", "", "boom"),
+        ("trainer-1  | boom", "trainer-1", "", "boom"),
+        ("node:1:2 [0] NCCL WARN boom", "node:1:2", "warning", "boom"),
+        ("2024-05-10 09:14:10.5: W tensorflow/core/x.cc:661] boom", "", "warning", "boom"),
+        ("E0000 00:00:1738697930.202924    7665 cuda_dnn.cc:522] boom", "", "error", "boom"),
+        ("I tensorflow/stream_executor/dso_loader.cc:135] boom", "", "info", "boom"),
+        ("2025-06-15T17:04:55Z ERROR:root:boom", "", "error", "boom"),
+        ("[   21.091872] NVRM: boom", "", "", "NVRM: boom"),
+        ("Nov 25 12:00:00 box kernel: boom", "", "", "boom"),
+        ("    indented", "", "", "    indented"),
+    ],
+)
+def test_prefixes(line: str, source: str, level: str, text: str) -> None:
+    """The source and the level of a line are taken from loggers' and launchers' prefixes."""
+    parsed = parse_line(1, line)
+    assert (parsed.source, parsed.level, parsed.text) == (source, level, text)
+
+
+def test_traceback_is_one_event_with_the_users_own_line() -> None:
+    """A traceback counts once; its place is the innermost line outside of packages."""
+    (event,) = events(
+        'Traceback (most recent call last):\n  File "train.py", line 9, in step\n    loss.backward()\n'
+        '  File "/x/site-packages/torch/_tensor.py", line 522, in backward\n    f()\n'
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB.\nmore of the message\n"
+    )
+    assert (event.problem.name, event.line, event.frame) == ("device_out_of_memory", 1, "train.py:9 in step")
+    assert event.text.endswith("more of the message")
+
+
+def test_ranks_that_write_at_once_are_told_apart() -> None:
+    """Lines of two tracebacks that alternate belong to their ranks."""
+    first = ["Traceback (most recent call last):", '  File "a.py", line 1, in f', "RuntimeError: CUDA out of memory. x"]
+    second = ["Traceback (most recent call last):", '  File "b.py", line 2, in g', "FileNotFoundError: [Errno 2] y"]
+    lines = [f"[rank{rank}]: {line}" for pair in zip(first, second, strict=True) for rank, line in enumerate(pair)]
+    found = {(event.source, event.problem.name, event.frame) for event in events("\n".join(lines))}
+    assert found == {("rank0", "device_out_of_memory", "a.py:1 in f"), ("rank1", "file_not_found", "b.py:2 in g")}
+
+
+def test_chain_of_exceptions_is_one_event() -> None:
+    """A chain counts as its known exception, not as the wrapper raised from it."""
+    text = (
+        'Traceback (most recent call last):\n  File "a.py", line 1, in f\nRuntimeError: CUDA error: out of memory\n\n'
+        "The above exception was the direct cause of the following exception:\n\n"
+        'Traceback (most recent call last):\n  File "a.py", line 3, in g\nValueError: step failed\n'
+    )
+    assert names(text) == ["device_out_of_memory"]
+
+
+def test_noise_of_every_start_is_no_error() -> None:
+    """TensorFlow's harmless lines of level E and W, information, and a library for TensorRT count as nothing."""
+    assert (
+        names(
+            "2024-05-10 09:14:00.1: E external/x/cuda_fft.cc:479] Unable to register cuFFT factory: Attempting to\n"
+            "2024-05-10 09:14:00.1: E external/x/cuda_dnn.cc:10] Unable to register cuDNN factory: Attempting to\n"
+            "2024-05-10 09:14:00.2: W tensorflow/x/py_utils.cc:38] TF-TRT Warning: Could not find TensorRT\n"
+            "2024-05-10 09:14:00.2: W x/dso_loader.cc:64] Could not load dynamic library 'libnvinfer.so.7'; dlerror\n"
+            "2024-05-10 09:14:00.3: I tensorflow/x/gpu_device.cc:2019] Created device with 13272 MB memory: CUDA\n"
+            "2024-05-10 09:14:00.4: W x/bfc_allocator.cc:290] Allocator (GPU_0_bfc) ran out of memory, allocating "
+            "2.00GiB. The caller indicates that this is not a failure, but may mean that there could be gains\n"
+        )
+        == []
+    )
+
+
+def test_information_that_is_an_error_anyway() -> None:
+    """TensorFlow reports a missing driver as information."""
+    (event,) = events("2024-05-10 09:14:00.3: I x/cudart_stub.cc:32] Could not find cuda drivers on your machine\n")
+    assert (event.problem.name, event.warning) == ("no_device_visible", True)
+
+
+def test_alike_errors_count_once() -> None:
+    """Errors that differ in numbers only are one, with their count."""
+    (event,) = events("".join(f"CUDA error: out of memory at {number}\n" for number in range(50)))
+    assert event.repeats == 49
+
+
+def test_progress_bar_and_colors_are_cleaned() -> None:
+    """States of a progress bar are lines of one number; escape sequences are not shown."""
+    (event,) = events(b"\n 1/9 [=>]\r 2/9 [==>]\r\x1b[31mRuntimeError: CUDA out of memory\x1b[0m\x07\xe2\x80\xae\n")
+    assert (event.line, event.text) == (2, "RuntimeError: CUDA out of memory")
+
+
+def test_any_bytes_are_a_log() -> None:
+    """Random bytes, NULs, no line end, and nothing at all do not raise."""
+    noise = random.Random(5)  # noqa: S311 - no secret
+    for _ in range(50):
+        events(noise.randbytes(4000))
+    assert events(b"") == events(b"\0" * 100_000) == events(b"\r" * 100_000) == []
+    assert clean_text(b"a\x00\x1b]0;title\x07b") == "ab"
+
+
+def test_long_lines_are_cut_and_counted_once() -> None:
+    """A line of megabytes costs only its beginning, and the next one has the right number."""
+    log = b"x" * 3_000_000 + b"\nCUDA out of memory\n"
+    assert [event.line for event in events(log)] == [2]
+    assert max(len(line) for _, line in read_lines(io.BytesIO(log))) <= 1 << 16
+    assert len(clean_text(b"x" * 100_000)) == MAX_LINE_CHARACTERS
+
+
+def test_large_log_takes_seconds() -> None:
+    """Twenty megabytes of steps with one error at their end: found, in a time that a busy machine keeps too."""
+    steps = "".join(
+        f"step {number} loss {number / 7:.4f} max memory allocated {number} on cuda:0\n" for number in range(400_000)
+    )
+    began = time.process_time()
+    assert names(steps + "RuntimeError: CUDA error: an illegal memory access was encountered\n") == ["illegal_address"]
+    assert time.process_time() - began < 10
+
+
+def test_many_different_errors_are_bounded() -> None:
+    """A log of nothing but different errors keeps a bounded number, in a bounded time."""
+    words = random.Random(1)  # noqa: S311 - no secret
+    text = "".join(f"CUDA error: out of memory {''.join(words.choices('ghijklmnop', k=12))}\n" for _ in range(30_000))
+    assert len(events(text)) == MAX_EVENTS
+
+
+def test_line_is_a_value() -> None:
+    """A line without prefixes has no source and no level."""
+    assert parse_line(3, "plain") == LogLine(3, "plain")
