@@ -8,9 +8,11 @@ from typing import NamedTuple
 import pytest
 from doctor_machine import CLOSED, KERNEL, OPEN, Machine
 
+from gpuwarden.cli.doctor.check_report import render_report
 from gpuwarden.doctor.model import CheckResult
 from gpuwarden.doctor.runner.checks import run_checks
 
+ROOT = Path(__file__).parents[2]
 DRIVER = ("driver.module", "driver.versions", "driver.libcuda", "driver.nvml")
 
 
@@ -129,7 +131,19 @@ def test_driver_updated_under_its_module(machine: Machine, refusal: tuple[str, .
     machine.library("libnvidia-ml.so", "580.178.04")
     machine.library("libcuda.so", "580.178.04")
     assert machine.check("driver.versions").found == result.found
-    assert machine.check("driver.nvml").status == "skip"
+    assert [each.name for each in failures(machine)] == ["driver.versions"]
+
+
+def test_page_shows_this_report(machine: Machine) -> None:
+    """The example in docs/use/doctor.md is what the doctor prints."""
+    machine.pci_gpu("0000:01:00.0")
+    machine.module("580.95.05")
+    machine.nodes()
+    machine.library("libnvidia-ml.so", "580.178.04")
+    machine.driver_fails("lib_rm_version_mismatch")
+    results = [each for each in run_checks(machine.context) if each.name.startswith(("machine.", "driver."))]
+    shown = "\n".join(line.plain for line in list(render_report(results, "", 80))[2:])
+    assert shown in (ROOT / "docs/use/doctor.md").read_text()
 
 
 def test_program_with_foreign_libraries_was_refused(machine: Machine) -> None:
@@ -195,12 +209,14 @@ def test_wsl2(machine: Machine) -> None:
     """No kernel module and no device file is right there; a Linux driver in it is wrong."""
     machine.write("proc/version", "Linux version 5.15.153.1-microsoft-standard-WSL2\n")
     assert machine.check("machine.wsl").found == "This is WSL without a GPU: /dev/dxg is missing."
+    assert [each.name for each in failures(machine)] == ["machine.wsl"]
     machine.write("dev/dxg")
     machine.library("libcuda.so", "1.1", "usr/lib/wsl/lib")
     machine.driver_answers()
     assert machine.check("machine.wsl").status == "pass"
     skipped = ("driver.module", "device.nodes", "device.uvm")
     assert {machine.check(name).status for name in skipped} == {"skip"}
+    assert failures(machine) == []
     machine.library("libcuda.so", "550.90.07")
     result = machine.check("machine.wsl")
     assert result.status == "fail"

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from gpuwarden.doctor.gpu_survey import UNUSABLE_BINDING
+from gpuwarden.doctor.machine.gpu_findings import capitalize
 from gpuwarden.doctor.machine.machine_files import (
     NO_MODULE,
     find_library,
@@ -140,8 +141,9 @@ def check_library(context: Context) -> Iterator[CheckResult]:
     """Check that a program would load the driver's libcuda, and that it is the kernel module's."""
     name = "driver.libcuda"
     module = module_version(context)
-    if reason := missing_driver(context):
-        yield CheckResult(name, "skip", reason)
+    reason = missing_driver(context)
+    if reason or context.survey().fault == _MISMATCH:
+        yield CheckResult(name, "skip", reason or "driver.versions has the reason")
         return
     library = find_library(context, "libcuda.so.1")
     if library is None:
@@ -203,8 +205,14 @@ def check_nvml(context: Context) -> Iterator[CheckResult]:
             "fail",
             f"The driver does not answer: {snapshot.fault.replace('_', ' ')}.",
             "Programs that use a GPU fail or hang as well.",
-            suggest_fix(snapshot.fault) or "sudo dmesg | grep -i nvrm",
+            _suggest_fix(snapshot.fault),
         )
+
+
+def _suggest_fix(fault: str) -> str:
+    if fault == "library_not_found":
+        return "Install the driver's libraries (Debian: libnvidia-ml1, Ubuntu: libnvidia-compute-VERSION)"
+    return capitalize(suggest_fix(fault)) or "sudo dmesg | grep -i nvrm"
 
 
 DRIVER_CHECKS = (

@@ -6,7 +6,14 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 
-from gpuwarden.doctor.machine.gpu_findings import GpuFinding, answering_gpus, gpu_names, labelled_values, merge
+from gpuwarden.doctor.machine.gpu_findings import (
+    GpuFinding,
+    answering_gpus,
+    capitalize,
+    gpu_names,
+    labelled_values,
+    merge,
+)
 from gpuwarden.doctor.machine.machine_files import is_wsl
 from gpuwarden.doctor.model import CheckResult, CheckRow, Context
 from gpuwarden.formatting import format_elapsed
@@ -37,7 +44,7 @@ def _answer_finding(gpu: Gpu) -> GpuFinding | None:
         fault = gpu.fault or "unknown error"
         why = "Programs on it fail or hang."
         return GpuFinding(
-            gpu, "fail", f"does not answer ({fault.replace('_', ' ')})", why, _capital(suggest_gpu_fix(fault))
+            gpu, "fail", f"does not answer ({fault.replace('_', ' ')})", why, f"{capitalize(suggest_gpu_fix(fault))}."
         )
     needed = [labels[0] for labels, value in labelled_values(gpu, GpuReadings.recovery_action).items() if value]
     if gpu.value(GpuReadings.reset_required) and not needed:
@@ -204,10 +211,6 @@ def check_persistence(context: Context) -> Iterator[CheckResult]:
     if any(gpu.value(GpuReadings.display_active) for gpu in gpus):
         findings = []
     yield merge("gpu.persistence", findings, "the driver stays loaded", gpus)
-
-
-def _capital(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}."
 
 
 GPU_CHECKS = (

@@ -49,6 +49,11 @@ def no_gpu(name: str) -> CheckResult:
     return CheckResult(name, "skip", "no GPU answers")
 
 
+def capitalize(text: str) -> str:
+    """Return a text as a sentence's beginning: its first letter large, the others as they are."""
+    return f"{text[:1].upper()}{text[1:]}"
+
+
 def labelled_values(gpu: Gpu, row: Metric[Device]) -> dict[Labels, float]:
     """Return the numbers of a reading by their labels; empty where the GPU does not have it."""
     reading = gpu.readings.get(row)

@@ -21,7 +21,9 @@ def check_gpu(context: Context) -> Iterator[CheckResult]:
     name = "machine.gpu"
     gpus = list_pci_gpus(context)
     count = sum(gpu.vendor == "NVIDIA" for gpu in gpus)
-    if count:
+    if is_wsl(context):
+        yield CheckResult(name, "skip", "WSL2 shows no PCI bus")
+    elif count:
         yield CheckResult(name, "pass", f"{count} NVIDIA GPU{'s' * (count > 1)} on the PCI bus")
     elif missing_driver(context) != NO_GPU:
         yield CheckResult(name, "pass", "an NVIDIA GPU, which the PCI bus does not show here")

@@ -119,6 +119,8 @@ def missing_driver(context: Context) -> str:
     """Return why there is no driver to check: no GPU, none passed, no module; empty if anything shows a driver."""
     if is_container_without_gpus(context):
         return _NO_GPUS_PASSED
+    if is_wsl(context) and not (context.dev / "dxg").exists():
+        return "WSL passes no GPU through"
     loaded = module_version(context) is not None or is_wsl(context) or context.survey().fault not in _NO_DRIVER
     if loaded:
         return ""
