@@ -134,6 +134,9 @@ def _add_doctor(parser: SuggestingParser) -> None:
     _add_config(parser)
     _add_python(parser)
     parser.add_argument("--read", type=Path, metavar="PATH", help="measure the read speed of this file or folder")
+    parser.add_argument(
+        "--run", action="store_true", help="also run each framework on each GPU; takes a minute and 1 GiB of its memory"
+    )
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
 
 
@@ -269,7 +272,12 @@ COMMANDS = (
         "check driver and environment",
         "Check this machine and a training environment: driver, GPUs, permissions, framework, memory, input. "
         "Each problem comes with the command that mends it. The exit status is 1 if a check fails. Needs no daemon.",
-        ("gpuwarden doctor", "gpuwarden doctor --python ENV/bin/python", "gpuwarden doctor --read /data --json"),
+        (
+            "gpuwarden doctor",
+            "gpuwarden doctor --python ENV/bin/python",
+            "gpuwarden doctor --read /data --json",
+            "gpuwarden doctor --run",
+        ),
         "cli.doctor.doctor_command:run",
         _add_doctor,
     ),

@@ -20,6 +20,7 @@ from gpuwarden.cli.common.terminal import FAILED, WRONG_USE, complain, write
 from gpuwarden.cli.doctor.check_report import render_report
 from gpuwarden.doctor.model import Context
 from gpuwarden.doctor.runner.checks import run_checks
+from gpuwarden.doctor.smoke.smoke_checks import run_trials
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -30,7 +31,10 @@ def run(parsed: argparse.Namespace) -> int:
     if python is None:
         complain(f"gpuwarden doctor: {parsed.python} is no python and no environment; give ENV/bin/python")
         return WRONG_USE
-    results = run_checks(Context(python=python, config=config, read_path=parsed.read))
+    context = Context(python=python, config=config, read_path=parsed.read)
+    results = run_checks(context)
+    if parsed.run:
+        results += run_trials(context)
     if parsed.json:
         document = {"version": __version__, "python": str(python), "checks": [asdict(each) for each in results]}
         write(json.dumps(document, indent=2) + "\n")

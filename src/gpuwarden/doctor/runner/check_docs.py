@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from gpuwarden.doctor.model import SUBJECTS
 from gpuwarden.doctor.runner.checks import CHECKS
+from gpuwarden.doctor.smoke.smoke_checks import TRIALS
 
 
 def render_reference() -> str:
@@ -20,7 +21,7 @@ def _lines() -> Iterator[str]:
     yield ""
     yield "Each check of [`gpuwarden doctor`](../use/doctor.md), in the order of its report. The names are those of"
     yield "`--json`. A check passes if its sentence holds; it is skipped where it cannot apply."
-    checks = [(name, meaning) for row in CHECKS for name, meaning in row.names.items()]
+    checks = [(name, meaning) for row in (*CHECKS, TRIALS) for name, meaning in row.names.items()]
     for subject in dict.fromkeys(name.partition(".")[0] for name, _ in checks):
         yield ""
         yield f"## {SUBJECTS[subject]}"

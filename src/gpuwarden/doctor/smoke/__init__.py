@@ -1,0 +1,1 @@
+"""Trial of the frameworks on their devices: `gpuwarden doctor --run`."""

@@ -1,0 +1,182 @@
+"""Checks of `gpuwarden doctor --run`: each installed framework computes on each GPU, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from gpuwarden.doctor.frameworks.builds import FRAMEWORKS, KnownFramework, has_gpu
+from gpuwarden.doctor.frameworks.environment import InterpreterError, read_environment
+from gpuwarden.doctor.model import CheckResult, CheckRow, Context, Status
+from gpuwarden.errors.recognition import find_problem
+
+Kind = Literal["gpu", "cpu"]
+
+PATIENCE_SECONDS = 180.0  # for all steps of a framework; compiling PTX for a new GPU takes longer
+MAX_TEXT = 300  # characters of a line of the log
+MIN_BYTES_PER_SECOND = 1e9  # of a copy: PCIe 1.0 with eight lanes moves 2 GB/s
+PROGRAM = Path(__file__).parent / "smoke_program.py"
+# Next to a training, and at the same time as the other framework: take no more memory than needed.
+VARIABLES = {"TF_FORCE_GPU_ALLOW_GROWTH": "true", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+
+STEPS = {
+    "devices": "It starts and sees a GPU.",
+    "matmul": "A product of matrices runs on each GPU, and is right.",
+    "convolution": "A convolution runs on each GPU, and is right.",
+    "bandwidth": "Data is copied to each GPU and back unchanged, at 1 GB/s or more.",
+    "collective": "Two GPUs add up a gradient (MirroredStrategy, torch.distributed, psum), and both have the sum.",
+}
+_WHY = {
+    "devices": "Everything it computes runs on the CPU, many times slower.",
+    "matmul": "No model works on that GPU.",
+    "convolution": "It needs cuDNN: models with convolutions do not work on that GPU.",
+    "bandwidth": "The input waits for the copy: the PCIe link may be slow, or the host busy.",
+    "collective": "Training on several GPUs fails, hangs, or computes wrong gradients.",
+}
+_FIX = {
+    "devices": "Mend the first problem in this report, then run it again.",
+    "matmul": "Mend the first problem in this report; wrong numbers without one are a defect of the GPU.",
+    "convolution": "Compare the libraries of this framework above; then run with CUDNN_LOGINFO_DBG=1.",
+    "bandwidth": "Compare gpu.pcie, and run again while the machine is idle.",
+    "collective": "Run with NCCL_DEBUG=INFO; try NCCL_P2P_DISABLE=1, and a larger /dev/shm in a container.",
+}
+
+
+class StepEnd(NamedTuple):
+    """Last word on a step on a device: it passed, it failed, or it began and the program ended."""
+
+    step: str
+    device: str
+    state: str
+    text: str
+    rate: float = 0.0  # of a copy, in bytes a second
+
+
+class Trial(NamedTuple):
+    """Trial of a framework. `ended` says how the program ended if not by itself; `seen` is the number of devices.
+
+    `hint` is the first line of the framework's log that names a known problem.
+    """
+
+    steps: tuple[StepEnd, ...]
+    seen: int
+    ended: str = ""
+    hint: str = ""
+
+
+def run_trials(context: Context, kind: Kind = "gpu") -> Iterator[CheckResult]:
+    """Try each installed framework, one after the other. Raises nothing."""
+    try:
+        environment = read_environment(context)
+    except InterpreterError:
+        return  # python.environment says so
+    for framework in FRAMEWORKS:
+        if framework.read(environment, context) is not None:
+            trial = try_framework(framework, context, kind)
+            yield from judge_trial(framework, trial, is_gpu_there=has_gpu(context))
+
+
+def try_framework(framework: KnownFramework, context: Context, kind: Kind, patience: float = PATIENCE_SECONDS) -> Trial:
+    """Run the program of the steps, and end it and its children when it takes too long."""
+    with tempfile.TemporaryFile("w+", errors="replace") as log:
+        process = subprocess.Popen(
+            [str(context.python), str(PROGRAM), framework.module, kind],
+            env={**context.environ, **VARIABLES},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        timer = threading.Timer(patience, os.killpg, (process.pid, signal.SIGKILL))
+        timer.start()
+        began = time.monotonic()
+        try:
+            output = process.communicate()[0]
+        finally:
+            timer.cancel()
+            _end_group(process.pid)
+        log.seek(0)
+        hint = next((line.strip()[:MAX_TEXT] for line in log if find_problem(line)), "")
+    is_late = time.monotonic() - began >= patience
+    ended = f"took more than {patience:.0f} s" if is_late else _describe_end(process.returncode)
+    return read_trial(output.splitlines())._replace(ended=ended, hint=hint)
+
+
+def read_trial(lines: Iterable[str]) -> Trial:
+    """Read the program's lines; a framework may print others."""
+    steps: dict[tuple[str, str], StepEnd] = {}
+    seen = 0
+    for facts in filter(None, map(_parse, lines)):
+        seen = facts.get("count", seen)
+        end = StepEnd(facts["step"], facts["device"], facts["state"], facts.get("text", ""), facts.get("rate", 0.0))
+        steps[end.step, end.device] = end
+    return Trial(tuple(steps.values()), seen)
+
+
+def judge_trial(framework: KnownFramework, trial: Trial, *, is_gpu_there: bool) -> Iterator[CheckResult]:
+    """Yield a result for each step that began."""
+    title = framework.title
+    by_step = {step: [each for each in trial.steps if each.step == step] for step in STEPS}
+    devices = by_step["devices"] or [StepEnd("devices", "", "began", "")]  # the interpreter did not get that far
+    if devices[0].state == "passed" and not trial.seen:
+        log = f" Its log: {trial.hint}" if trial.hint else ""
+        yield _result(framework, "devices", "fail" if is_gpu_there else "skip", f"{title} sees no GPU.{log}")
+        return
+    for step, ends in {**by_step, "devices": devices}.items():
+        failed = [f"{_name_place(each)}{each.text}" for each in ends if each.state == "failed"]
+        failed += [f"{_name_place(each)}{title} {trial.ended}" for each in ends if each.state == "began"]
+        passed = [f"{_name_place(each)}{each.text}" for each in ends if each.state == "passed"]
+        if failed:
+            yield _result(framework, step, "fail", "; ".join(failed))
+        elif step == "bandwidth" and any(each.rate < MIN_BYTES_PER_SECOND for each in ends):
+            yield _result(framework, step, "warn", "; ".join(passed))
+        elif passed:
+            yield _result(framework, step, "pass", "; ".join(passed))
+
+
+def _name_place(end: StepEnd) -> str:
+    return f"{end.device}: " if end.device else ""
+
+
+def _result(framework: KnownFramework, step: str, status: Status, found: str) -> CheckResult:
+    if status not in ("warn", "fail"):
+        return CheckResult(f"{framework.module}.run_{step}", status, found)
+    problem = find_problem(found)
+    fix = _FIX[step] if problem is None else problem.first_step
+    return CheckResult(f"{framework.module}.run_{step}", status, found, _WHY[step], fix)
+
+
+def _parse(line: str) -> Mapping[str, Any] | None:
+    try:
+        facts = json.loads(line) if line.startswith("{") else None
+    except ValueError:
+        return None
+    return facts if isinstance(facts, dict) and {"step", "device", "state"} <= facts.keys() else None
+
+
+def _describe_end(status: int) -> str:
+    if status >= 0:
+        return f"ended with status {status}" if status else ""
+    return f"was ended by {signal.Signals(-status).name}"
+
+
+def _end_group(group: int) -> None:
+    """End what the program has started and left."""
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+
+
+TRIALS = CheckRow(
+    run_trials, {f"{each.module}.run_{step}": f"`--run`: {text}" for each in FRAMEWORKS for step, text in STEPS.items()}
+)
