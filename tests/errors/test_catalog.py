@@ -9,6 +9,7 @@ from gpuwarden.errors.catalog import PROBLEMS
 from gpuwarden.errors.kind_guides import ERROR_GUIDES
 from gpuwarden.errors.patterns import PATTERNS
 from gpuwarden.errors.problems import ANY
+from gpuwarden.errors.program_patterns import OTHER_PATTERNS
 from gpuwarden.errors.program_problems import PROGRAM_ERROR
 from gpuwarden.errors.recognition import find_problem
 from gpuwarden.protocol.messages import ERROR_KINDS
@@ -38,10 +39,10 @@ def test_each_kind_has_a_problem_and_a_guide() -> None:
     assert {each.kind for each in PROBLEMS.values()} == set(ERROR_KINDS) == set(ERROR_GUIDES)
 
 
-def test_patterns_of_other_come_last() -> None:
-    """A row of the kind "other" cannot hide one of a kind; except a checkpoint, whose text names shapes."""
-    kinds = [each.problem.kind for each in PATTERNS if each.problem.name != "checkpoint_mismatch"]
-    assert "other" not in kinds[: max(index for index, kind in enumerate(kinds) if kind != "other") + 1]
+def test_training_process_looks_for_kinds_only() -> None:
+    """Rows of the kind "other" cost the training process nothing; but a checkpoint's text names shapes."""
+    assert {each.problem.name for each in PATTERNS if each.problem.kind == "other"} == {"checkpoint_mismatch"}
+    assert {each.problem.kind for each in OTHER_PATTERNS} == {"other"}
 
 
 def test_unknown_text_is_no_problem() -> None:

@@ -1,4 +1,4 @@
-"""Texts of errors of the program, its data and its processes; they come after all others."""
+"""Texts of errors of the program, its data and its processes, which come after all others."""
 
 from __future__ import annotations
 
@@ -66,7 +66,10 @@ PROGRAM_PATTERNS = (
         r"mismatch in its core dimension",
         r"requires .{0,60}(dimension|shape)s? .{0,60}(equal|match|same|compatible)",
     ),
-    # All of the kind "other": they must not hide a pattern above.
+)
+
+# All of the kind "other", which the training process does not look for.
+OTHER_PATTERNS = (
     *list_patterns(
         run.COLLECTIVE_TIMEOUT,
         r"Watchdog caught collective operation timeout|collective operation timeout",  # torch, of NCCL

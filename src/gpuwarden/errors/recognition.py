@@ -9,6 +9,7 @@ from gpuwarden.errors.log_patterns import DEATH_PATTERNS, LOG_PATTERNS, NOISE
 from gpuwarden.errors.memory_problems import DEVICE_FRAGMENTATION, DEVICE_OUT_OF_MEMORY, HOST_OUT_OF_MEMORY
 from gpuwarden.errors.patterns import find_pattern
 from gpuwarden.errors.problems import Pattern, Problem
+from gpuwarden.errors.program_patterns import OTHER_PATTERNS
 from gpuwarden.errors.program_problems import DEVICE_MISMATCH, DTYPE_MISMATCH
 
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
@@ -30,7 +31,7 @@ def find_problem(text: str) -> Problem | None:
     problem = find_log_problem(text)
     if problem is None and (found := find_pattern(text)) is not None:
         problem = found[0].problem
-    problem = problem or _search(DEATH_PATTERNS, text)
+    problem = problem or _search((*OTHER_PATTERNS, *DEATH_PATTERNS), text)
     if problem is DTYPE_MISMATCH and re.search(r"\btorch\.cuda\.\w+Tensor", text) and re.search(_CPU_TENSOR, text):
         return DEVICE_MISMATCH  # torch names a tensor's device in its type
     return _refine_memory(text) if problem is DEVICE_OUT_OF_MEMORY else problem
