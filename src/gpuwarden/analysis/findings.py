@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from gpuwarden.errors.kind_guides import ERROR_GUIDES, Guide, find_error_guide
-from gpuwarden.protocol.messages import OOM_KINDS, NonFiniteLoss
+from gpuwarden.errors.kind_guides import ERROR_GUIDES, Guide, find_text_guide
+from gpuwarden.protocol.messages import OOM_KINDS, Error, NonFiniteLoss
 
 NONFINITE_LOSS_STEP = (
     "Restart from a checkpoint saved before that step. Look for bad values in the input, labels out of range, a "
@@ -70,18 +70,16 @@ def nonfinite_loss_text(loss: NonFiniteLoss) -> str:
     return f"NaN or infinite in {count} step{'' if loss.max_steps == 1 else 's'}, first in {where}{also}"
 
 
-def list_findings(
-    loss: NonFiniteLoss | None, no_gpu: str | None, error: str | None, exception: str
-) -> Iterator[RunFinding]:
-    """Yield the findings of a run: its loss, the reason for no GPU, and the kind of its last error."""
+def list_findings(loss: NonFiniteLoss | None, no_gpu: str | None, error: Error | None) -> Iterator[RunFinding]:
+    """Yield the findings of a run: its loss, the reason for no GPU, and its last error, without its text."""
     if loss is not None:
         step = NONFINITE_LOSS_STEP if loss.steps else NONFINITE_VALIDATION_STEP
         yield RunFinding("nonfinite_loss", f"Loss {nonfinite_loss_text(loss)}.", step)
     if no_gpu is not None:
         guide = NO_GPU_GUIDES.get(no_gpu, NO_GPU_GUIDES["unused"])  # unknown: of a newer version
         yield RunFinding("no_gpu", f"No GPU used: {guide.meaning}.", guide.next_step)
-    if error is not None and error not in OOM_KINDS:
-        guide = find_error_guide(error)
+    if error is not None and error.kind not in OOM_KINDS:
+        guide = find_text_guide(error.kind, error.exception, error.text)
         meaning = f" {guide.meaning}" if guide is not ERROR_GUIDES["other"] else ""
-        text = f"Last error: {exception}.{meaning} `gpuwarden runs show ID` has its text and line."
+        text = f"Last error: {error.exception}.{meaning} `gpuwarden runs show ID` has its text and line."
         yield RunFinding("error", text, guide.next_step)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+
+from gpuwarden.errors.recognition import find_problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +68,12 @@ ERROR_GUIDES: Mapping[str, Guide] = {  # by ErrorKind
 def find_error_guide(kind: str) -> Guide:
     """Return the guide of an error kind; that of "other" for a kind of a newer version."""
     return ERROR_GUIDES.get(kind, ERROR_GUIDES["other"])
+
+
+@lru_cache(maxsize=256)  # the status page asks for the same errors at each poll, and a search takes milliseconds
+def find_text_guide(kind: str, exception: str, text: str) -> Guide:
+    """Return the guide of the problem that an error's text shows, or else that of its kind."""
+    problem = find_problem(f"{exception}: {text}")
+    if problem is None or problem.kind != kind:
+        return find_error_guide(kind)
+    return Guide(f"{problem.title[0].upper()}{problem.title[1:]}.", problem.first_step)

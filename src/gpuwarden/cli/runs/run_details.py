@@ -23,7 +23,7 @@ from gpuwarden.cli.runs.memory_report import (
     render_memory_story,
 )
 from gpuwarden.cli.runs.run_list import state_text
-from gpuwarden.errors.kind_guides import find_error_guide
+from gpuwarden.errors.kind_guides import find_text_guide
 from gpuwarden.formatting import cut_middle, format_bytes, format_duration, format_elapsed, format_energy, format_ratio
 from gpuwarden.protocol.messages import OOM_KINDS, NonFiniteLoss
 from gpuwarden.records.record import RecordedAllocation, RecordedDevice, RecordedError, RunRecord
@@ -100,7 +100,7 @@ def _finding_lines(record: RunRecord) -> Iterator[tuple[str, str]]:
         noticed = f" Noticed at {_moment(loss.first_timestamp_seconds)}."
     else:
         reported, noticed = None, ""
-    for finding in list_findings(reported, record.no_gpu, None, ""):
+    for finding in list_findings(reported, record.no_gpu, None):
         yield "finding", finding.text + (noticed if finding.name == "nonfinite_loss" else "")
         yield "next step", finding.next_step
 
@@ -172,7 +172,7 @@ def _error_lines(error: RecordedError, gpus: Mapping[str, str]) -> Iterator[tupl
         yield "diagnosis", f"{error.verdict.name.replace('_', ' ')}: {error.verdict.evidence}"
         yield "next step", error.verdict.next_step
     elif error.kind not in OOM_KINDS:
-        yield "next step", find_error_guide(error.kind).next_step
+        yield "next step", find_text_guide(error.kind, error.exception, error.text).next_step
     yield from _known("message", cut_middle(error.text, MAX_MESSAGE_CHARACTERS))
 
 

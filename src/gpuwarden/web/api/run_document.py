@@ -182,7 +182,7 @@ def _run(
 
 def _findings(run: RunSnapshot) -> list[FindingDocument]:
     loss, error = run.nonfinite_loss, run.errors[-1].error if run.errors else None
-    found = list_findings(loss, run.no_gpu, error.kind if error else None, error.exception if error else "")
+    found = list_findings(loss, run.no_gpu, error)
     return [FindingDocument(each.name, each.text, each.next_step) for each in found]
 
 
