@@ -133,6 +133,14 @@ def test_json(mock_nvml: MockNvml) -> None:
         assert done.stderr == ""
 
 
+def test_takes_little_time(mock_nvml: MockNvml) -> None:
+    """A person waits for it: three seconds at most, here counted as CPU time, as the machine may be busy."""
+    before = os.times()
+    doctor(env=mock_nvml.env(gpus=8))
+    after = os.times()
+    assert after.children_user + after.children_system - before.children_user - before.children_system < 3
+
+
 def test_plain_text_in_a_pipe() -> None:
     """No escape code, and the exit status of a machine without a GPU."""
     done = doctor("--read", "/etc/hostname")

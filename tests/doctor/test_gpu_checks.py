@@ -167,6 +167,21 @@ def test_memory_of_processes_that_are_not_listed(mock_nvml: MockNvml) -> None:
     assert result["found"].startswith("GPU 1: 19.5 GiB is held by processes that the driver does not list")
 
 
+def test_more_workers_than_cpus(mock_nvml: MockNvml) -> None:
+    """Real child processes of a program on a GPU, each a worker that wants a CPU."""
+    workers = len(os.sched_getaffinity(0)) + 5
+    script = f"for n in $(seq {workers}); do sleep 600 & done; wait"
+    with subprocess.Popen(["sh", "-c", script], start_new_session=True) as program:
+        try:
+            until(lambda: len(psutil.Process(program.pid).children()) == workers, "the workers run")
+            mock_nvml.processes(0, {program.pid: GIB})
+            result = doctor(mock_nvml)["input.workers"]
+        finally:
+            os.killpg(program.pid, signal.SIGKILL)
+    assert result["status"] == "warn"
+    assert result["found"].startswith(f"Process {program.pid} on a GPU has {workers} child processes for ")
+
+
 def test_index_that_does_not_exist(mock_nvml: MockNvml) -> None:
     """CUDA_VISIBLE_DEVICES of the shell, against the GPUs of the driver."""
     result = doctor(mock_nvml, CUDA_VISIBLE_DEVICES="0,9")["device.visible"]

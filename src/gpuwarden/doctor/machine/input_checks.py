@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice, takewhile
@@ -13,6 +14,7 @@ from pathlib import Path
 from gpuwarden.doctor.machine.gpu_findings import answering_gpus
 from gpuwarden.doctor.model import CheckResult, CheckRow, Context
 from gpuwarden.formatting import format_bytes
+from gpuwarden.host import procfs
 from gpuwarden.host.cgroup_limits import CgroupReader
 
 MIN_SHM_BYTES = 1 << 30
@@ -54,11 +56,8 @@ def check_shm(context: Context) -> Iterator[CheckResult]:
 def check_cpus(context: Context) -> Iterator[CheckResult]:
     """Check the number of CPUs that this process may use, by affinity and cgroup quota, against the GPUs."""
     name = "input.cpus"
-    cgroups = CgroupReader(str(context.proc))
-    cgroups.begin()
-    quota = cgroups.limits(os.getpid()).cpus
-    online, allowed = os.cpu_count() or 1, len(os.sched_getaffinity(0))
-    usable = min(allowed, quota or allowed)
+    quota, allowed = _cpu_limits(context)
+    online, usable = os.cpu_count() or 1, min(allowed, quota or allowed)
     gpus = len(answering_gpus(context))
     cause = f"the cgroup's quota is {quota:g} CPUs" if quota and quota < allowed else f"{allowed} of {online} CPUs"
     per_gpu = f" for {gpus} GPU{'s' * (gpus > 1)}" if gpus else ""
@@ -82,6 +81,36 @@ def check_cpus(context: Context) -> Iterator[CheckResult]:
         )
     else:
         yield CheckResult(name, "pass", f"{cause}{per_gpu}; at most {int(usable) or 1} workers")
+
+
+def _cpu_limits(context: Context) -> tuple[float | None, int]:
+    """Return the CPUs that the cgroup's quota allows, None without one, and those that the affinity allows."""
+    cgroups = CgroupReader(str(context.proc))
+    cgroups.begin()
+    return cgroups.limits(os.getpid()).cpus, len(os.sched_getaffinity(0))
+
+
+def check_workers(context: Context) -> Iterator[CheckResult]:
+    """Check that programs on the GPUs have no more child processes, such as loader workers, than there are CPUs."""
+    name = "input.workers"
+    programs = {process.pid for gpu in answering_gpus(context) for process in gpu.processes if process.pid}
+    children = Counter(entry.parent for _, entry in procfs.list_processes({}) if entry.parent in programs)
+    quota, allowed = _cpu_limits(context)
+    usable = max(int(min(allowed, quota or allowed)), 1)
+    if not children:
+        yield CheckResult(name, "skip", "no program on a GPU has child processes")
+        return
+    pid, count = children.most_common(1)[0]
+    if count > usable + 1:  # one more, such as the resource tracker of multiprocessing
+        yield CheckResult(
+            name,
+            "warn",
+            f"Process {pid} on a GPU has {count} child processes for {usable} CPUs.",
+            "Workers that wait for a CPU slow each other and the training down.",
+            f"Use at most {usable} workers (DataLoader num_workers, tf.data num_parallel_calls), or ask for more CPUs",
+        )
+    else:
+        yield CheckResult(name, "pass", f"at most {count} child processes for {usable} CPUs")
 
 
 @dataclass(slots=True)
@@ -176,5 +205,6 @@ INPUT_CHECKS = (
         check_shm, {"input.shm": "Shared memory (/dev/shm) is large enough for data loader workers, and not full."}
     ),
     CheckRow(check_cpus, {"input.cpus": "CPUs by affinity and cgroup quota, and how many workers they allow."}),
+    CheckRow(check_workers, {"input.workers": "Programs on the GPUs have no more workers than there are CPUs."}),
     CheckRow(check_read, {"input.read": "Read speed of the path given with `--read`."}),
 )
