@@ -91,7 +91,7 @@ def _cpu_limits(context: Context) -> tuple[float | None, int]:
 
 
 def check_workers(context: Context) -> Iterator[CheckResult]:
-    """Check that programs on the GPUs have no more child processes, such as loader workers, than there are CPUs."""
+    """Check that a CPU is there for each child process, such as a loader worker, of programs on the GPUs."""
     name = "input.workers"
     programs = {process.pid for gpu in answering_gpus(context) for process in gpu.processes if process.pid}
     children = Counter(entry.parent for _, entry in procfs.list_processes({}) if entry.parent in programs)
@@ -205,6 +205,6 @@ INPUT_CHECKS = (
         check_shm, {"input.shm": "Shared memory (/dev/shm) is large enough for data loader workers, and not full."}
     ),
     CheckRow(check_cpus, {"input.cpus": "CPUs by affinity and cgroup quota, and how many workers they allow."}),
-    CheckRow(check_workers, {"input.workers": "Programs on the GPUs have no more workers than there are CPUs."}),
+    CheckRow(check_workers, {"input.workers": "There is a CPU for each worker of the programs on the GPUs."}),
     CheckRow(check_read, {"input.read": "Read speed of the path given with `--read`."}),
 )
