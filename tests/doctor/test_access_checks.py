@@ -77,6 +77,8 @@ def test_device_file_that_this_user_may_not_open() -> None:
 def denied_devices() -> Iterator[Path]:
     """Make a control group whose processes may not open /dev/null's device, as a container's may not open GPUs."""
     folder = Path(f"/sys/fs/cgroup/devices/gpuwarden-test-{os.getpid()}")
+    if not folder.parent.is_dir():
+        pytest.skip("version 2 of control groups limits devices by BPF programs only")
     try:
         folder.mkdir()
         (folder / "devices.deny").write_text("c 1:3 rwm")

@@ -41,7 +41,8 @@ context = Context(python=Path(sys.executable), environ={{}}, root=Path({str(mach
 print(json.dumps([asdict(each) for each in run_checks(context, ["input.shm"])]))
 """
     script = f'mount -t tmpfs -o size={size} tmpfs {folder} && exec "$0" -c "$1"'
-    command = ["unshare", "--mount", "sh", "-c", script, sys.executable, program]
+    namespace = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"])]
+    command = [*namespace, "sh", "-c", script, sys.executable, program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     require(done.returncode == 0, f"no file system can be mounted here: {done.stderr}")
     (result,) = json.loads(done.stdout)
