@@ -91,6 +91,7 @@ CONTAINER_RUNTIME = Problem(
     ),
     "Install the NVIDIA Container Toolkit on the host, run `nvidia-ctk runtime configure`, and restart the container "
     "daemon.",
+    ("driver_library_mismatch", "driver_too_old", "driver_not_loaded", "device_permission"),
 )
 DEVICE_PERMISSION = Problem(
     "device_permission",

@@ -143,7 +143,7 @@ PATTERNS = (
         # libraries that failed to initialize, often because memory was short
         r"CUDNN_STATUS_NOT_INITIALIZED|cuDNN failed to initialize|DNN library initialization failed",
         r"could not create cudnn handle",
-        r"failed to create cublas handle",
+        r"failed to create cublas handle|cuSolver (internal|initialization) error",
         r"CUBLAS_STATUS_NOT_INITIALIZED",
         r"cublasCreate",
         r"(no|without) BLAS support",
