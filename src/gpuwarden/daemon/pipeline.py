@@ -183,8 +183,8 @@ class Pipeline:
             self._request_if_urgent()
 
     def _request_if_urgent(self) -> None:
-        """Request a poll from another thread, if a run reads advice or alerts are sent."""
-        if self._gpu_limits or self._config.alerting:
+        """Request a poll from another thread, if a run reads advice, alerts are sent, or incidents recorded."""
+        if self._gpu_limits or self._config.alerting or self._config.incidents.enabled:
             self._request_from_thread()
 
     def _add_counts(self, counts: Counts) -> Counts:

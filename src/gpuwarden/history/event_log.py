@@ -70,6 +70,13 @@ class _Known:
         self.findings: set[EventKind] = set()  # reported once
 
 
+def _has_news(run: RunSnapshot, known: _Known | None) -> bool:
+    """Return whether a run may have an event: mostly none of many runs has."""
+    if known is None or run.errors or run.no_gpu or run.ending is not None or known.ending is not None:
+        return True
+    return run.stalls != known.stalls or run.nonfinite_loss is not None
+
+
 class EventLog:
     """The last MAX_EVENTS events, fair by the users whose runs they are about. Used by one event loop."""
 
@@ -87,10 +94,11 @@ class EventLog:
         return sorted((event for event, _ in self._events), key=lambda event: -event.timestamp_seconds)
 
     def update(self, state: State) -> Sequence[Event]:
-        """Add the changes since the previous poll, and return them; about 20 µs if there are none."""
+        """Add the changes since the previous poll, and return them; about 50 µs for 64 runs if there are none."""
         new = [(event, _HOST) for event in self._host_events(state)]
         for run in state.runs:
-            new.extend((event, run.peer.uid) for event in self._run_events(run, state.snapshot.time))
+            if _has_news(run, self._runs.get(run.peer.run_id)):
+                new.extend((event, run.peer.uid) for event in self._run_events(run, state.snapshot.time))
         self._events += new
         if len(self._runs) > len(state.runs):
             present = {run.peer.run_id for run in state.runs}

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 from math import nan
 from typing import Literal
 
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, MemorySample
-from gpuwarden.nvml.constants import CLOCK_EVENT_REASONS
+from gpuwarden.nvml.constants import CLOCK_EVENT_REASONS, THROTTLE_REASONS
 from gpuwarden.owners.resolver import Owners
-from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.state import State
 
 WINDOW_SECONDS = 600.0
@@ -43,13 +43,13 @@ COLUMNS: Mapping[Kind, tuple[str, ...]] = {
         "memory_temperature_celsius",
         "power_watts",
         "sm_clock_hertz",
-        "clock_events",  # mask of CLOCK_EVENT_REASONS
+        "clock_events",  # mask of those CLOCK_EVENT_REASONS that throttle
     ),
     "runs": ("steps", "loss", "host_cpu_seconds"),
     "devices": ("memory_in_use_bytes", "headroom_bytes", "memory_reserved_bytes"),
 }
 Columns = dict[str, list[float | None]]
-_REASONS = tuple((name, float(bit)) for name, bit in CLOCK_EVENT_REASONS.items())
+_REASONS = tuple(((name,), bit) for name, bit in CLOCK_EVENT_REASONS.items() if name in THROTTLE_REASONS)
 
 
 @dataclass(slots=True)
@@ -103,15 +103,11 @@ class HistorySeries:
             self._frames.popleft()
 
     def _frame(self, state: State, now: float, *, charted: bool) -> HistoryFrame:
-        subjects: list[Subject] = []
-        values: list[float | None] = []
-        self.dropped = 0
-        for kind, key, known in _poll_values(state):
-            if len(subjects) >= MAX_SUBJECTS:
-                self.dropped += 1
-                continue
-            subjects.append((kind, key))
-            values += known
+        subjects, values = _poll_values(state)
+        self.dropped = max(len(subjects) - MAX_SUBJECTS, 0)
+        if self.dropped:
+            del subjects[MAX_SUBJECTS:]
+            del values[sum(len(COLUMNS[kind]) for kind, _key in subjects) :]
         if (present := tuple(subjects)) != self._subjects:
             self._subjects = present
         gpus = state.snapshot.gpus
@@ -119,7 +115,7 @@ class HistorySeries:
             state.snapshot.time,
             now,
             self._subjects,
-            array("d", [nan if value is None else value for value in values]),
+            array("d", values),
             charted,
             {gpu.identity.uuid: gpu.processes for gpu in gpus if gpu.processes},
             state.owners,
@@ -189,55 +185,68 @@ def read_columns(frames: Sequence[HistoryFrame], kind: Kind) -> dict[Key, Column
     }
 
 
-def _poll_values(state: State) -> Iterator[tuple[Kind, Key, Sequence[float | None]]]:
-    """Yield the values of each subject at a poll, in the order of its columns."""
-    in_use: dict[str, int] = {}
+@lru_cache(maxsize=4 * MAX_SUBJECTS)
+def _subject(kind: Kind, *key: str) -> Subject:
+    """Return a subject, the same object each time: frames share them."""
+    return kind, key
+
+
+def _poll_values(state: State) -> tuple[list[Subject], list[float]]:
+    """Return the subjects of a poll, and the values of each in the order of its columns; NaN if unknown.
+
+    The loops are flat for speed: with 64 runs they take half of the recorder's time.
+    """
+    available = state.host.memory_available
+    subjects: list[Subject] = [_subject("host")]
+    values: list[float] = [nan if available is None else available]
+    in_use: dict[str, float] = {}
+    run_subjects: list[Subject] = []
+    run_values: list[float] = []
     for run in state.runs:
         for uuid, memory in run.memory.items():
             in_use[uuid] = in_use.get(uuid, 0) + memory.current
-    yield "host", (), (state.host.memory_available,)
-    for gpu in state.snapshot.gpus:
-        yield from _gpu_values(gpu, in_use.get)
-    for run in state.runs:
         if run.up:
-            yield from _run_values(run)
+            run_id, report, usage = run.peer.run_id, run.report, run.host_usage
+            steps, loss = (report.steps, report.loss) if report else (nan, None)
+            run_subjects.append(_subject("runs", run_id))
+            run_values += (steps, nan if loss is None else loss, usage.cpu_seconds if usage else nan)
+            for uuid, memory in run.memory.items():
+                reserved = memory.reserved
+                run_subjects.append(_subject("devices", run_id, uuid))
+                run_values += (memory.current, run.headroom.get(uuid, nan), nan if reserved is None else reserved)
+    for gpu in state.snapshot.gpus:
+        subjects.append(_subject("gpus", gpu.identity.uuid))
+        values += _gpu_values(gpu, in_use.get(gpu.identity.uuid, nan))
+        for instance in gpu.mig:
+            uuid, used = instance.identity.uuid, instance.value(MigReadings.memory_used_bytes)
+            subjects.append(_subject("gpus", uuid))
+            values += (nan if used is None else used, in_use.get(uuid, nan), nan, nan, nan, nan, nan, nan)
+    return subjects + run_subjects, values + run_values
 
 
-def _gpu_values(gpu: Gpu, in_use: Callable[[str], int | None]) -> Iterator[tuple[Kind, Key, Sequence[float | None]]]:
-    uuid, value = gpu.identity.uuid, gpu.value
-    yield (
-        "gpus",
-        (uuid,),
-        (
-            value(GpuReadings.memory_used_bytes),
-            in_use(uuid),
-            value(GpuReadings.utilization_ratio),
-            value(GpuReadings.temperature_celsius, "core"),
-            value(GpuReadings.temperature_celsius, "memory"),
-            value(GpuReadings.power_usage_watts),
-            value(GpuReadings.clock_hertz, "sm"),
-            _clock_events(gpu),
-        ),
+def _gpu_values(gpu: Gpu, in_use: float) -> list[float]:
+    value = gpu.value
+    known = (
+        value(GpuReadings.memory_used_bytes),
+        in_use,
+        value(GpuReadings.utilization_ratio),
+        value(GpuReadings.temperature_celsius, "core"),
+        value(GpuReadings.temperature_celsius, "memory"),
+        value(GpuReadings.power_usage_watts),
+        value(GpuReadings.clock_hertz, "sm"),
+        _clock_events(gpu),
     )
-    for instance in gpu.mig:
-        uuid = instance.identity.uuid
-        used = instance.value(MigReadings.memory_used_bytes)
-        yield "gpus", (uuid,), (used, in_use(uuid), None, None, None, None, None, None)
+    return [nan if each is None else each for each in known]
 
 
 def _clock_events(gpu: Gpu) -> float | None:
     active = gpu.readings.get(GpuReadings.clock_event_active)
-    return sum(bit for name, bit in _REASONS if active.get((name,))) if isinstance(active, Mapping) else None
+    if not isinstance(active, Mapping):
+        return None
+    mask: int = sum([bit for labels, bit in _REASONS if active.get(labels)])
+    return mask
 
 
 def clock_event_names(mask: float) -> Iterable[str]:
     """Return the names of the clock event reasons in a value of `clock_events`."""
-    return [name for name, bit in _REASONS if int(mask) & int(bit)]
-
-
-def _run_values(run: RunSnapshot) -> Iterator[tuple[Kind, Key, Sequence[float | None]]]:
-    run_id, report, usage = run.peer.run_id, run.report, run.host_usage
-    steps, loss = (report.steps, report.loss) if report else (None, None)
-    yield "runs", (run_id,), (steps, loss, usage.cpu_seconds if usage else None)
-    for uuid, memory in run.memory.items():
-        yield "devices", (run_id, uuid), (memory.current, run.headroom.get(uuid), memory.reserved)
+    return [labels[0] for labels, bit in _REASONS if int(mask) & bit]

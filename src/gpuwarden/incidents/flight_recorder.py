@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from gpuwarden.formatting import format_fields
 from gpuwarden.gpu.snapshot import MemorySample
 from gpuwarden.history.event_log import Event, EventLog
-from gpuwarden.history.series import FAST_SECONDS, HistoryFrame, HistorySeries
+from gpuwarden.history.series import HistoryFrame, HistorySeries
 from gpuwarden.host import procfs
 from gpuwarden.incidents.causes import Fact
 from gpuwarden.incidents.facts import find_run, gather, incident_kind, ties_of, window_start
@@ -62,8 +62,8 @@ class _OpenIncident:
     due: float | None
     state: State
     processes: HistoryFrame | None  # last frame before the event that lists processes
-    samples: dict[str, list[MemorySample]]
-    samples_until: float
+    frames: list[HistoryFrame] = field(default_factory=list)
+    samples: dict[str, list[MemorySample]] = field(default_factory=dict)
     ties: set[str] = field(default_factory=set)
     events: list[Event] = field(default_factory=list)
     note: str = ""
@@ -185,8 +185,6 @@ class FlightRecorder:
             due=now + AFTER_SECONDS,
             state=self._state,
             processes=_copied(before[-1]) if before else None,
-            samples={},
-            samples_until=now - FAST_SECONDS,
         )
 
     def record(self, note: str = "") -> str:
@@ -214,7 +212,7 @@ class FlightRecorder:
         assert state is not None
         if is_complete:
             incident.due = None
-        self._add_samples(incident)
+        self._add_frames(incident)
         events = list(reversed(self.events.newest_first()))
         since = (window_start(incident.events) if incident.events else incident.at) - 1.0
         facts = gather(events, state, incident.ties, incident.events, since)
@@ -232,7 +230,7 @@ class FlightRecorder:
             uid=incident.uid,
             state=incident.state,
             ended=state.snapshot.time if is_complete else None,
-            frames=self.series.frames(),
+            frames=tuple(incident.frames),
             processes=incident.processes.processes if incident.processes else {},
             owners=(incident.processes.owners if incident.processes else None) or Owners(),
             samples={uuid: tuple(samples) for uuid, samples in incident.samples.items()},
@@ -243,13 +241,15 @@ class FlightRecorder:
         )
         self.store.put(incident.id, lambda: build_incident(recording))
 
-    def _add_samples(self, incident: _OpenIncident) -> None:
-        """Add the memory samples since the last time."""
-        for frame in self.series.frames():
-            for uuid, samples in frame.samples.items() if frame.taken > incident.samples_until else ():
+    def _add_frames(self, incident: _OpenIncident) -> None:
+        """Add the frames and memory samples since the last time: the ring drops those of before the incident."""
+        last = incident.frames[-1].taken if incident.frames else float("-inf")
+        new = [frame for frame in self.series.frames() if frame.taken > last]
+        incident.frames += new
+        for frame in new:
+            for uuid, samples in frame.samples.items():
                 known = incident.samples.setdefault(uuid, [])
                 known += [(frame.time - (frame.taken - at), used) for at, used in samples if at <= frame.taken]
-            incident.samples_until = max(incident.samples_until, frame.taken)
 
     def _concerned_runs(self, state: State, facts: Sequence[Fact], incident: _OpenIncident) -> list[str]:
         """Return the ids of the runs of an incident, then of those on its GPUs, then of others."""

@@ -34,9 +34,6 @@ from gpuwarden.xid.codes import explain
 
 MAX_PROCESSES = 256
 MAX_CLOCK_EVENTS = 200
-_QUIET_REASONS = frozenset(
-    {"gpu_idle", "applications_clocks_setting", "sw_power_cap", "sync_boost", "display_clock_setting"}
-)
 _DIGITS = {"utilization_ratio": 3, "temperature_celsius": 1, "memory_temperature_celsius": 1, "power_watts": 1}
 _DIGITS |= {"loss": 6, "host_cpu_seconds": 2}
 _KINDS: Mapping[str, IncidentKind] = {
@@ -202,7 +199,7 @@ def _clock_events(frames: Sequence[HistoryFrame]) -> list[ClockEvent]:
         masks = columns.get("clock_events", [])
         since: dict[str, tuple[float, float]] = {}
         for frame, mask in zip(frames, masks, strict=False):
-            active = set(clock_event_names(mask or 0)) - _QUIET_REASONS
+            active = set(clock_event_names(mask or 0))
             for reason in since.keys() - active:
                 began, ended = since.pop(reason)
                 found.append(_clock_event(uuid, reason, began, ended))

@@ -100,7 +100,7 @@ class RunState:
         self.outcome.resume()
         if isinstance(message, Error):
             self._handle_error(message, now)
-            return self.rules.alerting and message.kind in OOM_KINDS
+            return message.kind in OOM_KINDS
         if isinstance(message, Report):
             return self._handle_report(message, now)
         if isinstance(message, End):
