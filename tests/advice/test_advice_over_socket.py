@@ -265,11 +265,10 @@ def test_pressure_advice_between_polls(
 def test_no_early_polls_without_a_reader(
     mock_nvml: MockNvml, slow_daemon: Daemon, uuids: list[str], start: Callable[..., Run]
 ) -> None:
-    """No poll is made before it is due if no run reads advice."""
+    """No poll is made before it is due if no run reads advice; an XID alone starts one, for its incident."""
     run = start(slow_daemon, {uuids[0]: 19 * GIB}, hears=False)
     until(lambda: f"pid={run.pid} uid={os.getuid()}\n" in slow_daemon.output(), "the run")
     set_memory(mock_nvml, 0, 100, {run.pid: 20, 1: 59})
-    mock_nvml.xid(0, 48)
     mock_nvml.lose(1)
     before = mock_nvml.calls()["nvmlDeviceGetMemoryInfo_v2"]
     until(lambda: mock_nvml.calls()["nvmlDeviceGetMemoryInfo_v2"] > before + 5, "memory readings")
