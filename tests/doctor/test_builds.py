@@ -6,7 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from fake_environment import CPU_BUILD, CUDA_BUILD, FakeEnvironment, compile_library, machine, real_python, run_rows
+from fake_environment import (
+    CPU_BUILD,
+    CUDA_BUILD,
+    WHEELS,
+    FakeEnvironment,
+    compile_library,
+    machine,
+    real_python,
+    run_rows,
+)
 
 from gpuwarden.doctor.frameworks.build_checks import BUILD_CHECKS
 from gpuwarden.doctor.frameworks.builds import read_torch
@@ -198,9 +207,7 @@ def test_a_version_beside_the_requirement(
 def test_pins_of_torch_through_the_metapackage_of_cuda(environment: FakeEnvironment, tmp_path: Path) -> None:
     """From 2.14 on torch requires `cuda-toolkit[cublas,...]`, whose extras pin NVIDIA's packages."""
     install_torch(environment, "torch-2.14.1", "13.0", versions={"cuda-toolkit": "13.0.3"})
-    environment.add(
-        "cuda-toolkit", "13.0.3", (Path(__file__).parent / "wheels/cuda-toolkit-13.0.3.0.METADATA").read_text()
-    )
+    environment.add("cuda-toolkit", "13.0.3", (WHEELS / "cuda-toolkit-13.0.3.0.METADATA").read_text())
     environment.add("nvidia-cublas", "13.2.0.9")
     environment.add("nvidia-cuda-nvrtc", "13.0.88")
     found = check(environment, tmp_path)["torch.packages"]
@@ -208,6 +215,19 @@ def test_pins_of_torch_through_the_metapackage_of_cuda(environment: FakeEnvironm
     assert "nvidia-cublas==13.1.1.3.* (13.2.0.9)" in found.found
     assert "nvidia-cuda-runtime==13.0.96.* (missing)" in found.found
     assert "nvrtc" not in found.found
+
+
+def test_many_missing_packages_are_installed_by_one_requirement(environment: FakeEnvironment, tmp_path: Path) -> None:
+    """As where torch was copied without its packages; each requirement is named once."""
+    environment.write("torch/__init__.py")
+    environment.write("torch/version.py", "__version__ = '2.9.1+cu128'\ncuda = '12.8'\nhip = None\n")
+    text = (WHEELS / "torch-2.9.1.METADATA").read_text()
+    environment.add("torch", "2.9.1", text + "Requires-Dist: filelock\n")
+    found = check(environment, tmp_path)["torch.packages"]
+    assert found.status == "fail"
+    assert found.found.count("filelock") == 1
+    assert "16 more" in found.found
+    assert found.fix.endswith("-m pip install 'torch==2.9.1'")
 
 
 def test_the_gpus_of_torch_are_read_from_its_library(environment: FakeEnvironment, tmp_path: Path) -> None:
@@ -248,7 +268,7 @@ def test_jax_with_its_plugin(environment: FakeEnvironment, tmp_path: Path) -> No
     environment.write("jax/__init__.py")
     environment.add("jax", "0.7.2")
     environment.add_wheel("jax-cuda12-plugin-0.7.2", extra="with-cuda", versions={"nvidia-cudnn-cu12": "9.1.0.70"})
-    environment.write("jax_cuda12_plugin/__init__.py")
+    environment.write("jax_cuda12_plugin/version.py")  # as in the wheel, which has no __init__.py
     versions = "def cuda_runtime_build_version(): return 12090\ndef cudnn_build_version(): return 90800\n"
     environment.write("jax_cuda12_plugin/_versions.py", versions)
     results = check(environment, tmp_path, machine("9.0", driver="535.104.05", cuda="12.2"))

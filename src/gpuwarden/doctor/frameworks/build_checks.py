@@ -82,8 +82,15 @@ def _check_packages(installed: InstalledBuild) -> CheckResult:
         "fail" if is_broken else "warn",
         f"{installed.title} requires other packages than are installed: {_name_unmet(unmet)}.",
         why="It was built and tested with these versions: others may fail at import, or in the first step on a GPU.",
-        fix=installed.environment.pip("install", *(f"'{each.name}{each.specifier}'" for each in unmet)),
+        fix=_fix_packages(installed, unmet),
     )
+
+
+def _fix_packages(installed: InstalledBuild, unmet: list[Unmet]) -> str:
+    """Return the command that installs the packages; if they are many, by the framework's own requirements."""
+    if installed.build.cuda and len(unmet) > MAX_NAMED:
+        return installed.install()
+    return installed.environment.pip("install", *(f"'{each.name}{each.specifier}'" for each in unmet))
 
 
 def _is_binary(name: str) -> bool:

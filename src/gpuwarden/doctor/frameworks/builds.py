@@ -166,7 +166,7 @@ def read_jax(environment: Environment, context: Context) -> Build | None:
     cudnn: Version = ()
     search = DynamicSection()
     for major in (13, 12):
-        folder = environment.find_file(f"jax_cuda{major}_plugin", "__init__.py")
+        folder = environment.find_file(f"jax_cuda{major}_plugin", "version.py")  # it has no __init__.py
         plugin = environment.distribution(f"jax-cuda{major}-plugin")
         if plugin is not None:
             requirements += _requirements(environment, plugin, "with-cuda")

@@ -58,9 +58,9 @@ def list_requirements(
 
 
 def find_unmet(environment: Environment, requirements: Iterable[Requirement]) -> list[Unmet]:
-    """Return those that are not met."""
+    """Return those that are not met, each once."""
     found = []
-    for each in requirements:
+    for each in {str(each): each for each in requirements}.values():
         other = environment.distribution(canonicalize_name(each.name))
         if other is None:
             found.append(Unmet(each.name, str(each.specifier), "", is_major=True))
