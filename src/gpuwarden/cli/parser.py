@@ -144,7 +144,8 @@ def _add_explain(parser: SuggestingParser) -> None:
     parser.add_argument("what", nargs="?", metavar="FILE|RUN", help="log file or ID of a run (default: standard input)")
     _add_python(parser)
     parser.add_argument("--no-checks", action="store_true", help="the log is of another machine: do not check this one")
-    _add_daemon(parser)
+    _add_listen(parser)
+    parser.add_argument("--json", action="store_true", help="print the explanation as JSON")
 
 
 def _add_runs(parser: SuggestingParser) -> None:
@@ -215,9 +216,13 @@ def _add_python(parser: SuggestingParser) -> None:
     )
 
 
-def _add_daemon(parser: SuggestingParser) -> None:
+def _add_listen(parser: SuggestingParser) -> None:
     _add_config(parser)
     parser.add_argument("--listen", metavar="HOST:PORT", help="address of the daemon (default 127.0.0.1:9846)")
+
+
+def _add_daemon(parser: SuggestingParser) -> None:
+    _add_listen(parser)
     parser.add_argument("--json", action="store_true", help="print the API's JSON; see docs/reference/http-api.md")
 
 

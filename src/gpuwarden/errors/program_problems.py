@@ -93,8 +93,8 @@ MISSING_MODULE = Problem(
     "other",
     "Python module or name missing",
     (
-        Cause("The package is not installed in the environment that runs the program.", ("framework.installed",)),
-        Cause("A file of one's own has the name of the package.", ("framework.installed",)),
+        Cause("The package is not installed in the environment that runs the program."),
+        Cause("A file of one's own has the name of the package.", ("environment.shadows",)),
         Cause("The installed version does not have that name."),
     ),
     "Install the package with the Python that runs the program: `python -m pip install NAME`.",

@@ -75,4 +75,8 @@ def _read_events(what: str | None, config: Config) -> tuple[str, list[ErrorEvent
             return what, read_events(stream)
     if path.exists() or "/" in what:
         raise OSError(None, "no such file" if not path.exists() else "not a file", what)
-    return f"run {what}", list(list_run_events(read_record(fetch_run(config, what))))
+    try:
+        record = read_record(fetch_run(config, what))
+    except OSError as error:
+        raise OSError(None, f"{what} is no file, and as a run: {error.strerror or error}") from None
+    return f"run {what}", list(list_run_events(record))
