@@ -94,7 +94,7 @@ MISSING_MODULE = Problem(
     "Python module or name missing",
     (
         Cause("The package is not installed in the environment that runs the program."),
-        Cause("A file of one's own has the name of the package.", ("environment.shadows",)),
+        Cause("A file of one's own has the name of the package.", ("python.shadows",)),
         Cause("The installed version does not have that name."),
     ),
     "Install the package with the Python that runs the program: `python -m pip install NAME`.",
