@@ -82,29 +82,30 @@ def test_gpu_that_is_down_has_no_headroom() -> None:
 
 
 def test_later_hello_counts() -> None:
-    """A later hello replaces the first one; a new name is accepted once per expiry."""
+    """A later hello replaces the first one; a new name is accepted at first, then once per expiry."""
     runs = registry(ALICE)
     for second, name in enumerate(("vit", "bert", "unet"), start=1):
         runs.receive(ALICE, replace(HELLO, name=name, visible_devices=str(second)), float(second))
     (run,) = runs.update(BOX, 3.0)
-    assert (run.hello.name, run.hello.visible_devices) == ("resnet", "3")
-    for now, name in ((61.0, "vit"), (62.0, "bert")):
+    assert (run.hello.name, run.hello.visible_devices) == ("vit", "3")
+    for now, name in ((62.0, "unet"), (63.0, "bert")):
         runs.receive(ALICE, replace(HELLO, name=name), now)
-    (run,) = runs.update(BOX, 62.0)
-    assert run.hello.name == "vit"
-    runs.receive(ALICE, report(), 122.0)
-    (run,) = runs.update(BOX, 122.0)
+    (run,) = runs.update(BOX, 63.0)
+    assert run.hello.name == "unet"
+    runs.receive(ALICE, report(), 123.0)
+    (run,) = runs.update(BOX, 123.0)
     assert run.hello.name == "bert"
 
 
 def test_later_job_and_rank_wait() -> None:
-    """A new job or rank, which are labels too, is accepted once per expiry."""
+    """A second job or rank, which are labels too, is accepted once per expiry."""
     first = replace(HELLO, job="77", rank=0, world_size=2)
     for changed in (replace(first, rank=1), replace(first, job="other")):
         runs = registry()
-        runs.receive(ALICE, first, 0.0)
-        runs.receive(ALICE, changed, 1.0)
-        assert runs.update(BOX, 2.0)[0].hello == first
+        runs.receive(ALICE, HELLO, 0.0)
+        runs.receive(ALICE, first, 1.0)
+        runs.receive(ALICE, changed, 2.0)
+        assert runs.update(BOX, 3.0)[0].hello == first
 
 
 def test_job_and_rank_of_a_worker() -> None:

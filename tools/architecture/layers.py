@@ -35,7 +35,7 @@ DAEMON_LAYERS = (
     Layer("Health and history", ("health", "history", "incidents")),
     Layer("Outputs", ("alerts", "dcgm", "doctor", "explain", "web")),
     Layer("Daemon", ("daemon",)),
-    Layer("Entry points", ("cli", "demo", "collector", "__main__")),
+    Layer("Entry points", ("cli", "launcher", "demo", "collector", "__main__")),
 )
 CLIENT_LAYERS = (
     Layer("Foundation", ("_version", "protocol", "errors")),

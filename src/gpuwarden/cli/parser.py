@@ -130,6 +130,17 @@ def _add_pause(parser: SuggestingParser) -> None:
     _add_control(parser)
 
 
+def _add_run(parser: SuggestingParser) -> None:
+    _add_config(parser)
+    parser.add_argument("--name", metavar="NAME", help="name of the run (default: the script's or the program's)")
+    parser.add_argument(
+        "--card", type=Path, metavar="FILE", help="write the card to a file too: FILE.html, FILE.json or FILE.md"
+    )
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, metavar="-- PROGRAM", help="program and its arguments, run as they are"
+    )
+
+
 def _add_doctor(parser: SuggestingParser) -> None:
     _add_config(parser)
     _add_python(parser)
@@ -271,6 +282,17 @@ COMMANDS = (
         ("gpuwarden runs show 4711-99", "gpuwarden runs --live", "gpuwarden runs --past --limit 5 --json"),
         "cli.runs.runs_command:list_runs",
         _add_runs,
+    ),
+    Command(
+        "run",
+        "run a program, say how it ended",
+        "Run a program as it is, with its training watched: Keras, torch, JAX and TensorFlow without a line of code, "
+        "any other program by its GPUs. When it has ended, print a card to standard error: outcome and cause, memory, "
+        "step time, input wait, throttling, energy, next step. The exit status and signals are the program's own. "
+        "Without a daemon on this machine it starts a private one.",
+        ("gpuwarden run -- python train.py", "gpuwarden run --card card.html -- torchrun train.py"),
+        "launcher.run_command:run",
+        _add_run,
     ),
     Command(
         "doctor",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import importlib.util
 import json
 import os
@@ -15,8 +14,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 from gpuwarden.cli.common.api_client import ApiError, daemon_url, fetch_json
@@ -24,6 +21,7 @@ from gpuwarden.cli.top.state_reader import ApiObject
 from gpuwarden.config.schema import Config
 from gpuwarden.config.value_types import ADDRESS, Address
 from gpuwarden.demo.story import RUN_NAME, Story
+from gpuwarden.launcher.background import running
 from gpuwarden.web.api.api_paths import STATE
 
 RULES = Path(__file__).parents[3] / "deploy" / "prometheus" / "rules" / "gpuwarden.yml"
@@ -32,8 +30,6 @@ IDLE_GPU = 7  # of the eight simulated GPUs; no simulated run uses memory there
 START_SECONDS = 30.0  # within which the daemon must answer
 INTERVAL_SECONDS = 1.0
 DIAGNOSIS_SECONDS = 10.0  # from the end of the training
-_PR_SET_PDEATHSIG = 1  # prctl(2)
-_LIBC = ctypes.CDLL(None)
 
 
 class DemoError(OSError):
@@ -81,37 +77,6 @@ def _choose_address(text: str | None) -> Address:
         fetch_json(address, STATE)
         raise DemoError(f"another daemon listens on {address}; choose a port: gpuwarden demo --listen 127.0.0.1:9847")
     return address
-
-
-@contextlib.contextmanager
-def running(command: list[str], environment: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a program with its output in a file; it ends with the context, or with this process."""
-    with log.open("wb") as output:
-        # In a session of its own: Ctrl-C then reaches only this process, which ends the others in order.
-        process = subprocess.Popen(
-            command,
-            env=environment,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            preexec_fn=partial(_end_with_parent, os.getpid()),  # noqa: PLW1509 - this process has one thread
-        )
-    try:
-        yield process
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(5)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _end_with_parent(parent: int) -> None:
-    """Let the kernel end this process when its parent ends, even by SIGKILL."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it has already ended
-        os._exit(1)
 
 
 def _await_gpu(listen: Address, daemon: subprocess.Popen[bytes], log: Path) -> str:

@@ -112,7 +112,6 @@ class RunRegistry:
             hello,
             self._rules,
             seen_at=now,
-            named_at=now,
             began=self._rules.wall(),
             began_monotonic=now,
         )

@@ -54,9 +54,9 @@ class RunState:
     hello: Hello
     rules: Rules
     seen_at: float
-    named_at: float  # when its name or framework last changed
     began: float  # Unix time
     began_monotonic: float
+    renamed_at: float = -math.inf  # when its name or framework last changed
     pending_hello: Hello | None = None  # with a new name that cannot be shown yet
     report: Report | None = None
     reported_monotonic: float | None = None
@@ -109,14 +109,17 @@ class RunState:
         return False
 
     def _rename(self, hello: Hello, now: float) -> None:
-        """Apply a changed hello. A new name makes new series, so it changes once per expiry at most."""
+        """Apply a changed hello. A new name makes new series, so it changes once per expiry at most.
+
+        The first change is free: `gpuwarden run` introduces a program before that names itself.
+        """
         same = _labels(hello) == _labels(self.hello)
         self.pending_hello = None
-        if not same and now - self.named_at <= self.rules.expiry:
+        if not same and now - self.renamed_at <= self.rules.expiry:
             self.pending_hello = hello
             hello = replace(hello, **_labels(self.hello))
         elif not same:
-            self.named_at = now
+            self.renamed_at = now
         self.hello = hello
 
     def _handle_report(self, report: Report, now: float) -> bool:

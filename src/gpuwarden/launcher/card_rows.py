@@ -1,0 +1,107 @@
+"""Rows of a card: labels and texts, the same in a terminal, in Markdown and in HTML."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from gpuwarden.analysis.memory.headroom import headroom_limit_text
+from gpuwarden.cli.runs.memory_report import gpu_name, min_headroom_bytes, peak_bytes
+from gpuwarden.formatting import cut_middle, format_bytes, format_duration, format_elapsed, format_energy, format_ratio
+from gpuwarden.launcher.card import Card
+from gpuwarden.records.record import RecordedDevice, RunRecord
+
+MAX_MESSAGE_CHARACTERS = 400
+MAX_FOLLOWERS = 3
+MAX_RUNS = 8  # of one program; the card counts further ones
+
+
+class Row(NamedTuple):
+    """One row of a card."""
+
+    label: str
+    text: str
+
+
+def list_rows(card: Card) -> Iterator[Row]:
+    """Yield the rows: the end and its cause, then each run."""
+    yield Row("program", card.command_line)
+    # The cause repeats what the rest of the evidence says.
+    evidence = card.evidence if card.explanation is None else card.evidence.partition("; last ")[0]
+    yield Row("outcome", f"{card.outcome.replace('_', ' ')} after {format_elapsed(card.end.seconds)} ({evidence})")
+    yield from _cause_rows(card)
+    for run in card.runs[:MAX_RUNS]:
+        if len(card.runs) > 1:
+            rank = "" if run.rank is None else f", rank {run.rank}"
+            yield Row("run", f"{run.name} (pid {run.pid}{rank}): {(run.outcome or run.state or '').replace('_', ' ')}")
+        yield from _run_rows(run, card)
+    if len(card.runs) > MAX_RUNS:
+        yield Row("runs", f"and {len(card.runs) - MAX_RUNS} more")
+
+
+def title(card: Card) -> str:
+    """Return a heading."""
+    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(card.end.began))
+    return f"gpuwarden run, started {began}"
+
+
+def _cause_rows(card: Card) -> Iterator[Row]:
+    if card.explanation is None:
+        return
+    root = card.explanation.root
+    cause = root.problem.title
+    yield Row("cause", f"{cause[0].upper()}{cause[1:]}")
+    yield Row("message", cut_middle(root.text, MAX_MESSAGE_CHARACTERS))
+    if root.frame:
+        yield Row("at", root.frame)
+    for follower in card.explanation.followers[:MAX_FOLLOWERS]:
+        if follower.problem is not root.problem:
+            yield Row("then", cut_middle(f"{follower.problem.title}: {follower.text}", MAX_MESSAGE_CHARACTERS // 2))
+    yield Row("next step", root.problem.first_step)
+
+
+def _run_rows(run: RunRecord, card: Card) -> Iterator[Row]:
+    if run.steps is not None:
+        times = [("p50", run.step_median_seconds), ("p95", run.step_p95_seconds)]
+        known = ", ".join(f"{name} {format_duration(each)}" for name, each in times if each is not None)
+        yield Row("steps", f"{run.steps:,}{f' ({known})' if known else ''}")
+    if run.input_wait_ratio is not None:
+        yield Row("input wait", f"{format_ratio(run.input_wait_ratio)} of step time")
+    if run.loss is not None:
+        yield Row("loss", f"{run.loss:.6g}")
+    for device in run.devices:
+        yield Row(gpu_name(device.uuid, card.gpus), _describe_device(device))
+    if throttled := _describe_throttling(run):
+        yield Row("throttled", throttled)
+    host = [
+        None if run.host_memory_peak_bytes is None else f"{format_bytes(run.host_memory_peak_bytes)} peak memory",
+        None if run.cpu_seconds is None else f"{format_elapsed(run.cpu_seconds)} of CPU time",
+    ]
+    if any(host):
+        yield Row("host", ", ".join(filter(None, host)))
+
+
+def _describe_device(device: RecordedDevice) -> str:
+    peak, headroom = peak_bytes(device), min_headroom_bytes(device)
+    under = headroom_limit_text(device.headroom_limit, device.headroom_limit_bytes)
+    parts = [
+        None if peak is None else f"{format_bytes(peak)} peak memory",
+        None if headroom is None else f"{format_bytes(headroom)} headroom at least{under}",
+        None
+        if device.idle_seconds is None or not device.gpu_seconds
+        else f"idle {format_ratio(device.idle_seconds / device.gpu_seconds)}",
+        None if device.energy_joules is None else format_energy(device.energy_joules),
+        ", ".join(f"XID {code} x {count}" for code, count in (device.xids or {}).items()) or None,
+    ]
+    return ", ".join(filter(None, parts)) or device.name
+
+
+def _describe_throttling(run: RunRecord) -> str:
+    in_steps = run.throttled_step_seconds or {}
+    return ", ".join(
+        f"{format_elapsed(seconds)} by {reason.replace('_', ' ')}"
+        + (f" ({format_elapsed(in_steps[reason])} in steps)" if in_steps.get(reason) else "")
+        for reason, seconds in (run.throttled_seconds or {}).items()
+        if seconds
+    )

@@ -1,0 +1,29 @@
+"""Introduction of a program to the daemon, before it runs: any program then has a run, with its GPUs and its end."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from pathlib import Path
+
+from gpuwarden.protocol.codec import encode
+from gpuwarden.protocol.messages import Hello
+from gpuwarden.protocol.socket_trust import find_distrust, read_credentials
+
+_SEND_SECONDS = 1.0
+_kept: list[socket.socket] = []  # until the program replaces this process; its copy of the connection stays open
+
+
+def introduce_program(path: Path, name: str, framework: str) -> None:
+    """Say hello for the process that calls this, just before it becomes the program; raises nothing.
+
+    A run is its process: reports of the program itself, on a connection of their own, are of the same run.
+    """
+    with contextlib.suppress(OSError):
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.settimeout(_SEND_SECONDS)
+        connection.connect(str(path))
+        if find_distrust(path, read_credentials(connection)[1]) is None:
+            connection.send(encode(Hello(name, framework, {})))
+            connection.set_inheritable(True)
+            _kept.append(connection)

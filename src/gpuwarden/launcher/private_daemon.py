@@ -1,0 +1,93 @@
+"""The daemon that watches a program: the one of this machine, or a private one for as long as the program runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuwarden.cli.common.api_client import ApiError, fetch_json
+from gpuwarden.config.schema import Config
+from gpuwarden.config.value_types import Address
+from gpuwarden.launcher.background import running
+from gpuwarden.web.api.api_paths import STATE
+
+START_SECONDS = 15.0  # within which a private daemon must answer; its first poll waits for the driver
+_PROBE_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonPlace:
+    """Place of a daemon: `runs` is the socket that runs report to, `api` the Unix socket or address of its API."""
+
+    runs: Path
+    api: Address | Path
+    private: bool
+
+
+@contextlib.contextmanager
+def open_daemon(config: Config, folder: Path, complain: Callable[[str], None]) -> Iterator[DaemonPlace | None]:
+    """Yield the machine's daemon, or else a private one in `folder`, which ends with the context.
+
+    Blocks until it answers. None if it does not: `complain` gets the reason, and the program runs all the same.
+    """
+    place = find_daemon(config)
+    if place is not None:
+        yield place
+        return
+    with contextlib.ExitStack() as stack:
+        log = folder / "daemon.log"
+        process = stack.enter_context(running(_command(folder), _environment(folder), log))
+        place = _await_answer(process, folder)
+        if place is None:
+            complain(f"no daemon answers and a private one did not start: {_last_line(log)}")
+        yield place
+
+
+def find_daemon(config: Config) -> DaemonPlace | None:
+    """Return the daemon of this configuration, if it takes reports and answers; blocks for some seconds at most."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+            probe.settimeout(_PROBE_SECONDS)
+            probe.connect(str(config.runs.socket))
+    except OSError:
+        return None
+    for api in (config.web_socket, config.web.listen):
+        with contextlib.suppress(ApiError):
+            fetch_json(api, STATE, _PROBE_SECONDS)
+            return DaemonPlace(config.runs.socket, api, private=False)
+    return None
+
+
+def _command(folder: Path) -> list[str]:
+    serve = [sys.executable, "-m", "gpuwarden", "serve", "--source", "nvml", "--listen", "127.0.0.1:0"]
+    return [*serve, "--socket", str(folder / "run.sock")]
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """Return the daemon's environment: no configuration, and a folder for its records as systemd gives it one."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("GPUWARDEN_")}
+    return {**own, "STATE_DIRECTORY": str(folder / "state")}
+
+
+def _await_answer(process: subprocess.Popen[bytes], folder: Path) -> DaemonPlace | None:
+    api = folder / "api.sock"
+    end = time.monotonic() + START_SECONDS
+    while process.poll() is None and time.monotonic() < end:
+        if api.exists():
+            with contextlib.suppress(ApiError):
+                fetch_json(api, STATE)
+                return DaemonPlace(folder / "run.sock", api, private=True)
+        time.sleep(0.02)
+    return None
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines()
+    return lines[-1] if lines else "it said nothing"

@@ -1,0 +1,122 @@
+"""Program that is run unchanged: same terminal, same process group, its signals and exit status passed through."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+# Signals that are passed on. Those that a terminal sends to all processes of its foreground group (Ctrl-C, Ctrl-\, its
+# end, its size) have reached the program too; the kernel is their sender.
+_PASSED = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGALRM,
+    signal.SIGWINCH,
+    signal.SIGTSTP,
+    signal.SIGCONT,
+)
+_OF_JOB_CONTROL = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
+_FROM_PROCESS = (0, -1, -6)  # si_code of kill, sigqueue and tgkill (include/uapi/asm-generic/siginfo.h)
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramEnd:
+    """End of a program: `status` is that of wait(2), `began` and `ended` are Unix times.
+
+    `seconds` is the time between them, whatever the clock did. `usage` is getrusage(2)'s, of the program and those of
+    its children that it has waited for. `passed` are signals that were passed on to it, in order.
+    """
+
+    pid: int
+    status: int
+    began: float
+    ended: float
+    seconds: float
+    usage: resource.struct_rusage
+    passed: tuple[signal.Signals, ...]
+
+    @property
+    def signal(self) -> signal.Signals | None:
+        """Signal that ended it."""
+        return signal.Signals(os.WTERMSIG(self.status)) if os.WIFSIGNALED(self.status) else None
+
+    @property
+    def dumped_core(self) -> bool:
+        """True if the kernel wrote a core file."""
+        return os.WCOREDUMP(self.status)
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit status that it ended with itself."""
+        return os.WEXITSTATUS(self.status) if os.WIFEXITED(self.status) else None
+
+
+def run_program(
+    command: Sequence[str], environment: Mapping[str, str], prepare: Callable[[], object] = lambda: None
+) -> ProgramEnd:
+    """Run a program until it ends; call it in the main thread, before any other thread exists.
+
+    `prepare` is called in the new process, before the program. Blocks; what the program leaves behind is not waited
+    for. Raises OSError if it cannot be started.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_PASSED, signal.SIGCHLD})
+
+    def begin() -> None:
+        prepare()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    began, started = time.time(), time.monotonic()
+    try:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            close_fds=False,  # a shell's `3>log` reaches the program
+            preexec_fn=begin,  # noqa: PLW1509 - this process has one thread
+        )
+        passed, status, usage = _wait(process.pid)
+        process.returncode = os.waitstatus_to_exitcode(status)  # has been waited for
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    ended = time.time()
+    return ProgramEnd(process.pid, status, began, ended, time.monotonic() - started, usage, tuple(passed))
+
+
+def end_like(end: ProgramEnd) -> int:
+    """Return a program's exit status; after a signal end this process by the same one, without a core."""
+    if end.signal is None:
+        return end.exit_code or 0
+    sys.stdout.flush()
+    sys.stderr.flush()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program's core is the one to look at
+    if end.signal is not signal.SIGKILL:
+        signal.signal(end.signal, signal.SIG_DFL)
+    os.kill(os.getpid(), end.signal)
+    return 128 + end.signal  # as shells say it, for a signal that does not end this process
+
+
+def _wait(pid: int) -> tuple[list[signal.Signals], int, resource.struct_rusage]:
+    """Pass signals on until the program ends; return them, its status and its usage."""
+    passed: list[signal.Signals] = []
+    while True:
+        changed, status, usage = os.wait4(pid, os.WNOHANG | os.WUNTRACED)
+        if changed and os.WIFSTOPPED(status):
+            if os.WSTOPSIG(status) in _OF_JOB_CONTROL:
+                os.kill(os.getpid(), signal.SIGSTOP)  # so that the shell sees the job stop, and can continue it
+        elif changed:
+            return passed, status, usage
+        info = signal.sigwaitinfo({*_PASSED, signal.SIGCHLD})
+        if info.si_signo != signal.SIGCHLD and info.si_code in _FROM_PROCESS and info.si_pid != pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, info.si_signo)
+            passed.append(signal.Signals(info.si_signo))

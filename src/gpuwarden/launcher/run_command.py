@@ -1,0 +1,91 @@
+"""Command `gpuwarden run`: runs a program as it is, and prints a card when it has ended."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from gpuwarden.cli.common.config_flags import load_config
+from gpuwarden.cli.common.terminal import WRONG_USE, complain
+from gpuwarden.config.schema import Config
+from gpuwarden.launcher.card import Card, make_card
+from gpuwarden.launcher.card_formats import FORMATS, render_text, write_card
+from gpuwarden.launcher.introduction import introduce_program
+from gpuwarden.launcher.private_daemon import DaemonPlace, open_daemon
+from gpuwarden.launcher.program import ProgramEnd, end_like, run_program
+from gpuwarden.launcher.program_environment import make_environment
+from gpuwarden.launcher.program_notes import read_notes
+from gpuwarden.launcher.run_records import await_records, fetch_gpu_numbers
+
+_NOT_FOUND, _NOT_EXECUTABLE = 127, 126  # exit statuses, as of a shell
+_MAX_WIDTH = 100  # columns of the card
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Run the program; return its exit status, or end by the signal that ended it. Raises ConfigError."""
+    command = parsed.command[1:] if parsed.command[:1] == ["--"] else parsed.command
+    if not command:
+        complain("gpuwarden run: no program; write it after --, as in: gpuwarden run -- python train.py")
+        return WRONG_USE
+    if parsed.card is not None and parsed.card.suffix not in FORMATS:
+        complain(f"gpuwarden run: --card {parsed.card}: unknown format; end its name with {' or '.join(FORMATS)}")
+        return WRONG_USE
+    config = load_config(parsed)
+    try:
+        with tempfile.TemporaryDirectory(prefix="gpuwarden-run-", ignore_cleanup_errors=True) as folder:
+            card = _watch(command, parsed.name or _name(command), config, Path(folder))
+    except OSError as error:
+        if error.filename != command[0]:
+            raise
+        complain(f"gpuwarden run: cannot run {command[0]}: {error.strerror}")
+        return _NOT_FOUND if error.errno == errno.ENOENT else _NOT_EXECUTABLE
+    _show(card, parsed.card)
+    return end_like(card.end)
+
+
+def _watch(command: Sequence[str], name: str, config: Config, folder: Path) -> Card:
+    """Run the program with a daemon that watches it. Raises OSError if it cannot be started."""
+    notes_folder = folder / "notes"
+    notes_folder.mkdir()
+    with open_daemon(config, folder, lambda text: complain(f"gpuwarden run: {text}")) as place:
+        environment = make_environment(notes_folder, place.runs if place else None)
+        introduce = partial(introduce_program, place.runs, name, Path(command[0]).name) if place else lambda: None
+        end = run_program(command, environment, introduce)
+        return _make_card(command, end, notes_folder, place)
+
+
+def _make_card(command: Sequence[str], end: ProgramEnd, folder: Path, place: DaemonPlace | None) -> Card:
+    notes = list(read_notes(folder))
+    if place is None:
+        return make_card(command, end, [], notes, {})
+    gpus = {}
+    runs = []
+    with suppress(KeyboardInterrupt):  # the card has what is known by then
+        runs = await_records(place, {end.pid, *(note.pid for note in notes)}, end.began)
+        gpus = dict(fetch_gpu_numbers(place))
+    return make_card(command, end, runs, notes, gpus)
+
+
+def _show(card: Card, path: Path | None) -> None:
+    """Print the card to standard error, so that the program's own output stays as it is; write it to a file too."""
+    width = min(shutil.get_terminal_size((80, 24)).columns, _MAX_WIDTH)
+    sys.stderr.write(f"\n{render_text(card, width)}")
+    if path is not None:
+        try:
+            write_card(card, path)
+        except OSError as error:
+            complain(f"gpuwarden run: cannot write the card {path}: {error.strerror}")
+
+
+def _name(command: Sequence[str]) -> str:
+    """Return a name for the run: the script that an interpreter gets, else the program."""
+    script = next((each for each in command[1:] if not each.startswith("-")), command[0])
+    is_python = Path(command[0]).name.startswith("python")
+    return Path(script if is_python else command[0]).stem or command[0]

@@ -1,0 +1,253 @@
+"""`gpuwarden run` around real programs, with a private daemon."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pseudo_terminal import terminal
+from services import Daemon, Process, ending, until
+
+from mock_nvml import MockNvml
+
+GUARDED = """
+import signal, sys
+seen = []
+signal.signal(signal.SIGUSR1, lambda *_: seen.append(1))
+print("ready", flush=True)
+while not seen:
+    signal.pause()
+sys.exit(3)
+"""
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """Return an environment without a daemon of this machine."""
+    return {"GPUWARDEN_SOCKET": str(tmp_path / "none.sock"), "TMPDIR": str(tmp_path)}
+
+
+def launch(environment: dict[str, str], *arguments: str, **settings: Any) -> subprocess.CompletedProcess[str]:
+    """Run `gpuwarden run ARGUMENTS` to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "gpuwarden", "run", *arguments],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        **settings,
+    )
+
+
+def rows(card: str) -> dict[str, str]:
+    """Return the rows of a printed card, unwrapped."""
+    found: dict[str, str] = {}
+    label = ""
+    for line in card.splitlines():
+        label = line[:12].strip() or label
+        found[label] = f"{found.get(label, '')} {line[12:]}".strip()
+    return found
+
+
+def test_output_and_status_are_the_programs(environment: dict[str, str], tmp_path: Path) -> None:
+    """Standard input, output and exit status pass through; the card is on standard error, and nothing is left."""
+    ended = launch(environment, "--", "sh", "-c", "cat; echo of the program >&2; exit 7", input="given\n")
+    assert (ended.returncode, ended.stdout) == (7, "given\n")
+    assert ended.stderr.startswith("of the program\n\ngpuwarden run, started ")
+    assert rows(ended.stderr)["outcome"].startswith("failed after ")
+    assert "(exit status 7)" in rows(ended.stderr)["outcome"]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "outcome", "cause"),
+    [
+        (signal.SIGKILL, "killed", "Process killed by a signal"),
+        (signal.SIGSEGV, "crashed", "Crash in native code"),
+        (signal.SIGTERM, "killed", "Process killed by a signal"),
+    ],
+)
+def test_death_by_signal(number: signal.Signals, outcome: str, cause: str, environment: dict[str, str]) -> None:
+    """A signal that ends the program ends the command too, and the card says what it means."""
+    ended = launch(environment, "--", sys.executable, "-c", f"import os; os.kill(os.getpid(), {number})")
+    assert ended.returncode == -number
+    card = rows(ended.stderr)
+    assert card["outcome"].startswith(f"{outcome} after ")
+    assert f"ended by {number.name}" in card["outcome"]
+    assert card["cause"].startswith(cause)
+    assert card["next step"]
+
+
+def test_signals_are_passed_on(environment: dict[str, str], tmp_path: Path) -> None:
+    """A signal to the command reaches the program, which decides what it means."""
+    command = [sys.executable, "-m", "gpuwarden", "run", "--", sys.executable, "-c", GUARDED]
+    launched = Process(command, tmp_path / "log", environment)
+    with ending(launched):
+        until(lambda: "ready" in launched.output(), "the program")
+        launched.popen.send_signal(signal.SIGUSR1)
+        assert launched.popen.wait(60) == 3
+
+
+def test_killed_command_leaves_no_daemon(environment: dict[str, str], tmp_path: Path) -> None:
+    """The private daemon ends with the command, even if that is killed."""
+    command = [sys.executable, "-m", "gpuwarden", "run", "--", sys.executable, "-c", GUARDED]
+    launched = Process(command, tmp_path / "log", environment)
+    with ending(launched):
+        until(lambda: "ready" in launched.output(), "the program")
+        (socket,) = tmp_path.glob("gpuwarden-run-*/run.sock")
+        children = Path(f"/proc/{launched.pid}/task/{launched.pid}/children").read_text().split()
+        launched.popen.kill()
+        launched.popen.wait()
+        program = [pid for pid in children if GUARDED.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        for pid in program:
+            os.kill(int(pid), signal.SIGKILL)
+        until(lambda: not socket.exists(), "the daemon's end")
+
+
+def test_python_error(environment: dict[str, str], tmp_path: Path) -> None:
+    """The card has the error of a program that reports by itself, with its own line; in all formats."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "from gpuwarden import watch\n"
+        "with watch() as run:\n"
+        "    for _ in range(3):\n"
+        "        run.step(batch_size=4)\n"
+        "    raise ValueError('expected min_ndim=3, found ndim=2')\n"
+    )
+    for suffix in ("json", "md", "html"):
+        path = tmp_path / f"card.{suffix}"
+        ended = launch(environment, "--card", str(path), "--", sys.executable, str(script))
+        assert ended.returncode == 1
+        assert rows(ended.stderr)["steps"].startswith("3")
+        assert f"{script}:5" in rows(ended.stderr)["at"]
+        text = path.read_text()
+        assert "expected min_ndim=3" in text
+    card = json.loads((tmp_path / "card.json").read_text())
+    assert (card["outcome"], card["exit_status"], card["problem"]) == ("failed", 1, "shape_mismatch")
+    (run,) = card["runs"]
+    assert (run["name"], run["steps"], run["pid"]) == ("train.py", 3, card["pid"])
+
+
+def test_gpus_of_any_program(environment: dict[str, str], mock_nvml: MockNvml, tmp_path: Path) -> None:
+    """A program that reports nothing has its GPU memory, and an XID, on the card."""
+    env = {**environment, **mock_nvml.env(gpus=2)}
+    path = tmp_path / "card.json"
+    command = ["sh", "-c", "echo pid $$; read line; exit 9"]
+    launched = Process(
+        [sys.executable, "-m", "gpuwarden", "run", "--card", str(path), "--", *command], tmp_path / "log", env
+    )
+    with ending(launched):
+        until(lambda: launched.output().endswith("\n"), "the program")
+        pid = launched.output().split()[-1]
+        mock_nvml.processes(1, {int(pid): 3 << 30})
+        until(lambda: _uses_gpu(tmp_path, pid), "the daemon sees it")
+        launched.say("end")
+        assert launched.popen.wait(60) == 9
+    (run,) = json.loads(path.read_text())["runs"]
+    assert (run["name"], run["framework"], run["outcome"]) == ("sh", "sh", "failed")
+    (device,) = run["devices"]
+    assert device["gpu_seconds"] > 0
+
+
+def _uses_gpu(folder: Path, pid: str) -> bool:
+    for socket in folder.glob("gpuwarden-run-*/api.sock"):
+        command = ["curl", "-s", "--unix-socket", str(socket), "http://localhost/api/v1/runs"]
+        listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+        return any(str(each["pid"]) == pid and each.get("gpu_seconds") for each in json.loads(listed or "{}")["live"])
+    return False
+
+
+def test_daemon_of_the_machine(tmp_path: Path) -> None:
+    """A daemon that answers is used, and shows the run; other runs are not on the card."""
+    daemon = Daemon(tmp_path / "daemon", "--source", "simulated")
+    with ending(daemon):
+        until(lambda: daemon.samples().text, "a page")
+        environment = {"GPUWARDEN_SOCKET": str(daemon.socket)}
+        path = tmp_path / "card.json"
+        ended = launch(environment, "--name", "mine", "--card", str(path), "--", "sleep", "2")
+        assert ended.returncode == 0
+        (run,) = json.loads(path.read_text())["runs"]
+        assert (run["name"], run["outcome"]) == ("mine", "finished")
+        assert daemon.samples().all("gpuwarden_run_info", run_name="mine")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "text"),
+    [
+        (["--", "gpuwarden-no-such-program"], 127, "cannot run gpuwarden-no-such-program: No such file"),
+        (["--", "/etc/passwd"], 126, "cannot run /etc/passwd: Permission denied"),
+        ([], 2, "no program; write it after --"),
+        (["--card", "card.pdf", "--", "true"], 2, "unknown format; end its name with .html or .json or .md"),
+    ],
+)
+def test_wrong_use(arguments: list[str], status: int, text: str, environment: dict[str, str]) -> None:
+    """A program that cannot be run has a shell's exit status, with what is wrong."""
+    ended = launch(environment, *arguments)
+    assert ended.returncode == status
+    assert text in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_card_that_cannot_be_written(environment: dict[str, str], tmp_path: Path) -> None:
+    """The card is printed all the same, and the exit status is the program's."""
+    ended = launch(environment, "--card", str(tmp_path / "no" / "card.md"), "--", "true")
+    assert ended.returncode == 0
+    assert "cannot write the card" in ended.stderr
+    assert rows(ended.stderr)["outcome"].startswith("finished")
+
+
+COUNTING = """
+import signal, sys, time
+seen = []
+signal.signal(signal.SIGINT, lambda *_: seen.append(1))
+print("ready", sys.stdout.isatty(), flush=True)
+while not seen:
+    time.sleep(0.05)
+time.sleep(0.5)
+print("interrupts", len(seen), flush=True)
+"""
+
+
+def test_terminal(environment: dict[str, str]) -> None:
+    """The program has the terminal itself; Ctrl-C reaches it once, and the card fits the width."""
+    with terminal("run", "--", sys.executable, "-c", COUNTING, env=environment) as screen:
+        screen.until(lambda text: "ready True" in text, "the program")
+        screen.press(b"\x03")
+        screen.until(lambda text: "interrupts 1" in text, "one interrupt")
+        assert screen.end() == 0
+        assert any(line.startswith("outcome     finished after") for line in screen.lines())
+
+
+def test_stop_and_continue(environment: dict[str, str], tmp_path: Path) -> None:
+    """When the program stops, as by Ctrl-Z, the command stops too, so that a shell can continue the job."""
+    with (tmp_path / "log").open("wb") as log:
+        launched = subprocess.Popen(
+            [sys.executable, "-m", "gpuwarden", "run", "--", "sleep", "3"],
+            env=os.environ | environment,
+            stderr=log,
+            preexec_fn=os.setpgrp,  # noqa: PLW1509 - one call; as a shell makes a job
+        )
+    with launched, contextlib.ExitStack() as at_end:
+        at_end.callback(launched.kill)
+        until(lambda: "sleep" in _commands(launched.pid), "the program")
+        os.killpg(launched.pid, signal.SIGTSTP)
+        until(lambda: _state(launched.pid) == "T", "the command stops")
+        os.killpg(launched.pid, signal.SIGCONT)
+        assert launched.wait(60) == 0
+
+
+def _commands(pid: int) -> list[str]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [Path(f"/proc/{each}/comm").read_text().strip() for each in children]
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
