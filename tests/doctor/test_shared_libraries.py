@@ -134,6 +134,19 @@ def test_a_cudnn_of_ld_library_path_replaces_that_of_the_wheel(
     assert found.fix == f"Remove {tmp_path}/cuda/lib64 from LD_LIBRARY_PATH."
 
 
+def test_a_cudnn_of_the_system_is_compared_with_the_pins_too(tmp_path: Path, stub: Path) -> None:
+    """TensorFlow without NVIDIA's packages still needs the cuDNN that it was built with."""
+    environment = FakeEnvironment(tmp_path / "env")
+    environment.add_tensorflow()
+    environment.add_wheel("tensorflow-2.20.0")
+    compile_library(environment.site / "tensorflow/libtensorflow_framework.so.2")
+    copy_libraries(stub, tmp_path / "cuda", [*NAMES[:-1], "libcudnn.so.9.1.0"])
+    (tmp_path / "cuda/libcudnn.so.9").symlink_to("libcudnn.so.9.1.0")
+    found = check(environment, tmp_path, f"{tmp_path}/cuda")
+    assert found.status == "fail"
+    assert "needs cuDNN 9.3 or newer of that major version and would load 9.1.0" in found.found
+
+
 def test_a_cudnn_of_the_system_is_found_in_the_loaders_cache(
     environment: FakeEnvironment, tmp_path: Path, stub: Path
 ) -> None:

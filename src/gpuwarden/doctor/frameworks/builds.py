@@ -47,21 +47,8 @@ class Build:
     search: DynamicSection
     requirements: tuple[Requirement, ...]
     wanted: str
+    min_cudnn: Version = ()  # that its pins allow, else the one it was built with
     other: str = ""  # what it is built for in place of CUDA: "ROCm"
-
-    @property
-    def cuda_requirements(self) -> tuple[Requirement, ...]:
-        """Its pins of NVIDIA's packages."""
-        return tuple(each for each in self.requirements if each.name.startswith("nvidia"))
-
-    @property
-    def min_cudnn(self) -> Version:
-        """The oldest cuDNN that its pins allow, else the one it was built with."""
-        for each in self.cuda_requirements:
-            if "cudnn" in each.name:
-                bounds = [parse_version(one.version) for one in each.specifier if one.operator in ("==", ">=", "~=")]
-                return max(bounds, default=self.cudnn)
-        return self.cudnn
 
 
 @dataclass(frozen=True)
@@ -123,6 +110,7 @@ def read_tensorflow(environment: Environment, _context: Context) -> Build | None
         requirements=_requirements(environment, distribution, "and-cuda" if facts.get("is_cuda_build") else ""),
         # Before 2.14 the wheel has no such extra: CUDA comes from the system.
         wanted=f"tensorflow{'[and-cuda]' if parse_version(version) >= (2, 14) else ''}=={version}",
+        min_cudnn=_find_min_cudnn(environment, distribution, "and-cuda") or cudnn,
         other="ROCm" if facts.get("is_rocm_build") else "",
     )
 
@@ -143,15 +131,17 @@ def read_torch(environment: Environment, _context: Context) -> Build | None:
     python_library = environment.find_file("torch", "lib", "libtorch_python.so")
     version = str(facts.get("__version__", ""))
     needed = dict.fromkeys(name for each in sections for name in each.needed if _CUDA_LIBRARY.match(name))
+    cudnn = next((parse_version(each.rpartition(".")[2]) for each in needed if each.startswith("libcudnn.")), ())
     return Build(
         version=version,
         cuda=cuda,
-        cudnn=next((parse_version(each.rpartition(".")[2]) for each in needed if each.startswith("libcudnn.")), ()),
+        cudnn=cudnn,
         targets=_read_torch_targets(python_library) if cuda and python_library else (),
         libraries=tuple(needed),
         search=sections[0] if sections else DynamicSection(),
         requirements=_requirements(environment, distribution),
         wanted=f"torch=={version.partition('+')[0]}",
+        min_cudnn=_find_min_cudnn(environment, distribution) or cudnn,
         other="ROCm" if facts.get("hip") or facts.get("rocm") else "XPU" if facts.get("xpu") else "",
     )
 
@@ -185,6 +175,7 @@ def read_jax(environment: Environment, context: Context) -> Build | None:
         search=search,
         requirements=tuple(requirements),
         wanted=f"jax[cuda{cuda[0] if cuda else 12}]=={jax.version}",
+        min_cudnn=cudnn,
         other="ROCm" if has_rocm else "",
     )
 
@@ -215,6 +206,15 @@ def _requirements(
     every = tuple(list_requirements(environment, distribution, (extra,))) if extra else plain
     added = [canonicalize_name(each.name) for each in every if each.name.startswith("nvidia")]
     return every if any(environment.distribution(name) for name in added) else plain
+
+
+def _find_min_cudnn(environment: Environment, distribution: Distribution | None, extra: str = "") -> Version:
+    """Return the oldest cuDNN that a distribution's pins allow, whether it is installed from a package or not."""
+    for each in list_requirements(environment, distribution, (extra,)) if distribution else ():
+        if each.name.startswith("nvidia-cudnn"):
+            bounds = [parse_version(one.version) for one in each.specifier if one.operator in ("==", ">=", "~=")]
+            return max(bounds, default=())
+    return ()
 
 
 def _read_build_info(file: Path) -> Mapping[str, Any]:

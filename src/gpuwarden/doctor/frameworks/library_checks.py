@@ -41,7 +41,7 @@ def check_libraries(installed: InstalledBuild) -> CheckResult:
         and other.path.resolve() != file.path.resolve()
     }
     if replaced:
-        others = ", ".join(str(each.path) for each in replaced.values())
+        others = ", ".join(str(each.path.parent.resolve() / each.path.name) for each in replaced.values())
         return CheckResult(
             name,
             "warn",
