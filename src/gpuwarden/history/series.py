@@ -1,7 +1,7 @@
 """Ring of the last ten minutes of GPUs, runs and host: a frame a second, and each poll of the last 30 s.
 
 The charts of the status page read a point every five seconds from it, and incidents all of it. A frame is one array of
-numbers: 2 MiB for 8 GPUs and 64 runs.
+numbers: 3 MiB for 8 GPUs and 64 runs, with memory samples.
 """
 
 from __future__ import annotations
