@@ -572,6 +572,25 @@ def test_uncaught(daemon: Receiver) -> None:
     assert list_reports(messages)[-1].errors == {"other": 1}
 
 
+@pytest.mark.parametrize("phase", ["train", "test"])
+def test_phase_of_an_uncaught_error(daemon: Receiver, phase: str) -> None:
+    """An error keeps the phase in which it was raised if a `finally` closes the watch before it is reported."""
+    script = """
+        import sys
+        from gpuwarden import watch
+        run = watch()
+        try:
+            run.step()
+            with run.phase(sys.argv[1]):
+                1 / 0
+        finally:
+            run.close()
+    """
+    python(textwrap.dedent(script), phase)
+    (error,) = [each for each in daemon.accept().waiting() if isinstance(each, Error)]
+    assert (error.exception, error.phase, error.steps) == ("ZeroDivisionError", phase, 1)
+
+
 @pytest.mark.parametrize(
     ("settings", "error", "name"),
     [

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -194,6 +195,8 @@ class LoopTracker:
 
     @guarded
     def _close(self) -> None:
+        if sys.exc_info()[1] is not None:  # closed in a `finally`: the error is reported when it ends the process
+            self.run.interrupted_in = self._failed_in or self.phase
         self.stepping, self.phase, self.closed = False, "idle", True
         others = [each for each in tuple(_open) if each.run is self.run and not each.closed]
         (others or [self])[0].report_end()

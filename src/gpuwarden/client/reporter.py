@@ -74,6 +74,7 @@ class Reporter:
         self.input = InputWait()
         self.durations = StepHistogram()
         self.failure: Error | None = None  # the last error
+        self.interrupted_in: Phase | None = None  # phase in which an exception left a loop
         self.oom_retries = 0
         self._errors: Counter[str] = Counter()
         self._pid = os.getpid()
@@ -210,7 +211,7 @@ class Reporter:
         """
         self.count_loops(self)
         self._connection.wait_for_room(MAX_END_WAIT_SECONDS)
-        phase: Phase = self.phase
+        phase = self.interrupted_in or self.phase
         self.phase, self.stepping = "idle", False
         self.finish()
         self._percentiles_due = 0.0
