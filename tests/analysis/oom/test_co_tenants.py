@@ -232,6 +232,22 @@ def test_run_that_ended_before_the_first_poll() -> None:
     assert diagnosis.cause == "neighbour"
 
 
+def test_run_that_was_silent_for_long() -> None:
+    """After a first step that takes minutes, the error is diagnosed by the last poll, although no report is current."""
+    simulated = RunWithPolls(ALICE)
+    simulated.poll(p7=1, p8=20)
+    simulated.report(0, current=0, peak=0)
+    simulated.poll(p7=1, p8=20)
+    simulated.now += 120
+    simulated.poll(p7=5, p8=75)
+    simulated.fail(current=2, peak=4, requested=6, steps=0)
+    simulated.registry.exited(ALICE, simulated.now, 1)
+    diagnosis = simulated.poll(p8=75).diagnosis
+    assert diagnosis is not None
+    assert diagnosis.cause == "neighbour"
+    assert "process 8 of bob" in diagnosis.evidence
+
+
 def test_available_memory_is_at_least_the_memory_in_use(caplog: pytest.LogCaptureFixture) -> None:
     """Memory that a co-tenant freed and the run allocated since the poll was available."""
     simulated = RunWithPolls(ALICE)

@@ -52,7 +52,8 @@ class PollFacts:
     def device(self, uuid: str, after: DeviceMemory | None = None) -> DeviceFacts:
         """Return the facts of a device; `after` is the allocator's memory after an error, if no report has any.
 
-        Without headroom the room is the allocator's limit, or the device's size less the memory of others.
+        Without headroom, as of a run that has been silent for long, the room is the allocator's limit, or the device's
+        size less the memory of others if that is less.
         """
         memory = self.memory.get(uuid) or after
         if memory is None:
@@ -64,11 +65,12 @@ class PollFacts:
         separable = self.gone or is_listed(self.own, uuid, self.snapshot)
         others = sum_held_by_others(self.own, uuid, self.snapshot) if separable else None
         headroom = self.headroom.get(uuid)
-        room: float | None = memory.limit or None
+        limits: list[float] = [memory.limit] if memory.limit else []
         if headroom is not None:
-            room = headroom + memory.current
-        elif room is None and space.size is not None and separable:
-            room = max(space.size - (others or 0), 0)
+            limits = [headroom + memory.current]
+        elif space.size is not None and separable:
+            limits.append(max(space.size - (others or 0), 0))
+        room = min(limits, default=None)
         return DeviceFacts(room, space.size, space.free, separable)
 
 
@@ -108,7 +110,7 @@ class Diagnoser:
     """Out-of-memory errors of one run. Used by one event loop; times are seconds since the run's first message."""
 
     diagnosis: Diagnosis | None = None  # of the last one
-    _poll: PollFacts | None = None  # the last, while the run reports memory
+    _poll: PollFacts | None = None  # the last
     _fit_began: int = 0  # steps that the run had made when its fit began
     _largest_in_fit: int | None = None  # batch
     _pending: _Pending | None = None  # until the next poll
@@ -138,7 +140,7 @@ class Diagnoser:
 
     def handle_poll(self, poll: PollFacts, *, up: bool) -> Diagnosis | None:
         """Update with a poll; return the diagnosis if it changed. `up`: the run has not ended."""
-        self._poll = poll if poll.memory else None
+        self._poll = poll
         if self._pending is None:
             return None
         pending, self._pending = self._pending, None
