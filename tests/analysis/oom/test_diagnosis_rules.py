@@ -97,6 +97,10 @@ PIPELINE = replace(PIPELINE, error=replace(PIPELINE.error, kind="host_oom"))
 NUMPY = "Unable to allocate 29.1 TiB for an array with shape (2000000, 2000000) and data type float64"
 FETCH = "OOM when allocating tensor with shape[512,600000,1] and type float [[{{node IteratorGetNext}}]]"
 KEPT = case("1024,256", 1, after=(233, 234), before=(4, 13), room=234.0, steps=300, phase="idle", text=EAGER)
+SLOTS = case("1920,1920", 14, after=(233, 233), before=(115, 171), room=234.0, text=EAGER, **TRAINED)
+SLOTS = replace(SLOTS, windows=uniform_steps(171, base=115), training_peak=171 * MIB)
+EXPERTS = case("2048,768", 6, after=(238, 238), before=(0, 0), room=240.0, text=EAGER)
+EXPERTS = replace(EXPERTS, allocation=Allocation(6 * MIB, "2048,768", "float", "Fill", "CPU:0"))
 REPORTED_LEAK = Leak(2.0 * MIB, 200 * MIB)
 
 
@@ -216,6 +220,7 @@ def jax_failure(
 
 SUDDEN = tuple(window(20 * each, 12 if each < 4 else 200, 250) for each in range(1, 5))
 LATE_LEAK = tuple(window(20 * each, 12 + 50 * max(each - 8, 0), 250) for each in range(1, 12))
+UP_AND_DOWN = tuple(window(20 * each, 12 if each % 2 else 200, 250) for each in range(1, 9))
 SUDDEN_LATE = tuple(window(20 * each, 12 if each < 9 else 100, 250) for each in range(1, 10))
 
 
@@ -276,6 +281,7 @@ SUDDEN_LATE = tuple(window(20 * each, 12 if each < 9 else 100, 250) for each in 
         pytest.param(changed(LEAK, windows=SUDDEN), "too_big", id="a sudden rise is no leak"),
         pytest.param(changed(LEAK, windows=LATE_LEAK), "leak", id="a leak that started late"),
         pytest.param(changed(LEAK, windows=SUDDEN_LATE), "too_big", id="a sudden rise, early after it"),
+        pytest.param(changed(LEAK, windows=UP_AND_DOWN), "unknown", id="memory that had been as high before"),
         pytest.param(
             changed(LEAK, windows=SUDDEN, after=memory(240, 250)), "too_big", id="memory that was free at first"
         ),
@@ -330,6 +336,21 @@ SUDDEN_LATE = tuple(window(20 * each, 12 if each < 9 else 100, 250) for each in 
             "batch_too_large",
             id="prediction without training",
         ),
+        pytest.param(changed(VALIDATION, text=EAGER, phase="idle"), "phase_peak", id="a large tensor outside of steps"),
+        pytest.param(
+            changed(VALIDATION, text=EAGER, phase="idle", training_peak=None),
+            "unknown",
+            id="outside of steps, where the peak of training is unknown",
+        ),
+        pytest.param(
+            changed(VALIDATION, training_peak=380 * MIB), "unknown", id="a validation that needed less than training"
+        ),
+        pytest.param(
+            changed(SLOTS, stage="optimizer"), "too_big", id="slots that are made after steps are no larger step"
+        ),
+        pytest.param(SLOTS, "phase_peak", id="a larger step"),
+        pytest.param(changed(EXPERTS, phase="train"), "too_big", id="weights that are filled before any step"),
+        pytest.param(changed(EXPERTS, steps=20), "unknown", id="a tensor that is filled after steps"),
         pytest.param(
             changed(GIANT, allocation=Allocation(20 * MIB, "500,10000"), like_weight=False),
             "phase_peak",
@@ -545,6 +566,88 @@ EMPTY = case("7864320", 30, after=(0, 0), before=(0, 0), room=240, text=EAGER)
 def test_co_tenants_and_device_size(known: FailureContext, name: str) -> None:
     """On an empty pool, co-tenants, the size of an example and free memory decide."""
     assert diagnose(known).cause == name, diagnose(known)
+
+
+JACOBIAN = changed(
+    GIANT, batch_size=2, size=256.0 * MIB, allocation=Allocation(512 * MIB, "1024,131072", "float", "pfor/MatMul")
+)
+LAYER_CALL = f"{EAGER} Arguments received by Dense.call():"
+
+
+@pytest.mark.parametrize(
+    ("known", "name"),
+    [
+        pytest.param(JACOBIAN, "too_big", id="a multiple of two is no sign of a batch"),
+        pytest.param(changed(JACOBIAN, batch_size=64), "phase_peak", id="a multiple of the batch"),
+        pytest.param(changed(JACOBIAN, batch_size=1024), "phase_peak", id="the batch"),
+        pytest.param(changed(JACOBIAN, like_weight=False), "phase_peak", id="in a model's step"),
+        pytest.param(changed(JACOBIAN, text=LAYER_CALL), "phase_peak", id="in a layer's call"),
+        pytest.param(changed(JACOBIAN, phase="test"), "phase_peak", id="of a validation, which has a batch of its own"),
+        pytest.param(changed(JACOBIAN, size=float(GIB)), "phase_peak", id="smaller than the device"),
+        pytest.param(
+            changed(JACOBIAN, batch_size=64, allocation=Allocation(16 << 40, "4194304,1048576")),
+            "too_big",
+            id="larger than any device",
+        ),
+    ],
+)
+def test_tensor_larger_than_the_device(known: FailureContext, name: str) -> None:
+    """One tensor that no device of this size can hold is too big, unless a smaller batch may make it smaller."""
+    assert diagnose(known).cause == name, diagnose(known)
+
+
+# A step that had been near the peak once, in a pool that grew to 66 MiB next to a co-tenant.
+GROWING_POOL = replace(
+    case("284,1024,24", 26.6, after=(3.8, 65.8), before=(0.4, 65.8), room=74, **TRAINED),
+    after=DeviceMemory(round(3.8 * MIB), round(65.8 * MIB)),
+    windows=uniform_steps(65.8, base=0.4),
+    training_peak=round(65.8 * MIB),
+    free=8 * MIB,
+    co_tenants=(LARGE_CO_TENANT,),
+)
+
+
+@pytest.mark.parametrize(
+    ("known", "name"),
+    [
+        pytest.param(GROWING_POOL, "neighbour", id="the co-tenant has what the pool could have grown by"),
+        pytest.param(replace(GROWING_POOL, co_tenants=()), "fragmentation", id="no co-tenant"),
+        pytest.param(replace(GROWING_POOL, free=40 * MIB), "fragmentation", id="the pool could have grown"),
+        pytest.param(
+            replace(GROWING_POOL, co_tenants=(replace(LARGE_CO_TENANT, held=50 * MIB),)),
+            "fragmentation",
+            id="a co-tenant with less than the run",
+        ),
+    ],
+)
+def test_co_tenant_or_fragmentation(known: FailureContext, name: str) -> None:
+    """Memory in pieces is the cause only where the pool could not have grown without co-tenants."""
+    assert diagnose(known).cause == name, diagnose(known)
+
+
+def test_step_that_had_taken_more_than_its_last_request() -> None:
+    """What a step needed is what it had when it failed and the failed request: a co-tenant took that since."""
+    grown = (CoTenantMemory(4711, "python process 4711 of bob", 150 * MIB, 150 * MIB, 12.0),)
+    failure = case("284,1024,24", 26, after=(4, 66), before=(4, 40), room=74, grown_co_tenants=grown, **TRAINED)
+    failure = replace(failure, after=DeviceMemory(4 * MIB, 66 * MIB))
+    found = diagnose(failure)
+    assert (found.cause, found.evidence.partition(",")[0]) == (
+        "neighbour",
+        "The run needed 88.0 MiB on top of 4.00 MiB",
+    )
+
+
+def test_next_step_for_a_co_tenant_names_no_batch() -> None:
+    """The co-tenant's memory is missing, so a smaller batch is not what to change first."""
+    found = diagnose(FIRST_STEP)
+    assert found.next_step == "Use a free GPU, or agree with the owner of python process 4711 of bob who uses this one."
+
+
+def test_unknown_cause_before_any_step_has_the_figures_at_the_error() -> None:
+    """Without steps there is no memory in use between them."""
+    found = diagnose(changed(EXPERTS, allocation=Allocation(6 * MIB, "2048,768", "float", "Sub", "CPU:0")))
+    assert found.cause == "unknown"
+    assert "240 MiB was available to the run, 238 MiB was in use. " in found.evidence
 
 
 def test_the_advised_size_is_the_next_step() -> None:

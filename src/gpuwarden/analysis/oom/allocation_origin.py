@@ -14,6 +14,8 @@ MAX_WEIGHTS_TIMES = 2  # above this a request for a whole program contains more 
 _ACTIVATION = re.compile(
     r"(?:^|[/_])(?:Relu|Elu|Gelu|Selu|Softmax|Sigmoid|Tanh|BiasAdd|MaxPool|AvgPool|Dropout|FusedBatchNorm)\w*$"
 )
+_LAYER_CALL = re.compile(r"Arguments received by [\w.]+\.call\(\)")  # as Keras ends an error within a layer's call
+_CREATION = re.compile(r"Fill|\w*(?:Random|Truncated)\w*")  # TensorFlow's operations that fill a new tensor
 # As Keras names an optimizer's operations in a graph.
 _OPTIMIZER = re.compile(
     r"(?:ada\w*|sgd|rmsprop|nadam|ftrl|lion|lamb|muon|loss_scale_optimizer)(?:_\d+)?/", re.IGNORECASE
@@ -29,7 +31,8 @@ def find_weights_sign(failure: FailureContext) -> str | None:
         return "for the optimizer"
     if error.like_weight:
         return "with the shape of a weight"
-    if error.phase == "idle" and not error.steps and error.stage is None:
+    is_created = failure.is_eager and bool(failure.allocation and _CREATION.fullmatch(failure.allocation.op or ""))
+    if not error.steps and error.stage is None and (error.phase == "idle" or is_created):
         return "before any training"
     is_unknown = find_shape_batch(failure) is None and error.like_weight is None
     if not error.steps and shape and is_unknown and _is_like_kernel(shape):
@@ -63,7 +66,7 @@ def _batch_signs(failure: FailureContext) -> Iterator[str]:
         yield "has the shape of a batch of images"
     if error.stage in ("forward", "backward"):
         yield f"was requested in the {error.stage} pass"
-    if failure.allocation and _ACTIVATION.search(failure.allocation.op or ""):
+    if is_layer_output(failure):
         yield "is a layer's output, which grows with the batch,"
     if requested is not None and error.weights and requested > MAX_WEIGHTS_TIMES * error.weights:
         yield (
@@ -73,6 +76,12 @@ def _batch_signs(failure: FailureContext) -> Iterator[str]:
     # The first XLA program, with nothing in use before, may be the one that makes the weights.
     if requested is not None and base is not None and requested > base and (base or shape) and not failure.is_eager:
         yield f"is more than all memory in use between steps ({format_bytes(base)}), so it grows with the batch,"
+
+
+def is_layer_output(failure: FailureContext) -> bool:
+    """Return True if the operation is a layer's, or the error was raised within a layer's call."""
+    op = (failure.allocation.op if failure.allocation else None) or ""
+    return bool(_ACTIVATION.search(op) or (_LAYER_CALL.search(failure.error.text) and not _CREATION.fullmatch(op)))
 
 
 def find_shape_batch(failure: FailureContext) -> int | None:

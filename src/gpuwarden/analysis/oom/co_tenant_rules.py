@@ -45,7 +45,7 @@ def find_occupied_device(failure: FailureContext) -> Finding | None:
     return Finding(
         f"Only {format_bytes(room)} was available to the run, because {who} has used {format_bytes(held)} of the "
         f"device for {format_elapsed(worst.seconds)}: {why}.",
-        f"Use a free GPU, or agree with the owner of {worst.name} who uses this one; otherwise lower the batch size.",
+        f"Use a free GPU, or agree with the owner of {worst.name} who uses this one.",
     )
 
 
@@ -53,18 +53,16 @@ def _fits_without(failure: FailureContext, wanted: float, room: float, held: flo
     """Return a clause that the run would fit without its co-tenants; None if they are not the cause.
 
     A step that failed half-way needed more than is known, and one larger than the others could be made smaller: then
-    co-tenants are the cause only if they have most of the device.
+    co-tenants are the cause only if they have most of the device. With enough room in total they are it only if the
+    device had too little left for the pool to grow by the request.
     """
     if wanted > room + held or held < wanted - room:
         return None
-    if held < room and (wanted <= room or _outgrew_training(failure)):
+    if held < room and (wanted <= room or failure.outgrew_training):
+        return None
+    if wanted <= room and failure.free is not None and failure.free >= (failure.requested or 0):
         return None
     return f"without that {format_request(failure)} would fit next to {format_bytes(failure.base or 0)}"
-
-
-def _outgrew_training(failure: FailureContext) -> bool:
-    """Return True if training steps succeeded, and another phase or a larger step failed."""
-    return failure.is_outsized if failure.error.phase == "train" else bool(failure.error.steps)
 
 
 def _leaves_no_room(failure: FailureContext, base: float, room: float, held: float) -> str | None:

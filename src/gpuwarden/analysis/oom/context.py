@@ -197,6 +197,18 @@ class FailureContext:
         return reached > max(OUTSIZED_TIMES * usual, usual + OUTSIZED_RATIO * (self.room or 0))
 
     @property
+    def outgrew_training(self) -> bool:
+        """True if training steps succeeded, and a larger step failed, or another phase with more memory than they had.
+
+        Where its memory is unknown, a phase of its own counts as larger, and `idle` does not.
+        """
+        if self.error.phase == "train" or not self.error.steps:
+            return self.is_outsized
+        if self.in_use is None or self.training_peak is None:
+            return self.error.phase != "idle"
+        return self.in_use + (self.requested or 0) > self.training_peak
+
+    @property
     def base_growth(self) -> float:
         """Bytes by which the base has grown since the first steps."""
         first = next((each.lowest for each in self.windows if each.steps), None)
@@ -210,6 +222,8 @@ class FailureContext:
             return 0
         rises = [after - before for before, after in pairwise(running_minimum([*lowest, self.base]))]
         jump = max(rises)
+        if max(lowest[: rises.index(jump) + 1]) > self.base - jump / 2:  # it had been as high before
+            return 0
         return jump if jump > JUMP_RATIO * (self.room_or_size or 0) and 2 * jump > sum(rises) else 0
 
     @property
@@ -224,9 +238,9 @@ class FailureContext:
 
     @property
     def needed(self) -> float | None:
-        """Bytes that the step needed on top of the base: as much as earlier steps, or at least the failed request."""
-        known = [each for each in (self.requested, None if self.is_eager else self.usual_step) if each is not None]
-        return max(known, default=None)
+        """Bytes that the step needed on top of the base: those of earlier steps, or its own with the failed request."""
+        known = (self.reached, self.requested, None if self.is_eager else self.usual_step)
+        return max((each for each in known if each is not None), default=None)
 
     @property
     def training_minimum(self) -> float | None:

@@ -18,7 +18,7 @@ from gpuwarden.protocol.messages import Phase
 # Ratio of total free memory from which fragmentation is the cause of a failed step that is larger than all before: it
 # may have needed more than the allocation that failed.
 NEW_STEP_SLACK_RATIO = 0.2
-_PHASES: dict[Phase, str] = {"train": "training", "test": "validation", "predict": "prediction", "idle": "no phase"}
+_PHASES: dict[Phase, str] = {"test": "Validation", "predict": "Prediction", "idle": "The program outside of training"}
 
 
 def find_leak(failure: FailureContext) -> Finding | None:
@@ -95,10 +95,11 @@ def _torch_fragmentation(failure: FailureContext, requested: int, idle: int, roo
 
 def find_phase_peak(failure: FailureContext) -> Finding | None:
     """Find validation, prediction or one step that needed more than the training steps that succeeded."""
-    if failure.error.phase in ("test", "predict") and failure.error.steps:
+    if not failure.outgrew_training or failure.had_room or failure.error.stage in ("weights", "optimizer"):
+        return None
+    if failure.error.phase != "train":
         return _larger_phase(failure)
-    is_outsized = failure.error.phase == "train" and failure.is_outsized
-    if not is_outsized or failure.had_room or _is_trying_batch_sizes(failure):
+    if _is_trying_batch_sizes(failure):
         return None
     before = f"while the {failure.fit_steps} steps before had"
     if failure.is_larger_batch:
@@ -119,9 +120,11 @@ def _larger_phase(failure: FailureContext) -> Finding:
     peaked = f"peaked at {format_bytes(peak)}" if peak is not None else "had enough"
     setting = ": validation_batch_size, or the batch size of its dataset" if phase == "test" else ""
     return Finding(
-        f"{_PHASES[phase].capitalize()} requested {format_request(failure)}{format_room(failure)}, while training "
+        f"{_PHASES[phase]} requested {format_request(failure)}{format_room(failure)}, while training "
         f"({failure.error.steps} steps) {peaked}.",
-        f"Use a smaller batch size for {_PHASES[phase]}{setting}.",
+        "Process fewer examples at once there: in parts, or in smaller batches."
+        if phase == "idle"
+        else f"Use a smaller batch size for {_PHASES[phase].lower()}{setting}.",
     )
 
 

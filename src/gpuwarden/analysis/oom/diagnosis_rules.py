@@ -27,6 +27,7 @@ from gpuwarden.analysis.oom.size_rules import (
     describe_unknown_device_cause,
     find_base_jump,
     find_batch_too_large,
+    find_oversized_tensor,
     find_too_big,
 )
 from gpuwarden.formatting import format_growth
@@ -83,6 +84,17 @@ RULES: tuple[Rule, ...] = (
         find_kept_outputs,
     ),
     Rule(
+        "neighbour",
+        "device_oom",
+        "Co-tenants allocated what was missing before the run needed it, or they have most of the device. Alone, "
+        "the run would have had enough, and no limit of its own was reached first. If they have most of the device, it "
+        "is enough that the pool could not grow by the request. If the message has no size, they have most of the "
+        "device and left almost nothing.",
+        "Only 2.20 GiB was available to the run, because python process 4711 of bob has used 21.0 GiB of the device "
+        "for 2h10m: without that 9.50 GiB would fit next to 1.10 GiB.",
+        find_occupied_device,
+    ),
+    Rule(
         "fragmentation",
         "device_oom",
         "The request was smaller than the total free memory, and enough was in use to split that. What was in use is "
@@ -94,16 +106,6 @@ RULES: tuple[Rule, ...] = (
         find_fragmentation,
     ),
     Rule(
-        "neighbour",
-        "device_oom",
-        "Co-tenants allocated what was missing before the run needed it, or they have most of the device. Alone, "
-        "the run would have had enough, and no limit of its own was reached first. If the message has no size, they "
-        "have most of the device and left almost nothing.",
-        "Only 2.20 GiB was available to the run, because python process 4711 of bob has used 21.0 GiB of the device "
-        "for 2h10m: without that 9.50 GiB would fit next to 1.10 GiB.",
-        find_occupied_device,
-    ),
-    Rule(
         "too_big",
         "device_oom",
         "Memory in use between steps jumped after the first steps and stayed there: optimizer slots, unfrozen layers, "
@@ -113,10 +115,17 @@ RULES: tuple[Rule, ...] = (
         find_base_jump,
     ),
     Rule(
+        "too_big",
+        "device_oom",
+        "One tensor is larger than the whole device, and nothing shows that a smaller batch would make it smaller.",
+        "One tensor of shape [3000000,32] needs 366 MiB, more than the device has (256 MiB).",
+        find_oversized_tensor,
+    ),
+    Rule(
         "phase_peak",
         "device_oom",
-        "Training steps fitted, but validation, prediction, or one training step larger than all before it in the "
-        "same fit did not.",
+        "Training steps fitted, but validation, prediction, what the program did outside of training, or one training "
+        "step larger than all before it in the same fit needed more and did not.",
         "Validation requested 153 MiB for shape [40000,1000] with 256 MiB available to the run, while training (20 "
         "steps) peaked at 35.7 MiB.",
         find_phase_peak,
@@ -124,8 +133,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "too_big",
         "device_oom",
-        "Weights or optimizer state did not fit or fill nine tenths of the available memory, or one tensor is larger "
-        "than the device, or a single example does not fit.",
+        "Weights or optimizer state did not fit or fill nine tenths of the available memory, or a single example does "
+        "not fit.",
         "67.3 MiB for shape [4200,4200] for the model's weights did not fit: 202 MiB of the 256 MiB available to the "
         "run were already in use.",
         find_too_big,

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from gpuwarden.analysis.oom.allocation_origin import find_batch_sign, find_shape_batch, find_weights_sign
+from gpuwarden.analysis.oom.allocation_origin import (
+    find_batch_sign,
+    find_shape_batch,
+    find_weights_sign,
+    is_layer_output,
+)
 from gpuwarden.analysis.oom.context import FULL_RATIO, TIGHT_RATIO, FailureContext
 from gpuwarden.analysis.oom.diagnosis import Finding
 from gpuwarden.analysis.oom.diagnosis_wording import (
@@ -22,18 +27,43 @@ MAX_BASE_GROWTH_RATIO = (
 # Of the available memory in use between steps: above it the model is the cause if nothing points to the batch.
 MIN_MODEL_RATIO = 0.5
 MAX_DEVICE_BYTES = 1 << 40  # more than any device has
+MIN_TELLING_BATCH = 8  # a multiple of a smaller batch may be chance
 
-_CHECK_SHAPE = "Check the tensor's shape; if it is intended, split it over several GPUs, or use lower precision."
+_CHECK_SHAPE = (
+    "Check the tensor's shape; if it is intended, compute it in parts, split it over several GPUs, or use lower "
+    "precision."
+)
 _SMALLER_MODEL = "Use a smaller model, lower precision, an optimizer with less state, or a GPU with more memory."
 _SMALLER_EXAMPLE = "Make the example smaller (resolution, length), use lower precision, or a GPU with more memory."
+
+
+def find_oversized_tensor(failure: FailureContext) -> Finding | None:
+    """Find one tensor that is larger than the whole device, if it shows no batch that could be smaller."""
+    requested, whole = failure.requested, failure.size or failure.room or MAX_DEVICE_BYTES
+    if requested is None or requested <= whole or find_weights_sign(failure):
+        return None
+    if requested <= MAX_DEVICE_BYTES and _may_grow_with_batch(failure):
+        return None
+    shape = f" of shape [{failure.allocation.shape}]" if failure.allocation and failure.allocation.shape else ""
+    has = f"the device has ({format_bytes(whole)})" if whole < MAX_DEVICE_BYTES else "any device has"
+    return Finding(f"One tensor{shape} needs {format_bytes(requested)}, more than {has}.", _CHECK_SHAPE)
+
+
+def _may_grow_with_batch(failure: FailureContext) -> bool:
+    """Return True if a smaller batch, in this phase or step, may make the tensor smaller."""
+    error, shape, batch = failure.error, failure.shape, failure.batch_size or 0
+    if find_shape_batch(failure):
+        return True
+    if not error.steps:
+        return not failure.is_eager  # in the first step
+    if not shape or error.phase != "train" or error.like_weight is False or is_layer_output(failure):
+        return True
+    return batch >= MIN_TELLING_BATCH and shape[0] % batch == 0
 
 
 def find_too_big(failure: FailureContext) -> Finding | None:
     """Find a model, a tensor or one example that does not fit at any batch size."""
     room = failure.room_or_size
-    evidence = _tensor_evidence(failure)
-    if evidence is not None:
-        return Finding(evidence, _CHECK_SHAPE)
     if room is None:
         return None
     evidence = _model_evidence(failure, room)
@@ -41,18 +71,6 @@ def find_too_big(failure: FailureContext) -> Finding | None:
         return Finding(evidence, suggest_limit(failure) or _SMALLER_MODEL)
     evidence = _example_evidence(failure, room)
     return None if evidence is None else Finding(evidence, suggest_limit(failure) or _SMALLER_EXAMPLE)
-
-
-def _tensor_evidence(failure: FailureContext) -> str | None:
-    requested, whole = failure.requested, failure.size or failure.room or MAX_DEVICE_BYTES
-    is_first = failure.is_eager and not failure.error.steps
-    if requested is None or find_weights_sign(failure) or find_shape_batch(failure):
-        return None
-    if requested <= whole or not (is_first or requested > MAX_DEVICE_BYTES):
-        return None
-    shape = f" of shape [{failure.allocation.shape}]" if failure.allocation and failure.allocation.shape else ""
-    has = f"the device has ({format_bytes(whole)})" if whole < MAX_DEVICE_BYTES else "any device has"
-    return f"One tensor{shape} needs {format_bytes(requested)}, more than {has}."
 
 
 def find_base_jump(failure: FailureContext) -> Finding | None:
@@ -160,7 +178,10 @@ def describe_unknown_device_cause(failure: FailureContext) -> Finding:
     if failure.base is not None:
         growth = failure.base_growth
         more = f", {format_bytes(growth)} more than after the first steps" if growth else ""
-        known.append(f"{format_bytes(failure.base)} was in use between steps{format_age(failure)}{more}")
+        in_use, when = failure.base, " between steps"
+        if not failure.error.steps and failure.after:
+            in_use, when = failure.after.current, ""
+        known.append(f"{format_bytes(in_use)} was in use{when}{format_age(failure)}{more}")
     facts = {"the requested size": failure.requested, "the memory available to the run": failure.room}
     missing = [name for name, value in facts.items() if value is None]
     lacking = f" Unknown: {' and '.join(missing)}." if missing else ""
