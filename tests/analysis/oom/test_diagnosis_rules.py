@@ -626,7 +626,7 @@ def test_co_tenant_or_fragmentation(known: FailureContext, name: str) -> None:
 
 
 def test_step_that_had_taken_more_than_its_last_request() -> None:
-    """What a step needed is what it had when it failed and the failed request: a co-tenant took that since."""
+    """A step needed what it had when it failed and the failed request: a co-tenant took that since."""
     grown = (CoTenantMemory(4711, "python process 4711 of bob", 150 * MIB, 150 * MIB, 12.0),)
     failure = case("284,1024,24", 26, after=(4, 66), before=(4, 40), room=74, grown_co_tenants=grown, **TRAINED)
     failure = replace(failure, after=DeviceMemory(4 * MIB, 66 * MIB))
