@@ -1,16 +1,23 @@
-"""Guard that keeps internal failures from the training program, and switches off a part that fails repeatedly."""
+"""Guard that keeps internal failures from the training program, and switches off a part that fails repeatedly.
+
+The parts that `gpuwarden run` adds are switched off, too, once the program counts its steps itself.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import logging
+import weakref
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 MAX_ERRORS = 5  # internal failures until the part that fails is switched off
 
 log = logging.getLogger("gpuwarden")
+
+_added: weakref.WeakSet[AddedCounter] = weakref.WeakSet()
+_claimed = False
 
 
 def log_safely(level: int, text: str, *values: object, error: BaseException | None = None) -> None:
@@ -65,3 +72,33 @@ def guarded(method: Callable[Concatenate[S, P], None]) -> Callable[Concatenate[S
             guard.record_failure(error, self._give_up)
 
     return kept
+
+
+class AddedCounter(Protocol):
+    """Counter of steps that `gpuwarden run` added to a program."""
+
+    def retire(self) -> None:
+        """Stop counting, until the process ends."""
+
+
+def claim_steps() -> None:
+    """Record that the program made a callback or a watch of its own."""
+    global _claimed  # noqa: PLW0603 - a fact about the process
+    _claimed = True
+    for each in tuple(_added):
+        with contextlib.suppress(Exception):  # the program is making its own
+            each.retire()
+    _added.clear()
+
+
+def are_steps_claimed() -> bool:
+    """Return whether the program counts its steps itself."""
+    return _claimed
+
+
+def retire_when_claimed(counter: AddedCounter) -> None:
+    """Retire an added counter as soon as the program counts its steps itself."""
+    if _claimed:
+        counter.retire()
+    else:
+        _added.add(counter)

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from gpuwarden.client.frameworks import FRAMEWORK_NAMES
+from gpuwarden.client.guard import claim_steps
 from gpuwarden.client.loop_tracker import LoopTracker
 from gpuwarden.client.reporter import REPORT_INTERVAL_SECONDS
 from gpuwarden.client.settings import check_settings
@@ -65,6 +66,7 @@ def watch(
     settings = check_settings(name=name, devices=devices, socket=socket, interval=interval, disabled=disabled)
     if framework not in (None, *FRAMEWORK_NAMES):
         raise ValueError(f"framework: {framework!r} is unknown; pass one of {', '.join(FRAMEWORK_NAMES)}")
+    claim_steps()
     return Watch(LoopTracker(settings, framework))
 
 

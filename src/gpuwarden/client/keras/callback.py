@@ -19,7 +19,7 @@ from gpuwarden.client.errors.classifier import error_from_exception
 from gpuwarden.client.frameworks import make_adapter
 from gpuwarden.client.frameworks.allocator_memory import add_named_devices
 from gpuwarden.client.frameworks.no_gpu import find_no_gpu_reason
-from gpuwarden.client.guard import Guard, guarded
+from gpuwarden.client.guard import Guard, claim_steps, guarded
 from gpuwarden.client.hello import make_hello
 from gpuwarden.client.input_wait import InputWait
 from gpuwarden.client.keras import early_oom, introspection
@@ -145,6 +145,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
     # Without it, Keras 2 would convert the logs of every batch to numbers and wait for the device.
     _supports_tf_logs = True
     _latest: weakref.ref[GpuWarden] | None = None  # the callback that was made last
+    claims_steps = True  # the program counts by it, so what `gpuwarden run` added stops
     begins_each_fit = True  # read by tuning/oom_retry.py: call on_train_begin in every try
 
     def __init__(
@@ -175,6 +176,8 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         self._nested = False  # the current hooks belong to a fit that another fit's callback has called
         self._due = 0.0  # time of the next step that does more than record its start (monotonic)
         GpuWarden._latest = weakref.ref(self)
+        if self.claims_steps:
+            claim_steps()
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the attributes that belong to one fit of this process."""

@@ -1,0 +1,104 @@
+"""Unchanged Keras programs are counted: as many steps as the optimizer made, and never twice."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+from instrumented_program import SOURCE, Ended, run_instrumented
+from keras_programs import FITS, MODEL, OWN
+
+from gpuwarden.protocol.messages import End, Report
+from system_parts import require
+
+TF_KERAS = Path(__file__).parents[3] / "build/keras2/tf_keras"
+BACKENDS = [
+    "tensorflow",
+    *(pytest.param(name, marks=pytest.mark.frameworks) for name in ("jax", "torch", "tf_keras")),
+]
+
+
+def run_keras(folder: Path, backend: str, *lines: str) -> Ended:
+    """Run a program with the Keras of a backend."""
+    program = folder / "train.py"
+    program.write_text("\n".join((MODEL, *lines, "print('steps', steps(model))")), encoding="utf-8")
+    if backend == "tf_keras":
+        require(any(TF_KERAS.glob(".for-*")), "tf_keras is not installed: tools/keras2.sh")
+        return run_instrumented(folder, program, path=(TF_KERAS, SOURCE), TF_USE_LEGACY_KERAS="1")
+    if importlib.util.find_spec(backend) is None:
+        pytest.skip(f"needs {backend}")
+    return run_instrumented(folder, program, KERAS_BACKEND=backend)
+
+
+def true_steps(ended: Ended) -> int:
+    """Return the optimizer's count, which the program prints last."""
+    assert ended.status == 0, ended.errors
+    return int(ended.output.split()[-1])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_steps(tmp_path: Path, backend: str) -> None:
+    """All kinds of fit in one program: each is counted as the optimizer counts it."""
+    lines = []
+    for fit in FITS.values():
+        lines += ["model = make_model()", fit, "made = globals().get('made', 0) + steps(model)"]
+    ended = run_keras(tmp_path, backend, *lines, "print('steps', made)", "steps = lambda model: made")
+    (run,) = ended.runs
+    assert run.steps == true_steps(ended) == 16 * 6 + 24 + 5
+    assert run.hello.name == "train.py"
+    assert isinstance(run.messages[-1], End)
+    assert [note.instrumented for note in ended.notes] == [("keras",)]
+
+
+@pytest.mark.parametrize("fit", OWN.values(), ids=OWN)
+def test_not_twice(tmp_path: Path, fit: str) -> None:
+    """A program with a callback or a watch of its own is counted by it alone."""
+    ended = run_keras(tmp_path, "tensorflow", fit)
+    assert sum(run.steps for run in ended.runs) == true_steps(ended) == 16
+
+
+def test_failed_fit(tmp_path: Path) -> None:
+    """An error in a step reaches the program unchanged, the daemon once, and the note."""
+    ended = run_keras(tmp_path, "tensorflow", "fit(model)", "fit(model, sample_weight=np.ones((7, 1)))")
+    assert ended.status == 1
+    (note,) = ended.notes
+    assert note.error is not None
+    assert ended.errors.endswith(note.error.text.splitlines()[-1] + "\n")
+    (run,) = ended.runs
+    assert run.steps == 16
+
+
+def test_disabled(tmp_path: Path) -> None:
+    """GPUWARDEN_DISABLED switches it off."""
+    program = tmp_path / "train.py"
+    program.write_text(MODEL + "fit(model)", encoding="utf-8")
+    ended = run_instrumented(tmp_path, program, GPUWARDEN_DISABLED="1")
+    assert (ended.status, ended.runs, ended.notes) == (0, [], [])
+
+
+def test_no_daemon(tmp_path: Path) -> None:
+    """Without a daemon the training runs as ever, and says nothing."""
+    program = tmp_path / "train.py"
+    program.write_text(MODEL + "print(steps(fit(model).model))", encoding="utf-8")
+    ended = run_instrumented(tmp_path, program, GPUWARDEN_SOCKET=str(tmp_path / "none.sock"))
+    assert (ended.status, ended.output) == (0, "16\n")
+    assert "gpuwarden" not in ended.errors
+
+
+def test_as_with_the_callback(tmp_path: Path) -> None:
+    """The run has times, examples and phases; the hooked module has its own loader and source, as `inspect` needs."""
+    ended = run_keras(
+        tmp_path,
+        "tensorflow",
+        "fit(model, validation_data=(X, Y))",
+        "import inspect",
+        "assert 'on_epoch_begin' in inspect.getsource(keras.callbacks.CallbackList)",
+        "module = inspect.getmodule(keras.callbacks.CallbackList)",
+        "assert type(module.__loader__).__name__ == type(module.__spec__.loader).__name__ == 'SourceFileLoader'",
+        "assert 'add_history' in inspect.signature(keras.callbacks.CallbackList).parameters",
+    )
+    assert ended.status == 0, ended.errors
+    reports = [each for each in ended.runs[0].messages if isinstance(each, Report)]
+    assert (reports[-1].examples, sum(reports[-1].step_buckets)) == (64, 15)
+    assert {each.phase for each in reports} == {"train", "test", "idle"}
