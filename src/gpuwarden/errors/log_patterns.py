@@ -97,10 +97,12 @@ DEATH_PATTERNS = (
     *list_patterns(
         run.SEGMENTATION_FAULT,
         r"Segmentation fault|SIGSEGV|segfault at|exit ?code *: *-11\b|exit code 139\b",
+        r"ended by SIG(FPE|ILL|SYS|TRAP)|Fatal Python error: (Floating|Illegal)",
     ),
     *list_patterns(
         run.PROCESS_KILLED,
-        r"^(\S+: line \d+: +)?(\d+ )?Killed\b|exit ?code *: *-9\b|exit (code|status) 137\b|SIGKILL|ended by SIGTERM",
+        r"^(\S+: line \d+: +)?(\d+ )?Killed\b|exit ?code *: *-9\b|exit (code|status) 137\b|SIGKILL"
+        r"|ended by SIG(TERM|HUP|QUIT|USR[12]|ALRM|PIPE|XCPU|XFSZ)",
         r"\[\d+\]\s+\d+ killed\b|^已杀死|return code = -9\b|signal 9\b",
         r"task \d[\d,\[\]-]*: Killed",
         r"(STEP|JOB) \S+ ON .{1,80} CANCELLED",

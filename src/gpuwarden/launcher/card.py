@@ -11,6 +11,7 @@ from gpuwarden.errors.recognition import find_problem
 from gpuwarden.explain.events import ErrorEvent, read_events
 from gpuwarden.explain.explanation import Explanation, explain_events
 from gpuwarden.explain.record_events import list_run_events
+from gpuwarden.launcher.host_kills import HostKills
 from gpuwarden.launcher.program import ProgramEnd
 from gpuwarden.launcher.program_notes import ProgramNote
 from gpuwarden.records.record import RunRecord
@@ -43,26 +44,32 @@ class Card:
 def make_card(
     command: Sequence[str],
     end: ProgramEnd,
+    kills: HostKills,
     runs: Sequence[RunRecord],
     notes: Sequence[ProgramNote],
+    *,
     gpus: Mapping[str, str],
 ) -> Card:
-    """Make the card from a program's end, the records of its runs, and the notes that it left."""
+    """Make the card from a program's end, the kernel's kills, the records of its runs, and the notes that it left."""
     own = next((run for run in runs if run.pid == end.pid), None)
     ordered = tuple(sorted(runs, key=lambda run: (run is not own, run.rank or 0, run.began_timestamp_seconds)))
-    outcome, evidence = _conclude(end, own)
+    outcome, evidence = _conclude(end, kills, own)
     events = list(_list_events(ordered, notes))
-    if own is None and end.signal is not None and (death := find_problem(evidence)) is not None:
+    if end.signal is not None and (death := find_problem(evidence)) is not None:
         events.append(ErrorEvent(0, death, evidence))
     explanation = explain_events(events)
     return Card(command, end, outcome, evidence, explanation, ordered, gpus)
 
 
-def _conclude(end: ProgramEnd, own: RunRecord | None) -> tuple[str, str]:
-    """Return outcome and evidence: the daemon's, which knows of the kernel's kills; else by the exit status alone."""
-    if own is not None and own.outcome not in (None, "unknown"):
-        return own.outcome or "", own.evidence or ""
-    return conclude(Evidence(exit_status=end.status))
+def _conclude(end: ProgramEnd, kills: HostKills, own: RunRecord | None) -> tuple[str, str]:
+    """Return outcome and evidence: the daemon's, which knows more; else by exit status and kills alone."""
+    outcome, ended_by = conclude(
+        Evidence(exit_status=end.status, oom_kill=kills.of_program, cgroup_oom_kills=kills.in_cgroup)
+    )
+    if own is None or own.outcome in (None, "unknown") or outcome == "out_of_memory":
+        return outcome, ended_by
+    evidence = own.evidence or ""
+    return own.outcome or outcome, evidence if ended_by in evidence else f"{ended_by}; {evidence}"
 
 
 def _list_events(runs: Sequence[RunRecord], notes: Sequence[ProgramNote]) -> Iterator[ErrorEvent]:

@@ -17,6 +17,7 @@ from gpuwarden.cli.common.terminal import WRONG_USE, complain
 from gpuwarden.config.schema import Config
 from gpuwarden.launcher.card import Card, make_card
 from gpuwarden.launcher.card_formats import FORMATS, render_text, write_card
+from gpuwarden.launcher.host_kills import HostKills, HostKillWatch
 from gpuwarden.launcher.introduction import introduce_program
 from gpuwarden.launcher.private_daemon import DaemonPlace, open_daemon
 from gpuwarden.launcher.program import ProgramEnd, end_like, run_program
@@ -57,20 +58,23 @@ def _watch(command: Sequence[str], name: str, config: Config, folder: Path) -> C
     with open_daemon(config, folder, lambda text: complain(f"gpuwarden run: {text}")) as place:
         environment = make_environment(notes_folder, place.runs if place else None)
         introduce = partial(introduce_program, place.runs, name, Path(command[0]).name) if place else lambda: None
+        kills = HostKillWatch()
         end = run_program(command, environment, introduce)
-        return _make_card(command, end, notes_folder, place)
+        return _make_card(command, end, kills.find(end.pid), notes_folder, place)
 
 
-def _make_card(command: Sequence[str], end: ProgramEnd, folder: Path, place: DaemonPlace | None) -> Card:
+def _make_card(
+    command: Sequence[str], end: ProgramEnd, kills: HostKills, folder: Path, place: DaemonPlace | None
+) -> Card:
     notes = list(read_notes(folder))
     if place is None:
-        return make_card(command, end, [], notes, {})
+        return make_card(command, end, kills, [], notes, gpus={})
     gpus = {}
     runs = []
     with suppress(KeyboardInterrupt):  # the card has what is known by then
         runs = await_records(place, {end.pid, *(note.pid for note in notes)}, end.began)
         gpus = dict(fetch_gpu_numbers(place))
-    return make_card(command, end, runs, notes, gpus)
+    return make_card(command, end, kills, runs, notes, gpus=gpus)
 
 
 def _show(card: Card, path: Path | None) -> None:
