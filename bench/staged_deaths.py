@@ -25,7 +25,7 @@ from control_groups import limited  # noqa: E402 - found only now
 
 TIME = 300  # seconds for one program
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-SMALL_DEVICE = {  # TensorFlow's allocator of a GPU in place of the CPU's, with this many MiB
+SMALL_DEVICE = {  # TensorFlow's allocator of a GPU, with this many MiB of the host: its errors name the CPU
     "TF_CPU_ALLOCATOR_USE_BFC": "1",
     "TF_CPU_BFC_MEM_LIMIT_IN_MB": "64",
     "TF_ENABLE_ONEDNN_OPTS": "0",
@@ -101,9 +101,12 @@ DEATHS = (
         "import time\nkept = []\nwhile True:\n    kept.append(bytearray(b'1' * (4 << 20)))\n    time.sleep(0.01)",
         memory=200 << 20,
     ),
-    Death("MemoryError of Python", "failed", "host_out_of_memory", "x = b'1' * (1 << 60)"),
+    Death("MemoryError of Python", "out_of_memory", "host_out_of_memory", "x = b'1' * (1 << 60)"),
     Death(
-        "array larger than the host", "failed", "host_out_of_memory", "import numpy as np; np.ones((1 << 22, 1 << 22))"
+        "array larger than the host",
+        "out_of_memory",
+        "host_out_of_memory",
+        "import numpy as np; np.ones((1 << 22, 1 << 22))",
     ),
     # The program's own.
     Death("assertion", "failed", "assertion_failed", "assert 1 == 2, 'not equal'"),
@@ -184,7 +187,7 @@ DEATHS = (
     Death(
         "TensorFlow, batch of Keras too large",
         "out_of_memory",
-        "device_out_of_memory",
+        "host_out_of_memory",
         f"{KERAS}wide = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(4000), keras.layers.Dense(1)])\n"
         "wide.compile('sgd', 'mse')\n"
         "big = np.ones((8192, 8), 'float32')\n"
@@ -195,20 +198,24 @@ DEATHS = (
     Death(
         "TensorFlow, eager",
         "out_of_memory",
-        "device_out_of_memory",
+        "host_out_of_memory",
         "import tensorflow as tf\nkept = [tf.zeros((1 << 18,)) + 1 for _ in range(1000)]",
         frameworks=("tensorflow",),
         environment=tuple(SMALL_DEVICE.items()),
     ),
     Death(
         "JAX on the CPU",
-        "failed",
+        "out_of_memory",
         "device_out_of_memory",
         "import jax.numpy as jnp; print(jnp.ones((1 << 22, 1 << 22))[0, 0])",
         frameworks=("jax",),
     ),
     Death(
-        "torch on the CPU", "failed", "host_out_of_memory", "import torch; torch.empty(1 << 46)", frameworks=("torch",)
+        "torch on the CPU",
+        "out_of_memory",
+        "host_out_of_memory",
+        "import torch; torch.empty(1 << 46)",
+        frameworks=("torch",),
     ),
     # GPUs that are not there.
     Death(

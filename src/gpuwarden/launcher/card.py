@@ -13,7 +13,8 @@ from gpuwarden.explain.explanation import Explanation, explain_events
 from gpuwarden.explain.record_events import list_run_events
 from gpuwarden.launcher.host_kills import HostKills
 from gpuwarden.launcher.program import ProgramEnd
-from gpuwarden.launcher.program_notes import ProgramNote
+from gpuwarden.protocol.messages import OOM_KINDS
+from gpuwarden.protocol.run_folder import ProcessNote
 from gpuwarden.records.record import RunRecord
 from gpuwarden.runs.outcome import Evidence, conclude
 
@@ -41,39 +42,55 @@ class Card:
         return shlex.join(self.command)
 
 
-def make_card(
-    command: Sequence[str],
-    end: ProgramEnd,
-    kills: HostKills,
-    runs: Sequence[RunRecord],
-    notes: Sequence[ProgramNote],
-    *,
-    gpus: Mapping[str, str],
-) -> Card:
-    """Make the card from a program's end, the kernel's kills, the records of its runs, and the notes that it left."""
+@dataclass(frozen=True, slots=True)
+class ProgramFacts:
+    """Facts about a program that has ended, from this side of it.
+
+    `notes` are those that its processes left, `crashes` the texts of Python's faulthandler.
+    """
+
+    end: ProgramEnd
+    kills: HostKills
+    notes: Sequence[ProcessNote]
+    crashes: Sequence[str]
+
+
+def make_card(command: Sequence[str], facts: ProgramFacts, runs: Sequence[RunRecord], gpus: Mapping[str, str]) -> Card:
+    """Make the card from the facts and the records of the program's runs."""
+    end = facts.end
     own = next((run for run in runs if run.pid == end.pid), None)
     ordered = tuple(sorted(runs, key=lambda run: (run is not own, run.rank or 0, run.began_timestamp_seconds)))
-    outcome, evidence = _conclude(end, kills, own)
-    events = list(_list_events(ordered, notes))
+    outcome, evidence = _conclude(facts, own)
+    events = list(_list_events(facts, ordered))
     if end.signal is not None and (death := find_problem(evidence)) is not None:
         events.append(ErrorEvent(0, death, evidence))
-    explanation = explain_events(events)
-    return Card(command, end, outcome, evidence, explanation, ordered, gpus)
+    return Card(command, end, outcome, evidence, explain_events(events), ordered, gpus)
 
 
-def _conclude(end: ProgramEnd, kills: HostKills, own: RunRecord | None) -> tuple[str, str]:
-    """Return outcome and evidence: the daemon's, which knows more; else by exit status and kills alone."""
-    outcome, ended_by = conclude(
-        Evidence(exit_status=end.status, oom_kill=kills.of_program, cgroup_oom_kills=kills.in_cgroup)
-    )
+def _conclude(facts: ProgramFacts, own: RunRecord | None) -> tuple[str, str]:
+    """Return outcome and evidence: the daemon's, which knows more; else by exit status, kills and notes alone."""
+    kills = facts.kills
+    status = Evidence(exit_status=facts.end.status, oom_kill=kills.of_program, cgroup_oom_kills=kills.in_cgroup)
+    outcome, ended_by = conclude(status)
+    if outcome == "failed" and any(_ended_by_oom(note, facts.end.pid) for note in facts.notes):
+        outcome = "out_of_memory"
     if own is None or own.outcome in (None, "unknown") or outcome == "out_of_memory":
         return outcome, ended_by
     evidence = own.evidence or ""
     return own.outcome or outcome, evidence if ended_by in evidence else f"{ended_by}; {evidence}"
 
 
-def _list_events(runs: Sequence[RunRecord], notes: Sequence[ProgramNote]) -> Iterator[ErrorEvent]:
-    for note in notes:
-        yield from read_events(io.BytesIO(f"{note.error}\n{note.crash}".encode()))
+def _ended_by_oom(note: ProcessNote, pid: int) -> bool:
+    """Return whether an uncaught out-of-memory error ended the process `pid`."""
+    error = note.error
+    return note.pid == pid and error is not None and not error.thread and error.framework_kind in OOM_KINDS
+
+
+def _list_events(facts: ProgramFacts, runs: Sequence[RunRecord]) -> Iterator[ErrorEvent]:
+    for note in facts.notes:
+        for error in filter(None, (note.error, note.thread_error)):
+            yield from read_events(io.BytesIO(error.text.encode()))
+    for crash in facts.crashes:
+        yield from read_events(io.BytesIO(crash.encode()))
     for run in runs:
         yield from list_run_events(run)

@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from gpuwarden.protocol.run_folder import FOLDER_VARIABLE, RUN_VARIABLE
+
 # The first folder of PYTHONPATH: Python runs the sitecustomize.py in it, which waits for a framework to be imported.
 _SITE = Path(__file__).parents[1] / "client" / "boot" / "site"
 
@@ -16,7 +18,7 @@ def make_environment(folder: Path, socket: Path | None, environ: Mapping[str, st
     changed = {
         **environ,
         "PYTHONPATH": os.pathsep.join(paths),
-        "GPUWARDEN_RUN": "1",
-        "GPUWARDEN_RUN_FOLDER": str(folder),
+        RUN_VARIABLE: "1",
+        FOLDER_VARIABLE: str(folder),
     }
     return changed if socket is None else {**changed, "GPUWARDEN_SOCKET": str(socket)}

@@ -15,15 +15,15 @@ from pathlib import Path
 from gpuwarden.cli.common.config_flags import load_config
 from gpuwarden.cli.common.terminal import WRONG_USE, complain
 from gpuwarden.config.schema import Config
-from gpuwarden.launcher.card import Card, make_card
+from gpuwarden.launcher.card import Card, ProgramFacts, make_card
 from gpuwarden.launcher.card_formats import FORMATS, render_text, write_card
-from gpuwarden.launcher.host_kills import HostKills, HostKillWatch
+from gpuwarden.launcher.host_kills import HostKillWatch
 from gpuwarden.launcher.introduction import introduce_program
 from gpuwarden.launcher.private_daemon import DaemonPlace, open_daemon
-from gpuwarden.launcher.program import ProgramEnd, end_like, run_program
+from gpuwarden.launcher.program import end_like, run_program
 from gpuwarden.launcher.program_environment import make_environment
-from gpuwarden.launcher.program_notes import read_notes
 from gpuwarden.launcher.run_records import await_records, fetch_gpu_numbers
+from gpuwarden.protocol.run_folder import read_crashes, read_notes
 
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126  # exit statuses, as of a shell
 _MAX_WIDTH = 100  # columns of the card
@@ -60,21 +60,18 @@ def _watch(command: Sequence[str], name: str, config: Config, folder: Path) -> C
         introduce = partial(introduce_program, place.runs, name, Path(command[0]).name) if place else lambda: None
         kills = HostKillWatch()
         end = run_program(command, environment, introduce)
-        return _make_card(command, end, kills.find(end.pid), notes_folder, place)
+        facts = ProgramFacts(end, kills.find(end.pid), list(read_notes(notes_folder)), list(read_crashes(notes_folder)))
+        return _make_card(command, facts, place)
 
 
-def _make_card(
-    command: Sequence[str], end: ProgramEnd, kills: HostKills, folder: Path, place: DaemonPlace | None
-) -> Card:
-    notes = list(read_notes(folder))
-    if place is None:
-        return make_card(command, end, kills, [], notes, gpus={})
-    gpus = {}
-    runs = []
+def _make_card(command: Sequence[str], facts: ProgramFacts, place: DaemonPlace | None) -> Card:
+    runs, gpus = [], {}
     with suppress(KeyboardInterrupt):  # the card has what is known by then
-        runs = await_records(place, {end.pid, *(note.pid for note in notes)}, end.began)
-        gpus = dict(fetch_gpu_numbers(place))
-    return make_card(command, end, kills, runs, notes, gpus=gpus)
+        if place is not None:
+            pids = {facts.end.pid, *(note.pid for note in facts.notes)}
+            runs = await_records(place, pids, facts.end.began)
+            gpus = dict(fetch_gpu_numbers(place))
+    return make_card(command, facts, runs, gpus)
 
 
 def _show(card: Card, path: Path | None) -> None:

@@ -87,6 +87,18 @@ def read_notes(folder: str | os.PathLike[str]) -> Iterator[ProcessNote]:
     yield from sorted(notes, key=lambda note: (note.start, note.pid))
 
 
+def read_crashes(folder: str | os.PathLike[str]) -> Iterator[str]:
+    """Yield what Python's faulthandler wrote of fatal signals, at most MAX_TEXT_BYTES of each."""
+    for path in sorted(Path(folder).glob("*.faults")):
+        try:
+            with path.open(encoding="utf-8", errors="replace") as file:
+                text = file.read(MAX_TEXT_BYTES)
+        except OSError:
+            continue
+        if text:
+            yield text
+
+
 def _parse_note(fields: dict[str, Any]) -> ProcessNote:
     return ProcessNote(
         pid=int(fields["pid"]),
