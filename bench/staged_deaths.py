@@ -1,6 +1,6 @@
-"""Deaths of programs, as `gpuwarden run` tells them: `python bench/staged_deaths.py [NAME ...]` prints a table.
+"""Deaths of programs, as `gpuwarden run` shows them: `python bench/staged_deaths.py [NAME ...]` prints a table.
 
-Each death is a real process that dies so; outcome and problem were written down before the first run. A death is told
+Each death is a real process that dies so; outcome and problem were written down before the first run. A death is shown
 right if both are as expected. Names, or parts of them, select deaths.
 """
 
@@ -34,7 +34,7 @@ SMALL_DEVICE = {  # TensorFlow's allocator of a GPU, with this many MiB of the h
 
 @dataclass(frozen=True)
 class Death:
-    """Program, as Python code or as a shell command, and what is to be told of its death.
+    """Program, as Python code or as a shell command, and what is to be shown of its death.
 
     `problem` is None where the program says nothing that would be a cause. `frameworks` have to be installed.
     """
@@ -291,21 +291,21 @@ DEATHS = (
 
 
 def main() -> int:
-    """Play and print; return exit status 1 if a death is not told as expected."""
+    """Play and print; return exit status 1 if a death is not shown as expected."""
     parser = argparse.ArgumentParser(description="Let programs die, and compare what `gpuwarden run` says of it.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="deaths, or parts of their names; all by default")
     wanted = parser.parse_args().names
     chosen = [each for each in DEATHS if not wanted or any(name in each.name for name in wanted)]
     chosen = [each for each in chosen if all(importlib.util.find_spec(name) for name in each.frameworks)]
     began, right = time.perf_counter(), 0
-    print("| death | outcome, problem | told | right |\n| --- | --- | --- | --- |")
+    print("| death | outcome, problem | shown | right |\n| --- | --- | --- | --- |")
     for death in chosen:
-        told = play(death)
-        is_right = told == (death.outcome, death.problem)
+        shown = play(death)
+        is_right = shown == (death.outcome, death.problem)
         right += is_right
         verdict = "yes" if is_right else "no"
-        print(f"| {death.name} | {death.outcome}, {death.problem} | {told[0]}, {told[1]} | {verdict} |", flush=True)
-    print(f"\n{right} of {len(chosen)} deaths told right, in {time.perf_counter() - began:.0f} s")
+        print(f"| {death.name} | {death.outcome}, {death.problem} | {shown[0]}, {shown[1]} | {verdict} |", flush=True)
+    print(f"\n{right} of {len(chosen)} deaths shown right, in {time.perf_counter() - began:.0f} s")
     return int(right < len(chosen))
 
 

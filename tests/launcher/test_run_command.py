@@ -86,6 +86,13 @@ def test_death_by_signal(number: signal.Signals, outcome: str, cause: str, envir
     assert card["next step"]
 
 
+def test_interrupt(environment: dict[str, str]) -> None:
+    """A Python program that an interrupt ends does so by the signal itself, as without the command."""
+    ended = launch(environment, "--", sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGINT)")
+    assert ended.returncode == -signal.SIGINT
+    assert rows(ended.stderr)["outcome"].endswith("(ended by SIGINT)")
+
+
 def test_signals_are_passed_on(environment: dict[str, str], tmp_path: Path) -> None:
     """A signal to the command reaches the program, which decides what it means."""
     command = [sys.executable, "-m", "gpuwarden", "run", "--", sys.executable, "-c", GUARDED]

@@ -68,16 +68,17 @@ def make_card(command: Sequence[str], facts: ProgramFacts, runs: Sequence[RunRec
 
 
 def _conclude(facts: ProgramFacts, own: RunRecord | None) -> tuple[str, str]:
-    """Return outcome and evidence: the daemon's, which knows more; else by exit status, kills and notes alone."""
+    """Return outcome and evidence: by exit status, kills and notes, with what the daemon knows beyond them."""
     kills = facts.kills
     status = Evidence(exit_status=facts.end.status, oom_kill=kills.of_program, cgroup_oom_kills=kills.in_cgroup)
     outcome, ended_by = conclude(status)
     if outcome == "failed" and any(_ended_by_oom(note, facts.end.pid) for note in facts.notes):
         outcome = "out_of_memory"
-    if own is None or own.outcome in (None, "unknown") or outcome == "out_of_memory":
+    if own is None or own.evidence is None:
         return outcome, ended_by
-    evidence = own.evidence or ""
-    return own.outcome or outcome, evidence if ended_by in evidence else f"{ended_by}; {evidence}"
+    if own.outcome == "out_of_memory":
+        outcome = "out_of_memory"
+    return outcome, own.evidence if ended_by in own.evidence else f"{ended_by}; {own.evidence}"
 
 
 def _ended_by_oom(note: ProcessNote, pid: int) -> bool:

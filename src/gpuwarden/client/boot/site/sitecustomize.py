@@ -149,7 +149,8 @@ def _keep_of_threads(threading: "Any") -> None:
 
 
 def _keep_error(error: "Any", origin: str) -> None:
-    if error is None or (origin, type(error)) in _kept:
+    # Nor an interrupt: an import here would make Python forget that it has to end itself by SIGINT.
+    if error is None or isinstance(error, KeyboardInterrupt) or (origin, type(error)) in _kept:
         return
     _kept.add((origin, type(error)))
     try:
