@@ -18,6 +18,7 @@ _INSTALLERS = {
     "keras.src.callbacks.callback_list": "keras_steps",  # Keras 3
     "keras.src.callbacks": "keras_steps",  # Keras 2
     "tf_keras.src.callbacks": "keras_steps",
+    "torch.optim.optimizer": "torch_steps",
 }
 _kept: "set[tuple[str, type]]" = set()  # errors kept, by origin and type: one may end many threads
 _FOLDER = os.path.dirname(os.path.abspath(__file__))

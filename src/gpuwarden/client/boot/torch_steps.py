@@ -1,0 +1,57 @@
+"""torch: each step of an optimizer is a step of the loop, by torch's own hook for all optimizers.
+
+An optimizer within another one's step (a subclass that calls its base, Lookahead, SAM) does not count, nor do several
+that step in turn count twice. Dispatched steps are counted: a fused optimizer that skips one on the device is not seen.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import CodeType, FrameType
+from typing import Any
+
+from gpuwarden.client.boot.guarded_call import call_guarded
+from gpuwarden.client.boot.step_leader import StepLeader
+
+_KERAS = ("/keras/src/", "/tf_keras/src/")  # paths of a fit, whose callback counts its steps
+
+
+def install(module: Any) -> None:
+    """Count the steps of all optimizers of torch >= 2.0."""
+    register = getattr(module, "register_optimizer_step_post_hook", None)
+    if register is not None:
+        register(_TorchSteps().hook)
+
+
+class _TorchSteps:
+    """Counter of the steps of this process's optimizers."""
+
+    def __init__(self) -> None:
+        self._leader = StepLeader()
+        self._loop: Any = None
+
+    def hook(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        """Count a step that has ended; what it would raise would come out of the optimizer's `step()`."""
+        call_guarded(self._count, optimizer, sys._getframe(1), default=None)  # noqa: SLF001 - inspect is slower
+
+    def _count(self, optimizer: Any, wrapper: FrameType) -> None:
+        if _is_inner(wrapper.f_back, wrapper.f_code):
+            return
+        steps = self._leader.count(optimizer)
+        if steps:
+            if self._loop is None:
+                # At the first step, not at torch's import: it takes some ms.
+                from gpuwarden.client.boot.added_loop import AddedLoop  # noqa: PLC0415
+
+                self._loop = AddedLoop("torch")
+            self._loop.step(steps)
+
+
+def _is_inner(frame: FrameType | None, wrapper: CodeType) -> bool:
+    """Return whether a frame lies in the step of an optimizer, by torch's wrapper of each, or in a fit of Keras."""
+    while frame is not None:
+        code = frame.f_code
+        if code is wrapper or (code.co_name == "fit" and any(path in code.co_filename for path in _KERAS)):
+            return True
+        frame = frame.f_back
+    return False
