@@ -55,6 +55,29 @@ sys.meta_path.insert(0, Sends())
         assert logged(daemon, 1), daemon.output()
 
 
+def test_burst_is_ignored_signal_by_signal(tmp_path: Path) -> None:
+    """A SIGHUP for each log line of the one before, as a burst while the log is slow: no handler runs inside another."""
+    sends = """
+import logging
+
+class Sends(logging.Handler):
+    left = 500
+
+    def emit(self, record):
+        if "SIGHUP ignored" in record.getMessage() and self.left:
+            self.left -= 1
+            os.kill(os.getpid(), signal.SIGHUP)
+
+logging.getLogger("gpuwarden").addHandler(Sends())
+"""
+    daemon = start(tmp_path / "box", f"os.setsid()\n{sends}")
+    with ending(daemon):
+        daemon.popen.send_signal(signal.SIGHUP)
+        until(lambda: logged(daemon, 501), "a log line for each signal")
+        assert daemon.kill(signal.SIGTERM) == 0
+        assert "Traceback" not in daemon.output()
+
+
 def start_in_terminal(folder: Path, preparation: str = "") -> tuple[Daemon, int]:
     """Start a daemon in a terminal of its own; return it and the end that closes the terminal."""
     ours, theirs = os.openpty()

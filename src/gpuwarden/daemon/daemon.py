@@ -81,6 +81,8 @@ class Daemon:
         self.poll_loop.attach(loop)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.poll_loop.stop)
+        if callable(hang_up := signal.getsignal(signal.SIGHUP)):  # run by the loop, not inside a log line's write
+            loop.add_signal_handler(signal.SIGHUP, hang_up, signal.SIGHUP, None)
         try:
             await self.web.start(*self._config.web.listen)
             await self.pipeline.open()
