@@ -56,7 +56,7 @@ sys.meta_path.insert(0, Sends())
 
 
 def test_burst_is_ignored_signal_by_signal(tmp_path: Path) -> None:
-    """A SIGHUP for each log line of the one before, as a burst while the log is slow: no handler runs inside another."""
+    """A SIGHUP for each log line of the one before, as in a burst while the log is slow: none is nested."""
     sends = """
 import logging
 

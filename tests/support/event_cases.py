@@ -273,9 +273,9 @@ async def case_finds_a_gpu_bound_without_an_event(box: Box) -> object:
     box.poller.register(box.events)
     await box.listening()
     box.mock.unbind(1)
-    box.poller.rebind(await receive_bindings(box, 1))
+    box.poller.note_bindings(await receive_bindings(box, 1))
     await box.until(lambda: box.mock.calls().get("nvmlShutdown", 0) == 1 and box.up() == 1)
-    box.poller.rebind(())
+    box.poller.note_bindings(())
     box.mock.bind(1)  # the poller does not receive this event
     end = time.monotonic() + 0.5
     await box.until(lambda: time.monotonic() > end)

@@ -16,7 +16,7 @@ NONFINITE_LOSS_STEP = (
     "learning rate that is too high, a division by zero or log(0); with float16, scale the loss or use bfloat16."
 )
 NONFINITE_VALIDATION_STEP = (
-    "Look for bad values, labels out of range and empty batches in the validation data: training's losses were finite."
+    "Look for bad values, labels out of range and empty batches in the validation data; training losses were finite."
 )
 
 

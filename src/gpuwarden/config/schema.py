@@ -96,7 +96,7 @@ class WebConfig:
     socket: Path = option(SOCKET_PATH_OR_NAME, "api.sock",
         "Unix socket that serves the same pages and API and identifies the client's user, for `gpuwarden runs`; a "
         "file name without a folder is in the folder of runs.socket.")
-    show_error_text: str = option(choice("choice", "own", "true", "false"), "own",
+    show_error_text: str = option(choice("error texts", "own", "true", "false"), "own",
         "Whether web.listen serves error messages, which can contain passwords and paths. own: only those of the "
         "daemon's own user, unless that is root; true: of all users; false: never.")
 

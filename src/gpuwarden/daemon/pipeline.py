@@ -110,7 +110,7 @@ class Pipeline:
 
     async def update(self, counts: Counts) -> State:
         """Poll once; `counts` has the counters from outside the pipeline."""
-        self.poller.rebind(self.xids.events.drain(DriverBinding))
+        self.poller.note_bindings(self.xids.events.drain(DriverBinding))
         snapshot = await self.poller.poll()
         # Only now: the kernel's records about a run that ended meanwhile must be read before its end is shown.
         logged = self.kernel_log.read() if self.kernel_log else []

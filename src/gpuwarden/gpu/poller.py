@@ -37,7 +37,7 @@ _STEP_SECONDS = 0.01  # between checks whether calls have returned
 RELEASE_SECONDS = 10.0  # timeout for calls in progress when the driver is released on request
 IDLE_RELEASE_SECONDS = 3.0  # the same within a poll, for runtime suspend
 IDLE_RETRY_SECONDS = 60.0  # before that is tried again after a failure
-REOPEN_SECONDS = 5.0  # after the driver was reopened for an event, before a GPU bound without an event is looked for
+REOPEN_SECONDS = 5.0  # after a reopening, before another one for a GPU that was bound without an event
 _SLOW_GROUP_GPUS = 4  # GPUs whose slow tiers share a poll: alone, with cold caches, one costs 1.5 times as much
 
 
@@ -131,8 +131,8 @@ class Poller:
         paused, self._paused_until = self._paused_until is not None, None
         return paused
 
-    def rebind(self, bindings: Sequence[DriverBinding]) -> None:
-        """Reopen the driver in the next poll, if the driver was bound to GPUs or unbound from them."""
+    def note_bindings(self, bindings: Sequence[DriverBinding]) -> None:
+        """Record which GPUs the driver was bound to or unbound from; if there are any, the next poll reopens NVML."""
         self._bindings = bindings
         for each in bindings:
             self._wants_reopen, self._reopen_at = True, 0.0
@@ -216,11 +216,11 @@ class Poller:
         return True
 
     async def _reopen_if_wanted(self) -> None:
-        """Shut the driver down after a change of bindings: an unbinding waits for it, and NVML lists GPUs at init."""
+        """Shut NVML down after a change of bindings: an unbinding waits for that, and only nvmlInit lists GPUs."""
         if time.monotonic() < self._reopen_at:
             return
         for gpu in self._gpus.values():
-            # Bound again before the new event set was there: no event reports that, but the kernel lists the GPU.
+            # A binding before the new event set was created has no event, but the kernel lists the GPU.
             if gpu.unbound and gpu.is_down and gpu.identity.pci_bus_id in list_kernel_gpus():
                 gpu.unbound, self._wants_reopen = False, True
         if not self._wants_reopen:

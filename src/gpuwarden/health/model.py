@@ -37,7 +37,7 @@ SUBJECT_LABELS: Mapping[Subject, str] = {"run": "run_id", "gpu": "uuid", "box": 
 # "resolved" at each restart of the daemon, until GpuwardenDown fires.
 OUTLIVES_RESTART = "2m"
 
-# End of an expression by run and device: without runs that the driver's list of processes cannot confirm there.
+# PromQL suffix of an expression by run and device: drops runs that the driver's list of processes cannot confirm.
 UNLESS_UNVERIFIED = "unless on (cluster, job, instance, run_id, uuid) gpuwarden_run_device_verified == 0"
 
 _PLACE = re.compile(r"%\{([\w.]+)\}")

@@ -162,11 +162,11 @@ RUN_CONDITIONS = (
         description="""The loss of run {{ $labels.run_name }} ({{ $labels.run_id }}) on {{ $labels.instance }} is NaN or
             infinite.%{owner}""",
         fires="until the run reports a finite loss, or `runs.expiry` after its end",
-        meaning="""The last known loss, of training or of a validation, is NaN or infinite. Where it is training's,
-            mostly the weights are NaN too, so every later step is wasted. With Keras that loss is the mean of the
-            epoch, which stays NaN until the next epoch; with `watch` it is the loss that the loop passes.""",
+        meaning="""The last known loss, of training or of a validation, is NaN or infinite. After a training loss of
+            NaN the weights are usually NaN too, so every later step is wasted. With Keras the training loss is the
+            mean of the epoch, which stays NaN until the next epoch; with `watch`, what the loop passes.""",
         diagnosis="`gpuwarden runs show ID` has the first such step, as exactly as it is known, and its time.",
-        action=f"{NONFINITE_LOSS_STEP} Where only validations had it: {NONFINITE_VALIDATION_STEP}",
+        action=f"{NONFINITE_LOSS_STEP} If only validations had such a loss: {NONFINITE_VALIDATION_STEP}",
         false_positives="""One bad batch whose update the program skips: the alert ends with the next finite loss.
             Never fires where [no loss is known](use/runs.md#losses-that-are-not-finite).""",
     ),

@@ -79,7 +79,7 @@ class UsageAccountant:
         stepping = _is_stepping(run, tally)
         if run.up:
             if run.report is not None and run.current:
-                tally.add_phase(run.report.phase, min(elapsed, run.lasted))  # it may have begun since the last poll
+                tally.add_phase(run.report.phase, min(elapsed, run.lasted))  # the run may be newer than the last poll
             for uuid in held - tally.devices.keys():
                 gpu, whole = devices[uuid]
                 tally.devices[uuid] = DeviceTally(gpu, whole=whole)

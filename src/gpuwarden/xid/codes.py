@@ -38,7 +38,7 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """One code; `case` names the events of it that have another severity than the others."""
+    """One code, or with a `case` those of its events that have a severity of their own."""
 
     code: int
     meaning: str

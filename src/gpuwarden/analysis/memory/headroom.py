@@ -98,7 +98,7 @@ def compute_headroom(
     """
     own = None if pool is None else max(pool, in_use)
     cgroup = limits.cgroup
-    # Of the memory in use, with the limit: its kind, its bytes, and what is charged to it.
+    # Each: the most memory in use that a limit allows, and of that limit the kind, the bytes, and the bytes charged.
     ceilings: list[tuple[float, HeadroomLimitKind, float | None, float | None]] = []
     if limits.allocator:
         ceilings.append((limits.allocator, "allocator", limits.allocator, None))

@@ -21,7 +21,7 @@ from gpuwarden.nvml.session import DriverVersions
 log = logging.getLogger(__name__)
 
 WAIT_SECONDS = 2.0  # timeout of a wait, after which the thread checks for a stop; runtime suspend waits 3 s for that
-_GLANCE_SECONDS = 0.001  # timeout of a wait where a longer one for another source follows
+_SHORT_WAIT_SECONDS = 0.001  # timeout of all waits of a round but the last
 RETRY_SECONDS = 5.0  # before a failed event set is created again, or a GPU registered again
 HUNG_SECONDS = 10.0  # without a wait that returned, after which the wait counts as hung
 MAX_PENDING = 1024  # events received but not drained; beyond, they stay in the driver
@@ -135,12 +135,12 @@ class EventListener:
 
     def _keep_listening(self, number: int, events: EventSet, system: SystemSource, stop: threading.Event) -> bool:
         xids, operational = XidSource(self._nvml, events), OperationalSource(self._nvml, events, self._groups)
-        missing, ask_at = set(self._gpus), 0.0
+        missing, retry_at = set(self._gpus), 0.0
         while not stop.is_set():
-            if missing and time.monotonic() >= ask_at:
-                missing -= {uuid for uuid in missing & self._up if _is_settled(uuid, xids, operational)}
-                ask_at = time.monotonic() + RETRY_SECONDS
-            # The XIDs last: in the long wait.
+            if missing and time.monotonic() >= retry_at:
+                missing -= {uuid for uuid in missing & self._up if _register(uuid, xids, operational)}
+                retry_at = time.monotonic() + RETRY_SECONDS
+            # XIDs come last: only the last source has the long wait.
             sources = [each for each in (system, operational if operational.active else xids) if each.active]
             if not sources and not missing:
                 return False
@@ -156,7 +156,7 @@ class EventListener:
         began, received = time.monotonic(), False
         for source in sources:
             try:
-                found = source.wait(WAIT_SECONDS if source is sources[-1] else _GLANCE_SECONDS)
+                found = source.wait(WAIT_SECONDS if source is sources[-1] else _SHORT_WAIT_SECONDS)
             except UnknownGpuError:
                 self.unknown += 1
                 found, received = (), True
@@ -171,8 +171,8 @@ class EventListener:
         return received
 
 
-def _is_settled(uuid: str, xids: XidSource, operational: OperationalSource) -> bool:
-    """Register a GPU; return False if that is to be tried again. Raises NVMLError if the driver went away."""
+def _register(uuid: str, xids: XidSource, operational: OperationalSource) -> bool:
+    """Register a GPU for events; return False if that has to be retried. Raises NVMLError if the driver went away."""
     try:
         xids.register(uuid)
     except NVMLError as error:

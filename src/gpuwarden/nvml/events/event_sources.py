@@ -154,7 +154,7 @@ class OperationalSource(EventSource):
 
 
 class SystemSource(EventSource):
-    """Bindings of GPUs to the driver, with an event set of their own. A failure costs these events only."""
+    """Bindings of GPUs to the driver, from an event set of their own. An error of it costs these events only."""
 
     def __init__(self, nvml: Nvml) -> None:
         super().__init__(nvml)
@@ -173,7 +173,7 @@ class SystemSource(EventSource):
             self._nvml.nvmlSystemEventSetFree(self._events)
 
     def wait(self, seconds: float) -> Sequence[DriverEvent]:
-        """Wait, for the last time if that fails."""
+        """Return the next events; if the wait fails for good, log that and become inactive."""
         self.active = False
         found: Sequence[DriverEvent] = ()
         with _tolerate("cannot wait for system events"):
