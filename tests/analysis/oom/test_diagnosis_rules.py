@@ -625,16 +625,28 @@ def test_co_tenant_or_fragmentation(known: FailureContext, name: str) -> None:
     assert diagnose(known).cause == name, diagnose(known)
 
 
-def test_step_that_had_taken_more_than_its_last_request() -> None:
-    """A step needed what it had when it failed and the failed request: a co-tenant took that since."""
-    grown = (CoTenantMemory(4711, "python process 4711 of bob", 150 * MIB, 150 * MIB, 12.0),)
-    failure = case("284,1024,24", 26, after=(4, 66), before=(4, 40), room=74, grown_co_tenants=grown, **TRAINED)
-    failure = replace(failure, after=DeviceMemory(4 * MIB, 66 * MIB))
-    found = diagnose(failure)
-    assert (found.cause, found.evidence.partition(",")[0]) == (
-        "neighbour",
-        "The run needed 88.0 MiB on top of 4.00 MiB",
-    )
+HALF_WAY = case("30000,1000", 114, after=(27.7, 162), before=(27.7, 35), **TRAINED)
+HALF_WAY = replace(HALF_WAY, fit_steps=0, windows=tuple(window(10 * each, 5 * each, 35) for each in range(1, 5)))
+
+
+@pytest.mark.parametrize(
+    "known",
+    [
+        pytest.param(HALF_WAY, id="memory that grew by less"),
+        pytest.param(
+            replace(
+                HALF_WAY,
+                after=DeviceMemory(round(27.7 * MIB), 162 * MIB),
+                windows=uniform_steps(35, base=27.7),
+                grown_co_tenants=(replace(CO_TENANT.grown_co_tenants[0], grown=30 * MIB),),
+            ),
+            id="a co-tenant that took less",
+        ),
+    ],
+)
+def test_step_that_failed_half_way(known: FailureContext) -> None:
+    """A first step that filled the memory lacked more than its last request: small growth is not the cause."""
+    assert diagnose(replace(known, batch_size=30_000)).cause == "batch_too_large"
 
 
 def test_next_step_for_a_co_tenant_names_no_batch() -> None:

@@ -238,9 +238,12 @@ class FailureContext:
 
     @property
     def needed(self) -> float | None:
-        """Bytes that the step needed on top of the base: those of earlier steps, or its own with the failed request."""
-        known = (self.reached, self.requested, None if self.is_eager else self.usual_step)
-        return max((each for each in known if each is not None), default=None)
+        """Bytes that the step needed on top of the base: as much as earlier steps, or at least the failed request.
+
+        Not what it had reached when it failed: that ends where the memory does, whatever the step would have needed.
+        """
+        known = [each for each in (self.requested, None if self.is_eager else self.usual_step) if each is not None]
+        return max(known, default=None)
 
     @property
     def training_minimum(self) -> float | None:
