@@ -56,8 +56,16 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
     """A path that does not exist is no run."""
     done = explain(str(tmp_path / "nosuch.log"))
     assert (done.returncode, done.stdout) == (1, b"")
-    assert b"nosuch.log: no such file" in done.stderr
-    assert b"not a file" in explain(str(tmp_path)).stderr
+    assert b"nosuch.log: No such file" in done.stderr
+    assert b"Is a directory" in explain(str(tmp_path)).stderr
+
+
+def test_named_pipe_is_a_file(tmp_path: Path) -> None:
+    """A shell's <(command) is one."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with subprocess.Popen(["sh", "-c", f"echo MemoryError > '{pipe}'"]):
+        assert b"(host_out_of_memory)" in explain("--no-checks", str(pipe)).stdout
 
 
 def test_reader_that_closes_the_pipe() -> None:

@@ -66,6 +66,28 @@ def test_an_interpreter_that_fails_says_why(tmp_path: Path) -> None:
     assert "libpython3.8.so.1.0" in found.found
 
 
+def test_a_program_that_is_no_python_is_a_failure(tmp_path: Path) -> None:
+    """It ends well, and prints something else or nothing."""
+    for printed in ("usage: tool [FILE]", ""):
+        python = tmp_path / f"python{len(printed)}"
+        python.write_text(f"#!/bin/sh\necho '{printed}'\n")
+        python.chmod(0o755)
+        found = run_rows(ENVIRONMENT_CHECKS, Context(python, dict(os.environ), tmp_path))["python.environment"]
+        assert (found.status, "is no Python" in found.found) == ("fail", True)
+
+
+def test_a_deleted_working_folder_is_no_obstacle(
+    environment: FakeEnvironment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It hides no module."""
+    folder = tmp_path / "deleted"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    results = check(environment, tmp_path)
+    assert {results["python.environment"].status, results["python.shadows"].status} == {"pass"}
+
+
 def test_text_printed_at_the_start_of_the_interpreter_is_no_obstacle(
     environment: FakeEnvironment, tmp_path: Path
 ) -> None:

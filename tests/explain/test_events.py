@@ -77,6 +77,41 @@ def test_chain_of_exceptions_is_one_event() -> None:
     assert names(text) == ["device_out_of_memory"]
 
 
+def test_notebook_traceback_is_one_event_with_its_cell() -> None:
+    """A notebook's frames are not indented, and a cell is the user's own code; a chain of exceptions is one error."""
+    (event,) = events(
+        "---------------------------------------------------------------------------\n"
+        "InternalError                             Traceback (most recent call last)\n"
+        "Cell In[12], line 5, in <module>\n      4 x = model(batch)\n----> 5 step(x)\n\n"
+        "File ~/work/train.py:88, in step(x)\n     87 def step(x):\n---> 88     return f(x)\n\n"
+        "File ~/.local/lib/python3.8/site-packages/keras/src/utils/traceback_utils.py:70, in handler(*args)\n"
+        "---> 70     raise error\n\n"
+        "InternalError: Blas GEMM launch failed : a.shape=(30, 64)\n\n"
+        "During handling of the above exception, another exception occurred:\n\n"
+        "StepError                             Traceback (most recent call last)\n"
+        "Cell In[12], line 7\n----> 7 raise StepError\n\nStepError: step failed\n"
+    )
+    assert (event.problem.name, event.line, event.frame) == ("kernel_launch_failed", 2, "Cell In[12]:7")
+    assert event.text == "InternalError: Blas GEMM launch failed : a.shape=(30, 64)"
+
+
+def test_frames_of_a_notebook_end_at_a_line_of_a_logger() -> None:
+    """A notebook's traceback that is cut does not take the errors after it."""
+    cut = "ValueError      Traceback (most recent call last)\nCell In[1], line 1\n"
+    assert names(f"{cut}2024-05-10 09:14:10.5: E x/cuda.cc:66] CUDA error: out of memory\n") == ["device_out_of_memory"]
+
+
+def test_exception_of_cpp_is_one_event_with_its_message() -> None:
+    """The line after it says what failed, the one after that is another error."""
+    first, second = events(
+        "terminate called after throwing an instance of 'c10::DistBackendError'\n"
+        "  what():  [Rank 6] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=880)\n"
+        "CUDA error: out of memory\n"
+    )
+    assert (first.problem.name, first.line) == ("collective_timeout", 1)
+    assert (second.problem.name, second.line) == ("device_out_of_memory", 3)
+
+
 def test_noise_of_every_start_is_no_error() -> None:
     """TensorFlow's harmless lines of level E and W, information, and a library for TensorRT count as nothing."""
     assert (
@@ -118,6 +153,11 @@ def test_any_bytes_are_a_log() -> None:
         events(noise.randbytes(4000))
     assert events(b"") == events(b"\0" * 100_000) == events(b"\r" * 100_000) == []
     assert clean_text(b"a\x00\x1b]0;title\x07b") == "ab"
+
+
+def test_utf_16_is_read() -> None:
+    """PowerShell writes it."""
+    assert names("step 1\r\nRuntimeError: CUDA error: out of memory\r\n".encode("utf-16")) == ["device_out_of_memory"]
 
 
 def test_long_lines_are_cut_and_counted_once() -> None:

@@ -30,7 +30,7 @@ DRIVER_LIBRARY_MISMATCH = Problem(
 CUDNN_MISMATCH = Problem(
     "cudnn_mismatch",
     "library_mismatch",
-    "cuDNN missing or of a version that does not fit",
+    "no cuDNN, or a version that does not fit",
     (
         Cause("The installed cuDNN is not the version that the framework was built with.", ("framework.packages",)),
         Cause("LD_LIBRARY_PATH puts another cuDNN before the framework's own.", ("framework.libraries",)),
@@ -53,7 +53,7 @@ CUDA_MISMATCH = Problem(
 LIBRARY_INIT_FAILED = Problem(
     "library_init_failed",
     "library_mismatch",
-    "cuDNN or cuBLAS could not start",
+    "failed start of cuDNN or cuBLAS",
     (
         Cause("GPU memory is full, which these libraries report as a failed start.", ("memory.gpu",)),
         Cause(

@@ -117,6 +117,7 @@ DEATH_PATTERNS = (
         r"Sending process \d+ closing signal|srun: error: .{1,80}: task .{1,40}: Exited with exit code",
         r"return code = [1-9]|Killing subprocess|returned non-zero exit status|RayTaskError|See root cause above",
         r"mpirun (noticed|detected)|MPI_ABORT was invoked|Primary job +terminated",
+        r"JAX distributed service detected fatal errors|remote task has failed, got preempted",  # JAX
     ),
     *list_patterns(
         run.NAN_LOSS,
@@ -125,6 +126,6 @@ DEATH_PATTERNS = (
     ),
     *list_patterns(
         run.HANG,
-        r"DEADLINE_EXCEEDED|barrier timed out|heartbeat timeout|blocked for more than \d+ seconds",
+        r"DEADLINE_EXCEEDED|heartbeat timeout|blocked for more than \d+ seconds",
     ),
 )

@@ -74,6 +74,7 @@ OTHER_PATTERNS = (
         run.COLLECTIVE_TIMEOUT,
         r"Watchdog caught collective operation timeout|collective operation timeout",  # torch, of NCCL
         r"socket has timed out|RendezvousTimeoutError|Missing ranks|timed out waiting for clients",  # torch, Horovod
+        r"Barrier timed out|join the rendezvous, but not all",  # JAX
     ),
     *list_patterns(
         run.COLLECTIVE_FAILED,
@@ -81,6 +82,7 @@ OTHER_PATTERNS = (
         r"nccl(UnhandledCuda|System|Internal|InvalidUsage|InvalidArgument|Remote)(Error)?\b|Duplicate GPU detected",
         r"DistBackendError|DistNetworkError|gloo.{0,200}(closed|failed|timed out)|Connection closed by (remote )?peer",
         r"Collective ops is aborted|Horovod has been shut ?down|EADDRINUSE",
+        r"WatchTasksAsync failed|UNAVAILABLE: ?failed to connect to all addresses",  # JAX
     ),
     *list_patterns(
         run.LOADER_WORKER_DIED,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import BinaryIO
 
-from gpuwarden.errors.problems import Problem
+from gpuwarden.errors.problems import ANY, Problem
 from gpuwarden.errors.program_problems import PROGRAM_ERROR
 from gpuwarden.errors.recognition import find_log_problem, find_problem, is_noise
 from gpuwarden.explain.log_lines import LogLine, clean_text, parse_line, read_lines
@@ -28,11 +28,17 @@ _HINTS = re.compile(
     re.IGNORECASE,
 )
 _TRACEBACK = "Traceback (most recent call last)"
+_TERMINATE = "terminate called after throwing an instance of"  # C++; the next line has the message
 _CHAINS = ("The above exception was the direct cause", "During handling of the above exception")
 _EXCEPTION = re.compile(
-    r"(?P<type>[A-Za-z_][\w.]{0,120}(Error|Exception|Interrupt|Exit|Warning|OutOfMemory|NotFound|Timeout|\bNvmlException))(?=:|$)"
+    r"(?P<type>[A-Za-z_][\w.]{0,120}(Error|Exception|Interrupt|Exit|Warning|OutOfMemory|NotFound|Timeout))(?=:|$)"
 )
 _FRAME = re.compile(r'\s*File "(?P<path>[^"]+)", line (?P<line>\d+)(, in (?P<function>.+))?')
+_NOTEBOOK_TRACEBACK = re.compile(r"(?P<type>\w+) {2,}Traceback \(most recent call last\)")  # of IPython
+_NOTEBOOK_FRAME = re.compile(
+    r"(File )?(?P<path>(Cell|Input) In ?\[\d+\]|\S[^:]*\.py)(:|, line |, in <cell line: )(?P<line>\d+)"
+    r"(, in (?P<function>[\w.]+))?"
+)
 _LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python3|\\lib\\|<frozen|<string>|importlib")
 
 
@@ -59,7 +65,8 @@ class _Record:
     line: int
     source: str
     level: str = ""
-    state: str = "frames"  # frames, message, chain
+    state: str = "frames"  # frames, message, chain, what (of C++)
+    notebook_type: str = ""  # name of the exception's type, which a notebook's traceback begins with
     frame: str = ""
     messages: list[list[str]] = field(default_factory=list)  # of each exception of the chain, the first raised first
 
@@ -112,7 +119,10 @@ class EventReader:
                 return
             yield from self._close(record)
         if _TRACEBACK in line.text:
-            self._open[line.source] = _Record(line.number, line.source, line.level)
+            notebook_type = _find_notebook_type(line.text)
+            self._open[line.source] = _Record(line.number, line.source, line.level, notebook_type=notebook_type)
+        elif _TERMINATE in line.text:
+            self._open[line.source] = _Record(line.number, line.source, line.level, "what", messages=[[line.text]])
         elif (found := _EXCEPTION.match(line.text)) and line.level != "info":
             level = "warning" if found["type"].endswith("Warning") else line.level
             self._open[line.source] = _Record(line.number, line.source, level, "message", messages=[[line.text]])
@@ -125,11 +135,15 @@ class EventReader:
         if _TRACEBACK in text:
             if record.state != "chain":
                 return False
-            record.state = "frames"
+            record.state, record.notebook_type = "frames", _find_notebook_type(text)
+        elif record.state == "what":
+            if "what():" not in text:
+                return False
+            record.messages[-1].append(text)
         elif text.startswith(_CHAINS):
             record.state = "chain"
         elif record.state == "frames":
-            self._add_frame(record, text)
+            return self._add_frame(record, line)
         elif record.state == "message":
             if line.begins or len(record.messages[-1]) >= _MAX_MESSAGE_LINES or _EXCEPTION.match(text):
                 return False
@@ -139,20 +153,24 @@ class EventReader:
         return True
 
     @staticmethod
-    def _add_frame(record: _Record, text: str) -> None:
-        if frame := _FRAME.match(text):
+    def _add_frame(record: _Record, line: LogLine) -> bool:
+        text = line.text
+        if record.notebook_type and line.begins:
+            return False
+        if frame := (_NOTEBOOK_FRAME if record.notebook_type else _FRAME).match(text):
             if not _LIBRARY.search(frame["path"]):
                 place = f" in {frame['function']}" if frame["function"] and frame["function"] != "<module>" else ""
                 record.frame = f"{frame['path']}:{frame['line']}{place}"
-        elif text and not text[0].isspace() and not text.startswith(("^", "~", "[Previous line")):
+        elif _begins_message(record, text):
             record.messages.append([text])
             record.state = "message"
+        return True
 
     @staticmethod
     def _stands_alone(text: str) -> bool:
         """Return whether a line after an exception is an error of its own, such as the shell's."""
         problem = find_problem(text)
-        return problem is not None and find_log_problem(text) is None and "*" in problem.follows
+        return problem is not None and find_log_problem(text) is None and ANY in problem.follows
 
     def _close(self, record: _Record) -> Iterator[ErrorEvent]:
         self._open.pop(record.source, None)
@@ -186,6 +204,18 @@ class EventReader:
         return ErrorEvent(
             line.number, problem, line.text.strip(), line.source, warning=is_info or line.level == "warning"
         )
+
+
+def _begins_message(record: _Record, text: str) -> bool:
+    """Return whether a line ends the frames of a traceback; those of a notebook are not indented."""
+    if record.notebook_type:
+        return text.startswith(f"{record.notebook_type}:") or _EXCEPTION.match(text) is not None
+    return bool(text) and not text[0].isspace() and not text.startswith(("^", "~", "[Previous line"))
+
+
+def _find_notebook_type(text: str) -> str:
+    found = _NOTEBOOK_TRACEBACK.match(text)
+    return found["type"] if found else ""
 
 
 def _normalize(text: str) -> str:

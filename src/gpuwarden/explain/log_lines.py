@@ -53,7 +53,7 @@ def read_lines(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a stream with their numbers, in constant memory; each state of a progress bar is a line."""
     number, rest, cut = 1, b"", False
     while chunk := stream.read(_CHUNK_BYTES):
-        *whole, rest = (rest + chunk).split(b"\n")
+        *whole, rest = (rest + chunk.replace(b"\0", b"")).split(b"\n")  # NULs: UTF-16, as of PowerShell
         for line in whole:
             if not cut:
                 yield from _split_states(number, line)

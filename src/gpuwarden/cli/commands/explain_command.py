@@ -70,11 +70,9 @@ def _read_events(what: str | None, config: Config) -> tuple[str, list[ErrorEvent
             raise _NothingToReadError
         return "the text", read_events(sys.stdin.buffer)
     path = Path(what)
-    if path.is_file():
-        with path.open("rb") as stream:
-            return what, read_events(stream)
     if path.exists() or "/" in what:
-        raise OSError(None, "no such file" if not path.exists() else "not a file", what)
+        with path.open("rb") as stream:  # also a pipe, as of <(command)
+            return what, read_events(stream)
     try:
         record = read_record(fetch_run(config, what))
     except OSError as error:

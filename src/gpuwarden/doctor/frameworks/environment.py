@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import subprocess
 import threading
 from collections import defaultdict
@@ -34,8 +33,8 @@ class InterpreterError(Exception):
 class Environment:
     """An environment. `path` is its module search path without `folder`, the working folder, which comes first.
 
-    `folder` is None if the interpreter does not search it. `distributions` are by canonical name, those that come first
-    on the path first.
+    `folder` is None if the interpreter does not search it, or it was deleted. `distributions` are by canonical name,
+    those that come first on the path first.
     """
 
     python: Path
@@ -84,22 +83,34 @@ class Environment:
 def read_environment(context: Context) -> Environment:
     """Read the environment of a context, once for all checks. Raises InterpreterError."""
     with _turn:
-        return _read(context.python, tuple(sorted(context.environ.items())), os.getcwd())  # noqa: PTH109 - part of the key
+        return _read(context.python, tuple(sorted(context.environ.items())), _find_folder())
 
 
 _turn = threading.Lock()
 
 
+def _find_folder() -> Path | None:
+    """Return the working folder; None if it was deleted."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return None
+
+
 @functools.lru_cache(maxsize=2)
-def _read(python: Path, environ: tuple[tuple[str, str], ...], folder: str) -> Environment:
-    answer = json.loads(run_python(python, _PROGRAM, environ=dict(environ)).splitlines()[-1])
+def _read(python: Path, environ: tuple[tuple[str, str], ...], folder: Path | None) -> Environment:
+    output = run_python(python, _PROGRAM, environ=dict(environ))
+    try:
+        answer = json.loads(output.splitlines()[-1])
+    except (IndexError, ValueError):
+        raise InterpreterError(f"{python} is no Python: it does not run a program given by -c") from None
     path = tuple(each for each in answer["path"] if each)
     return Environment(
         python=python,
         version=answer["version"],
         prefix=Path(answer["prefix"]),
         path=path,
-        folder=Path(folder) if "" in answer["path"] else None,
+        folder=folder if "" in answer["path"] else None,
         stdlib=frozenset(answer["modules"]),
         distributions=_list_distributions(path),
     )
