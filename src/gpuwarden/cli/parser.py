@@ -176,6 +176,39 @@ def _add_runs(parser: SuggestingParser) -> None:
     show.set_defaults(function="cli.runs.runs_command:show_run")
 
 
+def _add_incidents(parser: SuggestingParser) -> None:
+    _add_daemon(parser)
+    parser.add_argument("--limit", type=_positive, metavar="N", help="only the newest N incidents (default 100)")
+    actions = parser.add_subparsers(title="actions", metavar="ACTION")
+    show = _add_parser(
+        actions,
+        "show",
+        "show incidents in detail",
+        ["gpuwarden incidents show last", "gpuwarden incidents show host1.json host2.json"],
+        argparse.SUPPRESS,
+    )
+    show.add_argument(
+        "incidents",
+        nargs="+",
+        metavar="ID|FILE",
+        type=_incident_id,
+        help="incident ID, a unique prefix of it, last (the newest), or a file written with --json; several of one job "
+        "are merged into one report",
+    )
+    _add_daemon(show)
+    show.set_defaults(function="cli.incidents.incidents_command:show_incidents")
+    record = _add_parser(
+        actions,
+        "record",
+        "record an incident now",
+        ['gpuwarden incidents record "step time doubled"'],
+        argparse.SUPPRESS,
+    )
+    record.add_argument("note", nargs="?", default="", metavar="TEXT", help="text to keep with it")
+    _add_control(record)
+    record.set_defaults(function="cli.commands.control_command:record_incident")
+
+
 def _add_top(parser: SuggestingParser) -> None:
     _add_daemon(parser)
     parser.add_argument("--once", action="store_true", help="print once and exit; --json implies it")
@@ -250,6 +283,12 @@ def _run_id(text: str) -> str:
     return text
 
 
+def _incident_id(text: str) -> str:
+    if not text.strip():  # an unset variable in a script; every incident ID starts with it
+        raise argparse.ArgumentTypeError("incident ID is empty; list the IDs with: gpuwarden incidents")
+    return text
+
+
 def _positive(text: str) -> int:
     if not text.isascii() or not text.isdigit() or not int(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
@@ -317,6 +356,15 @@ COMMANDS = (
         ("gpuwarden explain train.log", "python train.py 2>&1 | gpuwarden explain", "gpuwarden explain 4711-99"),
         "cli.commands.explain_command:run",
         _add_explain,
+    ),
+    Command(
+        "incidents",
+        "list incidents, or show some",
+        "List what went wrong, the newest first, or show incidents in detail: the finding in plain words, a timeline, "
+        "charts, processes, runs, XIDs and the kernel log.",
+        ("gpuwarden incidents show last", "gpuwarden incidents --limit 5 --json", "gpuwarden incidents record"),
+        "cli.incidents.incidents_command:list_incidents",
+        _add_incidents,
     ),
     Command(
         "once",

@@ -1,4 +1,4 @@
-"""Commands `gpuwarden pause` and `gpuwarden resume`: requests to the daemon's control socket."""
+"""Commands `gpuwarden pause`, `resume` and `incidents record`: requests to the daemon's control socket."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ def pause(parsed: argparse.Namespace) -> int:
 def resume(parsed: argparse.Namespace) -> int:
     """End a pause."""
     return _send(parsed, "resume")
+
+
+def record_incident(parsed: argparse.Namespace) -> int:
+    """Make the daemon record an incident."""
+    return _send(parsed, " ".join(f"record {parsed.note}".split()))
 
 
 def _send(parsed: argparse.Namespace, request: str) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+from collections.abc import Mapping
 from http import HTTPStatus
 from ipaddress import ip_address
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 from gpuwarden.cli.common.terminal import sanitize
 from gpuwarden.config.value_types import Address
+from gpuwarden.host.procfs import read_boot_id
 
 TIMEOUT_SECONDS = 10.0
 MAX_ANSWER_BYTES = 64 << 20
@@ -82,3 +84,9 @@ def fetch_json(place: Address | Path, path: str, timeout: float = TIMEOUT_SECOND
     finally:
         connection.close()
     raise ApiError(f"{name} is not a gpuwarden daemon: it responded with status {response.status}", response.status)
+
+
+def find_socket(answer: Mapping[str, Any]) -> Path | None:
+    """Return the daemon's Unix socket of the API; None for a daemon on another machine or an older one."""
+    boot_id, path = answer.get("boot_id"), answer.get("socket")
+    return Path(path) if isinstance(path, str) and boot_id is not None and boot_id == read_boot_id() else None

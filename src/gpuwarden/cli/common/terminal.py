@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -46,3 +47,8 @@ def complain(text: str) -> None:
 def sanitize(text: str) -> str:
     """Replace characters that a terminal would interpret instead of showing."""
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
+
+
+def terminal_width() -> int:
+    """Return the number of columns of the terminal, 80 if unknown."""
+    return shutil.get_terminal_size((80, 24)).columns

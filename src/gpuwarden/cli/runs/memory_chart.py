@@ -1,10 +1,10 @@
-"""Chart of a run's memory on one device for a terminal: bytes in use, and the allocator's peak, over the run's life."""
+"""Charts for a terminal: of a run's memory on one device over its life, and of any values."""
 
 from __future__ import annotations
 
 import codecs
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import ceil
 
 from gpuwarden.formatting import format_bytes, format_elapsed
@@ -40,14 +40,21 @@ def render_chart(story: MemoryTimeline, seconds: float, width: int, letters: str
         for at in range(first, max(min(ceil(ended / per_column), width), first + 1)):
             in_use[at] = max(in_use[at], story.highest_bytes[place])
             peaks[at] = max(peaks[at], story.peak_bytes[place])
-    per_row = max(1, *in_use, *peaks) / HEIGHT
-    cells, peak_cell = letters[:-1], letters[-1]
-    for row in reversed(range(HEIGHT)):
-        line = ""
-        for used, peak in zip(in_use, peaks, strict=True):
-            filled = cells[max(min(round((used / per_row - row) * (len(cells) - 1)), len(cells) - 1), 0)]
-            line += peak_cell if filled == " " and ceil(peak / per_row) - 1 == row else filled
-        label = format_bytes(per_row * (row + 1)) if row + 1 in (HEIGHT, HEIGHT // 2) else ""
-        yield f"{label:>{LABEL_WIDTH}}|{line}".rstrip()
+    yield from render_columns(in_use, peaks, letters, HEIGHT, format_bytes)
     yield f"{'0':>{LABEL_WIDTH}}+{'-' * width}"
     yield f"{format_elapsed(seconds):>{LABEL_WIDTH + 1 + width}}"
+
+
+def render_columns(
+    values: Sequence[float], peaks: Sequence[float], letters: str, height: int, label: Callable[[float], str]
+) -> Iterator[str]:
+    """Yield `height` lines of a chart from 0 up, a column for each value, with labels at the top and in the middle."""
+    per_row = max(1, *values, *peaks) / height
+    cells, peak_cell = letters[:-1], letters[-1]
+    for row in reversed(range(height)):
+        line = ""
+        for value, peak in zip(values, peaks, strict=True):
+            filled = cells[max(min(round((value / per_row - row) * (len(cells) - 1)), len(cells) - 1), 0)]
+            line += peak_cell if filled == " " and ceil(peak / per_row) - 1 == row else filled
+        text = label(per_row * (row + 1)) if row + 1 in (height, height // 2) else ""
+        yield f"{text:>{LABEL_WIDTH}}|{line}".rstrip()

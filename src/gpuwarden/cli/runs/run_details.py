@@ -36,19 +36,19 @@ MAX_MESSAGE_CHARACTERS = 600  # of an error's message: a framework's may have it
 def render_details(record: RunRecord, gpus: Mapping[str, str], width: int) -> Iterator[str]:
     """Yield the lines of the report, `width` columns wide; `gpus` has the numbers of GPUs by UUID."""
     for label, text in _lines(record, gpus):
-        yield from _wrapped(label, text, width)
+        yield from wrap_text(label, text, width)
     for device in sorted(record.devices, key=lambda each: (len(name := gpu_name(each.uuid, gpus)), name)):
         yield ""
         number = f"GPU {gpus[device.uuid]}  " if device.uuid in gpus else ""
-        yield from _wrapped("", f"{number}{device.name} {device.uuid}", width)
+        yield from wrap_text("", f"{number}{device.name} {device.uuid}", width)
         for label, text in _device_lines(device):
-            yield from _wrapped(f"{INDENT}{label}", text, width)
+            yield from wrap_text(f"{INDENT}{label}", text, width)
     last = next((error for error in reversed(record.errors_told) if error.verdict), None)  # the report ends with it
     for error in record.errors_told:
         yield ""
-        yield from _wrapped("", f"{_moment(error.timestamp_seconds)} {error.kind}: {error.exception}", width)
+        yield from wrap_text("", f"{_moment(error.timestamp_seconds)} {error.kind}: {error.exception}", width)
         for label, text in _error_lines(replace(error, verdict=None) if error is last else error, gpus):
-            yield from _wrapped(f"{INDENT}{label}", text, width)
+            yield from wrap_text(f"{INDENT}{label}", text, width)
     yield from _memory_lines(record, TerminalFormat(width, choose_alphabet(sys.stdout.encoding), gpus))
 
 
@@ -58,12 +58,12 @@ def _memory_lines(record: RunRecord, page: TerminalFormat) -> Iterator[str]:
         if label is None:
             yield sanitize(text)
         else:
-            yield from _wrapped(label, text, page.width)
+            yield from wrap_text(label, text, page.width)
 
 
-def _wrapped(label: str, text: str, width: int) -> Iterator[str]:
+def wrap_text(label: str, text: str, width: int, label_width: int = LABEL_WIDTH) -> Iterator[str]:
     """Yield a label and its text, wrapped to the right of the label."""
-    start = f"{label:<{LABEL_WIDTH}}" if label else ""
+    start = f"{label:<{label_width}}" if label else ""
     wrapped = Text(sanitize(text)).wrap(Console(width=width), max(width - len(start), 20))
     for number, line in enumerate(wrapped):
         yield ((start if number == 0 else " " * len(start)) + line.plain).rstrip()

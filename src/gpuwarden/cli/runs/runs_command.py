@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import urllib.parse
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from gpuwarden.cli.common.api_client import ApiError, daemon_url, fetch_json
+from gpuwarden.cli.common.api_client import ApiError, daemon_url, fetch_json, find_socket
 from gpuwarden.cli.common.config_flags import load_config
-from gpuwarden.cli.common.terminal import sanitize, write
+from gpuwarden.cli.common.terminal import sanitize, terminal_width, write
 from gpuwarden.cli.runs.run_details import render_details
 from gpuwarden.cli.runs.run_list import render_table
 from gpuwarden.cli.top.state_reader import ApiObject, place_by_uuid
 from gpuwarden.config.schema import Config
-from gpuwarden.host.procfs import read_boot_id
 from gpuwarden.records.paths import find_database_folder, find_user_database_folder
 from gpuwarden.records.record import MAX_LISTED, RunRecord, RunRecordError, record_from_json
 from gpuwarden.web.api.api_paths import RUNS, STATE
@@ -58,7 +56,7 @@ def render_list(config: Config, which: Sequence[str], limit: int | None, *, as_j
             unread.append(f"{_describe_run(each)} cannot be read: {sanitize(str(error))}")
     if not records:
         raise OSError(None, f"this version cannot read any of the {len(found)} runs; {unread[0]}")
-    return "\n".join([*render_table(records, _fetch_gpu_numbers(config), _terminal_width()), *unread]) + "\n"
+    return "\n".join([*render_table(records, _fetch_gpu_numbers(config), terminal_width()), *unread]) + "\n"
 
 
 def render_run(config: Config, prefix: str, *, as_json: bool) -> str:
@@ -66,7 +64,7 @@ def render_run(config: Config, prefix: str, *, as_json: bool) -> str:
     whole = fetch_run(config, prefix)
     if as_json:
         return json.dumps(whole, indent=2) + "\n"
-    return "\n".join(render_details(read_record(whole), _fetch_gpu_numbers(config), _terminal_width())) + "\n"
+    return "\n".join(render_details(read_record(whole), _fetch_gpu_numbers(config), terminal_width())) + "\n"
 
 
 def read_record(whole: Any) -> RunRecord:
@@ -92,7 +90,7 @@ def fetch_run(config: Config, prefix: str) -> Any:
         raise OSError(None, f"{sanitize(prefix)} matches {len(found)} runs: {some}")
     run_id = prefix if prefix in found else next(iter(found), prefix)  # a whole ID may be of a run not in the list
     path = f"/{urllib.parse.quote(run_id, safe='', errors='surrogateescape')}"
-    whole = _fetch(config, path, _find_socket(answer)) or found.get(run_id)
+    whole = _fetch(config, path, find_socket(answer)) or found.get(run_id)
     if whole is None:
         raise OSError(
             None, f"no run {sanitize(prefix)}; list the runs with: gpuwarden runs. {_describe_folders(config, answer)}"
@@ -113,19 +111,13 @@ def _fetch_runs(config: Config, limit: int | None = None) -> dict[str, Any]:
     """Return the records of all running runs and of the newest finished ones, without their timelines."""
     path = f"?limit={min(limit, MAX_LISTED)}" if limit else ""
     answer = _fetch(config, path)
-    if isinstance(answer, dict) and (socket := _find_socket(answer)):
+    if isinstance(answer, dict) and (socket := find_socket(answer)):
         answer = _fetch(config, path, socket)
     if not (isinstance(answer, dict) and all(isinstance(answer.get(name), list) for name in ("live", "past"))):
         raise OSError(
             None, f"{daemon_url(config.web.listen)} is not a gpuwarden daemon: unexpected response from {RUNS}"
         )
     return answer
-
-
-def _find_socket(answer: Mapping[str, Any]) -> Path | None:
-    """Return the daemon's Unix socket of the API; None for a daemon on another machine or an older one."""
-    boot_id, path = answer.get("boot_id"), answer.get("socket")
-    return Path(path) if isinstance(path, str) and boot_id is not None and boot_id == read_boot_id() else None
 
 
 def _fetch(config: Config, path: str, socket: Path | None = None) -> Any:
@@ -160,7 +152,3 @@ def _describe_folders(config: Config, answer: Mapping[str, Any]) -> str:
 def _describe_run(listed: Any) -> str:
     run_id = listed.get("run_id") if isinstance(listed, dict) else None
     return f"run {sanitize(str(run_id))}" if run_id is not None else "a run without an ID"
-
-
-def _terminal_width() -> int:
-    return shutil.get_terminal_size((80, 24)).columns

@@ -60,10 +60,24 @@ class ApiObject:
         except OverflowError:  # JSON's integers have no limit
             return None
 
-    def text(self, key: str) -> str:
-        """Return a text, or an empty one."""
+    def text(self, key: str, limit: int = MAX_TEXT) -> str:
+        """Return a text of at most `limit` characters, or an empty one."""
         value = self._of.get(key)
-        return sanitize(value[:MAX_TEXT]) if isinstance(value, str) else ""
+        return sanitize(value[:limit]) if isinstance(value, str) else ""
+
+    def texts(self, key: str) -> list[str]:
+        """Return the texts of a list."""
+        value = self._of.get(key)
+        return [sanitize(each[:MAX_TEXT]) for each in value if isinstance(each, str)] if isinstance(value, list) else []
+
+    def numbers(self, key: str) -> list[float | None]:
+        """Return a list of numbers, None for each that is unknown."""
+        value = self._of.get(key)
+        return [ApiObject({key: each}).number(key) for each in value] if isinstance(value, list) else []
+
+    def names(self) -> list[str]:
+        """Return the names of its keys."""
+        return list(self._of)
 
     def is_true(self, key: str) -> bool:
         """Return whether a boolean is true."""

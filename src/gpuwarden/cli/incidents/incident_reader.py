@@ -1,0 +1,106 @@
+"""Incidents from the daemon, by id, and from files that `gpuwarden incidents show --json` has written."""
+
+from __future__ import annotations
+
+import json
+import urllib.parse
+from collections.abc import Iterator, Sequence
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from gpuwarden.cli.common.api_client import MAX_ANSWER_BYTES, ApiError, daemon_url, fetch_json, find_socket
+from gpuwarden.cli.common.terminal import sanitize
+from gpuwarden.config.schema import Config
+from gpuwarden.web.api.api_paths import INCIDENTS, RUNS
+
+MAX_LISTED = 1000
+
+
+def fetch_incidents(config: Config, limit: int | None = None) -> dict[str, Any]:
+    """Return the daemon's list of incidents, the newest first, without their details. Raises OSError."""
+    url = daemon_url(config.web.listen)
+    try:
+        answer = fetch_json(config.web.listen, INCIDENTS + (f"?limit={min(limit, MAX_LISTED)}" if limit else ""))
+    except ApiError as error:
+        if error.status == HTTPStatus.NOT_FOUND:
+            raise OSError(None, f"{url} has no {INCIDENTS}: no gpuwarden daemon, or an older one") from None
+        raise
+    if not isinstance(answer, dict) or not isinstance(answer.get("incidents"), list):
+        raise OSError(None, f"{url} is not a gpuwarden daemon: unexpected response from {INCIDENTS}")
+    return answer
+
+
+def read_incidents(config: Config, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return whole incidents; each name is a file, or an id or a prefix of one at the daemon. Raises OSError."""
+    found: list[dict[str, Any]] = []
+    for name in names:
+        if "/" in name or name.endswith(".json") or Path(name).is_file():
+            found += _read_file(Path(name))
+        else:
+            found.append(_fetch_incident(config, name))
+    unique = {(str(each.get("host")), str(each["id"])): each for each in found}
+    return list(unique.values())
+
+
+def _read_file(path: Path) -> list[dict[str, Any]]:
+    with path.open("rb") as file:
+        text = file.read(MAX_ANSWER_BYTES)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        raise OSError(None, f"{path}: no JSON; write it with: gpuwarden incidents show ID --json > FILE") from None
+    found = list(_whole_incidents(value))
+    if not found:
+        raise OSError(None, f"{path}: no whole incident; write it with: gpuwarden incidents show ID --json > FILE")
+    return found
+
+
+def _whole_incidents(value: Any) -> Iterator[dict[str, Any]]:
+    for each in value if isinstance(value, list) else [value]:
+        if isinstance(each, dict) and isinstance(each.get("id"), str) and "finding" in each and "box" in each:
+            yield each
+
+
+def _fetch_incident(config: Config, prefix: str) -> dict[str, Any]:
+    listed = [
+        str(each.get("id")) for each in fetch_incidents(config, MAX_LISTED)["incidents"] if isinstance(each, dict)
+    ]
+    found = [name for name in listed if name.startswith(prefix)]
+    if prefix == "last" and listed:
+        found = listed[:1]
+    if len(found) > 1 and prefix not in found:
+        some = ", ".join(map(sanitize, found[:4]))
+        raise OSError(None, f"{sanitize(prefix)} matches {len(found)} incidents: {some}")
+    name = prefix if prefix in found else found[0] if found else prefix
+    path = f"{INCIDENTS}/{urllib.parse.quote(name, safe='', errors='surrogateescape')}"
+    try:
+        answer = _fetch_privately(config, path)
+    except ApiError as error:
+        if error.status == HTTPStatus.NOT_FOUND:
+            raise OSError(
+                None, f"no incident {sanitize(prefix)}; list the incidents with: gpuwarden incidents"
+            ) from None
+        if error.status == HTTPStatus.SERVICE_UNAVAILABLE:
+            url = daemon_url(config.web.listen)
+            raise OSError(None, f"the daemon at {url} cannot read its run database; see its log") from None
+        raise
+    whole = next(_whole_incidents(answer), None)
+    if whole is None:
+        raise OSError(
+            None, f"{daemon_url(config.web.listen)} is not a gpuwarden daemon: unexpected response from {path}"
+        )
+    return whole
+
+
+def _fetch_privately(config: Config, path: str) -> Any:
+    """Return an answer with the texts that this user may read: from the Unix socket, if it answers."""
+    runs = fetch_json(config.web.listen, f"{RUNS}?limit=1")
+    socket = find_socket(runs) if isinstance(runs, dict) else None
+    if socket:
+        try:
+            return fetch_json(socket, path)
+        except ApiError as error:
+            if error.status is not None:
+                raise
+    return fetch_json(config.web.listen, path)  # of another machine, or the socket's folder is not mounted
