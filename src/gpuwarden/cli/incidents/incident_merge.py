@@ -79,10 +79,10 @@ def _aligned(incidents: list[HostIncident]) -> IncidentGroup:
                 f"The clock of {incident.host} is {far} that of {first.host}, by the steps of their runs; its times "
                 "are corrected here, except in its finding."
             )
-    return IncidentGroup(tuple(_by_cause(aligned)), tuple(dict.fromkeys(notes)))
+    return IncidentGroup(tuple(_first_cause_first(aligned)), tuple(dict.fromkeys(notes)))
 
 
-def _by_cause(incidents: Sequence[HostIncident]) -> list[HostIncident]:
+def _first_cause_first(incidents: Sequence[HostIncident]) -> list[HostIncident]:
     """Return the incidents by time, but the first strong cause before weak ones of shortly before."""
     ordered = sorted(incidents, key=lambda each: each.began)
     strong = next((each for each in ordered if not _is_weak(each)), None)
