@@ -76,6 +76,13 @@ def test_a_program_that_is_no_python_is_a_failure(tmp_path: Path) -> None:
         assert (found.status, "is no Python" in found.found) == ("fail", True)
 
 
+def test_metadata_in_another_encoding_costs_only_its_package(environment: FakeEnvironment, tmp_path: Path) -> None:
+    """Old packages have names of people in Latin-1."""
+    environment.add("torch", "2.9.0")
+    environment.write("old-1.dist-info/METADATA").write_bytes(b"Name: old\nVersion: 1\nAuthor: Andr\xe9\n")
+    assert check(environment, tmp_path)["python.environment"].found.endswith("with 1 packages.")
+
+
 def test_a_deleted_working_folder_is_no_obstacle(
     environment: FakeEnvironment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,6 +182,20 @@ def test_a_file_with_the_name_of_a_needed_module_is_a_warning(
     found = check(environment, tmp_path)["python.shadows"]
     assert found.status == "warn"
     assert found.found.endswith(f": {Path(name).absolute()}.")
+
+
+def test_a_python_that_cannot_list_its_modules_has_the_usual_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Python before 3.10."""
+    python = tmp_path / "python"
+    answer = {"version": "3.6.15", "prefix": "/usr", "path": ["", str(Path(os.__file__).parent)], "modules": []}
+    python.write_text(f"#!/bin/sh\necho '{json.dumps(answer)}'\n")
+    python.chmod(0o755)
+    (tmp_path / "random.py").touch()
+    monkeypatch.chdir(tmp_path)
+    found = run_rows(ENVIRONMENT_CHECKS, Context(python, dict(os.environ), tmp_path))["python.shadows"]
+    assert found.found.endswith(f": {tmp_path / 'random.py'}.")
 
 
 def test_the_working_folder_hides_nothing_where_python_does_not_search_it(

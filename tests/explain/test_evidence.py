@@ -13,7 +13,7 @@ from gpuwarden.doctor.runner.checks import CHECKS
 from gpuwarden.errors.catalog import PROBLEMS
 from gpuwarden.errors.device_problems import DRIVER_NOT_LOADED, NO_DEVICE_VISIBLE
 from gpuwarden.explain.events import read_events
-from gpuwarden.explain.evidence import FRAMEWORKS, weigh_causes
+from gpuwarden.explain.evidence import FRAMEWORK_REGEXES, weigh_causes
 from gpuwarden.explain.explanation import explain_events
 from gpuwarden.explain.explanation_text import explanation_document, render_explanation
 
@@ -41,7 +41,7 @@ def test_causes_name_checks_of_the_doctor() -> None:
     for problem in PROBLEMS.values():
         for check in (name for cause in problem.causes for name in cause.checks):
             subject, _, what = check.partition(".")
-            names = {f"{framework}.{what}" for framework in FRAMEWORKS} if subject == "framework" else {check}
+            names = {f"{framework}.{what}" for framework in FRAMEWORK_REGEXES} if subject == "framework" else {check}
             assert names <= known, (problem.name, check)
 
 

@@ -10,7 +10,7 @@ from gpuwarden.doctor.model import CheckResult, Context
 from gpuwarden.doctor.runner.checks import run_checks
 from gpuwarden.errors.problems import Cause, Problem
 
-FRAMEWORKS = {"tensorflow": r"tensorflow|keras", "torch": r"torch", "jax": r"\bjax|xla"}
+FRAMEWORK_REGEXES = {"tensorflow": r"tensorflow|keras", "torch": r"torch", "jax": r"\bjax|xla"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ def weigh_causes(problem: Problem, text: str, context: Context | None) -> list[W
     """
     if context is None:
         return [WeighedCause(cause.text, ()) for cause in problem.causes]
-    named = [name for name, regex in FRAMEWORKS.items() if re.search(regex, text, re.IGNORECASE)]
-    names = {cause: tuple(_expand(cause, named or FRAMEWORKS)) for cause in problem.causes}
+    named = [name for name, regex in FRAMEWORK_REGEXES.items() if re.search(regex, text, re.IGNORECASE)]
+    names = {cause: tuple(_expand(cause, named or FRAMEWORK_REGEXES)) for cause in problem.causes}
     wanted = {name for each in names.values() for name in each}
     results = [each for each in run_checks(context, wanted) if each.status != "skip"] if wanted else []
     weighed = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import subprocess
+import sys
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,7 +19,8 @@ from packaging.utils import canonicalize_name
 from gpuwarden.doctor.model import Context
 
 PATIENCE_SECONDS = 10.0  # for an interpreter on a slow network file system; a local one takes 25 ms
-# `-c` puts the working folder first on the path, as for a script there. Python before 3.10 cannot list its modules.
+# `-c` puts the working folder first on the path, as for a script there. Python before 3.10 cannot list its modules:
+# those of this interpreter stand for them.
 _PROGRAM = """import json, sys
 names = sorted(getattr(sys, "stdlib_module_names", ()))
 print()
@@ -111,7 +113,7 @@ def _read(python: Path, environ: tuple[tuple[str, str], ...], folder: Path | Non
         prefix=Path(answer["prefix"]),
         path=path,
         folder=folder if "" in answer["path"] else None,
-        stdlib=frozenset(answer["modules"]),
+        stdlib=frozenset(answer["modules"] or sys.stdlib_module_names),
         distributions=_list_distributions(path),
     )
 
@@ -149,5 +151,9 @@ def _list_distributions(path: tuple[str, ...]) -> Mapping[str, tuple[Distributio
 
 def _named(folder: str) -> Iterator[tuple[str, Distribution]]:
     for each in distributions(path=[folder]):
-        if name := each.metadata["Name"]:  # None where an uninstallation left an empty folder
+        try:
+            name = each.metadata["Name"]  # None where an uninstallation left an empty folder
+        except UnicodeDecodeError:  # an old package's, in another encoding
+            continue
+        if name:
             yield canonicalize_name(name), each

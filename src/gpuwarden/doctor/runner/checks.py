@@ -55,18 +55,21 @@ class _RunningCheck:
 
     def _run(self, context: Context) -> None:
         try:
-            self._results = list(self._row.check(context))
+            for result in self._row.check(context):
+                self._results.append(result)
         except Exception as error:  # noqa: BLE001 - any failure costs this check only
             self._problem = f"{type(error).__name__}: {error}"
         else:
             self._problem = ""
 
     def wait(self, deadline: float) -> list[CheckResult]:
-        """Return the results, or for each name a warning that there is none."""
+        """Return the results, with a warning for each name that a failed check has none of."""
         self._thread.join(max(deadline - time.monotonic(), 0.0))
         if not self._problem:
             return self._results
-        return [
+        results = list(self._results)
+        known = {each.name for each in results}
+        return results + [
             CheckResult(
                 name,
                 "warn",
@@ -75,4 +78,5 @@ class _RunningCheck:
                 fix="Report this as a bug of gpuwarden.",
             )
             for name in self._row.names
+            if name not in known
         ]
