@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,13 +23,15 @@ import pytest
 from message_receivers import HttpReceiver, http_receiver
 from services import ROOT, Daemon, Process, ending, fetch, until
 
+from gpuwarden.incidents.incident_privacy import WITHHELD_LINE
 from gpuwarden.records.privacy import WITHHELD
-from gpuwarden.web.api.api_paths import HISTORY, RUNS, STATE
+from gpuwarden.web.api.api_paths import HISTORY, INCIDENTS, RUNS, STATE
 from mock_nvml import MockNvml
 from system_parts import require
 
 SECRET = "hunter2"  # noqa: S105 - an invented password
 TEXT = f"could not connect to postgres://alice:{SECRET}@db/runs in /home/alice/secret_project/train.py --token={SECRET}"
+PROCESS = "acme_merger"  # name of a process
 ALICE, BOB = 65534, 65533
 PATHS = ("/", "/metrics", STATE, HISTORY, RUNS, f"{RUNS}?limit=1000")
 
@@ -147,6 +150,41 @@ def test_texts_are_off_http_and_shown_to_their_user_and_root(mock_nvml: MockNvml
             "runs.db-wal": "0o640",
         }
         assert folder.stat().st_mode & 0o777 == 0o750
+
+
+def test_texts_of_incidents(mock_nvml: MockNvml, tmp_path: Path) -> None:
+    """An incident has the message for the run's user and root, kernel lines for root; the finding is for everyone.
+
+    Such lines have names of other users' processes, of any kind.
+    """
+    require(os.geteuid() == 0, "needs root, for other users' runs")
+    kernel_log = tmp_path / "kmsg"
+    kernel_log.touch()
+    with box(mock_nvml, f"kernel_log: {{path: {kernel_log}}}\n") as daemon:
+        until(daemon.samples, "a page")
+        line = f"Xid (PCI:0000:10:00): 31, pid=1, name={PROCESS}, Ch 00000008"
+        kernel_log.write_text(f"4,1,{round(time.monotonic() * 1e6)},-;NVRM: {line}\n")
+        run_id = fail(daemon, ALICE)
+
+        def of_run() -> list[Any]:
+            listed = json.loads(fetch(f"{daemon.url}{INCIDENTS}"))["incidents"]
+            return [each for each in listed if each["subject"].get("run_id") == run_id]
+
+        (found,) = until(of_run, "the incident")
+        assert "RuntimeError" in found["finding"]["text"]
+        path = f"{INCIDENTS}/{found['id']}"
+        shown = {
+            "HTTP": fetch(f"{daemon.url}{path}"),
+            "bob": ask_as(BOB, daemon, path),
+            "alice": ask_as(ALICE, daemon, path),
+            "root": ask_as(0, daemon, path),
+            "HTTP, list": fetch(f"{daemon.url}{INCIDENTS}"),
+            "root, list": ask_as(0, daemon, INCIDENTS),
+        }
+        assert {reader for reader, page in shown.items() if run_id not in page} == set()
+        assert {reader for reader, page in shown.items() if SECRET in page} == {"alice", "root"}
+        assert {reader for reader, page in shown.items() if PROCESS in page} == {"root"}
+        assert json.loads(shown["bob"])["kernel_lines"][-1]["text"] == WITHHELD_LINE
 
 
 def test_show_error_text_shows_all_to_everyone(mock_nvml: MockNvml) -> None:

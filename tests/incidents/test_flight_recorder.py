@@ -6,12 +6,15 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from failure_stages import raises
+import pytest
+import scenario_daemon
+from failure_stages import OOM_KILL, raises
 from scenario_daemon import GIB, INTERVAL, Box, play
-from scenarios import GPU_IS_LOST, SIGKILL, Stage
+from scenarios import GPU_IS_LOST, SIGKILL, Stage, Trainer
 
 from gpuwarden.history.series import WINDOW_SECONDS
-from gpuwarden.incidents.flight_recorder import AFTER_SECONDS, BURST
+from gpuwarden.incidents.flight_recorder import AFTER_SECONDS, BURST, MAX_EVENTS, MAX_OPEN
+from gpuwarden.incidents.incident_builder import MAX_PROCESSES
 
 
 def played(tmp_path: Path, script: Callable[[Stage], Coroutine[Any, Any, None]], gpus: int = 2) -> list[Any]:
@@ -105,6 +108,133 @@ def test_one_users_dying_runs_leave_room_for_others(tmp_path: Path) -> None:
 
     kinds = [found["kind"] for found in played(tmp_path, script)]
     assert kinds == ["run_died"] * BURST + ["gpu_lost"]
+
+
+def test_one_users_open_incidents_leave_room_for_others(tmp_path: Path) -> None:
+    """A user has as many incidents open as there can be; a lost GPU still opens one."""
+
+    async def script(stage: Stage) -> None:
+        full = [stage.train(f"full{number}", gpus=(number,), uid=1002) for number in range(BURST)]
+        killed = [stage.train(f"killed{number}", gpus=(), uid=1002) for number in range(BURST)]
+        assert len(full + killed) >= MAX_OPEN
+        await stage.passes(30)
+        for run in full:
+            run.fail(90 * GIB)
+        for run in killed:
+            stage.box.end(run.peer, SIGKILL)
+        for run in (*full, *killed):
+            stage.remove(run)
+        await stage.passes(20)
+        stage.box.gpu(BURST).lose(GPU_IS_LOST)
+        await stage.passes(30)
+
+    found = played(tmp_path, script, gpus=BURST + 1)
+    assert sorted(each["kind"] for each in found) == ["gpu_lost", *["out_of_memory"] * BURST, *["run_died"] * BURST]
+    assert all("ended_timestamp_seconds" in each for each in found)
+
+
+def test_programs_xids_leave_room_for_those_of_the_hardware(tmp_path: Path) -> None:
+    """Programs that crash on one GPU after another open no more incidents; an uncorrectable memory error does."""
+
+    async def script(stage: Stage) -> None:
+        await stage.passes(30)
+        for index in range(BURST + 1):
+            stage.box.log_xid(index, 31, "pid=9, name=python, Ch 00000008, intr 00000000. MMU Fault")
+            await stage.passes(10)
+        stage.box.log_xid(BURST + 1, 48, "An uncorrectable double bit error (DBE) has been detected on GPU")
+        await stage.passes(30)
+
+    found = played(tmp_path, script, gpus=BURST + 2)
+    assert [each["xids"][-1]["code"] for each in found] == [31] * BURST + [48]
+
+
+def test_full_incident_swallows_nothing(tmp_path: Path) -> None:
+    """An incident that one user has filled with events leaves a GPU that is lost one of its own."""
+
+    async def script(stage: Stage) -> None:
+        runs: list[Trainer] = []
+        for _ in range(2):
+            runs += [
+                stage.train(f"r{len(runs) + number}", gpus=(1,), uid=1002, in_use=GIB // 4)
+                for number in range(MAX_EVENTS // 2 + 1)
+            ]
+            await stage.passes(60)
+        for run in runs:
+            raises(run, "device_oom", "ResourceExhaustedError", "OOM", None)
+        await stage.passes(20)
+        stage.box.gpu(1).lose(GPU_IS_LOST)
+        stage.box.log_xid(1, 79, "GPU has fallen off the bus.")
+        await stage.passes(30)
+
+    assert "gpu_lost" in [each["kind"] for each in played(tmp_path, script)]
+
+
+def test_failed_gpu_belongs_to_no_user(tmp_path: Path) -> None:
+    """A GPU that is lost after a user's run died on it counts for the hardware: the user's later runs keep it."""
+
+    async def script(stage: Stage) -> None:
+        run = stage.train("first", gpus=(1,), uid=1002)
+        await stage.passes(30)
+        run.fail(90 * GIB)
+        stage.remove(run)
+        await stage.passes(30)
+        stage.box.gpu(1).lose(GPU_IS_LOST)
+        stage.box.log_xid(1, 79, "GPU has fallen off the bus.")
+        await stage.passes(30)
+
+    (found,) = played(tmp_path, script)
+    assert "XID 79" in str(found["finding"])
+    assert "uid" not in found
+
+
+def test_host_memory_joins_only_what_ran_out_of_it(tmp_path: Path) -> None:
+    """A run out of the memory of a device that is not known is no part of another user's death for host memory."""
+
+    async def script(stage: Stage) -> None:
+        killed, other = stage.train("killed", gpus=(1,), uid=1000), stage.train("other", gpus=(), uid=1002)
+        await stage.passes(30)
+        raises(other, "device_oom", "ResourceExhaustedError", "OOM", None)
+        await stage.passes(20)
+        stage.box.log_kernel(OOM_KILL.format(pid=killed.peer.pid))
+        stage.box.end(killed.peer, SIGKILL)
+        stage.remove(killed)
+        await stage.passes(30)
+
+    assert [each["subject"]["text"] for each in played(tmp_path, script)] == ["run other", "run killed"]
+
+
+def test_series_outlive_a_clock_that_is_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An incident that is open while the clock is set back by an hour keeps its points before and after."""
+
+    async def script(stage: Stage) -> None:
+        run = stage.train("resnet")
+        await stage.passes(120)
+        stage.box.end(run.peer, SIGKILL)
+        stage.remove(run)
+        await stage.passes(15)
+        monkeypatch.setattr(scenario_daemon, "EPOCH", scenario_daemon.EPOCH - 3600)
+        await stage.passes(30)
+
+    (found,) = played(tmp_path, script)
+    times = found["series"]["timestamp_seconds"]
+    assert sum(time < found["at_timestamp_seconds"] - 3000 for time in times) >= 1
+    assert sum(time > found["at_timestamp_seconds"] - 3000 for time in times) >= 100 / INTERVAL
+
+
+def test_processes_of_one_gpu_leave_room_for_those_of_others(tmp_path: Path) -> None:
+    """Of thousands of processes those with the most memory are recorded, whatever their GPU."""
+
+    async def script(stage: Stage) -> None:
+        stage.train("large", gpus=(1,), in_use=30 * GIB)
+        for _ in range(MAX_PROCESSES + 10):
+            stage.box.cards[0].memory[stage.box.start(1002).pid] = 1 << 20
+        await stage.passes(30)
+        stage.box.record_incident("")
+        await stage.passes(30)
+
+    (found,) = played(tmp_path, script)
+    assert len(found["processes"]) == MAX_PROCESSES
+    assert found["processes"][0]["uuid"] == found["gpus"][1]["uuid"]
 
 
 def test_incident_in_progress_is_stored_at_a_stop(tmp_path: Path) -> None:

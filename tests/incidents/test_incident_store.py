@@ -16,8 +16,9 @@ from run_record_cases import example_record
 from gpuwarden.incidents import incident_store, incident_table
 from gpuwarden.incidents.finding import FindingPart, IncidentFinding
 from gpuwarden.incidents.incident import Incident, IncidentBox, IncidentSubject, KernelLine
+from gpuwarden.incidents.incident_privacy import WITHHELD_LINE
 from gpuwarden.incidents.incident_store import MAX_IN_MEMORY, IncidentStore
-from gpuwarden.records.privacy import WITHHELD, read_all
+from gpuwarden.records.privacy import WITHHELD, read_all, reader
 from gpuwarden.records.record import json_from_record
 from gpuwarden.records.writer import RecordWriter
 
@@ -76,6 +77,33 @@ def test_user_with_the_most_loses_the_oldest(tmp_path: Path, on_disk: bool) -> N
         assert await listed(store, 2) == ["i-11", "i-10"]
         assert await store.one("i-3", read_all) is None
         assert json.loads(await store.one("i-2", read_all) or b"")["uid"] == BOB
+
+    asyncio.run(scenario())
+
+
+def test_incidents_of_the_future_make_room(tmp_path: Path) -> None:
+    """After the clock was set back, new incidents displace those of before, whose times are still to come."""
+
+    async def scenario() -> None:
+        store = IncidentStore(await opened(tmp_path), 3)
+        await put(store, *(incident(round(time.time()) + 1_000_000 + number) for number in range(3)))
+        await put(store, incident(1), incident(2))
+        assert {"i-1", "i-2"} < set(await listed(store))
+
+    asyncio.run(scenario())
+
+
+def test_what_programs_cause_leaves_failures_of_the_hardware(tmp_path: Path) -> None:
+    """Pressure and programs' XIDs displace one another, and no incident of a lost GPU or a memory error."""
+
+    async def scenario() -> None:
+        store = IncidentStore(await opened(tmp_path), 4)
+        await put(store, incident(1, kind="gpu_lost"), incident(2, kind="xid", severity="critical"))
+        for number in range(3, 9):
+            await put(
+                store, incident(number, **[{"kind": "pressure"}, {"kind": "xid", "severity": "info"}][number % 2])
+            )
+        assert await listed(store) == ["i-8", "i-7", "i-2", "i-1"]
 
     asyncio.run(scenario())
 
@@ -158,7 +186,10 @@ def test_incident_that_cannot_be_built_costs_itself_only(tmp_path: Path, caplog:
 
 
 def test_private_texts_are_withheld(tmp_path: Path) -> None:
-    """Messages are shown to the run's user, lines of the kernel log to the daemon's; all else to everyone."""
+    """Messages are shown to the run's user, lines of the kernel log to root's; all else to everyone.
+
+    A daemon that a user started shows that user's messages over HTTP, and so to everyone: no lines of the kernel log.
+    """
     record = json_from_record(example_record())
     line = KernelLine(timestamp_seconds=1.0, text="NVRM: Xid (PCI:0000:10:00): 31, name=secret")
 
@@ -172,9 +203,11 @@ def test_private_texts_are_withheld(tmp_path: Path) -> None:
 
         assert await seen(read_all) == (record, line.text)
         run, text = await seen(lambda uid: uid == record["uid"])
-        assert (run, text) == (record, line.text if record["uid"] == os.geteuid() else WITHHELD)
+        assert (run, text) == (record, line.text if record["uid"] == 0 else WITHHELD_LINE)
+        run, text = await seen(reader(None, ALICE, "own"))
+        assert text == WITHHELD_LINE
         run, text = await seen(lambda uid: uid == BOB)
-        assert text == WITHHELD
+        assert text == WITHHELD_LINE
         assert {error["text"] for error in run["errors_told"]} == {WITHHELD}
         assert run["steps"] == record["steps"]
 

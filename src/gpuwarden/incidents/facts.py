@@ -122,7 +122,7 @@ def ties_of(event: Event, kind: IncidentKind, state: State) -> frozenset[str]:
     own = find_run(state, event.run_id)
     if own is not None:
         ties |= {own.peer.run_id, *gpus_of(own, state), *filter(None, [job_of(own)])}
-        if kind == "out_of_memory" and not own.ooms:
+        if kind == "out_of_memory" and _is_out_of_host_memory(own):
             ties.add(HOST)
     if kind in ("gpu_lost", "xid") and event.level == "critical":
         ties.add(HARDWARE)
@@ -210,9 +210,8 @@ def _run_facts(state: State, ties: Collection[str], opened: Collection[Event], s
 
 
 def _is_out_of_host_memory(run: RunSnapshot) -> bool:
-    return (run.ending is not None and run.ending.outcome == "out_of_memory" and not run.ooms) or (
-        "host_oom" in run.last_errors
-    )
+    is_killed = run.ending is not None and run.ending.outcome == "out_of_memory" and "device_oom" not in run.last_errors
+    return is_killed or "host_oom" in run.last_errors
 
 
 def _error_fact(run: RunSnapshot, seen: SeenError, gpus: frozenset[str], state: State, *, opened: bool) -> Fact:

@@ -1,7 +1,7 @@
 """Flight recorder: keeps the last ten minutes, and freezes an incident when something goes wrong.
 
-Events of the history open incidents. Another event within a minute that shares a GPU, a run or a job joins the
-incident instead. An incident is stored at once, and again ten seconds after its last event.
+Events of the history open incidents. A later event that shares a GPU, a run or a job joins the
+incident instead (JOIN_SECONDS). An incident is stored at once, and again ten seconds after its last event.
 """
 
 from __future__ import annotations
@@ -15,22 +15,23 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
+from gpuwarden.fair_eviction import select_evicted
 from gpuwarden.formatting import format_fields
 from gpuwarden.gpu.snapshot import MemorySample
 from gpuwarden.history.event_log import Event, EventLog
 from gpuwarden.history.series import HistoryFrame, HistorySeries
 from gpuwarden.host import procfs
 from gpuwarden.incidents.causes import Fact
-from gpuwarden.incidents.facts import find_run, gather, incident_kind, ties_of, window_start
+from gpuwarden.incidents.facts import HARDWARE, find_run, gather, incident_kind, ties_of, window_start
 from gpuwarden.incidents.incident import INCIDENT_KINDS, IncidentKind, KernelLine
 from gpuwarden.incidents.incident_builder import Recording, build_incident
 from gpuwarden.incidents.incident_store import IncidentStore
+from gpuwarden.incidents.incident_table import NO_USER, find_share
 from gpuwarden.log_limiter import limit_lines_of
 from gpuwarden.owners.resolver import Owners
 from gpuwarden.rate_limit import RateLimit
 from gpuwarden.records.record import RunRecord
 from gpuwarden.state import State
-from gpuwarden.subordinate_uids import find_user
 
 log = logging.getLogger(__name__)
 
@@ -39,15 +40,14 @@ JOIN_SECONDS = 120.0  # after the last event, in which a further one joins: a st
 MAX_JOIN_SECONDS = 300.0  # after the first event; a later one opens an incident of its own
 QUIET_SECONDS = 120.0  # without the same trouble, after which it opens an incident again
 OLD_SECONDS = 30.0  # an event that is older when it is first seen, as after the daemon's start, opens none
-MAX_OPEN = 8  # incidents that can be joined
-MAX_EVENTS = 64  # of an incident
-BURST = 4  # incidents of one user and kind in a row; the hardware counts as a user
+MAX_OPEN = 8  # incidents that can be joined; fair by user
+MAX_EVENTS = 64  # of an incident; further ones open another
+BURST = 4  # incidents of one user and kind in a row; the hardware, and XIDs of programs, count as a user each
 SECONDS_PER_INCIDENT = 600.0  # and one in this time in the long run
 MAX_RUNS = 32  # of an incident
 MAX_KERNEL_LINES = 200
 MAX_LINE = 300  # characters
 MAX_NOTE = 200  # characters
-_HARDWARE_USER = -1
 
 
 @dataclass(slots=True)
@@ -118,7 +118,7 @@ class FlightRecorder:
         if is_first and event.kind in ("gpu", "driver", "pressure", "throttled", "stall"):
             return  # it held before this daemon started
         ties = ties_of(event, kind, state)
-        joined = next((each for each in self._open if ties & each.ties and now < self._joinable_until(each)), None)
+        joined = next((each for each in self._open if ties & each.ties and self._can_join(each, now)), None)
         key = (kind, event.run_id or event.uuid or "", str(event.xid or ""))
         is_repeated = now - self._seen.get(key, -QUIET_SECONDS) < QUIET_SECONDS
         self._remember(key, now)
@@ -130,6 +130,9 @@ class FlightRecorder:
             run = find_run(state, event.run_id)
             self._begin(event, kind, ties, run.peer.uid if run else None, now)
 
+    def _can_join(self, incident: _OpenIncident, now: float) -> bool:
+        return now < self._joinable_until(incident) and len(incident.events) < MAX_EVENTS
+
     @staticmethod
     def _joinable_until(incident: _OpenIncident) -> float:
         return min(incident.last + JOIN_SECONDS, incident.opened + MAX_JOIN_SECONDS)
@@ -140,9 +143,10 @@ class FlightRecorder:
         self._seen[key] = now
 
     def _begin(self, event: Event, kind: IncidentKind, ties: frozenset[str], uid: int | None, now: float) -> None:
-        if not self._allows(kind, uid, now) or len(self._open) >= MAX_OPEN:
+        if not self._allows(kind, find_share(uid, kind, event.level), now):
             self.dropped += 1
             return
+        self._make_room()
         incident = self._new(event.timestamp_seconds, uid, now, event.text)
         incident.ties |= ties
         incident.events.append(event)
@@ -152,16 +156,24 @@ class FlightRecorder:
         with limit_lines_of(uid) if uid is not None else nullcontext():
             log.info("incident opened %s", format_fields(id=incident.id, kind=kind))
 
+    def _make_room(self) -> None:
+        """Complete an incident early if as many are open as there can be."""
+        users = ((place, NO_USER if each.uid is None else each.uid) for place, each in enumerate(self._open))
+        for place in select_evicted(users, MAX_OPEN - 1):
+            incident = self._open.pop(place)
+            if incident.due is not None:
+                self._freeze(incident, is_complete=True)
+
     def _join(self, incident: _OpenIncident, event: Event, ties: frozenset[str], now: float) -> None:
-        if len(incident.events) >= MAX_EVENTS:
-            return
+        if HARDWARE in ties:
+            incident.uid = None  # else later incidents of that user would displace it
         incident.ties |= ties
         incident.events.append(event)
         incident.last, incident.due = now, now + AFTER_SECONDS
         self._freeze(incident, is_complete=False)
 
-    def _allows(self, kind: IncidentKind, uid: int | None, now: float) -> bool:
-        key = (_HARDWARE_USER if uid is None else find_user(uid), kind)
+    def _allows(self, kind: IncidentKind, user: int, now: float) -> bool:
+        key = (user, kind)
         self._limits = {each: limit for each, limit in self._limits.items() if not limit.is_unused(now)}
         limit = self._limits.setdefault(key, RateLimit(BURST, SECONDS_PER_INCIDENT))
         if limit.next_allowed(now) > now:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, get_args
 from gpuwarden.history.event_log import Event
 from gpuwarden.incidents.finding import IncidentFinding
 from gpuwarden.records.record import Private, json_from_record
+from gpuwarden.severity import Severity
 
 VERSION = 1
 
@@ -135,7 +136,9 @@ class IncidentSeries:
     last 30 s before the incident.
     """
 
-    timestamp_seconds: Annotated[Sequence[float], "Time of each point, the oldest first, in Unix time."]
+    timestamp_seconds: Annotated[
+        Sequence[float], "Time of each point, the oldest first, in Unix time; it steps if the clock is set."
+    ]
     gpus: Annotated[
         Mapping[str, Columns],
         "By UUID of GPU or MIG instance: `memory_used_bytes`, `memory_in_use_bytes` (by the allocators of reporting"
@@ -160,12 +163,14 @@ class Incident:
     version: Annotated[int, f"Version of the format: {VERSION}. Later ones only add keys."]
     id: Annotated[str, "Id of the incident, unique on this host."]
     kind: Annotated[IncidentKind, f"Kind of its root: one of {', '.join(INCIDENT_KINDS)}."]
-    severity: Annotated[str, "Worst severity of what happened: info, warning or critical."]
+    severity: Annotated[Severity, "Worst severity of what happened: info, warning or critical."]
     host: Annotated[str, "Name of the host."]
     began_timestamp_seconds: Annotated[float, "Time of the root, in Unix time."]
     at_timestamp_seconds: Annotated[float, "Time of the event that opened the incident, in Unix time."]
-    ended_timestamp_seconds: Annotated[float | None, "End of the recording; absent while it is being recorded."] = None
-    uid: Annotated[int | None, "User id of the run that opened it; absent for an incident of a GPU or the host."] = None
+    ended_timestamp_seconds: Annotated[
+        float | None, "End of the recording; absent while it lasts, and if the daemon was killed before."
+    ] = None
+    uid: Annotated[int | None, "User id of the run that opened it; absent if a GPU or the host failed."] = None
     subject: Annotated[IncidentSubject, "What the incident is about."]
     finding: Annotated[IncidentFinding, "What happened, in words."]
     note: Annotated[str | None, "Text given with `gpuwarden incidents record`."] = None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, MemorySample
 from gpuwarden.history.event_log import Event
-from gpuwarden.history.series import WINDOW_SECONDS, Columns, HistoryFrame, clock_event_names, read_columns
+from gpuwarden.history.series import Columns, HistoryFrame, clock_event_names, read_columns
 from gpuwarden.incidents.causes import FALLEN_OFF_THE_BUS, Fact
 from gpuwarden.incidents.finding import find, root_of
 from gpuwarden.incidents.incident import (
@@ -95,7 +95,7 @@ def build_incident(recording: Recording) -> Incident:
         jobs=tuple(recording.jobs),
         box=_box(recording),
         gpus=tuple(map(_gpu, recording.state.snapshot.gpus)),
-        processes=tuple(_processes(recording))[:MAX_PROCESSES],
+        processes=tuple(_processes(recording)),
         runs=[json_from_record(record) for record in recording.runs],
         events=tuple(recording.events),
         xids=tuple(_xids(recording.events)),
@@ -164,18 +164,19 @@ def _gpu(gpu: Gpu) -> IncidentGpu:
 
 def _processes(recording: Recording) -> Iterator[IncidentProcess]:
     owners = recording.owners
-    for uuid, processes in recording.processes.items():
-        for process in sorted(processes, key=lambda process: -(process.memory or 0)):
-            identity = owners.identities.get(process.pid)
-            yield IncidentProcess(
-                uuid=uuid,
-                pid=process.pid,
-                type=process.type,
-                instance_uuid=process.instance,
-                memory_bytes=process.memory,
-                command=(identity.comm or None) if identity else None,
-                owners=dict(owners.by_pid.get(process.pid, {})) or None,
-            )
+    found = [(uuid, process) for uuid, processes in recording.processes.items() for process in processes]
+    found.sort(key=lambda each: -(each[1].memory or 0))  # over all GPUs: many small ones on one are left out first
+    for uuid, process in found[:MAX_PROCESSES]:
+        identity = owners.identities.get(process.pid)
+        yield IncidentProcess(
+            uuid=uuid,
+            pid=process.pid,
+            type=process.type,
+            instance_uuid=process.instance,
+            memory_bytes=process.memory,
+            command=(identity.comm or None) if identity else None,
+            owners=dict(owners.by_pid.get(process.pid, {})) or None,
+        )
 
 
 def _xids(events: Iterable[Event]) -> Iterator[IncidentXid]:
@@ -214,9 +215,7 @@ def _clock_event(uuid: str, reason: str, began: float, ended: float) -> ClockEve
 
 
 def _series(recording: Recording) -> IncidentSeries | None:
-    start = recording.at - WINDOW_SECONDS
-    end = float("inf") if recording.ended is None else recording.ended
-    frames = [frame for frame in recording.frames if start <= frame.time <= end]
+    frames = recording.frames
     if not frames:
         return None
     wanted = {record.run_id for record in recording.runs}

@@ -7,16 +7,20 @@ import sqlite3
 import zlib
 from dataclasses import dataclass
 
-from gpuwarden.incidents.incident import Incident, json_from_incident, outline
+from gpuwarden.incidents.incident import Incident, IncidentKind, json_from_incident, outline
+from gpuwarden.severity import Severity
+from gpuwarden.subordinate_uids import find_user
 
 MAX_TOTAL_BYTES = 64 << 20  # of all incidents, compressed
-NO_USER = -1
+NO_USER = -1  # of incidents of a GPU or the host
+PROGRAMS = -2  # of incidents of a GPU that any user's program can cause
 
-# Rowids in retention order, as of run records: each user's newest before any user's second newest.
+# Rowids in retention order, as of run records: each user's newest before any user's second newest. An incident from
+# the future, of before the clock was set back, counts as old.
 _BY_RANK = """
-    SELECT rowid AS place, length(whole) AS size, row_number() OVER (ORDER BY of_user, at DESC) AS rank FROM (
-        SELECT rowid, whole, at, row_number() OVER (PARTITION BY user_of(uid) ORDER BY at DESC) AS of_user
-        FROM incidents
+    SELECT rowid AS place, length(whole) AS size, row_number() OVER (ORDER BY of_user, early, at DESC) AS rank FROM (
+        SELECT *, row_number() OVER (PARTITION BY user_of(uid) ORDER BY early, at DESC) AS of_user
+        FROM (SELECT rowid, uid, whole, at, at > strftime('%s', 'now') + 60 AS early FROM incidents)
     )
 """
 _RETAINED = f"""
@@ -41,12 +45,23 @@ class IncidentRow:
         return zlib.decompress(self.whole)
 
 
+def find_share(uid: int | None, kind: IncidentKind, severity: Severity) -> int:
+    """Return the user whose share of the incidents one counts for: that of the run that opened it, or a number below 0.
+
+    Pressure, and an XID that a program caused (severity info), have their own: else a program that crashes again and
+    again would displace the failures of the hardware.
+    """
+    if uid is not None:
+        return find_user(uid)
+    return PROGRAMS if kind == "pressure" or (kind == "xid" and severity == "info") else NO_USER
+
+
 def row_from_incident(incident: Incident) -> IncidentRow:
     """Encode an incident; some tens of milliseconds."""
     document = json_from_incident(incident)
     return IncidentRow(
         incident.id,
-        NO_USER if incident.uid is None else incident.uid,
+        find_share(incident.uid, incident.kind, incident.severity),
         incident.at_timestamp_seconds,
         _compact(outline(document)),
         zlib.compress(_compact(document), 1),
