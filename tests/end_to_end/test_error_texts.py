@@ -166,11 +166,11 @@ def test_texts_of_incidents(mock_nvml: MockNvml, tmp_path: Path) -> None:
         kernel_log.write_text(f"4,1,{round(time.monotonic() * 1e6)},-;NVRM: {line}\n")
         run_id = fail(daemon, ALICE)
 
-        def of_run() -> list[Any]:
+        def find_incidents() -> list[Any]:
             listed = json.loads(fetch(f"{daemon.url}{INCIDENTS}"))["incidents"]
             return [each for each in listed if each["subject"].get("run_id") == run_id]
 
-        (found,) = until(of_run, "the incident")
+        (found,) = until(find_incidents, "the incident")
         assert "RuntimeError" in found["finding"]["text"]
         path = f"{INCIDENTS}/{found['id']}"
         shown = {

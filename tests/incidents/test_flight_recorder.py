@@ -134,7 +134,7 @@ def test_one_users_open_incidents_leave_room_for_others(tmp_path: Path) -> None:
 
 
 def test_programs_xids_leave_room_for_those_of_the_hardware(tmp_path: Path) -> None:
-    """Programs that crash on one GPU after another open no more incidents; an uncorrectable memory error does."""
+    """An uncorrectable memory error opens an incident after more crashes of programs than do."""
 
     async def script(stage: Stage) -> None:
         await stage.passes(30)
@@ -222,7 +222,7 @@ def test_series_outlive_a_clock_that_is_set_back(tmp_path: Path, monkeypatch: py
 
 
 def test_processes_of_one_gpu_leave_room_for_those_of_others(tmp_path: Path) -> None:
-    """Of thousands of processes those with the most memory are recorded, whatever their GPU."""
+    """An incident has the processes with the most memory, of all GPUs, out of any number."""
 
     async def script(stage: Stage) -> None:
         stage.train("large", gpus=(1,), in_use=30 * GIB)
