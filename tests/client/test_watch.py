@@ -811,7 +811,7 @@ def test_package() -> None:
 
 
 def test_imports() -> None:
-    """The package loads nothing of the watch; the watch loads only the client's modules and the standard library."""
+    """The package loads nothing of the watch; the watch loads only the client's side and the standard library."""
     script = """
 import sys
 import gpuwarden
@@ -820,7 +820,7 @@ before = set(sys.modules)
 with gpuwarden.watch() as run: run.step()
 new = set(sys.modules) - before
 print(*{name.partition(".")[0] for name in new} - sys.stdlib_module_names)
-half = ("gpuwarden.client", "gpuwarden.protocol")
+half = ("gpuwarden.client", "gpuwarden.errors", "gpuwarden.protocol")
 print(*sorted(name for name in new if name.startswith("gpuwarden") and not name.startswith(half)))
 """
     assert python(script).stdout.splitlines() == ["gpuwarden", "gpuwarden", ""]
