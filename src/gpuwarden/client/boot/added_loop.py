@@ -7,7 +7,7 @@ import os
 from gpuwarden.client.boot.process_note import note_source
 from gpuwarden.client.guard import are_steps_claimed, retire_when_claimed
 from gpuwarden.client.hello import find_default_name
-from gpuwarden.client.loop_tracker import LoopTracker
+from gpuwarden.client.loop_tracker import MAX_UNCOUNTED_STEPS, LoopTracker
 from gpuwarden.client.reporter import REPORT_INTERVAL_SECONDS
 from gpuwarden.client.settings import check_settings
 
@@ -32,7 +32,8 @@ class AddedLoop:
             self._pid, self._tracker = os.getpid(), self._make_tracker()
             note_source(self._framework)
         if self._tracker is not None:
-            self._tracker.count_untimed(steps - 1)
+            if steps > 1:
+                self._tracker.count_untimed(steps - 1)
             self._tracker.step(None, None)
 
     def _make_tracker(self) -> _AddedTracker | None:
@@ -50,8 +51,9 @@ class _AddedTracker(LoopTracker):
         retire_when_claimed(self)
 
     def count_untimed(self, steps: int) -> None:
-        """Count steps whose times are unknown."""
-        self._uncounted.extend([(None, None, None, None)] * steps)
+        """Count steps whose times are unknown, and so is that of the next."""
+        self._uncounted.extend([(None, None, None, None)] * min(steps, MAX_UNCOUNTED_STEPS - 1))
+        self._step_began = None
 
     def retire(self) -> None:
         """Count what is recorded, and nothing from now on."""

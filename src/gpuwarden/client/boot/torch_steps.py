@@ -7,13 +7,12 @@ that step in turn count twice. Dispatched steps are counted: a fused optimizer t
 from __future__ import annotations
 
 import sys
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
+from gpuwarden.client.boot.call_stack import is_within
 from gpuwarden.client.boot.guarded_call import call_guarded
 from gpuwarden.client.boot.step_leader import StepLeader
-
-_KERAS = ("/keras/src/", "/tf_keras/src/")  # paths of a fit, whose callback counts its steps
 
 
 def install(module: Any) -> None:
@@ -35,7 +34,7 @@ class _TorchSteps:
         call_guarded(self._count, optimizer, sys._getframe(1), default=None)  # noqa: SLF001 - inspect is slower
 
     def _count(self, optimizer: Any, wrapper: FrameType) -> None:
-        if _is_inner(wrapper.f_back, wrapper.f_code):
+        if is_within(wrapper.f_back, wrapper.f_code):
             return
         steps = self._leader.count(optimizer)
         if steps:
@@ -45,13 +44,3 @@ class _TorchSteps:
 
                 self._loop = AddedLoop("torch")
             self._loop.step(steps)
-
-
-def _is_inner(frame: FrameType | None, wrapper: CodeType) -> bool:
-    """Return whether a frame lies in the step of an optimizer, by torch's wrapper of each, or in a fit of Keras."""
-    while frame is not None:
-        code = frame.f_code
-        if code is wrapper or (code.co_name == "fit" and any(path in code.co_filename for path in _KERAS)):
-            return True
-        frame = frame.f_back
-    return False
