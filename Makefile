@@ -107,6 +107,7 @@ bench: ## run the benchmarks (1 hour)
 	$(BIN)/python bench/exporters.py
 	$(BIN)/python bench/scale.py
 	$(BIN)/python bench/callback.py
+	$(BIN)/python bench/run_instrumentation.py
 	$(BIN)/python bench/advice.py
 	$(BIN)/python bench/alert_latency.py
 	$(BIN)/python bench/many_runs.py
