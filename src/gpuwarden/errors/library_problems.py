@@ -61,8 +61,9 @@ LIBRARY_INIT_FAILED = Problem(
         ),
         Cause("An earlier error left the GPU's context unusable."),
     ),
-    "Check with `nvidia-smi` that the GPU has free memory; if it has, compare the library's version with the "
-    "framework's.",
+    # Memory growth mends most of these for TensorFlow, which reserves the GPU: tensorflow/tensorflow#24496.
+    "Free GPU memory (`nvidia-smi` shows its users), and for TensorFlow set TF_FORCE_GPU_ALLOW_GROWTH=true; then "
+    "compare the library's version with the framework's.",
     (
         *("device_out_of_memory", "driver_too_old", "driver_library_mismatch", "cudnn_mismatch", "cuda_mismatch"),
         *("library_not_found", "unsupported_compute_capability", "device_assert", "illegal_address", "ecc_error"),
