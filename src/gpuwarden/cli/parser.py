@@ -184,7 +184,7 @@ def _add_incidents(parser: SuggestingParser) -> None:
         actions,
         "show",
         "show incidents in detail",
-        ["gpuwarden incidents show last", "gpuwarden incidents show host1.json host2.json"],
+        ["gpuwarden incidents show last --html incident.html", "gpuwarden incidents show host1.json host2.json"],
         argparse.SUPPRESS,
     )
     show.add_argument(
@@ -195,6 +195,7 @@ def _add_incidents(parser: SuggestingParser) -> None:
         help="incident ID, a unique prefix of it, last (the newest), or a file written with --json; several of one job "
         "are merged into one report",
     )
+    show.add_argument("--html", type=Path, default=None, metavar="FILE", help="write one self-contained page instead")
     _add_daemon(show)
     show.set_defaults(function="cli.incidents.incidents_command:show_incidents")
     record = _add_parser(

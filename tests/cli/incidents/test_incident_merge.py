@@ -40,6 +40,7 @@ def test_moments_of_all_hosts_are_in_order_of_time() -> None:
     assert [each.at for each in moments] == sorted(each.at for each in moments)
     assert moments[-1].at - moments[0].at < 60.0
     assert {each.host for each in moments} == {"a", "b"}
+    assert [each.host for each in moments if each.role == "first cause"] == ["a"]
 
 
 def test_clocks_that_cannot_be_compared_are_said_to_be_so() -> None:

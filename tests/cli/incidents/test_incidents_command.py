@@ -167,6 +167,16 @@ def test_file_of_another_version_costs_only_what_cannot_be_read(tmp_path: Path, 
     assert incident["id"] in output("show", write_file(tmp_path / "incident.json", incident))
 
 
+def test_page_is_written(tmp_path: Path) -> None:
+    """With --html the report is a file, and nothing is printed; a folder that is missing is named."""
+    file = write_file(tmp_path / "hot.json", staged_incident("too_hot"))
+    assert output("show", file, "--html", str(tmp_path / "hot.html")) == ""
+    assert "<!doctype html>" in (tmp_path / "hot.html").read_text()
+    done = run("show", file, "--html", str(tmp_path / "missing/hot.html"))
+    assert done.returncode == 1
+    assert "missing/hot.html: No such file" in done.stderr
+
+
 @pytest.mark.parametrize("text", ["", "{}", "[]", "nonsense", '{"incidents": []}'])
 def test_file_without_an_incident(tmp_path: Path, text: str) -> None:
     """The message names the file, and how to write one."""

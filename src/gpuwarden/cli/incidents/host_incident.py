@@ -13,7 +13,7 @@ from gpuwarden.records.record import MAX_TIME
 
 MAX_FINDING = 4000  # characters
 SAME_SECONDS = 1.5  # between an event and its part of the finding
-ROOT, FOLLOWED, BEFORE, ALSO, EVENT = "first cause", "then", "before", "also", ""
+ROOT, OTHER_ROOT, FOLLOWED, BEFORE, ALSO, EVENT = "first cause", "first here", "then", "before", "also", ""
 
 # Parts of a finding by the kind of their event, where the two differ.
 _PARTS = {"gpu": "gpu_lost", "throttled": "thermal_slowdown"}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 
-from gpuwarden.cli.incidents.host_incident import HostIncident, Moment
+from gpuwarden.cli.incidents.host_incident import OTHER_ROOT, ROOT, HostIncident, Moment
 from gpuwarden.cli.incidents.incident_series import Point, run_points
 from gpuwarden.formatting import format_elapsed
 
@@ -39,8 +39,12 @@ class IncidentGroup:
         return list(dict.fromkeys(each.host for each in self.incidents))
 
     def moments(self) -> list[Moment]:
-        """Return what happened on all hosts, in order of time."""
-        return sorted((each for one in self.incidents for each in one.moments()), key=lambda moment: moment.at)
+        """Return what happened on all hosts, in order of time; only the first incident has the first cause."""
+        first, *others = self.incidents
+        found = first.moments()
+        for moment in (each for one in others for each in one.moments()):
+            found.append(replace(moment, role=OTHER_ROOT) if moment.role == ROOT else moment)
+        return sorted(found, key=lambda moment: moment.at)
 
 
 def group_incidents(incidents: Sequence[HostIncident]) -> list[IncidentGroup]:

@@ -15,6 +15,7 @@ from gpuwarden.cli.common.terminal import terminal_width, write
 from gpuwarden.cli.incidents.host_incident import HostIncident
 from gpuwarden.cli.incidents.incident_list import render_incidents
 from gpuwarden.cli.incidents.incident_merge import group_incidents
+from gpuwarden.cli.incidents.incident_page import render_page
 from gpuwarden.cli.incidents.incident_reader import fetch_incidents, read_incidents
 from gpuwarden.cli.incidents.incident_report import render_group
 from gpuwarden.cli.runs.memory_chart import choose_alphabet
@@ -42,6 +43,9 @@ def show_incidents(parsed: argparse.Namespace) -> int:
         write(json.dumps(found[0] if len(found) == 1 else found, indent=2) + "\n")
         return 0
     groups = group_incidents([HostIncident(each) for each in found])
+    if parsed.html is not None:
+        parsed.html.write_text(render_page(groups), encoding="utf-8")
+        return 0
     page = TerminalFormat(terminal_width(), choose_alphabet(sys.stdout.encoding))
     rule = f"\n\n{'=' * page.width}\n\n"
     write(rule.join("\n".join(render_group(group, page)) for group in groups) + "\n")
