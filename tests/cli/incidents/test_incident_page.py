@@ -87,6 +87,6 @@ def test_page_of_each_staged_failure(name: str) -> None:
 
 
 def test_page_of_an_incident_without_details() -> None:
-    """What cannot be read is left out."""
+    """Leave out what cannot be read."""
     incident = staged_incident("stall", series=None, gpus=None, runs=[None], events=5)
     assert "stalled" in render_page(group_incidents([HostIncident(incident)]))

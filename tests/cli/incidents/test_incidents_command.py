@@ -168,7 +168,7 @@ def test_file_of_another_version_costs_only_what_cannot_be_read(tmp_path: Path, 
 
 
 def test_page_is_written(tmp_path: Path) -> None:
-    """With --html the report is a file, and nothing is printed; a folder that is missing is named."""
+    """The report becomes a file with --html, and nothing is printed; a folder that is missing is named."""
     file = write_file(tmp_path / "hot.json", staged_incident("too_hot"))
     assert output("show", file, "--html", str(tmp_path / "hot.html")) == ""
     assert "<!doctype html>" in (tmp_path / "hot.html").read_text()
