@@ -29,6 +29,7 @@ class Stage:
         self.url = url
         self.answer: dict[str, Any] | None = None
         self.history = NO_HISTORY
+        self.incidents: list[dict[str, Any]] = []
         self.now: float | None = None  # Unix time there; as a rule that of the poll
         self.asked: list[str] = []  # for which paths
 
@@ -43,6 +44,8 @@ class Stage:
             )
         if path == "/api/v1/history":
             return HttpResponse(200, json.dumps(self.history).encode())
+        if path.partition("?")[0] == "/api/v1/incidents":
+            return HttpResponse(200, json.dumps({"version": 1, "incidents": self.incidents}).encode())
         return static_files.serve(HttpRequest("GET", path, "", {}))
 
     def date(self) -> float:

@@ -436,3 +436,26 @@ def test_page_without_javascript_links_alternatives(page: Stage, tab: Tab) -> No
         assert "gpuwarden top" in tab.evaluate("document.querySelector('noscript').textContent")
     finally:
         tab.call("Emulation.setScriptExecutionDisabled", value=False)
+
+
+def test_incidents_have_their_finding_and_links(page: Stage, tab: Tab) -> None:
+    """The newest incidents are listed with their finding and a link to their JSON; without one, no section."""
+    finding = {"text": "GPU 2 fell off the bus at 08:00:25 (XID 79); run <b>vit</b> then crashed."}
+    page.incidents = [
+        {"id": f"i-{each}", "severity": "critical", "began_timestamp_seconds": 1.8e9 - each, "finding": finding}
+        for each in range(7)
+    ]
+    try:
+        page.show(tab, poll_state())
+        tab.until("document.querySelectorAll('section[data-key=incidents] li').length === 7")
+    finally:
+        page.incidents = []
+    assert tab.evaluate("document.querySelectorAll('section[data-key=incidents] > ol > li').length") == 5
+    assert finding["text"] in tab.text("section[data-key=incidents] li")
+    assert "gpuwarden incidents show i-0" in tab.text("section[data-key=incidents] li")
+    links = tab.evaluate(
+        "[...document.querySelectorAll('section[data-key=incidents] a')].map(e => e.getAttribute('href'))"
+    )
+    assert links[0] == "api/v1/incidents/i-0"
+    page.show(tab, poll_state())
+    assert not tab.evaluate("document.querySelectorAll('section[data-key=incidents]').length")

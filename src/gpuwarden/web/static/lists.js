@@ -1,4 +1,4 @@
-// Table of processes, and list of events.
+// Table of processes, and lists of events and incidents.
 
 import { bounded, mark, word } from "./marks.js";
 import { h } from "./tree.js";
@@ -6,6 +6,7 @@ import { amount, capital, clock, known, plain, short } from "./words.js";
 
 const MOST_PROCESSES = 12;
 const MOST_EVENTS = 12;
+const MOST_INCIDENTS = 5;
 // All other keys of a process are its owners, by kind.
 const OF_ITSELF = new Set(["pid", "uuid", "instance_uuid", "type", "memory_bytes", "command", "user", "run_id"]);
 
@@ -45,4 +46,15 @@ export function events(state) {
   return h("section", { "data-key": "events", "aria-labelledby": "events" },
     h("h2", { id: "events" }, "Events"),
     found.length ? bounded(found, MOST_EVENTS, "events", "ol", { class: "lines events" }) : h("p", {}, "None since the daemon started."));
+}
+
+export function incidents(found) {
+  if (!found.length) return null;
+  const lines = found.map(({ id, severity, began_timestamp_seconds: at, finding }) =>
+    h("li", { "data-key": id },
+      h("time", { datetime: new Date(at * 1000).toISOString() }, new Date(at * 1000).toLocaleString()), " ", mark(severity), " ",
+      word(severity) ? h("span", { class: "unseen" }, `${word(severity)}: `) : null, h("bdi", {}, finding.text),
+      h("p", {}, h("code", {}, `gpuwarden incidents show ${id}`), " · ", h("a", { href: `api/v1/incidents/${encodeURIComponent(id)}` }, "JSON"))));
+  return h("section", { "data-key": "incidents", "aria-labelledby": "incidents" },
+    h("h2", { id: "incidents" }, "Incidents"), bounded(lines, MOST_INCIDENTS, "incidents", "ol", { class: "lines events" }));
 }

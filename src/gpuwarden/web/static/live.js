@@ -1,4 +1,4 @@
-// Poller of the API: the history once, then the state repeatedly. `onState` gets each answer, `onFailure` each failure
+// Poller of the API: the history once, then the state repeatedly, and the incidents now and then. `onState` gets each answer, `onFailure` each failure
 // with its reason and start.
 //
 // It asks at most as often as the daemon polls, not at all in a hidden tab, and less often while the daemon does not answer.
@@ -6,6 +6,7 @@
 const MIN_SECONDS = 3; // from an answer to the next request: limits the cost of a viewer for the daemon
 const MAX_SECONDS = 15; // between retries
 const TIMEOUT_SECONDS = 5;
+const INCIDENTS_SECONDS = 15; // between requests for the incidents
 
 export class Live {
   #onState;
@@ -15,6 +16,7 @@ export class Live {
   #since = 0; // time of the first failed request, in milliseconds
   #behind = true; // true if the history has points that are missing here
   #round = 0;
+  #incidents = { due: 0, found: [] }; // the last answer; due in milliseconds
 
   constructor(onState, onFailure) {
     this.#onState = onState;
@@ -41,9 +43,10 @@ export class Live {
     try {
       const history = this.#behind ? (await get("api/v1/history")).body : null;
       const { body, now } = await get("api/v1/state");
+      const incidents = await this.#findIncidents();
       if (round !== this.#round) return;
       try {
-        this.#onState(body, history, now);
+        this.#onState(body, history, now, incidents);
       } catch (error) {
         console.error(error);
         throw new Broken(String(error));
@@ -63,6 +66,19 @@ export class Live {
       return;
     }
     this.#timer = setTimeout(() => this.#ask(round), seconds * 1000);
+  }
+
+  // Return the newest incidents; a failure leaves the known ones, and costs nothing else of the page.
+  async #findIncidents() {
+    if (Date.now() >= this.#incidents.due) {
+      this.#incidents.due = Date.now() + INCIDENTS_SECONDS * 1000;
+      try {
+        this.#incidents.found = (await get("api/v1/incidents?limit=20")).body.incidents;
+      } catch (error) {
+        console.warn(error);
+      }
+    }
+    return this.#incidents.found;
   }
 }
 

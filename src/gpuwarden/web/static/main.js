@@ -2,7 +2,7 @@
 
 import { Charts } from "./charts.js";
 import { gpus, places } from "./gpus.js";
-import { events, processes } from "./lists.js";
+import { events, incidents, processes } from "./lists.js";
 import { Live } from "./live.js";
 import { Past } from "./past.js";
 import { runs } from "./runs.js";
@@ -14,6 +14,7 @@ const part = (id) => document.getElementById(id);
 const past = new Past();
 const charts = new Charts();
 let last = null; // the last state that could be drawn
+let recorded = []; // incidents, the newest first
 
 function draw(state, old) {
   const seen = state && judged(state);
@@ -22,7 +23,8 @@ function draw(state, old) {
     const at = places(state.gpus);
     charts.start(past.read(state.daemon.poll_interval_seconds));
     show(part("head"), head(state));
-    show(part("main"), verdict(state, seen, old), gpus(state, charts), runs(state, at, charts), processes(state, at), events(state));
+    show(part("main"), verdict(state, seen, old), gpus(state, charts), runs(state, at, charts), processes(state, at), incidents(recorded),
+      events(state));
     show(part("foot"), foot(state));
     charts.draw();
   } else {
@@ -33,11 +35,12 @@ function draw(state, old) {
   if (part("announcement").textContent !== text) part("announcement").textContent = text; // otherwise a screen reader repeats it
 }
 
-function showState(state, history, now) {
+function showState(state, history, now, found) {
   if (last && state.daemon.version !== last.daemon.version) {
     location.reload(); // a new version may have a new page
     return;
   }
+  recorded = found;
   if (history) past.load(history);
   past.add(state);
   const age = now - state.polled_timestamp_seconds;
