@@ -6,21 +6,16 @@ import os
 
 from gpuwarden.client.boot.process_note import note_source
 from gpuwarden.client.guard import are_steps_claimed, retire_when_claimed
-from gpuwarden.client.hello import find_default_name
 from gpuwarden.client.loop_tracker import MAX_UNCOUNTED_STEPS, LoopTracker
 from gpuwarden.client.reporter import REPORT_INTERVAL_SECONDS
 from gpuwarden.client.settings import check_settings
 
 
 class AddedLoop:
-    """Steps of one kind in this process; a forked child that trains is another run.
+    """Steps of one framework in this process; a forked child that trains is another run."""
 
-    `counts`: what is counted where that is not certain to be a step; the run's name says so.
-    """
-
-    def __init__(self, framework: str, counts: str | None = None) -> None:
+    def __init__(self, framework: str) -> None:
         self._framework = framework
-        self._counts = counts
         self._tracker: _AddedTracker | None = None
         self._pid = 0
 
@@ -30,15 +25,15 @@ class AddedLoop:
             return
         if self._pid != os.getpid():
             self._pid, self._tracker = os.getpid(), self._make_tracker()
-            note_source(self._framework)
+            if self._tracker is not None:
+                note_source(self._framework)
         if self._tracker is not None:
             if steps > 1:
                 self._tracker.count_untimed(steps - 1)
             self._tracker.step(None, None)
 
     def _make_tracker(self) -> _AddedTracker | None:
-        name = None if self._counts is None else f"{find_default_name()} ({self._counts})"
-        settings = check_settings(name=name, devices=None, socket=None, interval=REPORT_INTERVAL_SECONDS, disabled=None)
+        settings = check_settings(name=None, devices=None, socket=None, interval=REPORT_INTERVAL_SECONDS, disabled=None)
         return None if settings.disabled else _AddedTracker(settings, self._framework)
 
 
