@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -157,6 +158,20 @@ def test_old_xids_are_not_sent() -> None:
     assert host.poll(gpu_with_xid(STARTED + 3000), there, seconds=3000) == []
     assert host.poll(gpu_with_xid(STARTED + 3000), there, seconds=XID_SECONDS) == []
     assert host.poll(gpu_with_xid(STARTED + 9000), there, seconds=3000) == [(7, "xid", "critical")]
+
+
+def test_leak_is_sent_once_to_a_run_that_takes_a_census() -> None:
+    """It is sent once while it lasts, and again when it returns; a run without the switch gets none."""
+    host, box = Host(), [gpu(0)]
+    leak = {"GPU-0": Leak(1.0, GIB, TimeLeft(3600.0, 3000.0, None))}
+    plain = replace(run(7, "GPU-0"), leaks=leak)
+    counting = replace(run(8, "GPU-0"), leaks=leak)
+    counting = replace(counting, hello=replace(counting.hello, census=True))
+    assert host.poll(box, plain, counting) == [(8, "leak", "warning")]
+    assert re.fullmatch(r"leak of .* on GPU 0 \(GPU-0\): out of memory .*", host.sent[-1][1].text)
+    assert host.poll(box, plain, counting) == []
+    assert host.poll(box, plain, replace(counting, leaks={})) == []
+    assert host.poll(box, plain, counting) == [(8, "leak", "warning")]
 
 
 def test_co_tenant_growth() -> None:

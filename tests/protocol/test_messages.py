@@ -10,7 +10,18 @@ from hypothesis import strategies as st
 from services import ROOT
 
 from gpuwarden.protocol.codec import MAX_MESSAGE_BYTES, ProtocolError, decode, decode_advice, encode
-from gpuwarden.protocol.messages import STEP_BUCKETS, Advice, Allocation, DeviceMemory, End, Error, Hello, Report
+from gpuwarden.protocol.messages import (
+    STEP_BUCKETS,
+    Advice,
+    Allocation,
+    Census,
+    DeviceMemory,
+    End,
+    Error,
+    Hello,
+    Report,
+    TensorGroup,
+)
 from gpuwarden.protocol.validators import MAX_COUNT, MAX_TEXT_CHARACTERS, clip
 
 BUCKETS = (0,) * (len(STEP_BUCKETS) + 1)
@@ -29,6 +40,7 @@ MESSAGES: tuple[Any, ...] = (
     ),
     Error("device_oom", "OutOfMemory", "é", "train", 7, (Allocation(9, "2,3", op="MatMul"),), at=0, stage="forward"),
     Error("device_oom", "XlaRuntimeError", "", "train", 7, memory={"GPU:0": DeviceMemory(1, 2)}, memory_age=12.5),
+    Census(7, 0.12, 3, 4096, 8192, groups=(TensorGroup(2, 4096, "2,3", "float32", "list `history`", "train.py:8"),)),
     End("completed"),
     End("interrupt", "failed"),
     Advice(3, "pressure", "warning", "GPU-5", "Low.", "memory", 1024, 2.5),
@@ -41,6 +53,7 @@ printable = st.text(max_size=MAX_TEXT_CHARACTERS).map(clip)
 count = st.integers(0, MAX_COUNT - 1)
 seconds = st.floats(0, MAX_COUNT, exclude_max=True)
 memory = st.dictionaries(printable, st.builds(DeviceMemory, count, count, st.none() | count), max_size=4)
+tensors = st.builds(TensorGroup, count, count, st.none() | printable, printable, printable, st.none() | printable)
 messages = st.one_of(
     st.builds(Hello, printable, printable, st.dictionaries(printable, st.none() | printable, max_size=4)),
     st.builds(
@@ -53,6 +66,7 @@ messages = st.one_of(
         epoch=st.none() | count,
         dropped=count,
     ),
+    st.builds(Census, count, seconds, count, count, st.none() | count, groups=st.tuples(tensors)),
     st.builds(End, printable),
     st.builds(Advice, count, st.just("xid"), st.just("critical"), printable, printable, seconds_to_oom=seconds),
 )

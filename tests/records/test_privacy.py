@@ -10,7 +10,7 @@ import pytest
 from run_record_cases import example_record
 
 from gpuwarden.records.privacy import PRIVATE_KEYS, WITHHELD, reader, withhold_texts
-from gpuwarden.records.record import RecordedAllocation, RecordedError
+from gpuwarden.records.record import RecordedAllocation, RecordedCensus, RecordedError, RecordedTensors
 from gpuwarden.records.store import render_record
 
 # Words of ours, the name of a type, and the framework's words, which have none of the user's.
@@ -20,7 +20,7 @@ ALICE, BOB, SERVICE = 1001, 1002, 990
 
 def test_each_text_of_an_error_is_private_or_known_to_be_public() -> None:
     """A new text of an error must be declared Private, or added to PUBLIC with a reason."""
-    hints = get_type_hints(RecordedError) | get_type_hints(RecordedAllocation)
+    hints = get_type_hints(RecordedError) | get_type_hints(RecordedAllocation) | get_type_hints(RecordedTensors)
     texts = {name for name, hint in hints.items() if hint is str or str in get_args(hint)}
     assert texts - PRIVATE_KEYS == PUBLIC
     assert "text" in PRIVATE_KEYS
@@ -49,16 +49,19 @@ def test_readers(uid: int | None, own: int, show: str, readable: set[int]) -> No
 
 
 def test_only_texts_are_withheld() -> None:
-    """Kind, type, numbers and diagnosis stay, layers' names do not; a record without errors stays as it is."""
-    record = replace(example_record(), uid=ALICE)
+    """Kind, type, numbers and diagnosis stay, names of the program do not; a record without such texts stays."""
+    tensors = RecordedTensors(1204, 4096, "2,3", "float32", "list `history`", "train.py:88")
+    record = replace(example_record(), uid=ALICE, census=RecordedCensus(1.0, 7, 0.1, 1204, 4096, groups=(tensors,)))
     whole = render_record(record)
     seen, kept = json.loads(withhold_texts(whole, lambda uid: uid == BOB)), json.loads(whole)
     for error in kept["errors_told"]:
         error["text"] = WITHHELD
         del error["frame"]
         del error["allocations"][0]["op"]
+    for group in kept["census"]["groups"]:
+        del group["holder"], group["place"]
     assert kept["errors_told"]
     assert seen == kept
     assert withhold_texts(whole, lambda uid: uid == ALICE) == whole
-    bare = render_record(replace(record, errors_told=()))
+    bare = render_record(replace(record, errors_told=(), census=None))
     assert withhold_texts(bare, lambda _uid: False) is bare

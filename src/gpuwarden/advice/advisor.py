@@ -15,6 +15,7 @@ from functools import partial
 from gpuwarden.advice.delivery_state import AdviceMessage, AdviceRound, AdviceSubject, DeliveryState
 from gpuwarden.advice.wording import (
     co_tenant_text,
+    leak_text,
     loss_text,
     memory_text,
     name_with_uuid,
@@ -118,7 +119,8 @@ class Advisor:
             events[run.peer.run_id] = tuple(_events(run, state, subjects))
             own: list[AdviceMessage] = []
             if run.hello.hears:
-                own = self._messages(run, state, subjects | dict(self._co_tenants(run, gpus, facts)), poll.now)
+                subjects |= dict(_leaks(run, gpus)) | dict(self._co_tenants(run, gpus, facts))
+                own = self._messages(run, state, subjects, poll.now)
                 messages += own
             if run.hello.hears or self._alerting:
                 listens = run.hello.hears and _can_hear_of_co_tenants(state, own, poll.now)
@@ -264,6 +266,13 @@ class Advisor:
         grown = co_tenant.grown if co_tenant else 0
         more = self._min_growth(memory, grown) - grown
         return more if more > 0 else float("inf")  # already sent
+
+
+def _leaks(run: RunSnapshot, gpus: Mapping[str, Gpu]) -> Iterator[tuple[AdviceSubject, SubjectState]]:
+    """Yield the leaks of a run that takes a census; others get none, as pressure follows where a leak is urgent."""
+    for uuid, leak in run.leaks.items() if run.hello.census else ():
+        if uuid in gpus:
+            yield AdviceSubject("leak", uuid), SubjectState("warning", partial(leak_text, leak), gpus[uuid])
 
 
 def _events(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.analysis.oom.co_tenants import CoTenant
 from gpuwarden.config.schema import PressureConfig as Limits
-from gpuwarden.formatting import format_bytes, format_elapsed, format_margin
+from gpuwarden.formatting import format_bytes, format_elapsed, format_forecast, format_growth, format_margin
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.owners.resolver import UNKNOWN, ProcessOwners
@@ -66,6 +67,13 @@ def co_tenant_text(memory: RunPressure, pid: int, co_tenant: CoTenant, owners: P
         f"process {pid}{who} took {format_bytes(co_tenant.grown)} on {name} within {took}: "
         f"{format_bytes(memory.headroom)} of headroom left"
     )
+
+
+def leak_text(leak: Leak, name: str) -> str:
+    """Return that a run's memory grows without end, and how long it lasts."""
+    left = leak.left
+    forecast = f": out of memory {format_forecast(left.seconds, left.lower, left.upper)}" if left else ""
+    return f"leak of {format_growth(leak.bytes_per_second)} on {name}{forecast}"
 
 
 def loss_text(fault: str, name: str) -> str:

@@ -63,6 +63,9 @@ class AdviceState:
         """Record advice; `now` is monotonic."""
         self.count += 1
         self.last = advice
+        if advice.kind == "leak":  # asks for a census; no action follows
+            self._log(logging.WARNING, advice, now)
+            return
         subject, pressed = _find_subject(advice)
         device = advice.uuid, subject
         if device not in self._episodes and len(self._episodes) >= MAX_EPISODES:

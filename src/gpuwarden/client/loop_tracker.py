@@ -69,7 +69,7 @@ class LoopTracker:
 
     @guarded
     def _begin(self) -> None:
-        self.run = run = join_run(self._settings.socket, self._make_hello())
+        self.run = run = join_run(self._settings.socket, self._make_hello(), census=self._settings.census)
         run.interval = self._settings.interval
         self._failure = run.failure
         _open.add(self)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from gpuwarden.client.advice_state import AdviceState
+from gpuwarden.client.census.census_taker import CensusTaker
 from gpuwarden.client.connection import DaemonConnection
 from gpuwarden.client.errors.nonfinite_loss import NonFiniteLossCounter
 from gpuwarden.client.errors.uncaught import error_from_uncaught, find_uncaught_type
@@ -75,6 +76,7 @@ class Reporter:
         self.durations = StepHistogram()
         self.failure: Error | None = None  # the last error
         self.interrupted_in: Phase | None = None  # phase in which an exception left a loop
+        self.census: CensusTaker | None = None  # None: switched off
         self.oom_retries = 0
         self._errors: Counter[str] = Counter()
         self._pid = os.getpid()
@@ -85,7 +87,7 @@ class Reporter:
 
     def set_hello(self, hello: Hello) -> None:
         """Send the hello again if it has changed."""
-        self._connection.set_hello(hello)
+        self._connection.set_hello(replace(hello, census=self.census is not None))
 
     def record_batch_size(self, examples: int, largest: int | None = None) -> None:
         """Record the number of examples of a step, and the largest since the last record."""
@@ -125,6 +127,8 @@ class Reporter:
         self.listen_due = now + LISTEN_INTERVAL_SECONDS
         for each in self._connection.receive():
             self.advice.update(each, now)
+            if self.census is not None:
+                self.census.handle_advice(each)
         if not self._connection.is_connected():
             self.advice.disconnect(now)
 
@@ -140,11 +144,20 @@ class Reporter:
         self._send(now)
 
     def _update(self, now: float) -> None:
-        """Read advice, count the recorded steps, and sample the allocators."""
+        """Read advice, count the recorded steps, sample the allocators, and take a census if one is due."""
         self.observe_due = now + min(OBSERVE_INTERVAL_SECONDS, self.interval)
         self.listen(now)
         self.settle()
         self.memory.sample()
+        self._take_census(now)
+
+    def _take_census(self, now: float) -> None:
+        if self.census is None or not self._connection.is_connected():
+            return
+        in_use = sum(each.current for each in self.memory.latest().values())
+        census = self.census.take_if_due(self.steps, in_use or None, now)
+        if census is not None:
+            self._connection.send(census)
 
     def report_error(self, error: Error) -> None:
         """Count an error and send it, waiting at most MAX_ERROR_WAIT_SECONDS for a slow daemon.
@@ -156,6 +169,9 @@ class Reporter:
         if self._errors.total() <= MAX_SENT_ERRORS:
             self._connection.wait_for_room(MAX_ERROR_WAIT_SECONDS)
             self._connection.send(error)
+        if self.census is not None and error.kind == "device_oom":
+            self.census.request()
+            self._take_census(time.monotonic())
         self._send(time.monotonic())
 
     def _send(self, now: float) -> None:
@@ -209,6 +225,7 @@ class Reporter:
 
         Waits at most MAX_END_WAIT_SECONDS for a slow daemon, and MAX_ERROR_WAIT_SECONDS more to send an error.
         """
+        self.census = None  # the names of the program are gone, or going
         self.count_loops(self)
         self._connection.wait_for_room(MAX_END_WAIT_SECONDS)
         phase = self.interrupted_in or self.phase
@@ -232,14 +249,19 @@ class Reporter:
         self._connection.close()
 
 
-def join_run(path: str | None, hello: Hello) -> Reporter:
-    """Return this process's run at the socket `path`, by default GPUWARDEN_SOCKET's, and send the daemon `hello`."""
+def join_run(path: str | None, hello: Hello, *, census: bool = False) -> Reporter:
+    """Return this process's run at the socket `path`, by default GPUWARDEN_SOCKET's, and send the daemon `hello`.
+
+    `census` switches that on for the whole run.
+    """
     path = path or os.environ.get("GPUWARDEN_SOCKET") or DEFAULT_SOCKET
     key = os.getpid(), path  # a forked child that trains is another run
     run = _runs.get(key)
     if run is None:
         run = _runs[key] = Reporter(DaemonConnection(path, hello))
         atexit.register(run.end)
+    if census and run.census is None:
+        run.census = CensusTaker()
     run.set_hello(hello)
     return run
 

@@ -21,6 +21,7 @@ class Settings:
     socket: str | None
     interval: float
     disabled: bool
+    census: bool
 
 
 def check_settings(
@@ -30,6 +31,7 @@ def check_settings(
     socket: str | os.PathLike[str] | None,
     interval: float,
     disabled: bool | None,
+    census: bool | None = None,
 ) -> Settings:
     """Check the settings. Raises ValueError or TypeError with a message that begins with the argument's name."""
     if not (name is None or isinstance(name, str)):
@@ -40,14 +42,16 @@ def check_settings(
         raise TypeError(f"interval: {interval!r} is not a number; pass seconds")
     if not 0 <= interval <= MAX_INTERVAL_SECONDS:  # a NaN is neither
         raise ValueError(f"interval: {interval!r} is out of range; pass 0 to {MAX_INTERVAL_SECONDS} seconds")
-    if disabled not in (None, True, False):  # any text would be true, "false" and "0" included
-        raise TypeError(f"disabled: {disabled!r} is not a bool; pass True or False")
+    for name_of, switch in (("disabled", disabled), ("census", census)):
+        if switch not in (None, True, False):  # any text would be true, "false" and "0" included
+            raise TypeError(f"{name_of}: {switch!r} is not a bool; pass True or False")
     return Settings(
         name=name,
         devices=_check_devices({} if devices is None else devices),
         socket=None if socket is None else os.fspath(socket),
         interval=interval,
         disabled=os.environ.get("GPUWARDEN_DISABLED") == "1" if disabled is None else disabled,
+        census=os.environ.get("GPUWARDEN_CENSUS") == "1" if census is None else census,
     )
 
 

@@ -32,6 +32,7 @@ def watch(
     interval: float = REPORT_INTERVAL_SECONDS,
     framework: str | None = None,
     disabled: bool | None = None,
+    census: bool | None = None,
 ) -> Watch:
     """Report a custom training loop to the gpuwarden daemon.
 
@@ -55,6 +56,8 @@ def watch(
         framework: "torch", "jax" or "tensorflow": the one that computes, if the process has set up several. Default:
             the one that is found.
         disabled: True to report nothing. Default: True if `$GPUWARDEN_DISABLED` is 1.
+        census: True to report which names of the program keep its tensors, at a leak, under memory pressure or after an
+            out-of-memory: at most once a minute, within 0.3 s. Default: True if `$GPUWARDEN_CENSUS` is 1.
 
     Cost: 3 to 6 µs of CPU time a step on average, at steps of 1 ms; about 100 µs for a report.
 
@@ -63,7 +66,9 @@ def watch(
     Raises:
         ValueError or TypeError: An argument is wrong; the message begins with its name.
     """
-    settings = check_settings(name=name, devices=devices, socket=socket, interval=interval, disabled=disabled)
+    settings = check_settings(
+        name=name, devices=devices, socket=socket, interval=interval, disabled=disabled, census=census
+    )
     if framework not in (None, *FRAMEWORK_NAMES):
         raise ValueError(f"framework: {framework!r} is unknown; pass one of {', '.join(FRAMEWORK_NAMES)}")
     claim_steps()

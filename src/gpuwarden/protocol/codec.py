@@ -10,6 +10,7 @@ from typing import Any, Literal, cast
 from gpuwarden.protocol.messages import (
     Advice,
     Allocation,
+    Census,
     DeviceMemory,
     End,
     Error,
@@ -17,6 +18,7 @@ from gpuwarden.protocol.messages import (
     Message,
     NonFiniteLoss,
     Report,
+    TensorGroup,
 )
 from gpuwarden.protocol.validators import parse_object
 
@@ -35,10 +37,16 @@ Rejection = Literal[
     "internal",  # a fault of the daemon's own
 ]
 
-_RUN_TYPES: dict[str, type[Any]] = {"hello": Hello, "report": Report, "error": Error, "end": End}
+_RUN_TYPES: dict[str, type[Any]] = {
+    "hello": Hello,
+    "report": Report,
+    "error": Error,
+    "census": Census,
+    "end": End,
+}
 _DAEMON_TYPES: dict[str, type[Any]] = {"advice": Advice}
 _TYPE_NAMES = {cls: name for name, cls in (_RUN_TYPES | _DAEMON_TYPES).items()}
-_FIELDS = {cls: fields(cls) for cls in (*_TYPE_NAMES, DeviceMemory, Allocation, NonFiniteLoss)}
+_FIELDS = {cls: fields(cls) for cls in (*_TYPE_NAMES, DeviceMemory, Allocation, NonFiniteLoss, TensorGroup)}
 
 
 class ProtocolError(ValueError):

@@ -1,6 +1,6 @@
 """Messages between a training run and the daemon.
 
-A run sends hellos, reports, errors and its end. The daemon sends advice to runs whose hello sets `hears`.
+A run sends hellos, reports, errors, censuses and its end. The daemon sends advice to runs whose hello sets `hears`.
 
 Identity (pid, uid) is never part of a message: the daemon reads it from the kernel. Counts are totals since the run
 started, not increments, so a lost message or a restart of the daemon loses nothing.
@@ -38,6 +38,7 @@ MAX_ERROR_CHARACTERS = (
 MAX_FRAME_CHARACTERS = 300  # of a place in the user's code: the path's end, line and function
 MAX_ALLOCATIONS = 8  # failed ones of one error: several replicas may fail at once
 MAX_ADVICE_CHARACTERS = 500
+MAX_CENSUS_GROUPS = 10
 MAX_DEVICE_LIST_CHARACTERS = 41 * MAX_DEVICES  # of CUDA_VISIBLE_DEVICES: UUIDs with their commas
 STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
 
@@ -63,7 +64,7 @@ LEVELS: tuple[Level, ...] = get_args(Level)
 LEVEL_RANK: Mapping[Level, int] = {level: rank for rank, level in enumerate(LEVELS)}
 Resource = Literal["memory", "thermal"]
 RESOURCES: tuple[Resource, ...] = get_args(Resource)
-AdviceKind = Literal["pressure", "xid", "neighbour", "gpu_lost"]
+AdviceKind = Literal["pressure", "xid", "neighbour", "gpu_lost", "leak"]
 ADVICE_KINDS: tuple[AdviceKind, ...] = get_args(AdviceKind)
 Stage = Literal["weights", "optimizer", "forward", "backward", "input"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
@@ -127,7 +128,7 @@ class Hello:
     reads advice; others are sent none. `mps_memory_limit` is its CUDA_MPS_PINNED_DEVICE_MEM_LIMIT where MPS runs.
     `no_gpu` is why its framework computes without a GPU, once it does: it is built for the CPU, CUDA_VISIBLE_DEVICES
     hides all GPUs, the program chose other devices, the process sees no driver, a library did not load, or the program
-    has put nothing on a GPU.
+    has put nothing on a GPU. `census`: it takes a census of its tensors under pressure or at a leak.
     """
 
     name: str = validated(check_text)
@@ -141,6 +142,7 @@ class Hello:
     hears: bool = validated(check_boolean, default=False)
     mps_memory_limit: str | None = validated(text_up_to(MAX_DEVICE_LIST_CHARACTERS), default=None)
     no_gpu: NoGpuReason | None = validated(known_or("unused", NO_GPU_REASONS), default=None)
+    census: bool = validated(check_boolean, default=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +219,39 @@ class Error:
 
 
 @dataclass(frozen=True, slots=True)
+class TensorGroup:
+    """Live tensors that one object of the program keeps, or of one shape and dtype where that is not found.
+
+    `shape` is like "64,512,512"; without it they have several. `holder` is like "list `history`", `place` like
+    "train.py:88", the lines that put them there by the source; both as private as an error's text.
+    """
+
+    count: int = validated(check_count)
+    bytes: int = validated(check_count)
+    shape: str | None = validated(check_text, default=None)
+    dtype: str | None = validated(check_text, default=None)
+    holder: str | None = validated(check_text, default=None)
+    place: str | None = validated(text_up_to(MAX_FRAME_CHARACTERS), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """Live tensors of a run after `steps` steps, as its Python objects show them; sent to a daemon that asked for it.
+
+    `tensors` counts buffers, `in_use` are the allocators' bytes at that time. `groups` are the largest. `seconds` is
+    how long it took; `is_cut`: it was ended by its time limit, so that some tensors or holders are missing.
+    """
+
+    steps: int = validated(check_count)
+    seconds: float = validated(check_seconds)
+    tensors: int = validated(check_count)
+    tensor_bytes: int = validated(check_count)
+    in_use: int | None = validated(check_count, default=None)
+    is_cut: bool = validated(check_boolean, default=False)
+    groups: tuple[TensorGroup, ...] = validated(list_of(object_of(TensorGroup), MAX_CENSUS_GROUPS), default=())
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     """Last message of a run; without it the daemon sees its process end. `outcome` is failed after an exception."""
 
@@ -229,7 +264,8 @@ class Advice:
     """Advice of the daemon to a run on one of its GPUs or MIG instances.
 
     Pressure has the `resource` whose `level` has changed, and is sent again when it ends; for events, `level` is the
-    severity. `text` is one sentence for the run's log. `serial` counts the advice sent to the run.
+    severity. A leak is reported to runs that take a census. `text` is one sentence for the run's log. `serial` counts
+    the advice sent to the run.
     """
 
     serial: int = validated(check_count)
@@ -247,4 +283,4 @@ def uncaught_reason(exception: str) -> str:
     return clip(f"uncaught {exception}")
 
 
-Message: TypeAlias = "Hello | Report | Error | End"
+Message: TypeAlias = "Hello | Report | Error | Census | End"

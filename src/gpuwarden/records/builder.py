@@ -14,14 +14,16 @@ from gpuwarden.records.record import (
     RecordedAllocation,
     RecordedBatchMemory,
     RecordedBatchSizeAdvice,
+    RecordedCensus,
     RecordedDevice,
     RecordedDeviceMemory,
     RecordedDiagnosis,
     RecordedError,
     RecordedNonFiniteLoss,
+    RecordedTensors,
     RunRecord,
 )
-from gpuwarden.runs.run_snapshot import KEPT_ERRORS, RunSnapshot, SeenError
+from gpuwarden.runs.run_snapshot import KEPT_ERRORS, RunSnapshot, SeenCensus, SeenError
 from gpuwarden.usage.run_usage import DeviceUsage, RunUsage
 
 _MAX_CLOCK_DIFFERENCE_SECONDS = 1.0  # between two clocks that were not changed
@@ -85,6 +87,7 @@ def build_record(
         outcome=ending.outcome if ending else None,
         evidence=ending.evidence if ending else None,
         errors_told=tuple(map(_error, run.errors)),
+        census=_census(run.census) if run.census else None,
         headroom_unknown=run.headroom_unknown,  # empty, not None: an earlier daemon's counts for nothing
         **(_training(run.report, run.stalls) if run.report else {}),
         nonfinite_loss=_nonfinite_loss(run),
@@ -223,6 +226,23 @@ def _error(seen: SeenError) -> RecordedError:
             for device, each in error.memory.items()
         },
         verdict=RecordedDiagnosis(diagnosis.cause, diagnosis.evidence, diagnosis.next_step) if diagnosis else None,
+    )
+
+
+def _census(seen: SeenCensus) -> RecordedCensus:
+    census = seen.census
+    return RecordedCensus(
+        timestamp_seconds=seen.at,
+        steps=census.steps,
+        census_seconds=census.seconds,
+        tensors=census.tensors,
+        tensor_bytes=census.tensor_bytes,
+        in_use_bytes=census.in_use,
+        cut=census.is_cut,
+        groups=tuple(
+            RecordedTensors(each.count, each.bytes, each.shape, each.dtype, each.holder, each.place)
+            for each in census.groups
+        ),
     )
 
 

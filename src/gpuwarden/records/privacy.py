@@ -1,4 +1,4 @@
-"""Private texts of run records, such as error messages: other users' ones are withheld from a reader."""
+"""Private texts of run records, such as error messages and names in a program: withheld from other users."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any, TypeAlias, get_type_hints
 
-from gpuwarden.records.record import Private, RecordedAllocation, RecordedError
+from gpuwarden.records.record import Private, RecordedAllocation, RecordedError, RecordedTensors
 
 # Returns whether a reader may read the private texts of a user's runs, by uid.
 Reader: TypeAlias = "Callable[[int], bool]"
@@ -15,7 +15,7 @@ WITHHELD = "not shown: only the run's user and root can read it (gpuwarden runs 
 
 PRIVATE_KEYS = frozenset(
     name
-    for part in (RecordedError, RecordedAllocation)
+    for part in (RecordedError, RecordedAllocation, RecordedTensors)
     for name, hint in get_type_hints(part, include_extras=True).items()
     if isinstance(hint.__metadata__[-1], Private)
 )
@@ -41,21 +41,23 @@ def reader(uid: int | None, own_uid: int, show: str) -> Reader:
 
 def withhold_texts(record: bytes, may_read: Reader) -> bytes:
     """Return a record in JSON as a reader may see it; 0.5 ms for one with eight long messages to withhold."""
-    if b'"errors_told"' not in record:
+    if b'"errors_told"' not in record and b'"census"' not in record:
         return record
     document = json.loads(record)
-    if not withhold_errors(document, may_read):
+    if not withhold_private(document, may_read):
         return record
     return json.dumps(document, separators=(",", ":")).encode()
 
 
-def withhold_errors(record: dict[str, Any], may_read: Reader) -> bool:
+def withhold_private(record: dict[str, Any], may_read: Reader) -> bool:
     """Withhold the private texts of a record's JSON in place, unless the reader may see them; return whether it did."""
     if may_read(record["uid"]):
         return False
-    for error in record.get("errors_told", ()):
-        for part in (error, *error.get("allocations", ())):
-            for key in PRIVATE_KEYS & part.keys():
-                del part[key]
+    errors, census = record.get("errors_told", ()), record.get("census", {})
+    allocations = (each for error in errors for each in error.get("allocations", ()))
+    for part in (*errors, *allocations, *census.get("groups", ())):
+        for key in PRIVATE_KEYS & part.keys():
+            del part[key]
+    for error in errors:
         error["text"] = WITHHELD
     return True

@@ -150,6 +150,32 @@ class RecordedError:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordedTensors:
+    """Live tensors that one object of the program keeps, or of one shape and dtype whose holder was not found."""
+
+    count: Annotated[int, "Number of tensors; those that share a buffer count once."]
+    size_bytes: Annotated[int, "Their size."]
+    shape: Annotated[str | None, "Shape, such as `64,512,512`; absent if they have several."] = None
+    dtype: Annotated[str | None, "Data type; likewise."] = None
+    holder: Annotated[str | None, Private("Name in the program that keeps them.")] = None
+    place: Annotated[str | None, Private("File and lines that put them there, by the source.")] = None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCensus:
+    """Census of the run's live tensors ([leaks](../understand/leaks.md#who-holds-the-memory))."""
+
+    timestamp_seconds: Annotated[UnixTime, "Time of the census, in Unix time."]
+    steps: Annotated[int, "Training steps up to then."]
+    census_seconds: Annotated[float, "Time that the census took."]
+    tensors: Annotated[int, "Number of all tensors seen."]
+    tensor_bytes: Annotated[int, "Their size."]
+    in_use_bytes: Annotated[int | None, "Memory in use of the framework's allocators."] = None
+    cut: Annotated[bool, "Whether its time limit ended it, so that tensors or holders are missing."] = False
+    groups: Annotated[tuple[RecordedTensors, ...], "Largest groups, by size."] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryTimeline:
     """Memory of the run on the device over its whole duration: at most 60 time windows, in order.
 
@@ -307,6 +333,7 @@ class RunRecord:
     errors: Annotated[Mapping[str, int] | None, "Errors raised by steps, by kind."] = None
     actions: Annotated[Mapping[str, int] | None, "Actions on advice, as configured by `on_pressure`, by kind."] = None
     errors_told: Annotated[tuple[RecordedError, ...], "Last errors, oldest first."] = ()
+    census: Annotated[RecordedCensus | None, "Last census of its tensors, if it takes any."] = None
     headroom_unknown: Annotated[
         Mapping[str, str] | None, 'Reason for unknown headroom, by UUID; "" for devices not identified as a GPU.'
     ] = None

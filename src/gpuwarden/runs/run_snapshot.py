@@ -16,7 +16,16 @@ from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.host.process_tree import HostUsage
 from gpuwarden.owners.resolver import Owners
-from gpuwarden.protocol.messages import DeviceMemory, Error, ErrorKind, Hello, NoGpuReason, NonFiniteLoss, Report
+from gpuwarden.protocol.messages import (
+    Census,
+    DeviceMemory,
+    Error,
+    ErrorKind,
+    Hello,
+    NoGpuReason,
+    NonFiniteLoss,
+    Report,
+)
 from gpuwarden.runs.outcome import Ending, RunStateName
 from gpuwarden.runs.run_events import RunEvent
 from gpuwarden.runs.stall import Stall
@@ -33,6 +42,14 @@ class SeenError:
     headroom: Mapping[str, float]  # of the last poll, less what the run has allocated since
     least_headroom: Mapping[str, float] = field(default_factory=dict)  # lower bound within the step
     diagnosis: Diagnosis | None = None  # of an out-of-memory error
+
+
+@dataclass(frozen=True, slots=True)
+class SeenCensus:
+    """Last census of a run's tensors."""
+
+    census: Census
+    at: float  # Unix time
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +89,7 @@ class RunSnapshot:
     batch_peaks: Mapping[str, tuple[SizePeak, ...]] = field(default_factory=dict)  # memory by batch size, by UUID
     batch_size_advice: BatchSizeAdvice | None = None
     no_gpu: NoGpuReason | None = None  # why it computes on the CPU, of a host with GPUs
+    census: SeenCensus | None = None  # the last
 
     @property
     def nonfinite_loss(self) -> NonFiniteLoss | None:

@@ -13,7 +13,6 @@ from gpuwarden.analysis.batch_size.prior_runs import PriorRuns
 from gpuwarden.analysis.batch_size.tracker import BatchSizeTracker
 from gpuwarden.analysis.memory.device_memory import is_listed, sum_by_gpu, sum_held_by_others
 from gpuwarden.analysis.memory.headroom import Headrooms, HeadroomTracker, HeadroomUnknown, find_unreported_devices
-from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.analysis.memory.leak_watch import HOST, LeakWatch
 from gpuwarden.analysis.memory.memory_history import MemoryHistory
 from gpuwarden.analysis.oom.co_tenants import CoTenants
@@ -22,12 +21,12 @@ from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.host.host_reader import try_read_host_memory
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.host.process_tree import HostUsage, PresentProcesses, read_state
-from gpuwarden.protocol.messages import OOM_KINDS, DeviceMemory, End, Error, Hello, Message, NoGpuReason, Report
+from gpuwarden.protocol.messages import OOM_KINDS, Census, DeviceMemory, End, Error, Hello, Message, NoGpuReason, Report
 from gpuwarden.runs.devices import ListedProcesses, resolve, resolve_mps_limits
 from gpuwarden.runs.outcome import Outcome, OutcomeTracker
 from gpuwarden.runs.run_errors import RunErrors
 from gpuwarden.runs.run_events import ReportEvents
-from gpuwarden.runs.run_snapshot import RunSnapshot
+from gpuwarden.runs.run_snapshot import RunSnapshot, SeenCensus
 from gpuwarden.runs.stall import Patience, Stall, StallWatch, busiest, log_change
 
 
@@ -74,6 +73,7 @@ class RunState:
     leaks: LeakWatch = field(default_factory=LeakWatch)
     events: ReportEvents = field(default_factory=ReportEvents)
     no_gpu: NoGpuReason | None = None  # kept after the end
+    census: SeenCensus | None = None  # likewise
     outcome: OutcomeTracker = field(init=False)
     errors: RunErrors = field(init=False)
     headroom: HeadroomTracker = field(init=False)
@@ -103,6 +103,8 @@ class RunState:
             return message.kind in OOM_KINDS
         if isinstance(message, Report):
             return self._handle_report(message, now)
+        if isinstance(message, Census):
+            self.census = SeenCensus(message, self.rules.wall())
         if isinstance(message, End):
             self._end(now)
             self.outcome.handle_farewell(message)
@@ -215,7 +217,6 @@ class RunState:
         headroom = self._update_headroom(memory, uuids, cgroups, snapshot, now)
         facts = PollFacts(memory, headroom.now, self._own, snapshot, uuids, self._is_gone, co_tenants)
         self.errors.update(facts, self.hello, self.uuids, up=up)
-        leaks, host_leak = self._update_leaks(memory, usage if up else None, available, now)
         return RunSnapshot(
             peer=self.peer,
             hello=self.hello,
@@ -246,9 +247,9 @@ class RunState:
             advice_connection=self.advice_connection,
             batch_peaks=self.batch_sizes.peaks(self.histories),
             batch_size_advice=self._advise_batch_size(now),
-            leaks=leaks,
-            host_leak=host_leak,
+            **self._update_leaks(memory, usage if up else None, available, now),
             no_gpu=self._update_no_gpu(snapshot),
+            census=self.census,
         )
 
     def _verify(self, claimed: Mapping[str, str], listed: ListedProcesses) -> Mapping[str, str]:
@@ -281,10 +282,11 @@ class RunState:
 
     def _update_leaks(
         self, memory: Collection[str], usage: HostUsage | None, available: float | None, now: float
-    ) -> tuple[dict[str, Leak], Leak | None]:
+    ) -> dict[str, Any]:
+        """Return the snapshot's leaks."""
         who, age = (self.peer.run_id, self.hello.name), now - self.began_monotonic
         leaks = self.leaks.update_gpus(self.histories, memory, who, age)
-        return leaks, self.leaks.update_host(usage, available, who, age)
+        return {"leaks": leaks, "host_leak": self.leaks.update_host(usage, available, who, age)}
 
     def _headroom_in_step(self, headroom: Headrooms) -> dict[str, float]:
         """Return the headroom at the peak where that is the peak of the last steps."""

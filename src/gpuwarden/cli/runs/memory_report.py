@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TypeAlias
 
+from gpuwarden.cli.runs.census_report import list_holders
 from gpuwarden.cli.runs.memory_chart import LABEL_WIDTH, MIN_WIDTH, render_chart
 from gpuwarden.formatting import format_bytes, format_elapsed, format_forecast, format_growth
 from gpuwarden.records.record import MemoryTimeline, RecordedDevice, RecordedEvent, RunRecord
@@ -118,6 +119,10 @@ def render_conclusion(record: RunRecord, devices: Sequence[RecordedDevice], gpus
     if diagnosis:
         yield "diagnosis", f"{diagnosis.name.replace('_', ' ')}: {diagnosis.evidence}"
         yield "next step", diagnosis.next_step
+    if record.census is not None:
+        yield from (("tensors", each) for each in list_holders(record.census))
+        when = time.strftime("%H:%M:%S", time.localtime(record.census.timestamp_seconds))
+        yield "census", f"at {when}, after {record.census.steps:,} steps"
 
 
 def _forecast(device: RecordedDevice, gpu: str) -> str:

@@ -33,7 +33,7 @@ def find_user_frame(text: str, *exceptions: BaseException) -> str | None:
     named = reversed(re.findall(_FRAME_IN_TEXT, text))
     raised = ((code.co_filename, line, code.co_name) for each in exceptions for code, line in _walk(each.__traceback__))
     for file, line, function in chain(named, raised):
-        if _is_user_code(file):
+        if is_user_code(file):
             name = "" if function == "<module>" else f" in {function}"
             # A long path is cut at its front: the file's name and line are at its end.
             return clip(f"{file}:{line}{name}"[-MAX_FRAME_CHARACTERS:], MAX_FRAME_CHARACTERS)
@@ -58,7 +58,7 @@ def _walk(trace: TracebackType | None) -> Iterator[tuple[CodeType, int]]:
         caller = caller.f_back
 
 
-def _is_user_code(file: str) -> bool:
+def is_user_code(file: str) -> bool:
     """Return whether a file is the user's: not an installed package, the standard library, or generated code."""
     plain = file.replace("\\", "/")
     if any(each in plain for each in (*_INSTALLED, *_GENERATED)):

@@ -1,0 +1,75 @@
+"""Holder of the memory of a leaking Keras training: from its tensors through the daemon to `gpuwarden runs show`."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from services import ROOT, Daemon, Process, Samples, ending, fetch, until
+
+from mock_nvml import MockNvml
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
+
+SCRIPT = ROOT / "tests/support/census_trainer.py"
+LINE = next(
+    number
+    for number, line in enumerate(SCRIPT.read_text(encoding="utf-8").splitlines(), 1)
+    if "self.outputs.append" in line
+)
+CONFIG = """
+poll: {interval: 250ms}
+runs: {trust_reports: true}
+web: {show_error_text: "false"}
+"""
+
+
+def show(daemon: Daemon, run_id: str, *more: str) -> str:
+    """Return what `gpuwarden runs show` prints to this user, wide enough that nothing is wrapped."""
+    command = [sys.executable, "-m", "gpuwarden", "runs", "show", run_id, *more]
+    env = {**os.environ, "COLUMNS": "400", "GPUWARDEN_LISTEN": f"127.0.0.1:{daemon.port}"}
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, env=env).stdout
+
+
+def find_run(daemon: Daemon) -> dict[str, Any] | None:
+    """Return the run as anyone sees it over HTTP, once it has a census."""
+    document = json.loads(fetch(f"{daemon.url}/api/v1/runs"))
+    runs = [*document["live"], *document["past"]]
+    return next((run for run in runs if run.get("census")), None)
+
+
+def test_leak_names_its_holder(tmp_path: Path, mock_nvml: MockNvml) -> None:
+    """The daemon finds the leak, the callback takes one census, and the report names the list and its line."""
+    config = tmp_path / "config.yaml"
+    config.write_text(CONFIG)
+    daemon = Daemon(tmp_path / "daemon", "--config", str(config), env=mock_nvml.env(gpus=1))
+    with ending(daemon):
+        (labels,) = Samples(until(daemon.page, "the page")).all("gpuwarden_gpu_info", gpu="0")
+        command = [sys.executable, str(SCRIPT), dict(labels)["uuid"]]
+        trainer = Process(command, tmp_path / "trainer.log", {"GPUWARDEN_SOCKET": str(daemon.socket)})
+        with ending(trainer):
+            seen = until(lambda: find_run(daemon), "a census", limit=120.0)
+            sent = daemon.samples().value("gpuwarden_run_advice_total", kind="leak")
+            text = show(daemon, seen["run_id"])
+    assert sent == 1
+    first = seen["census"]["groups"][0]
+    assert (first["shape"], first["dtype"]) == ("256,256", "float32")
+    assert "holder" not in first
+    assert "place" not in first
+    found = re.search(
+        r"^tensors +([\d.]+) % are ([\d,]+) tensors float32\[256,256\] kept by list `Keeper.outputs` in (\S+):(\d+)$",
+        text,
+        re.MULTILINE,
+    )
+    assert found, text
+    assert float(found[1]) > 40
+    assert found[3].endswith("census_trainer.py")
+    assert int(found[4]) == LINE
+    assert "leak warning: leak of" in trainer.output()
