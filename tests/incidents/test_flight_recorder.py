@@ -14,7 +14,9 @@ from scenarios import GPU_IS_LOST, SIGKILL, Stage, Trainer
 
 from gpuwarden.history.series import WINDOW_SECONDS
 from gpuwarden.incidents.flight_recorder import AFTER_SECONDS, BURST, MAX_EVENTS, MAX_OPEN
+from gpuwarden.incidents.incident import Incident
 from gpuwarden.incidents.incident_builder import MAX_PROCESSES
+from gpuwarden.incidents.incident_store import IncidentStore
 
 
 def played(tmp_path: Path, script: Callable[[Stage], Coroutine[Any, Any, None]], gpus: int = 2) -> list[Any]:
@@ -167,6 +169,28 @@ def test_full_incident_swallows_nothing(tmp_path: Path) -> None:
         await stage.passes(30)
 
     assert "gpu_lost" in [each["kind"] for each in played(tmp_path, script)]
+
+
+def test_many_events_of_a_poll_are_one_freeze(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred runs that fail at once do not block the daemon a hundred times: each incident is stored once a poll."""
+    stored: list[str] = []
+    put = IncidentStore.put
+
+    def count(store: IncidentStore, incident_id: str, build: Callable[[], Incident]) -> None:
+        stored.append(incident_id)
+        put(store, incident_id, build)
+
+    monkeypatch.setattr(IncidentStore, "put", count)
+
+    async def script(stage: Stage) -> None:
+        runs = [stage.train(f"r{number}", gpus=(1,), uid=1002, in_use=GIB // 4) for number in range(50)]
+        await stage.passes(60)
+        for run in runs:
+            raises(run, "device_oom", "ResourceExhaustedError", "OOM", None)
+        await stage.passes(INTERVAL)
+        assert len(stored) == 1
+
+    assert len(played(tmp_path, script)) == 1
 
 
 def test_failed_gpu_belongs_to_no_user(tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ class _OpenIncident:
     ties: set[str] = field(default_factory=set)
     events: list[Event] = field(default_factory=list)
     note: str = ""
+    has_news: bool = True  # events that are not stored: it is frozen once a poll, however many there are
 
 
 class FlightRecorder:
@@ -106,8 +107,9 @@ class FlightRecorder:
         for event in new:
             self._handle(event, state, now, is_first=is_first)
         for incident in self._open:
-            if incident.due is not None and now >= incident.due:
-                self._freeze(incident, is_complete=True)
+            is_complete = incident.due is not None and now >= incident.due
+            if is_complete or incident.has_news:
+                self._freeze(incident, is_complete=is_complete)
         self._open = [each for each in self._open if now < self._joinable_until(each) or each.due is not None]
         self.store.flush(now)
 
@@ -152,7 +154,6 @@ class FlightRecorder:
         incident.events.append(event)
         self._open.append(incident)
         self.counts[kind] += 1
-        self._freeze(incident, is_complete=False)
         with limit_lines_of(uid) if uid is not None else nullcontext():
             log.info("incident opened %s", format_fields(id=incident.id, kind=kind))
 
@@ -169,8 +170,7 @@ class FlightRecorder:
             incident.uid = None  # else later incidents of that user would displace it
         incident.ties |= ties
         incident.events.append(event)
-        incident.last, incident.due = now, now + AFTER_SECONDS
-        self._freeze(incident, is_complete=False)
+        incident.last, incident.due, incident.has_news = now, now + AFTER_SECONDS, True
 
     def _allows(self, kind: IncidentKind, user: int, now: float) -> bool:
         key = (user, kind)
@@ -222,6 +222,7 @@ class FlightRecorder:
         """Store an incident as known now."""
         state = self._state
         assert state is not None
+        incident.has_news = False
         if is_complete:
             incident.due = None
         self._add_frames(incident)
