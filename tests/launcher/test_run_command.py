@@ -93,6 +93,13 @@ def test_interrupt(environment: dict[str, str]) -> None:
     assert rows(ended.stderr)["outcome"].endswith("(ended by SIGINT)")
 
 
+def test_death_by_nameless_signal(environment: dict[str, str]) -> None:
+    """A real-time signal, which Python has no name for, ends the command too."""
+    ended = launch(environment, "--", "sh", "-c", "kill -37 $$")
+    assert ended.returncode == -37
+    assert "(ended by signal 37)" in rows(ended.stderr)["outcome"]
+
+
 def test_signals_are_passed_on(environment: dict[str, str], tmp_path: Path) -> None:
     """A signal to the command reaches the program, which decides what it means."""
     command = [sys.executable, "-m", "gpuwarden", "run", "--", sys.executable, "-c", GUARDED]
@@ -211,6 +218,42 @@ def test_card_that_cannot_be_written(environment: dict[str, str], tmp_path: Path
     assert rows(ended.stderr)["outcome"].startswith("finished")
 
 
+def test_output_that_nobody_reads(environment: dict[str, str]) -> None:
+    """The exit status is the program's, also where the card cannot be printed."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "gpuwarden", "run", "--", "sh", "-c", "exit 5"]
+    ended = subprocess.run(command, env=os.environ | environment, stderr=writer, timeout=60, check=False)
+    os.close(writer)
+    assert ended.returncode == 5
+
+
+def test_hostile_names(environment: dict[str, str], tmp_path: Path) -> None:
+    """Neither a name of any length nor one that is no text keeps a program from running, or its card from a file."""
+    path = tmp_path / "card.html"
+    script = tmp_path / os.fsdecode(b"\xff<b>.sh")
+    script.write_text("#!/bin/sh\necho ran\n")
+    script.chmod(0o700)
+    ended = launch(environment, "--card", str(path), "--name", "x" * 100_000, "--", str(script))
+    assert (ended.returncode, ended.stdout) == (0, "ran\n")
+    assert "&lt;b&gt;.sh" in path.read_text(encoding="utf-8")
+
+
+def test_signals_after_the_program(environment: dict[str, str], tmp_path: Path) -> None:
+    """A second Ctrl-C, or a signal to end, while the card is made: it comes, nothing is left, and the status stays."""
+    script = "for p in $(cat /proc/$PPID/task/$PPID/children); do [ $p = $$ ] || kill -STOP $p; done; exit 4"
+    command = [sys.executable, "-m", "gpuwarden", "run", "--", "sh", "-c", script]
+    launched = Process(command, tmp_path / "log", environment)
+    with ending(launched):
+        until(lambda: any(_state(each) == "T" for each in _children(launched.pid)), "the daemon stops")
+        until(lambda: "sh" not in _commands(launched.pid), "the program's end")
+        for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):
+            launched.popen.send_signal(number)
+        assert launched.popen.wait(60) == 4
+    assert "exit status 4" in launched.output()
+    assert not list(tmp_path.glob("gpuwarden-run-*"))
+
+
 COUNTING = """
 import signal, sys, time
 seen = []
@@ -251,9 +294,21 @@ def test_stop_and_continue(environment: dict[str, str], tmp_path: Path) -> None:
         assert launched.wait(60) == 0
 
 
+def test_program_that_stops_itself(environment: dict[str, str]) -> None:
+    """In the foreground of a terminal the command stops too, by SIGSTOP as well, so that its shell goes on."""
+    with terminal("run", "--", "sh", "-c", "kill -STOP $$; echo went on", env=environment) as screen:
+        until(lambda: _state(screen.process.pid) == "T", "the command stops")
+        os.killpg(screen.process.pid, signal.SIGCONT)
+        screen.until(lambda text: "went on" in text, "the program")
+        assert screen.end() == 0
+
+
+def _children(pid: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def _commands(pid: int) -> list[str]:
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [Path(f"/proc/{each}/comm").read_text().strip() for each in children]
+    return [Path(f"/proc/{each}/comm").read_text().strip() for each in _children(pid)]
 
 
 def _state(pid: int) -> str:

@@ -13,6 +13,7 @@ from gpuwarden.cli.common.terminal import sanitize
 from gpuwarden.launcher.card import Card
 from gpuwarden.launcher.card_rows import list_rows, title
 from gpuwarden.records.record import json_from_record
+from gpuwarden.runs.outcome import signal_name
 
 _LABEL_WIDTH = 12
 _STYLE = """
@@ -67,7 +68,7 @@ def render_json(card: Card) -> str:
         "began_timestamp_seconds": round(card.end.began, 3),
         "duration_seconds": round(card.end.seconds, 3),
         "exit_status": card.end.exit_code,
-        "signal": card.end.signal.name if card.end.signal else None,
+        "signal": None if card.end.signal is None else signal_name(card.end.signal),
         "outcome": card.outcome,
         "evidence": card.evidence,
         "problem": found and found.root.problem.name,
@@ -89,7 +90,7 @@ FORMATS: Mapping[str, Callable[[Card], str]] = {  # by the suffix of the file
 
 def write_card(card: Card, path: Path) -> None:
     """Write the card in the format of the path's suffix. Raises OSError."""
-    path.write_text(FORMATS[path.suffix](card))
+    path.write_text(FORMATS[path.suffix](card), encoding="utf-8", errors="replace")
 
 
 def _escape_cell(text: str) -> str:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import socket
 from pathlib import Path
 
 from gpuwarden.protocol.codec import encode
 from gpuwarden.protocol.messages import Hello
 from gpuwarden.protocol.socket_trust import find_distrust, read_credentials
+from gpuwarden.protocol.validators import clip
 
 _SEND_SECONDS = 1.0
-_kept: list[socket.socket] = []  # until the program replaces this process; its copy of the connection stays open
+_FIRST_FREE_DESCRIPTOR = 3  # a closed standard stream of the program must not become the connection
 
 
 def introduce_program(path: Path, name: str, framework: str) -> None:
@@ -24,6 +26,5 @@ def introduce_program(path: Path, name: str, framework: str) -> None:
         connection.settimeout(_SEND_SECONDS)
         connection.connect(str(path))
         if find_distrust(path, read_credentials(connection)[1]) is None:
-            connection.send(encode(Hello(name, framework, {})))
-            connection.set_inheritable(True)
-            _kept.append(connection)
+            connection.send(encode(Hello(clip(name), clip(framework), {})))
+            fcntl.fcntl(connection, fcntl.F_DUPFD, _FIRST_FREE_DESCRIPTOR)  # the copy stays open in the program

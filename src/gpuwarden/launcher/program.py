@@ -7,7 +7,6 @@ import os
 import resource
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ _PASSED = (
     signal.SIGTSTP,
     signal.SIGCONT,
 )
+_TO_END = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 _OF_JOB_CONTROL = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 _FROM_PROCESS = (0, -1, -6)  # si_code of kill, sigqueue and tgkill (include/uapi/asm-generic/siginfo.h)
 
@@ -47,9 +47,9 @@ class ProgramEnd:
     passed: tuple[signal.Signals, ...]
 
     @property
-    def signal(self) -> signal.Signals | None:
-        """Signal that ended it."""
-        return signal.Signals(os.WTERMSIG(self.status)) if os.WIFSIGNALED(self.status) else None
+    def signal(self) -> int | None:
+        """Signal that ended it; real-time signals have no name in Python's `signal.Signals`."""
+        return os.WTERMSIG(self.status) if os.WIFSIGNALED(self.status) else None
 
     @property
     def dumped_core(self) -> bool:
@@ -68,7 +68,8 @@ def run_program(
     """Run a program until it ends; call it in the main thread, before any other thread exists.
 
     `prepare` is called in the new process, before the program. Blocks; what the program leaves behind is not waited
-    for. Raises OSError if it cannot be started.
+    for. Signals that would be passed on stay blocked, so that none ends this process before it has reported: see
+    `should_hurry`. Raises OSError if the program cannot be started.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_PASSED, signal.SIGCHLD})
 
@@ -84,23 +85,28 @@ def run_program(
             close_fds=False,  # a shell's `3>log` reaches the program
             preexec_fn=begin,  # noqa: PLW1509 - this process has one thread
         )
-        passed, status, usage = _wait(process.pid)
-        process.returncode = os.waitstatus_to_exitcode(status)  # has been waited for
-    finally:
+    except BaseException:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        raise
+    passed, status, usage = _wait(process.pid)
+    process.returncode = os.waitstatus_to_exitcode(status)  # has been waited for
     ended = time.time()
     return ProgramEnd(process.pid, status, began, ended, time.monotonic() - started, usage, tuple(passed))
+
+
+def should_hurry() -> bool:
+    """Return whether a signal to end has arrived after the program ended, such as a second Ctrl-C."""
+    return not _TO_END.isdisjoint(signal.sigpending())
 
 
 def end_like(end: ProgramEnd) -> int:
     """Return a program's exit status; after a signal end this process by the same one, without a core."""
     if end.signal is None:
         return end.exit_code or 0
-    sys.stdout.flush()
-    sys.stderr.flush()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program's core is the one to look at
-    if end.signal is not signal.SIGKILL:
+    if end.signal != signal.SIGKILL:
         signal.signal(end.signal, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {end.signal})
     os.kill(os.getpid(), end.signal)
     return 128 + end.signal  # as shells say it, for a signal that does not end this process
 
@@ -111,7 +117,8 @@ def _wait(pid: int) -> tuple[list[signal.Signals], int, resource.struct_rusage]:
     while True:
         changed, status, usage = os.wait4(pid, os.WNOHANG | os.WUNTRACED)
         if changed and os.WIFSTOPPED(status):
-            if os.WSTOPSIG(status) in _OF_JOB_CONTROL:
+            # A program that stops itself may do so by SIGSTOP; the same signal of a scheduler is for the program alone.
+            if os.WSTOPSIG(status) in _OF_JOB_CONTROL or _is_in_foreground():
                 os.kill(os.getpid(), signal.SIGSTOP)  # so that the shell sees the job stop, and can continue it
         elif changed:
             return passed, status, usage
@@ -120,3 +127,14 @@ def _wait(pid: int) -> tuple[list[signal.Signals], int, resource.struct_rusage]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, info.si_signo)
             passed.append(signal.Signals(info.si_signo))
+
+
+def _is_in_foreground() -> bool:
+    """Return whether this process's group has its terminal, so that a shell waits for it."""
+    with contextlib.suppress(OSError):  # there is no terminal
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+        try:
+            return os.tcgetpgrp(terminal) == os.getpgrp()
+        finally:
+            os.close(terminal)
+    return False

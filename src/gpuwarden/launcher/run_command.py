@@ -8,19 +8,18 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from gpuwarden.cli.common.config_flags import load_config
-from gpuwarden.cli.common.terminal import WRONG_USE, complain
+from gpuwarden.cli.common.terminal import WRONG_USE, complain, discard_output
 from gpuwarden.config.schema import Config
 from gpuwarden.launcher.card import Card, ProgramFacts, make_card
 from gpuwarden.launcher.card_formats import FORMATS, render_text, write_card
 from gpuwarden.launcher.host_kills import HostKillWatch
 from gpuwarden.launcher.introduction import introduce_program
 from gpuwarden.launcher.private_daemon import DaemonPlace, open_daemon
-from gpuwarden.launcher.program import end_like, run_program
+from gpuwarden.launcher.program import ProgramEnd, end_like, run_program, should_hurry
 from gpuwarden.launcher.program_environment import make_environment
 from gpuwarden.launcher.run_records import await_records, fetch_gpu_numbers
 from gpuwarden.protocol.run_folder import read_crashes, read_notes
@@ -41,17 +40,18 @@ def run(parsed: argparse.Namespace) -> int:
     config = load_config(parsed)
     try:
         with tempfile.TemporaryDirectory(prefix="gpuwarden-run-", ignore_cleanup_errors=True) as folder:
-            card = _watch(command, parsed.name or _name(command), config, Path(folder))
+            end, card = _watch(command, parsed.name or _name(command), config, Path(folder))
     except OSError as error:
         if error.filename != command[0]:
             raise
         complain(f"gpuwarden run: cannot run {command[0]}: {error.strerror}")
         return _NOT_FOUND if error.errno == errno.ENOENT else _NOT_EXECUTABLE
-    _show(card, parsed.card)
-    return end_like(card.end)
+    if card is not None:
+        _show(card, parsed.card)
+    return end_like(end)
 
 
-def _watch(command: Sequence[str], name: str, config: Config, folder: Path) -> Card:
+def _watch(command: Sequence[str], name: str, config: Config, folder: Path) -> tuple[ProgramEnd, Card | None]:
     """Run the program with a daemon that watches it. Raises OSError if it cannot be started."""
     notes_folder = folder / "notes"
     notes_folder.mkdir()
@@ -60,24 +60,31 @@ def _watch(command: Sequence[str], name: str, config: Config, folder: Path) -> C
         introduce = partial(introduce_program, place.runs, name, Path(command[0]).name) if place else lambda: None
         kills = HostKillWatch()
         end = run_program(command, environment, introduce)
-        facts = ProgramFacts(end, kills.find(end.pid), list(read_notes(notes_folder)), list(read_crashes(notes_folder)))
-        return _make_card(command, facts, place)
+        try:
+            notes, crashes = list(read_notes(notes_folder)), list(read_crashes(notes_folder))
+            return end, _make_card(command, ProgramFacts(end, kills.find(end.pid), notes, crashes), place)
+        except Exception as error:  # noqa: BLE001 - no failure of the card may change how the command ends
+            complain(f"gpuwarden run: no card: {type(error).__name__}: {error}")
+            return end, None
 
 
 def _make_card(command: Sequence[str], facts: ProgramFacts, place: DaemonPlace | None) -> Card:
     runs, gpus = [], {}
-    with suppress(KeyboardInterrupt):  # the card has what is known by then
-        if place is not None:
-            pids = {facts.end.pid, *(note.pid for note in facts.notes)}
-            runs = await_records(place, pids, facts.end.began)
-            gpus = dict(fetch_gpu_numbers(place))
+    if place is not None:
+        pids = {facts.end.pid, *(note.pid for note in facts.notes)}
+        runs = await_records(place, pids, facts.end.began, should_hurry)
+        gpus = dict(fetch_gpu_numbers(place))
     return make_card(command, facts, runs, gpus)
 
 
 def _show(card: Card, path: Path | None) -> None:
     """Print the card to standard error, so that the program's own output stays as it is; write it to a file too."""
     width = min(shutil.get_terminal_size((80, 24)).columns, _MAX_WIDTH)
-    sys.stderr.write(f"\n{render_text(card, width)}")
+    try:
+        sys.stderr.write(f"\n{render_text(card, width)}")
+        sys.stderr.flush()
+    except OSError:  # the terminal or the reader of the pipe has gone
+        discard_output(sys.stderr)
     if path is not None:
         try:
             write_card(card, path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -17,15 +17,19 @@ SETTLE_SECONDS = 6.0  # within which the daemon has concluded how a run ended
 _POLL_SECONDS = 0.2
 
 
-def await_records(place: DaemonPlace, pids: Collection[int], since: float) -> list[RunRecord]:
+def await_records(
+    place: DaemonPlace, pids: Collection[int], since: float, should_hurry: Callable[[], bool]
+) -> list[RunRecord]:
     """Return the records of the program's runs, with how they ended; blocks for up to SETTLE_SECONDS.
+
+    Stops waiting for ends once `should_hurry` returns True.
 
     A private daemon has no other runs. On a shared one they are those of `pids` that began after `since`, Unix time.
     """
     end = time.monotonic() + SETTLE_SECONDS
     while True:
         listed = [each for each in _fetch_runs(place) if place.private or _is_of(each, pids, since)]
-        if all(each.get("outcome") for each in listed) or time.monotonic() > end:
+        if all(each.get("outcome") for each in listed) or should_hurry() or time.monotonic() > end:
             return [record for each in listed if (record := _fetch_whole(place, each)) is not None]
         time.sleep(_POLL_SECONDS)
 

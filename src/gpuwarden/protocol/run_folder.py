@@ -6,8 +6,11 @@ ends it. A forked child writes its fault to its parent's file.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -80,9 +83,8 @@ def read_notes(folder: str | os.PathLike[str]) -> Iterator[ProcessNote]:
     notes = []
     for path in Path(folder).glob("*.json"):
         try:
-            if path.stat().st_size <= MAX_NOTE_BYTES:
-                notes.append(_parse_note(json.loads(path.read_text(encoding="utf-8"))))
-        except (OSError, ValueError, TypeError, KeyError):  # unreadable, or written by something else
+            notes.append(_parse_note(json.loads(_read(path, MAX_NOTE_BYTES))))
+        except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):  # written by something else
             continue
     yield from sorted(notes, key=lambda note: (note.start, note.pid))
 
@@ -90,13 +92,21 @@ def read_notes(folder: str | os.PathLike[str]) -> Iterator[ProcessNote]:
 def read_crashes(folder: str | os.PathLike[str]) -> Iterator[str]:
     """Yield what Python's faulthandler wrote of fatal signals, at most MAX_TEXT_BYTES of each."""
     for path in sorted(Path(folder).glob("*.faults")):
-        try:
-            with path.open(encoding="utf-8", errors="replace") as file:
-                text = file.read(MAX_TEXT_BYTES)
-        except OSError:
-            continue
-        if text:
-            yield text
+        with contextlib.suppress(OSError):
+            if text := _read(path, MAX_TEXT_BYTES):
+                yield text
+
+
+def _read(path: Path, limit: int) -> str:
+    """Return the text at the start of a regular file; the program may have put anything there. Raises OSError."""
+    # A link leads elsewhere, and to open a FIFO would wait for its writer.
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        return os.read(file, limit).decode("utf-8", "replace")
+    finally:
+        os.close(file)
 
 
 def _parse_note(fields: dict[str, Any]) -> ProcessNote:
@@ -110,4 +120,12 @@ def _parse_note(fields: dict[str, Any]) -> ProcessNote:
 
 
 def _parse_error(fields: dict[str, Any] | None) -> ProgramError | None:
-    return None if fields is None else ProgramError(**fields)
+    if fields is None:
+        return None
+    return ProgramError(
+        type=str(fields["type"]),
+        text=str(fields["text"]),
+        thread=bool(fields["thread"]),
+        framework_kind=str(fields["framework_kind"]),
+        unraisable=bool(fields.get("unraisable", False)),
+    )

@@ -106,7 +106,7 @@ def _conclude(evidence: Evidence) -> tuple[Outcome, list[str]]:
 
 def _conclude_signal(status: int, evidence: Evidence) -> tuple[Outcome, list[str]]:
     number = os.WTERMSIG(status)
-    ended_by = f"ended by {_name(number)}{', with a core dump' if os.WCOREDUMP(status) else ''}"
+    ended_by = f"ended by {signal_name(number)}{', with a core dump' if os.WCOREDUMP(status) else ''}"
     if number == signal.SIGKILL and evidence.oom_kill is not None:
         return "out_of_memory", [_oom_kill_text(evidence.oom_kill)]
     if number == signal.SIGKILL and evidence.cgroup_oom_kills:
@@ -150,7 +150,8 @@ def _faults(xids: Iterable[int]) -> Iterable[str]:
         yield f"just before, its GPU reported XID {code}{kind}: {explain(code).meaning.rstrip('.')}"
 
 
-def _name(number: int) -> str:
+def signal_name(number: int) -> str:
+    """Return a signal's name, such as SIGTERM; Python knows none of most real-time signals."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import shutil
 import sys
 from pathlib import Path
+from typing import TextIO
 
 FAILED, WRONG_USE = 1, 2  # exit statuses
 
@@ -26,12 +28,12 @@ def write(text: str) -> None:
         sys.stdout.buffer.write(text.encode(sys.stdout.encoding, errors="replace"))
         sys.stdout.buffer.flush()
     except BrokenPipeError:  # a reader such as head has closed the pipe
-        discard_output()
+        discard_output(sys.stdout)
 
 
-def discard_output() -> None:
-    """Discard the buffered output of a closed standard output, which Python would flush at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def discard_output(stream: TextIO) -> None:
+    """Discard the buffered output of a closed standard stream, which Python would flush at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def say(text: str) -> None:
@@ -41,7 +43,8 @@ def say(text: str) -> None:
 
 def complain(text: str) -> None:
     """Write a line to standard error; logging may not be configured yet."""
-    print(text, file=sys.stderr)  # noqa: T201 - output of a command
+    with contextlib.suppress(OSError):  # its reader has gone
+        print(text, file=sys.stderr)  # noqa: T201 - output of a command
 
 
 def sanitize(text: str) -> str:

@@ -76,7 +76,7 @@ def _show_live(config: Config) -> None:
     try:
         _show(console, config.web.listen)
     except OSError:  # the terminal is closed
-        discard_output()
+        discard_output(sys.stdout)
 
 
 def _show(console: Console, listen: Address) -> None:
