@@ -261,6 +261,21 @@ def test_processes_of_one_gpu_leave_room_for_those_of_others(tmp_path: Path) -> 
     assert found["processes"][0]["uuid"] == found["gpus"][1]["uuid"]
 
 
+def test_texts_control_no_terminal(tmp_path: Path) -> None:
+    """Escape sequences and a reversed writing direction in a note or a line of the kernel log are replaced."""
+
+    async def script(stage: Stage) -> None:
+        await stage.passes(30)
+        stage.box.log_kernel("NVRM: name=\u202eevil\x1b[31m")
+        stage.box.record_incident("\u202enote\x1b[31m")
+        await stage.passes(30)
+
+    (found,) = played(tmp_path, script)
+    assert found["note"] == " note [31m"
+    (line,) = found["kernel_lines"]
+    assert line["text"] == "NVRM: name= evil [31m"
+
+
 def test_incident_in_progress_is_stored_at_a_stop(tmp_path: Path) -> None:
     """A daemon that stops completes its incidents first."""
 

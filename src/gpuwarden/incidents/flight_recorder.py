@@ -29,6 +29,7 @@ from gpuwarden.incidents.incident_store import IncidentStore
 from gpuwarden.incidents.incident_table import NO_USER, find_share
 from gpuwarden.log_limiter import limit_lines_of
 from gpuwarden.owners.resolver import Owners
+from gpuwarden.protocol.validators import clip
 from gpuwarden.rate_limit import RateLimit
 from gpuwarden.records.record import RunRecord
 from gpuwarden.state import State
@@ -100,7 +101,7 @@ class FlightRecorder:
         self.series.update(state, now)
         new = self.events.update(state)
         for record in state.kernel_records:
-            text = record.message.decode(errors="replace")[:MAX_LINE]
+            text = clip(record.message.decode(errors="replace"), MAX_LINE)
             self._lines.append(KernelLine(timestamp_seconds=record.time, text=text))
         if not self._enabled:
             return
@@ -205,7 +206,7 @@ class FlightRecorder:
             raise ValueError("incidents are switched off" if self._state else "no poll yet")
         now = time.monotonic()
         incident = self._new(time.time(), None, now, note)
-        incident.note = note[:MAX_NOTE]
+        incident.note = clip(note, MAX_NOTE)
         self._open.append(incident)
         self.counts["requested"] += 1
         self._freeze(incident, is_complete=False)
