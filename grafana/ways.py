@@ -5,7 +5,10 @@ from __future__ import annotations
 from classic import BAD, GOOD, PLAIN, SOURCE, Json
 from series import RUN, firing, series
 
+from gpuwarden.daemon.metrics import DaemonReadings
 from gpuwarden.runs.metrics import RunReadings
+
+MARK_SECONDS = 60  # length of an incident's mark: a scrape interval of one minute does not miss it
 
 FLEET, BOX, ONE_RUN = "gpuwarden-fleet", "gpuwarden-box", "gpuwarden-run"
 IN_CLUSTER = "In cluster"
@@ -43,15 +46,18 @@ def ways(uid: str) -> list[Json]:
 
 
 def marks() -> list[Json]:
-    """Return annotations for firing alerts and for the start and end of runs."""
+    """Return annotations for firing alerts, for the start and end of runs, and for incidents."""
     started = f"1000 * {series(RunReadings.start_timestamp_seconds)}"
     how = f"max by ({RUN}, outcome) ({series(RunReadings.outcome)} == 1)"
     ended = f"1000 * {series(RunReadings.ended_timestamp_seconds)} * on ({RUN}) group_left (outcome) {how}"
     named = f"* on ({RUN}) group_left (run_name) {series(RunReadings.info)}"
+    recorded = series(DaemonReadings.incidents_total)
+    opened = f"{recorded} - {recorded} offset {MARK_SECONDS}s > 0"  # negative after a restart of the daemon
     return [
         _mark("Alerts", BAD, firing(), "{{alertname}}", "{{run_name}} GPU {{gpu}} {{instance}}", tagKeys="severity"),
         _mark("Run starts", GOOD, f"{started} {named}", "{{run_name}} started", "{{instance}}", useValueForTime=True),
         _mark("Run ends", PLAIN, f"{ended} {named}", "{{run_name}} {{outcome}}", "{{instance}}", useValueForTime=True),
+        _mark("Incidents", BAD, opened, "incident: {{kind}}", "{{instance}}: gpuwarden incidents"),
     ]
 
 

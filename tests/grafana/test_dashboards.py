@@ -70,14 +70,14 @@ def test_dashboards_are_those_that_links_name() -> None:
 
 @each_dashboard
 def test_dashboard_works_in_every_grafana(dashboard: dict[str, Any]) -> None:
-    """Dashboards are classic JSON, read-only, with one crosshair; alerts, run starts and ends are annotations."""
+    """Dashboards are classic JSON, read-only, with one crosshair; alerts, runs and incidents are annotations."""
     assert dashboard["schemaVersion"] == 39
     assert not dashboard["editable"]
     assert dashboard["graphTooltip"] == 1
     assert {panel["type"] for panel in panels_of(dashboard)} <= {"stat", "table", "timeseries", "state-timeline"}
     marks = {mark["name"]: mark for mark in dashboard["annotations"]["list"]}
-    assert list(marks) == ["Alerts", "Run starts", "Run ends"]
-    assert [mark.get("useValueForTime") for mark in marks.values()] == [None, True, True]
+    assert list(marks) == ["Alerts", "Run starts", "Run ends", "Incidents"]
+    assert [mark.get("useValueForTime") for mark in marks.values()] == [None, True, True, None]
     for mark in marks.values():
         assert mark["enable"]
         _follows(mark["expr"])
