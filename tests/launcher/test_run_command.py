@@ -239,6 +239,18 @@ def test_hostile_names(environment: dict[str, str], tmp_path: Path) -> None:
     assert "&lt;b&gt;.sh" in path.read_text(encoding="utf-8")
 
 
+def test_hostile_message(environment: dict[str, str], tmp_path: Path) -> None:
+    """A message is text in each format, and keeps its lines where there is room for them."""
+    script = "raise ValueError('<b>one</b>\\n| *two* | [three](http://four)')"
+    for suffix, shown in (
+        ("html", "ValueError: &lt;b&gt;one&lt;/b&gt;\n| *two* | [three](http://four)"),
+        ("md", "ValueError: &lt;b>one&lt;/b> \\| \\*two\\* \\| \\[three](http://four)"),
+    ):
+        path = tmp_path / f"card.{suffix}"
+        assert launch(environment, "--card", str(path), "--", sys.executable, "-c", script).returncode == 1
+        assert shown in path.read_text(encoding="utf-8")
+
+
 def test_signals_after_the_program(environment: dict[str, str], tmp_path: Path) -> None:
     """A second Ctrl-C, or a signal to end, while the card is made: it comes, nothing is left, and the status stays."""
     script = "for p in $(cat /proc/$PPID/task/$PPID/children); do [ $p = $$ ] || kill -STOP $p; done; exit 4"

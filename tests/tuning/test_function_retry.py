@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +59,32 @@ def test_later_calls() -> None:
     assert trainer.train("b") == ("b", 1, FITS)
     assert trainer.sizes == [32, 16, 8, 8]
     assert (Trainer.train.__name__, Trainer.train.__doc__) == ("train", "Train.")
+
+
+class _Training:
+    def __call__(self, batch_size: int) -> int:
+        """Train."""
+        return allocate(batch_size)
+
+
+@pytest.mark.parametrize("function", [functools.partial(allocate), _Training(), _Training().__call__])
+def test_functions_without_a_name(function: Callable[[int], int]) -> None:
+    """Anything that can be called is retried, and named in the log by what it is."""
+    assert with_oom_retry(batch_size=32)(function)() == FITS
+
+
+def test_threads() -> None:
+    """Calls that fail at once with the same size halve it once."""
+    all_begun = threading.Barrier(4)
+
+    @with_oom_retry(batch_size=2 * FITS)
+    def train(batch_size: int) -> int:
+        if batch_size > FITS:
+            all_begun.wait(60)
+        return allocate(batch_size)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert [each.result() for each in [pool.submit(train) for _ in range(4)]] == [FITS] * 4
 
 
 def test_smallest() -> None:
@@ -165,6 +194,8 @@ def _iterate(batch_size: int) -> Iterator[int]:
         (lambda: with_oom_retry(batch_size=4, smallest=8), "batch_size: 4 is less than smallest"),
         (lambda: with_oom_retry(batch_size=4, restore=3), "restore: int is not a function"),  # type: ignore[arg-type] # the error
         (lambda: with_oom_retry(batch_size=4)(lambda: 1), "has no argument batch_size"),
+        (lambda: with_oom_retry(batch_size=4)(lambda batch_size, /: batch_size), "has no argument batch_size"),
+        (lambda: with_oom_retry(batch_size=4)(functools.partial(_iterate)), "partial is a coroutine or a generator"),
         (lambda: with_oom_retry(batch_size=4)(_coroutine), "runs after its call"),
         (lambda: with_oom_retry(batch_size=4)(_generator), "runs after its call"),
         (lambda: with_oom_retry(batch_size=4)(_iterate), "runs after its call"),

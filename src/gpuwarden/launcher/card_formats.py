@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from textwrap import wrap
@@ -47,7 +48,7 @@ def render_markdown(card: Card) -> str:
 def render_html(card: Card) -> str:
     """Return the card as one page that needs no other file."""
     rows = "\n".join(
-        f"<tr><th>{html.escape(label)}</th><td>{html.escape(sanitize(text))}</td></tr>"
+        f"<tr><th>{html.escape(label)}</th><td>{html.escape(_sanitize_lines(text))}</td></tr>"
         for label, text in list_rows(card)
     )
     heading = html.escape(title(card))
@@ -93,5 +94,10 @@ def write_card(card: Card, path: Path) -> None:
     path.write_text(FORMATS[path.suffix](card), encoding="utf-8", errors="replace")
 
 
+def _sanitize_lines(text: str) -> str:
+    return "\n".join(map(sanitize, text.splitlines()))
+
+
 def _escape_cell(text: str) -> str:
-    return sanitize(" ".join(text.split())).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+    """Return text as one cell of a table, without tags, links and emphasis of its own."""
+    return re.sub(r"[\\|*\[]", r"\\\g<0>", sanitize(" ".join(text.split()))).replace("<", "&lt;")

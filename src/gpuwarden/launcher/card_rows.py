@@ -27,8 +27,9 @@ class Row(NamedTuple):
 def list_rows(card: Card) -> Iterator[Row]:
     """Yield the rows: the end and its cause, then each run."""
     yield Row("program", card.command_line)
-    # The cause repeats what the rest of the evidence says.
-    evidence = card.evidence if card.explanation is None else card.evidence.partition("; last ")[0]
+    # The cause repeats what the rest of the evidence says, and a program that finished needs none.
+    is_clear = card.explanation is not None or card.outcome == "finished"
+    evidence = card.evidence.partition("; last ")[0] if is_clear else card.evidence
     yield Row("outcome", f"{card.outcome.replace('_', ' ')} after {format_elapsed(card.end.seconds)} ({evidence})")
     yield from _cause_rows(card)
     for run in card.runs[:MAX_RUNS]:

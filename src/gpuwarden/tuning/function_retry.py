@@ -94,18 +94,18 @@ class _Training(Generic[R]):
                 "choose its own batch size; find it in one process, then pass it to all"
             )
         while True:
+            size = self._size  # another thread's call may lower it meanwhile
             try:
-                return self._function(*args, batch_size=self._size, **kwargs)
+                return self._function(*args, batch_size=size, **kwargs)
             except Exception as error:
                 if not is_device_oom(error, _list_frameworks()):
                     raise
-                self._prepare_retry(error)
+                self._prepare_retry(error, size)
 
-    def _prepare_retry(self, error: Exception) -> None:
+    def _prepare_retry(self, error: Exception, size: int) -> None:
         """Free memory, restore the caller's state, and halve the batch size; raise the error if that is impossible."""
-        smaller = self._size // 2
-        if smaller < self._smallest:
-            add_note(error, f"with_oom_retry: out of memory with batch size {self._size}, the smallest allowed")
+        if size // 2 < self._smallest:
+            add_note(error, f"with_oom_retry: out of memory with batch size {size}, the smallest allowed")
             raise error
         free_memory(error)
         if self._restore is not None:
@@ -118,12 +118,12 @@ class _Training(Generic[R]):
                     f"({type(failure).__name__}: {failure})",
                 )
                 raise error from failure
+        self._size = min(self._size, size // 2)
         log.warning(
             "out of memory, calling the function with a smaller batch function=%s batch_size=%d new_batch_size=%d",
-            *(self._function.__qualname__, self._size, smaller),
+            *(_function_name(self._function), size, self._size),
         )
         report_oom_retry()
-        self._size = smaller
 
 
 def _list_frameworks() -> list[str]:
@@ -138,9 +138,15 @@ def _check_function(function: Callable[..., Any]) -> None:
     deferred = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
     if any(is_deferred(function) for is_deferred in deferred):
         raise TypeError(
-            f"with_oom_retry: {function.__qualname__} is a coroutine or a generator, which runs after its call; "
+            f"with_oom_retry: {_function_name(function)} is a coroutine or a generator, which runs after its call; "
             "decorate a plain function"
         )
     parameters = inspect.signature(function).parameters.values()
-    if not any(each.name == "batch_size" or each.kind is each.VAR_KEYWORD for each in parameters):
-        raise TypeError(f"with_oom_retry: {function.__qualname__} has no argument batch_size; add it")
+    named = [each for each in parameters if each.kind is not each.POSITIONAL_ONLY]
+    if not any(each.name == "batch_size" or each.kind is each.VAR_KEYWORD for each in named):
+        raise TypeError(f"with_oom_retry: {_function_name(function)} has no argument batch_size; add it")
+
+
+def _function_name(function: Callable[..., Any]) -> str:
+    """Return a name for messages; a functools.partial or an object with `__call__` has none of its own."""
+    return getattr(function, "__qualname__", None) or type(function).__qualname__
