@@ -21,7 +21,7 @@ from gpuwarden.cli.incidents.incident_merge import group_incidents
 from gpuwarden.cli.incidents.incident_report import render_group
 from gpuwarden.cli.runs.memory_chart import BLOCKS
 from gpuwarden.cli.runs.memory_report import TerminalFormat
-from gpuwarden.records.privacy import WITHHELD
+from gpuwarden.incidents.incident_privacy import WITHHELD_LINE
 from gpuwarden.web.api.api_paths import INCIDENTS
 from mock_nvml import MockNvml
 
@@ -102,7 +102,7 @@ def test_private_texts_come_by_the_unix_socket(daemon: Daemon) -> None:
     """The daemon's user reads the lines of the kernel log; by HTTP they are withheld."""
     hot = staged_incident("too_hot")["id"]
     by_http = json.loads(fetch(f"{daemon.url}{INCIDENTS}/{hot}"))
-    assert by_http["kernel_lines"][0]["text"] == WITHHELD
+    assert by_http["kernel_lines"][0]["text"] == WITHHELD_LINE
     assert KERNEL_LINE in " ".join(output("show", hot, port=daemon.port).split())
 
 
