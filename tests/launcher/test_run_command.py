@@ -150,6 +150,16 @@ def test_python_error(environment: dict[str, str], tmp_path: Path) -> None:
     assert (run["name"], run["steps"], run["pid"]) == ("train.py", 3, card["pid"])
 
 
+def test_name(environment: dict[str, str], tmp_path: Path) -> None:
+    """A name given to the command is that of a program that counts steps too; by default it is the script's."""
+    path, script = tmp_path / "card.json", tmp_path / "train.py"
+    script.write_text("from gpuwarden import watch\nwith watch() as run:\n    run.step()\n")
+    for name, options in (("mine", ["--name", "mine"]), ("train.py", [])):
+        launch(environment, *options, "--card", str(path), "--", sys.executable, str(script))
+        (run,) = json.loads(path.read_text())["runs"]
+        assert run["name"] == name
+
+
 def test_gpus_of_any_program(environment: dict[str, str], mock_nvml: MockNvml, tmp_path: Path) -> None:
     """A program that reports nothing has its GPU memory, and an XID, on the card."""
     env = {**environment, **mock_nvml.env(gpus=2)}

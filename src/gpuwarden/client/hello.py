@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gpuwarden.client.job_place import read_job_place
 from gpuwarden.protocol.messages import MAX_DEVICE_LIST_CHARACTERS, Hello, NoGpuReason
+from gpuwarden.protocol.run_folder import NAME_VARIABLE
 from gpuwarden.protocol.validators import clip
 
 
@@ -38,7 +39,9 @@ def _has_mps() -> bool:
 
 
 def find_default_name() -> str:
-    """Return the name of this process's script or notebook."""
+    """Return the name that `gpuwarden run` was given, else that of this process's script or notebook."""
+    if given := os.environ.get(NAME_VARIABLE, "").strip():
+        return given
     script = Path(sys.argv[0] if getattr(sys, "argv", None) else "").name
     if "ipykernel" in script or "colab_kernel" in script:
         notebook = Path(os.environ.get("JPY_SESSION_NAME", "")).name  # set by some Jupyter servers

@@ -40,7 +40,7 @@ def run(parsed: argparse.Namespace) -> int:
     config = load_config(parsed)
     try:
         with tempfile.TemporaryDirectory(prefix="gpuwarden-run-", ignore_cleanup_errors=True) as folder:
-            end, card = _watch(command, parsed.name or _name(command), config, Path(folder))
+            end, card = _watch(command, parsed.name, config, Path(folder))
     except OSError as error:
         if error.filename != command[0]:
             raise
@@ -51,13 +51,14 @@ def run(parsed: argparse.Namespace) -> int:
     return end_like(end)
 
 
-def _watch(command: Sequence[str], name: str, config: Config, folder: Path) -> tuple[ProgramEnd, Card | None]:
+def _watch(command: Sequence[str], name: str | None, config: Config, folder: Path) -> tuple[ProgramEnd, Card | None]:
     """Run the program with a daemon that watches it. Raises OSError if it cannot be started."""
     notes_folder = folder / "notes"
     notes_folder.mkdir()
     with open_daemon(config, folder, lambda text: complain(f"gpuwarden run: {text}")) as place:
-        environment = make_environment(notes_folder, place.runs if place else None)
-        introduce = partial(introduce_program, place.runs, name, Path(command[0]).name) if place else lambda: None
+        environment = make_environment(notes_folder, place.runs if place else None, name)
+        introduction = name or _name(command), Path(command[0]).name
+        introduce = partial(introduce_program, place.runs, *introduction) if place else lambda: None
         kills = HostKillWatch()
         end = run_program(command, environment, introduce)
         try:
@@ -94,6 +95,6 @@ def _show(card: Card, path: Path | None) -> None:
 
 def _name(command: Sequence[str]) -> str:
     """Return a name for the run: the script that an interpreter gets, else the program."""
-    script = next((each for each in command[1:] if not each.startswith("-")), command[0])
-    is_python = Path(command[0]).name.startswith("python")
-    return Path(script if is_python else command[0]).stem or command[0]
+    program = Path(command[0]).name or command[0]
+    script = next((each for each in command[1:] if each == "-c" or not each.startswith("-")), "-c")
+    return Path(script).name if program.startswith("python") and script != "-c" else program

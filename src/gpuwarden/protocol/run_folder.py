@@ -18,6 +18,7 @@ from typing import Any
 
 RUN_VARIABLE = "GPUWARDEN_RUN"  # "1" switches the instrumentation on
 FOLDER_VARIABLE = "GPUWARDEN_RUN_FOLDER"
+NAME_VARIABLE = "GPUWARDEN_RUN_NAME"  # of --name, for runs that the program gives no name
 MAX_TEXT_BYTES = 16 << 10  # of a traceback's end
 MAX_NOTE_BYTES = 256 << 10
 
