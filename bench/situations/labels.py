@@ -32,7 +32,7 @@ class Situation:
     `never` are patterns that the daemon's next step has and has not.
     """
 
-    program: Literal["ooms", "leaks", "healthy", "more_ooms", "paced_leaks", "unseen", "unseen_second"]
+    program: Literal["ooms", "leaks", "healthy", "more_ooms", "paced_leaks", "unseen", "unseen_second", "unseen_third"]
     name: str
     why: str
     label: Label | None = None
@@ -65,6 +65,10 @@ def _unseen(label: Label, name: str, why: str, expert: str, **settings: object) 
 
 def _second(label: Label, name: str, why: str, expert: str, **settings: object) -> Situation:
     return replace(_unseen(label, name, why, expert, **settings), program="unseen_second")
+
+
+def _third(label: Label, name: str, why: str, expert: str, **settings: object) -> Situation:
+    return replace(_unseen(label, name, why, expert, **settings), program="unseen_third")
 
 
 def _leak(name: str, why: str, **settings: object) -> Situation:
@@ -409,6 +413,95 @@ SECOND = (
     ),
 )  # fmt: skip
 
+# Written on 2026-11-25, after the rules were changed for the third and fourth set, by a person who had read neither them nor
+# what was written about them: programs as most users write them. Labels and next steps are of before the first play. What is
+# `too_big` has one example without its cause.
+_PARTS = _BATCH + r"|parts|pieces|fewer|chunk"
+THIRD = (
+    _third(
+        "batch_too_large", "photos", "residual blocks keep the activations of 384 photos in the first step, where 8 fit",
+        "A smaller batch.", says=_BATCH,
+    ),
+    _third(
+        "batch_too_large", "next_words", "logits of 64 texts, 2 MiB each and several times, where 4 fit",
+        "A smaller batch.", says=_BATCH,
+    ),
+    _third(
+        "batch_too_large", "faces", "an autoencoder keeps the activations of 256 pictures, where 8 fit",
+        "A smaller batch.", says=_BATCH,
+    ),
+    _third(
+        "batch_too_large", "adversaries", "two networks keep the activations of 320 pictures each, where 8 fit",
+        "A smaller batch.", says=_BATCH,
+    ),
+    _third(
+        "too_big", "wide_head", "a dense layer of 256 MiB behind features that were not pooled",
+        "Pool before the dense layer, or make it smaller: its weights do not fit.",
+        says=_MODEL + "|tensor|weights", never=_BATCH,
+    ),
+    _third(
+        "too_big", "encoder", "72 MiB of weights four times, with gradients and AdamW's slots",
+        "A smaller model, an optimizer with less state, lower precision.", says=_MODEL, never=_BATCH,
+    ),
+    _third(
+        "too_big", "radiographs", "one picture of 2048 x 2048 needs 128 MiB a layer, and the batch is one",
+        "Smaller pictures or tiles, fewer filters.",
+        says=r"size|shape|crop|resize|resolution|tile|example|" + _MODEL, never=_LESS_BATCH,
+    ),
+    _third(
+        "too_big", "vgg", "VGG16 has a kernel of 392 MiB",
+        "A smaller model.", says=_MODEL + "|tensor|weights", never=_BATCH,
+    ),
+    _third(
+        "too_big", "wide_lstm", "85 MiB of weights three times, with gradients and momentum",
+        "Fewer units, an optimizer without state, lower precision.", says=_MODEL, never=_BATCH,
+    ),
+    _third(
+        "leak", "attention_maps", "a callback keeps 8 MiB on the device after each epoch",
+        "Keep them on the host, or fewer.", says=r"keep|kept|list|grow|host", never=_LESS_BATCH,
+    ),
+    _third(
+        "leak", "exact_auc", "scores and labels of all steps are joined on the device",
+        "Add figures up step by step, or keep scores on the host.", says=r"keep|kept|list|grow|host", never=_LESS_BATCH,
+    ),
+    _third(
+        "leak", "never_cut", "one tape holds the activations of all steps",
+        "An update, and a new tape, every few steps.", says=r"keep|kept|list|grow|tape", never=_LESS_BATCH,
+    ),
+    _third(
+        "phase_peak", "views", "the test has 64 views of each picture in one batch",
+        "Fewer views at a time.", says=_PARTS,
+    ),
+    _third(
+        "phase_peak", "whole_documents", "validation has documents of 24 times the training's length",
+        "Cut the validation's documents too, or validate in smaller batches.", says=_PARTS + r"|length|sequence|shape",
+    ),
+    _third(
+        "phase_peak", "full_graph", "validation makes a dense matrix of the whole graph, 309 MiB",
+        "Validate on parts of the graph, or with a sparse matrix.", says=_PARTS + r"|shape|sparse",
+    ),
+    _third(
+        "neighbour", "reviews", "another process has 185 MiB before, and what is trained needs 88",
+        "Move one of the two, or end the other.", says="GPU|process", never=_BATCH, neighbour=("185",), early=True,
+    ),
+    _third(
+        "neighbour", "sentences", "another process takes 170 MiB before the longer examples",
+        "Move one of the two, or end the other.", says="GPU|process", never=_BATCH, neighbour=("170:4",), pace="default",
+    ),
+    _third(
+        "host_input", "batched_first", "tf.data makes batches of 432 MiB before it shrinks pictures",
+        "Shrink each picture before the batch is made.", says=r"batch|buffer|pipeline|input|map", never="model",
+    ),
+    _third(
+        "host_input", "raw_label", "NumPy, in tf.data's map, is asked for 72 TB",
+        "Check the labels, or keep them as numbers (sparse loss).", says=r"shape|dtype|pipeline|input|label", never="model",
+    ),
+    _third(
+        "fragmentation", "sessions", "three of five visits' features of mixed sizes are dropped",
+        "Another allocator, or buffers of one size.", says="alloc|fragment", never=_BATCH,
+    ),
+)  # fmt: skip
+
 SETS = {
     "ooms": OOMS,
     "leaks": LEAKS,
@@ -418,5 +511,6 @@ SETS = {
     "long": LONG,
     "unseen": UNSEEN,
     "second": SECOND,
+    "third": THIRD,
 }
 SITUATIONS = {each.name: each for each in sum(SETS.values(), ())}
