@@ -444,7 +444,7 @@ THIRD = (
         "A smaller model, an optimizer with less state, lower precision.", says=_MODEL, never=_BATCH,
     ),
     _third(
-        "too_big", "radiographs", "one picture of 2048 x 2048 needs 128 MiB a layer, and the batch is one",
+        "too_big", "radiographs", "one picture of 2048 x 2048 needs 256 MiB a layer, and the batch is one",
         "Smaller pictures or tiles, fewer filters.",
         says=r"size|shape|crop|resize|resolution|tile|example|" + _MODEL, never=_LESS_BATCH,
     ),
@@ -485,8 +485,8 @@ THIRD = (
         "Move one of the two, or end the other.", says="GPU|process", never=_BATCH, neighbour=("185",), early=True,
     ),
     _third(
-        "neighbour", "sentences", "another process takes 170 MiB before the longer examples",
-        "Move one of the two, or end the other.", says="GPU|process", never=_BATCH, neighbour=("170:4",), pace="default",
+        "neighbour", "sentences", "another process takes 150 MiB before the longer examples",
+        "Move one of the two, or end the other.", says="GPU|process", never=_BATCH, neighbour=("150:4",), pace="default",
     ),
     _third(
         "host_input", "batched_first", "tf.data makes batches of 432 MiB before it shrinks pictures",
