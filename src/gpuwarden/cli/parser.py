@@ -134,6 +134,9 @@ def _add_run(parser: SuggestingParser) -> None:
     _add_config(parser)
     parser.add_argument("--name", metavar="NAME", help="name of the run (default: the script's or the program's)")
     parser.add_argument(
+        "--census", action="store_true", help="when memory leaks or runs short, find what keeps the tensors"
+    )
+    parser.add_argument(
         "--card", type=Path, metavar="FILE", help="write the card to a file too: FILE.html, FILE.json or FILE.md"
     )
     parser.add_argument(

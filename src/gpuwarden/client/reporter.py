@@ -169,7 +169,7 @@ class Reporter:
         if self._errors.total() <= MAX_SENT_ERRORS:
             self._connection.wait_for_room(MAX_ERROR_WAIT_SECONDS)
             self._connection.send(error)
-        if self.census is not None and error.kind == "device_oom":
+        if self.census is not None and error.kind in OOM_KINDS:
             self.census.request()
             self._take_census(time.monotonic())
         self._send(time.monotonic())
@@ -225,7 +225,6 @@ class Reporter:
 
         Waits at most MAX_END_WAIT_SECONDS for a slow daemon, and MAX_ERROR_WAIT_SECONDS more to send an error.
         """
-        self.census = None  # the names of the program are gone, or going
         self.count_loops(self)
         self._connection.wait_for_room(MAX_END_WAIT_SECONDS)
         phase = self.interrupted_in or self.phase

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from gpuwarden.analysis.memory.headroom import headroom_limit_text
+from gpuwarden.cli.runs.census_report import list_holders
 from gpuwarden.cli.runs.memory_report import gpu_name, min_headroom_bytes, peak_bytes
 from gpuwarden.formatting import cut_middle, format_bytes, format_duration, format_elapsed, format_energy, format_ratio
 from gpuwarden.launcher.card import Card
@@ -73,6 +74,8 @@ def _run_rows(run: RunRecord, card: Card) -> Iterator[Row]:
         yield Row("loss", f"{run.loss:.6g}")
     for device in run.devices:
         yield Row(gpu_name(device.uuid, card.gpus), _describe_device(device))
+    if run.census is not None:
+        yield from (Row("tensors", each) for each in list_holders(run.census))
     if throttled := _describe_throttling(run):
         yield Row("throttled", throttled)
     host = [

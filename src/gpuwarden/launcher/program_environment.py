@@ -13,9 +13,17 @@ _SITE = Path(__file__).parents[1] / "client" / "boot" / "site"
 
 
 def make_environment(
-    folder: Path, socket: Path | None, name: str | None, environ: Mapping[str, str] = os.environ
+    folder: Path,
+    socket: Path | None,
+    name: str | None,
+    *,
+    census: bool,
+    environ: Mapping[str, str] = os.environ,
 ) -> dict[str, str]:
-    """Return a program's environment; its processes leave notes in `folder`, and report to `socket` as `name`."""
+    """Return a program's environment; its processes leave notes in `folder`, and report to `socket` as `name`.
+
+    With `census` they look for what keeps their tensors, when memory leaks or runs short.
+    """
     paths = [str(_SITE), *filter(None, [environ.get("PYTHONPATH")])]
     changed = {
         **environ,
@@ -27,4 +35,6 @@ def make_environment(
         changed["GPUWARDEN_SOCKET"] = str(socket)
     if name is not None:
         changed[NAME_VARIABLE] = name
+    if census:
+        changed["GPUWARDEN_CENSUS"] = "1"
     return changed

@@ -40,7 +40,7 @@ def run(parsed: argparse.Namespace) -> int:
     config = load_config(parsed)
     try:
         with tempfile.TemporaryDirectory(prefix="gpuwarden-run-", ignore_cleanup_errors=True) as folder:
-            end, card = _watch(command, parsed.name, config, Path(folder))
+            end, card = _watch(command, parsed, config, Path(folder))
     except OSError as error:
         if error.filename != command[0]:
             raise
@@ -51,13 +51,15 @@ def run(parsed: argparse.Namespace) -> int:
     return end_like(end)
 
 
-def _watch(command: Sequence[str], name: str | None, config: Config, folder: Path) -> tuple[ProgramEnd, Card | None]:
+def _watch(
+    command: Sequence[str], parsed: argparse.Namespace, config: Config, folder: Path
+) -> tuple[ProgramEnd, Card | None]:
     """Run the program with a daemon that watches it. Raises OSError if it cannot be started."""
     notes_folder = folder / "notes"
     notes_folder.mkdir()
     with open_daemon(config, folder, lambda text: complain(f"gpuwarden run: {text}")) as place:
-        environment = make_environment(notes_folder, place.runs if place else None, name)
-        introduction = name or _name(command), Path(command[0]).name
+        environment = make_environment(notes_folder, place.runs if place else None, parsed.name, census=parsed.census)
+        introduction = parsed.name or _name(command), Path(command[0]).name
         introduce = partial(introduce_program, place.runs, *introduction) if place else lambda: None
         kills = HostKillWatch()
         end = run_program(command, environment, introduce)

@@ -1,0 +1,52 @@
+"""`gpuwarden run --census` around a Keras program that keeps tensors until memory runs out, with no line of ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.frameworks
+
+PROGRAM = """
+import numpy as np, keras, tensorflow as tf
+kept = []
+class Keeper(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        kept.append(tf.zeros((256, 1024)) + 1)
+model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(16), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+x = np.ones((4096, 8), "float32")
+model.fit(x, x[:, :1], batch_size=8, verbose=0, callbacks=[Keeper()])
+"""
+
+
+def test_census_option(tmp_path: Path) -> None:
+    """The card names the list that keeps the tensors, and the line that fills it."""
+    script, card = tmp_path / "train.py", tmp_path / "card.json"
+    script.write_text(PROGRAM)
+    ended = subprocess.run(
+        [sys.executable, "-m", "gpuwarden", "run", "--census", "--card", str(card), "--", sys.executable, str(script)],
+        env=os.environ
+        | {
+            "GPUWARDEN_SOCKET": str(tmp_path / "none.sock"),
+            "TF_CPU_ALLOCATOR_USE_BFC": "1",
+            "TF_CPU_BFC_MEM_LIMIT_IN_MB": "128",
+            "TF_ENABLE_ONEDNN_OPTS": "0",
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+        },
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ended.returncode == 1, ended.stderr[-2000:]
+    (run,) = json.loads(card.read_text())["runs"]
+    assert run["steps"] > 50
+    (group, *_) = run["census"]["groups"]
+    assert "kept" in group["holder"], group
+    assert "tensors" in ended.stderr
