@@ -141,9 +141,8 @@ def test_python_error(environment: dict[str, str], tmp_path: Path) -> None:
         ended = launch(environment, "--card", str(path), "--", sys.executable, str(script))
         assert ended.returncode == 1
         assert rows(ended.stderr)["steps"].startswith("3")
-        assert f"{script}:5" in rows(ended.stderr)["at"].replace(
-            " ", ""
-        )  # a long path is wrapped.replace(" ", "")  # a long path is wrapped
+        at = rows(ended.stderr)["at"].replace(" ", "")  # a long path is wrapped
+        assert f"{script}:5" in at
         text = path.read_text()
         assert "expected min_ndim=3" in text
     card = json.loads((tmp_path / "card.json").read_text())

@@ -55,7 +55,8 @@ PROCESS_KILLED = Problem(
         Cause("The batch system, the container runtime or a person stopped it."),
         Cause("The launcher stopped it after another process failed."),
     ),
-    "Look for `oom-kill` in `journalctl -k` at that time.",
+    "After SIGKILL, look for `oom-kill` in `journalctl -k` at that time; otherwise find who stopped it: batch system, "
+    "container runtime, launcher or a person.",
     (ANY,),
 )
 SEGMENTATION_FAULT = Problem(
