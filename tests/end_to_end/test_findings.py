@@ -74,7 +74,9 @@ def test_findings(tmp_path: Path, mock_nvml: MockNvml) -> None:
         lines = show(daemon, run_id)
     text = "\n".join(lines)
     # The loss is read once a second: on a busy machine also within the eight steps, which narrows the bounds.
-    found = re.search(r"Loss NaN or infinite in 1(?: to \d)? steps?, first in steps? (\d)(?: to (\d))?, at ", text)
+    found = re.search(
+        r"Loss NaN or infinite in 1(?: to \d)? steps?, first in steps? (\d)(?: to (\d))?\. Noticed at ", text
+    )
     assert found is not None
     assert int(found[1]) <= 6 <= int(found[2] or found[1])
     assert "No GPU used: the installed framework is built for the CPU." in text

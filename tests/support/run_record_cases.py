@@ -12,13 +12,23 @@ from gpuwarden.analysis.memory.oom_forecast import TimeLeft
 from gpuwarden.analysis.oom.diagnosis import Diagnosis
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.host.process_tree import HostUsage, PresentProcesses
-from gpuwarden.protocol.messages import STEP_BUCKETS, Allocation, DeviceMemory, Error, Hello, NonFiniteLoss, Report
+from gpuwarden.protocol.messages import (
+    STEP_BUCKETS,
+    Allocation,
+    Census,
+    DeviceMemory,
+    Error,
+    Hello,
+    NonFiniteLoss,
+    Report,
+    TensorGroup,
+)
 from gpuwarden.records.builder import build_record
 from gpuwarden.records.record import RunRecord
 from gpuwarden.records.timeline import add_timeline
 from gpuwarden.runs.outcome import Ending
 from gpuwarden.runs.run_events import RunEvent
-from gpuwarden.runs.run_snapshot import RunSnapshot, SeenError
+from gpuwarden.runs.run_snapshot import RunSnapshot, SeenCensus, SeenError
 from gpuwarden.usage.run_usage import DeviceUsage, RunUsage
 from snapshots import GIB
 
@@ -119,6 +129,19 @@ def run(pid: int = 4711, *, ended: bool = True, name: str = "resnet") -> RunSnap
         batch_size_advice=advise(BatchCost(6.0 * GIB, GIB / 16, GIB / 8, 3, 64, "high"), 64, 11.0 * GIB, failed=64),
         leaks={UUID: Leak(1e6, 4 * GIB, TimeLeft(900.0, 800.0, 1000.0))},
         no_gpu="hidden",
+        census=SeenCensus(
+            Census(
+                800,
+                0.07,
+                411,
+                110 << 20,
+                in_use=GIB,
+                groups=(
+                    TensorGroup(410, 102 << 20, "256,256", "float32", "list `history`", "/home/alice/train.py:88"),
+                ),
+            ),
+            BEGAN + 7000,
+        ),
         host_leak=Leak(1e5, GIB, TimeLeft(9000.0, 8000.0, None)),
         events=(
             RunEvent(0.0, "phase", "training starts"),

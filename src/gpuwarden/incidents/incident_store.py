@@ -6,6 +6,7 @@ An incident is encoded on a thread, then written on the database's thread: the e
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures.thread  # noqa: F401 - asyncio looks for it at the first thread, when it may be gone
 import json
 import logging
 import time

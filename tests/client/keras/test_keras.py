@@ -447,7 +447,7 @@ def test_hooks(result: Any) -> None:
 def test_imports(result: list[str]) -> None:
     """The callback loads only the client's modules into the training process, none of the daemon's."""
     parts = {name.split(".")[1] for name in result if name != "gpuwarden"}
-    assert parts <= {"_version", "client", "keras", "protocol", "tuning"}
+    assert parts <= {"_version", "client", "errors", "keras", "protocol", "tuning"}
 
 
 def test_no_keras() -> None:

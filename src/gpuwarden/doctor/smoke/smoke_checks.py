@@ -98,9 +98,9 @@ def try_framework(framework: KnownFramework, context: Context, kind: Kind, patie
             errors="replace",
             start_new_session=True,
         )
+        began = time.monotonic()  # before the timer: what it ends is late
         timer = threading.Timer(patience, os.killpg, (process.pid, signal.SIGKILL))
         timer.start()
-        began = time.monotonic()
         try:
             output = process.communicate()[0]
         finally:
