@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -40,6 +42,25 @@ def test_frameworks(framework: str, tmp_path: Path) -> None:
     assert result["alike"]
     assert result["retries"] == len(sizes) - 1 == len(case["logged"])
     assert case["logged"][0].endswith(f"batch_size={sizes[0]} new_batch_size={sizes[1]}")
+
+
+IDLE = """
+import jax, numpy as np
+from gpuwarden import with_oom_retry
+@with_oom_retry(batch_size=2)
+def train(batch_size):
+    return batch_size if batch_size == 1 else np.ones((1 << 22, 1 << 22))
+print(train(), bool(jax._src.xla_bridge._backends))
+"""
+
+
+@pytest.mark.frameworks
+def test_framework_that_only_was_imported() -> None:
+    """A retry sets up no devices of a framework that the program has imported and not used."""
+    if importlib.util.find_spec("jax") is None:
+        pytest.skip("needs jax")
+    done = subprocess.run([sys.executable, "-c", IDLE], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["1", "False"], done.stderr
 
 
 def test_later_calls() -> None:

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from gpuwarden.client.frameworks import list_imported_frameworks, list_running_frameworks
+from gpuwarden.client.frameworks import list_running_frameworks
 from gpuwarden.client.guard import log
 from gpuwarden.client.reporter import report_oom_retry
 from gpuwarden.tuning.argument_checks import check_whole, count_workers
@@ -98,7 +98,7 @@ class _Training(Generic[R]):
             try:
                 return self._function(*args, batch_size=size, **kwargs)
             except Exception as error:
-                if not is_device_oom(error, _list_frameworks()):
+                if not is_device_oom(error, list_running_frameworks()):
                     raise
                 self._prepare_retry(error, size)
 
@@ -124,11 +124,6 @@ class _Training(Generic[R]):
             *(_function_name(self._function), size, self._size),
         )
         report_oom_retry()
-
-
-def _list_frameworks() -> list[str]:
-    """Return the frameworks that compute in this process; torch on a CPU has set up no device."""
-    return [*list_running_frameworks()] or list_imported_frameworks()
 
 
 def _check_function(function: Callable[..., Any]) -> None:
