@@ -167,7 +167,7 @@ def test_a_step_that_fails_on_one_gpu_names_it() -> None:
 
 
 def test_a_step_in_which_the_program_ended_names_the_gpu() -> None:
-    """What had passed on the other GPU is not shown as passed."""
+    """Steps that passed on the other GPU are not shown as passed."""
     began = {"step": "convolution", "device": "GPU:1", "state": "began"}
     passed = {"step": "convolution", "device": "GPU:0", "state": "passed", "text": "0.3 s for the first"}
     found = judge(read(SEEN, passed, began)._replace(ended=f"was ended by {signal.SIGABRT.name}"))

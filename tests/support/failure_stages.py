@@ -420,7 +420,7 @@ STAGED = (
     ),
     Staged(
         "killed",
-        "somebody kills a run, and its channels are removed",
+        "a user kills a run, and its channels are removed",
         _killed,
         one("run_died", "Run vit was killed (ended by SIGKILL)", "then GPU 0 reported XID 45"),
     ),

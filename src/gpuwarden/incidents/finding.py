@@ -136,9 +136,9 @@ def _follower_clauses(followers: Sequence[Fact], root: Fact) -> Iterator[str]:
     for fact in followers:
         if fact.run_id:
             runs.setdefault(fact.run_id, []).append(fact)
-    told = [(_run_name(known[0]), _run_fate(known), known[0].job) for known in runs.values()]
-    alike = Counter((fate, job) for _name, fate, job in told)
-    for name, fate, job in told:
+    ends = [(_run_name(known[0]), _run_fate(known), known[0].job) for known in runs.values()]
+    alike = Counter((fate, job) for _name, fate, job in ends)
+    for name, fate, job in ends:
         count = alike.pop((fate, job), 0)
         if count == 1:
             yield f"{name} then {fate}"

@@ -25,7 +25,7 @@ PATIENCE_SECONDS = 180.0  # for all steps of a framework; compiling PTX for a ne
 MAX_TEXT = 300  # characters of a line of the log
 MIN_BYTES_PER_SECOND = 1e9  # of a copy: PCIe 1.0 with eight lanes moves 2 GB/s
 PROGRAM = Path(__file__).parent / "smoke_program.py"
-# Next to a training, and at the same time as the other framework: take no more memory than needed.
+# Next to a training, and at the same time as the other framework: take only the memory that is needed.
 VARIABLES = {"TF_FORCE_GPU_ALLOW_GROWTH": "true", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 STEPS = {

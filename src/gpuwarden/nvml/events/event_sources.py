@@ -173,7 +173,7 @@ class SystemSource(EventSource):
             self._nvml.nvmlSystemEventSetFree(self._events)
 
     def wait(self, seconds: float) -> Sequence[DriverEvent]:
-        """Return the next events; if the wait fails for good, log that and become inactive."""
+        """Return the next events; if the wait fails permanently, log that and become inactive."""
         self.active = False
         found: Sequence[DriverEvent] = ()
         with _tolerate("cannot wait for system events"):
