@@ -76,7 +76,7 @@ def test_missing_module_has_its_reason(machine: Machine, case: Case) -> None:
     machine.pci_gpu("0000:01:00.0", driver=case.bound)
     machine.write(f"lib/modules/{KERNEL}/modules.dep", case.dependencies)
     if case.installed:
-        machine.library("libnvidia-ml.so", "550.90.07")
+        machine.add_library("libnvidia-ml.so", "550.90.07")
         machine.driver_fails("driver_not_loaded")
     result = machine.check("driver.module")
     assert result.status == "fail"
@@ -128,8 +128,8 @@ def test_driver_updated_under_its_module(machine: Machine, refusal: tuple[str, .
     assert result.status == "fail"
     assert result.found == "The loaded kernel module is 580.95.05, but libnvidia-ml is 580.178.04."
     assert result.fix.startswith("sudo reboot")
-    machine.library("libnvidia-ml.so", "580.178.04")
-    machine.library("libcuda.so", "580.178.04")
+    machine.add_library("libnvidia-ml.so", "580.178.04")
+    machine.add_library("libcuda.so", "580.178.04")
     assert machine.check("driver.versions").found == result.found
     assert [each.name for each in failures(machine)] == ["driver.versions"]
 
@@ -139,7 +139,7 @@ def test_page_shows_this_report(machine: Machine) -> None:
     machine.pci_gpu("0000:01:00.0")
     machine.module("580.95.05")
     machine.nodes()
-    machine.library("libnvidia-ml.so", "580.178.04")
+    machine.add_library("libnvidia-ml.so", "580.178.04")
     machine.driver_fails("lib_rm_version_mismatch")
     results = [each for each in run_checks(machine.context) if each.name.startswith(("machine.", "driver."))]
     shown = "\n".join(line.plain for line in list(render_report(results, "", 80))[2:])
@@ -177,7 +177,7 @@ def test_libcuda_is_missing(machine: Machine) -> None:
 def test_libcuda_of_a_compat_package(machine: Machine) -> None:
     """LD_LIBRARY_PATH comes first, and its folder is cuda-compat's."""
     machine.healthy()
-    compat = machine.library("libcuda.so", "575.51.03", "usr/local/cuda-12.9/compat").parent
+    compat = machine.add_library("libcuda.so", "575.51.03", "usr/local/cuda-12.9/compat").parent
     machine.environ["LD_LIBRARY_PATH"] = f"/nowhere:{compat}"
     result = machine.check("driver.libcuda")
     assert result.status == "warn"
@@ -187,7 +187,7 @@ def test_libcuda_of_a_compat_package(machine: Machine) -> None:
 def test_libcuda_of_another_driver(machine: Machine) -> None:
     """CUDA fails with error 803, which no program explains."""
     machine.healthy()
-    folder = machine.library("libcuda.so", "535.54.03", "opt/image/lib").parent
+    folder = machine.add_library("libcuda.so", "535.54.03", "opt/image/lib").parent
     machine.environ["LD_LIBRARY_PATH"] = str(folder)
     result = machine.check("driver.libcuda")
     assert result.status == "fail"
@@ -211,13 +211,13 @@ def test_wsl2(machine: Machine) -> None:
     assert machine.check("machine.wsl").found == "This is WSL without a GPU: /dev/dxg is missing."
     assert [each.name for each in failures(machine)] == ["machine.wsl"]
     machine.write("dev/dxg")
-    machine.library("libcuda.so", "1.1", "usr/lib/wsl/lib")
+    machine.add_library("libcuda.so", "1.1", "usr/lib/wsl/lib")
     machine.driver_answers()
     assert machine.check("machine.wsl").status == "pass"
     skipped = ("driver.module", "device.nodes", "device.uvm")
     assert {machine.check(name).status for name in skipped} == {"skip"}
     assert failures(machine) == []
-    machine.library("libcuda.so", "550.90.07")
+    machine.add_library("libcuda.so", "550.90.07")
     result = machine.check("machine.wsl")
     assert result.status == "fail"
     assert "A Linux driver is installed in WSL2" in result.found

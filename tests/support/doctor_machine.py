@@ -57,7 +57,7 @@ class Machine:
         for name in ("nvidiactl", "nvidia-uvm", *(f"nvidia{number}" for number in range(gpus))):
             self.write(f"dev/{name}").chmod(0o666)
 
-    def library(self, name: str, version: str, folder: str = "usr/lib/x86_64-linux-gnu") -> Path:
+    def add_library(self, name: str, version: str, folder: str = "usr/lib/x86_64-linux-gnu") -> Path:
         """Install a library of the driver."""
         file = self.write(f"{folder}/{name}.{version}")
         link = file.with_name(f"{name}.1")
@@ -90,8 +90,8 @@ class Machine:
             self.pci_gpu(f"0000:0{number + 1}:00.0")
         self.module(version, gpus=gpus)
         self.nodes(gpus)
-        self.library("libnvidia-ml.so", version)
-        self.library("libcuda.so", version)
+        self.add_library("libnvidia-ml.so", version)
+        self.add_library("libcuda.so", version)
         self.log("usb 1-1: new device")
         self.driver_answers(*(gpu(number) for number in range(gpus)), version=version)
 

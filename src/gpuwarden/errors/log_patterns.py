@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gpuwarden.errors import compatibility_problems as compatibility
 from gpuwarden.errors import device_problems as device
-from gpuwarden.errors import library_problems as library
 from gpuwarden.errors import memory_problems as memory
 from gpuwarden.errors import run_problems as run
 from gpuwarden.errors.problems import list_patterns
@@ -45,12 +45,12 @@ LOG_PATTERNS = (
         r"RmInitAdapter failed|rm_init_adapter failed",
     ),
     *list_patterns(
-        library.DRIVER_LIBRARY_MISMATCH,
+        compatibility.DRIVER_LIBRARY_MISMATCH,
         r"NVRM: API mismatch",  # Linux
         r"nvml error: driver/library version mismatch",  # a container
     ),
     *list_patterns(
-        library.DRIVER_TOO_OLD,
+        compatibility.DRIVER_TOO_OLD,
         r"unsatisfied condition: (cuda|driver)",  # a container
         r"possibly insufficient driver version",  # TensorFlow
     ),

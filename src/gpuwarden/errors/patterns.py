@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
+from gpuwarden.errors import compatibility_problems as compatibility
 from gpuwarden.errors import device_problems as device
-from gpuwarden.errors import library_problems as library
 from gpuwarden.errors import memory_problems as memory
 from gpuwarden.errors.problems import Pattern, list_patterns
 from gpuwarden.errors.program_patterns import PROGRAM_PATTERNS
@@ -27,7 +27,7 @@ def find_pattern(text: str) -> tuple[Pattern, re.Match[str]] | None:
 PATTERNS = (
     # The loader's room for thread-local variables of libraries that are loaded late is fixed; its error mentions memory.
     *list_patterns(
-        library.PACKAGE_MISMATCH,
+        compatibility.PACKAGE_MISMATCH,
         r"in static TLS block",  # glibc's loader, above all on ARM
     ),
     # The host's memory. An input pipeline computes on the host, whatever its text says of devices.
@@ -109,25 +109,25 @@ PATTERNS = (
     ),
     # Versions that do not match: driver, CUDA and its libraries, GPU, framework.
     *list_patterns(
-        library.DRIVER_LIBRARY_MISMATCH,
+        compatibility.DRIVER_LIBRARY_MISMATCH,
         r"driver/library version mismatch|LIB_?RM_?VERSION_?MISMATCH|NVML/RM version mismatch",
         r"kernel version .{1,40} does not match DSO",
         r"SYSTEM_DRIVER_MISMATCH|unsupported display driver",
     ),
     *list_patterns(
-        library.DRIVER_TOO_OLD,
+        compatibility.DRIVER_TOO_OLD,
         r"driver version is insufficient|driver .{1,40}too old|INSUFFICIENT_DRIVER",
         r"forward compatibility was attempted|COMPAT_NOT_SUPPORTED",
         r"unsupported toolchain|UNSUPPORTED_PTX",  # a library's code is newer than the driver
     ),
     *list_patterns(
-        library.XLA_COMPILE,
+        compatibility.XLA_COMPILE,
         r"ptxas|libdevice",
         r"PTX (compilation provider|codegen)|XLA compilation|triton\.compiler|InductorError|BackendCompilerFailed|nvcc fatal",
         r"Error (building|compiling) (extension|objects for extension)|CUDA_HOME environment variable is not set",
     ),
     *list_patterns(
-        library.UNSUPPORTED_COMPUTE_CAPABILITY,
+        compatibility.UNSUPPORTED_COMPUTE_CAPABILITY,
         # GPU newer or older than the build
         r"INVALID_PTX|NO_BINARY_FOR_GPU|no kernel image",
         r"INVALID_KERNEL_IMAGE|CUDA_ERROR_INVALID_HANDLE",
@@ -139,7 +139,7 @@ PATTERNS = (
         r"only supports? (Ampere|Hopper|GPUs|devices of CUDA)|only supported on GPUs with|Unsupported gpu architecture",
     ),
     *list_patterns(
-        library.LIBRARY_INIT_FAILED,
+        compatibility.LIBRARY_INIT_FAILED,
         # libraries that failed to initialize, often because memory was short
         r"CUDNN_STATUS_NOT_INITIALIZED|cuDNN failed to initialize|DNN library initialization failed",
         r"could not create cudnn handle",
@@ -149,7 +149,7 @@ PATTERNS = (
         r"(no|without) BLAS support",
     ),
     *list_patterns(
-        library.CUDNN_MISMATCH,
+        compatibility.CUDNN_MISMATCH,
         r"Loaded runtime CuDNN|Found cuDNN version|CuDNN .{0,40}incompatib|DNN library|DnnSupport",
         r"cuDNN version mismatch|CUDNN\w*VERSION_MISMATCH|SUBLIBRARY_\w+|Outdated cuDNN",
         r"No algorithm worked",
@@ -157,7 +157,7 @@ PATTERNS = (
         r"Could not load (dynamic )?library .?libcudnn|libcudnn\S*: cannot open|Unable to load cuDNN",
     ),
     *list_patterns(
-        library.PACKAGE_MISMATCH,
+        compatibility.PACKAGE_MISMATCH,
         r"undefined symbol: _Z|module 'numpy' has no attribute|numpy.dtype size changed",  # builds for another version
         r"Descriptors cannot (not )?be created|VersionConflict|DistributionNotFound|operator torchvision::",
         r"installed version of Keras is Keras 3|compiled with an? (older|different) version",
@@ -167,7 +167,7 @@ PATTERNS = (
         r"version `\w+[^']*' not found",
     ),
     *list_patterns(
-        library.LIBRARY_NOT_FOUND,
+        compatibility.LIBRARY_NOT_FOUND,
         r"cannot open shared object file",
         r"Could not load (dynamic )?library",
         r"Cannot dlopen",
@@ -175,7 +175,7 @@ PATTERNS = (
         r"\.dll.{0,4} not found|DLL load failed|Failed to load .{1,60}\.(so|dll)",
     ),
     *list_patterns(
-        library.CUDA_MISMATCH,
+        compatibility.CUDA_MISMATCH,
         r"version mismatch|VERSION_MISMATCH|Outdated \w+ installation found",
         r"Unable to load any of",
         r"undefined symbol",

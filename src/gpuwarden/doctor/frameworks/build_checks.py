@@ -17,7 +17,7 @@ from gpuwarden.doctor.frameworks.cuda_versions import (
 )
 from gpuwarden.doctor.frameworks.environment import InterpreterError, read_environment
 from gpuwarden.doctor.frameworks.installation_checks import check_installation
-from gpuwarden.doctor.frameworks.library_checks import check_libraries
+from gpuwarden.doctor.frameworks.loading_checks import check_libraries
 from gpuwarden.doctor.frameworks.requirements import Unmet, find_unmet
 from gpuwarden.doctor.model import CheckResult, CheckRow, Context
 from gpuwarden.gpu.snapshot import Gpu

@@ -114,7 +114,7 @@ XLA_COMPILE = Problem(
     "Install the CUDA toolkit of the framework's version, and set XLA_FLAGS=--xla_gpu_cuda_data_dir to its folder.",
 )
 
-LIBRARY_PROBLEMS = (
+COMPATIBILITY_PROBLEMS = (
     DRIVER_TOO_OLD,
     DRIVER_LIBRARY_MISMATCH,
     CUDNN_MISMATCH,
