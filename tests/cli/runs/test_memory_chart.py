@@ -49,7 +49,12 @@ def make_record(devices: int = 1, marks: int = 0, **changes: object) -> RunRecor
         RecordedEvent(float(each), "phase" if each else "out_of_memory", f"mark {each}") for each in range(marks)
     )
     bare = replace(
-        example_record(), devices=shares, marks=made, errors_told=(), host_memory_growth_bytes_per_second=None
+        example_record(),
+        devices=shares,
+        marks=made,
+        errors_told=(),
+        census=None,
+        host_memory_growth_bytes_per_second=None,
     )
     return replace(bare, **changes)  # type: ignore[arg-type] # its fields
 
@@ -130,7 +135,7 @@ def test_course_in_a_sentence(lows: list[int], sentence: str) -> None:
 
 def test_record_without_a_timeline() -> None:
     """A record of an earlier version has no report on memory."""
-    bare = replace(example_record(), devices=(), errors_told=(), batch_size_advice=None)
+    bare = replace(example_record(), devices=(), errors_told=(), census=None, batch_size_advice=None)
     assert lines(replace(bare, host_memory_growth_bytes_per_second=None)) == []
 
 
