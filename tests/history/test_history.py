@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import tracemalloc
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from gpuwarden.analysis.oom.diagnosis import Diagnosis
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import EventCount, Gpu, GpuProcess
 from gpuwarden.history.event_log import MAX_EVENTS, MAX_TEXT, EventLog
-from gpuwarden.history.series import INTERVAL_SECONDS, MAX_SUBJECTS, POINTS, WINDOW_SECONDS, HistorySeries, read_columns
+from gpuwarden.history.series import (
+    COARSE_SECONDS,
+    HOUR_SECONDS,
+    INTERVAL_SECONDS,
+    MAX_SUBJECTS,
+    WINDOW_SECONDS,
+    HistorySeries,
+    read_columns,
+)
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.pressure.levels import Pressure
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Error, Hello, Report
@@ -56,17 +65,23 @@ def times_of(series: HistorySeries, now: float) -> list[float]:
     return [frame.time for frame in series.chart(now)]
 
 
-def test_points_cover_ten_minutes() -> None:
-    """Polls every second give a point every 5 s; after ten minutes each new point replaces the oldest."""
+def test_points_cover_an_hour() -> None:
+    """Polls every second give a point every 5 s of the last ten minutes, and every 30 s of the hour before."""
     series = HistorySeries()
-    for second in range(700):
+    for second in range(4000):
         series.update(poll(gpu_using(0, float(second)), at=1000.0 + second), float(second))
-    assert series.points == 140
-    times = times_of(series, 1699.0)
-    assert (len(times), times[-1] - times[0]) == (POINTS, (POINTS - 1) * INTERVAL_SECONDS)
-    used = read(series, "gpus", 1699.0)["GPU-0",]["memory_used_bytes"]
+    assert series.points == 800
+    times = times_of(series, 4999.0)
+    steps = [later - before for before, later in pairwise(times)]
+    seam = next(place for place, step in enumerate(steps) if step != COARSE_SECONDS)
+    assert INTERVAL_SECONDS <= steps[seam] < COARSE_SECONDS
+    assert set(steps[seam + 1 :]) == {INTERVAL_SECONDS}
+    fine = seam + 1
+    assert WINDOW_SECONDS - INTERVAL_SECONDS <= times[-1] - times[fine] < WINDOW_SECONDS + COARSE_SECONDS
+    assert HOUR_SECONDS - COARSE_SECONDS <= times[-1] - times[0] <= HOUR_SECONDS
+    used = read(series, "gpus", 4999.0)["GPU-0",]["memory_used_bytes"]
     assert used == [at - 1000.0 for at in times]
-    assert times_of(series, 1695.0 + WINDOW_SECONDS) == [1695.0]  # polls failed since then
+    assert times_of(series, 4995.0 + HOUR_SECONDS) == [4995.0]  # polls failed since then
 
 
 def test_clock_set_back_keeps_times_in_order() -> None:
@@ -111,14 +126,14 @@ def test_step_rate_covers_the_last_minute() -> None:
 
 
 def test_ended_runs_are_dropped_with_their_points() -> None:
-    """The series of an ended run stop, and are dropped ten minutes later."""
+    """The series of an ended run stop, and are dropped an hour later."""
     series = HistorySeries()
     series.update(poll(at=0.0, runs=(a_run(),)), 0.0)
-    for point in range(1, POINTS):
-        series.update(poll(at=5.0 * point, runs=(a_run(up=False),)), 5.0 * point)
-    assert read(series, "runs", 5.0 * POINTS)
-    series.update(poll(at=5.0 * POINTS), 5.0 * POINTS)
-    assert not read(series, "runs", 5.0 * POINTS)
+    for at in range(5, int(HOUR_SECONDS) + 1, 5):
+        series.update(poll(at=at, runs=(a_run(up=False),)), at)
+    assert read(series, "runs", HOUR_SECONDS)
+    series.update(poll(at=HOUR_SECONDS + 5), HOUR_SECONDS + 5)
+    assert not read(series, "runs", HOUR_SECONDS + 5)
 
 
 def sampled(index: int, at: float) -> Gpu:
@@ -128,11 +143,13 @@ def sampled(index: int, at: float) -> Gpu:
     return replace(gpu_using(index, at), memory_samples=samples, processes=processes)
 
 
-def test_ring_has_ten_minutes_in_8_mib() -> None:
+def test_hour_takes_8_mib() -> None:
     """8 GPUs and 64 runs fit, polled each second with early polls between; subjects over the limit are counted."""
     runs = tuple(a_run(pid) for pid in range(1, 65))
     tracemalloc.start()
     series = HistorySeries()
+    for at in range(-3000, 0, 5):
+        series.update(poll(*(gpu_using(index, 0.0) for index in range(8)), at=at, runs=runs), at)
     for second in range(700):
         series.update(poll(*(sampled(index, float(second)) for index in range(8)), at=float(second), runs=runs), second)
         series.update(poll(*(gpu_using(index, 0.0) for index in range(8)), at=second + 0.3, runs=runs), second + 0.3)

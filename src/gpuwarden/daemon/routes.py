@@ -164,7 +164,7 @@ class Routes:
         return _json(self._state_json)
 
     def serve_history(self, _request: HttpRequest) -> HttpResponse:
-        """Return the last ten minutes, for charts."""
+        """Return the last hour, for charts."""
         if self.state is None:
             return HttpResponse(503, _NO_PAGE)
         series = self._flight.series

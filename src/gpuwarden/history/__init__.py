@@ -1,1 +1,1 @@
-"""The last ten minutes, for the status page and the API."""
+"""Recent history: series of the last ten minutes and the hour before, and events."""

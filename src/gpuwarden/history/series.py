@@ -1,7 +1,7 @@
 """Ring of the last ten minutes of GPUs, runs and host: a frame a second, and each poll of the last 30 s.
 
-The charts of the status page read a point every five seconds from it, and incidents all of it. A frame is one array of
-numbers: 3 MiB for 8 GPUs and 64 runs, with memory samples.
+The charts of the status page read a point every five seconds from it, and one every 30 s of the hour before; incidents
+read all of the ring. A frame is one array of numbers: 3 MiB for 8 GPUs and 64 runs, with memory samples.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ WINDOW_SECONDS = 600.0
 FRAME_SECONDS = 1.0  # between two frames
 FAST_SECONDS = 30.0  # in which each poll has a frame
 INTERVAL_SECONDS = 5.0  # minimum between two points of a chart
-POINTS = int(WINDOW_SECONDS / INTERVAL_SECONDS)
+HOUR_SECONDS = 3600.0  # of charts
+COARSE_SECONDS = 30.0  # between two points that are older than the window
+COARSE_POINTS = int((HOUR_SECONDS - WINDOW_SECONDS) / COARSE_SECONDS)
 MAX_SUBJECTS = 256  # of a frame: GPUs, MIG instances, runs, and pairs of run and device; 6 MiB in all
 MAX_FAST_FRAMES = 330  # with the shortest poll interval, and early polls
 PACE_POINTS = 12  # over which steps per second are averaged: a minute
@@ -82,6 +84,7 @@ class HistorySeries:
     def __init__(self) -> None:
         self.dropped = 0  # subjects, of the last frame
         self.points = 0  # of charts, recorded in total
+        self._coarse: deque[HistoryFrame] = deque(maxlen=COARSE_POINTS)  # older than the window
         self._frames: deque[HistoryFrame] = deque()  # older than FAST_SECONDS
         self._fast: deque[HistoryFrame] = deque(maxlen=MAX_FAST_FRAMES)
         self._steps: dict[str, deque[tuple[float, float]]] = {}  # of runs at the last points: time and steps
@@ -100,7 +103,11 @@ class HistorySeries:
         while self._fast and self._fast[0].taken < now - FAST_SECONDS:
             self._keep(self._fast.popleft())
         while self._frames and self._frames[0].taken < now - WINDOW_SECONDS:
-            self._frames.popleft()
+            frame = self._frames.popleft()
+            if frame.charted and (not self._coarse or frame.taken - self._coarse[-1].taken >= COARSE_SECONDS * 0.9):
+                self._coarse.append(frame)
+        while self._coarse and self._coarse[0].taken < now - HOUR_SECONDS:
+            self._coarse.popleft()
 
     def _frame(self, state: State, now: float, *, charted: bool) -> HistoryFrame:
         subjects, values = _poll_values(state)
@@ -138,22 +145,22 @@ class HistorySeries:
         self._steps = present
 
     def frames(self) -> list[HistoryFrame]:
-        """Return all frames, the oldest first."""
+        """Return all frames of the ring, the oldest first."""
         return [*self._frames, *self._fast]
 
     def chart(self, now: float) -> list[HistoryFrame]:
-        """Return the frames of the points of charts within the window, the oldest first; `now` is Unix time.
+        """Return the frames of the points of charts within the last hour, the oldest first; `now` is Unix time.
 
         After the clock was set back, only the newer of points with the same time count.
         """
         points: list[HistoryFrame] = []
         later = float("inf")
-        for frame in chain(reversed(self._fast), reversed(self._frames)):
-            if frame.charted and now - WINDOW_SECONDS <= frame.time <= now and frame.time < later:
+        for frame in chain(reversed(self._fast), reversed(self._frames), reversed(self._coarse)):
+            if frame.charted and now - HOUR_SECONDS <= frame.time <= now and frame.time < later:
                 later = frame.time
                 points.append(frame)
         points.reverse()
-        return points[-POINTS:]
+        return points
 
     def pace(self, run_id: str) -> float | None:
         """Return a run's steps per second over the last minute, or since its first point; None with only one point."""

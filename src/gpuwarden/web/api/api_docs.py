@@ -24,7 +24,7 @@ For programs that show GPUs and training runs. The daemon answers at `web.listen
 | path | answer |
 | --- | --- |
 | `/api/v1/state` | [state](#state) of the host at the last poll: GPUs, runs, processes, events |
-| `/api/v1/history` | [history](#history) of the last ten minutes, for charts |
+| `/api/v1/history` | [history](#history) of the last hour, for charts |
 | `/api/v1/runs` | [run records](#run-records) of running and ended runs |
 | `/api/v1/runs/ID` | one run record, with its memory over time; status 404 if the id is unknown |
 | `/api/v1/incidents` | [incidents](#incidents), without their details |
@@ -63,8 +63,8 @@ GPUs and their runs, 4 KB compressed. For the past and for alerts use Prometheus
         "History",
         """
 `/api/v1/history` has a list for each series, with an entry for each of `timestamp_seconds`; null if the value is
-unknown. There is a new point every five seconds, or every poll if polls are rarer. It has 50 KB for 8 GPUs and 5 runs,
-10 KB compressed.
+unknown. There is a new point every five seconds, or every poll if polls are rarer. A full hour has 90 KB for 8 GPUs
+and 5 runs, 30 KB compressed.
 """,
     ),
     RunRecord: (
