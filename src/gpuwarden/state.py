@@ -14,6 +14,7 @@ from gpuwarden.owners.resolver import Owners
 from gpuwarden.pressure.levels import Pressure
 from gpuwarden.protocol.messages import AdviceKind
 from gpuwarden.runs.run_snapshot import RunSnapshot
+from gpuwarden.usage.daily_energy import Energy
 from gpuwarden.usage.run_usage import RunUsage
 
 
@@ -71,6 +72,7 @@ class State:
     processes: tuple[tuple[Gpu, GpuProcess], ...] = ()
     owners: Owners = field(default_factory=Owners)
     host: Host = field(default_factory=Host)
+    energy: Energy | None = None
     pressure: Pressure = field(default_factory=Pressure)
     access: Mapping[str, bool] = field(default_factory=dict)
     counts: Counts = Counts()

@@ -39,6 +39,7 @@ from gpuwarden.runs.run_snapshot import JoinedPoll
 from gpuwarden.runs.stall import Patience
 from gpuwarden.state import Counts, State
 from gpuwarden.usage.accountant import UsageAccountant
+from gpuwarden.usage.daily_energy import DailyEnergy
 from gpuwarden.xid import kernel_messages
 from gpuwarden.xid.xid_collector import XidCollector
 
@@ -85,7 +86,9 @@ class Pipeline:
         self.registry = _registry(config, prior_runs, source, sees_host=self.sees_host)
         self.run_server = RunServer(self.registry, request_poll)
         self.recorder = _recorder(config, source, prior_runs, self.users)
-        self.accountant = UsageAccountant(max(config.poll.interval, config.poll.slow_interval))
+        longest_interval = max(config.poll.interval, config.poll.slow_interval)
+        self.accountant = UsageAccountant(longest_interval)
+        self.energy = DailyEnergy(longest_interval)
         self.pressure = PressureWatch(config.pressure)
         self.advisor = Advisor(config.pressure, alerting=config.alerting)
         self._gpu_limits: Mapping[str, float] = {}  # bytes by UUID, from the advice of the last poll
@@ -147,6 +150,7 @@ class Pipeline:
             processes=self._select_processes(snapshot) if self._config.processes.series else (),
             owners=owners,
             host=sample.host,
+            energy=self.energy.update(snapshot),
             pressure=pressure,
             access=self._access(),
             counts=self._add_counts(counts),

@@ -11,11 +11,10 @@ from typing import TypeAlias
 
 from gpuwarden.gpu.snapshot import Gpu, Snapshot
 from gpuwarden.runs.run_snapshot import JoinedPoll, RunSnapshot
-from gpuwarden.usage.gpu_meter import Meter
+from gpuwarden.usage.gpu_meter import MAX_GAP_INTERVALS, Meter
 from gpuwarden.usage.run_usage import RunUsage
 from gpuwarden.usage.tally import DeviceTally, RunTally
 
-MAX_GAP_INTERVALS = 3  # between two readings; a longer gap is not counted
 XID_SECONDS = 2.0  # after a run's end in which an XID still counts: the driver reports it during its cleanup
 
 NOTHING: Mapping[str, RunUsage] = MappingProxyType({})

@@ -9,6 +9,8 @@ from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.metrics.model import Labels
 
+MAX_GAP_INTERVALS = 3  # between two readings; a longer gap is not counted
+
 # Clock event reasons that slow a run down; the others are settings, or an idle GPU.
 SLOWDOWNS = ("sw_power_cap", "hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
 

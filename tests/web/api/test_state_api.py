@@ -36,6 +36,7 @@ from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.runs.stall import Stall
 from gpuwarden.state import State
+from gpuwarden.usage.daily_energy import Energy
 from gpuwarden.web.api.api_docs import render_reference
 from gpuwarden.web.api.document import plain_number
 from gpuwarden.web.api.history_document import render_history
@@ -108,7 +109,16 @@ def full_state() -> State:
     )
     owners = Owners({("GPU-0", "user", "ada"): 50 * GIB, ("GPU-1", "user", "bob"): 1}, by_pid={7: {"user": "ada"}})
     host = Host(memory_size=64 * GIB, swap=HostSpace(1, 0), cpu_seconds={("busy",): 1.234}, oom_kills=0)
-    return poll_state(whole, mig, gpu(2), runs=(dead, run), pressure=pressure, owners=owners, host=host)
+    return poll_state(
+        whole,
+        mig,
+        gpu(2),
+        runs=(dead, run),
+        pressure=pressure,
+        owners=owners,
+        host=host,
+        energy=Energy(3.6e6, 0.5),
+    )
 
 
 def test_reference_names_every_key() -> None:

@@ -75,6 +75,14 @@ class HostDocument:
     oom_kills: Annotated[int | None, "Processes killed by the kernel for memory since boot."] = None
 
 
+@dataclass(frozen=True, slots=True)
+class EnergyDocument:
+    """Energy of all GPUs since local midnight; what was used before the daemon started is not known."""
+
+    joules: Annotated[float, "Energy in that time."]
+    since_timestamp_seconds: Annotated[float, "First poll of the day."]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThresholdsDocument:
     """Thresholds of pressure and of the alerts, to color readings."""
@@ -124,6 +132,7 @@ class BoxDocument:
     troubles_dropped: Annotated[int | None, "Number of further problems."] = None
     daemon: Annotated[DaemonDocument, "The daemon."]
     host: Annotated[HostDocument, "The machine."]
+    energy: Annotated[EnergyDocument | None, "Energy of all GPUs today; absent while none is known."] = None
     thresholds: Annotated[ThresholdsDocument, "Thresholds of readings."]
     gpus: Annotated[Sequence[GpuDocument], "All known GPUs."]
     runs: Annotated[Sequence[RunDocument], f"Training runs: running ones first, then the worst, then the newest; {MAX_RUNS} at most."]
@@ -149,6 +158,7 @@ def render_state(seen: StateInputs) -> bytes:
         troubles_dropped=max(len(status.troubles) - MAX_TROUBLES, 0) or None,
         daemon=_daemon(seen),
         host=_host(state.host),
+        energy=EnergyDocument(round(state.energy.joules, 1), state.energy.since) if state.energy else None,
         thresholds=_thresholds(state),
         gpus=gpu_documents(status),
         runs=runs,
