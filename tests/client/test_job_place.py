@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuwarden.client.job_place import JobPlace, read_job_place
+from gpuwarden.client.distributed.job_place import JobPlace, read_job_place
 
 CLUSTER = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpuwarden.client.workers import find_reason_not_to_act
+from gpuwarden.client.distributed.workers import find_reason_not_to_act
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from gpuwarden.client.job_place import read_job_place
+from gpuwarden.client.distributed.job_place import read_job_place
 from gpuwarden.protocol.messages import MAX_DEVICE_LIST_CHARACTERS, Hello, NoGpuReason
 from gpuwarden.protocol.run_folder import NAME_VARIABLE
 from gpuwarden.protocol.validators import clip

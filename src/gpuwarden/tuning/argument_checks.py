@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from gpuwarden.client.job_place import read_job_place
+from gpuwarden.client.distributed.job_place import read_job_place
 
 
 def check_whole(value: Any, name: str, least: int = 1) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpuwarden.client.distributed.workers import is_in_one_process, read_strategy
 from gpuwarden.client.keras_import import keras
-from gpuwarden.client.workers import is_in_one_process, read_strategy
 from gpuwarden.tuning.argument_checks import count_workers
 
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from time import monotonic
 from typing import Any
 
+from gpuwarden.client.distributed.workers import has_workers, is_in_one_process
 from gpuwarden.client.errors.classifier import error_from_exception
 from gpuwarden.client.frameworks import make_adapter
 from gpuwarden.client.frameworks.allocator_memory import add_named_devices
@@ -34,7 +35,6 @@ from gpuwarden.client.keras.tf_data_wait import TfDataWait
 from gpuwarden.client.keras_import import keras
 from gpuwarden.client.reporter import REPORT_INTERVAL_SECONDS, Reporter, join_run
 from gpuwarden.client.settings import check_settings
-from gpuwarden.client.workers import has_workers, is_in_one_process
 from gpuwarden.protocol.messages import Advice, Phase
 
 METRICS_INTERVAL_SECONDS = 1.0  # between two reads of the loss metric and of the input wait: about 100 µs each

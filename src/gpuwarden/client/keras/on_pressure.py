@@ -11,9 +11,9 @@ from time import monotonic
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 from gpuwarden.client.advice_state import AdviceState
+from gpuwarden.client.distributed.workers import agree, find_reason_not_to_act, has_workers, is_first
 from gpuwarden.client.guard import log_safely
 from gpuwarden.client.keras.checkpoint import save
-from gpuwarden.client.workers import agree, find_reason_not_to_act, has_workers, is_first
 from gpuwarden.protocol.messages import Action, Advice, Level
 
 DEFAULT_CHECKPOINT = "gpuwarden-checkpoint.keras"  # in the working directory

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from gpuwarden.client.distributed.job_place import read_job_place
 from gpuwarden.client.frameworks import list_running_frameworks
-from gpuwarden.client.job_place import read_job_place
 
 # By name, since TensorFlow is not imported here.
 ONE_DEVICE = ("_DefaultDistributionStrategy", "OneDeviceStrategy")

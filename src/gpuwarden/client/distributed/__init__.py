@@ -1,0 +1,1 @@
+"""Jobs of several processes: this process's place, and decisions of all workers together."""
