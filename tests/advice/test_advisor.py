@@ -23,7 +23,7 @@ from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.host.process_tree import HostUsage, PresentProcesses
 from gpuwarden.owners.resolver import Owners
 from gpuwarden.pressure.levels import PressureWatch
-from gpuwarden.protocol.codec import decode_advice, encode
+from gpuwarden.protocol.codec import decode_reply, encode
 from gpuwarden.protocol.messages import Advice, DeviceMemory, Hello
 from gpuwarden.runs.run_events import RunEventKind
 from gpuwarden.runs.run_snapshot import JoinedPoll, RunSnapshot
@@ -60,7 +60,7 @@ class Host:
         poll = JoinedPoll(polled, runs, self.now, owners, co_tenants)
         self.advice = self.advisor.update(poll, self._watch.update(poll))
         for message in self.advice.messages:
-            assert decode_advice(encode(message.advice)) == message.advice  # can be encoded
+            assert decode_reply(encode(message.advice)) == message.advice  # can be encoded
         sent = self.advice.messages if self.queue_has_room else ()
         self.advisor.confirm(sent, self.now)
         self.sent += [(each.run.pid, each.advice) for each in sent]

@@ -15,7 +15,8 @@ from receiver import Receiver
 from gpuwarden.client.connection import DaemonConnection
 from gpuwarden.client.hello import find_default_name, make_hello
 from gpuwarden.client.reporter import MAX_SENT_ERRORS, Reporter, join_run
-from gpuwarden.protocol.messages import STEP_BUCKETS, End, Error, ErrorKind, Report
+from gpuwarden.client.settings import check_settings
+from gpuwarden.protocol.messages import STEP_BUCKETS, End, Error, ErrorKind, Report, Summary
 
 
 def test_report(daemon: Receiver, connection: DaemonConnection) -> None:
@@ -303,3 +304,53 @@ def test_mps_limit_counts_where_mps_runs(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert make_hello("a", "none", {}).mps_memory_limit is None
     (tmp_path / "mps").mkdir()
     assert make_hello("a", "none", {}).mps_memory_limit == "0=2G"
+
+
+def test_summary_is_printed(daemon: Receiver, connection: DaemonConnection, capsys: pytest.CaptureFixture[str]) -> None:
+    """The answer to this request is printed, and no earlier one."""
+    run = Reporter(connection)
+    run.shows_summary = True
+    run.report(0)
+    peer = daemon.accept()
+    peer.advise(Summary(7, ("of another request",)), Summary(1, ("first", "second")))
+    run.print_summary()
+    assert capsys.readouterr().err == "gpuwarden: first\ngpuwarden: second\n"
+    assert [each.summaries_wanted for each in peer.waiting() if isinstance(each, Report)] == [0, 1]
+
+
+def test_summary_without_an_answer(
+    daemon: Receiver, connection: DaemonConnection, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A daemon that is silent, or gone, costs the line only."""
+    run = Reporter(connection)
+    run.shows_summary = True
+    run.print_summary()
+    daemon.kill()
+    run.print_summary()
+    assert capsys.readouterr().err == ""
+    run.shows_summary = False
+    run.print_summary()
+
+
+@pytest.mark.parametrize(
+    ("environ", "is_terminal", "shown"),
+    [
+        ({}, True, True),
+        ({}, False, False),
+        ({"GPUWARDEN_SUMMARY": "1"}, False, True),
+        ({"GPUWARDEN_SUMMARY": "0"}, True, False),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, True, True),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, True, False),
+    ],
+)
+def test_summary_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], *, is_terminal: bool, shown: bool
+) -> None:
+    """A terminal has a summary by default, from the first process of a job."""
+    for name in ("GPUWARDEN_SUMMARY", "RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    settings = check_settings(name=None, devices=None, socket=None, interval=1, disabled=None)
+    assert settings.summary == shown

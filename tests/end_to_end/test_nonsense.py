@@ -23,19 +23,19 @@ from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.metrics.exposition import Exposition
 from gpuwarden.owners.resolver import Owners
 from gpuwarden.pressure.levels import PressureWatch
-from gpuwarden.protocol.codec import ProtocolError, decode, decode_advice, encode
+from gpuwarden.protocol.codec import ProtocolError, decode, decode_reply, encode
 from gpuwarden.protocol.messages import (
     ERROR_KINDS,
     PHASES,
     STAGES,
     STEP_BUCKETS,
-    Advice,
     Allocation,
     DeviceMemory,
     End,
     Error,
     Hello,
     Message,
+    Reply,
     Report,
 )
 from gpuwarden.protocol.validators import MAX_COUNT
@@ -144,7 +144,7 @@ class Liar:
 @pytest.mark.parametrize("seed", range(8))
 def test_nonsense_costs_nobody_else(seed: int) -> None:
     """Every poll gives a page, records that their readers accept, and charts that a terminal shows."""
-    liar, config, sent = Liar(Random(seed)), Config(), list[Advice]()  # noqa: S311 - no secret
+    liar, config, sent = Liar(Random(seed)), Config(), list[Reply]()  # noqa: S311 - no secret
 
     registry, accounts = RunRegistry(limit=10, expiry=60.0, overhead=GIB), UsageAccountant(10.0)
     receipts = Recorder(None, 10, most_runs=9)
@@ -165,7 +165,7 @@ def test_nonsense_costs_nobody_else(seed: int) -> None:
         found = pressure.update(joined)
         advice = advisor.update(joined, found)
         advisor.confirm(advice.messages, now)
-        sent += [decode_advice(encode(each.advice)) for each in advice.messages]
+        sent += [decode_reply(encode(each.advice)) for each in advice.messages]
         receipts.update(joined, usage, advice.events_with(advice.messages))
         assert exposition.render(read_tables(State("nvml", 1.0, box, runs, usage, pressure=found))).text
         _read(receipts, peers)

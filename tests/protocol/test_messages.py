@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from services import ROOT
 
-from gpuwarden.protocol.codec import MAX_MESSAGE_BYTES, ProtocolError, decode, decode_advice, encode
+from gpuwarden.protocol.codec import MAX_MESSAGE_BYTES, ProtocolError, decode, decode_reply, encode
 from gpuwarden.protocol.messages import (
     STEP_BUCKETS,
     Advice,
@@ -80,7 +80,7 @@ field_names = sorted({each.name for cls in (Hello, Report, Error, End) for each 
 
 def decode_any(data: bytes) -> Any:
     """Decode a message with the function for its type."""
-    return decode_advice(data) if b'"type":"advice"' in data[:30] else decode(data)
+    return decode_reply(data) if b'"type":"advice"' in data[:30] else decode(data)
 
 
 def rejection(data: bytes) -> str:

@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Any
 
-from gpuwarden.protocol.codec import MAX_MESSAGE_BYTES, decode_advice, encode
+from gpuwarden.protocol.codec import MAX_MESSAGE_BYTES, decode_reply, encode
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Hello, Message, Report
 
 
@@ -48,7 +48,7 @@ class Run:
         data = self.connection.recv(MAX_MESSAGE_BYTES + 1)
         if not data:
             sys.exit("the daemon has hung up")
-        advice = decode_advice(data)
+        advice = decode_reply(data)
         fields = {name: getattr(advice, name) for name in advice.__slots__}
         sys.stdout.write(json.dumps({**fields, "at": time.monotonic()}) + "\n")
         sys.stdout.flush()

@@ -8,7 +8,7 @@ import struct
 from pathlib import Path
 
 from gpuwarden.protocol.codec import MAX_MESSAGE_BYTES, decode, encode
-from gpuwarden.protocol.messages import Advice, Message
+from gpuwarden.protocol.messages import Message, Reply
 
 PATIENCE = 30  # seconds until a test that waits for a message fails
 
@@ -78,9 +78,9 @@ class Peer:
             self.socket.settimeout(PATIENCE)
         return messages
 
-    def advise(self, *advice: Advice) -> None:
-        """Send advice to the run."""
-        for each in advice:
+    def advise(self, *replies: Reply) -> None:
+        """Send advice or summaries to the run."""
+        for each in replies:
             self.socket.send(encode(each))
 
     def pid(self) -> int:

@@ -43,7 +43,7 @@ from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.host.process_tree import HostUsage, PresentProcesses
 from gpuwarden.owners.cgroup_path import CgroupOwner
 from gpuwarden.owners.processes import ProcessIdentity
-from gpuwarden.protocol.messages import Advice, Message
+from gpuwarden.protocol.messages import Advice, Message, Reply
 from gpuwarden.simulation.answers import SimulatedGpu
 from gpuwarden.simulation.board import OperatingPoint
 from gpuwarden.simulation.simulated_nvml import Simulation
@@ -566,11 +566,12 @@ class Box:
         """Add a line to those of the current poll."""
         self._now.append(line)
 
-    def _take_advice(self, peer: ProcessKey, advice: Advice) -> bool:
-        resource = f" {advice.resource}" if advice.resource else ""
-        self.record(f"advice to {peer.run_id} #{advice.serial} {advice.kind}{resource} {advice.level}: {advice.text}")
-        if advice.headroom is not None:
-            self.record(f"advice   headroom={advice.headroom} seconds_to_oom={advice.seconds_to_oom}")
+    def _take_advice(self, peer: ProcessKey, reply: Reply) -> bool:
+        assert isinstance(reply, Advice)  # no run of a scenario asks for a summary
+        resource = f" {reply.resource}" if reply.resource else ""
+        self.record(f"advice to {peer.run_id} #{reply.serial} {reply.kind}{resource} {reply.level}: {reply.text}")
+        if reply.headroom is not None:
+            self.record(f"advice   headroom={reply.headroom} seconds_to_oom={reply.seconds_to_oom}")
         return True
 
     async def _note_events(self) -> None:

@@ -11,7 +11,7 @@ from services import ROOT, Daemon, Process
 
 MIB = 2**20
 LIMIT_MIB = 256
-_ENV = {
+BFC_ENVIRONMENT = {
     "TF_CPU_ALLOCATOR_USE_BFC": "1",
     "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(LIMIT_MIB),
     "TF_ENABLE_ONEDNN_OPTS": "0",  # with oneDNN an out-of-memory in graph mode ends the process by SIGSEGV
@@ -25,7 +25,7 @@ class Trainer(Process):
 
     def __init__(self, folder: Path, daemon: Daemon, uuid: str) -> None:
         command = [sys.executable, str(ROOT / "tests/support/trainer.py"), uuid]
-        super().__init__(command, folder / "trainer.log", {**_ENV, "GPUWARDEN_SOCKET": str(daemon.socket)})
+        super().__init__(command, folder / "trainer.log", {**BFC_ENVIRONMENT, "GPUWARDEN_SOCKET": str(daemon.socket)})
 
     def epochs(self) -> list[dict[str, Any]]:
         """Return TensorFlow's figures in the training process, epoch by epoch."""

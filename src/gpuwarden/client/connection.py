@@ -18,8 +18,8 @@ from collections.abc import Callable
 from typing import Any
 
 from gpuwarden.client.guard import log_safely
-from gpuwarden.protocol.codec import MAX_MESSAGE_BYTES, ProtocolError, decode_advice, encode
-from gpuwarden.protocol.messages import Advice, Hello, Message
+from gpuwarden.protocol.codec import MAX_MESSAGE_BYTES, ProtocolError, decode_reply, encode
+from gpuwarden.protocol.messages import Hello, Message, Reply
 from gpuwarden.protocol.socket_trust import find_distrust, read_credentials
 
 MIN_RETRY_SECONDS = 1.0  # first delay between attempts to connect; doubles up to MAX_RETRY_SECONDS
@@ -73,12 +73,12 @@ class DaemonConnection:
         """Return whether there is a connection, as of the last message sent or received."""
         return self._socket is not None
 
-    def receive(self) -> list[Advice]:
-        """Return the advice in up to MAX_RECEIVED waiting messages. Never waits.
+    def receive(self) -> list[Reply]:
+        """Return up to MAX_RECEIVED waiting messages of the daemon. Never waits.
 
-        A message that is not advice is dropped: a newer daemon may send others.
+        An unknown message is dropped: a newer daemon may send others.
         """
-        advice: list[Advice] = []
+        replies: list[Reply] = []
         for _ in range(MAX_RECEIVED):
             if self._socket is None or self._pid != os.getpid():
                 break
@@ -92,8 +92,8 @@ class DaemonConnection:
                 self._lose()
                 break
             with contextlib.suppress(ProtocolError):
-                advice.append(decode_advice(data))
-        return advice
+                replies.append(decode_reply(data))
+        return replies
 
     def wait_for_room(self, seconds: float) -> None:
         """Wait until a full queue has room, at most `seconds`; return at once without a daemon."""
@@ -101,6 +101,14 @@ class DaemonConnection:
             room = select.poll()
             room.register(self._socket, select.POLLOUT)
             room.poll(seconds * 1000)
+
+    def wait_for_message(self, seconds: float) -> bool:
+        """Wait for a message of the daemon, at most `seconds`; return whether there is one, or the daemon is gone."""
+        if self._socket is None or self._pid != os.getpid():
+            return False
+        arrived = select.poll()
+        arrived.register(self._socket, select.POLLIN)
+        return bool(arrived.poll(seconds * 1000))
 
     def close(self) -> None:
         """Close the connection permanently."""

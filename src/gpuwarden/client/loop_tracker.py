@@ -69,7 +69,9 @@ class LoopTracker:
 
     @guarded
     def _begin(self) -> None:
-        self.run = run = join_run(self._settings.socket, self._make_hello(), census=self._settings.census)
+        self.run = run = join_run(
+            self._settings.socket, self._make_hello(), census=self._settings.census, summary=self._settings.summary
+        )
         run.interval = self._settings.interval
         self._failure = run.failure
         _open.add(self)
@@ -195,11 +197,14 @@ class LoopTracker:
 
     @guarded
     def _close(self) -> None:
-        if sys.exc_info()[1] is not None:  # closed in a `finally`: the error is reported when it ends the process
+        failed = sys.exc_info()[1] is not None
+        if failed:  # closed in a `finally`: the error is reported when it ends the process
             self.run.interrupted_in = self._failed_in or self.phase
         self.stepping, self.phase, self.closed = False, "idle", True
         others = [each for each in tuple(_open) if each.run is self.run and not each.closed]
         (others or [self])[0].report_end()
+        if not (failed or others):
+            self._run_exclusively(self.run.print_summary, MAX_CLOSE_WAIT_SECONDS)
 
     @guarded
     def report_end(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,7 +19,17 @@ from gpuwarden.client.errors.nonfinite_loss import NonFiniteLossCounter
 from gpuwarden.client.errors.uncaught import error_from_uncaught, find_uncaught_type
 from gpuwarden.client.frameworks.allocator_memory import AllocatorMemory
 from gpuwarden.client.input_wait import InputWait
-from gpuwarden.protocol.messages import OOM_KINDS, End, Error, Hello, Phase, Report, uncaught_reason
+from gpuwarden.protocol.messages import (
+    OOM_KINDS,
+    Advice,
+    End,
+    Error,
+    Hello,
+    Phase,
+    Report,
+    Summary,
+    uncaught_reason,
+)
 from gpuwarden.protocol.step_histogram import StepHistogram
 from gpuwarden.protocol.validators import MAX_COUNT
 
@@ -26,6 +37,7 @@ DEFAULT_SOCKET = "/run/gpuwarden/run.sock"
 MAX_ERROR_WAIT_SECONDS = 0.1  # wait for a full queue after an error, which has interrupted training anyway
 MAX_SENT_ERRORS = 20  # errors of a run that are sent one by one; a loop that catches errors must not wait for each
 MAX_END_WAIT_SECONDS = 0.1  # wait for a full queue at the interpreter's exit
+MAX_SUMMARY_WAIT_SECONDS = 0.3
 REPORT_INTERVAL_SECONDS = 0.25
 OBSERVE_INTERVAL_SECONDS = 0.25
 PERCENTILES_INTERVAL_SECONDS = 1.0
@@ -78,6 +90,9 @@ class Reporter:
         self.interrupted_in: Phase | None = None  # phase in which an exception left a loop
         self.census: CensusTaker | None = None  # None: switched off
         self.oom_retries = 0
+        self.shows_summary = False
+        self._summaries_wanted = 0
+        self._summary = Summary(0)  # the last one
         self._errors: Counter[str] = Counter()
         self._pid = os.getpid()
         self._connection = connection
@@ -125,10 +140,16 @@ class Reporter:
         if now < self.listen_due:
             return
         self.listen_due = now + LISTEN_INTERVAL_SECONDS
+        self._receive(now)
+
+    def _receive(self, now: float) -> None:
         for each in self._connection.receive():
-            self.advice.update(each, now)
-            if self.census is not None:
-                self.census.handle_advice(each)
+            if isinstance(each, Advice):
+                self.advice.update(each, now)
+                if self.census is not None:
+                    self.census.handle_advice(each)
+            else:
+                self._summary = each
         if not self._connection.is_connected():
             self.advice.disconnect(now)
 
@@ -207,10 +228,27 @@ class Reporter:
                 largest_batch_size=self.largest_batch_size,
                 oom_retries=self.oom_retries,
                 nonfinite_loss=self.nonfinite_losses.summarize(now),
+                summaries_wanted=self._summaries_wanted,
             )
         )
         if not self._connection.is_connected():
             self.advice.disconnect(now)  # at once: another daemon may be connected before the next read
+
+    def print_summary(self) -> None:
+        """Print the daemon's summary of the run to standard error, if switched on; waits for it, but not for long."""
+        if not self.shows_summary:
+            return
+        self._summaries_wanted += 1
+        began = now = time.monotonic()
+        self._send(now)
+        while self._connection.wait_for_message(began + MAX_SUMMARY_WAIT_SECONDS - now):
+            now = time.monotonic()
+            self._receive(now)
+            if self._summary.serial == self._summaries_wanted:
+                with contextlib.suppress(Exception):  # standard error may be closed
+                    sys.stderr.write("".join(f"gpuwarden: {line}\n" for line in self._summary.lines))
+                    sys.stderr.flush()
+                return
 
     def give_up(self) -> None:
         """Report that no step is in progress, since recording has stopped.
@@ -223,7 +261,8 @@ class Reporter:
     def end(self) -> None:
         """Send the exception that ends the process, if not sent yet, the last totals, and the end.
 
-        Waits at most MAX_END_WAIT_SECONDS for a slow daemon, and MAX_ERROR_WAIT_SECONDS more to send an error.
+        Waits at most MAX_END_WAIT_SECONDS for a slow daemon, MAX_ERROR_WAIT_SECONDS more to send an error, and
+        MAX_SUMMARY_WAIT_SECONDS more for the diagnosis of an out-of-memory.
         """
         self.count_loops(self)
         self._connection.wait_for_room(MAX_END_WAIT_SECONDS)
@@ -239,8 +278,10 @@ class Reporter:
                 error = replace(error, memory=self.memory.latest() if error.memory else {}, memory_age=age)
             if error is not None:
                 self.report_error(error)
-        self._send(time.monotonic())
         kind = find_uncaught_type()
+        if kind is not None and self.failure is not None and self.failure.kind in OOM_KINDS:
+            self.print_summary()  # below the traceback
+        self._send(time.monotonic())
         if kind is None:
             self._connection.send(End("exit"))
         else:
@@ -248,10 +289,10 @@ class Reporter:
         self._connection.close()
 
 
-def join_run(path: str | None, hello: Hello, *, census: bool = False) -> Reporter:
+def join_run(path: str | None, hello: Hello, *, census: bool = False, summary: bool = False) -> Reporter:
     """Return this process's run at the socket `path`, by default GPUWARDEN_SOCKET's, and send the daemon `hello`.
 
-    `census` switches that on for the whole run.
+    `census` and `summary` switch these on for the whole run.
     """
     path = path or os.environ.get("GPUWARDEN_SOCKET") or DEFAULT_SOCKET
     key = os.getpid(), path  # a forked child that trains is another run
@@ -261,6 +302,7 @@ def join_run(path: str | None, hello: Hello, *, census: bool = False) -> Reporte
         atexit.register(run.end)
     if census and run.census is None:
         run.census = CensusTaker()
+    run.shows_summary = run.shows_summary or summary
     run.set_hello(hello)
     return run
 

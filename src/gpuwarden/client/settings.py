@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from gpuwarden.client.distributed.job_place import read_job_place
 
 MAX_INTERVAL_SECONDS = 86400
 
@@ -22,6 +25,7 @@ class Settings:
     interval: float
     disabled: bool
     census: bool
+    summary: bool
 
 
 def check_settings(
@@ -32,6 +36,7 @@ def check_settings(
     interval: float,
     disabled: bool | None,
     census: bool | None = None,
+    summary: bool | None = None,
 ) -> Settings:
     """Check the settings. Raises ValueError or TypeError with a message that begins with the argument's name."""
     if not (name is None or isinstance(name, str)):
@@ -42,7 +47,7 @@ def check_settings(
         raise TypeError(f"interval: {interval!r} is not a number; pass seconds")
     if not 0 <= interval <= MAX_INTERVAL_SECONDS:  # a NaN is neither
         raise ValueError(f"interval: {interval!r} is out of range; pass 0 to {MAX_INTERVAL_SECONDS} seconds")
-    for name_of, switch in (("disabled", disabled), ("census", census)):
+    for name_of, switch in (("disabled", disabled), ("census", census), ("summary", summary)):
         if switch not in (None, True, False):  # any text would be true, "false" and "0" included
             raise TypeError(f"{name_of}: {switch!r} is not a bool; pass True or False")
     return Settings(
@@ -52,7 +57,18 @@ def check_settings(
         interval=interval,
         disabled=os.environ.get("GPUWARDEN_DISABLED") == "1" if disabled is None else disabled,
         census=os.environ.get("GPUWARDEN_CENSUS") == "1" if census is None else census,
+        summary=_shows_summary() if summary is None else summary,
     )
+
+
+def _shows_summary() -> bool:
+    """Return GPUWARDEN_SUMMARY, else whether there is a user to read it: on a terminal, from one process of a job."""
+    if given := os.environ.get("GPUWARDEN_SUMMARY"):
+        return given == "1"
+    try:
+        return sys.stderr.isatty() and not read_job_place(os.environ).rank
+    except (AttributeError, ValueError):  # none, or it is closed
+        return False
 
 
 def _check_devices(devices: Mapping[str, str]) -> dict[str, str]:

@@ -32,6 +32,7 @@ from gpuwarden.owners.users import UserNames
 from gpuwarden.pressure.levels import PressureWatch
 from gpuwarden.records.paths import find_database_folder
 from gpuwarden.records.recorder import Recorder
+from gpuwarden.records.training_summary import SummarySender
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.run_events import RunEvent
 from gpuwarden.runs.run_server import RunServer
@@ -89,10 +90,12 @@ class Pipeline:
         longest_interval = max(config.poll.interval, config.poll.slow_interval)
         self.accountant = UsageAccountant(longest_interval)
         self.energy = DailyEnergy(longest_interval)
+        self.summaries = SummarySender(self.recorder.outlines, self.run_server.send)
         self.pressure = PressureWatch(config.pressure)
         self.advisor = Advisor(config.pressure, alerting=config.alerting)
         self._gpu_limits: Mapping[str, float] = {}  # bytes by UUID, from the advice of the last poll
         self._dropped = {"processes": 0, "owners": 0}
+        self._advice_dropped = 0
 
     async def open(self) -> None:
         """Listen for runs, and open their records. Raises OSError if the socket or the records cannot be opened."""
@@ -138,6 +141,7 @@ class Pipeline:
         pressure = self.pressure.update(poll)
         advice = self.advisor.update(poll, pressure)
         self.recorder.update(poll, usage, self._send(advice, now))
+        self.summaries.update(poll)
         sent = self.advisor.sent
         self._dropped["owners"] += owners.dropped
         return State(
@@ -174,6 +178,7 @@ class Pipeline:
         """Send advice, and arm the limits at which there may be more; return the events for records."""
         sent = [each for each in advice.messages if self.run_server.send(each.run, each.advice)]
         self.advisor.confirm(sent, now)
+        self._advice_dropped += len(advice.messages) - len(sent)
         self._gpu_limits = advice.gpu_limits
         self.poller.arm(advice.gpu_limits, self._request_if_urgent)
         self.registry.set_advice_limits(advice.run_limits)
@@ -204,7 +209,7 @@ class Pipeline:
             kernel_log_records_lost=log.lost if log and log.readable else None,
             tree_processes_dropped=self.host.dropped,
             receipt_errors=self.recorder.errors,
-            advice_dropped=self.run_server.advice_dropped,
+            advice_dropped=self._advice_dropped,
         )
 
     def _access(self) -> Mapping[str, bool]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from gpuwarden.analysis.memory.headroom import headroom_limit_text
 from gpuwarden.cli.runs.census_report import list_holders
-from gpuwarden.cli.runs.memory_report import gpu_name, min_headroom_bytes, peak_bytes
+from gpuwarden.cli.runs.memory_report import gpu_name
 from gpuwarden.formatting import cut_middle, format_bytes, format_duration, format_elapsed, format_energy, format_ratio
 from gpuwarden.launcher.card import Card
 from gpuwarden.records.record import RecordedDevice, RunRecord
@@ -87,7 +87,7 @@ def _run_rows(run: RunRecord, card: Card) -> Iterator[Row]:
 
 
 def _describe_device(device: RecordedDevice) -> str:
-    peak, headroom = peak_bytes(device), min_headroom_bytes(device)
+    peak, headroom = device.highest_peak_bytes, device.min_headroom_bytes
     under = headroom_limit_text(device.headroom_limit, device.headroom_limit_bytes)
     parts = [
         None if peak is None else f"{format_bytes(peak)} peak memory",

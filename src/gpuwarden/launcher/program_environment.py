@@ -30,6 +30,7 @@ def make_environment(
         "PYTHONPATH": os.pathsep.join(paths),
         RUN_VARIABLE: "1",
         FOLDER_VARIABLE: str(folder),
+        "GPUWARDEN_SUMMARY": "0",  # the card has it
     }
     if socket is not None:
         changed["GPUWARDEN_SOCKET"] = str(socket)

@@ -17,7 +17,9 @@ from gpuwarden.protocol.messages import (
     Hello,
     Message,
     NonFiniteLoss,
+    Reply,
     Report,
+    Summary,
     TensorGroup,
 )
 from gpuwarden.protocol.validators import parse_object
@@ -44,7 +46,7 @@ _RUN_TYPES: dict[str, type[Any]] = {
     "census": Census,
     "end": End,
 }
-_DAEMON_TYPES: dict[str, type[Any]] = {"advice": Advice}
+_DAEMON_TYPES: dict[str, type[Any]] = {"advice": Advice, "summary": Summary}
 _TYPE_NAMES = {cls: name for name, cls in (_RUN_TYPES | _DAEMON_TYPES).items()}
 _FIELDS = {cls: fields(cls) for cls in (*_TYPE_NAMES, DeviceMemory, Allocation, NonFiniteLoss, TensorGroup)}
 
@@ -57,7 +59,7 @@ class ProtocolError(ValueError):
         self.reason: Rejection = reason
 
 
-def encode(message: Message | Advice) -> bytes:
+def encode(message: Message | Reply) -> bytes:
     """Return one message as bytes. Raises ProtocolError where it is longer than MAX_MESSAGE_BYTES."""
     data = _JSON.encode({"v": VERSION, "type": _TYPE_NAMES[type(message)], **_set_fields(message)}).encode()
     if len(data) > MAX_MESSAGE_BYTES:
@@ -70,9 +72,9 @@ def decode(data: bytes) -> Message:
     return cast("Message", _decode(data, _RUN_TYPES, "the run"))
 
 
-def decode_advice(data: bytes) -> Advice:
-    """Return the advice that the bytes hold. Raises ProtocolError, and nothing else, for any other bytes."""
-    return cast("Advice", _decode(data, _DAEMON_TYPES, "the daemon"))
+def decode_reply(data: bytes) -> Reply:
+    """Return the daemon's message that the bytes hold. Raises ProtocolError, and nothing else, for any other bytes."""
+    return cast("Reply", _decode(data, _DAEMON_TYPES, "the daemon"))
 
 
 def _set_fields(message: Any) -> dict[str, Any]:

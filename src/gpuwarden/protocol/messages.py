@@ -1,6 +1,7 @@
 """Messages between a training run and the daemon.
 
-A run sends hellos, reports, errors, censuses and its end. The daemon sends advice to runs whose hello sets `hears`.
+A run sends hellos, reports, errors, censuses and its end. To runs whose hello sets `hears`
+the daemon sends advice, and the summaries that they ask for.
 
 Identity (pid, uid) is never part of a message: the daemon reads it from the kernel. Counts are totals since the run
 started, not increments, so a lost message or a restart of the daemon loses nothing.
@@ -38,6 +39,7 @@ MAX_ERROR_CHARACTERS = (
 MAX_FRAME_CHARACTERS = 300  # of a place in the user's code: the path's end, line and function
 MAX_ALLOCATIONS = 8  # failed ones of one error: several replicas may fail at once
 MAX_ADVICE_CHARACTERS = 500
+MAX_SUMMARY_LINES = 4
 MAX_CENSUS_GROUPS = 10
 MAX_DEVICE_LIST_CHARACTERS = 41 * MAX_DEVICES  # of CUDA_VISIBLE_DEVICES: UUIDs with their commas
 STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
@@ -158,7 +160,7 @@ class Report:
     `stepping`: a step is in progress, so a long silence means a stall. `batch_size` is the size of the last step with a
     known one, `largest_batch_size` the largest. `advice_heard` counts received advice, `actions` the actions on it that
     the user configured. `oom_retries` counts retries with a smaller batch after an out-of-memory error.
-    `nonfinite_loss` is None where no loss is read.
+    `nonfinite_loss` is None where no loss is read. `summaries_wanted` counts requests for a summary of the run.
     """
 
     phase: Phase = validated(one_of(PHASES))
@@ -186,6 +188,7 @@ class Report:
     actions: Mapping[str, int] = validated(counts_by(known_or(None, ACTIONS)), default_factory=dict)
     oom_retries: int = validated(check_count, default=0)
     nonfinite_loss: NonFiniteLoss | None = validated(object_of(NonFiniteLoss), default=None)
+    summaries_wanted: int = validated(check_count, default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,9 +281,18 @@ class Advice:
     seconds_to_oom: float | None = validated(check_seconds, default=None)
 
 
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Summary of a run for its user's terminal, the answer to the report whose `summaries_wanted` is `serial`."""
+
+    serial: int = validated(check_count)
+    lines: tuple[str, ...] = validated(list_of(text_up_to(MAX_ADVICE_CHARACTERS), MAX_SUMMARY_LINES), default=())
+
+
 def uncaught_reason(exception: str) -> str:
     """Return the reason of an `End` for an exception that nothing caught, by the name of its type."""
     return clip(f"uncaught {exception}")
 
 
 Message: TypeAlias = "Hello | Report | Error | Census | End"
+Reply: TypeAlias = "Advice | Summary"

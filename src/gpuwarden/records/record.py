@@ -269,6 +269,17 @@ class RecordedDevice:
     batch_memory: Annotated[tuple[RecordedBatchMemory, ...], "Memory by batch size, as far as known."] = ()
     story: Annotated[MemoryTimeline | None, "Memory over time; only in the response for one run."] = None
 
+    @property
+    def highest_peak_bytes(self) -> int | None:
+        """The highest peak that is known: the total and the timeline come from different reports."""
+        return max([self.memory_peak_bytes or 0, *(self.story.peak_bytes if self.story else ())]) or None
+
+    @property
+    def min_headroom_bytes(self) -> float | None:
+        """The least headroom that is known, of any poll or at the allocator's peak."""
+        known = (self.lowest_headroom_bytes, self.headroom_at_peak_bytes)
+        return min((each for each in known if each is not None), default=None)
+
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:

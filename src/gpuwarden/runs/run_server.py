@@ -18,7 +18,7 @@ from gpuwarden.host.exit_status import read_exit_status
 from gpuwarden.host.process_key import ProcessKey, identify_peer
 from gpuwarden.host.unix_socket import BACKLOG, listen
 from gpuwarden.protocol.codec import MAX_MESSAGE_BYTES, ProtocolError, decode, encode
-from gpuwarden.protocol.messages import Advice, Hello, Message
+from gpuwarden.protocol.messages import Hello, Message, Reply
 from gpuwarden.protocol.socket_trust import read_credentials
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.subordinate_uids import find_user
@@ -57,7 +57,6 @@ class RunServer:
         self._unexplained: dict[ProcessKey, int] = {}  # pidfds of ended runs with an unknown exit status
         self._serial = 0
         self._limit = MAX_CONNECTIONS
-        self.advice_dropped = 0  # because the connection's queue was full
         self.refused = 0  # connections closed or not accepted because there were too many
 
     def start(self, path: Path, mode: int, group: str | None = None) -> None:
@@ -267,16 +266,15 @@ class RunServer:
             if self._registry.reconnect_advice(peer):
                 self._request_poll()
 
-    def send(self, peer: ProcessKey, advice: Advice) -> bool:
-        """Send advice to a run, without blocking; return whether its connection took it."""
+    def send(self, peer: ProcessKey, reply: Reply) -> bool:
+        """Send a message to a run, without blocking; return whether its connection took it."""
         connection = self._advised.get(peer)
         try:
             if connection is not None:
-                connection.send(encode(advice), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                connection.send(encode(reply), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
                 return True
         except OSError:  # it does not read, or has hung up, which the next read finds
             pass
-        self.advice_dropped += 1
         return False
 
     def receive(self, peer: ProcessKey, message: Message) -> None:

@@ -129,9 +129,10 @@ class RunState:
         self.errors.handle_report(report, self.report, wall)
         is_first = self.report is None and (self.hello.hears or self.rules.alerting)
         has_news = self._add_memory(report, now)
+        wants_summary = report.summaries_wanted > (self.report.summaries_wanted if self.report else 0)
         self.report, self.reported_monotonic, self.reported_at = report, now, wall
         self.stalls.handle_report(report, now)
-        return is_first or has_news
+        return is_first or has_news or wants_summary
 
     def _add_memory(self, report: Report, now: float) -> bool:
         """Add a report to the memory history; return whether memory in use is above an advice limit."""

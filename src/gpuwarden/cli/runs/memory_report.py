@@ -41,21 +41,10 @@ def gpu_name(uuid: str, gpus: Mapping[str, str]) -> str:
     return f"GPU {gpus[uuid]}" if uuid in gpus else uuid
 
 
-def peak_bytes(device: RecordedDevice) -> int | None:
-    """Return the highest peak that the record knows of: its total and its timeline come from different reports."""
-    return max([device.memory_peak_bytes or 0, *(device.story.peak_bytes if device.story else ())]) or None
-
-
-def min_headroom_bytes(device: RecordedDevice) -> float | None:
-    """Return the least headroom that the record knows of, of any poll or at the allocator's peak."""
-    known = (device.lowest_headroom_bytes, device.headroom_at_peak_bytes)
-    return min((each for each in known if each is not None), default=None)
-
-
 def render_memory_story(record: RunRecord, page: TerminalFormat) -> Iterator[Line]:
     """Yield labels with texts of any length, and lines of charts as wide as the page."""
     devices = [each for each in record.devices if each.story is not None]
-    devices.sort(key=lambda each: inf if (left := min_headroom_bytes(each)) is None else left)
+    devices.sort(key=lambda each: inf if (left := each.min_headroom_bytes) is None else left)
     if devices:
         yield from _render_devices(record, devices, page)
     if lines := list(render_conclusion(record, devices, page.gpus)):
@@ -85,8 +74,11 @@ def _render_title(device: RecordedDevice, page: TerminalFormat) -> Iterator[Line
     story = device.story
     assert story is not None
     low, high = min(story.lowest_bytes[_first_settled_point(story) :]), max(story.highest_bytes)
-    words = [f"{format_bytes(low)} to {format_bytes(high)} in use", f"peak {format_bytes(peak_bytes(device) or 0)}"]
-    if (left := min_headroom_bytes(device)) is not None:
+    words = [
+        f"{format_bytes(low)} to {format_bytes(high)} in use",
+        f"peak {format_bytes(device.highest_peak_bytes or 0)}",
+    ]
+    if (left := device.min_headroom_bytes) is not None:
         words.append(f"minimum headroom {format_bytes(left)}")
     yield "memory on", gpu_name(device.uuid, page.gpus)
     yield "", ", ".join(words)
@@ -151,7 +143,7 @@ def _describe_course(record: RunRecord, device: RecordedDevice) -> str:
     third = len(lows) // 3
     before, after = min(lows[third : 2 * third]), min(lows[-third:])
     if abs(after - before) <= max(STEADY_RATIO * before, STEADY_BYTES):
-        left = min_headroom_bytes(device)
+        left = device.min_headroom_bytes
         room = "" if left is None else f", headroom never below {format_bytes(left)}"
         return f"{verb} steady: {format_bytes(after)} in use between steps{room}"
     change = f"{'rose' if after > before else 'fell'} {format_bytes(abs(after - before))}"

@@ -18,8 +18,6 @@ from gpuwarden.cli.runs.memory_chart import choose_alphabet
 from gpuwarden.cli.runs.memory_report import (
     TerminalFormat,
     gpu_name,
-    min_headroom_bytes,
-    peak_bytes,
     render_memory_story,
 )
 from gpuwarden.cli.runs.run_list import state_text
@@ -145,10 +143,10 @@ def _device_lines(device: RecordedDevice) -> Iterator[tuple[str, str]]:
     yield from _known("idle", device.idle_seconds, format_elapsed)
     yield from _known("energy", device.energy_joules, format_energy)
     yield from _known("throttled", _reasons(device.throttled_seconds))
-    yield from _known("peak memory", peak_bytes(device), format_bytes)
+    yield from _known("peak memory", device.highest_peak_bytes, format_bytes)
     yield from _known("limit", device.memory_limit_bytes, format_bytes)
     under = headroom_limit_text(device.headroom_limit, device.headroom_limit_bytes)
-    yield from _known("headroom", min_headroom_bytes(device), lambda count: f"{format_bytes(count)} minimum{under}")
+    yield from _known("headroom", device.min_headroom_bytes, lambda count: f"{format_bytes(count)} minimum{under}")
     yield from _known("XIDs", _counts(device.xids))
 
 
