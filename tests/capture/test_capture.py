@@ -512,6 +512,13 @@ class TestLoading:
         with pytest.raises(CaptureError, match=r"absent\.json: cannot read the capture: No such file"):
             load_capture(tmp_path / "absent.json")
 
+    @pytest.mark.parametrize("name", ["pipe.json", "pipe.json.gz"])
+    def test_fifo(self, name: str, tmp_path: Path) -> None:
+        """A FIFO is refused at once, without waiting for its writer."""
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(CaptureError, match=r"cannot read the capture: not a regular file"):
+            load_capture(tmp_path / name)
+
     @pytest.mark.parametrize(
         "content", [b"no gzip", gzip.compress(b"{}")[:-5], b""], ids=["no gzip", "cut off", "empty"]
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import stat
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -134,6 +135,8 @@ def load_capture(path: Path) -> Capture:
 
 
 def _content(path: Path) -> bytes:
+    if not stat.S_ISREG(path.stat().st_mode):  # to open a FIFO would wait for its writer
+        raise OSError(None, "not a regular file")
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
             content = file.read(MAX_BYTES + 1)
