@@ -105,9 +105,11 @@ def test_tightest_device_has_the_chart() -> None:
     ]
 
 
-def test_most_important_events_are_listed() -> None:
-    """The most important events are listed in order of time, the others counted."""
-    said = lines(make_record(marks=30))
+@pytest.mark.parametrize("kind", ["out_of_memory", "oom"])
+def test_most_important_events_are_listed(kind: str) -> None:
+    """The most important events are listed in order of time, the others counted; an older name ranks the same."""
+    made = make_record(marks=30)
+    said = lines(replace(made, marks=(replace(made.marks[0], kind=kind), *made.marks[1:])))
     assert [line.partition(" ")[2] for line in said if " mark " in line] == [
         "mark 0",
         *(f"mark {n}" for n in range(22, 30)),

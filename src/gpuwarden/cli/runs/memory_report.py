@@ -23,6 +23,7 @@ STEADY_RATIO, STEADY_BYTES = 0.01, 32 << 20  # memory is steady if it changes by
 MIN_POINTS, MIN_SECONDS = 8, 20.0  # needed to call it steady
 
 _WEIGHT = {"out_of_memory": 0, "neighbour": 1, "pressure": 2, "retry": 3, "event": 4, "batch_size": 5, "phase": 6}
+_WEIGHT["oom"] = _WEIGHT["out_of_memory"]  # its name in records of before 2026-11-25
 
 Line: TypeAlias = "tuple[str | None, str]"  # a label and a text, or None and a line of a chart
 
