@@ -611,7 +611,19 @@ def case_nonfinite_loss(daemon: Daemon) -> Any:
         keras_callback.METRICS_INTERVAL_SECONDS = 1.0
     checked = Daemon(Path(f"{daemon.path}.3"))
     model().fit(*data(), validation_data=(x, y), callbacks=[checked.callback()], **settings)
-    return {"finite": finite, "seldom": seldom, "often": other.received(), "validation": checked.received()}
+    validation = checked.received()
+    again = {**settings, "epochs": 4}
+    model().fit(*data(), validation_data=(x, y), validation_freq=3, callbacks=[checked.callback()], **again)
+    seldom_validation = checked.more()
+    model().fit(*data(), callbacks=[checked.callback()], **settings)
+    return {
+        "finite": finite,
+        "seldom": seldom,
+        "often": other.received(),
+        "validation": validation,
+        "seldom_validation": seldom_validation,
+        "without_validation": checked.more(),
+    }
 
 
 class OwnLosses(keras.Model):  # type: ignore[misc] # Keras ships no types

@@ -53,6 +53,20 @@ def test_validation() -> None:
     assert found == NonFiniteLoss(1, 4, 8, 12, seconds_ago=1.0, current=False, validations=2)
 
 
+def test_end_of_validation() -> None:
+    """A run that validates no longer keeps its counts, and its last validation is not current; training's loss is."""
+    counter = NonFiniteLossCounter()
+    counter.record_validation(4, 1.0, is_finite=False)
+    counter.end_validation()
+    found = counter.summarize(3.0)
+    assert found == NonFiniteLoss(0, 0, 0, 4, seconds_ago=2.0, current=False, validations=1)
+    counter.record_nonfinite(5, 4.0)
+    counter.end_validation()
+    found = counter.summarize(4.0)
+    assert found is not None
+    assert found.current
+
+
 def test_unknown() -> None:
     """Without a loss there is no figure, so that 0 is a measured 0."""
     counter = NonFiniteLossCounter()

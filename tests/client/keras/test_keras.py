@@ -477,6 +477,11 @@ def test_nonfinite_loss(result: dict[str, list[Message]]) -> None:
     # Of a validation alone: no step has it.
     checked = reports(result["validation"])[-1]["nonfinite_loss"]
     assert (checked["steps"], checked["validations"], checked["first"], checked["current"]) == (0, 2, 4, True)
+    # It stays current in an epoch without validation of a fit that has some, and not in a later fit without any.
+    names = ("seldom_validation", "without_validation")
+    checked, later = (reports(result[name])[-1]["nonfinite_loss"] for name in names)
+    assert (checked["validations"], checked["current"]) == (3, True)
+    assert (later["validations"], later["current"]) == (3, False)
 
 
 def test_nonfinite_own_losses(result: dict[str, Any]) -> None:

@@ -51,6 +51,10 @@ class NonFiniteLossCounter:
             self._validations += 1
             self._first_validation = self._first_validation or (step, now)
 
+    def end_validation(self) -> None:
+        """Record that training goes on without validation: the loss of the last one is no longer current."""
+        self._is_validation_current = False
+
     def summarize(self, now: float) -> NonFiniteLoss | None:
         """Return the figures for a report; None while no loss is known. `now` is monotonic."""
         if not self._known:

@@ -45,6 +45,7 @@ class LossReader:
         self._in_epoch = self.is_readable and alone and version >= since
         self._metric: Any = None  # Keras 2 makes it in the first step
         self._is_mean = fits and own  # of all steps of the epoch: a custom train_step may return its last loss
+        self._has_validation = False  # in this fit, as far as known
         self.begin_epoch()
 
     def begin_epoch(self) -> None:
@@ -72,6 +73,9 @@ class LossReader:
         validation = [losses.pop(name) for name in list(losses) if name.startswith("val_")]
         if any(losses.values()) or (losses and self._is_mean):
             self._record(sum(losses.values()), self._run.steps)
+        self._has_validation = self._has_validation or bool(validation)
+        if not self._has_validation:
+            self._run.nonfinite_losses.end_validation()
         if validation:
             is_finite = math.isfinite(sum(validation))
             self._run.nonfinite_losses.record_validation(self._run.steps, monotonic(), is_finite=is_finite)
