@@ -91,7 +91,7 @@ def test_notebook_traceback_is_one_event_with_its_cell() -> None:
         "StepError                             Traceback (most recent call last)\n"
         "Cell In[12], line 7\n----> 7 raise StepError\n\nStepError: step failed\n"
     )
-    assert (event.problem.name, event.line, event.frame) == ("kernel_launch_failed", 2, "Cell In[12]:7")
+    assert (event.problem.name, event.line, event.frame) == ("cublas_launch_failed", 2, "Cell In[12]:7")
     assert event.text == "InternalError: Blas GEMM launch failed : a.shape=(30, 64)"
 
 
@@ -126,6 +126,42 @@ def test_noise_of_every_start_is_no_error() -> None:
         )
         == []
     )
+
+
+def test_good_run_has_no_errors() -> None:
+    """Lines of a run that is well, with words that errors have too, count as nothing."""
+    assert (
+        names(
+            "Epoch 3: val_loss improved from 0.31 to 0.29, saved weights to best.weights.h5\n"
+            "Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to 32768.0\n"
+            "Restarting the data iterator; closing the connection to the tracker\n"
+            "All 8 replicas on the same device type; expected speed 1200 examples/s\n"
+            "2024-05-10 09:14:00.4: I x/rendezvous.cc:424] Local rendezvous recv item cancelled\n"
+            "Process finished with exit code 0\n"
+        )
+        == []
+    )
+
+
+def test_codes_are_no_mere_numbers() -> None:
+    """Lines that differ in the number of an XID or of an exit status only are different errors."""
+    xid = "NVRM: Xid (PCI:0000:18:00): {}, pid=1, name=python, Ch 00000001\n"
+    assert names(xid.format(45) + xid.format(46)) == ["gpu_fault"]
+    assert names("Process finished with exit code 0\nProcess finished with exit code 137\n") == ["process_killed"]
+
+
+def test_bare_assertion_has_its_condition() -> None:
+    """An assertion without a message is explained by its line of code."""
+    frames = 'Traceback (most recent call last):\n  File "train.py", line 7, in main\n'
+    (event,) = events(f"{frames}    assert len(labels) == classes\nAssertionError\n")
+    assert (event.problem.name, event.text) == ("assertion_failed", "AssertionError: assert len(labels) == classes")
+    assert names(f"{frames}    assert(torch.cuda.is_available())\nAssertionError\n") == ["no_device_visible"]
+
+
+def test_traceback_pasted_as_one_line_is_read() -> None:
+    """A traceback that lost its line ends is searched as a line."""
+    pasted = 'Traceback (most recent call last): File "train.py", line 7 f() RuntimeError: CUDNN_STATUS_MAPPING_ERROR\n'
+    assert names(pasted) == ["kernel_launch_failed"]
 
 
 def test_information_that_is_an_error_anyway() -> None:

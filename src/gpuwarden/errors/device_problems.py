@@ -169,6 +169,21 @@ KERNEL_LAUNCH_FAILED = Problem(
         *("unsupported_compute_capability", "cuda_mismatch"),
     ),
 )
+CUBLAS_LAUNCH_FAILED = Problem(
+    "cublas_launch_failed",
+    "kernel_launch",
+    "matrix product failed on the GPU (cuBLAS)",
+    (
+        Cause(
+            "Another process, e.g. an older notebook, holds the GPU's memory, so that cuBLAS has none.",
+            ("memory.gpu", "memory.processes"),
+        ),
+        Cause("TensorFlow itself reserved all memory of the GPU before cuBLAS started."),
+        Cause("The library does not fit the GPU, or the GPU has a fault.", ("framework.gpus", "gpu.xids")),
+    ),
+    "End other processes on the GPU (`nvidia-smi` lists them), and set TF_FORCE_GPU_ALLOW_GROWTH=true.",
+    KERNEL_LAUNCH_FAILED.follows,
+)
 KERNEL_RESOURCES = Problem(
     "kernel_resources",
     "kernel_launch",
@@ -205,6 +220,7 @@ DEVICE_PROBLEMS = (
     ILLEGAL_ADDRESS,
     DEVICE_ASSERT,
     KERNEL_LAUNCH_FAILED,
+    CUBLAS_LAUNCH_FAILED,
     KERNEL_RESOURCES,
     LAUNCH_TIMEOUT,
 )

@@ -23,7 +23,7 @@ NOISE = (
 LOG_PATTERNS = (
     *list_patterns(
         memory.KILLED_BY_KERNEL,
-        r"(Out of memory|oom-kill|cgroup out of memory).{0,20}: Killed process|oom-kill:constraint|invoked oom-killer",  # Linux
+        r"(Out of memory|oom-kill|cgroup out of memory).{0,20}: Kill(ed)? process|oom-kill:constraint|invoked oom-killer",  # Linux
         r"Detected \d+ oom.kill event|: task \d[\d,\[\]-]*: Out Of Memory",  # Slurm
         r"\bOOMKilled\b|\boom_killed\b|by the kernel's OOM killer",  # Kubernetes, gpuwarden
     ),
@@ -41,7 +41,7 @@ LOG_PATTERNS = (
     ),
     *list_patterns(
         device.GPU_FAULT,
-        r"Xid\b.{0,40}?: (46|54|56|57|58|61|62|69|74|79|119|120|121|122|123|136|140|143|14[4-9]|150|154)\b",
+        r"(Xid\b.{0,40}?: |by previous Xid )(46|54|56|57|58|61|62|69|74|79|119|120|121|122|123|136|140|143|14[4-9]|150|154)\b",
         r"RmInitAdapter failed|rm_init_adapter failed",
     ),
     *list_patterns(
@@ -68,6 +68,7 @@ LOG_PATTERNS = (
         device.DRIVER_NOT_LOADED,
         r"NVIDIA-SMI has failed because|Failed to initialize NVML: Driver Not Loaded|libnvidia-ml\.so\.\d: cannot open",
         r"libcuda\.so(\.\d)?.{0,60}cannot open|Could not load dynamic library 'libcuda\.so",
+        r"Module nvidia not found|could not insert '?nvidia|NVRM: No NVIDIA (GPU|graphics adapter)|such as:? nouveau",
         r"kernel driver does not appear to be running|NVML Shared Library Not Found",
     ),
     *list_patterns(
@@ -76,15 +77,21 @@ LOG_PATTERNS = (
     ),
     *list_patterns(
         memory.SHARED_MEMORY_FULL,
-        r"^Bus error|SIGBUS|exit ?code *: *-7\b|: task .{1,40}: Bus error",
+        r"^Bus error|SIGBUS|(exit|return) ?code *[:=] *-7\b|: task .{1,40}: Bus error",
     ),
     *list_patterns(
         memory.HOST_OUT_OF_MEMORY,
         r"Allocation of \d+ exceeds \d+% of (free )?system memory",  # TensorFlow
+        r"low on resource: memory",  # Kubernetes
     ),
     *list_patterns(
         device.CPU_ONLY_BUILD,
         r"compiled without (GPU|CUDA) support|not compiled with (GPU|CUDA)|Torch not compiled with CUDA",
+    ),
+    *list_patterns(
+        run.RETRACING,  # before the program's shapes, which it mentions
+        r"triggered tf\.function retracing",  # TensorFlow
+        r"_dynamo hit .{0,30}(cache_size_limit|recompile_limit)",  # torch
     ),
 )
 
@@ -97,11 +104,13 @@ DEATH_PATTERNS = (
     *list_patterns(
         run.SEGMENTATION_FAULT,
         r"Segmentation fault|SIGSEGV|segfault at|exit ?code *: *-11\b|exit code 139\b",
+        r"general protection fault|trap invalid opcode|access violation|0xC0000005|^(zsh: )?Illegal (hardware )?instruction\b",
         r"ended by SIG(FPE|ILL|SYS|TRAP)|Fatal Python error: (Floating|Illegal)",
     ),
     *list_patterns(
         run.PROCESS_KILLED,
-        r"^(\S+: line \d+: +)?(\d+ )?Killed\b|exit ?code *: *-9\b|exit (code|status) 137\b|SIGKILL"
+        r"^zsh: killed|Process \d+ got signal: \d+"
+        r"|^(\S+: line \d+: +)?(\d+ )?Killed\b|exit ?code *: *-9\b|exit (code|status) 137\b|SIGKILL"
         r"|ended by SIG(TERM|HUP|QUIT|USR[12]|ALRM|PIPE|XCPU|XFSZ)",
         r"\[\d+\]\s+\d+ killed\b|^已杀死|return code = -9\b|signal 9\b",
         r"task \d[\d,\[\]-]*: Killed",
@@ -109,7 +118,14 @@ DEATH_PATTERNS = (
     ),
     *list_patterns(
         run.PROCESS_ABORTED,
+        r"double free or corruption|free\(\): invalid|malloc\(\): |corrupted size vs|stack smashing detected",  # glibc
         r"^Aborted\b|SIGABRT|exit ?code *: *-6\b|exit code 134\b|terminate called|Check failed: ",
+    ),
+    *list_patterns(
+        run.NOTEBOOK_KERNEL_DIED,
+        r"kernel (appears to have|has|unexpectedly) died|Kernel (crashed while executing|died with exit code|Restarting$)",  # Jupyter, VS Code
+        r"\b(session|runtime) crashed\b",  # Colab
+        r"KernelRestarter: restarting kernel|DeadKernelError",
     ),
     *list_patterns(
         run.RANK_FAILED,

@@ -29,6 +29,7 @@ PATTERNS = (
     *list_patterns(
         compatibility.PACKAGE_MISMATCH,
         r"in static TLS block",  # glibc's loader, above all on ARM
+        r"OMP: Error #15|MKL_THREADING_LAYER",  # two OpenMP runtimes
     ),
     # The host's memory. An input pipeline computes on the host, whatever its text says of devices.
     *list_patterns(
@@ -60,6 +61,7 @@ PATTERNS = (
         r"std::bad_alloc|Cannot allocate memory",
         r"Not enough memory resources",
         r"running low on memory|OutOfMemoryError: Task was killed",  # Ray
+        r"using all available RAM",  # Colab
     ),
     # The GPU's memory is damaged.
     *list_patterns(
@@ -82,6 +84,7 @@ PATTERNS = (
         memory.DEVICE_OUT_OF_MEMORY,
         r"OOM when allocating",  # TensorFlow
         r"OutOfMemoryError",  # torch, CuPy
+        r"NVML_SUCCESS == r INTERNAL ASSERT",  # torch, which asks the driver for its figures after a failed allocation
         r"(CUDA|HIP|MPS backend|XPU|GPU) ((driver )?error: )?out of memory",  # torch
         r"runtime error \(2\)|Triton Error \[\w+\]: out of memory",  # torch, Triton
         r"Unable to find a valid cuDNN algorithm",  # torch: no algorithm had memory for its workspace
@@ -129,24 +132,26 @@ PATTERNS = (
     *list_patterns(
         compatibility.UNSUPPORTED_COMPUTE_CAPABILITY,
         # GPU newer or older than the build
-        r"INVALID_PTX|NO_BINARY_FOR_GPU|no kernel image",
+        r"INVALID_PTX|NO_BINARY_FOR_GPU|no kernel image|invalid device function|error=98\b",
         r"INVALID_KERNEL_IMAGE|CUDA_ERROR_INVALID_HANDLE",
         r"device kernel image is invalid",
         r"not built with CUDA kernel binaries|compiled for a different GPU",
         r"is not compatible with the current|ARCH_MISMATCH",
         r"CUDA_ERROR_INVALID_SOURCE",
         r"minimum required Cuda capability|requires? (a )?(device|GPU|compute).{0,30} capability|no longer supports this GPU",
+        r"PTX version \S+ does not support target|is not a recognized processor",  # LLVM, by XLA and Triton
+        r"too old to be supported by the triton",  # torch
         r"only supports? (Ampere|Hopper|GPUs|devices of CUDA)|only supported on GPUs with|Unsupported gpu architecture",
     ),
     *list_patterns(
         compatibility.LIBRARY_INIT_FAILED,
         # libraries that failed to initialize, often because memory was short
         r"CUDNN_STATUS_NOT_INITIALIZED|cuDNN failed to initialize|DNN library initialization failed",
-        r"could not create cudnn handle",
+        r"(could not|error before) (create|creating) cudnn handle",
         r"failed to create cublas handle|cuSolver (internal|initialization) error",
         r"CUBLAS_STATUS_NOT_INITIALIZED",
         r"cublasCreate",
-        r"(no|without) BLAS support",
+        r"(no|without) BLAS support|Get(Convolve|Rnn)\w*Algorithms",  # TensorFlow
     ),
     *list_patterns(
         compatibility.CUDNN_MISMATCH,
@@ -162,13 +167,14 @@ PATTERNS = (
         r"Descriptors cannot (not )?be created|VersionConflict|DistributionNotFound|operator torchvision::",
         r"installed version of Keras is Keras 3|compiled with an? (older|different) version",
         r"API version .{0,40}framework|incompatible with jax version",  # JAX
+        r"module compiled against A[BP]I version",  # NumPy
         r"this version of jax requires|but JAX was built against",  # JAX
-        r"binary incompatibility|compiled using NumPy",  # builds
+        r"binary incompatibility|compiled using NumPy|compiled to use AVX",  # builds
         r"version `\w+[^']*' not found",
     ),
     *list_patterns(
         compatibility.LIBRARY_NOT_FOUND,
-        r"cannot open shared object file",
+        r"cannot open shared object",
         r"Could not load (dynamic )?library",
         r"Cannot dlopen",
         r"Unable to load \w+\. Is it installed|The \w+ library was not found",  # JAX, cuSPARSE
@@ -179,7 +185,8 @@ PATTERNS = (
         r"version mismatch|VERSION_MISMATCH|Outdated \w+ installation found",
         r"Unable to load any of",
         r"undefined symbol",
-        r"with link time reference|mismatches the version that was used to compile|stub library|STUB_LIBRARY",
+        r"were compiled with different CUDA|CUDNN_STATUS_SUCCESS",  # torch
+        r"SharedObjectSymbolNotFound|with link time reference|mismatches the version that was used to compile|stub library|STUB_LIBRARY",
         r"CUBLAS_STATUS_(INVALID_VALUE|NOT_SUPPORTED|ARCH_MISMATCH)",
         r"CUDA extension",
     ),
@@ -190,7 +197,7 @@ PATTERNS = (
     # No GPU is available.
     *list_patterns(
         device.GPU_LOST,
-        r"GPU is lost|fallen off the bus",
+        r"GPU is lost|fallen off the bus|Unable to determine the device handle for GPU",
     ),
     *list_patterns(
         device.CPU_ONLY_BUILD,
@@ -198,29 +205,34 @@ PATTERNS = (
     ),
     *list_patterns(
         device.DRIVER_NOT_LOADED,
-        r"no NVIDIA driver|driver not loaded",
+        r"no NVIDIA driver|driver not loaded|nvidia-smi: (command )?not found",
     ),
     *list_patterns(
         device.DEVICE_BUSY,
         r"busy or unavailable|DEVICE_UNAVAILABLE",
+        r"Insufficient nvidia\.com/|requested devices unavailable for nvidia\.com/",  # Kubernetes
     ),
     *list_patterns(
         device.DRIVER_INIT_FAILED,
         r"system not yet initialized|SYSTEM_NOT_READY",
         r"failed call to cuInit: .{0,60}CUDA_ERROR_(UNKNOWN|NOT_INITIALIZED|OPERATING_SYSTEM)",
         r"CUDA (driver )?error: (unknown|initialization) error|CUDA unknown error|CUDA_ERROR_UNKNOWN|ErrorUnknown",
+        r"cudaGetDeviceCount\W.{0,20}(unknown|initialization) error",
+        r"implicit initialization on GPU:\d+ failed|CUDA_ERROR_(DEINITIALIZED|INVALID_CONTEXT|CONTEXT_IS_DESTROYED)",
         r"cudaSuccess \(30 vs|cudaErrorInitializationError|driver initialization failed|named symbol not found",
     ),
     *list_patterns(
         device.NO_DEVICE_VISIBLE,
         # CUDA, torch, JAX
-        r"no CUDA-capable device|ERROR_NO_DEVICE|no CUDA GPUs|No visible GPU",
+        r"no CUDA.(capable|enabled) (device|GPU)|cuInit\W.{0,20}\b100\b|ERROR_NO_DEVICE|no CUDA GPUs|No visible GPU",
         r"no supported devices|No GPUs? (was |were )?found",
         r"No GPU/TPU found|No GPU (is |was )?(detected|available)|CUDA is not available|GPU will not be used",
         r"failed call to cuInit",
         r"Unable to initialize backend|Unknown backend|backend '?\w+'? failed to initialize",  # JAX
         r"no platforms that are instances",
+        r"only supports? (the )?NHWC|No OpKernel was registered to support Op 'Cudnn",  # TensorFlow: the operation is on the CPU
         r"deserialize object on (a )?CUDA device|cuda\.is_available\(\) (is|should)",  # torch
+        r"AssertionError: assert\W*torch\.cuda\.is_available",
     ),
     *list_patterns(
         device.INVALID_DEVICE,
@@ -246,6 +258,10 @@ PATTERNS = (
         r"out of resource: |cooperative launch",  # Triton, CUDA
     ),
     *list_patterns(
+        device.CUBLAS_LAUNCH_FAILED,
+        r"Blas \w+ launch failed|failed to (run|enqueue) cuBLAS",  # TensorFlow
+    ),
+    *list_patterns(
         device.KERNEL_LAUNCH_FAILED,
         # CUDA, TensorFlow
         r"LAUNCH_FAILED|ErrorLaunch",
@@ -256,7 +272,7 @@ PATTERNS = (
         r"STATUS_(EXECUTION|MAPPING|INTERNAL)_(FAILED|ERROR)",
         r"CUFFT_(EXEC_FAILED|INTERNAL_ERROR)|GPU sync failed",
         r"internal error when calling .?cusparse",  # cuSPARSE, by torch
-        r"Failed to enqueue",
+        r"Failed to enqueue|Failed to call (Then|Do)Rnn|cublas error",
         r"failed to (run|execute) .{0,40}(kernel|cuDNN|cuBLAS)",
     ),
     *PROGRAM_PATTERNS,

@@ -11,6 +11,7 @@ PROGRAM_PATTERNS = (
     *list_patterns(
         program.CHECKPOINT_MISMATCH,
         r"in loading state_dict",  # torch: the checkpoint of another model
+        r"saved weight with shape|Unable to open object|Can't open attribute|objects could not be loaded|variables during loading",  # Keras
         r"not found in checkpoint|weight file containing|Layer count mismatch|when loading weights",  # TensorFlow, Keras
     ),
     *list_patterns(
@@ -21,6 +22,7 @@ PROGRAM_PATTERNS = (
         r"Input type .{1,80} and (weight|bias) type",
         r"expected .{1,60} to have (the same )?dtype",
         r"equal (data ?types|dtypes|types)|same dtype",
+        r"Expected \w+, (but )?got .{1,80} of type '",
         r"scalar types?\b|expected dtype|cannot be converted to type|must have the same (dtype|type)\b",
         # TensorFlow, Keras
         r"Tensor conversion requested dtype|Cast \w+ to \w+ is not supported",
@@ -42,6 +44,7 @@ PROGRAM_PATTERNS = (
         r"Dimensions? .{0,60}(must be equal|should match|must match|not compatible|out of range|evenly divisible)",
         r"dimension size|must have the same (rank|shape|number of)",
         # Keras
+        r"Error when checking .{1,80}: expected|passing a target array of shape",  # Keras 2
         r"incompatible with the layer|Negative dimension size|must have rank \(ndim\)",
         r"shape with unknown rank|an unknown TensorShape",  # a rank that differs from an earlier fit's
         r"expects \d+ (named )?input|Missing data for input|requires inputs with matching shapes",
@@ -75,13 +78,15 @@ OTHER_PATTERNS = (
         r"Watchdog caught collective operation timeout|collective operation timeout",  # torch, of NCCL
         r"socket has timed out|RendezvousTimeoutError|Missing ranks|timed out waiting for clients",  # torch, Horovod
         r"Barrier timed out|join the rendezvous, but not all",  # JAX
+        r"submitted to be reduced, gathered or broadcasted",  # Horovod
+        r"Timed out (initializing process group|after \d+ seconds waiting)",  # torch
     ),
     *list_patterns(
         run.COLLECTIVE_FAILED,
         r"NCCL (error|communicator was aborted|failure|operation .{0,60}failed)|NCCL WARN .{0,60}(fail|error|timeout)",
         r"nccl(UnhandledCuda|System|Internal|InvalidUsage|InvalidArgument|Remote)(Error)?\b|Duplicate GPU detected",
         r"DistBackendError|DistNetworkError|gloo.{0,200}(closed|failed|timed out)|Connection closed by (remote )?peer",
-        r"Collective ops is aborted|Horovod has been shut ?down|EADDRINUSE",
+        r"disagreement between rank|Address already in use|Collective ops is aborted|Horovod has been shut ?down|EADDRINUSE",
         r"WatchTasksAsync failed|UNAVAILABLE: ?failed to connect to all addresses",  # JAX
     ),
     *list_patterns(
@@ -96,12 +101,14 @@ OTHER_PATTERNS = (
         run.NAN_LOSS,
         r"(inf or nan|is NaN|nan) : Tensor had|CheckNumerics",  # TensorFlow
         r"returned nan values|contains either `inf`|invalid values:(?s:.{0,80})nan|Input contains NaN|invalid value \(nan\)",
+        r"Minimum loss scale reached|NaN in summary histogram|loss scale to:? ([01](\.\d+)?|\d+e-\d+)\s*$",
+        r"Loss (became|is|was) (infinite|inf|nan)|FloatingPointError",
         r"loss scale (already )?at minimum|diverged with loss|loss (is|became) .{0,12}nan",
     ),
     *list_patterns(
         program.DEVICE_MISMATCH,
         r"tensors to be on the same device|but found at least two devices",  # torch
-        r"Expected object of (device|backend)|on device .{1,20} but .{1,60} on device|must be on the same device",
+        r"(expected|must|should) .{0,80}\bthe same device|Expected object of (device|backend)|on device .{1,20} but .{1,60} on device|must be on the same device",
     ),
     *list_patterns(
         program.INDEX_OUT_OF_RANGE,
@@ -111,12 +118,18 @@ OTHER_PATTERNS = (
     ),
     *list_patterns(
         program.DISK_FULL,
+        r"Error writing .{0,20}checkpoint|Resource exhausted: /",  # TensorFlow
         r"No space left on device|file write failed|Disk quota exceeded|failed with Input/output error",
+    ),
+    *list_patterns(
+        program.PROCESS_LIMIT,
+        r"Too many open files|received \d+ items of ancdata|can't start new thread|Resource temporarily unavailable",
     ),
     *list_patterns(
         program.NETWORK_ERROR,
         r"SSLError|CERTIFICATE_VERIFY|Read ?Timeout|Connect ?Timeout|HTTP ?Error|Client Error: |couldn't connect to|Repo(sitory)?NotFoundError|GatedRepo|EntryNotFound",
-        r"HTTPSConnectionPool|ProxyError|Max retries exceeded|ConnectionError|URLError|Temporary failure in name resolution",
+        r"(requested|local) files? in the (local|disk) cache|outgoing traffic has been disabled|(your|internet) connection\b",
+        r"Network is unreachable|Name or service not known|couldn't reach|HTTPSConnectionPool|ProxyError|Max retries exceeded|ConnectionError|URLError|Temporary failure in name resolution",
     ),
     *list_patterns(
         program.MISSING_MODULE,
@@ -126,10 +139,12 @@ OTHER_PATTERNS = (
     *list_patterns(
         program.BAD_DATA,
         r"cannot identify image|image file is truncated|corrupted record|UnicodeDecodeError|JSONDecodeError",
+        r"Invalid JPEG data|Queue .{1,80} is closed and has insufficient elements",  # TensorFlow
         r"inflate\(\) failed|DataLossError|Unknown image file format|Error in user-defined function passed to",
     ),
     *list_patterns(
         program.CHECKPOINT_MISMATCH,
+        r"Ran out of input|unexpected EOF|Weights only load failed|Unknown (layer|optimizer|loss function):",
         r"PytorchStreamReader failed|UnpicklingError|SafetensorError|invalid load key|file signature not found",
     ),
     *list_patterns(
@@ -139,6 +154,7 @@ OTHER_PATTERNS = (
     *list_patterns(
         program.FILE_NOT_FOUND,
         r"can't open file|(file|path|folder|directory)\b.{0,200}does not exist|NotADirectoryError|Unable to open file",
+        r"Stale file handle|Transport endpoint is not connected",
         r"No such file or directory|FileNotFoundError|NotFoundError: |Failed to find any matching files",
     ),
     *list_patterns(

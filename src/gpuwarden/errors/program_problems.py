@@ -88,6 +88,16 @@ DISK_FULL = Problem(
     ),
     "Check `df -h` and `df -i` of the path, and delete old checkpoints.",
 )
+PROCESS_LIMIT = Problem(
+    "process_limit",
+    "other",
+    "limit of open files, processes or threads reached",
+    (
+        Cause("Many loader workers share tensors through files: more than the limit of open files allows."),
+        Cause("The limit of processes of the user, the container or the job is reached."),
+    ),
+    "Compare `ulimit -n` and `ulimit -u` with what the program needs, raise them, or use fewer loader workers.",
+)
 MISSING_MODULE = Problem(
     "missing_module",
     "other",
@@ -133,6 +143,7 @@ PROGRAM_PROBLEMS = (
     FILE_NOT_FOUND,
     PERMISSION_DENIED,
     DISK_FULL,
+    PROCESS_LIMIT,
     MISSING_MODULE,
     ASSERTION_FAILED,
     NETWORK_ERROR,

@@ -105,6 +105,34 @@ RANK_FAILED = Problem(
     "Read the log of the process that the launcher names as the first failure.",
     (ANY,),
 )
+NOTEBOOK_KERNEL_DIED = Problem(
+    "notebook_kernel_died",
+    "other",
+    "process behind the notebook ended without a message",
+    (
+        Cause("The kernel of the system killed it for host memory.", ("memory.host",)),
+        Cause(
+            "A native library crashed: it does not fit the framework, the driver or the GPU.",
+            ("driver.versions", "framework.packages", "framework.libraries"),
+        ),
+        Cause("The GPU failed, or a check in the framework's native code.", ("gpu.xids",)),
+    ),
+    "Save the notebook as a script and start it with `gpuwarden run -- python script.py`: the messages before the end, "
+    "the signal and the reason are shown there.",
+    (ANY,),
+)
+RETRACING = Problem(
+    "retracing",
+    "other",
+    "function traced and compiled again and again (retracing)",
+    (
+        Cause("The shape of its tensors varies from call to call: sequence lengths, or a smaller last batch."),
+        Cause("Its arguments are Python numbers or objects, and each new value is traced again."),
+        Cause("A loop defines the function or builds the model at each pass."),
+    ),
+    "Call it with tensors of one shape (drop_remainder=True, padding) or with @tf.function(reduce_retracing=True), and "
+    "define it outside of the loop.",
+)
 NAN_LOSS = Problem(
     "nan_loss",
     "other",
@@ -129,5 +157,7 @@ RUN_PROBLEMS = (
     LOADER_WORKER_DIED,
     PROCESS_ABORTED,
     RANK_FAILED,
+    NOTEBOOK_KERNEL_DIED,
+    RETRACING,
     NAN_LOSS,
 )

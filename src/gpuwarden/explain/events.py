@@ -18,13 +18,17 @@ _MAX_SEARCHED_CHARACTERS = 1 << 14
 _MAX_COMPARED_CHARACTERS = 300
 _MAX_DULL = 20_000
 _VARYING = b"0123456789abcdefABCDEF.,:;%=>-[]() \t"  # numbers, progress bars
+# Lines whose numbers are codes: those that differ in them are not alike.
+_CODES = re.compile(rb"xid|exit|code|status|signal|loss scale", re.IGNORECASE)
 _MAX_SEARCHES = 10_000  # of different lines, a millisecond each; then only tracebacks and exceptions are searched
 # A line without any of these shows no problem; most lines of a log have none.
 _HINTS = re.compile(
     rb"\xe5\xb7\xb2|error|fail|fatal|exception|traceback|warn|cuda|cudnn|nccl|nvrm|nvidia|nvml|oom|memory|kill|abort"
     rb"|segmentation|segfault|signal|sig[ks]|exit|cannot|could not|unable|no such|denied|\bnan\b|\binf\b|no gpu"
     rb"|no device|terminate|must |expected|shapes?|dtype|time limit|timed out|timeout|mismatch|not found|incompatible"
-    rb"|invalid|no space|lib\w+\.so|std::bad_alloc",
+    rb"|invalid|no space|not match|not support|low on|died|crash|retrac|restarting|stall|corrupt"
+    rb"|insufficient|connection|overflow|loss scale|recognized|too many|0xc0|only support|illegal"
+    rb"|compiled to use|return|free\(\)|lib\w+\.so|std::bad_alloc",
     re.IGNORECASE,
 )
 _TRACEBACK = "Traceback (most recent call last)"
@@ -60,14 +64,13 @@ class ErrorEvent:
 
 @dataclass(slots=True)
 class _Record:
-    """Traceback or exception that is being read, of one source."""
+    """Traceback or exception that is being read, of one source, from its first line."""
 
-    line: int
-    source: str
-    level: str = ""
+    first: LogLine
     state: str = "frames"  # frames, message, chain, what (of C++)
     notebook_type: str = ""  # name of the exception's type, which a notebook's traceback begins with
     frame: str = ""
+    code: str = ""  # line of the program last shown
     messages: list[list[str]] = field(default_factory=list)  # of each exception of the chain, the first raised first
 
 
@@ -102,7 +105,7 @@ class EventReader:
             if self._open:
                 yield from self._read_line(parse_line(number, clean_text(raw)))
                 continue
-            key = raw[:_MAX_COMPARED_CHARACTERS].translate(None, _VARYING)
+            key = raw[:_MAX_COMPARED_CHARACTERS].translate(None, b"" if _CODES.search(raw) else _VARYING)
             if key in self._dull:
                 continue
             events = list(self._read_line(parse_line(number, clean_text(raw)))) if _HINTS.search(raw) else []
@@ -120,12 +123,12 @@ class EventReader:
             yield from self._close(record)
         if _TRACEBACK in line.text:
             notebook_type = _find_notebook_type(line.text)
-            self._open[line.source] = _Record(line.number, line.source, line.level, notebook_type=notebook_type)
+            self._open[line.source] = _Record(line, notebook_type=notebook_type)
         elif _TERMINATE in line.text:
-            self._open[line.source] = _Record(line.number, line.source, line.level, "what", messages=[[line.text]])
+            self._open[line.source] = _Record(line, "what", messages=[[line.text]])
         elif (found := _EXCEPTION.match(line.text)) and line.level != "info":
             level = "warning" if found["type"].endswith("Warning") else line.level
-            self._open[line.source] = _Record(line.number, line.source, level, "message", messages=[[line.text]])
+            self._open[line.source] = _Record(replace(line, level=level), "message", messages=[[line.text]])
         elif event := self._classify_line(line):
             yield event
 
@@ -162,8 +165,11 @@ class EventReader:
                 place = f" in {frame['function']}" if frame["function"] and frame["function"] != "<module>" else ""
                 record.frame = f"{frame['path']}:{frame['line']}{place}"
         elif _begins_message(record, text):
-            record.messages.append([text])
+            bare = text == "AssertionError" and record.code  # its condition is all that is known
+            record.messages.append([f"{text}: {record.code}" if bare else text])
             record.state = "message"
+        elif text.strip(" ^~"):
+            record.code = text.strip()
         return True
 
     @staticmethod
@@ -173,26 +179,29 @@ class EventReader:
         return problem is not None and find_log_problem(text) is None and ANY in problem.follows
 
     def _close(self, record: _Record) -> Iterator[ErrorEvent]:
-        self._open.pop(record.source, None)
+        first = record.first
+        self._open.pop(first.source, None)
         texts = ["\n".join(lines).strip() for lines in record.messages]
+        if not texts and (event := self._classify_line(first)):  # pasted without its line ends
+            yield event
         if not texts or (len(texts) == 1 and is_noise(texts[0])):
             return
         known = [
             (text, problem) for text in texts if (problem := find_problem(text[:_MAX_SEARCHED_CHARACTERS])) is not None
         ]
         known.sort(key=lambda each: each[1].kind == "other")  # of those, the first one raised
-        warning = record.level in {"warning", "info"}
+        warning = first.level in {"warning", "info"}
         if known:
             text, problem = known[0]
         elif warning or texts[-1].startswith("KeyboardInterrupt"):
             return
         else:
             text, problem = texts[-1], PROGRAM_ERROR
-        yield ErrorEvent(record.line, problem, text, record.source, record.frame, warning)
+        yield ErrorEvent(first.number, problem, text, first.source, record.frame, warning)
 
     def _classify_line(self, line: LogLine) -> ErrorEvent | None:
         is_info = line.level == "info"
-        key = f"{is_info}{_normalize(line.text)}"
+        key = f"{is_info}{line.text if _CODES.search(line.text.encode()) else _normalize(line.text)}"
         if key not in self._seen:
             if len(self._seen) >= _MAX_SEARCHES:
                 return None

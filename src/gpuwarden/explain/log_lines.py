@@ -29,6 +29,7 @@ _PREFIXES = tuple(
         r"\[?(?P<level>[IWEF]) ?\d{3,4} \d\d:\d\d:\d+[.,]\d+(\s+\d+)? [^\s\]]+(:\d+)?\]\s?",  # glog, absl, torch
         r"\[?(?P<level>[IWEF]) [\w/.-]+\.(cc|cpp|h|cu):\d+\]\s?",  # TensorFlow, c10
         r"(- )?\[?(?P<level>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)\]?(:| -| \||\s)[\w. -]{0,80}?[:\]|-]?\s",
+        r"INFO:tensorflow:Error reported to Coordinator: (<class '[\w.]+'>, )?",  # an error, in TensorFlow 1
         r"(?P<level>INFO|WARNING|ERROR):[\w.]+:",  # Python's basicConfig
     )
 )
