@@ -85,7 +85,7 @@ def test_box_fits_the_terminal(box: Daemon) -> None:
             assert "  8 " in shown[0]
             assert " GPUs: " in shown[0]
             assert "simulated GPUs" in shown[1]
-            rows = {line.split()[0] for line in shown if " GiB " in line and "/700 W" in line}
+            rows = {line.split()[0] for line in shown if "/80 GiB " in line}
             assert len(rows) == 8 or any("more GPU" in line for line in shown)
             assert sum(" running " in line for line in shown) >= 4
             assert ("MEMORY █ in use ▒ reserved" in seen.text()) == (columns == 200)
@@ -96,6 +96,33 @@ def test_box_fits_the_terminal(box: Daemon) -> None:
             assert seen.modes_now() == seen.modes
             assert CURSOR_ON in seen.written
             assert ALTERNATE_OFF in seen.written
+
+
+def test_owner_is_readable(box: Daemon) -> None:
+    """User and run are whole at every width."""
+    answer = json.loads(fetch(f"{box.url}/api/v1/state"))
+    for width in (80, 99, 100, 139, 140, 200):
+        assert any("hedy bert-finetune" in line for line in drawn(answer, width, None)), width
+
+
+def test_keys(box: Daemon) -> None:
+    """`s` sorts, the arrows scroll over all rows and stop at the end, `?` explains, and the last line has the keys."""
+    with terminal(*at(box.port), columns=80, lines=16) as seen:
+        seen.until(lambda text: "s sort: problem" in text and "bert-finetune" in text, "the box")
+        seen.press(b"ss")
+        shown = seen.until(lambda text: "s sort: memory" in text, "the order")
+        used = [float(line[len("  0    ") + 8 :].split("/")[0]) for line in shown if "/80 GiB" in line]
+        assert used == sorted(used, reverse=True)
+        seen.press(b"\x1b[B" * 3)
+        seen.until(lambda text: "GPUs: " not in text and "/80 GiB" in text, "the title is scrolled away")
+        seen.press(b"\x1b[6~" * 30)
+        seen.until(lambda text: "EVENTS" in text and "/80 GiB" not in text, "the end")
+        seen.press(b"\x1b[5~" * 30)
+        seen.until(lambda text: " GPUs: " in text, "the start")
+        seen.press(b"?")
+        seen.until(lambda text: "show or hide this help" in text and "/80 GiB" not in text, "the help")
+        seen.press(b"?q")
+        assert seen.end() == 0
 
 
 def test_display_follows_the_state_and_the_window(tmp_path: Path, mock_nvml: MockNvml) -> None:
@@ -215,7 +242,7 @@ def test_once_without_a_terminal(box: Daemon) -> None:
     text = done.stdout.decode()
     assert (done.returncode, done.stderr) == (0, b"")
     assert max(map(cell_len, text.splitlines())) <= 80
-    assert sum(" GiB " in line and "/700 W" in line for line in text.splitlines()) == 8
+    assert sum("/80 GiB " in line for line in text.splitlines()) == 8
     assert {character for character in text if not character.isprintable()} == {"\n"}
     wider = ran(*at(box.port), "--once", env={"LC_ALL": "C.UTF-8", "COLUMNS": "160"}).stdout.decode()
     assert 140 < max(map(cell_len, wider.splitlines())) <= 160

@@ -10,7 +10,6 @@ from rich.text import Text
 from gpuwarden.cli.top.state_reader import ApiObject, format_place
 from gpuwarden.cli.top.style import (
     IN_USE,
-    RANK,
     RESERVED,
     STYLES,
     Column,
@@ -29,11 +28,6 @@ _GIB = 2**30
 _NO_READINGS: Mapping[str, str] = {"asleep": "suspended", "not_asked": "not polled"}
 
 
-def sort_worst_first(gpus: Sequence[ApiObject]) -> list[ApiObject]:
-    """Sort GPUs by condition, those with the same one by index."""
-    return sorted(gpus, key=lambda gpu: RANK.get(gpu.text("condition"), 0))
-
-
 def count_rows(gpus: Sequence[ApiObject]) -> int:
     """Return the number of rows of these GPUs."""
     return sum(1 + len(gpu.parts("mig")) for gpu in gpus)
@@ -41,28 +35,31 @@ def count_rows(gpus: Sequence[ApiObject]) -> int:
 
 def make_gpu_table(gpus: Sequence[ApiObject], run_names: Mapping[str, str], width: int, *, model_names: bool) -> Table:
     """Return a table of GPUs and MIG instances; `run_names` are by ID, `model_names` adds that column."""
-    drawn = 12 if width < MIN_WIDE_COLUMNS else 24 if width < MIN_WIDEST_COLUMNS else 40
+    drawn = 8 if width < MIN_WIDE_COLUMNS else 12 if width < MIN_WIDEST_COLUMNS else 32
     made = make_table(
         Column("", 1),
         Column("GPU", 4),
-        Column("MEMORY" if width < MIN_WIDE_COLUMNS else f"MEMORY {IN_USE} in use {RESERVED} reserved", drawn),
+        Column("MEMORY" if width < MIN_WIDEST_COLUMNS else f"MEMORY {IN_USE} in use {RESERVED} reserved", drawn),
         Column("", 12, right=True),
         Column("HEADROOM", 8, right=True),
         Column("TEMP", 6, right=True),
         Column("UTIL", 5, right=True),
-        Column("POWER", 9, right=True),
+        Column("POWER", 5 if width < MIN_WIDE_COLUMNS else 9, right=True),
         Column("OWNER"),
         *([Column("CLOCK", 8, right=True)] if width >= MIN_WIDEST_COLUMNS else []),
         *([Column("NAME")] if width >= MIN_WIDEST_COLUMNS and model_names else []),
     )
     for gpu in gpus:
-        rows = [_row(gpu, run_names, drawn), *(_instance(gpu, each, run_names, drawn) for each in gpu.parts("mig"))]
+        rows = [
+            _row(gpu, run_names, drawn, width),
+            *(_instance(gpu, each, run_names, drawn) for each in gpu.parts("mig")),
+        ]
         for row in rows:
             made.add_row(*row[: len(made.columns)])
     return made
 
 
-def _row(gpu: ApiObject, run_names: Mapping[str, str], drawn: int) -> list[Text]:
+def _row(gpu: ApiObject, run_names: Mapping[str, str], drawn: int, width: int) -> list[Text]:
     condition, status = gpu.text("condition"), gpu.text("status")
     style = STYLES.get(condition, "")
     head = [condition_mark(condition), Text(format_place(gpu), style)]
@@ -71,13 +68,14 @@ def _row(gpu: ApiObject, run_names: Mapping[str, str], drawn: int) -> list[Text]
         what = f"not responding: {gpu.text('fault')}" if gpu.text("fault") else _NO_READINGS.get(status, status)
         nothing = [number_cell(None, str)] * 5
         return [*head, Text(""), *nothing, text_cell(what, style), number_cell(None, str), name]
+    limit = None if width < MIN_WIDE_COLUMNS else gpu.part("power_limit_watts").number("enforced")
     memory, heat = (pressure_style(gpu.part("pressure").text(resource)) for resource in ("memory", "thermal"))
     return [
         *head,
         *_memory(gpu, memory, drawn),
         number_cell(gpu.part("temperature_celsius").number("core"), lambda core: _temperature(core, gpu), heat),
         number_cell(gpu.number("utilization_ratio"), lambda ratio: f"{ratio * 100:.0f} %"),
-        number_cell(gpu.number("power_usage_watts"), lambda watts: _power(watts, gpu)),
+        number_cell(gpu.number("power_usage_watts"), lambda watts: _power(watts, limit)),
         text_cell(_owner(gpu, run_names)),
         number_cell(gpu.part("clock_hertz").number("graphics"), lambda hertz: f"{hertz / 1e6:.0f} MHz"),
         name,
@@ -115,8 +113,7 @@ def _temperature(core: float, gpu: ApiObject) -> str:
     return f"{core:.0f} C" if limit is None else f"{core:.0f}/{limit:.0f}"
 
 
-def _power(watts: float, gpu: ApiObject) -> str:
-    limit = gpu.part("power_limit_watts").number("enforced")
+def _power(watts: float, limit: float | None) -> str:
     return f"{watts:.0f} W" if limit is None else f"{watts:.0f}/{limit:.0f} W"
 
 

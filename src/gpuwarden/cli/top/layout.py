@@ -9,10 +9,11 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from gpuwarden.cli.top.gpu_table import MIN_WIDEST_COLUMNS, count_rows, make_gpu_table, sort_worst_first
+from gpuwarden.cli.top.gpu_table import MIN_WIDEST_COLUMNS, count_rows, make_gpu_table
 from gpuwarden.cli.top.run_table import make_run_table
 from gpuwarden.cli.top.state_reader import ApiObject, format_place, place_by_uuid
 from gpuwarden.cli.top.style import RANK, STYLES, Column, condition_mark, make_table, text_cell
+from gpuwarden.cli.top.view import DEFAULT_ORDER, sort_gpus, sort_runs
 from gpuwarden.formatting import format_bytes, format_elapsed
 
 MAX_TROUBLES = 6
@@ -21,13 +22,13 @@ _UNLIMITED = 10_000  # lines
 _WORDS: Mapping[str, str] = {"critical": "critical", "warning": "warning", "unknown": "unknown", "ok": "OK"}
 
 
-def render_box(answer: Any, width: int, height: int | None, now: float) -> RenderableType:
+def render_box(answer: Any, width: int, height: int | None, now: float, order: str = DEFAULT_ORDER) -> RenderableType:
     """Draw an answer of `/api/v1/state` in `height` lines, or in full without a height. `now` is Unix time."""
-    return Group(*_lines(ApiObject(answer), width, _UNLIMITED if height is None else height, now))
+    return Group(*_lines(ApiObject(answer), width, _UNLIMITED if height is None else height, now, order))
 
 
-def _lines(box: ApiObject, width: int, height: int, now: float) -> Iterator[RenderableType]:
-    gpus, runs, events = sort_worst_first(box.parts("gpus")), box.parts("runs"), box.parts("events")
+def _lines(box: ApiObject, width: int, height: int, now: float, order: str) -> Iterator[RenderableType]:
+    gpus, runs, events = sort_gpus(box.parts("gpus"), order), sort_runs(box.parts("runs"), order), box.parts("events")
     models = {gpu.text("name") for gpu in gpus}
     head = [_title(box, gpus, runs, models if width >= MIN_WIDEST_COLUMNS else ()), *_warnings(box, now)]
     head += _troubles(gpus, runs, min(MAX_TROUBLES, max(height // 6, 1)))

@@ -15,37 +15,23 @@ import time
 import tty
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
 from rich.live import Live
-from rich.styled import Styled
-from rich.text import Text
 
 from gpuwarden.cli.common.api_client import daemon_url
 from gpuwarden.cli.common.config_flags import load_config
 from gpuwarden.cli.common.terminal import discard_output
+from gpuwarden.cli.top.display import Display
 from gpuwarden.cli.top.layout import render_box
 from gpuwarden.cli.top.state_reader import fetch_state
-from gpuwarden.cli.top.style import STYLES, text_cell
 from gpuwarden.config.schema import Config
 from gpuwarden.config.value_types import Address
-from gpuwarden.formatting import format_elapsed
 
 POLL_SECONDS = 1.0
 REDRAWS_PER_SECOND = 2  # so that a resized window and ages are soon correct
 _MAX_KEYS = 1024
 _ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-
-
-@dataclass(frozen=True, slots=True)
-class LastAnswer:
-    """Last answer of the daemon, `at` a Unix time; `trouble` is the error of a later request, or empty."""
-
-    state: Any = None
-    at: float = 0.0
-    trouble: str = ""
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -80,25 +66,24 @@ def _show_live(config: Config) -> None:
 
 
 def _show(console: Console, listen: Address) -> None:
-    answer = LastAnswer()
-
-    def draw() -> RenderableType:
-        return _draw(answer, listen, console)
-
-    screen = Live(console=console, get_renderable=draw, screen=True, refresh_per_second=REDRAWS_PER_SECOND)
+    display = Display(console, f"connecting to {daemon_url(listen)}")
+    screen = Live(console=console, get_renderable=display.draw, screen=True, refresh_per_second=REDRAWS_PER_SECOND)
     with _signals() as signals, _keyboard(screen) as keys, screen:
+        due = 0.0
         while True:
-            try:
-                answer = LastAnswer(fetch_state(listen), time.time())
-            except OSError as error:
-                answer = replace(answer, trouble=error.strerror or str(error))
+            if time.monotonic() >= due:
+                try:
+                    display.state, display.at, display.fault = fetch_state(listen), time.time(), ""
+                except OSError as error:
+                    display.fault = error.strerror or str(error)
+                due = time.monotonic() + POLL_SECONDS
             screen.refresh()
-            ready, _, _ = select.select([signals.fileno(), *keys], [], [], POLL_SECONDS)
+            ready, _, _ = select.select([signals.fileno(), *keys], [], [], max(due - time.monotonic(), 0.0))
             if signals.fileno() in ready and _ENDING & set(signals.recv(_MAX_KEYS)):
                 return
             if set(keys) & set(ready):
-                pressed = os.read(keys[0], _MAX_KEYS)
-                if not pressed or b"q" in pressed.lower():  # nothing: the terminal is closed
+                typed = os.read(keys[0], _MAX_KEYS)
+                if not typed or not display.view.handle(typed):  # nothing: the terminal is closed
                     return
 
 
@@ -153,17 +138,3 @@ def _console() -> Console:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     return Console(file=sys.stdout, markup=False, highlight=False, emoji=False)
-
-
-def _draw(answer: LastAnswer, listen: Address, console: Console) -> RenderableType:
-    """Draw the last answer; if a later request failed, in gray below the error."""
-    if answer.state is None:
-        return text_cell(
-            answer.trouble or f"connecting to {daemon_url(listen)}", STYLES["warning"] if answer.trouble else ""
-        )
-    now = time.time()
-    if not answer.trouble:
-        return Group(render_box(answer.state, console.width, console.height - 1, now), Text("q quit", "dim"))
-    age = Text(f"State of {format_elapsed(max(now - answer.at, 0.0))} ago:", STYLES["warning"])
-    before = render_box(answer.state, console.width, console.height - 2, now)
-    return Group(text_cell(f"Retrying: {answer.trouble}", STYLES["critical"]), age, Styled(before, "dim"))
