@@ -218,6 +218,15 @@ def test_version() -> None:
     assert newest[1] == __version__
 
 
+def test_files_of_the_working_folder_are_not_imported(tmp_path: Path) -> None:
+    """A program's own random.py, json.py and logging.py do not end `python -m gpuwarden` in its folder."""
+    for name in ("random", "json", "logging", "argparse", "socket"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported')")
+    command = [sys.executable, "-m", "gpuwarden", "doctor", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+    assert '"python.shadows"' in done.stdout, done.stderr
+
+
 @pytest.mark.parametrize(
     ("what", "file"),
     [

@@ -282,3 +282,23 @@ def test_a_build_info_of_another_form_is_no_build_for_cuda(environment: FakeEnvi
     environment.add_tensorflow(CUDA_BUILD.replace("'clang'", "compiler()"))
     environment.add_wheel("tensorflow-2.20.0")
     assert "tensorflow.build" in check(environment, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("build_info = collections.OrderedDict([('is_cuda_bu", "cannot be read"),
+        ("", "does not say what TensorFlow is built for"),
+        ("a = b('x')", "does not say what TensorFlow is built for"),
+        ("\0\0\0", "cannot be read"),
+    ],
+)
+def test_damaged_build_file_is_named(environment: FakeEnvironment, tmp_path: Path, content: str, said: str) -> None:
+    """A file cut by a full disk is a damaged installation, no build for the CPU, and no fault of the doctor."""
+    environment.add_tensorflow(content)
+    environment.add("tensorflow", "2.20.0")
+    found = check(environment, tmp_path, machine("9.0"))["tensorflow.build"]
+    assert found.status == "fail"
+    assert "build_info.py" in found.found
+    assert said in found.found
+    assert found.fix.endswith("-m pip install --force-reinstall --no-deps tensorflow")

@@ -184,6 +184,15 @@ def test_a_file_with_the_name_of_a_needed_module_is_a_warning(
     assert found.found.endswith(f": {Path(name).absolute()}.")
 
 
+def test_a_broken_file_with_the_name_of_a_needed_module_is_a_warning_too(
+    environment: FakeEnvironment, tmp_path: Path
+) -> None:
+    """The doctor's own program in the environment does not import it."""
+    Path("json.py").write_text("raise SystemExit(1)")
+    found = check(environment, tmp_path)
+    assert (found["python.environment"].status, found["python.shadows"].status) == ("pass", "warn")
+
+
 def test_a_python_that_cannot_list_its_modules_has_the_usual_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

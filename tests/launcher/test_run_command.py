@@ -67,6 +67,23 @@ def test_output_and_status_are_the_programs(environment: dict[str, str], tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="python -m searches the working folder first")
+def test_private_daemon_imports_nothing_of_the_program(environment: dict[str, str], tmp_path: Path) -> None:
+    """A types.py in the folder of the program does not end the daemon, which measures the program's memory."""
+    (tmp_path / "types.py").write_text("raise SystemExit('imported')")
+    command = "import sys; del sys.path[0]; from gpuwarden.cli.main import main; main(['run', '--', 'sleep', '1'])"
+    ended = subprocess.run(
+        [sys.executable, "-c", command],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert "peak memory" in rows(ended.stderr)["host"]
+
+
 @pytest.mark.parametrize(
     ("number", "outcome", "cause"),
     [

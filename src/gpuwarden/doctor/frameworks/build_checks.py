@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from packaging.utils import canonicalize_name
 
-from gpuwarden.doctor.frameworks.builds import FRAMEWORKS, InstalledBuild, KnownFramework
+from gpuwarden.doctor.frameworks.builds import FRAMEWORKS, BuildFileError, InstalledBuild, KnownFramework
 from gpuwarden.doctor.frameworks.cuda_versions import (
     Kernels,
     accepts,
@@ -32,7 +32,18 @@ def check_framework(framework: KnownFramework, context: Context) -> Iterator[Che
     except InterpreterError:
         return  # python.environment says so
     yield check_installation(framework, environment)
-    build = framework.read(environment, context)
+    try:
+        build = framework.read(environment, context)
+    except BuildFileError as error:
+        names = [name for name in framework.family if environment.distribution(name)]
+        yield CheckResult(
+            f"{framework.module}.build",
+            "fail",
+            f"The installation of {framework.title} is damaged: {error}.",
+            why="Importing it can fail, and nothing is known of what it is built for.",
+            fix=environment.pip("install", "--force-reinstall", "--no-deps", *(names or framework.family[:1])),
+        )
+        return
     if build is None:
         return
     installed = InstalledBuild(framework, build, environment, context)

@@ -23,11 +23,17 @@ from gpuwarden.doctor.model import Context, Status
 
 _CUDA_LIBRARY = re.compile(r"lib(cu|nccl|nvrtc|nvshmem|nvJit)")
 _TORCH_TARGETS = re.compile(rb"\0((?:sm|compute)_\d+[a-z]?(?: (?:sm|compute)_\d+[a-z]?)*)\0")
-_JAX_PROGRAM = """import importlib.machinery as machinery, importlib.util as util, json, sys
+_JAX_PROGRAM = """import sys
+sys.path[:] = filter(None, sys.path)
+import importlib.machinery as machinery, importlib.util as util, json
 spec = machinery.PathFinder.find_spec("_versions", [sys.argv[1]])
 module = util.module_from_spec(spec)
 spec.loader.exec_module(module)
 print(json.dumps([module.cuda_runtime_build_version(), module.cudnn_build_version()]))"""
+
+
+class BuildFileError(Exception):
+    """A file that says what a framework is built for is damaged; the text says which, and how."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +59,10 @@ class Build:
 
 @dataclass(frozen=True)
 class KnownFramework:
-    """A framework. `family` has the distributions that install its module, of which an environment needs one."""
+    """A framework. `family` has the distributions that install its module, of which an environment needs one.
+
+    `read` returns its build, None if it is not installed. Raises BuildFileError.
+    """
 
     title: str
     module: str
@@ -218,24 +227,33 @@ def _find_min_cudnn(environment: Environment, distribution: Distribution | None,
 
 
 def _read_build_info(file: Path) -> Mapping[str, Any]:
-    """Read the literal of the module; empty if it has another form."""
-    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+    """Read the literal of the module. Raises BuildFileError."""
+    for node in _parse(file):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and node.value.args:
             try:
-                return dict(ast.literal_eval(node.value.args[0]))
-            except ValueError:
-                return {}
-    return {}
+                facts = dict(ast.literal_eval(node.value.args[0]))
+            except (TypeError, ValueError):
+                break
+            if "is_cuda_build" in facts:
+                return facts
+    raise BuildFileError(f"{file} does not say what TensorFlow is built for")
 
 
 def _read_assignments(file: Path) -> Mapping[str, Any]:
-    """Read the module's assignments of literals."""
+    """Read the module's assignments of literals. Raises BuildFileError."""
     found: dict[str, Any] = {}
-    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+    for node in _parse(file):
         if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Constant):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             found |= {each.id: node.value.value for each in targets if isinstance(each, ast.Name)}
     return found
+
+
+def _parse(file: Path) -> list[ast.stmt]:
+    try:
+        return ast.parse(file.read_bytes()).body
+    except (OSError, SyntaxError, ValueError) as error:
+        raise BuildFileError(f"{file} cannot be read: {error}") from None
 
 
 def _read_torch_targets(library: Path) -> tuple[str, ...]:

@@ -21,10 +21,13 @@ from gpuwarden.doctor.model import Context
 PATIENCE_SECONDS = 10.0  # for an interpreter on a slow network file system; a local one takes 25 ms
 # `-c` puts the working folder first on the path, as for a script there. Python before 3.10 cannot list its modules:
 # those of this interpreter stand for them.
-_PROGRAM = """import json, sys
+_PROGRAM = """import sys
+path = sys.path[:]
+sys.path[:] = filter(None, path)  # a json.py in the working folder is a finding, not a failure
+import json
 names = sorted(getattr(sys, "stdlib_module_names", ()))
 print()
-print(json.dumps({"version": sys.version.split()[0], "prefix": sys.prefix, "path": sys.path, "modules": names}))"""
+print(json.dumps({"version": sys.version.split()[0], "prefix": sys.prefix, "path": path, "modules": names}))"""
 
 
 class InterpreterError(Exception):

@@ -80,7 +80,7 @@ def run_trials(context: Context, kind: Kind = "gpu") -> Iterator[CheckResult]:
     except InterpreterError:
         return  # python.environment says so
     for framework in FRAMEWORKS:
-        if framework.read(environment, context) is not None:
+        if environment.find_file(framework.module, "__init__.py") is not None:
             trial = try_framework(framework, context, kind)
             yield from judge_trial(framework, trial, is_gpu_there=has_gpu(context))
 
