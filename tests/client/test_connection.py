@@ -271,7 +271,7 @@ def test_imports() -> None:
 import sys
 before = set(sys.modules)
 import gpuwarden.client.connection, gpuwarden.client.frameworks.allocator_memory
-import gpuwarden.client.reporter, gpuwarden.client.keras.step_counter
+import gpuwarden.client.reporter, gpuwarden.client.keras.fit.step_counter
 print(*{name.partition(".")[0] for name in set(sys.modules) - before} - sys.stdlib_module_names)
 """
     assert python(script).stdout.split() == ["gpuwarden"]

@@ -38,8 +38,7 @@ from training_cases import cases_in, serve
 
 from gpuwarden import watch
 from gpuwarden.client.frameworks.tensorflow import list_physical_devices
-from gpuwarden.client.keras import callback as keras_callback
-from gpuwarden.client.keras import step_counter
+from gpuwarden.client.keras.fit import fit_meters, step_counter
 from gpuwarden.client.keras.function_patch import unwrap
 from gpuwarden.client.keras.model_memory import add_model_memory
 from gpuwarden.client.reporter import Reporter, join_run
@@ -583,13 +582,13 @@ def case_sizes_seen(daemon: Daemon) -> Any:
             yield np.ones((size, 3), "float32"), np.ones((size, 1), "float32")
 
     signature = tf.TensorSpec((None, 3)), tf.TensorSpec((None, 1))
-    keras_callback.METRICS_INTERVAL_SECONDS, feed = 0.0, keras_callback._make_input_meter
-    keras_callback._make_input_meter = lambda *_: None  # of several looks each step would have one
+    fit_meters.METRICS_INTERVAL_SECONDS, feed = 0.0, fit_meters._make_input_meter
+    fit_meters._make_input_meter = lambda *_: None  # of several looks each step would have one
     try:
         dataset = tf.data.Dataset.from_generator(alike, output_signature=signature)
         model().fit(dataset, verbose=0, callbacks=[daemon.callback(interval=0)])
     finally:
-        keras_callback.METRICS_INTERVAL_SECONDS, keras_callback._make_input_meter = 1.0, feed
+        fit_meters.METRICS_INTERVAL_SECONDS, fit_meters._make_input_meter = 1.0, feed
     return daemon.received()
 
 
@@ -600,15 +599,15 @@ def case_nonfinite_loss(daemon: Daemon) -> Any:
     model().fit(*data(), callbacks=[daemon.callback()], **settings)
     finite = daemon.received()
     try:
-        keras_callback.METRICS_INTERVAL_SECONDS = 3600.0  # on a busy machine a step may take a second
+        fit_meters.METRICS_INTERVAL_SECONDS = 3600.0  # on a busy machine a step may take a second
         model().fit(x, y, callbacks=[daemon.callback()], **settings)
         seldom = daemon.more()
-        keras_callback.METRICS_INTERVAL_SECONDS = 0.0
+        fit_meters.METRICS_INTERVAL_SECONDS = 0.0
         # A run of its own, since the first such step of a run is marked.
         other = Daemon(Path(f"{daemon.path}.2"))
         model().fit(x, y, callbacks=[other.callback(interval=0)], **settings)
     finally:
-        keras_callback.METRICS_INTERVAL_SECONDS = 1.0
+        fit_meters.METRICS_INTERVAL_SECONDS = 1.0
     checked = Daemon(Path(f"{daemon.path}.3"))
     model().fit(*data(), validation_data=(x, y), callbacks=[checked.callback()], **settings)
     validation = checked.received()

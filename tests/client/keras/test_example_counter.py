@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from gpuwarden.client.connection import DaemonConnection
-from gpuwarden.client.keras.example_counter import ExampleCounter
-from gpuwarden.client.keras.loss_reader import LossReader
+from gpuwarden.client.keras.fit.example_counter import ExampleCounter
+from gpuwarden.client.keras.fit.loss_reader import LossReader
 from gpuwarden.client.reporter import Reporter
 from gpuwarden.protocol.messages import Hello
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from gpuwarden.client.input_wait import InputWait
-from gpuwarden.client.keras.iterator_wait import IteratorWait
-from gpuwarden.client.keras.tf_data_wait import MAX_EXECUTIONS, MAX_GAPS, TfDataWait
+from gpuwarden.client.keras.fit.iterator_wait import IteratorWait
+from gpuwarden.client.keras.fit.tf_data_wait import MAX_EXECUTIONS, MAX_GAPS, TfDataWait
 
 
 def counted(wait: InputWait) -> tuple[float, float]:

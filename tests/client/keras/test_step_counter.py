@@ -8,7 +8,7 @@ import pytest
 from client_ends import Clock
 
 from gpuwarden.client.connection import DaemonConnection
-from gpuwarden.client.keras.step_counter import StepCounter
+from gpuwarden.client.keras.fit.step_counter import StepCounter
 from gpuwarden.client.reporter import Reporter
 from gpuwarden.protocol.messages import STEP_BUCKETS
 

@@ -9,102 +9,26 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 import weakref
 from collections.abc import Mapping
 from time import monotonic
 from typing import Any
 
-from gpuwarden.client.distributed.workers import has_workers, is_in_one_process
+from gpuwarden.client.distributed.workers import has_workers
 from gpuwarden.client.errors.classifier import error_from_exception
-from gpuwarden.client.frameworks import make_adapter
-from gpuwarden.client.frameworks.allocator_memory import add_named_devices
-from gpuwarden.client.frameworks.no_gpu import find_no_gpu_reason
 from gpuwarden.client.guard import Guard, claim_steps, guarded
-from gpuwarden.client.hello import make_hello
-from gpuwarden.client.input_wait import InputWait
 from gpuwarden.client.keras import early_oom, introspection
-from gpuwarden.client.keras.example_counter import ExampleCounter
-from gpuwarden.client.keras.function_patch import FUNCTION_KINDS, FunctionKind, FunctionPatch, InputMeter
-from gpuwarden.client.keras.iterator_wait import IteratorWait
-from gpuwarden.client.keras.loss_reader import LossReader
+from gpuwarden.client.keras.fit.fit_meters import FitMeters
+from gpuwarden.client.keras.function_patch import FUNCTION_KINDS, FunctionKind, FunctionPatch
+from gpuwarden.client.keras.keras_run import join_keras_run
 from gpuwarden.client.keras.model_memory import add_model_memory
 from gpuwarden.client.keras.on_pressure import OnPressure, PressureLevel, PressureResponder, make_responder
-from gpuwarden.client.keras.step_counter import StepCounter
-from gpuwarden.client.keras.tf_data_wait import TfDataWait
 from gpuwarden.client.keras_import import keras
-from gpuwarden.client.reporter import REPORT_INTERVAL_SECONDS, Reporter, join_run
+from gpuwarden.client.reporter import REPORT_INTERVAL_SECONDS, Reporter
 from gpuwarden.client.settings import check_settings
 from gpuwarden.protocol.messages import Advice, Phase
 
-METRICS_INTERVAL_SECONDS = 1.0  # between two reads of the loss metric and of the input wait: about 100 µs each
-
 _FIT_ATTRIBUTES = {"_run", "_fit", "_functions", "_watched", "_model", "model"}
-
-
-class _Fit:
-    """Meters of one fit: steps, examples, and input wait where it can be measured."""
-
-    def __init__(self, run: Reporter, model: Any, in_epoch: Any, *, loss: bool) -> None:
-        in_epoch = None if in_epoch is None else int(in_epoch)
-        feeder, per_execution = introspection.find_feeder(), introspection.read_steps_per_execution(model)
-        reader = LossReader(run, model, keras, wanted=loss, fits=feeder is not None)
-        self._run = run
-        self._loss_reader = reader
-        self._examples = ExampleCounter(run, reader, in_epoch, feeder, workers=not is_in_one_process(model))
-        self._counts_always = self._examples.is_exact and not loss
-        if not (self._examples.is_exact or reader.is_readable):
-            run.add_examples(None)
-        self.input = _make_input_meter(run.input, per_execution)
-        reference = weakref.ref(model)  # the run keeps the last fit's counter, and must not keep its model
-        self.steps = StepCounter(
-            run,
-            per_execution,
-            in_epoch,
-            updates=lambda: introspection.read_updates(reference()),
-            traces=introspection.TraceCount(model),
-            cut_short=self._examples.fail,
-        )
-        self._metrics_due = 0.0
-
-    def begin_epoch(self) -> None:
-        """Start counting an epoch."""
-        self._examples.begin_epoch()
-        self.steps.begin_epoch()
-        self._loss_reader.begin_epoch()
-
-    def end_epoch(self) -> None:
-        """Count the remaining steps when validation starts or the epoch ends."""
-        made = self.steps.end_epoch()
-        if made is not None:
-            self._examples.update_at_end(made)
-        if self.input is not None:
-            self.input.pause()
-
-    def read_logs(self, logs: Any) -> None:
-        """Read the loss that Keras passes at the end of an epoch."""
-        if self.steps.counts:
-            self._loss_reader.read_logs(logs)
-
-    def read_metrics(self, now: float) -> None:
-        """Read the loss metric and the input wait, once a second; declared examples are counted each time."""
-        self._run.settle()  # so that examples and steps are of the same moment
-        if now < self._metrics_due:
-            if self._counts_always:
-                self._examples.update(self._run.batch or 0)
-            return
-        self._metrics_due = now + METRICS_INTERVAL_SECONDS
-        self._examples.update(self._run.batch or 0)
-        if self.input is not None:
-            self.input.update()
-
-    def fail(self) -> int | None:
-        """Count the remaining steps after the current step has failed; return that step's examples if known."""
-        if self.input is not None:
-            self.input.pause()
-        if self.steps.counts:
-            self._examples.fail(self.steps.fail())
-        return self._examples.failed_batch_size()
 
 
 class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
@@ -186,7 +110,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         self._watched: Any = None
         self._functions: FunctionPatch | None = None
         self._run: Reporter | None = None
-        self._fit: _Fit | None = None  # the current one
+        self._fit: FitMeters | None = None  # the current one
         self._is_hello_final = False  # the hello has the devices, or why there are none
         self._nested = False  # the current hooks belong to a fit that another fit's callback has called
         self._due = 0.0  # time of the next step that does more than record its start (monotonic)
@@ -219,7 +143,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         if self._is_nested():
             return
         # A custom loop that calls the hooks through Keras's CallbackList may have set no params.
-        self._fit = _Fit(self._begin_run(), self._watched, (self.params or {}).get("steps"), loss=self._loss)
+        self._fit = FitMeters(self._begin_run(), self._watched, (self.params or {}).get("steps"), loss=self._loss)
         if self._responder is not None:
             self._responder.check_workers(self._watched)
         self._enter("train")
@@ -273,7 +197,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         except Exception as error:  # noqa: BLE001 - no failure here may end a training run
             self._guard.record_failure(error, self._give_up)
 
-    def _update(self, fit: _Fit, now: float) -> None:
+    def _update(self, fit: FitMeters, now: float) -> None:
         """Do the periodic work at the start of a step, and schedule the next."""
         run, steps = self._reporter, fit.steps
         if not steps.counts:
@@ -358,25 +282,9 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
             self._fit.steps.find_end()
 
     def _join(self) -> Reporter:
-        """Join this process's run. The devices exist by now, so listing them freezes no options."""
-        backend = keras.backend.backend()
-        framework = make_adapter(backend)
-        names = add_named_devices(framework.list_devices() if framework else {}, self._settings.devices)
         stepped = self._run is not None and self._run.steps > 0
-        hello = make_hello(
-            self._settings.name,
-            f"{backend} {_read_version(backend)} keras {_read_version(keras.__name__)}",
-            names,
-            find_no_gpu_reason(backend) if stepped and not names else None,
-        )
-        self._is_hello_final = stepped or bool(names)
-        self._run = run = join_run(
-            self._settings.socket, hello, census=self._settings.census, summary=self._settings.summary
-        )
-        run.interval = self._settings.interval
-        if framework:
-            run.memory.watch(framework, names)
-        return run
+        self._run, self._is_hello_final = join_keras_run(self._settings, stepped=stepped)
+        return self._run
 
     def _update_hello(self) -> None:
         """Send a hello with devices once a step has been made: torch sets them up in the first, if it uses any."""
@@ -464,15 +372,3 @@ def _report_late() -> None:
 
 
 early_oom.report_early_oom(_report_late)
-
-
-def _make_input_meter(wait: InputWait, per_execution: int) -> InputMeter | None:
-    """Return the meter of the input wait; None if it cannot be measured."""
-    backend = keras.backend.backend()
-    if backend == "tensorflow":
-        return TfDataWait(wait, per_execution)
-    return IteratorWait(wait) if backend == "jax" and per_execution == 1 else None
-
-
-def _read_version(module: str) -> str:
-    return getattr(sys.modules.get(module), "__version__", "")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gpuwarden.client.keras.loss_reader import LossReader
+from gpuwarden.client.keras.fit.loss_reader import LossReader
 from gpuwarden.client.reporter import Reporter
 
 # Adapters for arrays, in Keras 3 and 2: their declared batches are exact. A DataLoader's sampler may skip or repeat

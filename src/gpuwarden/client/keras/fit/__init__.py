@@ -1,0 +1,1 @@
+"""Meters of one fit: its steps, examples, loss and input wait."""

@@ -1,0 +1,93 @@
+"""All meters of one fit, updated by the hooks of the callback."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from gpuwarden.client.distributed.workers import is_in_one_process
+from gpuwarden.client.input_wait import InputWait
+from gpuwarden.client.keras import introspection
+from gpuwarden.client.keras.fit.example_counter import ExampleCounter
+from gpuwarden.client.keras.fit.iterator_wait import IteratorWait
+from gpuwarden.client.keras.fit.loss_reader import LossReader
+from gpuwarden.client.keras.fit.step_counter import StepCounter
+from gpuwarden.client.keras.fit.tf_data_wait import TfDataWait
+from gpuwarden.client.keras.function_patch import InputMeter
+from gpuwarden.client.keras_import import keras
+from gpuwarden.client.reporter import Reporter
+
+METRICS_INTERVAL_SECONDS = 1.0  # between two reads of the loss metric and of the input wait: about 100 µs each
+
+
+class FitMeters:
+    """Meters of one fit: steps, examples, and input wait where it can be measured."""
+
+    def __init__(self, run: Reporter, model: Any, in_epoch: Any, *, loss: bool) -> None:
+        in_epoch = None if in_epoch is None else int(in_epoch)
+        feeder, per_execution = introspection.find_feeder(), introspection.read_steps_per_execution(model)
+        reader = LossReader(run, model, keras, wanted=loss, fits=feeder is not None)
+        self._run = run
+        self._loss_reader = reader
+        self._examples = ExampleCounter(run, reader, in_epoch, feeder, workers=not is_in_one_process(model))
+        self._counts_always = self._examples.is_exact and not loss
+        if not (self._examples.is_exact or reader.is_readable):
+            run.add_examples(None)
+        self.input = _make_input_meter(run.input, per_execution)
+        reference = weakref.ref(model)  # the run keeps the last fit's counter, and must not keep its model
+        self.steps = StepCounter(
+            run,
+            per_execution,
+            in_epoch,
+            updates=lambda: introspection.read_updates(reference()),
+            traces=introspection.TraceCount(model),
+            cut_short=self._examples.fail,
+        )
+        self._metrics_due = 0.0
+
+    def begin_epoch(self) -> None:
+        """Start counting an epoch."""
+        self._examples.begin_epoch()
+        self.steps.begin_epoch()
+        self._loss_reader.begin_epoch()
+
+    def end_epoch(self) -> None:
+        """Count the remaining steps when validation starts or the epoch ends."""
+        made = self.steps.end_epoch()
+        if made is not None:
+            self._examples.update_at_end(made)
+        if self.input is not None:
+            self.input.pause()
+
+    def read_logs(self, logs: Any) -> None:
+        """Read the loss that Keras passes at the end of an epoch."""
+        if self.steps.counts:
+            self._loss_reader.read_logs(logs)
+
+    def read_metrics(self, now: float) -> None:
+        """Read the loss metric and the input wait, once a second; declared examples are counted each time."""
+        self._run.settle()  # so that examples and steps are of the same moment
+        if now < self._metrics_due:
+            if self._counts_always:
+                self._examples.update(self._run.batch or 0)
+            return
+        self._metrics_due = now + METRICS_INTERVAL_SECONDS
+        self._examples.update(self._run.batch or 0)
+        if self.input is not None:
+            self.input.update()
+
+    def fail(self) -> int | None:
+        """Count the remaining steps after the current step has failed; return that step's examples if known."""
+        if self.input is not None:
+            self.input.pause()
+        if self.steps.counts:
+            self._examples.fail(self.steps.fail())
+        return self._examples.failed_batch_size()
+
+
+def _make_input_meter(wait: InputWait, per_execution: int) -> InputMeter | None:
+    """Return the meter of the input wait; None if it cannot be measured."""
+    backend = keras.backend.backend()
+    if backend == "tensorflow":
+        return TfDataWait(wait, per_execution)
+    return IteratorWait(wait) if backend == "jax" and per_execution == 1 else None
