@@ -80,6 +80,20 @@ LEAK = case(
     windows=tuple(window(20 * each, 12 + 50 * each, 50 + 50 * each) for each in range(1, 5)),
     training_peak=250 * MIB,
 )
+JOINED = case(
+    "385024,1,32",
+    47,
+    after=(184.3, 231.3),
+    before=(138.7, 186),
+    room=234.4,
+    steps=93,
+    text=EAGER,
+    batch_size=4096,
+    fit_steps=93,
+    windows=tuple(window(23 * each, 34.5 * each, 46.5 * each) for each in range(1, 5)),
+    training_peak=186 * MIB,
+    leak=Leak(11.5 * MIB, round(79.5 * MIB)),
+)
 PIECES = case("51,262144", 51, after=(104, 216), text=EAGER)
 VALIDATION = case("40000,1000", 152.6, after=(12.2, 206.2), before=(12.2, 39.5), phase="test", **TRAINED)
 GIANT = case("20000,1000", 76.3, after=(7.7, 233.8), before=(8, 39.5), **TRAINED)
@@ -124,8 +138,8 @@ REPORTED_LEAK = Leak(2.0 * MIB, 200 * MIB)
                 "to the run. Without this growth 7.60 MiB for shape [2000,1000] would have fitted."
             ),
             (
-                "Find what the program keeps from step to step: tensors in lists, losses kept as tensors (use "
-                "`float(loss)`), models rebuilt every step."
+                "Find what the program keeps from step to step: tensors in lists, results joined to a tensor that "
+                "grows (`concat`), losses kept as tensors (use `float(loss)`), models rebuilt every step."
             ),
         ),
         (
@@ -293,6 +307,21 @@ SUDDEN_LATE = tuple(window(20 * each, 12 if each < 9 else 100, 250) for each in 
             id="a very small leak",
         ),
         pytest.param(changed(LEAK, batch_size=64, largest_batch_before=32), "leak", id="the usual batch is no sign"),
+        pytest.param(JOINED, "leak", id="a tensor that each step joins to a larger one"),
+        pytest.param(changed(JOINED, leak=None), "leak", id="a tensor with the examples of all steps"),
+        pytest.param(
+            changed(JOINED, leak=None, fit_steps=80), "phase_peak", id="a larger step, without a reported leak"
+        ),
+        pytest.param(
+            changed(JOINED, leak=replace(REPORTED_LEAK, grown=40 * MIB), windows=JOINED.windows[-1:]),
+            "phase_peak",
+            id="a larger step next to a leak smaller than the request",
+        ),
+        pytest.param(
+            replace(JOINED, error=replace(JOINED.error, batch_size=8192), largest_batch_before=4096),
+            "phase_peak",
+            id="a larger batch next to a leak",
+        ),
         pytest.param(
             changed(PIECES, allocation=Allocation(160 * MIB, "160,262144")),
             "unknown",

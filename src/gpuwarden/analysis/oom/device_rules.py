@@ -27,16 +27,32 @@ def find_leak(failure: FailureContext) -> Finding | None:
     if base is None or room is None or failure.is_larger_batch:
         return None
     in_use, grown = base + (failure.needed or 0), failure.leaked
-    if in_use < TIGHT_RATIO * room or grown < in_use - room or grown < SLACK_RATIO * room:
+    if in_use < TIGHT_RATIO * room and not _is_filled_by_leak(failure, room):
+        return None
+    if grown < in_use - room or grown < SLACK_RATIO * room:
         return None
     leak = failure.leak
     how = f"at {format_growth(leak.bytes_per_second)}" if leak else f"over {failure.steady_rise.steps} steps"
     return Finding(
         f"Memory in use between steps had grown by {format_bytes(grown)} {how}, to {format_bytes(base)} of the "
         f"{format_bytes(room)} available to the run. Without this growth {format_request(failure)} would have fitted.",
-        "Find what the program keeps from step to step: tensors in lists, losses kept as tensors (use `float(loss)`), "
-        "models rebuilt every step.",
+        "Find what the program keeps from step to step: tensors in lists, results joined to a tensor that grows "
+        "(`concat`), losses kept as tensors (use `float(loss)`), models rebuilt every step.",
     )
+
+
+def _is_filled_by_leak(failure: FailureContext, room: float) -> bool:
+    """Return True if memory was full inside a step, and the growth is at least as large as the request.
+
+    A tensor that each step joins to a larger one needs its old and its new memory at once, so the step grows with it.
+    """
+    requested, after = failure.requested, failure.after
+    if requested is None or after is None or not failure.is_eager or failure.is_stale:
+        return False
+    batch, steps = failure.batch_size or 0, failure.fit_steps
+    has_all_steps = batch * steps > 0 and failure.shape[:1] in ((batch * steps,), (batch * (steps + 1),))
+    is_leak = failure.leak is not None or has_all_steps
+    return is_leak and failure.leaked >= requested and after.current + requested >= TIGHT_RATIO * room
 
 
 def find_kept_outputs(failure: FailureContext) -> Finding | None:
