@@ -26,7 +26,7 @@ MAPS = """7f1c00000000-7f1c00021000 rw-p 00000000 00:00 0
 def check(tmp_path: Path, *pids: int) -> list[CheckResult]:
     """Run the check on a machine with these processes on its GPU."""
     polled = snapshot(gpu(0, held=dict.fromkeys(pids, 1)))
-    return list(check_jobs(Context(tmp_path, {}, tmp_path, survey=lambda: polled)))
+    return list(check_jobs.check(Context(tmp_path, {}, tmp_path, survey=lambda: polled)))
 
 
 def add_process(tmp_path: Path, pid: int, maps: str) -> None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from gpuwarden.config.schema import Config
 from gpuwarden.doctor.gpu_survey import GpuSurvey
@@ -31,12 +31,44 @@ SUBJECTS: Mapping[str, str] = {
 }
 
 
+class CheckOutcome(NamedTuple):
+    """Outcome of one check.
+
+    `found` is one sentence. `warn` and `fail` also have `why`, the reason that it matters, and `fix`, a command or one
+    imperative sentence.
+    """
+
+    status: Status
+    found: str
+    why: str = ""
+    fix: str = ""
+
+
+def passed(found: str) -> CheckOutcome:
+    """Return the outcome of a check that found nothing wrong."""
+    return CheckOutcome("pass", found)
+
+
+def skipped(reason: str) -> CheckOutcome:
+    """Return the outcome of a check that cannot apply here."""
+    return CheckOutcome("skip", reason)
+
+
+def warned(found: str, why: str, fix: str) -> CheckOutcome:
+    """Return the outcome of a check that found a risk."""
+    return CheckOutcome("warn", found, why, fix)
+
+
+def failed(found: str, why: str, fix: str) -> CheckOutcome:
+    """Return the outcome of a check that found what keeps a training from working."""
+    return CheckOutcome("fail", found, why, fix)
+
+
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """Result of one check.
+    """Outcome of one check, with its name.
 
-    `name` is `<subject>.<what>` and stable: `--json` and `gpuwarden explain` use it. `found` is one sentence. `warn`
-    and `fail` also have `why`, the reason that it matters, and `fix`, a command or one imperative sentence.
+    The name is `<subject>.<what>` and stable: `--json` and `gpuwarden explain` use it.
     """
 
     name: str
@@ -78,9 +110,6 @@ class Context:
         return self.root / "dev"
 
 
-Check = Callable[[Context], Iterable[CheckResult]]
-
-
 @dataclass(frozen=True, slots=True)
 class CheckRow:
     """Row of the table of checks: a function, and the names of its results with what each checks, for the docs.
@@ -88,5 +117,14 @@ class CheckRow:
     The function may raise: that becomes a `warn`.
     """
 
-    check: Check
+    check: Callable[[Context], Iterable[CheckResult]]
     names: Mapping[str, str]
+
+
+def check(name: str, meaning: str) -> Callable[[Callable[[Context], Iterable[CheckOutcome]]], CheckRow]:
+    """Make a row of the table from a function all of whose outcomes have one name."""
+
+    def make_row(function: Callable[[Context], Iterable[CheckOutcome]]) -> CheckRow:
+        return CheckRow(lambda context: (CheckResult(name, *outcome) for outcome in function(context)), {name: meaning})
+
+    return make_row

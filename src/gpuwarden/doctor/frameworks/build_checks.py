@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 from packaging.utils import canonicalize_name
 
@@ -15,54 +16,23 @@ from gpuwarden.doctor.frameworks.cuda_versions import (
     name_driver,
     parse_version,
 )
-from gpuwarden.doctor.frameworks.environment import InterpreterError, read_environment
+from gpuwarden.doctor.frameworks.environment import Environment, InterpreterError, read_environment
 from gpuwarden.doctor.frameworks.installation_checks import check_installation
 from gpuwarden.doctor.frameworks.loading_checks import check_libraries
 from gpuwarden.doctor.frameworks.requirements import Unmet, find_unmet
-from gpuwarden.doctor.model import CheckResult, CheckRow, Context
+from gpuwarden.doctor.model import CheckOutcome, CheckResult, CheckRow, Context, failed, passed, skipped, warned
 from gpuwarden.gpu.snapshot import Gpu
 
 MAX_NAMED = 6  # requirements in one result
 
 
-def check_framework(framework: KnownFramework, context: Context) -> Iterator[CheckResult]:
-    """Check one framework; only that it is missing if it is."""
-    try:
-        environment = read_environment(context)
-    except InterpreterError:
-        return  # python.environment says so
-    yield check_installation(framework, environment)
-    try:
-        build = framework.read(environment, context)
-    except BuildFileError as error:
-        names = [name for name in framework.family if environment.distribution(name)]
-        yield CheckResult(
-            f"{framework.module}.build",
-            "fail",
-            f"The installation of {framework.title} is damaged: {error}.",
-            why="Importing it can fail, and nothing is known of what it is built for.",
-            fix=environment.pip("install", "--force-reinstall", "--no-deps", *(names or framework.family[:1])),
-        )
-        return
-    if build is None:
-        return
-    installed = InstalledBuild(framework, build, environment, context)
-    yield _check_build(installed)
-    yield _check_packages(installed)
-    if build.cuda:
-        yield _check_driver(installed)
-        yield _check_gpus(installed)
-        yield check_libraries(installed)
-
-
-def _check_build(installed: InstalledBuild) -> CheckResult:
-    name, build = f"{installed.framework.module}.build", installed.build
+def _check_build(installed: InstalledBuild) -> CheckOutcome:
+    build = installed.build
     if not build.cuda:
-        return CheckResult(
-            name,
+        return CheckOutcome(
             installed.severity,
             f"{installed.title} is a build for {build.other or 'the CPU only'}.",
-            why="It cannot use an NVIDIA GPU, and says nothing about it: everything runs on the CPU.",
+            "It cannot use an NVIDIA GPU, and says nothing about it: everything runs on the CPU.",
             fix=_replace_build(installed),
         )
     parts = [f"CUDA {format_version(build.cuda)}"]
@@ -70,7 +40,7 @@ def _check_build(installed: InstalledBuild) -> CheckResult:
         parts.append(f"cuDNN {format_version(build.cudnn)}")
     if build.targets:
         parts.append(f"kernels for {' '.join(build.targets)}")
-    return CheckResult(name, "pass", f"{installed.title} is built with {', '.join(parts)}.")
+    return passed(f"{installed.title} is built with {', '.join(parts)}.")
 
 
 def _replace_build(installed: InstalledBuild) -> str:
@@ -81,18 +51,16 @@ def _replace_build(installed: InstalledBuild) -> str:
     return installed.environment.replace(names, f"'{installed.build.wanted}'")
 
 
-def _check_packages(installed: InstalledBuild) -> CheckResult:
-    name = f"{installed.framework.module}.packages"
+def _check_packages(installed: InstalledBuild) -> CheckOutcome:
     unmet = find_unmet(installed.environment, installed.build.requirements)
     if not unmet:
         count = len(installed.build.requirements)
-        return CheckResult(name, "pass", f"All {count} requirements of {installed.title} are met.")
+        return passed(f"All {count} requirements of {installed.title} are met.")
     is_broken = any(not each.installed or (each.is_major and _is_binary(each.name)) for each in unmet)
-    return CheckResult(
-        name,
+    return CheckOutcome(
         "fail" if is_broken else "warn",
         f"{installed.title} requires other packages than are installed: {_name_unmet(unmet)}.",
-        why="It was built and tested with these versions: others may fail at import, or in the first step on a GPU.",
+        "It was built and tested with these versions: others may fail at import, or in the first step on a GPU.",
         fix=_fix_packages(installed, unmet),
     )
 
@@ -114,68 +82,60 @@ def _name_unmet(unmet: list[Unmet]) -> str:
     return named if len(unmet) <= MAX_NAMED else f"{named} and {len(unmet) - MAX_NAMED} more"
 
 
-def _check_driver(installed: InstalledBuild) -> CheckResult:
-    name, cuda = f"{installed.framework.module}.driver", installed.build.cuda
+def _check_driver(installed: InstalledBuild) -> CheckOutcome:
+    cuda = installed.build.cuda
     driver = installed.context.survey().driver
     if driver is None or not driver.cuda_version:
-        return CheckResult(name, "skip", "The driver does not answer, so its CUDA version is unknown.")
+        return skipped("The driver does not answer, so its CUDA version is unknown.")
     found = (
         f"Driver {driver.version} is for CUDA {driver.cuda_version}, {installed.title} for CUDA {format_version(cuda)}"
     )
     accepted = accepts(driver.version, driver.cuda_version, cuda)
     if accepted == "all":
-        return CheckResult(name, "pass", f"{found}.")
+        return passed(f"{found}.")
     if accepted == "none":
-        return CheckResult(
-            name,
-            "fail",
+        return failed(
             f"{found}: the driver is too old.",
-            why="CUDA does not start: the driver version is insufficient for the CUDA runtime version.",
+            "CUDA does not start: the driver version is insufficient for the CUDA runtime version.",
             fix=f"Install the driver {name_driver(cuda, minimum=True)}, or a build for CUDA {driver.cuda_version}.",
         )
     by_ptx = [gpu for gpu, kernels in _match_gpus(installed) if kernels == "ptx"]
     if by_ptx:
-        return CheckResult(
-            name,
-            "fail",
+        return failed(
             f"{found}, and the build has only PTX for {_name_gpus(by_ptx)}.",
-            why="No driver compiles the PTX of a newer CUDA: the first kernel fails with an unsupported PTX version.",
+            "No driver compiles the PTX of a newer CUDA: the first kernel fails with an unsupported PTX version.",
             fix=f"Install the driver {name_driver(cuda)}, or a build for CUDA {driver.cuda_version}.",
         )
-    return CheckResult(name, "pass", f"{found}: it runs by CUDA's minor version compatibility.")
+    return passed(f"{found}: it runs by CUDA's minor version compatibility.")
 
 
-def _check_gpus(installed: InstalledBuild) -> CheckResult:
-    name, targets = f"{installed.framework.module}.gpus", installed.build.targets
+def _check_gpus(installed: InstalledBuild) -> CheckOutcome:
+    targets = installed.build.targets
     matched = _match_gpus(installed)
     if targets is None:
-        return CheckResult(name, "skip", f"{installed.title} compiles its kernels for the GPU that it finds.")
+        return skipped(f"{installed.title} compiles its kernels for the GPU that it finds.")
     if not targets:
-        return CheckResult(name, "skip", f"{installed.title} does not say which GPUs it has kernels for.")
+        return skipped(f"{installed.title} does not say which GPUs it has kernels for.")
     if not matched:
-        return CheckResult(name, "skip", "No GPU has given its compute capability.")
+        return skipped("No GPU has given its compute capability.")
     without = [(gpu, kernels) for gpu, kernels in matched if kernels in ("too_old", "too_new")]
     if without:
         is_old = without[0][1] == "too_old"
-        return CheckResult(
-            name,
-            "fail",
+        return failed(
             f"{installed.title} has no kernels for {_name_gpus([gpu for gpu, _ in without])}: "
             f"the GPU is too {'old' if is_old else 'new'} for this build.",
-            why="Each kernel fails with `no kernel image is available for execution on the device`.",
+            "Each kernel fails with `no kernel image is available for execution on the device`.",
             fix=f"Install {'an older' if is_old else 'a newer'} {installed.framework.title}.",
         )
     by_ptx = [gpu for gpu, kernels in matched if kernels == "ptx"]
     if by_ptx:
-        return CheckResult(
-            name,
-            "warn",
+        return warned(
             f"{installed.title} has only PTX for {_name_gpus(by_ptx)}.",
-            why="The driver compiles every kernel at its first use, for 30 minutes or longer, and keeps them in ~/.nv.",
+            "The driver compiles every kernel at its first use, for 30 minutes or longer, and keeps them in ~/.nv.",
             fix=f"Install a {installed.framework.title} with kernels for this GPU; until then keep ~/.nv and set "
             "CUDA_CACHE_MAXSIZE=4294967296.",
         )
-    return CheckResult(name, "pass", f"{installed.title} has kernels for {_name_gpus([gpu for gpu, _ in matched])}.")
+    return passed(f"{installed.title} has kernels for {_name_gpus([gpu for gpu, _ in matched])}.")
 
 
 def _match_gpus(installed: InstalledBuild) -> list[tuple[Gpu, Kernels]]:
@@ -195,34 +155,58 @@ def _name_gpus(gpus: list[Gpu]) -> str:
     return ", ".join(names)
 
 
-def check_tensorflow(context: Context) -> Iterator[CheckResult]:
-    """Check TensorFlow."""
-    return check_framework(FRAMEWORKS[0], context)
+# Name and meaning of each check of an installed framework; those after the first two are of builds for CUDA.
+_PARTS: tuple[tuple[str, str, Callable[[InstalledBuild], CheckOutcome]], ...] = (
+    ("build", "The build is for CUDA, not for the CPU only.", _check_build),
+    (
+        "packages",
+        "The packages that it requires are installed, NVIDIA's included, in versions it allows.",
+        _check_packages,
+    ),
+    ("driver", "The driver is new enough for the build's CUDA.", _check_driver),
+    ("gpus", "The build has binaries for each GPU, not only PTX.", _check_gpus),
+    (
+        "libraries",
+        "CUDA's libraries are found, cuDNN is new enough, and LD_LIBRARY_PATH replaces none.",
+        check_libraries,
+    ),
+)
 
 
-def check_torch(context: Context) -> Iterator[CheckResult]:
-    """Check torch."""
-    return check_framework(FRAMEWORKS[1], context)
+def _check_framework(framework: KnownFramework, context: Context) -> Iterator[CheckResult]:
+    """Check one framework; only that it is missing if it is."""
+    try:
+        environment = read_environment(context)
+    except InterpreterError:
+        return  # python.environment has it
+    yield CheckResult(f"{framework.module}.installed", *check_installation(framework, environment))
+    try:
+        build = framework.read(environment, context)
+    except BuildFileError as error:
+        yield CheckResult(f"{framework.module}.build", *_describe_damage(framework, environment, error))
+        return
+    if build is None:
+        return
+    installed = InstalledBuild(framework, build, environment, context)
+    for part, _, check_part in _PARTS if build.cuda else _PARTS[:2]:
+        yield CheckResult(f"{framework.module}.{part}", *check_part(installed))
 
 
-def check_jax(context: Context) -> Iterator[CheckResult]:
-    """Check JAX."""
-    return check_framework(FRAMEWORKS[2], context)
+def _describe_damage(framework: KnownFramework, environment: Environment, error: BuildFileError) -> CheckOutcome:
+    names = [name for name in framework.family if environment.distribution(name)]
+    return failed(
+        f"The installation of {framework.title} is damaged: {error}.",
+        "Importing it can fail, and nothing is known of what it is built for.",
+        environment.pip("install", "--force-reinstall", "--no-deps", *(names or framework.family[:1])),
+    )
 
 
 def _names(framework: KnownFramework) -> dict[str, str]:
-    title, module = framework.title, framework.module
-    return {
-        f"{module}.installed": f"{title} is installed once and whole, and no other file has its name.",
-        f"{module}.build": "The build is for CUDA, not for the CPU only.",
-        f"{module}.packages": "The packages that it requires are installed, NVIDIA's included, in versions it allows.",
-        f"{module}.driver": "The driver is new enough for the build's CUDA.",
-        f"{module}.gpus": "The build has binaries for each GPU, not only PTX.",
-        f"{module}.libraries": "CUDA's libraries are found, cuDNN is new enough, and LD_LIBRARY_PATH replaces none.",
+    meanings = {
+        "installed": f"{framework.title} is installed once and whole, and no other file has its name.",
+        **{part: meaning for part, meaning, _ in _PARTS},
     }
+    return {f"{framework.module}.{part}": meaning for part, meaning in meanings.items()}
 
 
-BUILD_CHECKS = tuple(
-    CheckRow(check, _names(framework))
-    for check, framework in zip((check_tensorflow, check_torch, check_jax), FRAMEWORKS, strict=True)
-)
+BUILD_CHECKS = tuple(CheckRow(partial(_check_framework, each), _names(each)) for each in FRAMEWORKS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.metadata import Distribution
 from pathlib import Path
 
@@ -12,63 +13,52 @@ from gpuwarden.doctor.frameworks.builds import FRAMEWORKS, TENSORFLOW, KnownFram
 from gpuwarden.doctor.frameworks.cuda_versions import newest_tensorflow, parse_version
 from gpuwarden.doctor.frameworks.environment import Environment, InterpreterError, read_environment
 from gpuwarden.doctor.frameworks.requirements import list_requirements
-from gpuwarden.doctor.model import CheckResult, CheckRow, Context
+from gpuwarden.doctor.model import CheckOutcome, Context, check, failed, passed, skipped, warned
 
 MAX_SHADOWS = 5  # named in one result
 
 
-def check_environment(context: Context) -> Iterator[CheckResult]:
-    """Check that the interpreter runs, and that the working folder hides no module."""
+@check("python.environment", "The interpreter of the environment runs.")
+def check_environment(context: Context) -> Iterator[CheckOutcome]:
+    """Check that the interpreter runs."""
     try:
         environment = read_environment(context)
     except InterpreterError as error:
-        yield CheckResult(
-            "python.environment",
-            "fail",
+        yield failed(
             f"The environment's interpreter does not run: {error}.",
-            why="Nothing is known of the frameworks in that environment.",
+            "Nothing is known of the frameworks in that environment.",
             fix="Give the interpreter of your environment: gpuwarden doctor --python ENV/bin/python.",
         )
         return
     count = len(environment.distributions)
-    yield CheckResult(
-        "python.environment",
-        "pass",
-        f"Python {environment.version} in {environment.prefix} with {count} packages.",
-    )
-    yield _check_shadows(environment)
+    yield passed(f"Python {environment.version} in {environment.prefix} with {count} packages.")
 
 
-def check_installation(framework: KnownFramework, environment: Environment) -> CheckResult:
+def check_installation(framework: KnownFramework, environment: Environment) -> CheckOutcome:
     """Check that a framework is installed once and whole; `skip` if it is not installed."""
-    name = f"{framework.module}.installed"
     spec = environment.find(framework.module)
     origin = None if spec is None or spec.origin is None else Path(spec.origin)
     installed = _list_family(framework, environment)
     if not installed:
-        return _check_without_metadata(name, framework, environment, origin)
+        return _check_without_metadata(framework, environment, origin)
     if origin is None:
-        return _describe_leftover(name, framework, environment, installed)
+        return _describe_leftover(framework, environment, installed)
     if len({canonicalize_name(each.name) for each in installed}) > 1:
-        return _describe_several(name, framework, environment, installed)
+        return _describe_several(framework, environment, installed)
     if (shadow := environment.find_shadow(framework.module)) is not None:
-        return CheckResult(
-            name,
-            "fail",
+        return failed(
             f"{shadow} hides the installed {framework.title}.",
-            why=f"`import {framework.module}` in that folder imports this file.",
+            f"`import {framework.module}` in that folder imports this file.",
             fix=f"Rename {shadow}.",
         )
     used, *others = environment.distributions[canonicalize_name(installed[0].name)]
     if others:
-        return CheckResult(
-            name,
-            "warn",
+        return warned(
             f"{_describe(used)} is used, and {', '.join(map(_describe, others))} is not.",
-            why="Two folders of the module search path have it: packages of one can be loaded with those of the other.",
+            "Two folders of the module search path have it: packages of one can be loaded with those of the other.",
             fix="Uninstall the one you do not want, and set PYTHONNOUSERSITE=1 if it is in your home folder.",
         )
-    return CheckResult(name, "pass", f"{framework.title} {used.version} in {origin.parent}.")
+    return passed(f"{framework.title} {used.version} in {origin.parent}.")
 
 
 def _list_family(framework: KnownFramework, environment: Environment) -> list[Distribution]:
@@ -93,58 +83,55 @@ def _describe_missing(framework: KnownFramework, environment: Environment) -> st
     return f"{missing}; {known} to have wheels for Python {environment.version}."
 
 
-def _check_without_metadata(
-    name: str, framework: KnownFramework, environment: Environment, origin: Path | None
-) -> CheckResult:
+def _check_without_metadata(framework: KnownFramework, environment: Environment, origin: Path | None) -> CheckOutcome:
     if origin is None:
-        return CheckResult(name, "skip", _describe_missing(framework, environment))
+        return skipped(_describe_missing(framework, environment))
     if origin.name == "__init__.py":
-        return CheckResult(name, "pass", f"{framework.title} in {origin.parent}, not installed by pip or conda.")
-    return CheckResult(
-        name,
-        "fail",
+        return passed(f"{framework.title} in {origin.parent}, not installed by pip or conda.")
+    return failed(
         f"{origin} has the name of {framework.title}, which is not installed.",
-        why=f"`import {framework.module}` imports this file.",
+        f"`import {framework.module}` imports this file.",
         fix=f"Rename {origin}.",
     )
 
 
 def _describe_leftover(
-    name: str, framework: KnownFramework, environment: Environment, installed: list[Distribution]
-) -> CheckResult:
+    framework: KnownFramework, environment: Environment, installed: list[Distribution]
+) -> CheckOutcome:
     if any('"editable": true' in (each.read_text("direct_url.json") or "") for each in installed):
-        return CheckResult(name, "skip", f"{framework.title} is installed in editable mode and is not checked.")
+        return skipped(f"{framework.title} is installed in editable mode and is not checked.")
     folder = Path(str(installed[0].locate_file(framework.module)))
     names = [each.name for each in installed]
-    return CheckResult(
-        name,
-        "fail",
+    return failed(
         f"pip lists {' '.join(names)} {installed[0].version}, but the package in {folder} has no __init__.py.",
-        why=f"An uninstallation removed files of the other one: `import {framework.module}` finds an empty folder.",
+        f"An uninstallation removed files of the other one: `import {framework.module}` finds an empty folder.",
         fix=environment.replace(names, framework.family[0], folder),
     )
 
 
 def _describe_several(
-    name: str, framework: KnownFramework, environment: Environment, installed: list[Distribution]
-) -> CheckResult:
+    framework: KnownFramework, environment: Environment, installed: list[Distribution]
+) -> CheckOutcome:
     names = [each.name for each in installed]
     versions = ", ".join(f"{each.name} {each.version}" for each in installed)
     folder = Path(str(installed[0].locate_file(framework.module)))
-    return CheckResult(
-        name,
-        "fail",
+    return failed(
         f"{len(installed)} distributions are installed in one folder: {versions}.",
-        why="The one installed last has overwritten the others, and pip lists all: a build for the CPU may be in use.",
+        "The one installed last has overwritten the others, and pip lists all: a build for the CPU may be in use.",
         fix=environment.replace(names, framework.family[0], folder),
     )
 
 
-def _check_shadows(environment: Environment) -> CheckResult:
-    """Find files of the working folder with the name of a module that Python or a framework needs."""
-    name = "python.shadows"
+@check("python.shadows", "No file in the working folder has the name of a module that a framework needs.")
+def check_shadows(context: Context) -> Iterator[CheckOutcome]:
+    """Check that no file in the working folder has the name of a module that Python or a framework needs."""
+    with suppress(InterpreterError):  # python.environment has it
+        yield _find_shadows(read_environment(context))
+
+
+def _find_shadows(environment: Environment) -> CheckOutcome:
     if environment.folder is None:
-        return CheckResult(name, "pass", "Python does not search the working folder for modules.")
+        return passed("Python does not search the working folder for modules.")
     needed = environment.stdlib | {"keras", "numpy", "jaxlib"} | {each.module for each in FRAMEWORKS}
     for framework in FRAMEWORKS:
         for distribution in _list_family(framework, environment):
@@ -153,23 +140,13 @@ def _check_shadows(environment: Environment) -> CheckResult:
     found = [path for each in sorted(needed & entries) if (path := environment.find_shadow(each)) is not None]
     hiding = [path for path in found if environment.find(path.stem if path.stem != "__init__" else path.parent.name)]
     if not hiding:
-        return CheckResult(name, "pass", f"No file in {environment.folder} hides a module.")
+        return passed(f"No file in {environment.folder} hides a module.")
     listed = ", ".join(map(str, hiding[:MAX_SHADOWS]))
-    return CheckResult(
-        name,
-        "warn",
+    return warned(
         f"Modules are hidden by files in the working folder: {listed}.",
-        why="A program started there imports these files in place of the modules of that name.",
+        "A program started there imports these files in place of the modules of that name.",
         fix="Rename them.",
     )
 
 
-ENVIRONMENT_CHECKS = (
-    CheckRow(
-        check_environment,
-        {
-            "python.environment": "The interpreter of the environment runs.",
-            "python.shadows": "No file in the working folder has the name of a module that a framework needs.",
-        },
-    ),
-)
+ENVIRONMENT_CHECKS = (check_environment, check_shadows)

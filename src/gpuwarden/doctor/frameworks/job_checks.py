@@ -7,14 +7,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from gpuwarden.doctor.model import CheckResult, CheckRow, Context
+from gpuwarden.doctor.model import CheckOutcome, Context, check, passed, skipped, warned
 
 MAX_JOBS = 20  # results: a machine with more processes shows the first ones
 _MAPPED = re.compile(r"(/\S*/(lib(?:cudnn|cudart|cublas|cuda))(?:\.so[.\d]*|-[0-9a-f]+\.so[.\d]*))( \(deleted\))?$")
-_NAME = "jobs.libraries"
 
 
-def check_jobs(context: Context) -> Iterator[CheckResult]:
+@check("jobs.libraries", "Each process on a GPU has loaded each CUDA library once, and none was replaced since.")
+def check_jobs(context: Context) -> Iterator[CheckOutcome]:
     """Check each process on a GPU; those of other users need root."""
     pids = sorted({each.pid for gpu in context.survey().gpus for each in gpu.processes or () if each.type == "compute"})
     loaded = [(pid, found) for pid in pids if (found := read_loaded(context.proc, pid))]
@@ -22,7 +22,7 @@ def check_jobs(context: Context) -> Iterator[CheckResult]:
         text = (
             f"The libraries of {len(pids)} processes on the GPUs cannot be read." if pids else "No process is on a GPU."
         )
-        yield CheckResult(_NAME, "skip", text)
+        yield skipped(text)
         return
     for pid, found in loaded[:MAX_JOBS]:
         yield _judge(f"Process {pid} ({_read_name(context.proc, pid)})", found)
@@ -41,26 +41,22 @@ def read_loaded(proc: Path, pid: int) -> Mapping[str, dict[str, bool]]:
     return found
 
 
-def _judge(process: str, found: Mapping[str, dict[str, bool]]) -> CheckResult:
+def _judge(process: str, found: Mapping[str, dict[str, bool]]) -> CheckOutcome:
     twice = {name: files for name, files in found.items() if len(files) > 1}
     if twice:
-        return CheckResult(
-            _NAME,
-            "warn",
+        return warned(
             f"{process} has loaded {' and '.join(f for files in twice.values() for f in files)}.",
-            why="Two versions of a library in one process: which one a call reaches depends on the order of imports.",
+            "Two versions of a library in one process: which one a call reaches depends on the order of imports.",
             fix="Remove one from the environment or from LD_LIBRARY_PATH, or give each framework its own process.",
         )
     files = [file for each in found.values() for file in each]
     if any(is_deleted for each in found.values() for is_deleted in each.values()):
-        return CheckResult(
-            _NAME,
-            "warn",
+        return warned(
             f"{process} runs with CUDA libraries that were replaced since it started: {', '.join(files)}.",
-            why="What it loads from now on is of another version.",
+            "What it loads from now on is of another version.",
             fix="Restart it.",
         )
-    return CheckResult(_NAME, "pass", f"{process} has loaded {', '.join(files)}.")
+    return passed(f"{process} has loaded {', '.join(files)}.")
 
 
 def _read_name(proc: Path, pid: int) -> str:
@@ -70,8 +66,4 @@ def _read_name(proc: Path, pid: int) -> str:
         return "?"
 
 
-JOB_CHECKS = (
-    CheckRow(
-        check_jobs, {_NAME: "Each process on a GPU has loaded each CUDA library once, and none was replaced since."}
-    ),
-)
+JOB_CHECKS = (check_jobs,)

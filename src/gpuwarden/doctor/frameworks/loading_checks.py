@@ -11,28 +11,28 @@ from gpuwarden.doctor.frameworks.builds import InstalledBuild
 from gpuwarden.doctor.frameworks.cuda_versions import Version, format_version, parse_version
 from gpuwarden.doctor.frameworks.environment import Environment
 from gpuwarden.doctor.frameworks.shared_libraries import LD_LIBRARY_PATH, FoundLibrary, LibrarySearch
-from gpuwarden.doctor.model import CheckResult
+from gpuwarden.doctor.model import CheckOutcome, failed, passed, skipped, warned
 
 _SHOWN = {"libcudnn": "cudnn", "libcudart": "cuda-runtime"}  # NVIDIA's packages of the libraries whose file is named
 _FILE_VERSION = re.compile(r"\.so\.(\d+\.\d+[\d.]*)$")
 
 
-def check_libraries(installed: InstalledBuild) -> CheckResult:
+def check_libraries(installed: InstalledBuild) -> CheckOutcome:
     """Check where the libraries of a build for CUDA come from."""
-    build, name = installed.build, f"{installed.framework.module}.libraries"
+    build = installed.build
     if not build.libraries:
-        return CheckResult(name, "skip", f"The libraries of CUDA {format_version(build.cuda)} are not known.")
+        return skipped(f"The libraries of CUDA {format_version(build.cuda)} are not known.")
     search = LibrarySearch(installed.environment, installed.context)
     found = {each: search.find(each, build.search) for each in build.libraries}
     if missing := [each for each, file in found.items() if file is None]:
-        return _describe_missing(name, installed, missing)
+        return _describe_missing(installed, missing)
     shown = {each: file for each, file in found.items() if file is not None and each.partition(".")[0] in _SHOWN}
     texts = [_describe(each, file, installed.environment) for each, file in shown.items()]
     text = f"{installed.title} would load {', '.join(texts)}"
     for soname, file in shown.items():
         version = find_version(file.path, soname, installed.environment)
         if soname.startswith("libcudnn") and version and not _is_cudnn_accepted(version, build.min_cudnn):
-            return _describe_cudnn(name, installed, file, version)
+            return _describe_cudnn(installed, file, version)
     replaced = {
         each: other
         for each, file in shown.items()
@@ -42,17 +42,15 @@ def check_libraries(installed: InstalledBuild) -> CheckResult:
     }
     if replaced:
         others = ", ".join(str(each.path.parent.resolve() / each.path.name) for each in replaced.values())
-        return CheckResult(
-            name,
-            "warn",
+        return warned(
             f"{text}: LD_LIBRARY_PATH replaces {others}.",
-            why=f"{installed.framework.title} was tested with the libraries that were installed for it.",
+            f"{installed.framework.title} was tested with the libraries that were installed for it.",
             fix=_leave_out([shown[each].path for each in replaced]),
         )
     unused = [path for each in shown if (path := search.find_in_variable(each)) and path != shown[each].path]
     if unused:
         text = f"{text}; not {', '.join(map(str, unused))} of LD_LIBRARY_PATH, which its own path precedes"
-    return CheckResult(name, "pass", f"{text}.")
+    return passed(f"{text}.")
 
 
 def find_version(path: Path, soname: str, environment: Environment) -> Version:
@@ -77,13 +75,12 @@ def _is_cudnn_accepted(version: Version, minimum: Version) -> bool:
     return version[:1] == minimum[:1] and version[1:2] >= minimum[1:2]
 
 
-def _describe_missing(name: str, installed: InstalledBuild, missing: list[str]) -> CheckResult:
+def _describe_missing(installed: InstalledBuild, missing: list[str]) -> CheckOutcome:
     title = installed.framework.title
     why = f"{title} then computes on the CPU; its only word on it is a line of the log."
     if installed.framework.module == "torch":
         why = "`import torch` fails."
-    return CheckResult(
-        name,
+    return CheckOutcome(
         installed.severity,
         f"{installed.title} needs libraries that are not found: {', '.join(missing)}.",
         why=why,
@@ -91,14 +88,12 @@ def _describe_missing(name: str, installed: InstalledBuild, missing: list[str]) 
     )
 
 
-def _describe_cudnn(name: str, installed: InstalledBuild, file: FoundLibrary, version: Version) -> CheckResult:
+def _describe_cudnn(installed: InstalledBuild, file: FoundLibrary, version: Version) -> CheckOutcome:
     minimum = installed.build.min_cudnn
-    return CheckResult(
-        name,
-        "fail",
+    return failed(
         f"{installed.title} needs cuDNN {format_version(minimum[:2])} or newer of that major version and would load "
         f"{format_version(version)} from {file.path.parent}.",
-        why="The first convolution fails: CUDNN_STATUS_NOT_INITIALIZED, or `Loaded runtime CuDNN library ... but "
+        "The first convolution fails: CUDNN_STATUS_NOT_INITIALIZED, or `Loaded runtime CuDNN library ... but "
         "source was compiled with ...`.",
         fix=_leave_out([file.path]) if file.by == LD_LIBRARY_PATH else installed.install(),
     )

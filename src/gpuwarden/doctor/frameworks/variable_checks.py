@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpuwarden.doctor.frameworks.environment import Environment, InterpreterError, read_environment
-from gpuwarden.doctor.model import CheckResult, CheckRow, Context
+from gpuwarden.doctor.model import CheckOutcome, Context, check, failed, passed, skipped, warned
 
 KERAS_BACKENDS = {"tensorflow": "tensorflow", "torch": "torch", "jax": "jax", "numpy": "numpy", "openvino": "openvino"}
 _CUDA_FOLDER = re.compile(r"--xla_gpu_cuda_data_dir=(\S+)")
@@ -125,10 +125,11 @@ VARIABLES = (
 )
 
 
-def check_variables(context: Context) -> Iterator[CheckResult]:
+@check("environment.variables", "No environment variable slows a framework or keeps it from the GPU.")
+def check_variables(context: Context) -> Iterator[CheckOutcome]:
     """Check the variables of the table; one result for each that has an effect the user may not want."""
     found = [
-        CheckResult("environment.variables", "warn", f"{each.name} is set to {value!r}.", why=each.why, fix=each.fix)
+        warned(f"{each.name} is set to {value!r}.", each.why, each.fix)
         for each in VARIABLES
         if (value := context.environ.get(each.name)) is not None and each.bites(value)
     ]
@@ -137,10 +138,11 @@ def check_variables(context: Context) -> Iterator[CheckResult]:
         return
     names = [name for name in dict.fromkeys(each.name for each in VARIABLES) if name in context.environ]
     text = f"{', '.join(names)} is set, to a usual value." if names else "No variable changes what a framework does."
-    yield CheckResult("environment.variables", "pass", text)
+    yield passed(text)
 
 
-def check_keras(context: Context) -> Iterator[CheckResult]:
+@check("keras.backend", "Keras' backend is installed and can train.")
+def check_keras(context: Context) -> Iterator[CheckOutcome]:
     """Check Keras' version and backend."""
     try:
         environment = read_environment(context)
@@ -148,19 +150,17 @@ def check_keras(context: Context) -> Iterator[CheckResult]:
         return
     keras = environment.distribution("keras")
     if context.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true") and environment.find("tf_keras") is None:
-        yield CheckResult(
-            "keras.backend",
-            "fail",
+        yield failed(
             "TF_USE_LEGACY_KERAS is set, and tf_keras is not installed.",
-            why="`tf.keras` fails at import.",
+            "`tf.keras` fails at import.",
             fix=environment.pip("install", "tf_keras"),
         )
         return
     if keras is None:
-        yield CheckResult("keras.backend", "skip", "Keras is not installed.")
+        yield skipped("Keras is not installed.")
         return
     if int(keras.version.partition(".")[0]) < 3:  # noqa: PLR2004 - Keras 2 has one backend
-        yield CheckResult("keras.backend", "pass", f"Keras {keras.version} on TensorFlow.")
+        yield passed(f"Keras {keras.version} on TensorFlow.")
         return
     backend, source = _read_backend(context.environ)
     yield _judge_backend(f"Keras {keras.version}", backend, source, environment)
@@ -178,32 +178,20 @@ def _read_backend(environ: Mapping[str, str]) -> tuple[str, str]:
         return "tensorflow", "the default"
 
 
-def _judge_backend(title: str, backend: str, source: str, environment: Environment) -> CheckResult:
+def _judge_backend(title: str, backend: str, source: str, environment: Environment) -> CheckOutcome:
     module = KERAS_BACKENDS.get(backend)
     if module is None or environment.find(module) is None:
         known = "which is not installed" if module else "which Keras does not know"
-        return CheckResult(
-            "keras.backend",
-            "fail",
+        return failed(
             f"{title} has the backend {backend} by {source}, {known}.",
-            why="`import keras` fails.",
+            "`import keras` fails.",
             fix=f"Install {backend}, or set KERAS_BACKEND to one of {', '.join(KERAS_BACKENDS)}.",
         )
     if backend in ("numpy", "openvino"):
-        return CheckResult(
-            "keras.backend",
-            "warn",
-            f"{title} has the backend {backend} by {source}.",
-            why="It cannot train.",
-            fix="export KERAS_BACKEND=tensorflow",
+        return warned(
+            f"{title} has the backend {backend} by {source}.", "It cannot train.", fix="export KERAS_BACKEND=tensorflow"
         )
-    return CheckResult("keras.backend", "pass", f"{title} has the backend {backend} by {source}.")
+    return passed(f"{title} has the backend {backend} by {source}.")
 
 
-VARIABLE_CHECKS = (
-    CheckRow(
-        check_variables,
-        {"environment.variables": "No environment variable slows a framework or keeps it from the GPU."},
-    ),
-    CheckRow(check_keras, {"keras.backend": "Keras' backend is installed and can train."}),
-)
+VARIABLE_CHECKS = (check_variables, check_keras)

@@ -17,44 +17,30 @@ from gpuwarden.doctor.machine.machine_files import (
     missing_driver,
     module_version,
 )
-from gpuwarden.doctor.model import CheckResult, CheckRow, Context
+from gpuwarden.doctor.model import CheckOutcome, Context, check, failed, passed, skipped, warned
 from gpuwarden.gpu.snapshot import GPUS_HIDDEN, Gpu
 from gpuwarden.nvml.troubleshooting import list_kernel_gpus
 
 
-def check_nodes(context: Context) -> Iterator[CheckResult]:
-    """Check that this user may open the device files, by opening them."""
+def _missing_nodes(context: Context) -> str:
+    """Return why there are no device files to check; empty if there should be some."""
     reason = "WSL2 has none" if is_wsl(context) else missing_driver(context)
     if module_version(context) is None and not list_gpu_nodes(context):
-        reason = reason or "there are none here, and the driver answers without them"
-    if reason:
-        yield CheckResult("device.nodes", "skip", reason)
-        yield CheckResult("device.uvm", "skip", reason)
-        return
-    yield _check_gpu_nodes(context)
-    uvm = context.dev / "nvidia-uvm"
-    error = _open_error(uvm)
-    if error:
-        yield CheckResult(
-            "device.uvm",
-            "fail",
-            f"{uvm} cannot be opened: {os.strerror(error)}.",
-            "CUDA cannot start without it (cuInit fails), though nvidia-smi works.",
-            "sudo modprobe nvidia-uvm && sudo nvidia-modprobe -u -c 0"
-            if error == errno.ENOENT
-            else _permission_fix(context, uvm, error),
-        )
-    else:
-        yield CheckResult("device.uvm", "pass", "nvidia-uvm can be opened")
+        return reason or "there are none here, and the driver answers without them"
+    return reason
 
 
-def _check_gpu_nodes(context: Context) -> CheckResult:
-    name = "device.nodes"
+@check("device.nodes", "This user can open /dev/nvidiactl and the GPUs' /dev/nvidia*; if not: mode or cgroup.")
+def check_nodes(context: Context) -> Iterator[CheckOutcome]:
+    """Check that this user may open the device files of GPUs, by opening them."""
+    reason = _missing_nodes(context)
+    yield skipped(reason) if reason else _check_gpu_nodes(context)
+
+
+def _check_gpu_nodes(context: Context) -> CheckOutcome:
     gpus = list_gpu_nodes(context)
     if not gpus:
-        return CheckResult(
-            name,
-            "fail",
+        return failed(
             "There are no GPU device files, such as /dev/nvidia0.",
             "Programs open a GPU through them.",
             "Create them: sudo nvidia-modprobe -c 0, or sudo nvidia-smi",
@@ -62,20 +48,34 @@ def _check_gpu_nodes(context: Context) -> CheckResult:
     errors = {path: error for path in [context.dev / "nvidiactl", *gpus] if (error := _open_error(path))}
     denied = [path for path in gpus if errors.get(path) == errno.EPERM]
     if not errors:
-        return CheckResult(name, "pass", f"nvidiactl and {_count(len(gpus), 'GPU')} can be opened")
+        return passed(f"nvidiactl and {_count(len(gpus), 'GPU')} can be opened")
     if len(errors) == len(denied) < len(gpus):  # a part of the machine, as in a job or a container
-        return CheckResult(
-            name, "pass", f"{len(gpus) - len(denied)} of {len(gpus)} GPUs; the cgroup denies the others to this job"
-        )
+        return passed(f"{len(gpus) - len(denied)} of {len(gpus)} GPUs; the cgroup denies the others to this job")
     path, error = next(iter(errors.items()))
     more = f", and {len(errors) - 1} more" if errors[path] and len(errors) > 1 else ""
-    return CheckResult(
-        name,
-        "fail",
+    return failed(
         f"{path} cannot be opened: {os.strerror(error)}{_cause_text(path, error)}{more}.",
         "Programs of this user find no GPU, or fewer than there are.",
         _permission_fix(context, path, error),
     )
+
+
+@check("device.uvm", "This user can open /dev/nvidia-uvm, without which CUDA does not start.")
+def check_uvm(context: Context) -> Iterator[CheckOutcome]:
+    """Check that this user may open the device file of unified memory."""
+    uvm = context.dev / "nvidia-uvm"
+    if reason := _missing_nodes(context):
+        yield skipped(reason)
+    elif error := _open_error(uvm):
+        yield failed(
+            f"{uvm} cannot be opened: {os.strerror(error)}.",
+            "CUDA cannot start without it (cuInit fails), though nvidia-smi works.",
+            "sudo modprobe nvidia-uvm && sudo nvidia-modprobe -u -c 0"
+            if error == errno.ENOENT
+            else _permission_fix(context, uvm, error),
+        )
+    else:
+        yield passed("nvidia-uvm can be opened")
 
 
 def _open_error(path: Path) -> int:
@@ -121,26 +121,23 @@ def _group_name(gid: int) -> str:
         return str(gid)
 
 
-def check_count(context: Context) -> Iterator[CheckResult]:
+@check("device.count", "PCI bus, kernel module and NVML have the same number of GPUs.")
+def check_count(context: Context) -> Iterator[CheckOutcome]:
     """Check that the PCI bus, the kernel module and NVML have the same number of GPUs."""
-    name = "device.count"
     snapshot = context.survey()
     listed = 0 if snapshot.fault == GPUS_HIDDEN else snapshot.enumerated
     kernel = len(list_kernel_gpus(context.root))
     on_bus = sum(gpu.vendor == "NVIDIA" and gpu.driver == "nvidia" for gpu in list_pci_gpus(context))
     if listed is None:
-        yield CheckResult(name, "skip", "NVML does not answer")
+        yield skipped("NVML does not answer")
     elif on_bus > kernel > 0 and not find_container(context):  # whose /proc has its own GPUs, and /sys all
-        yield CheckResult(
-            name,
-            "fail",
+        yield failed(
             f"The driver started {kernel} of the {on_bus} GPUs on the PCI bus.",
             "A GPU that does not start is missing in every program.",
             "sudo dmesg | grep -i nvrm has the reason; power the machine off and on, reseat the board",
         )
     elif listed < kernel and not (listed and find_container(context)):
-        yield CheckResult(
-            name,
+        yield CheckOutcome(
             "warn" if listed else "fail",
             f"NVML lists {listed} of the {kernel} GPUs that the kernel module has.",
             "The others are hidden from this user: by a cgroup, by permissions, or they do not start.",
@@ -148,12 +145,12 @@ def check_count(context: Context) -> Iterator[CheckResult]:
         )
     else:
         more = f" of {kernel} of the host" if listed < kernel else ""
-        yield CheckResult(name, "pass", f"{_count(listed, 'GPU')}{more}")
+        yield passed(f"{_count(listed, 'GPU')}{more}")
 
 
-def check_visible(context: Context) -> Iterator[CheckResult]:
+@check("device.visible", "GPUs that CUDA_VISIBLE_DEVICES leaves, and whether CUDA numbers them as nvidia-smi.")
+def check_visible(context: Context) -> Iterator[CheckOutcome]:
     """Check the devices and the order that CUDA_VISIBLE_DEVICES leaves, as CUDA reads it."""
-    name = "device.visible"
     value = context.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = context.survey().gpus
     if value is None:
@@ -163,20 +160,17 @@ def check_visible(context: Context) -> Iterator[CheckResult]:
     visible = _resolve(tokens, gpus)
     why = "CUDA hides all other GPUs from every program started from this shell, without a message."
     if tokens[0] in ("", "-1", "NoDevFiles"):
-        yield CheckResult(
-            name,
-            "fail",
+        yield failed(
             f"CUDA_VISIBLE_DEVICES is {f'{value!r}' if value else 'set to an empty text'}: CUDA finds no GPU.",
             why,
             "unset CUDA_VISIBLE_DEVICES",
         )
     elif not answering_gpus(context):
-        yield CheckResult(name, "skip", "no GPU answers")
+        yield skipped("no GPU answers")
     elif len(visible) < len(tokens):
         wrong = tokens[len(visible)]
         repeated = wrong in tokens[: len(visible)]
-        yield CheckResult(
-            name,
+        yield CheckOutcome(
             "fail" if repeated or not visible else "warn",
             f"CUDA_VISIBLE_DEVICES is {value!r}: {wrong!r} is {'there twice' if repeated else 'no GPU of this machine'}"
             + (", so CUDA finds none." if repeated or not visible else " and ends the list."),
@@ -186,7 +180,7 @@ def check_visible(context: Context) -> Iterator[CheckResult]:
     elif any(token.isdecimal() for token in tokens):
         yield _check_order(context, gpus, f"CUDA_VISIBLE_DEVICES={value}: {_count(len(visible), 'GPU')}")
     else:
-        yield CheckResult(name, "pass", f"CUDA_VISIBLE_DEVICES names {_count(len(visible), 'GPU')}")
+        yield passed(f"CUDA_VISIBLE_DEVICES names {_count(len(visible), 'GPU')}")
 
 
 def _resolve(tokens: Sequence[str], gpus: Sequence[Gpu]) -> list[str]:
@@ -206,35 +200,20 @@ def _resolve(tokens: Sequence[str], gpus: Sequence[Gpu]) -> list[str]:
     return found
 
 
-def _check_order(context: Context, gpus: Sequence[Gpu], passed: str) -> CheckResult:
+def _check_order(context: Context, gpus: Sequence[Gpu], usual: str) -> CheckOutcome:
     """Check that CUDA numbers the GPUs as nvidia-smi does; its default order has the fastest GPU first."""
     models = {gpu.identity.name for gpu in gpus if gpu.up}
     if len(models) > 1 and context.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
-        return CheckResult(
-            "device.visible",
-            "warn",
+        return warned(
             f"The GPUs are of {len(models)} models, and CUDA numbers the fastest first, unlike nvidia-smi.",
             "GPU 0 of a program may be another one than GPU 0 of nvidia-smi and gpuwarden.",
             "export CUDA_DEVICE_ORDER=PCI_BUS_ID",
         )
-    return CheckResult("device.visible", "pass", passed)
+    return passed(usual)
 
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-ACCESS_CHECKS = (
-    CheckRow(
-        check_nodes,
-        {
-            "device.nodes": "This user can open /dev/nvidiactl and the GPUs' /dev/nvidia*; if not: mode or cgroup.",
-            "device.uvm": "This user can open /dev/nvidia-uvm, without which CUDA does not start.",
-        },
-    ),
-    CheckRow(check_count, {"device.count": "PCI bus, kernel module and NVML have the same number of GPUs."}),
-    CheckRow(
-        check_visible,
-        {"device.visible": "GPUs that CUDA_VISIBLE_DEVICES leaves, and whether CUDA numbers them as nvidia-smi."},
-    ),
-)
+ACCESS_CHECKS = (check_nodes, check_uvm, check_count, check_visible)

@@ -17,7 +17,7 @@ from gpuwarden.doctor.machine.machine_files import (
     module_version,
     read_text,
 )
-from gpuwarden.doctor.model import CheckResult, CheckRow, Context
+from gpuwarden.doctor.model import CheckOutcome, Context, check, failed, passed, skipped, warned
 from gpuwarden.gpu.snapshot import GPUS_HIDDEN
 from gpuwarden.host.kernel_log import KernelLog
 from gpuwarden.nvml.troubleshooting import suggest_fix
@@ -32,20 +32,20 @@ _REFUSED_CLIENT = re.compile(
 )
 
 
-def check_module(context: Context) -> Iterator[CheckResult]:
+@check("driver.module", "The kernel module is loaded; if not, why: none for this kernel, nouveau.")
+def check_module(context: Context) -> Iterator[CheckOutcome]:
     """Check that the kernel module is loaded, and name the reason if it is not."""
-    name = "driver.module"
     version = module_version(context)
     if version is not None:
         kind = "open kernel module" if "Open Kernel" in _nvrm(context) else "kernel module"
-        yield CheckResult(name, "pass", f"{kind} {version}".strip())
+        yield passed(f"{kind} {version}".strip())
     elif is_wsl(context):
-        yield CheckResult(name, "skip", "WSL2 uses Windows' driver")
+        yield skipped("WSL2 uses Windows' driver")
     elif (reason := missing_driver(context)) != NO_MODULE:
-        yield CheckResult(name, "skip", reason or "/proc does not show it here")
+        yield skipped(reason or "/proc does not show it here")
     else:
         found, fix = _explain_missing_module(context)
-        yield CheckResult(name, "fail", found, "Without it no program can use a GPU.", fix)
+        yield failed(found, "Without it no program can use a GPU.", fix)
 
 
 def _explain_missing_module(context: Context) -> tuple[str, str]:
@@ -79,14 +79,14 @@ def _nvrm(context: Context) -> str:
     return read_text(context.proc / "driver/nvidia/version") or ""
 
 
-def check_versions(context: Context) -> Iterator[CheckResult]:
+@check("driver.versions", "Kernel module and libnvidia-ml have one version; if not, the machine needs a reboot.")
+def check_versions(context: Context) -> Iterator[CheckOutcome]:
     """Check that libnvidia-ml is of the loaded kernel module's version, and that no program was refused for its own."""
-    name = "driver.versions"
     module = module_version(context)
     library = find_library(context, "libnvidia-ml.so.1")
     fault = context.survey().fault
     if reason := missing_driver(context):
-        yield CheckResult(name, "skip", reason)
+        yield skipped(reason)
         return
     refused = _REFUSED_CLIENT.findall(_driver_log(context))
     client = next((client for client, of in reversed(refused) if of == module), "")
@@ -96,34 +96,28 @@ def check_versions(context: Context) -> Iterator[CheckResult]:
         found = "libnvidia-ml and the loaded kernel module are of different versions."
         if module and other:
             found = f"The loaded kernel module is {module}, but libnvidia-ml is {other}."
-        yield CheckResult(
-            name,
-            "fail",
+        yield failed(
             found,
             "The driver was updated under the old module: no program can use a GPU until then "
             "(Driver/library version mismatch).",
             "sudo reboot; in a container, first restart the container",
         )
     elif version and module and version != module and fault is not None:
-        yield CheckResult(
-            name,
-            "fail",
+        yield failed(
             f"The kernel module is {module}, but {library and library.path} is {version}.",
             "Module and library must be of the same version.",
             "sudo reboot, or remove the driver libraries of the other version",
         )
     elif client and client != version:
-        yield CheckResult(
-            name,
-            "warn",
+        yield warned(
             f"The kernel module {module} refused a program with libraries of driver {client}.",
             "A container or an environment brings driver libraries of its own, and cannot use the GPU.",
             "Remove the driver's packages from that image; the container runtime mounts the host's libraries.",
         )
     elif fault is not None and not (module and version):
-        yield CheckResult(name, "skip", "unknown while the driver does not answer")
+        yield skipped("unknown while the driver does not answer")
     else:
-        yield CheckResult(name, "pass", f"module and libraries are {module or 'of one version'}")
+        yield passed(f"module and libraries are {module or 'of one version'}")
 
 
 def _driver_log(context: Context) -> str:
@@ -137,47 +131,41 @@ def _driver_log(context: Context) -> str:
     return " ".join(parts)
 
 
-def check_library(context: Context) -> Iterator[CheckResult]:
+@check("driver.libcuda", "libcuda is found, of the module's version, and not a compat package's.")
+def check_library(context: Context) -> Iterator[CheckOutcome]:
     """Check that a program would load the driver's libcuda, and that it is the kernel module's."""
-    name = "driver.libcuda"
     module = module_version(context)
     reason = missing_driver(context)
     if reason or context.survey().fault == _MISMATCH:
-        yield CheckResult(name, "skip", reason or "driver.versions has the reason")
+        yield skipped(reason or "driver.versions has the reason")
         return
     library = find_library(context, "libcuda.so.1")
     if library is None:
-        yield CheckResult(
-            name,
-            "fail",
+        yield failed(
             "The driver's libcuda.so.1 is not in a folder of the loader.",
             "Without it every framework falls back to the CPU, often without an error.",
             "Install the driver's package with libcuda (Debian: libcuda1, Ubuntu: libnvidia-compute-VERSION); "
             "in a container set NVIDIA_DRIVER_CAPABILITIES=compute,utility",
         )
     elif "compat" in library.path.parts:
-        yield CheckResult(
-            name,
-            "warn",
+        yield warned(
             f"LD_LIBRARY_PATH makes programs load {library.path}, from a cuda-compat package.",
             "It works on data-center GPUs only; elsewhere cuInit fails with error 803 or 804 and no GPU is found.",
             "Remove that folder from LD_LIBRARY_PATH, unless the CUDA version needs it and the GPU allows it.",
         )
     elif module and library.version and library.version != module:
-        yield CheckResult(
-            name,
-            "fail",
+        yield failed(
             f"{library.path} is of driver {library.version}, but the kernel module is {module}.",
             "cuInit fails with error 803 (system driver mismatch), and no framework finds a GPU.",
             "sudo reboot after a driver update; else remove the library of the other version",
         )
     else:
-        yield CheckResult(name, "pass", f"{library.path.name} {library.version}".strip())
+        yield passed(f"{library.path.name} {library.version}".strip())
 
 
-def check_nvml(context: Context) -> Iterator[CheckResult]:
+@check("driver.nvml", "The driver answers; its version and the CUDA version that it supports.")
+def check_nvml(context: Context) -> Iterator[CheckOutcome]:
     """Check that NVML answers and lists GPUs."""
-    name = "driver.nvml"
     snapshot = context.survey()
     if snapshot.fault is None:
         driver = snapshot.driver
@@ -185,24 +173,20 @@ def check_nvml(context: Context) -> Iterator[CheckResult]:
             f"driver {driver.version}, CUDA up to {driver.cuda_version or 'unknown'}" if driver else "NVML answers"
         )
         count = snapshot.enumerated or 0
-        yield CheckResult(name, "pass", f"{versions}, {count} GPU{'s' * (count != 1)}")
+        yield passed(f"{versions}, {count} GPU{'s' * (count != 1)}")
     elif reason := missing_driver(context):
-        yield CheckResult(name, "skip", reason)
+        yield skipped(reason)
     elif snapshot.fault in (_MISMATCH, GPUS_HIDDEN):
         other = "driver.versions" if snapshot.fault == _MISMATCH else "device.count"
-        yield CheckResult(name, "skip", f"{other} has the reason")
+        yield skipped(f"{other} has the reason")
     elif snapshot.fault == UNUSABLE_BINDING:
-        yield CheckResult(
-            name,
-            "fail",
+        yield failed(
             "gpuwarden's own Python module for the driver (nvidia-ml-py) is missing or too old.",
             "gpuwarden cannot read the GPUs; frameworks do not need it.",
             "pip install --upgrade nvidia-ml-py && pip uninstall pynvml",
         )
     else:
-        yield CheckResult(
-            name,
-            "fail",
+        yield failed(
             f"The driver does not answer: {snapshot.fault.replace('_', ' ')}.",
             "Programs that use a GPU fail or hang as well.",
             _suggest_fix(snapshot.fault),
@@ -215,16 +199,4 @@ def _suggest_fix(fault: str) -> str:
     return capitalize(suggest_fix(fault)) or "sudo dmesg | grep -i nvrm"
 
 
-DRIVER_CHECKS = (
-    CheckRow(
-        check_module, {"driver.module": "The kernel module is loaded; if not, why: none for this kernel, nouveau."}
-    ),
-    CheckRow(
-        check_versions,
-        {"driver.versions": "Kernel module and libnvidia-ml have one version; if not, the machine needs a reboot."},
-    ),
-    CheckRow(
-        check_library, {"driver.libcuda": "libcuda is found, of the module's version, and not a compat package's."}
-    ),
-    CheckRow(check_nvml, {"driver.nvml": "The driver answers; its version and the CUDA version that it supports."}),
-)
+DRIVER_CHECKS = (check_module, check_versions, check_library, check_nvml)

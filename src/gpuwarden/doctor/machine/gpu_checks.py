@@ -15,7 +15,7 @@ from gpuwarden.doctor.machine.gpu_findings import (
     merge,
 )
 from gpuwarden.doctor.machine.machine_files import is_wsl
-from gpuwarden.doctor.model import CheckResult, CheckRow, Context
+from gpuwarden.doctor.model import CheckOutcome, Context, check, passed, skipped
 from gpuwarden.formatting import format_elapsed
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu
@@ -32,11 +32,12 @@ BUSY_RATIO = 0.2  # utilization above which a link runs at its full speed
 _RESET = "sudo nvidia-smi --gpu-reset -i {gpu}, after the programs on it have ended"
 
 
-def check_answers(context: Context) -> Iterator[CheckResult]:
+@check("gpu.answers", "Each GPU answers and needs no reset.")
+def check_answers(context: Context) -> Iterator[CheckOutcome]:
     """Check that each GPU answers and needs no reset."""
     gpus = context.survey().gpus
     findings = [finding for gpu in gpus if (finding := _answer_finding(gpu))]
-    yield merge("gpu.answers", findings, f"{gpu_names(gpus, gpus)}: {_models(gpus)}", gpus)
+    yield merge(findings, f"{gpu_names(gpus, gpus)}: {_models(gpus)}", gpus)
 
 
 def _answer_finding(gpu: Gpu) -> GpuFinding | None:
@@ -60,16 +61,17 @@ def _models(gpus: tuple[Gpu, ...]) -> str:
     return ", ".join(dict.fromkeys(gpu.identity.name for gpu in gpus))
 
 
-def check_ecc(context: Context) -> Iterator[CheckResult]:
+@check("gpu.ecc", "Uncorrectable memory errors, failed repairs, repairs that wait for a reset.")
+def check_ecc(context: Context) -> Iterator[CheckOutcome]:
     """Check memory errors since the driver was loaded, and repairs of memory that wait for a reset."""
     gpus = answering_gpus(context)
     modes = [gpu.value(GpuReadings.ecc_mode, "current") for gpu in gpus]
     off = [gpu for gpu, mode in zip(gpus, modes, strict=True) if mode == 0.0]
     if gpus and all(mode is None for mode in modes):
-        yield CheckResult("gpu.ecc", "skip", "no GPU here has ECC")
+        yield skipped("no GPU here has ECC")
         return
-    passed = "no uncorrectable memory error" + (f"; ECC is off on {gpu_names(off, gpus)}" if off else "")
-    yield merge("gpu.ecc", [finding for gpu in gpus for finding in _memory_findings(gpu)], passed, gpus)
+    usual = "no uncorrectable memory error" + (f"; ECC is off on {gpu_names(off, gpus)}" if off else "")
+    yield merge([finding for gpu in gpus for finding in _memory_findings(gpu)], usual, gpus)
 
 
 def _memory_findings(gpu: Gpu) -> Iterator[GpuFinding]:
@@ -95,15 +97,15 @@ def _memory_findings(gpu: Gpu) -> Iterator[GpuFinding]:
         yield GpuFinding(gpu, "warn", text, "The setting is not in effect yet.", reset)
 
 
-def check_xids(context: Context) -> Iterator[CheckResult]:
+@check("gpu.xids", "XIDs in the kernel log since the machine started, in words; needs root.")
+def check_xids(context: Context) -> Iterator[CheckOutcome]:
     """Check the errors that the driver logged since the machine started."""
-    name = "gpu.xids"
     log = KernelLog(PREFIXES, context.dev / "kmsg")
     reports = list(parse_xids(log.read()))
     readable, lost, repeats = log.readable, log.lost, RepeatTracker()
     log.close()
     if not readable:
-        yield CheckResult(name, "skip", "the kernel log cannot be read; run as root to check it")
+        yield skipped("the kernel log cannot be read; run as root to check it")
         return
     rated = [(report, _explain(report, repeats.update(report))) for report in reports]
     worst = next((s for s in ("critical", "warning") if any(xid.severity == s for _, xid in rated)), None)
@@ -111,14 +113,13 @@ def check_xids(context: Context) -> Iterator[CheckResult]:
         since = "in the part of the log that is left" if lost else "since the machine started"
         codes = Counter(report.code for report, _ in rated)
         counted = ", ".join(f"XID {code} ({count})" for code, count in sorted(codes.items()))
-        yield CheckResult(name, "pass", f"only errors of programs {since}: {counted}" if counted else f"none {since}")
+        yield passed(f"only errors of programs {since}: {counted}" if counted else f"none {since}")
         return
     grave = [(report, xid) for report, xid in rated if xid.severity == worst]
     report, xid = grave[-1]
     more = f" (and {len(grave) - 1} more)" if len(grave) > 1 else ""
     ago = format_elapsed(max(time.time() - report.time, 0.0))
-    yield CheckResult(
-        name,
+    yield CheckOutcome(
         "fail" if worst == "critical" and time.time() - report.time < RECENT_SECONDS else "warn",
         f"{_place(context, report)} had XID {report.code} {ago} ago{more}: {xid.meaning}",
         "An XID is the driver's report of a GPU error; programs on the GPU failed at that time.",
@@ -136,7 +137,8 @@ def _place(context: Context, report: XidReport) -> str:
     return gpu_names([gpu]) if gpu else f"The GPU at {report.gpu}"
 
 
-def check_throttling(context: Context) -> Iterator[CheckResult]:
+@check("gpu.throttling", "No GPU is slowed down by heat, power or a fault now.")
+def check_throttling(context: Context) -> Iterator[CheckOutcome]:
     """Check whether heat, power or a fault slows a GPU down now."""
     gpus = answering_gpus(context)
     findings = []
@@ -148,10 +150,11 @@ def check_throttling(context: Context) -> Iterator[CheckResult]:
             why = "It computes slower than it can, while its utilization looks normal."
             fix = "Clear the air flow, check fans, filters and power supplies; until then: sudo nvidia-smi -pl WATTS"
             findings.append(GpuFinding(gpu, "warn", f"slowed down: {active[0]}{at}", why, fix))
-    yield merge("gpu.throttling", findings, "not slowed down by heat, power or a fault", gpus)
+    yield merge(findings, "not slowed down by heat, power or a fault", gpus)
 
 
-def check_pcie(context: Context) -> Iterator[CheckResult]:
+@check("gpu.pcie", "PCIe links have all lanes; those of busy GPUs have their full speed.")
+def check_pcie(context: Context) -> Iterator[CheckOutcome]:
     """Check that links have all their lanes, and that those of busy GPUs have their speed."""
     gpus = answering_gpus(context)
     findings = []
@@ -167,14 +170,15 @@ def check_pcie(context: Context) -> Iterator[CheckResult]:
         elif busy and generation is not None and highest is not None and generation < highest:
             text = f"PCIe runs at generation {generation:.0f} of {highest:.0f} although the GPU is busy"
             findings.append(GpuFinding(gpu, "warn", text, why, fix))
-    yield merge("gpu.pcie", findings, "links have all their lanes", gpus)
+    yield merge(findings, "links have all their lanes", gpus)
 
 
-def check_fabric(context: Context) -> Iterator[CheckResult]:
+@check("gpu.fabric", "GPUs with NVLink switches have joined their fabric; else CUDA fails with 802.")
+def check_fabric(context: Context) -> Iterator[CheckOutcome]:
     """Check that GPUs of a machine with NVLink switches have joined their fabric."""
     gpus = [gpu for gpu in answering_gpus(context) if GpuReadings.fabric_joined in gpu.readings]
     if not any(gpu.value(GpuReadings.fabric_joined) is not None for gpu in gpus):
-        yield CheckResult("gpu.fabric", "skip", "no NVLink switch here")
+        yield skipped("no NVLink switch here")
         return
     findings = [
         GpuFinding(
@@ -187,14 +191,15 @@ def check_fabric(context: Context) -> Iterator[CheckResult]:
         for gpu in gpus
         if gpu.value(GpuReadings.fabric_joined) == 0.0
     ]
-    yield merge("gpu.fabric", findings, "joined", gpus)
+    yield merge(findings, "joined", gpus)
 
 
-def check_persistence(context: Context) -> Iterator[CheckResult]:
+@check("gpu.persistence", "The driver stays loaded between programs.")
+def check_persistence(context: Context) -> Iterator[CheckOutcome]:
     """Check that the driver stays loaded between programs; a desktop keeps it loaded by itself."""
     gpus = answering_gpus(context)
     if is_wsl(context):
-        yield CheckResult("gpu.persistence", "skip", "WSL2 uses Windows' driver")
+        yield skipped("WSL2 uses Windows' driver")
         return
     findings = [
         GpuFinding(
@@ -210,17 +215,7 @@ def check_persistence(context: Context) -> Iterator[CheckResult]:
     ]
     if any(gpu.value(GpuReadings.display_active) for gpu in gpus):
         findings = []
-    yield merge("gpu.persistence", findings, "the driver stays loaded", gpus)
+    yield merge(findings, "the driver stays loaded", gpus)
 
 
-GPU_CHECKS = (
-    CheckRow(check_answers, {"gpu.answers": "Each GPU answers and needs no reset."}),
-    CheckRow(check_xids, {"gpu.xids": "XIDs in the kernel log since the machine started, in words; needs root."}),
-    CheckRow(check_ecc, {"gpu.ecc": "Uncorrectable memory errors, failed repairs, repairs that wait for a reset."}),
-    CheckRow(
-        check_fabric, {"gpu.fabric": "GPUs with NVLink switches have joined their fabric; else CUDA fails with 802."}
-    ),
-    CheckRow(check_throttling, {"gpu.throttling": "No GPU is slowed down by heat, power or a fault now."}),
-    CheckRow(check_pcie, {"gpu.pcie": "PCIe links have all lanes; those of busy GPUs have their full speed."}),
-    CheckRow(check_persistence, {"gpu.persistence": "The driver stays loaded between programs."}),
-)
+GPU_CHECKS = (check_answers, check_xids, check_ecc, check_fabric, check_throttling, check_pcie, check_persistence)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gpuwarden.doctor.model import CheckResult, Context
+from gpuwarden.doctor.model import CheckOutcome, Context, passed, skipped
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.metrics.model import Labels, Metric
 from gpuwarden.nvml.device import Device
@@ -30,23 +30,18 @@ def answering_gpus(context: Context) -> list[Gpu]:
     return [gpu for gpu in context.survey().gpus if gpu.up]
 
 
-def merge(name: str, findings: Iterable[GpuFinding], passed: str, gpus: Sequence[Gpu]) -> CheckResult:
-    """Return one result: `passed` without findings, else all of them, the gravest first, with the way to mend that."""
+def merge(findings: Iterable[GpuFinding], usual: str, gpus: Sequence[Gpu]) -> CheckOutcome:
+    """Return one result: `usual` without findings, else all of them, the gravest first, with the way to mend that."""
     if not gpus:
-        return no_gpu(name)
+        return skipped("no GPU answers")
     ranked = sorted(findings, key=lambda each: _RANK[each.status])
     if not ranked:
-        return CheckResult(name, "pass", passed)
+        return passed(usual)
     grouped: dict[str, list[Gpu]] = {}
     for each in ranked:
         grouped.setdefault(each.text, []).append(each.gpu)
     found = "; ".join(f"{gpu_names(members, gpus)}: {text}" for text, members in grouped.items())
-    return CheckResult(name, ranked[0].status, f"{found}.", ranked[0].why, ranked[0].fix)
-
-
-def no_gpu(name: str) -> CheckResult:
-    """Return the result of a check that needs a GPU that answers."""
-    return CheckResult(name, "skip", "no GPU answers")
+    return CheckOutcome(ranked[0].status, f"{found}.", ranked[0].why, ranked[0].fix)
 
 
 def capitalize(text: str) -> str:

@@ -12,7 +12,7 @@ from itertools import islice, takewhile
 from pathlib import Path
 
 from gpuwarden.doctor.machine.gpu_findings import answering_gpus
-from gpuwarden.doctor.model import CheckResult, CheckRow, Context
+from gpuwarden.doctor.model import CheckOutcome, Context, check, failed, passed, skipped, warned
 from gpuwarden.formatting import format_bytes
 from gpuwarden.host import procfs
 from gpuwarden.host.cgroup_limits import CgroupReader
@@ -26,16 +26,14 @@ _CHUNK_BYTES = 1 << 20
 _MAX_FILES = 2000  # of a folder, among which some are chosen
 
 
-def check_shm(context: Context) -> Iterator[CheckResult]:
+@check("input.shm", "Shared memory (/dev/shm) is large enough for data loader workers, and not full.")
+def check_shm(context: Context) -> Iterator[CheckOutcome]:
     """Check the size of /dev/shm, through which data loader workers pass their batches."""
-    name = "input.shm"
     folder = context.dev / "shm"
     try:
         found = os.statvfs(folder)
     except OSError as error:
-        yield CheckResult(
-            name,
-            "warn",
+        yield warned(
             f"{folder} cannot be used: {error.strerror}.",
             "Data loader workers pass their batches through it; without it they fail.",
             "sudo mount -t tmpfs -o size=50% tmpfs /dev/shm",
@@ -45,42 +43,38 @@ def check_shm(context: Context) -> Iterator[CheckResult]:
     why = "Workers of a PyTorch DataLoader pass batches through it and die with a bus error when it is full."
     larger = "docker run --shm-size=8g (or --ipc=host); on the host: sudo mount -o remount,size=50% /dev/shm"
     if size < MIN_SHM_BYTES:
-        yield CheckResult(name, "warn", f"{folder} has only {format_bytes(size)}.", why, larger)
+        yield warned(f"{folder} has only {format_bytes(size)}.", why, larger)
     elif free < size * MIN_SHM_FREE_RATIO:
         fix = f"Remove what ended programs left there: ls -l {folder}"
-        yield CheckResult(name, "warn", f"{folder} has {format_bytes(free)} of {format_bytes(size)} left.", why, fix)
+        yield warned(f"{folder} has {format_bytes(free)} of {format_bytes(size)} left.", why, fix)
     else:
-        yield CheckResult(name, "pass", f"{format_bytes(free)} free")
+        yield passed(f"{format_bytes(free)} free")
 
 
-def check_cpus(context: Context) -> Iterator[CheckResult]:
+@check("input.cpus", "CPUs by affinity and cgroup quota, and how many workers they allow.")
+def check_cpus(context: Context) -> Iterator[CheckOutcome]:
     """Check the number of CPUs that this process may use, by affinity and cgroup quota, against the GPUs."""
-    name = "input.cpus"
     quota, allowed = _cpu_limits(context)
     online, usable = os.cpu_count() or 1, min(allowed, quota or allowed)
     gpus = len(answering_gpus(context))
     cause = f"the cgroup's quota is {quota:g} CPUs" if quota and quota < allowed else f"{allowed} of {online} CPUs"
     per_gpu = f" for {gpus} GPU{'s' * (gpus > 1)}" if gpus else ""
     if quota and quota < allowed / 2:
-        yield CheckResult(
-            name,
-            "warn",
+        yield warned(
             f"{cause[:1].upper()}{cause[1:]}, but programs see {allowed}{per_gpu}.",
             "Frameworks start a thread for each CPU that they see; the kernel then pauses the whole program.",
             f"Raise the quota (docker run --cpus=N), or export OMP_NUM_THREADS={max(int(quota), 1)} and use "
             f"{max(int(quota), 1)} workers",
         )
     elif gpus and usable < MIN_CPUS_PER_GPU * gpus:
-        yield CheckResult(
-            name,
-            "warn",
+        yield warned(
             f"This process may use {cause}{per_gpu}.",
             "Few CPUs cannot decode and augment data fast enough: the GPUs wait for their input.",
             f"Ask for {MIN_CPUS_PER_GPU} or more CPUs for each GPU (srun --cpus-per-task=N); use {max(int(usable), 1)} "
             "workers at most",
         )
     else:
-        yield CheckResult(name, "pass", f"{cause}{per_gpu}; at most {int(usable) or 1} workers")
+        yield passed(f"{cause}{per_gpu}; at most {int(usable) or 1} workers")
 
 
 def _cpu_limits(context: Context) -> tuple[float | None, int]:
@@ -90,27 +84,25 @@ def _cpu_limits(context: Context) -> tuple[float | None, int]:
     return cgroups.limits(os.getpid()).cpus, len(os.sched_getaffinity(0))
 
 
-def check_workers(context: Context) -> Iterator[CheckResult]:
+@check("input.workers", "There is a CPU for each worker of the programs on the GPUs.")
+def check_workers(context: Context) -> Iterator[CheckOutcome]:
     """Check that a CPU is there for each child process, such as a loader worker, of programs on the GPUs."""
-    name = "input.workers"
     programs = {process.pid for gpu in answering_gpus(context) for process in gpu.processes if process.pid}
     children = Counter(entry.parent for _, entry in procfs.list_processes({}) if entry.parent in programs)
     quota, allowed = _cpu_limits(context)
     usable = max(int(min(allowed, quota or allowed)), 1)
     if not children:
-        yield CheckResult(name, "skip", "no program on a GPU has child processes")
+        yield skipped("no program on a GPU has child processes")
         return
     pid, count = children.most_common(1)[0]
     if count > usable + 1:  # one more, such as the resource tracker of multiprocessing
-        yield CheckResult(
-            name,
-            "warn",
+        yield warned(
             f"Process {pid} on a GPU has {count} child processes for {usable} CPUs.",
             "Workers that wait for a CPU slow each other and the training down.",
             f"Use at most {usable} workers (DataLoader num_workers, tf.data num_parallel_calls), or ask for more CPUs",
         )
     else:
-        yield CheckResult(name, "pass", f"at most {count} child processes for {usable} CPUs")
+        yield passed(f"at most {count} child processes for {usable} CPUs")
 
 
 @dataclass(slots=True)
@@ -122,19 +114,17 @@ class _Reading:
     seconds: float = 0.0
 
 
-def check_read(context: Context) -> Iterator[CheckResult]:
+@check("input.read", "Read speed of the path given with `--read`.")
+def check_read(context: Context) -> Iterator[CheckOutcome]:
     """Measure how fast files of the given path are read, past the page cache where the kernel allows that."""
-    name = "input.read"
     path = context.read_path
     if path is None:
-        yield CheckResult(name, "skip", "measured with --read PATH")
+        yield skipped("measured with --read PATH")
         return
     try:
         done = _measure(path)
     except OSError as error:
-        yield CheckResult(
-            name,
-            "fail",
+        yield failed(
             f"{error.filename or path} cannot be read: {error.strerror}.",
             "A training with this data fails in the same way.",
             f"ls -ld {path}",
@@ -142,22 +132,20 @@ def check_read(context: Context) -> Iterator[CheckResult]:
         return
     if not done.size:
         fix = "Give the folder that has the data, or one of its files."
-        yield CheckResult(name, "warn", f"{path} has nothing to read.", "No speed could be measured.", fix)
+        yield warned(f"{path} has nothing to read.", "No speed could be measured.", fix)
         return
     speed = done.size / done.seconds
     text = f"{format_bytes(speed)}/s from {path}"
     if done.files > 1:
         text += f" ({done.files} files, {done.files / done.seconds:.0f}/s)"
     if speed < MIN_BYTES_PER_SECOND:
-        yield CheckResult(
-            name,
-            "warn",
+        yield warned(
             f"Reading is slow: {text}.",
             "This limits one reader: a GPU that needs more waits for its input.",
             "Copy the data to a local disk, or pack small files into TFRecord or WebDataset archives; read in parallel",
         )
     else:
-        yield CheckResult(name, "pass", text)
+        yield passed(text)
 
 
 def _measure(path: Path) -> _Reading:
@@ -200,11 +188,4 @@ def _read_file(path: Path, until: float) -> int:
     return size
 
 
-INPUT_CHECKS = (
-    CheckRow(
-        check_shm, {"input.shm": "Shared memory (/dev/shm) is large enough for data loader workers, and not full."}
-    ),
-    CheckRow(check_cpus, {"input.cpus": "CPUs by affinity and cgroup quota, and how many workers they allow."}),
-    CheckRow(check_workers, {"input.workers": "There is a CPU for each worker of the programs on the GPUs."}),
-    CheckRow(check_read, {"input.read": "Read speed of the path given with `--read`."}),
-)
+INPUT_CHECKS = (check_shm, check_cpus, check_workers, check_read)

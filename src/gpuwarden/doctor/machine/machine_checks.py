@@ -13,87 +13,73 @@ from gpuwarden.doctor.machine.machine_files import (
     list_pci_gpus,
     missing_driver,
 )
-from gpuwarden.doctor.model import CheckResult, CheckRow, Context
+from gpuwarden.doctor.model import CheckOutcome, Context, check, failed, passed, skipped
 
 
-def check_gpu(context: Context) -> Iterator[CheckResult]:
+@check("machine.gpu", "The machine has an NVIDIA GPU, also one without a driver.")
+def check_gpu(context: Context) -> Iterator[CheckOutcome]:
     """Check that the machine has an NVIDIA GPU."""
-    name = "machine.gpu"
     gpus = list_pci_gpus(context)
     count = sum(gpu.vendor == "NVIDIA" for gpu in gpus)
     if is_wsl(context):
-        yield CheckResult(name, "skip", "WSL2 shows no PCI bus")
+        yield skipped("WSL2 shows no PCI bus")
     elif count:
-        yield CheckResult(name, "pass", f"{count} NVIDIA GPU{'s' * (count > 1)} on the PCI bus")
+        yield passed(f"{count} NVIDIA GPU{'s' * (count > 1)} on the PCI bus")
     elif missing_driver(context) != NO_GPU:
-        yield CheckResult(name, "pass", "an NVIDIA GPU, which the PCI bus does not show here")
+        yield passed("an NVIDIA GPU, which the PCI bus does not show here")
     else:
         others = ", ".join(sorted({gpu.vendor for gpu in gpus}))
-        yield CheckResult(
-            name,
-            "fail",
+        yield failed(
             f"This machine has no NVIDIA GPU{f'; its GPU is from {others}' if others else ''}.",
             "TensorFlow, PyTorch and JAX compute on the CPU here, many times slower.",
             "Use a machine with an NVIDIA GPU; in a virtual machine, have the GPU passed through to it.",
         )
 
 
-def check_wsl(context: Context) -> Iterator[CheckResult]:
+@check("machine.wsl", "WSL2 passes the GPU through, and no Linux driver hides Windows' driver.")
+def check_wsl(context: Context) -> Iterator[CheckOutcome]:
     """Check that WSL2 provides Windows' driver."""
-    name = "machine.wsl"
     if not is_wsl(context):
-        yield CheckResult(name, "skip", "not WSL2")
+        yield skipped("not WSL2")
     elif not (context.dev / "dxg").exists():
-        yield CheckResult(
-            name,
-            "fail",
+        yield failed(
             "This is WSL without a GPU: /dev/dxg is missing.",
             "Only WSL2 passes the GPU through, and only with a driver for it in Windows.",
             "Install NVIDIA's driver in Windows, then run in PowerShell: wsl --update; wsl --shutdown",
         )
     elif (foreign := find_library(context, "libcuda.so.1")) and "wsl" not in foreign.path.parts:
-        yield CheckResult(
-            name,
-            "fail",
+        yield failed(
             f"A Linux driver is installed in WSL2: {foreign.path} hides the library of Windows' driver.",
             "CUDA loads the wrong libcuda and finds no GPU.",
             "Remove the Linux driver: sudo apt-get purge 'libnvidia-compute-*' 'nvidia-driver-*'",
         )
     else:
-        yield CheckResult(name, "pass", "WSL2 with Windows' driver")
+        yield passed("WSL2 with Windows' driver")
 
 
-def check_container(context: Context) -> Iterator[CheckResult]:
+@check("machine.container", "The container runtime passes GPUs and libcuda through.")
+def check_container(context: Context) -> Iterator[CheckOutcome]:
     """Check what the container runtime passes through."""
-    name = "machine.container"
     container = find_container(context)
     capabilities = context.environ.get("NVIDIA_DRIVER_CAPABILITIES", "all")
     if container is None:
-        yield CheckResult(name, "skip", "not in a container")
+        yield skipped("not in a container")
     elif is_container_without_gpus(context):
         devices = context.environ.get("NVIDIA_VISIBLE_DEVICES")
         cause = f"NVIDIA_VISIBLE_DEVICES is {devices}" if devices in ("none", "void") else "it has no /dev/nvidia0"
-        yield CheckResult(
-            name,
-            "fail",
+        yield failed(
             f"This is {container.name} without GPUs: {cause}, though the host has a driver.",
             "The runtime passes no GPU through, so frameworks use the CPU.",
             container.start,
         )
     elif not {"all", "compute"} & set(capabilities.split(",")):
-        yield CheckResult(
-            name,
-            "fail",
+        yield failed(
             f"This is {container.name} without CUDA: NVIDIA_DRIVER_CAPABILITIES is {capabilities}.",
             "The runtime does not mount libcuda: nvidia-smi works, and frameworks find no GPU.",
             "Start it with: -e NVIDIA_DRIVER_CAPABILITIES=compute,utility",
         )
     else:
-        yield CheckResult(name, "pass", container.name.partition(" ")[2])
+        yield passed(container.name.partition(" ")[2])
 
 
-MACHINE_CHECKS = (
-    CheckRow(check_gpu, {"machine.gpu": "The machine has an NVIDIA GPU, also one without a driver."}),
-    CheckRow(check_wsl, {"machine.wsl": "WSL2 passes the GPU through, and no Linux driver hides Windows' driver."}),
-    CheckRow(check_container, {"machine.container": "The container runtime passes GPUs and libcuda through."}),
-)
+MACHINE_CHECKS = (check_gpu, check_wsl, check_container)

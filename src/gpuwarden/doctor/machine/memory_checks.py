@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from gpuwarden.doctor.machine.gpu_findings import GpuFinding, answering_gpus, merge
 from gpuwarden.doctor.machine.machine_files import find_container, is_wsl
-from gpuwarden.doctor.model import CheckResult, CheckRow, Context
+from gpuwarden.doctor.model import CheckOutcome, Context, check, passed, skipped, warned
 from gpuwarden.formatting import format_bytes
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess
@@ -32,14 +32,15 @@ _STATES = {
 }
 
 
-def check_gpu_memory(context: Context) -> Iterator[CheckResult]:
+@check("memory.gpu", "The GPUs' memory is free; if not, who holds it.")
+def check_gpu_memory(context: Context) -> Iterator[CheckOutcome]:
     """Check that the GPUs' memory is free, and name the processes that hold it."""
     gpus = answering_gpus(context)
     people = _People(process.pid for gpu in gpus for process in gpu.processes)
     free = {gpu.identity.index: gpu.value(GpuReadings.memory_free_bytes) or 0.0 for gpu in gpus}
     findings = [finding for gpu in gpus if (finding := _held_finding(gpu, people, free))]
     shown = dict.fromkeys(format_bytes(size) for size in free.values() if size)
-    yield merge("memory.gpu", findings, f"free: {', '.join(shown)}" if shown else "shared with the host", gpus)
+    yield merge(findings, f"free: {', '.join(shown)}" if shown else "shared with the host", gpus)
 
 
 def _held_finding(gpu: Gpu, people: _People, free: Mapping[int, float]) -> GpuFinding | None:
@@ -84,12 +85,12 @@ class _People:
         return f"{self._names.name(identity.uid)}'s {identity.comm} (pid {process.pid}){memory}"
 
 
-def check_processes(context: Context) -> Iterator[CheckResult]:
+@check("memory.processes", "No process that holds a GPU is stopped, a zombie, or stuck in the kernel.")
+def check_processes(context: Context) -> Iterator[CheckOutcome]:
     """Check that no process holds a GPU without doing anything: stopped, a zombie, or stuck in the kernel."""
-    name = "memory.processes"
     gpus = answering_gpus(context)
     if not gpus and not (context.dev / "nvidiactl").exists():
-        yield CheckResult(name, "skip", "no GPU answers")
+        yield skipped("no GPU answers")
         return
     listed = {process.pid for gpu in gpus for process in gpu.processes if process.pid}
     states = {pid: stat for pid, _ in procfs.list_processes({}) if (stat := procfs.read_stat(pid))}
@@ -102,7 +103,7 @@ def check_processes(context: Context) -> Iterator[CheckResult]:
         time.sleep(STUCK_SECONDS)
         idle = {pid: stat for pid, stat in idle.items() if procfs.read_stat(pid) == stat}
     if not idle:
-        yield CheckResult(name, "pass", "none that holds a GPU is stopped or a zombie")
+        yield passed("none that holds a GPU is stopped or a zombie")
         return
     people = _People(idle)
     sentences = []
@@ -112,20 +113,19 @@ def check_processes(context: Context) -> Iterator[CheckResult]:
         sentences.append(f"{people.describe(process)} and is {_STATES[stat.state][0]}".replace(") and", ")"))
     pid, stat = next(iter(idle.items()))
     more = f"; {len(idle) - MAX_NAMED} more" if len(idle) > MAX_NAMED else ""
-    yield CheckResult(
-        name,
-        "warn",
+    yield warned(
         "; ".join(sentences) + more + ".",
         "It keeps its GPU memory, and does nothing with it.",
         _STATES[stat.state][1].format(pid=pid, parent=stat.parent),
     )
 
 
-def check_unlisted(context: Context) -> Iterator[CheckResult]:
+@check("memory.unlisted", "The listed processes explain the memory in use.")
+def check_unlisted(context: Context) -> Iterator[CheckOutcome]:
     """Check that the listed processes explain the memory in use; the rest is held by processes that are not seen."""
     gpus = [gpu for gpu in answering_gpus(context) if "compute" in gpu.process_lists]
     if is_wsl(context) or any(process.memory is None for gpu in gpus for process in gpu.processes):
-        yield CheckResult("memory.unlisted", "skip", "the driver does not report the memory of processes here")
+        yield skipped("the driver does not report the memory of processes here")
         return
     findings = []
     for gpu in gpus:
@@ -143,12 +143,12 @@ def check_unlisted(context: Context) -> Iterator[CheckResult]:
                     "sudo fuser -v /dev/nvidia* on the host lists the processes; end them, or reset the GPU",
                 )
             )
-    yield merge("memory.unlisted", findings, "the listed processes explain the memory in use", gpus)
+    yield merge(findings, "the listed processes explain the memory in use", gpus)
 
 
-def check_host_memory(context: Context) -> Iterator[CheckResult]:
+@check("memory.host", "The host, and the limit of this container or job, have memory left.")
+def check_host_memory(context: Context) -> Iterator[CheckOutcome]:
     """Check that the host, and this cgroup, have memory left."""
-    name = "memory.host"
     memory = try_read_host_memory()
     cgroups = CgroupReader(str(context.proc))
     cgroups.begin()
@@ -157,28 +157,18 @@ def check_host_memory(context: Context) -> Iterator[CheckResult]:
     if limit and (memory is None or limit.limit < memory.size):
         rooms.append((limit.limit - limit.used, limit.limit, "of the limit of this cgroup (container or job)"))
     if not rooms:
-        yield CheckResult(name, "skip", "/proc/meminfo cannot be read")
+        yield skipped("/proc/meminfo cannot be read")
         return
     free, size, whose = min(rooms)
     text = f"{format_bytes(max(free, 0))} of {format_bytes(size)} {whose}"
     if free < size * MIN_HOST_RATIO:
-        yield CheckResult(
-            name,
-            "warn",
+        yield warned(
             f"Little host memory is left: {text}.",
             "The kernel kills a run that needs more (exit status 137, SIGKILL), without a Python error.",
             "ps aux --sort=-rss | head shows who has it; load the data in parts (tf.data), not as one array",
         )
     else:
-        yield CheckResult(name, "pass", f"free: {text.partition(' (')[0]}")
+        yield passed(f"free: {text.partition(' (')[0]}")
 
 
-MEMORY_CHECKS = (
-    CheckRow(check_gpu_memory, {"memory.gpu": "The GPUs' memory is free; if not, who holds it."}),
-    CheckRow(
-        check_processes,
-        {"memory.processes": "No process that holds a GPU is stopped, a zombie, or stuck in the kernel."},
-    ),
-    CheckRow(check_unlisted, {"memory.unlisted": "The listed processes explain the memory in use."}),
-    CheckRow(check_host_memory, {"memory.host": "The host, and the limit of this container or job, have memory left."}),
-)
+MEMORY_CHECKS = (check_gpu_memory, check_processes, check_unlisted, check_host_memory)

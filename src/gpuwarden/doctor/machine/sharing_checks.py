@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpuwarden.doctor.machine.gpu_findings import GpuFinding, answering_gpus, merge
 from gpuwarden.doctor.machine.machine_files import read_text
-from gpuwarden.doctor.model import CheckResult, CheckRow, Context
+from gpuwarden.doctor.model import CheckOutcome, Context, check, passed, warned
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.owners.users import look_up_user_name
@@ -18,15 +18,16 @@ _MPS_COMM = "nvidia-cuda-mps"  # of control daemon and server: the kernel keeps 
 _MPS_LIMITS = ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
 
 
-def check_mig(context: Context) -> Iterator[CheckResult]:
+@check("gpu.mig", "MIG is off, or has instances; no change waits for a reset.")
+def check_mig(context: Context) -> Iterator[CheckOutcome]:
     """Check that GPUs with MIG have instances, and no change of the mode waits for a reset."""
     gpus = answering_gpus(context)
     findings = [finding for gpu in gpus if (finding := _mig_finding(gpu))]
     divided = [gpu for gpu in gpus if gpu.mig]
     profiles = Counter(instance.identity.profile for gpu in divided for instance in gpu.mig)
     counts = ", ".join(f"{count} of {profile}" for profile, count in profiles.items())
-    passed = f"{counts}; a program uses one of them" if divided else "off"
-    yield merge("gpu.mig", findings, passed, gpus)
+    usual = f"{counts}; a program uses one of them" if divided else "off"
+    yield merge(findings, usual, gpus)
 
 
 def _mig_finding(gpu: Gpu) -> GpuFinding | None:
@@ -51,13 +52,14 @@ def _mig_finding(gpu: Gpu) -> GpuFinding | None:
     return None
 
 
-def check_compute_mode(context: Context) -> Iterator[CheckResult]:
+@check("gpu.compute_mode", "The compute mode lets another program use the GPU.")
+def check_compute_mode(context: Context) -> Iterator[CheckOutcome]:
     """Check that the compute mode lets a new program use the GPU."""
     gpus = answering_gpus(context)
     findings = [finding for gpu in gpus if (finding := _mode_finding(gpu))]
     exclusive = sum(bool(gpu.value(GpuReadings.compute_mode, "exclusive_process")) for gpu in gpus)
-    passed = f"exclusive: one program on each of {exclusive}" if exclusive else "default: programs can share a GPU"
-    yield merge("gpu.compute_mode", findings, passed, gpus)
+    usual = f"exclusive: one program on each of {exclusive}" if exclusive else "default: programs can share a GPU"
+    yield merge(findings, usual, gpus)
 
 
 def _mode_finding(gpu: Gpu) -> GpuFinding | None:
@@ -73,42 +75,36 @@ def _mode_finding(gpu: Gpu) -> GpuFinding | None:
     return None
 
 
-def check_mps(context: Context) -> Iterator[CheckResult]:
+@check("gpu.mps", "A daemon of MPS that programs would use is alive, of this user, and without limits.")
+def check_mps(context: Context) -> Iterator[CheckOutcome]:
     """Check that the MPS daemon that programs would use is alive and of this user."""
-    name = "gpu.mps"
     pipe = context.environ.get("CUDA_MPS_PIPE_DIRECTORY") or str(context.root / "tmp/nvidia-mps")
     control = Path(pipe) / "control"
     daemons = _mps_processes(context.proc)
     limits = [f"{key}={context.environ[key]}" for key in _MPS_LIMITS if context.environ.get(key)]
     others = sorted({uid for uid in daemons.values() if uid not in (os.getuid(), 0)})
     if not control.exists():
-        yield CheckResult(name, "pass", "not used")
+        yield passed("not used")
     elif not daemons:
-        yield CheckResult(
-            name,
-            "warn",
+        yield warned(
             f"{control} is left of an MPS daemon that no longer runs.",
             "CUDA programs that try it fail to start (MPS client failed to connect).",
             f"rm -r {pipe}, or start it: nvidia-cuda-mps-control -d",
         )
     elif others:
-        yield CheckResult(
-            name,
-            "warn",
+        yield warned(
             f"MPS is run by user {_user(others[0])}.",
             "MPS serves one user at a time: programs of other users wait until that user's have ended.",
             "Let root run it, or end it: echo quit | sudo nvidia-cuda-mps-control",
         )
     elif limits:
-        yield CheckResult(
-            name,
-            "warn",
+        yield warned(
             f"MPS limits programs of this shell: {', '.join(limits)}.",
             "They get only that part of the GPU's multiprocessors or memory.",
             f"unset {' '.join(key for key in _MPS_LIMITS if context.environ.get(key))}",
         )
     else:
-        yield CheckResult(name, "pass", "the daemon runs; programs share the GPUs through it")
+        yield passed("the daemon runs; programs share the GPUs through it")
 
 
 def _mps_processes(proc: Path) -> dict[int, int]:
@@ -127,10 +123,4 @@ def _user(uid: int) -> str:
         return str(uid)
 
 
-SHARING_CHECKS = (
-    CheckRow(check_mig, {"gpu.mig": "MIG is off, or has instances; no change waits for a reset."}),
-    CheckRow(check_compute_mode, {"gpu.compute_mode": "The compute mode lets another program use the GPU."}),
-    CheckRow(
-        check_mps, {"gpu.mps": "A daemon of MPS that programs would use is alive, of this user, and without limits."}
-    ),
-)
+SHARING_CHECKS = (check_mig, check_compute_mode, check_mps)

@@ -50,7 +50,7 @@ class _RunningCheck:
         self._row = row
         self._results: list[CheckResult] = []
         self._problem = "took too long"
-        self._thread = threading.Thread(target=self._run, args=(context,), name=row.check.__name__, daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(context,), name=next(iter(row.names)), daemon=True)
         self._thread.start()
 
     def _run(self, context: Context) -> None:
