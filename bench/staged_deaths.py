@@ -84,210 +84,95 @@ DEATHS = (
     Death("null pointer", "crashed", "segmentation_fault", "import ctypes; ctypes.string_at(0)"),
     Death("abort of C", "crashed", "process_aborted", "import os; os.abort()"),
     Death("kill -9 in a shell", "killed", "process_killed", script="kill -9 $$"),
-    Death(
-        "CPU time limit",
-        "killed",
-        "process_killed",
-        "import resource\nresource.setrlimit(resource.RLIMIT_CPU, (1, 2))\nwhile True:\n    pass",
-    ),
+    Death("CPU time limit", "killed", "process_killed",
+        "import resource\nresource.setrlimit(resource.RLIMIT_CPU, (1, 2))\nwhile True:\n    pass"),
     # The host's memory.
-    Death(
-        "memory limit of a control group", "out_of_memory", "killed_by_kernel", "x = b'1' * (1 << 30)", memory=150 << 20
-    ),
-    Death(
-        "growth to a limit of a control group",
-        "out_of_memory",
-        "killed_by_kernel",
+    Death("memory limit of a control group", "out_of_memory", "killed_by_kernel",
+        "x = b'1' * (1 << 30)", memory=150 << 20),
+    Death("growth to a limit of a control group", "out_of_memory", "killed_by_kernel",
         "import time\nkept = []\nwhile True:\n    kept.append(bytearray(b'1' * (4 << 20)))\n    time.sleep(0.01)",
-        memory=200 << 20,
-    ),
+        memory=200 << 20),
     Death("MemoryError of Python", "out_of_memory", "host_out_of_memory", "x = b'1' * (1 << 60)"),
-    Death(
-        "array larger than the host",
-        "out_of_memory",
-        "host_out_of_memory",
-        "import numpy as np; np.ones((1 << 22, 1 << 22))",
-    ),
+    Death("array larger than the host", "out_of_memory", "host_out_of_memory",
+        "import numpy as np; np.ones((1 << 22, 1 << 22))"),
     # The program's own.
     Death("assertion", "failed", "assertion_failed", "assert 1 == 2, 'not equal'"),
     Death("missing module", "failed", "missing_module", "import no_such_module_of_ours"),
     Death("missing name in a module", "failed", "missing_module", "from json import no_such_name"),
     Death("missing file", "failed", "file_not_found", "open('/no/such/file.csv')"),
-    Death(
-        "no permission",
-        "failed",
-        "permission_denied",
-        "import os\nos.seteuid(65534)\ntry:\n    open('/etc/shadow')\nfinally:\n    os.seteuid(0)",
-    ),
+    Death("no permission", "failed", "permission_denied",
+        "import os\nos.seteuid(65534)\ntry:\n    open('/etc/shadow')\nfinally:\n    os.seteuid(0)"),
     Death("disk full", "failed", "disk_full", "f = open('/dev/full', 'w', buffering=1); f.write('x\\n')"),
     Death("key error", "failed", "program_error", "{}['label']"),
     Death("type error", "failed", "program_error", "len(3)"),
     Death("recursion", "failed", "program_error", "def f():\n    f()\nf()"),
     Death("syntax error", "failed", "program_error", "exec('def f(:')"),
-    Death(
-        "error in a thread",
-        "finished",
-        "program_error",
-        "import threading\nt = threading.Thread(target=lambda: {}['a'])\nt.start()\nt.join()",
-    ),
-    Death(
-        "cause and consequence",
-        "failed",
-        "file_not_found",
-        "try:\n    open('/no/such/file')\nexcept OSError as e:\n    raise RuntimeError('cannot load the data') from e",
-    ),
+    Death("error in a thread", "finished", "program_error",
+        "import threading\nt = threading.Thread(target=lambda: {}['a'])\nt.start()\nt.join()"),
+    Death("cause and consequence", "failed", "file_not_found",
+        "try:\n    open('/no/such/file')\nexcept OSError as e:\n    raise RuntimeError('cannot load the data') from e"),
     # Shapes and types.
     Death("NumPy shapes", "failed", "shape_mismatch", "import numpy as np; np.ones((2, 3)) @ np.ones((2, 3))"),
-    Death(
-        "Keras rank", "failed", "shape_mismatch", f"{KERAS}model(np.ones((4, 4, 4), 'float32'))", frameworks=("keras",)
-    ),
-    Death(
-        "Keras labels",
-        "failed",
-        "shape_mismatch",
-        f"{KERAS}model.fit(x, np.ones((32, 1)), verbose=0)",
-        frameworks=("keras",),
-    ),
-    Death(
-        "TensorFlow matmul",
-        "failed",
-        "shape_mismatch",
-        "import tensorflow as tf; tf.matmul(tf.ones((2, 3)), tf.ones((2, 3)))",
-        frameworks=("tensorflow",),
-    ),
-    Death(
-        "TensorFlow types",
-        "failed",
-        "dtype_mismatch",
-        "import tensorflow as tf; tf.ones(3, tf.int32) + tf.ones(3, tf.float32)",
-        frameworks=("tensorflow",),
-    ),
-    Death(
-        "torch shapes",
-        "failed",
-        "shape_mismatch",
-        "import torch; torch.nn.Linear(3, 4)(torch.ones(2, 5))",
-        frameworks=("torch",),
-    ),
-    Death(
-        "torch types",
-        "failed",
-        "dtype_mismatch",
-        "import torch; torch.nn.Linear(3, 4)(torch.ones(2, 3, dtype=torch.float64))",
-        frameworks=("torch",),
-    ),
-    Death(
-        "JAX shapes",
-        "failed",
-        "shape_mismatch",
-        "import jax.numpy as jnp; jnp.ones((2, 3)) @ jnp.ones((2, 3))",
-        frameworks=("jax",),
-    ),
+    Death("Keras rank", "failed", "shape_mismatch",
+        f"{KERAS}model(np.ones((4, 4, 4), 'float32'))", frameworks=("keras",)),
+    Death("Keras labels", "failed", "shape_mismatch",
+        f"{KERAS}model.fit(x, np.ones((32, 1)), verbose=0)", frameworks=("keras",)),
+    Death("TensorFlow matmul", "failed", "shape_mismatch",
+        "import tensorflow as tf; tf.matmul(tf.ones((2, 3)), tf.ones((2, 3)))", frameworks=("tensorflow",)),
+    Death("TensorFlow types", "failed", "dtype_mismatch",
+        "import tensorflow as tf; tf.ones(3, tf.int32) + tf.ones(3, tf.float32)", frameworks=("tensorflow",)),
+    Death("torch shapes", "failed", "shape_mismatch",
+        "import torch; torch.nn.Linear(3, 4)(torch.ones(2, 5))", frameworks=("torch",)),
+    Death("torch types", "failed", "dtype_mismatch",
+        "import torch; torch.nn.Linear(3, 4)(torch.ones(2, 3, dtype=torch.float64))", frameworks=("torch",)),
+    Death("JAX shapes", "failed", "shape_mismatch",
+        "import jax.numpy as jnp; jnp.ones((2, 3)) @ jnp.ones((2, 3))", frameworks=("jax",)),
     # Memory of the device.
-    Death(
-        "TensorFlow, batch of Keras too large",
-        "out_of_memory",
-        "host_out_of_memory",
+    Death("TensorFlow, batch of Keras too large", "out_of_memory", "host_out_of_memory",
         f"{KERAS}wide = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(4000), keras.layers.Dense(1)])\n"
         "wide.compile('sgd', 'mse')\n"
         "big = np.ones((8192, 8), 'float32')\n"
-        "wide.fit(big, big[:, :1], batch_size=8192, verbose=0)",
-        frameworks=("tensorflow",),
-        environment=tuple(SMALL_DEVICE.items()),
-    ),
-    Death(
-        "TensorFlow, eager",
-        "out_of_memory",
-        "host_out_of_memory",
-        "import tensorflow as tf\nkept = [tf.zeros((1 << 18,)) + 1 for _ in range(1000)]",
-        frameworks=("tensorflow",),
-        environment=tuple(SMALL_DEVICE.items()),
-    ),
-    Death(
-        "JAX on the CPU",
-        "out_of_memory",
-        "device_out_of_memory",
-        "import jax.numpy as jnp; print(jnp.ones((1 << 22, 1 << 22))[0, 0])",
-        frameworks=("jax",),
-    ),
-    Death(
-        "torch on the CPU",
-        "out_of_memory",
-        "host_out_of_memory",
-        "import torch; torch.empty(1 << 46)",
-        frameworks=("torch",),
-    ),
+        "wide.fit(big, big[:, :1], batch_size=8192, verbose=0)", frameworks=("tensorflow",),
+        environment=tuple(SMALL_DEVICE.items())),
+    Death("TensorFlow, eager", "out_of_memory", "host_out_of_memory",
+        "import tensorflow as tf\nkept = [tf.zeros((1 << 18,)) + 1 for _ in range(1000)]", frameworks=("tensorflow",),
+        environment=tuple(SMALL_DEVICE.items())),
+    Death("JAX on the CPU", "out_of_memory", "device_out_of_memory",
+        "import jax.numpy as jnp; print(jnp.ones((1 << 22, 1 << 22))[0, 0])", frameworks=("jax",)),
+    Death("torch on the CPU", "out_of_memory", "host_out_of_memory",
+        "import torch; torch.empty(1 << 46)", frameworks=("torch",)),
     # GPUs that are not there.
-    Death(
-        "torch built for the CPU",
-        "failed",
-        "cpu_only_build",
-        "import torch; torch.ones(1).cuda()",
-        frameworks=("torch",),
-    ),
-    Death(
-        "JAX without a GPU",
-        "failed",
-        "no_device_visible",
-        "import jax; jax.devices('gpu')",
-        frameworks=("jax",),
-        environment=(("JAX_PLATFORMS", ""),),
-    ),
-    Death(
-        "TensorFlow, device that is missing",
-        "failed",
-        "no_device_visible",
+    Death("torch built for the CPU", "failed", "cpu_only_build",
+        "import torch; torch.ones(1).cuda()", frameworks=("torch",)),
+    Death("JAX without a GPU", "failed", "no_device_visible",
+        "import jax; jax.devices('gpu')", frameworks=("jax",), environment=(("JAX_PLATFORMS", ""),)),
+    Death("TensorFlow, device that is missing", "failed", "no_device_visible",
         "import tensorflow as tf\n"
         "tf.config.set_soft_device_placement(False)\n"
-        "with tf.device('/GPU:0'):\n    tf.ones(3) + tf.ones(3)",
-        frameworks=("tensorflow",),
-    ),
+        "with tf.device('/GPU:0'):\n    tf.ones(3) + tf.ones(3)", frameworks=("tensorflow",)),
     # Losses, ranks, workers.
-    Death(
-        "loss of NaN",
-        "finished",
-        "nan_loss",
-        f"{KERAS}import sys\nx[:] = np.nan\nmodel.fit(x, x[:, :1], epochs=3, verbose=0)",
-        frameworks=("keras",),
-    ),
-    Death(
-        "rank of torchrun",
-        "failed",
-        "program_error",
+    Death("loss of NaN", "finished", "nan_loss",
+        f"{KERAS}import sys\nx[:] = np.nan\nmodel.fit(x, x[:, :1], epochs=3, verbose=0)", frameworks=("keras",)),
+    Death("rank of torchrun", "failed", "program_error",
         script=f"cd $(mktemp -d) && echo \"import os; {{}}['rank ' + os.environ['RANK']]\" > rank.py && "
-        f"{sys.executable} -m torch.distributed.run --nproc-per-node 2 rank.py",
-        frameworks=("torch",),
-    ),
-    Death(
-        "killed worker of a torch loader",
-        "failed",
-        "host_out_of_memory",
+        f"{sys.executable} -m torch.distributed.run --nproc-per-node 2 rank.py", frameworks=("torch",)),
+    Death("killed worker of a torch loader", "failed", "host_out_of_memory",
         "import os, signal, torch\n"
         "class Data(torch.utils.data.Dataset):\n"
         "    def __len__(self): return 8\n"
         "    def __getitem__(self, i): os.kill(os.getpid(), signal.SIGKILL)\n"
         "if __name__ == '__main__':\n"
-        "    list(torch.utils.data.DataLoader(Data(), num_workers=1))",
-        frameworks=("torch",),
-    ),
-    Death(
-        "error in a worker of multiprocessing",
-        "failed",
-        "file_not_found",
+        "    list(torch.utils.data.DataLoader(Data(), num_workers=1))", frameworks=("torch",)),
+    Death("error in a worker of multiprocessing", "failed", "file_not_found",
         "import multiprocessing as mp\n"
         "if __name__ == '__main__':\n"
         "    with mp.get_context('fork').Pool(1) as pool:\n"
-        "        pool.map(open, ['/no/such/file'])",
-    ),
+        "        pool.map(open, ['/no/such/file'])"),
     Death("refused connection", "failed", "program_error", "import socket; socket.create_connection(('127.0.0.1', 1))"),
-    Death(
-        "error at exit",
-        "finished",
-        "program_error",
-        "import atexit\n@atexit.register\ndef save():\n    raise ValueError('nothing to save')",
-    ),
+    Death("error at exit", "finished", "program_error",
+        "import atexit\n@atexit.register\ndef save():\n    raise ValueError('nothing to save')"),
     Death("text of sys.exit", "failed", None, "import sys; sys.exit('give a configuration')"),
-)
+)  # fmt: skip
 
 
 def main() -> int:

@@ -16,6 +16,7 @@ from scenarios import GPU_IS_LOST, SIGKILL, Stage, Trainer
 
 from gpuwarden.protocol.messages import End, Error, ErrorKind, uncaught_reason
 
+GPUS = 4
 SIGABRT, SIGSEGV = 6, 11
 DRIVER_UNKNOWN = 999
 LAUNCH_FAILED = "INTERNAL: Failed to launch CUDA kernel: CUDA_ERROR_LAUNCH_FAILED: unspecified launch failure"
@@ -41,13 +42,30 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Staged failure on a box of `gpus` GPUs."""
+    """Staged failure on a box of GPUS GPUs."""
 
     name: str
     happens: str
     script: Script
     expected: tuple[Expected, ...]
-    gpus: int = 4
+
+
+STAGED: list[Staged] = []
+
+
+def staged(happens: str, *expected: Expected) -> Callable[[Script], Script]:
+    """Add a script to the staged failures, under its name."""
+
+    def add(script: Script) -> Script:
+        STAGED.append(Staged(script.__name__.removeprefix("_"), happens, script, expected))
+        return script
+
+    return add
+
+
+def expect(kind: str, root: str, *words: str, runs: int = 0) -> Expected:
+    """Return the expectation of an incident."""
+    return Expected(kind, root, words, runs)
 
 
 def raises(trainer: Trainer, kind: ErrorKind, exception: str, text: str, status: int | None = 256) -> None:
@@ -75,6 +93,12 @@ def job(stage: Stage, ranks: int) -> list[Trainer]:
     ]
 
 
+@staged(
+    "a GPU falls off the bus under a run",
+    expect(
+        "gpu_lost", "GPU 3 fell off the bus (XID 79)", "run resnet then failed with CUDA_ERROR_LAUNCH_FAILED", runs=1
+    ),
+)
 async def _lost_gpu(stage: Stage) -> None:
     run = stage.train("resnet", gpus=(3,))
     await stage.passes(30)
@@ -84,6 +108,10 @@ async def _lost_gpu(stage: Stage) -> None:
     await ends(stage, run)
 
 
+@staged(
+    "a GPU is lost, and no XID is known",
+    expect("gpu_lost", "GPU 1 stopped answering (gpu is lost)", "run resnet then crashed", runs=1),
+)
 async def _lost_gpu_without_xid(stage: Stage) -> None:
     run = stage.train("resnet", gpus=(1,))
     await stage.passes(30)
@@ -92,6 +120,17 @@ async def _lost_gpu_without_xid(stage: Stage) -> None:
     await ends(stage, run)
 
 
+@staged(
+    "a GPU of a job falls off the bus",
+    expect(
+        "gpu_lost",
+        "GPU 2 fell off the bus (XID 79)",
+        "3 ranks of job llama-7",
+        "rank 2",
+        "CUDA_ERROR_LAUNCH_FAILED",
+        runs=4,
+    ),
+)
 async def _lost_gpu_of_a_job(stage: Stage) -> None:
     ranks = job(stage, 4)
     await stage.passes(30)
@@ -105,6 +144,10 @@ async def _lost_gpu_of_a_job(stage: Stage) -> None:
     await ends(stage, *ranks)
 
 
+@staged(
+    "a GPU falls off the bus, and its run hangs",
+    expect("gpu_lost", "GPU 1 fell off the bus (XID 79)", "run bert then stalled", runs=1),
+)
 async def _lost_gpu_stalls_a_run(stage: Stage) -> None:
     run = stage.train("bert", gpus=(1,))
     await stage.passes(60)
@@ -114,6 +157,10 @@ async def _lost_gpu_stalls_a_run(stage: Stage) -> None:
     await stage.passes(120)
 
 
+@staged(
+    "a program writes out of bounds",
+    expect("xid", "GPU 0 reported XID 31", "then GPU 0 reported XID 43", "run mine then crashed", runs=1),
+)
 async def _illegal_address(stage: Stage) -> None:
     run = stage.train("mine", gpus=(0,))
     await stage.passes(30)
@@ -123,6 +170,7 @@ async def _illegal_address(stage: Stage) -> None:
     await ends(stage, run)
 
 
+@staged("the same without an XID", expect("run_died", "Run mine had an illegal address error", "and failed"))
 async def _illegal_address_without_xid(stage: Stage) -> None:
     run = stage.train("mine", gpus=(0,))
     await stage.passes(30)
@@ -130,6 +178,10 @@ async def _illegal_address_without_xid(stage: Stage) -> None:
     await ends(stage, run)
 
 
+@staged(
+    "a run allocates more than there is",
+    expect("out_of_memory", "Run gpt ran out of device memory on GPU 0", "ended out of memory", "90.0 GiB"),
+)
 async def _batch_too_large(stage: Stage) -> None:
     run = stage.train("gpt", in_use=30 * GIB)
     await stage.passes(30)
@@ -137,6 +189,7 @@ async def _batch_too_large(stage: Stage) -> None:
     await ends(stage, run)
 
 
+@staged("a run catches an out-of-memory", expect("out_of_memory", "Run gpt ran out of device memory"))
 async def _caught_out_of_memory(stage: Stage) -> None:
     run = stage.train("gpt", in_use=30 * GIB)
     await stage.passes(30)
@@ -144,6 +197,15 @@ async def _caught_out_of_memory(stage: Stage) -> None:
     await stage.passes(60)
 
 
+@staged(
+    "another user's process takes the memory of a run",
+    expect(
+        "out_of_memory",
+        "Run diffusion ran out of device memory on GPU 0",
+        "jupyter process",
+        "Before: GPU 0 was almost out of memory",
+    ),
+)
 async def _co_tenant(stage: Stage) -> None:
     run = stage.train("diffusion", in_use=30 * GIB)
     other = stage.box.start(1002, comm="jupyter")
@@ -157,6 +219,7 @@ async def _co_tenant(stage: Stage) -> None:
     await ends(stage, run)
 
 
+@staged("memory runs low, and lasts", expect("pressure", "GPU 0 was almost out of memory"))
 async def _pressure_only(stage: Stage) -> None:
     run = stage.train("wide", in_use=30 * GIB)
     await stage.passes(60)
@@ -165,6 +228,9 @@ async def _pressure_only(stage: Stage) -> None:
     await stage.passes(30)
 
 
+@staged(
+    "the kernel kills a run for host memory", expect("out_of_memory", "Run tabular ended out of memory", "OOM killer")
+)
 async def _host_kill(stage: Stage) -> None:
     run = stage.train("tabular")
     await stage.passes(30)
@@ -173,6 +239,10 @@ async def _host_kill(stage: Stage) -> None:
     await ends(stage, run)
 
 
+@staged(
+    "the kernel kills a rank, and the others fail",
+    expect("out_of_memory", "Run llama (rank 0) ended out of memory", "3 other ranks of its job then failed", runs=3),
+)
 async def _host_kill_of_a_rank(stage: Stage) -> None:
     ranks = job(stage, 4)
     await stage.passes(30)
@@ -183,6 +253,10 @@ async def _host_kill_of_a_rank(stage: Stage) -> None:
     await ends(stage, *ranks)
 
 
+@staged(
+    "a rank crashes, and the others fail before that is known",
+    expect("run_died", "Run llama (rank 2) crashed (ended by SIGSEGV", "3 other ranks of its job then failed", runs=3),
+)
 async def _crash_of_a_rank(stage: Stage) -> None:
     ranks = job(stage, 4)
     await stage.passes(30)
@@ -193,6 +267,12 @@ async def _crash_of_a_rank(stage: Stage) -> None:
     await ends(stage, *ranks)
 
 
+@staged(
+    "a rank runs out of memory, and the others fail",
+    expect(
+        "out_of_memory", "Run llama (rank 1) ran out of device memory", "3 other ranks of its job then failed", runs=3
+    ),
+)
 async def _out_of_memory_of_a_rank(stage: Stage) -> None:
     ranks = job(stage, 4)
     await stage.passes(30)
@@ -203,6 +283,10 @@ async def _out_of_memory_of_a_rank(stage: Stage) -> None:
     await ends(stage, *ranks)
 
 
+@staged(
+    "a user kills a run, and its channels are removed",
+    expect("run_died", "Run vit was killed (ended by SIGKILL)", "then GPU 0 reported XID 45"),
+)
 async def _killed(stage: Stage) -> None:
     run = stage.train("vit")
     await stage.passes(30)
@@ -211,6 +295,7 @@ async def _killed(stage: Stage) -> None:
     await ends(stage, run)
 
 
+@staged("a run ends with an exception", expect("run_died", "Run mnist had", "FileNotFoundError", "and failed"))
 async def _exception(stage: Stage) -> None:
     run = stage.train("mnist")
     await stage.passes(30)
@@ -218,6 +303,7 @@ async def _exception(stage: Stage) -> None:
     await ends(stage, run)
 
 
+@staged("a run ends with a status other than 0", expect("run_died", "Run mnist failed (exit status 3)"))
 async def _exit_status(stage: Stage) -> None:
     run = stage.train("mnist")
     await stage.passes(30)
@@ -225,6 +311,7 @@ async def _exit_status(stage: Stage) -> None:
     await ends(stage, run)
 
 
+@staged("a run hangs", expect("stall", "Run loader stalled"))
 async def _stall(stage: Stage) -> None:
     run = stage.train("loader")
     await stage.passes(60)
@@ -232,6 +319,10 @@ async def _stall(stage: Stage) -> None:
     await stage.passes(120)
 
 
+@staged(
+    "a rank hangs, the others wait for it, and all are killed",
+    expect("stall", "Run llama (rank 3) stalled", "3 other ranks of its job then stalled and were killed", runs=3),
+)
 async def _stall_of_a_job(stage: Stage) -> None:
     ranks = job(stage, 4)
     await stage.passes(60)
@@ -245,6 +336,7 @@ async def _stall_of_a_job(stage: Stage) -> None:
     await ends(stage, *ranks)
 
 
+@staged("the hardware slows a hot GPU down", expect("thermal_slowdown", "GPU 2 was throttled (too hot"))
 async def _hot(stage: Stage) -> None:
     run = stage.train("vit", gpus=(2,))
     await stage.passes(60)
@@ -252,6 +344,16 @@ async def _hot(stage: Stage) -> None:
     await stage.passes(30)
 
 
+@staged(
+    "a hot GPU falls off the bus",
+    expect(
+        "thermal_slowdown",
+        "GPU 2 was throttled (too hot",
+        "then GPU 2 fell off the bus",
+        "run vit then crashed",
+        runs=1,
+    ),
+)
 async def _too_hot(stage: Stage) -> None:
     await _hot(stage)
     (run,) = stage.trainers
@@ -261,6 +363,9 @@ async def _too_hot(stage: Stage) -> None:
     await ends(stage, run)
 
 
+@staged(
+    "a memory error that ECC cannot correct", expect("xid", "GPU 1 reported XID 48", "run bert then failed", runs=1)
+)
 async def _memory_error(stage: Stage) -> None:
     run = stage.train("bert", gpus=(1,))
     await stage.passes(30)
@@ -269,6 +374,7 @@ async def _memory_error(stage: Stage) -> None:
     await ends(stage, run)
 
 
+@staged("a row of memory is to be replaced, and nothing fails", expect("xid", "GPU 0 reported XID 63"))
 async def _row_remapped(stage: Stage) -> None:
     stage.train("bert")
     await stage.passes(30)
@@ -276,6 +382,10 @@ async def _row_remapped(stage: Stage) -> None:
     await stage.passes(30)
 
 
+@staged(
+    "an NVLink fails under a job",
+    expect("xid", "reported XID 74", "then GPU", "2 ranks of job llama-7 then failed", runs=2),
+)
 async def _nvlink(stage: Stage) -> None:
     ranks = job(stage, 2)
     await stage.passes(30)
@@ -286,6 +396,9 @@ async def _nvlink(stage: Stage) -> None:
     await ends(stage, *ranks)
 
 
+@staged(
+    "all calls to the driver fail", expect("gpu_lost", "The driver stopped answering", "run resnet then failed", runs=1)
+)
 async def _driver_fails(stage: Stage) -> None:
     run = stage.train("resnet")
     await stage.passes(30)
@@ -294,6 +407,11 @@ async def _driver_fails(stage: Stage) -> None:
     await ends(stage, run)
 
 
+@staged(
+    "two runs of two users die of different causes",
+    expect("out_of_memory", "Run gpt ran out of device memory"),
+    expect("run_died", "Run vit was killed"),
+)
 async def _two_users(stage: Stage) -> None:
     first, second = stage.train("gpt", gpus=(0,), uid=1000), stage.train("vit", gpus=(3,), uid=1002)
     await stage.passes(30)
@@ -302,195 +420,12 @@ async def _two_users(stage: Stage) -> None:
     await ends(stage, first, second)
 
 
+@staged("an administrator requests it", expect("requested", "Recording requested"))
 async def _requested(stage: Stage) -> None:
     stage.train("vit")
     await stage.passes(30)
     stage.box.record_incident("slow since noon")
     await stage.passes(30)
-
-
-def one(kind: str, root: str, *words: str, runs: int = 0) -> tuple[Expected, ...]:
-    """Return the expectation of one incident."""
-    return (Expected(kind, root, words, runs),)
-
-
-STAGED = (
-    Staged(
-        "lost_gpu",
-        "a GPU falls off the bus under a run",
-        _lost_gpu,
-        one(
-            "gpu_lost",
-            "GPU 3 fell off the bus (XID 79)",
-            "run resnet then failed with CUDA_ERROR_LAUNCH_FAILED",
-            runs=1,
-        ),
-    ),
-    Staged(
-        "lost_gpu_without_xid",
-        "a GPU is lost, and no XID is known",
-        _lost_gpu_without_xid,
-        one("gpu_lost", "GPU 1 stopped answering (gpu is lost)", "run resnet then crashed", runs=1),
-    ),
-    Staged(
-        "lost_gpu_of_a_job",
-        "a GPU of a job falls off the bus",
-        _lost_gpu_of_a_job,
-        one(
-            "gpu_lost",
-            "GPU 2 fell off the bus (XID 79)",
-            "3 ranks of job llama-7",
-            "rank 2",
-            "CUDA_ERROR_LAUNCH_FAILED",
-            runs=4,
-        ),
-    ),
-    Staged(
-        "lost_gpu_stalls_a_run",
-        "a GPU falls off the bus, and its run hangs",
-        _lost_gpu_stalls_a_run,
-        one("gpu_lost", "GPU 1 fell off the bus (XID 79)", "run bert then stalled", runs=1),
-    ),
-    Staged(
-        "illegal_address",
-        "a program writes out of bounds",
-        _illegal_address,
-        one("xid", "GPU 0 reported XID 31", "then GPU 0 reported XID 43", "run mine then crashed", runs=1),
-    ),
-    Staged(
-        "illegal_address_without_xid",
-        "the same without an XID",
-        _illegal_address_without_xid,
-        one("run_died", "Run mine had an illegal address error", "and failed"),
-    ),
-    Staged(
-        "batch_too_large",
-        "a run allocates more than there is",
-        _batch_too_large,
-        one("out_of_memory", "Run gpt ran out of device memory on GPU 0", "ended out of memory", "90.0 GiB"),
-    ),
-    Staged(
-        "caught_out_of_memory",
-        "a run catches an out-of-memory",
-        _caught_out_of_memory,
-        one("out_of_memory", "Run gpt ran out of device memory"),
-    ),
-    Staged(
-        "co_tenant",
-        "another user's process takes the memory of a run",
-        _co_tenant,
-        one(
-            "out_of_memory",
-            "Run diffusion ran out of device memory on GPU 0",
-            "jupyter process",
-            "Before: GPU 0 was almost out of memory",
-        ),
-    ),
-    Staged(
-        "pressure_only", "memory runs low, and lasts", _pressure_only, one("pressure", "GPU 0 was almost out of memory")
-    ),
-    Staged(
-        "host_kill",
-        "the kernel kills a run for host memory",
-        _host_kill,
-        one("out_of_memory", "Run tabular ended out of memory", "OOM killer"),
-    ),
-    Staged(
-        "host_kill_of_a_rank",
-        "the kernel kills a rank, and the others fail",
-        _host_kill_of_a_rank,
-        one("out_of_memory", "Run llama (rank 0) ended out of memory", "3 other ranks of its job then failed", runs=3),
-    ),
-    Staged(
-        "crash_of_a_rank",
-        "a rank crashes, and the others fail before that is known",
-        _crash_of_a_rank,
-        one("run_died", "Run llama (rank 2) crashed (ended by SIGSEGV", "3 other ranks of its job then failed", runs=3),
-    ),
-    Staged(
-        "out_of_memory_of_a_rank",
-        "a rank runs out of memory, and the others fail",
-        _out_of_memory_of_a_rank,
-        one(
-            "out_of_memory",
-            "Run llama (rank 1) ran out of device memory",
-            "3 other ranks of its job then failed",
-            runs=3,
-        ),
-    ),
-    Staged(
-        "killed",
-        "a user kills a run, and its channels are removed",
-        _killed,
-        one("run_died", "Run vit was killed (ended by SIGKILL)", "then GPU 0 reported XID 45"),
-    ),
-    Staged(
-        "exception",
-        "a run ends with an exception",
-        _exception,
-        one("run_died", "Run mnist had", "FileNotFoundError", "and failed"),
-    ),
-    Staged(
-        "exit_status",
-        "a run ends with a status other than 0",
-        _exit_status,
-        one("run_died", "Run mnist failed (exit status 3)"),
-    ),
-    Staged("stall", "a run hangs", _stall, one("stall", "Run loader stalled")),
-    Staged(
-        "stall_of_a_job",
-        "a rank hangs, the others wait for it, and all are killed",
-        _stall_of_a_job,
-        one("stall", "Run llama (rank 3) stalled", "3 other ranks of its job then stalled and were killed", runs=3),
-    ),
-    Staged("hot", "the hardware slows a hot GPU down", _hot, one("thermal_slowdown", "GPU 2 was throttled (too hot")),
-    Staged(
-        "too_hot",
-        "a hot GPU falls off the bus",
-        _too_hot,
-        one(
-            "thermal_slowdown",
-            "GPU 2 was throttled (too hot",
-            "then GPU 2 fell off the bus",
-            "run vit then crashed",
-            runs=1,
-        ),
-    ),
-    Staged(
-        "memory_error",
-        "a memory error that ECC cannot correct",
-        _memory_error,
-        one("xid", "GPU 1 reported XID 48", "run bert then failed", runs=1),
-    ),
-    Staged(
-        "row_remapped",
-        "a row of memory is to be replaced, and nothing fails",
-        _row_remapped,
-        one("xid", "GPU 0 reported XID 63"),
-    ),
-    Staged(
-        "nvlink",
-        "an NVLink fails under a job",
-        _nvlink,
-        one("xid", "reported XID 74", "then GPU", "2 ranks of job llama-7 then failed", runs=2),
-    ),
-    Staged(
-        "driver_fails",
-        "all calls to the driver fail",
-        _driver_fails,
-        one("gpu_lost", "The driver stopped answering", "run resnet then failed", runs=1),
-    ),
-    Staged(
-        "two_users",
-        "two runs of two users die of different causes",
-        _two_users,
-        (
-            Expected("out_of_memory", "Run gpt ran out of device memory"),
-            Expected("run_died", "Run vit was killed"),
-        ),
-    ),
-    Staged("requested", "an administrator requests it", _requested, one("requested", "Recording requested")),
-)
 
 
 def run_staged(staged: Staged, folder: Path) -> list[Any]:
@@ -501,7 +436,7 @@ def run_staged(staged: Staged, folder: Path) -> list[Any]:
         await staged.script(Stage(box, whole=False))
         found.extend(await box.incidents())
 
-    play(script, gpus=staged.gpus, folder=folder)
+    play(script, gpus=GPUS, folder=folder)
     return found
 
 
