@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpuwarden.errors.compatibility_problems import COMPATIBILITY_PROBLEMS
-from gpuwarden.errors.device_problems import DEVICE_PROBLEMS
-from gpuwarden.errors.memory_problems import MEMORY_PROBLEMS
+from gpuwarden.errors import compatibility_problems, device_problems, memory_problems, program_problems, run_problems
 from gpuwarden.errors.problems import Problem
-from gpuwarden.errors.program_problems import PROGRAM_PROBLEMS
-from gpuwarden.errors.run_problems import RUN_PROBLEMS
 
 PROBLEMS: Mapping[str, Problem] = {
     each.name: each
-    for each in (*MEMORY_PROBLEMS, *DEVICE_PROBLEMS, *COMPATIBILITY_PROBLEMS, *RUN_PROBLEMS, *PROGRAM_PROBLEMS)
+    for module in (memory_problems, device_problems, compatibility_problems, run_problems, program_problems)
+    for each in vars(module).values()
+    if isinstance(each, Problem)
 }

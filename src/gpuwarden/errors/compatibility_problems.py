@@ -113,15 +113,3 @@ XLA_COMPILE = Problem(
     ),
     "Install the CUDA toolkit of the framework's version, and set XLA_FLAGS=--xla_gpu_cuda_data_dir to its folder.",
 )
-
-COMPATIBILITY_PROBLEMS = (
-    DRIVER_TOO_OLD,
-    DRIVER_LIBRARY_MISMATCH,
-    CUDNN_MISMATCH,
-    CUDA_MISMATCH,
-    LIBRARY_INIT_FAILED,
-    LIBRARY_NOT_FOUND,
-    UNSUPPORTED_COMPUTE_CAPABILITY,
-    PACKAGE_MISMATCH,
-    XLA_COMPILE,
-)

@@ -31,14 +31,8 @@ LOG_PATTERNS = (
         device.GPU_LOST,
         r"fallen off the bus|Xid\b.{0,40}?: 79\b",  # Linux
     ),
-    *list_patterns(
-        device.ECC_ERROR,
-        r"Xid\b.{0,40}?: (48|63|64|92|94|95)\b",
-    ),
-    *list_patterns(
-        device.ILLEGAL_ADDRESS,
-        r"Xid\b.{0,40}?: (13|31)\b",
-    ),
+    *list_patterns(device.ECC_ERROR, r"Xid\b.{0,40}?: (48|63|64|92|94|95)\b"),
+    *list_patterns(device.ILLEGAL_ADDRESS, r"Xid\b.{0,40}?: (13|31)\b"),
     *list_patterns(
         device.GPU_FAULT,
         r"(Xid\b.{0,40}?: |by previous Xid )(46|54|56|57|58|61|62|69|74|79|119|120|121|122|123|136|140|143|14[4-9]|150|154)\b",
@@ -76,8 +70,7 @@ LOG_PATTERNS = (
         r"Could not find cuda drivers on your machine|No devices were found",  # TensorFlow, nvidia-smi
     ),
     *list_patterns(
-        memory.SHARED_MEMORY_FULL,
-        r"^Bus error|SIGBUS|(exit|return) ?code *[:=] *-7\b|: task .{1,40}: Bus error",
+        memory.SHARED_MEMORY_FULL, r"^Bus error|SIGBUS|(exit|return) ?code *[:=] *-7\b|: task .{1,40}: Bus error"
     ),
     *list_patterns(
         memory.HOST_OUT_OF_MEMORY,
@@ -140,8 +133,5 @@ DEATH_PATTERNS = (
         r"\bloss\b['\"]?\s*[:=]\s*['\"]?\(?(tensor\()?-?(nan|inf)\b|Invalid loss, terminating training|loss\w* (is|=|:) *nan",
         r"\b(nan|inf(inite)?) (loss|gradients?)|nan detected|non-finite loss",
     ),
-    *list_patterns(
-        run.HANG,
-        r"DEADLINE_EXCEEDED|heartbeat timeout|blocked for more than \d+ seconds",
-    ),
+    *list_patterns(run.HANG, r"DEADLINE_EXCEEDED|heartbeat timeout|blocked for more than \d+ seconds"),
 )

@@ -71,12 +71,3 @@ KILLED_BY_KERNEL = Problem(
     "Raise the memory limit of the container or job, or load less data at once.",
     ("host_out_of_memory",),
 )
-
-MEMORY_PROBLEMS = (
-    DEVICE_OUT_OF_MEMORY,
-    DEVICE_FRAGMENTATION,
-    HOST_OUT_OF_MEMORY,
-    INPUT_OUT_OF_MEMORY,
-    SHARED_MEMORY_FULL,
-    KILLED_BY_KERNEL,
-)

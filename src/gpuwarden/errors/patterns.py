@@ -195,18 +195,12 @@ PATTERNS = (
         r"not compiled with \w+ support",  # builds
     ),
     # No GPU is available.
-    *list_patterns(
-        device.GPU_LOST,
-        r"GPU is lost|fallen off the bus|Unable to determine the device handle for GPU",
-    ),
+    *list_patterns(device.GPU_LOST, r"GPU is lost|fallen off the bus|Unable to determine the device handle for GPU"),
     *list_patterns(
         device.CPU_ONLY_BUILD,
         r"not compiled with CUDA|CUDA-enabled jaxlib is not installed",  # torch, JAX
     ),
-    *list_patterns(
-        device.DRIVER_NOT_LOADED,
-        r"no NVIDIA driver|driver not loaded|nvidia-smi: (command )?not found",
-    ),
+    *list_patterns(device.DRIVER_NOT_LOADED, r"no NVIDIA driver|driver not loaded|nvidia-smi: (command )?not found"),
     *list_patterns(
         device.DEVICE_BUSY,
         r"busy or unavailable|DEVICE_UNAVAILABLE",
@@ -247,10 +241,7 @@ PATTERNS = (
         r"device-side assert triggered|CUDA_ERROR_ASSERT",
         r"block: \[\d+,\d+,\d+\], thread: \[\d+,\d+,\d+\] Assertion",
     ),
-    *list_patterns(
-        device.LAUNCH_TIMEOUT,
-        r"LAUNCH_TIMEOUT|launch timed out",
-    ),
+    *list_patterns(device.LAUNCH_TIMEOUT, r"LAUNCH_TIMEOUT|launch timed out"),
     *list_patterns(
         device.KERNEL_RESOURCES,
         r"LAUNCH_OUT_OF_RESOURCES|ErrorInvalidConfiguration",

@@ -147,22 +147,13 @@ OTHER_PATTERNS = (
         r"Ran out of input|unexpected EOF|Weights only load failed|Unknown (layer|optimizer|loss function):",
         r"PytorchStreamReader failed|UnpicklingError|SafetensorError|invalid load key|file signature not found",
     ),
-    *list_patterns(
-        run.HANG,
-        r"DataLoader timed out|TimeoutError|TimeoutExpired|Deadline Exceeded",
-    ),
+    *list_patterns(run.HANG, r"DataLoader timed out|TimeoutError|TimeoutExpired|Deadline Exceeded"),
     *list_patterns(
         program.FILE_NOT_FOUND,
         r"can't open file|(file|path|folder|directory)\b.{0,200}does not exist|NotADirectoryError|Unable to open file",
         r"Stale file handle|Transport endpoint is not connected",
         r"No such file or directory|FileNotFoundError|NotFoundError: |Failed to find any matching files",
     ),
-    *list_patterns(
-        program.PERMISSION_DENIED,
-        r"PermissionError|Permission denied|Read-only file system",
-    ),
-    *list_patterns(
-        program.ASSERTION_FAILED,
-        r"AssertionError",
-    ),
+    *list_patterns(program.PERMISSION_DENIED, r"PermissionError|Permission denied|Read-only file system"),
+    *list_patterns(program.ASSERTION_FAILED, r"AssertionError"),
 )

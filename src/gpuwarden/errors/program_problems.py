@@ -133,19 +133,3 @@ PROGRAM_ERROR = Problem(
     (Cause("The message and the innermost line of your own code say what and where."),),
     "Read the message and the line of your own code where it was raised.",
 )
-PROGRAM_PROBLEMS = (
-    SHAPE_MISMATCH,
-    DTYPE_MISMATCH,
-    DEVICE_MISMATCH,
-    CHECKPOINT_MISMATCH,
-    INDEX_OUT_OF_RANGE,
-    BAD_DATA,
-    FILE_NOT_FOUND,
-    PERMISSION_DENIED,
-    DISK_FULL,
-    PROCESS_LIMIT,
-    MISSING_MODULE,
-    ASSERTION_FAILED,
-    NETWORK_ERROR,
-    PROGRAM_ERROR,
-)

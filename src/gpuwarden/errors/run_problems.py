@@ -146,18 +146,3 @@ NAN_LOSS = Problem(
     "Restart from a checkpoint before that step, and check the data of that step for values that are not finite.",
     ("ecc_error",),
 )
-
-RUN_PROBLEMS = (
-    COLLECTIVE_FAILED,
-    COLLECTIVE_TIMEOUT,
-    HANG,
-    TIME_LIMIT,
-    PROCESS_KILLED,
-    SEGMENTATION_FAULT,
-    LOADER_WORKER_DIED,
-    PROCESS_ABORTED,
-    RANK_FAILED,
-    NOTEBOOK_KERNEL_DIED,
-    RETRACING,
-    NAN_LOSS,
-)
