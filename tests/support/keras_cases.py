@@ -39,7 +39,7 @@ from training_cases import cases_in, serve
 from gpuwarden import watch
 from gpuwarden.client.frameworks.tensorflow import list_physical_devices
 from gpuwarden.client.keras.fit import fit_meters, step_counter
-from gpuwarden.client.keras.function_patch import unwrap
+from gpuwarden.client.keras.fit.function_patch import unwrap
 from gpuwarden.client.keras.model_memory import add_model_memory
 from gpuwarden.client.reporter import Reporter, join_run
 from gpuwarden.keras import GpuWarden, keras

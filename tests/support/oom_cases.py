@@ -29,7 +29,7 @@ import tensorflow as tf
 
 from gpuwarden.client.errors.classifier import error_from_exception
 from gpuwarden.client.frameworks.tensorflow import TensorFlow
-from gpuwarden.client.keras.function_patch import wrap
+from gpuwarden.client.keras.fit.function_patch import wrap
 from gpuwarden.client.reporter import Reporter, join_run
 from gpuwarden.protocol.messages import Hello
 

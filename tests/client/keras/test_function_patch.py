@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpuwarden.client.keras.function_patch import unwrap, wrap
+from gpuwarden.client.keras.fit.function_patch import unwrap, wrap
 
 
 class Observer:

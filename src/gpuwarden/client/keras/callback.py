@@ -17,9 +17,10 @@ from typing import Any
 from gpuwarden.client.distributed.workers import has_workers
 from gpuwarden.client.errors.classifier import error_from_exception
 from gpuwarden.client.guard import Guard, claim_steps, guarded
-from gpuwarden.client.keras import early_oom, introspection
+from gpuwarden.client.keras import early_oom
+from gpuwarden.client.keras.fit import introspection
 from gpuwarden.client.keras.fit.fit_meters import FitMeters
-from gpuwarden.client.keras.function_patch import FUNCTION_KINDS, FunctionKind, FunctionPatch
+from gpuwarden.client.keras.fit.function_patch import FUNCTION_KINDS, FunctionKind, FunctionPatch
 from gpuwarden.client.keras.keras_run import join_keras_run
 from gpuwarden.client.keras.model_memory import add_model_memory
 from gpuwarden.client.keras.on_pressure import OnPressure, PressureLevel, PressureResponder, make_responder

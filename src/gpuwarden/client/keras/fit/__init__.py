@@ -1,1 +1,1 @@
-"""Meters of one fit: its steps, examples, loss and input wait."""
+"""The parts of one fit: the functions that Keras calls, and meters of its steps, examples, loss and input wait."""

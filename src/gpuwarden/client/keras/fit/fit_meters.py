@@ -7,13 +7,13 @@ from typing import Any
 
 from gpuwarden.client.distributed.workers import is_in_one_process
 from gpuwarden.client.input_wait import InputWait
-from gpuwarden.client.keras import introspection
+from gpuwarden.client.keras.fit import introspection
 from gpuwarden.client.keras.fit.example_counter import ExampleCounter
+from gpuwarden.client.keras.fit.function_patch import InputMeter
 from gpuwarden.client.keras.fit.iterator_wait import IteratorWait
 from gpuwarden.client.keras.fit.loss_reader import LossReader
 from gpuwarden.client.keras.fit.step_counter import StepCounter
 from gpuwarden.client.keras.fit.tf_data_wait import TfDataWait
-from gpuwarden.client.keras.function_patch import InputMeter
 from gpuwarden.client.keras_import import keras
 from gpuwarden.client.reporter import Reporter
 

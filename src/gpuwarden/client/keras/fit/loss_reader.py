@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any
 
 from gpuwarden.client.distributed.workers import IN_ONE_PROCESS, ONE_DEVICE, read_strategy
-from gpuwarden.client.keras.introspection import read_steps_per_execution
+from gpuwarden.client.keras.fit.introspection import read_steps_per_execution
 from gpuwarden.client.reporter import Reporter
 
 _MAX_EXACT_COUNT = 2**24  # a count in 32-bit floats is inexact from here on

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 
-from gpuwarden.client.keras.function_patch import ReturnCounter
+from gpuwarden.client.keras.fit.function_patch import ReturnCounter
 from gpuwarden.client.reporter import Reporter
 
 COMPILED_RATIO = 10.0  # times the usual step: a step longer than that compiled, if a function was traced meanwhile

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from gpuwarden.client.keras.function_patch import unwrap
+from gpuwarden.client.keras.fit.function_patch import unwrap
 
 _FEEDERS = ("epoch_iterator", "data_handler")  # in Keras 3 and 2
 _MAX_FRAMES = 14  # between a callback's hook and fit
