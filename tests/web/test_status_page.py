@@ -97,10 +97,23 @@ def summary(tab: Tab) -> list[str]:
     return list(tab.evaluate("[...document.querySelectorAll('#verdict :is(h2, p, li)')].map(e => e.textContent)"))
 
 
+def open_card(tab: Tab, name: str) -> None:
+    """Open the card of a GPU or run, as a link to it does."""
+    tab.evaluate(f"location.hash = '{name}'")
+    tab.until(f"document.querySelector('article#{name}')")
+
+
+def texts(tab: Tab, selector: str) -> list[str]:
+    """Return the text of each match, including text for screen readers."""
+    found = tab.evaluate(f"[...document.querySelectorAll({selector!r})].map(e => e.textContent)")
+    return [" ".join(each.split()) for each in found]
+
+
 def test_healthy_host_is_ok(page: Stage, tab: Tab) -> None:
-    """The first sentence says that all is OK, with the number of GPUs and runs; the reporting socket follows."""
+    """The first sentence says that all is OK; totals with the number of GPUs and runs, and the socket, follow."""
     shown = page.show(tab, poll_state(gpu(0), gpu(1), runs=(a_run(left=60 * GIB),)))
-    assert summary(tab) == ["✔ All OK", "2 GPUs up, 1 training run running."]
+    assert summary(tab) == ["✔ All OK"]
+    assert texts(tab, ".totals dl > div")[:2] == ["GPUs up 2", "run 1"]
     assert tab.text("#announcement") == "All OK"
     assert tab.evaluate("document.title").startswith("All OK · ")
     assert f"Training runs report to {SOCKET}: set GPUWARDEN_SOCKET" in shown
@@ -108,7 +121,7 @@ def test_healthy_host_is_ok(page: Stage, tab: Tab) -> None:
 
 
 def test_problems_come_first_with_their_values(page: Stage, tab: Tab) -> None:
-    """Each GPU and run with a problem is listed with the values, worst first, and links to its card."""
+    """GPUs with a problem have large tiles with the values, worst first; all problems link to their card."""
     hot = replace(
         gpu(2),
         readings={
@@ -124,24 +137,28 @@ def test_problems_come_first_with_their_values(page: Stage, tab: Tab) -> None:
     page.show(tab, poll_state(gpu(0), gpu(1), hot, runs=(run,), pressure=pressure))
     assert summary(tab) == [
         "✖ 2 critical, 1 warning",
-        "✖ GPU 0, critical: almost out of memory: 1.00 GiB left (5 %)",
-        "✖ run unet, critical: almost out of memory: 1.00 GiB left (5 %)",
-        "▲ GPU 2, warning: hot: 87 °C, 2 °C below its throttle point",
+        "GPU 0, critical, run unet, critical, GPU 2, warning",
     ]
-    cards = tab.evaluate("[...document.querySelectorAll('article')].map(e => e.id)")
-    assert cards == ["gpu-0", "gpu-2", "gpu-1", "run-7-1"]
+    assert texts(tab, ".tile .id") == ["✖ GPU 0, critical:", "▲ GPU 2, warning:", "GPU 1, OK:"]
+    assert texts(tab, ".tile.large .troubles") == [
+        "✖ critical: Almost out of memory: 1.00 GiB left (5 %)",
+        "▲ warning: Hot: 87 °C, 2 °C below its throttle point",
+    ]
     assert tab.evaluate("[...document.querySelectorAll('#verdict a')].map(e => e.hash)") == [
         "#gpu-0",
         "#run-7-1",
         "#gpu-2",
     ]
+    open_card(tab, "gpu-0")
     assert tab.evaluate("document.querySelector('#gpu-0 .fact.critical').textContent").startswith(
         "Headroom✖ critical: 1.00 GiB"
     )
+    open_card(tab, "gpu-2")
     assert (
         tab.evaluate("document.querySelector('#gpu-2 .fact.warning').textContent")
         == "Temperature▲ warning: 87 °C throttles at 89 °C"
     )
+    open_card(tab, "gpu-1")
     assert tab.evaluate("document.querySelectorAll('#gpu-1 .fact:is(.warning, .critical)').length") == 0
     assert tab.text("#announcement") == "2 critical, 1 warning; GPU 0 critical; run unet critical; GPU 2 warning"
 
@@ -169,7 +186,9 @@ def test_unpolled_gpu_is_not_a_fault(page: Stage, tab: Tab) -> None:
     first, second = summary(tab)
     assert first.startswith("? Paused until 2033-05-18")
     assert "resume with gpuwarden resume" in second
-    assert (shown.count("Not polled."), shown.count("Asleep. gpuwarden does not wake it up.")) == (1, 1)
+    assert texts(tab, ".tile .left") == ["not polled", "asleep"]
+    open_card(tab, "gpu-1")
+    assert "Asleep. gpuwarden does not wake it up." in tab.text("#gpu-1")
     assert "names not known yet: 2." in shown
     assert "Unknown: no GPU is polled." in shown
     assert "ot responding" not in shown
@@ -187,7 +206,11 @@ def test_lost_gpu_and_xids_have_actions(page: Stage, tab: Tab) -> None:
     }
     lost = replace(gpu(0), fault="gpu_is_lost", readings={}, xids={**codes, 48: EventCount(1, -4000.0)})
     page.show(tab, poll_state(lost, gpu(1)))
-    assert summary(tab)[1].startswith("✖ GPU 0, critical: not responding: gpu is lost; XID 79 31s ago")
+    assert texts(tab, ".tile.large .troubles li")[:2] == [
+        "✖ critical: Not responding: gpu is lost",
+        "✖ critical: XID 79 31s ago",
+    ]
+    open_card(tab, "gpu-0")
     card = tab.text("#gpu-0")
     assert "stop the runs on it and restart the machine." in card
     assert "XID 48" not in card
@@ -228,7 +251,7 @@ def test_gpu_card_has_every_value(page: Stage, tab: Tab) -> None:
     assert {name: " ".join(text.split()) for name, text in facts.items()} == {
         "Memory used": f"{format_bytes(60 * GIB)} 75 % of {format_bytes(80 * GIB)}",
         "Headroom": f"{format_bytes(25 * GIB)} 38 % free",
-        "Temperature": "61 °C throttles at 89 °C · memory 64 °C",
+        "Temperature": "61 °C throttles at 89 °C",
         "Utilization": "97 %",
         "Clock": "1.20 GHz of 1.98 GHz · limited by power limit",
         "Power": "537 W of 700 W",
@@ -239,12 +262,17 @@ def test_gpu_card_has_every_value(page: Stage, tab: Tab) -> None:
         f"reserved by runs {format_bytes(10 * GIB)}", f"free {format_bytes(19 * GIB)}",
         f"headroom {format_bytes(25 * GIB)}",
     ]  # fmt: skip
-    widths = tab.evaluate("[...document.querySelectorAll('#gpu-0 .bar .share')].map(e => parseFloat(e.style.width))")
-    assert widths == [1.25, 12.5, 50, 12.5, 23.75, 31.25]
+    spans = tab.evaluate(
+        "[...document.querySelector('#gpu-0 .bar').children]"
+        ".map(e => [parseFloat(e.style.left), parseFloat(e.style.width)])"
+    )
+    assert [width for _left, width in spans[:-1]] == [1.25, 12.5, 50, 12.5, 23.75]
+    assert spans[-1] == [63.75, 31.25]  # headroom, from the end of the use by runs
     assert "user ada 50.0 GiB" in tab.text("#gpu-0")
     assert "run unet 50.0 GiB" in tab.text("#gpu-0")
     tab.evaluate("document.querySelector('#gpu-0 details').open = true")
     assert "3 volatile" in tab.text("#gpu-0 .rows")
+    assert "Memory temperature\n64 °C" in tab.text("#gpu-0 .rows")
 
 
 def test_mig_instances_are_in_their_gpus_card(page: Stage, tab: Tab) -> None:
@@ -450,7 +478,7 @@ def test_incidents_have_their_finding_and_links(page: Stage, tab: Tab) -> None:
         tab.until("document.querySelectorAll('section[data-key=incidents] li').length === 7")
     finally:
         page.incidents = []
-    assert tab.evaluate("document.querySelectorAll('section[data-key=incidents] > ol > li').length") == 5
+    assert tab.evaluate("document.querySelectorAll('section[data-key=incidents] > details > ol > li').length") == 5
     assert finding["text"] in tab.text("section[data-key=incidents] li")
     assert "gpuwarden incidents show i-0" in tab.text("section[data-key=incidents] li")
     links = tab.evaluate(

@@ -18,7 +18,7 @@ from gpuwarden.web.static_files import FOLDER
 from mock_nvml import MockNvml
 from page_stage import answer, stage
 from snapshots import gpu
-from tests.web.test_status_page import poll_state, summary
+from tests.web.test_status_page import open_card, poll_state, summary, texts
 
 pytestmark = pytest.mark.system
 
@@ -40,22 +40,24 @@ def test_page_follows_the_host(tmp_path: Path, mock_nvml: MockNvml, tab: Tab) ->
     daemon = Daemon(tmp_path, env=mock_nvml.env(gpus=2))
     with ending(daemon):
         tab.open(f"{daemon.url}/")
-        tab.until("document.querySelectorAll('article.card').length === 2")
+        tab.until("document.querySelectorAll('.tile').length === 2")
         state: dict[str, Any] = json.loads(fetch(f"{daemon.url}/api/v1/state"))
         assert summary(tab)[0] == "✔ All OK"
         for each in state["gpus"]:
+            open_card(tab, f"gpu-{each['index']}")
             card = tab.text(f"#gpu-{each['index']}")
             assert each["name"] in card
             assert format_bytes(each["memory_used_bytes"]) in card
             assert "61 °C" in card
         assert state["host"]["name"] == tab.text("h1")
-        tab.until("document.querySelectorAll('.chart canvas').length === 6")
+        tab.until("document.querySelectorAll('#gpu-1 .chart canvas').length === 3")
         mock_nvml.set(1, "temp", 71)
         tab.until("document.querySelector('#gpu-1').innerText.includes('71 °C')")
-        assert "61 °C" in tab.text("#gpu-0")
+        assert texts(tab, ".tile .heat") == ["61/89 °C", "71/89 °C"]
         mock_nvml.lose(1)
         tab.until("document.querySelector('#announcement').textContent === '1 critical; GPU 1 critical'")
-        assert summary(tab) == ["✖ 1 critical", "✖ GPU 1, critical: not responding: gpu is lost"]
+        assert summary(tab) == ["✖ 1 critical", "GPU 1, critical"]
+        assert texts(tab, ".tile.large .troubles") == ["✖ critical: Not responding: gpu is lost"]
         assert tab.evaluate("document.querySelectorAll('#gpu-1 canvas').length") == 3  # the earlier points
         mock_nvml.clear()
         tab.until("document.querySelector('.verdict.ok')")
@@ -165,7 +167,7 @@ def test_request_rate_is_limited(tab: Tab) -> None:
 
 
 def test_unknown_values_are_gaps_in_charts(tab: Tab) -> None:
-    """Charts join the history with later states, keep gaps, and hold ten minutes."""
+    """Charts join the history with later states, keep gaps, and hold an hour, at coarser steps before ten minutes."""
     with stage() as page:
         page.show(tab, poll_state(gpu(0)))
         read = """(async () => {
@@ -184,9 +186,12 @@ def test_unknown_values_are_gaps_in_charts(tab: Tab) -> None:
             past.load(history([1090, 1095], [7, 8]));
             const restarted = points();
             past.add(state(1700, 9));
-            return [first, restarted, points()];
+            const later = points();
+            past.add(state(4690, 10));
+            return [first, restarted, later, points()];
         })()"""
-        first, restarted, later = tab.evaluate(read)
+        first, restarted, later, last = tab.evaluate(read)
         assert first == [[1000, 1005, 1010, 1012, 1019.5, 1100], [1, None, 3, 4, None, 6]]
         assert restarted == [[1000, 1005, 1010, 1012, 1019.5, 1090, 1095, 1100], [1, None, 3, 4, None, 7, 8, 6]]
-        assert later == [[1700], [9]]
+        assert later == [[1000, 1007.5, 1090, 1097.5, 1700], [1, None, 7, None, 9]]
+        assert last == [[1700, 1707.5, 4690], [9, None, 10]]

@@ -1,14 +1,19 @@
-// Small charts of the last ten minutes, drawn by uPlot once they are visible.
+// Charts of the last ten minutes or the last hour, drawn by uPlot once they are visible. A row of charts has the choice between the two.
+//
+// The mouse and the arrow keys show the values of a moment in place of the current one.
 
+import { usage } from "./memory.js";
 import { h } from "./tree.js";
 import { amount, clock, degrees, known, pace, percent } from "./words.js";
 
-const SECONDS = 600;
-const HEIGHT = 56; // pixels
-const PACE_POINTS = 6; // over which steps per second are averaged, as single polls come between steps
+const SPANS = { 600: "ten minutes", 3600: "hour" }; // names by seconds
+const MIN_SECONDS = 60; // of a time axis
+const HEIGHT = 132; // pixels, with the axes
+const PACE_SECONDS = 30; // over which steps per second are averaged, as single polls come between steps
 const { uPlot } = window;
 
 export class Charts {
+  #span = 600;
   #wanted = new Map(); // data to draw, by key
   #drawn = new Map(); // {element, plot} by key
   #past = { times: [], column: () => [] };
@@ -21,11 +26,20 @@ export class Charts {
     if (drawn?.element === target && target.clientWidth) drawn.plot.setSize({ width: target.clientWidth, height: HEIGHT });
   }));
 
-  constructor() {
+  // `redraw` draws the page again, after another span was chosen.
+  constructor(redraw = () => this.draw()) {
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
       for (const key of [...this.#drawn.keys()]) this.#forget(key);
       this.draw();
     });
+    document.addEventListener("click", ({ target }) => {
+      const seconds = Number(target.dataset?.span);
+      if (!seconds) return;
+      this.#span = seconds;
+      redraw();
+    });
+    document.addEventListener("keydown", (event) => this.#press(event));
+    document.addEventListener("focusout", ({ target }) => this.#drawn.get(target.dataset?.keep)?.plot.setCursor({ left: -10, top: -10 }));
   }
 
   // Start a new page.
@@ -37,7 +51,7 @@ export class Charts {
   // Update the charts of the page, whose elements exist now.
   draw() {
     for (const key of [...this.#drawn.keys()]) if (!this.#wanted.has(key)) this.#forget(key);
-    for (const element of document.querySelectorAll("[data-keep]")) {
+    for (const element of document.querySelectorAll(".chart[data-keep]")) {
       if (element.inView === undefined) {
         element.inView = false;
         this.#seen.observe(element);
@@ -51,14 +65,15 @@ export class Charts {
   ofGpu(gpu) {
     const { column } = this.#past;
     const limit = gpu.temperature_threshold_celsius?.slowdown;
-    const [used, inUse, busy, heat] = ["memory_used_bytes", "memory_in_use_bytes", "utilization_ratio", "temperature_celsius"].map((name) => column(`${gpu.uuid} ${name}`));
+    const [listed, inUse, busy, heat] = ["memory_used_bytes", "memory_in_use_bytes", "utilization_ratio", "temperature_celsius"].map((name) => column(`${gpu.uuid} ${name}`));
+    const used = listed.map((value, place) => (value === null ? null : Math.max(value, inUse[place] ?? 0))); // as in the bar
     const some = (values) => values.some(known);
     return this.#row([
-      some(used) && this.#chart(`${gpu.uuid} memory`, "Memory", amount, [0, gpu.memory_size_bytes ?? highest(used)], [{ look: "use", values: inUse }, { look: "line", values: used }]),
+      some(used) && this.#chart(`${gpu.uuid} memory`, "Memory used", amount, [0, usage(gpu)?.size ?? highest(used)],
+        [{ look: "use", name: "in use by runs", values: inUse }, { look: "line", name: "used", values: used }]),
       some(busy) && this.#chart(`${gpu.uuid} utilization`, "Utilization", percent, [0, 1], [{ look: "area", values: busy }]),
-      some(heat) && this.#chart(`${gpu.uuid} temperature`, "Temperature", degrees, [20, Math.max(limit ?? 90, highest(heat)) + 3], [
-        { look: "limit", values: known(limit) ? this.#past.times.map(() => limit) : [] }, { look: "line", values: heat },
-      ]),
+      some(heat) && this.#chart(`${gpu.uuid} temperature`, "Temperature", degrees, [20, Math.max(limit ?? 90, highest(heat)) + 3],
+        [{ look: "limit", name: "throttle point", values: known(limit) ? this.#past.times.map(() => limit) : [] }, { look: "line", values: heat }]),
     ]);
   }
 
@@ -70,27 +85,36 @@ export class Charts {
     const limit = inUse.map((used, place) => (used === null || left[place] === null ? null : used + left[place]));
     const speed = this.#pace(column(`${key} steps`));
     return this.#row([
-      inUse.some(known) && this.#chart(`${key} memory`, "Memory in use", amount, [0, highest(limit, inUse)], [{ look: "limit", values: limit }, { look: "use", values: inUse }]),
+      inUse.some(known) && this.#chart(`${key} memory`, "Memory in use", amount, [0, highest(limit, inUse)],
+        [{ look: "limit", name: "limit", values: limit }, { look: "use", values: inUse }]),
       speed.some(known) && this.#chart(`${key} pace`, "Steps per second", pace, [0, highest(speed) * 1.1], [{ look: "line", values: speed }]),
     ]);
   }
 
   #row(charts) {
     const found = charts.filter(Boolean);
-    return found.length ? h("div", { class: "charts" }, found) : null;
+    if (!found.length) return null;
+    const buttons = Object.entries(SPANS).map(([seconds, name]) =>
+      h("button", { type: "button", "data-span": seconds, "aria-pressed": String(Number(seconds) === this.#span) }, `Last ${name}`));
+    return h("div", { class: "past" }, h("p", { class: "spans" }, buttons), h("div", { class: "charts" }, found));
   }
 
-  // The last of the series is described in text.
+  // The last of the series is the one that is named and described in text; the others have a name.
   #chart(key, name, write, range, series) {
     this.#wanted.set(key, { write, range, series });
-    const shown = series.at(-1).values.filter(known);
+    const { times } = this.#past;
+    const shown = series.at(-1).values.filter((value, place) => known(value) && times[place] > times.at(-1) - this.#span);
     const now = series.at(-1).values.at(-1);
     const label = shown.length
-      ? `${name} over the last ten minutes: ${write(Math.min(...shown))} to ${write(Math.max(...shown))}, now ${known(now) ? write(now) : "unknown"}`
+      ? `${name} over the last ${SPANS[this.#span]}: ${write(Math.min(...shown))} to ${write(Math.max(...shown))}, now ${known(now) ? write(now) : "unknown"}`
       : `${name}: not known yet`;
+    const others = series.slice(0, -1).filter(({ values }) => values.some(known));
     return h("figure", { "data-key": key },
-      h("figcaption", { "aria-hidden": "true" }, h("span", {}, name), h("span", { class: "now" }, known(now) ? write(now) : "-")),
-      h("div", { class: "chart", role: "img", "aria-label": label, "data-keep": key }));
+      h("figcaption", { "aria-hidden": "true" },
+        h("span", {}, name, others.map((each) => [", ", h("span", { class: `key ${each.look}` }), ` ${each.name}`])),
+        h("span", { class: "now" }, known(now) ? write(now) : "-")),
+      h("div", { class: "chart", role: "img", tabindex: "0", "aria-label": label, "data-keep": key }),
+      h("output", { class: "at", "data-keep": `${key} at` }));
   }
 
   #draw(element) {
@@ -107,8 +131,6 @@ export class Charts {
       drawn = { element, plot: this.#made(element, wanted, data) };
       this.#drawn.set(key, drawn);
     }
-    drawn.wanted = wanted;
-    drawn.range = wanted.range;
     drawn.plot.setData(data);
   }
 
@@ -119,35 +141,58 @@ export class Charts {
       use: { stroke: color("--use"), fill: color("--use-fill"), width: 1.5 },
       area: { stroke: color("--use"), fill: color("--use-fill"), width: 1.5 },
       line: { stroke: color("--line"), width: 1.5 },
-      limit: { stroke: color("--limit"), width: 1, dash: [4, 3] },
+      limit: { stroke: color("--muted"), width: 1, dash: [4, 3] },
     };
-    const at = h("span", { class: "at" });
+    const axis = { stroke: color("--muted"), font: "11px system-ui, sans-serif", grid: { stroke: color("--edge"), width: 1 }, ticks: { show: false } };
+    const range = () => (this.#wanted.get(key) ?? wanted).range;
     const options = {
       width: element.clientWidth,
       height: HEIGHT,
-      padding: [2, 0, 2, 0],
+      padding: [6, 8, 0, 0],
       legend: { show: false },
-      cursor: { y: false, points: { show: false }, drag: { x: false, y: false, setScale: false } },
+      cursor: { y: false, points: { size: 6 }, drag: { x: false, y: false, setScale: false } },
       select: { show: false },
-      axes: [{ show: false }, { show: false }],
-      scales: {
-        x: { range: () => [(this.#past.times.at(-1) ?? 0) - SECONDS, this.#past.times.at(-1) ?? 1] },
-        y: { range: () => this.#wanted.get(key)?.range ?? wanted.range },
-      },
+      axes: [
+        { ...axis, size: 20, gap: 4, space: 70, values: (plot, times) => times.map((at) => clock(at).slice(-8, plot.scales.x.max - plot.scales.x.min < 300 ? undefined : -3)) },
+        { ...axis, size: 62, gap: 4, splits: () => [range()[0], (range()[0] + range()[1]) / 2, range()[1]], values: (_plot, values) => values.map((value) => wanted.write(value)) },
+      ],
+      scales: { x: { range: () => this.#shown(key) }, y: { range } },
       series: [{}, ...wanted.series.map(({ look }) => ({ ...looks[look], points: { show: false }, spanGaps: false }))],
-      hooks: { setCursor: [(plot) => this.#point(plot, key, at)] },
+      hooks: { setCursor: [(plot) => this.#point(plot, key, element.nextElementSibling)] },
     };
-    const plot = new uPlot(options, data, element);
-    element.append(at);
-    return plot;
+    return new uPlot(options, data, element);
   }
 
-  // Show time and value under the mouse.
+  // Return the times of the axis: the span, or less if less is known.
+  #shown(key) {
+    const { times } = this.#past;
+    const end = times.at(-1) ?? 1;
+    const series = this.#wanted.get(key)?.series.at(-1).values ?? [];
+    const first = times[series.findIndex(known)] ?? end;
+    return [Math.max(end - this.#span, Math.min(first, end - MIN_SECONDS)), end];
+  }
+
+  // Show time and values under the cursor.
   #point(plot, key, at) {
     const place = plot.cursor.idx;
-    const value = known(place) ? plot.data.at(-1)[place] : null;
-    const text = value !== null && known(value) ? `${clock(plot.data[0][place])} ${this.#wanted.get(key)?.write(value) ?? ""}` : "";
+    const { write, series } = this.#wanted.get(key) ?? { series: [] };
+    const values = series.map(({ name = "", values: { [place]: value } }) => (known(value) ? `${name} ${write(value)}` : null)).filter(Boolean);
+    const text = known(place) && plot.cursor.left >= 0 && values.length ? `${clock(plot.data[0][place])}  ${values.reverse().join(", ")}` : "";
     if (at.textContent !== text) at.textContent = text;
+  }
+
+  // Move the cursor of the focused chart by a point.
+  #press(event) {
+    const drawn = this.#drawn.get(document.activeElement?.dataset?.keep);
+    if (!drawn || !["ArrowLeft", "ArrowRight", "Home", "End", "Escape"].includes(event.key)) return;
+    event.preventDefault();
+    const { plot } = drawn;
+    const [times, [first, last]] = [plot.data[0], this.#shown(document.activeElement.dataset.keep)];
+    const low = times.findIndex((at) => at >= first);
+    const from = plot.cursor.left >= 0 ? plot.cursor.idx : times.length;
+    const to = { ArrowLeft: from - 1, ArrowRight: from + 1, Home: low, End: times.length - 1 }[event.key];
+    const left = event.key === "Escape" ? -10 : plot.valToPos(times[Math.min(Math.max(to, low), times.length - 1)] ?? last, "x");
+    plot.setCursor({ left, top: left < 0 ? -10 : 0 });
   }
 
   #forget(key) {
@@ -159,11 +204,12 @@ export class Charts {
 
   #pace(steps) {
     const { times } = this.#past;
+    let first = 0;
     return steps.map((now, place) => {
-      const first = Math.max(place - PACE_POINTS, 0);
-      if (now === null || steps.slice(first, place).includes(null) || first === place) return null;
-      const before = steps[first];
-      return now >= before && times[place] > times[first] ? (now - before) / (times[place] - times[first]) : null;
+      while (first < place && (times[place] - times[first] > PACE_SECONDS || steps[first] === null)) first += 1;
+      const from = first === place && place && steps[place - 1] !== null ? place - 1 : first; // points of the hour are further apart
+      const before = steps[from];
+      return now !== null && before !== null && now >= before && times[place] > times[from] ? (now - before) / (times[place] - times[from]) : null;
     });
   }
 }

@@ -1,7 +1,8 @@
-// GPU cards: those with problems first, then by index.
+// Section of the GPUs: their tiles, and the card of the one that is opened.
 
 import { bounded, fact, mark, ofPressure, RANK, troubles, word } from "./marks.js";
 import { memory, memoryFacts } from "./memory.js";
+import { anchor, place, tiles } from "./tiles.js";
 import { h } from "./tree.js";
 import { amount, clock, degrees, hertz, known, percent, plain, short, watts } from "./words.js";
 
@@ -11,8 +12,6 @@ const CLOCK_LIMITS = {
   sw_power_cap: "power limit", hw_slowdown: "hardware", sw_thermal_slowdown: "temperature", hw_thermal_slowdown: "temperature",
   hw_power_brake_slowdown: "power brake", applications_clocks_setting: "application clocks", display_clock_setting: "display clocks",
 };
-
-export const anchor = (gpu) => `gpu-${gpu.index}`;
 
 // Indices of GPUs and MIG instances by UUID.
 export function places(gpus) {
@@ -24,19 +23,16 @@ export function places(gpus) {
   return found;
 }
 
-const place = (gpu, instance) => `${gpu.index}/${instance.gpu_instance}`;
-
-export function gpus(state, charts) {
+// `open` is the id of what is opened on the page; a single GPU is always.
+export function gpus(state, charts, open) {
   const nameless = (state.daemon.gpus_asleep ?? 0) - state.gpus.filter(({ status }) => status === "asleep").length;
+  const opened = state.gpus.length === 1 ? state.gpus[0] : state.gpus.find((gpu) => anchor(gpu) === open);
   return h("section", { "data-key": "gpus", "aria-labelledby": "gpus" },
-    h("h2", { id: "gpus" }, "GPUs"),
-    state.gpus.length
-      ? h("div", { class: "cards" }, worstFirst(state.gpus).map((gpu) => card(gpu, state, charts)))
-      : h("p", {}, "No GPU found."),
-    nameless > 0 ? h("p", {}, `Asleep since the daemon started, names not known yet: ${nameless}.`) : null);
+    h("h2", { id: "gpus", class: "unseen" }, "GPUs"),
+    state.gpus.length ? tiles(state, opened) : h("p", {}, "No GPU found."),
+    nameless > 0 ? h("p", {}, `Asleep since the daemon started, names not known yet: ${nameless}.`) : null,
+    opened ? card(opened, state, charts) : null);
 }
-
-const worstFirst = (found) => found.toSorted((one, other) => RANK[one.condition] - RANK[other.condition]);
 
 function card(gpu, state, charts) {
   const id = anchor(gpu);
@@ -44,11 +40,12 @@ function card(gpu, state, charts) {
     h("div", { class: "title" },
       mark(gpu.condition),
       h("h3", { id: `${id}-name`, class: "number" }, `GPU ${gpu.index}`, h("span", { class: "unseen" }, `, ${word(gpu.condition)}`)),
-      h("span", { class: "name" }, gpu.name)),
+      h("span", { class: "name" }, gpu.name),
+      state.gpus.length > 1 ? h("a", { class: "close", href: "#gpus" }, "Close", h("span", { class: "unseen" }, ` GPU ${gpu.index}`)) : null),
     troubles(gpu.troubles),
-    gpu.status === "up" ? readings(gpu, charts) : silence(gpu),
+    gpu.status === "up" ? readings(gpu) : silence(gpu),
     xids(gpu.xids ?? []),
-    (gpu.mig ?? []).map((each) => instance(gpu, each)),
+    gpu.mig ? h("div", { class: "cards" }, gpu.mig.map((each) => instance(gpu, each))) : null,
     owners(gpu.owners ?? [], state.runs),
     charts.ofGpu(gpu),
     hardware(gpu));
@@ -62,7 +59,7 @@ function silence(gpu) {
     known(seen) ? `Last answer at ${clock(seen)}. ` : "", gpu.fault_advice ? ["Action: ", h("b", {}, `${gpu.fault_advice}.`)] : "");
 }
 
-function readings(gpu, charts) {
+function readings(gpu) {
   return [
     memory(gpu),
     h("dl", { class: "facts" }, memoryFacts(gpu), temperature(gpu), utilization(gpu), clocks(gpu), power(gpu)),
@@ -73,9 +70,7 @@ function temperature(gpu) {
   const core = gpu.temperature_celsius?.core;
   if (!known(core)) return null;
   const limit = gpu.temperature_threshold_celsius?.slowdown;
-  const ofMemory = gpu.temperature_celsius.memory;
-  const note = [known(limit) ? `throttles at ${degrees(limit)}` : null, known(ofMemory) ? `memory ${degrees(ofMemory)}` : null].filter(Boolean).join(" · ");
-  return fact("Temperature", degrees(core), { note, level: ofPressure(gpu.pressure?.thermal), ratio: limit ? core / limit : null });
+  return fact("Temperature", degrees(core), { note: known(limit) ? `throttles at ${degrees(limit)}` : null, level: ofPressure(gpu.pressure?.thermal), ratio: limit ? core / limit : null });
 }
 
 function utilization(gpu) {
@@ -132,6 +127,7 @@ function hardware(gpu) {
   const rows = [
     ["UUID", gpu.uuid], ["PCI", gpu.pci_bus_id], ["Serial number", gpu.serial], ["Architecture", gpu.architecture], ["Firmware", gpu.vbios_version],
     ["Performance state", known(gpu.performance_state) ? `P${gpu.performance_state}` : undefined],
+    ["Memory temperature", known(gpu.temperature_celsius?.memory) ? degrees(gpu.temperature_celsius.memory) : undefined], // read less often than the core's
     ["Memory clock", known(gpu.clock_hertz?.memory) ? hertz(gpu.clock_hertz.memory) : undefined],
     ["Fans", gpu.fan_speed_ratio && Object.values(gpu.fan_speed_ratio).map(percent).join(", ")],
     ["Peak memory used", gpu.memory_used_peak_bytes && Object.entries(gpu.memory_used_peak_bytes).map(([span, bytes]) => `${amount(bytes)} in ${span}`).join(", ")],

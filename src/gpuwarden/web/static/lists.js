@@ -1,6 +1,6 @@
 // Table of processes, and lists of events and incidents.
 
-import { bounded, mark, word } from "./marks.js";
+import { bounded, mark, section, word } from "./marks.js";
 import { h } from "./tree.js";
 import { amount, capital, clock, known, plain, short } from "./words.js";
 
@@ -15,16 +15,16 @@ export function processes(state, places) {
   const found = state.processes.map((each) => row(each, places, names));
   const rest = found.slice(MOST_PROCESSES);
   const none = state.gpus.some(({ status }) => status === "up") ? "No process uses a GPU." : "Unknown: no GPU is polled.";
-  return h("section", { "data-key": "processes", "aria-labelledby": "processes" },
-    h("h2", { id: "processes" }, "GPU memory by process"),
+  return section("processes", "GPU memory by process", [
     found.length ? table(found.slice(0, MOST_PROCESSES)) : h("p", {}, none),
     rest.length ? h("details", { "data-key": "more" }, h("summary", {}, `and ${rest.length} more processes`), table(rest)) : null,
-    state.processes_dropped ? h("p", {}, `and ${state.processes_dropped} more processes with less memory`) : null);
+    state.processes_dropped ? h("p", {}, `and ${state.processes_dropped} more processes with less memory`) : null,
+  ], { extra: true });
 }
 
 function table(rows) {
-  const head = ["GPU", "Memory", "User", "Program", "Owner"];
-  return h("table", {}, h("thead", {}, h("tr", {}, head.map((name) => h("th", { scope: "col" }, name)))), h("tbody", {}, rows));
+  const head = [["GPU", ""], ["Memory", "number"], ["User", ""], ["Program", ""], ["Owner", "wide"]];
+  return h("table", {}, h("thead", {}, h("tr", {}, head.map(([name, kind]) => h("th", { scope: "col", class: kind }, name)))), h("tbody", {}, rows));
 }
 
 function row(each, places, names) {
@@ -35,7 +35,7 @@ function row(each, places, names) {
     h("td", { class: "number" }, known(each.memory_bytes) ? amount(each.memory_bytes) : "-"),
     h("td", {}, h("bdi", {}, each.user ?? "unknown")),
     h("td", {}, h("bdi", {}, each.command ?? ""), ` ${each.pid}${each.type === "graphics" ? " (graphics)" : ""}`),
-    h("td", {}, h("bdi", {}, owners.join(" · ") || "-")));
+    h("td", { class: "wide" }, h("bdi", {}, owners.join(" · ") || "-")));
 }
 
 export function events(state) {
@@ -43,9 +43,8 @@ export function events(state) {
     h("li", { class: level, "data-key": `${at} ${kind} ${text}` },
       h("time", { datetime: new Date(at * 1000).toISOString() }, clock(at)), " ", mark(level), " ",
       word(level) ? h("span", { class: "unseen" }, `${word(level)}: `) : null, h("bdi", {}, capital(text))));
-  return h("section", { "data-key": "events", "aria-labelledby": "events" },
-    h("h2", { id: "events" }, "Events"),
-    found.length ? bounded(found, MOST_EVENTS, "events", "ol", { class: "lines events" }) : h("p", {}, "None since the daemon started."));
+  const none = h("p", {}, "None since the daemon started.");
+  return section("events", "Events", found.length ? bounded(found, MOST_EVENTS, "events", "ol", { class: "lines events" }) : none, { extra: true });
 }
 
 export function incidents(found) {
@@ -55,6 +54,5 @@ export function incidents(found) {
       h("time", { datetime: new Date(at * 1000).toISOString() }, new Date(at * 1000).toLocaleString()), " ", mark(severity), " ",
       word(severity) ? h("span", { class: "unseen" }, `${word(severity)}: `) : null, h("bdi", {}, finding.text),
       h("p", {}, h("code", {}, `gpuwarden incidents show ${id}`), " · ", h("a", { href: `api/v1/incidents/${encodeURIComponent(id)}` }, "JSON"))));
-  return h("section", { "data-key": "incidents", "aria-labelledby": "incidents" },
-    h("h2", { id: "incidents" }, "Incidents"), bounded(lines, MOST_INCIDENTS, "incidents", "ol", { class: "lines events" }));
+  return section("incidents", "Incidents", bounded(lines, MOST_INCIDENTS, "incidents", "ol", { class: "lines events" }), { extra: true });
 }

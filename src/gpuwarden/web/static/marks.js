@@ -10,12 +10,21 @@ const OF_PRESSURE = { none: "ok", warning: "warning", critical: "critical" };
 export const RANK = { critical: 0, warning: 1, unknown: 2, ok: 3, info: 4 };
 export const word = (level) => WORDS[level] ?? level;
 export const ofPressure = (level) => OF_PRESSURE[level] ?? "";
+export const isTrouble = (level) => level === "critical" || level === "warning";
 export const mark = (level) => h("span", { class: `mark ${level}`, "aria-hidden": "true" }, SIGNS[level] ?? "");
 
 export function troubles(found = []) {
   if (!found.length) return null;
   return h("ul", { class: "troubles" }, found.map(({ level, text }) =>
     h("li", { class: level }, mark(level), " ", h("span", { class: "unseen" }, `${word(level)}: `), capital(text))));
+}
+
+const NARROW = matchMedia("(max-width: 40rem)");
+
+// Section that can be folded; `extra` ones are folded at first where the page is narrow.
+export function section(id, title, content, { extra = false } = {}) {
+  return h("section", { "data-key": id, "aria-labelledby": id },
+    h("details", { "data-key": "fold", class: "fold", open: !(extra && NARROW.matches) }, h("summary", {}, h("h2", { id }, title)), content));
 }
 
 // The first items of a list; the others are folded.
@@ -29,7 +38,7 @@ export function bounded(items, most, name, list = "ul", of = {}) {
 
 // A number with its name; `level` marks a warning, `ratio` draws a bar, `note` adds details.
 export function fact(name, value, { note = null, level = "", ratio = null } = {}) {
-  const grave = level === "warning" || level === "critical";
+  const grave = isTrouble(level);
   return h("div", { class: `fact ${grave ? level : ""}` },
     h("dt", {}, name),
     h("dd", {}, grave ? [mark(level), " ", h("span", { class: "unseen" }, `${word(level)}: `)] : null, h("span", { class: "value" }, value),

@@ -1,6 +1,8 @@
-// The last ten minutes: the daemon's history, and all states since.
+// The last hour: the daemon's history and all states since, at coarser steps before the last ten minutes.
 
-const SECONDS = 600;
+const SECONDS = 3600;
+const FINE_SECONDS = 600; // with all points
+const COARSE_SECONDS = 30; // between older points, as in the daemon's history
 const GAP_SECONDS = 15; // without a point: shown as a gap
 
 export class Past {
@@ -28,7 +30,7 @@ export class Past {
   add(state) {
     const at = state.polled_timestamp_seconds;
     if (this.#points.length && at <= this.#points.at(-1).at) {
-      if (at > this.#points.at(-1).at - SECONDS) return; // the same poll
+      if (at > this.#points.at(-1).at - FINE_SECONDS) return; // the same poll
       this.#points = []; // the clock was set back
     }
     const values = new Map();
@@ -49,7 +51,12 @@ export class Past {
       }
     }
     this.#points.push({ at, values });
-    this.#points = this.#points.filter((point) => point.at > at - SECONDS);
+    let kept = -Infinity;
+    this.#points = this.#points.filter((point) => {
+      if (point.at <= at - SECONDS || (point.at <= at - FINE_SECONDS && point.at - kept < COARSE_SECONDS * 0.9)) return false;
+      kept = point.at;
+      return true;
+    });
   }
 
   // Return the times, and a function that returns a column by its key, with null for unknown values.
@@ -57,7 +64,9 @@ export class Past {
     const gap = Math.max(3 * pollSeconds, GAP_SECONDS);
     const rows = [];
     for (const point of this.#points) {
-      if (rows.length && point.at - rows.at(-1).at > gap) rows.push({ at: rows.at(-1).at + gap / 2, values: new Map() });
+      const before = rows.at(-1)?.at ?? point.at;
+      const longest = before > this.#points.at(-1).at - FINE_SECONDS ? gap : Math.max(gap, 2 * COARSE_SECONDS);
+      if (point.at - before > longest) rows.push({ at: before + gap / 2, values: new Map() });
       rows.push(point);
     }
     return { times: rows.map(({ at }) => at), column: (key) => rows.map(({ values }) => values.get(key) ?? null) };

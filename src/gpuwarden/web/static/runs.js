@@ -1,6 +1,6 @@
-// Training runs: a card for each that is running, a line for each that has ended.
+// Training runs: a row for each that is running, with a card for the one that is opened, and a line for each that has ended.
 
-import { bounded, fact, mark, ofPressure, troubles, word } from "./marks.js";
+import { bounded, fact, isTrouble, mark, ofPressure, section, troubles, word } from "./marks.js";
 import { h } from "./tree.js";
 import { amount, clock, foreseen, known, lasting, pace, percent, plain, rate, short, step } from "./words.js";
 
@@ -20,15 +20,55 @@ const HEADROOM_UNKNOWN = {
 
 export const anchor = (run) => `run-${run.run_id}`;
 
-export function runs(state, places, charts) {
+// `open` is the id of what is opened on the page; a single run is always.
+export function runs(state, places, charts, open) {
   const going = state.runs.filter(({ up }) => up);
   const ended = state.runs.filter(({ up }) => !up);
-  return h("section", { "data-key": "runs", "aria-labelledby": "runs" },
-    h("h2", { id: "runs" }, "Training runs"),
+  const opened = going.length === 1 ? going[0] : going.find((run) => anchor(run) === open);
+  const rows = going.flatMap((run) => [row(run, places, run === opened), run === opened ? opening(run, places, charts, going.length > 1) : null]).filter(Boolean);
+  const shown = MAX_RUNNING + Number(going.indexOf(opened) > -1 && going.indexOf(opened) < MAX_RUNNING);
+  const rest = rows.slice(shown);
+  return section("runs", "Training runs", [
     state.runs.length ? null : howTo(),
-    bounded(going.map((run) => card(run, places, charts)), MAX_RUNNING, "runs", "div", { class: "cards" }),
+    going.length ? table(rows.slice(0, shown)) : null,
+    rest.length ? h("details", { "data-key": "more runs", open: rest.some((each) => each.dataset.key === `${opened?.run_id} card`) }, h("summary", {}, `and ${going.length - MAX_RUNNING} more runs`), table(rest)) : null,
     ended.length ? [h("h3", {}, "Ended"), bounded(ended.map(line), MAX_ENDED, "ended runs", "ul", { class: "lines" })] : null,
-    state.runs_dropped ? h("p", {}, `and ${state.runs_dropped} more runs that are not listed here`) : null);
+    state.runs_dropped ? h("p", {}, `and ${state.runs_dropped} more runs that are not listed here`) : null,
+  ]);
+}
+
+const COLUMNS = [["Run", ""], ["GPU", "number"], ["State", "wide"], ["Headroom", "number"], ["In use", "number wide"], ["Steps/s", "number wide"], ["Input wait", "number wide"]];
+
+function table(rows) {
+  return h("table", { class: "runs" },
+    h("thead", {}, h("tr", {}, COLUMNS.map(([name, kind]) => h("th", { scope: "col", class: kind }, name)))),
+    h("tbody", {}, rows));
+}
+
+function row(run, places, isOpen) {
+  const devices = run.devices ?? [];
+  const tight = tightest(devices);
+  const cells = [
+    [isTrouble(run.condition) ? [mark(run.condition), " "] : null, h("a", { href: isOpen ? "#runs" : `#${anchor(run)}`, "aria-current": isOpen ? "true" : null }, h("bdi", {}, short(run.name))), h("span", { class: "unseen" }, `, ${word(run.condition)}`),
+      run.user ? h("span", { class: "note" }, ` ${run.user}`) : null, isOpen ? null : troubles(run.troubles)],
+    where(run, places, "none", "?"),
+    doing(run),
+    known(tight?.headroom_bytes) ? amount(tight.headroom_bytes) : "-",
+    inUse(devices) ?? "-",
+    known(run.steps_per_second) ? pace(run.steps_per_second) : "-",
+    known(run.input_wait_ratio) ? percent(run.input_wait_ratio) : "-",
+  ];
+  return h("tr", { "data-key": run.run_id }, cells.map((content, place) =>
+    h(place ? "td" : "th", { scope: place ? null : "row", class: COLUMNS[place][1] }, content)));
+}
+
+const opening = (run, places, charts, several) =>
+  h("tr", { "data-key": `${run.run_id} card`, class: "opened" }, h("td", { colspan: COLUMNS.length }, card(run, places, charts, several)));
+
+function where(run, places, none, unknown) {
+  const used = (run.devices ?? []).filter(({ unused }) => !unused);
+  if (used.length) return used.map(({ uuid, unverified }) => `${places.get(uuid) ?? "?"}${unverified ? " (unverified)" : ""}`).join(", ");
+  return (run.findings ?? []).some(({ name }) => name === "no_gpu") ? none : unknown;
 }
 
 function howTo() {
@@ -40,17 +80,18 @@ function howTo() {
     code('from gpuwarden import watch\n\nwith watch("my training") as run:\n    for batch in loader:\n        train(batch)\n        run.step()'));
 }
 
-function card(run, places, charts) {
+function card(run, places, charts, closable) {
   const id = anchor(run);
   const devices = run.devices ?? [];
   const tight = tightest(devices);
-  const where = devices.filter(({ unused }) => !unused).map(({ uuid, unverified }) => `${places.get(uuid) ?? "?"}${unverified ? " (unverified)" : ""}`).join(", ");
+  const place = where(run, places, "no GPU", "GPU unknown");
   const of = [run.user, run.framework, run.job ? `job ${run.job}` : null, known(run.rank) ? `rank ${run.rank}` : null].filter(Boolean).join(" · ");
   return h("article", { class: `card ${run.condition}`, id, "data-key": run.run_id, tabindex: "-1", "aria-labelledby": `${id}-name` },
     h("div", { class: "title" },
       mark(run.condition),
       h("h3", { id: `${id}-name` }, h("bdi", {}, short(run.name)), h("span", { class: "unseen" }, `, ${word(run.condition)}`)),
-      h("span", { class: "name" }, where ? `GPU ${where}` : (run.findings ?? []).some(({ name }) => name === "no_gpu") ? "no GPU" : "GPU unknown")),
+      h("span", { class: "name" }, /^[\d?]/.test(place) ? `GPU ${place}` : place),
+      closable ? h("a", { class: "close", href: "#runs" }, "Close", h("span", { class: "unseen" }, ` ${short(run.name)}`)) : null),
     h("p", { class: "about" }, of),
     troubles(run.troubles),
     h("dl", { class: "facts" }, tight ? headroom(tight) : null, held(devices), speed(run), progress(run), waits(run), host(run)),
@@ -88,10 +129,12 @@ function headroom(tight) {
   return fact("Headroom", amount(tight.headroom_bytes), { note: share, level: ofPressure(tight.pressure), ratio: tight.headroom_ratio ?? null });
 }
 
+const sum = (devices, name) => devices.reduce((all, each) => all + (each[name] ?? 0), 0);
+const inUse = (devices) => (devices.some((each) => known(each.memory_in_use_bytes)) ? amount(sum(devices, "memory_in_use_bytes")) : null);
+
 function held(devices) {
-  const sum = (name) => devices.reduce((all, each) => all + (each[name] ?? 0), 0);
-  if (!devices.some((each) => known(each.memory_in_use_bytes))) return null;
-  return fact("Memory in use", amount(sum("memory_in_use_bytes")), { note: devices.some((each) => known(each.memory_peak_bytes)) ? `peak ${amount(sum("memory_peak_bytes"))}` : null });
+  const now = inUse(devices);
+  return now ? fact("Memory in use", now, { note: devices.some((each) => known(each.memory_peak_bytes)) ? `peak ${amount(sum(devices, "memory_peak_bytes"))}` : null }) : null;
 }
 
 function speed(run) {
@@ -102,10 +145,12 @@ function speed(run) {
   return fact("Steps per second", known(now) ? pace(now) : "-", { note });
 }
 
+const doing = (run) => [run.state === "running" ? null : plain(run.state), PHASES[run.phase] ?? run.phase, known(run.epoch) ? `epoch ${run.epoch}` : null].filter(Boolean).join(" · ") || "-";
+
 function progress(run) {
-  const now = [run.state === "running" ? null : plain(run.state), PHASES[run.phase] ?? run.phase, known(run.epoch) ? `epoch ${run.epoch}` : null, known(run.batch) ? `batch ${run.batch}` : null, known(run.loss) ? `loss ${Number(run.loss.toPrecision(4))}` : null];
+  const now = [doing(run), known(run.batch) ? `batch ${run.batch}` : null, known(run.loss) ? `loss ${Number(run.loss.toPrecision(4))}` : null];
   const note = [known(run.steps) ? `${run.steps} steps` : null, known(run.batch_size) ? `batch size ${run.batch_size}` : null].filter(Boolean).join(" · ");
-  return fact("Phase", now.filter(Boolean).join(" · ") || "-", { note });
+  return fact("Phase", now.filter(Boolean).join(" · "), { note });
 }
 
 function waits(run) {

@@ -48,7 +48,7 @@ function update(found, wanted) {
     return;
   }
   for (const { name, value } of wanted.attributes) {
-    if (name !== "style" && found.getAttribute(name) !== value) found.setAttribute(name, value);
+    if (name !== "style" && name !== "open" && found.getAttribute(name) !== value) found.setAttribute(name, value);
   }
   for (const { name } of [...found.attributes]) {
     if (name !== "style" && name !== "open" && !wanted.hasAttribute(name)) found.removeAttribute(name);

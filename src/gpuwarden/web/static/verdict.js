@@ -1,12 +1,13 @@
 // Banner: the condition of the host, and its problems by GPU and run.
 
-import { anchor as ofGpu } from "./gpus.js";
-import { bounded, mark, word } from "./marks.js";
+import { bounded, isTrouble, mark, word } from "./marks.js";
 import { anchor as ofRun } from "./runs.js";
+import { anchor as ofGpu } from "./tiles.js";
 import { h } from "./tree.js";
 import { amount, capital, clock, known, part, plain, several, short } from "./words.js";
 
-const MOST = 6;
+const MOST = 6; // lines
+const MOST_LINKS = 12;
 
 // Problems by subject, the worst first, as the daemon sorts them.
 function subjects(state) {
@@ -21,14 +22,17 @@ function subjects(state) {
   return [...found.values()];
 }
 
-// Return the banner's sentence, and the lines below it.
+// Return the banner's sentence, links to what the tiles show, and a line for each other problem.
 export function judged(state) {
   const { daemon, gpus, condition } = state;
   const bad = subjects(state);
-  const lines = bad.filter(({ to }) => to || !daemon.fault).map(({ key, name, to, level, texts }) =>
-    h("li", { class: level, "data-key": key }, mark(level), " ",
-      to ? h("a", { href: `#${encodeURIComponent(to)}` }, h("bdi", {}, short(name))) : h("b", {}, name),
-      h("span", { class: "unseen" }, `, ${word(level)}`), `: ${texts.join("; ")}`));
+  const onTiles = new Set(gpus.filter((gpu) => isTrouble(gpu.condition)).flatMap(({ uuid, mig = [] }) => [uuid, ...mig.map((each) => each.uuid)]));
+  for (const { run_id: id, devices = [] } of state.runs) if (devices.some(({ uuid, unused }) => !unused && onTiles.has(uuid))) onTiles.add(id);
+  const link = ({ name, to, level }) => [to ? h("a", { href: `#${encodeURIComponent(to)}` }, h("bdi", {}, short(name))) : name, h("span", { class: "unseen" }, `, ${word(level)}`)];
+  const shown = bad.filter(({ key }) => onTiles.has(key));
+  const links = shown.length ? [shown.slice(0, MOST_LINKS).map((each, place) => [place ? ", " : "", link(each)]), shown.length > MOST_LINKS ? ` and ${shown.length - MOST_LINKS} more` : ""] : null;
+  const lines = bad.filter(({ key, to }) => (to || !daemon.fault) && !onTiles.has(key)).map((each) =>
+    h("li", { class: each.level, "data-key": each.key }, mark(each.level), " ", link(each), `: ${each.texts.join("; ")}`));
   const count = (wanted) => bad.filter(({ level }) => level === wanted).length;
   const more = state.troubles_dropped ? `and ${state.troubles_dropped} more problems` : null;
   const paused = daemon.paused_until_timestamp_seconds;
@@ -37,13 +41,10 @@ export function judged(state) {
     return { condition, text: `Paused until ${clock(paused)}`, note: "the driver is released and no GPU is polled; resume with gpuwarden resume", lines, bad };
   }
   const found = [["critical", count("critical")], ["warning", count("warning")]].filter(([, number]) => number);
-  if (found.length) return { condition, text: found.map(([level, number]) => (level === "warning" ? several(number, "warning") : `${number} critical`)).join(", "), note: more, lines, bad };
+  if (found.length) return { condition, text: found.map(([level, number]) => (level === "warning" ? several(number, "warning") : `${number} critical`)).join(", "), note: more, links, lines, bad };
   if (!gpus.length) return { condition, text: "No GPU found", lines, bad };
-  const up = gpus.filter(({ status }) => status === "up").length;
-  const left = gpus.length - up;
-  const going = state.runs.filter((run) => run.up).length;
-  const counts = [up ? `${several(up, "GPU")} up` : null, left ? `${left} not polled` : null, `${several(going, "training run")} running`];
-  return { condition, text: condition === "ok" ? "All OK" : "Unknown", note: counts.filter(Boolean).join(", "), lines, bad };
+  const left = gpus.filter(({ status }) => status !== "up").length;
+  return { condition, text: condition === "ok" ? "All OK" : "Unknown", note: left ? `${several(left, "GPU")} not polled` : null, lines, bad };
 }
 
 // `old` says why the data is old.
@@ -55,7 +56,7 @@ export function verdict(state, seen, old) {
       state ? h("div", { class: "was" }, h("p", {}, `At ${clock(state.polled_timestamp_seconds)}: ${sentence(seen)}`), lines) : null);
   }
   return h("section", { id: "verdict", class: `verdict ${seen.condition}`, "aria-labelledby": "sentence", "data-key": "verdict" },
-    h("h2", { id: "sentence" }, mark(seen.condition), " ", seen.text), seen.note ? h("p", {}, `${capital(seen.note)}.`) : null, lines);
+    h("h2", { id: "sentence" }, mark(seen.condition), " ", seen.text), seen.links ? h("p", {}, seen.links) : null, seen.note ? h("p", {}, `${capital(seen.note)}.`) : null, lines);
 }
 
 const sentence = ({ text, note }) => (note ? `${text}; ${note}.` : `${text}.`);
@@ -67,29 +68,32 @@ export function announced(seen, old) {
   return [seen.text, ...names.slice(0, MOST)].join("; ");
 }
 
-export function head(state) {
+export function head(state, incidents) {
   const { host, daemon } = state;
   const [size, free] = [host.memory_size_bytes, host.memory_available_bytes];
+  const counts = [["GPUs", state.gpus.length], ["Runs", state.runs.length], ["Processes", state.processes.length], ["Incidents", incidents.length], ["Events", state.events.length]];
   const facts = [
-    h("time", { datetime: new Date(state.polled_timestamp_seconds * 1000).toISOString() }, `polled at ${clock(state.polled_timestamp_seconds)}`),
+    h("time", { datetime: new Date(state.polled_timestamp_seconds * 1000).toISOString() }, `polled ${clock(state.polled_timestamp_seconds)}`),
     known(size) && known(free) ? `host memory ${part(size - free, size)}` : null,
     host.swap_used_bytes ? `swap ${amount(host.swap_used_bytes)}` : null,
-    known(host.cpus) ? several(host.cpus, "CPU") : null,
-    daemon.driver_version ? `driver ${daemon.driver_version}` : null,
-    daemon.cuda_version ? `CUDA ${daemon.cuda_version}` : null,
   ].filter(Boolean);
   return [
+    h("p", { class: "product" }, "gpuwarden"),
     h("h1", {}, h("bdi", {}, host.name)),
     h("p", {}, facts.map((each, place) => [place ? " · " : "", each])),
     daemon.source === "nvml" ? null : h("p", { class: "notice" }, mark("warning"), daemon.source === "simulated" ? " Demo data: simulated GPUs, not this machine's." : " Replayed data: GPUs of a capture, not this machine's."),
+    h("nav", { "aria-label": "Sections" }, counts.filter(([name, count]) => count || name === "GPUs").map(([name, count]) =>
+      [h("a", { href: `#${name.toLowerCase()}` }, name), ` ${count} `])),
   ];
 }
 
 export function foot(state) {
+  const { version, driver_version: driver, cuda_version: cuda } = state.daemon;
+  const versions = [`gpuwarden ${version}`, driver ? `driver ${driver}` : null, cuda ? `CUDA ${cuda}` : null, known(state.host.cpus) ? several(state.host.cpus, "CPU") : null];
   const link = (to, name) => h("a", { href: to }, name);
   return [
     h("p", {}, "Training runs report to ", h("code", {}, state.daemon.runs_socket), ": set ", h("code", {}, "GPUWARDEN_SOCKET"), " to this path for them."),
     h("p", {}, link("metrics", "metrics"), " for Prometheus · JSON: ", link("api/v1/state", "state"), ", ", link("api/v1/runs", "runs"), " · ",
-      link("-/healthy", "healthy"), " · ", link("-/ready", "ready"), ` · gpuwarden ${state.daemon.version}`),
+      link("-/healthy", "healthy"), " · ", link("-/ready", "ready"), ` · ${versions.filter(Boolean).join(" · ")}`),
   ];
 }

@@ -51,10 +51,18 @@ export function rate(bytesPerSecond) {
   return byMinute >= 2 ** 20 ? `${amount(byMinute)} per minute` : `${amount(bytesPerSecond * 3600)} per hour`;
 }
 
+// Energy, as in the daemon's texts: 4.7 Wh, 473 Wh, 1.25 kWh.
+export function energy(joules) {
+  const hours = joules / 3600;
+  return hours < 999.5 ? `${hours.toFixed(hours >= 99.95 ? 0 : 1)} Wh` : `${(hours / 1000).toFixed(2)} kWh`;
+}
+
 export const percent = (ratio) => `${(ratio * 100).toFixed(0)} %`;
 export const degrees = (celsius) => `${celsius.toFixed(0)} °C`;
 export const hertz = (value) => (value < 1e9 ? `${(value / 1e6).toFixed(0)} MHz` : `${(value / 1e9).toFixed(2)} GHz`);
 export const watts = (value) => `${value.toFixed(0)} W`;
+// Power in kilowatts, from one on: 530 W, 5.60 kW.
+export const power = (value) => (value < 999.5 ? watts(value) : `${(value / 1000).toFixed(2)} kW`);
 export const pace = (steps) => (steps < 1000 ? String(Number(steps.toPrecision(3))) : steps.toFixed(0));
 const MOST_LETTERS = 120;
 // An untrusted name, cut to the room that there is.

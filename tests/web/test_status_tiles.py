@@ -1,0 +1,301 @@
+"""Tiles, cards and charts of the status page in a real Chromium, with few and many GPUs, on all widths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from services import Daemon, ending
+
+from browser import Tab, chromium
+from gpuwarden.gpu.metrics import GpuReadings, MigReadings
+from gpuwarden.gpu.snapshot import Gpu
+from gpuwarden.pressure.levels import Pressure, RunPressure
+from gpuwarden.usage.daily_energy import Energy
+from page_stage import Stage, stage
+from snapshots import GIB, divided, gpu
+from tests.web.api.test_state_api import a_run
+from tests.web.test_status_page import CONTRAST, open_card, poll_state, summary, texts
+
+pytestmark = pytest.mark.system
+
+WIDTHS = (320, 360, 600, 640, 641, 800, 1000, 1280, 1440, 1679, 1680, 1920, 2560)
+FITS = "document.querySelector('.tiles').getBoundingClientRect().bottom <= innerHeight"
+
+
+@pytest.fixture(scope="module")
+def shared_tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    """Yield a Chromium tab, one for all tests."""
+    with chromium(tmp_path_factory.mktemp("chromium")) as made:
+        yield made.tab()
+
+
+@pytest.fixture
+def tab(shared_tab: Tab) -> Tab:
+    """Return the tab with its initial size and color scheme."""
+    shared_tab.resize(1280, 800)
+    shared_tab.prefer("light")
+    return shared_tab
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Stage]:
+    """Yield a server of the page."""
+    with stage() as made:
+        yield made
+
+
+def busy(index: int, *, celsius: float = 61.0) -> Gpu:
+    """Return a GPU with the readings of a tile."""
+    readings: dict[Any, Any] = {
+        GpuReadings.memory_used_bytes: 60 * GIB,
+        GpuReadings.temperature_celsius: {("core",): celsius},
+        GpuReadings.temperature_threshold_celsius: {("slowdown",): 89.0},
+        GpuReadings.utilization_ratio: 0.97,
+        GpuReadings.power_usage_watts: 500.0,
+        GpuReadings.power_limit_watts: {("enforced",): 700.0},
+    }
+    whole = gpu(index)
+    return replace(whole, readings={**whole.readings, **readings})
+
+
+def sevenths(index: int) -> Gpu:
+    """Return a GPU with seven MIG instances."""
+    whole = divided(index, free=[GIB] * 7)
+    sizes = {MigReadings.memory_used_bytes: 8 * GIB, MigReadings.memory_size_bytes: 9 * GIB}
+    heat: dict[Any, Any] = {GpuReadings.temperature_celsius: {("core",): 61.0}}
+    mig = tuple(replace(each, readings={**each.readings, **sizes}) for each in whole.mig)
+    return replace(whole, mig=mig, readings={**whole.readings, **heat})
+
+
+def hot(*indices: int) -> Pressure:
+    """Return the pressure of hot GPUs."""
+    return Pressure({(f"GPU-{index}", "thermal"): "warning" for index in indices})
+
+
+@pytest.mark.parametrize(
+    ("gpus", "hot_ones"),
+    [
+        ([busy(index) for index in range(8)], ()),
+        ([busy(index, celsius=86.0) for index in range(8)], (1, 4)),
+        ([busy(index, celsius=86.0) for index in range(8)], tuple(range(8))),
+        ([busy(index) for index in range(16)], (3,)),
+        ([busy(index, celsius=86.0) for index in range(64)], tuple(range(0, 64, 7))),
+        ([busy(index, celsius=86.0) for index in range(64)], tuple(range(64))),
+        ([sevenths(index) for index in range(16)], (9,)),
+    ],
+    ids=["8", "8-two-hot", "8-all-hot", "16", "64-ten-hot", "64-all-hot", "16x7"],
+)
+def test_all_gpus_are_on_one_screen(page: Stage, tab: Tab, gpus: list[Gpu], hot_ones: tuple[int, ...]) -> None:
+    """All tiles, hot ones first, are on a screen of 1280 x 800; no width scrolls sideways."""
+    page.show(tab, poll_state(*gpus, pressure=hot(*hot_ones)))
+    assert tab.evaluate(FITS)
+    tiles = texts(tab, ".tile > a > .id")
+    assert len(tiles) == len(gpus)
+    assert ["warning" in each for each in tiles] == sorted(("warning" in each for each in tiles), reverse=True)
+    assert sum("warning" in each for each in tiles) == len(hot_ones)
+    areas = tab.evaluate(
+        "[...document.querySelectorAll('.tile')].map(e => [e.className, e.clientWidth * e.clientHeight])"
+    )
+    calm = [area for name, area in areas if "ok" in name.split()]
+    if hot_ones and calm and not gpus[0].mig:
+        assert areas[0][1] > 2 * max(calm)
+    for width in WIDTHS:
+        tab.resize(width, 800)
+        assert tab.evaluate("document.documentElement.scrollWidth") == width
+
+
+def test_simulated_daemon_of_64_gpus_fits(tmp_path: Path, tab: Tab) -> None:
+    """A real daemon with 64 simulated GPUs and their runs fits too; every tile says who uses its GPU."""
+    config = tmp_path / "config.yaml"
+    config.write_text("source: simulated\nsimulation:\n  gpus: 64\n")
+    daemon = Daemon(tmp_path, "--config", str(config))
+    with ending(daemon):
+        tab.open(f"{daemon.url}/")
+        tab.until("document.querySelectorAll('.tile').length === 64")
+        assert tab.evaluate(FITS)
+        assert tab.evaluate("document.documentElement.scrollWidth") == 1280
+        users = texts(tab, ".tile .who")
+        assert len(users) == 64
+        assert "ada · resnet50-imagenet" in users
+
+
+def test_totals_are_in_one_line(page: Stage, tab: Tab) -> None:
+    """GPUs, runs, memory, power and energy of the day are in one line; a lost GPU is missing in them."""
+    lost = replace(gpu(2), fault="gpu_is_lost", readings={})
+    page.show(tab, poll_state(busy(0), busy(1), lost, runs=(a_run(left=GIB),), energy=Energy(7.2e6, 12 * 3600.0)))
+    since = tab.evaluate("new Date(12 * 3600e3).toTimeString().slice(0, 5)")
+    day = "today" if since == "00:00" else f"since {since}"
+    assert texts(tab, ".totals dl > div") == [
+        "GPUs up 2 of 3",
+        "run 1",
+        "GPU memory 120.0 of 160.0 GiB",
+        "power 1.00 kW of 1.40 kW",
+        f"energy {day} 2.00 kWh",
+    ]
+    tops = tab.evaluate("[...document.querySelectorAll('.totals dl > div')].map(e => e.offsetTop)")
+    assert len({*tops}) == 1
+
+
+def test_tile_has_memory_temperature_and_user(page: Stage, tab: Tab) -> None:
+    """A tile has headroom, used memory, utilization, temperature and limit, and run; a healthy one has no color."""
+    page.show(tab, poll_state(busy(0), busy(1), runs=(a_run(in_use=40 * GIB, left=25 * GIB),)))
+    first, second = (" ".join(each.split()) for each in texts(tab, ".tile"))
+    assert first == "GPU 0, OK: 25.0 GiB headroom unet 60.0 of 80.0 GiB 97 % 61/89 °C"
+    assert second == "GPU 1, OK: 10.0 GiB free no process 60.0 of 80.0 GiB 97 % 61/89 °C"
+    colors = tab.evaluate("[...document.querySelectorAll('.tile *')].map(e => getComputedStyle(e).color)")
+    assert {*colors} == {"rgb(27, 31, 36)", "rgb(86, 96, 107)"}  # text, and muted text: no color without trouble
+
+
+def test_sleeping_gpus_come_last(page: Stage, tab: Tab) -> None:
+    """A GPU that is not polled is no trouble: it follows the healthy ones."""
+    asleep = replace(gpu(0), readings={}, asked=False)
+    state = poll_state(asleep, busy(1))
+    page.show(tab, replace(state, snapshot=replace(state.snapshot, asleep={"GPU-0": True})))
+    assert texts(tab, ".tile .id") == ["GPU 1, OK:", "GPU 0, unknown:"]
+    assert texts(tab, ".tile .left") == ["10.0 GiB free", "asleep"]
+
+
+def test_run_reports_more_than_the_driver(page: Stage, tab: Tab) -> None:
+    """Bar, figures and chart are the run's where it reports more memory than the driver lists."""
+    whole = gpu(0)
+    idle = replace(whole, readings={**whole.readings, GpuReadings.memory_used_bytes: 4 << 20})
+    pressure = Pressure(
+        {("GPU-0", "memory"): "critical"}, {("7-1", "GPU-0"): RunPressure("critical", 22 << 20, 490 << 20)}
+    )
+    run = a_run(in_use=490 << 20, left=float(22 << 20))
+    page.show(tab, poll_state(idle, busy(1), runs=(run,), pressure=pressure))
+    assert "490.0 of 512.0 MiB" in texts(tab, ".tile.critical")[0]
+    width = tab.evaluate("parseFloat(document.querySelector('.tile.critical .share.use').style.width)")
+    assert width == pytest.approx(100 * 490 / 512)
+    open_card(tab, "gpu-0")
+    card = " ".join(tab.text("#gpu-0").split())
+    assert "Memory used 490 MiB of 512 MiB, as its run reports; the driver lists less" in card
+    label = tab.evaluate("document.querySelector('#gpu-0 .chart').ariaLabel")
+    assert label == "Memory used over the last ten minutes: 490 MiB to 490 MiB, now 490 MiB"
+
+
+def test_click_enter_and_escape(page: Stage, tab: Tab) -> None:
+    """A click or Enter opens and focuses the card; Escape returns to the tile; Back and a second click close it."""
+    page.show(tab, poll_state(*(busy(index) for index in range(8))))
+    assert tab.evaluate("document.querySelectorAll('article').length") == 0
+    tab.evaluate("document.querySelectorAll('.tile a')[3].focus()")
+    tab.press("Enter", 13)
+    tab.until("document.activeElement.id === 'gpu-3'")
+    assert texts(tab, ".tile a[aria-current]")[0].startswith("GPU 3")
+    assert tab.evaluate("document.querySelector('#gpu-3').getBoundingClientRect().top < innerHeight")
+    tab.press("Escape", 27)
+    tab.until("!document.querySelector('article')")
+    assert tab.evaluate("document.activeElement.textContent").startswith("GPU 3")
+    tab.evaluate("document.querySelectorAll('.tile a')[5].click()")
+    tab.until("document.querySelector('article#gpu-5')")
+    tab.evaluate("history.back()")
+    tab.until("!document.querySelector('article')")
+    tab.evaluate("document.querySelectorAll('.tile a')[5].click()")
+    tab.until("document.querySelector('article#gpu-5')")
+    tab.evaluate("document.querySelectorAll('.tile a')[5].click()")
+    tab.until("!document.querySelector('article')")
+    tab.evaluate("location.hash = 'gpu-2'; window.earlier = true")
+    tab.call("Page.reload")  # as from a link elsewhere
+    tab.until("!window.earlier && document.activeElement?.id === 'gpu-2'")
+
+
+def test_runs_open_like_gpus(page: Stage, tab: Tab) -> None:
+    """Each run is a row; a link opens its card below, and what was opened stays so at the next poll."""
+    runs = tuple(a_run(pid, left=float(pid * GIB)) for pid in (7, 8))
+    page.show(tab, poll_state(busy(0), runs=runs))
+    rows = texts(tab, ".runs tbody tr")
+    assert len(rows) == 2
+    tab.evaluate("document.querySelector('a[href=\"#run-8-1\"]').click()")
+    tab.until("document.activeElement.id === 'run-8-1'")
+    assert tab.evaluate("document.querySelectorAll('.runs tbody tr').length") == 3
+    page.answer = {**(page.answer or {}), "polled_timestamp_seconds": 4.0}
+    tab.until("document.querySelector('time').dateTime.endsWith('00:04.000Z')")
+    assert tab.evaluate("document.activeElement.id") == "run-8-1"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_phone_has_a_line_for_each_gpu(page: Stage, tab: Tab, scheme: Literal["light", "dark"]) -> None:
+    """On a phone a healthy GPU is one line, lists are folded, and links lead to the sections; all text is readable."""
+    tab.resize(390, 844)
+    tab.prefer(scheme)
+    page.show(tab, poll_state(*(busy(index, celsius=86.0) for index in range(8)), pressure=hot(2)))
+    heights = tab.evaluate("[...document.querySelectorAll('.tile.ok')].map(e => e.offsetHeight)")
+    assert len(heights) == 7
+    assert max(heights) < 36
+    assert "Hot: 86 °C" in tab.text(".tile.large")
+    opened = tab.evaluate("[...document.querySelectorAll('.fold')].map(e => [e.parentElement.dataset.key, e.open])")
+    assert dict(opened) == {"runs": True, "processes": False, "events": False}
+    tab.evaluate("document.querySelector('nav a[href=\"#events\"]').click()")
+    tab.until("document.querySelector('#events').closest('details').open")
+    page.answer = {**(page.answer or {}), "polled_timestamp_seconds": 4.0}
+    tab.until("document.querySelector('time').dateTime.endsWith('00:04.000Z')")
+    assert tab.evaluate("document.querySelector('#events').closest('details').open")
+    open_card(tab, "gpu-2")
+    ratio, where = tab.evaluate(CONTRAST)
+    assert ratio >= 4.5, where
+
+
+def test_charts_answer_mouse_and_keys(page: Stage, tab: Tab) -> None:
+    """The header has the current value; mouse and arrow keys show those of a moment; the hour is coarser and longer."""
+    times = [*range(-3000, -600, 30), *range(-600, 0, 5)]
+    gpus = {"GPU-0": {"temperature_celsius": [50 if at < -600 else 60 for at in times]}}
+    page.history = {"version": 1, "timestamp_seconds": times, "gpus": gpus, "runs": {}}
+    try:
+        page.show(tab, poll_state(busy(0)))
+        tab.until("document.querySelectorAll('.chart canvas').length === 3")
+    finally:
+        page.history = {"version": 1, "timestamp_seconds": [], "gpus": {}, "runs": {}}
+    chart = "document.querySelectorAll('.chart')[2]"
+    assert tab.evaluate(f"{chart}.previousElementSibling.lastChild.textContent") == "61 °C"
+    assert tab.evaluate(f"{chart}.ariaLabel") == "Temperature over the last ten minutes: 60 °C to 61 °C, now 61 °C"
+    assert tab.evaluate(f"{chart}.nextElementSibling.textContent") == ""
+    moments = tab.evaluate("[-595, -5, 0, 1, -2970].map(s => new Date(s * 1000).toTimeString().slice(0, 8))")
+
+    def pressed(*keys: str) -> str:
+        for key in keys:
+            tab.press(key, {"Home": 36, "End": 35, "ArrowLeft": 37, "ArrowRight": 39, "Escape": 27}[key])
+        return str(tab.evaluate(f"{chart}.nextElementSibling.textContent"))
+
+    tab.evaluate(f"{chart}.focus()")
+    assert pressed("End").split("  ")[0].endswith(moments[3])
+    assert pressed("ArrowLeft").split("  ")[0].endswith(moments[1])
+    assert "60 °C, throttle point 89 °C" in pressed("Home")
+    assert pressed("Escape") == ""
+    box = tab.evaluate(
+        f"(({{ left, top, width, height }}) => [left + width / 2, top + height / 2])({chart}.getBoundingClientRect())"
+    )
+    tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=box[0], y=box[1])
+    tab.until(f"{chart}.nextElementSibling.textContent.includes('60 °C')")
+    tab.evaluate("document.querySelector('[data-span=\"3600\"]').click()")
+    tab.until(f"{chart}.ariaLabel === 'Temperature over the last hour: 50 °C to 61 °C, now 61 °C'")
+    assert tab.evaluate("document.querySelector('[data-span=\"3600\"]').ariaPressed") == "true"
+    tab.evaluate(f"{chart}.focus()")
+    assert "50 °C" in pressed("Home")
+
+
+def test_what_is_known_fills_the_chart(page: Stage, tab: Tab) -> None:
+    """Two minutes after the daemon's start the chart spans two minutes, not ten."""
+    times = list(range(-119, 0, 5))
+    gpus = {"GPU-0": {"temperature_celsius": [60] * len(times)}}
+    page.history = {"version": 1, "timestamp_seconds": times, "gpus": gpus, "runs": {}}
+    try:
+        page.show(tab, poll_state(busy(0)))
+        tab.until("document.querySelectorAll('.chart canvas').length === 3")
+    finally:
+        page.history = {"version": 1, "timestamp_seconds": [], "gpus": {}, "runs": {}}
+    tab.evaluate("document.querySelectorAll('.chart')[2].focus()")
+    tab.press("Home", 36)
+    first = tab.evaluate("document.querySelectorAll('.chart')[2].querySelector('.u-cursor-x').style.transform")
+    assert float(first.removeprefix("translate(").partition("px")[0]) < 5
+
+
+def test_problem_without_a_tile_is_in_the_banner(page: Stage, tab: Tab) -> None:
+    """A run with a problem on a healthy GPU has a line in the banner, and a mark on its tile."""
+    pressure = Pressure({}, {("7-1", "GPU-0"): RunPressure("critical", GIB, 19 * GIB)})
+    page.show(tab, poll_state(busy(0), busy(1), runs=(a_run(left=GIB),), pressure=pressure))
+    assert summary(tab)[1].startswith("✖ run unet, critical: almost out of memory")
+    assert texts(tab, ".tile .who") == ["✖ unet", "no process"]
