@@ -82,7 +82,7 @@ _RUN_KEYS: Mapping[str, Callable[[ApiObject], float]] = {
 
 @dataclass
 class View:
-    """What the user has chosen to see. `first` is the first line, 0 to fit the most important rows on one screen."""
+    """View that the user has chosen. `first` is the first line, 0 to fit the most important rows on one screen."""
 
     order: str = DEFAULT_ORDER
     first: int = 0
