@@ -1,0 +1,34 @@
+"""Fixtures of the tests of the watch: its daemon, and its clock."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from receiver import Receiver
+from watch_stage import Clock
+
+from gpuwarden.client.frameworks import FRAMEWORK_NAMES
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Put a clock that the test moves in the watch's place."""
+    made = Clock()
+    monkeypatch.setattr("gpuwarden.client.loop_tracker.monotonic", made)
+    monkeypatch.setattr("gpuwarden.client.watch.monotonic", made)
+    return made
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+    """Listen on the socket that watches report to."""
+    monkeypatch.delenv("GPUWARDEN_DISABLED", raising=False)
+    for module in (*FRAMEWORK_NAMES, "torch.cuda", "jax._src.xla_bridge", "tensorflow.python.eager.context"):
+        monkeypatch.delitem(sys.modules, module, raising=False)  # which another test may have imported
+    receiver = Receiver(tmp_path / "run.sock")
+    monkeypatch.setenv("GPUWARDEN_SOCKET", receiver.path)
+    yield receiver
+    receiver.close()

@@ -1,0 +1,49 @@
+"""Parts of the tests of the watch: a clock, reports of a watch, and scripts with one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from itertools import groupby
+
+from receiver import PATIENCE, Peer
+
+from gpuwarden.protocol.messages import Message, Report
+
+
+@dataclass
+class Clock:
+    """A monotonic clock that is moved by the test."""
+
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        """Move it."""
+        self.now += seconds
+
+
+def list_reports(messages: list[Message]) -> list[Report]:
+    """Keep the reports."""
+    return [each for each in messages if isinstance(each, Report)]
+
+
+def last(peer: Peer) -> Report:
+    """Return the last report that waits."""
+    return list_reports(peer.waiting())[-1]
+
+
+def phases(messages: list[Message]) -> list[str]:
+    """Return the phases in the order they were entered."""
+    return [phase for phase, _ in groupby(each.phase for each in list_reports(messages))]
+
+
+def python(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `script` in its own interpreter."""
+    return subprocess.run(
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
