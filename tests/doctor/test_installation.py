@@ -66,6 +66,17 @@ def test_an_interpreter_that_fails_says_why(tmp_path: Path) -> None:
     assert "libpython3.8.so.1.0" in found.found
 
 
+def test_an_interpreter_that_hangs_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checks of all frameworks share its failure."""
+    monkeypatch.setattr("gpuwarden.doctor.frameworks.environment.PATIENCE_SECONDS", 0.5)
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho started >> {tmp_path}/starts\nexec sleep 60\n")
+    python.chmod(0o755)
+    results = run_rows(ROWS, Context(python, dict(os.environ), tmp_path))
+    assert {name: each.status for name, each in results.items()} == {"python.environment": "fail"}
+    assert (tmp_path / "starts").read_text() == "started\n"
+
+
 def test_a_program_that_is_no_python_is_a_failure(tmp_path: Path) -> None:
     """It ends well, and prints something else or nothing."""
     for printed in ("usage: tool [FILE]", ""):

@@ -221,6 +221,15 @@ def test_many_different_errors_are_bounded() -> None:
     assert len(events(text)) == MAX_EVENTS
 
 
+def test_error_after_many_different_warnings_is_found() -> None:
+    """The limit on searched lines leaves room for those that a logger marks as errors."""
+    words = random.Random(2)  # noqa: S311 - no secret
+    warnings = "".join(f"warning {''.join(words.choices('ghijkm', k=14))} failed\n" for _ in range(12_000))
+    assert names(warnings + "2024-05-10 09:14:10.5: E x/cuda_dnn.cc:4] could not create cudnn handle\n") == [
+        "library_init_failed"
+    ]
+
+
 def test_line_is_a_value() -> None:
     """A line without prefixes has no source and no level."""
     assert parse_line(3, "plain") == LogLine(3, "plain")

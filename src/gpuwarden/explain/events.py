@@ -18,9 +18,10 @@ _MAX_SEARCHED_CHARACTERS = 1 << 14
 _MAX_COMPARED_CHARACTERS = 300
 _MAX_DULL = 20_000
 _VARYING = b"0123456789abcdefABCDEF.,:;%=>-[]() \t"  # numbers, progress bars
-# Lines whose numbers are codes: those that differ in them are not alike.
-_CODES = re.compile(rb"xid|exit|code|status|signal|loss scale", re.IGNORECASE)
-_MAX_SEARCHES = 10_000  # of different lines, a millisecond each; then only tracebacks and exceptions are searched
+_CODES = re.compile(rb"(?:Xid.{0,40}?: |(?:code|status|signal|loss scale)\D{0,8})([-\d.]+)")  # numbers with a meaning
+# Of different lines, a millisecond each. Then only lines of level error are searched, up to twice as many, and then
+# only tracebacks and exceptions.
+_MAX_SEARCHES = 10_000
 # A line without any of these shows no problem; most lines of a log have none.
 _HINTS = re.compile(
     rb"\xe5\xb7\xb2|error|fail|fatal|exception|traceback|warn|cuda|cudnn|nccl|nvrm|nvidia|nvml|oom|memory|kill|abort"
@@ -105,7 +106,8 @@ class EventReader:
             if self._open:
                 yield from self._read_line(parse_line(number, clean_text(raw)))
                 continue
-            key = raw[:_MAX_COMPARED_CHARACTERS].translate(None, b"" if _CODES.search(raw) else _VARYING)
+            start = raw[:_MAX_COMPARED_CHARACTERS]
+            key = start.translate(None, _VARYING) + b" ".join(_CODES.findall(start))
             if key in self._dull:
                 continue
             events = list(self._read_line(parse_line(number, clean_text(raw)))) if _HINTS.search(raw) else []
@@ -201,9 +203,9 @@ class EventReader:
 
     def _classify_line(self, line: LogLine) -> ErrorEvent | None:
         is_info = line.level == "info"
-        key = f"{is_info}{line.text if _CODES.search(line.text.encode()) else _normalize(line.text)}"
+        key = f"{is_info}{_normalize(line.text)}{_CODES.findall(line.text.encode())}"
         if key not in self._seen:
-            if len(self._seen) >= _MAX_SEARCHES:
+            if len(self._seen) >= _MAX_SEARCHES * (2 if line.level == "error" else 1):
                 return None
             find = find_log_problem if is_info else find_problem
             self._seen[key] = None if is_noise(line.text) else find(line.text)

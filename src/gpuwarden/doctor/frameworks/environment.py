@@ -88,7 +88,10 @@ class Environment:
 def read_environment(context: Context) -> Environment:
     """Read the environment of a context, once for all checks. Raises InterpreterError."""
     with _turn:
-        return _read(context.python, tuple(sorted(context.environ.items())), _find_folder())
+        found = _read(context.python, tuple(sorted(context.environ.items())), _find_folder())
+    if isinstance(found, InterpreterError):
+        raise found
+    return found
 
 
 _turn = threading.Lock()
@@ -103,12 +106,16 @@ def _find_folder() -> Path | None:
 
 
 @functools.lru_cache(maxsize=2)
-def _read(python: Path, environ: tuple[tuple[str, str], ...], folder: Path | None) -> Environment:
-    output = run_python(python, _PROGRAM, environ=dict(environ))
+def _read(
+    python: Path, environ: tuple[tuple[str, str], ...], folder: Path | None
+) -> Environment | InterpreterError:  # kept too: one that hangs is not asked again for each check
     try:
+        output = run_python(python, _PROGRAM, environ=dict(environ))
         answer = json.loads(output.splitlines()[-1])
+    except InterpreterError as error:
+        return error
     except (IndexError, ValueError):
-        raise InterpreterError(f"{python} is no Python: it does not run a program given by -c") from None
+        return InterpreterError(f"{python} is no Python: it does not run a program given by -c")
     path = tuple(each for each in answer["path"] if each)
     return Environment(
         python=python,

@@ -49,7 +49,8 @@ class _RunningCheck:
     def __init__(self, row: CheckRow, context: Context) -> None:
         self._row = row
         self._results: list[CheckResult] = []
-        self._problem = "took too long"
+        self._problem = f"took more than {MAX_SECONDS:.0f} s"
+        self._fix = "Run the doctor again; if it recurs, the driver or a file system of this machine hangs."
         self._thread = threading.Thread(target=self._run, args=(context,), name=next(iter(row.names)), daemon=True)
         self._thread.start()
 
@@ -59,6 +60,7 @@ class _RunningCheck:
                 self._results.append(result)
         except Exception as error:  # noqa: BLE001 - any failure costs this check only
             self._problem = f"{type(error).__name__}: {error}"
+            self._fix = "Report this as a bug of gpuwarden."
         else:
             self._problem = ""
 
@@ -75,7 +77,7 @@ class _RunningCheck:
                 "warn",
                 f"The check failed: {self._problem}",
                 why="So nothing is known about it.",
-                fix="Report this as a bug of gpuwarden.",
+                fix=self._fix,
             )
             for name in self._row.names
             if name not in known
