@@ -45,22 +45,38 @@ class BoxStatus:
 
 
 def box_status(state: State, occurrences: Iterable[tuple[Condition, Occurrence]]) -> BoxStatus:
-    """Return the status by the conditions that hold at a poll; those of severity info are no problem."""
+    """Return the status by the conditions that hold at a poll; those of severity info are no problem.
+
+    A GPU that does not respond is a problem of each run on it, too; in the list of the host it stands once.
+    """
     of_subject: defaultdict[str, list[Trouble]] = defaultdict(list)
     for condition, found in occurrences:
         if found.text and condition.severity != "info":
             subject = found.labels.get(SUBJECT_LABELS[condition.subject], "")
             of_subject[subject].append(Trouble(condition.severity, found.text))
     gpus = [(gpu, _worst_first(of_subject[gpu.identity.uuid])) for gpu in state.snapshot.gpus]
-    runs = [(run, _worst_first(of_subject[run.peer.run_id])) for run in state.runs]
+    down = {
+        gpu.identity.uuid: Trouble(worst(troubles), f"GPU {gpu.identity.index} is not responding")
+        for gpu, troubles in gpus
+        if gpu.asked and not gpu.up
+    }
+    runs = [
+        (
+            run,
+            _worst_first(
+                [*of_subject[run.peer.run_id], *(down[each] for each in run.devices if run.up and each in down)]
+            ),
+        )
+        for run in state.runs
+    ]
     box = [replace(trouble, name="the driver") for trouble in of_subject[""]]
     for gpu, troubles in gpus:
         name, uuid = f"GPU {gpu.identity.index}", gpu.identity.uuid
         box += [replace(trouble, name=name, uuid=uuid) for trouble in troubles]
-    for run, troubles in runs:
+    for run in state.runs:
         if run.up or (run.ending and state.snapshot.time - run.ending.at < thresholds.DIED_SECONDS):
             name, run_id = f"run {run.hello.name}", run.peer.run_id
-            box += [replace(trouble, name=name, run_id=run_id) for trouble in troubles]
+            box += [replace(trouble, name=name, run_id=run_id) for trouble in of_subject[run_id]]
     return BoxStatus(state, gpus, runs, _worst_first(box))
 
 
