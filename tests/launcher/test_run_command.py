@@ -178,6 +178,16 @@ def test_name(environment: dict[str, str], tmp_path: Path) -> None:
         assert run["name"] == name
 
 
+def test_uncounted_steps(environment: dict[str, str], tmp_path: Path) -> None:
+    """The card names steps that a process could not count, once for all processes."""
+    path = tmp_path / "card.json"
+    note = "from gpuwarden.client.boot.process_note import note_uncounted; note_uncounted('JAX steps: a reason')"
+    twice = f'{sys.executable} -c "{note}"; {sys.executable} -c "{note}"'
+    ended = launch(environment, "--card", str(path), "--", "sh", "-c", twice)
+    assert rows(ended.stderr)["not counted"] == "JAX steps: a reason"
+    assert json.loads(path.read_text())["uncounted"] == ["JAX steps: a reason"]
+
+
 def test_gpus_of_any_program(environment: dict[str, str], mock_nvml: MockNvml, tmp_path: Path) -> None:
     """A program that reports nothing has its GPU memory, and an XID, on the card."""
     env = {**environment, **mock_nvml.env(gpus=2)}

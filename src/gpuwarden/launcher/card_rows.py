@@ -40,6 +40,7 @@ def list_rows(card: Card) -> Iterator[Row]:
         yield from _run_rows(run, card)
     if len(card.runs) > MAX_RUNS:
         yield Row("runs", f"and {len(card.runs) - MAX_RUNS} more")
+    yield from (Row("not counted", reason) for reason in card.uncounted)
 
 
 def title(card: Card) -> str:

@@ -19,6 +19,9 @@ _INSTALLERS = {
     "keras.src.callbacks": "keras_steps",  # Keras 2
     "tf_keras.src.callbacks": "keras_steps",
     "torch.optim.optimizer": "torch_steps",
+    "jax": "jax_steps",
+    "optax._src.update": "jax_steps",
+    "equinox._update": "jax_steps",
     "keras.src.optimizers.base_optimizer": "tape_steps",
     "tf_keras.src.optimizers.optimizer": "tape_steps",
     "tensorflow.python.eager.polymorphic_function.polymorphic_function": "tape_steps",

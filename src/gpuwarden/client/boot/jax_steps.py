@@ -1,0 +1,230 @@
+"""JAX loops: each eager update of parameters by optax is a step, and so is each call of a jitted function that has one.
+
+JAX runs a jitted function's Python code only to trace it: an update that is seen in the outermost call of such a
+function is one of all its later calls. A function whose calls may make another number of steps is not counted, and this
+process's note says why: an update within `lax.scan`, `while_loop` or `cond`, several updates of parameters of the same
+shapes, and traces with and without an update.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Hashable
+from types import FrameType
+from typing import Any
+
+from gpuwarden.client.boot.guarded_call import call_guarded
+from gpuwarden.client.boot.process_note import note_uncounted
+from gpuwarden.client.boot.step_leader import StepLeader
+
+_CONTROL_FLOW = "/jax/_src/lax/control_flow/"  # files whose functions run a traced part any number of times
+_OF_LIBRARIES = ("optax", "equinox")  # an update that these make within one of their own is a part of it
+
+
+class _OuterCall(threading.local):
+    """The outermost call of a jitted function in this thread: the updates traced in it."""
+
+    updates: list[_Update] | None = None
+
+
+_Update = Hashable  # structure and shapes of the parameters; None within control flow
+
+
+class _JittedFunction:
+    """Updates that each call of a jitted function makes, as its traces showed."""
+
+    def __init__(self) -> None:
+        self.updates: tuple[_Update, ...] = ()
+        self.exact = True
+        self._cache_size = 0
+        self._signatures: set[Hashable] = set()
+
+    def add_call(self, jitted: Any, updates: list[_Update], signature: Callable[[], Hashable]) -> bool:
+        """Add an outermost call and the updates that were traced in it; return whether the call was one step."""
+        if not updates and not self.updates:
+            return False
+        size = jitted._cache_size()  # noqa: SLF001 - of compiled variants; the only sign that a call needed a new one
+        if updates:
+            self._set_updates(updates, has_other_variants=not self.updates and size > 1)
+            self._signatures.add(signature())
+        elif size != self._cache_size and (new := signature()) not in self._signatures:
+            self._signatures.add(new)
+            self._leave("a jitted function updates parameters in some of its calls only")
+        self._cache_size = size
+        return self.exact
+
+    def add_inner(self, made: list[_Update], outer: list[_Update]) -> None:
+        """Add a call within another's trace: `made` are the updates traced in it, none where JAX had it traced."""
+        if made:
+            self.updates = tuple(made)
+        elif self.updates:
+            within = _is_in_control_flow(sys._getframe())  # noqa: SLF001 - inspect is slower
+            outer.extend([None] if within else self.updates)
+
+    def _set_updates(self, updates: list[_Update], *, has_other_variants: bool) -> None:
+        self.updates = tuple(updates)
+        if None in updates:
+            self._leave("parameters are updated within lax.scan, while_loop or cond")
+        elif len(set(updates)) < len(updates):
+            self._leave("one call of a jitted function updates parameters several times")
+        elif has_other_variants:
+            self._leave("a jitted function updates parameters in some of its calls only")
+
+    def _leave(self, reason: str) -> None:
+        self.exact = False
+        note_uncounted(f"JAX steps: {reason}")
+
+
+class _Parameters:
+    """Parameters of one model, whose arrays are others after each update."""
+
+
+class _JaxSteps:
+    """Counter of the updates of this process's parameters."""
+
+    def __init__(self) -> None:
+        self.outer = _OuterCall()
+        self.functions: weakref.WeakKeyDictionary[Any, _JittedFunction] = weakref.WeakKeyDictionary()
+        self._parameters: dict[int, tuple[weakref.ref[Any], _Parameters]] = {}  # by the id of an array of them
+        self._leader = StepLeader()
+        self._loop: Any = None
+
+    def update(self, params: Any, result: Any, caller: FrameType) -> None:
+        """Count an eager update, or record one that is traced."""
+        if caller.f_globals.get("__name__", "").partition(".")[0] in _OF_LIBRARIES:
+            return
+        jax = sys.modules["jax"]
+        leaves, structure = jax.tree_util.tree_flatten(params)
+        arrays = [each for each in leaves if hasattr(each, "shape")]
+        if not arrays:
+            return
+        if not any(isinstance(each, jax.core.Tracer) for each in arrays):
+            after = next(each for each in jax.tree_util.tree_leaves(result) if hasattr(each, "shape"))
+            self.count(self._leader.count(self._follow(arrays[0], after)))
+        elif self.outer.updates is None:
+            note_uncounted(
+                "JAX steps: parameters are updated in code that is traced outside the call of a jitted function"
+            )
+        else:
+            shapes = tuple(each.shape for each in arrays)
+            self.outer.updates.append(None if _is_in_control_flow(caller) else (structure, shapes))
+
+    def call(self, function: _JittedFunction) -> None:
+        """Count a call of a jitted function that was one step of it."""
+        self.count(self._leader.count(function))
+
+    def count(self, steps: int) -> None:
+        """Count steps that end now."""
+        if not steps:
+            return
+        if self._loop is None:
+            from gpuwarden.client.boot.added_loop import AddedLoop  # noqa: PLC0415 - some ms, at the first step
+
+            self._loop = AddedLoop("jax")
+        self._loop.step(steps)
+
+    def _follow(self, before: Any, after: Any) -> _Parameters:
+        """Return the parameters that an array is of, known by the array that the last update made of it."""
+        reference, parameters = self._parameters.pop(id(before), (None, None))
+        if parameters is None or reference is None or reference() is not before:
+            parameters = _Parameters()
+        key = id(after)
+        self._parameters[key] = weakref.ref(after, lambda _: self._parameters.pop(key, None)), parameters
+        return parameters
+
+
+_steps = _JaxSteps()
+
+
+def install(module: Any) -> None:
+    """Count by jax's `jit`, or by a library's `apply_updates`."""
+    if hasattr(module, "apply_updates"):
+        _patch_updates(module)
+    else:
+        _patch_jit(module)
+
+
+def _patch_updates(module: Any) -> None:
+    original = module.apply_updates
+
+    @functools.wraps(original)
+    def apply_updates(params: Any, updates: Any) -> Any:
+        result = original(params, updates)
+        caller = sys._getframe(1)  # noqa: SLF001 - inspect is slower
+        call_guarded(_steps.update, params, result, caller, default=None)
+        return result
+
+    module.apply_updates = apply_updates
+
+
+def _patch_jit(jax: Any) -> None:
+    original = jax.jit
+
+    @functools.wraps(original)
+    def jit(*args: Any, **kwargs: Any) -> Any:
+        made = original(*args, **kwargs)
+        if hasattr(made, "lower"):
+            return call_guarded(_wrap, made, default=made)
+        return lambda function: jit(function, **kwargs)  # a decorator with options
+
+    jax.jit = jit
+
+
+def _wrap(jitted: Any) -> Any:
+    """Return a function that calls a jitted one and has its attributes; it binds to objects as a method does."""
+    function = _steps.functions.setdefault(jitted.__wrapped__, _JittedFunction())
+    outer, is_outermost = _steps.outer, sys.modules["jax._src.core"].trace_state_clean
+
+    @functools.wraps(jitted)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        traced = outer.updates
+        if traced is not None:
+            before = len(traced)
+            result = jitted(*args, **kwargs)
+            call_guarded(function.add_inner, traced[before:], traced, default=None)
+            return result
+        if not is_outermost():
+            return jitted(*args, **kwargs)
+        updates: list[_Update] = []
+        outer.updates = updates
+        ended = is_step = False
+        try:
+            result = jitted(*args, **kwargs)
+            ended = True
+        finally:
+            outer.updates = None
+            if updates or (ended and function.updates):
+                signature = functools.partial(_sign, args, kwargs)
+                is_step = call_guarded(function.add_call, jitted, updates, signature, default=False)
+        if is_step:
+            call_guarded(_steps.call, function, default=None)
+        return result
+
+    for name in dir(jitted):
+        if not hasattr(call, name):
+            setattr(call, name, getattr(jitted, name))
+    return call
+
+
+def _sign(args: Any, kwargs: Any) -> Hashable:
+    """Return what a trace depends on: structure, shapes, types, and switches such as `train=False`."""
+    jax = sys.modules["jax"]
+    leaves, structure = jax.tree_util.tree_flatten((args, kwargs))
+    signs: list[Hashable] = [structure]
+    for each in leaves:
+        if type(each) in (int, float, complex):  # an array from the first call on, as flax's count of steps
+            signs.append(((), jax.dtypes.result_type(each)))
+        else:
+            signs.append((each.shape, each.dtype) if hasattr(each, "dtype") else each)
+    return tuple(signs)
+
+
+def _is_in_control_flow(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if _CONTROL_FLOW in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False
