@@ -128,13 +128,13 @@ DEATHS = (
     Death("JAX shapes", "failed", "shape_mismatch",
         "import jax.numpy as jnp; jnp.ones((2, 3)) @ jnp.ones((2, 3))", frameworks=("jax",)),
     # Memory of the device.
-    Death("TensorFlow, batch of Keras too large", "out_of_memory", "host_out_of_memory",
+    Death("TensorFlow, batch of Keras too large", "out_of_memory", "cpu_out_of_memory",
         f"{KERAS}wide = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(4000), keras.layers.Dense(1)])\n"
         "wide.compile('sgd', 'mse')\n"
         "big = np.ones((8192, 8), 'float32')\n"
         "wide.fit(big, big[:, :1], batch_size=8192, verbose=0)", frameworks=("tensorflow",),
         environment=tuple(SMALL_DEVICE.items())),
-    Death("TensorFlow, eager", "out_of_memory", "host_out_of_memory",
+    Death("TensorFlow, eager", "out_of_memory", "cpu_out_of_memory",
         "import tensorflow as tf\nkept = [tf.zeros((1 << 18,)) + 1 for _ in range(1000)]", frameworks=("tensorflow",),
         environment=tuple(SMALL_DEVICE.items())),
     Death("JAX on the CPU", "out_of_memory", "device_out_of_memory",

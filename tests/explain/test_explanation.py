@@ -15,6 +15,7 @@ LAUNCHER = "E0430 23:50:38.551000 134467772659520 torch/x/api.py:826] failed (ex
 XID = "[74889.644138] NVRM: Xid (PCI:0000:02:00): 79, GPU has fallen off the bus.\n"
 LIBRARY = "W x/dso_loader.cc:60] Could not load dynamic library 'libcusolver.so.11'; dlerror: x\n"
 NO_DEVICE = "E x/cuda_driver.cc:4] failed call to cuInit: CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected\n"
+ON_CPU = "ResourceExhaustedError: OOM when allocating tensor with shape[9,9] on device:CPU:0 by allocator cpu\n"
 LAUNCH = "RuntimeError: CUDA error: unspecified launch failure\n"
 
 
@@ -42,6 +43,8 @@ def explain(text: str) -> Explanation:
             "library_not_found",
             ["invalid_device"],
         ),
+        (LIBRARY + ON_CPU, "library_not_found", ["cpu_out_of_memory"]),
+        (ON_CPU, "cpu_out_of_memory", []),
         (
             NO_DEVICE + "I x/cuda_diagnostics.cc:8] kernel driver does not appear to be running on this host (box)\n",
             "driver_not_loaded",

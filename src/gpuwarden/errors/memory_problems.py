@@ -37,6 +37,25 @@ HOST_OUT_OF_MEMORY = Problem(
     ),
     "Load the data in parts, or raise the memory limit of the container or job.",
 )
+CPU_OUT_OF_MEMORY = Problem(
+    "cpu_out_of_memory",
+    "host_oom",
+    "host memory exhausted by operations of the model on the CPU",
+    (
+        Cause(
+            "The framework sees no GPU, and computes in the memory of the host instead.",
+            ("device.visible", "tensorflow.build", "tensorflow.libraries", "driver.module"),
+        ),
+        Cause("The program places the operation on the CPU, or the operation has no kernel for the GPU."),
+        Cause("The memory limit of the container or batch job is reached.", ("memory.host",)),
+    ),
+    "Run `gpuwarden doctor` where the program runs: it says why TensorFlow sees no GPU. Where the CPU is meant, "
+    "use a smaller batch.",
+    (
+        *("no_device_visible", "cpu_only_build", "driver_not_loaded", "driver_too_old", "driver_library_mismatch"),
+        *("driver_init_failed", "library_not_found", "cudnn_mismatch", "device_permission", "container_runtime"),
+    ),
+)
 INPUT_OUT_OF_MEMORY = Problem(
     "input_out_of_memory",
     "host_oom",
@@ -69,5 +88,5 @@ KILLED_BY_KERNEL = Problem(
         Cause("Host memory leaks: the program's use grows until the kernel ends it."),
     ),
     "Raise the memory limit of the container or job, or load less data at once.",
-    ("host_out_of_memory",),
+    ("host_out_of_memory", "cpu_out_of_memory"),
 )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from gpuwarden.errors.log_patterns import DEATH_PATTERNS, LOG_PATTERNS, NOISE
-from gpuwarden.errors.memory_problems import DEVICE_FRAGMENTATION, DEVICE_OUT_OF_MEMORY, HOST_OUT_OF_MEMORY
+from gpuwarden.errors.memory_problems import CPU_OUT_OF_MEMORY, DEVICE_FRAGMENTATION, DEVICE_OUT_OF_MEMORY
 from gpuwarden.errors.patterns import find_pattern
 from gpuwarden.errors.problems import Pattern, Problem
 from gpuwarden.errors.program_patterns import OTHER_PATTERNS
@@ -52,10 +52,10 @@ def is_noise(text: str) -> bool:
 
 
 def _refine_memory(text: str) -> Problem:
-    """Return host memory where TensorFlow names CPUs only, and fragmentation where torch's own figures show it."""
+    """Return memory of the CPU where TensorFlow names no GPU, and fragmentation where torch's figures show it."""
     devices = re.findall(r"OOM when allocating .{0,200}?device:(CPU|GPU):\d", text, re.DOTALL)
     if devices and "GPU" not in devices:
-        return HOST_OUT_OF_MEMORY
+        return CPU_OUT_OF_MEMORY
     if figures := re.search(_TORCH_FIGURES, text):
         unallocated = _size(figures, "unallocated")
     elif figures := re.search(_OLD_TORCH_FIGURES, text):
