@@ -210,6 +210,7 @@ def test_lost_gpu_and_xids_have_actions(page: Stage, tab: Tab) -> None:
         "✖ critical: Not responding: gpu is lost",
         "✖ critical: XID 79 31s ago",
     ]
+    assert "stop the runs on it and restart the machine." in tab.text(".tile.large .advice")
     open_card(tab, "gpu-0")
     card = tab.text("#gpu-0")
     assert "stop the runs on it and restart the machine." in card

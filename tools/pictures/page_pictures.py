@@ -38,18 +38,20 @@ LARGEST = 200_000  # bytes of a picture
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Upper `height` pixels of the page in a situation; None: all of it."""
+    """Upper `height` pixels of the page in a situation; None: all of it. `card` is the anchor of an opened card."""
 
     situation: str
     name: str
     width: int
     scheme: Literal["light", "dark"]
     height: int | None = None
+    card: str = ""
 
 
 DOCS = (
-    Picture("near-oom", "status-page", 1280, "dark", 1180),
-    Picture("gpu-lost", "status-page-phone", 390, "light", 1240),
+    Picture("near-oom", "status-page", 1280, "dark", 800),
+    Picture("hot", "status-page-card", 1280, "light", 980, "gpu-4"),
+    Picture("gpu-lost", "status-page-phone", 390, "light", 820),
 )
 
 
@@ -115,10 +117,11 @@ def _take(browser: Browser, url: str, picture: Picture, path: Path, now: float) 
     tab.prefer(picture.scheme)
     tab.call("Emulation.setTimezoneOverride", timezoneId="UTC")
     tab.call("Page.addScriptToEvaluateOnNewDocument", source=_NOW.format(round(now * 1000)))
-    tab.open(url)
+    tab.open(f"{url}#{picture.card}")
     tab.until("document.querySelector('.verdict h2')")
     height = picture.height or int(tab.evaluate("document.documentElement.scrollHeight"))
     tab.resize(picture.width, height)  # charts are drawn where they are seen
+    tab.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
     tab.until(_DRAWN)
     tab.picture(path, whole=False)
     tab.close()

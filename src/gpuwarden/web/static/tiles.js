@@ -3,7 +3,7 @@
 import { isTrouble, mark, ofPressure, RANK, troubles, word } from "./marks.js";
 import { bar, NAMES, ofMemory, usage, usedOf } from "./memory.js";
 import { h } from "./tree.js";
-import { amount, energy, known, part, percent, power, short } from "./words.js";
+import { amount, capital, energy, known, part, percent, power, short } from "./words.js";
 
 const MAX_LOOSE = 16; // tiles; more than that are dense
 const ROOM = { loose: 24, dense: 80 }; // places on a screen of 1280 by 800 pixels
@@ -36,7 +36,7 @@ function tile(gpu, users, isLarge, isOpen) {
       h("span", { class: "id" }, isTrouble(gpu.condition) ? [mark(gpu.condition), " "] : null, `GPU ${gpu.index}`, h("span", { class: "unseen" }, `, ${word(gpu.condition)}: `)),
       isDivided ? null : h("span", { class: `left ${ofMemory(gpu)}` }, leftText(gpu)), " ",
       isDivided ? h("span", { class: "slices" }, gpu.mig.map((each) => slice(gpu, each, users))) : bar(gpu) ?? h("span", { class: "bar none" }),
-      isLarge ? troubles(problems(gpu, users)) : null,
+      isLarge ? h("span", { class: "why" }, troubles(problems(gpu, users)), gpu.fault_advice ? h("span", { class: "advice" }, ` ${capital(gpu.fault_advice)}.`) : null) : null,
       isDivided ? null : [h("span", { class: "who" }, who(gpu, users.get(gpu.uuid))), " ", h("span", { class: "used" }, usage(gpu) ? usedOf(gpu) : ""), " ",
         h("span", { class: "busy" }, known(gpu.utilization_ratio) ? percent(gpu.utilization_ratio) : "")], " ",
       heat(gpu)));
