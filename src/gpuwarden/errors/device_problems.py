@@ -127,7 +127,7 @@ GPU_FAULT = Problem(
     "fault of the GPU reported by the driver (XID)",
     (
         Cause("A hardware or firmware fault of the GPU, its links or its power.", ("gpu.xids", "gpu.ecc")),
-        Cause("A bug of the driver.", ("driver.versions",)),
+        Cause("A bug of the driver: it comes with one version of it, also on other GPUs of this kind."),
     ),
     "Look up the XID's action in `docs/reference/xids.md`, and reset the GPU.",
 )
@@ -138,9 +138,11 @@ ILLEGAL_ADDRESS = Problem(
     (
         Cause("An index or label is out of range, or a custom kernel has a bug."),
         Cause("The framework or library has a bug with these shapes."),
+        Cause("Kernels of several streams, e.g. of a custom operation, use the same memory at once."),
         Cause("The GPU has a fault.", ("gpu.xids", "gpu.ecc")),
     ),
-    "Run once with CUDA_LAUNCH_BLOCKING=1, so that the traceback names the operation, and check its indices.",
+    "Run once with CUDA_LAUNCH_BLOCKING=1, so that the traceback names the operation, and check its indices; if the "
+    "error is gone then, kernels conflict: search the custom operations with `compute-sanitizer --tool racecheck`.",
     (*_HARDWARE, "device_assert"),
 )
 DEVICE_ASSERT = Problem(
