@@ -185,6 +185,7 @@ def test_gpu_that_hangs_is_named(box: Simulation, monkeypatch: pytest.MonkeyPatc
 def test_driver_that_cannot_be_released_is_reported(box: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shutdown that hangs or fails makes the pause fail with a message; the daemon continues."""
     monkeypatch.setattr(poller, "RELEASE_SECONDS", 0.2)
+    monkeypatch.setattr(poller, "IDLE_RELEASE_SECONDS", 0.05)
     going = threading.Event()
     shutdown = box.nvml.nvmlShutdown
     under_way: list[str] = []

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import queue
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -18,8 +19,9 @@ from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.snapshot import HUNG, Gpu, Snapshot
 from gpuwarden.nvml import troubleshooting
+from gpuwarden.nvml.constants import SYSTEM_UNBIND
 from gpuwarden.nvml.interface import Handle, ProcessInfo
-from gpuwarden.nvml.return_codes import nvml_error
+from gpuwarden.nvml.return_codes import NO_EVENT, NVMLError, nvml_error
 from gpuwarden.simulation.simulated_nvml import Simulation
 
 INTERVAL = 0.3  # seconds: timeout of a hanging call
@@ -248,6 +250,62 @@ def test_address_of_a_gpu_that_never_answered(
         box.gpu(3).restore()
         assert up(await poller.poll()) == [0, 1, 2, 3]
 
+    polled(box, scenario)
+
+
+def test_unbinding_explains_a_loss(
+    box: Simulation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A GPU whose unbinding is reported during the poll that loses it is unbound, not lost, until it answers again."""
+    monkeypatch.setattr(poller_module, "_EVENT_SECONDS", 2.0)  # so that a busy machine has time for the event
+    read = box.nvml.nvmlDeviceGetHandleByUUID
+    events: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
+    addresses: list[str] = []
+
+    def wait(_events: object, milliseconds: int) -> list[tuple[int, int]]:
+        try:
+            return [events.get(timeout=milliseconds / 1000)]
+        except queue.Empty:
+            raise nvml_error(NO_EVENT) from None
+
+    def look_up(uuid: str) -> Handle:
+        try:
+            return read(uuid)
+        except NVMLError:
+            if addresses:  # the event comes after the call that failed
+                _domain, bus, device = addresses.pop().split(":")
+                gpu_id = int(bus, 16) << 8 | int(device.partition(".")[0], 16)
+                threading.Timer(0.1, events.put, [(SYSTEM_UNBIND, gpu_id)]).start()
+            raise
+
+    for name, function in {
+        "nvmlSystemEventSetCreate": object,
+        "nvmlSystemRegisterEvents": lambda _types, _events: None,
+        "nvmlSystemEventSetWait": wait,
+        "nvmlSystemEventSetFree": lambda _events: None,
+    }.items():
+        monkeypatch.setattr(box.nvml, name, function)
+    monkeypatch.setattr(box.nvml, "nvmlDeviceGetHandleByUUID", look_up)
+
+    async def scenario(poller: Poller) -> None:
+        snapshot = await poller.poll()
+        poller.bindings.follow(frozenset(), snapshot.driver)
+        while not poller.bindings.listening:
+            await asyncio.sleep(0.01)
+        addresses.append(snapshot.gpus[1].identity.pci_bus_id)
+        poller._gpus[snapshot.gpus[1].identity.uuid].drop_handle()  # as if this poll were the first of a new session
+        box.gpu(1).lose()
+        snapshot = await poller.poll()
+        assert [gpu.fault for gpu in snapshot.gpus] == [None, "driver_unbound", None, None]
+        assert [each.bound for each in snapshot.bindings] == [False]
+        box.gpu(1).restore()
+        while 1 not in up(snapshot):
+            snapshot = await poller.poll()
+        assert [record.levelname for record in caplog.records if record.levelno > logging.WARNING] == []
+        box.gpu(1).lose()
+        assert (await poller.poll()).gpus[1].fault == "gpu_is_lost"
+
+    monkeypatch.setattr("gpuwarden.nvml.events.event_listener.WAIT_SECONDS", 0.1)
     polled(box, scenario)
 
 

@@ -1,4 +1,4 @@
-"""Reception of XID events through the real binding: `python event_cases.py CASE` prints the result of the case.
+"""Reception of driver events through the real binding: `python event_cases.py CASE` prints the result of the case.
 
 A process of its own, since a process cannot unload the mock library that it once loaded.
 """
@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,9 @@ from gpuwarden.nvml.constants import OPERATIONAL_PRIMARY as PRIMARY
 from gpuwarden.nvml.constants import OPERATIONAL_PROPAGATED as PROPAGATED
 from gpuwarden.nvml.driver import binding
 from gpuwarden.nvml.events import event_listener
-from gpuwarden.nvml.events.model import DriverBinding, OperationalEvent, XidReport
+from gpuwarden.nvml.events.event_listener import EventListener
+from gpuwarden.nvml.events.event_sources import SystemEventSource
+from gpuwarden.nvml.events.model import DriverBinding, OperationalEvent
 from gpuwarden.xid.xid_collector import XidCollector
 from mock_nvml import MockNvml
 
@@ -46,14 +49,21 @@ class Box:
         self.poller = Poller(binding(), 0.2)
         self.xids = XidCollector(binding())
         self.events = self.xids.events
+        self.bindings = EventListener(SystemEventSource(binding()))  # the poller's own does not listen
         self.snapshot: Snapshot | None = None
         self.events_received: list[list[object]] = []
+        self.operational: list[OperationalEvent] = []
 
     async def poll(self) -> None:
         self.snapshot = await self.poller.poll()
         self.xids.follow(self.snapshot)
+        self.bindings.follow(frozenset(), self.snapshot.driver)
         index = {gpu.identity.uuid: gpu.identity.index for gpu in self.snapshot.gpus}
-        self.events_received += [[index[each.gpu], each.code] for each in self.events.drain(XidReport)]
+        for event in self.events.drain():
+            if isinstance(event, OperationalEvent):
+                self.operational.append(event)
+            else:
+                self.events_received.append([index[event.gpu], event.code])
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Poll until it holds; fail after a while."""
@@ -86,7 +96,7 @@ class Box:
 
 
 def listeners() -> int:
-    return sum(thread.name == "driver events" for thread in threading.enumerate())
+    return sum(thread.name == "GPU events" for thread in threading.enumerate())
 
 
 async def case_receives_events(box: Box) -> object:
@@ -112,7 +122,6 @@ async def case_continues_with_a_gpu_without_events(box: Box) -> object:
 
 async def case_ends_where_no_gpu_has_events(box: Box) -> object:
     box.mock.error("*", "nvmlDeviceRegisterEvents", "NOT_SUPPORTED")
-    box.mock.error("*", "nvmlSystemEventSetCreate", "FUNCTION_NOT_FOUND")
     await box.until(lambda: box.calls().get("EventSetFree") == 1)
     await box.until(lambda: listeners() == 0)
     for _ in range(3):
@@ -157,13 +166,12 @@ async def case_registers_after_driver_reload(box: Box) -> object:
     box.mock.error("*", "*", "UNINITIALIZED")
     await box.until(lambda: box.snapshot is not None and box.snapshot.fault == "uninitialized")
     await box.until(lambda: not box.events.listening)
-    freed = box.calls().get("EventSetFree", 0)  # later a set is freed where the GPUs come back one after the other
     box.mock.clear()
     await box.until(lambda: box.up() == 2)
     await box.listening()
     await box.until(lambda: box.calls()["DeviceRegisterEvents"] >= 4)
     await box.receives((0, 31), (1, 48))
-    return [box.events_received, freed]
+    return box.events_received
 
 
 async def case_survives_waits_that_fail(box: Box) -> object:
@@ -188,7 +196,7 @@ async def case_keeps_the_set_after_one_failed_wait(box: Box) -> object:
     return [box.events_received, box.calls()["EventSetCreate"]]
 
 
-async def released(listener: event_listener.EventListener) -> bool:
+async def released(listener: EventListener[Any]) -> bool:
     """Make the wait end; return whether it did."""
     listener.stop()
     end = time.monotonic() + 2
@@ -204,18 +212,12 @@ async def case_receives_operational_events(box: Box) -> object:
     box.mock.operational(1, 45, attributes=PROPAGATED, category=99, severity=20, group=7, ago=0.5)
     box.mock.operational(0, severity=30, ago=3600)
     box.mock.operational(0, 63, group_attributes=PREVIOUS)
-    found: list[OperationalEvent] = []
-
-    def received() -> bool:
-        found.extend(box.events.drain(OperationalEvent))
-        return len(found) >= 5
-
-    await box.until(received)
+    await box.until(lambda: len(box.operational) >= 5)
     now = time.time()
     box.mock.xid(0, 31)  # comes after all XIDs of the events before
     await box.until(lambda: [0, 31] in box.events_received)
-    events = [[*key(each), each.module, each.code, list(each.xids)] for each in found]
-    ages = [round(now - each.time, 1) for each in found]
+    events = [[*key(each), each.module, each.code, list(each.xids)] for each in box.operational]
+    ages = [round(now - each.time, 1) for each in box.operational]
     return [events, [0.5 <= age < 3 for age in ages], box.events_received]
 
 
@@ -244,7 +246,7 @@ async def receive_bindings(box: Box, count: int) -> list[DriverBinding]:
     found: list[DriverBinding] = []
 
     def received() -> bool:
-        found.extend(box.events.drain(DriverBinding))
+        found.extend(box.bindings.drain())
         return len(found) >= count
 
     await box.until(received)
@@ -256,7 +258,7 @@ def written(bindings: list[DriverBinding]) -> list[list[object]]:
 
 
 async def case_receives_bindings(box: Box) -> object:
-    await box.listening()
+    await box.until(lambda: box.events.listening and box.bindings.listening)
     box.mock.unbind(1)
     found = await receive_bindings(box, 1)
     await box.receives((0, 31))
@@ -270,13 +272,13 @@ async def case_receives_bindings(box: Box) -> object:
 async def case_finds_a_gpu_bound_without_an_event(box: Box) -> object:
     poller.REOPEN_SECONDS = 0.1
     kernel = troubleshooting.GPUS_OF_THE_KERNEL_MODULE = Path(os.environ["MOCK_NVML_CONTROL"]).parent / "gpus"
+    box.bindings = box.poller.bindings
     box.poller.register(box.events)
-    await box.listening()
+    await box.until(lambda: box.bindings.listening)
+    box.mock.error("*", "nvmlSystemEventSetCreate", "FUNCTION_NOT_FOUND")  # it receives the next event, and no other
     box.mock.unbind(1)
-    box.poller.note_bindings(await receive_bindings(box, 1))
     await box.until(lambda: box.mock.calls().get("nvmlShutdown", 0) == 1 and box.up() == 1)
-    box.poller.note_bindings(())
-    box.mock.bind(1)  # the poller does not receive this event
+    box.mock.bind(1)
     end = time.monotonic() + 0.5
     await box.until(lambda: time.monotonic() > end)
     unnoticed = [box.up(), box.mock.calls()["nvmlShutdown"] - 1]
@@ -297,19 +299,40 @@ async def case_waits_for_no_bindings_where_the_driver_has_none(box: Box) -> obje
     box.mock.error("*", "nvmlSystemEventSetCreate", "FUNCTION_NOT_FOUND")
     await box.listening()
     await box.receives((0, 31), (1, 48))
-    calls = box.mock.calls()
-    return [calls["nvmlSystemEventSetCreate"], calls.get("nvmlSystemEventSetWait", 0), box.events_received]
+    return [box.mock.calls()["nvmlSystemEventSetCreate"], box.bindings.idle, box.events_received]
+
+
+def has_created_system_sets(box: Box, count: int) -> bool:
+    return box.mock.calls().get("nvmlSystemEventSetCreate", 0) >= count
 
 
 async def case_bindings_that_fail_cost_no_xid(box: Box) -> object:
-    box.mock.error("*", "nvmlSystemEventSetWait", "UNKNOWN")
-    await box.listening()
-    await box.receives((0, 31))
-    await box.until(lambda: box.mock.calls().get("nvmlSystemEventSetWait", 0) >= 3)
-    waits = box.calls()["EventSetWait_v2"]
-    await box.until(lambda: box.calls()["EventSetWait_v2"] >= waits + 3)
-    await box.receives((1, 48))
-    return [box.mock.calls()["nvmlSystemEventSetWait"], box.calls()["EventSetCreate"], box.events_received]
+    event_listener.RETRY_SECONDS = 0.1
+    for number, error in enumerate(("UNKNOWN", "UNINITIALIZED"), start=1):
+        box.mock.error("*", "nvmlSystemEventSetWait", error)
+        await box.listening()
+        await box.until(partial(has_created_system_sets, box, 3 * number))
+        await box.receives((0, 31), (1, 48))
+        box.mock.clear()
+    await box.until(lambda: box.bindings.listening)
+    box.mock.bind(0)
+    received = written(await receive_bindings(box, 1))
+    calls = box.mock.calls()
+    leaked = calls["nvmlSystemEventSetCreate"] - calls["nvmlSystemEventSetFree"] - 1
+    return [received, leaked, box.calls()["EventSetCreate"], box.events_received]
+
+
+async def case_hanging_bindings_cost_no_xid(box: Box) -> object:
+    event_listener.HUNG_SECONDS = 1.0
+    await box.until(lambda: box.events.listening and box.bindings.listening)
+    box.mock.hang("*", "nvmlSystemEventSetWait")
+    await box.until(lambda: not box.bindings.listening)
+    listening = box.events.listening
+    await box.receives((0, 31), (1, 48))
+    freed = [await released(box.events), await released(box.bindings)]
+    box.mock.clear()
+    freed.append(await released(box.bindings))
+    return [listening, box.events_received, freed]
 
 
 async def case_hang_affects_events_only(box: Box) -> object:
@@ -345,7 +368,7 @@ async def case_receives_pending_events_before_registering_again(box: Box) -> obj
     for code in (31, 32, 43):
         box.mock.xid(0, code)
     end = time.monotonic() + LIMIT_SECONDS
-    while not box.events._pending[XidReport] and time.monotonic() < end:
+    while not box.events._pending and time.monotonic() < end:
         await asyncio.sleep(0.02)
     assert box.snapshot
     lost = [replace(gpu, fault="gpu_is_lost") for gpu in box.snapshot.gpus]
@@ -361,11 +384,11 @@ async def case_drains_no_more_than_fit(box: Box) -> object:
     for _ in range(10):
         box.mock.xid(0, 31)
     end = time.monotonic() + LIMIT_SECONDS
-    while len(box.events._pending[XidReport]) < 3 and time.monotonic() < end:
+    while len(box.events._pending) < 3 and time.monotonic() < end:
         await asyncio.sleep(0.02)
     waits = box.calls()["EventSetWait_v2"]
     await asyncio.sleep(0.2)
-    seen = [len(box.events._pending[XidReport]), box.calls()["EventSetWait_v2"] - waits]
+    seen = [len(box.events._pending), box.calls()["EventSetWait_v2"] - waits]
     await box.until(lambda: len(box.events_received) == 10)
     return seen
 

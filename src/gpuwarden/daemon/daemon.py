@@ -111,7 +111,7 @@ class Daemon:
         return chain(read_tables(state), self._dcgm.read_tables(state) if self._dcgm else ())
 
     def follow_events(self) -> None:
-        """Listen, on a thread, for XIDs of the GPUs that the last poll found."""
+        """Listen, on threads, for events of the GPUs that the last poll found."""
         if self.routes.state:
             self.pipeline.follow_events(self.routes.state.snapshot)
 

@@ -23,7 +23,7 @@ from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
 from gpuwarden.host import oom_killer, pid_namespace
 from gpuwarden.host.host_sampler import HostSample, HostSampler
 from gpuwarden.host.kernel_log import KernelLog, KernelRecord
-from gpuwarden.nvml.events.model import DriverBinding, DriverEvent, XidReport
+from gpuwarden.nvml.events.model import GpuEvent, XidReport
 from gpuwarden.owners.containers import ContainerNames
 from gpuwarden.owners.processes import ProcessIdentifier
 from gpuwarden.owners.resolver import OwnerResolver
@@ -68,6 +68,8 @@ class Pipeline:
         self.xids = XidCollector(source.nvml)
         self.poller.register(self.xids.events)
         self.xids.events.on_event = self._request_for_event
+        # An unbinding waits for the daemon to release the GPU.
+        self.poller.bindings.on_event = lambda _binding: request_poll_from_thread()
         self.kernel_log = KernelLog(_KERNEL_LOG_PREFIXES, config.kernel_log.path) if source.is_local else None
         self.sees_host = pid_namespace.is_initial()  # otherwise pids of the kernel log are of another namespace
         self.host = HostSampler(config.poll.slow_interval)
@@ -111,12 +113,13 @@ class Pipeline:
         await self.recorder.stop(self.accountant.settle())
 
     def follow_events(self, snapshot: Snapshot) -> None:
-        """Listen, on a thread, for XIDs of the GPUs that a poll found."""
-        self.xids.follow(snapshot)
+        """Listen, on threads, for XIDs of the GPUs that a poll found and for bindings, if it called the driver."""
+        if snapshot.asked:
+            self.xids.follow(snapshot)
+            self.poller.bindings.follow(frozenset(), snapshot.driver)
 
     async def update(self, counts: Counts) -> State:
         """Poll once; `counts` has the counters from outside the pipeline."""
-        self.poller.note_bindings(self.xids.events.drain(DriverBinding))
         snapshot = await self.poller.poll()
         # Only now: the kernel's records about a run that ended meanwhile must be read before its end is shown.
         logged = self.kernel_log.read() if self.kernel_log else []
@@ -184,11 +187,9 @@ class Pipeline:
         self.registry.set_advice_limits(advice.run_limits)
         return advice.events_with(sent)
 
-    def _request_for_event(self, event: DriverEvent) -> None:
-        """Request a poll from the thread of events: an unbinding waits for the daemon to release the GPU."""
-        if isinstance(event, DriverBinding):
-            self._request_from_thread()
-        elif isinstance(event, XidReport):
+    def _request_for_event(self, event: GpuEvent) -> None:
+        """Request a poll from the thread of events."""
+        if isinstance(event, XidReport):
             self._request_if_urgent()
 
     def _request_if_urgent(self) -> None:

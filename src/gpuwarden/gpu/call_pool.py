@@ -174,14 +174,12 @@ class RepeatedCall(Generic[T]):
 
     def start(self, timeout: float) -> None:
         """Start the job, unless it is in progress; it is then `awaited`, unless it hangs."""
-        now = time.monotonic()
-        old = now - self._began > HUNG_AFTER_TIMEOUTS * timeout
-        if self._current is None or (old and self._current.done):
-            self.discarded = self._current is not None
-            self._current, self._began = self._threads.submit(self._work), now
-        elif old:
+        if self.is_hung(timeout):
             self.awaited = None
             return
+        if self._current is None or self._is_old(timeout):
+            self.discarded = self._current is not None
+            self._current, self._began = self._threads.submit(self._work), time.monotonic()
         self.awaited = self._current
 
     def collect(self) -> T:
@@ -198,6 +196,13 @@ class RepeatedCall(Generic[T]):
     def under_way(self) -> bool:
         """True while the job is in progress."""
         return self._current is not None and not self._current.done
+
+    def is_hung(self, timeout: float) -> bool:
+        """Return whether the job is in progress, and for so many timeouts that nothing waits for it."""
+        return self.under_way and self._is_old(timeout)
+
+    def _is_old(self, timeout: float) -> bool:
+        return time.monotonic() - self._began > HUNG_AFTER_TIMEOUTS * timeout
 
     def discard(self) -> None:
         """Discard a result that was not collected."""

@@ -31,7 +31,7 @@ class PolledGpu:
         self._errors: Counter[str] = Counter()
         self._identifying = RepeatedCall(threads, self._find)
         self.reading = RepeatedCall(threads, self._read)
-        self.unbound = False  # whether the driver was unbound from it, and it has not answered since
+        self.unbound = False  # whether the driver was unbound from it, and it has not come back since
         self._was_up = True
         self._changes = ChangeLog()
         self._identity: GpuIdentity | None = None
@@ -57,6 +57,13 @@ class PolledGpu:
     def is_down(self) -> bool:
         """True if it did not answer its last poll."""
         return not self._was_up
+
+    @property
+    def is_newly_lost(self) -> bool:
+        """True if the `reading` in progress found it gone, for the first time and for no known reason."""
+        reading = self.reading.awaited
+        is_lost = reading is not None and isinstance(reading.outcome, GpuGoneError)
+        return is_lost and self._was_up and not self.unbound
 
     @property
     def last_success(self) -> float:
@@ -117,7 +124,8 @@ class PolledGpu:
         self._last_success = answers.time
         if not self._was_up:
             self._log(logging.WARNING, "GPU answers again")
-        self._was_up, self.unbound = True, False
+            self.unbound = False  # only now: while the driver is being unbound, the GPU may still answer
+        self._was_up = True
         return Gpu(
             identity=self.identity,
             fault=None,
@@ -169,7 +177,7 @@ class PolledGpu:
 
     def _down(self, fault: str, error: Exception | None = None) -> Gpu:
         self._errors[fault] += 1
-        if self._was_up:
+        if self._was_up and fault != UNBOUND:  # the unbinding has been logged
             hint = " (if only slow, raise poll.interval)" if fault == HUNG else ""
             self._log(logging.ERROR, f"GPU not responding{hint}", error, error=fault)
         self._was_up = False

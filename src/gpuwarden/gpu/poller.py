@@ -21,6 +21,8 @@ from gpuwarden.gpu.runtime_suspend import SuspendMonitor
 from gpuwarden.gpu.snapshot import GPUS_HIDDEN, HUNG, Gpu, Snapshot
 from gpuwarden.host.host_reader import HostMemory, read_host_memory
 from gpuwarden.log_limiter import ChangeLog
+from gpuwarden.nvml.events.event_listener import EventListener
+from gpuwarden.nvml.events.event_sources import SystemEventSource
 from gpuwarden.nvml.events.model import DriverBinding
 from gpuwarden.nvml.identity import GpuIdentity, provisional_identity
 from gpuwarden.nvml.interface import Handle, Nvml
@@ -37,6 +39,7 @@ _STEP_SECONDS = 0.01  # between checks whether calls have returned
 RELEASE_SECONDS = 10.0  # timeout for calls in progress when the driver is released on request
 IDLE_RELEASE_SECONDS = 3.0  # the same within a poll, for runtime suspend
 IDLE_RETRY_SECONDS = 60.0  # before that is tried again after a failure
+_EVENT_SECONDS = 0.2  # from an unbinding to its event
 REOPEN_SECONDS = 5.0  # after a reopening, before another one for a GPU that was bound without an event
 _SLOW_GROUP_GPUS = 4  # GPUs whose slow tiers share a poll: alone, with cold caches, one costs 1.5 times as much
 
@@ -83,7 +86,8 @@ class Poller:
         self._stopwatch = stopwatch
         self._timeout = min(interval, MAX_CALL_SECONDS)
         self._sampler = MemorySampler(memory_interval, self._timeout) if memory_interval < interval else None
-        self._users: list[DriverUser] = [self._sampler] if self._sampler else []
+        self.bindings = EventListener(SystemEventSource(nvml))
+        self._users: list[DriverUser] = [self.bindings, *([self._sampler] if self._sampler else [])]
         self._suspend = suspend
         self._session = Session(nvml)
         self._threads = CallPool()
@@ -100,7 +104,7 @@ class Poller:
         self._fault: str | None = None
         self._paused_until: float | None = None  # by the monotonic clock
         self._suspend_retry_at = 0.0  # monotonic
-        self._bindings: Sequence[DriverBinding] = ()
+        self._bindings: list[DriverBinding] = []  # since the last poll
         self._wants_reopen, self._reopen_at = False, 0.0  # not earlier than this monotonic time
 
     @property
@@ -123,7 +127,7 @@ class Poller:
         Not during a poll.
         """
         if self._paused_until is None:
-            await self._release(RELEASE_SECONDS)
+            await self._release(RELEASE_SECONDS, RELEASE_SECONDS)
         self._paused_until = time.monotonic() + seconds
 
     def resume(self) -> bool:
@@ -131,13 +135,13 @@ class Poller:
         paused, self._paused_until = self._paused_until is not None, None
         return paused
 
-    def note_bindings(self, bindings: Sequence[DriverBinding]) -> None:
+    def _note_bindings(self) -> None:
         """Record which GPUs the driver was bound to or unbound from; if there are any, the next poll reopens NVML."""
-        self._bindings = bindings
-        for each in bindings:
+        for each in self.bindings.drain():
+            self._bindings.append(each)
             self._wants_reopen, self._reopen_at = True, 0.0
             gpu = next((gpu for gpu in self._gpus.values() if gpu.identity.has_address(each.pci)), None)
-            if gpu:
+            if gpu and not (each.bound and gpu.is_down):  # one that is down has to answer in the reopened NVML first
                 gpu.unbound = not each.bound
             fields = format_fields(pci=each.pci, gpu=gpu.identity.uuid if gpu else None)
             log.warning("driver %s GPU %s", "bound to" if each.bound else "unbound from", fields)
@@ -145,6 +149,8 @@ class Poller:
     async def poll(self) -> Snapshot:
         """Read all GPUs; takes at most three intervals and 30 s, however the driver behaves."""
         began, started = self._wall(), self._stopwatch()
+        self._bindings.clear()
+        self._note_bindings()
         if self._paused_until is not None and time.monotonic() >= self._paused_until:
             log.warning("pause ended, polling GPUs again")
             self.resume()
@@ -153,6 +159,8 @@ class Poller:
         if self._paused_until is not None or await self._released_for_suspend():
             return self._snapshot(began, started, None, asked=False)
         await self._reopen_if_wanted()
+        if self._closing.under_way and not self._closing.is_hung(IDLE_RELEASE_SECONDS):
+            return self._snapshot(began, started, None, asked=False)  # every call would wait for the shutdown
         self._counting.start(self._timeout)
         if self._session.open:
             # Together with the count: a second round over the threads costs half a poll's time.
@@ -166,6 +174,11 @@ class Poller:
         asked = self._gpus_to_poll()
         self._begin([gpu for gpu in asked if not gpu.reading.awaited])
         await wait_for_all(self._threads, [gpu.reading for gpu in asked], self._timeout)
+        if self.bindings.listening and any(gpu.is_newly_lost for gpu in asked):
+            await asyncio.sleep(
+                _EVENT_SECONDS
+            )  # an unbinding explains it, and its event may come after the failed call
+        self._note_bindings()
         return self._snapshot(began, started, count, asked=True)
 
     def _snapshot(self, began: float, started: float, count: int | None, *, asked: bool) -> Snapshot:
@@ -206,13 +219,9 @@ class Poller:
         """Release the driver if GPUs may be suspended: only a shutdown closes their devices. Return whether it is."""
         if self._suspend is None or not self._suspend.wants_release or time.monotonic() < self._suspend_retry_at:
             return False
-        if self._session.open:
-            try:
-                await self._release(IDLE_RELEASE_SECONDS)
-            except StillUsedError as error:
-                log.warning("cannot release driver for runtime suspend %s", format_fields(error=error))
-                self._suspend_retry_at = time.monotonic() + IDLE_RETRY_SECONDS
-                return False
+        if self._session.open and not await self._try_release("cannot release driver for runtime suspend"):
+            self._suspend_retry_at = time.monotonic() + IDLE_RETRY_SECONDS
+            return False
         return True
 
     async def _reopen_if_wanted(self) -> None:
@@ -226,14 +235,22 @@ class Poller:
         if not self._wants_reopen:
             return
         self._wants_reopen, self._reopen_at = False, time.monotonic() + REOPEN_SECONDS
-        try:
-            await self._release(IDLE_RELEASE_SECONDS)
-        except StillUsedError as error:
-            log.warning("cannot reopen driver %s", format_fields(error=error))
+        if not await self._try_release("cannot reopen driver"):
             self._wants_reopen, self._reopen_at = True, time.monotonic() + IDLE_RETRY_SECONDS
 
-    async def _release(self, patience: float) -> None:
-        """Shut the driver down, which closes its devices. Raises StillUsedError after twice `patience` at most."""
+    async def _try_release(self, failure: str) -> bool:
+        """Shut the driver down within a poll; return whether that succeeded, or still may. Log a failure."""
+        try:
+            await self._release(IDLE_RELEASE_SECONDS, self._timeout)
+        except StillUsedError as error:
+            if self._closing.under_way:
+                return True  # calls wait for it until it ends, or counts as hung
+            log.warning("%s %s", failure, format_fields(error=error))
+            return False
+        return True
+
+    async def _release(self, patience: float, timeout: float) -> None:
+        """Wait for calls in progress, and shut the driver down, which closes its devices. Raises StillUsedError."""
         for user in self._users:
             user.stop()
         end = time.monotonic() + patience
@@ -247,7 +264,7 @@ class Poller:
         self._counting.discard()
         self._closing.discard()  # one that hung and returned since: the driver has been initialised again after it
         try:
-            await self._closing.run(patience)
+            await self._closing.run(timeout)
         except TimeoutError:
             raise StillUsedError(
                 "nvmlShutdown hangs; to reset a GPU, stop gpuwarden instead: systemctl stop gpuwarden"

@@ -142,8 +142,9 @@ class Snapshot:
 
     `time` and `last_success` are Unix time, `duration` seconds; `enumerated` is the driver's count of GPUs, None
     if it did not answer; `errors` counts failures of the driver as a whole since the daemon started. `asked` is false
-    if the driver was not called: during a pause, until `paused_until`, or so that GPUs can be suspended. `asleep` says
-    which GPUs are suspended, `asleep_count` includes those not identified; both are known only with gpus.let_sleep.
+    if the driver was not called: during a pause, until `paused_until`, so that GPUs can be suspended, or while NVML
+    closes. `asleep` says which GPUs are suspended, `asleep_count` includes those not identified; both are known only
+    with gpus.let_sleep.
     `bindings` are the changes since the last poll.
     """
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, get_args
 from gpuwarden.analysis.findings import NO_GPU_GUIDES, nonfinite_loss_text
 from gpuwarden.config import thresholds
 from gpuwarden.fair_eviction import select_evicted
-from gpuwarden.gpu.snapshot import Gpu
+from gpuwarden.gpu.snapshot import UNBOUND, Gpu
 from gpuwarden.health.conditions import severity_of
 from gpuwarden.health.model import PRESSURE_SEVERITY, fault_text
 from gpuwarden.health.run_conditions import END_CONDITIONS, stall_cause_text
@@ -31,6 +31,7 @@ EventKind = Literal[
     "xid",
     "gpu",
     "driver",
+    "binding",
     "pressure",
     "throttled",
     "run_began",
@@ -122,7 +123,7 @@ class EventLog:
             name = f"GPU {gpu.identity.index} ({each.pci})" if gpu else f"GPU {each.pci}"
             text = f"driver {'bound to' if each.bound else 'unbound from'} {name}"
             uuid = gpu.identity.uuid if gpu else None
-            yield Event(each.time, "driver", "info" if each.bound else "warning", text, uuid)
+            yield Event(each.time, "binding", "info" if each.bound else "warning", text, uuid)
         if not state.snapshot.asked:
             return  # paused, or all GPUs asleep: a driver fault has not ended
         fault = state.snapshot.fault
@@ -138,7 +139,7 @@ class EventLog:
 
     def _gpu_events(self, gpu: Gpu, now: float) -> Iterator[Event]:
         uuid = gpu.identity.uuid
-        if gpu.fault != self._faults.get(uuid):
+        if gpu.fault not in (self._faults.get(uuid), UNBOUND):  # the unbinding is an event of its own
             name = f"GPU {gpu.identity.index}"
             if gpu.fault is not None:
                 yield Event(now, "gpu", severity_of("GpuDown"), f"{name} not responding: {fault_text(gpu.fault)}", uuid)

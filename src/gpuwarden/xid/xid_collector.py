@@ -12,6 +12,7 @@ from gpuwarden.gpu.snapshot import EventCount, Gpu, OperationalKind, Snapshot
 from gpuwarden.host.kernel_log import KernelRecord
 from gpuwarden.log_limiter import LogLimiter
 from gpuwarden.nvml.events.event_listener import EventListener
+from gpuwarden.nvml.events.event_sources import GpuEventSource
 from gpuwarden.nvml.events.model import OperationalEvent, XidReport
 from gpuwarden.nvml.identity import GpuIdentity
 from gpuwarden.nvml.interface import Nvml
@@ -47,7 +48,8 @@ class XidCollector:
     """Collector of XIDs from poll to poll. Used by one event loop."""
 
     def __init__(self, nvml: Nvml) -> None:
-        self.events = EventListener(nvml)
+        self._source = GpuEventSource(nvml)
+        self.events = EventListener(self._source)
         self._counts = XidDeduplicator()
         self._unresolved: list[_UnresolvedXid] = []
         # Those logged while unresolved, by address: the kernel reports the loss of a GPU twice.
@@ -62,26 +64,24 @@ class XidCollector:
     def dropped(self) -> dict[str, int]:
         """XIDs not counted, by reason."""
         return {
-            "unknown_gpu": self._unresolved_dropped + self.events.unknown,
+            "unknown_gpu": self._unresolved_dropped + self._source.unknown,
             "codes": self._counts.dropped + self._unresolved_counts.dropped,
         }
 
     def follow(self, snapshot: Snapshot) -> None:
-        """Listen for events of the GPUs that a poll found, unless it made no driver calls. Does not block."""
-        if snapshot.asked:
-            self.events.follow({gpu.identity.uuid for gpu in snapshot.gpus if gpu.up}, snapshot.driver)
+        """Listen for events of the GPUs that a poll found. Does not block."""
+        self.events.follow({gpu.identity.uuid for gpu in snapshot.gpus if gpu.up}, snapshot.driver)
 
     def attach(self, snapshot: Snapshot, records: Sequence[KernelRecord] = ()) -> Snapshot:
         """Return the snapshot with the XIDs of each GPU, new events and kernel log records included. Does not block."""
         now = time.monotonic()
         news = [_UnresolvedXid(xid, now) for xid in parse_xids(records)]
         self._unresolved += news
-        for report in (*self._resolve(snapshot, news=bool(news)), *self.events.drain(XidReport)):
-            repeated = self._repeats.update(report)
-            if self._counts.add(report, repeated=repeated):
-                self._log_report(report, snapshot.gpu(report.gpu), repeated=repeated)
-        for event in self.events.drain(OperationalEvent):
-            self._add_operational(event)
+        for event in (*self._resolve(snapshot, news=bool(news)), *self.events.drain()):
+            if isinstance(event, OperationalEvent):
+                self._add_operational(event)
+            else:
+                self._add_report(event, snapshot.gpu(event.gpu))
         self._drop_overdue(now)
         for counts in (self._counts, self._unresolved_counts):
             counts.expire(now - REMEMBER_SECONDS)
@@ -151,9 +151,12 @@ class XidCollector:
                     self._log(each.report, "XID of an unknown GPU, not counted", pci=each.report.gpu)
         del self._unresolved[: max(beyond, 0)]
 
-    def _log_report(self, report: XidReport, gpu: Gpu | None, *, repeated: bool) -> None:
-        index = gpu.identity.index if gpu else None
-        self._log(report, "XID reported", repeated=repeated, gpu=report.gpu, index=index, part=report.part or None)
+    def _add_report(self, report: XidReport, gpu: Gpu | None) -> None:
+        """Count an XID, and log it, unless another source has reported it."""
+        repeated = self._repeats.update(report)
+        if self._counts.add(report, repeated=repeated):
+            index = gpu.identity.index if gpu else None
+            self._log(report, "XID reported", repeated=repeated, gpu=report.gpu, index=index, part=report.part or None)
 
     def _log(self, report: XidReport, event: str, *, repeated: bool = False, **gpu: object) -> None:
         xid = explain(report.code, severity_of_event(report.code, fatal=report.fatal, repeated=repeated))

@@ -1,4 +1,4 @@
-"""Listener for the driver's events, on its own thread: a hanging wait affects nothing else."""
+"""Listener for the events of one source, on its own thread: a hanging wait affects nothing else."""
 
 from __future__ import annotations
 
@@ -7,40 +7,32 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
-from functools import partial
-from typing import TypeVar
+from typing import Any, Generic
 
-from gpuwarden.nvml.events.event_sources import EventSource, OperationalSource, SystemSource, UnknownGpuError, XidSource
-from gpuwarden.nvml.events.model import DriverBinding, DriverEvent, OperationalEvent, XidReport
-from gpuwarden.nvml.interface import EventSet, Nvml
-from gpuwarden.nvml.return_codes import DRIVER_GONE, UNSUPPORTED, NVMLError, code_of, error_name
+from gpuwarden.nvml.events.event_sources import E, EventSource
+from gpuwarden.nvml.return_codes import UNSUPPORTED, NVMLError, code_of, error_name
 from gpuwarden.nvml.session import DriverVersions
 
 log = logging.getLogger(__name__)
 
 WAIT_SECONDS = 2.0  # timeout of a wait, after which the thread checks for a stop; runtime suspend waits 3 s for that
-_SHORT_WAIT_SECONDS = 0.001  # timeout of all waits of a round but the last
 RETRY_SECONDS = 5.0  # before a failed event set is created again, or a GPU registered again
 HUNG_SECONDS = 10.0  # without a wait that returned, after which the wait counts as hung
 MAX_PENDING = 1024  # events received but not drained; beyond, they stay in the driver
 
-E = TypeVar("E", XidReport, OperationalEvent, DriverBinding)
 
-
-class EventListener:
-    """Listener for the events of all GPUs, on a thread that exists only while there is something to wait for.
+class EventListener(Generic[E]):
+    """Listener for the events of one source, on a thread that exists only while there is something to wait for.
 
     Used by one event loop. To shut the driver down, call `stop` and wait until it is `idle`.
     """
 
-    name = "the wait for driver events"
-
-    def __init__(self, nvml: Nvml) -> None:
-        self.on_event: Callable[[DriverEvent], object] = _ignore  # called on the thread
-        self.unknown = 0  # events of GPUs that could not be identified
-        self._nvml = nvml
+    def __init__(self, source: EventSource[E, Any]) -> None:
+        self.name = f"the wait for {source.name}"
+        self.on_event: Callable[[E], object] = _ignore  # called on the thread
+        self._source = source  # used by the thread only
         self._up: AbstractSet[str] = frozenset()  # by UUID
         self._gpus: AbstractSet[str] = frozenset()  # all that were up at any time
         self._driver: DriverVersions | None = None
@@ -48,15 +40,12 @@ class EventListener:
         self._without_events = 0  # the round in which there was nothing to wait for
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
-        self._returned_at: float | None = None  # when a wait for XIDs last returned; None without an event set
-        self._pending: dict[type, deque[DriverEvent]] = {
-            kind: deque() for kind in (XidReport, OperationalEvent, DriverBinding)
-        }
-        self._groups: dict[str, tuple[int, set[int]]] = {}
+        self._returned_at: float | None = None  # when a wait last returned; None without something to wait for
+        self._pending: deque[E] = deque()
 
     @property
     def listening(self) -> bool:
-        """True if XIDs are received: there is an event set, and the wait for it does not hang."""
+        """True if events are received: there is something to wait for, and the wait does not hang."""
         returned_at = self._returned_at
         return returned_at is not None and time.monotonic() - returned_at < HUNG_SECONDS
 
@@ -72,22 +61,20 @@ class EventListener:
             return
         self._stop = threading.Event()
         # A daemon thread: one that hangs in the driver cannot be ended and must not keep the process from ending.
-        self._thread = threading.Thread(target=self._run, args=(self._stop,), name="driver events", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(self._stop,), name=self._source.name, daemon=True)
         self._thread.start()
 
-    def drain(self, kind: type[E]) -> list[E]:
-        """Return the events of a kind since the last call, in order."""
-        pending = self._pending[kind]
-        taken = [pending.popleft() for _ in range(len(pending))]
-        return [event for event in taken if isinstance(event, kind)]
+    def drain(self) -> list[E]:
+        """Return the events since the last call, in order."""
+        return [self._pending.popleft() for _ in range(len(self._pending))]
 
     def stop(self) -> None:
-        """End the wait and free the event sets, within about two seconds; events not drained are kept."""
+        """End the wait and free the event set, within about two seconds; events not drained are kept."""
         self._stop.set()
 
     @property
     def idle(self) -> bool:
-        """True if no wait is in progress and the sets are freed, so that the driver can be shut down."""
+        """True if no wait is in progress and the set is freed, so that the driver can be shut down."""
         return self._thread is None or not self._thread.is_alive()
 
     # On the thread.
@@ -98,11 +85,11 @@ class EventListener:
             try:
                 supported = self._listen(number, stop)
             except NVMLError as error:
-                log.debug("restarting event listener error=%s", error_name(error))
+                log.debug("restarting %s error=%s", self.name, error_name(error))
                 stop.wait(RETRY_SECONDS)
                 continue
             except Exception:
-                log.exception("event listener failed")
+                log.exception("%s failed", self.name)
                 supported = False
             finally:
                 self._returned_at = None
@@ -112,76 +99,50 @@ class EventListener:
 
     def _listen(self, number: int, stop: threading.Event) -> bool:
         """Listen until the set of GPUs changes; return False if there is nothing to wait for. Raises NVMLError."""
-        driver, gone = self._driver, False
+        driver = self._driver
         try:
-            events = self._nvml.nvmlEventSetCreate()
-        except NVMLError as error:
-            if code_of(error) in UNSUPPORTED:
-                return False
-            raise
-        system = SystemSource(self._nvml)
-        try:
-            system.open()
-            return self._keep_listening(number, events, system, stop)
-        except NVMLError as error:
-            gone = code_of(error) in DRIVER_GONE
-            raise
+            try:
+                self._source.open()
+            except NVMLError as error:
+                if code_of(error) in UNSUPPORTED:
+                    return False
+                raise
+            return self._receive(number, stop)
         finally:
-            # A driver that went away has freed its sets; they must not be used.
-            if not gone and self._driver is driver:
-                for free in (system.close, partial(self._nvml.nvmlEventSetFree, events)):
-                    with contextlib.suppress(NVMLError):
-                        free()
+            # A new session of the driver has freed the sets of the old one; they must not be used.
+            if self._driver is driver:
+                with contextlib.suppress(NVMLError):
+                    self._source.close()
 
-    def _keep_listening(self, number: int, events: EventSet, system: SystemSource, stop: threading.Event) -> bool:
-        xids, operational = XidSource(self._nvml, events), OperationalSource(self._nvml, events, self._groups)
+    def _receive(self, number: int, stop: threading.Event) -> bool:
+        source = self._source
         missing, retry_at = set(self._gpus), 0.0
         while not stop.is_set():
             if missing and time.monotonic() >= retry_at:
-                missing -= {uuid for uuid in missing & self._up if _register(uuid, xids, operational)}
+                missing -= {uuid for uuid in missing & self._up if source.register(uuid)}
                 retry_at = time.monotonic() + RETRY_SECONDS
-            # XIDs come last: only the last source has the long wait.
-            sources = [each for each in (system, operational if operational.active else xids) if each.active]
-            if not sources and not missing:
+            if not source.active and not missing:
                 return False
-            received = self._wait(sources, stop)
-            if xids.active:
+            received = self._wait(stop)
+            if source.active:
                 self._returned_at = time.monotonic()
             if not received and self._round != number:  # after an event more may follow, and would be lost with the set
                 break
         return True
 
-    def _wait(self, sources: Sequence[EventSource], stop: threading.Event) -> bool:
-        """Wait for an event of each source, long for the last one's; return whether there was any. Raises NVMLError."""
-        began, received = time.monotonic(), False
-        for source in sources:
-            try:
-                found = source.wait(WAIT_SECONDS if source is sources[-1] else _SHORT_WAIT_SECONDS)
-            except UnknownGpuError:
-                self.unknown += 1
-                found, received = (), True
-            for event in found:
-                received = True
-                self._pending[type(event)].append(event)
-                self.on_event(event)
-        if not received:
+    def _wait(self, stop: threading.Event) -> bool:
+        """Wait for an event; return whether there was one. Raises NVMLError."""
+        began = time.monotonic()
+        found = self._source.wait(WAIT_SECONDS) if self._source.active else None
+        for event in found or ():
+            self._pending.append(event)
+            self.on_event(event)
+        if found is None:
             stop.wait(began + WAIT_SECONDS - time.monotonic())  # a wait may return early, and must not spin
-        while max(map(len, self._pending.values())) >= MAX_PENDING and not stop.is_set():
+        while len(self._pending) >= MAX_PENDING and not stop.is_set():
             stop.wait(WAIT_SECONDS)
-        return received
+        return found is not None
 
 
-def _register(uuid: str, xids: XidSource, operational: OperationalSource) -> bool:
-    """Register a GPU for events; return False if that has to be retried. Raises NVMLError if the driver went away."""
-    try:
-        xids.register(uuid)
-    except NVMLError as error:
-        if code_of(error) in DRIVER_GONE:
-            raise
-        return code_of(error) in UNSUPPORTED
-    operational.register(uuid)
-    return True
-
-
-def _ignore(_event: DriverEvent) -> None:
+def _ignore(_event: object) -> None:
     """Do nothing."""

@@ -1,15 +1,15 @@
-"""Sources of events: the ways to wait for them, by what the driver has.
+"""Event sources: what the driver reports events of, with the set that it reports them to and the wait for them.
 
 On Linux NVML returns each event of a set once, in order. The kernel log (xid/kernel_messages.py) has those it omits.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
+from typing import Generic, TypeVar
 
 from gpuwarden.nvml.constants import (
     LEGACY_XID_CONTEXT,
@@ -25,9 +25,17 @@ from gpuwarden.nvml.constants import (
     SYSTEM_UNBIND,
     XID_EVENT,
 )
-from gpuwarden.nvml.events.model import DriverBinding, DriverEvent, OperationalEvent, XidReport
+from gpuwarden.nvml.events.model import DriverBinding, GpuEvent, OperationalEvent, XidReport
 from gpuwarden.nvml.interface import EventSet, Nvml, SystemEventSet, WaitedEvent, handle_key
-from gpuwarden.nvml.return_codes import DRIVER_GONE, NO_EVENT, NVMLError, code_of, error_name, nvml_error
+from gpuwarden.nvml.return_codes import (
+    DRIVER_GONE,
+    NO_EVENT,
+    UNSUPPORTED,
+    NVMLError,
+    code_of,
+    error_name,
+    nvml_error,
+)
 
 log = logging.getLogger(__name__)
 
@@ -36,92 +44,136 @@ MAX_CONTEXTS = 32  # of an operational event, searched for its XID
 _SECOND_MICROSECONDS = 1e6
 _MAX_CLOCK_ERROR_SECONDS = 2.0  # of the driver's time of an event; one that is further off is replaced
 
+E = TypeVar("E")  # events
+S = TypeVar("S")  # their set
 
-class UnknownGpuError(Exception):
-    """The GPU of an event cannot be identified."""
 
+class EventSource(ABC, Generic[E, S]):
+    """Events of one kind, with their event set; `active` while there is something to wait for. Its calls block."""
 
-class EventSource(ABC):
-    """One kind of wait for events; `active` once there is something to wait for. Its calls block."""
+    name: str  # of its events, for messages
 
     def __init__(self, nvml: Nvml) -> None:
         self.active = False
         self._nvml = nvml
-        self._empty_at = time.monotonic()  # when there last was no event
+        self._events: S | None = None
+        self._empty_at = 0.0  # when there last was no event (monotonic)
         self._failures = 0  # waits in a row
 
-    def wait(self, seconds: float) -> Sequence[DriverEvent]:
-        """Return what the next event reports; nothing if there is none. Raises NVMLError and UnknownGpuError."""
+    def open(self) -> None:
+        """Create the set. Raises NVMLError."""
+        self.active, self._events = False, None
+        self._empty_at, self._failures = time.monotonic(), 0
+        self._events = self._create()
+
+    def close(self) -> None:
+        """Free the set, if there is one. Raises NVMLError."""
+        if self._events is not None:
+            self._free(self._events)
+
+    @abstractmethod
+    def register(self, uuid: str) -> bool:
+        """Receive the events of a GPU; return False if that has to be retried. Raises NVMLError if the driver went."""
+
+    def wait(self, seconds: float) -> Sequence[E] | None:
+        """Return what the next event reports, None without an event. Raises NVMLError."""
         try:
-            found = self._wait(round(seconds * 1000))
+            assert self._events is not None
+            found = self._wait(self._events, round(seconds * 1000))
         except NVMLError as error:
             self._empty_at = time.monotonic()
             self._failures = 0 if code_of(error) == NO_EVENT else self._failures + 1
             if self._failures >= MAX_FAILURES or code_of(error) in DRIVER_GONE:
                 raise
-            return ()
+            return None
         self._failures = 0
         return found
 
     @abstractmethod
-    def _wait(self, milliseconds: int) -> Sequence[DriverEvent]: ...
+    def _create(self) -> S: ...
+
+    @abstractmethod
+    def _free(self, events: S) -> None: ...
+
+    @abstractmethod
+    def _wait(self, events: S, milliseconds: int) -> Sequence[E]: ...
 
 
-class XidSource(EventSource):
-    """XIDs, of any driver. NVML gives an event no time: it occurred after the last wait that found none."""
+class GpuEventSource(EventSource[GpuEvent, EventSet]):
+    """XIDs, and the operational events of drivers that have them: an XID counts once for a group of these.
 
-    def __init__(self, nvml: Nvml, events: EventSet) -> None:
+    Older drivers give an event no time: it occurred after the last wait that found none. The time of newer ones is used
+    where it lies between that wait and now.
+    """
+
+    name = "GPU events"
+
+    def __init__(self, nvml: Nvml) -> None:
         super().__init__(nvml)
-        self._events = events
+        self.unknown = 0  # events of GPUs that could not be identified
         self._known: dict[Hashable, str] = {}
+        self._operational = False  # whether the set has operational events
+        self._groups: dict[str, tuple[int, set[int]]] = {}  # last group of each GPU, with its XIDs so far
 
-    def register(self, uuid: str) -> None:
-        """Receive the XIDs of a GPU. Raises NVMLError."""
-        handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
-        self._nvml.nvmlDeviceRegisterEvents(handle, XID_EVENT, self._events)
+    def open(self) -> None:
+        """Create the set. Raises NVMLError."""
+        super().open()
+        self._known = {}
+        self._operational = False
+
+    def register(self, uuid: str) -> bool:
+        """Receive the events of a GPU; return False if that has to be retried. Raises NVMLError if the driver went."""
+        assert self._events is not None
+        try:
+            handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
+            self._nvml.nvmlDeviceRegisterEvents(handle, XID_EVENT, self._events)
+        except NVMLError as error:
+            if code_of(error) in DRIVER_GONE:
+                raise
+            return code_of(error) in UNSUPPORTED
         self._known[handle_key(handle)] = uuid
         self.active = True
+        try:
+            self._nvml.nvmlEventSetRegisterGpuOperationalEvents_v1(self._events, uuid)
+            self._operational = True
+        except NVMLError as error:
+            log.debug("no operational events gpu=%s error=%s", uuid, error_name(error))
+        return True
 
-    def _wait(self, milliseconds: int) -> Sequence[DriverEvent]:
-        event = self._nvml.nvmlEventSetWait_v2(self._events, milliseconds)
+    def _create(self) -> EventSet:
+        return self._nvml.nvmlEventSetCreate()
+
+    def _free(self, events: EventSet) -> None:
+        self._nvml.nvmlEventSetFree(events)
+
+    def _wait(self, events: EventSet, milliseconds: int) -> Sequence[GpuEvent]:
+        wait = self._wait_for_any if self._operational else self._wait_for_xid
+        return wait(events, milliseconds)
+
+    def _wait_for_xid(self, events: EventSet, milliseconds: int) -> Sequence[XidReport]:
+        event = self._nvml.nvmlEventSetWait_v2(events, milliseconds)
         uuid = self._known.get(handle_key(event.device))
         try:
             uuid = uuid or self._nvml.nvmlDeviceGetUUID(event.device)
         except NVMLError:
-            raise UnknownGpuError from None
+            self.unknown += 1
+            return ()
         if not event.eventType & XID_EVENT:
             return ()
         return [XidReport("nvml", uuid, event.eventData, self._empty_at, time.monotonic(), time.time())]
 
-
-class OperationalSource(EventSource):
-    """Operational events, and the XIDs of the same event set: an XID counts once for a group of operational events.
-
-    The driver's time is used where it lies between the last empty wait and now.
-    """
-
-    def __init__(self, nvml: Nvml, events: EventSet, groups: dict[str, tuple[int, set[int]]]) -> None:
-        super().__init__(nvml)
-        self._events = events
-        self._groups = groups  # last group of each GPU, with its XIDs so far
-
-    def register(self, uuid: str) -> None:
-        """Receive the operational events of a GPU, if it has them. Raises NVMLError if the driver went away."""
-        with _tolerate(f"no operational events gpu={uuid}"):
-            self._nvml.nvmlEventSetRegisterGpuOperationalEvents_v1(self._events, uuid)
-            self.active = True
-
-    def _wait(self, milliseconds: int) -> Sequence[DriverEvent]:
-        event = self._nvml.nvmlEventSetWait_v3(self._events, milliseconds)
+    def _wait_for_any(self, events: EventSet, milliseconds: int) -> Sequence[GpuEvent]:
+        event = self._nvml.nvmlEventSetWait_v3(events, milliseconds)
         uuid = event.uuid.decode(errors="replace")
         if not uuid:
-            raise UnknownGpuError
+            self.unknown += 1
+            return ()
         now, wall = time.monotonic(), time.time()
         ago = wall - event.timestampUsec / _SECOND_MICROSECONDS
         is_plausible = -_MAX_CLOCK_ERROR_SECONDS <= ago <= now - self._empty_at + _MAX_CLOCK_ERROR_SECONDS
         at = wall - ago if is_plausible else wall
         if event.dataType == OPERATIONAL_EVENT:
-            found = _operational_event(event, uuid, at, self._legacy_xids())
+            found = _operational_event(event, uuid, at, self._legacy_xids(events))
             fatal = True if found.severity == "fatal" else None
             codes = self._new_xids(event, found)
             return found, *(XidReport("operational", uuid, code, self._empty_at, now, at, fatal) for code in codes)
@@ -141,9 +193,9 @@ class OperationalSource(EventSource):
         counted |= new
         return new
 
-    def _legacy_xids(self) -> tuple[int, ...]:
+    def _legacy_xids(self, events: EventSet) -> tuple[int, ...]:
         """Return the XIDs in the contexts of the last event; empty if they cannot be read."""
-        nvml, events = self._nvml, self._events
+        nvml = self._nvml
         try:
             contexts = range(min(nvml.nvmlEventSetGetContextCount_v1(events), MAX_CONTEXTS))
             found = [n for n in contexts if nvml.nvmlEventSetGetContextInfo_v1(events, n) == LEGACY_XID_CONTEXT]
@@ -153,37 +205,30 @@ class OperationalSource(EventSource):
             return ()
 
 
-class SystemSource(EventSource):
-    """Bindings of GPUs to the driver, from an event set of their own. An error of it costs these events only."""
+class SystemEventSource(EventSource[DriverBinding, SystemEventSet]):
+    """Bindings of GPUs to the driver."""
 
-    def __init__(self, nvml: Nvml) -> None:
-        super().__init__(nvml)
-        self._events: SystemEventSet | None = None
+    name = "system events"
 
     def open(self) -> None:
-        """Create the set, if the driver has such events. Raises NVMLError if it went away."""
-        with _tolerate("no system events"):
-            self._events = self._nvml.nvmlSystemEventSetCreate()
-            self._nvml.nvmlSystemRegisterEvents(SYSTEM_BIND | SYSTEM_UNBIND, self._events)
-            self.active = True
-
-    def close(self) -> None:
-        """Free the set. Raises NVMLError."""
-        if self._events is not None:
-            self._nvml.nvmlSystemEventSetFree(self._events)
-
-    def wait(self, seconds: float) -> Sequence[DriverEvent]:
-        """Return the next events; if the wait fails permanently, log that and become inactive."""
-        self.active = False
-        found: Sequence[DriverEvent] = ()
-        with _tolerate("cannot wait for system events"):
-            found = super().wait(seconds)
-            self.active = True
-        return found
-
-    def _wait(self, milliseconds: int) -> Sequence[DriverEvent]:
+        """Create the set, for all GPUs. Raises NVMLError."""
+        super().open()
         assert self._events is not None
-        found = self._nvml.nvmlSystemEventSetWait(self._events, milliseconds)
+        self._nvml.nvmlSystemRegisterEvents(SYSTEM_BIND | SYSTEM_UNBIND, self._events)
+        self.active = True
+
+    def register(self, _uuid: str) -> bool:
+        """Return True: the set is for all GPUs."""
+        return True
+
+    def _create(self) -> SystemEventSet:
+        return self._nvml.nvmlSystemEventSetCreate()
+
+    def _free(self, events: SystemEventSet) -> None:
+        self._nvml.nvmlSystemEventSetFree(events)
+
+    def _wait(self, events: SystemEventSet, milliseconds: int) -> Sequence[DriverBinding]:
+        found = self._nvml.nvmlSystemEventSetWait(events, milliseconds)
         if not found:
             raise nvml_error(NO_EVENT)
         return [
@@ -191,17 +236,6 @@ class SystemSource(EventSource):
             for kind, gpu_id in found
             if kind in (SYSTEM_BIND, SYSTEM_UNBIND)
         ]
-
-
-@contextlib.contextmanager
-def _tolerate(failure: str) -> Iterator[None]:
-    """Log an NVMLError instead of raising it, unless the driver went away."""
-    try:
-        yield
-    except NVMLError as error:
-        if code_of(error) in DRIVER_GONE:
-            raise
-        log.debug("%s error=%s", failure, error_name(error))
 
 
 def _pci_address(gpu_id: int) -> str:

@@ -61,4 +61,4 @@ class DriverBinding:
     time: float
 
 
-DriverEvent: TypeAlias = "XidReport | OperationalEvent | DriverBinding"
+GpuEvent: TypeAlias = "XidReport | OperationalEvent"
