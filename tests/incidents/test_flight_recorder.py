@@ -17,6 +17,7 @@ from gpuwarden.incidents.flight_recorder import AFTER_SECONDS, BURST, MAX_EVENTS
 from gpuwarden.incidents.incident import Incident
 from gpuwarden.incidents.incident_builder import MAX_PROCESSES
 from gpuwarden.incidents.incident_store import IncidentStore
+from gpuwarden.protocol.messages import End, uncaught_reason
 
 
 def played(tmp_path: Path, script: Callable[[Stage], Coroutine[Any, Any, None]], gpus: int = 2) -> list[Any]:
@@ -60,6 +61,46 @@ def test_incident_holds_ten_minutes_and_ten_seconds(tmp_path: Path) -> None:
     assert gpu["memory_used_bytes"][-1] is None
     device = found["series"]["devices"][run["run_id"]][found["gpus"][1]["uuid"]]
     assert device["memory_in_use_bytes"][0] == 30 * GIB
+
+
+def test_run_that_failed_has_an_incident_before_its_outcome_is_settled(tmp_path: Path) -> None:
+    """A killed run's incident is stored at the next poll: its GPUs and frames are those of its death."""
+
+    async def script(stage: Stage) -> None:
+        run = stage.train("resnet", gpus=(1,), in_use=30 * GIB)
+        await stage.passes(60)
+        died = stage.box.clock.now
+        stage.box.end(run.peer, SIGKILL)
+        stage.remove(run)
+        await stage.passes(INTERVAL)
+        (found,) = await stage.box.incidents()
+        assert found["finding"]["text"].startswith("Run resnet was killed")
+        assert "ended_timestamp_seconds" not in found
+        stage.box.log_kernel(OOM_KILL.format(pid=run.peer.pid))
+        await stage.passes(30)
+        assert found["at_timestamp_seconds"] <= scenario_daemon.EPOCH + died + INTERVAL
+
+    (found,) = played(tmp_path, script)
+    assert "ended_timestamp_seconds" in found
+    gpu = found["series"]["gpus"][found["gpus"][1]["uuid"]]
+    used = dict(zip(found["series"]["timestamp_seconds"], gpu["memory_used_bytes"], strict=True))
+    assert max(used[at] for at in used if at < found["at_timestamp_seconds"]) > 30 * GIB
+    assert found["processes"][0]["command"] == "python"
+
+
+def test_run_that_closes_its_connection_and_lives_on_has_no_incident(tmp_path: Path) -> None:
+    """An exception that a program caught is no death: nothing is recorded until the process has failed."""
+
+    async def script(stage: Stage) -> None:
+        run = stage.train("notebook")
+        await stage.passes(60)
+        stage.box.send(run.peer, End(uncaught_reason("ValueError"), "failed"))
+        stage.remove(run)
+        await stage.passes(INTERVAL)
+        stage.box.end(run.peer, 0)
+        await stage.passes(30)
+
+    assert not played(tmp_path, script)
 
 
 def test_old_troubles_open_nothing_after_a_restart(tmp_path: Path) -> None:

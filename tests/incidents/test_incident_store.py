@@ -120,6 +120,21 @@ def test_later_version_of_an_incident_replaces_it(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_incidents_that_an_earlier_daemon_did_not_complete_are_marked(tmp_path: Path) -> None:
+    """After a kill the incidents without an end are marked as interrupted, once, and this daemon's own are not."""
+
+    async def scenario() -> None:
+        database = await opened(tmp_path)
+        await put(IncidentStore(database, 5), incident(1), incident(2, ended_timestamp_seconds=12.0))
+        store = IncidentStore(database, 5)  # of the next daemon
+        await put(store, incident(3))
+        outlines = {each["id"]: each.get("interrupted") for each in json.loads(await store.listing())["incidents"]}
+        assert outlines == {"i-1": True, "i-2": None, "i-3": None}
+        assert json.loads(await store.one("i-1", read_all) or b"")["interrupted"]
+
+    asyncio.run(scenario())
+
+
 def test_total_size_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large incidents are fewer than the limit."""
     monkeypatch.setattr(incident_table, "MAX_TOTAL_BYTES", 100_000)

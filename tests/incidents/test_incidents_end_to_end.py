@@ -102,6 +102,27 @@ def test_xid_is_on_the_disk_at_once(tmp_path: Path, mock_nvml: MockNvml) -> None
         assert time.monotonic() - began < EARLY_SECONDS
 
 
+def test_killed_daemon_leaves_an_interrupted_incident(tmp_path: Path, mock_nvml: MockNvml) -> None:
+    """A daemon that is killed while it records has stored the incident; the next one marks it as interrupted."""
+    daemon = Daemon(tmp_path / "daemon", env=mock_nvml.env(gpus=2))
+    with ending(daemon):
+        until(lambda: "nvmlDeviceRegisterEvents" in str(mock_nvml.calls()), "the registration for events")
+        mock_nvml.xid(1, 48)
+        (found,) = until(lambda: incidents(daemon), "the incident")
+        until(lambda: found["id"].encode() in _written(daemon), "the incident on the disk")
+    assert "ended_timestamp_seconds" not in found
+    mock_nvml.clear()
+    daemon = Daemon(tmp_path / "daemon", env=mock_nvml.env(gpus=2))
+    with ending(daemon):
+        (again,) = until(lambda: [each for each in incidents(daemon) if "interrupted" in each], "the mark")
+        assert (again["id"], again["finding"]) == (found["id"], found["finding"])
+        assert whole(daemon, found["id"])["series"]["timestamp_seconds"]
+
+
+def _written(daemon: Daemon) -> bytes:
+    return b"".join(file.read_bytes() for file in daemon.socket.parent.glob("state/**/runs.db*"))
+
+
 def test_record_on_request(daemon: Daemon) -> None:
     """Root and the daemon's user can record an incident over the control socket."""
     done, text = send_command(daemon.socket.with_name("control.sock"), "record slow since noon")

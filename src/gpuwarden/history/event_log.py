@@ -194,9 +194,7 @@ class EventLog:
                 yield event
         ending = run.ending if run.ending is not None and run.ending.settled else None
         if ending is not None and ending != known.ending:
-            severity = severity_of(END_CONDITIONS.get(ending.outcome))
-            text = f"run {name} ended: {ending.outcome.replace('_', ' ')} ({ending.evidence})"
-            yield Event(ending.at, "run_ended", severity, text[:MAX_TEXT], run_id=run_id)
+            yield end_event(run, ending)
         known.ending = ending
 
     def _error_events(self, run: RunSnapshot, known: _Known) -> Iterator[Event]:
@@ -210,6 +208,13 @@ class EventLog:
                     seen.at, "out_of_memory", severity_of("RunOutOfMemory"), text[:MAX_TEXT], uuid, run.peer.run_id
                 )
         known.errors = frozenset(seen.at for seen in run.errors)
+
+
+def end_event(run: RunSnapshot, ending: Ending) -> Event:
+    """Return the event of a run's end."""
+    severity = severity_of(END_CONDITIONS.get(ending.outcome))
+    text = f"run {run.hello.name} ended: {ending.outcome.replace('_', ' ')} ({ending.evidence})"
+    return Event(ending.at, "run_ended", severity, text[:MAX_TEXT], run_id=run.peer.run_id)
 
 
 def _finding_events(run: RunSnapshot, now: float) -> Iterator[Event]:

@@ -114,10 +114,13 @@ def job_of(run: RunSnapshot) -> str:
 def ties_of(event: Event, kind: IncidentKind, state: State) -> frozenset[str]:
     """Return what an event has to share with an incident to join it: a GPU, run or job, the hardware, the host."""
     ties = set()
-    if event.uuid and event.run_id is None:
-        ties.add(uuid := _whole(event.uuid, state))
+    if event.run_id is None:
+        if event.uuid:
+            ties = {_whole(event.uuid, state)}
+        elif event.kind == "driver":  # of all GPUs
+            ties = {gpu.identity.uuid for gpu in state.snapshot.gpus}
         for run in state.runs:
-            if uuid in gpus_of(run, state):
+            if ties & gpus_of(run, state):
                 ties |= {run.peer.run_id, *filter(None, [job_of(run)])}
     own = find_run(state, event.run_id)
     if own is not None:

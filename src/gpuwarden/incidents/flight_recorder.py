@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from gpuwarden.fair_eviction import select_evicted
 from gpuwarden.formatting import format_fields
 from gpuwarden.gpu.snapshot import MemorySample
-from gpuwarden.history.event_log import Event, EventLog
+from gpuwarden.history.event_log import Event, EventLog, end_event
 from gpuwarden.history.series import HistoryFrame, HistorySeries
 from gpuwarden.host import procfs
 from gpuwarden.incidents.causes import Fact
@@ -90,6 +90,7 @@ class FlightRecorder:
         self._open: list[_OpenIncident] = []
         self._lines: deque[KernelLine] = deque(maxlen=MAX_KERNEL_LINES)
         self._seen: dict[tuple[str, ...], float] = {}  # when the same trouble was last seen (monotonic)
+        self._failed: frozenset[str] = frozenset()  # runs whose outcome is not settled, at the last poll
         self._limits: dict[tuple[int, IncidentKind], RateLimit] = {}
         self._state: State | None = None
         self._host = os.uname().nodename
@@ -99,7 +100,7 @@ class FlightRecorder:
         """Record a poll; open, join or complete incidents. Does not block."""
         is_first, self._state = self._state is None, state
         self.series.update(state, now)
-        new = self.events.update(state)
+        new = [*self.events.update(state), *self._failures(state)]
         for record in state.kernel_records:
             text = clip(record.message.decode(errors="replace"), MAX_LINE)
             self._lines.append(KernelLine(timestamp_seconds=record.time, text=text))
@@ -113,6 +114,15 @@ class FlightRecorder:
                 self._freeze(incident, is_complete=is_complete)
         self._open = [each for each in self._open if now < self._joinable_until(each) or each.due is not None]
         self.store.flush(now)
+
+    def _failures(self, state: State) -> list[Event]:
+        """Return the ends of runs that have failed since the last poll, before it is settled how.
+
+        The event log has a run's end once that is settled; the host may crash before.
+        """
+        ends = [(run, end) for run in state.runs if (end := run.ending) and end.has_failed and not end.settled]
+        before, self._failed = self._failed, frozenset(run.peer.run_id for run, _end in ends)
+        return [end_event(run, end) for run, end in ends if run.peer.run_id not in before]
 
     def _handle(self, event: Event, state: State, now: float, *, is_first: bool) -> None:
         kind = incident_kind(event, state)

@@ -168,7 +168,10 @@ class Incident:
     began_timestamp_seconds: Annotated[float, "Time of the root, in Unix time."]
     at_timestamp_seconds: Annotated[float, "Time of the event that opened the incident, in Unix time."]
     ended_timestamp_seconds: Annotated[
-        float | None, "End of the recording; absent while it lasts, and if the daemon was killed before."
+        float | None, "End of the recording; absent while it lasts, and if it was interrupted."
+    ] = None
+    interrupted: Annotated[
+        bool | None, "True if the daemon was killed before the recording was complete; it has what was known by then."
     ] = None
     uid: Annotated[int | None, "User id of the run that opened it; absent if a GPU or the host failed."] = None
     subject: Annotated[IncidentSubject, "What the incident is about."]

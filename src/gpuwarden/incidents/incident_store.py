@@ -42,6 +42,7 @@ class IncidentStore:
         self._task: asyncio.Task[None] | None = None
         self._due = 0.0  # monotonic: after a failure of the disk
         self._failure = ""  # the current one, already logged
+        self._has_marked = False  # those that an earlier daemon did not complete
         self._reported: set[str] = set()  # bugs, logged once
 
     def put(self, incident_id: str, build: Callable[[], Incident]) -> None:
@@ -51,7 +52,7 @@ class IncidentStore:
 
     def flush(self, now: float) -> None:
         """Start to encode and write what waits, unless that is running or the disk has just failed."""
-        has_rows = bool(self._rows) and self._database.stores and now >= self._due
+        has_rows = (bool(self._rows) or not self._has_marked) and self._database.is_open and now >= self._due
         if self._task is None and (self._jobs or has_rows):
             self._task = asyncio.get_running_loop().create_task(self._work())
 
@@ -90,16 +91,19 @@ class IncidentStore:
             total -= len(self._rows.pop(evicted).whole)
 
     async def _write(self) -> None:
-        if not self._database.stores or time.monotonic() < self._due:
+        if not self._database.is_open or time.monotonic() < self._due:
             return
-        for row in list(self._rows.values()):
-            try:
+        try:
+            if not self._has_marked:
+                await self._database.run(incident_table.mark_interrupted)
+                self._has_marked = True
+            for row in list(self._rows.values()):
                 await self._database.run(incident_table.write, row, self._limit)
-            except OSError as error:
-                self._fail(error.strerror or str(error))
-                return
-            if self._rows.get(row.id) is row:
-                del self._rows[row.id]
+                if self._rows.get(row.id) is row:
+                    del self._rows[row.id]
+        except OSError as error:
+            self._fail(error.strerror or str(error))
+            return
         if self._failure:
             log.warning("writing incidents again")
         self._failure = ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 
 from gpuwarden.incidents.incident import Incident, IncidentKind, json_from_incident, outline
@@ -80,6 +81,17 @@ def write(connection: sqlite3.Connection, row: IncidentRow, limit: int) -> None:
         (row.id, row.uid, row.at, row.outline.decode(), row.whole),
     )
     connection.execute(f"DELETE FROM incidents WHERE rowid NOT IN ({_RETAINED})", (limit, MAX_TOTAL_BYTES))  # noqa: S608 - likewise
+
+
+def mark_interrupted(connection: sqlite3.Connection) -> None:
+    """Mark the incidents that an earlier daemon did not complete, because it was killed or the host crashed."""
+    ends = (b'"ended_timestamp_seconds":', b'"interrupted":')
+    found = connection.execute("SELECT id, outline FROM incidents").fetchall()
+    for incident_id in (name.decode() for name, text in found if not any(end in text for end in ends)):
+        with suppress(OSError):  # damaged
+            document = json.loads(find(connection, incident_id) or b"{}") | {"interrupted": True}
+            values = _compact(outline(document)).decode(), zlib.compress(_compact(document), 1), incident_id
+            connection.execute("UPDATE incidents SET outline = ?, whole = ? WHERE id = ?", values)
 
 
 def read_outlines(connection: sqlite3.Connection, limit: int) -> list[tuple[str, float, bytes]]:

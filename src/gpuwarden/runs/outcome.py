@@ -56,13 +56,15 @@ class Evidence:
 class Ending:
     """Outcome of a run, with the `evidence` in words; `at` is Unix time.
 
-    Until it is `settled`, the outcome may change as evidence comes in.
+    Until it is `settled`, the outcome may change as evidence comes in. If `has_failed`, the process ended by a signal
+    or with a status other than 0: later evidence can only name another reason.
     """
 
     outcome: Outcome
     evidence: str
     at: float
     settled: bool = False
+    has_failed: bool = False
 
 
 def conclude(evidence: Evidence) -> tuple[Outcome, str]:
@@ -180,7 +182,12 @@ class OutcomeTracker:
         """Current ending; None while the run is up."""
         if self.ended is None:
             return None
-        return self._settled or Ending(*conclude(self._evidence), at=self._at)
+        return self._settled or self._conclude(settled=False)
+
+    def _conclude(self, *, settled: bool) -> Ending:
+        evidence = self._evidence
+        has_failed = bool(evidence.exit_status) and not evidence.goes_on
+        return Ending(*conclude(evidence), at=self._at, settled=settled, has_failed=has_failed)
 
     @property
     def is_gone(self) -> bool:
@@ -248,7 +255,7 @@ class OutcomeTracker:
         return since is not None and now - since >= (SETTLE_SECONDS if is_known else PATIENCE_SECONDS)
 
     def _settle(self) -> Outcome | None:
-        self._settled = Ending(*conclude(self._evidence), at=self._at, settled=True)
+        self._settled = self._conclude(settled=True)
         outcome = self._settled.outcome
         if outcome in self._counted:
             return None

@@ -223,6 +223,8 @@ class RunServer:
             self._unexplained[peer] = pidfd
         else:
             os.close(pidfd)
+        if status:  # it failed: an incident is written before the host may crash
+            self._request_poll()
 
     def _read(self, connection: socket.socket) -> None:
         for _ in range(MESSAGE_BATCH):

@@ -36,6 +36,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory, mock_nvml_library: Path) ->
     folder = tmp_path_factory.mktemp("incidents")
     evil = staged_incident("killed")
     evil["finding"]["text"] = evil["finding"]["root"]["text"] = evil["host"] = evil["runs"][0]["name"] = EVIL
+    del evil["ended_timestamp_seconds"]  # the daemon was killed
     store_incidents(folder, [staged_incident("too_hot"), evil, staged_incident("co_tenant")])
     daemon = Daemon(folder, env=MockNvml(mock_nvml_library, folder).env(gpus=1))
     with ending(daemon):
@@ -104,6 +105,15 @@ def test_private_texts_come_by_the_unix_socket(daemon: Daemon) -> None:
     by_http = json.loads(fetch(f"{daemon.url}{INCIDENTS}/{hot}"))
     assert by_http["kernel_lines"][0]["text"] == WITHHELD_LINE
     assert KERNEL_LINE in " ".join(output("show", hot, port=daemon.port).split())
+
+
+def test_incident_of_a_killed_daemon_is_cut_short(daemon: Daemon) -> None:
+    """The list and the report say which incident was not recorded to its end."""
+    killed = staged_incident("killed")["id"]
+    words = "cut short, as the daemon was killed"
+    assert [line.split()[0] for line in output(port=daemon.port).splitlines() if "(cut short" in line] == [killed]
+    assert words in output("show", killed, port=daemon.port)
+    assert words not in output("show", staged_incident("too_hot")["id"], port=daemon.port)
 
 
 def test_texts_of_processes_cannot_write_to_the_terminal(daemon: Daemon) -> None:

@@ -70,6 +70,13 @@ class HostIncident:
         return self.incident.part("finding").text("text", MAX_FINDING)
 
     @property
+    def progress(self) -> str:
+        """State of a recording that is not complete, in words; empty for a complete one."""
+        if self.incident.is_true("interrupted"):
+            return "cut short, as the daemon was killed"
+        return "" if self.incident.number("ended_timestamp_seconds") is not None else "still being recorded"
+
+    @property
     def began(self) -> float:
         """Time of the root."""
         return self.time_of(self.incident, "began_timestamp_seconds") or 0.0

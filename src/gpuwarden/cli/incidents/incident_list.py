@@ -29,7 +29,7 @@ def _row(incident: HostIncident) -> dict[str, str]:
         "INCIDENT": incident.id,
         "TIME": _time(incident.began),
         "KIND": incident.incident.text("kind").replace("_", " "),
-        "FINDING": incident.finding,
+        "FINDING": f"({incident.progress}) {incident.finding}" if incident.progress else incident.finding,
     }
 
 

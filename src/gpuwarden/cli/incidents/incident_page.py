@@ -78,6 +78,8 @@ def _group(group: IncidentGroup) -> Iterator[str]:
     for incident in group.incidents:
         label = f"<b>{escape(incident.host)} {escape(format_clock(incident.began))}</b>" if several else ""
         yield f'<div class="finding">{label}{escape(incident.finding)}</div>\n'
+        if incident.progress:
+            yield f'<p class="muted">{escape(incident.progress.capitalize())}.</p>\n'
         if note := incident.incident.text("note"):
             yield f"<p>Note: {escape(note)}</p>\n"
     for note in group.notes:

@@ -50,8 +50,8 @@ def _head(incident: HostIncident, width: int) -> Iterator[str]:
     yield from wrap_text("incident", incident.id, width)
     yield from wrap_text("host", incident.host, width)
     yield from wrap_text("time", format_moment(incident.began), width)
-    if whole.number("ended_timestamp_seconds") is None:
-        yield from wrap_text("", "still being recorded", width)
+    if incident.progress:
+        yield from wrap_text("", incident.progress, width)
     yield from wrap_text("finding", incident.finding, width)
     if note := whole.text("note"):
         yield from wrap_text("note", note, width)
