@@ -219,6 +219,25 @@ async def _co_tenant(stage: Stage) -> None:
     await ends(stage, run)
 
 
+@staged(
+    "another user's run takes the memory of a run",
+    expect(
+        "out_of_memory",
+        "Run diffusion ran out of device memory on GPU 0",
+        "run sweep (5000002-10000000) of hedy",
+        "Before: GPU 0 was almost out of memory",
+    ),
+)
+async def _co_tenant_run(stage: Stage) -> None:
+    run, other = stage.train("diffusion", in_use=30 * GIB), stage.train("sweep", in_use=2 * GIB, uid=1002)
+    await stage.passes(60)
+    for _ in range(5):
+        other.in_use += round(9.2 * GIB)
+        await stage.passes(10)
+    run.fail(4 * GIB)
+    await ends(stage, run)
+
+
 @staged("memory runs low, and lasts", expect("pressure", "GPU 0 was almost out of memory"))
 async def _pressure_only(stage: Stage) -> None:
     run = stage.train("wide", in_use=30 * GIB)

@@ -134,7 +134,7 @@ class Pipeline:
         self.run_server.update()
         sample = self._sample_host(now)
         owners = self.owners.resolve(snapshot, self.registry.living())
-        co_tenants = self.co_tenants.update(snapshot, owners, now)
+        co_tenants = self.co_tenants.update(snapshot, owners, now, self.registry.names())
         self.poller.cgroups = owners.folders
         cgroups = {pid: each.folders for pid, each in owners.identities.items()}
         available = sample.available

@@ -217,6 +217,10 @@ class RunRegistry:
         """Return the ids of runs that have not ended, by pid."""
         return {each.peer.pid: run_id for run_id, each in self._runs.items() if each.up}
 
+    def names(self) -> dict[str, str]:
+        """Return the names of runs that have not ended, by id."""
+        return {run_id: each.hello.name for run_id, each in self._runs.items() if each.up}
+
     def newest_age(self, now: float) -> float:
         """Return the age in seconds of the newest running run; infinite without one."""
         living = (now - state.began_monotonic for state in self._runs.values() if state.up)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from gpuwarden.analysis.oom.context import CoTenantMemory
 from gpuwarden.gpu.snapshot import GpuProcess, Snapshot
@@ -16,6 +17,7 @@ from gpuwarden.owners.resolver import UNKNOWN, Owners
 
 MAX_CHANGES = 32  # of a process that are kept
 MAX_PROCESSES = 256  # of a device, those with the most memory
+NO_NAMES: Mapping[str, str] = MappingProxyType({})
 REST_SECONDS = 60.0  # without growth, after which new growth counts separately
 
 
@@ -78,10 +80,11 @@ class CoTenant:
 
 @dataclass(frozen=True, slots=True)
 class CoTenants:
-    """Processes on all devices at a poll, by the device's UUID and by pid, with their owners."""
+    """Processes on all devices at a poll, by the device's UUID and by pid, their owners, and names of runs by id."""
 
     devices: Mapping[str, Mapping[int, CoTenant]] = field(default_factory=dict)
     owners: Owners = field(default_factory=Owners)
+    run_names: Mapping[str, str] = field(default_factory=dict)
 
     def grown(self, device: str) -> list[tuple[int, CoTenant]]:
         """Return the growing processes with their pids, the largest growth first; those without a pid are left out."""
@@ -99,7 +102,20 @@ class CoTenants:
         for pid, each in self.devices.get(device, {}).items():
             grown = each.held - each.held_at(then)
             if pid not in own and grown > 0:
-                yield CoTenantMemory(pid, _who(pid, self.owners), grown, each.held, now - each.grew_at(then))
+                yield CoTenantMemory(pid, self._who(pid), grown, each.held, now - each.grew_at(then))
+
+    def _who(self, pid: int) -> str:
+        """Describe a process: run, or command and pid; user, container or job."""
+        named, identity = self.owners.by_pid.get(pid, NO_NAMES), self.owners.identities.get(pid)
+        comm = f"{identity.comm} " if identity and identity.comm else ""
+        run_id = named.get("run", "")
+        run = self.run_names.get(run_id)
+        words = [f"{comm}process {pid}" if run is None else f"run {run} ({run_id})"]
+        if (user := named.get("user", UNKNOWN)) != UNKNOWN:
+            words.append(f"of {user}")
+        kinds = [kind for kind in BY_PRIORITY if not kind.fallback and (run is None or kind.name != "run")]
+        what = [f"{kind.text} {named[kind.name]}" for kind in kinds if kind.name in named]
+        return " ".join(words) + (f" ({', '.join(what)})" if what else "")
 
 
 class CoTenantTracker:
@@ -109,10 +125,12 @@ class CoTenantTracker:
         self._devices: Mapping[str, Mapping[int, CoTenant]] = {}
         self._last = 0.0  # poll
 
-    def update(self, snapshot: Snapshot, owners: Owners, now: float) -> CoTenants:
+    def update(
+        self, snapshot: Snapshot, owners: Owners, now: float, run_names: Mapping[str, str] = NO_NAMES
+    ) -> CoTenants:
         """Return the processes of a poll with their past memory; on a GPU that is not up they stay unchanged.
 
-        `now` is monotonic.
+        `now` is monotonic; `run_names` are by run id.
         """
         devices = dict(self._devices)
         for gpu in snapshot.gpus:
@@ -122,7 +140,7 @@ class CoTenantTracker:
                     processes = [each for each in gpu.processes if (each.instance or whole) == device]
                     devices[device] = self._updated(devices.get(device), processes, now)
         self._devices, self._last = devices, now
-        return CoTenants(devices, owners)
+        return CoTenants(devices, owners, run_names)
 
     def _updated(
         self, known: Mapping[int, CoTenant] | None, processes: Sequence[GpuProcess], now: float
@@ -141,16 +159,3 @@ class CoTenantTracker:
                 before = known.get(process.pid) or CoTenant(0, 0, self._last, now)
             updated[process.pid] = before.updated(memory, now)
         return updated
-
-
-def _who(pid: int, owners: Owners) -> str:
-    """Describe a process: command, pid, user, container or job."""
-    named, identity = owners.by_pid.get(pid), owners.identities.get(pid)
-    comm = f"{identity.comm} " if identity and identity.comm else ""
-    words = [f"{comm}process {pid}" if comm else f"process {pid}"]
-    if named is None:
-        return words[0]
-    if (user := named.get("user", UNKNOWN)) != UNKNOWN:
-        words.append(f"of {user}")
-    what = [f"{kind.text} {named[kind.name]}" for kind in BY_PRIORITY if not kind.fallback and kind.name in named]
-    return " ".join(words) + (f" ({', '.join(what)})" if what else "")
