@@ -13,7 +13,7 @@ from scenario_daemon import GIB, INTERVAL, Box, play
 from scenarios import GPU_IS_LOST, SIGKILL, Stage, Trainer
 
 from gpuwarden.history.series import WINDOW_SECONDS
-from gpuwarden.incidents.flight_recorder import AFTER_SECONDS, BURST, MAX_EVENTS, MAX_OPEN
+from gpuwarden.incidents.flight_recorder import AFTER_SECONDS, BURST, JOIN_SECONDS, MAX_EVENTS, MAX_OPEN
 from gpuwarden.incidents.incident import Incident
 from gpuwarden.incidents.incident_builder import MAX_PROCESSES
 from gpuwarden.incidents.incident_store import IncidentStore
@@ -181,13 +181,13 @@ def test_programs_xids_leave_room_for_those_of_the_hardware(tmp_path: Path) -> N
 
     async def script(stage: Stage) -> None:
         await stage.passes(30)
-        for index in range(BURST + 1):
-            stage.box.log_xid(index, 31, "pid=9, name=python, Ch 00000008, intr 00000000. MMU Fault")
-            await stage.passes(10)
-        stage.box.log_xid(BURST + 1, 48, "An uncorrectable double bit error (DBE) has been detected on GPU")
+        for _ in range(BURST + 1):
+            stage.box.log_xid(0, 31, "pid=9, name=python, Ch 00000008, intr 00000000. MMU Fault")
+            await stage.passes(JOIN_SECONDS + 10)
+        stage.box.log_xid(0, 48, "An uncorrectable double bit error (DBE) has been detected on GPU")
         await stage.passes(30)
 
-    found = played(tmp_path, script, gpus=BURST + 2)
+    found = played(tmp_path, script)
     assert [each["xids"][-1]["code"] for each in found] == [31] * BURST + [48]
 
 
@@ -268,22 +268,73 @@ def test_host_memory_joins_only_what_ran_out_of_it(tmp_path: Path) -> None:
     assert [each["subject"]["text"] for each in played(tmp_path, script)] == ["run other", "run killed"]
 
 
-def test_series_outlive_a_clock_that_is_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An incident that is open while the clock is set back by an hour keeps its points before and after."""
+@pytest.mark.parametrize("seconds", [-3600, 3600])
+def test_clock_that_is_set_loses_no_incident(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: int) -> None:
+    """A run's end that is settled after the clock was set by an hour still opens an incident, with frames around it."""
 
     async def script(stage: Stage) -> None:
         run = stage.train("resnet")
         await stage.passes(120)
-        stage.box.end(run.peer, SIGKILL)
+        stage.box.send(run.peer, End(uncaught_reason("ValueError"), "failed"))
+        stage.box.end(run.peer)
         stage.remove(run)
-        await stage.passes(15)
-        monkeypatch.setattr(scenario_daemon, "EPOCH", scenario_daemon.EPOCH - 3600)
+        await stage.passes(INTERVAL)
+        assert not await stage.box.incidents()
+        monkeypatch.setattr(scenario_daemon, "EPOCH", scenario_daemon.EPOCH + seconds)
         await stage.passes(30)
 
     (found,) = played(tmp_path, script)
+    assert found["finding"]["text"].startswith("Run resnet failed")
+    used = found["series"]["gpus"][found["gpus"][0]["uuid"]]["memory_used_bytes"]
+    at = dict(zip(found["series"]["timestamp_seconds"], used, strict=True))
+    assert max(at[time] for time in at if 0 < found["at_timestamp_seconds"] - time <= 2 * INTERVAL) > 20 * GIB
+    assert found["processes"]
+
+
+@pytest.mark.parametrize("seconds", [-3600, 3600])
+def test_clock_that_is_set_during_an_incident(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: int) -> None:
+    """Points and facts of before and after are in one order: what followed is still told from the root."""
+
+    async def script(stage: Stage) -> None:
+        run = stage.train("resnet", gpus=(1,))
+        await stage.passes(120)
+        stage.box.gpu(1).lose(GPU_IS_LOST)
+        stage.box.log_xid(1, 79, "GPU has fallen off the bus.")
+        await stage.passes(INTERVAL)
+        monkeypatch.setattr(scenario_daemon, "EPOCH", scenario_daemon.EPOCH + seconds)
+        await stage.passes(INTERVAL)
+        stage.box.end(run.peer, SIGKILL)
+        stage.remove(run)
+        await stage.passes(30)
+
+    (found,) = played(tmp_path, script)
+    assert [part["kind"] for part in found["finding"]["followers"]] == ["gpu_lost", "run_ended"]
+    assert len(found["xids"]) == len(found["kernel_lines"]) == 1
     times = found["series"]["timestamp_seconds"]
-    assert sum(time < found["at_timestamp_seconds"] - 3000 for time in times) >= 1
-    assert sum(time > found["at_timestamp_seconds"] - 3000 for time in times) >= 100 / INTERVAL
+    assert times == sorted(times)
+    assert times[0] < found["at_timestamp_seconds"] - 100 < found["ended_timestamp_seconds"] < times[0] + 300
+
+
+def test_pressure_of_one_gpu_leaves_room_for_that_of_others(tmp_path: Path) -> None:
+    """A user who fills a GPU again and again holds back no incident of another GPU."""
+
+    async def script(stage: Stage) -> None:
+        filler = stage.train("filler", gpus=(0,), uid=1002)
+        other = stage.train("other", gpus=(1,))
+        for _ in range(BURST + 2):
+            filler.in_use = 2 * GIB
+            filler.peak = 0
+            await stage.passes(JOIN_SECONDS + 10)
+            filler.in_use = 78 * GIB
+            await stage.passes(60)
+        other.in_use = 78 * GIB
+        await stage.passes(60)
+
+    found = played(tmp_path, script)
+    assert {each["kind"] for each in found} == {"pressure"}
+    subjects = [each["subject"]["text"] for each in found]
+    assert BURST <= subjects.count("GPU 0") < BURST + 2
+    assert subjects[-1] == "GPU 1"
 
 
 def test_processes_of_one_gpu_leave_room_for_those_of_others(tmp_path: Path) -> None:

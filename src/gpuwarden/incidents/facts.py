@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -133,21 +134,34 @@ def ties_of(event: Event, kind: IncidentKind, state: State) -> frozenset[str]:
 
 
 def gather(
-    events: Iterable[Event], state: State, ties: Collection[str], opened: Collection[Event], since: float
+    events: Iterable[Event],
+    state: State,
+    ties: Collection[str],
+    opened: Collection[Event],
+    *,
+    since: float,
+    corrected: Callable[[float], float],
 ) -> list[Fact]:
-    """Return the facts since a Unix time that share a tie with an incident; those of `opened` events opened it."""
-    facts = [*_device_facts(events, state, ties, opened, since), *_run_facts(state, ties, opened, since)]
+    """Return the facts since a Unix time that share a tie with an incident; those of `opened` events opened it.
+
+    `corrected` returns a time of a run as the clock has it now, as are the times of the events.
+    """
+    facts = [
+        fact
+        for fact in (*_device_facts(events, state, ties, opened), *_run_facts(state, ties, opened, corrected))
+        if fact.at >= since
+    ]
     if len(facts) > MAX_FACTS:
         facts = sorted(facts, key=lambda fact: (not fact.opened, fact.at))[:MAX_FACTS]
     return facts
 
 
 def _device_facts(
-    events: Iterable[Event], state: State, ties: Collection[str], opened: Collection[Event], since: float
+    events: Iterable[Event], state: State, ties: Collection[str], opened: Collection[Event]
 ) -> Iterator[Fact]:
     for event in dict.fromkeys((*events, *opened)):
         kind = _EVENTS.get(event.kind)
-        if kind is None or event.timestamp_seconds < since or (event.level == "info" and event.kind != "xid"):
+        if kind is None or (event.level == "info" and event.kind != "xid"):
             continue
         if event.kind == "pressure" and event.level != "critical":
             continue
@@ -187,7 +201,9 @@ def _run_fields(run: RunSnapshot) -> dict[str, Any]:
     return {"run": run.hello.name, "run_id": run.peer.run_id, "job": job_of(run), "rank": run.hello.rank}
 
 
-def _run_facts(state: State, ties: Collection[str], opened: Collection[Event], since: float) -> Iterator[Fact]:
+def _run_facts(
+    state: State, ties: Collection[str], opened: Collection[Event], corrected: Callable[[float], float]
+) -> Iterator[Fact]:
     tied = set(ties)
     openers = {(event.kind, event.run_id) for event in opened}
     for run in state.runs:
@@ -195,13 +211,12 @@ def _run_facts(state: State, ties: Collection[str], opened: Collection[Event], s
         if not ({run_id, job_of(run), *gpus} & tied or (HOST in tied and _is_out_of_host_memory(run))):
             continue
         for seen in run.errors:
-            if seen.at >= since:
-                is_opener = seen.error.kind in OOM_KINDS and ("out_of_memory", run_id) in openers
-                yield _error_fact(run, seen, gpus, state, opened=is_opener)
+            is_opener = seen.error.kind in OOM_KINDS and ("out_of_memory", run_id) in openers
+            yield _error_fact(run, replace(seen, at=corrected(seen.at)), gpus, state, opened=is_opener)
         ending = run.ending
-        if ending is not None and ending.at >= since and ending.outcome in END_CONDITIONS:
+        if ending is not None and ending.outcome in END_CONDITIONS:
             yield Fact(
-                at=ending.at,
+                at=corrected(ending.at),
                 kind="run_ended",
                 what=ending.outcome,
                 detail=ending.evidence.split("; ")[0],

@@ -13,7 +13,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpuwarden.fair_eviction import select_evicted
 from gpuwarden.formatting import format_fields
@@ -27,6 +27,7 @@ from gpuwarden.incidents.incident import INCIDENT_KINDS, IncidentKind, KernelLin
 from gpuwarden.incidents.incident_builder import Recording, build_incident
 from gpuwarden.incidents.incident_store import IncidentStore
 from gpuwarden.incidents.incident_table import NO_USER, find_share
+from gpuwarden.incidents.steady_clock import SteadyClock
 from gpuwarden.log_limiter import limit_lines_of
 from gpuwarden.owners.resolver import Owners
 from gpuwarden.protocol.validators import clip
@@ -43,7 +44,7 @@ QUIET_SECONDS = 120.0  # without the same trouble, after which it opens an incid
 OLD_SECONDS = 30.0  # an event that is older when it is first seen, as after the daemon's start, opens none
 MAX_OPEN = 8  # incidents that can be joined; fair by user
 MAX_EVENTS = 64  # of an incident; further ones open another
-BURST = 4  # incidents of one user and kind in a row; the hardware, and XIDs of programs, count as a user each
+BURST = 4  # incidents of one user and kind in a row; find_share has what else counts as a user
 SECONDS_PER_INCIDENT = 600.0  # and one in this time in the long run
 MAX_RUNS = 32  # of an incident
 MAX_KERNEL_LINES = 200
@@ -57,6 +58,7 @@ class _OpenIncident:
 
     id: str
     uid: int | None
+    share: int  # user whose incidents it counts among
     at: float  # Unix time
     opened: float
     last: float
@@ -89,6 +91,7 @@ class FlightRecorder:
         self._enabled = enabled
         self._open: list[_OpenIncident] = []
         self._lines: deque[KernelLine] = deque(maxlen=MAX_KERNEL_LINES)
+        self._clock = SteadyClock()
         self._seen: dict[tuple[str, ...], float] = {}  # when the same trouble was last seen (monotonic)
         self._failed: frozenset[str] = frozenset()  # runs whose outcome is not settled, at the last poll
         self._limits: dict[tuple[int, IncidentKind], RateLimit] = {}
@@ -99,6 +102,7 @@ class FlightRecorder:
     def update(self, state: State, now: float) -> None:
         """Record a poll; open, join or complete incidents. Does not block."""
         is_first, self._state = self._state is None, state
+        self._clock.update(time.time(), time.clock_gettime(time.CLOCK_BOOTTIME))
         self.series.update(state, now)
         new = [*self.events.update(state), *self._failures(state)]
         for record in state.kernel_records:
@@ -126,7 +130,8 @@ class FlightRecorder:
 
     def _handle(self, event: Event, state: State, now: float, *, is_first: bool) -> None:
         kind = incident_kind(event, state)
-        if kind is None or not -1.0 <= state.snapshot.time - event.timestamp_seconds < OLD_SECONDS:
+        age = self._clock.corrected(state.snapshot.time) - self._clock.corrected(event.timestamp_seconds)
+        if kind is None or not -1.0 <= age < OLD_SECONDS:
             return
         if is_first and event.kind in ("gpu", "driver", "pressure", "throttled", "stall"):
             return  # it held before this daemon started
@@ -156,11 +161,13 @@ class FlightRecorder:
         self._seen[key] = now
 
     def _begin(self, event: Event, kind: IncidentKind, ties: frozenset[str], uid: int | None, now: float) -> None:
-        if not self._allows(kind, find_share(uid, kind, event.level), now):
+        gpu = self._state.snapshot.gpu_with(event.uuid) if self._state and event.uuid else None
+        share = find_share(uid, kind, event.level, gpu.identity.index if gpu else None)
+        if not self._allows(kind, share, now):
             self.dropped += 1
             return
         self._make_room()
-        incident = self._new(event.timestamp_seconds, uid, now, event.text)
+        incident = self._new(event.timestamp_seconds, uid, share, now, event.text)
         incident.ties |= ties
         incident.events.append(event)
         self._open.append(incident)
@@ -170,7 +177,7 @@ class FlightRecorder:
 
     def _make_room(self) -> None:
         """Complete an incident early if as many are open as there can be."""
-        users = ((place, NO_USER if each.uid is None else each.uid) for place, each in enumerate(self._open))
+        users = ((place, each.share) for place, each in enumerate(self._open))
         for place in select_evicted(users, MAX_OPEN - 1):
             incident = self._open.pop(place)
             if incident.due is not None:
@@ -178,7 +185,7 @@ class FlightRecorder:
 
     def _join(self, incident: _OpenIncident, event: Event, ties: frozenset[str], now: float) -> None:
         if HARDWARE in ties:
-            incident.uid = None  # else later incidents of that user would displace it
+            incident.uid, incident.share = None, NO_USER  # else later incidents of that user would displace it
         incident.ties |= ties
         incident.events.append(event)
         incident.last, incident.due, incident.has_news = now, now + AFTER_SECONDS, True
@@ -192,16 +199,18 @@ class FlightRecorder:
         limit.consume(now)
         return True
 
-    def _new(self, at: float, uid: int | None, now: float, text: str) -> _OpenIncident:
+    def _new(self, at: float, uid: int | None, share: int, now: float, text: str) -> _OpenIncident:
         assert self._state is not None
         frames = self.series.frames()
         listed = [frame for frame in frames if frame.processes]
-        before = [frame for frame in listed if frame.time < at] or listed
+        corrected = self._clock.corrected
+        before = [frame for frame in listed if corrected(frame.time) < corrected(at)] or listed
         suffix = zlib.crc32(f"{at} {text}".encode()) & 0xFFFFFF
         name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(at))}-{suffix:06x}"
         return _OpenIncident(
             name,
             uid,
+            share,
             at,
             opened=now,
             last=now,
@@ -215,7 +224,7 @@ class FlightRecorder:
         if self._state is None or not self._enabled:
             raise ValueError("incidents are switched off" if self._state else "no poll yet")
         now = time.monotonic()
-        incident = self._new(time.time(), None, now, note)
+        incident = self._new(time.time(), None, NO_USER, now, note)
         incident.note = clip(note, MAX_NOTE)
         self._open.append(incident)
         self.counts["requested"] += 1
@@ -237,33 +246,44 @@ class FlightRecorder:
         if is_complete:
             incident.due = None
         self._add_frames(incident)
-        events = list(reversed(self.events.newest_first()))
-        since = (window_start(incident.events) if incident.events else incident.at) - 1.0
-        facts = gather(events, state, incident.ties, incident.events, since)
-        if not incident.events or not facts:
-            facts = [*facts, Fact(at=incident.at, kind="requested", opened=True)]
+        corrected = self._clock.corrected
+        opened, events = map(self._corrected, (incident.events, self.events.newest_first()))
+        at, lines = corrected(incident.at), [(corrected(line.timestamp_seconds), line.text) for line in self._lines]
+        since = (window_start(opened) if opened else at) - 1.0
+        facts = gather(events, state, incident.ties, opened, since=since, corrected=corrected)
+        if not opened or not facts:
+            facts = [*facts, Fact(at=at, kind="requested", opened=True)]
         runs = self._concerned_runs(state, facts, incident)
         recording = Recording(
             id=incident.id,
-            at=incident.at,
+            at=at,
             host=self._host,
             boot_id=self._boot_id,
-            opened=tuple(incident.events),
+            opened=opened,
             facts=facts,
             note=incident.note,
             uid=incident.uid,
             state=incident.state,
             ended=state.snapshot.time if is_complete else None,
             frames=tuple(incident.frames),
+            times=[corrected(frame.time) for frame in incident.frames],
             processes=incident.processes.processes if incident.processes else {},
             owners=(incident.processes.owners if incident.processes else None) or Owners(),
-            samples={uuid: tuple(samples) for uuid, samples in incident.samples.items()},
+            samples={uuid: [(corrected(at), used) for at, used in each] for uuid, each in incident.samples.items()},
             runs=self._outlines(runs),
             jobs=sorted({run.hello.job for run in state.runs if run.hello.job and run.peer.run_id in incident.ties}),
             events=[event for event in events if event.timestamp_seconds >= since],
-            kernel_lines=[line for line in self._lines if line.timestamp_seconds >= since],
+            kernel_lines=[KernelLine(timestamp_seconds=at, text=text) for at, text in lines if at >= since],
         )
         self.store.put(incident.id, lambda: build_incident(recording))
+
+    def _corrected(self, events: Iterable[Event]) -> list[Event]:
+        """Return events, the oldest first, with their times as the clock has them now."""
+        if self._clock.has_stepped:
+            events = [
+                replace(event, timestamp_seconds=self._clock.corrected(event.timestamp_seconds)) for event in events
+            ]
+        return sorted(events, key=lambda event: event.timestamp_seconds)
 
     def _add_frames(self, incident: _OpenIncident) -> None:
         """Add the frames and memory samples since the last time: the ring drops those of before the incident."""

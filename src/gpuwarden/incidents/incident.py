@@ -137,7 +137,7 @@ class IncidentSeries:
     """
 
     timestamp_seconds: Annotated[
-        Sequence[float], "Time of each point, the oldest first, in Unix time; it steps if the clock is set."
+        Sequence[float], "Time of each point, the oldest first, in Unix time by the clock at the end of the recording."
     ]
     gpus: Annotated[
         Mapping[str, Columns],

@@ -66,6 +66,7 @@ class Recording:
     state: State
     ended: float | None
     frames: Sequence[HistoryFrame]
+    times: Sequence[float]  # of the frames, in Unix time
     processes: Mapping[str, tuple[GpuProcess, ...]]
     owners: Owners
     samples: Mapping[str, Sequence[MemorySample]]
@@ -99,7 +100,7 @@ def build_incident(recording: Recording) -> Incident:
         runs=[json_from_record(record) for record in recording.runs],
         events=tuple(recording.events),
         xids=tuple(_xids(recording.events)),
-        clock_events=tuple(_clock_events(recording.frames))[-MAX_CLOCK_EVENTS:],
+        clock_events=tuple(_clock_events(recording))[-MAX_CLOCK_EVENTS:],
         kernel_lines=tuple(recording.kernel_lines),
         series=_series(recording),
     )
@@ -193,19 +194,19 @@ def _xids(events: Iterable[Event]) -> Iterator[IncidentXid]:
             )
 
 
-def _clock_events(frames: Sequence[HistoryFrame]) -> list[ClockEvent]:
+def _clock_events(recording: Recording) -> list[ClockEvent]:
     """Return the times in which clocks were limited by more than idleness or a power cap."""
     found = []
-    for (uuid,), columns in read_columns(frames, "gpus").items():
+    for (uuid,), columns in read_columns(recording.frames, "gpus").items():
         masks = columns.get("clock_events", [])
         since: dict[str, tuple[float, float]] = {}
-        for frame, mask in zip(frames, masks, strict=False):
+        for at, mask in zip(recording.times, masks, strict=False):
             active = set(clock_event_names(mask or 0))
             for reason in since.keys() - active:
                 began, ended = since.pop(reason)
                 found.append(_clock_event(uuid, reason, began, ended))
             for reason in active:
-                since[reason] = since.get(reason, (frame.time, 0.0))[0], frame.time
+                since[reason] = since.get(reason, (at, 0.0))[0], at
         found += [_clock_event(uuid, reason, *times) for reason, times in since.items()]
     return sorted(found, key=lambda event: event.began_timestamp_seconds)
 
@@ -226,7 +227,7 @@ def _series(recording: Recording) -> IncidentSeries | None:
     runs = {run_id: _rounded(columns) for (run_id,), columns in read_columns(frames, "runs").items()}
     host = read_columns(frames, "host").get((), {})
     return IncidentSeries(
-        timestamp_seconds=[round(frame.time, 3) for frame in frames],
+        timestamp_seconds=[round(at, 3) for at in recording.times],
         gpus={uuid: _rounded(columns) for (uuid,), columns in read_columns(frames, "gpus").items()},
         runs={run_id: columns for run_id, columns in runs.items() if run_id in wanted},
         devices=devices,

@@ -14,7 +14,7 @@ from gpuwarden.subordinate_uids import find_user
 
 MAX_TOTAL_BYTES = 64 << 20  # of all incidents, compressed
 NO_USER = -1  # of incidents of a GPU or the host
-PROGRAMS = -2  # of incidents of a GPU that any user's program can cause
+PROGRAMS = -2  # and below: of incidents of a GPU that any user's program can cause, a number for each GPU
 
 # Rowids in retention order, as of run records: each user's newest before any user's second newest. An incident from
 # the future, of before the clock was set back, counts as old.
@@ -46,15 +46,16 @@ class IncidentRow:
         return zlib.decompress(self.whole)
 
 
-def find_share(uid: int | None, kind: IncidentKind, severity: Severity) -> int:
+def find_share(uid: int | None, kind: IncidentKind, severity: Severity, gpu: int | None) -> int:
     """Return the user whose share of the incidents one counts for: that of the run that opened it, or a number below 0.
 
-    Pressure, and an XID that a program caused (severity info), have their own: else a program that crashes again and
-    again would displace the failures of the hardware.
+    Pressure, and an XID that a program caused (severity info), count for their GPU, by its index: else a program that
+    fills its GPU or crashes again and again would displace those of other GPUs, and the failures of the hardware.
     """
     if uid is not None:
         return find_user(uid)
-    return PROGRAMS if kind == "pressure" or (kind == "xid" and severity == "info") else NO_USER
+    is_of_program = kind == "pressure" or (kind == "xid" and severity == "info")
+    return PROGRAMS - (gpu or 0) if is_of_program else NO_USER
 
 
 def row_from_incident(incident: Incident) -> IncidentRow:
@@ -62,7 +63,7 @@ def row_from_incident(incident: Incident) -> IncidentRow:
     document = json_from_incident(incident)
     return IncidentRow(
         incident.id,
-        find_share(incident.uid, incident.kind, incident.severity),
+        find_share(incident.uid, incident.kind, incident.severity, incident.subject.gpu),
         incident.at_timestamp_seconds,
         _compact(outline(document)),
         zlib.compress(_compact(document), 1),
