@@ -1,4 +1,4 @@
-"""Formatting for people: durations, bytes, energy, ratios, counts; fields of log lines."""
+"""Formatting for people: durations, bytes, energy, ratios, counts, untrusted text; fields of log lines."""
 
 from __future__ import annotations
 
@@ -132,3 +132,8 @@ def _field(value: object) -> str:
     return (
         '"' + "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in escaped) + '"'
     )
+
+
+def sanitize(text: str) -> str:
+    """Replace characters that a terminal would interpret instead of showing."""
+    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)

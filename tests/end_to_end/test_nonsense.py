@@ -13,11 +13,11 @@ import pytest
 
 from gpuwarden.advice.advisor import Advisor
 from gpuwarden.analysis.oom.co_tenants import CoTenantTracker
-from gpuwarden.cli.common.terminal import sanitize
 from gpuwarden.cli.runs.memory_chart import ASCII
 from gpuwarden.cli.runs.memory_report import TerminalFormat, render_memory_story
 from gpuwarden.config.schema import Config
 from gpuwarden.daemon.metrics_page import read_tables
+from gpuwarden.formatting import sanitize
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.metrics.exposition import Exposition

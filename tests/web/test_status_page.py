@@ -485,6 +485,6 @@ def test_incidents_have_their_finding_and_links(page: Stage, tab: Tab) -> None:
     links = tab.evaluate(
         "[...document.querySelectorAll('section[data-key=incidents] a')].map(e => e.getAttribute('href'))"
     )
-    assert links[0] == "api/v1/incidents/i-0"
+    assert links[:2] == ["incident/i-0", "api/v1/incidents/i-0"]
     page.show(tab, poll_state())
     assert not tab.evaluate("document.querySelectorAll('section[data-key=incidents]').length")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
+from http import HTTPStatus
 from typing import TypeAlias
 from urllib.parse import parse_qs
 
@@ -26,6 +29,9 @@ from gpuwarden.web.api.state_document import StateInputs, render_state
 from gpuwarden.web.http_messages import Handler, HttpRequest, HttpResponse
 
 PAGE = "/page/"
+INCIDENT_PAGE = "/incident/"
+# The page of an incident has its styles in its text, and no script.
+_INCIDENT_HEADERS = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"}
 
 _NO_PAGE = b"no successful poll yet, or the last poll failed; if this persists, see the daemon's log\n"
 
@@ -85,6 +91,7 @@ class Routes:
             f"{RUNS}/": self.serve_run,
             INCIDENTS: self.serve_incidents,
             f"{INCIDENTS}/": self.serve_incident,
+            INCIDENT_PAGE: self.serve_incident_page,
             STATE: self.serve_state,
             HISTORY: self.serve_history,
         }
@@ -135,13 +142,21 @@ class Routes:
     async def serve_incident(self, request: HttpRequest) -> HttpResponse:
         """Return the incident in the path."""
         try:
-            name = request.path.removeprefix(f"{INCIDENTS}/")
+            name = request.path.rpartition("/")[2]
             incident = await self._flight.store.one(name, self._reader(request))
         except OSError as error:
             return HttpResponse(503, f"run database: {error.strerror}\n".encode())
         if incident is None:
             return HttpResponse(404, f"unknown incident; {INCIDENTS} lists the known ones\n".encode())
         return _json(incident)
+
+    async def serve_incident_page(self, request: HttpRequest) -> HttpResponse:
+        """Return the incident in the path as a page, as `gpuwarden incidents show --html` writes it."""
+        response = await self.serve_incident(request)
+        if response.status != HTTPStatus.OK:
+            return response
+        page = await asyncio.to_thread(_render_incident, response.body)
+        return HttpResponse(HTTPStatus.OK, page, "text/html; charset=utf-8", _INCIDENT_HEADERS)
 
     def _reader(self, request: HttpRequest) -> Reader:
         return reader(request.uid, os.geteuid(), self._config.web.show_error_text)
@@ -181,6 +196,14 @@ def _limit(request: HttpRequest, default: int) -> int | None:
     wanted = parse_qs(request.query).get("limit", [str(default)])[-1]
     is_valid = wanted.isascii() and wanted.isdigit() and 1 <= int(wanted[:9]) <= MAX_LISTED
     return int(wanted) if is_valid else None
+
+
+def _render_incident(document: bytes) -> bytes:
+    from gpuwarden.web.incidents.host_incident import HostIncident  # noqa: PLC0415 - memory, if nobody reads it
+    from gpuwarden.web.incidents.incident_merge import group_incidents  # noqa: PLC0415 - likewise
+    from gpuwarden.web.incidents.incident_page import render_page  # noqa: PLC0415 - likewise
+
+    return render_page(group_incidents([HostIncident(json.loads(document))])).encode("utf-8", "replace")
 
 
 def _json(body: bytes) -> HttpResponse:

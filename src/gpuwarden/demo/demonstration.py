@@ -17,11 +17,11 @@ import time
 from pathlib import Path
 
 from gpuwarden.cli.common.api_client import ApiError, daemon_url, fetch_json
-from gpuwarden.cli.top.state_reader import ApiObject
 from gpuwarden.config.schema import Config
 from gpuwarden.config.value_types import ADDRESS, Address
 from gpuwarden.demo.story import RUN_NAME, Story
 from gpuwarden.launcher.background import running
+from gpuwarden.web.api.api_object import ApiObject
 from gpuwarden.web.api.api_paths import STATE
 
 RULES = Path(__file__).parents[3] / "deploy" / "prometheus" / "rules" / "gpuwarden.yml"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpuwarden.cli.common.api_client import ApiError, fetch_json
-from gpuwarden.cli.top.state_reader import ApiObject
 from gpuwarden.config.value_types import Address
 from gpuwarden.formatting import format_bytes, format_elapsed
+from gpuwarden.web.api.api_object import ApiObject
 from gpuwarden.web.api.api_paths import STATE
 
 RUN_NAME = "demo-training"

@@ -10,7 +10,7 @@ from pathlib import Path
 from textwrap import wrap
 
 from gpuwarden._version import __version__
-from gpuwarden.cli.common.terminal import sanitize
+from gpuwarden.formatting import sanitize
 from gpuwarden.launcher.card import Card
 from gpuwarden.launcher.card_rows import list_rows, title
 from gpuwarden.records.record import json_from_record

@@ -8,9 +8,10 @@ from contextlib import suppress
 from typing import Any
 
 from gpuwarden.cli.common.api_client import ApiError, fetch_json
-from gpuwarden.cli.top.state_reader import ApiObject, place_by_uuid
+from gpuwarden.cli.top.state_reader import place_by_uuid
 from gpuwarden.launcher.private_daemon import DaemonPlace
 from gpuwarden.records.record import RunRecord, RunRecordError, record_from_json
+from gpuwarden.web.api.api_object import ApiObject
 from gpuwarden.web.api.api_paths import RUNS, STATE
 
 SETTLE_SECONDS = 6.0  # within which the daemon has concluded how a run ended

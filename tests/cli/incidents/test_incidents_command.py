@@ -7,7 +7,10 @@ import os
 import subprocess
 import sys
 import unicodedata
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +19,13 @@ from failure_stages import STAGED
 from services import Daemon, ending, fetch, until
 from staged_incidents import staged_incident, store_incidents
 
-from gpuwarden.cli.incidents.host_incident import HostIncident
-from gpuwarden.cli.incidents.incident_merge import group_incidents
 from gpuwarden.cli.incidents.incident_report import render_group
 from gpuwarden.cli.runs.memory_chart import BLOCKS
 from gpuwarden.cli.runs.memory_report import TerminalFormat
 from gpuwarden.incidents.incident_privacy import WITHHELD_LINE
 from gpuwarden.web.api.api_paths import INCIDENTS
+from gpuwarden.web.incidents.host_incident import HostIncident
+from gpuwarden.web.incidents.incident_merge import group_incidents
 from mock_nvml import MockNvml
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\r\n\u202egpj.exe"
@@ -105,6 +108,19 @@ def test_private_texts_come_by_the_unix_socket(daemon: Daemon) -> None:
     by_http = json.loads(fetch(f"{daemon.url}{INCIDENTS}/{hot}"))
     assert by_http["kernel_lines"][0]["text"] == WITHHELD_LINE
     assert KERNEL_LINE in " ".join(output("show", hot, port=daemon.port).split())
+
+
+def test_daemon_serves_the_page(daemon: Daemon) -> None:
+    """The daemon renders the page of an incident as the command does, without the private texts; 404 without one."""
+    hot = staged_incident("too_hot")
+    page = fetch(f"{daemon.url}/incident/{hot['id']}")
+    assert "GPU 2 was throttled" in page
+    assert "<svg" in page
+    assert KERNEL_LINE not in page
+    assert escape(WITHHELD_LINE) in page
+    assert EVIL not in fetch(f"{daemon.url}/incident/{staged_incident('killed')['id']}")
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        urllib.request.urlopen(f"{daemon.url}/incident/9", timeout=60)
 
 
 def test_incident_of_a_killed_daemon_is_cut_short(daemon: Daemon) -> None:

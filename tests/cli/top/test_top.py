@@ -25,10 +25,11 @@ from services import Daemon, ending, fetch, free_port, until
 
 from gpuwarden.cli.top.layout import render_box
 from gpuwarden.cli.top.run_table import make_run_table
-from gpuwarden.cli.top.state_reader import ApiObject, fetch_state
+from gpuwarden.cli.top.state_reader import fetch_state
 from gpuwarden.config.value_types import Address
 from gpuwarden.protocol.codec import encode
 from gpuwarden.protocol.messages import Hello
+from gpuwarden.web.api.api_object import ApiObject
 from mock_nvml import MockNvml
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J[red]x[/red]\r\n\u202egpj \x9b31m"

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from gpuwarden.cli.common.config_flags import load_config
-from gpuwarden.cli.common.terminal import FAILED, WRONG_USE, complain, sanitize, write
+from gpuwarden.cli.common.terminal import FAILED, WRONG_USE, complain, write
 from gpuwarden.cli.doctor.doctor_command import find_python
 from gpuwarden.cli.runs.runs_command import fetch_run, read_record
 from gpuwarden.config.schema import Config
@@ -21,6 +21,7 @@ from gpuwarden.explain.evidence import weigh_causes
 from gpuwarden.explain.explanation import explain_events
 from gpuwarden.explain.explanation_text import explanation_document, render_explanation
 from gpuwarden.explain.record_events import list_run_events
+from gpuwarden.formatting import sanitize
 
 UNKNOWN = """\
 No known error in {what}.

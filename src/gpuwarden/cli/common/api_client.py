@@ -14,8 +14,8 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from gpuwarden.cli.common.terminal import sanitize
 from gpuwarden.config.value_types import Address
+from gpuwarden.formatting import sanitize
 from gpuwarden.host.procfs import read_boot_id
 
 TIMEOUT_SECONDS = 10.0

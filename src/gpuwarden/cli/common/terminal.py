@@ -47,11 +47,6 @@ def complain(text: str) -> None:
         print(text, file=sys.stderr)  # noqa: T201 - output of a command
 
 
-def sanitize(text: str) -> str:
-    """Replace characters that a terminal would interpret instead of showing."""
-    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
-
-
 def terminal_width() -> int:
     """Return the number of columns of the terminal, 80 if unknown."""
     return shutil.get_terminal_size((80, 24)).columns

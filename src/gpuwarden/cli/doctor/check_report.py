@@ -8,9 +8,9 @@ from textwrap import wrap
 
 from rich.text import Text
 
-from gpuwarden.cli.common.terminal import sanitize
 from gpuwarden.cli.top.style import STYLES
 from gpuwarden.doctor.model import SUBJECTS, CheckResult, Status
+from gpuwarden.formatting import sanitize
 
 _STYLES: Mapping[Status, str] = {
     "pass": STYLES["ok"],

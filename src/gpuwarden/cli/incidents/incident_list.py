@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.cells import cell_len, set_cell_size
 
-from gpuwarden.cli.incidents.host_incident import HostIncident
+from gpuwarden.web.incidents.host_incident import HostIncident
 
 MIN_FINDING_WIDTH = 20  # columns
 MIN_WIDE_COLUMNS = 110  # columns of a terminal from which kinds are shown

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from gpuwarden.cli.common.api_client import MAX_ANSWER_BYTES, ApiError, daemon_url, fetch_json, find_socket
-from gpuwarden.cli.common.terminal import sanitize
 from gpuwarden.config.schema import Config
+from gpuwarden.formatting import sanitize
 from gpuwarden.web.api.api_paths import INCIDENTS, RUNS
 
 MAX_LISTED = 1000

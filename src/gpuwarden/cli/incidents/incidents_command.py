@@ -12,14 +12,14 @@ import sys
 from gpuwarden.cli.common.api_client import daemon_url
 from gpuwarden.cli.common.config_flags import load_config
 from gpuwarden.cli.common.terminal import terminal_width, write
-from gpuwarden.cli.incidents.host_incident import HostIncident
 from gpuwarden.cli.incidents.incident_list import render_incidents
-from gpuwarden.cli.incidents.incident_merge import group_incidents
-from gpuwarden.cli.incidents.incident_page import render_page
 from gpuwarden.cli.incidents.incident_reader import fetch_incidents, read_incidents
 from gpuwarden.cli.incidents.incident_report import render_group
 from gpuwarden.cli.runs.memory_chart import choose_alphabet
 from gpuwarden.cli.runs.memory_report import TerminalFormat
+from gpuwarden.web.incidents.host_incident import HostIncident
+from gpuwarden.web.incidents.incident_merge import group_incidents
+from gpuwarden.web.incidents.incident_page import render_page
 
 
 def list_incidents(parsed: argparse.Namespace) -> int:

@@ -13,7 +13,6 @@ from rich.text import Text
 
 from gpuwarden.analysis.findings import list_findings
 from gpuwarden.analysis.memory.headroom import headroom_limit_text
-from gpuwarden.cli.common.terminal import sanitize
 from gpuwarden.cli.runs.memory_chart import choose_alphabet
 from gpuwarden.cli.runs.memory_report import (
     TerminalFormat,
@@ -22,7 +21,15 @@ from gpuwarden.cli.runs.memory_report import (
 )
 from gpuwarden.cli.runs.run_list import state_text
 from gpuwarden.errors.kind_guides import find_text_guide
-from gpuwarden.formatting import cut_middle, format_bytes, format_duration, format_elapsed, format_energy, format_ratio
+from gpuwarden.formatting import (
+    cut_middle,
+    format_bytes,
+    format_duration,
+    format_elapsed,
+    format_energy,
+    format_ratio,
+    sanitize,
+)
 from gpuwarden.protocol.messages import OOM_KINDS, NonFiniteLoss
 from gpuwarden.records.record import RecordedAllocation, RecordedDevice, RecordedError, RunRecord
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rich.cells import cell_len, set_cell_size
 
-from gpuwarden.cli.common.terminal import sanitize
-from gpuwarden.formatting import format_bytes, format_count, format_elapsed
+from gpuwarden.formatting import format_bytes, format_count, format_elapsed, sanitize
 from gpuwarden.records.record import RunRecord
 
 MIN_NAME_WIDTH = 12  # columns

@@ -15,13 +15,15 @@ from typing import Any
 
 from gpuwarden.cli.common.api_client import ApiError, daemon_url, fetch_json, find_socket
 from gpuwarden.cli.common.config_flags import load_config
-from gpuwarden.cli.common.terminal import sanitize, terminal_width, write
+from gpuwarden.cli.common.terminal import terminal_width, write
 from gpuwarden.cli.runs.run_details import render_details
 from gpuwarden.cli.runs.run_list import render_table
-from gpuwarden.cli.top.state_reader import ApiObject, place_by_uuid
+from gpuwarden.cli.top.state_reader import place_by_uuid
 from gpuwarden.config.schema import Config
+from gpuwarden.formatting import sanitize
 from gpuwarden.records.paths import find_database_folder, find_user_database_folder
 from gpuwarden.records.record import MAX_LISTED, RunRecord, RunRecordError, record_from_json
+from gpuwarden.web.api.api_object import ApiObject
 from gpuwarden.web.api.api_paths import RUNS, STATE
 
 

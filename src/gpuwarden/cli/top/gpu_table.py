@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from gpuwarden.cli.top.state_reader import ApiObject, format_place
+from gpuwarden.cli.top.state_reader import format_place
 from gpuwarden.cli.top.style import (
     IN_USE,
     RESERVED,
@@ -22,6 +22,7 @@ from gpuwarden.cli.top.style import (
 )
 from gpuwarden.formatting import format_bytes
 from gpuwarden.owners.kinds import BY_PRIORITY
+from gpuwarden.web.api.api_object import ApiObject
 
 MIN_WIDE_COLUMNS, MIN_WIDEST_COLUMNS = 100, 140  # columns of a terminal from which more is shown
 _GIB = 2**30

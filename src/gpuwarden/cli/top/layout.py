@@ -11,10 +11,11 @@ from rich.text import Text
 
 from gpuwarden.cli.top.gpu_table import MIN_WIDEST_COLUMNS, count_rows, make_gpu_table
 from gpuwarden.cli.top.run_table import make_run_table
-from gpuwarden.cli.top.state_reader import ApiObject, format_place, place_by_uuid
+from gpuwarden.cli.top.state_reader import format_place, place_by_uuid
 from gpuwarden.cli.top.style import RANK, STYLES, Column, condition_mark, make_table, text_cell
 from gpuwarden.cli.top.view import DEFAULT_ORDER, sort_gpus, sort_runs
 from gpuwarden.formatting import format_bytes, format_elapsed
+from gpuwarden.web.api.api_object import ApiObject
 
 MAX_TROUBLES = 6
 MIN_EVENT_LINES = 3  # if lines are scarce

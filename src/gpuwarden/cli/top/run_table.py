@@ -9,9 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from gpuwarden.cli.top.gpu_table import MIN_WIDE_COLUMNS, MIN_WIDEST_COLUMNS
-from gpuwarden.cli.top.state_reader import ApiObject
 from gpuwarden.cli.top.style import STYLES, Column, condition_mark, make_table, number_cell, pressure_style, text_cell
 from gpuwarden.formatting import format_bytes, format_elapsed
+from gpuwarden.web.api.api_object import ApiObject
 
 
 def make_run_table(runs: Sequence[ApiObject], places: Mapping[str, str], width: int) -> Table:

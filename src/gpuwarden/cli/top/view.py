@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from gpuwarden.cli.top.state_reader import ApiObject
 from gpuwarden.cli.top.style import RANK
+from gpuwarden.web.api.api_object import ApiObject
 
 QUIT, DEFAULT_ORDER = "quit", "problem"
 PAGE = 10  # lines

@@ -30,6 +30,8 @@ For programs that show GPUs and training runs. The daemon answers at `web.listen
 | `/api/v1/incidents` | [incidents](#incidents), without their details |
 | `/api/v1/incidents/ID` | one incident, with its series; status 404 if the id is unknown |
 
+`/incident/ID` has that incident as a page for people.
+
 - All requests are GET or HEAD without a body. Responses are not cached, and are compressed for clients that accept gzip.
 - An unknown value has no key; so has an empty list or object, unless its key is *always* there. A 0 is a measured 0.
 - Units are in the keys: bytes, seconds, celsius, hertz, watts, joules, ratios of 0 to 1. Times are Unix time.

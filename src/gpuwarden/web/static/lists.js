@@ -53,6 +53,6 @@ export function incidents(found) {
     h("li", { "data-key": id },
       h("time", { datetime: new Date(at * 1000).toISOString() }, new Date(at * 1000).toLocaleString()), " ", mark(severity), " ",
       word(severity) ? h("span", { class: "unseen" }, `${word(severity)}: `) : null, h("bdi", {}, finding.text),
-      h("p", {}, interrupted ? "cut short, as the daemon was killed · " : "", h("code", {}, `gpuwarden incidents show ${id}`), " · ", h("a", { href: `api/v1/incidents/${encodeURIComponent(id)}` }, "JSON"))));
+      h("p", {}, interrupted ? "cut short, as the daemon was killed · " : "", h("code", {}, `gpuwarden incidents show ${id}`), " · ", h("a", { href: `incident/${encodeURIComponent(id)}` }, "page"), " · ", h("a", { href: `api/v1/incidents/${encodeURIComponent(id)}` }, "JSON"))));
   return section("incidents", "Incidents", bounded(lines, MOST_INCIDENTS, "incidents", "ol", { class: "lines events" }), { extra: true });
 }

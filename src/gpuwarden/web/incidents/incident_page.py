@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from gpuwarden.cli.incidents.host_incident import ROOT, HostIncident, format_clock, format_moment, format_offset
-from gpuwarden.cli.incidents.incident_merge import IncidentGroup
-from gpuwarden.cli.incidents.incident_report import (
+from gpuwarden.web.incidents.host_incident import ROOT, HostIncident, format_clock, format_moment, format_offset
+from gpuwarden.web.incidents.incident_lines import (
     gpu_title,
     kernel_lines,
     process_lines,
@@ -15,8 +14,9 @@ from gpuwarden.cli.incidents.incident_report import (
     versions_text,
     xid_lines,
 )
-from gpuwarden.cli.incidents.incident_series import QUANTITIES, gpu_points, run_points, time_range
-from gpuwarden.cli.incidents.svg_chart import MAX_COLORS, ChartLine, render_chart_figure
+from gpuwarden.web.incidents.incident_merge import IncidentGroup
+from gpuwarden.web.incidents.incident_series import QUANTITIES, gpu_points, run_points, time_range
+from gpuwarden.web.incidents.svg_chart import MAX_COLORS, ChartLine, render_chart_figure
 
 STYLE = """
 :root { color-scheme: light dark; --ground: #f3f5f7; --card: #fff; --edge: #d5dbe1; --text: #1b1f24; --muted: #56606b;

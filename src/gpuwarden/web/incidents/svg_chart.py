@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from gpuwarden.cli.incidents.host_incident import format_clock
-from gpuwarden.cli.incidents.incident_series import Point
+from gpuwarden.web.incidents.host_incident import format_clock
+from gpuwarden.web.incidents.incident_series import Point
 
 WIDTH, HEIGHT = 1000, 100  # units of the drawing, without a size on the screen
 MAX_COLORS = 8

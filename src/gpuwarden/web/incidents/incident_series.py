@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gpuwarden.cli.incidents.host_incident import HostIncident
 from gpuwarden.formatting import format_bytes, format_ratio
+from gpuwarden.web.incidents.host_incident import HostIncident
 
 Point = tuple[float, "float | None"]  # Unix time and value, None if unknown
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from gpuwarden.cli.top.state_reader import ApiObject
 from gpuwarden.records.record import MAX_TIME
+from gpuwarden.web.api.api_object import ApiObject
 
 MAX_FINDING = 4000  # characters
 SAME_SECONDS = 1.5  # between an event and its part of the finding

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 
-from gpuwarden.cli.incidents.host_incident import OTHER_ROOT, ROOT, HostIncident, Moment
-from gpuwarden.cli.incidents.incident_series import Point, run_points
 from gpuwarden.formatting import format_elapsed
+from gpuwarden.web.incidents.host_incident import OTHER_ROOT, ROOT, HostIncident, Moment
+from gpuwarden.web.incidents.incident_series import Point, run_points
 
 NEAR_SECONDS = 3600.0  # between incidents of a job that belong together: a job may fail again another day
 CAUSE_SECONDS = 120.0  # in which a strong cause on one host precedes weak ones, even if it was noticed later

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from staged_incidents import move_clock, ranks_of_two_hosts, staged_incident
 
-from gpuwarden.cli.incidents.host_incident import HostIncident
-from gpuwarden.cli.incidents.incident_merge import IncidentGroup, clock_difference, group_incidents
+from gpuwarden.web.incidents.host_incident import HostIncident
+from gpuwarden.web.incidents.incident_merge import IncidentGroup, clock_difference, group_incidents
 
 
 def group(*incidents: dict[str, Any]) -> list[IncidentGroup]:

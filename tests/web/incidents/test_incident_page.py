@@ -11,9 +11,9 @@ from failure_stages import STAGED
 from staged_incidents import ranks_of_two_hosts, staged_incident
 
 from browser import Tab, chromium
-from gpuwarden.cli.incidents.host_incident import HostIncident
-from gpuwarden.cli.incidents.incident_merge import group_incidents
-from gpuwarden.cli.incidents.incident_page import render_page
+from gpuwarden.web.incidents.host_incident import HostIncident
+from gpuwarden.web.incidents.incident_merge import group_incidents
+from gpuwarden.web.incidents.incident_page import render_page
 
 EVIL = '<script>document.title = "owned"</script><img src=x onerror="document.title=1">"\'&'
 PHONE = 360
