@@ -35,7 +35,7 @@ class ProgramEnd:
     """End of a program: `status` is that of wait(2), `began` and `ended` are Unix times.
 
     `seconds` is the time between them, whatever the clock did. `usage` is getrusage(2)'s, of the program and those of
-    its children that it has waited for. `passed` are signals that were passed on to it, in order.
+    its children that it has waited for.
     """
 
     pid: int
@@ -44,7 +44,6 @@ class ProgramEnd:
     ended: float
     seconds: float
     usage: resource.struct_rusage
-    passed: tuple[signal.Signals, ...]
 
     @property
     def signal(self) -> int | None:
@@ -88,10 +87,10 @@ def run_program(
     except BaseException:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         raise
-    passed, status, usage = _wait(process.pid)
+    status, usage = _wait(process.pid)
     process.returncode = os.waitstatus_to_exitcode(status)  # has been waited for
     ended = time.time()
-    return ProgramEnd(process.pid, status, began, ended, time.monotonic() - started, usage, tuple(passed))
+    return ProgramEnd(process.pid, status, began, ended, time.monotonic() - started, usage)
 
 
 def should_hurry() -> bool:
@@ -111,9 +110,8 @@ def end_like(end: ProgramEnd) -> int:
     return 128 + end.signal  # as shells say it, for a signal that does not end this process
 
 
-def _wait(pid: int) -> tuple[list[signal.Signals], int, resource.struct_rusage]:
-    """Pass signals on until the program ends; return them, its status and its usage."""
-    passed: list[signal.Signals] = []
+def _wait(pid: int) -> tuple[int, resource.struct_rusage]:
+    """Pass signals on until the program ends; return its status and its usage."""
     while True:
         changed, status, usage = os.wait4(pid, os.WNOHANG | os.WUNTRACED)
         if changed and os.WIFSTOPPED(status):
@@ -121,12 +119,11 @@ def _wait(pid: int) -> tuple[list[signal.Signals], int, resource.struct_rusage]:
             if os.WSTOPSIG(status) in _OF_JOB_CONTROL or _is_in_foreground():
                 os.kill(os.getpid(), signal.SIGSTOP)  # so that the shell sees the job stop, and can continue it
         elif changed:
-            return passed, status, usage
+            return status, usage
         info = signal.sigwaitinfo({*_PASSED, signal.SIGCHLD})
         if info.si_signo != signal.SIGCHLD and info.si_code in _FROM_PROCESS and info.si_pid != pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, info.si_signo)
-            passed.append(signal.Signals(info.si_signo))
 
 
 def _is_in_foreground() -> bool:

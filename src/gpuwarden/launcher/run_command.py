@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
+import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -19,10 +20,11 @@ from gpuwarden.launcher.card_formats import FORMATS, render_text, write_card
 from gpuwarden.launcher.host_kills import HostKillWatch
 from gpuwarden.launcher.introduction import introduce_program
 from gpuwarden.launcher.private_daemon import DaemonPlace, open_daemon
+from gpuwarden.launcher.private_folder import private_folder
 from gpuwarden.launcher.program import ProgramEnd, end_like, run_program, should_hurry
 from gpuwarden.launcher.program_environment import make_environment
 from gpuwarden.launcher.run_records import await_records, fetch_gpu_numbers
-from gpuwarden.protocol.run_folder import read_crashes, read_notes
+from gpuwarden.protocol.run_folder import FOLDER_VARIABLE, ProcessNote, read_crashes, read_notes, write_note
 
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126  # exit statuses, as of a shell
 _MAX_WIDTH = 100  # columns of the card
@@ -39,8 +41,8 @@ def run(parsed: argparse.Namespace) -> int:
         return WRONG_USE
     config = load_config(parsed)
     try:
-        with tempfile.TemporaryDirectory(prefix="gpuwarden-run-", ignore_cleanup_errors=True) as folder:
-            end, card = _watch(command, parsed, config, Path(folder))
+        with private_folder() as folder:
+            end, card = _watch(command, parsed, config, folder)
     except OSError as error:
         if error.filename != command[0]:
             raise
@@ -65,10 +67,19 @@ def _watch(
         end = run_program(command, environment, introduce)
         try:
             notes, crashes = list(read_notes(notes_folder)), list(read_crashes(notes_folder))
+            _pass_to_outer_run(notes)
             return end, _make_card(command, ProgramFacts(end, kills.find(end.pid), notes, crashes), place)
         except Exception as error:  # noqa: BLE001 - no failure of the card may change how the command ends
             complain(f"gpuwarden run: no card: {type(error).__name__}: {error}")
             return end, None
+
+
+def _pass_to_outer_run(notes: Sequence[ProcessNote]) -> None:
+    """Give the notes to the `gpuwarden run` that this one is the program of, or a part of it."""
+    if folder := os.environ.get(FOLDER_VARIABLE):
+        with contextlib.suppress(OSError):
+            for note in notes:
+                write_note(folder, note)
 
 
 def _make_card(command: Sequence[str], facts: ProgramFacts, place: DaemonPlace | None) -> Card:

@@ -30,7 +30,9 @@ def await_records(
     end = time.monotonic() + SETTLE_SECONDS
     while True:
         listed = [each for each in _fetch_runs(place) if place.private or _is_of(each, pids, since)]
-        if all(each.get("outcome") for each in listed) or should_hurry() or time.monotonic() > end:
+        # The run of a program that ends at once is listed with the next poll.
+        is_complete = bool(listed) and all(each.get("outcome") for each in listed)
+        if is_complete or should_hurry() or time.monotonic() > end:
             return [record for each in listed if (record := _fetch_whole(place, each)) is not None]
         time.sleep(_POLL_SECONDS)
 
