@@ -178,6 +178,34 @@ def test_name(environment: dict[str, str], tmp_path: Path) -> None:
         assert run["name"] == name
 
 
+def test_program_that_ends_at_once(environment: dict[str, str], tmp_path: Path) -> None:
+    """It has its run on the card, also where the path of TMPDIR is too long for a socket in it."""
+    path, long = tmp_path / "card.json", tmp_path / ("x" * 100)
+    long.mkdir()
+    for folder in (tmp_path, long):
+        ended = launch({**environment, "TMPDIR": str(folder)}, "--card", str(path), "--", "true")
+        assert "no daemon" not in ended.stderr
+        (run,) = json.loads(path.read_text())["runs"]
+        assert (run["name"], run["outcome"]) == ("true", "finished")
+
+
+def test_prompt(environment: dict[str, str]) -> None:
+    """An error at Python's prompt, or in a script before it, is no cause of a later end without error."""
+    for arguments, lines in ((["-i"], "{}['gone']\n"), (["-i", "-c", "{}['gone']"], "")):
+        ended = launch(environment, "--", sys.executable, *arguments, input=lines)
+        assert "KeyError: 'gone'" in ended.stderr
+        assert rows(ended.stderr)["outcome"].startswith("finished")
+        assert "cause" not in rows(ended.stderr)
+
+
+def test_run_within_a_run(environment: dict[str, str]) -> None:
+    """Both cards have the error."""
+    script = [sys.executable, "-c", "{}['gone']"]
+    ended = launch(environment, "--", sys.executable, "-m", "gpuwarden", "run", "--", *script)
+    inner, outer = ended.stderr.split("gpuwarden run, started ")[1:]
+    assert rows(inner)["message"] == rows(outer)["message"] == "KeyError: 'gone'"
+
+
 def test_uncounted_steps(environment: dict[str, str], tmp_path: Path) -> None:
     """The card names steps that a process could not count, once for all processes."""
     path = tmp_path / "card.json"

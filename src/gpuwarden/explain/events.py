@@ -44,7 +44,9 @@ _NOTEBOOK_FRAME = re.compile(
     r"(File )?(?P<path>(Cell|Input) In ?\[\d+\]|\S[^:]*\.py)(:|, line |, in <cell line: )(?P<line>\d+)"
     r"(, in (?P<function>[\w.]+))?"
 )
-_LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python3|\\lib\\|<frozen|<string>|importlib")
+_LIBRARY = re.compile(
+    r"site-packages|dist-packages|/lib/python3|\\lib\\|<frozen|<string>|importlib|__autograph_generated|/gpuwarden/client/"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpuwarden.errors.recognition import find_problem
 from gpuwarden.explain.events import ErrorEvent, read_events
@@ -92,8 +92,13 @@ def _ended_by_oom(note: ProcessNote, pid: int) -> bool:
 def _list_events(facts: ProgramFacts, runs: Sequence[RunRecord]) -> Iterator[ErrorEvent]:
     for note in facts.notes:
         for error in filter(None, (note.error, note.thread_error)):
-            yield from read_events(io.BytesIO(error.text.encode()))
+            is_survived = note.pid == facts.end.pid and facts.end.status == 0  # `python -i` goes on after an error
+            if not is_survived or error.thread or error.unraisable:
+                for event in read_events(io.BytesIO(error.text.encode())):
+                    yield replace(event, frame=error.frame or event.frame)
     for crash in facts.crashes:
         yield from read_events(io.BytesIO(crash.encode()))
     for run in runs:
-        yield from list_run_events(run)
+        # SIGTERM ends a child of the program by its parent's will: a notebook's kernel, ranks after one that failed.
+        is_ended = run.pid != facts.end.pid and (run.evidence or "").startswith("ended by SIGTERM")
+        yield from list_run_events(replace(run, outcome=None) if is_ended else run)

@@ -32,6 +32,7 @@ class ProgramError:
     thread: bool  # it ended a thread, and the program went on
     framework_kind: str  # the classifier's ErrorKind
     unraisable: bool = False  # raised in a finalizer or an exit handler, and ignored by Python
+    frame: str | None = None  # innermost of the user's own code, as "train.py:12 in main"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,4 +136,5 @@ def _parse_error(fields: dict[str, Any] | None) -> ProgramError | None:
         thread=bool(fields["thread"]),
         framework_kind=str(fields["framework_kind"]),
         unraisable=bool(fields.get("unraisable", False)),
+        frame=None if fields.get("frame") is None else str(fields["frame"]),
     )

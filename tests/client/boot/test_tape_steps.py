@@ -11,6 +11,18 @@ from tape_programs import TAPE, TAPES
 
 from system_parts import require
 
+FAILING = """
+import tensorflow as tf
+
+@tf.function
+def step(x):
+    if tf.reduce_sum(x) > 0:
+        x = x @ tf.ones((7, 7))
+    return x
+
+step(tf.ones((2, 3)))
+"""
+
 TF_KERAS = Path(__file__).parents[3] / "build/keras2/tf_keras"
 pytestmark = pytest.mark.frameworks
 
@@ -30,3 +42,12 @@ def test_steps(tmp_path: Path, loop: str, legacy: bool) -> None:  # noqa: FBT001
     (run,) = ended.runs
     assert run.steps == int(ended.output.split()[-1]) > 0
     assert "instrumentation failed" not in ended.errors
+
+
+def test_frame_of_an_error(tmp_path: Path) -> None:
+    """An error in a tf.function is at the program's own line, not at AutoGraph's copy or in the instrumentation."""
+    program = tmp_path / "train.py"
+    program.write_text(FAILING, encoding="utf-8")
+    (note,) = run_instrumented(tmp_path, program).notes
+    assert note.error is not None
+    assert note.error.frame == f"{program}:7 in step"

@@ -17,13 +17,15 @@ def keep_error(error: BaseException, origin: Origin) -> None:
     """Keep an error. `origin` is what it ended; "printed": the interpreter's last one, known at its exit."""
     if origin == "printed" and find_uncaught_type() is None:
         return  # printed by a prompt, or by a program that went on
+    found = error_from_exception(error, "idle", 0)
     text = "".join(traceback.format_exception(error)).encode("utf-8", "replace")
     note_error(
         ProgramError(
             type=type(error).__name__,
             text=text[-MAX_TEXT_BYTES:].decode("utf-8", "replace"),
             thread=origin == "thread",
-            framework_kind=error_from_exception(error, "idle", 0).kind,
+            framework_kind=found.kind,
             unraisable=origin == "finalizer",
+            frame=found.frame,
         )
     )

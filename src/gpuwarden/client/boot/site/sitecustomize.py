@@ -128,7 +128,8 @@ def _keep_uncaught() -> None:
     uncaught, unraisable = sys.excepthook, sys.unraisablehook
 
     def keep_uncaught(cls: "Any", error: "Any", trace: "Any") -> None:
-        _keep_error(error, "program")
+        if not hasattr(sys, "ps1"):  # a prompt goes on after an error
+            _keep_error(error, "program")
         uncaught(cls, error, trace)
 
     def keep_unraisable(ignored: "Any") -> None:
