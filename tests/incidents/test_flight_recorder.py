@@ -17,7 +17,9 @@ from gpuwarden.incidents.flight_recorder import AFTER_SECONDS, BURST, JOIN_SECON
 from gpuwarden.incidents.incident import Incident
 from gpuwarden.incidents.incident_builder import MAX_PROCESSES
 from gpuwarden.incidents.incident_store import IncidentStore
-from gpuwarden.protocol.messages import End, uncaught_reason
+from gpuwarden.protocol.messages import Census, End, TensorGroup, uncaught_reason
+from gpuwarden.web.incidents.host_incident import HostIncident
+from gpuwarden.web.incidents.incident_lines import run_lines
 
 
 def played(tmp_path: Path, script: Callable[[Stage], Coroutine[Any, Any, None]], gpus: int = 2) -> list[Any]:
@@ -101,6 +103,24 @@ def test_run_that_closes_its_connection_and_lives_on_has_no_incident(tmp_path: P
         await stage.passes(30)
 
     assert not played(tmp_path, script)
+
+
+def test_census_is_in_the_incident_of_an_out_of_memory(tmp_path: Path) -> None:
+    """The holders of a run's tensors are in the report, also of a census that came after the error."""
+
+    async def script(stage: Stage) -> None:
+        run = stage.train("leaky", in_use=30 * GIB)
+        await stage.passes(60)
+        raises(run, "device_oom", "ResourceExhaustedError", "OOM", None)
+        await stage.passes(INTERVAL)
+        groups = (TensorGroup(1204, 24 * GIB, "64,512,512", "float32", "list history\x1b[31m", "train.py:88"),)
+        stage.box.send(run.peer, Census(120, 0.1, 1204, 24 * GIB, 30 * GIB, groups=groups))
+        await stage.passes(30)
+
+    (found,) = played(tmp_path, script)
+    lines = run_lines(HostIncident(found))
+    assert any("are 1,204 tensors float32[64,512,512] kept by list history" in line for line in lines), lines
+    assert "\x1b" not in "".join(lines)
 
 
 def test_old_troubles_open_nothing_after_a_restart(tmp_path: Path) -> None:
@@ -293,7 +313,7 @@ def test_clock_that_is_set_loses_no_incident(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("seconds", [-3600, 3600])
 def test_clock_that_is_set_during_an_incident(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: int) -> None:
-    """Points and facts of before and after are in one order: what followed is still told from the root."""
+    """Points and facts of before and after are in one order: what followed still follows from the root."""
 
     async def script(stage: Stage) -> None:
         run = stage.train("resnet", gpus=(1,))

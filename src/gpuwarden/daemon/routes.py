@@ -199,7 +199,7 @@ def _limit(request: HttpRequest, default: int) -> int | None:
 
 
 def _render_incident(document: bytes) -> bytes:
-    from gpuwarden.web.incidents.host_incident import HostIncident  # noqa: PLC0415 - memory, if nobody reads it
+    from gpuwarden.web.incidents.host_incident import HostIncident  # noqa: PLC0415 - saves memory where it is not read
     from gpuwarden.web.incidents.incident_merge import group_incidents  # noqa: PLC0415 - likewise
     from gpuwarden.web.incidents.incident_page import render_page  # noqa: PLC0415 - likewise
 

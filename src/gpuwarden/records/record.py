@@ -412,6 +412,11 @@ def record_from_json(value: Any) -> RunRecord:
     return _read(RunRecord, value)
 
 
+def census_from_json(value: Any) -> RecordedCensus:
+    """Return the census of a record's JSON. Raises RunRecordError."""
+    return _read(RecordedCensus, value)
+
+
 def _read(cls: type[T], value: Any) -> T:
     if not isinstance(value, dict):
         raise RunRecordError("expected an object")

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TypeAlias
 
-from gpuwarden.cli.runs.census_report import list_holders
 from gpuwarden.cli.runs.memory_chart import LABEL_WIDTH, MIN_WIDTH, render_chart
 from gpuwarden.formatting import format_bytes, format_elapsed, format_forecast, format_growth
 from gpuwarden.records.record import MemoryTimeline, RecordedDevice, RecordedEvent, RunRecord
+from gpuwarden.web.incidents.census_report import list_holders
 
 MAX_WIDTH = 140  # of a line
 MAX_CHARTS = 2  # with more GPUs, only the one with the least headroom has a chart

@@ -24,6 +24,10 @@ class ApiObject:
     def __bool__(self) -> bool:
         return bool(self._of)
 
+    def value(self, key: str) -> Any:
+        """Return a value as it is, unchecked."""
+        return self._of.get(key)
+
     def number(self, key: str) -> float | None:
         """Return a number, or None."""
         value = self._of.get(key)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from gpuwarden.formatting import cut_middle, format_bytes, format_count
+from collections.abc import Iterator
+
+from gpuwarden.formatting import cut_middle, format_bytes, format_count, sanitize
+from gpuwarden.records.record import RunRecordError, census_from_json
 from gpuwarden.web.api.api_object import ApiObject
+from gpuwarden.web.incidents.census_report import list_holders
 from gpuwarden.web.incidents.host_incident import HostIncident, format_clock
 
 MAX_KERNEL_LINES = 20
@@ -41,7 +45,7 @@ def process_lines(incident: HostIncident) -> list[str]:
 
 
 def run_lines(incident: HostIncident) -> list[str]:
-    """Return a line for each run, each with lines for its errors."""
+    """Return a line for each run, each with lines for its errors and the holders of its tensors."""
     lines = []
     for run in incident.incident.parts("runs"):
         state = (run.text("state") or run.text("outcome") or "running").replace("_", " ")
@@ -61,7 +65,19 @@ def run_lines(incident: HostIncident) -> list[str]:
             text = cut_middle(error.text("text", 4 * MAX_MESSAGE), MAX_MESSAGE)
             what = f"{error.text('kind')} error at {format_clock(incident.time_of(error))}"
             lines.append(f"{what}: {error.text('exception')}: {text}")
+        lines += _census_lines(incident, run)
     return lines
+
+
+def _census_lines(incident: HostIncident, run: ApiObject) -> Iterator[str]:
+    """Yield a line for each holder of a run's tensors at its last census."""
+    try:
+        census = census_from_json(run.value("census"))
+    except RunRecordError:  # none, or of another version
+        return
+    when = format_clock(incident.time_of(run.part("census")))
+    for holder in list_holders(census):
+        yield f"tensors at {when}: {sanitize(holder)}"
 
 
 def xid_lines(incident: HostIncident) -> list[str]:

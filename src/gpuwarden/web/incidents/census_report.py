@@ -1,4 +1,4 @@
-"""Text of a census in the report of a run: which tensors have the memory, and which name keeps them."""
+"""Text of a census in the reports of runs and incidents: which tensors have the memory, and which name keeps them."""
 
 from __future__ import annotations
 
