@@ -82,6 +82,7 @@ XidCode = Annotated[str, _xid_code]
 _CHECKS: dict[Any, _Check] = {str: _text, int: _whole, float: _number, bool: _truth}
 
 
+# fmt: off
 @dataclass(frozen=True, slots=True)
 class RecordedAllocation:
     """Failed allocation, as far as the framework's message describes it."""
@@ -122,9 +123,7 @@ class RecordedNonFiniteLoss:
     after_step: Annotated[int, "Last step known to be before the first such one; steps count from 1."]
     first_step: Annotated[int, "Step by which the first one had occurred; the step itself if it is `after_step` + 1."]
     first_timestamp_seconds: Annotated[UnixTime, "When it was noticed, in Unix time."]
-    validations: Annotated[
-        int, "Number of validations with such a loss; where no step had one, the first followed `first_step`."
-    ] = 0
+    validations: Annotated[int, "Number of validations with such a loss; where no step had one, the first followed `first_step`."] = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +138,9 @@ class RecordedError:
     phase: Annotated[str | None, "Phase of the run at that time."] = None
     steps: Annotated[int | None, "Training steps up to then."] = None
     headroom_bytes: Annotated[Mapping[str, float] | None, "Headroom just before, by UUID."] = None
-    least_headroom_bytes: Annotated[
-        Mapping[str, float] | None, "Lower bound of the headroom within the step, by UUID."
-    ] = None
+    least_headroom_bytes: Annotated[Mapping[str, float] | None, "Lower bound of the headroom within the step, by UUID."] = None
     allocations: Annotated[tuple[RecordedAllocation, ...], "Failed allocations of an out-of-memory error."] = ()
-    memory: Annotated[
-        Mapping[str, RecordedDeviceMemory] | None, "Allocators after the error, by the framework's device."
-    ] = None
+    memory: Annotated[Mapping[str, RecordedDeviceMemory] | None, "Allocators after the error, by the framework's device."] = None
     verdict: Annotated[RecordedDiagnosis | None, "Diagnosis of an out-of-memory error."] = None
 
 
@@ -183,9 +178,7 @@ class MemoryTimeline:
     """
 
     began_seconds: Annotated[tuple[float, ...], "Start of the window."]
-    ended_seconds: Annotated[
-        tuple[float, ...], "End of the window; in a gap before the next one no daemon was running."
-    ]
+    ended_seconds: Annotated[tuple[float, ...], "End of the window; in a gap before the next one no daemon was running."]
     lowest_bytes: Annotated[tuple[int, ...], "Lowest memory in use at a report."]
     highest_bytes: Annotated[tuple[int, ...], "Highest memory in use at a report; reports come between steps."]
     peak_bytes: Annotated[tuple[int, ...], "Peak of the allocator up to then, reached within steps."]
@@ -255,14 +248,10 @@ class RecordedDevice:
     memory_limit_bytes: Annotated[int | None, "The allocator's own limit."] = None
     headroom_at_peak_bytes: Annotated[float | None, "Headroom on top of that peak."] = None
     lowest_headroom_bytes: Annotated[float | None, "Lowest headroom of any poll."] = None
-    headroom_limit: Annotated[
-        str | None, "Limit that the run would have reached first, as last known: device, allocator, cgroup or mps."
-    ] = None
+    headroom_limit: Annotated[str | None, "Limit that the run would have reached first, as last known: device, allocator, cgroup or mps."] = None
     headroom_limit_bytes: Annotated[float | None, "That limit, unless it was the device's memory."] = None
     xids: Annotated[Mapping[XidCode, int] | None, "XIDs of the GPU during the run, by code."] = None
-    memory_growth_bytes_per_second: Annotated[
-        float | None, "Rate of a leak, while running ([leaks](../understand/leaks.md))."
-    ] = None
+    memory_growth_bytes_per_second: Annotated[float | None, "Rate of a leak, while running ([leaks](../understand/leaks.md))."] = None
     seconds_to_oom: Annotated[float | None, "OOM forecast: time to the limit at that rate."] = None
     seconds_to_oom_lower: Annotated[float | None, "Lower bound."] = None
     seconds_to_oom_upper: Annotated[float | None, "Upper bound; absent if it may never come."] = None
@@ -306,12 +295,8 @@ class RunRecord:
     rank: Annotated[int | None, "Rank in the job, from 0."] = None
     world_size: Annotated[int | None, "Number of processes of the job."] = None
     ended_timestamp_seconds: Annotated[UnixTime | None, "End, in Unix time, if a daemon saw it."] = None
-    state: Annotated[
-        str | None, "running or stalled; once it has ended, its outcome. Absent in records of earlier versions."
-    ] = None
-    outcome: Annotated[
-        str | None, "How it ended: finished, failed, out_of_memory, killed, crashed or unknown; absent while it runs."
-    ] = None
+    state: Annotated[str | None, "running or stalled; once it has ended, its outcome. Absent in records of earlier versions."] = None
+    outcome: Annotated[str | None, "How it ended: finished, failed, out_of_memory, killed, crashed or unknown; absent while it runs."] = None
     evidence: Annotated[str | None, "Evidence for the outcome."] = None
     phase: Annotated[str | None, "Last phase: train, test, predict or idle."] = None
     phase_seconds: Annotated[Mapping[str, float] | None, "Time in each phase, by polls."] = None
@@ -325,29 +310,21 @@ class RunRecord:
     stalls: Annotated[int | None, "Number of stalls seen by this daemon."] = None
     loss: Annotated[Signed | None, "Last loss, if the user reports it."] = None
     nonfinite_loss: Annotated[RecordedNonFiniteLoss | None, "Steps with a loss of NaN or infinity, if any."] = None
-    no_gpu: Annotated[
-        str | None, "Why it trained on the CPU of a host with GPUs ([reasons](../use/runs.md#training-without-a-gpu))."
-    ] = None
+    no_gpu: Annotated[str | None, "Why it trained on the CPU of a host with GPUs ([reasons](../use/runs.md#training-without-a-gpu))."] = None
     input_wait_seconds: Annotated[float | None, "Time that steps waited for input, where known."] = None
     input_observed_seconds: Annotated[float | None, "Step time for which the wait is known."] = None
     input_wait_ratio: Annotated[float | None, "Ratio of the two."] = None
     gpu_seconds: Annotated[float | None, "Time with memory allocated, summed over GPUs."] = None
     gpu_idle_ratio: Annotated[float | None, "Part of it without a running kernel, for GPUs that report it."] = None
-    energy_joules: Annotated[
-        float | None, "Energy of its GPUs in that time; on a shared GPU it counts for each run."
-    ] = None
-    throttled_seconds: Annotated[
-        Mapping[str, float] | None, "Throttled time, by clock event reason, summed over GPUs."
-    ] = None
+    energy_joules: Annotated[float | None, "Energy of its GPUs in that time; on a shared GPU it counts for each run."] = None
+    throttled_seconds: Annotated[Mapping[str, float] | None, "Throttled time, by clock event reason, summed over GPUs."] = None
     throttled_step_seconds: Annotated[Mapping[str, float] | None, "Of that, time in training steps."] = None
     devices: Annotated[tuple[RecordedDevice, ...], "GPUs and MIG instances of the run, shared or not."] = ()
     errors: Annotated[Mapping[str, int] | None, "Errors raised by steps, by kind."] = None
     actions: Annotated[Mapping[str, int] | None, "Actions on advice, as configured by `on_pressure`, by kind."] = None
     errors_told: Annotated[tuple[RecordedError, ...], "Last errors, oldest first."] = ()
     census: Annotated[RecordedCensus | None, "Last census of its tensors, if it takes any."] = None
-    headroom_unknown: Annotated[
-        Mapping[str, str] | None, 'Reason for unknown headroom, by UUID; "" for devices not identified as a GPU.'
-    ] = None
+    headroom_unknown: Annotated[Mapping[str, str] | None, 'Reason for unknown headroom, by UUID; "" for devices not identified as a GPU.'] = None
     batch_size_advice: Annotated[RecordedBatchSizeAdvice | None, "Batch size that fits, if there is evidence."] = None
     marks: Annotated[tuple[RecordedEvent, ...], "Events of its memory, in order; only with `story`."] = ()
     xids: Annotated[Mapping[XidCode, int] | None, "XIDs of its GPUs during the run, by code."] = None
@@ -358,6 +335,7 @@ class RunRecord:
     read_bytes: Annotated[int | None, "Bytes read from storage."] = None
     written_bytes: Annotated[int | None, "Bytes written to storage."] = None
     reports_dropped: Annotated[int | None, "Reports dropped because the daemon did not read them."] = None
+# fmt: on
 
 
 @cache

@@ -18,6 +18,14 @@ def check_whole(value: Any, name: str, least: int = 1) -> int:
     return number
 
 
+def check_sizes(batch_size: Any, smallest: Any) -> tuple[int, int]:
+    """Check a first and a smallest batch size. Raises likewise."""
+    first, least = check_whole(batch_size, "batch_size"), check_whole(smallest, "smallest")
+    if first < least:
+        raise ValueError(f"batch_size: {first} is less than smallest; pass {least} or more")
+    return first, least
+
+
 def count_workers() -> int:
     """Return how many processes train together, by the variables that launchers set."""
     return read_job_place(os.environ).world_size or 1

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 from gpuwarden.client.frameworks import list_running_frameworks
 from gpuwarden.client.guard import log
 from gpuwarden.client.reporter import report_oom_retry
-from gpuwarden.tuning.argument_checks import check_whole, count_workers
+from gpuwarden.tuning.argument_checks import check_sizes, count_workers
 from gpuwarden.tuning.device_allocator import add_note, free_memory, is_device_oom
 
 R = TypeVar("R")
@@ -54,9 +54,7 @@ def with_oom_retry(
     The decorated function raises the out-of-memory, with a note, if there is no smaller size, or if `restore` failed;
     any other error at once.
     """
-    first, least = check_whole(batch_size, "batch_size"), check_whole(smallest, "smallest")
-    if first < least:
-        raise ValueError(f"batch_size: {first} is less than smallest; pass {least} or more")
+    first, least = check_sizes(batch_size, smallest)
     if not (restore is None or callable(restore)):
         raise TypeError(f"restore: {type(restore).__name__} is not a function; pass one without arguments")
 

@@ -14,7 +14,7 @@ from gpuwarden.client.guard import log
 from gpuwarden.client.keras.checkpoint import save
 from gpuwarden.client.keras_import import keras
 from gpuwarden.client.reporter import report_oom_retry
-from gpuwarden.tuning.argument_checks import check_whole
+from gpuwarden.tuning.argument_checks import check_sizes, check_whole
 from gpuwarden.tuning.device_allocator import add_note, free_memory, is_device_oom
 from gpuwarden.tuning.gradient_accumulation import accumulate, check_accumulation, read_accumulation
 from gpuwarden.tuning.model_checks import check_model
@@ -82,7 +82,7 @@ def fit_with_oom_retry(
     check_model(model, "fit_with_oom_retry")
     _check_rates(model)
     _check_arguments(make_dataset, fit_kwargs)
-    limits = _make_limits(batch_size, smallest, tries)
+    limits = _Limits(*check_sizes(batch_size, smallest), check_whole(tries, "tries"))
     path = _check_path(checkpoint)
     if keep_effective_batch:
         check_accumulation(model)
@@ -149,12 +149,7 @@ class _Training:
         kwargs = self._make_arguments(size, self._limits.batch_size if "batch_size" in data else _KERAS_BATCH_SIZE)
         try:
             with _hide_train_begin(self._user if attempt > 1 else (), self._history if attempt > 1 else None):
-                self._model.fit(
-                    **data,
-                    **kwargs,
-                    callbacks=self._callbacks,
-                    initial_epoch=self._begin.epoch,
-                )
+                self._model.fit(**data, **kwargs, callbacks=self._callbacks, initial_epoch=self._begin.epoch)
         except Exception as error:
             if not is_device_oom(error, [keras.backend.backend()]):
                 raise
@@ -356,15 +351,6 @@ def _check_rates(model: Any) -> None:
                 "smaller batches would advance it faster; set a number as learning rate, and use the callback "
                 "LearningRateScheduler, which counts epochs"
             )
-
-
-def _make_limits(batch_size: Any, smallest: Any, tries: Any) -> _Limits:
-    limits = _Limits(
-        check_whole(batch_size, "batch_size"), check_whole(smallest, "smallest"), check_whole(tries, "tries")
-    )
-    if limits.batch_size < limits.smallest:
-        raise ValueError(f"batch_size: {limits.batch_size} is less than smallest; pass {limits.smallest} or more")
-    return limits
 
 
 def _check_path(checkpoint: Any) -> Path | None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import gc
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from math import prod
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from gpuwarden.client.frameworks import list_running_frameworks
 
@@ -30,22 +31,28 @@ class LiveTensor(NamedTuple):
     on_host: bool
 
 
-class TensorReader(Protocol):
+class TensorReader(ABC):
     """Reader of one framework's tensors."""
 
     types: frozenset[type]
 
     def find(self) -> list[Any] | None:
         """Return the live tensors; None where there are too many objects to search."""
+        if sys.getallocatedblocks() > MAX_ALLOCATED_BLOCKS:
+            return None
+        return [each for each in gc.get_referrers(*self.types) if type(each) in self.types]
 
+    @abstractmethod
     def read(self, tensor: Any) -> LiveTensor | None:
         """Return the metadata of a tensor of these types; None where it has no memory. May raise any exception."""
 
-    def follow(self, tensor: Any) -> Iterator[Any]:
-        """Yield the tensors that this one keeps alive by other means than Python's references. May raise likewise."""
+    def follow(self, tensor: Any) -> Iterable[Any]:  # noqa: ARG002 - of a framework without such means
+        """Return the tensors that this one keeps alive by other means than Python's references. May raise likewise."""
+        return ()
 
     def inactive(self) -> AbstractContextManager[Any]:
         """Return a context in which reading a tensor runs no code of the program's."""
+        return nullcontext()
 
 
 def make_readers() -> list[TensorReader]:
@@ -60,12 +67,6 @@ def make_readers() -> list[TensorReader]:
     return readers
 
 
-def _find_instances(types: frozenset[type]) -> list[Any] | None:
-    if sys.getallocatedblocks() > MAX_ALLOCATED_BLOCKS:
-        return None
-    return [each for each in gc.get_referrers(*types) if type(each) in types]
-
-
 def _list_subclasses(*classes: type) -> frozenset[type]:
     found: set[type] = set()
     left = list(classes)
@@ -77,7 +78,7 @@ def _list_subclasses(*classes: type) -> frozenset[type]:
     return frozenset(found)
 
 
-class _TensorFlowReader:
+class _TensorFlowReader(TensorReader):
     """Eager tensors and variables. A variable's class is BaseResourceVariable: an optimizer's is no ResourceVariable.
 
     Buffers have no public address, so tensors that share one, such as reshapes, count once each.
@@ -90,9 +91,6 @@ class _TensorFlowReader:
         self.types = self._eager | _list_subclasses(variable)
         self._dtypes: dict[int, tuple[str, int]] = {}  # name and size by number: comparing DTypes is slow
         self._on_host: dict[str, bool] = {}  # by device
-
-    def find(self) -> list[Any] | None:
-        return _find_instances(self.types)
 
     def read(self, tensor: Any) -> LiveTensor | None:
         if type(tensor) in self._eager:
@@ -116,14 +114,8 @@ class _TensorFlowReader:
             self._dtypes[number] = tensor.dtype.base_dtype.name, tensor.dtype.size
         return self._dtypes[number]
 
-    def follow(self, _tensor: Any) -> Iterator[Any]:
-        return iter(())
 
-    def inactive(self) -> AbstractContextManager[Any]:
-        return nullcontext()
-
-
-class _TorchReader:
+class _TorchReader(TensorReader):
     """Tensors, each with the whole storage that it keeps: of a view that is more than its own elements."""
 
     def __init__(self) -> None:
@@ -132,9 +124,6 @@ class _TorchReader:
         self._dtypes: dict[Any, str] = {}
         self._saved: dict[type, list[str]] = {}  # attributes with saved tensors, by type of an autograd node
         self._nodes: set[Any] = set()  # autograd nodes that have been followed
-
-    def find(self) -> list[Any] | None:
-        return _find_instances(self.types)
 
     def read(self, tensor: Any) -> LiveTensor | None:
         device = tensor.device.type
@@ -188,7 +177,7 @@ def _list_saved(node: Any, name: str) -> Iterator[Any]:
             yield data
 
 
-class _JaxReader:
+class _JaxReader(TensorReader):
     """Arrays of the default backend. A donated or deleted one is not listed."""
 
     def __init__(self) -> None:
@@ -212,12 +201,6 @@ class _JaxReader:
             size = size // tensor.size * prod(sharding.shard_shape(tensor.shape)) * len(devices)
         on_host = next(iter(devices)).platform == "cpu"
         return LiveTensor(key, size, tuple(tensor.shape), str(tensor.dtype), on_host)
-
-    def follow(self, _tensor: Any) -> Iterator[Any]:
-        return iter(())
-
-    def inactive(self) -> AbstractContextManager[Any]:
-        return nullcontext()
 
 
 def list_types(readers: Iterable[TensorReader]) -> dict[type, TensorReader]:
