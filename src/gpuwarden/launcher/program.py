@@ -51,11 +51,6 @@ class ProgramEnd:
         return os.WTERMSIG(self.status) if os.WIFSIGNALED(self.status) else None
 
     @property
-    def dumped_core(self) -> bool:
-        """True if the kernel wrote a core file."""
-        return os.WCOREDUMP(self.status)
-
-    @property
     def exit_code(self) -> int | None:
         """Exit status that it ended with itself."""
         return os.WEXITSTATUS(self.status) if os.WIFEXITED(self.status) else None
