@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from moved_clock import Clock
 from receiver import Peer, Receiver
 
 from gpuwarden import watch
@@ -57,15 +58,6 @@ def pressure(level: Level, uuid: str = GPU, resource: Any = "memory", text: str 
 def event(kind: Any = "xid", level: Level = "critical", uuid: str = GPU) -> Advice:
     """Make advice of an event."""
     return Advice(0, kind, level, uuid, "XID 48: the GPU needs a reset")
-
-
-@pytest.fixture
-def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
-    """Listen on the socket that runs report to."""
-    receiver = Receiver(tmp_path / "run.sock")
-    monkeypatch.setenv("GPUWARDEN_SOCKET", receiver.path)
-    yield receiver
-    receiver.close()
 
 
 @pytest.fixture
@@ -444,16 +436,6 @@ def test_daemon_lost_between_two_questions(daemon: Receiver, clock: Clock) -> No
     run.listen(clock.now)
     assert (before, run.advice.pressure) == ("critical", "none")
     connection.close()
-
-
-class Clock:
-    """A clock that is moved by the test."""
-
-    now = 1000.0
-
-    def __call__(self) -> float:
-        """Return the time."""
-        return self.now
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from client_ends import END, HELLO, Clock, fill, python
+from client_ends import END, HELLO, fill, python
+from moved_clock import Clock
 from receiver import PATIENCE, Receiver
 
 from gpuwarden.client.connection import MAX_RETRY_SECONDS, MIN_RETRY_SECONDS, DaemonConnection

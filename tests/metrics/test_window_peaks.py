@@ -3,18 +3,9 @@
 import random
 
 import pytest
+from moved_clock import Clock
 
 from gpuwarden.metrics.window_peaks import WINDOWS, WindowPeaks
-
-
-class Clock:
-    """A clock that a test moves."""
-
-    now = 1000.0
-
-    def __call__(self) -> float:
-        """Return the time in seconds."""
-        return self.now
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from moved_clock import Clock
 from receiver import PATIENCE, Receiver
 
 from gpuwarden.client.connection import DaemonConnection
@@ -19,17 +20,6 @@ from gpuwarden.protocol.messages import End, Hello
 
 HELLO = Hello(name="train.py", framework="tensorflow 2.21.0", devices={"GPU:0": None})
 END = End("exit")
-
-
-class Clock:
-    """A monotonic clock that is moved by the test."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        """Return the time."""
-        return self.now
 
 
 @pytest.fixture

@@ -4,27 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import dataclass
 from itertools import groupby
 
 from receiver import PATIENCE, Peer
 
 from gpuwarden.protocol.messages import Message, Report
-
-
-@dataclass
-class Clock:
-    """A monotonic clock that is moved by the test."""
-
-    now: float = 1000.0
-
-    def __call__(self) -> float:
-        """Return the time."""
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        """Move it."""
-        self.now += seconds
 
 
 def list_reports(messages: list[Message]) -> list[Report]:

@@ -7,9 +7,7 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from receiver import Receiver
@@ -25,15 +23,6 @@ pytestmark = pytest.mark.frameworks
 def needs(module: str) -> pytest.MarkDecorator:
     """Skip if a framework is not installed."""
     return pytest.mark.skipif(importlib.util.find_spec(module) is None, reason=f"needs {module}")
-
-
-@pytest.fixture
-def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
-    """Listen on the socket that scripts report to."""
-    receiver = Receiver(tmp_path / "run.sock")
-    monkeypatch.setenv("GPUWARDEN_SOCKET", receiver.path)
-    yield receiver
-    receiver.close()
 
 
 def run_and_receive(daemon: Receiver, script: str, **environment: str) -> tuple[str, list[Message]]:

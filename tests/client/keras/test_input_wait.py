@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from moved_clock import Clock
 
 from gpuwarden.client.input_wait import InputWait
 from gpuwarden.client.keras.fit.iterator_wait import IteratorWait
@@ -20,17 +21,6 @@ def counted(wait: InputWait) -> tuple[float, float]:
     assert wait.waited is not None
     assert wait.observed is not None
     return wait.waited, wait.observed
-
-
-class Clock:
-    """A clock that the test moves."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        """Return the time."""
-        return self.now
 
 
 def node(name: str, *inputs: int, **more: Any) -> SimpleNamespace:
@@ -71,7 +61,7 @@ class Pipeline:
 @pytest.fixture
 def clock() -> Clock:
     """Make a clock."""
-    return Clock()
+    return Clock(100.0)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from client_ends import Clock
+from moved_clock import Clock
 
 from gpuwarden.client.connection import DaemonConnection
 from gpuwarden.client.keras.fit.step_counter import StepCounter

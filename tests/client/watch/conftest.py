@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from moved_clock import Clock
 from receiver import Receiver
-from watch_stage import Clock
 
 from gpuwarden.client.frameworks import FRAMEWORK_NAMES
 
@@ -23,12 +21,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
-    """Listen on the socket that watches report to."""
+def daemon(daemon: Receiver, monkeypatch: pytest.MonkeyPatch) -> Receiver:
+    """Listen on the socket that watches report to, in a process without a framework."""
     monkeypatch.delenv("GPUWARDEN_DISABLED", raising=False)
     for module in (*FRAMEWORK_NAMES, "torch.cuda", "jax._src.xla_bridge", "tensorflow.python.eager.context"):
         monkeypatch.delitem(sys.modules, module, raising=False)  # which another test may have imported
-    receiver = Receiver(tmp_path / "run.sock")
-    monkeypatch.setenv("GPUWARDEN_SOCKET", receiver.path)
-    yield receiver
-    receiver.close()
+    return daemon

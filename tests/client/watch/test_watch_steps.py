@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from itertools import groupby
 
 import pytest
+from moved_clock import Clock
 from receiver import Receiver
-from watch_stage import Clock, last, list_reports, phases
+from watch_stage import last, list_reports, phases
 
 from gpuwarden import watch
 from gpuwarden.client.loop_tracker import MAX_CHANGES_PER_SECOND
