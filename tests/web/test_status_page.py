@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Literal
 
 import pytest
 
-from browser import Tab, chromium
+from browser import Tab
 from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.analysis.memory.oom_forecast import TimeLeft
 from gpuwarden.analysis.oom.diagnosis import Diagnosis
@@ -26,7 +25,7 @@ from gpuwarden.runs.stall import Stall
 from gpuwarden.state import State
 from gpuwarden.web.api.state_document import MAX_PROCESSES
 from gpuwarden.xid import codes as xid
-from page_stage import SOCKET, Stage, answer, stage
+from page_stage import SOCKET, Stage, answer
 from snapshots import GIB, divided, gpu, snapshot
 from tests.web.api.test_state_api import REPORT, a_run, full_state
 
@@ -62,28 +61,6 @@ CONTRAST = """(() => {
   }
   return worst;
 })()"""
-
-
-@pytest.fixture(scope="module")
-def shared_tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
-    """Yield a Chromium tab, one for all tests: opening another takes longer than most of them."""
-    with chromium(tmp_path_factory.mktemp("chromium")) as made:
-        yield made.tab()
-
-
-@pytest.fixture
-def tab(shared_tab: Tab) -> Tab:
-    """Return the tab with its initial size and color scheme."""
-    shared_tab.resize(1280, 900)
-    shared_tab.prefer("light")
-    return shared_tab
-
-
-@pytest.fixture(scope="module")
-def page() -> Iterator[Stage]:
-    """Yield a server of the page."""
-    with stage() as made:
-        yield made
 
 
 def poll_state(*gpus: Any, **more: Any) -> State:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -10,12 +9,12 @@ from typing import Any, Literal
 import pytest
 from services import Daemon, ending
 
-from browser import Tab, chromium
+from browser import Tab
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.pressure.levels import Pressure, RunPressure
 from gpuwarden.usage.daily_energy import Energy
-from page_stage import Stage, stage
+from page_stage import Stage
 from snapshots import GIB, divided, gpu
 from tests.web.api.test_state_api import a_run
 from tests.web.test_status_page import CONTRAST, open_card, poll_state, summary, texts
@@ -26,26 +25,11 @@ WIDTHS = (320, 360, 600, 640, 641, 800, 1000, 1280, 1440, 1679, 1680, 1920, 2560
 FITS = "document.querySelector('.tiles').getBoundingClientRect().bottom <= innerHeight"
 
 
-@pytest.fixture(scope="module")
-def shared_tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
-    """Yield a Chromium tab, one for all tests."""
-    with chromium(tmp_path_factory.mktemp("chromium")) as made:
-        yield made.tab()
-
-
 @pytest.fixture
-def tab(shared_tab: Tab) -> Tab:
-    """Return the tab with its initial size and color scheme."""
-    shared_tab.resize(1280, 800)
-    shared_tab.prefer("light")
-    return shared_tab
-
-
-@pytest.fixture(scope="module")
-def page() -> Iterator[Stage]:
-    """Yield a server of the page."""
-    with stage() as made:
-        yield made
+def tab(tab: Tab) -> Tab:
+    """Return a tab of the height of a laptop's."""
+    tab.resize(1280, 800)
+    return tab
 
 
 def busy(index: int, *, celsius: float = 61.0) -> Gpu:

@@ -1,0 +1,32 @@
+"""Fixtures of the tests of the status page: one browser tab and one server for a module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from browser import Tab, chromium
+from page_stage import Stage, stage
+
+
+@pytest.fixture(scope="module")
+def shared_tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    """Yield a Chromium tab, one for all tests: opening another takes longer than most of them."""
+    with chromium(tmp_path_factory.mktemp("chromium")) as made:
+        yield made.tab()
+
+
+@pytest.fixture
+def tab(shared_tab: Tab) -> Tab:
+    """Return the tab with its initial size and color scheme."""
+    shared_tab.resize(1280, 900)
+    shared_tab.prefer("light")
+    return shared_tab
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Stage]:
+    """Yield a server of the page."""
+    with stage() as made:
+        yield made
