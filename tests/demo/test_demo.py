@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import signal
 import subprocess
 import sys
@@ -12,10 +13,13 @@ from typing import Any
 
 import psutil
 import pytest
-from services import Process, ending, until
+from services import Daemon, Process, ending, fetch, until
 
 from gpuwarden.config.value_types import Address
 from gpuwarden.demo import story
+from gpuwarden.demo.demonstration import IDLE_GPU, STAND_IN_MIB
+from gpuwarden.simulation.answers import simulated_uuid
+from gpuwarden.web.api.api_paths import RUNS
 
 KILLED = """
 import os, signal, sys
@@ -42,6 +46,31 @@ def test_demo_shows_a_training_and_ends_all_programs(tmp_path: Path) -> None:
         assert not list(tmp_path.glob("gpuwarden-demo-*"))
 
 
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
+def test_training_survives_on_its_stand_in(tmp_path: Path) -> None:
+    """The second training runs out of memory, retries and finishes; its GPU shows the memory that it uses."""
+    config = tmp_path / "config.yaml"
+    config.write_text(f"simulation: {{stand_in_memory: {STAND_IN_MIB}MiB}}\n")
+    daemon = Daemon(tmp_path / "daemon", "--source", "simulated", "--config", str(config))
+    with ending(daemon):
+        reader, seen = story.Story(Address("127.0.0.1", daemon.port), None), list[str]()
+        command = [sys.executable, "-m", "gpuwarden.demo.training", "retry", story.RUN_NAME, simulated_uuid(IDLE_GPU)]
+        trainer = Process(command, tmp_path / "trainer.log", {"GPUWARDEN_SOCKET": str(daemon.socket)})
+        used: list[float] = []
+
+        def has_ended() -> bool:
+            seen.extend(reader.new_lines())
+            gpu = json.loads(fetch(f"{daemon.url}/api/v1/state"))["gpus"][IDLE_GPU]
+            used.append(gpu["memory_used_bytes"] / 2**20)
+            return bool(reader.outcomes)
+
+        with ending(trainer):
+            until(has_ended, "the end of the training", limit=180.0)
+    assert reader.outcomes == ["finished"], trainer.output()
+    assert any("retried with half the batch" in line for line in seen), seen
+    assert 100 < max(used) <= STAND_IN_MIB
+
+
 def test_killed_demo_leaves_no_program(tmp_path: Path) -> None:
     """Programs of a demo end with it, even by SIGKILL, when it cannot end them."""
     ended = subprocess.run(
@@ -55,10 +84,16 @@ def test_killed_demo_leaves_no_program(tmp_path: Path) -> None:
 def test_story_has_a_line_for_each_event(monkeypatch: pytest.MonkeyPatch) -> None:
     """Start, quarters of the memory, leak, pressure, alerts and diagnosis have one line each; no news has none."""
     run: dict[str, Any] = {"name": story.RUN_NAME, "run_id": "4-2", "up": True, "devices": [{}]}
-    alert = {"state": "firing", "labels": {"alertname": "RunNearOutOfMemory", "run_name": story.RUN_NAME}}
+    alert = {"state": "firing", "labels": {"alertname": "RunNearOutOfMemory", "run_id": "4-2"}}
     alerts: list[Any] = []
-    answers = {8: {"runs": [{"name": "other", "up": True}, run]}, 9: {"data": {"alerts": alerts}}}
-    monkeypatch.setattr(story, "fetch_json", lambda listen, _path, _timeout: answers[listen.port])
+    answers: dict[int, Any] = {8: {"runs": [{"name": "other", "up": True}, run]}, 9: {"data": {"alerts": alerts}}}
+    record = {"marks": [{"kind": "retry"}, {"kind": "phase"}, {"kind": "retry"}]}
+
+    def fetch(listen: Address, path: str, _timeout: float) -> Any:
+        return record if path.startswith(RUNS) else answers[listen.port]
+
+    monkeypatch.setattr(story, "fetch_json", fetch)
+    monkeypatch.setattr(story, "_exists", lambda _address, path: path == "/classic/alerts")
     reader = story.Story(Address("127.0.0.1", 8), Address("127.0.0.1", 9))
 
     def lines(**device: object) -> list[str]:
@@ -71,11 +106,23 @@ def test_story_has_a_line_for_each_event(monkeypatch: pytest.MonkeyPatch) -> Non
     assert lines(seconds_to_oom=27.0) == ["leak detected: 256 MiB of 512 MiB in use, out of memory in about 27s"]
     assert lines(pressure="critical")[0].startswith("memory pressure critical: 256 MiB ")
     alerts.append(alert)
-    assert lines() == ["ALERT RunNearOutOfMemory is firing"]
-    run |= {"up": False, "verdict": {"name": "leak", "evidence": "It grew.", "next_step": "Fix it."}}
+    assert lines() == ["ALERT RunNearOutOfMemory is firing: http://127.0.0.1:9/classic/alerts"]
+    run |= {
+        "up": False,
+        "outcome": "out_of_memory",
+        "verdict": {"name": "leak", "evidence": "It grew.", "next_step": "Fix it."},
+    }
     said = "\n".join(lines())
     assert all(
         each in said for each in ("OUT OF MEMORY, cause: leak", "It grew.", "Fix it.", "gpuwarden runs show 4-2")
     )
-    assert reader.diagnosed
+    assert reader.outcomes == ["out_of_memory"]
     assert lines() == []
+    answers[8]["runs"].append({"name": story.RUN_NAME, "run_id": "5-3", "up": True})
+    assert lines() == ["the training is started again, with fit_with_oom_retry"]
+    answers[8]["runs"][-1]["outcome"] = "finished"
+    assert lines()[:2] == [
+        "the training finished",
+        "  out of memory 2 times before, each time retried with half the batch",
+    ]
+    assert reader.outcomes == ["out_of_memory", "finished"]

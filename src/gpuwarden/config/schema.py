@@ -64,6 +64,7 @@ def option(kind: ValueType[T], default: str, meaning: str) -> T:
 
 
 _OPTIONAL_PATH = optional(PATH, None)
+_OPTIONAL_SIZE = optional(SIZE, None)
 _OPTIONAL_TEXT = optional(TEXT, None)
 _OPTIONAL_SECRET = optional(SECRET, Secret())
 
@@ -345,6 +346,8 @@ class SimulationConfig:
     gpus: int = option(bounded(WHOLE, "1", "64"), "8", "Number of simulated GPUs.")
     seed: int = option(bounded(WHOLE, "0", "4294967295"), "1",
         "Seed of the random readings.")
+    stand_in_memory: int | None = option(_OPTIONAL_SIZE, "none",
+        "Memory of the last GPU. It is idle then, for a real training on the CPU that reports to it.")
 
 
 @dataclass(frozen=True, slots=True)

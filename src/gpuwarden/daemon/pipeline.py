@@ -7,7 +7,7 @@ state between polls private.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from gpuwarden.advice.advisor import Advisor
@@ -36,7 +36,7 @@ from gpuwarden.records.training_summary import SummarySender
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.run_events import RunEvent
 from gpuwarden.runs.run_server import RunServer
-from gpuwarden.runs.run_snapshot import JoinedPoll
+from gpuwarden.runs.run_snapshot import JoinedPoll, RunSnapshot
 from gpuwarden.runs.stall import Patience
 from gpuwarden.state import Counts, State
 from gpuwarden.usage.accountant import UsageAccountant
@@ -139,6 +139,7 @@ class Pipeline:
         cgroups = {pid: each.folders for pid, each in owners.identities.items()}
         available = sample.available
         runs = self.registry.update(snapshot, now, sample.usages, co_tenants, available=available, cgroups=cgroups)
+        self._source.claim(_reported_memory(runs))
         poll = JoinedPoll(snapshot, runs, now, owners, co_tenants)
         usage = self.accountant.update(poll, self.recorder.resume(runs))
         pressure = self.pressure.update(poll)
@@ -232,6 +233,15 @@ class Pipeline:
             found.sort(key=lambda pair: pair[1].memory or 0, reverse=True)
             self._dropped["processes"] += len(found) - limit
         return tuple(found[:limit])
+
+
+def _reported_memory(runs: Iterable[RunSnapshot]) -> Mapping[str, Mapping[int, int]]:
+    """Return the bytes that a driver would list for running runs, by UUID and pid: allocators keep their peak."""
+    found: dict[str, dict[int, int]] = {}
+    for run in runs:
+        for uuid, memory in run.memory.items() if run.up else ():
+            found.setdefault(uuid, {})[run.peer.pid] = memory.reserved or memory.peak
+    return found
 
 
 def _poller(config: Config, source: Source) -> Poller:

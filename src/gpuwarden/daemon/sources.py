@@ -18,7 +18,7 @@ from gpuwarden.host.host_reader import HostMemory, read_host_memory
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.nvml import driver
 from gpuwarden.nvml.interface import Nvml
-from gpuwarden.owners.processes import ProcessIdentity
+from gpuwarden.owners.processes import ProcessIdentifier, ProcessIdentity
 from gpuwarden.owners.users import look_up_user_name
 from gpuwarden.protocol.messages import Message
 from gpuwarden.simulation.simulated_nvml import Simulation
@@ -31,6 +31,10 @@ def _no_reports() -> Iterable[tuple[ProcessKey, Message | None]]:
     return ()
 
 
+def _ignore_claims(_memory: Mapping[str, Mapping[int, int]]) -> None:
+    """Do nothing: a driver knows its processes."""
+
+
 def _identify_none(_pids: Iterable[int]) -> Mapping[int, ProcessIdentity]:
     return {}
 
@@ -40,7 +44,8 @@ class Source:
     """Source of NVML's answers. The simulation also has training runs, whose reports `reports` drains.
 
     `reports` is called once a poll on the event loop and does not block; None stands for the end of a run's process.
-    `identify` and `user_name` identify processes that are not this machine's.
+    `claim` gets the memory that runs hold by their reports, in bytes by UUID and pid. `identify` and `user_name` identify processes
+    that are not this machine's.
     """
 
     name: Literal["nvml", "capture", "simulated"]
@@ -48,6 +53,7 @@ class Source:
     host_memory: Callable[[], HostMemory] = read_host_memory
     clock: Callable[[], float] = time.monotonic  # seconds of the readings' time
     reports: Callable[[], Iterable[tuple[ProcessKey, Message | None]]] = _no_reports
+    claim: Callable[[Mapping[str, Mapping[int, int]]], None] = _ignore_claims
     identify: Callable[[Iterable[int]], Mapping[int, ProcessIdentity]] = _identify_none
     user_name: Callable[[int], str] = look_up_user_name
 
@@ -86,11 +92,18 @@ def _capture(file: Path | None) -> Source:
 
 
 def _simulated(settings: schema.SimulationConfig) -> Source:
-    simulation = Simulation(settings.gpus, settings.seed)
+    simulation = Simulation(settings.gpus, settings.seed, stand_in_memory=settings.stand_in_memory)
+    real = ProcessIdentifier()  # trainings that report to simulated GPUs
+
+    def identify(pids: Iterable[int]) -> Mapping[int, ProcessIdentity]:
+        known = simulation.identify(pids := tuple(pids))
+        return {**real.identify(set(pids) - known.keys()), **known}
+
     return Source(
         "simulated",
         simulation.nvml,
         reports=simulation.reports,
-        identify=simulation.identify,
-        user_name=lambda uid: USERS.get(uid, str(uid)),
+        claim=simulation.claim,
+        identify=identify,
+        user_name=lambda uid: USERS.get(uid) or look_up_user_name(uid),
     )

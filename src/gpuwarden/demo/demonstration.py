@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import importlib.util
 import json
+import math
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from pathlib import Path
 
@@ -26,10 +28,12 @@ from gpuwarden.web.api.api_paths import STATE
 
 RULES = Path(__file__).parents[3] / "deploy" / "prometheus" / "rules" / "gpuwarden.yml"
 PROMETHEUS_PORT = 9090
+STAND_IN_MIB = 576  # of the last simulated GPU: the limit of the training's allocator, and some more
 IDLE_GPU = 7  # of the eight simulated GPUs; no simulated run uses memory there
 START_SECONDS = 30.0  # within which the daemon must answer
 INTERVAL_SECONDS = 1.0
-DIAGNOSIS_SECONDS = 10.0  # from the end of the training
+OUTCOME_SECONDS = 15.0  # from the end of a training until the daemon knows its outcome
+ACTS = ("leak", "retry")  # of gpuwarden.demo.training
 
 
 class DemoError(OSError):
@@ -48,20 +52,21 @@ def run(parsed: argparse.Namespace) -> int:
     listen = _choose_address(parsed.listen or os.environ.get("GPUWARDEN_LISTEN"))
     with tempfile.TemporaryDirectory(prefix="gpuwarden-demo-") as name, contextlib.ExitStack() as programs:
         folder = Path(name)
+        config = folder / "config.yaml"
+        config.write_text(f"simulation: {{stand_in_memory: {STAND_IN_MIB}MiB}}\n")
         environment = {**os.environ, "GPUWARDEN_SOCKET": str(folder / "run.sock")}
         serve = [sys.executable, "-m", "gpuwarden", "serve", "--source", "simulated", "--listen", str(listen)]
+        serve += ["--config", str(config)]
         daemon = programs.enter_context(running(serve, environment, folder / "daemon.log"))
         uuid = _await_gpu(listen, daemon, folder / "daemon.log")
-        training = [sys.executable, "-m", "gpuwarden.demo.training", RUN_NAME, uuid]
-        trainer = programs.enter_context(running(training, environment, folder / "training.log"))
-        print("Demo on 8 SIMULATED GPUs. One training is real: it leaks memory until it runs out of")
-        print(f"the 512 MiB that stand for the memory of GPU {IDLE_GPU}. Stop with Ctrl-C.\n")
+        print(f"Demo on 8 SIMULATED GPUs. The training on GPU {IDLE_GPU} is real: it leaks until its 512 MiB are full,")
+        print("and is then started again in a way that survives. Three minutes; stop with Ctrl-C.\n")
         print(f"status page  {daemon_url(listen)}/")
         print(f"terminal     GPUWARDEN_LISTEN={listen} gpuwarden top", flush=True)
         prometheus = _start_prometheus(programs, listen, folder)
         print(flush=True)
         with contextlib.suppress(KeyboardInterrupt):
-            _follow(Story(listen, prometheus), daemon, trainer, folder)
+            _Play(Story(listen, prometheus), daemon, folder).run(uuid, environment)
     return 0
 
 
@@ -124,20 +129,50 @@ def _free_port(wanted: int) -> int:
     raise DemoError("no port of 127.0.0.1 is free")
 
 
-def _follow(story: Story, daemon: subprocess.Popen[bytes], trainer: subprocess.Popen[bytes], folder: Path) -> None:
-    """Print what happens, until Ctrl-C. Raises DemoError if the daemon ends, or the training without a diagnosis."""
-    began = time.monotonic()
-    ended: float | None = None
-    while True:
+class _Play:
+    """The trainings, one after the other, and what the terminal says about them."""
+
+    def __init__(self, story: Story, daemon: subprocess.Popen[bytes], folder: Path) -> None:
+        self._story = story
+        self._daemon = daemon
+        self._folder = folder
+        self._began = time.monotonic()
+        self._columns = shutil.get_terminal_size().columns
+
+    def run(self, uuid: str, environment: dict[str, str]) -> None:
+        """Run the trainings, and print what happens until Ctrl-C.
+
+        Raises DemoError if the daemon ends, or a training without an outcome.
+        """
+        for act in ACTS:
+            command = [sys.executable, "-m", "gpuwarden.demo.training", act, RUN_NAME, uuid]
+            with running(command, environment, self._log("training")) as trainer:
+                self._follow(trainer)
+        print("The daemon keeps running until you press Ctrl-C.", flush=True)
+        while True:
+            self._pause()
+
+    def _follow(self, trainer: subprocess.Popen[bytes]) -> None:
+        """Print what happens until the daemon knows the outcome of one more training."""
+        before, deadline = len(self._story.outcomes), math.inf
+        while len(self._story.outcomes) == before or trainer.poll() is None:
+            if trainer.poll() is not None:
+                deadline = min(deadline, time.monotonic() + OUTCOME_SECONDS)
+            self._pause()
+            if time.monotonic() > deadline:
+                raise self._failed("training")
+
+    def _pause(self) -> None:
         time.sleep(INTERVAL_SECONDS)
-        now = time.monotonic()
-        for line in story.new_lines():
-            print(f"{now - began:4.0f} s  {line}", flush=True)
-        if ended is None and trainer.poll() is not None:
-            ended = now
-        failed = "daemon" if daemon.poll() is not None else None
-        if ended is not None and not story.diagnosed and now - ended > DIAGNOSIS_SECONDS:
-            failed = "training"
-        if failed:
-            text = (folder / f"{failed}.log").read_text(errors="replace")[-2000:]
-            raise DemoError(f"the {failed} ended:\n{text}")
+        for line in self._story.new_lines():
+            when = f"{time.monotonic() - self._began:4.0f} s  "
+            indent = " " * (len(when) + 2)
+            print(textwrap.fill(line, self._columns, initial_indent=when, subsequent_indent=indent), flush=True)
+        if self._daemon.poll() is not None:
+            raise self._failed("daemon")
+
+    def _log(self, program: str) -> Path:
+        return self._folder / f"{program}.log"
+
+    def _failed(self, program: str) -> DemoError:
+        return DemoError(f"the {program} ended:\n{self._log(program).read_text(errors='replace')[-2000:]}")

@@ -1,52 +1,108 @@
-"""Story of the demo's training: one line when something changes, from the daemon's state and Prometheus' alerts."""
+"""Story of the demo's trainings: one line when something changes, from the daemon's state and Prometheus' alerts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import http.client
+from collections.abc import Iterator, Sequence
+from http import HTTPStatus
 
-from gpuwarden.cli.common.api_client import ApiError, fetch_json
+from gpuwarden.cli.common.api_client import ApiError, daemon_url, fetch_json
 from gpuwarden.config.value_types import Address
 from gpuwarden.formatting import format_bytes, format_elapsed
 from gpuwarden.web.api.api_object import ApiObject
-from gpuwarden.web.api.api_paths import STATE
+from gpuwarden.web.api.api_paths import RUNS, STATE
 
 RUN_NAME = "demo-training"
 _QUARTERS = 4  # of the memory, after each of which there is a line
+_ALERT_PAGES = ("/alerts", "/classic/alerts")  # the second is Debian's, whose Prometheus has no new interface
 
 
 class Story:
-    """Reader of the state that reports each event once."""
+    """Reader of the state that reports each event of the demo's runs once."""
 
     def __init__(self, listen: Address, prometheus: Address | None) -> None:
         self._listen = listen
         self._prometheus = prometheus
-        self._seen: set[str] = set()
-        self._quarters = 0
-        self.diagnosed = False
+        self._runs: dict[str, RunStory] = {}
+        self._has_alerts_link = False
+
+    @property
+    def outcomes(self) -> Sequence[str]:
+        """Outcomes of the runs that have ended, in the order of their starts."""
+        return [run.outcome for run in self._runs.values() if run.outcome]
 
     def new_lines(self) -> Iterator[str]:
         """Yield a line for each event since the last call. Blocks for the requests; a failed one has no events."""
         for run in self._fetch(self._listen, STATE).parts("runs"):
             if run.text("name") == RUN_NAME:
-                yield from self._run_lines(run)
+                run_id = run.text("run_id")
+                story = self._runs.setdefault(run_id, RunStory(is_first=not self._runs))
+                yield from story.new_lines(run)
+                if story.outcome and story.announce("its links"):
+                    yield from self._closing_lines(run_id)
         if self._prometheus:
             for alert in self._fetch(self._prometheus, "/api/v1/alerts").part("data").parts("alerts"):
                 labels = alert.part("labels")
-                if labels.text("run_name") == RUN_NAME and alert.text("state") == "firing":
-                    yield from self._once(f"ALERT {labels.text('alertname')} is firing")
+                known = self._runs.get(labels.text("run_id"))
+                name = labels.text("alertname")
+                if known and alert.text("state") == "firing" and known.announce(f"alert {name}"):
+                    yield f"ALERT {name} is firing{self._alerts_link(self._prometheus)}"
 
-    def _run_lines(self, run: ApiObject) -> Iterator[str]:
-        yield from self._once("the training started")
+    def _closing_lines(self, run_id: str) -> Iterator[str]:
+        marks = self._fetch(self._listen, f"{RUNS}/{run_id}").parts("marks")
+        if retries := sum(mark.text("kind") == "retry" for mark in marks):
+            yield f"  out of memory {retries} times before, each time retried with half the batch"
+        yield f"  {daemon_url(self._listen)}/run/{run_id}"
+        yield f"  GPUWARDEN_LISTEN={self._listen} gpuwarden runs show {run_id}"
+
+    def _alerts_link(self, prometheus: Address) -> str:
+        """Return where Prometheus shows its alerts, once."""
+        if self._has_alerts_link:
+            return ""
+        self._has_alerts_link = True
+        found = next((path for path in _ALERT_PAGES if _exists(prometheus, path)), "")
+        return f": http://{prometheus}{found}"
+
+    @staticmethod
+    def _fetch(address: Address, path: str) -> ApiObject:
+        try:
+            return ApiObject(fetch_json(address, path, 5.0))
+        except ApiError:
+            return ApiObject({})
+
+
+class RunStory:
+    """Events of one run that have been reported. `outcome` is empty while it runs."""
+
+    def __init__(self, *, is_first: bool) -> None:
+        self._start = "the training started" if is_first else "the training is started again, with fit_with_oom_retry"
+        self._seen: set[str] = set()
+        self._quarters = 0
+        self.outcome = ""
+
+    def announce(self, event: str) -> bool:
+        """Return whether an event is new, and record it."""
+        is_new = event not in self._seen
+        self._seen.add(event)
+        return is_new
+
+    def new_lines(self, run: ApiObject) -> Iterator[str]:
+        """Yield the new events of the run, as the state has it."""
+        if self.announce("start"):
+            yield self._start
         for device in run.parts("devices"):
             yield from self._memory_lines(device)
-        diagnosis = run.part("verdict")
-        if diagnosis and not run.is_true("up") and not self.diagnosed:
-            self.diagnosed = True
-            yield f"OUT OF MEMORY, cause: {diagnosis.text('name')}"
-            yield f"  evidence: {diagnosis.text('evidence')}"
-            yield f"  next step: {diagnosis.text('next_step')}"
-            yield f"  all of it: GPUWARDEN_LISTEN={self._listen} gpuwarden runs show {run.text('run_id')}"
-            yield "the daemon keeps running until you press Ctrl-C"
+        outcome, diagnosis = run.text("outcome"), run.part("verdict")
+        if not outcome or self.outcome or (outcome == "out_of_memory" and not diagnosis):
+            return
+        self.outcome = outcome
+        if outcome != "out_of_memory":
+            yield f"the training {outcome}"
+            return
+        yield f"OUT OF MEMORY, cause: {diagnosis.text('name')}"
+        yield f"  evidence: {diagnosis.text('evidence')}"
+        yield f"  next step: {diagnosis.text('next_step')}"
 
     def _memory_lines(self, device: ApiObject) -> Iterator[str]:
         in_use, left = device.number("memory_in_use_bytes"), device.number("headroom_bytes")
@@ -59,19 +115,18 @@ class Story:
         if quarters > self._quarters:
             self._quarters = quarters
             yield room
-        if ahead is not None:
-            yield from self._once("leak detected", f": {room}")
-        if (level := device.text("pressure")) in ("warning", "critical"):
-            yield from self._once(f"memory pressure {level}", f": {room}")
+        if ahead is not None and self.announce("leak"):
+            yield f"leak detected: {room}"
+        level = device.text("pressure")
+        if level in ("warning", "critical") and self.announce(f"pressure {level}"):
+            yield f"memory pressure {level}: {room}"
 
-    def _once(self, event: str, details: str = "") -> Iterator[str]:
-        if event not in self._seen:
-            self._seen.add(event)
-            yield f"{event}{details}"
 
-    @staticmethod
-    def _fetch(address: Address, path: str) -> ApiObject:
+def _exists(address: Address, path: str) -> bool:
+    """Return whether a server has a page."""
+    with contextlib.closing(http.client.HTTPConnection(*address, timeout=5.0)) as connection:
         try:
-            return ApiObject(fetch_json(address, path, 5.0))
-        except ApiError:
-            return ApiObject({})
+            connection.request("GET", path)
+            return connection.getresponse().status == HTTPStatus.OK
+        except (OSError, http.client.HTTPException):
+            return False

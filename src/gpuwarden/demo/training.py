@@ -1,6 +1,7 @@
-"""Real Keras training of the demo: it leaks until its memory is nearly full, waits for the alert, then runs out.
+"""Real Keras trainings of the demo: `python -m gpuwarden.demo.training leak|retry NAME UUID`.
 
-TensorFlow's GPU allocator (BFC) runs on the CPU here. Its limit stands for the memory of a GPU.
+The first leaks until its memory is nearly full, waits for the alert, then runs out of memory. The second starts with a
+batch that is too large and finishes. TensorFlow's GPU allocator (BFC) runs on the CPU; its limit stands for a GPU's.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 LIMIT_MIB = 512
 CLIMB_SECONDS, HOLD_SECONDS = 45.0, 30.0  # the alert fires while the leak pauses, below the limit
 FULL_RATIO = 0.97  # of the limit, at which it pauses
+LARGE_BATCH, WIDTH, EXAMPLES = 16_384, 8192, 32_768  # half of that batch has more activations than there is memory
 
 # Set before TensorFlow is imported. With oneDNN an out-of-memory error in graph mode ends the process with SIGSEGV.
 os.environ |= {
@@ -29,7 +32,7 @@ import keras  # noqa: E402 - the environment comes first
 import numpy as np  # noqa: E402 - likewise
 import tensorflow as tf  # noqa: E402 - likewise
 
-from gpuwarden.keras import GpuWarden  # noqa: E402 - likewise
+from gpuwarden.keras import GpuWarden, fit_with_oom_retry  # noqa: E402 - likewise
 
 
 class LeakingCallback(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
@@ -51,6 +54,12 @@ class LeakingCallback(keras.callbacks.Callback):  # type: ignore[misc] # Keras s
             self._kept.append(tf.Variable(tf.zeros(missing // 4)))
 
 
+def _compile(*layers: Any) -> Any:
+    model = keras.Sequential([keras.Input((32,)), *layers, keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+    return model
+
+
 def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield batches of a small regression, without end."""
     generator = np.random.default_rng(1)
@@ -59,13 +68,27 @@ def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         yield x, x.sum(axis=1, keepdims=True)
 
 
-def main(name: str, uuid: str) -> None:
-    """Train until memory is full, as a run of that name on the GPU with that UUID."""
-    layers = [keras.layers.Dense(256, activation="relu") for _ in range(3)]
-    model = keras.Sequential([*layers, keras.layers.Dense(1)])
-    model.compile("adam", "mse")
-    callbacks = [GpuWarden(name=name, devices={"CPU:0": uuid}), LeakingCallback()]
-    model.fit(batches(), steps_per_epoch=150, epochs=10**6, verbose=0, callbacks=callbacks)
+def leak(warden: GpuWarden) -> None:
+    """Train until memory is full."""
+    model = _compile(*(keras.layers.Dense(256, activation="relu") for _ in range(3)))
+    model.fit(batches(), steps_per_epoch=150, epochs=10**6, verbose=0, callbacks=[warden, LeakingCallback()])
+
+
+def retry(warden: GpuWarden) -> None:
+    """Train with smaller batches until one fits, and finish."""
+    x = np.random.default_rng(1).normal(size=(EXAMPLES, 32)).astype("float32")
+    y = x.sum(axis=1, keepdims=True)
+
+    def make_dataset(batch_size: int) -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensor_slices((x, y)).batch(batch_size)
+
+    model = _compile(keras.layers.Dense(WIDTH, activation="relu"))
+    fit_with_oom_retry(model, make_dataset, LARGE_BATCH, epochs=3, verbose=0, callbacks=[warden])
+
+
+def main(act: str, name: str, uuid: str) -> None:
+    """Train as a run of that name on the GPU with that UUID."""
+    {"leak": leak, "retry": retry}[act](GpuWarden(name=name, devices={"CPU:0": uuid}, summary=False))
 
 
 if __name__ == "__main__":

@@ -45,9 +45,20 @@ class SimulatedGpu(GpuFaults):
     def __init__(self, index: int, board: Board, workload_host: WorkloadHost) -> None:
         super().__init__()
         self.index = index
+        self.size = SIZE
+        self.claims: dict[int, int] = {}  # bytes of real processes that report to it, by pid
         self.uuid = simulated_uuid(index)
         self.board = board
         self.workload_host = workload_host
+
+    @property
+    def reserved(self) -> int:
+        """Bytes that the driver keeps for itself."""
+        return RESERVED * self.size // SIZE
+
+    def processes(self) -> list[tuple[int, int]]:
+        """Return the processes on the GPU with their memory in bytes."""
+        return [*self.workload_host.processes(), *self.claims.items()]
 
     def pin(self, temperature: float) -> None:
         """Hold the temperature, in celsius; a hot GPU throttles."""
@@ -89,20 +100,23 @@ def fill_gpm_metrics(request: nvml_stand_ins.PlainGpmRequest) -> None:
 def _processes(gpu: SimulatedGpu) -> list[SimpleNamespace]:
     return [
         SimpleNamespace(pid=pid, usedGpuMemory=used, gpuInstanceId=NO_INSTANCE, computeInstanceId=NO_INSTANCE)
-        for pid, used in gpu.workload_host.processes()
+        for pid, used in gpu.processes()
     ]
 
 
 def _memory(gpu: SimulatedGpu, version: int | None = None) -> SimpleNamespace:
-    used = min(UNOWNED + sum(used for _pid, used in gpu.workload_host.processes()), SIZE - RESERVED)
-    free = SIZE - RESERVED - used
+    capacity = gpu.size - gpu.reserved
+    used = min(UNOWNED + sum(used for _pid, used in gpu.processes()), capacity)
+    free = capacity - used
     if version == MEMORY_V2:
-        return SimpleNamespace(total=SIZE, reserved=RESERVED, free=free, used=used)
-    return SimpleNamespace(total=SIZE, free=free, used=used + RESERVED)  # version 1 includes reserved memory in used
+        return SimpleNamespace(total=gpu.size, reserved=gpu.reserved, free=free, used=used)
+    return SimpleNamespace(
+        total=gpu.size, free=free, used=used + gpu.reserved
+    )  # version 1 includes reserved memory in used
 
 
 def _bar1(gpu: SimulatedGpu) -> SimpleNamespace:
-    used = (2 + 2 * len(gpu.workload_host.processes())) * MIB
+    used = (2 + 2 * len(gpu.processes())) * MIB
     return SimpleNamespace(bar1Total=_BAR1_SIZE, bar1Free=_BAR1_SIZE - used, bar1Used=used)
 
 

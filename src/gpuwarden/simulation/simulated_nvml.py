@@ -40,10 +40,19 @@ _PIDS = 1_000_000  # of one workload
 class Simulation:
     """Simulated machine. `nvml` may be called from any thread; `clock` returns seconds and must not go back.
 
+    With `stand_in_memory` the last GPU is idle and has that many bytes: a real training can report to it.
+
     Its time advances in steps of a second when it is read. Tests inject faults through `gpu(index)` and `driver`.
     """
 
-    def __init__(self, gpus: int = 8, seed: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        gpus: int = 8,
+        seed: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        stand_in_memory: int | None = None,
+    ) -> None:
         if not 1 <= gpus <= MAX_GPUS:
             raise ValueError(f"{gpus} simulated GPUs: expected 1 to {MAX_GPUS}")
         self.driver = Faults()
@@ -53,9 +62,13 @@ class Simulation:
         self._users = 0  # calls of nvmlInit without nvmlShutdown
         self._gpus: list[SimulatedGpu] = []
         rng = random.Random(seed)  # noqa: S311 - a simulation, no secret
-        while len(self._gpus) < gpus:
+        busy = gpus if stand_in_memory is None else gpus - 1
+        while len(self._gpus) < busy:
             for workload in WORKLOADS:
-                self._place(workload, gpus - len(self._gpus), rng)
+                self._place(workload, busy - len(self._gpus), rng)
+        if stand_in_memory is not None:
+            self._place(None, 1, rng)
+            self._gpus[-1].size = stand_in_memory
         self._workload_hosts = tuple(dict.fromkeys(gpu.workload_host for gpu in self._gpus))
         self.nvml: Nvml = self._build_nvml()
 
@@ -78,6 +91,12 @@ class Simulation:
                 for workload_host in self._workload_hosts
             )
             return {pid: identity for pid, identity in found if identity}
+
+    def claim(self, memory: Mapping[str, Mapping[int, int]]) -> None:
+        """List real processes on simulated GPUs with the bytes that they report, by UUID and pid."""
+        with self._lock:
+            for gpu in self._gpus:
+                gpu.claims = {pid: used for pid, used in memory.get(gpu.uuid, {}).items() if pid < _FIRST_PID}
 
     def _place(self, workload: Workload | None, free: int, rng: random.Random) -> None:
         """Add the GPUs of a workload, up to `free`; it has already run for some minutes."""

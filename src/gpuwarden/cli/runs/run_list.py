@@ -37,7 +37,7 @@ def state_text(record: RunRecord) -> str:
 
 
 def _row(record: RunRecord, gpus: Mapping[str, str]) -> dict[str, str]:
-    peaks = [each.memory_peak_bytes for each in record.devices if each.memory_peak_bytes is not None]
+    peak = max((each.highest_peak_bytes or 0 for each in record.devices), default=0)  # of the fullest GPU
     cells = {
         "RUN": record.run_id,
         "NAME": record.name,
@@ -47,7 +47,7 @@ def _row(record: RunRecord, gpus: Mapping[str, str]) -> dict[str, str]:
         "START": _start(record.began_timestamp_seconds),
         "TIME": format_elapsed(record.duration_seconds),
         "STEPS": "" if record.steps is None else format_count(record.steps),
-        "PEAK": format_bytes(sum(peaks)) if peaks else "",
+        "PEAK": format_bytes(peak) if peak else "",
     }
     return {title: sanitize(text) for title, text in cells.items()}
 
