@@ -45,6 +45,10 @@ def ways(uid: str) -> list[Json]:
     ]
 
 
+# Findings are texts and no labels: the mark links to those of the daemon's status page.
+_FINDINGS = '<a href="http://{{instance}}/#incidents" target="_blank">findings on {{instance}}</a>'
+
+
 def marks() -> list[Json]:
     """Return annotations for firing alerts, for the start and end of runs, and for incidents."""
     started = f"1000 * {series(RunReadings.start_timestamp_seconds)}"
@@ -57,7 +61,7 @@ def marks() -> list[Json]:
         _mark("Alerts", BAD, firing(), "{{alertname}}", "{{run_name}} GPU {{gpu}} {{instance}}", tagKeys="severity"),
         _mark("Run starts", GOOD, f"{started} {named}", "{{run_name}} started", "{{instance}}", useValueForTime=True),
         _mark("Run ends", PLAIN, f"{ended} {named}", "{{run_name}} {{outcome}}", "{{instance}}", useValueForTime=True),
-        _mark("Incidents", BAD, opened, "incident: {{kind}}", "{{instance}}: gpuwarden incidents"),
+        _mark("Incidents", BAD, opened, "incident: {{kind}}", _FINDINGS),
     ]
 
 

@@ -78,6 +78,7 @@ def test_dashboard_works_in_every_grafana(dashboard: dict[str, Any]) -> None:
     marks = {mark["name"]: mark for mark in dashboard["annotations"]["list"]}
     assert list(marks) == ["Alerts", "Run starts", "Run ends", "Incidents"]
     assert [mark.get("useValueForTime") for mark in marks.values()] == [None, True, True, None]
+    assert 'href="http://{{instance}}/#incidents"' in marks["Incidents"]["textFormat"]
     for mark in marks.values():
         assert mark["enable"]
         _follows(mark["expr"])
