@@ -52,6 +52,13 @@ def test_signs_before_and_others_are_named() -> None:
     assert [part.kind for part in finding.others] == ["stall"]
 
 
+def test_flood_of_a_program_does_not_hide_the_hardware() -> None:
+    """Among what the root does not explain, a GPU that failed is named before what programs did earlier."""
+    oom = Fact(at=10.0, kind="out_of_memory", what="device", run="a", run_id="9-1", opened=True)
+    flood = [replace(oom, at=11.0 + number, run=f"b{number}", run_id=f"{number}-2") for number in range(20)]
+    assert "In that time also: GPU 3 fell off the bus at 100 (XID 79); run b" in text(oom, *flood, FALLEN)
+
+
 @pytest.mark.parametrize(
     ("cause", "effect", "follows"),
     [

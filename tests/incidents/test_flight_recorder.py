@@ -254,6 +254,23 @@ def test_many_events_of_a_poll_are_one_freeze(tmp_path: Path, monkeypatch: pytes
     assert len(played(tmp_path, script)) == 1
 
 
+def test_flood_of_errors_does_not_hide_a_lost_gpu(tmp_path: Path) -> None:
+    """Hundreds of errors of one user's runs leave the loss of their GPU in the finding."""
+
+    async def script(stage: Stage) -> None:
+        runs = [stage.train(f"r{number}", gpus=(1,), uid=1002, in_use=GIB // 4) for number in range(40)]
+        await stage.passes(60)
+        for _ in range(4):
+            for run in runs:
+                raises(run, "device_oom", "ResourceExhaustedError", "OOM", None)
+            await stage.passes(INTERVAL)
+        stage.box.gpu(1).lose(GPU_IS_LOST)
+        stage.box.log_xid(1, 79, "GPU has fallen off the bus.")
+        await stage.passes(30)
+
+    assert any("GPU 1 fell off the bus" in each["finding"]["text"] for each in played(tmp_path, script))
+
+
 def test_failed_gpu_belongs_to_no_user(tmp_path: Path) -> None:
     """A GPU that is lost after a user's run died on it counts for the hardware: the user's later runs keep it."""
 

@@ -57,8 +57,13 @@ class Fact:
 
 def explains(cause: Fact, effect: Fact) -> bool:
     """Return whether an effect follows from a cause."""
-    rule = _RULES.get("hardware" if _is_hardware(cause) else cause.kind)
+    rule = _RULES.get("hardware" if is_of_hardware(cause) else cause.kind)
     return rule is not None and rule(cause, effect)
+
+
+def is_of_hardware(fact: Fact) -> bool:
+    """Return whether a fact is of the GPU or the driver, and no program caused it."""
+    return fact.kind in ("gpu_lost", "driver") or (fact.kind == "xid" and fact.is_hardware)
 
 
 def _hardware_explains(cause: Fact, effect: Fact) -> bool:
@@ -138,10 +143,6 @@ def _explains_rank(cause: Fact, effect: Fact) -> bool:
 def _is_weak(fact: Fact) -> bool:
     """Return whether a rank's trouble is usually the effect of another rank's: it waits, or cannot communicate."""
     return fact.is_collective or fact.kind == "stall"
-
-
-def _is_hardware(fact: Fact) -> bool:
-    return fact.kind in ("gpu_lost", "driver") or (fact.kind == "xid" and fact.is_hardware)
 
 
 def _is_sign(cause: Fact, effect: Fact) -> bool:

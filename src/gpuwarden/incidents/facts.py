@@ -14,7 +14,7 @@ from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.health.run_conditions import END_CONDITIONS
 from gpuwarden.history.event_log import Event
-from gpuwarden.incidents.causes import STALL_REACH_SECONDS, Fact, FactKind
+from gpuwarden.incidents.causes import STALL_REACH_SECONDS, Fact, FactKind, is_of_hardware
 from gpuwarden.incidents.incident import IncidentKind
 from gpuwarden.protocol.messages import OOM_KINDS, ErrorKind
 from gpuwarden.runs.run_snapshot import RunSnapshot, SeenError
@@ -152,7 +152,7 @@ def gather(
         if fact.at >= since
     ]
     if len(facts) > MAX_FACTS:
-        facts = sorted(facts, key=lambda fact: (not fact.opened, fact.at))[:MAX_FACTS]
+        facts = sorted(facts, key=lambda fact: (not is_of_hardware(fact), not fact.opened, fact.at))[:MAX_FACTS]
     return facts
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, get_args
 
-from gpuwarden.incidents.causes import FALLEN_OFF_THE_BUS, Fact, FactKind, explains
+from gpuwarden.incidents.causes import FALLEN_OFF_THE_BUS, Fact, FactKind, explains, is_of_hardware
 
 MAX_NAMED = 3  # facts named in a part of the text; the others are counted
 
@@ -111,7 +111,8 @@ def _text(
     if before:
         sentences.append(f"before: {_clause(before[0], clock)}")
     if others:
-        named = [_clause(fact, clock) for fact in others[:MAX_NAMED]]
+        ranked = sorted(others, key=is_of_hardware, reverse=True)  # stable: by time; programs can have any number
+        named = [_clause(fact, clock) for fact in ranked[:MAX_NAMED]]
         more = len(others) - len(named)
         sentences.append(f"in that time also: {'; '.join([*named, *([f'{more} more'] if more else [])])}")
     return " ".join(map(_sentence, sentences))
