@@ -6,16 +6,16 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from instrumented_program import SOURCE, Ended, run_instrumented
+from instrumented_program import SOURCE, Ended, run_any, run_instrumented
 from keras_programs import FITS, MODEL, OWN
 
 from gpuwarden.protocol.messages import End, Report
 from system_parts import require
 
-TF_KERAS = Path(__file__).parents[3] / "build/keras2/tf_keras"
+KERAS2 = Path(__file__).parents[3] / "build/keras2"
 BACKENDS = [
     "tensorflow",
-    *(pytest.param(name, marks=pytest.mark.frameworks) for name in ("jax", "torch", "tf_keras")),
+    *(pytest.param(name, marks=pytest.mark.frameworks) for name in ("jax", "torch", "tf_keras", "keras2")),
 ]
 
 
@@ -24,8 +24,11 @@ def run_keras(folder: Path, backend: str, *lines: str) -> Ended:
     program = folder / "train.py"
     program.write_text("\n".join((MODEL, *lines, "print('steps', steps(model))")), encoding="utf-8")
     if backend == "tf_keras":
-        require(any(TF_KERAS.glob(".for-*")), "tf_keras is not installed: tools/keras2.sh")
-        return run_instrumented(folder, program, path=(TF_KERAS, SOURCE), TF_USE_LEGACY_KERAS="1")
+        require(any((KERAS2 / "tf_keras").glob(".for-*")), "tf_keras is not installed: tools/keras2.sh")
+        return run_instrumented(folder, program, path=(KERAS2 / "tf_keras", SOURCE), TF_USE_LEGACY_KERAS="1")
+    if backend == "keras2":
+        require((KERAS2 / "tensorflow/.installed").exists(), "TensorFlow 2.15 is not installed: tools/keras2.sh")
+        return run_any(folder, KERAS2 / "tensorflow/bin/python", program)
     if importlib.util.find_spec(backend) is None:
         pytest.skip(f"needs {backend}")
     return run_instrumented(folder, program, KERAS_BACKEND=backend)

@@ -134,7 +134,7 @@ def test_imports_at_start(tmp_path: Path) -> None:
     listing = "import sys; print(*sorted(sys.modules))"
     imported = set(run_instrumented(tmp_path, "-c", listing).output.split())
     bare = subprocess.run([sys.executable, "-c", listing], check=True, capture_output=True, text=True).stdout.split()
-    assert imported - set(bare) <= {"sitecustomize", "atexit", "faulthandler"}
+    assert imported - set(bare) <= {"sitecustomize", "atexit", "faulthandler", "fcntl"}
 
 
 def test_errors_of_threads(tmp_path: Path) -> None:
@@ -204,6 +204,13 @@ def test_fatal_signal(tmp_path: Path) -> None:
     text = faults_path(ended.folder, int(ended.output)).read_text()
     assert text.startswith("Fatal Python error: Segmentation fault")
     assert "string_at" in text
+
+
+def test_files_of_a_program_that_closed_all(tmp_path: Path) -> None:
+    """A crash writes nothing into the files of a program that has closed all descriptors, as a daemon does."""
+    crash = "import os, ctypes; os.closerange(3, 4096); file = open('data', 'w'); ctypes.string_at(0)"
+    assert run_instrumented(tmp_path, "-c", crash).status == -signal.SIGSEGV
+    assert (tmp_path / "data").read_text() == ""
 
 
 def test_own_faulthandler(tmp_path: Path) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from instrumented_program import SOURCE, run_instrumented
-from keras_programs import MODEL
+from instrumented_program import run_instrumented
 from tape_programs import TAPE, TAPES
 
-from system_parts import require
+from tests.client.boot.test_keras_steps import run_keras
 
 FAILING = """
 import tensorflow as tf
@@ -23,21 +22,14 @@ def step(x):
 step(tf.ones((2, 3)))
 """
 
-TF_KERAS = Path(__file__).parents[3] / "build/keras2/tf_keras"
 pytestmark = pytest.mark.frameworks
 
 
-@pytest.mark.parametrize("legacy", [False, True], ids=["keras3", "tf_keras"])
+@pytest.mark.parametrize("keras", ["tensorflow", "tf_keras", "keras2"])
 @pytest.mark.parametrize("loop", TAPES.values(), ids=TAPES)
-def test_steps(tmp_path: Path, loop: str, legacy: bool) -> None:  # noqa: FBT001 - a parameter of the test
+def test_steps(tmp_path: Path, loop: str, keras: str) -> None:
     """The run has the optimizer's steps, however the updates are made."""
-    program = tmp_path / "train.py"
-    program.write_text(f"{MODEL}\n{TAPE}\n{loop}\nprint('steps', steps(model))", encoding="utf-8")
-    if legacy:
-        require(any(TF_KERAS.glob(".for-*")), "tf_keras is not installed: tools/keras2.sh")
-        ended = run_instrumented(tmp_path, program, path=(TF_KERAS, SOURCE), TF_USE_LEGACY_KERAS="1")
-    else:
-        ended = run_instrumented(tmp_path, program)
+    ended = run_keras(tmp_path, keras, TAPE, loop)
     assert ended.status == 0, ended.errors
     (run,) = ended.runs
     assert run.steps == int(ended.output.split()[-1]) > 0

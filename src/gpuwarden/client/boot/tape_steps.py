@@ -104,9 +104,9 @@ def install(module: Any) -> None:
     """Count updates by a module's optimizer class, or calls of its tf.function class."""
     if hasattr(module, "Function"):
         _patch_calls(module.Function)
-    elif not hasattr(module, "BaseOptimizer"):
-        _patch_updates(module.Optimizer, "apply_gradients")  # tf_keras
-    elif sys.modules["keras.src.backend"].backend() == "tensorflow":
+    elif hasattr(module, "_BaseOptimizer"):
+        _patch_updates(module.Optimizer, "apply_gradients")  # Keras 2 and tf_keras
+    elif hasattr(module, "BaseOptimizer") and sys.modules["keras.src.backend"].backend() == "tensorflow":
         _patch_updates(module.BaseOptimizer, "apply")
 
 

@@ -22,11 +22,13 @@ _INSTALLERS = {
     "jax": "jax_steps",
     "optax._src.update": "jax_steps",
     "equinox._update": "jax_steps",
-    "keras.src.optimizers.base_optimizer": "tape_steps",
+    "keras.src.optimizers.base_optimizer": "tape_steps",  # Keras 3
+    "keras.src.optimizers.optimizer": "tape_steps",  # Keras 2
     "tf_keras.src.optimizers.optimizer": "tape_steps",
     "tensorflow.python.eager.polymorphic_function.polymorphic_function": "tape_steps",
 }
 _kept: "set[tuple[str, type]]" = set()  # errors kept, by origin and type: one may end many threads
+_HIGH_DESCRIPTOR = 1000  # below the usual limit of 1024
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(_FOLDER)))
 
@@ -174,9 +176,21 @@ def _keep_fatal_signals(folder: "str | None") -> None:
     import faulthandler
 
     if folder and not faulthandler.is_enabled():
-        # The name is faults_path's in protocol/run_folder.py. Open until the end: faulthandler keeps the number.
+        # The name is faults_path's in protocol/run_folder.py.
         path = os.path.join(folder, f"{os.getpid()}.faults")
-        faulthandler.enable(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
+        faulthandler.enable(_move_up(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)))
+
+
+def _move_up(descriptor: int) -> int:
+    """Return the descriptor by a number that no other file gets soon: faulthandler writes to it even once closed."""
+    import fcntl
+
+    try:
+        high = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _HIGH_DESCRIPTOR)
+    except OSError:  # the limit of open files is lower
+        return descriptor
+    os.close(descriptor)
+    return high
 
 
 try:
