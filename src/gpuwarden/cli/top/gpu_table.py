@@ -106,11 +106,8 @@ def _memory(of: ApiObject, style: str, drawn: int) -> list[Text]:
 
 
 def _temperature(core: float, gpu: ApiObject) -> str:
-    """Format the temperature and the throttle point."""
+    """Format the temperature and the throttle point, which the margin cannot replace: it is read less often."""
     limit = gpu.part("temperature_threshold_celsius").number("slowdown")
-    margin = gpu.number("temperature_margin_celsius")
-    if limit is None and margin is not None:
-        limit = core + margin
     return f"{core:.0f} C" if limit is None else f"{core:.0f}/{limit:.0f}"
 
 
