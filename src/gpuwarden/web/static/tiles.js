@@ -42,8 +42,9 @@ function tile(gpu, users, isLarge, isOpen) {
       heat(gpu)));
 }
 
-// Return the problems of the GPU and of the runs on it.
+// Return the problems of the GPU and of the runs on it; those on a GPU that does not answer only say so again.
 function problems(gpu, users) {
+  if (gpu.fault) return gpu.troubles;
   const runs = [gpu, ...(gpu.mig ?? [])].flatMap(({ uuid }) => users.get(uuid)?.runs ?? []);
   const found = [...(gpu.troubles ?? []), ...runs.flatMap((run) => run.troubles ?? [])];
   return found.filter(({ text }, place) => found.findIndex((each) => each.text === text) === place);
