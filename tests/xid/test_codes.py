@@ -70,7 +70,7 @@ def test_other_severities_are_explained() -> None:
 
 def test_reference_has_one_row_a_code() -> None:
     """The reference says in the row of a code how its events differ."""
-    rows = re.findall(r"^\| (\d+) \|.*$", render_xids(), re.MULTILINE)
+    rows = re.findall(r"^\| (\d+) \|.*$", "\n".join(render_xids()), re.MULTILINE)
     assert list(map(int, rows)) == list(XIDS)
     row = "check_nvlink; *fatal*: reset_gpu; *nonfatal*: ignore | warning; *fatal*: critical; *nonfatal*: info |"
-    assert render_xids().count(row) == 7  # 144 to 150
+    assert "\n".join(render_xids()).count(row) == 7  # 144 to 150

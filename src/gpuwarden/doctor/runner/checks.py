@@ -6,7 +6,10 @@ import threading
 import time
 from collections.abc import Collection
 
-from gpuwarden.doctor.frameworks.framework_checks import FRAMEWORK_CHECKS
+from gpuwarden.doctor.frameworks.build_checks import BUILD_CHECKS
+from gpuwarden.doctor.frameworks.installation_checks import ENVIRONMENT_CHECKS
+from gpuwarden.doctor.frameworks.job_checks import JOB_CHECKS
+from gpuwarden.doctor.frameworks.variable_checks import VARIABLE_CHECKS
 from gpuwarden.doctor.machine.access_checks import ACCESS_CHECKS
 from gpuwarden.doctor.machine.driver_checks import DRIVER_CHECKS
 from gpuwarden.doctor.machine.gpu_checks import GPU_CHECKS
@@ -24,7 +27,10 @@ CHECKS: tuple[CheckRow, ...] = (
     *DRIVER_CHECKS,
     *ACCESS_CHECKS,
     *GPU_CHECKS,
-    *FRAMEWORK_CHECKS,
+    *ENVIRONMENT_CHECKS,
+    *BUILD_CHECKS,
+    *VARIABLE_CHECKS,
+    *JOB_CHECKS,
     *SHARING_CHECKS,
     *MEMORY_CHECKS,
     *INPUT_CHECKS,

@@ -107,12 +107,8 @@ Status 503 of `/api/v1/incidents/ID`: the run database does not answer, and the 
 }
 
 
-def render_reference() -> str:
-    """Return the reference."""
-    return "\n".join(_lines()) + "\n"
-
-
-def _lines() -> Iterator[str]:
+def render_reference() -> Iterator[str]:
+    """Yield the lines of the reference."""
     yield cleandoc(_ABOUT)
     for answer, (title, about) in _PARTS.items():
         yield f"\n## {title}\n\n{cleandoc(about)}"
