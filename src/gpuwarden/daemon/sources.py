@@ -44,8 +44,8 @@ class Source:
     """Source of NVML's answers. The simulation also has training runs, whose reports `reports` drains.
 
     `reports` is called once a poll on the event loop and does not block; None stands for the end of a run's process.
-    `claim` gets the memory that runs hold by their reports, in bytes by UUID and pid. `identify` and `user_name` identify processes
-    that are not this machine's.
+    `claim` gets the memory that runs hold by their reports, in bytes by UUID and pid. `identify` and `user_name`
+    identify processes that are not this machine's.
     """
 
     name: Literal["nvml", "capture", "simulated"]
