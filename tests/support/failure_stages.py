@@ -78,6 +78,12 @@ def raises(trainer: Trainer, kind: ErrorKind, exception: str, text: str, status:
         trainer.box.end(trainer.peer, status)
 
 
+def fail_collective(*ranks: Trainer) -> None:
+    """Let ranks fail that wait for another one."""
+    for rank in ranks:
+        raises(rank, "other", "DistBackendError", NCCL)
+
+
 async def ends(stage: Stage, *trainers: Trainer) -> None:
     """Remove runs that have ended, and let their outcomes settle."""
     for trainer in trainers:
@@ -136,11 +142,9 @@ async def _lost_gpu_of_a_job(stage: Stage) -> None:
     await stage.passes(30)
     stage.box.gpu(2).lose(GPU_IS_LOST)
     stage.box.log_xid(2, 79, "GPU has fallen off the bus.")
-    for rank in ranks:
-        if rank.rank == 2:
-            raises(rank, "kernel_launch", "RuntimeError", LAUNCH_FAILED)
-        else:
-            raises(rank, "other", "DistBackendError", NCCL)
+    fail_collective(*ranks[:2])
+    raises(ranks[2], "kernel_launch", "RuntimeError", LAUNCH_FAILED)
+    fail_collective(*ranks[3:])
     await ends(stage, *ranks)
 
 
@@ -267,8 +271,7 @@ async def _host_kill_of_a_rank(stage: Stage) -> None:
     await stage.passes(30)
     stage.box.log_kernel(OOM_KILL.format(pid=ranks[0].peer.pid))
     stage.box.end(ranks[0].peer, SIGKILL)
-    for rank in ranks[1:]:
-        raises(rank, "other", "DistBackendError", NCCL)
+    fail_collective(*ranks[1:])
     await ends(stage, *ranks)
 
 
@@ -279,9 +282,7 @@ async def _host_kill_of_a_rank(stage: Stage) -> None:
 async def _crash_of_a_rank(stage: Stage) -> None:
     ranks = job(stage, 4)
     await stage.passes(30)
-    for rank in ranks:
-        if rank.rank != 2:
-            raises(rank, "other", "DistBackendError", NCCL)
+    fail_collective(*ranks[:2], *ranks[3:])
     stage.box.end(ranks[2].peer, SIGSEGV)
     await ends(stage, *ranks)
 
@@ -296,9 +297,7 @@ async def _out_of_memory_of_a_rank(stage: Stage) -> None:
     ranks = job(stage, 4)
     await stage.passes(30)
     ranks[1].fail(90 * GIB)
-    for rank in ranks:
-        if rank.rank != 1:
-            raises(rank, "other", "DistBackendError", NCCL)
+    fail_collective(*ranks[:1], *ranks[2:])
     await ends(stage, *ranks)
 
 
@@ -410,8 +409,7 @@ async def _nvlink(stage: Stage) -> None:
     await stage.passes(30)
     for index in range(2):
         stage.box.log_xid(index, 74, "NVLink: fatal error detected on link 3")
-    for rank in ranks:
-        raises(rank, "other", "DistBackendError", NCCL)
+    fail_collective(*ranks)
     await ends(stage, *ranks)
 
 
