@@ -37,7 +37,7 @@ function tile(gpu, users, isLarge, isOpen) {
       isDivided ? null : h("span", { class: `left ${ofMemory(gpu)}` }, leftText(gpu)), " ",
       isDivided ? h("span", { class: "slices" }, gpu.mig.map((each) => slice(gpu, each, users))) : bar(gpu) ?? h("span", { class: "bar none" }),
       isLarge ? h("span", { class: "why" }, troubles(problems(gpu, users)), gpu.fault_advice ? h("span", { class: "advice" }, ` ${capital(gpu.fault_advice)}.`) : null) : null,
-      isDivided ? null : [h("span", { class: "who" }, who(gpu, users.get(gpu.uuid))), " ", h("span", { class: "used" }, usage(gpu) ? usedOf(gpu) : ""), " ",
+      isDivided ? null : [who(gpu, users.get(gpu.uuid)), " ", h("span", { class: "used" }, usage(gpu) ? usedOf(gpu) : ""), " ",
         h("span", { class: "busy" }, known(gpu.utilization_ratio) ? percent(gpu.utilization_ratio) : "")], " ",
       heat(gpu)));
 }
@@ -53,7 +53,7 @@ function problems(gpu, users) {
 function slice(gpu, each, users) {
   return h("span", { class: "slice" },
     h("span", { class: "id" }, place(gpu, each)), " ", bar(each) ?? h("span", { class: "bar none" }), " ",
-    h("span", { class: `left ${ofMemory(each)}` }, leftText(each)), " ", h("span", { class: "who" }, who(gpu, users.get(each.uuid), [])));
+    h("span", { class: `left ${ofMemory(each)}` }, leftText(each)), " ", who(gpu, users.get(each.uuid), []));
 }
 
 // What is left: of the run that has the least, or free memory.
@@ -81,7 +81,14 @@ function usersOf(state) {
   return found;
 }
 
-function who(gpu, { runs = [], others = [] } = {}, owners = gpu.owners ?? []) {
+// Return who and what uses a GPU or MIG instance; the title has what is cut where the tile is narrow.
+function who(gpu, users, owners) {
+  const made = h("span", { class: "who" }, named(gpu, users, owners));
+  made.title = made.textContent;
+  return made;
+}
+
+function named(gpu, { runs = [], others = [] } = {}, owners = gpu.owners ?? []) {
   const more = (found) => (found.length > 1 ? ` +${found.length - 1}` : "");
   if (runs.length) {
     const { user, name, condition } = runs[0];
