@@ -12,6 +12,7 @@ from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.health.status import HEALTH_RANK, BoxStatus, Trouble, worst
 from gpuwarden.pressure.levels import headroom_ratio
 from gpuwarden.protocol.messages import Report
+from gpuwarden.records.record import RecordedDiagnosis
 from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.state import State
 from gpuwarden.web.api.api_paths import RUNS
@@ -27,15 +28,6 @@ class StallDocument:
 
     seconds: Annotated[float, "Time since the last step."]
     cause: Annotated[str, "What the run seems to do instead (docs/use/runs.md)."]
-
-
-@dataclass(frozen=True, slots=True)
-class VerdictDocument:
-    """Reason of the run's last out-of-memory (docs/understand/oom-diagnosis.md)."""
-
-    name: Annotated[str, "One of the verdicts."]
-    evidence: Annotated[str, "What it rests on, with numbers."]
-    next_step: Annotated[str, "What to do."]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +103,7 @@ class RunDocument:
     errors: Annotated[Mapping[str, int] | None, "Errors of steps by kind."] = None
     findings: Annotated[Sequence[FindingDocument], "Findings about the run, each with its next step."] = ()
     stall: Annotated[StallDocument | None, "Present while it is stalled."] = None
-    verdict: Annotated[VerdictDocument | None, "Diagnosis of its last out-of-memory error."] = None
+    verdict: Annotated[RecordedDiagnosis | None, "Diagnosis of its last out-of-memory error."] = None
     batch_size_advice: Annotated[str | None, "Batch size that would fit, in a sentence."] = None
     host_memory_bytes: Annotated[Number, "Host memory of its processes (resident)."] = None
     host_memory_growth_bytes_per_second: Annotated[Number, "Growth rate of a host memory leak, while it lasts."] = None
@@ -169,7 +161,7 @@ def _run(
         evidence=ending.evidence if ending else None,
         steps_per_second=pace(peer.run_id) if run.up else None,
         stall=StallDocument(run.stall.seconds, run.stall.cause) if run.stall else None,
-        verdict=VerdictDocument(verdict.cause, verdict.evidence, verdict.next_step) if verdict else None,
+        verdict=RecordedDiagnosis(verdict.cause, verdict.evidence, verdict.next_step) if verdict else None,
         findings=_findings(run),
         batch_size_advice=run.batch_size_advice.text if run.batch_size_advice else None,
         host_memory_bytes=present.memory if present else None,
