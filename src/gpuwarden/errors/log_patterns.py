@@ -18,6 +18,7 @@ NOISE = (
     r"ptxas (warning|info)|Loaded cuDNN version|Rebuild TensorFlow with|not compiled to use: ",
     r"Use `?tf\.|deprecated|DeprecationWarning|FutureWarning",
     r"to disable these checks|Your CPU supports instructions",
+    r"CellExecutionError: An error occurred while executing",  # nbclient; the error of the cell follows
 )
 
 LOG_PATTERNS = (

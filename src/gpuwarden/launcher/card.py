@@ -95,7 +95,8 @@ def _list_events(facts: ProgramFacts, runs: Sequence[RunRecord]) -> Iterator[Err
             is_survived = note.pid == facts.end.pid and facts.end.status == 0  # `python -i` goes on after an error
             if not is_survived or error.thread or error.unraisable:
                 for event in read_events(io.BytesIO(error.text.encode())):
-                    yield replace(event, frame=error.frame or event.frame)
+                    is_same = error.frame is not None and error.type in event.text
+                    yield replace(event, frame=error.frame) if is_same else event
     for crash in facts.crashes:
         yield from read_events(io.BytesIO(crash.encode()))
     for run in runs:
