@@ -95,8 +95,7 @@ def _list_events(facts: ProgramFacts, runs: Sequence[RunRecord]) -> Iterator[Err
             is_survived = note.pid == facts.end.pid and facts.end.status == 0  # `python -i` goes on after an error
             if not is_survived or error.thread or error.unraisable:
                 for event in read_events(io.BytesIO(error.text.encode())):
-                    is_same = error.frame is not None and error.type in event.text
-                    yield replace(event, frame=error.frame) if is_same else event
+                    yield replace(event, frame=error.frame) if error.frame and error.type in event.text else event
     for crash in facts.crashes:
         yield from read_events(io.BytesIO(crash.encode()))
     for run in runs:
