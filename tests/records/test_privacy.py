@@ -14,7 +14,7 @@ from gpuwarden.records.record import RecordedAllocation, RecordedCensus, Recorde
 from gpuwarden.records.store import render_record
 
 # Words of ours, the name of a type, and the framework's words, which have none of the user's.
-PUBLIC = {"kind", "exception", "phase", "shape", "dtype", "device", "allocator"}
+PUBLIC = {"kind", "exception", "phase", "shape", "dtype", "device", "allocator", "next_step"}
 ALICE, BOB, SERVICE = 1001, 1002, 990
 
 

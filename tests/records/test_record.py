@@ -378,7 +378,7 @@ def test_lists_are_rendered_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> No
     rendering: list[int] = []
     started = 0
 
-    async def recent(_limit: int) -> list[RecordRow]:
+    async def recent(_limit: int, _name: str | None) -> list[RecordRow]:
         nonlocal started
         started += 1
         await asyncio.sleep(0)
@@ -391,6 +391,21 @@ def test_lists_are_rendered_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(recorder._writer, "recent", recent)
     asyncio.run(main())
     assert rendering == [1] * 5
+
+
+def test_list_of_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Running and ended runs are listed by name, also without a database."""
+    monkeypatch.setattr(procfs, "is_alive", lambda _pid, _start: True)
+
+    async def main() -> list[dict[str, Any]]:
+        recorder = Recorder(None, 10, most_runs=9)
+        runs = [run(pid, ended=pid > 3, name=name) for pid, name in enumerate(["a", "b", "a", "a", "b", "a"], 1)]
+        recorder.update(JoinedPoll(snapshot(), runs, 0.0), {})
+        return [json.loads(await recorder.listing(name=name)) for name in ("a", "b", "c")]
+
+    found = asyncio.run(main())
+    ids = [[each["run_id"] for kind in ("live", "past") for each in answer[kind]] for answer in found]
+    assert [sorted(each) for each in ids] == [["1-99", "3-99", "4-99", "6-99"], ["2-99", "5-99"], []]
 
 
 def test_run_hidden_in_proc_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

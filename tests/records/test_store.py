@@ -52,6 +52,18 @@ def pids(store: RecordStore, limit: int = 100_000) -> list[int]:
     return [json.loads(row.outline)["pid"] for row in rows]
 
 
+def test_records_of_a_name(tmp_path: Path) -> None:
+    """The newest of a name are found behind any number of others; the limit counts them alone."""
+    store = open_store(tmp_path)
+    names = ["unet", "resnet", "unet", 'odd "name', "unet", *["resnet"] * 5]
+    write(store, *(example_record(pid, name=name) for pid, name in enumerate(names)))
+    assert sorted(row.run_id for row in store.recent(9, "unet")) == ["0-99", "2-99", "4-99"]
+    assert len(store.recent(2, "unet")) == 2
+    assert [row.name for row in store.recent(9, 'odd "name')] == ['odd "name']
+    assert store.recent(9, "un") == []
+    store.close()
+
+
 def test_record_is_written_and_found(tmp_path: Path) -> None:
     """A record is complete by ID, without its timeline in the listing; the file is for its owner and group."""
     folder = tmp_path / "deep" / "receipts"

@@ -98,6 +98,7 @@ def run(pid: int = 4711, *, ended: bool = True, name: str = "resnet") -> RunSnap
         memory={},
         epoch=3,
         examples=64000,
+        batch_size=64,
         step_median=7.5,
         step_p95=8.25,
         compile_seconds=12.0,

@@ -23,7 +23,7 @@ from gpuwarden.records.recorder import Recorder
 from gpuwarden.records.writer import DEFAULT_LISTED
 from gpuwarden.state import State
 from gpuwarden.web import static_files
-from gpuwarden.web.api.api_paths import HISTORY, INCIDENTS, RUNS, STATE
+from gpuwarden.web.api.api_paths import HISTORY, INCIDENTS, RUN_PAGE, RUNS, STATE
 from gpuwarden.web.api.history_document import render_history
 from gpuwarden.web.api.state_document import StateInputs, render_state
 from gpuwarden.web.http_messages import Handler, HttpRequest, HttpResponse
@@ -82,6 +82,7 @@ class Routes:
         """Handlers by path."""
         return {
             "/": static_files.serve,
+            RUN_PAGE: static_files.serve,
             PAGE: static_files.serve,
             f"{PAGE}uplot/": static_files.serve,
             "/metrics": self.serve_metrics,
@@ -117,12 +118,13 @@ class Routes:
         return HttpResponse(200, b"gpuwarden is ready\n")
 
     async def serve_runs(self, request: HttpRequest) -> HttpResponse:
-        """Return all runs; `limit` in the query is the maximum of finished ones."""
+        """Return all runs, or those of the `name` in the query; `limit` there is the maximum of finished ones."""
         limit = _limit(request, DEFAULT_LISTED)
+        name = parse_qs(request.query).get("name", [None])[-1]
         if limit is None:
             return _BAD_LIMIT
         socket = {"socket": str(self._config.web_socket)}
-        return _json(await self._recorder.listing(limit, self._reader(request), socket))
+        return _json(await self._recorder.listing(limit, self._reader(request), socket, name))
 
     async def serve_run(self, request: HttpRequest) -> HttpResponse:
         """Return the record of the run in the path."""

@@ -8,7 +8,9 @@ from typing import Any
 
 from gpuwarden.analysis.batch_size.cost_model import BatchSizeAdvice
 from gpuwarden.analysis.memory.leak_detector import Leak
-from gpuwarden.protocol.messages import Report
+from gpuwarden.analysis.oom.diagnosis import Diagnosis
+from gpuwarden.errors.kind_guides import find_text_guide
+from gpuwarden.protocol.messages import OOM_KINDS, Report
 from gpuwarden.records.record import (
     VERSION,
     RecordedAllocation,
@@ -117,6 +119,7 @@ def _training(report: Report, stalls: int) -> dict[str, Any]:
         "epoch": report.epoch,
         "steps": report.steps,
         "examples": report.examples,
+        "batch_size": report.batch_size,
         "step_seconds": report.step_seconds,
         "step_median_seconds": report.step_median,
         "step_p95_seconds": report.step_p95,
@@ -225,8 +228,15 @@ def _error(seen: SeenError) -> RecordedError:
             device: RecordedDeviceMemory(each.current, each.peak, each.limit, each.reserved)
             for device, each in error.memory.items()
         },
-        verdict=RecordedDiagnosis(diagnosis.cause, diagnosis.evidence, diagnosis.next_step) if diagnosis else None,
+        verdict=_diagnosis(diagnosis) if diagnosis else None,
+        next_step=None
+        if error.kind in OOM_KINDS
+        else find_text_guide(error.kind, error.exception, error.text).next_step,
     )
+
+
+def _diagnosis(diagnosis: Diagnosis) -> RecordedDiagnosis:
+    return RecordedDiagnosis(diagnosis.cause, diagnosis.evidence, diagnosis.next_step, diagnosis.code)
 
 
 def _census(seen: SeenCensus) -> RecordedCensus:

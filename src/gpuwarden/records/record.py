@@ -112,6 +112,7 @@ class RecordedDiagnosis:
     name: Annotated[str, "Cause ([diagnosis](../understand/oom-diagnosis.md))."]
     evidence: Annotated[str, "Evidence, with numbers."]
     next_step: Annotated[str, "Next step."]
+    code: Annotated[str | None, "Code or command of the next step, if any."] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +143,7 @@ class RecordedError:
     allocations: Annotated[tuple[RecordedAllocation, ...], "Failed allocations of an out-of-memory error."] = ()
     memory: Annotated[Mapping[str, RecordedDeviceMemory] | None, "Allocators after the error, by the framework's device."] = None
     verdict: Annotated[RecordedDiagnosis | None, "Diagnosis of an out-of-memory error."] = None
+    next_step: Annotated[str | None, "Next step of another error."] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +305,7 @@ class RunRecord:
     epoch: Annotated[int | None, "Last epoch, from 0."] = None
     steps: Annotated[int | None, "Training steps."] = None
     examples: Annotated[int | None, "Training examples, if the batch size is known."] = None
+    batch_size: Annotated[int | None, "Batch size of the last step with a known one."] = None
     step_seconds: Annotated[float | None, "Time in steps, without those that compiled."] = None
     step_median_seconds: Annotated[float | None, "Median step time."] = None
     step_p95_seconds: Annotated[float | None, "95th percentile of the step time."] = None

@@ -107,7 +107,8 @@ class Recorder:
         self._absent_due = 0.0  # when absent runs are checked
         self._updated_at = time.monotonic()
         self._listing = asyncio.Lock()  # for one at a time: a list may have tens of MiB
-        self._unfinished: list[bytes] | None = None  # records of runs that have not ended as JSON, since the last poll
+        # Names and records of runs that have not ended, as JSON, since the last poll.
+        self._unfinished: list[tuple[str, bytes]] | None = None
 
     @property
     def database(self) -> RecordWriter:
@@ -329,30 +330,40 @@ class Recorder:
             self._prior_runs.add(record.uid, record.name, record.framework, peaks)
 
     async def listing(
-        self, limit: int = DEFAULT_LISTED, may_read: Reader = read_all, more: Mapping[str, str] = NO_KEYS
+        self,
+        limit: int = DEFAULT_LISTED,
+        may_read: Reader = read_all,
+        more: Mapping[str, str] = NO_KEYS,
+        name: str | None = None,
     ) -> bytes:
-        """Return the records of all unfinished runs, and of the newest ended ones, as JSON, with `more` keys."""
-        async with self._listing:
-            return await self._render_listing(limit, may_read, more)
+        """Return the records of unfinished runs, and of the newest ended ones, as JSON, with `more` keys.
 
-    async def _render_listing(self, limit: int, may_read: Reader, more: Mapping[str, str]) -> bytes:
+        With `name` only those of that name.
+        """
+        async with self._listing:
+            return await self._render_listing(limit, may_read, more, name)
+
+    async def _render_listing(self, limit: int, may_read: Reader, more: Mapping[str, str], name: str | None) -> bytes:
         if self._unfinished is None:
             unfinished = [
                 *(self._outline(present) for present in self._present.values() if present.recorded is None),
                 *(remove_timeline(absent.record) for absent in self._absent.values()),
             ]
             unfinished.sort(key=lambda record: record.began_timestamp_seconds, reverse=True)
-            self._unfinished = list(map(render_record, unfinished))
-        lists = {"live": self._unfinished, "past": [row.outline for row in await self._writer.recent(limit)]}
+            self._unfinished = [(record.name, render_record(record)) for record in unfinished]
+        lists = {
+            "live": [each for run_name, each in self._unfinished if name in (None, run_name)],
+            "past": [row.outline for row in await self._writer.recent(limit, name)],
+        }
         known = {"folder": str(self.folder) if self.folder else None, "boot_id": self._boot_id, **more}
         head = {"version": API_VERSION, **{key: value for key, value in known.items() if value is not None}}
         parts = [json.dumps(head).encode()[:-1]]
-        for name, found in lists.items():
+        for key, found in lists.items():
             shown = []
             for each in found:
                 shown.append(withhold_texts(each, may_read))
                 await asyncio.sleep(0)  # a record with long messages takes 0.5 ms
-            parts.append(b'"%s":[%s]' % (name.encode(), b",".join(shown)))
+            parts.append(b'"%s":[%s]' % (key.encode(), b",".join(shown)))
         return b",".join(parts) + b"}\n"
 
     async def one(self, run_id: str, may_read: Reader = read_all) -> bytes | None:

@@ -66,12 +66,13 @@ _INSERT = """
 # Rows of ended runs in retention order: each user's newest before any user's second newest. A row from the future,
 # written before the clock was set back, counts as old: else it would push out each run that ends now.
 _FROM_FUTURE = "updated > strftime('%s', 'now') + 60"
+_NAME = "json_extract(outline, '$.name')"
 _BY_RANK = f"""
-    SELECT rowid FROM runs WHERE ended = 1
+    SELECT rowid FROM runs WHERE ended = 1 AND (:name IS NULL OR {_NAME} = :name)
     ORDER BY row_number() OVER (PARTITION BY user_of(uid) ORDER BY {_FROM_FUTURE}, updated DESC, began DESC),
-        {_FROM_FUTURE}, updated DESC LIMIT ?
+        {_FROM_FUTURE}, updated DESC LIMIT :limit
 """  # noqa: S608 - no text of others
-_RECENT = f"SELECT run_id, began, uid, updated, ended, outline FROM runs WHERE rowid IN ({_BY_RANK})"  # noqa: S608 - no text of others
+_RECENT = f"SELECT run_id, {_NAME}, began, uid, updated, ended, outline FROM runs WHERE rowid IN ({_BY_RANK})"  # noqa: S608 - no text of others
 _RETAIN = f"DELETE FROM runs WHERE ended = 1 AND rowid NOT IN ({_BY_RANK})"  # noqa: S608 - likewise
 
 
@@ -80,6 +81,7 @@ class RecordRow:
     """Stored run record: `outline` is its JSON without the timeline, `whole` all of it, compressed."""
 
     run_id: str
+    name: str
     began: float  # Unix time
     uid: int
     updated: float  # Unix time
@@ -112,6 +114,7 @@ def row_from_record(record: RunRecord) -> RecordRow:
         device.pop("story", None)
     return RecordRow(
         record.run_id,
+        record.name,
         plain["began_timestamp_seconds"],
         record.uid,
         record.updated_timestamp_seconds,
@@ -155,7 +158,7 @@ class RecordStore:
         """Open or create the database, and read the unfinished and the newest records."""
         with self._connected() as connection:
             unfinished = connection.execute("SELECT whole FROM runs WHERE ended = 0 ORDER BY updated")
-            ended = connection.execute(f"{_RECENT} ORDER BY updated", (newest,))
+            ended = connection.execute(f"{_RECENT} ORDER BY updated", {"limit": newest, "name": None})
             return StoredRecords(
                 _readable(zlib.decompress(whole) for (whole,) in unfinished),
                 _readable(outline for *_, outline in ended),
@@ -168,14 +171,19 @@ class RecordStore:
             _insert(connection, rows)
             (ended,) = connection.execute("SELECT count(*) FROM runs WHERE ended = 1").fetchone()
             if ended > self._limit:
-                connection.execute(_RETAIN, (self._limit,))
+                connection.execute(_RETAIN, {"limit": self._limit, "name": None})
 
-    def recent(self, limit: int) -> list[RecordRow]:
-        """Return the newest records of ended runs, without their timelines; over the limit, fair by user."""
+    def recent(self, limit: int, name: str | None = None) -> list[RecordRow]:
+        """Return the newest records of ended runs, all or of a name, without their timelines.
+
+        Over the limit, fair by user.
+        """
         with self._connected() as connection:
             return [
-                RecordRow(run_id.decode(), began, uid, updated, bool(ended), outline)
-                for run_id, began, uid, updated, ended, outline in connection.execute(_RECENT, (limit,))
+                RecordRow(run_id.decode(), run_name.decode(), began, uid, updated, bool(ended), outline)
+                for run_id, run_name, began, uid, updated, ended, outline in connection.execute(
+                    _RECENT, {"limit": limit, "name": name}
+                )
             ]
 
     def find(self, run_id: str) -> bytes | None:

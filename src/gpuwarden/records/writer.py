@@ -160,17 +160,19 @@ class RecordWriter:
             )
         self._failure = why
 
-    async def recent(self, limit: int) -> list[RecordRow]:
-        """Return the newest rows of ended runs, newest first; over the limit, fair by user.
+    async def recent(self, limit: int, name: str | None = None) -> list[RecordRow]:
+        """Return the newest rows of ended runs, all or of a name, newest first; over the limit, fair by user.
 
         Rows of the database are missing while it does not answer, which is logged.
         """
         in_memory, stored = {**self._batch, **self._waiting}, []
         if self._thread and self._store and self._is_open:
             with suppress(OSError, asyncio.TimeoutError):
-                stored = await asyncio.wait_for(self._thread.call(self._store.recent, limit), READ_SECONDS)
+                stored = await asyncio.wait_for(self._thread.call(self._store.recent, limit, name), READ_SECONDS)
         rows = {row.key: row for row in stored} | in_memory
-        ended = sorted((row for row in rows.values() if row.ended), key=lambda row: row.age)
+        ended = sorted(
+            (row for row in rows.values() if row.ended and name in (None, row.name)), key=lambda row: row.age
+        )
         left_out = set(select_evicted(((row.key, row.uid) for row in ended), limit))
         return [row for row in reversed(ended) if row.key not in left_out]
 

@@ -1,4 +1,7 @@
-"""Files of the status page, read at import, before an upgrade replaces them; browsers keep them until they change."""
+"""Files of the status page and the run page, which browsers keep until they change.
+
+They are read at import, before an upgrade replaces them.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,12 @@ from http import HTTPStatus
 from pathlib import Path
 
 from gpuwarden._version import __version__
+from gpuwarden.web.api.api_paths import RUN_PAGE
 from gpuwarden.web.http_messages import HttpRequest, HttpResponse
 
 PREFIX = "/page/"
 FOLDER = Path(__file__).with_name("static")
-INDEX = "index.html"
+DOCUMENTS = {"index.html": "/", "run.html": RUN_PAGE}  # with their paths, to which their links are relative
 
 # Nothing from elsewhere, no script or style in the page's text, and none made from text.
 CONTENT_SECURITY_POLICY = (
@@ -27,8 +31,9 @@ _TYPES = {
 
 
 def serve(request: HttpRequest) -> HttpResponse:
-    """Return a file of the page, or status 304 to a browser that has it already."""
-    file = _FILES.get(request.path)
+    """Return a file of the pages, or status 304 to a browser that has it already."""
+    is_run = request.path.startswith(RUN_PAGE)  # the page finds the run by its own address
+    file = _FILES.get(RUN_PAGE if is_run else request.path)
     if file is None:
         return HttpResponse(HTTPStatus.NOT_FOUND, b"the status page has no such file; it is at /\n")
     if file.headers["etag"] in request.headers.get("if-none-match", ""):
@@ -37,10 +42,9 @@ def serve(request: HttpRequest) -> HttpResponse:
 
 
 def _read_files() -> dict[str, HttpResponse]:
-    """Return the responses by path; the index, whose links are relative to the root, is only there."""
+    """Return the responses by path."""
     paths = [path for path in FOLDER.rglob("*") if path.suffix in _TYPES]
-    files = {f"{PREFIX}{path.relative_to(FOLDER)}": _response(path) for path in paths}
-    return {"/": files.pop(f"{PREFIX}{INDEX}"), **files}
+    return {DOCUMENTS.get(path.name, f"{PREFIX}{path.relative_to(FOLDER)}"): _response(path) for path in paths}
 
 
 def _response(path: Path) -> HttpResponse:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -695,6 +698,35 @@ def test_the_advised_size_is_the_next_step() -> None:
     """Batch-size advice and diagnosis name the same size."""
     step = diagnose(replace(LARGE_BATCH, advised_batch_size=6144)).next_step
     assert step == "Try a batch size of 6144 or less; gradient accumulation keeps the effective batch size."
+
+
+@pytest.mark.parametrize(
+    ("known", "framework", "words"),
+    [
+        (LARGE_BATCH, "tensorflow 2.21.0 keras 3.15.1", "fit_with_oom_retry(model, make_dataset, 6144, "),
+        (LARGE_BATCH, "torch 2.9", "@with_oom_retry(batch_size=6144)"),
+        (WEIGHTS, "jax 0.8.1 keras 3.15.1", "keras.mixed_precision.set_global_policy("),
+        (WEIGHTS, "torch 2.9", "torch.autocast("),
+    ],
+)
+def test_code_of_the_next_step(known: FailureContext, framework: str, words: str) -> None:
+    """The code is Python for the run's framework, with the size of the next step, and names that exist."""
+    code = diagnose(replace(known, advised_batch_size=6144, framework=framework)).code or ""
+    assert words in code
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom):
+            spec = find_spec(node.module or "")
+            assert spec is not None
+            assert f'"{node.names[0].name}"' in Path(spec.origin or "").read_text()  # in its __all__
+
+
+def test_code_that_is_a_command() -> None:
+    """A leak has the command that names its holder, fragmentation the allocator's setting; a co-tenant has none."""
+    assert diagnose(LEAK).code == "gpuwarden run --census -- python train.py"
+    assert diagnose(replace(PIECES, framework="tensorflow 2.21.0")).code == (
+        "export TF_GPU_ALLOCATOR=cuda_malloc_async"
+    )
+    assert diagnose(CO_TENANT).code is None
 
 
 def test_growth_over_many_steps_is_no_outsized_step() -> None:

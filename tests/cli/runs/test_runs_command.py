@@ -103,6 +103,7 @@ def test_list_fits_a_terminal(daemon: Daemon) -> None:
     """Each run takes one line, however long its name, and IDs are not cut."""
     lines = in_terminal(port=daemon.port).splitlines()
     assert lines[0].split() == ["RUN", "NAME", "STATE", "START", "TIME", "STEPS", "PEAK"]
+    assert lines.pop() == f"page of a run: http://127.0.0.1:{daemon.port}/run/RUN"
     assert len(lines) == 8
     assert [line for line in lines if cells(line) > COLUMNS] == []
     ids = ["4003-99", "4002-99", "4001-99", "5000-99", "4000-99", "5000-99", "4194303-1234567890"]
@@ -149,6 +150,7 @@ def test_show_has_everything(daemon: Daemon) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     said = dict(line.split(None, 1) for line in done.stdout.splitlines() if line and not line.startswith(" "))
     assert said["state"] == "failed (last message: exit)"
+    assert said["page"] == f"http://127.0.0.1:{daemon.port}/run/4000-99"
     assert said["duration"] == "2h13m"
     assert said["job"] == "slurm-17 rank 1 of 4"
     assert said["user"] == "alice (uid 1000)"
@@ -248,7 +250,7 @@ def test_memory_chart_in_a_pipe(daemon: Daemon, env: dict[str, str], bar: str) -
 def test_choices(daemon: Daemon) -> None:
     """--live and --past select, --limit takes the newest."""
     assert run("list", "--live", port=daemon.port).stdout.startswith("no running training run ")
-    assert len(run("--past", "--limit", "1", port=daemon.port).stdout.splitlines()) == 2
+    assert len(run("--past", "--limit", "1", port=daemon.port).stdout.splitlines()) == 3
     wrong = run("--limit", "0", port=daemon.port)
     assert (wrong.returncode, "0' is not a number of 1 or more" in wrong.stderr) == (2, True)
 
@@ -331,7 +333,7 @@ def test_record_of_another_version(tmp_path: Path) -> None:
         none = run(port=port)
     assert (some.returncode, some.stderr) == (0, "")
     assert "resnet" in some.stdout
-    assert some.stdout.splitlines()[-1].startswith(f"run {odd['run_id']} cannot be read: steps")
+    assert some.stdout.splitlines()[-2].startswith(f"run {odd['run_id']} cannot be read: steps")
     assert none.returncode == 1
     assert f"this version cannot read any of the 1 runs; run {odd['run_id']}" in none.stderr
 

@@ -7,6 +7,8 @@ from itertools import pairwise
 from gpuwarden.analysis.oom.context import SLACK_RATIO, TIGHT_RATIO, FailureContext
 from gpuwarden.analysis.oom.diagnosis import Finding
 from gpuwarden.analysis.oom.diagnosis_wording import (
+    CENSUS_COMMAND,
+    allocator_code,
     capitalize,
     format_request,
     format_room,
@@ -38,6 +40,7 @@ def find_leak(failure: FailureContext) -> Finding | None:
         f"{format_bytes(room)} available to the run. Without this growth {format_request(failure)} would have fitted.",
         "Find what the program keeps from step to step: tensors in lists, results joined to a tensor that grows "
         "(`concat`), losses kept as tensors (use `float(loss)`), models rebuilt every step.",
+        CENSUS_COMMAND,
     )
 
 
@@ -97,6 +100,7 @@ def find_fragmentation(failure: FailureContext) -> Finding | None:
         f"{capitalize(format_request(failure))} did not fit in one piece, although {format_bytes(left)} of "
         f"{format_bytes(room)} were free in total; {used} was in use.",
         suggest_allocator(failure),
+        allocator_code(failure),
     )
 
 
@@ -105,7 +109,9 @@ def _torch_fragmentation(failure: FailureContext, requested: int, idle: int, roo
         return None
     how = f"torch had {format_bytes(idle)} reserved and unused, all in smaller pieces"
     return Finding(
-        f"{capitalize(format_request(failure))} did not fit in one piece: {how}.", suggest_allocator(failure)
+        f"{capitalize(format_request(failure))} did not fit in one piece: {how}.",
+        suggest_allocator(failure),
+        allocator_code(failure),
     )
 
 

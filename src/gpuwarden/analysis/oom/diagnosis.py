@@ -11,19 +11,21 @@ from gpuwarden.protocol.messages import ErrorKind
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Evidence that a rule found, with numbers, and one next step; a sentence each."""
+    """Evidence that a rule found, with numbers, and one next step; a sentence each. `code` does that step, if any."""
 
     evidence: str
     next_step: str
+    code: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Cause of an out-of-memory in one word, with the evidence and the next step; a sentence each."""
+    """Cause of an out-of-memory in one word, with the evidence and the next step; a sentence each, and its code."""
 
     cause: str
     evidence: str
     next_step: str
+    code: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,13 +157,13 @@ def diagnose(failure: FailureContext) -> Diagnosis:
     """Return the cause by the first rule that holds, else "unknown" with what was checked."""
     for rule in RULES:
         if rule.kind == failure.error.kind and (found := rule.find(failure)):
-            return _add_leak(Diagnosis(rule.cause, found.evidence, found.next_step), failure)
+            return _add_leak(Diagnosis(rule.cause, found.evidence, found.next_step, found.code), failure)
     found = (
         describe_unknown_host_cause(failure)
         if failure.error.kind == "host_oom"
         else describe_unknown_device_cause(failure)
     )
-    return _add_leak(Diagnosis("unknown", found.evidence, found.next_step), failure)
+    return _add_leak(Diagnosis("unknown", found.evidence, found.next_step, found.code), failure)
 
 
 def _add_leak(diagnosis: Diagnosis, failure: FailureContext) -> Diagnosis:

@@ -1,4 +1,4 @@
-"""Phrases of diagnoses: parts of the evidence, and next steps that several rules share."""
+"""Phrases of diagnoses: parts of the evidence, next steps that several rules share, and code for next steps."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ ALLOCATOR_SETTINGS = {
     "torch": "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
     "jax": "XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async",
 }
+
+CENSUS_COMMAND = "gpuwarden run --census -- python train.py"  # names what keeps the tensors
 
 
 def capitalize(text: str) -> str:
@@ -63,14 +65,42 @@ def suggest_limit(failure: FailureContext) -> str | None:
 def suggest_smaller_batch(failure: FailureContext) -> str:
     """Return the next step: a batch size that should fit."""
     keeps = "gradient accumulation keeps the effective batch size"
+    size = _fitting_batch_size(failure)
+    return f"Halve the batch size; {keeps}." if size is None else f"Try a batch size of {size} or less; {keeps}."
+
+
+def retry_code(failure: FailureContext) -> str | None:
+    """Return code that trains with the batch size that should fit, and halves it as long as it does not."""
+    size = _fitting_batch_size(failure)
+    if size is None:
+        return None
+    if "keras" in failure.framework:
+        return (
+            "from gpuwarden.keras import fit_with_oom_retry\n\n"
+            f"history = fit_with_oom_retry(model, make_dataset, {size}, epochs=epochs)"
+        )
+    return (
+        "from gpuwarden import with_oom_retry\n\n\n"
+        f"@with_oom_retry(batch_size={size})\ndef train(*, batch_size):\n    ..."
+    )
+
+
+def precision_code(failure: FailureContext) -> str | None:
+    """Return code that computes in lower precision; None for a framework in which that takes more."""
+    if "keras" in failure.framework:
+        return 'keras.mixed_precision.set_global_policy("mixed_bfloat16")'
+    if failure.framework.startswith("torch"):
+        return 'with torch.autocast("cuda", dtype=torch.bfloat16):\n    loss = loss_of(model(batch))'
+    return None
+
+
+def _fitting_batch_size(failure: FailureContext) -> int | None:
+    """Return a batch size that should fit by the memory that the failed one had reached; None if none is smaller."""
     batch = failure.batch_size
     if not batch or batch < 2:  # noqa: PLR2004 - one example is the least
-        return f"Halve the batch size; {keeps}."
-    return f"Try a batch size of {failure.advised_batch_size or _likely_batch_size(failure, batch)} or less; {keeps}."
-
-
-def _likely_batch_size(failure: FailureContext, batch: int) -> int:
-    """Guess a batch size that fits by the memory that the failed one had reached."""
+        return None
+    if failure.advised_batch_size:
+        return failure.advised_batch_size
     most = batch // 2
     if (
         failure.room is not None
@@ -87,8 +117,20 @@ def _likely_batch_size(failure: FailureContext, batch: int) -> int:
 
 def suggest_allocator(failure: FailureContext) -> str:
     """Return the next step for fragmentation: an allocator that needs no single piece, if the framework has one."""
-    setting = next((each for name, each in ALLOCATOR_SETTINGS.items() if failure.framework.startswith(name)), None)
-    allocator = failure.allocation.allocator if failure.allocation else None
-    if setting is None or "async" in (allocator or ""):
+    setting = _allocator_setting(failure)
+    if setting is None:
         return "Allocate the large tensors first, and free unused ones before that."
     return f"Start the run with {setting}: this allocator does not need one piece."
+
+
+def allocator_code(failure: FailureContext) -> str | None:
+    """Return the command that does what `suggest_allocator` says; None if that is no setting."""
+    setting = _allocator_setting(failure)
+    return None if setting is None else f"export {setting}"
+
+
+def _allocator_setting(failure: FailureContext) -> str | None:
+    """Return the setting of an allocator that needs no single piece; None if there is none, or it is in use."""
+    setting = next((each for name, each in ALLOCATOR_SETTINGS.items() if failure.framework.startswith(name)), None)
+    allocator = failure.allocation.allocator if failure.allocation else None
+    return None if "async" in (allocator or "") else setting

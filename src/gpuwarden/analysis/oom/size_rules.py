@@ -15,6 +15,8 @@ from gpuwarden.analysis.oom.diagnosis_wording import (
     format_age,
     format_request,
     format_room,
+    precision_code,
+    retry_code,
     suggest_limit,
     suggest_smaller_batch,
 )
@@ -68,9 +70,15 @@ def find_too_big(failure: FailureContext) -> Finding | None:
         return None
     evidence = _model_evidence(failure, room)
     if evidence is not None:
-        return Finding(evidence, suggest_limit(failure) or _SMALLER_MODEL)
+        return _lower_precision(failure, evidence, _SMALLER_MODEL)
     evidence = _example_evidence(failure, room)
-    return None if evidence is None else Finding(evidence, suggest_limit(failure) or _SMALLER_EXAMPLE)
+    return None if evidence is None else _lower_precision(failure, evidence, _SMALLER_EXAMPLE)
+
+
+def _lower_precision(failure: FailureContext, evidence: str, next_step: str) -> Finding:
+    """Return the finding whose next step needs less memory, unless the run's own limit is the cause."""
+    limit = suggest_limit(failure)
+    return Finding(evidence, limit) if limit else Finding(evidence, next_step, precision_code(failure))
 
 
 def find_base_jump(failure: FailureContext) -> Finding | None:
@@ -87,6 +95,7 @@ def find_base_jump(failure: FailureContext) -> Finding | None:
         "it.",
         "Find what was added: optimizer slots, unfrozen layers, a second model, copies of weights. Add less, or use "
         "lower precision or an optimizer with less state.",
+        precision_code(failure),
     )
 
 
@@ -156,7 +165,9 @@ def find_batch_too_large(failure: FailureContext) -> Finding | None:
     if base is not None and room is not None:
         context = f": {format_bytes(base)} of {format_bytes(room)} were in use between steps{format_age(failure)}"
     return Finding(
-        f"{capitalize(format_request(failure))} {sign} and did not fit{context}.", suggest_smaller_batch(failure)
+        f"{capitalize(format_request(failure))} {sign} and did not fit{context}.",
+        suggest_smaller_batch(failure),
+        retry_code(failure),
     )
 
 

@@ -112,6 +112,7 @@ def render_conclusion(record: RunRecord, devices: Sequence[RecordedDevice], gpus
     if diagnosis:
         yield "diagnosis", f"{diagnosis.name.replace('_', ' ')}: {diagnosis.evidence}"
         yield "next step", diagnosis.next_step
+        yield from (("" if place else "code", line) for place, line in enumerate((diagnosis.code or "").splitlines()))
     if record.census is not None:
         yield from (("tensors", each) for each in list_holders(record.census))
         when = time.strftime("%H:%M:%S", time.localtime(record.census.timestamp_seconds))

@@ -38,9 +38,12 @@ INDENT = "  "
 MAX_MESSAGE_CHARACTERS = 600  # of an error's message: a framework's may have its stack, or a layer's arguments
 
 
-def render_details(record: RunRecord, gpus: Mapping[str, str], width: int) -> Iterator[str]:
-    """Yield the lines of the report, `width` columns wide; `gpus` has the numbers of GPUs by UUID."""
-    for label, text in _lines(record, gpus):
+def render_details(record: RunRecord, gpus: Mapping[str, str], width: int, page: str | None = None) -> Iterator[str]:
+    """Yield the lines of the report, `width` columns wide.
+
+    `gpus` has the numbers of GPUs by UUID, `page` is the URL of the run's page.
+    """
+    for label, text in _lines(record, gpus, page):
         yield from wrap_text(label, text, width)
     for device in sorted(record.devices, key=lambda each: (len(name := gpu_name(each.uuid, gpus)), name)):
         yield ""
@@ -78,8 +81,9 @@ def _moment(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
-def _lines(record: RunRecord, gpus: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _lines(record: RunRecord, gpus: Mapping[str, str], page: str | None) -> Iterator[tuple[str, str]]:
     yield "run", record.run_id
+    yield from _known("page", page)
     yield "name", record.name
     yield "framework", record.framework
     yield from _known("job", _job(record))
@@ -176,8 +180,8 @@ def _error_lines(error: RecordedError, gpus: Mapping[str, str]) -> Iterator[tupl
     if error.verdict:
         yield "diagnosis", f"{error.verdict.name.replace('_', ' ')}: {error.verdict.evidence}"
         yield "next step", error.verdict.next_step
-    elif error.kind not in OOM_KINDS:
-        yield "next step", find_text_guide(error.kind, error.exception, error.text).next_step
+    elif error.kind not in OOM_KINDS:  # records of earlier versions have no next step
+        yield "next step", error.next_step or find_text_guide(error.kind, error.exception, error.text).next_step
     yield from _known("message", cut_middle(error.text, MAX_MESSAGE_CHARACTERS))
 
 

@@ -24,7 +24,7 @@ from gpuwarden.formatting import sanitize
 from gpuwarden.records.paths import find_database_folder, find_user_database_folder
 from gpuwarden.records.record import MAX_LISTED, RunRecord, RunRecordError, record_from_json
 from gpuwarden.web.api.api_object import ApiObject
-from gpuwarden.web.api.api_paths import RUNS, STATE
+from gpuwarden.web.api.api_paths import RUN_PAGE, RUNS, STATE
 
 
 def list_runs(parsed: argparse.Namespace) -> int:
@@ -58,7 +58,8 @@ def render_list(config: Config, which: Sequence[str], limit: int | None, *, as_j
             unread.append(f"{_describe_run(each)} cannot be read: {sanitize(str(error))}")
     if not records:
         raise OSError(None, f"this version cannot read any of the {len(found)} runs; {unread[0]}")
-    return "\n".join([*render_table(records, _fetch_gpu_numbers(config), terminal_width()), *unread]) + "\n"
+    pages = f"page of a run: {_page(config, 'RUN')}"
+    return "\n".join([*render_table(records, _fetch_gpu_numbers(config), terminal_width()), *unread, pages]) + "\n"
 
 
 def render_run(config: Config, prefix: str, *, as_json: bool) -> str:
@@ -66,7 +67,16 @@ def render_run(config: Config, prefix: str, *, as_json: bool) -> str:
     whole = fetch_run(config, prefix)
     if as_json:
         return json.dumps(whole, indent=2) + "\n"
-    return "\n".join(render_details(read_record(whole), _fetch_gpu_numbers(config), terminal_width())) + "\n"
+    record = read_record(whole)
+    return (
+        "\n".join(render_details(record, _fetch_gpu_numbers(config), terminal_width(), _page(config, record.run_id)))
+        + "\n"
+    )
+
+
+def _page(config: Config, run_id: str) -> str:
+    """Return the URL of a run's page."""
+    return f"{daemon_url(config.web.listen)}{RUN_PAGE}{urllib.parse.quote(run_id, safe='')}"
 
 
 def read_record(whole: Any) -> RunRecord:

@@ -25,7 +25,7 @@ For programs that show GPUs and training runs. The daemon answers at `web.listen
 | --- | --- |
 | `/api/v1/state` | [state](#state) of the host at the last poll: GPUs, runs, processes, events |
 | `/api/v1/history` | [history](#history) of the last hour, for charts |
-| `/api/v1/runs` | [run records](#run-records) of running and ended runs |
+| `/api/v1/runs` | [run records](#run-records) of running and ended runs; with `?name=NAME` those of that name |
 | `/api/v1/runs/ID` | one run record, with its memory over time; status 404 if the id is unknown |
 | `/api/v1/incidents` | [incidents](#incidents), without their details |
 | `/api/v1/incidents/ID` | one incident, with its series; status 404 if the id is unknown |

@@ -1,6 +1,7 @@
-"""Paths of the HTTP API, for the daemon that serves them and the commands that read them."""
+"""Paths of the HTTP API and of the page of a run, for the daemon that serves them and the commands that use them."""
 
 STATE = "/api/v1/state"
 HISTORY = "/api/v1/history"
 RUNS = "/api/v1/runs"
 INCIDENTS = "/api/v1/incidents"
+RUN_PAGE = "/run/"  # and the run's id
