@@ -1,4 +1,4 @@
-"""The status page on answers that a test has made: the real files and the API's forms, without a daemon's polls."""
+"""The status page and run pages on answers that a test has made: the real files, without a daemon's polls."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import http.server
 import json
 import threading
+import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ class Stage:
         self.answer: dict[str, Any] | None = None
         self.history = NO_HISTORY
         self.incidents: list[dict[str, Any]] = []
+        self.records: dict[str, dict[str, Any]] = {}  # of runs, by id; the list has all that ended
         self.now: float | None = None  # Unix time there; as a rule that of the poll
         self.asked: list[str] = []  # for which paths
 
@@ -44,6 +46,12 @@ class Stage:
             )
         if path == "/api/v1/history":
             return HttpResponse(200, json.dumps(self.history).encode())
+        if path.startswith("/api/v1/runs/"):
+            record = self.records.get(urllib.parse.unquote(path.rpartition("/")[2]))
+            return HttpResponse(200, json.dumps(record).encode()) if record else HttpResponse(404, b"unknown run\n")
+        if path.startswith("/api/v1/runs?"):
+            past = [each for each in self.records.values() if each.get("outcome")]
+            return HttpResponse(200, json.dumps({"version": 1, "live": [], "past": past}).encode())
         if path.partition("?")[0] == "/api/v1/incidents":
             return HttpResponse(200, json.dumps({"version": 1, "incidents": self.incidents}).encode())
         return static_files.serve(HttpRequest("GET", path, "", {}))

@@ -1,4 +1,4 @@
-"""Pictures of the status page in four situations.
+"""Pictures of the status page in four situations, and of a run's page.
 
 The real daemon polls the simulation in fast time until the situation is there; Chromium then opens the status page
 with that state. Needs chromium and pngquant.
@@ -22,7 +22,16 @@ from typing import Literal
 from unittest import mock
 
 from history import Clock
-from situations import HOST, LOST_SECONDS, SITUATIONS, SimulatedBox, Situation, with_xid
+from situations import (
+    HOST,
+    LEAKING,
+    LEAKING_RUN,
+    LOST_SECONDS,
+    SITUATIONS,
+    SimulatedBox,
+    Situation,
+    with_xid,
+)
 
 from gpuwarden.daemon.daemon import Daemon
 from gpuwarden.web.http_messages import HttpRequest
@@ -38,7 +47,10 @@ LARGEST = 200_000  # bytes of a picture
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Upper `height` pixels of the page in a situation; None: all of it. `card` is the anchor of an opened card."""
+    """Upper `height` pixels of the page in a situation; None: all of it.
+
+    `card` is the anchor of an opened card. With `run`, a name, it is of the page of that run.
+    """
 
     situation: str
     name: str
@@ -46,12 +58,14 @@ class Picture:
     scheme: Literal["light", "dark"]
     height: int | None = None
     card: str = ""
+    run: str = ""
 
 
 DOCS = (
     Picture("near-oom", "status-page", 1280, "dark", 800),
     Picture("hot", "status-page-card", 1280, "light", 980, "gpu-4"),
     Picture("gpu-lost", "status-page-phone", 390, "light", 820),
+    Picture("leaking", "run-page", 1280, "light", 1010, run=LEAKING_RUN),
 )
 
 
@@ -81,7 +95,8 @@ def _served(daemon: Daemon, clock: Clock) -> Iterator[str]:
             with mock.patch(
                 "gpuwarden.web.api.state_document.uname", return_value=SimpleNamespace(nodename="gpu-box-1")
             ):
-                answer = asyncio.run(daemon.web.router.respond(HttpRequest("GET", self.path, "", {})))
+                path, _, query = self.path.partition("?")
+                answer = asyncio.run(daemon.web.router.respond(HttpRequest("GET", path, query, {})))
             self.send_response_only(answer.status)
             headers = {**answer.headers, "content-type": answer.content_type, "content-length": str(len(answer.body))}
             for name, value in {**headers, "date": formatdate(clock.time(), usegmt=True)}.items():
@@ -92,7 +107,11 @@ def _served(daemon: Daemon, clock: Clock) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             """Do nothing."""
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    recorder = daemon.pipeline.recorder
+    with (
+        mock.patch.object(recorder, "_wall", clock.time),
+        http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server,
+    ):
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
@@ -102,7 +121,7 @@ def _served(daemon: Daemon, clock: Clock) -> Iterator[str]:
             thread.join()
 
 
-_DRAWN = """[...document.querySelectorAll('.chart')].filter((e) => e.checkVisibility()).every((e) =>
+_DRAWN = """[...document.querySelectorAll('.chart, .memory-chart')].filter((e) => e.checkVisibility()).every((e) =>
   e.getBoundingClientRect().top > innerHeight || e.querySelector('canvas'))"""
 # So that the day of the picture is today.
 _NOW = """{{
@@ -127,11 +146,17 @@ def _take(browser: Browser, url: str, picture: Picture, path: Path, now: float) 
     tab.close()
 
 
+def _path(daemon: Daemon, picture: Picture) -> str:
+    """Return the path of the page below the daemon's address."""
+    runs = daemon.routes.state.runs if daemon.routes.state else ()
+    return next((f"run/{run.peer.run_id}" for run in runs if run.hello.name == picture.run), "")
+
+
 def take(directory: Path, pictures: tuple[Picture, ...]) -> None:
     """Take these pictures."""
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, chromium(Path(folder)) as browser:
-        for situation in SITUATIONS:
+        for situation in (*SITUATIONS, LEAKING):
             wanted = [each for each in pictures if each.situation == situation.name]
             if not wanted:
                 continue
@@ -142,7 +167,7 @@ def take(directory: Path, pictures: tuple[Picture, ...]) -> None:
             with _served(daemon, clock) as url:
                 for picture in wanted:
                     path = directory / f"{picture.name}.png"
-                    _take(browser, url, picture, path, clock.time())
+                    _take(browser, f"{url}{_path(daemon, picture)}", picture, path, clock.time())
                     print(path, path.stat().st_size)
 
 
@@ -154,7 +179,7 @@ def shrink(path: Path) -> None:
 
 
 def take_for_docs() -> None:
-    """Take the pictures of docs/use/dashboards.md#status-page, as small files."""
+    """Take the pictures of docs/use/dashboards.md#status-page and docs/use/runs.md, as small files."""
     folder = _ROOT / "docs" / "pictures"
     take(folder, DOCS)
     for picture in DOCS:

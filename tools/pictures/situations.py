@@ -24,6 +24,7 @@ LIMIT = 4000.0  # seconds until a situation must have come
 LOST_GPU, HOT_GPU, HOTTEST = 5, 4, 93.0
 LOST_SECONDS = 45.0  # before the end
 NEARLY_OUT = 0.03  # ratio
+LEAKING_SECONDS = 200.0  # to an out-of-memory
 FALLEN_OFF = 79  # XID
 WITHOUT_LEAKS = tuple(each and replace(each, leaks=None) for each in WORKLOADS)
 HOST = Host(memory_size=1008 << 30, memory_available=796 << 30, cpus=128)
@@ -57,6 +58,11 @@ def _least_headroom(state: State) -> float:
     return min((each.share for each in state.pressure.of_runs.values()), default=1.0)
 
 
+def _seconds_to_oom(state: State) -> float:
+    leaks = (leak for run in state.runs for leak in run.leaks.values())
+    return min((leak.left.seconds for leak in leaks if leak.left), default=LIMIT)
+
+
 def _is_well(state: State) -> bool:
     return not box_status(state, ConditionChecks().occurrences(state)).troubles
 
@@ -69,6 +75,9 @@ SITUATIONS = (
     Situation("hot", _heat, lambda _state, now: now > WINDOW_SECONDS + 12 * (HOTTEST - 78.0) + LOST_SECONDS),
     Situation("gpu-lost", _lose, lambda _state, now: now > WINDOW_SECONDS + LOST_SECONDS),
 )
+# For the page of a run: its out-of-memory is forecast, minutes ahead.
+LEAKING = Situation("leaking", _cool, lambda state, _now: _seconds_to_oom(state) < LEAKING_SECONDS, leaks=True)
+LEAKING_RUN = "unet-segmentation"
 
 
 class SimulatedBox:

@@ -1,5 +1,5 @@
 // Poller of the API: the history once, then the state repeatedly, and the incidents now and then. `onState` gets each answer, `onFailure` each failure
-// with its reason and start.
+// with its reason and start. `more` returns what else a page wants with each answer.
 //
 // It asks at most as often as the daemon polls, not at all in a hidden tab, and less often while the daemon does not answer.
 
@@ -11,6 +11,7 @@ const INCIDENTS_SECONDS = 15; // between requests for the incidents
 export class Live {
   #onState;
   #onFailure;
+  #more;
   #timer = 0;
   #failures = 0;
   #since = 0; // time of the first failed request, in milliseconds
@@ -18,9 +19,10 @@ export class Live {
   #round = 0;
   #incidents = { due: 0, found: [] }; // the last answer; due in milliseconds
 
-  constructor(onState, onFailure) {
+  constructor(onState, onFailure, more = async () => null) {
     this.#onState = onState;
     this.#onFailure = onFailure;
+    this.#more = more;
     document.addEventListener("visibilitychange", () => this.#turn());
     window.addEventListener("online", () => this.#turn());
     this.#turn();
@@ -44,9 +46,10 @@ export class Live {
       const history = this.#behind ? (await get("api/v1/history")).body : null;
       const { body, now } = await get("api/v1/state");
       const incidents = await this.#findIncidents();
+      const more = await this.#more(body);
       if (round !== this.#round) return;
       try {
-        this.#onState(body, history, now, incidents);
+        this.#onState(body, history, now, incidents, more);
       } catch (error) {
         console.error(error);
         throw new Broken(String(error));
@@ -85,11 +88,13 @@ export class Live {
 class Refusal extends Error {}
 class Broken extends Error {}
 
+const ROOT = new URL("..", import.meta.url); // of the daemon, which a proxy may serve below a path
+
 // Return the answer and the daemon's time, which may differ from this machine's clock.
-async function get(path) {
-  const answer = await fetch(path, { cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_SECONDS * 1000) });
+export async function get(path) {
+  const answer = await fetch(new URL(path, ROOT), { cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_SECONDS * 1000) });
   if (answer.status === 503) throw new Refusal((await answer.text()).slice(0, 300)); // no poll yet; a proxy sends other texts
-  if (!answer.ok) throw new Error(`status ${answer.status}`);
+  if (!answer.ok) throw Object.assign(new Error(`status ${answer.status}`), { status: answer.status });
   const date = Date.parse(answer.headers.get("date"));
   return { body: await answer.json(), now: (Number.isNaN(date) ? Date.now() : date) / 1000 };
 }

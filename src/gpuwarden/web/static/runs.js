@@ -50,7 +50,7 @@ function row(run, places, isOpen) {
   const tight = tightest(devices);
   const cells = [
     [isTrouble(run.condition) ? [mark(run.condition), " "] : null, h("a", { href: isOpen ? "#runs" : `#${anchor(run)}`, "aria-current": isOpen ? "true" : null }, h("bdi", {}, short(run.name))), h("span", { class: "unseen" }, `, ${word(run.condition)}`),
-      run.user ? h("span", { class: "note" }, ` ${run.user}`) : null, isOpen ? null : troubles(run.troubles)],
+      run.user ? h("span", { class: "note" }, ` ${run.user}`) : null, " · ", page(run), isOpen ? null : troubles(run.troubles)],
     where(run, places, "none", "?"),
     doing(run),
     known(tight?.headroom_bytes) ? amount(tight.headroom_bytes) : "-",
@@ -101,7 +101,7 @@ function card(run, places, charts, closable) {
     devices.filter((each) => each.headroom_unknown).map((each) => h("p", {}, `Headroom on GPU ${places.get(each.uuid) ?? "?"} unknown: ${HEADROOM_UNKNOWN[each.headroom_unknown] ?? plain(each.headroom_unknown)}.`)),
     run.unresolved_devices ? h("p", {}, `Devices that match no GPU for certain: ${run.unresolved_devices}.`) : null,
     charts.ofRun(run, tight),
-    h("p", { class: "about" }, `since ${clock(run.began_timestamp_seconds)} · process ${run.pid || "unknown"} · `, receipt(run)));
+    h("p", { class: "about" }, `since ${clock(run.began_timestamp_seconds)} · process ${run.pid || "unknown"} · `, page(run)));
 }
 
 function line(run) {
@@ -110,10 +110,10 @@ function line(run) {
     bad ? mark(run.condition) : null, " ", h("b", {}, h("bdi", {}, short(run.name))), " ",
     h("span", { class: bad ? run.condition : "" }, plain(run.state)),
     known(run.ended_timestamp_seconds) ? ` at ${clock(run.ended_timestamp_seconds)}` : "",
-    run.evidence ? [": ", h("bdi", {}, run.evidence)] : "", ". ", receipt(run), errors(run), findings(run), verdict(run));
+    run.evidence ? [": ", h("bdi", {}, run.evidence)] : "", ". ", page(run), errors(run), findings(run), verdict(run));
 }
 
-const receipt = (run) => h("a", { href: run.receipt.replace(/^\/+/, "") }, "run record", h("span", { class: "unseen" }, ` of ${short(run.name)}`));
+const page = (run) => h("a", { href: `run/${encodeURIComponent(run.run_id)}` }, "details", h("span", { class: "unseen" }, ` of ${short(run.name)}`));
 
 function tightest(devices) {
   return devices.filter(({ headroom_ratio: share }) => known(share)).sort((one, other) => one.headroom_ratio - other.headroom_ratio)[0] ?? devices[0];

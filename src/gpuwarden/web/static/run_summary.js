@@ -1,0 +1,127 @@
+// Header of a run's page, and the sentence that matters most: the forecast, the diagnosis, or how it ended.
+
+import { mark, troubles } from "./marks.js";
+import { copyable } from "./run_copy.js";
+import { h } from "./tree.js";
+import { capital, clock, known, lasting, plain, rate, short } from "./words.js";
+
+const LEVELS = { running: "ok", finished: "ok", killed: "info", unknown: "unknown" }; // of states, as in the daemon's alerts; others are warnings
+const CAUSES = {
+  host_input: "The input pipeline used up the host's memory",
+  leak: "Memory kept growing until none was left",
+  neighbour: "Another process took the memory",
+  fragmentation: "Enough memory was free, but not in one piece",
+  phase_peak: "One phase needed more memory than training",
+  too_big: "The model does not fit",
+  batch_too_large: "The batch does not fit",
+  unknown: "No known cause",
+};
+const ENDINGS = {
+  finished: "Finished", failed: "Failed", out_of_memory: "Out of memory", killed: "Killed", crashed: "Crashed", unknown: "Ended, outcome unknown",
+};
+const FORECAST = /^out of memory/i; // the daemon's text of the same
+const CENSUS = "gpuwarden run --census -- python train.py";
+
+// State in words and its severity; `run` is its entry in the daemon's state while it is up.
+export function outcome({ record, run }) {
+  const state = record.state ?? record.outcome ?? "running";
+  return { text: plain(state), level: run ? run.condition : LEVELS[state] ?? "warning" };
+}
+
+export function head(view) {
+  const { record, state, at } = view;
+  const gpus = record.devices?.map(({ uuid }) => at.get(uuid)).filter(known).toSorted() ?? [];
+  const began = record.began_timestamp_seconds;
+  const time = (seconds) => h("time", { datetime: new Date(seconds * 1000).toISOString() }, clock(seconds));
+  const facts = [
+    h("bdi", {}, record.user ?? `uid ${record.uid}`),
+    gpus.length ? `GPU ${gpus.join(", ")}` : record.no_gpu ? "no GPU" : null,
+    h("bdi", {}, state.host.name),
+    record.outcome
+      ? [time(began), known(record.ended_timestamp_seconds) ? [" to ", time(record.ended_timestamp_seconds)] : null, ` (${lasting(record.duration_seconds)})`]
+      : ["since ", time(began), ` (${lasting(record.duration_seconds)})`],
+    record.job ? h("bdi", {}, `job ${short(record.job)}`) : null,
+    known(record.rank) ? `rank ${record.rank}${known(record.world_size) ? ` of ${record.world_size}` : ""}` : null,
+  ].filter(Boolean);
+  const { text, level } = outcome(view);
+  const shown = text === "running" && level !== "ok" ? "" : level; // the sentence below has the problem
+  return [
+    h("p", { class: "way" }, h("a", { href: "../" }, "gpuwarden"), " / ", h("a", { href: "../" }, h("bdi", {}, state.host.name)), " / run"),
+    h("h1", {}, h("bdi", {}, short(record.name))),
+    h("p", { class: `state ${shown}` }, shown ? [mark(shown), " "] : null, text),
+    h("p", { class: "facts-line" }, facts.map((each, place) => [place ? " · " : "", each])),
+    state.daemon.source === "nvml" ? null : h("p", { class: "notice" }, mark("warning"), state.daemon.source === "simulated" ? " Demo data: simulated GPUs, not this machine's." : " Replayed data: GPUs of a capture, not this machine's."),
+  ];
+}
+
+// The device that runs out of memory first, by the forecast.
+export function nextOom({ record }) {
+  return (record.devices ?? []).filter(({ seconds_to_oom: seconds }) => known(seconds)).sort((one, other) => one.seconds_to_oom - other.seconds_to_oom)[0];
+}
+
+// Return the sentence, its severity, and what follows. `said` is for screen readers, without numbers that change with each poll.
+export function headline(view) {
+  const { record, run } = view;
+  const { text, level } = outcome(view);
+  if (record.outcome) return ended(record, level);
+  const device = nextOom(view);
+  if (device) return forecast(view, device, level);
+  const [worst] = run?.troubles ?? [];
+  const sentence = worst ? capital(worst.text) : `${capital(text)}, no problem found`;
+  return { text: sentence, said: worst ? `${worst.level}: ${worst.name}` : sentence, level, body: [advice(record)] };
+}
+
+function forecast({ record, at, now }, device, level) {
+  const { seconds_to_oom: seconds, seconds_to_oom_lower: lower, seconds_to_oom_upper: upper } = device;
+  const text = seconds ? `Out of memory at about ${clock(now + seconds)}` : "Out of memory at any moment";
+  const where = at.has(device.uuid) ? `GPU ${at.get(device.uuid)}` : "the GPU";
+  const bounds = known(lower) ? `, between ${clock(now + lower)} and ${known(upper) ? clock(now + upper) : "much later"}` : "";
+  const left = seconds ? `in about ${lasting(seconds)}${bounds}` : "now";
+  return {
+    text, said: "Out of memory is forecast", covers: FORECAST, level: level === "ok" ? "warning" : level,
+    body: [
+      h("p", {}, `Memory on ${where} grows by ${rate(device.memory_growth_bytes_per_second)}. At this rate none is left ${left}.`),
+      h("p", { class: "step" }, h("b", {}, "Next step: "), record.census ? "the table of tensors below names what keeps the memory." : "find what the program keeps from step to step. The next start can name it:"),
+      record.census ? null : copyable(CENSUS),
+    ],
+  };
+}
+
+// Diagnosis of the last out-of-memory error.
+export const diagnosed = (record) => (record.errors_told ?? []).findLast(({ verdict }) => verdict);
+
+function ended(record, level) {
+  const error = diagnosed(record);
+  const isOom = record.outcome === "out_of_memory";
+  if (error && isOom) {
+    const { name, evidence, next_step: step, code } = error.verdict;
+    const text = `Out of ${error.kind === "host_oom" ? "host" : "GPU"} memory: ${lower(CAUSES[name] ?? plain(name))}`;
+    return { text, said: text, level, body: [h("p", { class: "evidence" }, prose(evidence)), nextStep(step), code ? copyable(code) : null, record.evidence ? h("p", { class: "about" }, capital(record.evidence), ".") : null] };
+  }
+  const reported = (record.errors_told ?? []).at(-1);
+  const name = record.outcome === "failed" && reported ? `: ${reported.exception}` : "";
+  const text = `${ENDINGS[record.outcome] ?? capital(plain(record.outcome))}${name || ` after ${lasting(record.duration_seconds)}`}`;
+  const step = record.outcome === "finished" ? null : reported?.next_step;
+  return { text, said: text, level, body: [record.evidence ? h("p", {}, h("bdi", {}, capital(record.evidence)), ".") : null, step ? nextStep(step) : null, advice(record), loss(record)] };
+}
+
+const lower = (text) => text.charAt(0).toLowerCase() + text.slice(1);
+const nextStep = (text) => h("p", { class: "step" }, h("b", {}, "Next step: "), prose(text));
+
+// Text of the daemon, in which names of programs are between backticks.
+export const prose = (text) => text.split("`").map((each, place) => (place % 2 ? h("code", {}, each) : each));
+
+function loss({ nonfinite_loss: found }) {
+  return found ? h("p", {}, `The loss was NaN or infinite, first by step ${found.first_step}.`) : null;
+}
+
+function advice(record) {
+  return record.batch_size_advice ? h("p", {}, record.batch_size_advice.text) : null;
+}
+
+export function summary(view, { text, level, body, covers }) {
+  const others = (view.run?.troubles ?? []).filter((each) => capital(each.text) !== text && !covers?.test(each.text));
+  const findings = (view.run?.findings ?? []).map((each) => h("p", {}, prose(each.text), " ", h("b", {}, prose(each.next_step))));
+  return h("section", { id: "verdict", class: `verdict ${level}`, "aria-labelledby": "sentence", "data-key": "verdict" },
+    h("h2", { id: "sentence" }, mark(level), " ", text), body, troubles(others), findings);
+}

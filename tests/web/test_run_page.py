@@ -1,0 +1,350 @@
+"""Page of a run in a real Chromium: what it shows of running and ended runs, by mouse, keyboard and on paper."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from run_record_cases import ACCOUNT, BEGAN, ERROR, UUID
+from run_record_cases import run as example_run
+from services import Daemon, ending, fetch
+
+from browser import Tab
+from gpuwarden.analysis.memory.oom_forecast import TimeLeft
+from gpuwarden.analysis.oom.diagnosis import Diagnosis
+from gpuwarden.formatting import format_bytes, format_elapsed
+from gpuwarden.protocol.messages import Error
+from gpuwarden.records.builder import build_record
+from gpuwarden.records.privacy import withhold_private
+from gpuwarden.records.record import json_from_record
+from gpuwarden.records.timeline import add_timeline
+from gpuwarden.runs.outcome import Ending
+from gpuwarden.runs.run_events import RunEvent
+from gpuwarden.runs.run_snapshot import RunSnapshot, SeenError
+from mock_nvml import MockNvml
+from page_stage import Stage
+from snapshots import GIB, gpu
+from tests.records.test_records_end_to_end import Reporter
+from tests.web.test_status_page import CONTRAST, HOSTILE, poll_state, summary
+
+pytestmark = pytest.mark.system
+
+MAX_BYTES = 200_000  # of everything that a browser loads, uncompressed
+DIAGNOSIS = Diagnosis(
+    "leak",
+    "Memory in use between steps had grown by 4.00 GiB.",
+    "Find what the program keeps: losses kept as tensors (use `float(loss)`).",
+    "gpuwarden run --census -- python train.py",
+)
+DIED = Ending("out_of_memory", "last message: uncaught ResourceExhaustedError", BEGAN + 7980, settled=True)
+ID = "4711-99"
+
+
+def record_of(run: RunSnapshot, *events: RunEvent) -> dict[str, Any]:
+    """Return the record of a run as the API has it for its user."""
+    record = build_record(run, BEGAN + 7980, boot_id="b0", user="alice", usage=ACCOUNT, began_uptime=5e5)
+    return dict(json_from_record(add_timeline(record, run, events)))
+
+
+def out_of_memory(**more: Any) -> RunSnapshot:
+    """Return a run that ended by an out-of-memory."""
+    seen = SeenError(ERROR, BEGAN + 7000, {UUID: 2.5 * GIB}, {}, DIAGNOSIS)
+    return replace(example_run(), **{"ending": DIED, "errors": (seen,), "leaks": {}, **more})
+
+
+def show(page: Stage, tab: Tab, *records: dict[str, Any], runs: tuple[RunSnapshot, ...] = ()) -> str:
+    """Open the page of the first record's run, and return its visible text."""
+    page.records = {each["run_id"]: each for each in records}
+    page.asked.clear()
+    page.show(tab, poll_state(gpu(0), gpu(1), runs=runs))
+    tab.open(f"{page.url}run/{records[0]['run_id'] if records else ID}")
+    tab.until("document.querySelector('#sentence')")
+    return tab.text()
+
+
+def clock(tab: Tab, seconds: float) -> str:
+    """Return a time as the browser's clock shows it, by another way than the page."""
+    options = "{hour: '2-digit', minute: '2-digit', second: '2-digit', hourCycle: 'h23'}"
+    return str(tab.evaluate(f"new Date({seconds * 1000}).toLocaleTimeString('en-GB', {options})"))
+
+
+def test_forecast_comes_first(page: Stage, tab: Tab) -> None:
+    """The sentence has the clock time at which memory runs out; the chart has it as a dashed line behind now."""
+    run = replace(example_run(ended=False), errors=())
+    record = record_of(run)
+    text = show(page, tab, record, runs=(run,))
+    at, lower, upper = (clock(tab, BEGAN + 7980 + seconds) for seconds in (900, 800, 1000))
+    assert re.fullmatch(rf"▲ Out of memory at about ([\d-]+ )?{at}", summary(tab)[0])
+    assert f"none is left in about {format_elapsed(900.0)}, between" in text
+    assert all(each in text for each in (lower, upper))
+    assert tab.text("h1") == "resnet"
+    assert tab.text("header .state") == "running"
+    assert "alice · GPU 0 · " in tab.text(".facts-line")
+    forecast = tab.text(".legend li:last-child")
+    assert re.match(rf"forecast out of memory about ([\d-]+ )?{at} \(", " ".join(forecast.split()))
+    right_of_now = """(() => {
+        const canvas = document.querySelector('.memory-chart canvas');
+        const {width, height} = canvas;
+        const {data} = canvas.getContext('2d').getImageData(0, 0, width, height);
+        const columns = new Set();
+        for (let i = 0; i < data.length; i += 4) {
+            if (data.slice(i, i + 4).join() === '163,18,79,255') columns.add(i / 4 % width);
+        }
+        return [...columns].map((x) => x / width);
+    })()"""
+    drawn = tab.evaluate(right_of_now)  # in the color of the forecast
+    assert max(drawn) > 0.9
+    assert len([each for each in drawn if each > 0.85]) > 20
+
+
+def test_run_that_may_never_run_out(page: Stage, tab: Tab) -> None:
+    """Without an upper bound, none is claimed; the chart still ends."""
+    run = replace(example_run(ended=False), errors=())
+    leak = replace(run.leaks[UUID], left=TimeLeft(90_000.0, 80_000.0, None))
+    text = show(page, tab, record_of(replace(run, leaks={UUID: leak})), runs=(run,))
+    assert "much later" in text
+    tab.until("document.querySelector('.memory-chart canvas')")
+    assert tab.events("Runtime.exceptionThrown") == []
+
+
+def test_diagnosis_is_the_first_sentence(page: Stage, tab: Tab) -> None:
+    """An out-of-memory has the cause as a sentence, the evidence, the next step, and its code once."""
+    text = show(page, tab, record_of(out_of_memory()))
+    assert summary(tab)[:3] == [
+        "▲ Out of GPU memory: memory kept growing until none was left",
+        DIAGNOSIS.evidence,
+        f"Next step: {DIAGNOSIS.next_step.replace('`', '')}",
+    ]
+    assert tab.text(".verdict .step code") == "float(loss)"
+    assert tab.text(".verdict pre") == DIAGNOSIS.code
+    assert text.count(DIAGNOSIS.evidence) == 1
+    assert tab.text("header .state") == "▲ out of memory"
+    assert tab.evaluate("document.title") == "out of memory · resnet · " + tab.text(".way bdi") + " · gpuwarden"
+    assert tab.text("#announcement") == "Out of GPU memory: memory kept growing until none was left"
+    assert "training starts" in tab.text(".marks").lower()
+    assert tab.evaluate("document.querySelectorAll('.marks > .critical').length") == 1
+
+
+def test_copy_by_keyboard(page: Stage, tab: Tab) -> None:
+    """Enter on the button puts the code into the clipboard."""
+    show(page, tab, record_of(out_of_memory()))
+    tab.call("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
+    tab.call("Page.bringToFront")
+    tab.evaluate("document.querySelector('.verdict .copy').focus()")
+    tab.press("Enter", 13)
+    tab.until("document.querySelector('#copied').textContent")
+    assert tab.text("#copied") == "Copied"
+    assert tab.evaluate("navigator.clipboard.readText()") == DIAGNOSIS.code
+
+
+def test_error_texts(page: Stage, tab: Tab) -> None:
+    """Texts of errors are shown where the API has them; where it withholds them, the page says who has them."""
+    record = record_of(out_of_memory())
+    text = show(page, tab, record)
+    assert ERROR.text in text
+    assert "/home/alice/train.py:12 in main" in text
+    assert "list `history`" in text
+    assert withhold_private(record, lambda _uid: False)
+    text = show(page, tab, record)
+    assert ERROR.text not in text
+    assert tab.text("#errors ~ .copyable code") == f"gpuwarden runs show {ID}"
+
+
+def test_failed_run_has_its_error_and_next_step(page: Stage, tab: Tab) -> None:
+    """A run that failed by another error is named after it; the next step is the record's."""
+    seen = SeenError(Error("no_device", "RuntimeError", "no GPU", "train", 7), BEGAN + 7000, {})
+    failed = Ending("failed", "exit status 1", BEGAN + 7980, settled=True)
+    record = record_of(out_of_memory(errors=(seen,), ending=failed))
+    show(page, tab, record)
+    first, *rest = summary(tab)
+    assert first == "▲ Failed: RuntimeError"
+    assert rest[0] == "Exit status 1."
+    assert rest[1] == f"Next step: {record['errors_told'][0]['next_step'].replace('`', '')}"
+
+
+def test_figures(page: Stage, tab: Tab) -> None:
+    """Time, input wait, throttling, GPU activity and energy have their values with units."""
+    show(page, tab, record_of(out_of_memory()))
+    tiles = dict(
+        tab.evaluate(
+            "[...document.querySelectorAll('.tiles .fact')]"
+            ".map(e => [e.firstChild.innerText, e.querySelector('.value').innerText])"
+        )
+    )
+    assert tiles["Step time, median"] == "7.5 s"
+    assert tiles["Input wait"] == "10 %"
+    assert tiles["GPU activity"] == "90 %"
+    assert tiles["Throttled"] == format_elapsed(120.0)
+    assert tiles["Energy"].endswith("Wh")
+    assert tiles["Steps"] == "1,000"
+    assert "tensorflow 2.21.0 keras 3.15.1" in tab.text("#environment + .rows")
+
+
+def test_earlier_runs_are_compared(page: Stage, tab: Tab) -> None:
+    """Runs of the same user and name are in a table with this one, and link to their pages."""
+    record = record_of(out_of_memory())
+    earlier = record_of(replace(example_run(12), ending=replace(DIED, outcome="finished"), errors=()))
+    other_user = {**record_of(example_run(13)), "uid": 7}
+    show(page, tab, record, earlier, other_user)
+    rows = tab.evaluate(
+        "[...document.querySelectorAll('#earlier ~ * tbody tr')].map(e => [...e.cells].map(c => c.innerText))"
+    )
+    assert [row[1] for row in rows] == ["▲ out of memory", "✔ finished"]
+    peak = format_bytes(record["devices"][0]["memory_peak_bytes"])
+    assert rows[0][2:] == [format_elapsed(7980.0), "1,000", peak, "7.5 s", "64"]
+    assert [each for each in page.asked if each.startswith("/api/v1/runs?")] == ["/api/v1/runs?limit=9&name=resnet"]
+    tab.evaluate("document.querySelector('#earlier ~ * a').click()")
+    tab.until(
+        "location.pathname === '/run/12-99' && document.querySelector('#sentence')?.textContent.includes('Finished')"
+    )
+
+
+def test_unknown_run(page: Stage, tab: Tab) -> None:
+    """A page of an unknown run says so, and leads on."""
+    text = show(page, tab)
+    assert summary(tab)[0] == "Unknown run"
+    assert ID in text
+    assert tab.text(".copyable code") == "gpuwarden runs"
+    assert tab.evaluate("document.querySelector('main a').pathname") == "/"
+    assert tab.evaluate("document.querySelectorAll('canvas').length") == 0
+
+
+def test_cursor_by_keyboard_and_mouse(page: Stage, tab: Tab) -> None:
+    """The chart is a slider over time: arrow keys and the mouse move it, and its text has the values."""
+    record = record_of(out_of_memory())
+    show(page, tab, record)
+    tab.until("document.querySelector('.memory-chart canvas')")
+    value = "document.querySelector('.memory-chart').ariaValueText"
+    last = tab.evaluate(value)
+    tab.evaluate("document.querySelector('.memory-chart').focus()")
+    tab.press("Home", 36)
+    first = tab.evaluate(value)
+    assert first != last
+    assert f"in use {format_bytes(record['devices'][0]['story']['highest_bytes'][0])}" in first
+    tab.press("ArrowRight", 39)
+    assert tab.evaluate("document.querySelector('.memory-chart').ariaValueNow") == "1"
+    assert tab.text(".readout") == tab.evaluate(value)
+    tab.press("End", 35)
+    assert tab.evaluate(value) == last
+    box = "document.querySelector('.memory-chart').getBoundingClientRect()"
+    x, y = tab.evaluate(f"(({{x, y, width, height}}) => [x + width / 2, y + height / 2])({box})")
+    tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+    tab.until(f"{value} !== {json.dumps(last)}")
+    assert "headroom" in tab.text(".readout")
+
+
+def test_untrusted_text_is_text(page: Stage, tab: Tab) -> None:
+    """Names, messages and holders with markup are shown as text."""
+    record = record_of(out_of_memory())
+    record |= {"name": HOSTILE, "user": HOSTILE, "evidence": HOSTILE, "framework": HOSTILE, "job": HOSTILE}
+    record["marks"][0]["text"] = HOSTILE
+    record["errors_told"][0] |= {"text": HOSTILE, "frame": HOSTILE, "exception": HOSTILE}
+    record["errors_told"][0]["verdict"] |= {"evidence": HOSTILE, "next_step": HOSTILE, "name": HOSTILE, "code": HOSTILE}
+    record["census"]["groups"][0] |= {"holder": HOSTILE, "place": HOSTILE}
+    show(page, tab, record)
+    assert tab.evaluate("document.querySelectorAll('main script, main img').length") == 0
+    assert tab.evaluate("document.title") != "owned"
+    tab.resize(360, 800)
+    assert tab.evaluate("document.documentElement.scrollWidth") == 360
+    assert tab.events("Runtime.exceptionThrown") == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("ended", [True, False])
+def test_phone_and_contrast(page: Stage, tab: Tab, scheme: Literal["light", "dark"], *, ended: bool) -> None:
+    """At 360 pixels nothing scrolls sideways; all text is readable in both schemes, with current and old data."""
+    tab.prefer(scheme, motion="reduce")
+    tab.resize(360, 800)
+    run = out_of_memory() if ended else example_run(ended=False)
+    show(page, tab, record_of(run), record_of(replace(example_run(12))), runs=() if ended else (run,))
+    tab.evaluate("document.querySelectorAll('details').forEach(e => { e.open = true; })")
+    assert tab.evaluate("[document.documentElement.scrollWidth, innerWidth]") == [360, 360]
+    for old in (False, True):
+        tab.evaluate(f"document.body.classList.toggle('old', {json.dumps(old)})")
+        ratio, where = tab.evaluate(CONTRAST)
+        assert ratio >= 4.5, where
+
+
+def test_keyboard_and_names_for_screen_readers(page: Stage, tab: Tab) -> None:
+    """Tab reaches every control with a visible frame; regions have names; headings are in order."""
+    run = example_run(ended=False)
+    show(page, tab, record_of(run), record_of(replace(example_run(12))), runs=(run,))
+    visited = []
+    for _ in range(60):
+        tab.press("Tab", 9)
+        visited.append(tab.evaluate("document.activeElement.outerHTML.slice(0, 90)"))
+        if tab.evaluate("document.activeElement === document.body"):
+            break
+        assert tab.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid", visited[-1]
+    kinds = "a, button, summary, [role=slider]"
+    usable = tab.evaluate(
+        f"[...document.querySelectorAll('{kinds}')].filter(e => e.checkVisibility({{visibilityProperty: true}})).length"
+    )
+    assert len({*visited}) >= usable * 0.9
+    unnamed = """[...document.querySelectorAll('section')].filter((e) =>
+        !document.getElementById(e.getAttribute('aria-labelledby'))?.textContent).length"""
+    assert tab.evaluate(unnamed) == 0
+    assert (
+        tab.evaluate(
+            "[...document.querySelectorAll('[role=img], [role=slider], [role=group]')].filter(e => !e.ariaLabel).length"
+        )
+        == 0
+    )
+    levels = tab.evaluate("[...document.querySelectorAll('h1, h2, h3, h4')].map(e => +e.nodeName[1])")
+    assert levels[0] == 1
+    assert all(after - before <= 1 for before, after in pairwise(levels))
+
+
+def test_paper(page: Stage, tab: Tab) -> None:
+    """On paper the page is dark on white, without controls, also from a browser in a dark scheme."""
+    tab.prefer("dark")
+    show(page, tab, record_of(out_of_memory()))
+    tab.until("document.querySelector('.memory-chart canvas')")
+    tab.call("Emulation.setEmulatedMedia", media="print", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+    try:
+        assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        assert (
+            tab.evaluate(
+                "[...document.querySelectorAll('button, details, footer')].filter(e => e.checkVisibility()).length"
+            )
+            == 0
+        )
+        ratio, where = tab.evaluate(CONTRAST)
+        assert ratio >= 4.5, where
+        assert len(tab.call("Page.printToPDF", printBackground=True)["data"]) > 10_000
+    finally:
+        tab.call("Emulation.setEmulatedMedia", media="", features=[])
+
+
+def test_page_follows_a_run_to_its_end(tmp_path: Path, mock_nvml: MockNvml, tab: Tab) -> None:
+    """The page of a real daemon's run turns into its ended form, loads little, and says when the daemon is away."""
+    daemon = Daemon(tmp_path, env=mock_nvml.env(gpus=1))
+    with ending(daemon):
+        run = Reporter(tmp_path, daemon)  # on GPU 0
+        with ending(run):
+            mock_nvml.processes(0, {run.pid: 4 * GIB})
+            run.report(memory={"GPU:0": [3 * GIB, 4 * GIB]}, steps=10, phase="train", batch_size=32)
+            run_id = run.run_id(daemon)
+            tab.open(f"{daemon.url}/run/{run_id}")
+            tab.until("document.querySelector('header .state')?.textContent.includes('running')")
+            tab.until("document.querySelector('.memory-chart canvas')")
+            assert f"in use {format_bytes(3 * GIB)}" in " ".join(tab.text(".legend").split())
+            run.end()
+        tab.until("document.querySelector('header .state')?.textContent.includes('finished')")
+        assert summary(tab)[0].startswith("✔ Finished after ")
+        assert tab.evaluate("document.querySelectorAll('#activity').length") == 0
+        asked = [each["request"]["url"] for each in tab.events("Network.requestWillBeSent")]
+        asked = [url for url in asked if url.startswith(daemon.url)]
+        loaded = {url.removeprefix(daemon.url) for url in asked if "/api/" not in url}
+        assert f"/run/{run_id}" in loaded
+        assert sum(len(fetch(f"{daemon.url}{path}")) for path in loaded) < MAX_BYTES
+        logged = [each["entry"] for each in tab.events("Log.entryAdded") if each["entry"]["level"] == "error"]
+        assert [each for each in logged if each.get("url", daemon.url).startswith(daemon.url)] == []
+        assert tab.events("Runtime.exceptionThrown") == []
+    tab.until("document.querySelector('.notice.away')")
+    assert "not answered since" in tab.text(".notice.away")
