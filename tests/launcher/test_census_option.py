@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,8 +26,8 @@ model.fit(x, x[:, :1], batch_size=8, verbose=0, callbacks=[Keeper()])
 """
 
 
-def test_census_option(tmp_path: Path) -> None:
-    """The card names the list that keeps the tensors, and the line that fills it."""
+def run_program(tmp_path: Path) -> tuple[dict[str, Any], str]:
+    """Return the run on the card of the program, and what the program and the card print."""
     script, card = tmp_path / "train.py", tmp_path / "card.json"
     script.write_text(PROGRAM)
     ended = subprocess.run(
@@ -46,7 +47,16 @@ def test_census_option(tmp_path: Path) -> None:
     )
     assert ended.returncode == 1, ended.stderr[-2000:]
     (run,) = json.loads(card.read_text())["runs"]
+    return run, ended.stderr
+
+
+def test_census_option(tmp_path: Path) -> None:
+    """The card names the list that keeps the tensors, and the line that fills it."""
+    for _ in range(4):  # on a busy machine the time limit may cut a census
+        run, printed = run_program(tmp_path)
+        if not run["census"].get("cut"):
+            break
     assert run["steps"] > 50
     (group, *_) = run["census"]["groups"]
     assert "kept" in group["holder"], group
-    assert "tensors" in ended.stderr
+    assert "tensors" in printed
