@@ -148,7 +148,7 @@ def test_error_texts(page: Stage, tab: Tab) -> None:
     text = show(page, tab, record)
     assert ERROR.text in text
     assert "/home/alice/train.py:12 in main" in text
-    assert "list `history`" in text
+    assert "list history in /home/alice/train.py:88" in text
     assert withhold_private(record, lambda _uid: False)
     text = show(page, tab, record)
     assert ERROR.text not in text

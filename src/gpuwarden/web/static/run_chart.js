@@ -85,7 +85,7 @@ export class MemoryChart {
     const axis = { stroke: color("--muted"), font: "12px system-ui, sans-serif", grid: { stroke: color("--edge"), width: 1 }, ticks: { stroke: color("--edge"), width: 1 } };
     const options = {
       ...size(element),
-      padding: [ROWS * BADGE + 6, 14, 0, 0],
+      padding: [ROWS * BADGE + 6, 30, 0, 0],
       legend: { show: false },
       cursor: { y: false, drag: { x: false, y: false, setScale: false }, points: { show: false } },
       select: { show: false },

@@ -57,7 +57,7 @@ export function census({ record }) {
     h("tr", {},
       h("td", { class: "number" }, percent(each.size_bytes / whole)), h("td", { class: "number" }, amount(each.size_bytes)), h("td", { class: "number" }, count(each.count)),
       h("td", {}, each.shape === undefined ? "several shapes" : `${each.dtype ?? ""}[${each.shape}]`),
-      h("td", {}, h("bdi", {}, each.holder ?? "-"), each.place ? [" in ", h("code", {}, each.place)] : null)));
+      h("td", {}, h("bdi", {}, prose(each.holder ?? "-")), each.place ? [" in ", h("code", {}, each.place)] : null)));
   return section("census", "Who holds the memory",
     h("p", { class: "about" }, `Live tensors at ${clock(found.timestamp_seconds)}, after ${count(found.steps)} steps: ${count(found.tensors)} with ${amount(found.tensor_bytes)}.`,
       found.cut ? " The census was cut by its time limit: tensors or their holders are missing." : ""),

@@ -72,6 +72,6 @@ export function activity({ run, state, at }, charts) {
   if (!speed && !gpus.length) return null;
   return h("section", { "data-key": "activity", "aria-labelledby": "activity" },
     h("h2", { id: "activity" }, "Recent activity"),
-    h("div", { class: "activity" }, speed ? h("div", {}, h("h3", {}, "Run"), speed) : null,
+    h("div", { class: "activity" }, speed ? h("div", { class: "speed" }, h("h3", {}, "Run"), speed) : null,
       gpus.map((gpu) => h("div", { "data-key": gpu.uuid }, h("h3", {}, `GPU ${at.get(gpu.uuid)}`), charts.ofGpu(gpu)))));
 }

@@ -120,8 +120,10 @@ function advice(record) {
 }
 
 export function summary(view, { text, level, body, covers }) {
-  const others = (view.run?.troubles ?? []).filter((each) => capital(each.text) !== text && !covers?.test(each.text));
-  const findings = (view.run?.findings ?? []).map((each) => h("p", {}, prose(each.text), " ", h("b", {}, prose(each.next_step))));
+  const found = view.run?.findings ?? []; // a trouble can be the same as the sentence or a finding
+  const said = (trouble) => trouble === text || covers?.test(trouble) || found.some((finding) => finding.text.startsWith(trouble));
+  const others = (view.run?.troubles ?? []).filter((each) => !said(capital(each.text)));
+  const findings = found.map((each) => h("p", {}, prose(each.text), " ", h("b", {}, prose(each.next_step))));
   return h("section", { id: "verdict", class: `verdict ${level}`, "aria-labelledby": "sentence", "data-key": "verdict" },
     h("h2", { id: "sentence" }, mark(level), " ", text), body, troubles(others), findings);
 }
