@@ -318,18 +318,44 @@ def test_summary_is_printed(daemon: Receiver, connection: DaemonConnection, caps
     assert [each.summaries_wanted for each in peer.waiting() if isinstance(each, Report)] == [0, 1]
 
 
+@pytest.mark.parametrize("gone", [False, True])
 def test_summary_without_an_answer(
-    daemon: Receiver, connection: DaemonConnection, capsys: pytest.CaptureFixture[str]
+    daemon: Receiver, connection: DaemonConnection, capsys: pytest.CaptureFixture[str], *, gone: bool
 ) -> None:
     """A daemon that is silent, or gone, costs the line only."""
     run = Reporter(connection)
     run.shows_summary = True
-    run.print_summary()
-    daemon.kill()
+    run.report(0)
+    if gone:
+        daemon.kill()
     run.print_summary()
     assert capsys.readouterr().err == ""
-    run.shows_summary = False
+
+
+def test_summary_among_other_messages(
+    daemon: Receiver, connection: DaemonConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait ends in time, however many other messages come: a negative time would wait forever."""
+
+    def arrive(_connection: DaemonConnection, seconds: float) -> bool:
+        assert seconds > 0
+        return True
+
+    monkeypatch.setattr(DaemonConnection, "wait_for_message", arrive)
+    run = Reporter(connection)
+    run.shows_summary = True
     run.print_summary()
+    assert daemon.connected()
+
+
+def test_summaries_of_fits_in_a_loop(daemon: Receiver, connection: DaemonConnection) -> None:
+    """Fits that follow each other within seconds ask and wait for one summary."""
+    run = Reporter(connection)
+    run.shows_summary = True
+    run.report(0)
+    for _ in range(3):
+        run.print_summary()
+    assert [each.summaries_wanted for each in daemon.accept().waiting() if isinstance(each, Report)] == [0, 1]
 
 
 @pytest.mark.parametrize(

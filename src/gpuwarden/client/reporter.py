@@ -38,6 +38,7 @@ MAX_ERROR_WAIT_SECONDS = 0.1  # wait for a full queue after an error, which has 
 MAX_SENT_ERRORS = 20  # errors of a run that are sent one by one; a loop that catches errors must not wait for each
 MAX_END_WAIT_SECONDS = 0.1  # wait for a full queue at the interpreter's exit
 MAX_SUMMARY_WAIT_SECONDS = 0.3
+MIN_SUMMARY_INTERVAL_SECONDS = 10.0  # a program that calls fit in a loop must not wait at each end
 REPORT_INTERVAL_SECONDS = 0.25
 OBSERVE_INTERVAL_SECONDS = 0.25
 PERCENTILES_INTERVAL_SECONDS = 1.0
@@ -92,6 +93,7 @@ class Reporter:
         self.oom_retries = 0
         self.shows_summary = False
         self._summaries_wanted = 0
+        self._summary_due = 0.0  # monotonic
         self._summary = Summary(0)  # the last one
         self._errors: Counter[str] = Counter()
         self._pid = os.getpid()
@@ -235,15 +237,19 @@ class Reporter:
             self.advice.disconnect(now)  # at once: another daemon may be connected before the next read
 
     def print_summary(self) -> None:
-        """Print the daemon's summary of the run to standard error, if switched on; waits for it, but not for long."""
-        if not self.shows_summary:
+        """Print the daemon's summary of the run to standard error, if switched on; waits for it, but not for long.
+
+        At most once every MIN_SUMMARY_INTERVAL_SECONDS.
+        """
+        now = time.monotonic()
+        if not self.shows_summary or now < self._summary_due:
             return
+        self._summary_due = now + MIN_SUMMARY_INTERVAL_SECONDS
         self._summaries_wanted += 1
-        began = now = time.monotonic()
         self._send(now)
-        while self._connection.wait_for_message(began + MAX_SUMMARY_WAIT_SECONDS - now):
-            now = time.monotonic()
-            self._receive(now)
+        until = now + MAX_SUMMARY_WAIT_SECONDS
+        while (left := until - time.monotonic()) > 0 and self._connection.wait_for_message(left):
+            self._receive(time.monotonic())
             if self._summary.serial == self._summaries_wanted:
                 with contextlib.suppress(Exception):  # standard error may be closed
                     sys.stderr.write("".join(f"gpuwarden: {line}\n" for line in self._summary.lines))
@@ -280,6 +286,7 @@ class Reporter:
                 self.report_error(error)
         kind = find_uncaught_type()
         if kind is not None and self.failure is not None and self.failure.kind in OOM_KINDS:
+            self._summary_due = 0.0
             self.print_summary()  # below the traceback
         self._send(time.monotonic())
         if kind is None:
