@@ -7,7 +7,7 @@ from typing import Any
 
 from run_record_cases import example_record
 
-from gpuwarden.records.record import RecordedDevice, RecordedDiagnosis, RunRecord
+from gpuwarden.records.record import RecordedDevice, RecordedDiagnosis, RecordedNonFiniteLoss, RunRecord
 from gpuwarden.records.training_summary import summarize_training
 from snapshots import GIB
 
@@ -42,7 +42,10 @@ def test_no_gpu_and_nonfinite_loss() -> None:
         make_record(devices=(), no_gpu="cpu_build", nonfinite_loss=example_record().nonfinite_loss), GPUS
     )
     assert "no GPU used: the installed framework is built for the CPU" in line
-    assert ("NaN or infinite" in line) == (example_record().nonfinite_loss is not None)
+    assert "; loss NaN or infinite in 2 to 40 steps" in line, line
+    loss = RecordedNonFiniteLoss(0, 0, 0, 640, 1_700_000_000.0, validations=2)
+    (line,) = summarize_training(make_record(nonfinite_loss=loss), GPUS)
+    assert line.endswith("; loss NaN or infinite in 2 validations, first after step 640"), line
 
 
 def test_diagnosis_of_the_last_step() -> None:

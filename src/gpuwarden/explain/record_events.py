@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from gpuwarden.analysis.findings import nonfinite_loss_text
 from gpuwarden.errors.device_problems import CPU_ONLY_BUILD, NO_DEVICE_VISIBLE
 from gpuwarden.errors.problems import Cause, Problem
 from gpuwarden.errors.program_problems import PROGRAM_ERROR
@@ -20,7 +21,7 @@ def list_run_events(record: RunRecord) -> Iterator[ErrorEvent]:
         problem = CPU_ONLY_BUILD if record.no_gpu == "cpu_build" else NO_DEVICE_VISIBLE
         yield ErrorEvent(0, problem, f"no GPU used: {record.no_gpu}", warning=True)
     if record.nonfinite_loss is not None:
-        yield ErrorEvent(0, NAN_LOSS, f"loss NaN or infinite, first in step {record.nonfinite_loss.first_step}")
+        yield ErrorEvent(0, NAN_LOSS, f"loss {nonfinite_loss_text(record.nonfinite_loss.reported)}")
     for error in record.errors_told:
         text = f"{error.exception}: {error.text}"
         yield ErrorEvent(0, _find_error_problem(error, text), text, frame=error.frame or "")

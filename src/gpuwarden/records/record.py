@@ -12,6 +12,8 @@ from functools import cache
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from gpuwarden.protocol.messages import NonFiniteLoss
+
 VERSION = 1
 MAX_LISTED = 1000  # ended runs in one answer of the API
 MAX_TEXT = 4096  # characters of a text
@@ -125,6 +127,13 @@ class RecordedNonFiniteLoss:
     first_step: Annotated[int, "Step by which the first one had occurred; the step itself if it is `after_step` + 1."]
     first_timestamp_seconds: Annotated[UnixTime, "When it was noticed, in Unix time."]
     validations: Annotated[int, "Number of validations with such a loss; where no step had one, the first followed `first_step`."] = 0
+
+    @property
+    def reported(self) -> NonFiniteLoss:
+        """Figures as the run reported them."""
+        return NonFiniteLoss(
+            self.steps, self.max_steps, self.after_step, self.first_step, validations=self.validations
+        )
 
 
 @dataclass(frozen=True, slots=True)

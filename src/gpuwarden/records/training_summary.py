@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from gpuwarden.analysis.findings import NO_GPU_GUIDES
+from gpuwarden.analysis.findings import NO_GPU_GUIDES, nonfinite_loss_text
 from gpuwarden.formatting import format_bytes, format_elapsed, format_growth, format_ratio
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.protocol.messages import MAX_ADVICE_CHARACTERS, Reply, Summary
@@ -58,7 +58,7 @@ def _list_figures(record: RunRecord, gpus: Mapping[str, str]) -> Iterator[str]:
     if record.no_gpu:
         yield f"no GPU used: {NO_GPU_GUIDES[record.no_gpu].meaning}"
     if record.nonfinite_loss:
-        yield "the loss became NaN or infinite"
+        yield f"loss {nonfinite_loss_text(record.nonfinite_loss.reported)}"
     if record.batch_size_advice is not None:
         yield from _describe_batch(record.batch_size_advice)
     if record.input_wait_ratio is not None:

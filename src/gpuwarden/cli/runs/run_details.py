@@ -30,7 +30,7 @@ from gpuwarden.formatting import (
     format_ratio,
     sanitize,
 )
-from gpuwarden.protocol.messages import OOM_KINDS, NonFiniteLoss
+from gpuwarden.protocol.messages import OOM_KINDS
 from gpuwarden.records.record import RecordedAllocation, RecordedDevice, RecordedError, RunRecord
 
 LABEL_WIDTH = 14
@@ -103,10 +103,7 @@ def _lines(record: RunRecord, gpus: Mapping[str, str], page: str | None) -> Iter
 
 def _finding_lines(record: RunRecord) -> Iterator[tuple[str, str]]:
     if loss := record.nonfinite_loss:
-        reported = NonFiniteLoss(
-            loss.steps, loss.max_steps, loss.after_step, loss.first_step, validations=loss.validations
-        )
-        noticed = f" Noticed at {_moment(loss.first_timestamp_seconds)}."
+        reported, noticed = loss.reported, f" Noticed at {_moment(loss.first_timestamp_seconds)}."
     else:
         reported, noticed = None, ""
     for finding in list_findings(reported, record.no_gpu, None):
