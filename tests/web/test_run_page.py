@@ -214,6 +214,32 @@ def test_unknown_run(page: Stage, tab: Tab) -> None:
     assert tab.evaluate("document.querySelectorAll('canvas').length") == 0
 
 
+@pytest.mark.parametrize("path", ["run/", "run/%", "run/%3Cb%3E1"])
+def test_any_address_has_a_plain_page(page: Stage, tab: Tab, path: str) -> None:
+    """An address that is no ID is that of an unknown run."""
+    show(page, tab)
+    tab.open(f"{page.url}{path}")
+    tab.until("document.querySelector('#sentence')?.textContent === 'Unknown run'")
+
+
+def test_old_values_are_marked(page: Stage, tab: Tab) -> None:
+    """Values of a running run turn gray while the daemon has no poll or has lost the run, with what was known last."""
+    run = replace(example_run(ended=False), errors=())
+    record = record_of(run)
+    show(page, tab, record, runs=(run,))
+    sentence = summary(tab)[0].removeprefix("▲ ")
+    known = page.answer
+    page.answer = None
+    tab.until("document.querySelector('.old #sentence')")
+    assert re.fullmatch(r"\? Old data: the daemon cannot answer since \d\d:\d\d:\d\d", summary(tab)[0])
+    assert f"Last known: {sentence}" in tab.text("#verdict")
+    page.answer = known
+    tab.until("!document.body.classList.contains('old')")
+    page.records.clear()
+    tab.until("document.querySelector('.old #sentence')")
+    assert summary(tab)[0] == "? Old data: the daemon no longer knows this run"
+
+
 def test_cursor_by_keyboard_and_mouse(page: Stage, tab: Tab) -> None:
     """The chart is a slider over time: arrow keys and the mouse move it, and its text has the values."""
     record = record_of(out_of_memory())

@@ -14,7 +14,7 @@ import { capital, clock, lasting, short } from "./words.js";
 
 const EARLIER = 8; // runs of the same name
 const EARLIER_SECONDS = 60; // between two requests for them
-const ID = decodeURIComponent(location.pathname.split("/").at(-1));
+const ID = decoded(location.pathname.split("/").at(-1));
 
 const part = (id) => document.getElementById(id);
 const past = new Past();
@@ -23,6 +23,14 @@ const chart = new MemoryChart(() => redraw());
 let last = null; // the last answer that could be drawn: {state, record, runs, incidents}
 let redraw = () => {}; // draws the same again, after a choice
 let earlier = { due: 0, state: "", runs: [] };
+
+function decoded(name) {
+  try {
+    return decodeURIComponent(name);
+  } catch {
+    return name; // no valid address
+  }
+}
 
 // Return the run's record, null if the daemon does not know it, and the last runs of its name.
 async function load() {
