@@ -228,14 +228,15 @@ def _error(seen: SeenError) -> RecordedError:
             device: RecordedDeviceMemory(each.current, each.peak, each.limit, each.reserved)
             for device, each in error.memory.items()
         },
-        verdict=_diagnosis(diagnosis) if diagnosis else None,
+        verdict=record_diagnosis(diagnosis) if diagnosis else None,
         next_step=None
         if error.kind in OOM_KINDS
         else find_text_guide(error.kind, error.exception, error.text).next_step,
     )
 
 
-def _diagnosis(diagnosis: Diagnosis) -> RecordedDiagnosis:
+def record_diagnosis(diagnosis: Diagnosis) -> RecordedDiagnosis:
+    """Return a diagnosis as it is recorded and as the API has it."""
     return RecordedDiagnosis(diagnosis.cause, diagnosis.evidence, diagnosis.next_step, diagnosis.code)
 
 

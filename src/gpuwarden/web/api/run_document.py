@@ -12,6 +12,7 @@ from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.health.status import HEALTH_RANK, BoxStatus, Trouble, worst
 from gpuwarden.pressure.levels import headroom_ratio
 from gpuwarden.protocol.messages import Report
+from gpuwarden.records.builder import record_diagnosis
 from gpuwarden.records.record import RecordedDiagnosis
 from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.state import State
@@ -161,7 +162,7 @@ def _run(
         evidence=ending.evidence if ending else None,
         steps_per_second=pace(peer.run_id) if run.up else None,
         stall=StallDocument(run.stall.seconds, run.stall.cause) if run.stall else None,
-        verdict=RecordedDiagnosis(verdict.cause, verdict.evidence, verdict.next_step) if verdict else None,
+        verdict=record_diagnosis(verdict) if verdict else None,
         findings=_findings(run),
         batch_size_advice=run.batch_size_advice.text if run.batch_size_advice else None,
         host_memory_bytes=present.memory if present else None,
