@@ -6,7 +6,7 @@ from classic import BAD, DARK_BLUE, WARN, Json, Panel, Query, override, states
 from looks import COLORED, HIDDEN
 from panels import table
 from series import active_since, firing, placed
-from ways import BOX, IN_CLUSTER, ONE_RUN, link
+from ways import BOX, IN_CLUSTER, link, page, run_links
 
 from gpuwarden.alerts.prometheus_rules import Choices
 from gpuwarden.health.conditions import ALERTS
@@ -24,14 +24,14 @@ def alerts_table(number: int, *, height: int) -> Panel:
     return table(
         number,
         "Alerts firing",
-        "Firing alerts; docs/reference/alerts.md explains each of them and what to do.",
+        "Firing alerts; the name of an alert links to what to do (docs/reference/alerts.md).",
         Query(f"max by ({labels}) ({_summarized(severity)})", "severity", now=True),
-        Query(f"time() - max by ({labels}) ({_summarized(active_since())})", "active", now=True),
+        Query(f"1000 * max by ({labels}) ({_summarized(active_since())})", "since", now=True),
         columns={
             "Severity": "severity",
             "Alert": "alertname",
             "Summary": "summary",
-            "Active for": "active",
+            "Since": "since",
             "GPU": "gpu",
             "Run": "run_name",
             "Cluster": "cluster",
@@ -47,12 +47,12 @@ def alerts_table(number: int, *, height: int) -> Panel:
         needs="Severity",  # a pending alert has none
         overrides=[
             override("Severity", mappings=states(_SEVERITIES), custom__width=75, custom__align="left", **COLORED),
-            override("Alert", custom__width=250),
+            override("Alert", links=[page("What to do", '/alerts/${__data.fields["Alert"]}')], custom__width=265),
             override("Summary", mappings=_summaries()),
-            override("Active for", unit="s", decimals=0, custom__width=90),
+            override("Since", unit="dateTimeAsIsoNoDateIfToday", custom__width=165),
             override("GPU", custom__width=48),
-            override("Run", links=[link(ONE_RUN, "This run", instance="Host", run="Run id")], custom__width=160),
-            override("Cluster", custom__width=62),
+            override("Run", links=run_links("This run"), custom__width=240),
+            override("Cluster", custom__width=65),
             override("Host", links=[link(BOX, "This host", instance="Host")], custom__width=146),
             *(override(name, **HIDDEN) for name in ("Run id", IN_CLUSTER)),
         ],

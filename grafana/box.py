@@ -1,4 +1,4 @@
-"""Host dashboard: GPUs, their users, faults, runs, CPUs and memory, and the daemon."""
+"""Host dashboard: GPUs, their users, faults, runs, CPUs and memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import summary
 from alerts_table import alerts_table
 from choices import choices, where_recorded
 from classic import Json, Panel, Row, dashboard
-from daemon import daemon
 from faults import faults
 from gpu_table import gpu_table
 from gpus import gpus
@@ -21,7 +20,7 @@ def box() -> Json:
     return dashboard(
         BOX,
         "gpuwarden: host",
-        "One GPU host: its GPUs and their users, faults, runs, CPUs and memory, and the gpuwarden daemon.",
+        "One GPU host: its GPUs and their users, faults, runs, CPUs and memory.",
         [
             summary.gpus_up(1, 5),
             summary.least_headroom(2, 7),
@@ -32,8 +31,7 @@ def box() -> Json:
             Row(10, "GPUs of $instance", gpus(), repeat="instance"),
             Row(55, "Faults of $instance", faults(), repeat="instance"),
             Row(30, "Runs on $instance", _runs(), repeat="instance"),
-            Row(40, "CPUs, memory and storage of $instance", host(), repeat="instance"),
-            Row(50, "gpuwarden daemon", daemon()),
+            Row(40, "CPUs and memory of $instance", host(), repeat="instance"),
         ],
         variables=[*choices(one_box=True), where_recorded()],
         links=ways(BOX),

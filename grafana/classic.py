@@ -15,11 +15,11 @@ Json: TypeAlias = "dict[str, Any]"
 SCHEMA_VERSION = 39
 COLUMNS = 24
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-# White text on the first three and the DARK ones, and they as large text on either theme, have a contrast of at least
-# 4.5 and 3 to 1 (WCAG AA); of Grafana's own red, orange and yellow they do not.
-BAD, WARN, MILD = "semi-dark-red", "#C15300", "#8F7000"
-DARK_GREEN, DARK_BLUE, DARK_GRAY = "dark-green", "dark-blue", "#6E6E6E"
-GOOD, PLAIN, TEXT, NONE = "green", "blue", "text", "transparent"
+# Grafana's text on these, and they as large text on either theme, have a contrast of at least 4.5 and 3 to 1 (WCAG AA);
+# Grafana's own red, orange and yellow have less, and differ by theme.
+BAD, WARN, MILD = "#D6293D", "#BA4F00", "#8A6B00"
+DARK_BLUE, DARK_PURPLE, DARK_GRAY = "#2468D0", "#8F49B8", "#6E6E6E"
+GOOD, PLAIN, TEXT, NONE = "green", "blue", "text", "transparent"  # GOOD for lines and marks only: well is calm
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,13 @@
-"""Panels of hardware faults: lost GPUs, XIDs, memory and link errors."""
+"""Panels of faults: XIDs, errors of memory, links and the driver, rejected reports."""
 
 from __future__ import annotations
 
-from classic import BAD, DARK_GREEN, NONE, Panel, Query, override, states
-from looks import COLORED, NOT_POLLED
-from panels import table, timeline, timeseries
+from classic import BAD, NONE, Panel, Query, override, states
+from looks import COLORED, NOW
+from panels import table, timeseries
 from series import DEVICE, join_gpu, risen, series
 
+from gpuwarden.daemon.metrics import DaemonReadings
 from gpuwarden.gpu.health_metrics import GpuHealth
 from gpuwarden.gpu.metrics import GpuReadings
 
@@ -16,19 +17,7 @@ _SOUND = states({0: ("no", NONE), 1: ("yes", BAD)})
 
 def faults() -> list[Panel]:
     """Return the panels of a host's faults."""
-    return [_lost(), _xids(), _memory_errors(), _repairs(), _links()]
-
-
-def _lost() -> Panel:
-    return timeline(
-        56,
-        "GPU availability",
-        "Whether each GPU answers the driver.",
-        Query(join_gpu(series(GpuHealth.up)), "GPU {{gpu}}"),
-        width=8,
-        mappings=states({0: ("lost", BAD), 1: ("answers", DARK_GREEN)}),
-        empty=NOT_POLLED,
-    )
+    return [_xids(), _repairs(), _memory_errors(), _links(), _daemon_errors()]
 
 
 def _xids() -> Panel:
@@ -47,7 +36,7 @@ def _xids() -> Panel:
         empty="no XIDs",
         sort="Age",
         overrides=[
-            override("Age", unit="s", decimals=0),
+            override("Age", unit="s", decimals=0, mappings=NOW),
             *(override(name, custom__width=90) for name in ("GPU", "XID", "Count")),
         ],
     )
@@ -87,10 +76,10 @@ def _repairs() -> Panel:
             "GPU": "gpu",
             "Reset required": "reset",
             "Remapped rows": "rows",
-            "Repair pending reset": "waiting",
+            "Repair pending": "waiting",
             "Repair failed": "failed",
         },
-        width=12,
+        width=16,
         height=8,
         empty="no repairs reported",
         sort="GPU",
@@ -98,7 +87,7 @@ def _repairs() -> Panel:
             override("GPU", custom__width=60),
             *(
                 override(name, mappings=_SOUND, custom__align="left", **COLORED)
-                for name in ("Reset required", "Repair pending reset", "Repair failed")
+                for name in ("Reset required", "Repair pending", "Repair failed")
             ),
         ],
     )
@@ -115,8 +104,23 @@ def _links() -> Panel:
         Query(join_gpu(nvlink), "GPU {{gpu}} NVLink {{type}}"),
         Query(join_gpu(pcie), "GPU {{gpu}} PCIe {{type}}"),
         Query(join_gpu(replays), "GPU {{gpu}} PCIe replays"),
-        width=12,
+        width=8,
         unit="short",
         empty="no link errors",
         points=_STEPS,
+    )
+
+
+def _daemon_errors() -> Panel:
+    return timeseries(
+        52,
+        "Driver errors and rejected reports",
+        "Failed reads by NVML error, of single GPUs and of the driver as a whole, and rejected messages of runs: "
+        "usually their client is too old.",
+        Query(join_gpu(risen(GpuHealth.errors_total)), "GPU {{gpu}} {{error}}"),
+        Query(risen(DaemonReadings.collector_errors_total), "driver {{error}}"),
+        Query(risen(DaemonReadings.reports_rejected_total), "report: {{reason}}"),
+        width=8,
+        unit="short",
+        empty="no errors",
     )

@@ -7,7 +7,7 @@ from alerts_table import alerts_table
 from choices import choices, where_recorded
 from classic import BAD, PLAIN, WARN, Json, Panel, Query, Row, dashboard, override
 from gpu_table import gpu_table
-from looks import NO_GROWTH, NO_READING, NO_RUN, NOT_POLLED, headroom, margin
+from looks import NO_GROWTH, NO_READING, NO_RUN, NOT_POLLED, NOW, headroom, margin
 from owners import owners
 from panels import timeseries
 from run_table import run_table
@@ -137,6 +137,7 @@ def _boxes() -> list[Panel]:
             points=_STEPS,
             unit="s",
             empty=NO_GROWTH,
+            mappings=NOW,
         ),
         timeseries(
             27,

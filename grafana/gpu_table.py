@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from classic import BAD, GOOD, MILD, NONE, WARN, Json, Panel, Query, bad_from, override, states
+from classic import BAD, MILD, NONE, PLAIN, WARN, Json, Panel, Query, bad_from, override, states
 from looks import COLORED, GAUGE, HIDDEN, NOW, PLAIN_GAUGE, SHARE, ahead, headroom, margin, nothing
 from panels import table
 from series import (
@@ -16,12 +16,13 @@ from series import (
     headroom_ratio,
     instances,
     join_run,
+    last_on_lost,
     placed,
     recorded,
     series,
 )
 from ways import BOX as ONE_BOX
-from ways import IN_CLUSTER, ONE_RUN, link
+from ways import IN_CLUSTER, link, run_links
 
 from gpuwarden.alerts.recording_rules import AVOIDABLE_SLOWDOWNS
 from gpuwarden.config import thresholds
@@ -69,7 +70,7 @@ def gpu_table(number: int, *, height: int) -> Panel:
             "Owner": "owner",
             "Run": "run_name",
             "Headroom": "headroom",
-            "Out of memory in": "ahead",
+            "OOM in": "ahead",
             "Memory used": "used",
             "Utilization": "utilization",
             "Temperature": "temperature",
@@ -93,11 +94,13 @@ def gpu_table(number: int, *, height: int) -> Panel:
 
 
 def _queries() -> list[Query]:
-    ratio = f"bottomk by ({DEVICE}) (1, {headroom_ratio()})"
+    tightest = join_run(f"bottomk by ({DEVICE}) (1, {headroom_ratio()})")
+    allocated = join_run(series(RunReadings.allocator_memory_bytes))
     held = f"sum by ({DEVICE}, owner) ({series(OwnerReadings.owner_gpu_memory_used_bytes, owner_kind='user')})"
     xid = series(GpuHealth.xid_last_event_timestamp_seconds)
     wanted = {
         "state": _state(),
+        "headroom": f"min by ({DEVICE}) ({headroom_ratio()})",
         "ahead": series(RunReadings.seconds_to_oom),
         "used": f"{series(GpuReadings.memory_used_bytes)} / {series(GpuReadings.memory_size_bytes)} or "
         f"{series(MigReadings.memory_used_bytes)} / {series(MigReadings.memory_size_bytes)}",
@@ -109,8 +112,18 @@ def _queries() -> list[Query]:
     }
     return [
         Query(f"max by ({DEVICE}, gpu, name, board, place) ({placed(_identities())})", "identity", now=True),
-        Query(f"max by ({DEVICE}, owner) (topk by ({DEVICE}) (1, {held}))", "owners", now=True),
-        Query(f"max by ({DEVICE}, run_id, run_name) ({join_run(ratio)})", "headroom", now=True),
+        # The driver says nothing of a lost GPU: its row keeps the owner and the run that it had.
+        Query(
+            f"max by ({DEVICE}, owner) (topk by ({DEVICE}) (1, {held} or on ({DEVICE}) {last_on_lost(held)}))",
+            "owners",
+            now=True,
+        ),
+        Query(
+            f"max by ({DEVICE}, run_id, run_name) ({tightest} or on ({DEVICE}) "
+            f"topk by ({DEVICE}) (1, {last_on_lost(allocated)}))",
+            "runs",
+            now=True,
+        ),
         Query(
             f"max by ({DEVICE}, xid) (topk by ({DEVICE}) (1, {xid} > {_RECENT}))",
             "xids",
@@ -190,7 +203,6 @@ def _xid(severity: Severity) -> str:
 def _looks() -> list[Json]:
     """Return widths, units, colors and links of the columns."""
     only = link(ONE_BOX, "Only this GPU", instance="Host", gpu="UUID")
-    run = link(ONE_RUN, "This run", instance="Host", run="Run id")
     return [
         override("State", mappings=states(_STATES), custom__width=80, custom__align="left", **COLORED),
         override("Cluster", custom__width=65),
@@ -198,27 +210,25 @@ def _looks() -> list[Json]:
         override("GPU", links=[only], custom__width=45),
         override("Model", custom__width=140),
         override("Owner", custom__width=80),
-        override("Run", links=[run], custom__width=150),
+        override("Run", links=run_links("This run")),
+        override("Headroom", **SHARE, **GAUGE, thresholds=headroom(PLAIN), mappings=nothing(), custom__width=112),
         override(
-            "Headroom", **SHARE, **GAUGE, thresholds=headroom(GOOD), mappings=nothing("no run"), custom__width=118
-        ),
-        override(
-            "Out of memory in",
+            "OOM in",
             unit="s",
             decimals=0,
             thresholds=ahead(NONE),
             mappings=[*nothing(), *NOW],
-            custom__width=134,
+            custom__width=80,
             **COLORED,
         ),
-        override("Memory used", **PLAIN_GAUGE, custom__width=118),
+        override("Memory used", **PLAIN_GAUGE, custom__width=112),
         override("Utilization", **PLAIN_GAUGE, custom__width=112),
         override("Temperature", unit="celsius", custom__width=100),
         override(
             "Heat margin", unit="celsius", thresholds=margin(NONE), mappings=nothing(), custom__width=100, **COLORED
         ),
         override("Power", unit="watt", decimals=0, custom__width=75),
-        override("Throttled", **SHARE, thresholds=bad_from(thresholds.SLOWED, NONE, WARN), custom__width=75, **COLORED),
+        override("Throttled", **SHARE, thresholds=bad_from(thresholds.SLOWED, NONE, WARN), custom__width=80, **COLORED),
         override("XID", custom__width=55),
         *(override(name, **HIDDEN) for name in ("UUID", "Run id", IN_CLUSTER)),
     ]

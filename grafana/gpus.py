@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from classic import NONE, WARN, Panel, Query, override, override_matching, states
-from looks import DASHED, LEVELS, LIMIT, NO_PRESSURE, NO_READING, NO_RUN, SIZE, margin
+from classic import DARK_GRAY, NONE, WARN, Panel, Query, override, override_matching, states
+from looks import DASHED, LIMIT, NO_READING, NO_RUN, SIZE
 from panels import timeline, timeseries
 from processes import processes
-from series import BOX, DEVICE, join_device, join_gpu, pressure, rate, series
+from series import BOX, DEVICE, join_device, join_gpu, rate, series
 
+from gpuwarden.alerts.recording_rules import AVOIDABLE_SLOWDOWNS
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.owners.kinds import WORKLOADS
 from gpuwarden.owners.metrics import OwnerReadings
@@ -18,8 +19,8 @@ _NO_GPM = "needs GPM, on Hopper and newer (docs/start/install.md)"
 
 
 def gpus() -> list[Panel]:
-    """Return the panels of a host's GPUs: memory, processes, heat, clocks, utilization, transfers."""
-    return [*_memory(), *processes(), *_heat(), *_clocks(), *_work(), *_moved()]
+    """Return the panels of a host's GPUs: memory, processes, heat, clocks, transfers, utilization."""
+    return [*_memory(), *processes(), *_heat(), *_clocks(), *_moved(), *_work()]
 
 
 def _memory() -> list[Panel]:
@@ -30,7 +31,6 @@ def _memory() -> list[Panel]:
     room = override("device memory", **SIZE)
     in_use = f"sum by ({DEVICE}) ({series(RunReadings.allocator_memory_bytes)})"
     headroom = f"min by ({DEVICE}) ({series(RunReadings.memory_headroom_bytes)})"
-    peaks = series(GpuReadings.memory_used_peak_bytes)
     held = OwnerReadings.owner_gpu_memory_used_bytes
     users, further = (
         f"sum by ({BOX}, owner_kind, owner) ({chosen})"
@@ -44,7 +44,7 @@ def _memory() -> list[Panel]:
             "Device memory allocated by all processes, including framework pools; 0/7/0 is a MIG instance of GPU 0.",
             Query(join_device(used), GPU),
             Query(size, "device memory"),
-            width=8,
+            width=6,
             unit="bytes",
             empty="no GPU answers",
             overrides=[room],
@@ -55,7 +55,7 @@ def _memory() -> list[Panel]:
             "Memory that the frameworks of reporting runs have handed out: the part of the memory used that is needed.",
             Query(join_device(in_use), GPU),
             Query(with_runs, "device memory"),
-            width=8,
+            width=6,
             unit="bytes",
             empty=NO_RUN,
             overrides=[room],
@@ -66,20 +66,9 @@ def _memory() -> list[Panel]:
             "Memory that reporting runs can still allocate; for the run with the least.",
             Query(join_device(headroom), GPU),
             Query(with_runs, "device memory"),
-            width=8,
+            width=6,
             unit="bytes",
             empty=NO_RUN,
-            overrides=[room],
-        ),
-        timeseries(
-            23,
-            "Peak memory",
-            "Highest device memory use in the last five minutes, from samples between polls.",
-            Query(join_gpu(f"max by ({DEVICE}) ({peaks})"), GPU),
-            Query(size, "device memory"),
-            width=8,
-            unit="bytes",
-            empty="no GPU answers",
             overrides=[room],
         ),
         timeseries(
@@ -88,19 +77,10 @@ def _memory() -> list[Panel]:
             "Device memory by user, and by container, pod, Slurm job or systemd unit if a process is in one.",
             Query(users, "{{owner}}"),
             Query(further, "{{owner_kind}} {{owner}}"),
-            width=8,
+            width=6,
             unit="bytes",
             empty="no process uses a GPU",
             overrides=[override_matching(f"^({'|'.join(kind.name for kind in WORKLOADS)}) ", **DASHED)],
-        ),
-        timeline(
-            24,
-            "Pressure",
-            "How close runs are to out of memory, and the GPU to throttling (docs/understand/pressure.md).",
-            Query(join_device(pressure()), f"{GPU} {{{{resource}}}}"),
-            width=8,
-            mappings=states(LEVELS),
-            empty=NO_PRESSURE,
         ),
     ]
 
@@ -122,16 +102,6 @@ def _heat() -> list[Panel]:
             overrides=[at_limit],
         ),
         timeseries(
-            25,
-            "Temperature margin",
-            "Degrees left before each GPU throttles; an alert fires where the background is colored.",
-            Query(join_gpu(series(GpuReadings.temperature_margin_celsius)), GPU),
-            width=8,
-            unit="celsius",
-            empty=NO_READING,
-            thresholds=margin(NONE),
-        ),
-        timeseries(
             15,
             "Power",
             "Power draw, and the lowest enforced limit of this model.",
@@ -146,7 +116,9 @@ def _heat() -> list[Panel]:
 
 
 def _clocks() -> list[Panel]:
-    reasons = series(GpuReadings.clock_event_active, but={"reason": "gpu_idle"})
+    slowdowns = series(GpuReadings.clock_event_active, like={"reason": AVOIDABLE_SLOWDOWNS})
+    active = series(GpuReadings.clock_event_active, but={"reason": "gpu_idle"})
+    reasons = f"({slowdowns} * 2 or {active})"
     return [
         timeseries(
             17,
@@ -160,13 +132,14 @@ def _clocks() -> list[Panel]:
         timeline(
             18,
             "Clock event reasons",
-            "Reasons that limited the clocks in this time range, except idle.",
+            "Reasons that limited the clocks in this time range, except idle; gray is the power limit, usual under "
+            "full load.",
             Query(
-                join_gpu(f"{reasons} and max_over_time({reasons}[$__range] @ end()) > 0"),
+                join_gpu(f"{reasons} and max_over_time({active}[$__range] @ end()) > 0"),
                 "GPU {{gpu}} {{reason}}",
             ),
             width=16,
-            mappings=states({0: (" ", NONE), 1: ("active", WARN)}),
+            mappings=states({0: (" ", NONE), 1: ("active", DARK_GRAY), 2: ("active", WARN)}),
             empty="no throttling",
         ),
     ]
@@ -180,7 +153,7 @@ def _work() -> list[Panel]:
             "Utilization",
             "Share of time with a kernel running, no matter how much of the GPU it fills.",
             Query(join_gpu(series(GpuReadings.utilization_ratio)), GPU),
-            width=8,
+            width=6,
             unit="percentunit",
             empty=NO_READING,
             max=1,
@@ -190,7 +163,7 @@ def _work() -> list[Panel]:
             "SMs busy",
             "Share of the streaming multiprocessors that are busy: how much of the GPU its kernels fill.",
             Query(join_gpu(series(GpuReadings.sm_active_ratio)), GPU),
-            width=8,
+            width=6,
             unit="percentunit",
             max=1,
             empty=_NO_GPM,
@@ -200,7 +173,17 @@ def _work() -> list[Panel]:
             "Tensor cores busy",
             "Share of time with the tensor pipe active; low with busy SMs means that training uses full precision.",
             Query(join_gpu(tensor), GPU),
-            width=8,
+            width=6,
+            unit="percentunit",
+            max=1,
+            empty=_NO_GPM,
+        ),
+        timeseries(
+            27,
+            "Memory bandwidth",
+            "Share of the device memory's bandwidth in use; near 100 % the kernels wait for memory.",
+            Query(join_gpu(series(GpuReadings.dram_active_ratio)), GPU),
+            width=6,
             unit="percentunit",
             max=1,
             empty=_NO_GPM,
@@ -224,19 +207,9 @@ def _moved() -> list[Panel]:
             "Throughput over all links, both directions together.",
             Query(join_gpu(nvlink), f"{GPU} NVLink"),
             Query(join_gpu(f"{pcie} or {mean}"), f"{GPU} PCIe"),
-            width=12,
+            width=8,
             unit="Bps",
             overrides=[override_matching("PCIe$", **DASHED)],
             empty=NO_READING,
-        ),
-        timeseries(
-            27,
-            "Memory bandwidth",
-            "Share of the device memory's bandwidth in use; near 100 % the kernels wait for memory.",
-            Query(join_gpu(series(GpuReadings.dram_active_ratio)), GPU),
-            width=12,
-            unit="percentunit",
-            max=1,
-            empty=_NO_GPM,
         ),
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from classic import BAD, GOOD, PLAIN, WARN, Panel, Query, override, override_matching
-from looks import DASHED, LIMIT, NO_RUN, SIZE
+from looks import LIMIT, NO_RUN, SIZE
 from panels import timeseries
 from series import BOX, join_run, rate, series
 
@@ -27,10 +27,6 @@ def _sum_by_name(expression: str, add: str = "sum") -> str:
 
 def host() -> list[Panel]:
     """Return the panels: first what starves GPUs, then what ends runs."""
-    return [*_feeding(), *_memory()]
-
-
-def _feeding() -> list[Panel]:
     cpus = series(HostReadings.cpus)
     busy, iowait = (
         f"sum by ({BOX}) ({rate(HostReadings.cpu_seconds_total, mode=mode)}) / on ({BOX}) {cpus}"
@@ -53,43 +49,19 @@ def _feeding() -> list[Panel]:
             overrides=[override(name, color={"mode": "fixed", "fixedColor": color}) for name, color in _COLORS.items()],
         ),
         timeseries(
-            42,
-            "CPU use of runs",
-            "CPUs that each run uses, including data loader workers, and its limit.",
-            Query(_sum_by_name(rate(RunReadings.cpu_seconds_total)), RUN),
-            Query(_sum_by_name(series(RunReadings.cpus), "max"), f"{RUN} limit"),
-            width=8,
-            unit="short",
-            empty=NO_RUN,
-            overrides=[override_matching("limit$", **DASHED)],
-        ),
-        timeseries(
-            43,
-            "Storage I/O of runs",
-            "Throughput of each run from and to storage, without the page cache.",
-            Query(_sum_by_name(rate(RunReadings.read_bytes_total)), f"{RUN} reads"),
-            Query(_sum_by_name(rate(RunReadings.written_bytes_total)), f"{RUN} writes"),
-            width=8,
-            unit="Bps",
-            empty=f"{NO_RUN}; for other users' runs see docs/understand/how-it-works.md",
-            overrides=[override_matching("writes$", **DASHED)],
-        ),
-    ]
-
-
-def _memory() -> list[Panel]:
-    return [
-        timeseries(
             44,
             "Host memory",
-            "Memory that processes can still allocate without swapping, and swap in use.",
+            "Memory that processes can still allocate without swapping, swap in use, and shared memory (/dev/shm), in "
+            "which data loaders pass batches.",
             Query(series(HostReadings.memory_available_bytes), "available"),
             Query(series(HostReadings.swap_used_bytes), "swap used"),
+            Query(series(HostReadings.shm_used_bytes), "shared memory used"),
+            Query(series(HostReadings.shm_size_bytes), "shared memory size"),
             Query(series(HostReadings.memory_size_bytes), "total"),
             width=8,
             unit="bytes",
             empty="no host metrics",
-            overrides=[override("total", **SIZE)],
+            overrides=[override_matching("(total|size)$", **SIZE)],
         ),
         timeseries(
             45,
@@ -102,16 +74,5 @@ def _memory() -> list[Panel]:
             unit="bytes",
             empty=NO_RUN,
             overrides=[override_matching("limit$", **LIMIT)],
-        ),
-        timeseries(
-            46,
-            "Shared memory",
-            "Use of /dev/shm, which data loaders use to pass batches.",
-            Query(series(HostReadings.shm_used_bytes), "used"),
-            Query(series(HostReadings.shm_size_bytes), "size"),
-            width=8,
-            unit="bytes",
-            empty="no host metrics",
-            overrides=[override("size", **SIZE)],
         ),
     ]

@@ -24,9 +24,9 @@ def margin(good: str = TEXT) -> Json:
     return steps((BAD, None), (WARN, thresholds.SLOWDOWN + 1), (good, thresholds.NEAR_SLOWDOWN + 1))
 
 
-def nothing(text: str = "-") -> list[Json]:
-    """Show a cell without a value as `text`, uncolored."""
-    return [{"type": "special", "options": {"match": "null", "result": {"text": text, "color": NONE}}}]
+def nothing() -> list[Json]:
+    """Show a cell without a value as a dash, uncolored."""
+    return [{"type": "special", "options": {"match": "null", "result": {"text": "-", "color": NONE}}}]
 
 
 def ahead(good: str = TEXT) -> Json:
@@ -35,7 +35,7 @@ def ahead(good: str = TEXT) -> Json:
     return steps((BAD, None), (WARN, soon), (good, early))
 
 
-# Zero seconds to out of memory.
+# Zero seconds, of a forecast or an age.
 NOW: list[Json] = [{"type": "range", "options": {"from": 0, "to": 0.5, "result": {"text": "now"}}}]
 
 DASHED: Json = {"custom__lineStyle": {"fill": "dash", "dash": [8, 6]}}

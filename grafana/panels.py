@@ -50,7 +50,7 @@ def timeseries(
     worst: Literal["lowest", "highest"] | None = None,
     **defaults: Any,
 ) -> Panel:
-    """Draw lines over time. A series has the same color in every panel; `thresholds` color the background.
+    """Draw lines over time, in the colors of the palette in turn; `thresholds` color the background.
 
     `worst` is for the lines of a whole fleet, too many for a legend: these come first in the tooltip.
     """
@@ -66,7 +66,8 @@ def timeseries(
         custom["scaleDistribution"] = {"type": "log", "log": 2 if unit == "bytes" else 10}
     else:
         defaults["min"] = 0
-    every = {"color": {"mode": "palette-classic-by-name"}, "custom": custom, "noValue": empty, **defaults}
+    # In turn: by name, two lines may get colors that look the same.
+    every = {"color": {"mode": "palette-classic"}, "custom": custom, "noValue": empty, **defaults}
     return Panel(
         id, "timeseries", title, description, queries, unit, width, 8, options, every, overrides, points=points
     )
@@ -94,7 +95,7 @@ def timeline(
     }
     defaults = {
         "color": {"mode": "thresholds"},
-        "custom": {"fillOpacity": 80, "lineWidth": 0},
+        "custom": {"fillOpacity": 100, "lineWidth": 0},  # the colors as they are, for the contrast of the text
         "mappings": list(mappings),
         "noValue": empty,
         "thresholds": steps((NONE, None)),

@@ -1,14 +1,13 @@
-"""Panels of the processes on each GPU."""
+"""Table of the processes on each GPU."""
 
 from __future__ import annotations
 
 from classic import Panel, Query, override
-from looks import HIDDEN, NO_READING
-from panels import table, timeseries
+from looks import HIDDEN
+from panels import table
 from series import BOX, DEVICE, join_gpu, placed, series
-from ways import IN_CLUSTER, ONE_RUN, link
+from ways import IN_CLUSTER, run_links
 
-from gpuwarden.gpu.health_metrics import GpuHealth
 from gpuwarden.owners.kinds import BY_PRIORITY
 from gpuwarden.owners.metrics import ProcessReadings
 
@@ -37,7 +36,7 @@ def processes() -> list[Panel]:
                 "Host": "instance",
                 IN_CLUSTER: "place",
             },
-            width=16,
+            width=24,
             height=8,
             empty="no process uses a GPU, or processes.series is off (docs/understand/owners.md)",
             sort="Memory",
@@ -45,21 +44,12 @@ def processes() -> list[Panel]:
             overrides=[
                 override("GPU", custom__width=50),
                 override("PID", custom__width=85),
-                *(override(name, custom__width=90) for name in ("User", "Slurm job id")),
+                override("User", custom__width=90),
+                override("Slurm job id", custom__width=110),
                 override("Program", custom__width=110),
                 override("Memory", unit="bytes", custom__width=90),
-                override("Run id", links=[link(ONE_RUN, "This run", instance="Host", run="Run id")]),
+                override("Run id", links=run_links("This run")),
                 *(override(name, **HIDDEN) for name in ("Host", IN_CLUSTER)),
             ],
-        ),
-        timeseries(
-            29,
-            "Processes on each GPU",
-            "Processes with a context on each GPU.",
-            Query(join_gpu(f"sum by ({DEVICE}) ({series(GpuHealth.processes)})"), "GPU {{gpu}}"),
-            width=8,
-            unit="short",
-            empty=NO_READING,
-            decimals=0,
         ),
     ]

@@ -6,10 +6,10 @@ import summary
 from alerts_table import alerts_table
 from choices import choices
 from classic import Json, Row, dashboard
-from run_advice import advice, errors
+from run_advice import advice
 from run_host import host_use
-from run_memory import ahead, limits, memory_in_use
-from run_speed import loss, lost, speed, step_time
+from run_memory import limits, memory_in_use
+from run_speed import loss, lost, step_time, throughput
 from run_states import run_timeline
 from run_table import run_table
 from ways import ONE_RUN, marks, ways
@@ -31,9 +31,9 @@ def run() -> Json:
             step_time(8),
             memory_in_use(8),
             loss(8),
-            Row(10, "Memory risk", [*ahead(), *limits()]),
-            Row(20, "Bottlenecks", [*lost(), *speed(), run_timeline(33, width=24)]),
-            Row(30, "Pressure, advice and errors", [*advice(), *errors()]),
+            Row(10, "Memory risk", limits()),
+            Row(20, "Bottlenecks", [*lost(), throughput(8), run_timeline(33, width=16)]),
+            Row(30, "Pressure, advice and errors", advice()),
             Row(40, "Host", host_use()),
         ],
         variables=choices(one_box=True),

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from classic import BAD, Panel, Query, override, override_matching, states
+from classic import Panel, Query, override, override_matching, states
 from looks import DASHED, HIDDEN, LEVELS, NO_PRESSURE, NO_RUN
 from panels import table, timeline, timeseries
 from run_memory import NAME
 from series import DEVICE, RUN, join_device, join_run, last, placed, pressure, risen, series
-from ways import IN_CLUSTER, ONE_RUN, link
+from ways import IN_CLUSTER, run_links
 
 from gpuwarden.advice.metrics import AdviceReadings
 from gpuwarden.runs.metrics import RunReadings
 
-_NO_LISTENER = f"no run listens for advice (docs/understand/pressure.md), or {NO_RUN}"
-
 
 def advice() -> list[Panel]:
-    """Return the panels of pressure and advice."""
+    """Return the panels."""
     held = series(RunReadings.allocator_memory_bytes)
+    each = f"max by ({RUN})"
     level = f"{pressure()} and on ({DEVICE}) last_over_time({held}[$__range] @ end())"
     return [
         timeline(
@@ -30,9 +29,11 @@ def advice() -> list[Panel]:
             empty=NO_PRESSURE,
         ),
         timeseries(
-            78,
-            "Advice and actions",
-            "Advice sent to runs, by kind, and the actions that they took, as configured by their users.",
+            66,
+            "Errors, advice and actions",
+            "Errors raised by training steps, by kind (docs/use/troubleshooting.md), advice sent to runs, and the "
+            "actions that they took, as configured by their users.",
+            Query(join_run(risen(RunReadings.errors_total)), f"{NAME} {{{{kind}}}}"),
             Query(
                 join_run(f"sum by ({RUN}, kind) ({risen(AdviceReadings.advice_total)})"), f"{NAME} advice: {{{{kind}}}}"
             ),
@@ -42,25 +43,9 @@ def advice() -> list[Panel]:
             ),
             width=12,
             unit="short",
-            empty=_NO_LISTENER,
-            overrides=[override_matching(" action: ", **DASHED)],
-        ),
-    ]
-
-
-def errors() -> list[Panel]:
-    """Return the panels of errors."""
-    each = f"max by ({RUN})"
-    return [
-        timeseries(
-            66,
-            "Run errors",
-            "Errors raised by training steps, by kind; docs/use/troubleshooting.md explains each kind.",
-            Query(join_run(risen(RunReadings.errors_total)), f"{NAME} {{{{kind}}}}"),
-            width=8,
-            unit="short",
-            empty=f"no errors, or {NO_RUN}",
+            empty=f"no errors and no run that listens for advice (docs/understand/pressure.md), or {NO_RUN}",
             decimals=0,
+            overrides=[override_matching(" (advice|action): ", **DASHED)],
         ),
         table(
             79,
@@ -82,17 +67,17 @@ def errors() -> list[Panel]:
                 "Run id": "run_id",
                 IN_CLUSTER: "place",
             },
-            width=16,
+            width=24,
             height=8,
             empty=f"no out-of-memory, or {NO_RUN}",
             sort="Last error",
             descending=True,
             needs="Cause",
             overrides=[
-                override("Cause", color={"mode": "fixed", "fixedColor": BAD}, custom__width=150),
+                override("Cause", custom__width=150),
                 *(override(name, unit="bytes", custom__width=110) for name in ("Requested", "Headroom")),
                 override("Last error", unit="dateTimeAsIsoNoDateIfToday", custom__width=165),
-                override("Run", links=[link(ONE_RUN, "Only this run", instance="Host", run="Run id")]),
+                override("Run", links=run_links("Only this run")),
                 *(override(name, **HIDDEN) for name in ("Run id", IN_CLUSTER)),
             ],
         ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from classic import Panel, Query, override_matching
-from looks import DASHED, LIMIT, NO_GROWTH, NO_RUN
+from looks import DASHED, LIMIT, NO_GROWTH, NO_RUN, NOW
 from panels import timeseries
 from run_memory import NAME
 from series import join_run, rate, series
@@ -29,19 +29,10 @@ def host_use() -> list[Panel]:
             Query(memory, NAME),
             Query(used, f"{NAME} cgroup"),
             Query(limit, f"{NAME} limit"),
-            width=8,
+            width=6,
             unit="bytes",
             empty=NO_RUN,
             overrides=[override_matching("limit$", **LIMIT), override_matching("cgroup$", **DASHED)],
-        ),
-        timeseries(
-            82,
-            "Host memory growth per minute",
-            "Rate of the host memory leak of each run, per minute.",
-            Query(f"60 * {join_run(series(RunReadings.host_memory_growth_bytes_per_second))}", NAME),
-            width=8,
-            unit="bytes",
-            empty=f"{NO_GROWTH}, or {NO_RUN}",
         ),
         timeseries(
             83,
@@ -50,9 +41,10 @@ def host_use() -> list[Panel]:
             Query(join_run(series(RunReadings.seconds_to_host_oom)), NAME),
             Query(join_run(series(RunReadings.seconds_to_host_oom_lower)), f"{NAME} lower bound"),
             Query(join_run(series(RunReadings.seconds_to_host_oom_upper)), f"{NAME} upper bound"),
-            width=8,
+            width=6,
             unit="s",
             empty=f"{NO_GROWTH}, or {NO_RUN}",
+            mappings=NOW,
             overrides=[override_matching("(lower|upper) bound$", **DASHED)],
         ),
         timeseries(
@@ -61,7 +53,7 @@ def host_use() -> list[Panel]:
             "CPUs that each run uses, including data loader workers, and its limit.",
             Query(join_run(rate(RunReadings.cpu_seconds_total)), NAME),
             Query(join_run(series(RunReadings.cpus)), f"{NAME} limit"),
-            width=8,
+            width=6,
             unit="short",
             empty=NO_RUN,
             overrides=[override_matching("limit$", **DASHED)],
@@ -72,20 +64,9 @@ def host_use() -> list[Panel]:
             "Throughput of each run from and to storage, without the page cache.",
             Query(join_run(rate(RunReadings.read_bytes_total)), f"{NAME} reads"),
             Query(join_run(rate(RunReadings.written_bytes_total)), f"{NAME} writes"),
-            width=8,
+            width=6,
             unit="Bps",
             empty=f"{NO_RUN}; for other users' runs see docs/understand/how-it-works.md",
             overrides=[override_matching("writes$", **DASHED)],
-        ),
-        timeseries(
-            86,
-            "Input buffer",
-            "Batches ready in the input pipeline's buffer, and its capacity; if it is empty, input is too slow.",
-            Query(join_run(series(RunReadings.input_buffered_batches)), NAME),
-            Query(join_run(series(RunReadings.input_buffer_size_batches)), f"{NAME} capacity"),
-            width=8,
-            unit="short",
-            empty=f"only with tf.data, or {NO_RUN}",
-            overrides=[override_matching("capacity$", **DASHED)],
         ),
     ]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from classic import NONE, Panel, Query, override_matching
-from looks import DASHED, LIMIT, NO_GROWTH, NO_RUN, headroom
+from looks import DASHED, LIMIT, NO_GROWTH, NO_RUN, NOW, headroom
 from panels import timeseries
-from series import RUN, headroom_ratio, join_device, join_run, rate, series
+from series import RUN, headroom_ratio, join_device, join_run, series
 
 from gpuwarden.metrics.model import Metric
 from gpuwarden.runs.metrics import RunReadings
@@ -34,10 +34,23 @@ def _named(row: Metric[RunSnapshot]) -> str:
 
 
 def limits() -> list[Panel]:
-    """Return the panels of headroom, allocator limits and batch size."""
+    """Return the panels of the OOM forecast, headroom and allocator limits."""
     peak, at_peak = RunReadings.allocator_memory_peak_bytes, RunReadings.memory_headroom_at_peak_bytes
-    present = join_run(series(RunReadings.batch_size))
     return [
+        timeseries(
+            73,
+            "Time to out of memory",
+            "OOM forecast: time until a run is out of device memory at its current growth rate, with its bounds "
+            "(docs/understand/leaks.md).",
+            Query(_named(RunReadings.seconds_to_oom), ON_GPU),
+            Query(_named(RunReadings.seconds_to_oom_lower), f"{ON_GPU} lower bound"),
+            Query(_named(RunReadings.seconds_to_oom_upper), f"{ON_GPU} upper bound"),
+            width=8,
+            unit="s",
+            empty=f"{NO_GROWTH}, or {NO_RUN}",
+            mappings=NOW,
+            overrides=[override_matching("(lower|upper) bound$", **DASHED)],
+        ),
         timeseries(
             34,
             "Headroom of runs",
@@ -61,62 +74,5 @@ def limits() -> list[Panel]:
             unit="bytes",
             empty=NO_RUN,
             overrides=[override_matching("headroom at peak$", **DASHED), override_matching("limit$", **LIMIT)],
-        ),
-        timeseries(
-            72,
-            "Batch size",
-            "Examples per step, and the largest batch that should fit (docs/use/batch-size.md; logarithmic scale).",
-            Query(present, NAME),
-            Query(join_run(series(RunReadings.batch_size_advised)), f"{NAME} advised"),
-            width=8,
-            unit="short",
-            empty=f"batch size unknown, or {NO_RUN}",
-            logarithmic=True,
-            overrides=[override_matching("advised$", **DASHED)],
-        ),
-    ]
-
-
-def ahead() -> list[Panel]:
-    """Return the panels of the OOM forecast."""
-    growth = series(RunReadings.memory_growth_bytes_per_second)
-    # Epochs per second over the whole time range: they are far apart.
-    epochs = f"max by ({RUN}) (deriv({series(RunReadings.epoch)}[$__range]) > 0)"
-    an_epoch = f"{growth} / on ({RUN}) group_left () {epochs}"
-    steps = f"{growth} / on ({RUN}) group_left () ({rate(RunReadings.steps_total)} > 0)"
-    return [
-        timeseries(
-            73,
-            "Time to out of memory",
-            "OOM forecast: time until a run is out of device memory at its current growth rate, with its bounds "
-            "(docs/understand/leaks.md).",
-            Query(_named(RunReadings.seconds_to_oom), ON_GPU),
-            Query(_named(RunReadings.seconds_to_oom_lower), f"{ON_GPU} lower bound"),
-            Query(_named(RunReadings.seconds_to_oom_upper), f"{ON_GPU} upper bound"),
-            width=8,
-            unit="s",
-            empty=f"{NO_GROWTH}, or {NO_RUN}",
-            overrides=[override_matching("(lower|upper) bound$", **DASHED)],
-        ),
-        timeseries(
-            74,
-            "Growth per minute",
-            "Rate of the memory leak, per minute.",
-            Query(f"60 * {_named(RunReadings.memory_growth_bytes_per_second)}", ON_GPU),
-            width=8,
-            unit="bytes",
-            empty=f"{NO_GROWTH}, or {NO_RUN}",
-        ),
-        timeseries(
-            75,
-            "Growth per epoch and step",
-            "Rate of the memory leak per epoch, at the epoch rate of the time range, and per step (logarithmic scale).",
-            Query(join_run(join_device(an_epoch)), f"{ON_GPU} per epoch"),
-            Query(join_run(join_device(steps)), f"{ON_GPU} per step"),
-            width=8,
-            unit="bytes",
-            empty=f"{NO_GROWTH}, or {NO_RUN}",
-            logarithmic=True,
-            overrides=[override_matching("per step$", **DASHED)],
         ),
     ]

@@ -52,39 +52,18 @@ def loss(width: int) -> Panel:
     )
 
 
-def speed() -> list[Panel]:
-    """Return the panels of throughput."""
-    return [
-        timeseries(
-            32,
-            "Steps per second",
-            "Training speed; a drop with a steady step time means waiting between steps.",
-            Query(join_run(rate(RunReadings.steps_total)), NAME),
-            width=8,
-            unit="ops",
-            empty=NO_RUN,
-        ),
-        timeseries(
-            62,
-            "Examples per second",
-            "Training throughput, where the batch size is known (logarithmic scale).",
-            Query(join_run(f"{rate(RunReadings.examples_total)} > 0"), NAME),
-            width=8,
-            unit="short",
-            empty=NO_RUN,
-            logarithmic=True,
-        ),
-        timeseries(
-            36,
-            "Epoch",
-            "Current epoch of each run, from 0.",
-            Query(join_run(series(RunReadings.epoch)), NAME),
-            width=8,
-            unit="short",
-            empty=NO_RUN,
-            decimals=0,
-        ),
-    ]
+def throughput(width: int) -> Panel:
+    """Return the panel that compares the throughput of runs."""
+    return timeseries(
+        62,
+        "Examples per second",
+        "Training throughput, where the batch size is known (logarithmic scale).",
+        Query(join_run(f"{rate(RunReadings.examples_total)} > 0"), NAME),
+        width=width,
+        unit="short",
+        empty=NO_RUN,
+        logarithmic=True,
+    )
 
 
 def input_wait() -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from classic import BAD, DARK_BLUE, DARK_GRAY, DARK_GREEN, MILD, NONE, WARN, Json, Panel, Query, override, states
+from classic import BAD, DARK_BLUE, DARK_GRAY, DARK_PURPLE, MILD, NONE, WARN, Json, Panel, Query, override, states
 from looks import COLORED, HIDDEN, NO_RUN, SHARE
 from panels import table
 from series import RUN, last, placed
-from ways import BOX, IN_CLUSTER, ONE_RUN, link
+from ways import BOX, IN_CLUSTER, link, run_links
 
 from gpuwarden.protocol.messages import PHASES
 from gpuwarden.runs.metrics import RunReadings
@@ -16,13 +16,13 @@ from gpuwarden.runs.outcome import OUTCOMES
 from gpuwarden.usage.metrics import RunUsageReadings
 
 _PHASES = {
-    "train": ("train", DARK_GREEN),
+    "train": ("train", DARK_GRAY),
     "test": ("test", DARK_BLUE),
-    "predict": ("predict", "dark-purple"),
+    "predict": ("predict", DARK_PURPLE),
     "idle": ("idle", MILD),
 }
 _RUNNING, _STALLED, _FIRST_END = len(PHASES) + 1, len(PHASES) + 2, len(PHASES) + 3
-_END_COLORS = {"finished": DARK_GREEN, "unknown": DARK_GRAY}  # the others raise alerts
+_END_COLORS = {"finished": NONE, "unknown": MILD}  # the others raise alerts
 _EACH = f"({RUN})"
 
 
@@ -43,7 +43,6 @@ def run_table(number: int, *, height: int) -> Panel:
             "Host": "instance",
             "Last seen": "reported",
             "Duration": "lasted",
-            "Steps": "steps",
             "Step p50": "median",
             "Peak memory": "peak",
             "Input wait": "wait",
@@ -62,18 +61,17 @@ def run_table(number: int, *, height: int) -> Panel:
         descending=True,
         needs="Run",
         overrides=[
-            override("Run", links=[link(ONE_RUN, "Only this run", instance="Host", run="Run id")]),
+            override("Run", links=run_links("Only this run")),
             override("PID", custom__width=78),
-            override("State", mappings=run_states(bad_only=True), custom__width=115, custom__align="left", **COLORED),
-            override("Cluster", custom__width=62),
+            override("State", mappings=run_states(), custom__width=112, custom__align="left", **COLORED),
+            override("Cluster", custom__width=65),
             override("Host", links=[link(BOX, "This host", instance="Host")], custom__width=146),
-            override("Last seen", unit="dateTimeAsIsoNoDateIfToday", custom__width=165),
+            override("Last seen", unit="dateTimeAsIsoNoDateIfToday", custom__width=162),
             override("Duration", unit="s", decimals=1, custom__width=80),
-            override("Steps", unit="locale", custom__width=75),
             override("Step p50", unit="s", decimals=0, custom__width=80),
-            override("Peak memory", unit="bytes", decimals=1, custom__width=106),
+            override("Peak memory", unit="bytes", decimals=1, custom__width=112),
             *(override(name, **share) for name in ("Input wait", "Throttled", "GPU idle")),
-            override("Energy", unit="kwatth", decimals=2, custom__width=90),
+            override("Energy", unit="kwatth", decimals=2, custom__width=83),
             override("Errors", custom__width=65),
             override("OOM cause", custom__width=150),
             *(override(name, **HIDDEN) for name in ("Run id", IN_CLUSTER)),
@@ -93,7 +91,6 @@ def _queries() -> list[Query]:
         "state": run_state(last, with_phase=False),
         "reported": f"1000 * ({ended} or {reported})",
         "lasted": f"({ended} or {reported}) - {start}",
-        "steps": last(RunReadings.steps_total),
         "median": f"histogram_quantile(0.5, {steps}) >= 0",
         "peak": last(RunReadings.allocator_memory_peak_bytes),
         "wait": f"{wait} / ({observed} > 0)",
@@ -125,13 +122,10 @@ def run_state(read: Callable[..., str], *, with_phase: bool) -> str:
     return f"{first} or {then}"
 
 
-def run_states(*, bad_only: bool = False) -> list[Json]:
-    """Return text and color for the numbers of `run_state`; with `bad_only` good states have no color."""
+def run_states() -> list[Json]:
+    """Return text and color for the numbers of `run_state`; what is OK has none, or a calm one."""
     phases: dict[float, tuple[str, str]] = {n: _PHASES[phase] for n, phase in enumerate(PHASES, 1)}
     ends: dict[float, tuple[str, str]] = {
         n: (end.replace("_", " "), _END_COLORS.get(end, BAD)) for n, end in enumerate(OUTCOMES, _FIRST_END)
     }
-    good = NONE if bad_only else DARK_GREEN
-    if bad_only:
-        ends = {n: (text, NONE if color == DARK_GREEN else color) for n, (text, color) in ends.items()}
-    return states({**phases, _RUNNING: ("running", good), _STALLED: ("stalled", WARN), **ends})
+    return states({**phases, _RUNNING: ("running", NONE), _STALLED: ("stalled", WARN), **ends})

@@ -112,6 +112,12 @@ def join_run(expression: str) -> str:
     return f"({expression}) * on ({RUN}) group_left (run_name, pid) {series(RunReadings.info)}"
 
 
+def last_on_lost(expression: str) -> str:
+    """Return the last time in the time range at which GPUs that are lost now had each series."""
+    # In steps: all samples of a fleet's GPUs would take long to read.
+    return f"max_over_time(timestamp({expression})[$__range:$__interval]) and on ({DEVICE}) {series(GpuHealth.up)} == 0"
+
+
 def headroom_ratio() -> str:
     """Return a run's headroom on a GPU as a share of its used memory plus headroom."""
     return f"1 / (1 + {_times_in_use()})"

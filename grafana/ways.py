@@ -7,6 +7,7 @@ from series import RUN, firing, series
 
 from gpuwarden.daemon.metrics import DaemonReadings
 from gpuwarden.runs.metrics import RunReadings
+from gpuwarden.web.api.api_paths import RUN_PAGE
 
 MARK_SECONDS = 60  # length of an incident's mark: a scrape interval of one minute does not miss it
 
@@ -23,6 +24,20 @@ def link(uid: str, title: str, **columns: str) -> Json:
     columns = {"cluster": IN_CLUSTER, **columns}
     chosen = "".join(f'&var-{name}=${{__data.fields["{column}"]}}' for name, column in columns.items())
     return {"title": title, "url": f"/d/{uid}?${{__url_time_range}}&${{datasource:queryparam}}{chosen}"}
+
+
+def page(title: str, path: str) -> Json:
+    """Return a link from a table row to a page of the daemon on the row's host.
+
+    The address is the one that Prometheus scrapes, raw, because an encoded port would be part of the host's name.
+    """
+    return {"title": title, "url": f'http://${{__data.fields["Host"]:raw}}{path}', "targetBlank": True}
+
+
+def run_links(title: str) -> list[Json]:
+    """Return the links from a run to its dashboard, called `title`, and to the page of the run on its host."""
+    dashboard = link(ONE_RUN, title, instance="Host", run="Run id")
+    return [dashboard, page("Diagnosis and history, on its host", f'{RUN_PAGE}${{__data.fields["Run id"]}}')]
 
 
 def ways(uid: str) -> list[Json]:

@@ -130,7 +130,7 @@ def test_runs_on_instances_of_a_chosen_gpu_are_shown(hosts: Hosts) -> None:
             if each["metric"].get("uuid") == instance
         ]
         assert {each["metric"]["gpu"] for each in parts} == {"0/0/0"}, panel
-    for legend in ("headroom", "identity", "used", "state"):
+    for legend in ("headroom", "runs", "identity", "used", "state"):
         query = without_variables(_query("gpuwarden-fleet", "GPUs now, worst first", legend), gpu=gpu, mig=instance)
         rows = {each["metric"]["uuid"]: each["metric"] for each in _evaluate(query, hosts, now=True)}
         assert instance in rows
@@ -171,6 +171,20 @@ def test_a_host_that_is_down_is_in_the_table(hosts: Hosts) -> None:
         assert legend != "identity" or (labels["gpu"], labels["board"], labels["place"]) == ("all", "All", "west")
 
 
+def test_a_lost_gpu_keeps_its_owner_and_run(hosts: Hosts) -> None:
+    """The row of a lost GPU has the owner and the run that it had, of which no metric says anything anymore."""
+    url, begin, _end = hosts
+    gone = 'gpuwarden_gpu_up{cluster="lab"} == 0 unless on (uuid) gpuwarden_owner_gpu_memory_used_bytes'
+    # Later the driver is lost too, and with it all GPUs.
+    (lost,) = backfill.ask(url, "query_range", query=gone, start=begin, end=begin + 10 * 60, step=5)["result"]
+    uuid, time = lost["metric"]["uuid"], lost["values"][-1][0]
+    for legend, label, expected in (("owners", "owner", "grace"), ("runs", "run_name", "tabular-embedding")):
+        query = without_variables(_query("gpuwarden-fleet", "GPUs now, worst first", legend))
+        rows = backfill.ask(url, "query", query=query, time=time)["result"]
+        assert [each["metric"][label] for each in rows if each["metric"]["uuid"] == uuid] == [expected]
+        assert len({each["metric"]["uuid"] for each in rows}) == len(rows) > 3  # one for each GPU that has any
+
+
 def test_state_is_red_where_a_critical_alert_fires(hosts: Hosts) -> None:
     """A GPU with a critical alert is red in the table, except while the alert outlasts its condition."""
     url, begin, end = hosts
@@ -184,7 +198,7 @@ def test_state_is_red_where_a_critical_alert_fires(hosts: Hosts) -> None:
     for time in range(int(begin) + 60, int(end), 15):
         states = backfill.ask(url, "query", query=query, time=time)["result"]
         firing = {each["metric"]["uuid"] for each in backfill.ask(url, "query", query=critical, time=time)["result"]}
-        red.append({each["metric"]["uuid"] for each in states if colors[float(each["value"][1])] == "semi-dark-red"})
+        red.append({each["metric"]["uuid"] for each in states if colors[float(each["value"][1])] == "#D6293D"})
         assert firing <= set().union(*red[-7:]), time - begin
     assert any(red)
 
