@@ -204,6 +204,21 @@ def test_earlier_runs_are_compared(page: Stage, tab: Tab) -> None:
     )
 
 
+def test_incidents_of_the_run_are_linked(page: Stage, tab: Tab) -> None:
+    """An incident of this run has its page and its command; those of others are not listed."""
+    known = {"severity": "critical", "kind": "out_of_memory", "began_timestamp_seconds": BEGAN, "finding": {"text": ""}}
+    page.incidents = [
+        {**known, "id": name, "subject": {"kind": "run", "run_id": run_id}}
+        for name, run_id in (("a-1", ID), ("b-2", "1-2"))
+    ]
+    try:
+        show(page, tab, record_of(out_of_memory()))
+        assert tab.text("#incidents ~ * .copyable code, #incidents ~ * code") == "gpuwarden incidents show a-1"
+        assert tab.evaluate("document.querySelector('#incidents ~ div a').pathname") == "/incident/a-1"
+    finally:
+        page.incidents = []
+
+
 def test_unknown_run(page: Stage, tab: Tab) -> None:
     """A page of an unknown run says so, and leads on."""
     text = show(page, tab)

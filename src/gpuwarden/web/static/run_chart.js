@@ -275,6 +275,10 @@ function drawOver(plot, { epochs, times, marks, forecast, limit, now }, color) {
   const write = (text, at, height, style, align, weight = "") => {
     ctx.font = `${weight} ${12 * scale}px system-ui, sans-serif`;
     ctx.textAlign = align;
+    ctx.strokeStyle = color("--card"); // behind it, so that it can be read on lines
+    ctx.lineWidth = 3 * scale;
+    ctx.strokeText(text, at, height);
+    ctx.lineWidth = scale;
     ctx.fillStyle = style;
     ctx.fillText(text, at, height);
   };
@@ -290,9 +294,9 @@ function drawOver(plot, { epochs, times, marks, forecast, limit, now }, color) {
 
   function drawEpochs() {
     let written = -Infinity;
-    ctx.strokeStyle = color("--muted");
     epochs.forEach((epoch, place) => {
       if (!known(epoch) || (place && epochs[place - 1] === epoch)) return;
+      ctx.strokeStyle = color("--muted");
       const at = x(times[place && times[place - 1] ? place - 1 : place]);
       ctx.beginPath();
       ctx.moveTo(at, bbox.top + bbox.height);

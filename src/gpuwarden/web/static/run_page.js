@@ -49,8 +49,8 @@ async function load() {
 async function loadEarlier(record) {
   earlier = { ...earlier, due: Date.now() + EARLIER_SECONDS * 1000, state: record.state };
   try {
-    const { past: found } = (await get(`api/v1/runs?limit=${EARLIER + 1}&name=${encodeURIComponent(record.name)}`)).body;
-    const others = found.filter((each) => each.uid === record.uid && (each.run_id !== ID || each.began_timestamp_seconds !== record.began_timestamp_seconds));
+    const { live, past: ended } = (await get(`api/v1/runs?limit=${EARLIER + 1}&name=${encodeURIComponent(record.name)}`)).body;
+    const others = [...live, ...ended].filter((each) => each.uid === record.uid && (each.run_id !== ID || each.began_timestamp_seconds !== record.began_timestamp_seconds));
     earlier.runs = others.slice(0, EARLIER);
   } catch (error) {
     console.warn(error);
