@@ -321,6 +321,11 @@ SUDDEN_LATE = tuple(window(20 * each, 12 if each < 9 else 100, 250) for each in 
             id="a larger step next to a leak smaller than the request",
         ),
         pytest.param(
+            changed(JOINED, leak=replace(REPORTED_LEAK, grown=60 * MIB), windows=JOINED.windows[-1:], fit_steps=80),
+            "phase_peak",
+            id="a step that is larger by more than a leak",
+        ),
+        pytest.param(
             replace(JOINED, error=replace(JOINED.error, batch_size=8192), largest_batch_before=4096),
             "phase_peak",
             id="a larger batch next to a leak",

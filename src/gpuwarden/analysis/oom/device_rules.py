@@ -47,14 +47,17 @@ def find_leak(failure: FailureContext) -> Finding | None:
 def _is_filled_by_leak(failure: FailureContext, room: float) -> bool:
     """Return True if memory was full inside a step, and the growth is at least as large as the request.
 
-    A tensor that each step joins to a larger one needs its old and its new memory at once, so the step grows with it.
+    A tensor that each step joins to a larger one needs its old and its new memory at once, so the step grows by
+    the leak at most.
     """
     requested, after = failure.requested, failure.after
     if requested is None or after is None or not failure.is_eager or failure.is_stale:
         return False
     batch, steps = failure.batch_size or 0, failure.fit_steps
     has_all_steps = batch * steps > 0 and failure.shape[:1] in ((batch * steps,), (batch * (steps + 1),))
-    is_leak = failure.leak is not None or has_all_steps
+    usual, reached = failure.usual_step, failure.reached
+    grew_more = usual is not None and reached is not None and reached > usual + failure.leaked
+    is_leak = (failure.leak is not None and not grew_more) or has_all_steps
     return is_leak and failure.leaked >= requested and after.current + requested >= TIGHT_RATIO * room
 
 
