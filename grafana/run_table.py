@@ -63,7 +63,7 @@ def run_table(number: int, *, height: int) -> Panel:
         overrides=[
             override("Run", links=run_links("Only this run")),
             override("PID", custom__width=78),
-            override("State", mappings=run_states(), custom__width=108, custom__align="left", **COLORED),
+            override("State", mappings=run_states(), custom__width=118, custom__align="left", **COLORED),
             override("Cluster", custom__width=65),
             override("Host", links=[link(BOX, "This host", instance="Host")], custom__width=146),
             override("Last seen", unit="dateTimeAsIsoNoDateIfToday", custom__width=162),
@@ -73,7 +73,7 @@ def run_table(number: int, *, height: int) -> Panel:
             *(override(name, **share) for name in ("Input wait", "Throttled", "GPU idle")),
             override("Energy", unit="kwatth", decimals=1, custom__width=83),
             override("Errors", custom__width=65),
-            override("OOM cause", custom__width=150),
+            override("OOM cause", custom__width=140),
             *(override(name, **HIDDEN) for name in ("Run id", IN_CLUSTER)),
         ],
     )

@@ -56,6 +56,17 @@ def _colors(value: object) -> Iterator[str]:
             yield from _colors(each)
 
 
+def _texts(value: object) -> Iterator[str]:
+    """Yield the texts of mappings."""
+    if isinstance(value, dict):
+        if isinstance(text := value.get("text"), str):
+            yield text
+        value = list(value.values())
+    if isinstance(value, list):
+        for each in value:
+            yield from _texts(each)
+
+
 def _cell_colors(panel: dict[str, Any]) -> set[str]:
     """Return the backgrounds of a panel's cells, or of the bars of a timeline."""
     if panel["type"] == "state-timeline":
@@ -119,7 +130,11 @@ def test_columns_are_not_cut(panel: dict[str, Any]) -> None:
     columns = [title for title in dict.fromkeys(titles(panel).values()) if title not in hidden]
     room = WIDTH * panel["gridPos"]["w"] / 24 - MARGIN
     assert sum(widths.get(title, FLEXIBLE) for title in columns) <= room
-    assert [title for title in columns if len(title) * CHARACTER + PADDING > widths.get(title, FLEXIBLE)] == []
+    texts = {
+        title: {title, *_texts(properties(panel, "mappings").get(title))} for title in columns if title != "Summary"
+    }
+    longest = {title: max(map(len, shown)) * CHARACTER + PADDING for title, shown in texts.items()}
+    assert [title for title, needed in longest.items() if needed > widths.get(title, FLEXIBLE)] == []
     if "Alert" in columns:
         assert max(map(len, ALERTS)) * CHARACTER + PADDING <= widths["Alert"]
     assert widths.get("Run", 240) >= 240  # names of runs have the room that is left, or much
