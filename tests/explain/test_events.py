@@ -67,6 +67,21 @@ def test_ranks_that_write_at_once_are_told_apart() -> None:
     assert found == {("rank0", "device_out_of_memory", "a.py:1 in f"), ("rank1", "file_not_found", "b.py:2 in g")}
 
 
+def test_crash_report_has_the_own_line_of_the_thread_that_crashed() -> None:
+    """The innermost own frame of the crashed thread is the place of a crash; errors after the report are read too."""
+    (crash, later) = events(
+        "Fatal Python error: Segmentation fault\n\n"
+        'Thread 0x00007f01 (most recent call first):\n  File "loader.py", line 3 in fetch\n\n'
+        "Current thread 0x00007f02 (most recent call first):\n"
+        '  File "/usr/lib/python3.11/ctypes/__init__.py", line 519 in string_at\n'
+        '  File "train.py", line 8 in step\n  File "train.py", line 20 in <module>\n\n'
+        "Extension modules: numpy.core._multiarray_umath (total: 1)\n"
+        "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
+    )
+    assert (crash.problem.name, crash.line, crash.frame) == ("segmentation_fault", 1, "train.py:8 in step")
+    assert (later.problem.name, later.line) == ("device_out_of_memory", 12)
+
+
 def test_chain_of_exceptions_is_one_event() -> None:
     """A chain counts as its known exception, not as the wrapper raised from it."""
     text = (

@@ -103,6 +103,15 @@ def test_death_by_signal(number: signal.Signals, outcome: str, cause: str, envir
     assert card["next step"]
 
 
+def test_place_of_a_crash(environment: dict[str, str], tmp_path: Path) -> None:
+    """The card has the Python line of a crash in native code."""
+    program = tmp_path / "train.py"
+    program.write_text("import ctypes\ndef step():\n    ctypes.string_at(0)\nstep()\n")
+    card = rows(launch(environment, "--", sys.executable, str(program)).stderr)
+    assert card["cause"].startswith("Crash in native code")
+    assert card["at"].replace(" ", "").endswith("train.py:3instep")
+
+
 def test_interrupt(environment: dict[str, str]) -> None:
     """A Python program that an interrupt ends does so by the signal itself, as without the command."""
     ended = launch(environment, "--", sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGINT)")

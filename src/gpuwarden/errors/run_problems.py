@@ -67,7 +67,8 @@ SEGMENTATION_FAULT = Problem(
         Cause("A native library does not fit the framework, the driver or the CPU.", ("framework.packages",)),
         Cause("A custom operation or a library has a bug."),
     ),
-    "Run `python -X faulthandler train.py`, which shows the Python line of the crash.",
+    "Find the Python line of the crash (`python -X faulthandler train.py` prints it), then update or reinstall the "
+    "library that it calls.",
     (
         *("driver_library_mismatch", "driver_too_old", "cudnn_mismatch", "cuda_mismatch", "package_mismatch"),
         *("library_init_failed", "illegal_address", "gpu_lost", "ecc_error", "gpu_fault", "shared_memory_full"),
@@ -94,7 +95,7 @@ PROCESS_ABORTED = Problem(
         Cause("A check in native code failed; the lines before say which."),
         Cause("A CUDA error that the framework cannot raise as an exception."),
     ),
-    "Read the lines before this one.",
+    "Read the last lines that the process wrote before it aborted: they have the check that failed.",
     (ANY,),
 )
 RANK_FAILED = Problem(

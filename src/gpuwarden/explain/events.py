@@ -34,11 +34,12 @@ _HINTS = re.compile(
 )
 _TRACEBACK = "Traceback (most recent call last)"
 _TERMINATE = "terminate called after throwing an instance of"  # C++; the next line has the message
+_CRASH = "Fatal Python error: "  # of faulthandler; below it the frames of each thread, the innermost first
 _CHAINS = ("The above exception was the direct cause", "During handling of the above exception")
 _EXCEPTION = re.compile(
     r"(?P<type>[A-Za-z_][\w.]{0,120}(Error|Exception|Interrupt|Exit|Warning|OutOfMemory|NotFound|Timeout))(?=:|$)"
 )
-_FRAME = re.compile(r'\s*File "(?P<path>[^"]+)", line (?P<line>\d+)(, in (?P<function>.+))?')
+_FRAME = re.compile(r'\s*File "(?P<path>[^"]+)", line (?P<line>\d+)(,? in (?P<function>.+))?')
 _NOTEBOOK_TRACEBACK = re.compile(r"(?P<type>\w+) {2,}Traceback \(most recent call last\)")  # of IPython
 _NOTEBOOK_FRAME = re.compile(
     r"(File )?(?P<path>(Cell|Input) In ?\[\d+\]|\S[^:]*\.py)(:|, line |, in <cell line: )(?P<line>\d+)"
@@ -70,7 +71,7 @@ class _Record:
     """Traceback or exception that is being read, of one source, from its first line."""
 
     first: LogLine
-    state: str = "frames"  # frames, message, chain, what (of C++)
+    state: str = "frames"  # frames, message, chain, what (of C++), threads and crashed thread (of faulthandler)
     notebook_type: str = ""  # name of the exception's type, which a notebook's traceback begins with
     frame: str = ""
     code: str = ""  # line of the program last shown
@@ -130,6 +131,8 @@ class EventReader:
             self._open[line.source] = _Record(line, notebook_type=notebook_type)
         elif _TERMINATE in line.text:
             self._open[line.source] = _Record(line, "what", messages=[[line.text]])
+        elif line.text.startswith(_CRASH):
+            self._open[line.source] = _Record(line, "threads", messages=[[line.text]])
         elif (found := _EXCEPTION.match(line.text)) and line.level != "info":
             level = "warning" if found["type"].endswith("Warning") else line.level
             self._open[line.source] = _Record(replace(line, level=level), "message", messages=[[line.text]])
@@ -149,8 +152,8 @@ class EventReader:
             record.messages[-1].append(text)
         elif text.startswith(_CHAINS):
             record.state = "chain"
-        elif record.state == "frames":
-            return self._add_frame(record, line)
+        elif record.state in {"frames", "threads", "crashed thread"}:
+            return self._add_frame(record, line) if record.state == "frames" else self._add_thread(record, text)
         elif record.state == "message":
             if line.begins or len(record.messages[-1]) >= _MAX_MESSAGE_LINES or _EXCEPTION.match(text):
                 return False
@@ -166,14 +169,24 @@ class EventReader:
             return False
         if frame := (_NOTEBOOK_FRAME if record.notebook_type else _FRAME).match(text):
             if not _LIBRARY.search(frame["path"]):
-                place = f" in {frame['function']}" if frame["function"] and frame["function"] != "<module>" else ""
-                record.frame = f"{frame['path']}:{frame['line']}{place}"
+                record.frame = _format_frame(frame)
         elif _begins_message(record, text):
             bare = text == "AssertionError" and record.code  # its condition is all that is known
             record.messages.append([f"{text}: {record.code}" if bare else text])
             record.state = "message"
         elif text.strip(" ^~"):
             record.code = text.strip()
+        return True
+
+    @staticmethod
+    def _add_thread(record: _Record, text: str) -> bool:
+        if text.startswith(("Thread 0x", "Current thread 0x")):
+            record.state = "crashed thread" if text.startswith("Current") else "threads"
+        elif frame := _FRAME.match(text):
+            if record.state == "crashed thread" and not record.frame and not _LIBRARY.search(frame["path"]):
+                record.frame = _format_frame(frame)
+        elif text.strip():
+            return False
         return True
 
     @staticmethod
@@ -224,6 +237,11 @@ def _begins_message(record: _Record, text: str) -> bool:
     if record.notebook_type:
         return text.startswith(f"{record.notebook_type}:") or _EXCEPTION.match(text) is not None
     return bool(text) and not text[0].isspace() and not text.startswith(("^", "~", "[Previous line"))
+
+
+def _format_frame(frame: re.Match[str]) -> str:
+    place = f" in {frame['function']}" if frame["function"] and frame["function"] != "<module>" else ""
+    return f"{frame['path']}:{frame['line']}{place}"
 
 
 def _find_notebook_type(text: str) -> str:

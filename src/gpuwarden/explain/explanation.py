@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpuwarden.errors.problems import ANY
 from gpuwarden.errors.program_problems import PROGRAM_ERROR
@@ -31,6 +31,11 @@ def explain_events(events: Sequence[ErrorEvent]) -> Explanation | None:
             explained.add(event.problem.name)
     rest = [event for event in events if event is not root]
     followers = [event for event in rest if _is_follower(event, root, explained)]
+    if (
+        not root.frame and root.problem is not PROGRAM_ERROR
+    ):  # such as a signal, whose place is in faulthandler's report
+        frames = (each.frame for each in rest if (each.problem, each.source) == (root.problem, root.source))
+        root = replace(root, frame=next(filter(None, frames), ""))
     return Explanation(root, tuple(followers), tuple(event for event in rest if event not in followers))
 
 
