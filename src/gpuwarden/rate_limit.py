@@ -1,6 +1,8 @@
-"""Token bucket rate limit."""
+"""Token bucket rate limits, of one thing and of each user."""
 
 from __future__ import annotations
+
+from gpuwarden.subordinate_uids import find_user
 
 
 class RateLimit:
@@ -24,3 +26,25 @@ class RateLimit:
         """Record one use."""
         self._paid_until = max(now, self._paid_until) + self._seconds
         self.consumed += 1
+
+
+class UserRateLimits:
+    """Rate limit of each user, with the subordinate uids of a user counted as that user's."""
+
+    def __init__(self, burst: int, seconds: float) -> None:
+        self._burst = burst
+        self._seconds = seconds
+        self._limits: dict[int, RateLimit] = {}  # by user
+
+    def allows(self, uid: int, now: float) -> bool:
+        """Return whether a use is allowed now."""
+        limit = self._limits.get(find_user(uid))
+        return limit is None or limit.next_allowed(now) <= now
+
+    def consume(self, uid: int, now: float) -> None:
+        """Record one use."""
+        self._limits.setdefault(find_user(uid), RateLimit(self._burst, self._seconds)).consume(now)
+
+    def expire(self, now: float) -> None:
+        """Drop the limits that no use counts for."""
+        self._limits = {user: limit for user, limit in self._limits.items() if not limit.is_unused(now)}

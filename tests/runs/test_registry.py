@@ -464,3 +464,11 @@ def test_stand_in_is_no_run_without_gpu() -> None:
     for peer in (ALICE, BOB):
         runs.receive(peer, replace(report(), memory={}), 2.0)
     assert [run.no_gpu for run in runs.update(snapshot(gpu(0)), 4.0)] == [None, None]
+
+
+def test_one_user_does_not_use_up_the_early_polls() -> None:
+    """A user whose runs ask for one thing after the other has a few early polls; another user's error has its own."""
+    runs = registry(ALICE, BOB)
+    asked = [runs.receive(ALICE, replace(report(), summaries_wanted=n), n / 10) for n in range(1, 40)]
+    assert 3 <= sum(asked) <= 5
+    assert runs.receive(BOB, Error("device_oom", "ResourceExhaustedError", "OOM", "train", 5), 4.0)

@@ -56,7 +56,7 @@ class DaemonReadings(Table[State], prefix="gpuwarden_"):
         "gpuwarden_poll_interval_seconds", "gauge", "seconds", "Configured poll interval.",
         lambda state: state.poll_interval, source="poll.interval")
     early_polls_total = Metric[State](
-        "gpuwarden_early_polls_total", "counter", "", "Polls made before they were due, to send advice to a run or to record an incident sooner.",
+        "gpuwarden_early_polls_total", "counter", "", "Polls made before they were due, to send advice or a summary to a run, or to record an incident sooner.",
         lambda state: state.counts.early_polls)
     reports_received_total = Metric[State](
         "gpuwarden_reports_received_total", "counter", "", "Messages received from training runs.",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from gpuwarden.fair_eviction import find_user_with_most
 from gpuwarden.protocol.codec import ProtocolError
-from gpuwarden.rate_limit import RateLimit
+from gpuwarden.rate_limit import UserRateLimits
 from gpuwarden.runs.run_state import RunState
 from gpuwarden.subordinate_uids import find_user
 
@@ -21,7 +21,7 @@ class Admission:
         self._limit = limit
         self._user_limit = user_limit
         self._new_per_minute = new_per_minute
-        self._rates: dict[int, RateLimit] = {}  # by user
+        self._new_runs = UserRateLimits(new_per_minute, 60 / new_per_minute)
 
     def admit(self, newcomer: RunState, runs: Mapping[str, RunState], uses_gpu: UsesGpu, now: float) -> str | None:
         """Return the id of the run that makes room for a new one; None if there is room.
@@ -29,18 +29,17 @@ class Admission:
         Raises ProtocolError if the new one is refused.
         """
         uid = newcomer.peer.uid
-        rate = self._rates.setdefault(find_user(uid), RateLimit(self._new_per_minute, 60 / self._new_per_minute))
-        if rate.next_allowed(now) > now:
+        if not self._new_runs.allows(uid, now):
             raise ProtocolError(
                 "too_many_new_runs", f"limit of {self._new_per_minute} new runs a minute reached (runs.new_per_minute)"
             )
         evicted = self._find_evicted(newcomer, runs, uses_gpu, now)
-        rate.consume(now)
+        self._new_runs.consume(uid, now)
         return evicted
 
     def expire(self, now: float) -> None:
         """Drop the rates of users who have started no run for a minute or two."""
-        self._rates = {user: rate for user, rate in self._rates.items() if not rate.is_unused(now)}
+        self._new_runs.expire(now)
 
     def _find_evicted(
         self, newcomer: RunState, runs: Mapping[str, RunState], uses_gpu: UsesGpu, now: float

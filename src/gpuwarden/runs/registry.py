@@ -35,6 +35,7 @@ from gpuwarden.runs.stall import Patience
 log = logging.getLogger(__name__)
 
 KEPT_OOM_KILLS = 256
+URGENT_MESSAGES, URGENT_SECONDS = 3, 5.0  # that trigger an early poll: in a row of each user, and between later ones
 NO_CO_TENANTS = CoTenants()
 _PATIENCE = Patience()
 
@@ -64,6 +65,7 @@ class RunRegistry:
         self._limit = limit
         self._admission = Admission(limit, user_limit, new_per_minute)
         self._list_processes = partial(list_processes, sees_host=sees_host, trust_reports=trust_reports)
+        self._urgent = UserRateLimits(URGENT_MESSAGES, URGENT_SECONDS)
         self._rules = Rules(expiry, overhead, patience, wall, prior_runs or PriorRuns(), alerting)
         self._runs: dict[str, RunState] = {}
         self._leaving: dict[str, RunState] = {}  # ended ones that made room, until a poll has shown their end
@@ -76,7 +78,7 @@ class RunRegistry:
         self.rejected: Counter[str] = Counter()
 
     def receive(self, peer: ProcessKey, message: Message, now: float) -> bool:
-        """Handle one message; return whether it should trigger an early poll.
+        """Handle one message; return whether it should trigger an early poll. Each user has a limit of these.
 
         Raises ProtocolError for a report before its hello, too many runs, or an internal error.
         """
@@ -95,7 +97,10 @@ class RunRegistry:
             self._log_fault(state, error)
             raise ProtocolError("internal", f"{type(error).__name__}: see the daemon's log") from error
         self.received += 1
-        return is_urgent
+        if not is_urgent or not self._urgent.allows(peer.uid, now):
+            return False
+        self._urgent.consume(peer.uid, now)
+        return True
 
     def _log_fault(self, state: RunState, fault: Exception) -> None:
         """Log an internal error with its traceback, once: a lasting one would repeat with each message."""
@@ -197,6 +202,7 @@ class RunRegistry:
     def expire(self, now: float) -> None:
         """Drop runs that ended, or lost their connection, longer than the expiry ago."""
         self._admission.expire(now)
+        self._urgent.expire(now)
         for run_id, state in list(self._runs.items()):
             if state.up and state.connected:
                 continue  # silent but alive: its totals are still right

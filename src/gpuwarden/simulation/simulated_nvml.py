@@ -96,7 +96,9 @@ class Simulation:
         """List real processes on simulated GPUs with the bytes that they report, by UUID and pid."""
         with self._lock:
             for gpu in self._gpus:
-                gpu.claims = {pid: used for pid, used in memory.get(gpu.uuid, {}).items() if pid < _FIRST_PID}
+                gpu.claims = {
+                    pid: min(used, gpu.size) for pid, used in memory.get(gpu.uuid, {}).items() if pid < _FIRST_PID
+                }
 
     def _place(self, workload: Workload | None, free: int, rng: random.Random) -> None:
         """Add the GPUs of a workload, up to `free`; it has already run for some minutes."""
