@@ -25,6 +25,7 @@ from gpuwarden.host.process_tree import HostUsage
 from gpuwarden.log_limiter import limit_lines_of
 from gpuwarden.protocol.codec import ProtocolError
 from gpuwarden.protocol.messages import Hello, Message
+from gpuwarden.rate_limit import UserRateLimits
 from gpuwarden.runs.admission import Admission
 from gpuwarden.runs.devices import ListedProcesses, list_processes
 from gpuwarden.runs.outcome import OUTCOMES, Outcome
