@@ -82,6 +82,34 @@ def test_crash_report_has_the_own_line_of_the_thread_that_crashed() -> None:
     assert (later.problem.name, later.line) == ("device_out_of_memory", 12)
 
 
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("train.sh: line 22:  7880 Bus error               (core dumped) python train.py", "shared_memory_full"),
+        ("train.sh: line 22:  7880 Segmentation fault      (core dumped) python train.py", "segmentation_fault"),
+        ("train.sh: line 22:  7880 Illegal instruction     (core dumped) python train.py", "segmentation_fault"),
+        ("train.sh: line 22:  7880 Floating point exception(core dumped) python train.py", "segmentation_fault"),
+        ("train.sh: line 22:  7880 Aborted                 (core dumped) python train.py", "process_aborted"),
+        ("train.sh: line 22:  7880 Killed                  python train.py", "process_killed"),
+        ("train.sh: line 22:  7880 Terminated              python train.py", "process_killed"),
+        ("zsh: bus error (core dumped)  python train.py", "shared_memory_full"),
+        ("zsh: illegal hardware instruction (core dumped)  python train.py", "segmentation_fault"),
+        ("zsh: floating point exception (core dumped)  python train.py", "segmentation_fault"),
+        ("zsh: abort (core dumped)  python train.py", "process_aborted"),
+        ("zsh: killed     python train.py", "process_killed"),
+        ("zsh: terminated  python train.py", "process_killed"),
+    ],
+)
+def test_signals_as_shells_report_them(line: str, problem: str) -> None:
+    """The line of a shell after a signal ended the program names the death."""
+    assert names(line) == [problem]
+
+
+def test_words_of_a_log_are_no_signals() -> None:
+    """A sentence that begins with the name of a signal is no death."""
+    assert names("Terminated training early: no improvement in 5 epochs\nabort: repository default not found\n") == []
+
+
 def test_chain_of_exceptions_is_one_event() -> None:
     """A chain counts as its known exception, not as the wrapper raised from it."""
     text = (

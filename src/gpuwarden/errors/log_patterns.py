@@ -8,6 +8,8 @@ from gpuwarden.errors import memory_problems as memory
 from gpuwarden.errors import run_problems as run
 from gpuwarden.errors.problems import list_patterns
 
+_SHELL = r"^(zsh: |(\S+: line \d+: +)?(\d+ )?)"  # before a signal's name, as bash and zsh report the end of a command
+
 # Lines that look like errors and are none: of every start, hints, and dumps that follow an error.
 NOISE = (
     r"Unable to register cu(FFT|DNN|BLAS) factory",  # TensorFlow, at each start
@@ -71,7 +73,8 @@ LOG_PATTERNS = (
         r"Could not find cuda drivers on your machine|No devices were found",  # TensorFlow, nvidia-smi
     ),
     *list_patterns(
-        memory.SHARED_MEMORY_FULL, r"^Bus error|SIGBUS|(exit|return) ?code *[:=] *-7\b|: task .{1,40}: Bus error"
+        memory.SHARED_MEMORY_FULL,
+        _SHELL + r"Bus error|SIGBUS|(exit|return) ?code *[:=] *-7\b|: task .{1,40}: Bus error",
     ),
     *list_patterns(
         memory.HOST_OUT_OF_MEMORY,
@@ -98,13 +101,14 @@ DEATH_PATTERNS = (
     *list_patterns(
         run.SEGMENTATION_FAULT,
         r"Segmentation fault|SIGSEGV|segfault at|exit ?code *: *-11\b|exit code 139\b",
-        r"general protection fault|trap invalid opcode|access violation|0xC0000005|^(zsh: )?Illegal (hardware )?instruction\b",
+        r"general protection fault|trap invalid opcode|access violation|0xC0000005",
+        _SHELL + r"(Illegal (hardware )?instruction|Floating point exception)\b",
         r"ended by SIG(FPE|ILL|SYS|TRAP)|Fatal Python error: (Floating|Illegal)",
     ),
     *list_patterns(
         run.PROCESS_KILLED,
-        r"^zsh: killed|Process \d+ got signal: \d+"
-        r"|^(\S+: line \d+: +)?(\d+ )?Killed\b|exit ?code *: *-9\b|exit (code|status) 137\b|SIGKILL"
+        _SHELL + r"(Killed\b|Terminated( {2}|$))",
+        r"Process \d+ got signal: \d+|exit ?code *: *-9\b|exit (code|status) 137\b|SIGKILL"
         r"|ended by SIG(TERM|HUP|QUIT|USR[12]|ALRM|PIPE|XCPU|XFSZ)",
         r"\[\d+\]\s+\d+ killed\b|^已杀死|return code = -9\b|signal 9\b",
         r"task \d[\d,\[\]-]*: Killed",
@@ -113,7 +117,8 @@ DEATH_PATTERNS = (
     *list_patterns(
         run.PROCESS_ABORTED,
         r"double free or corruption|free\(\): invalid|malloc\(\): |corrupted size vs|stack smashing detected",  # glibc
-        r"^Aborted\b|SIGABRT|exit ?code *: *-6\b|exit code 134\b|terminate called|Check failed: ",
+        _SHELL + r"Aborted\b|^zsh: abort\b",
+        r"SIGABRT|exit ?code *: *-6\b|exit code 134\b|terminate called|Check failed: ",
     ),
     *list_patterns(
         run.NOTEBOOK_KERNEL_DIED,

@@ -25,10 +25,10 @@ from gpuwarden.formatting import sanitize
 
 UNKNOWN = """\
 No known error in {what}.
-The cause is often earlier than the last lines: pass the whole log, with
-standard error (2>&1). For a program that stops without a message, see
-`gpuwarden runs show ID`. If the text has an error, send its lines as an issue,
-with the versions from `gpuwarden doctor --json`: it can be added to the table.
+Pass all of the program's output, with standard error (2>&1): the cause is often
+far above the last lines. If the program stops without a message, start it with
+`gpuwarden run -- PROGRAM`, which reports how it ended. If the text has an error,
+send its lines as an issue, with the versions from `gpuwarden doctor --json`.
 """
 
 
