@@ -64,6 +64,7 @@ def test_output_and_status_are_the_programs(environment: dict[str, str], tmp_pat
     assert ended.stderr.startswith("of the program\n\ngpuwarden run, started ")
     assert rows(ended.stderr)["outcome"].startswith("failed after ")
     assert "(exit status 7)" in rows(ended.stderr)["outcome"]
+    assert "`gpuwarden explain`" in rows(ended.stderr)["next step"]
     assert list(tmp_path.iterdir()) == []
 
 

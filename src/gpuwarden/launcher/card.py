@@ -18,6 +18,11 @@ from gpuwarden.protocol.run_folder import ProcessNote
 from gpuwarden.records.record import RunRecord
 from gpuwarden.runs.outcome import Evidence, conclude
 
+_READ_OUTPUT = (  # of a program that printed its error itself
+    "Read the last lines that the program printed. If they do not say why, save all of its output (2>&1) and pass it "
+    "to `gpuwarden explain`."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Card:
@@ -41,6 +46,13 @@ class Card:
     def command_line(self) -> str:
         """The command as a shell would take it."""
         return shlex.join(self.command)
+
+    @property
+    def next_step(self) -> str | None:
+        """What to do first, None if the program did not fail."""
+        if self.explanation is not None:
+            return self.explanation.root.problem.first_step
+        return _READ_OUTPUT if self.outcome == "failed" else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ def render_json(card: Card) -> str:
         "cause": found and found.root.problem.title,
         "message": found and found.root.text,
         "frame": found and (found.root.frame or None),
-        "next_step": found and found.root.problem.first_step,
+        "next_step": card.next_step,
         "uncounted": list(card.uncounted) or None,
         "runs": [json_from_record(run) for run in card.runs],
     }

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from gpuwarden.analysis.memory.headroom import headroom_limit_text
 from gpuwarden.cli.runs.memory_report import gpu_name
+from gpuwarden.explain.explanation import Explanation
 from gpuwarden.formatting import cut_middle, format_bytes, format_duration, format_elapsed, format_energy, format_ratio
 from gpuwarden.launcher.card import Card
 from gpuwarden.records.record import RecordedDevice, RunRecord
@@ -50,18 +51,22 @@ def title(card: Card) -> str:
 
 
 def _cause_rows(card: Card) -> Iterator[Row]:
-    if card.explanation is None:
-        return
-    root = card.explanation.root
+    if card.explanation is not None:
+        yield from _explanation_rows(card.explanation)
+    if card.next_step is not None:
+        yield Row("next step", card.next_step)
+
+
+def _explanation_rows(explanation: Explanation) -> Iterator[Row]:
+    root = explanation.root
     cause = root.problem.title
     yield Row("cause", f"{cause[0].upper()}{cause[1:]}")
     yield Row("message", cut_middle(root.text, MAX_MESSAGE_CHARACTERS))
     if root.frame:
         yield Row("at", root.frame)
-    for follower in card.explanation.followers[:MAX_FOLLOWERS]:
+    for follower in explanation.followers[:MAX_FOLLOWERS]:
         if follower.problem is not root.problem:
             yield Row("then", cut_middle(f"{follower.problem.title}: {follower.text}", MAX_MESSAGE_CHARACTERS // 2))
-    yield Row("next step", root.problem.first_step)
 
 
 def _run_rows(run: RunRecord, card: Card) -> Iterator[Row]:
