@@ -49,7 +49,7 @@ class Card:
 
     @property
     def next_step(self) -> str | None:
-        """What to do first, None if the program did not fail."""
+        """The first thing to do, None if the program did not fail."""
         if self.explanation is not None:
             return self.explanation.root.problem.first_step
         return _READ_OUTPUT if self.outcome == "failed" else None

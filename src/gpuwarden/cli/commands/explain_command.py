@@ -47,7 +47,9 @@ def run(parsed: argparse.Namespace) -> int:
         return FAILED
     python = find_python(parsed.python, os.environ)
     if python is None:
-        complain(f"gpuwarden explain: {parsed.python} is no python and no environment; give ENV/bin/python")
+        complain(
+            f"gpuwarden explain: {parsed.python} is neither a Python interpreter nor an environment; give ENV/bin/python"
+        )
         return WRONG_USE
     context = None if parsed.no_checks else Context(python, config=config)
     text = " ".join(each.text for each in (explanation.root, *explanation.followers))
@@ -77,5 +79,5 @@ def _read_events(what: str | None, config: Config) -> tuple[str, list[ErrorEvent
     try:
         record = read_record(fetch_run(config, what))
     except OSError as error:
-        raise OSError(None, f"{what} is no file, and as a run: {error.strerror or error}") from None
+        raise OSError(None, f"no file {what}, and as a run: {error.strerror or error}") from None
     return f"run {what}", list(list_run_events(record))

@@ -49,10 +49,12 @@ def _read_file(path: Path) -> list[dict[str, Any]]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        raise OSError(None, f"{path}: no JSON; write it with: gpuwarden incidents show ID --json > FILE") from None
+        raise OSError(
+            None, f"{path}: not a JSON file; write an incident with: gpuwarden incidents show ID --json > FILE"
+        ) from None
     found = list(_whole_incidents(value))
     if not found:
-        raise OSError(None, f"{path}: no whole incident; write it with: gpuwarden incidents show ID --json > FILE")
+        raise OSError(None, f"{path}: not a whole incident; write one with: gpuwarden incidents show ID --json > FILE")
     return found
 
 
