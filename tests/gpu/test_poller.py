@@ -257,7 +257,7 @@ def test_unbinding_explains_a_loss(
     box: Simulation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A GPU whose unbinding is reported during the poll that loses it is unbound, not lost, until it answers again."""
-    monkeypatch.setattr(poller_module, "_EVENT_SECONDS", 2.0)  # so that a busy machine has time for the event
+    monkeypatch.setattr(poller_module, "_BINDING_EVENT_SECONDS", 2.0)  # so that a busy machine has time for the event
     read = box.nvml.nvmlDeviceGetHandleByUUID
     events: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
     addresses: list[str] = []

@@ -237,7 +237,9 @@ class Reporter:
             self.advice.disconnect(now)  # at once: another daemon may be connected before the next read
 
     def print_summary(self) -> None:
-        """Print the daemon's summary of the run to standard error, if switched on; waits for it, but not for long.
+        """Print the daemon's summary of the run to standard error, if switched on.
+
+        Blocks for MAX_SUMMARY_WAIT_SECONDS at most; without a summary by then it prints nothing.
 
         At most once every MIN_SUMMARY_INTERVAL_SECONDS.
         """

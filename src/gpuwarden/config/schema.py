@@ -347,7 +347,7 @@ class SimulationConfig:
     seed: int = option(bounded(WHOLE, "0", "4294967295"), "1",
         "Seed of the random readings.")
     stand_in_memory: int | None = option(_OPTIONAL_SIZE, "none",
-        "Memory of the last GPU. It is idle then, for a real training on the CPU that reports to it.")
+        "Memory of the last GPU, which then has no simulated runs: a real training on the CPU can report to it.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from gpuwarden.web.api.api_paths import STATE
 RULES = Path(__file__).parents[3] / "deploy" / "prometheus" / "rules" / "gpuwarden.yml"
 PROMETHEUS_PORT = 9090
 STAND_IN_MIB = 576  # of the last simulated GPU: the limit of the training's allocator, and some more
-IDLE_GPU = 7  # of the eight simulated GPUs; no simulated run uses memory there
+IDLE_GPU = 7  # the last of the eight simulated GPUs, on which no simulated run is
 START_SECONDS = 30.0  # within which the daemon must answer
 INTERVAL_SECONDS = 1.0
 OUTCOME_SECONDS = 15.0  # from the end of a training until the daemon knows its outcome
@@ -130,7 +130,7 @@ def _free_port(wanted: int) -> int:
 
 
 class _Play:
-    """The trainings, one after the other, and what the terminal says about them."""
+    """Performance of the demo: runs the trainings one after the other, and prints what happens."""
 
     def __init__(self, story: Story, daemon: subprocess.Popen[bytes], folder: Path) -> None:
         self._story = story

@@ -198,7 +198,7 @@ class RepeatedCall(Generic[T]):
         return self._current is not None and not self._current.done
 
     def is_hung(self, timeout: float) -> bool:
-        """Return whether the job is in progress, and for so many timeouts that nothing waits for it."""
+        """Return whether the job has been in progress for more than HUNG_AFTER_TIMEOUTS times `timeout` (seconds)."""
         return self.under_way and self._is_old(timeout)
 
     def _is_old(self, timeout: float) -> bool:

@@ -39,7 +39,7 @@ _STEP_SECONDS = 0.01  # between checks whether calls have returned
 RELEASE_SECONDS = 10.0  # timeout for calls in progress when the driver is released on request
 IDLE_RELEASE_SECONDS = 3.0  # the same within a poll, for runtime suspend
 IDLE_RETRY_SECONDS = 60.0  # before that is tried again after a failure
-_EVENT_SECONDS = 0.2  # from an unbinding to its event
+_BINDING_EVENT_SECONDS = 0.2  # the event of an unbinding comes up to so long after the first call that fails
 REOPEN_SECONDS = 5.0  # after a reopening, before another one for a GPU that was bound without an event
 _SLOW_GROUP_GPUS = 4  # GPUs whose slow tiers share a poll: alone, with cold caches, one costs 1.5 times as much
 
@@ -175,9 +175,7 @@ class Poller:
         self._begin([gpu for gpu in asked if not gpu.reading.awaited])
         await wait_for_all(self._threads, [gpu.reading for gpu in asked], self._timeout)
         if self.bindings.listening and any(gpu.is_newly_lost for gpu in asked):
-            await asyncio.sleep(
-                _EVENT_SECONDS
-            )  # an unbinding explains it, and its event may come after the failed call
+            await asyncio.sleep(_BINDING_EVENT_SECONDS)  # an unbinding is no fault, and must not be reported as one
         self._note_bindings()
         return self._snapshot(began, started, count, asked=True)
 
@@ -239,12 +237,12 @@ class Poller:
             self._wants_reopen, self._reopen_at = True, time.monotonic() + IDLE_RETRY_SECONDS
 
     async def _try_release(self, failure: str) -> bool:
-        """Shut the driver down within a poll; return whether that succeeded, or still may. Log a failure."""
+        """Shut the driver down within a poll; log a failure, and return False. A shutdown in progress is no failure."""
         try:
             await self._release(IDLE_RELEASE_SECONDS, self._timeout)
         except StillUsedError as error:
             if self._closing.under_way:
-                return True  # calls wait for it until it ends, or counts as hung
+                return True  # no driver call is made until it ends, or counts as hung
             log.warning("%s %s", failure, format_fields(error=error))
             return False
         return True

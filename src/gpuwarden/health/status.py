@@ -47,7 +47,7 @@ class BoxStatus:
 def box_status(state: State, occurrences: Iterable[tuple[Condition, Occurrence]]) -> BoxStatus:
     """Return the status by the conditions that hold at a poll; those of severity info are no problem.
 
-    A GPU that does not respond is a problem of each run on it, too; in the list of the host it stands once.
+    A GPU that does not respond is also a problem of each run on it; the list of the host has it once.
     """
     of_subject: defaultdict[str, list[Trouble]] = defaultdict(list)
     for condition, found in occurrences:
@@ -60,15 +60,10 @@ def box_status(state: State, occurrences: Iterable[tuple[Condition, Occurrence]]
         for gpu, troubles in gpus
         if gpu.asked and not gpu.up
     }
-    runs = [
-        (
-            run,
-            _worst_first(
-                [*of_subject[run.peer.run_id], *(down[each] for each in run.devices if run.up and each in down)]
-            ),
-        )
-        for run in state.runs
-    ]
+    runs = []
+    for run in state.runs:
+        of_its_gpus = [down[uuid] for uuid in run.devices if uuid in down] if run.up else []
+        runs.append((run, _worst_first([*of_subject[run.peer.run_id], *of_its_gpus])))
     box = [replace(trouble, name="the driver") for trouble in of_subject[""]]
     for gpu, troubles in gpus:
         name, uuid = f"GPU {gpu.identity.index}", gpu.identity.uuid

@@ -1,1 +1,1 @@
-"""Recent history: series of the last ten minutes and the hour before, and events."""
+"""Recent history: series of the last hour, the last ten minutes of it at full resolution, and events."""

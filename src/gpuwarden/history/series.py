@@ -1,7 +1,7 @@
 """Ring of the last ten minutes of GPUs, runs and host: a frame a second, and each poll of the last 30 s.
 
-The charts of the status page read a point every five seconds from it, and one every 30 s of the hour before; incidents
-read all of the ring. A frame is one array of numbers: 3 MiB for 8 GPUs and 64 runs, with memory samples.
+The charts of the status page read a point every five seconds from it; up to an hour ago there is a point every 30 s for
+them. Incidents read all of the ring. A frame is one array of numbers: 3 MiB for 8 GPUs and 64 runs, with samples.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ WINDOW_SECONDS = 600.0
 FRAME_SECONDS = 1.0  # between two frames
 FAST_SECONDS = 30.0  # in which each poll has a frame
 INTERVAL_SECONDS = 5.0  # minimum between two points of a chart
-HOUR_SECONDS = 3600.0  # of charts
-COARSE_SECONDS = 30.0  # between two points that are older than the window
+HOUR_SECONDS = 3600.0  # shown by charts
+COARSE_SECONDS = 30.0  # between two points of charts that are older than the window
+_MIN_COARSE_SECONDS = 0.9 * COARSE_SECONDS  # points are not exactly 5 s apart: one that is 29.9 s later counts, too
 COARSE_POINTS = int((HOUR_SECONDS - WINDOW_SECONDS) / COARSE_SECONDS)
 MAX_SUBJECTS = 256  # of a frame: GPUs, MIG instances, runs, and pairs of run and device; 6 MiB in all
 MAX_FAST_FRAMES = 330  # with the shortest poll interval, and early polls
@@ -104,7 +105,7 @@ class HistorySeries:
             self._keep(self._fast.popleft())
         while self._frames and self._frames[0].taken < now - WINDOW_SECONDS:
             frame = self._frames.popleft()
-            if frame.charted and (not self._coarse or frame.taken - self._coarse[-1].taken >= COARSE_SECONDS * 0.9):
+            if frame.charted and (not self._coarse or frame.taken - self._coarse[-1].taken >= _MIN_COARSE_SECONDS):
                 self._coarse.append(frame)
         while self._coarse and self._coarse[0].taken < now - HOUR_SECONDS:
             self._coarse.popleft()

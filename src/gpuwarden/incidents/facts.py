@@ -144,7 +144,7 @@ def gather(
 ) -> list[Fact]:
     """Return the facts since a Unix time that share a tie with an incident; those of `opened` events opened it.
 
-    `corrected` returns a time of a run as the clock has it now, as are the times of the events.
+    `corrected` converts a Unix time of a run to the clock as it is set now; the times of `events` already are.
     """
     facts = [
         fact

@@ -58,7 +58,7 @@ class _OpenIncident:
 
     id: str
     uid: int | None
-    share: int  # user whose incidents it counts among
+    share: int  # user whose incidents it counts for, or a number below 0 (find_share)
     at: float  # Unix time
     opened: float
     last: float
@@ -120,9 +120,9 @@ class FlightRecorder:
         self.store.flush(now)
 
     def _failures(self, state: State) -> list[Event]:
-        """Return the ends of runs that have failed since the last poll, before it is settled how.
+        """Return the ends of runs that have failed since the last poll, before their outcome is settled.
 
-        The event log has a run's end once that is settled; the host may crash before.
+        The event log has a run's end once it is settled; the host may crash before.
         """
         ends = [(run, end) for run in state.runs if (end := run.ending) and end.has_failed and not end.settled]
         before, self._failed = self._failed, frozenset(run.peer.run_id for run, _end in ends)
@@ -278,7 +278,7 @@ class FlightRecorder:
         self.store.put(incident.id, lambda: build_incident(recording))
 
     def _corrected(self, events: Iterable[Event]) -> list[Event]:
-        """Return events, the oldest first, with their times as the clock has them now."""
+        """Return events, the oldest first, with their times by the clock as it is set now."""
         if self._clock.has_stepped:
             events = [
                 replace(event, timestamp_seconds=self._clock.corrected(event.timestamp_seconds)) for event in events

@@ -14,7 +14,7 @@ from gpuwarden.explain.record_events import list_run_events
 from gpuwarden.launcher.host_kills import HostKills
 from gpuwarden.launcher.program import ProgramEnd
 from gpuwarden.protocol.messages import OOM_KINDS
-from gpuwarden.protocol.run_folder import ProcessNote
+from gpuwarden.protocol.run_folder import ProcessNote, ProgramError
 from gpuwarden.records.record import RunRecord
 from gpuwarden.runs.outcome import Evidence, conclude
 
@@ -103,14 +103,19 @@ def _ended_by_oom(note: ProcessNote, pid: int) -> bool:
 
 def _list_events(facts: ProgramFacts, runs: Sequence[RunRecord]) -> Iterator[ErrorEvent]:
     for note in facts.notes:
+        has_succeeded = note.pid == facts.end.pid and facts.end.status == 0
         for error in filter(None, (note.error, note.thread_error)):
-            is_survived = note.pid == facts.end.pid and facts.end.status == 0  # `python -i` goes on after an error
-            if not is_survived or error.thread or error.unraisable:
-                for event in read_events(io.BytesIO(error.text.encode())):
-                    yield replace(event, frame=error.frame) if error.frame and error.type in event.text else event
+            if error.thread or error.unraisable or not has_succeeded:  # `python -i` goes on after an error
+                yield from _list_error_events(error)
     for crash in facts.crashes:
         yield from read_events(io.BytesIO(crash.encode()))
     for run in runs:
         # SIGTERM ends a child of the program by its parent's will: a notebook's kernel, ranks after one that failed.
         is_ended = run.pid != facts.end.pid and (run.evidence or "").startswith("ended by SIGTERM")
         yield from list_run_events(replace(run, outcome=None) if is_ended else run)
+
+
+def _list_error_events(error: ProgramError) -> Iterator[ErrorEvent]:
+    """Yield the events of a kept error; that of its exception has the frame that the process found."""
+    for event in read_events(io.BytesIO(error.text.encode())):
+        yield replace(event, frame=error.frame) if error.frame and error.type in event.text else event

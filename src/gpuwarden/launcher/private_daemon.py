@@ -73,7 +73,7 @@ def _command(folder: Path) -> list[str]:
 def _environment(folder: Path) -> dict[str, str]:
     """Return the daemon's environment: no configuration, and a folder for its records as systemd gives it one.
 
-    Modules are not searched in the working folder, which is the program's: it can have a types.py of its own.
+    Python does not search the working folder for modules: the program's may have a types.py of its own.
     """
     own = {name: value for name, value in os.environ.items() if not name.startswith("GPUWARDEN_")}
     return {**own, "STATE_DIRECTORY": str(folder / "state"), "PYTHONSAFEPATH": "1"}

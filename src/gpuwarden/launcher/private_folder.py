@@ -19,7 +19,7 @@ _MIN_AGE_SECONDS = 60.0  # of a folder that is removed: one that was just made m
 
 @contextlib.contextmanager
 def private_folder() -> Iterator[Path]:
-    """Make a folder that is removed with the context, and remove those that ended launchers left. Raises OSError."""
+    """Yield a new folder, removed with the context; also remove those of killed launchers. Raises OSError."""
     root = _find_root()
     _remove_abandoned(root)
     with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=root, ignore_cleanup_errors=True) as folder:
@@ -38,7 +38,7 @@ def _find_root() -> str:
 
 
 def _remove_abandoned(root: str) -> None:
-    """Remove this user's folders that no launcher holds any longer, such as of one that SIGKILL ended."""
+    """Remove this user's folders whose lock no launcher holds, such as that of one that SIGKILL ended."""
     for folder in Path(root).glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

@@ -75,7 +75,7 @@ def _watch(
 
 
 def _pass_to_outer_run(notes: Sequence[ProcessNote]) -> None:
-    """Give the notes to the `gpuwarden run` that this one is the program of, or a part of it."""
+    """Copy the notes to the outer `gpuwarden run`, if this one runs within its program."""
     if folder := os.environ.get(FOLDER_VARIABLE):
         with contextlib.suppress(OSError):
             for note in notes:

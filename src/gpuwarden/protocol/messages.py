@@ -1,7 +1,7 @@
 """Messages between a training run and the daemon.
 
-A run sends hellos, reports, errors, censuses and its end. To runs whose hello sets `hears`
-the daemon sends advice, and the summaries that they ask for.
+A run sends hellos, reports, errors, censuses and its end. The daemon sends advice, and the summaries that a report
+requests, to runs whose hello says that they read its messages.
 
 Identity (pid, uid) is never part of a message: the daemon reads it from the kernel. Counts are totals since the run
 started, not increments, so a lost message or a restart of the daemon loses nothing.

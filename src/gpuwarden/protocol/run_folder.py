@@ -37,7 +37,7 @@ class ProgramError:
 
 @dataclass(frozen=True, slots=True)
 class ProcessNote:
-    """Note of one process of the program: what counts its steps, which steps nothing counts, and its last exception.
+    """Note of one process of the program: what counts its steps, which steps are not counted, and how it failed.
 
     `error` is the exception that ended the process; without one, the first that ended a thread or was ignored.
     `thread_error` is the first one of a thread, if another exception ended the process later.

@@ -15,7 +15,7 @@ from gpuwarden.runs.run_snapshot import JoinedPoll
 
 
 class SummarySender:
-    """Sender of the summaries that runs ask for. `send` returns whether a run's connection took a message."""
+    """Sender of the summaries that runs request. `send` returns whether a run's connection took a message."""
 
     def __init__(
         self, outlines: Callable[[Iterable[str]], Iterable[RunRecord]], send: Callable[[ProcessKey, Reply], bool]
@@ -25,7 +25,7 @@ class SummarySender:
         self._answered: dict[str, int] = {}  # last `summaries_wanted`, by run id
 
     def update(self, poll: JoinedPoll) -> None:
-        """Answer the runs of a poll that have asked since the last one."""
+        """Send a summary to each run that has requested one since the last poll. Does not block."""
         wanted = {run.peer.run_id: run.report.summaries_wanted for run in poll.runs if run.up and run.report}
         asking = [run for run in poll.runs if wanted.get(run.peer.run_id, 0) > self._answered.get(run.peer.run_id, 0)]
         self._answered = wanted

@@ -110,9 +110,8 @@ def _memory(gpu: SimulatedGpu, version: int | None = None) -> SimpleNamespace:
     free = capacity - used
     if version == MEMORY_V2:
         return SimpleNamespace(total=gpu.size, reserved=gpu.reserved, free=free, used=used)
-    return SimpleNamespace(
-        total=gpu.size, free=free, used=used + gpu.reserved
-    )  # version 1 includes reserved memory in used
+    # Version 1 includes reserved memory in used.
+    return SimpleNamespace(total=gpu.size, free=free, used=used + gpu.reserved)
 
 
 def _bar1(gpu: SimulatedGpu) -> SimpleNamespace:

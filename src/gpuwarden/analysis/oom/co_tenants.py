@@ -102,9 +102,9 @@ class CoTenants:
         for pid, each in self.devices.get(device, {}).items():
             grown = each.held - each.held_at(then)
             if pid not in own and grown > 0:
-                yield CoTenantMemory(pid, self._who(pid), grown, each.held, now - each.grew_at(then))
+                yield CoTenantMemory(pid, self._describe(pid), grown, each.held, now - each.grew_at(then))
 
-    def _who(self, pid: int) -> str:
+    def _describe(self, pid: int) -> str:
         """Describe a process: run, or command and pid; user, container or job."""
         named, identity = self.owners.by_pid.get(pid, NO_NAMES), self.owners.identities.get(pid)
         comm = f"{identity.comm} " if identity and identity.comm else ""

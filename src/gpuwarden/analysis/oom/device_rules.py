@@ -53,6 +53,7 @@ def _is_filled_by_leak(failure: FailureContext, room: float) -> bool:
     requested, after = failure.requested, failure.after
     if requested is None or after is None or not failure.is_eager or failure.is_stale:
         return False
+    # A tensor of that length has one entry for each example so far: of all steps before this one, or with it.
     batch, steps = failure.batch_size or 0, failure.fit_steps
     has_all_steps = batch * steps > 0 and failure.shape[:1] in ((batch * steps,), (batch * (steps + 1),))
     usual, reached = failure.usual_step, failure.reached

@@ -11,7 +11,7 @@ from gpuwarden.protocol.messages import ErrorKind
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Evidence that a rule found, with numbers, and one next step; a sentence each. `code` does that step, if any."""
+    """Evidence that a rule found, with numbers, and one next step, a sentence each, with its code if any."""
 
     evidence: str
     next_step: str
@@ -20,7 +20,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Cause of an out-of-memory in one word, with the evidence and the next step; a sentence each, and its code."""
+    """Cause of an out-of-memory in one word, with the evidence and the next step, a sentence each, and its code."""
 
     cause: str
     evidence: str

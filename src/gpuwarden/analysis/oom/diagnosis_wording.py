@@ -70,7 +70,7 @@ def suggest_smaller_batch(failure: FailureContext) -> str:
 
 
 def retry_code(failure: FailureContext) -> str | None:
-    """Return code that trains with the batch size that should fit, and halves it as long as it does not."""
+    """Return code that trains with the batch size that should fit, and halves it until it fits."""
     size = _fitting_batch_size(failure)
     if size is None:
         return None
@@ -86,7 +86,7 @@ def retry_code(failure: FailureContext) -> str | None:
 
 
 def precision_code(failure: FailureContext) -> str | None:
-    """Return code that computes in lower precision; None for a framework in which that takes more."""
+    """Return code that computes in lower precision; None for a framework where that is not one setting."""
     if "keras" in failure.framework:
         return 'keras.mixed_precision.set_global_policy("mixed_bfloat16")'
     if failure.framework.startswith("torch"):
@@ -124,13 +124,13 @@ def suggest_allocator(failure: FailureContext) -> str:
 
 
 def allocator_code(failure: FailureContext) -> str | None:
-    """Return the command that does what `suggest_allocator` says; None if that is no setting."""
+    """Return the command for the next step of `suggest_allocator`; None if that step is not a setting."""
     setting = _allocator_setting(failure)
     return None if setting is None else f"export {setting}"
 
 
 def _allocator_setting(failure: FailureContext) -> str | None:
-    """Return the setting of an allocator that needs no single piece; None if there is none, or it is in use."""
+    """Return the setting of an allocator that needs no single piece; None without one, or if it is already in use."""
     setting = next((each for name, each in ALLOCATOR_SETTINGS.items() if failure.framework.startswith(name)), None)
     allocator = failure.allocation.allocator if failure.allocation else None
     return None if "async" in (allocator or "") else setting

@@ -70,13 +70,13 @@ def find_too_big(failure: FailureContext) -> Finding | None:
         return None
     evidence = _model_evidence(failure, room)
     if evidence is not None:
-        return _lower_precision(failure, evidence, _SMALLER_MODEL)
+        return _make_finding(failure, evidence, _SMALLER_MODEL)
     evidence = _example_evidence(failure, room)
-    return None if evidence is None else _lower_precision(failure, evidence, _SMALLER_EXAMPLE)
+    return None if evidence is None else _make_finding(failure, evidence, _SMALLER_EXAMPLE)
 
 
-def _lower_precision(failure: FailureContext, evidence: str, next_step: str) -> Finding:
-    """Return the finding whose next step needs less memory, unless the run's own limit is the cause."""
+def _make_finding(failure: FailureContext, evidence: str, next_step: str) -> Finding:
+    """Return the finding; its next step is to raise the run's own limit if there is one, else `next_step`."""
     limit = suggest_limit(failure)
     return Finding(evidence, limit) if limit else Finding(evidence, next_step, precision_code(failure))
 

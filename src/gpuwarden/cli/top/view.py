@@ -12,7 +12,7 @@ from gpuwarden.web.api.api_object import ApiObject
 
 QUIT, DEFAULT_ORDER = "quit", "problem"
 PAGE = 10  # lines
-_KEYS: Mapping[bytes, str] = {
+_ACTIONS: Mapping[bytes, str] = {
     b"q": QUIT,
     b"Q": QUIT,
     b"s": "sort",
@@ -30,8 +30,8 @@ _KEYS: Mapping[bytes, str] = {
     b"g": "home",
     b"\x1b[H": "home",
 }
-_SCROLLED: Mapping[str, float] = {"up": -1, "down": 1, "page up": -PAGE, "page down": PAGE, "home": -inf}
-_KEY = re.compile(rb"\x1b[\[O][0-9;]*[~A-Za-z]|.", re.DOTALL)
+_SCROLL_LINES: Mapping[str, float] = {"up": -1, "down": 1, "page up": -PAGE, "page down": PAGE, "home": -inf}
+_KEY_PATTERN = re.compile(rb"\x1b[\[O][0-9;]*[~A-Za-z]|.", re.DOTALL)
 
 HELP = """\
 q, Ctrl-C   quit
@@ -89,9 +89,9 @@ class View:
     shows_help: bool = False
 
     def handle(self, typed: bytes) -> bool:
-        """Handle the keys in what was typed; return whether to go on."""
-        for key in _KEY.findall(typed):
-            action = _KEYS.get(key)
+        """Handle the keys in what was typed; return False if one of them quits."""
+        for key in _KEY_PATTERN.findall(typed):
+            action = _ACTIONS.get(key)
             if action == QUIT:
                 return False
             if action == "sort":
@@ -99,5 +99,5 @@ class View:
             elif action == "help":
                 self.shows_help = not self.shows_help
             elif action is not None:
-                self.first = int(max(self.first + _SCROLLED[action], 0))
+                self.first = int(max(self.first + _SCROLL_LINES[action], 0))
         return True

@@ -1,4 +1,4 @@
-"""JAX loops: each eager update of parameters by optax is a step, and so is each call of a jitted function that has one.
+"""Steps of JAX loops: each eager update of parameters is one, and so is each call of a jitted function with an update.
 
 JAX runs a jitted function's Python code only to trace it: an update that is seen in the outermost call of such a
 function is one of all its later calls. A function whose calls may make another number of steps is not counted, and this
@@ -21,7 +21,7 @@ from gpuwarden.client.boot.process_note import note_uncounted
 from gpuwarden.client.boot.step_leader import StepLeader
 
 _CONTROL_FLOW = "/jax/_src/lax/control_flow/"  # files whose functions run a traced part any number of times
-_OF_LIBRARIES = ("optax", "equinox")  # an update that these make within one of their own is a part of it
+_LIBRARIES = ("optax", "equinox")  # an update that these make within one of their own is a part of it
 
 
 class _OuterCall(threading.local):
@@ -38,7 +38,7 @@ class _JittedFunction:
 
     def __init__(self) -> None:
         self.updates: tuple[_Update, ...] = ()
-        self.exact = True
+        self.is_counted = True
         self._cache_size = 0
         self._signatures: set[Hashable] = set()
 
@@ -52,12 +52,12 @@ class _JittedFunction:
             self._signatures.add(signature())
         elif size != self._cache_size and (new := signature()) not in self._signatures:
             self._signatures.add(new)
-            self._leave("a jitted function updates parameters in some of its calls only")
+            self._stop_counting("a jitted function updates parameters in some of its calls only")
         self._cache_size = size
-        return self.exact
+        return self.is_counted
 
     def add_inner(self, made: list[_Update], outer: list[_Update]) -> None:
-        """Add a call within another's trace: `made` are the updates traced in it, none where JAX had it traced."""
+        """Add a call within another's trace: `made` are the updates traced in it; none if JAX used an earlier trace."""
         if made:
             self.updates = tuple(made)
         elif self.updates:
@@ -67,19 +67,19 @@ class _JittedFunction:
     def _set_updates(self, updates: list[_Update], *, has_other_variants: bool) -> None:
         self.updates = tuple(updates)
         if None in updates:
-            self._leave("parameters are updated within lax.scan, while_loop or cond")
+            self._stop_counting("parameters are updated within lax.scan, while_loop or cond")
         elif len(set(updates)) < len(updates):
-            self._leave("one call of a jitted function updates parameters several times")
+            self._stop_counting("one call of a jitted function updates parameters several times")
         elif has_other_variants:
-            self._leave("a jitted function updates parameters in some of its calls only")
+            self._stop_counting("a jitted function updates parameters in some of its calls only")
 
-    def _leave(self, reason: str) -> None:
-        self.exact = False
+    def _stop_counting(self, reason: str) -> None:
+        self.is_counted = False
         note_uncounted(f"JAX steps: {reason}")
 
 
 class _Parameters:
-    """Parameters of one model, whose arrays are others after each update."""
+    """Parameters of one model. Each update replaces their arrays; this object stays the same."""
 
 
 class _JaxSteps:
@@ -94,7 +94,7 @@ class _JaxSteps:
 
     def update(self, params: Any, result: Any, caller: FrameType) -> None:
         """Count an eager update, or record one that is traced."""
-        if caller.f_globals.get("__name__", "").partition(".")[0] in _OF_LIBRARIES:
+        if caller.f_globals.get("__name__", "").partition(".")[0] in _LIBRARIES:
             return
         jax = sys.modules["jax"]
         leaves, structure = jax.tree_util.tree_flatten(params)
@@ -127,7 +127,7 @@ class _JaxSteps:
         self._loop.step(steps)
 
     def _follow(self, before: Any, after: Any) -> _Parameters:
-        """Return the parameters that an array is of, known by the array that the last update made of it."""
+        """Return the parameters that the array `before` belongs to, and remember them by `after`, which replaces it."""
         reference, parameters = self._parameters.pop(id(before), (None, None))
         if parameters is None or reference is None or reference() is not before:
             parameters = _Parameters()
@@ -140,7 +140,7 @@ _steps = _JaxSteps()
 
 
 def install(module: Any) -> None:
-    """Count by jax's `jit`, or by a library's `apply_updates`."""
+    """Patch jax's `jit`, or a library's `apply_updates`, so that steps are counted."""
     if hasattr(module, "apply_updates"):
         _patch_updates(module)
     else:
@@ -174,7 +174,7 @@ def _patch_jit(jax: Any) -> None:
 
 
 def _wrap(jitted: Any) -> Any:
-    """Return a function that calls a jitted one and has its attributes; it binds to objects as a method does."""
+    """Return a function that calls a jitted one, counts its steps, and has its attributes; it can be a method."""
     function = _steps.functions.setdefault(jitted.__wrapped__, _JittedFunction())
     outer, is_outermost = _steps.outer, sys.modules["jax._src.core"].trace_state_clean
 
@@ -197,7 +197,7 @@ def _wrap(jitted: Any) -> Any:
         finally:
             outer.updates = None
             if updates or (ended and function.updates):
-                signature = functools.partial(_sign, args, kwargs)
+                signature = functools.partial(_trace_signature, args, kwargs)
                 is_step = call_guarded(function.add_call, jitted, updates, signature, default=False)
         if is_step:
             call_guarded(_steps.call, function, default=None)
@@ -209,17 +209,17 @@ def _wrap(jitted: Any) -> Any:
     return call
 
 
-def _sign(args: Any, kwargs: Any) -> Hashable:
+def _trace_signature(args: Any, kwargs: Any) -> Hashable:
     """Return what a trace depends on: structure, shapes, types, and switches such as `train=False`."""
     jax = sys.modules["jax"]
     leaves, structure = jax.tree_util.tree_flatten((args, kwargs))
-    signs: list[Hashable] = [structure]
+    parts: list[Hashable] = [structure]
     for each in leaves:
         if type(each) in (int, float, complex):  # an array from the first call on, as flax's count of steps
-            signs.append(((), jax.dtypes.result_type(each)))
+            parts.append(((), jax.dtypes.result_type(each)))
         else:
-            signs.append((each.shape, each.dtype) if hasattr(each, "dtype") else each)
-    return tuple(signs)
+            parts.append((each.shape, each.dtype) if hasattr(each, "dtype") else each)
+    return tuple(parts)
 
 
 def _is_in_control_flow(frame: FrameType | None) -> bool:

@@ -14,7 +14,7 @@ from gpuwarden.client.settings import Settings
 
 
 def join_keras_run(settings: Settings, *, stepped: bool) -> tuple[Reporter, bool]:
-    """Join this process's run; return whether its hello is final, too: it has the devices, or why there are none.
+    """Join this process's run; return it, and whether its hello is final: it has the devices, or why there are none.
 
     `stepped`: the run has made a step. The devices exist when Keras calls a hook, so listing them freezes no options.
     """

@@ -33,7 +33,7 @@ print(json.dumps([module.cuda_runtime_build_version(), module.cudnn_build_versio
 
 
 class BuildFileError(Exception):
-    """A file that says what a framework is built for is damaged; the text says which, and how."""
+    """Damage of a file that says what a framework is built for; the text has the file and the damage."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Event sources: what the driver reports events of, with the set that it reports them to and the wait for them.
+"""Event sources: one NVML event set for each kind of event, and the wait for its next event.
 
 On Linux NVML returns each event of a set once, in order. The kernel log (xid/kernel_messages.py) has those it omits.
 """
@@ -49,7 +49,7 @@ S = TypeVar("S")  # their set
 
 
 class EventSource(ABC, Generic[E, S]):
-    """Events of one kind, with their event set; `active` while there is something to wait for. Its calls block."""
+    """Source of the events of one kind, with their event set; `active` while it can report any. Its calls block."""
 
     name: str  # of its events, for messages
 
@@ -73,7 +73,7 @@ class EventSource(ABC, Generic[E, S]):
 
     @abstractmethod
     def register(self, uuid: str) -> bool:
-        """Receive the events of a GPU; return False if that has to be retried. Raises NVMLError if the driver went."""
+        """Receive the events of a GPU; return False if that has to be retried. Raises NVMLError: the driver is gone."""
 
     def wait(self, seconds: float) -> Sequence[E] | None:
         """Return what the next event reports, None without an event. Raises NVMLError."""
@@ -100,7 +100,7 @@ class EventSource(ABC, Generic[E, S]):
 
 
 class GpuEventSource(EventSource[GpuEvent, EventSet]):
-    """XIDs, and the operational events of drivers that have them: an XID counts once for a group of these.
+    """Source of XIDs, and of operational events where the driver has them: an XID counts once for a group of these.
 
     Older drivers give an event no time: it occurred after the last wait that found none. The time of newer ones is used
     where it lies between that wait and now.
@@ -122,7 +122,7 @@ class GpuEventSource(EventSource[GpuEvent, EventSet]):
         self._operational = False
 
     def register(self, uuid: str) -> bool:
-        """Receive the events of a GPU; return False if that has to be retried. Raises NVMLError if the driver went."""
+        """Receive the events of a GPU; return False if that has to be retried. Raises NVMLError: the driver is gone."""
         assert self._events is not None
         try:
             handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
@@ -206,7 +206,7 @@ class GpuEventSource(EventSource[GpuEvent, EventSet]):
 
 
 class SystemEventSource(EventSource[DriverBinding, SystemEventSet]):
-    """Bindings of GPUs to the driver."""
+    """Source of bindings of GPUs to the driver, and of unbindings."""
 
     name = "system events"
 

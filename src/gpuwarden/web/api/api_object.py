@@ -1,6 +1,6 @@
-"""Object of the API, in which a key that is missing or of another type counts as unknown.
+"""JSON object of an API response, in which a key that is missing or of another type counts as unknown.
 
-So an older or newer daemon costs some cells of a table, and not the table.
+So with an older or newer daemon some cells of a table are empty, and the others are shown.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MAX_TEXT = 500  # characters of one text
 
 
 class ApiObject:
-    """Object of the answer. Its texts are safe to print."""
+    """JSON object of a response. Its texts are safe to print; its methods raise nothing."""
 
     __slots__ = ("_of",)
 

@@ -1,1 +1,1 @@
-"""Page of incidents, and what it has in common with their report for a terminal."""
+"""Page of an incident, and what it shares with the report for a terminal."""
