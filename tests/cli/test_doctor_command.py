@@ -162,7 +162,7 @@ def test_python_of_an_environment(tmp_path: Path) -> None:
     assert find_python(tmp_path / "bin", {}) is None
     done = doctor("--python", str(tmp_path / "nothing"))
     assert (done.returncode, done.stdout) == (2, "")
-    assert "is neither a Python interpreter nor an environment" in done.stderr
+    assert "is neither a Python nor an environment" in done.stderr
 
 
 @pytest.mark.parametrize("width", [80, 120])

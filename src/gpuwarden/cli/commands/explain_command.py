@@ -47,9 +47,7 @@ def run(parsed: argparse.Namespace) -> int:
         return FAILED
     python = find_python(parsed.python, os.environ)
     if python is None:
-        complain(
-            f"gpuwarden explain: {parsed.python} is neither a Python interpreter nor an environment; give ENV/bin/python"
-        )
+        complain(f"gpuwarden explain: {parsed.python} is neither a Python nor an environment; give ENV/bin/python")
         return WRONG_USE
     context = None if parsed.no_checks else Context(python, config=config)
     text = " ".join(each.text for each in (explanation.root, *explanation.followers))

@@ -29,9 +29,7 @@ def run(parsed: argparse.Namespace) -> int:
     logging.disable(logging.CRITICAL)  # the results say what a log line would
     python = find_python(parsed.python, os.environ)
     if python is None:
-        complain(
-            f"gpuwarden doctor: {parsed.python} is neither a Python interpreter nor an environment; give ENV/bin/python"
-        )
+        complain(f"gpuwarden doctor: {parsed.python} is neither a Python nor an environment; give ENV/bin/python")
         return WRONG_USE
     context = Context(python=python, config=config, read_path=parsed.read)
     results = run_checks(context)
