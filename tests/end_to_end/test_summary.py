@@ -57,7 +57,7 @@ def test_line_after_a_fit(tmp_path: Path, mock_nvml: MockNvml) -> None:
 
 
 def test_no_line_if_switched_off(tmp_path: Path, mock_nvml: MockNvml) -> None:
-    """With summary=False nothing is printed."""
+    """Nothing is printed for summary=False."""
     lines = train(tmp_path, mock_nvml, "small", "none")
     assert "after the fit" in lines
     assert not [each for each in lines if each.startswith("gpuwarden: ")]

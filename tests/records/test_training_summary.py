@@ -22,7 +22,7 @@ def make_record(**changes: Any) -> RunRecord:
 
 
 def test_figures_that_are_known() -> None:
-    """What is unknown is absent; what is known is one line."""
+    """Figures that are known are one line; unknown ones are absent."""
     assert list(summarize_training(make_record(), GPUS)) == ["resnet: GPU 3 peak 5.00 GiB, headroom at least 1.00 GiB"]
     (line,) = summarize_training(
         make_record(
@@ -37,7 +37,7 @@ def test_figures_that_are_known() -> None:
 
 
 def test_no_gpu_and_nonfinite_loss() -> None:
-    """What went wrong without an error is in the line."""
+    """The line has problems that raised no error."""
     (line,) = summarize_training(
         make_record(devices=(), no_gpu="cpu_build", nonfinite_loss=example_record().nonfinite_loss), GPUS
     )

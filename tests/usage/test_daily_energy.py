@@ -48,7 +48,7 @@ def test_energy_is_counted_or_integrated() -> None:
 
 
 def test_day_starts_at_local_midnight() -> None:
-    """The first poll of a day starts anew."""
+    """The first poll of a day starts at zero."""
     energy = DailyEnergy(10.0)
     for second in range(20):
         polled = snapshot(counting(0, float(second), 100.0 * second))
