@@ -66,5 +66,5 @@ def _summarized(alerts: str) -> str:
 
 def _summaries() -> list[Json]:
     values = Choices().values()
-    texts = {name: {"text": fill_places(alert.summary, values)} for name, alert in ALERTS.items()}
+    texts = {name: {"text": fill_places(alert.title, values)} for name, alert in ALERTS.items()}
     return [{"type": "value", "options": texts}]

@@ -13,6 +13,7 @@ from promql import SAMPLES, SITE, grouping, numbers, selectors, unknown
 
 from gpuwarden.alerts import prometheus_rules
 from gpuwarden.alerts.alert_docs import render_alerts
+from gpuwarden.alerts.alert_links import AlertLinks
 from gpuwarden.alerts.prometheus_rules import Choices, render_prometheus_rule, render_rule_file
 from gpuwarden.alerts.recording_rules import RecordingRule
 from gpuwarden.cli import rules_flags
@@ -100,7 +101,10 @@ def test_template_labels_are_in_the_result() -> None:
     wrong = {}
     for name, alert in ALERTS.items():
         carried = grouping(alert["expr"]).union(*(SAMPLES[series] for series, _ in selectors(alert["expr"])))
-        used = set(re.findall(r"\$labels\.(\w+)", alert["annotations"]["description"]))
+        texts = alert["annotations"]["description"] + re.sub(
+            r"{{ with .*?{{ end }}", "", alert["annotations"]["summary"]
+        )
+        used = set(re.findall(r"\$labels\.(\w+)", texts))
         if used - carried:
             wrong[name] = used - carried
     assert wrong == {}
@@ -115,17 +119,20 @@ def test_critical_alert_fires_over_a_daemon_restart() -> None:
     assert [name for name in critical if DURATION.read(ALERTS[name]["keep_firing_for"]) < least] == []
 
 
+SUBJECTS = {"run": "$labels.run_name", "gpu": "$labels.gpu", "box": "$labels.instance"}  # in summaries
+
+
 def test_alert_has_summary_and_links() -> None:
-    """Each alert has a severity, a constant summary, and links to its docs and a dashboard."""
+    """Each alert has a severity, a summary with its subject, and links to pages of its daemon."""
     wrong = [
         name
         for name, alert in ALERTS.items()
         for texts in [alert["annotations"]]
         if alert["labels"]["severity"] not in {"critical", "warning", "info"}
-        or "{{" in texts["summary"]
-        or texts["summary"].endswith(".")  # a noun phrase
-        or texts["runbook_url"] != f"docs/reference/alerts.md#{name.lower()}"
-        or "/d/gpuwarden-" not in texts["dashboard_url"]
+        or SUBJECTS[conditions.ALERTS[name].subject] not in texts["summary"]
+        or texts["summary"].endswith(".")
+        or texts["runbook_url"] != f"{{{{ with $labels.instance }}}}http://{{{{ . }}}}/alerts/{name}{{{{ end }}}}"
+        or not texts["dashboard_url"].startswith("{{ with $labels.instance }}http://{{ . }}/")
     ]
     assert wrong == []
 
@@ -163,15 +170,17 @@ def test_generated_files_are_current() -> None:
 def test_custom_settings_are_used() -> None:
     """Custom settings appear in the rules and in their texts."""
     chosen = Choices(
-        numbers={"near_oom_ratio": 0.08, "peak_rise": 1800}, job="gpu", docs="https://site/docs", grafana=""
+        numbers={"near_oom_ratio": 0.08, "peak_rise": 1800},
+        job="gpu",
+        links=AlertLinks("https://site/runbooks", "https://grafana"),
     )
     changed = _alerts(render_rule_file(chosen))
     assert "<= 0.08 *" in changed["RunNearOutOfMemory"]["expr"]
     assert "[30m]" in changed["RunPeakNearOutOfMemory"]["expr"]
     assert "30 minutes" in changed["RunPeakNearOutOfMemory"]["annotations"]["description"]
     assert 'up{job="gpu"}' in changed["GpuwardenDown"]["expr"]
-    assert changed["GpuDown"]["annotations"]["runbook_url"] == "https://site/docs/reference/alerts.md#gpudown"
-    assert "dashboard_url" not in changed["GpuDown"]["annotations"]
+    assert changed["GpuDown"]["annotations"]["runbook_url"] == "https://site/runbooks/GpuDown"
+    assert changed["GpuDown"]["annotations"]["dashboard_url"].startswith("https://grafana/d/gpuwarden-box?")
 
 
 def test_expensive_rules_have_a_longer_interval() -> None:
@@ -198,7 +207,8 @@ def test_invalid_names_and_links_are_rejected(capsys: pytest.CaptureFixture[str]
     rules_flags.add_rules_flags(parser)
     for flag, value in (
         ("--job", 'a"b'), ("--job", "a\\b"), ("--job", "{{x}}"), ("--job", "%{idle}"), ("--job", "a\nb"), ("--job", ""),
-        ("--docs", "https://x/{{"), ("--docs", ""), ("--grafana", "https://x/{{"), ("--grafana", "{{ x"),
+        ("--runbook-url", "https://x/{{"), ("--runbook-url", ""), ("--dashboard-url", "https://x/{{"),
+        ("--dashboard-url", "x"),
     ):  # fmt: skip
         with pytest.raises(SystemExit):
             parser.parse_args([flag, value])

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 from pathlib import Path
-from urllib.parse import quote_plus
+from urllib.parse import urlencode
 
 import pytest
 import yaml
 
 from gpuwarden.alerts import prometheus_rules
+from gpuwarden.alerts.alert_links import AlertLinks, fill_labels
 from gpuwarden.cli import rules_flags
 from gpuwarden.cli.commands import rules_command
 from gpuwarden.health.conditions import ALERTS
@@ -47,10 +49,49 @@ def test_unusual_names_are_accepted(tmp_path: Path) -> None:
     """Prometheus accepts every name that the settings accept."""
     parser = argparse.ArgumentParser()
     rules_flags.add_rules_flags(parser)
-    flags = ["--job", "it's 100 % ✓", "--docs", "https://x/a%20'b\"/", "--grafana", ""]
+    flags = ["--job", "it's 100 % ✓", "--runbook-url", "https://x/a%20'b\"/", "--dashboard-url", "https://x/%22"]
     file = tmp_path / "rules.yml"
     file.write_text(rules_command.render_rules(parser.parse_args(flags)))
     promtool("check", "rules", file)
+
+
+def test_links_to_grafana_and_to_own_runbooks(tmp_path: Path) -> None:
+    """Links to Grafana select the subject, for a MIG instance its GPU; runbooks have the alert's name."""
+    rules = tmp_path / "rules.yml"
+    links = AlertLinks("https://runbooks", "https://grafana")
+    rules.write_text(prometheus_rules.render_rule_file(prometheus_rules.Choices(links=links)))
+    for name, variables in (
+        ("run_memory.yml", {"run": "r1"}),
+        ("device_memory.yml", {"gpu": "GPU-a"}),
+    ):
+        tests = yaml.safe_load((REPOSITORY / "tests" / "rules" / name).read_text())["tests"]
+        (test,) = (each for each in tests if re.search("^a (run on a|full) MIG instance fires", each["name"]))
+        for check in test["alert_rule_test"]:
+            for alert in check.get("exp_alerts", ()):
+                uid = "run" if "run" in variables else "box"
+                query = urlencode({"var-instance": "box", **{f"var-{key}": value for key, value in variables.items()}})
+                alert["exp_annotations"] |= {
+                    "runbook_url": f"https://runbooks/{check['alertname']}",
+                    "dashboard_url": f"https://grafana/d/gpuwarden-{uid}?{query}",
+                }
+        file = tmp_path / name
+        file.write_text(yaml.safe_dump({"rule_files": [str(rules)], "evaluation_interval": "5s", "tests": [test]}))
+        promtool("test", "rules", file)
+
+
+def test_daemon_renders_as_prometheus() -> None:
+    """The daemon's own alerts have the summaries and links that promtool confirms for those of Prometheus."""
+    compared = 0
+    for path in sorted((REPOSITORY / "tests" / "rules").glob("*.yml")):
+        for test in yaml.safe_load(path.read_text())["tests"]:
+            for check in test.get("alert_rule_test", ()):
+                templates = prometheus_rules.render_annotations(ALERTS[check["alertname"]], prometheus_rules.Choices())
+                for alert in check.get("exp_alerts", ()):
+                    expected = alert["exp_annotations"]
+                    rendered = {name: fill_labels(text, alert["exp_labels"]) for name, text in templates.items()}
+                    assert rendered | {"description": expected["description"]} == expected
+                    compared += 1
+    assert compared >= len(ALERTS)
 
 
 def test_unusual_labels_in_a_description(tmp_path: Path) -> None:
@@ -62,8 +103,8 @@ def test_unusual_labels_in_a_description(tmp_path: Path) -> None:
     (expected,) = [alert for check in test["alert_rule_test"] for alert in check.get("exp_alerts", ())]
     expected["exp_labels"]["instance"] = odd
     annotations = expected["exp_annotations"]
-    annotations["description"] = annotations["description"].replace("on box", f"on {odd}")
-    annotations["dashboard_url"] = annotations["dashboard_url"].replace("=box&", f"={quote_plus(odd)}&")
+    for name, text in annotations.items():
+        annotations[name] = text.replace("on box", f"on {odd}").replace("//box/", f"//{odd}/")
     file = tmp_path / "runs.yml"
     file.write_text(yaml.safe_dump({"rule_files": [str(RULES)], "evaluation_interval": "5s", "tests": [test]}))
     promtool("test", "rules", file)

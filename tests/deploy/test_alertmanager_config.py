@@ -143,7 +143,7 @@ SUBJECT = {"uuid": "GPU-1", "gpu": "1", "run_id": "run-1", "run_name": "mnist"}
 
 def _alert(alertname: str, /, **labels: str) -> dict[str, Any]:
     rule = ALERTS[alertname]
-    annotations = {"summary": rule.summary, "description": f"About {labels}.", "runbook_url": "https://docs/alerts"}
+    annotations = {"summary": rule.title, "description": f"About {labels}.", "runbook_url": "https://docs/alerts"}
     return {
         "labels": {"alertname": alertname, "severity": rule.severity, **BOX, **labels},
         "annotations": annotations,

@@ -15,6 +15,7 @@ from alert_receivers import Mail, Web, filled, hasty, local, receivers, text_of,
 from services import Alertmanager, Daemon, Prometheus, ending, until
 from training_process import LIMIT_MIB, MIB, Trainer
 
+from gpuwarden.alerts.alert_links import AlertLinks
 from gpuwarden.alerts.prometheus_rules import Choices, render_rule_file
 from mock_nvml import MockNvml
 
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.system
 HOT, COOL = 0, 1  # GPUs: one that gets too hot, and the training run's
 SLOWED = 0x48  # clock event reasons: slowed down by the hardware, and that for heat
 SLOWDOWN, MARGIN = 85, 3  # °C: the mock's threshold, and what is left in the test
-DOCS, GRAFANA = "https://docs.example.org/gpuwarden", "https://grafana.example.org"
+RUNBOOKS, GRAFANA = "https://docs.example.org/alerts", "https://grafana.example.org"
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def config(tmp_path: Path) -> Path:
 
 def rules() -> str:
     """Return the shipped rules, with links of a site, evaluated each second and with short holds."""
-    shipped = render_rule_file(Choices(numbers={"slowed_window": 10}, interval=1, docs=DOCS, grafana=GRAFANA))
+    shipped = render_rule_file(Choices(numbers={"slowed_window": 10}, interval=1, links=AlertLinks(RUNBOOKS, GRAFANA)))
     return re.sub(r"^    (for|keep_firing_for): (\d+s|[12]m)$", r"    \1: 2s", shipped, flags=re.MULTILINE)
 
 
@@ -71,7 +72,7 @@ def see_the_heat(people: People, box: str, uuid: str) -> None:
     text = text_of(letter)
     assert said["annotations"]["description"] in text
     assert f"GPU: {HOT} NVIDIA H100 80GB HBM3 {uuid}\n" in text
-    assert f"Runbook: {DOCS}/reference/alerts.md#gpunearthermalslowdown\n" in text
+    assert f"Runbook: {RUNBOOKS}/GpuNearThermalSlowdown\n" in text
     assert f"Dashboard: {GRAFANA}/d/gpuwarden-box?" in text
 
 
@@ -83,7 +84,7 @@ def see_the_slowdown(people: People, alertmanager: Alertmanager, box: str, uuid:
     assert share is not None
     assert 10 < float(share[1]) <= 100
     assert letter["Subject"] == f"CRITICAL: GpuHardwareThermalSlowdown, GPU {HOT}, {box}"
-    assert f"Runbook: {DOCS}/reference/alerts.md#gpuhardwarethermalslowdown\n" in text_of(letter)
+    assert f"Runbook: {RUNBOOKS}/GpuHardwareThermalSlowdown\n" in text_of(letter)
     held = {each["labels"]["alertname"]: each["status"]["state"] for each in alertmanager.alerts()}
     assert held["GpuNearThermalSlowdown"] == "suppressed"
 
@@ -102,7 +103,7 @@ def see_the_run(people: People, prometheus: Prometheus, box: str, uuid: str) -> 
     text = text_of(letter)
     assert said["annotations"]["description"] in text
     assert f"Run: trainer {run_id}\n" in text
-    assert f"Runbook: {DOCS}/reference/alerts.md#runnearoutofmemory\n" in text
+    assert f"Runbook: {RUNBOOKS}/RunNearOutOfMemory\n" in text
     assert f"var-run={run_id}\n" in text
 
 

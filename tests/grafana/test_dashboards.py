@@ -28,12 +28,13 @@ from committed_dashboards import (
 from offenders import check_all
 from promql import SAMPLES, TARGET, grouping, matchers, selectors, unknown
 
+from gpuwarden.alerts.alert_links import AlertLinks
 from gpuwarden.alerts.prometheus_rules import Choices, render_annotations
 from gpuwarden.config import thresholds
 from gpuwarden.daemon.metrics_page import TABLES
 from gpuwarden.gpu.metrics import MigReadings
 from gpuwarden.health.conditions import ALERTS
-from gpuwarden.health.model import Condition
+from gpuwarden.health.model import Condition, fill_places
 from gpuwarden.owners.metrics import ProcessReadings
 from gpuwarden.pressure.metrics import PressureReadings
 from gpuwarden.runs.metrics import RunReadings
@@ -274,7 +275,7 @@ def test_alerts_have_a_summary(dashboard: dict[str, Any]) -> None:
     """The table of alerts has each alert's summary: the series that Prometheus writes have none."""
     (alerts,) = (panel for panel in panels_of(dashboard) if panel["title"] == "Alerts firing")
     (mapping,) = properties(alerts, "mappings")["Summary"]
-    summaries = {name: render_annotations(alert, Choices())["summary"] for name, alert in ALERTS.items()}
+    summaries = {name: fill_places(alert.title, Choices().values()) for name, alert in ALERTS.items()}
     assert {name: value["text"] for name, value in mapping["options"].items()} == summaries
     assert not any("{" in text for text in summaries.values())
 
@@ -344,8 +345,8 @@ def test_links_lead_to_dashboards_with_the_time(dashboard: dict[str, Any]) -> No
 @check_all(ALERTS)
 def test_alerts_lead_to_what_they_are_about(alert: Condition) -> None:
     """An alert of a run links to the run dashboard, others to the host dashboard, with existing variables."""
-    url = render_annotations(alert, Choices())["dashboard_url"]
-    uid, _, query = url.removeprefix("http://localhost:3000/d/").partition("?")
+    url = render_annotations(alert, Choices(links=AlertLinks(dashboard_url="https://grafana")))["dashboard_url"]
+    uid, _, query = url.removeprefix("https://grafana/d/").partition("?")
     assert uid == {"run": "gpuwarden-run", "gpu": "gpuwarden-box", "box": "gpuwarden-box"}[alert.subject]
     wanted = {"run": {"instance", "run"}, "gpu": {"instance", "gpu"}, "box": {"instance"}}[alert.subject]
     assert set(re.findall(r"var-(\w+)=", query)) == wanted | {"cluster"}

@@ -1,9 +1,12 @@
-"""Alert reference (docs/reference/alerts.md): meaning, checks, action, silence and false positives of each alert."""
+"""Alert reference: meaning, diagnosis, action, silence and false positives of each alert.
+
+docs/reference/alerts.md has all alerts, and the daemon serves a page of each.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from gpuwarden.alerts import inhibition
 from gpuwarden.alerts.prometheus_rules import Choices
@@ -36,8 +39,10 @@ This scrapes gpuwarden every five seconds and evaluates the rules: <http://127.0
 use, add `--web.listen-address=127.0.0.1:9091`. Rules are evaluated every five seconds, those on links every thirty,
 and recording rules for [dashboards](../use/dashboards.md#long-time-ranges) every minute.
 
-The annotations `runbook_url` and `dashboard_url` are relative to your docs and your Grafana: set both with
-`gpuwarden rules --docs https://… --grafana https://…`. [Notifications](../use/notifications.md) has the way to people.
+The annotation `runbook_url` leads to `/alerts/NAME` of the daemon that the alert is about, which has the section below,
+and `dashboard_url` to its page of the run or GPU. For your own runbooks and your Grafana, set
+`gpuwarden rules --runbook-url https://… --dashboard-url https://…`: they also answer while the host is down.
+[Notifications](../use/notifications.md) has the way to people.
 
 ## Thresholds
 
@@ -62,17 +67,37 @@ def render_alerts() -> str:
 
 
 def _section(rule: Condition, values: Mapping[str, str]) -> str:
-    text = (
-        f"\n## {rule.name}\n\n*{_timing_text(rule, values)}* {rule.meaning}\n\n"
-        f"- **Diagnosis:** {rule.diagnosis}\n- **Action:** {rule.action}\n"
-        f"- **Silence:** {_silence_text(rule)}\n- **False positives:** {rule.false_positives}\n{_hidden_text(rule)}"
-    )
-    return _LINK_TO_DOCS.sub("](../", fill_places(text, values))
+    items = "".join(f"- **{title}:** {text}\n" for title, text in alert_details(rule, values, _anchor))
+    return _LINK_TO_DOCS.sub("](../", f"\n## {rule.name}\n\n{alert_lead(rule, values)}\n\n{items}")
+
+
+def alert_lead(rule: Condition, values: Mapping[str, str]) -> str:
+    """Return the first paragraph about a condition, in Markdown: severity, timing and meaning."""
+    return fill_places(f"*{_timing_text(rule, values)}* {rule.meaning}", values)
+
+
+def alert_details(rule: Condition, values: Mapping[str, str], link: Callable[[str], str]) -> Iterator[tuple[str, str]]:
+    """Yield what to do about a condition, in Markdown by title; `link` returns the link to another alert."""
+    yield "Diagnosis", fill_places(rule.diagnosis, values)
+    yield "Action", fill_places(rule.action, values)
+    if rule.expr:
+        yield "Silence", _silence_text(rule)
+    yield "False positives", fill_places(rule.false_positives, values)
+    if hiding := [f"[{name}]({link(name)})" for name in inhibition.find_hiding(rule.name)]:
+        text = f"{' or '.join(hiding)}, if Alertmanager [is configured so](use/notifications.md)."
+        yield "Inhibited by", text
+
+
+def _anchor(name: str) -> str:
+    return f"#{name.lower()}"
 
 
 def _timing_text(rule: Condition, values: Mapping[str, str]) -> str:
     delay, keep = fill_places(rule.for_, values), fill_places(rule.keep_firing_for, values)
-    text = f"{rule.severity.capitalize()}: {rule.summary}. Fires {f'after {_words(delay)}' if delay else 'immediately'}"
+    text = f"{rule.severity.capitalize()}: {rule.title}."
+    if not rule.expr:
+        return text
+    text += f" Fires {f'after {_words(delay)}' if delay else 'immediately'}"
     if rule.fires:
         return f"{text}, {rule.fires}."
     return f"{text}, resolves {_words(keep)} after its end." if keep else f"{text}."
@@ -81,15 +106,6 @@ def _timing_text(rule: Condition, values: Mapping[str, str]) -> str:
 def _silence_text(rule: Condition) -> str:
     label = SUBJECT_LABELS[rule.subject]
     return f"`amtool silence add alertname={rule.name} {label}=… --duration=8h --comment=…`"
-
-
-def _hidden_text(rule: Condition) -> str:
-    hiding = [f"[{name}](#{name.lower()})" for name in inhibition.find_hiding(rule.name)]
-    return (
-        f"- **Inhibited by:** {' or '.join(hiding)}, if Alertmanager [is configured so](../use/notifications.md).\n"
-        if hiding
-        else ""
-    )
 
 
 def _words(duration: str) -> str:

@@ -72,6 +72,11 @@ _TOOK = (
 )
 
 TEXTS = {
+    # Subjects of summaries.
+    "the_run": "Run {{ $labels.run_name }}{{ with $labels.gpu }} on GPU {{ . }} of{{ else }} on{{ end }} "
+    "{{ $labels.instance }}",
+    "the_gpu": "GPU {{ $labels.gpu }} of {{ $labels.instance }}",
+    "on_host": "{{ with $labels.instance }} on {{ . }}{{ end }}",
     "gpu": "GPU {{ $labels.gpu }} ({{ $labels.name }}, {{ $labels.uuid }}) on {{ $labels.instance }}",
     "margin": '{{ reReplaceAll "^-" "" (humanize $value) }} °C {{ if lt $value 0.0 }}above{{ else }}below{{ end }}',
     "users": _users(),

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpuwarden.config.rule_settings import SETTINGS, TIME
-from gpuwarden.config.value_types import DOCS, DURATION, ValueType, bounded
+from gpuwarden.config.value_types import DURATION, PAGES_URL, ValueType, bounded, optional
 
 # The name is copied into expressions and templates, where each of these has another meaning.
 _NO_JOB = re.compile(r'["\\{}]')
@@ -17,8 +17,8 @@ JOB = ValueType(
     'a name without ", \\, { and }',
     lambda text: text if text and text.isprintable() and not _NO_JOB.search(text) else None,
 )
-GRAFANA = ValueType("place of Grafana", "https://…", lambda text: DOCS.parse(text) if text else "")
 
+LINK = optional(PAGES_URL, "")
 
 # Titles of the groups of settings in the help, by the first setting of each.
 _GROUPS = {
@@ -50,12 +50,12 @@ def add_rules_flags(parser: argparse.ArgumentParser) -> None:
         help="evaluation interval (default 5s); rules on links are evaluated every 30s at most",
     )  # fmt: skip
     parser.add_argument(
-        "--docs", type=argument_type(DOCS), default="docs", metavar="URL",
-        help="where docs/ is published, for runbook_url (default docs)",
+        "--runbook-url", type=argument_type(LINK), default="none", metavar="URL",
+        help="where runbooks have the names of the alerts, for runbook_url (default: pages of the alert's own daemon)",
     )  # fmt: skip
     parser.add_argument(
-        "--grafana", type=argument_type(GRAFANA), default="http://localhost:3000", metavar="URL",
-        help="address of Grafana, for dashboard_url (default http://localhost:3000); empty for none",
+        "--dashboard-url", type=argument_type(LINK), default="none", metavar="URL",
+        help="address of Grafana, for dashboard_url (default: pages of the alert's own daemon)",
     )  # fmt: skip
     group = parser.add_argument_group()
     for each in SETTINGS:

@@ -8,6 +8,7 @@ bytes. Values are frozen.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -18,12 +19,12 @@ from gpuwarden.config.secrets import Secret
 from gpuwarden.config.value_types import (
     ADDRESS,
     BOOLEAN,
-    DOCS,
     DURATION,
     HOST_PATTERN,
     LABEL,
     MODE,
     NUMBER,
+    PAGES_URL,
     PATH,
     SECRET,
     SECRET_URL,
@@ -47,6 +48,8 @@ from gpuwarden.config.value_types import (
 from gpuwarden.severity import SEVERITY_RANK
 
 T = TypeVar("T")
+
+_WILDCARDS = {"0.0.0.0", "::"}  # noqa: S104 - to recognise them
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +97,25 @@ class WebConfig:
     allowed_hosts: tuple[str, ...] = option(list_of(HOST_PATTERN, "list of host names"), "none",
         "Additional host names that requests may address (docs/understand/shared-machines.md). IP addresses, names "
         "without a dot, the host's own names and the name in web.listen are always accepted.")
+    external_url: str = option(optional(PAGES_URL, ""), "none",
+        "URL at which people reach the pages, for links in alerts; its host name is accepted in requests. none uses "
+        "web.listen, with the host name in place of a wildcard address.")
     socket: Path = option(SOCKET_PATH_OR_NAME, "api.sock",
         "Unix socket that serves the same pages and API and identifies the client's user, for `gpuwarden runs`; a "
         "file name without a folder is in the folder of runs.socket.")
     show_error_text: str = option(choice("error texts", "own", "true", "false"), "own",
         "Whether web.listen serves error messages, which can contain passwords and paths. own: only those of the "
         "daemon's own user, unless that is root; true: of all users; false: never.")
+
+    @property
+    def reachable(self) -> Address:
+        """Address for other machines: the host name in place of a wildcard address."""
+        return self.listen._replace(host=socket.gethostname()) if self.listen.host in _WILDCARDS else self.listen
+
+    @property
+    def pages_url(self) -> str:
+        """URL of the pages, without a slash at the end."""
+        return self.external_url or f"http://{self.reachable}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,9 +310,10 @@ class AlertmanagerConfig:
         "PEM file of the client certificate, for a server that requires one.")
     key_file: Path | None = option(_OPTIONAL_PATH, "none",
         "PEM file of the client certificate's key, without a passphrase; not needed if cert_file contains the key.")
-    docs: str = option(DOCS, "docs", "URL or folder of the docs, for links in alerts.")
-    grafana: str = option(optional(DOCS, ""), "http://localhost:3000",
-        "URL of Grafana for links in alerts; none omits these links.")
+    runbook_url: str = option(optional(PAGES_URL, ""), "none",
+        "URL below which runbooks have the names of the alerts, for links in alerts; none links to the daemon's own.")
+    dashboard_url: str = option(optional(PAGES_URL, ""), "none",
+        "URL of Grafana, for links in alerts; none links to the daemon's own pages.")
 
 
 _SEVERITY = choice("severity", *SEVERITY_RANK)
@@ -319,7 +336,6 @@ class NotifyConfig:
         "Ctrl-C.")
     ca_file: Path | None = option(_OPTIONAL_PATH, "none",
         "PEM file of CA certificates to trust in addition to the system's, for a private CA.")
-    docs: str = option(DOCS, "docs", "URL or folder of the docs, for links in messages.")
     timeout: float = option(bounded(DURATION, "100ms", "1m"), "10s",
         "Time that a server has to respond before the message is retried.")
     group_wait: float = option(bounded(DURATION, "0", "10m"), "3s",

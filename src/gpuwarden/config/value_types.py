@@ -304,10 +304,9 @@ SOCKET_PATH_OR_NAME = ValueType(
 )
 LABEL = ValueType("label", "NAME=VALUE, such as cluster=a", _label)
 SERVER_URL = ValueType("base URL", "http://HOST:PORT or https://HOST/PREFIX", _server_url)
-DOCS = ValueType(
-    "URL or folder",
-    "https://… or a folder name",
-    _matching(r"https?://[!-;=?-z~]{1,500}|[\w./-]{1,200}", lambda text: text.rstrip("/")),
+# Without braces, which templates of Prometheus interpret.
+PAGES_URL = ValueType(
+    "URL", "http://… or https://…", _matching(r"https?://[!-;=?-z~]{1,500}", lambda text: text.rstrip("/"))
 )
 SECRET = ValueType("secret", "file:/PATH or env:NAME, where the secret is kept", _kept_secret, hidden=True)
 SECRET_URL = ValueType("URL", "https://…, or file:/PATH or env:NAME where it is kept", _secret_url, hidden=True)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from gpuwarden.config.schema import Config
 from gpuwarden.daemon import systemd
@@ -57,7 +58,9 @@ class Daemon:
         self._control = ControlServer({**self.pause_commands.commands, "record": self._record_incident})
         self.web = WebServer(
             self.routes.handlers,
-            host_names=HostNames((*config.web.allowed_hosts, config.web.listen.host)),
+            host_names=HostNames(
+                (*config.web.allowed_hosts, config.web.listen.host, urlsplit(config.web.pages_url).hostname or "")
+            ),
             max_connections=config.web.max_connections,
             timeout=config.web.timeout,
         )

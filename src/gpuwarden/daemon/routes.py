@@ -23,15 +23,13 @@ from gpuwarden.records.recorder import Recorder
 from gpuwarden.records.writer import DEFAULT_LISTED
 from gpuwarden.state import State
 from gpuwarden.web import static_files
-from gpuwarden.web.api.api_paths import HISTORY, INCIDENTS, RUN_PAGE, RUNS, STATE
+from gpuwarden.web.api.api_paths import ALERT_PAGE, HISTORY, INCIDENTS, RUN_PAGE, RUNS, STATE
 from gpuwarden.web.api.history_document import render_history
 from gpuwarden.web.api.state_document import StateInputs, render_state
 from gpuwarden.web.http_messages import Handler, HttpRequest, HttpResponse
 
 PAGE = "/page/"
 INCIDENT_PAGE = "/incident/"
-# The page of an incident has its styles in its text, and no script.
-_INCIDENT_HEADERS = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"}
 
 _NO_PAGE = b"no successful poll yet, or the last poll failed; if this persists, see the daemon's log\n"
 
@@ -93,6 +91,8 @@ class Routes:
             INCIDENTS: self.serve_incidents,
             f"{INCIDENTS}/": self.serve_incident,
             INCIDENT_PAGE: self.serve_incident_page,
+            ALERT_PAGE: self.serve_alert_page,
+            f"{ALERT_PAGE}/": self.serve_alert_page,
             STATE: self.serve_state,
             HISTORY: self.serve_history,
         }
@@ -157,8 +157,11 @@ class Routes:
         response = await self.serve_incident(request)
         if response.status != HTTPStatus.OK:
             return response
-        page = await asyncio.to_thread(_render_incident, response.body)
-        return HttpResponse(HTTPStatus.OK, page, "text/html; charset=utf-8", _INCIDENT_HEADERS)
+        return await asyncio.to_thread(_serve_incident, response.body)
+
+    async def serve_alert_page(self, request: HttpRequest) -> HttpResponse:
+        """Return the page of the alert in the path, or the list of all."""
+        return await asyncio.to_thread(_serve_alert, request.path.removeprefix(ALERT_PAGE).strip("/"))
 
     def _reader(self, request: HttpRequest) -> Reader:
         return reader(request.uid, os.geteuid(), self._config.web.show_error_text)
@@ -200,12 +203,19 @@ def _limit(request: HttpRequest, default: int) -> int | None:
     return int(wanted) if is_valid else None
 
 
-def _render_incident(document: bytes) -> bytes:
-    from gpuwarden.web.incidents.host_incident import HostIncident  # noqa: PLC0415 - saves memory where it is not read
+def _serve_alert(name: str) -> HttpResponse:
+    from gpuwarden.web.alert_page import serve_alert_page  # noqa: PLC0415 - saves memory where it is not read
+
+    return serve_alert_page(name)
+
+
+def _serve_incident(document: bytes) -> HttpResponse:
+    from gpuwarden.web.html_document import serve_document  # noqa: PLC0415 - likewise
+    from gpuwarden.web.incidents.host_incident import HostIncident  # noqa: PLC0415 - likewise
     from gpuwarden.web.incidents.incident_merge import group_incidents  # noqa: PLC0415 - likewise
     from gpuwarden.web.incidents.incident_page import render_page  # noqa: PLC0415 - likewise
 
-    return render_page(group_incidents([HostIncident(json.loads(document))])).encode("utf-8", "replace")
+    return serve_document(render_page(group_incidents([HostIncident(json.loads(document))])))
 
 
 def _json(body: bytes) -> HttpResponse:

@@ -39,8 +39,9 @@ DAEMON_CONDITIONS = (
             up{job="%{job}"} == 0 or absent(up{job="%{job}"})
         """,
         for_="45s",
-        summary="gpuwarden is down: GPUs and training runs are not monitored",
-        description="""{{ if $labels.instance }}Prometheus cannot scrape gpuwarden at {{ $labels.instance }}.{{ else
+        summary="gpuwarden%{on_host} is down: GPUs and training runs are not monitored",
+        description="""{{ if $labels.instance }}Prometheus cannot scrape gpuwarden at {{ $labels.instance }};
+            on that host, run: systemctl status gpuwarden{{ else
             }}Prometheus has no target of the job %{job}.{{ end }}""",
         meaning="""Prometheus cannot scrape gpuwarden, or has no target of that job. No other alert of that host can
             fire meanwhile.""",
@@ -59,7 +60,7 @@ DAEMON_CONDITIONS = (
               > on (cluster, job, instance)
               clamp_min(%{stale_polls} * gpuwarden_poll_interval_seconds, %{stale.seconds})
         """,
-        summary="gpuwarden stopped polling: all its values are stale",
+        summary="gpuwarden%{on_host} stopped polling: all its values are stale",
         description="The last poll of gpuwarden at {{ $labels.instance }} was {{ $value | humanizeDuration }} ago.",
         meaning="""The daemon answers, but its last poll is older than %{stale_polls.words} poll intervals and older
             than %{stale.words}: all its values are stale.""",
@@ -77,7 +78,7 @@ DAEMON_CONDITIONS = (
         for_="1m",
         keep_firing_for=OUTLIVES_RESTART,
         check=_driver_fault,
-        summary="NVIDIA driver not responding",
+        summary="NVIDIA driver%{on_host} is not responding",
         description="The NVIDIA driver on {{ $labels.instance }} does not answer; none of its GPUs can be read.",
         meaning="""The NVIDIA driver as a whole does not answer gpuwarden: it is not loaded, its version differs from
             that of its library, or it hangs.""",
@@ -93,7 +94,7 @@ DAEMON_CONDITIONS = (
             gpuwarden_paused == 1
         """,
         for_="%{paused}",
-        summary="gpuwarden paused for too long: GPUs are not monitored",
+        summary="gpuwarden%{on_host} is paused for too long: GPUs are not monitored",
         description="""gpuwarden at {{ $labels.instance }} has been paused for over %{paused.words}; its GPUs are not
             monitored.""",
         meaning="""`gpuwarden pause` released the driver, and no GPU of the host is read until `gpuwarden resume`.
@@ -117,7 +118,7 @@ DAEMON_CONDITIONS = (
         for_="1m",
         keep_firing_for=OUTLIVES_RESTART,
         check=_no_gpus,
-        summary="NVIDIA driver lists no GPU",
+        summary="NVIDIA driver%{on_host} lists no GPU",
         description="The NVIDIA driver on {{ $labels.instance }} answers but lists no GPU.",
         meaning="The driver is loaded, answers, and lists no GPU: nothing can train on this host.",
         diagnosis="""`nvidia-smi -L` and `lspci -d 10de:`. If the second lists GPUs, the kernel log has the reason:
@@ -133,7 +134,7 @@ DAEMON_CONDITIONS = (
         expr="""
             increase(gpuwarden_series_dropped_total[%{lost_told}]) > 0
         """,
-        summary="Series limit reached; some metrics are dropped",
+        summary="gpuwarden%{on_host} reached its series limit and drops some metrics",
         description="gpuwarden at {{ $labels.instance }} drops series: more {{ $labels.limit }} than configured.",
         fires="for %{lost_told.words} after the last drop",
         meaning="""More owners hold memory of a GPU than `owners.max`, or more processes than `processes.max_series`.
@@ -160,7 +161,7 @@ DAEMON_CONDITIONS = (
               "reason", "too_many_connections", "", ""
             )
         """,
-        summary="Reports of training runs refused",
+        summary="gpuwarden%{on_host} refuses reports of training runs",
         description="""gpuwarden at {{ $labels.instance }} refused {{ printf "%.0f" $value }} messages or connections of
             training runs within %{lost_told.words}: {{ reReplaceAll "_" " " $labels.reason }}.""",
         fires="for %{lost_told.words} after the last one",
@@ -182,7 +183,7 @@ DAEMON_CONDITIONS = (
         expr="""
             increase(gpuwarden_receipt_errors_total[%{lost_told}]) > 0
         """,
-        summary="Run records cannot be written to disk",
+        summary="gpuwarden%{on_host} cannot write run records to disk",
         description="gpuwarden at {{ $labels.instance }} could not write run records to its database, or dropped some.",
         fires="for %{lost_told.words} after the last error",
         meaning=(

@@ -58,7 +58,7 @@ DEVICE_MEMORY_CONDITIONS = (
         "GpuMemoryPressure",
         "gpu",
         _gpu_pressure,
-        summary="Training run on a GPU low on device memory",
+        summary="%{the_gpu} has a training run that is low on device memory",
         diagnosis="Its runs, and the other owners of its memory.",
         action="Same as RunNearOutOfMemory.",
         false_positives="The run uses nearly all memory by design and does not grow.",
@@ -87,7 +87,7 @@ DEVICE_MEMORY_CONDITIONS = (
             {_VERIFIED_HEADROOM}
         """,
         keep_firing_for="1m",
-        summary="GPU almost out of memory",
+        summary="%{the_gpu} is almost out of memory",
         description="""GPU {{ $labels.gpu }} ({{ $labels.name }}) on {{ $labels.instance }} has {{ $value | humanize1024
             }}B of free memory left, and processes that do not report to gpuwarden keep allocating.%{holders}""",
         meaning="""At most %{near_oom_ratio.words} of the device's memory is free, and memory in use keeps rising: by
@@ -129,7 +129,7 @@ DEVICE_MEMORY_CONDITIONS = (
             {_VERIFIED_HEADROOM}
         """,
         for_="%{leak_still}",
-        summary="GPU memory keeps growing and will run out",
+        summary="%{the_gpu} will run out of memory, which keeps growing",
         description="""GPU {{ $labels.gpu }} ({{ $labels.name }}) on {{ $labels.instance }} runs out of memory in about
             {{ $value | humanizeDuration }} at the current growth of its processes, which do not report to
             gpuwarden.%{holders}""",
@@ -166,7 +166,7 @@ DEVICE_MEMORY_CONDITIONS = (
             and on (cluster, job, instance, uuid)
             gpuwarden_gpu_busy_seconds_total offset %{{idle}}
         """,
-        summary="GPU allocated but idle",
+        summary="%{the_gpu} is allocated but idle",
         description="""User {{ $labels.owner }} has allocated {{ $value | humanize1024 }}B on GPU {{ $labels.gpu }} ({{
             $labels.name }}) on {{ $labels.instance }} for %{idle.words} or longer, and almost nothing ran
             there.%{holders}""",

@@ -39,7 +39,7 @@ ECC_CONDITIONS = (
               > 0
         """,
         keep_firing_for=OUTLIVES_RESTART,
-        summary="Uncorrected GPU memory errors",
+        summary="%{the_gpu} has uncorrected memory errors",
         description="""%{gpu} had {{ $value | humanize }} uncorrected memory errors ({{ $labels.location }}) within
             %{memory_errors_told.words}.%{late_users}""",
         fires="for %{memory_errors_told.words} after the last error",
@@ -58,7 +58,7 @@ ECC_CONDITIONS = (
         severity="warning",
         expr="gpuwarden_gpu_ecc_sram_threshold_exceeded == 1",
         check=_flag(GpuReadings.ecc_sram_threshold_exceeded, "too many SRAM errors"),
-        summary="Too many errors in the GPU's on-chip memory (SRAM)",
+        summary="%{the_gpu} has too many errors in its on-chip memory (SRAM)",
         description="The SRAM of %{gpu} has had more errors than NVIDIA's limit.%{users}",
         meaning="""Caches and registers of the GPU have had so many uncorrected errors in the board's life that NVIDIA
             accepts its return. SRAM has no spare parts, so more errors will come.""",
@@ -73,7 +73,7 @@ ECC_CONDITIONS = (
         severity="warning",
         expr="gpuwarden_gpu_row_remap_pending == 1",
         check=_flag(GpuReadings.row_remap_pending, "bad memory row, reset pending"),
-        summary="GPU needs a reset to replace a bad memory row",
+        summary="%{the_gpu} needs a reset to replace a bad memory row",
         description="%{gpu} has a bad memory row, which its next reset replaces.%{users}",
         meaning="""A row of device memory has had an error. Its page is out of use, so runs continue; the next reset
             replaces it with a spare row.""",
@@ -89,7 +89,7 @@ ECC_CONDITIONS = (
         expr="gpuwarden_gpu_row_remap_failed == 1",
         keep_firing_for=OUTLIVES_RESTART,
         check=_flag(GpuReadings.row_remap_failed, "bad memory row could not be replaced"),
-        summary="GPU memory row could not be remapped: replace the GPU",
+        summary="%{the_gpu} could not remap a bad memory row: replace the GPU",
         description="A bad memory row of %{gpu} could not be replaced. Take the GPU out of service.%{users}",
         meaning="""No spare row could replace a bad one, so memory with known errors stays in use. By NVIDIA's policy
             the board must be replaced.""",
@@ -103,7 +103,7 @@ ECC_CONDITIONS = (
         subject="gpu",
         severity="warning",
         expr='gpuwarden_gpu_row_remap_banks{spare_rows="none"} > 0',
-        summary="GPU memory banks without spare rows",
+        summary="%{the_gpu} has memory banks without spare rows",
         description="Memory banks of %{gpu} without a spare row: {{ $value | humanize }}.%{users}",
         meaning="""Each bank of device memory has a few spare rows. In a bank without one, the next error cannot be
             repaired: GpuRowRemapFailed follows.""",
@@ -118,7 +118,7 @@ ECC_CONDITIONS = (
         expr="gpuwarden_gpu_memory_unrepairable == 1",
         keep_firing_for=OUTLIVES_RESTART,
         check=_flag(GpuReadings.memory_unrepairable, "memory cannot be repaired"),
-        summary="GPU memory cannot be repaired",
+        summary="%{the_gpu} has memory that cannot be repaired",
         description="The memory of %{gpu} has errors that no spare row can repair.%{users}",
         meaning="The driver reports that device memory can no longer be repaired: errors will come back.",
         diagnosis="`nvidia-smi -q -d ECC,ROW_REMAPPER -i GPU`; the vendor will ask for it.",
@@ -130,7 +130,7 @@ ECC_CONDITIONS = (
         subject="gpu",
         severity="warning",
         expr="gpuwarden_gpu_repair_pending == 1",
-        summary="GPU needs a reset to repair a part",
+        summary="%{the_gpu} needs a reset to repair a part",
         description="""The next reset of %{gpu} repairs a {{ if eq $labels.part "tpc" }}group of SMs (TPC){{ else
             }}memory channel{{ end }}.%{users}""",
         meaning="A memory channel or a group of SMs (TPC) is bad, and a reset replaces it with a spare one.",
@@ -144,7 +144,7 @@ ECC_CONDITIONS = (
         severity="warning",
         expr="gpuwarden_gpu_retired_pages_pending == 1",
         check=_flag(GpuReadings.retired_pages_pending, "bad memory page, reset pending"),
-        summary="GPU needs a reset to retire a bad memory page",
+        summary="%{the_gpu} needs a reset to retire a bad memory page",
         description="%{gpu} has a bad memory page, which its next reset takes out of use.%{users}",
         meaning="""On GPUs before Ampere: a page of device memory has had an uncorrected error, or two corrected ones.
             Until the next reset programs can still allocate it.""",
@@ -157,7 +157,7 @@ ECC_CONDITIONS = (
         subject="gpu",
         severity="warning",
         expr="sum by (cluster, job, instance, uuid) (gpuwarden_gpu_retired_pages) >= %{many_retired_pages}",
-        summary="GPU close to its limit of retired memory pages",
+        summary="%{the_gpu} is close to its limit of retired memory pages",
         description="%{gpu} has {{ $value | humanize }} retired memory pages, of 64 at most.%{users}",
         meaning="""On GPUs before Ampere, which can retire 64 pages in their life: at %{many_retired_pages} there is no
             room for the next bad ones.""",

@@ -122,7 +122,7 @@ GPU_CONDITIONS = (
         check=_down,
         implied_by="GpuwardenDriverFault",
         ending=_down_ending,
-        summary="GPU not responding",
+        summary="%{the_gpu} is not responding",
         description="%{gpu} does not answer the driver.%{late_users}",
         meaning="""A GPU does not answer the driver's calls, or a call hangs. Runs on it fail or hang. One that has not
             answered since gpuwarden started is named by its PCI address.""",
@@ -149,7 +149,7 @@ GPU_CONDITIONS = (
         for_="30s",
         keep_firing_for=OUTLIVES_RESTART,
         check=_missing,
-        summary="GPU present but hidden from the daemon",
+        summary="A GPU%{on_host} is present but hidden from gpuwarden",
         description="""GPUs on {{ $labels.instance }} that the driver lists and that gpuwarden may not open: {{ $value |
             humanize }}.""",
         meaning="""The driver lists GPUs and refuses gpuwarden access to them (no_permission), so their health is
@@ -170,7 +170,7 @@ GPU_CONDITIONS = (
         keep_firing_for=OUTLIVES_RESTART,
         check=_xids("critical"),
         event_seconds=thresholds.XID_SECONDS,
-        summary="GPU fault that needs a reset or restart (XID)",
+        summary="%{the_gpu} has a fault that needs a reset or restart (XID)",
         description="""%{gpu} reported XID {{ $labels.xid }} {{ $value | humanizeDuration }} ago.%{late_users}
             %{xids.critical.actions}""",
         fires="for %{xid_told.words} after the last XID",
@@ -195,7 +195,7 @@ GPU_CONDITIONS = (
         """,
         check=_xids("warning"),
         event_seconds=thresholds.XID_SECONDS,
-        summary="GPU fault, GPU still usable (XID)",
+        summary="%{the_gpu} has a fault and is still usable (XID)",
         description="""%{gpu} reported XID {{ $labels.xid }} {{ $value | humanizeDuration }} ago.%{late_users}
             %{xids.warning.actions}""",
         fires="for %{xid_told.words} after the last XID",
@@ -220,7 +220,7 @@ GPU_CONDITIONS = (
         """,
         keep_firing_for=OUTLIVES_RESTART,
         check=_recovery(urgent=True),
-        summary="GPU unusable until it is recovered (reset or restart)",
+        summary="%{the_gpu} is unusable until it is recovered (reset or restart)",
         description="""%{gpu} is unusable until it is recovered. {{ if match "reboot" $labels.action -}} Restart the
             machine. {{- else if eq $labels.action "recover_imex_domain" -}} Recover its IMEX domain (restart
             nvidia-imex on all of its hosts). {{- else if eq $labels.action "bus_reset" -}} Stop its programs and reset
@@ -244,7 +244,7 @@ GPU_CONDITIONS = (
             }} == 1
         """,
         check=_recovery(urgent=False),
-        summary="GPU must be drained: no new work until it is recovered",
+        summary="%{the_gpu} must be drained: no new work until it is recovered",
         description="""%{gpu} must get no new work. {{ if eq $labels.action "drain_p2p" -}} Stop its programs that
             exchange data with other GPUs. {{- else if eq $labels.action "drain_and_reset" -}} Reset it when its
             programs have finished. {{- else -}} The driver requests an action that gpuwarden does not know ({{
@@ -268,7 +268,7 @@ GPU_CONDITIONS = (
         """,
         keep_firing_for=OUTLIVES_RESTART,
         check=_reset_required,
-        summary="GPU needs a reset",
+        summary="%{the_gpu} needs a reset",
         description="""%{gpu} needs a reset. Stop its programs, or let them finish, and reset it (nvidia-smi
             --gpu-reset).%{late_users}""",
         meaning="""The driver reports that the GPU needs a reset, now or after its work. Drivers before R570 report only

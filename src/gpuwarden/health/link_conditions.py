@@ -37,7 +37,7 @@ LINK_CONDITIONS = (
               and on (cluster, job, instance, uuid)
             rate(gpuwarden_gpu_busy_seconds_total[%{link_window}]) > %{link_busy}
         """,
-        summary="PCIe link of a busy GPU below its full speed",
+        summary="%{the_gpu} is busy with its PCIe link below full speed",
         description=(
             f"{_GPU}The PCIe link of %{{gpu}} has only {{{{ $value | humanizePercentage }}}} of its bandwidth under "
             f"load: generation {_GENERATION} of {_MAX_GENERATION}, {_WIDTH} of {_MAX_WIDTH} lanes.%{{users}}"
@@ -58,7 +58,7 @@ LINK_CONDITIONS = (
         subject="gpu",
         severity="warning",
         expr="60 * rate(gpuwarden_gpu_pcie_replays_total[%{link_window}]) > %{pcie_replays}",
-        summary="PCIe link of a GPU loses packets",
+        summary="%{the_gpu} loses packets on its PCIe link",
         description="""The PCIe link of %{gpu} retransmitted {{ $value | humanize }} packets per minute over the last
             %{link_window.words}.%{users}""",
         meaning="""More than %{pcie_replays} packets per minute arrived damaged and were retransmitted, over
@@ -97,7 +97,7 @@ LINK_CONDITIONS = (
             gpuwarden_gpu_mig_mode{setting="current"} == 1
         """,
         for_="1m",
-        summary="NVLinks of a GPU down",
+        summary="%{the_gpu} has NVLinks that are down",
         description="""NVLinks of %{gpu} down: {{ $value | humanize }}. They were up before, or are up on the other
             GPUs.%{users}""",
         meaning="""A link to another GPU or to a switch is down that was up %{link_window.words}, 1 hour or
@@ -127,7 +127,7 @@ LINK_CONDITIONS = (
             )
               > %{nvlink_errors}
         """,
-        summary="NVLink errors of a GPU",
+        summary="%{the_gpu} has NVLink errors",
         description="""The NVLinks of %{gpu} had {{ $value | humanize }} errors per minute over the last
             %{link_window.words} (replays, recoveries or damaged packets).%{users}""",
         meaning="""More than %{nvlink_errors} errors per minute on NVLink, over %{link_window.words}: replays,
@@ -145,7 +145,7 @@ LINK_CONDITIONS = (
         expr="gpuwarden_gpu_fabric_joined == 0",
         for_="5m",
         keep_firing_for=OUTLIVES_RESTART,
-        summary="GPU has not joined its NVLink fabric; CUDA programs fail",
+        summary="%{the_gpu} has not joined its NVLink fabric; CUDA programs fail",
         description="%{gpu} has not joined its NVLink fabric: CUDA programs fail to start on it.%{users}",
         meaning="""On hosts with NVLink switches each GPU joins the fabric after a start or a reset. Until then CUDA
             programs fail with *system not yet initialized* (802). This GPU has not joined within five minutes, or
@@ -163,7 +163,7 @@ LINK_CONDITIONS = (
         severity="warning",
         expr="gpuwarden_gpu_fabric_fault == 1",
         for_="1m",
-        summary="Fault in the NVLink fabric of a GPU",
+        summary="%{the_gpu} has a fault in its NVLink fabric",
         description="The NVLink fabric of %{gpu} has a fault: {{ $labels.fault }}.%{users}",
         meaning="""The fabric manager reports a fault of the GPU in its fabric: reduced bandwidth (*bandwidth*), a bad
             route (*route_unhealthy*), a route being repaired (*route_recovery*), or accesses that timed out

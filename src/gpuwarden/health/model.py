@@ -41,6 +41,8 @@ OUTLIVES_RESTART = "2m"
 UNLESS_UNVERIFIED = "unless on (cluster, job, instance, run_id, uuid) gpuwarden_run_device_verified == 0"
 
 _PLACE = re.compile(r"%\{([\w.]+)\}")
+_SUBJECT_WORDS = {"the_run": "Training run", "the_gpu": "GPU", "on_host": ""}
+_SUBJECT_PLACE = re.compile(rf"%\{{({'|'.join(_SUBJECT_WORDS)})\}}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +79,10 @@ class Condition:
     the condition named `implied_by` holds, the daemon raises no alert of this one. `ending` returns how an alert ended
     whose condition no longer holds (empty: nothing to add), or None while it is unknown. `event_seconds` is how
     long an event is reported, also after a restart of the daemon.
-    `summary` has no labels; `description` is a template of Prometheus. The other texts are Markdown for the docs and
-    for messages: `fires` says how long the alert fires, where that differs from how long its condition holds;
-    `meaning`, `diagnosis`, `action` and `false_positives` are sections of the alert's reference.
+    `summary` has the place `the_run`, `the_gpu` or `on_host` of its subject; `description` is a template of
+    Prometheus. The other texts are Markdown for the docs, the alert's page and messages: `fires` says how long the
+    alert fires, where that differs from how long its condition holds; `meaning`, `diagnosis`, `action` and
+    `false_positives` are sections of the alert's reference.
     """
 
     name: str
@@ -106,6 +109,11 @@ class Condition:
         """Join the lines of the texts."""
         for name in _TEXTS:
             object.__setattr__(self, name, " ".join(getattr(self, name).split()))
+
+    @property
+    def title(self) -> str:
+        """Summary of any subject."""
+        return _SUBJECT_PLACE.sub(lambda found: _SUBJECT_WORDS[found[1]], self.summary)
 
     @property
     def query(self) -> str:

@@ -139,7 +139,7 @@ RUN_CONDITIONS = (
         expr="gpuwarden_run_stalled == 1",
         check=_stalled,
         ending=_stall_ending,
-        summary="Training run stalled: no step",
+        summary="%{the_run} is stalled: no step",
         description="""Run {{ $labels.run_name }} ({{ $labels.run_id }}) on {{ $labels.instance }} is stalled: no step
             for much longer than its steps take%{cause}.%{owner}""",
         meaning="""A step takes longer than `runs.stall_factor` times the run's slow steps, and longer than
@@ -158,7 +158,7 @@ RUN_CONDITIONS = (
         severity="warning",
         expr="gpuwarden_run_loss_nonfinite == 1",
         check=_loss_nonfinite,
-        summary="Loss is NaN or infinite",
+        summary="%{the_run} has a loss of NaN or infinity",
         description="""The loss of run {{ $labels.run_name }} ({{ $labels.run_id }}) on {{ $labels.instance }} is NaN or
             infinite.%{owner}""",
         fires="until the run reports a finite loss, or `runs.expiry` after its end",
@@ -177,7 +177,7 @@ RUN_CONDITIONS = (
         expr="gpuwarden_run_no_gpu_info == 1",
         for_="1m",
         check=_without_gpu,
-        summary="Training runs on the CPU",
+        summary="%{the_run} trains on the CPU",
         description="""Run {{ $labels.run_name }} ({{ $labels.run_id }}) on {{ $labels.instance }} trains on the CPU,
             though the host has GPUs (reason: {{ reReplaceAll "_" " " $labels.reason }}).%{owner}""",
         meaning="""The framework computes, has no GPU, and the driver lists none of the run's processes on one; the host
@@ -196,7 +196,7 @@ RUN_CONDITIONS = (
         keep_firing_for="%{died_told}",
         check=_ended("RunDied"),
         event_seconds=thresholds.DIED_SECONDS,
-        summary="Training run failed",
+        summary="%{the_run} failed",
         description=_ENDED_DESCRIPTION,
         fires=_ENDED_FIRES,
         meaning="""A run ended with an exception or an exit status other than 0 (*failed*), by the kernel's OOM killer
@@ -219,7 +219,7 @@ RUN_CONDITIONS = (
         keep_firing_for="%{died_told}",
         check=_ended("RunKilled"),
         event_seconds=thresholds.DIED_SECONDS,
-        summary="Training run ended by a signal",
+        summary="%{the_run} was ended by a signal",
         description=_ENDED_DESCRIPTION,
         fires=_ENDED_FIRES,
         meaning="""A run was ended by a signal such as SIGTERM, SIGINT or SIGKILL, and, as far as known, not by the
@@ -240,7 +240,7 @@ RUN_CONDITIONS = (
               > %{input_bound_ratio}
         """,
         for_="%{input_bound_hold}",
-        summary="Training is input-bound",
+        summary="%{the_run} is input-bound",
         description="""Run {{ $labels.run_name }} ({{ $labels.run_id }}) on {{ $labels.instance }} waits for input {{
             $value | humanizePercentage }} of its step time.%{owner}""",
         meaning="""The run's steps wait for input more than %{input_bound_ratio.words} of their time, over

@@ -98,7 +98,7 @@ RUN_MEMORY_CONDITIONS = (
         "RunMemoryPressure",
         "run",
         _run_pressure,
-        summary="Training run low on device memory",
+        summary="%{the_run} is low on device memory",
         diagnosis="The run's headroom, and the other owners of memory on its GPU.",
         action="Save a checkpoint; stop the co-tenant, or restart the run with a smaller batch.",
         false_positives="The run uses nearly all memory by design and does not grow.",
@@ -125,7 +125,7 @@ RUN_MEMORY_CONDITIONS = (
         # No `for`: at the next evaluation the run may have failed. Headroom varies with the steps, so it keeps firing.
         keep_firing_for="1m",
         check=_near_out_of_memory,
-        summary="Training run almost out of GPU memory",
+        summary="%{the_run} is almost out of GPU memory",
         description="""Run {{ $labels.run_name }} ({{ $labels.run_id }}) has {{ $value | humanize1024 }}B of memory left
             on GPU {{ $labels.gpu }} ({{ $labels.name }}) on {{ $labels.instance }}.%{soon}%{owner}%{holders}""",
         meaning="""The run's [headroom](understand/headroom.md) is at most %{near_oom_ratio.words} of the device memory
@@ -160,7 +160,7 @@ RUN_MEMORY_CONDITIONS = (
         """,
         joins=("run", "gpu"),
         for_="1m",
-        summary="Training run's peak memory keeps rising and is close to its limit",
+        summary="%{the_run} has a peak memory that keeps rising and is close to its limit",
         description="""Run {{ $labels.run_name }} ({{ $labels.run_id }}) has {{ $value | humanize1024 }}B left at its
             memory peak on GPU {{ $labels.gpu }} ({{ $labels.name }}) on {{ $labels.instance }}, and the peak rose in
             each of the last two periods of %{peak_rise.words}.%{owner}%{holders}""",
@@ -185,7 +185,7 @@ RUN_MEMORY_CONDITIONS = (
         """,
         check=_out_of_memory,
         event_seconds=thresholds.ERROR_SECONDS,
-        summary="Training run out of memory",
+        summary="%{the_run} ran out of memory",
         description="""Run {{ $labels.run_name }} ({{ $labels.run_id }}) on {{ $labels.instance }} ran out of {{ if eq
             $labels.kind "host_oom" }}host{{ else }}GPU{{ end }} memory {{ $value | humanizeDuration }} ago. {{- $of :=
             printf "gpuwarden_run_oom_verdict_info{cluster=%q,job=%q,instance=%q,run_id=%q}" $labels.cluster $labels.job
@@ -215,7 +215,7 @@ RUN_MEMORY_CONDITIONS = (
         joins=("run", "gpu"),
         keep_firing_for="1m",
         check=_out_of_memory_expected,
-        summary="GPU memory leak: training run will run out of memory",
+        summary="%{the_run} leaks GPU memory and will run out",
         description="""Run {{ $labels.run_name }} ({{ $labels.run_id }}) leaks memory%{growth} on GPU {{ $labels.gpu }}
             ({{ $labels.name }}) on {{ $labels.instance }}: out of memory in about {{ $value | humanizeDuration
             }}.%{owner}%{holders}""",
@@ -236,7 +236,7 @@ RUN_MEMORY_CONDITIONS = (
         expr="gpuwarden_run_seconds_to_host_oom < %{oom_expected.seconds}",
         keep_firing_for="1m",
         check=_host_out_of_memory_expected,
-        summary="Host memory leak: training run will run out of memory",
+        summary="%{the_run} leaks host memory and will run out",
         description="""Run {{ $labels.run_name }} ({{ $labels.run_id }}) on {{ $labels.instance }} leaks host
             memory%{host_growth}: it reaches its limit, or the host's memory is used up, in about {{ $value |
             humanizeDuration }}.%{owner}""",
@@ -270,7 +270,7 @@ RUN_MEMORY_CONDITIONS = (
         """,
         joins=("run", "gpu"),
         for_="10s",
-        summary="Co-tenants take the GPU memory of a training run",
+        summary="%{the_run} loses its GPU memory to co-tenants",
         description="""Other processes took {{ $value | humanize1024 }}B within %{taken_window.words} that run {{
             $labels.run_name }} ({{ $labels.run_id }}) could have used on GPU {{ $labels.gpu }} ({{ $labels.name }}) on
             {{ $labels.instance }}.%{takers}%{owner}%{holders}""",

@@ -71,7 +71,7 @@ THERMAL_CONDITIONS = (
         "GpuThermalPressure",
         "gpu",
         _pressure,
-        summary="GPU close to its throttle temperature",
+        summary="%{the_gpu} is close to its throttle temperature",
         diagnosis="Same as GpuNearThermalSlowdown.",
         action="Same as GpuNearThermalSlowdown.",
         false_positives="The device is designed to run at its limit.",
@@ -81,7 +81,7 @@ THERMAL_CONDITIONS = (
         subject="gpu",
         severity="warning",
         check=_throttled,
-        summary="GPU throttled",
+        summary="%{the_gpu} is throttled",
         meaning="Temperature, the power brake or a fault limits the clocks of the GPU at this poll.",
         diagnosis="""The clock event reasons. GpuHardwareThermalSlowdown, GpuSoftwareThermalSlowdown and GpuPowerBrake
             explain them, and fire if it lasts.""",
@@ -95,7 +95,7 @@ THERMAL_CONDITIONS = (
         expr="gpuwarden_gpu_temperature_margin_celsius <= %{near_slowdown}",
         for_="1m",
         check=_near_slowdown,
-        summary="GPU close to its throttle temperature",
+        summary="%{the_gpu} is close to its throttle temperature",
         description="%{gpu} is hot: %{margin} its throttle point.%{users}",
         meaning="""The GPU is at most %{near_slowdown.words} below the temperature at which it lowers its clocks. The
             threshold is the device's own, as devices differ.""",
@@ -117,7 +117,7 @@ THERMAL_CONDITIONS = (
               <= %{near_memory_slowdown}
         """,
         for_="1m",
-        summary="GPU memory close to its throttle temperature",
+        summary="%{the_gpu} has memory close to its throttle temperature",
         description="The memory of %{gpu} is hot: %{margin} its throttle point.%{users}",
         meaning="""Device memory is at most %{near_memory_slowdown.words} below its highest operating temperature, by
             the device's own threshold. Above it the driver throttles the GPU, and memory errors become more likely.""",
@@ -136,7 +136,7 @@ THERMAL_CONDITIONS = (
               > %{slowed_ratio}
         """,
         keep_firing_for=OUTLIVES_RESTART,
-        summary="GPU overheated: its hardware cuts the clocks to half or less",
+        summary="%{the_gpu} is overheated: its hardware cuts the clocks to half or less",
         description="""%{gpu} is overheated: its hardware cut the clocks to half or less for {{ $value |
             humanizePercentage }} of the last %{slowed_window.words}.%{users}""",
         meaning="""Last protection before the GPU switches itself off: for more than %{slowed_ratio.words} of the last
@@ -157,7 +157,7 @@ THERMAL_CONDITIONS = (
               > %{slowed_ratio}
         """,
         for_="%{slowed_hold}",
-        summary="GPU thermal-throttled for %{slowed_hold.words}",
+        summary="%{the_gpu} is thermal-throttled for %{slowed_hold.words}",
         description="""The driver throttles %{gpu} because it is hot: {{ $value | humanizePercentage }} of the last
             %{slowed_window.words}, for %{slowed_hold.words} or longer.%{users}""",
         meaning="""For %{slowed_hold.words} the driver has lowered the clocks in more than %{slowed_ratio.words} of the
@@ -179,7 +179,7 @@ THERMAL_CONDITIONS = (
             rate(gpuwarden_gpu_clock_event_seconds_total{reason="hw_power_brake_slowdown"}[%{slowed_window}])
               > %{slowed_ratio}
         """,
-        summary="External power brake active (power supply limit)",
+        summary="%{the_gpu} is slowed by the external power brake (power supply limit)",
         description="""The power brake cut the clocks of %{gpu} to half or less for {{ $value | humanizePercentage }} of
             the last %{slowed_window.words}.%{users}""",
         meaning="""The host asserts the power brake signal of the GPU, usually because a power supply has failed or is
@@ -202,7 +202,7 @@ THERMAL_CONDITIONS = (
             gpuwarden_gpu_temperature_margin_celsius <= %{fan_needed}
         """,
         for_="1m",
-        summary="Fan of a hot GPU stopped",
+        summary="%{the_gpu} is hot, and a fan of it stopped",
         description="""Stopped fans on %{gpu}: {{ $value | humanize }}. The GPU is {{ with query (printf
             "gpuwarden_gpu_temperature_margin_celsius{cluster=%q,job=%q,instance=%q,uuid=%q}" $labels.cluster
             $labels.job $labels.instance $labels.uuid) }}{{ $margin := . | first | value }}{{ reReplaceAll "^-" ""

@@ -79,11 +79,10 @@ def test_alert_content() -> None:
             "cluster": "a",
         }
         assert sent["annotations"] == {
-            "summary": "Training run almost out of GPU memory",
+            "summary": "Run u & net on GPU 0 of 127.0.0.1:9846 is almost out of GPU memory",
             "description": "Run unet can allocate only 1 GiB more. Owner: user alice.",
-            "runbook_url": "docs/reference/alerts.md#runnearoutofmemory",
-            "dashboard_url": "http://localhost:3000/d/gpuwarden-run?var-instance=127.0.0.1%3A9846&var-run=7-1"
-            "&var-cluster=a",
+            "runbook_url": "http://127.0.0.1:9846/alerts/RunNearOutOfMemory",
+            "dashboard_url": "http://127.0.0.1:9846/run/7-1",
         }
         assert sent["startsAt"] == "2001-09-09T01:46:40.000Z"
         assert sent["endsAt"] > time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(time.time() + 2))

@@ -16,21 +16,23 @@ from gpuwarden.alerts.delivery.message import (
     Notification,
     action_text,
     fill_text,
-    render_plain,
 )
+from gpuwarden.alerts.markdown import render_plain
 from gpuwarden.health.conditions import ALERTS
 from gpuwarden.health.model import Alert
 
-DOCS = "https://ops.example.com/docs"
+PAGES = "https://ops.example.com/box1"
 HOSTILE = (
     "<!channel> @here\r\nBcc: eve@example.com\n\n*x* `y` <https://evil.example|click> \u202edlrow\x00" + "z" * 5000
 )
 
 
-def message(*firing: Alert, over: tuple[Alert, ...] = (), docs: str = "docs") -> Message:
+def message(*firing: Alert, over: tuple[Alert, ...] = (), daemon_url: str = "http://box1:9846") -> Message:
     """Return a message with firing and resolved alerts."""
     return Message(
-        "box1", docs, (*map(Notification, firing), *(Notification(each, resolved_at=each.since + 60) for each in over))
+        "box1",
+        daemon_url,
+        (*map(Notification, firing), *(Notification(each, resolved_at=each.since + 60) for each in over)),
     )
 
 
@@ -42,12 +44,13 @@ def test_message_has_all_facts() -> None:
         == "[CRITICAL] box1: Run resnet50 (77-1) can allocate only 1.2 GiB more on GPU 3 (NVIDIA H100 80GB HBM3)."
     )
     for part in (
-        "CRITICAL RunNearOutOfMemory: Training run almost out of GPU memory",
+        "CRITICAL RunNearOutOfMemory: Training run is almost out of GPU memory",
         "- Run resnet50 (77-1) can allocate only 1.2 GiB more on GPU 3",
         f"Owner: {OWNER}. Since 20",
         "Details: gpuwarden runs show 77-1",
         "Action: Save a checkpoint now. Then stop the co-tenant, or restart the run with a smaller batch.",
-        "Docs: docs/reference/alerts.md#runnearoutofmemory",
+        "Page: http://box1:9846/run/77-1",
+        "Runbook: http://box1:9846/alerts/RunNearOutOfMemory",
     ):
         assert part in one.text
 
@@ -82,7 +85,9 @@ def test_ending_without_recovery() -> None:
 
 def test_repeated_alert() -> None:
     """A repeated alert is marked as such."""
-    again = Message("box1", "docs", (Notification(gpu_down(), repeated=True),), {"RunStalled": 2, "GpuXidWarning": 1})
+    again = Message(
+        "box1", "http://box1:9846", (Notification(gpu_down(), repeated=True),), {"RunStalled": 2, "GpuXidWarning": 1}
+    )
     assert again.title.startswith("[CRITICAL, STILL FIRING] box1: GPU 3 ")
     assert " (sent before)." in again.text
     assert "Still firing: GpuXidWarning, RunStalled (2).\n" in again.text
@@ -128,21 +133,22 @@ def test_name_in_chat_markup() -> None:
         "HTTP://WWW.evil.example",
         "www.evil.example",
         "mailto:eve@evil.example",
-        f"{DOCS}@evil.example/",
-        f"[docs]({DOCS}/x)",
-        f"<{DOCS}/x|docs>",
+        f"{PAGES}@evil.example/",
+        f"[docs]({PAGES}/x)",
+        f"<{PAGES}/x|docs>",
     ):
-        made = disable_links(f"Run {name} stalls. More: {DOCS}/a.md", DOCS)
-        assert made.replace("\u2060", "") == f"Run {name} stalls. More: {DOCS}/a.md"
-        assert made.endswith(f" More: {DOCS}/a.md")
-        text = made.replace(f"{DOCS}/", "")
+        made = disable_links(f"Run {name} stalls. More: {PAGES}/a.md", PAGES)
+        assert made.replace("\u2060", "") == f"Run {name} stalls. More: {PAGES}/a.md"
+        assert made.endswith(f" More: {PAGES}/a.md")
+        text = made.replace(f"{PAGES}/", "")
         assert not re.search(r"@[\w&]|<[@!#]|\]\(|://|\bwww\.|mailto:", text, re.IGNORECASE), name
 
 
 def test_links_in_chat_markup() -> None:
-    """Only links below the docs address are links; without a docs address there are none."""
-    assert disable_links("docs/a.md http://x/", "docs") == "docs/a.md http:\u2060//x/"
-    assert disable_links(f"{DOCS}/a {DOCS}.evil/", DOCS) == f"{DOCS}/a {DOCS.replace(':', ':' + chr(0x2060))}.evil/"
+    """Only links to the daemon's pages are links."""
+    assert (
+        disable_links(f"{PAGES}/a {PAGES}.evil/", PAGES) == f"{PAGES}/a {PAGES.replace(':', ':' + chr(0x2060))}.evil/"
+    )
 
 
 def test_unicode_is_kept() -> None:
@@ -156,7 +162,7 @@ def test_every_rule_has_plain_text() -> None:
         (name, said)
         for name, rule in ALERTS.items()
         for text in (action_text(rule), fill_text(rule.meaning))
-        for said in [render_plain(text, "docs")]
+        for said in [render_plain(text)]
         if re.search(r"[`*\[\]]|%\{|\]\(|Same as", said) or not (said[0].isupper() or text.startswith("`"))
     ]
     assert offenders == []
@@ -174,11 +180,12 @@ def test_webhook_body() -> None:
             "alert": "RunNearOutOfMemory",
             "severity": "critical",
             "labels": dict(near_oom().labels),
-            "summary": "Training run almost out of GPU memory",
+            "summary": "Run resnet50 on GPU 3 of box1 is almost out of GPU memory",
             "description": near_oom().description,
             "owner": OWNER,
             "do": "Save a checkpoint now. Then stop the co-tenant, or restart the run with a smaller batch.",
-            "more": "docs/reference/alerts.md#runnearoutofmemory",
+            "more": "http://box1:9846/alerts/RunNearOutOfMemory",
+            "page": "http://box1:9846/run/77-1",
             "since": "2026-09-21T14:13:20Z",
             "over": None,
             "ending": "",

@@ -283,12 +283,12 @@ def test_address_digest(tmp_path: Path) -> None:
         [NotifyConfig(webhook=(each,)) for each in (one, other)],
         [NotifyConfig(apprise=(each,)) for each in (one, other)],
     ):
-        was, became = (next(iter(message_targets(each))).address_digest() for each in pair)
+        was, became = (next(iter(message_targets(Config(notify=each)))).address_digest() for each in pair)
         assert was
         assert became
         assert was != became
         assert SECRET not in was
-    (absent,) = message_targets(replace(FAST, webhook=(Secret(file=tmp_path / "absent"),)))
+    (absent,) = message_targets(Config(notify=replace(FAST, webhook=(Secret(file=tmp_path / "absent"),))))
     assert absent.address_digest() is None
 
 
@@ -353,7 +353,7 @@ def test_exception_in_a_target_is_isolated(monkeypatch: pytest.MonkeyPatch, capl
             if len(sent) == 2:
                 raise DeliveryError("not yet")
 
-    faulty = Faulty("faulty", "a faulty one", Secret(text=SECRET), FAST, "info")
+    faulty = Faulty("faulty", "a faulty one", Secret(text=SECRET), Config(notify=FAST), "info")
     sink = dispatcher(FAST, None, [faulty])
     update(sink, gpu_down())
     until(lambda: sink.notified["faulty"].sent == 1, "the third attempt succeeds")

@@ -19,19 +19,19 @@ from gpuwarden.alerts.delivery.http_client import find_secrets
 from gpuwarden.alerts.delivery.message import Message, Notification
 from gpuwarden.alerts.delivery.target import DeliveryError, PartlySentError
 from gpuwarden.config.loader import parse
-from gpuwarden.config.schema import NotifyConfig
+from gpuwarden.config.schema import Config, NotifyConfig
 from gpuwarden.config.secrets import HIDDEN, NOT_ASCII, Secret, redact
 
-MESSAGE = Message("box1", "docs", (Notification(near_oom()), Notification(gpu_down(9))))
+MESSAGE = Message("box1", "http://box1:9846", (Notification(near_oom()), Notification(gpu_down(9))))
 TOKEN = "T0KEN-xoxb-1234567890"  # noqa: S105 - of a test
 HOSTILE = Message(
-    "box1", "docs", (Notification(near_oom("<!channel>\r\nBcc: eve@example.com\n\nGröße模", owner="a\nb")),)
+    "box1", "http://box1:9846", (Notification(near_oom("<!channel>\r\nBcc: eve@example.com\n\nGröße模", owner="a\nb")),)
 )
 
 
 def send(settings: NotifyConfig, message: Message = MESSAGE) -> None:
     """Send a message to the only target in the settings."""
-    (target,) = message_targets(settings)
+    (target,) = message_targets(Config(notify=settings))
     target._deliver(message)
 
 
@@ -208,7 +208,7 @@ def test_apprise() -> None:
             NotifyConfig(apprise=(Secret(text=f"json://127.0.0.1:{server.port}/"),)),
             replace(
                 MESSAGE,
-                docs="https://x/docs",
+                daemon_url="https://x/box1",
                 notifications=(Notification(near_oom("@here [a](https://evil.example)")),),
             ),
         )
@@ -216,7 +216,7 @@ def test_apprise() -> None:
         named = "Run @\u2060here [a]\u2060(https:\u2060//evil.example) (77-1) can allocate"
         assert named in got.content["title"]
         assert named in got.content["message"]
-        assert "Docs: https://x/docs/reference/alerts.md#runnearoutofmemory" in got.content["message"]
+        assert "Runbook: https://x/box1/alerts/RunNearOutOfMemory" in got.content["message"]
         server.status = 500
         error = delivery_error(NotifyConfig(apprise=(Secret(text=f"json://127.0.0.1:{server.port}/{TOKEN}"),)))
         assert "500" in str(error)
@@ -292,7 +292,7 @@ def test_apprise_service_with_short_messages(
     """A long message is split for a service with a length limit, or truncated if too many; the URL may choose."""
     apprise = pytest.importorskip("apprise")
     alerts = (near_oom(), gpu_hot(), xid(1), *(gpu_down(index) for index in range(30)))
-    long = Message("box1", "docs", tuple(map(Notification, alerts)))
+    long = Message("box1", "http://box1:9846", tuple(map(Notification, alerts)))
     with http_receiver() as server:
         url = f"json://127.0.0.1:{server.port}/{chosen}"
         monkeypatch.setattr(type(apprise.Apprise.instantiate(url)), "body_maxlen", longest)
@@ -319,7 +319,7 @@ def test_target_names_show_no_secret() -> None:
         ),
         "f",
     )
-    assert [(each.name, each.place) for each in message_targets(config.notify)] == [
+    assert [(each.name, each.place) for each in message_targets(config)] == [
         ("webhook", "webhook at h.example.com"),
         ("webhook-2", "webhook at h.example.com"),
         ("apprise", "apprise (tgram)"),

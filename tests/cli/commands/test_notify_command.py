@@ -101,7 +101,8 @@ def test_bug_reveals_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(WebhookTarget, "_deliver", fails)
     said: list[str] = []
-    assert notify_command.send_test(NotifyConfig(webhook=(Secret(text="http://127.0.0.1:1/"),)), said.append) == 1
+    config = Config(notify=NotifyConfig(webhook=(Secret(text="http://127.0.0.1:1/"),)))
+    assert notify_command.send_test(config, said.append) == 1
     assert re.search(r": NOT sent: bug in gpuwarden, please report it: UnicodeEncodeError in .*\.fails:\d+$", said[0])
     assert TOKEN not in said[0]
 
@@ -151,7 +152,7 @@ notify:
         ("mute: [RunDied, RunDyed]", "notify.mute: there is no alert RunDyed; did you mean RunDied?"),
         ("webhook_token: file:/dev/null", "notify.webhook_token: set notify.webhook too"),
         ("webhook: " + str(["https://h/"] * 17), "notify.webhook: 17 values are too many; maximum 16"),
-        ("docs: [a]", "notify.docs: expects one value, not a list or a section"),
+        ("timeout: [a]", "notify.timeout: expects one value, not a list or a section"),
     ],
 )
 def test_contradicting_options(lines: str, message: str) -> None:

@@ -6,15 +6,13 @@ Each alert has the labels of the same alert from Prometheus, so that Alertmanage
 from __future__ import annotations
 
 import logging
-import re
-import socket
 import time
 from collections.abc import Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import quote_plus
 
+from gpuwarden.alerts.alert_links import AlertLinks, fill_labels
 from gpuwarden.alerts.delivery.http_client import Server
 from gpuwarden.alerts.delivery.message import Notification, format_utc
 from gpuwarden.alerts.delivery.target import DeliveryError, PartlySentError, Policy, compute_digest
@@ -31,8 +29,6 @@ MAX_BATCH = 64  # alerts in a message, as in Prometheus
 EXPIRY_RESENDS = 4  # times `resend` until an alert that is not sent again is resolved, as in Prometheus
 MAX_CLOCK_DIFFERENCE_SECONDS = 15.0  # an answer has whole seconds, and takes time itself
 MAX_CLOCK = 250_000_000_000.0  # Unix time in the year 9892: dates after 9999 cannot be written
-_WILDCARDS = {"0.0.0.0", "::"}  # noqa: S104 - to recognise them
-_LABEL = re.compile(r"{{ with \$labels\.(\w+) }}([^{]*){{ \. \| urlquery }}{{ end }}")
 
 
 class AlertmanagerTarget:
@@ -57,13 +53,12 @@ class AlertmanagerTarget:
             max_batch=MAX_BATCH,
             inhibits=False,  # Alertmanager does it, with what Prometheus sends too
         )
-        listen = config.web.listen
-        reached = listen._replace(host=socket.gethostname()) if listen.host in _WILDCARDS else listen
-        self._own = {"job": chosen.job, "instance": chosen.instance or str(reached)}
+        self._own = {"job": chosen.job, "instance": chosen.instance or str(config.web.reachable)}
         self._external = dict(chosen.labels)  # as external_labels of Prometheus: labels of the alert win
-        self._generator = f"http://{reached}/"
-        self._choices = Choices(job=chosen.job, docs=chosen.docs, grafana=chosen.grafana)
-        self._constant: dict[str, dict[str, str]] = {}  # annotations by alert, with placeholders for its labels
+        self._generator = f"{config.web.pages_url}/"
+        links = AlertLinks(chosen.runbook_url, chosen.dashboard_url, config.web.external_url)
+        self._choices = Choices(job=chosen.job, links=links)
+        self._templates: dict[str, dict[str, str]] = {}  # annotations by alert
         self._server = Server(
             url=Secret(text=url.rstrip("/") + PATH),
             timeout=chosen.timeout,
@@ -138,13 +133,10 @@ class AlertmanagerTarget:
         }
 
     def _annotations(self, alert: Alert, labels: Mapping[str, str]) -> dict[str, str]:
-        def where_known(found: re.Match[str]) -> str:
-            text = labels.get(found[1], "")
-            return f"{found[2]}{quote_plus(text)}" if text else ""
-
-        if alert.name not in self._constant:
-            texts = render_annotations(alert.condition, self._choices)
-            self._constant[alert.name] = {name: text for name, text in texts.items() if name != "description"}
+        if alert.name not in self._templates:
+            self._templates[alert.name] = render_annotations(alert.condition, self._choices)
         owner = f" Owner: {alert.owner}." if alert.owner else ""
-        texts = {name: _LABEL.sub(where_known, text) for name, text in self._constant[alert.name].items()}
-        return {**texts, "description": alert.description + owner}
+        return {
+            name: alert.description + owner if name == "description" else fill_labels(template, labels)
+            for name, template in self._templates[alert.name].items()
+        }

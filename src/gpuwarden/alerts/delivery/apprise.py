@@ -13,7 +13,7 @@ from typing import Any
 from gpuwarden.alerts.delivery.http_client import find_secrets, redact_line
 from gpuwarden.alerts.delivery.message import Message
 from gpuwarden.alerts.delivery.target import DeliveryError, MessageTarget, PartlySentError
-from gpuwarden.config.schema import NotifyConfig
+from gpuwarden.config.schema import Config
 from gpuwarden.config.secrets import Secret, SecretError
 
 MAX_REASON_CHARS = 200
@@ -30,9 +30,9 @@ _NOWHERE = logging.NullHandler()
 class AppriseTarget(MessageTarget):
     """Target behind one URL of apprise; its services have timeouts of their own, 4 s unless the URL sets them."""
 
-    def __init__(self, name: str, url: Secret, settings: NotifyConfig) -> None:
+    def __init__(self, name: str, url: Secret, config: Config) -> None:
         place = f"apprise ({url.text.partition(':')[0] if url.text else url})"
-        super().__init__(name, place, url, settings, settings.apprise_severity)
+        super().__init__(name, place, url, config, config.notify.apprise_severity)
 
     def _deliver(self, message: Message) -> None:
         try:
@@ -54,7 +54,7 @@ class AppriseTarget(MessageTarget):
             server = apprise.Apprise()
             if not server.add(url):
                 raise DeliveryError("apprise does not support this URL; see its list of services", refused=True)
-            text, title = (disable_links(each, message.docs) for each in (message.text, message.title))
+            text, title = (disable_links(each, message.daemon_url) for each in (message.text, message.title))
             for service in server:
                 _fit(service, len(text), apprise.OverflowMode)
             result = server.notify(
@@ -87,7 +87,7 @@ def _outcome(result: Any, targets: int) -> DeliveryError:
     return PartlySentError(reason) if in_part else DeliveryError(reason)
 
 
-def disable_links(text: str, docs: str = "") -> str:
-    """Disable links and mentions in a text, which can come from untrusted names; addresses below `docs` stay links."""
-    parts = text.split(f"{docs}/") if "://" in docs else [text]
-    return f"{docs}/".join(_ACTIVE.sub(rf"\g<0>{_JOINER}", part) for part in parts)
+def disable_links(text: str, daemon_url: str) -> str:
+    """Disable links and mentions, which can come from untrusted names; links to pages of the daemon stay."""
+    parts = text.split(f"{daemon_url}/")
+    return f"{daemon_url}/".join(_ACTIVE.sub(rf"\g<0>{_JOINER}", part) for part in parts)

@@ -16,7 +16,7 @@ from gpuwarden.alerts.delivery.sender import Sender
 from gpuwarden.alerts.delivery.target import MessageTarget
 from gpuwarden.alerts.delivery.validation import warnings
 from gpuwarden.alerts.delivery.webhook import WebhookTarget
-from gpuwarden.config.schema import Config, NotifyConfig
+from gpuwarden.config.schema import Config
 from gpuwarden.config.state_folder import state_folder
 from gpuwarden.formatting import format_fields
 from gpuwarden.health.evaluator import AlertEvaluator, AlertStates
@@ -38,7 +38,7 @@ class Dispatcher:
         self._alertmanagers = [
             Sender(AlertmanagerTarget(url, config)) for url in dict.fromkeys(config.alertmanager.url)
         ]
-        chosen = message_targets(config.notify) if targets is None else targets
+        chosen = message_targets(config) if targets is None else targets
         self._notifiers = [Sender(each, SentAlerts(folder, each.name, each.address_digest)) for each in chosen]
 
     @property
@@ -100,12 +100,12 @@ def start_dispatcher(config: Config) -> Dispatcher:
     return dispatcher
 
 
-def message_targets(settings: NotifyConfig) -> Iterator[MessageTarget]:
+def message_targets(config: Config) -> Iterator[MessageTarget]:
     """Yield the targets of the section `notify`, each with a unique name."""
-    for number, url in enumerate(settings.webhook, 1):
-        yield WebhookTarget(_name("webhook", number), url, settings)
-    for number, url in enumerate(settings.apprise, 1):
-        yield AppriseTarget(_name("apprise", number), url, settings)
+    for number, url in enumerate(config.notify.webhook, 1):
+        yield WebhookTarget(_name("webhook", number), url, config)
+    for number, url in enumerate(config.notify.apprise, 1):
+        yield AppriseTarget(_name("apprise", number), url, config)
 
 
 def _name(kind: str, number: int) -> str:

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import cache
 
-from gpuwarden.alerts.prometheus_rules import Choices, docs_path
+from gpuwarden.alerts.alert_links import AlertLinks, fill_labels
+from gpuwarden.alerts.markdown import render_plain
+from gpuwarden.alerts.prometheus_rules import Choices
 from gpuwarden.health.conditions import CONDITIONS
 from gpuwarden.health.model import Alert, Condition, fill_places
 from gpuwarden.severity import SEVERITY_RANK
@@ -28,7 +30,6 @@ MAX_TEXT_CHARS = 12000
 
 _WHAT = {"xid": "XID ", "kind": "", "outcome": ""}  # labels, and the prefix of their values
 _SAME_AS = re.compile(r"Same as (\w+)")  # a reference to the text of another alert
-_MARKED = re.compile(r"\[(?P<link>[^\]]+)\]\((?P<target>[^)\s]+)\)|`(?P<code>[^`]+)`|\*(?P<emphasis>[^*\s][^*]*)\*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Message:
     """Content of one message; `standing` counts by name the alerts that were sent before and still fire."""
 
     host: str
-    docs: str
+    daemon_url: str  # without a slash at the end
     notifications: tuple[Notification, ...] = ()
     standing: Mapping[str, int] = field(default_factory=dict)
     test: str = ""  # severities that the target gets, in a test message
@@ -93,14 +94,16 @@ class Message:
             yield "No action is needed."
             return
         listed, rest = self.firing[:MAX_LISTED], self.firing[MAX_LISTED:]
+        links = AlertLinks(daemon_url=self.daemon_url)
         for rule, notifications in group_by_condition(listed):
-            yield f"{rule.severity.upper()} {rule.name}: {fill_text(rule.summary)}"
+            yield f"{rule.severity.upper()} {rule.name}: {fill_text(rule.title)}"
             for each in notifications:
                 yield f"- {clean(each.alert.description, MAX_DESCRIPTION_CHARS)}"
                 yield f"  {format_facts(each)}"
-            yield f"Action: {render_plain(action_text(rule), self.docs)}"
-            yield f"Meaning: {render_plain(fill_text(rule.meaning), self.docs)}"
-            yield f"Docs: {self.docs}/{docs_path(rule)}"
+                yield f"  Page: {clean(fill_labels(links.dashboard(rule), each.alert.labels), MAX_NAME_CHARS)}"
+            yield f"Action: {render_plain(action_text(rule))}"
+            yield f"Meaning: {render_plain(fill_text(rule.meaning))}"
+            yield f"Runbook: {links.runbook(rule)}"
             yield ""
         if rest:
             yield f"And {len(rest)} more: {summarize(rest)}."
@@ -145,18 +148,6 @@ def format_facts(notification: Notification) -> str:
     run = alert.labels.get("run_id", "")
     more = f" Details: gpuwarden runs show {clean(run, MAX_NAME_CHARS)}" if run else ""
     return f"{who}Since {format_time(alert.since)}{' (sent before)' if notification.repeated else ''}.{more}"
-
-
-def render_plain(markdown: str, docs: str) -> str:
-    """Return Markdown as plain text; relative links become addresses below `docs`."""
-
-    def unmarked(found: re.Match[str]) -> str:
-        if not found["target"]:
-            return found["code"] or found["emphasis"]
-        where = found["target"] if "://" in found["target"] else f"{docs}/{found['target']}"
-        return f"{found['link']} ({where})"
-
-    return _MARKED.sub(unmarked, markdown)
 
 
 def format_time(at: float) -> str:

@@ -11,7 +11,7 @@ from hashlib import sha256
 from typing import Protocol
 
 from gpuwarden.alerts.delivery.message import MAX_NAME_CHARS, Message, Notification, clean
-from gpuwarden.config.schema import NotifyConfig
+from gpuwarden.config.schema import Config, NotifyConfig
 from gpuwarden.config.secrets import Secret, SecretError
 
 DIGEST_LENGTH = 8  # hexadecimal digits
@@ -95,12 +95,13 @@ class Target(Protocol):
 class MessageTarget(ABC):
     """Target of the section `notify`, which takes messages for people; `url` is its address, often a secret."""
 
-    def __init__(self, name: str, place: str, url: Secret, settings: NotifyConfig, min_severity: str) -> None:
+    def __init__(self, name: str, place: str, url: Secret, config: Config, min_severity: str) -> None:
         self.name = name
         self.place = place
-        self.policy = Policy.from_notify(settings, min_severity)
+        self.policy = Policy.from_notify(config.notify, min_severity)
         self._url = url
-        self._settings = settings
+        self._settings = config.notify
+        self._daemon_url = config.web.pages_url
         self._host = clean(socket.gethostname(), MAX_NAME_CHARS) or "localhost"
 
     def address_digest(self) -> str | None:
@@ -109,13 +110,13 @@ class MessageTarget(ABC):
 
     def send(self, notifications: Sequence[Notification], standing: Mapping[str, int]) -> None:
         """See Target."""
-        self._deliver(Message(self._host, self._settings.docs, tuple(notifications), standing))
+        self._deliver(Message(self._host, self._daemon_url, tuple(notifications), standing))
 
     def send_test(self) -> None:
         """Send a test message; raises DeliveryError."""
         least = self.policy.min_severity
         self._deliver(
-            Message(self._host, self._settings.docs, test=least if least == "critical" else f"{least} and above")
+            Message(self._host, self._daemon_url, test=least if least == "critical" else f"{least} and above")
         )
 
     @abstractmethod

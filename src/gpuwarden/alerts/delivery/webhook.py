@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpuwarden.alerts.alert_links import AlertLinks, fill_labels
 from gpuwarden.alerts.delivery.http_client import Server, host_text
 from gpuwarden.alerts.delivery.message import (
     MAX_NAME_CHARS,
@@ -15,11 +16,10 @@ from gpuwarden.alerts.delivery.message import (
     fill_text,
     format_standing,
     format_utc,
-    render_plain,
 )
 from gpuwarden.alerts.delivery.target import MessageTarget
-from gpuwarden.alerts.prometheus_rules import docs_path
-from gpuwarden.config.schema import NotifyConfig
+from gpuwarden.alerts.markdown import render_plain
+from gpuwarden.config.schema import Config
 from gpuwarden.config.secrets import Secret
 
 VERSION = 1
@@ -29,8 +29,8 @@ MAX_LISTED_ALERTS = 200  # in one body; further ones are only counted
 class WebhookTarget(MessageTarget):
     """Target that posts JSON to one web address."""
 
-    def __init__(self, name: str, url: Secret, settings: NotifyConfig) -> None:
-        super().__init__(name, f"webhook at {host_text(url)}", url, settings, settings.webhook_severity)
+    def __init__(self, name: str, url: Secret, config: Config) -> None:
+        super().__init__(name, f"webhook at {host_text(url)}", url, config, config.notify.webhook_severity)
 
     def _deliver(self, message: Message) -> None:
         settings = self._settings
@@ -46,6 +46,7 @@ class WebhookTarget(MessageTarget):
 def render_body(message: Message) -> dict[str, Any]:
     """Return the JSON body that docs/use/notifications.md describes."""
     firing, over = message.firing, message.over
+    links = AlertLinks(daemon_url=message.daemon_url)
     room = max(MAX_LISTED_ALERTS - len(firing), 0)
     return {
         "version": VERSION,
@@ -54,24 +55,25 @@ def render_body(message: Message) -> dict[str, Any]:
         "severity": message.severity,
         "title": message.title,
         "text": message.text,
-        "firing": [_alert(each, message.docs) for each in firing[:MAX_LISTED_ALERTS]],
-        "over": [_alert(each, message.docs) for each in over[:room]],
+        "firing": [_alert(each, message.host, links) for each in firing[:MAX_LISTED_ALERTS]],
+        "over": [_alert(each, message.host, links) for each in over[:room]],
         "left_out": len(firing[MAX_LISTED_ALERTS:]) + len(over[room:]),
         "still": format_standing(message.standing),
     }
 
 
-def _alert(notification: Notification, docs: str) -> dict[str, Any]:
+def _alert(notification: Notification, host: str, links: AlertLinks) -> dict[str, Any]:
     alert = notification.alert
     return {
         "alert": alert.name,
         "severity": alert.condition.severity,
         "labels": {name: clean(value, MAX_NAME_CHARS) for name, value in alert.labels.items()},
-        "summary": fill_text(alert.condition.summary),
+        "summary": clean(fill_labels(fill_text(alert.condition.summary), {**alert.labels, "instance": host})),
         "description": clean(alert.description),
         "owner": clean(alert.owner, MAX_OWNER_CHARS),
-        "do": render_plain(action_text(alert.condition), docs),
-        "more": f"{docs}/{docs_path(alert.condition)}",
+        "do": render_plain(action_text(alert.condition)),
+        "more": links.runbook(alert.condition),
+        "page": fill_labels(links.dashboard(alert.condition), alert.labels),
         "since": format_utc(alert.since),
         "over": None if notification.resolved_at is None else format_utc(notification.resolved_at),
         "ending": alert.ending,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from gpuwarden.alerts import inhibition, prometheus_rules
+from gpuwarden.alerts.alert_links import AlertLinks
 from gpuwarden.cli.common.terminal import WRONG_USE, complain, write
 from gpuwarden.config.rule_settings import SETTINGS
 
@@ -29,8 +30,7 @@ def render_rules(parsed: argparse.Namespace) -> str:
         numbers={each.name: getattr(parsed, each.name) for each in SETTINGS},
         job=parsed.job,
         interval=parsed.interval,
-        docs=parsed.docs,
-        grafana=parsed.grafana,
+        links=AlertLinks(parsed.runbook_url, parsed.dashboard_url),
     )
     return (
         prometheus_rules.render_prometheus_rule(choices)

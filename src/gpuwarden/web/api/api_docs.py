@@ -30,7 +30,7 @@ For programs that show GPUs and training runs. The daemon answers at `web.listen
 | `/api/v1/incidents` | [incidents](#incidents), without their details |
 | `/api/v1/incidents/ID` | one incident, with its series; status 404 if the id is unknown |
 
-`/incident/ID` has that incident as a page for people.
+For people, `/incident/ID` is the page of that incident, and `/alerts/NAME` that of an [alert](alerts.md).
 
 - All requests are GET or HEAD without a body. Responses are not cached, and are compressed for clients that accept gzip.
 - An unknown value has no key; so has an empty list or object, unless its key is *always* there. A 0 is a measured 0.

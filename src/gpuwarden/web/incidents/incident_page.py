@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 
+from gpuwarden.web.html_document import render_document
 from gpuwarden.web.incidents.host_incident import ROOT, HostIncident, format_clock, format_moment, format_offset
 from gpuwarden.web.incidents.incident_lines import (
     gpu_title,
@@ -18,25 +19,7 @@ from gpuwarden.web.incidents.incident_merge import IncidentGroup
 from gpuwarden.web.incidents.incident_series import QUANTITIES, gpu_points, run_points, time_range
 from gpuwarden.web.incidents.svg_chart import MAX_COLORS, ChartLine, render_chart_figure
 
-STYLE = """
-:root { color-scheme: light dark; --ground: #f3f5f7; --card: #fff; --edge: #d5dbe1; --text: #1b1f24; --muted: #56606b;
-  --critical: #b3261e; --critical-ground: #fdecea; --c0: #2563c9; --c1: #b3541e; --c2: #16703f; --c3: #8e3bb0;
-  --c4: #0f7c8a; --c5: #a3195b; --c6: #6b6b00; --c7: #56606b; }
-@media (prefers-color-scheme: dark) { :root { --ground: #0f1317; --card: #171c22; --edge: #2e3741; --text: #e4e8ec;
-  --muted: #9ba6b2; --critical: #ff8a80; --critical-ground: #2f1614; --c0: #5b95f5; --c1: #f0a060; --c2: #57c98a;
-  --c3: #cf8ff0; --c4: #52c7d6; --c5: #f583b5; --c6: #cfcf50; --c7: #9ba6b2; } }
-body { margin: 0 auto; padding: 1rem; max-width: 70rem; background: var(--ground); color: var(--text);
-  font: 15px/1.45 system-ui, sans-serif; overflow-wrap: anywhere; }
-h1 { font-size: 1.3rem; margin: 0 0 .3rem; } h2 { font-size: 1.05rem; margin: 1.4rem 0 .4rem; }
-p { margin: .4rem 0; } .muted { color: var(--muted); font-size: .88rem; }
-.finding { padding: .8rem 1rem; border-left: 6px solid var(--critical); border-radius: 6px; margin: .6rem 0;
-  background: var(--critical-ground); font-size: 1.05rem; }
-.finding b { display: block; font-size: .85rem; color: var(--muted); }
-.card { background: var(--card); border: 1px solid var(--edge); border-radius: 8px; padding: .7rem .9rem; }
-table { border-collapse: collapse; width: 100%; } td { padding: .2rem .6rem .2rem 0; vertical-align: top; }
-td.time { white-space: nowrap; font-variant-numeric: tabular-nums; color: var(--muted); }
-tr.root td { color: var(--critical); font-weight: 600; }
-ul { margin: 0; padding: 0 0 0 1.1rem; } li { margin: .15rem 0; } .log { font: .85rem/1.5 ui-monospace, monospace; }
+_CHART_STYLE = """
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); gap: .8rem; }
 figure { margin: 0; } figcaption { font-size: .88rem; font-weight: 600; margin-bottom: .2rem; }
 .plot { display: grid; grid-template-columns: 4.6rem 1fr; grid-template-rows: 7rem auto; }
@@ -50,24 +33,12 @@ svg { width: 100%; height: 100%; overflow: visible; } svg * { vector-effect: non
 .legend i { display: inline-block; width: 1.1rem; height: 3px; vertical-align: middle; margin-right: .35rem; }
 """ + "".join(f".c{n} {{ stroke: var(--c{n}); }} i.b{n} {{ background: var(--c{n}); }}\n" for n in range(MAX_COLORS))
 
-HEAD = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-"""
-
 
 def render_page(groups: Sequence[IncidentGroup]) -> str:
     """Return the page of groups of incidents."""
     title = f"Incident {groups[0].incidents[0].id} on {', '.join(groups[0].hosts)}"
     body = "".join(part for group in groups for part in _group(group))
-    return f"{HEAD.format(title=escape(title), style=STYLE)}{body}</body>\n</html>\n"
+    return render_document(title, body, _CHART_STYLE)
 
 
 def _group(group: IncidentGroup) -> Iterator[str]:

@@ -1,0 +1,82 @@
+"""Links in alerts: to the runbook, and to the page or dashboard of the run or GPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import quote_plus
+
+from gpuwarden.health.model import SUBJECT_LABELS, Condition, Subject
+
+# Dashboard of an alert's subject, and its variables by label.
+_DASHBOARDS: Mapping[Subject, str] = {"run": "gpuwarden-run", "gpu": "gpuwarden-box", "box": "gpuwarden-box"}
+_VARIABLES = {"instance": "instance", "run_id": "run", "uuid": "gpu", "cluster": "cluster"}
+# Pages of the daemon.
+_PAGES: Mapping[Subject, str] = {"run": "/run/{{ $labels.run_id }}", "gpu": "/#gpu-{{ $labels.gpu }}", "box": "/"}
+_QUERY_VALUE = "{{ . | urlquery }}"
+# The dashboard selects GPUs, and shows their MIG instances.
+_GPU_OF_INSTANCE = (
+    '{{ with printf "gpuwarden_mig_info{cluster=%q,job=%q,instance=%q,uuid=%q}" '
+    '$labels.cluster $labels.job $labels.instance $labels.uuid | query }}{{ . | first | label "gpu_uuid" | urlquery }}'
+    "{{ else }}{{ $labels.uuid | urlquery }}{{ end }}"
+)
+_TEMPLATE = re.compile(
+    r"{{ with \$labels\.(?P<known>\w+) }}(?P<then>.*?)(?:{{ else }}(?P<other>.*?))?{{ end }}"
+    r"|{{ (?:\$labels\.(?P<label>\w+)|\.)(?P<is_quoted> \| urlquery)? }}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AlertLinks:
+    """Beginnings of the URLs in alerts, without a slash at the end.
+
+    `runbook_url` is of runbooks by alert name, and `dashboard_url` of Grafana; where one is empty, the link is to the
+    daemon's own page. Without a `daemon_url` that is where Prometheus scrapes the daemon.
+    """
+
+    runbook_url: str = ""
+    dashboard_url: str = ""
+    daemon_url: str = ""
+
+    def runbook(self, rule: Condition) -> str:
+        """Return the URL of an alert's runbook."""
+        return f"{self.runbook_url}/{rule.name}" if self.runbook_url else self._page(f"/alerts/{rule.name}")
+
+    def dashboard(self, rule: Condition) -> str:
+        """Return the URL of the dashboard or page of an alert's subject."""
+        if not self.dashboard_url:
+            return self._page(_PAGES[rule.subject])
+        return f"{self.dashboard_url}/d/{_DASHBOARDS[rule.subject]}?{_dashboard_query(rule)}"
+
+    def _page(self, path: str) -> str:
+        if self.daemon_url:
+            return f"{self.daemon_url}{path}"
+        # GpuwardenDown has no instance where Prometheus has no target.
+        return f"{{{{ with $labels.instance }}}}http://{{{{ . }}}}{path}{{{{ end }}}}"
+
+
+def fill_labels(template: str, labels: Mapping[str, str], value: str = "") -> str:
+    """Return a summary or link as Prometheus renders it; `value` is that of the dot.
+
+    The daemon does not query: a link to a dashboard has the UUID of a MIG instance, not of its GPU.
+    """
+
+    def render(found: re.Match[str]) -> str:
+        if found["known"]:
+            known = labels.get(found["known"], "")
+            return fill_labels((found["then"] if known else found["other"]) or "", labels, known)
+        text = labels.get(found["label"], "") if found["label"] else value
+        return quote_plus(text) if found["is_quoted"] else text
+
+    return _TEMPLATE.sub(render, template.replace(_GPU_OF_INSTANCE, _QUERY_VALUE))
+
+
+def _dashboard_query(rule: Condition) -> str:
+    """Return a URL query that selects the subject of an alert on a dashboard; labels that it lacks are left out."""
+    parts: list[str] = []
+    for label in dict.fromkeys(("instance", SUBJECT_LABELS[rule.subject], "cluster")):
+        value = _GPU_OF_INSTANCE if rule.of_instances and label == "uuid" else _QUERY_VALUE
+        sign = "&" if parts else ""
+        parts.append(f"{{{{ with $labels.{label} }}}}{sign}var-{_VARIABLES[label]}={value}{{{{ end }}}}")
+    return "".join(parts)

@@ -1,0 +1,50 @@
+"""Pages of alerts: what each means, and what to do; from the texts of docs/reference/alerts.md.
+
+Links are relative, as a proxy may serve the pages below a path of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+from http import HTTPStatus
+
+from gpuwarden.alerts.alert_docs import alert_details, alert_lead
+from gpuwarden.alerts.markdown import render_html
+from gpuwarden.alerts.prometheus_rules import Choices
+from gpuwarden.health.conditions import CONDITIONS
+from gpuwarden.health.model import Condition, fill_places
+from gpuwarden.web.api.api_paths import ALERT_PAGE
+from gpuwarden.web.html_document import render_document, serve_document
+from gpuwarden.web.http_messages import HttpResponse
+
+
+def serve_alert_page(name: str) -> HttpResponse:
+    """Return the page of an alert; the list of all for an empty name, and as status 404 for an unknown one."""
+    if rule := CONDITIONS.get(name):
+        return serve_document(render_document(f"{rule.name} - gpuwarden", "".join(_alert(rule))))
+    return serve_document(
+        render_document("Alerts - gpuwarden", "".join(_list(name))), HTTPStatus.NOT_FOUND if name else HTTPStatus.OK
+    )
+
+
+def _alert(rule: Condition) -> Iterator[str]:
+    values = Choices().values()
+    yield f"<h1>{rule.name}</h1>\n<p>{render_html(alert_lead(rule, values))}</p>\n"
+    for title, text in alert_details(rule, values, _link):
+        yield f"<h2>{title}</h2>\n<p>{render_html(text)}</p>\n"
+    yield f'<p class="muted"><a href="..{ALERT_PAGE}">All alerts</a> · <a href="../">Status of this host</a></p>\n'
+
+
+def _list(unknown: str) -> Iterator[str]:
+    values = Choices().values()
+    folder = "." if unknown else f".{ALERT_PAGE}"
+    yield f"<h1>{f'Unknown alert {escape(unknown)}' if unknown else 'Alerts'}</h1>\n<table>\n"
+    for rule in CONDITIONS.values():
+        link = f'<a href="{folder}/{rule.name}">{rule.name}</a>'
+        yield f"<tr><td>{link}</td><td>{rule.severity}</td><td>{escape(fill_places(rule.title, values))}</td></tr>\n"
+    yield "</table>\n"
+
+
+def _link(name: str) -> str:
+    return f"./{name}"

@@ -1,0 +1,52 @@
+"""Pages of alerts, as a daemon without any docs installed serves them."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+
+import pytest
+from offenders import check_all
+
+from gpuwarden.alerts.markdown import render_html
+from gpuwarden.health.conditions import ALERTS, CONDITIONS
+from gpuwarden.health.model import Condition
+from gpuwarden.web.alert_page import serve_alert_page
+
+
+def _text(body: bytes) -> str:
+    return unescape(re.sub(r"<[^>]+>", "", body.decode()))
+
+
+@check_all(CONDITIONS)
+def test_page_has_what_the_docs_have(condition: Condition) -> None:
+    """A page has meaning, diagnosis, action and false positives, its links lead to pages, and nothing is loaded."""
+    page = serve_alert_page(condition.name)
+    text, html = _text(page.body), page.body.decode()
+    assert page.status == 200
+    assert f"{condition.severity.capitalize()}: {condition.title.partition('%')[0]}" in text
+    for part in ("meaning", "diagnosis", "action", "false_positives"):
+        words = re.split(r"[`*%\[\]]", getattr(condition, part))
+        assert words[0] in text, part
+    assert ("amtool silence add" in text) == bool(condition.expr)
+    assert not re.search(r"%\{|\]\(|<script|src=", html)
+    links = re.findall(r'href="([^"]+)"', html)
+    assert {"../alerts", "../"} <= set(links)
+    assert all(each in ("../alerts", "../") or each.removeprefix("./") in CONDITIONS for each in links)
+    assert page.headers["content-security-policy"].startswith("default-src 'none'; style-src 'unsafe-inline'")
+
+
+@pytest.mark.parametrize(("name", "status", "folder"), [("", 200, "./alerts"), ("<b>Gone", 404, ".")])
+def test_list_has_all_alerts(name: str, status: int, folder: str) -> None:
+    """The list links to each page; an unknown name gets it with status 404, escaped."""
+    page = serve_alert_page(name)
+    assert page.status == status
+    assert {f"{folder}/{each}" for each in ALERTS} <= set(re.findall(r'href="([^"]+)"', page.body.decode()))
+    assert (f"Unknown alert {name}" in _text(page.body)) == bool(name)
+    assert "<b>" not in page.body.decode()
+
+
+def test_markdown_is_escaped() -> None:
+    """Characters of HTML in a text are shown; links lead to pages, or name a file of the docs."""
+    made = render_html("`a < b` and *c*, [d](./E) or [f](use/g.md#h)")
+    assert made == '<code>a &lt; b</code> and <em>c</em>, <a href="./E">d</a> or f (docs/use/g.md#h)'
