@@ -98,10 +98,14 @@ def test_crash_report_has_the_own_line_of_the_thread_that_crashed() -> None:
         ("zsh: abort (core dumped)  python train.py", "process_aborted"),
         ("zsh: killed     python train.py", "process_killed"),
         ("zsh: terminated  python train.py", "process_killed"),
+        ("Fatal Python error: Bus error", "shared_memory_full"),
+        ("Fatal Python error: Aborted", "process_aborted"),
+        ("Fatal Python error: Floating point exception", "segmentation_fault"),
+        ("Fatal Python error: Illegal instruction", "segmentation_fault"),
     ],
 )
-def test_signals_as_shells_report_them(line: str, problem: str) -> None:
-    """The line of a shell after a signal ended the program names the death."""
+def test_signals_as_shells_and_python_report_them(line: str, problem: str) -> None:
+    """The line of a shell or of faulthandler after a signal ended the program names the death."""
     assert names(line) == [problem]
 
 

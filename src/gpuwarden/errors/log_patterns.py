@@ -74,7 +74,7 @@ LOG_PATTERNS = (
     ),
     *list_patterns(
         memory.SHARED_MEMORY_FULL,
-        _SHELL + r"Bus error|SIGBUS|(exit|return) ?code *[:=] *-7\b|: task .{1,40}: Bus error",
+        _SHELL + r"Bus error|Fatal Python error: Bus|SIGBUS|(exit|return) ?code *[:=] *-7\b|: task .{1,40}: Bus error",
     ),
     *list_patterns(
         memory.HOST_OUT_OF_MEMORY,
@@ -117,7 +117,7 @@ DEATH_PATTERNS = (
     *list_patterns(
         run.PROCESS_ABORTED,
         r"double free or corruption|free\(\): invalid|malloc\(\): |corrupted size vs|stack smashing detected",  # glibc
-        _SHELL + r"Aborted\b|^zsh: abort\b",
+        _SHELL + r"Aborted\b|^zsh: abort\b|Fatal Python error: Aborted",
         r"SIGABRT|exit ?code *: *-6\b|exit code 134\b|terminate called|Check failed: ",
     ),
     *list_patterns(
