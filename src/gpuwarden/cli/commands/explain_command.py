@@ -25,10 +25,11 @@ from gpuwarden.formatting import sanitize
 
 UNKNOWN = """\
 No known error in {what}.
-Pass all of the program's output, with standard error (2>&1): the cause is often
-far above the last lines. If the program stops without a message, start it with
-`gpuwarden run -- PROGRAM`, which reports how it ended. If the text has an error,
-send its lines as an issue, with the versions from `gpuwarden doctor --json`.
+Pass all of the program's output, with standard error (2>&1): the cause is
+often far above the last lines. If the program stops without a message, start it
+with `gpuwarden run -- PROGRAM`, which reports how it ended. If the text has an
+error, send its lines as an issue, with the versions from
+`gpuwarden doctor --json`.
 """
 
 
