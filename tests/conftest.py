@@ -4,7 +4,12 @@ import importlib.util
 import os
 import signal
 
+import hypothesis
 import pytest
+
+# No example has a time limit: the machine may be busy.
+hypothesis.settings.register_profile("gpuwarden", deadline=None)
+hypothesis.settings.load_profile("gpuwarden")
 
 # A shell that starts this in the background has these ignored, and so would the programs that tests start and end.
 for number in (signal.SIGINT, signal.SIGHUP):

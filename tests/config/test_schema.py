@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuwarden.config.loader import ConfigError, load, parse
@@ -216,14 +216,12 @@ def test_frozen() -> None:
         Config().poll.interval = 2.0  # type: ignore[misc]  # the assignment that must fail
 
 
-@settings(deadline=None)
 @given(st.text(st.characters(codec=None)) | st.lists(st.sampled_from(YAML_PIECES), max_size=40).map("".join))
 def test_any_text_is_read_or_refused(text: str) -> None:
     """Any file gives a configuration, or a ConfigError with printable lines."""
     assert all(line.isprintable() for line in refusal(lambda: parse(text, "f")))
 
 
-@settings(deadline=None)
 @given(st.sampled_from(sorted(OPTIONS)), st.text(st.characters(codec=None)))
 def test_any_override_is_read_or_refused(key: str, text: str) -> None:
     """Any flag gives a value, or one problem under the flag's name."""

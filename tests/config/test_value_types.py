@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuwarden.config.value_types import (
@@ -173,21 +173,18 @@ def test_socket_path_counts_bytes() -> None:
         SOCKET_PATH.read(longest[:-1] + "é")
 
 
-@settings(deadline=None)
 @given(st.integers(0, 10**9), st.sampled_from(sorted(SECONDS)))
 def test_duration_round_trip(count: int, unit: str) -> None:
     """Any count of any unit of time reads as that many seconds."""
     assert DURATION.read(f"{count}{unit}") == pytest.approx(count * SECONDS[unit])
 
 
-@settings(deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from(sorted(BYTES)))
 def test_size_round_trip(count: int, unit: str) -> None:
     """Any count of any unit of memory reads as exactly that many bytes."""
     assert SIZE.read(f"{count}{unit}") == count * BYTES[unit]
 
 
-@settings(deadline=None)
 @given(st.ip_addresses(), st.integers(0, 65535))
 def test_address_round_trip(host: object, port: int) -> None:
     """An address written out reads back as itself, of either IP version."""
@@ -195,14 +192,12 @@ def test_address_round_trip(host: object, port: int) -> None:
     assert ADDRESS.read(str(address)) == address
 
 
-@settings(deadline=None)
 @given(st.sampled_from(["nvml", "auto", "simulated", "capture:box.json"]))
 def test_source_round_trip(text: str) -> None:
     """A source written out is the text it was read from."""
     assert str(SOURCE.read(text)) == text
 
 
-@settings(deadline=None)
 @given(st.sampled_from(KINDS), st.text(st.characters(codec=None)) | st.from_regex(r"[0-9a-z/:.\[\]-]{0,300}"))
 def test_refusals_are_one_bounded_printable_line(kind: ValueType[object], text: str) -> None:
     """Any text is parsed, or rejected in one printable line of bounded length."""

@@ -65,6 +65,9 @@ def test_all_gpus_unbound(tmp_path: Path, mock_nvml: MockNvml) -> None:
     with ending(daemon):
         until(lambda: mock_nvml.calls().get("nvmlSystemEventSetWait"), "a wait for bindings")
         mock_nvml.unbind(0)
+        until(lambda: len(binding_events(daemon)) == 1, "the first unbinding")
+        waits = mock_nvml.calls()["nvmlSystemEventSetWait"]
+        until(lambda: mock_nvml.calls()["nvmlSystemEventSetWait"] > waits, "a new wait for bindings")
         mock_nvml.unbind(1)
         until(lambda: len(binding_events(daemon)) == 2, "both unbindings")
         until(lambda: daemon.samples().up() == [0, 0], "both GPUs are down")

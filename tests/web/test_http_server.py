@@ -600,7 +600,7 @@ def test_arbitrary_bytes_do_not_stop_the_server(loop: Loop, server: WebServer) -
         st.lists(st.sampled_from(lines), max_size=4),
     ).map(lambda it: b" ".join(it[:3]) + b"\r\n" + b"".join(line + b"\r\n" for line in it[3]) + b"\r\n")
 
-    @settings(max_examples=200, deadline=None, derandomize=True)
+    @settings(max_examples=200, derandomize=True)
     @given(st.lists(st.one_of(request, st.binary(max_size=200)), max_size=6))
     def check(sent: list[bytes]) -> None:
         with connect(server) as client:
