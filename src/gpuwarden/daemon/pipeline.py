@@ -139,7 +139,8 @@ class Pipeline:
         cgroups = {pid: each.folders for pid, each in owners.identities.items()}
         available = sample.available
         runs = self.registry.update(snapshot, now, sample.usages, co_tenants, available=available, cgroups=cgroups)
-        self._source.claim(_reported_memory(runs))
+        if self._source.claim:
+            self._source.claim(_reported_memory(runs))
         poll = JoinedPoll(snapshot, runs, now, owners, co_tenants)
         usage = self.accountant.update(poll, self.recorder.resume(runs))
         pressure = self.pressure.update(poll)

@@ -31,10 +31,6 @@ def _no_reports() -> Iterable[tuple[ProcessKey, Message | None]]:
     return ()
 
 
-def _ignore_claims(_memory: Mapping[str, Mapping[int, int]]) -> None:
-    """Do nothing: a driver knows its processes."""
-
-
 def _identify_none(_pids: Iterable[int]) -> Mapping[int, ProcessIdentity]:
     return {}
 
@@ -44,8 +40,8 @@ class Source:
     """Source of NVML's answers. The simulation also has training runs, whose reports `reports` drains.
 
     `reports` is called once a poll on the event loop and does not block; None stands for the end of a run's process.
-    `claim` gets the memory that runs hold by their reports, in bytes by UUID and pid. `identify` and `user_name`
-    identify processes that are not this machine's.
+    The simulation's `claim` gets the memory that runs hold by their reports, in bytes by UUID and pid. `identify` and
+    `user_name` identify processes that are not this machine's.
     """
 
     name: Literal["nvml", "capture", "simulated"]
@@ -53,7 +49,7 @@ class Source:
     host_memory: Callable[[], HostMemory] = read_host_memory
     clock: Callable[[], float] = time.monotonic  # seconds of the readings' time
     reports: Callable[[], Iterable[tuple[ProcessKey, Message | None]]] = _no_reports
-    claim: Callable[[Mapping[str, Mapping[int, int]]], None] = _ignore_claims
+    claim: Callable[[Mapping[str, Mapping[int, int]]], None] | None = None
     identify: Callable[[Iterable[int]], Mapping[int, ProcessIdentity]] = _identify_none
     user_name: Callable[[int], str] = look_up_user_name
 

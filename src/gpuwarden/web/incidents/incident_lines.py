@@ -56,7 +56,7 @@ def run_lines(incident: HostIncident) -> list[str]:
             run.text("framework"),
             f"user {run.text('user')}" if run.text("user") else "",
             "" if steps is None else f"{format_count(int(steps))} steps",
-            f"peak memory {format_bytes(sum(peaks))}" if peaks else "",
+            f"peak memory {format_bytes(max(peaks))}" if peaks else "",
         )
         evidence = f" ({run.text('evidence')})" if run.text("evidence") else ""
         about = "; ".join(filter(None, words))
