@@ -55,8 +55,8 @@ PROCESS_KILLED = Problem(
         Cause("The batch system, the container runtime or a person stopped it."),
         Cause("The launcher stopped it after another process failed."),
     ),
-    "Find who stopped it: batch system, container runtime, launcher or a person. After SIGKILL, also look for `oom-kill` "
-    "in `journalctl -k` at that time.",
+    "Find who stopped it: batch system, container runtime, launcher or a person. After SIGKILL, also look for "
+    "`oom-kill` in `journalctl -k` at that time.",
     (ANY,),
 )
 SEGMENTATION_FAULT = Problem(
