@@ -18,6 +18,8 @@ from browser import Tab
 from gpuwarden.analysis.memory.oom_forecast import TimeLeft
 from gpuwarden.analysis.oom.diagnosis import Diagnosis
 from gpuwarden.formatting import format_bytes, format_elapsed
+from gpuwarden.gpu.metrics import GpuReadings
+from gpuwarden.pressure.levels import Pressure
 from gpuwarden.protocol.messages import Error
 from gpuwarden.records.builder import build_record
 from gpuwarden.records.privacy import withhold_private
@@ -26,10 +28,12 @@ from gpuwarden.records.timeline import add_timeline
 from gpuwarden.runs.outcome import Ending
 from gpuwarden.runs.run_events import RunEvent
 from gpuwarden.runs.run_snapshot import RunSnapshot, SeenError
+from gpuwarden.runs.stall import Stall
 from mock_nvml import MockNvml
 from page_stage import Stage
 from snapshots import GIB, gpu
 from tests.records.test_records_end_to_end import Reporter
+from tests.web.api.test_state_api import a_run
 from tests.web.test_status_page import CONTRAST, HOSTILE, poll_state, summary
 
 pytestmark = pytest.mark.system
@@ -204,6 +208,53 @@ def test_earlier_runs_are_compared(page: Stage, tab: Tab) -> None:
     )
 
 
+@pytest.mark.parametrize(("index", "sentence"), [(0, "▲ GPU 0: hot: 87 °C, 2 °C below its throttle point"), (1, "")])
+def test_problem_of_its_gpu_is_no_green_run(page: Stage, tab: Tab, index: int, sentence: str) -> None:
+    """A run on a hot GPU begins with that GPU's problem, as the status page does; one on another GPU has none."""
+    run = a_run(left=60 * GIB)
+    readings: dict[Any, Any] = {
+        GpuReadings.temperature_celsius: {("core",): 87.0},
+        GpuReadings.temperature_threshold_celsius: {("slowdown",): 89.0},
+    }
+    gpus = [gpu(0), gpu(1)]
+    gpus[index] = replace(gpus[index], readings=readings)
+    page.records = {"7-1": record_of(run)}
+    page.show(tab, poll_state(*gpus, runs=(run,), pressure=Pressure({(f"GPU-{index}", "thermal"): "warning"}, {})))
+    tab.open(f"{page.url}run/7-1")
+    tab.until("document.querySelector('#sentence')")
+    healthy = "Running, no problem found"
+    assert summary(tab)[0] == (sentence or f"✔ {healthy}")
+    assert tab.text("header .state") == ("running" if sentence else "✔ running")
+    assert tab.text("#announcement") == ("warning: GPU 0" if sentence else healthy)
+
+
+def test_own_problem_is_announced_by_name(page: Stage, tab: Tab) -> None:
+    """The announcement for screen readers names the run with a problem, without the numbers."""
+    run = a_run(left=60 * GIB, stall=Stall(61.0, "unknown"))
+    show(page, tab, record_of(run), runs=(run,))
+    assert summary(tab)[0].startswith("▲ Stalled: no training step for 1m01s")
+    assert tab.text("#announcement") == "warning: run unet"
+
+
+def test_peak_is_of_the_fullest_gpu(page: Stage, tab: Tab) -> None:
+    """The table of runs has the peak of the GPU that was filled the most, as the list in a terminal."""
+    record = record_of(out_of_memory())
+    device = record["devices"][0]
+    second = {**device, "uuid": "GPU-1", "memory_peak_bytes": device["memory_peak_bytes"] - GIB}
+    record["devices"] = [second, device]
+    show(page, tab, record, record_of(replace(example_run(12), ending=replace(DIED, outcome="finished"), errors=())))
+    assert tab.text("#earlier ~ * tr.this td:nth-child(5)") == format_bytes(device["memory_peak_bytes"])
+
+
+def test_average_power_is_of_one_moment(page: Stage, tab: Tab) -> None:
+    """Energy has its average power once the run has ended: before, the driver's counter is older than the time."""
+    run = replace(example_run(ended=False), errors=())
+    show(page, tab, record_of(run), runs=(run,))
+    assert "on average" not in tab.text("#figures ~ *")
+    show(page, tab, record_of(out_of_memory()))
+    assert re.search(r"\d W on average a GPU", tab.text("#figures ~ *"))
+
+
 def test_incidents_of_the_run_are_linked(page: Stage, tab: Tab) -> None:
     """An incident of this run has its page and its command; those of others are not listed."""
     known = {"severity": "critical", "kind": "out_of_memory", "began_timestamp_seconds": BEGAN, "finding": {"text": ""}}
@@ -229,12 +280,15 @@ def test_unknown_run(page: Stage, tab: Tab) -> None:
     assert tab.evaluate("document.querySelectorAll('canvas').length") == 0
 
 
-@pytest.mark.parametrize("path", ["run/", "run/%", "run/%3Cb%3E1"])
-def test_any_address_has_a_plain_page(page: Stage, tab: Tab, path: str) -> None:
-    """An address that is no ID is that of an unknown run."""
+@pytest.mark.parametrize(
+    ("path", "shown"), [("run/", ""), ("run/%", "%"), ("run/%3Cb%3E1", "<b>1"), ("run/%E2%80%AE1", "\u202e1")]
+)
+def test_any_address_has_a_plain_page(page: Stage, tab: Tab, path: str, shown: str) -> None:
+    """An address that is no ID is that of an unknown run; its letters turn no other text around."""
     show(page, tab)
     tab.open(f"{page.url}{path}")
     tab.until("document.querySelector('#sentence')?.textContent === 'Unknown run'")
+    assert tab.evaluate("[...document.querySelectorAll('#main bdi')].map(e => e.textContent)")[1:] == [shown]
 
 
 def test_old_values_are_marked(page: Stage, tab: Tab) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Literal
@@ -316,6 +317,14 @@ def test_unknown_peak_is_not_shown_as_0(page: Stage, tab: Tab) -> None:
     assert "peak" not in shown
 
 
+def test_peak_of_several_gpus_is_of_the_fullest(page: Stage, tab: Tab) -> None:
+    """The card of a run on two GPUs has the peak of one, as `gpuwarden runs` has it, and says so."""
+    runs = answer(poll_state(gpu(0), gpu(1), runs=(a_run(left=0.0),)))["runs"]
+    (device,) = runs[0]["devices"]
+    runs[0]["devices"] = [device, {**device, "uuid": "GPU-1", "memory_peak_bytes": 4 * GIB}]
+    assert "peak 9.00 GiB on one GPU" in page.show(tab, poll_state(gpu(0), gpu(1)), runs=runs)
+
+
 def test_ended_runs_have_their_outcome(page: Stage, tab: Tab) -> None:
     """Ended runs follow the running ones, with outcome and evidence; a recent failure is also in the summary."""
     gone: dict[str, Any] = {"up": False, "current": False}
@@ -458,6 +467,8 @@ def test_incidents_have_their_finding_and_links(page: Stage, tab: Tab) -> None:
         page.incidents = []
     assert tab.evaluate("document.querySelectorAll('section[data-key=incidents] > details > ol > li').length") == 5
     assert finding["text"] in tab.text("section[data-key=incidents] li")
+    began = tab.text("section[data-key=incidents] li:first-child time").strip()
+    assert re.fullmatch(r"2027-01-1\d \d\d:\d\d:\d\d", began)  # as all times of the page, not as the browser's language
     assert "gpuwarden incidents show i-0" in tab.text("section[data-key=incidents] li")
     links = tab.evaluate(
         "[...document.querySelectorAll('section[data-key=incidents] a')].map(e => e.getAttribute('href'))"

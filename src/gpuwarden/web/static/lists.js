@@ -51,7 +51,7 @@ export function incidents(found) {
   if (!found.length) return null;
   const lines = found.map(({ id, severity, began_timestamp_seconds: at, finding, interrupted }) =>
     h("li", { "data-key": id },
-      h("time", { datetime: new Date(at * 1000).toISOString() }, new Date(at * 1000).toLocaleString()), " ", mark(severity), " ",
+      h("time", { datetime: new Date(at * 1000).toISOString() }, clock(at)), " ", mark(severity), " ",
       word(severity) ? h("span", { class: "unseen" }, `${word(severity)}: `) : null, h("bdi", {}, finding.text),
       h("p", {}, interrupted ? "cut short, as the daemon was killed · " : "", h("code", {}, `gpuwarden incidents show ${id}`), " · ", h("a", { href: `incident/${encodeURIComponent(id)}` }, "page"), " · ", h("a", { href: `api/v1/incidents/${encodeURIComponent(id)}` }, "JSON"))));
   return section("incidents", "Incidents", bounded(lines, MOST_INCIDENTS, "incidents", "ol", { class: "lines events" }), { extra: true });

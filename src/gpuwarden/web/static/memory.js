@@ -16,6 +16,9 @@ export function usage(of) {
   return { size: own ? Math.min(total, inUse + left) : total, used: Math.max(listed, Math.min(inUse, total)), own };
 }
 
+// Peak of the GPU that the run filled the most, as in all its lists; undefined if none is known.
+export const highestPeak = (devices = []) => devices.map(({ memory_peak_bytes: peak }) => peak).filter(known).sort((one, other) => other - one)[0];
+
 export const ofMemory = (of) => ofPressure(of.pressure?.memory);
 
 export function bar(of) {

@@ -1,6 +1,7 @@
 // Errors of a run, what holds its tensors, its environment, and the earlier runs of its name.
 
 import { bounded, mark } from "./marks.js";
+import { highestPeak } from "./memory.js";
 import { copyable } from "./run_copy.js";
 import { count } from "./run_figures.js";
 import { diagnosed, outcome, prose } from "./run_summary.js";
@@ -64,18 +65,18 @@ export function census({ record }) {
     table(["Share", "Memory", "Tensors", "Shape", "Kept by"], rows, [0, 1, 2]));
 }
 
-export function earlierRuns({ record, run }, runs) {
+export function earlierRuns(view, runs) {
   if (!runs.length) return null;
-  const rows = [record, ...runs].map((each, place) => {
-    const { text, level } = outcome(place ? { record: each } : { record, run });
-    const peaks = (each.devices ?? []).map(({ memory_peak_bytes: peak }) => peak).filter(known);
+  const rows = [view.record, ...runs].map((each, place) => {
+    const { text, level } = outcome(place ? { record: each } : view);
+    const peak = highestPeak(each.devices);
     const began = clock(each.began_timestamp_seconds);
     return h("tr", { "data-key": `${each.run_id} ${each.began_timestamp_seconds}`, class: place ? null : "this" },
       h("td", {}, place ? h("a", { href: `./${encodeURIComponent(each.run_id)}` }, began) : h("b", {}, began, h("span", { class: "about" }, " this run"))),
       h("td", { class: "outcome" }, h("span", { class: level }, mark(level), " ", text)),
       h("td", { class: "number" }, lasting(each.duration_seconds)),
       h("td", { class: "number" }, known(each.steps) ? count(each.steps) : "-"),
-      h("td", { class: "number" }, peaks.length ? amount(peaks.reduce((sum, peak) => sum + peak, 0)) : "-"),
+      h("td", { class: "number" }, known(peak) ? amount(peak) : "-"),
       h("td", { class: "number" }, known(each.step_median_seconds) ? step(each.step_median_seconds) : "-"),
       h("td", { class: "number" }, known(each.batch_size) ? count(each.batch_size) : "-"));
   });

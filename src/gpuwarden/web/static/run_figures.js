@@ -43,7 +43,7 @@ function throttled(record) {
   if (!record.throttled_seconds) return null;
   const total = reasons.reduce((sum, [, seconds]) => sum + seconds, 0);
   const note = reasons.map(([reason, seconds]) => `${plain(reason).replace("sw ", "").replace("hw ", "")} ${lasting(seconds)}`);
-  return fact("Throttled", total ? lasting(total) : "0s", { note: joined(note) ?? "not slowed down", ratio: record.gpu_seconds ? total / record.gpu_seconds : null });
+  return fact("Throttled", total ? lasting(total) : "0s", { note: joined(note) ?? "not slowed down", ratio: record.outcome && record.gpu_seconds ? total / record.gpu_seconds : null });
 }
 
 function gpuActivity(record) {
@@ -52,8 +52,8 @@ function gpuActivity(record) {
 }
 
 function energyUse(record) {
-  const { energy_joules: joules, gpu_seconds: seconds } = record;
-  return known(joules) ? fact("Energy", energy(joules), { note: seconds ? `${(joules / seconds).toFixed(0)} W on average a GPU` : null }) : null;
+  const { energy_joules: joules, gpu_seconds: seconds, outcome } = record; // while it runs, the energy is of an earlier poll than the seconds
+  return known(joules) ? fact("Energy", energy(joules), { note: outcome && seconds ? `${(joules / seconds).toFixed(0)} W on average a GPU` : null }) : null;
 }
 
 function host(record) {
@@ -64,10 +64,13 @@ function host(record) {
 
 const joined = (parts) => parts.filter(Boolean).join(" · ") || null;
 
+// GPUs that a run uses, also where it uses an instance of one.
+export const gpusOf = (run, state) => state.gpus.filter((gpu) => (run.devices ?? []).some(({ uuid }) => uuid === gpu.uuid || (gpu.mig ?? []).some((each) => each.uuid === uuid)));
+
 // Charts of the last ten minutes, while it is running.
 export function activity({ run, state, at }, charts) {
   if (!run) return null;
-  const gpus = state.gpus.filter((gpu) => (run.devices ?? []).some(({ uuid }) => uuid === gpu.uuid || (gpu.mig ?? []).some((each) => each.uuid === uuid)));
+  const gpus = gpusOf(run, state);
   const speed = charts.ofRun(run, null);
   if (!speed && !gpus.length) return null;
   return h("section", { "data-key": "activity", "aria-labelledby": "activity" },

@@ -121,7 +121,7 @@ function showAnswer(state, history, now, incidents, { record, runs }) {
     return;
   }
   if (!record) {
-    plainPage("Unknown run", `The daemon on ${state.host.name} has no run with this ID: ${short(ID)}. An ID is that of a process until the host reboots; the oldest records make room for new ones.`,
+    plainPage("Unknown run", ["The daemon on ", h("bdi", {}, state.host.name), " has no run with this ID: ", h("bdi", {}, short(ID)), ". An ID is that of a process until the host reboots; the oldest records make room for new ones."],
       h("p", {}, "Runs that it knows: "), copyable("gpuwarden runs"), h("p", {}, h("a", { href: "../" }, "All GPUs and runs")));
     return;
   }

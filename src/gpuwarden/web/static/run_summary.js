@@ -1,7 +1,8 @@
 // Header of a run's page, and the sentence that matters most: the forecast, the diagnosis, or how it ended.
 
-import { mark, troubles } from "./marks.js";
+import { mark, RANK, troubles } from "./marks.js";
 import { copyable } from "./run_copy.js";
+import { gpusOf } from "./run_figures.js";
 import { h } from "./tree.js";
 import { capital, clock, known, lasting, plain, rate, short } from "./words.js";
 
@@ -23,9 +24,20 @@ const FORECAST = /^out of memory/i; // the daemon's text of the same
 const CENSUS = "gpuwarden run --census -- python train.py";
 
 // State in words and its severity; `run` is its entry in the daemon's state while it is up.
-export function outcome({ record, run }) {
+export function outcome(view) {
+  const { record, run } = view;
   const state = record.state ?? record.outcome ?? "running";
-  return { text: plain(state), level: run ? run.condition : LEVELS[state] ?? "warning" };
+  return { text: plain(state), level: run ? problems(view)[0]?.level ?? run.condition : LEVELS[state] ?? "warning" };
+}
+
+// Problems of a running run and of its GPUs, the worst first. The run has those of a GPU that does not respond, and of memory, itself.
+function problems({ run, state }) {
+  if (!run) return [];
+  const own = run.troubles ?? [];
+  const said = new Set(own.map(({ text }) => text));
+  const ofGpus = gpusOf(run, state).filter(({ status }) => status === "up").flatMap(({ index, troubles: found = [] }) =>
+    found.filter(({ text }) => !said.has(text)).map(({ level, text }) => ({ level, text: `GPU ${index}: ${text}`, name: `GPU ${index}` })));
+  return [...own, ...ofGpus].sort((one, other) => RANK[one.level] - RANK[other.level]);
 }
 
 export function head(view) {
@@ -61,14 +73,14 @@ export function nextOom({ record }) {
 
 // Return the sentence, its severity, and what follows. `said` is for screen readers, without numbers that change with each poll.
 export function headline(view) {
-  const { record, run } = view;
+  const { record } = view;
   const { text, level } = outcome(view);
   if (record.outcome) return ended(record, level);
   const device = nextOom(view);
   if (device) return forecast(view, device, level);
-  const [worst] = run?.troubles ?? [];
+  const [worst] = problems(view);
   const sentence = worst ? capital(worst.text) : `${capital(text)}, no problem found`;
-  return { text: sentence, said: worst ? `${worst.level}: ${worst.name}` : sentence, level, body: [advice(record)] };
+  return { text: sentence, said: worst ? `${worst.level}: ${worst.name ?? `run ${short(record.name)}`}` : sentence, level, body: [advice(record)] };
 }
 
 function forecast({ record, at, now }, device, level) {
@@ -122,7 +134,7 @@ function advice(record) {
 export function summary(view, { text, level, body, covers }) {
   const found = view.run?.findings ?? []; // a trouble can be the same as the sentence or a finding
   const said = (trouble) => trouble === text || covers?.test(trouble) || found.some((finding) => finding.text.startsWith(trouble));
-  const others = (view.run?.troubles ?? []).filter((each) => !said(capital(each.text)));
+  const others = problems(view).filter((each) => !said(capital(each.text)));
   const findings = found.map((each) => h("p", {}, prose(each.text), " ", h("b", {}, prose(each.next_step))));
   return h("section", { id: "verdict", class: `verdict ${level}`, "aria-labelledby": "sentence", "data-key": "verdict" },
     h("h2", { id: "sentence" }, mark(level), " ", text), body, troubles(others), findings);

@@ -1,6 +1,7 @@
 // Training runs: a row for each that is running, with a card for the one that is opened, and a line for each that has ended.
 
 import { bounded, fact, isTrouble, mark, ofPressure, section, troubles, word } from "./marks.js";
+import { highestPeak } from "./memory.js";
 import { h } from "./tree.js";
 import { amount, clock, foreseen, known, lasting, pace, percent, plain, rate, short, step } from "./words.js";
 
@@ -129,12 +130,12 @@ function headroom(tight) {
   return fact("Headroom", amount(tight.headroom_bytes), { note: share, level: ofPressure(tight.pressure), ratio: tight.headroom_ratio ?? null });
 }
 
-const sum = (devices, name) => devices.reduce((all, each) => all + (each[name] ?? 0), 0);
-const inUse = (devices) => (devices.some((each) => known(each.memory_in_use_bytes)) ? amount(sum(devices, "memory_in_use_bytes")) : null);
+const inUse = (devices) => (devices.some((each) => known(each.memory_in_use_bytes)) ? amount(devices.reduce((all, each) => all + (each.memory_in_use_bytes ?? 0), 0)) : null);
 
 function held(devices) {
   const now = inUse(devices);
-  return now ? fact("Memory in use", now, { note: devices.some((each) => known(each.memory_peak_bytes)) ? `peak ${amount(sum(devices, "memory_peak_bytes"))}` : null }) : null;
+  const peak = highestPeak(devices);
+  return now ? fact("Memory in use", now, { note: known(peak) ? `peak ${amount(peak)}${devices.length > 1 ? " on one GPU" : ""}` : null }) : null;
 }
 
 function speed(run) {
