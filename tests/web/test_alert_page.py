@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from html import unescape
+from urllib.parse import urljoin
 
 import pytest
 from offenders import check_all
@@ -21,7 +22,7 @@ def _text(body: bytes) -> str:
 @check_all(CONDITIONS)
 def test_page_has_what_the_docs_have(condition: Condition) -> None:
     """A page has meaning, diagnosis, action and false positives, its links lead to pages, and nothing is loaded."""
-    page = serve_alert_page(condition.name)
+    page = serve_alert_page(f"/alerts/{condition.name}")
     text, html = _text(page.body), page.body.decode()
     assert page.status == 200
     assert f"{condition.severity.capitalize()}: {condition.title.partition('%')[0]}" in text
@@ -36,13 +37,17 @@ def test_page_has_what_the_docs_have(condition: Condition) -> None:
     assert page.headers["content-security-policy"].startswith("default-src 'none'; style-src 'unsafe-inline'")
 
 
-@pytest.mark.parametrize(("name", "status", "folder"), [("", 200, "./alerts"), ("<b>Gone", 404, ".")])
-def test_list_has_all_alerts(name: str, status: int, folder: str) -> None:
-    """The list links to each page; an unknown name gets it with status 404, escaped."""
-    page = serve_alert_page(name)
+@pytest.mark.parametrize(
+    ("path", "status", "unknown"),
+    [("/alerts", 200, ""), ("/alerts/", 200, ""), ("/alerts/<b>Gone", 404, "<b>Gone"), ("/alerts//", 404, "/")],
+)
+def test_list_has_all_alerts(path: str, status: int, unknown: str) -> None:
+    """The list links to each page from each of its addresses; an unknown name gets it with status 404, escaped."""
+    page = serve_alert_page(path)
     assert page.status == status
-    assert {f"{folder}/{each}" for each in ALERTS} <= set(re.findall(r'href="([^"]+)"', page.body.decode()))
-    assert (f"Unknown alert {name}" in _text(page.body)) == bool(name)
+    links = re.findall(r'href="([^"]+)"', page.body.decode())
+    assert {urljoin(path, each) for each in links} >= {f"/alerts/{each}" for each in ALERTS}
+    assert (f"Unknown alert {unknown}" in _text(page.body)) == bool(unknown)
     assert "<b>" not in page.body.decode()
 
 

@@ -161,7 +161,7 @@ class Routes:
 
     async def serve_alert_page(self, request: HttpRequest) -> HttpResponse:
         """Return the page of the alert in the path, or the list of all."""
-        return await asyncio.to_thread(_serve_alert, request.path.removeprefix(ALERT_PAGE).strip("/"))
+        return await asyncio.to_thread(_serve_alert, request.path)
 
     def _reader(self, request: HttpRequest) -> Reader:
         return reader(request.uid, os.geteuid(), self._config.web.show_error_text)
@@ -203,10 +203,10 @@ def _limit(request: HttpRequest, default: int) -> int | None:
     return int(wanted) if is_valid else None
 
 
-def _serve_alert(name: str) -> HttpResponse:
+def _serve_alert(path: str) -> HttpResponse:
     from gpuwarden.web.alert_page import serve_alert_page  # noqa: PLC0415 - saves memory where it is not read
 
-    return serve_alert_page(name)
+    return serve_alert_page(path)
 
 
 def _serve_incident(document: bytes) -> HttpResponse:

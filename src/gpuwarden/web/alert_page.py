@@ -19,13 +19,14 @@ from gpuwarden.web.html_document import render_document, serve_document
 from gpuwarden.web.http_messages import HttpResponse
 
 
-def serve_alert_page(name: str) -> HttpResponse:
-    """Return the page of an alert; the list of all for an empty name, and as status 404 for an unknown one."""
+def serve_alert_page(path: str) -> HttpResponse:
+    """Return the page of the alert at a path; the list of all without a name, and as status 404 for an unknown one."""
+    name = path.removeprefix(ALERT_PAGE).removeprefix("/")
     if rule := CONDITIONS.get(name):
         return serve_document(render_document(f"{rule.name} - gpuwarden", "".join(_alert(rule))))
-    return serve_document(
-        render_document("Alerts - gpuwarden", "".join(_list(name))), HTTPStatus.NOT_FOUND if name else HTTPStatus.OK
-    )
+    folder = "." if "/" in path[1:] else f".{ALERT_PAGE}"  # the list has two addresses: /alerts and /alerts/
+    page = render_document("Alerts - gpuwarden", "".join(_list(name, folder)))
+    return serve_document(page, HTTPStatus.NOT_FOUND if name else HTTPStatus.OK)
 
 
 def _alert(rule: Condition) -> Iterator[str]:
@@ -36,9 +37,8 @@ def _alert(rule: Condition) -> Iterator[str]:
     yield f'<p class="muted"><a href="..{ALERT_PAGE}">All alerts</a> · <a href="../">Status of this host</a></p>\n'
 
 
-def _list(unknown: str) -> Iterator[str]:
+def _list(unknown: str, folder: str) -> Iterator[str]:
     values = Choices().values()
-    folder = "." if unknown else f".{ALERT_PAGE}"
     yield f"<h1>{f'Unknown alert {escape(unknown)}' if unknown else 'Alerts'}</h1>\n<table>\n"
     for rule in CONDITIONS.values():
         link = f'<a href="{folder}/{rule.name}">{rule.name}</a>'
