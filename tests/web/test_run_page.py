@@ -246,11 +246,15 @@ def test_peak_is_of_the_fullest_gpu(page: Stage, tab: Tab) -> None:
     assert tab.text("#earlier ~ * tr.this td:nth-child(5)") == format_bytes(device["memory_peak_bytes"])
 
 
-def test_average_power_is_of_one_moment(page: Stage, tab: Tab) -> None:
-    """Energy has its average power once the run has ended: before, the driver's counter is older than the time."""
+def test_counters_and_time_are_of_one_moment(page: Stage, tab: Tab) -> None:
+    """Energy has its average power once the run has ended: before, the driver's counters are older than the time."""
     run = replace(example_run(ended=False), errors=())
     show(page, tab, record_of(run), runs=(run,))
     assert "on average" not in tab.text("#figures ~ *")
+    record = record_of(run) | {"energy_joules": 0.0, "throttled_seconds": {"sw_power_cap": 0.0}}
+    show(page, tab, record, runs=(run,))  # the counter has not been read again since the start
+    assert "Energy" not in tab.text("#figures ~ *")
+    assert "not slowed down" not in tab.text("#figures ~ *")
     show(page, tab, record_of(out_of_memory()))
     assert re.search(r"\d W on average a GPU", tab.text("#figures ~ *"))
 

@@ -304,7 +304,8 @@ def test_run_without_gpu_and_with_an_error(page: Stage, tab: Tab) -> None:
     card = " ".join(tab.text("#run-7-1").split())
     assert "No GPU used: the installed framework is built for the CPU." in card
     assert "GPU unknown" not in card
-    assert "Last error: KeyError. `gpuwarden runs show ID` has its text and line." in card
+    assert "Last error: KeyError. gpuwarden runs show ID has its text and line." in card
+    assert tab.text("#run-7-1 code").splitlines()[-1] == "gpuwarden runs show ID"
 
 
 def test_unknown_peak_is_not_shown_as_0(page: Stage, tab: Tab) -> None:
@@ -449,6 +450,7 @@ def test_page_without_javascript_links_alternatives(page: Stage, tab: Tab) -> No
         tab.call("Page.navigate", url=page.url)
         tab.until("document.querySelectorAll('noscript a').length == 3")  # with scripts enabled it would be text
         assert "gpuwarden top" in tab.evaluate("document.querySelector('noscript').textContent")
+        assert "Loading" not in tab.text()
     finally:
         tab.call("Emulation.setScriptExecutionDisabled", value=False)
 

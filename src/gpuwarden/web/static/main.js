@@ -95,4 +95,5 @@ addEventListener("keydown", (event) => {
   section.querySelector("[aria-current]").focus();
 });
 
+part("main").append(h("p", {}, "Loading …")); // not in the document, which is also read without scripts
 new Live(showState, showFailure);

@@ -4,8 +4,8 @@ import { bounded, mark } from "./marks.js";
 import { highestPeak } from "./memory.js";
 import { copyable } from "./run_copy.js";
 import { count } from "./run_figures.js";
-import { diagnosed, outcome, prose } from "./run_summary.js";
-import { h } from "./tree.js";
+import { diagnosed, outcome } from "./run_summary.js";
+import { h, prose } from "./tree.js";
 import { amount, capital, clock, known, lasting, percent, plain, short, step } from "./words.js";
 
 const MAX_ERRORS = 3;

@@ -43,7 +43,7 @@ function throttled(record) {
   if (!record.throttled_seconds) return null;
   const total = reasons.reduce((sum, [, seconds]) => sum + seconds, 0);
   const note = reasons.map(([reason, seconds]) => `${plain(reason).replace("sw ", "").replace("hw ", "")} ${lasting(seconds)}`);
-  return fact("Throttled", total ? lasting(total) : "0s", { note: joined(note) ?? "not slowed down", ratio: record.outcome && record.gpu_seconds ? total / record.gpu_seconds : null });
+  return fact("Throttled", total ? lasting(total) : "0s", { note: joined(note) ?? (record.outcome ? "not slowed down" : null), ratio: record.outcome && record.gpu_seconds ? total / record.gpu_seconds : null });
 }
 
 function gpuActivity(record) {
@@ -53,7 +53,7 @@ function gpuActivity(record) {
 
 function energyUse(record) {
   const { energy_joules: joules, gpu_seconds: seconds, outcome } = record; // while it runs, the energy is of an earlier poll than the seconds
-  return known(joules) ? fact("Energy", energy(joules), { note: outcome && seconds ? `${(joules / seconds).toFixed(0)} W on average a GPU` : null }) : null;
+  return known(joules) && (joules || outcome) ? fact("Energy", energy(joules), { note: outcome && seconds ? `${(joules / seconds).toFixed(0)} W on average a GPU` : null }) : null;
 }
 
 function host(record) {

@@ -145,4 +145,5 @@ function showFailure(why, since, error) {
   else plainPage(capital(reasons[why].text.replace("Old data: ", "")), reasons[why].note);
 }
 
+part("main").append(h("p", {}, "Loading …")); // not in the document, which is also read without scripts
 new Live(showAnswer, showFailure, load);

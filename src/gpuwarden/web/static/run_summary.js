@@ -3,7 +3,7 @@
 import { mark, RANK, troubles } from "./marks.js";
 import { copyable } from "./run_copy.js";
 import { gpusOf } from "./run_figures.js";
-import { h } from "./tree.js";
+import { h, prose } from "./tree.js";
 import { capital, clock, known, lasting, plain, rate, short } from "./words.js";
 
 const LEVELS = { running: "ok", finished: "ok", killed: "info", unknown: "unknown" }; // of states, as in the daemon's alerts; others are warnings
@@ -119,9 +119,6 @@ function ended(record, level) {
 
 const lower = (text) => text.charAt(0).toLowerCase() + text.slice(1);
 const nextStep = (text) => h("p", { class: "step" }, h("b", {}, "Next step: "), prose(text));
-
-// Text of the daemon, in which names of programs are between backticks.
-export const prose = (text) => text.split("`").map((each, place) => (place % 2 ? h("code", {}, each) : each));
 
 function loss({ nonfinite_loss: found }) {
   return found ? h("p", {}, `The loss was NaN or infinite, first by step ${found.first_step}.`) : null;

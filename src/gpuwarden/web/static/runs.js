@@ -2,7 +2,7 @@
 
 import { bounded, fact, isTrouble, mark, ofPressure, section, troubles, word } from "./marks.js";
 import { highestPeak } from "./memory.js";
-import { h } from "./tree.js";
+import { h, prose } from "./tree.js";
 import { amount, clock, foreseen, known, lasting, pace, percent, plain, rate, short, step } from "./words.js";
 
 const MAX_RUNNING = 24;
@@ -182,10 +182,10 @@ function errors(run) {
 }
 
 function findings(run) {
-  return (run.findings ?? []).map((each) => h("p", {}, `${each.text} `, h("b", {}, each.next_step)));
+  return (run.findings ?? []).map((each) => h("p", {}, prose(each.text), " ", h("b", {}, prose(each.next_step))));
 }
 
 function verdict(run) {
   if (!run.verdict) return null;
-  return h("p", {}, "Out of memory, cause: ", h("b", {}, plain(run.verdict.name)), `. ${run.verdict.evidence} `, h("b", {}, run.verdict.next_step));
+  return h("p", {}, "Out of memory, cause: ", h("b", {}, plain(run.verdict.name)), ". ", prose(run.verdict.evidence), " ", h("b", {}, prose(run.verdict.next_step)));
 }

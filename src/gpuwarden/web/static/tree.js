@@ -10,6 +10,9 @@ export function h(name, attributes = {}, ...children) {
   return made;
 }
 
+// Text of the daemon, in which names of programs are between backticks.
+export const prose = (text) => text.split("`").map((each, place) => (place % 2 ? h("code", {}, each) : each));
+
 // Replace the children of an element with as few changes as possible, so that the focus, the selection, opened details
 // and drawn charts (`data-keep`) stay. Children with the same `data-key` are matched at any position.
 export function show(element, ...children) {
