@@ -420,6 +420,23 @@ def test_paper(page: Stage, tab: Tab) -> None:
         tab.call("Emulation.setEmulatedMedia", media="", features=[])
 
 
+def test_paper_has_charts_that_were_never_visible(page: Stage, tab: Tab) -> None:
+    """A chart below the window's edge is not drawn, and is drawn for paper."""
+    run = a_run(left=60 * GIB)
+    readings: dict[Any, Any] = {GpuReadings.utilization_ratio: 0.5}
+    page.records = {"7-1": record_of(run)}
+    page.show(tab, poll_state(replace(gpu(0), readings=readings), runs=(run,)))
+    tab.resize(390, 100)
+    tab.open(f"{page.url}run/7-1")
+    missing = "[...document.querySelectorAll('.activity .chart')].filter(e => !e.querySelector('canvas')).length"
+    tab.until(f"{missing} > 0")
+    tab.call("Emulation.setEmulatedMedia", media="print")
+    try:
+        tab.until(f"{missing} === 0")
+    finally:
+        tab.call("Emulation.setEmulatedMedia", media="", features=[])
+
+
 def test_page_follows_a_run_to_its_end(tmp_path: Path, mock_nvml: MockNvml, tab: Tab) -> None:
     """The page of a real daemon's run turns into its ended form, loads little, and says when the daemon is away."""
     daemon = Daemon(tmp_path, env=mock_nvml.env(gpus=1))

@@ -28,10 +28,13 @@ export class Charts {
 
   // `redraw` draws the page again, after another span was chosen.
   constructor(redraw = () => this.draw()) {
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-      for (const key of [...this.#drawn.keys()]) this.#forget(key);
-      this.draw();
-    });
+    const paper = matchMedia("print");
+    for (const query of [matchMedia("(prefers-color-scheme: dark)"), paper]) {
+      query.addEventListener("change", () => {
+        for (const key of [...this.#drawn.keys()]) this.#forget(key);
+        this.draw(paper.matches);
+      });
+    }
     document.addEventListener("click", ({ target }) => {
       const seconds = Number(target.dataset?.span);
       if (!seconds) return;
@@ -48,17 +51,16 @@ export class Charts {
     this.#wanted.clear();
   }
 
-  // Update the charts of the page, whose elements exist now.
-  draw() {
+  // Update the charts of the page, whose elements exist now: the visible ones, or all.
+  draw(all = false) {
     for (const key of [...this.#drawn.keys()]) if (!this.#wanted.has(key)) this.#forget(key);
     for (const element of document.querySelectorAll(".chart[data-keep]")) {
       if (element.inView === undefined) {
         element.inView = false;
         this.#seen.observe(element);
         this.#sized.observe(element);
-      } else if (element.inView) {
-        this.#draw(element);
       }
+      if (all || element.inView) this.#draw(element);
     }
   }
 
