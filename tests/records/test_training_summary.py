@@ -36,6 +36,13 @@ def test_figures_that_are_known() -> None:
     assert "; batch size " in line
 
 
+def test_throttling_is_denied_only_where_it_is_counted() -> None:
+    """A run without a GPU, or on one that does not count it, claims nothing; with nothing known there is no line."""
+    (line,) = summarize_training(make_record(throttled_seconds={"sw_power_cap": 0.0}), GPUS)
+    assert line.endswith("; not throttled")
+    assert list(summarize_training(make_record(devices=(), throttled_seconds={}), GPUS)) == []
+
+
 def test_no_gpu_and_nonfinite_loss() -> None:
     """The line has problems that raised no error."""
     (line,) = summarize_training(

@@ -64,10 +64,9 @@ def _list_figures(record: RunRecord, gpus: Mapping[str, str]) -> Iterator[str]:
     if record.input_wait_ratio is not None:
         yield f"waited for input {format_ratio(record.input_wait_ratio)} of step time"
     throttled = find_longest_reason(record.throttled_seconds)
-    if throttled and throttled[1]:
-        yield f"throttled {format_elapsed(throttled[1])} ({throttled[0].replace('_', ' ')})"
-    elif record.throttled_seconds is not None:
-        yield "not throttled"
+    if throttled:  # else no GPU of the run counts it
+        reason, seconds = throttled
+        yield f"throttled {format_elapsed(seconds)} ({reason.replace('_', ' ')})" if seconds else "not throttled"
 
 
 def _describe_batch(advice: RecordedBatchSizeAdvice) -> Iterator[str]:
