@@ -1,7 +1,7 @@
 // Table of processes, and lists of events and incidents.
 
 import { bounded, mark, section, word } from "./marks.js";
-import { h } from "./tree.js";
+import { h, prose } from "./tree.js";
 import { amount, capital, clock, known, plain, short } from "./words.js";
 
 const MOST_PROCESSES = 12;
@@ -52,7 +52,7 @@ export function incidents(found) {
   const lines = found.map(({ id, severity, began_timestamp_seconds: at, finding, interrupted }) =>
     h("li", { "data-key": id },
       h("time", { datetime: new Date(at * 1000).toISOString() }, clock(at)), " ", mark(severity), " ",
-      word(severity) ? h("span", { class: "unseen" }, `${word(severity)}: `) : null, h("bdi", {}, finding.text),
+      word(severity) ? h("span", { class: "unseen" }, `${word(severity)}: `) : null, h("bdi", {}, prose(finding.text)),
       h("p", {}, interrupted ? "cut short, as the daemon was killed · " : "", h("code", {}, `gpuwarden incidents show ${id}`), " · ", h("a", { href: `incident/${encodeURIComponent(id)}` }, "page"), " · ", h("a", { href: `api/v1/incidents/${encodeURIComponent(id)}` }, "JSON"))));
   return section("incidents", "Incidents", bounded(lines, MOST_INCIDENTS, "incidents", "ol", { class: "lines events" }), { extra: true });
 }
