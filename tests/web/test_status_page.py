@@ -190,6 +190,8 @@ def test_lost_gpu_and_xids_have_actions(page: Stage, tab: Tab) -> None:
     ]
     assert "stop the runs on it and restart the machine." in tab.text(".tile.large .advice")
     open_card(tab, "gpu-0")
+    links = tab.evaluate("[...document.querySelectorAll('#gpu-0 .troubles a')].map(e => e.getAttribute('href'))")
+    assert links[:2] == ["alerts/GpuDown", "alerts/GpuXidCritical"]
     card = tab.text("#gpu-0")
     assert "stop the runs on it and restart the machine." in card
     assert "XID 48" not in card

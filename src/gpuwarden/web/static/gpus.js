@@ -42,7 +42,7 @@ function card(gpu, state, charts) {
       h("h3", { id: `${id}-name`, class: "number" }, `GPU ${gpu.index}`, h("span", { class: "unseen" }, `, ${word(gpu.condition)}`)),
       h("span", { class: "name" }, gpu.name),
       state.gpus.length > 1 ? h("a", { class: "close", href: "#gpus" }, "Close", h("span", { class: "unseen" }, ` GPU ${gpu.index}`)) : null),
-    troubles(gpu.troubles),
+    troubles(gpu.troubles, ""),
     gpu.status === "up" ? readings(gpu) : silence(gpu),
     xids(gpu.xids ?? []),
     gpu.mig ? h("div", { class: "cards" }, gpu.mig.map((each) => instance(gpu, each))) : null,

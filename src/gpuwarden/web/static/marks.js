@@ -13,10 +13,12 @@ export const ofPressure = (level) => OF_PRESSURE[level] ?? "";
 export const isTrouble = (level) => level === "critical" || level === "warning";
 export const mark = (level) => h("span", { class: `mark ${level}`, "aria-hidden": "true" }, SIGNS[level] ?? "");
 
-export function troubles(found = []) {
+// Problems; `root` is the way to the daemon's pages, for links to what to do. There are none inside another link.
+export function troubles(found = [], root = null) {
   if (!found.length) return null;
-  return h("ul", { class: "troubles" }, found.map(({ level, text }) =>
-    h("li", { class: level }, mark(level), " ", h("span", { class: "unseen" }, `${word(level)}: `), capital(text))));
+  return h("ul", { class: "troubles" }, found.map(({ level, text, alert }) =>
+    h("li", { class: level }, mark(level), " ", h("span", { class: "unseen" }, `${word(level)}: `), capital(text),
+      alert && root !== null ? [" · ", h("a", { href: `${root}alerts/${alert}` }, "what to do", h("span", { class: "unseen" }, ` about ${text}`))] : null)));
 }
 
 const NARROW = matchMedia("(max-width: 40rem)");

@@ -134,5 +134,5 @@ export function summary(view, { text, level, body, covers }) {
   const others = problems(view).filter((each) => !said(capital(each.text)));
   const findings = found.map((each) => h("p", {}, prose(each.text), " ", h("b", {}, prose(each.next_step))));
   return h("section", { id: "verdict", class: `verdict ${level}`, "aria-labelledby": "sentence", "data-key": "verdict" },
-    h("h2", { id: "sentence" }, mark(level), " ", text), body, troubles(others), findings);
+    h("h2", { id: "sentence" }, mark(level), " ", text), body, troubles(others, "../"), findings);
 }

@@ -51,7 +51,7 @@ function row(run, places, isOpen) {
   const tight = tightest(devices);
   const cells = [
     [isTrouble(run.condition) ? [mark(run.condition), " "] : null, h("a", { href: isOpen ? "#runs" : `#${anchor(run)}`, "aria-current": isOpen ? "true" : null }, h("bdi", {}, short(run.name))), h("span", { class: "unseen" }, `, ${word(run.condition)}`),
-      run.user ? h("span", { class: "note" }, ` ${run.user}`) : null, " · ", page(run), isOpen ? null : troubles(run.troubles)],
+      run.user ? h("span", { class: "note" }, ` ${run.user}`) : null, " · ", page(run), isOpen ? null : troubles(run.troubles, "")],
     where(run, places, "none", "?"),
     doing(run),
     known(tight?.headroom_bytes) ? amount(tight.headroom_bytes) : "-",
@@ -94,7 +94,7 @@ function card(run, places, charts, closable) {
       h("span", { class: "name" }, /^[\d?]/.test(place) ? `GPU ${place}` : place),
       closable ? h("a", { class: "close", href: "#runs" }, "Close", h("span", { class: "unseen" }, ` ${short(run.name)}`)) : null),
     h("p", { class: "about" }, of),
-    troubles(run.troubles),
+    troubles(run.troubles, ""),
     h("dl", { class: "facts" }, tight ? headroom(tight) : null, held(devices), speed(run), progress(run), waits(run), host(run)),
     outlooks(run, devices, places),
     errors(run), findings(run), verdict(run),
