@@ -295,7 +295,7 @@ def test_run_card_has_progress_and_forecast(page: Stage, tab: Tab) -> None:
     assert "Errors: device oom \N{MULTIPLICATION SIGN} 2, other." in card
     assert "Out of memory, cause: too big. 9 GiB <of> 8. Use less." in card
     assert f"no training step for {format_elapsed(61.4)} (cause: stopped)" in card
-    assert tab.evaluate("document.querySelector('#run-7-1 a[href^="run/"]').getAttribute('href')") == "run/7-1"
+    assert tab.evaluate("document.querySelector('#run-7-1 a[href^=run]').getAttribute('href')") == "run/7-1"
 
 
 def test_run_without_gpu_and_with_an_error(page: Stage, tab: Tab) -> None:
