@@ -229,11 +229,13 @@ def test_problem_of_its_gpu_is_no_green_run(page: Stage, tab: Tab, index: int, s
 
 
 def test_own_problem_is_announced_by_name(page: Stage, tab: Tab) -> None:
-    """The announcement for screen readers names the run with a problem, without the numbers."""
+    """The announcement names the run with a problem, without the numbers; the sentence links to what to do."""
     run = a_run(left=60 * GIB, stall=Stall(61.0, "unknown"))
     show(page, tab, record_of(run), runs=(run,))
     assert summary(tab)[0].startswith("▲ Stalled: no training step for 1m01s")
     assert tab.text("#announcement") == "warning: run unet"
+    links = tab.evaluate("[...document.querySelectorAll('#verdict a')].map(e => e.pathname)")
+    assert links == ["/alerts/RunStalled"]
 
 
 def test_peak_is_of_the_fullest_gpu(page: Stage, tab: Tab) -> None:

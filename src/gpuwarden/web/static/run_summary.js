@@ -36,7 +36,7 @@ function problems({ run, state }) {
   const own = run.troubles ?? [];
   const said = new Set(own.map(({ text }) => text));
   const ofGpus = gpusOf(run, state).filter(({ status }) => status === "up").flatMap(({ index, troubles: found = [] }) =>
-    found.filter(({ text }) => !said.has(text)).map(({ level, text }) => ({ level, text: `GPU ${index}: ${text}`, name: `GPU ${index}` })));
+    found.filter(({ text }) => !said.has(text)).map((each) => ({ ...each, text: `GPU ${index}: ${each.text}`, name: `GPU ${index}` })));
   return [...own, ...ofGpus].sort((one, other) => RANK[one.level] - RANK[other.level]);
 }
 
@@ -80,7 +80,7 @@ export function headline(view) {
   if (device) return forecast(view, device, level);
   const [worst] = problems(view);
   const sentence = worst ? capital(worst.text) : `${capital(text)}, no problem found`;
-  return { text: sentence, said: worst ? `${worst.level}: ${worst.name ?? `run ${short(record.name)}`}` : sentence, level, body: [advice(record)] };
+  return { text: sentence, said: worst ? `${worst.level}: ${worst.name ?? `run ${short(record.name)}`}` : sentence, level, body: [worst?.alert ? h("p", {}, h("a", { href: `../alerts/${worst.alert}` }, "What to do")) : null, advice(record)] };
 }
 
 function forecast({ record, at, now }, device, level) {
