@@ -7,7 +7,6 @@ import { amount, clock, foreseen, known, lasting, pace, percent, plain, rate, sh
 
 const MAX_RUNNING = 24;
 const MAX_ENDED = 8;
-const PHASES = { train: "training", test: "evaluation", predict: "prediction" };
 const HEADROOM_UNKNOWN = {
   device_unresolved: "the device matches no GPU for certain",
   free_memory_untold: "the driver does not report free memory",
@@ -146,7 +145,7 @@ function speed(run) {
   return fact("Steps per second", known(now) ? pace(now) : "-", { note });
 }
 
-const doing = (run) => [run.state === "running" ? null : plain(run.state), PHASES[run.phase] ?? run.phase, known(run.epoch) ? `epoch ${run.epoch}` : null].filter(Boolean).join(" · ") || "-";
+const doing = (run) => [plain(run.state), run.phase, known(run.epoch) ? `epoch ${run.epoch}` : null].filter(Boolean).join(" · ") || "-";
 
 function progress(run) {
   const now = [doing(run), known(run.batch) ? `batch ${run.batch}` : null, known(run.loss) ? `loss ${Number(run.loss.toPrecision(4))}` : null];
