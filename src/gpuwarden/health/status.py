@@ -23,7 +23,7 @@ class Trouble:
 
     level: Annotated[Health, "Severity: warning or critical, as of alerts."]
     text: Annotated[str, "Description in a few words."]
-    alert: Annotated[str | None, "Name of its alert, whose page /alerts/NAME says what to do."] = None
+    alert: Annotated[str | None, "Name of its condition, whose page /alerts/NAME says what to do."] = None
     name: Annotated[str | None, "Subject: the driver, a GPU by index, or a run by name."] = None
     uuid: Annotated[str | None, "UUID of the GPU."] = None
     run_id: Annotated[str | None, "Id of the run."] = None
@@ -54,9 +54,7 @@ def box_status(state: State, occurrences: Iterable[tuple[Condition, Occurrence]]
     for condition, found in occurrences:
         if found.text and condition.severity != "info":
             subject = found.labels.get(SUBJECT_LABELS[condition.subject], "")
-            of_subject[subject].append(
-                Trouble(condition.severity, found.text, condition.name if condition.expr else None)
-            )
+            of_subject[subject].append(Trouble(condition.severity, found.text, condition.name))
     gpus = [(gpu, _worst_first(of_subject[gpu.identity.uuid])) for gpu in state.snapshot.gpus]
     down = {
         gpu.identity.uuid: Trouble(worst(troubles), f"GPU {gpu.identity.index} is not responding")
