@@ -130,7 +130,7 @@ def test_notebook_traceback_is_one_event_with_its_cell() -> None:
         "---------------------------------------------------------------------------\n"
         "InternalError                             Traceback (most recent call last)\n"
         "Cell In[12], line 5, in <module>\n      4 x = model(batch)\n----> 5 step(x)\n\n"
-        "File ~/work/train.py:88, in step(x)\n     87 def step(x):\n---> 88     return f(x)\n\n"
+        "File ~/train.py:88, in step(x)\n     87 def step(x):\n---> 88     return f(x)\n\n"
         "File ~/.local/lib/python3.8/site-packages/keras/src/utils/traceback_utils.py:70, in handler(*args)\n"
         "---> 70     raise error\n\n"
         "InternalError: Blas GEMM launch failed : a.shape=(30, 64)\n\n"

@@ -223,16 +223,21 @@ def test_phone_has_a_line_for_each_gpu(page: Stage, tab: Tab, scheme: Literal["l
     assert ratio >= 4.5, where
 
 
-def test_charts_answer_mouse_and_keys(page: Stage, tab: Tab) -> None:
-    """The header has the current value; mouse and arrow keys show those of a moment; the hour is coarser and longer."""
-    times = [*range(-3000, -600, 30), *range(-600, 0, 5)]
-    gpus = {"GPU-0": {"temperature_celsius": [50 if at < -600 else 60 for at in times]}}
+def show_history(page: Stage, tab: Tab, times: list[int], gpus: dict[str, Any]) -> None:
+    """Show a GPU whose charts have a history."""
     page.history = {"version": 1, "timestamp_seconds": times, "gpus": gpus, "runs": {}}
     try:
         page.show(tab, poll_state(busy(0)))
         tab.until("document.querySelectorAll('.chart canvas').length === 3")
     finally:
         page.history = {"version": 1, "timestamp_seconds": [], "gpus": {}, "runs": {}}
+
+
+def test_charts_answer_mouse_and_keys(page: Stage, tab: Tab) -> None:
+    """The header has the current value; mouse and arrow keys show those of a moment; the hour is coarser and longer."""
+    times = [*range(-3000, -600, 30), *range(-600, 0, 5)]
+    gpus = {"GPU-0": {"temperature_celsius": [50 if at < -600 else 60 for at in times]}}
+    show_history(page, tab, times, gpus)
     chart = "document.querySelectorAll('.chart')[2]"
     assert tab.evaluate(f"{chart}.previousElementSibling.lastChild.textContent") == "61 °C"
     assert tab.evaluate(f"{chart}.ariaLabel") == "Temperature over the last ten minutes: 60 °C to 61 °C, now 61 °C"
@@ -265,12 +270,7 @@ def test_what_is_known_fills_the_chart(page: Stage, tab: Tab) -> None:
     """Two minutes after the daemon's start the chart spans two minutes, not ten."""
     times = list(range(-119, 0, 5))
     gpus = {"GPU-0": {"temperature_celsius": [60] * len(times)}}
-    page.history = {"version": 1, "timestamp_seconds": times, "gpus": gpus, "runs": {}}
-    try:
-        page.show(tab, poll_state(busy(0)))
-        tab.until("document.querySelectorAll('.chart canvas').length === 3")
-    finally:
-        page.history = {"version": 1, "timestamp_seconds": [], "gpus": {}, "runs": {}}
+    show_history(page, tab, times, gpus)
     tab.evaluate("document.querySelectorAll('.chart')[2].focus()")
     tab.press("Home", 36)
     first = tab.evaluate("document.querySelectorAll('.chart')[2].querySelector('.u-cursor-x').style.transform")
