@@ -251,6 +251,7 @@ def test_once_without_a_terminal(box: Daemon) -> None:
 
 def test_json_for_scripts(box: Daemon) -> None:
     """--json prints the API's answer and exits, with --once or without; a pipe needs one of the two."""
+    until(lambda: "energy" in json.loads(fetch(f"{box.url}/api/v1/state")), "energy, from its second reading on")
     for arguments in (["--once", "--json"], ["--json"]):
         done = ran(*at(box.port), *arguments)
         assert json.loads(done.stdout).keys() == json.loads(fetch(f"{box.url}/api/v1/state")).keys()
