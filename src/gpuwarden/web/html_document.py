@@ -41,12 +41,13 @@ _HEAD = """<!doctype html>
 <style>{style}</style>
 </head>
 <body>
+<main>
 """
 
 
 def render_document(title: str, body: str, style: str = "") -> str:
     """Return a document; `style` has rules for this one."""
-    return f"{_HEAD.format(title=escape(title), style=_STYLE + style)}{body}</body>\n</html>\n"
+    return f"{_HEAD.format(title=escape(title), style=_STYLE + style)}{body}</main>\n</body>\n</html>\n"
 
 
 def serve_document(document: str, status: int = HTTPStatus.OK) -> HttpResponse:
