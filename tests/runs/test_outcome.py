@@ -8,7 +8,7 @@ from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.host.kernel_log import KernelRecord
 from gpuwarden.host.oom_killer import PREFIXES, OomKill, parse_oom_kills
 from gpuwarden.protocol.messages import End, Error
-from gpuwarden.runs.outcome import Evidence, conclude
+from gpuwarden.runs.outcome import Ending, Evidence, conclude
 
 KILL = OomKill(7, in_cgroup=True, earliest=1.0, latest=1.0)
 GOODBYE = End("exit")
@@ -164,6 +164,16 @@ def test_outcome_and_evidence() -> None:
     """Each case of evidence has its outcome, with a text that names the evidence."""
     concluded = {case: conclude(evidence) for case, (evidence, _outcome, _words) in CASES.items()}
     assert concluded == {case: (outcome, words) for case, (_evidence, outcome, words) in CASES.items()}
+
+
+def test_exit_signal() -> None:
+    """An ending names the signal that ended the process; only a status other than 0 is a failure."""
+    endings = {status: Ending("unknown", "", 1.0, exit_status=status) for status in (None, 0, EXIT_3, signal.SIGTERM)}
+    assert {status: ending.exit_signal for status, ending in endings.items() if ending.has_failed} == {
+        EXIT_3: None,
+        signal.SIGTERM: "SIGTERM",
+    }
+    assert endings[0].exit_signal is endings[None].exit_signal is None
 
 
 # As several kernel versions print them (mm/oom_kill.c), one from this project's own tests.

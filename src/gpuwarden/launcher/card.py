@@ -111,7 +111,7 @@ def _list_events(facts: ProgramFacts, runs: Sequence[RunRecord]) -> Iterator[Err
         yield from read_events(io.BytesIO(crash.encode()))
     for run in runs:
         # SIGTERM ends a child of the program by its parent's will: a notebook's kernel, ranks after one that failed.
-        is_ended = run.pid != facts.end.pid and (run.evidence or "").startswith("ended by SIGTERM")
+        is_ended = run.pid != facts.end.pid and run.exit_signal == "SIGTERM"
         yield from list_run_events(replace(run, outcome=None) if is_ended else run)
 
 

@@ -88,6 +88,7 @@ def build_record(
         state=run.state,
         outcome=ending.outcome if ending else None,
         evidence=ending.evidence if ending else None,
+        exit_signal=ending.exit_signal if ending else None,
         errors_told=tuple(map(_error, run.errors)),
         census=_census(run.census) if run.census else None,
         headroom_unknown=run.headroom_unknown,  # empty, not None: an earlier daemon's counts for nothing

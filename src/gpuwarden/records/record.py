@@ -309,6 +309,7 @@ class RunRecord:
     state: Annotated[str | None, "running or stalled; once it has ended, its outcome. Absent in records of earlier versions."] = None
     outcome: Annotated[str | None, "How it ended: finished, failed, out_of_memory, killed, crashed or unknown; absent while it runs."] = None
     evidence: Annotated[str | None, "Evidence for the outcome."] = None
+    exit_signal: Annotated[str | None, "Signal that ended its process, such as SIGTERM, if known."] = None
     phase: Annotated[str | None, "Last phase: train, test, predict or idle."] = None
     phase_seconds: Annotated[Mapping[str, float] | None, "Time in each phase, by polls."] = None
     epoch: Annotated[int | None, "Last epoch, from 0."] = None

@@ -54,17 +54,28 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Outcome of a run, with the `evidence` in words; `at` is Unix time.
+    """Outcome of a run, with the `evidence` in words; `at` is Unix time, `exit_status` that of wait(2), if known.
 
-    Until it is `settled`, the outcome may change as evidence comes in. If `has_failed`, the process ended by a signal
-    or with a status other than 0: later evidence can only name another reason.
+    Until it is `settled`, the outcome may change as evidence comes in.
     """
 
     outcome: Outcome
     evidence: str
     at: float
     settled: bool = False
-    has_failed: bool = False
+    exit_status: int | None = None
+
+    @property
+    def has_failed(self) -> bool:
+        """True if the exit status is that of a failure: later evidence can only name another reason."""
+        return bool(self.exit_status)
+
+    @property
+    def exit_signal(self) -> str | None:
+        """Name of the signal that ended the process."""
+        if self.exit_status is None or not os.WIFSIGNALED(self.exit_status):
+            return None
+        return signal_name(os.WTERMSIG(self.exit_status))
 
 
 def conclude(evidence: Evidence) -> tuple[Outcome, str]:
@@ -186,8 +197,8 @@ class OutcomeTracker:
 
     def _conclude(self, *, settled: bool) -> Ending:
         evidence = self._evidence
-        has_failed = bool(evidence.exit_status) and not evidence.goes_on
-        return Ending(*conclude(evidence), at=self._at, settled=settled, has_failed=has_failed)
+        status = None if evidence.goes_on else evidence.exit_status
+        return Ending(*conclude(evidence), at=self._at, settled=settled, exit_status=status)
 
     @property
     def is_gone(self) -> bool:
