@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from gpuwarden.config.schema import Config
 from gpuwarden.doctor.gpu_survey import GpuSurvey
@@ -31,44 +31,13 @@ SUBJECTS: Mapping[str, str] = {
 }
 
 
-class CheckOutcome(NamedTuple):
-    """Outcome of one check.
-
-    `found` is one sentence. `warn` and `fail` also have `why`, the reason that it matters, and `fix`, a command or one
-    imperative sentence.
-    """
-
-    status: Status
-    found: str
-    why: str = ""
-    fix: str = ""
-
-
-def passed(found: str) -> CheckOutcome:
-    """Return the outcome of a check that found nothing wrong."""
-    return CheckOutcome("pass", found)
-
-
-def skipped(reason: str) -> CheckOutcome:
-    """Return the outcome of a check that cannot apply here."""
-    return CheckOutcome("skip", reason)
-
-
-def warned(found: str, why: str, fix: str) -> CheckOutcome:
-    """Return the outcome of a check that found a risk."""
-    return CheckOutcome("warn", found, why, fix)
-
-
-def failed(found: str, why: str, fix: str) -> CheckOutcome:
-    """Return the outcome of a check that found what keeps a training from working."""
-    return CheckOutcome("fail", found, why, fix)
-
-
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """Outcome of one check, with its name.
+    """Result of one check.
 
-    The name is `<subject>.<what>` and stable: `--json` and `gpuwarden explain` use it.
+    The name is `<subject>.<what>` and stable: `--json` and `gpuwarden explain` use it; it is empty until `check` adds
+    it. `found` is one sentence. `warn` and `fail` also have `why`, the reason that it matters, and `fix`, a command or
+    one imperative sentence.
     """
 
     name: str
@@ -76,6 +45,31 @@ class CheckResult:
     found: str
     why: str = ""
     fix: str = ""
+
+
+def passed(found: str) -> CheckResult:
+    """Return the result of a check that found nothing wrong."""
+    return CheckResult("", "pass", found)
+
+
+def skipped(reason: str) -> CheckResult:
+    """Return the result of a check that cannot apply here."""
+    return CheckResult("", "skip", reason)
+
+
+def flagged(status: Literal["warn", "fail"], found: str, why: str, fix: str) -> CheckResult:
+    """Return the result of a check that found a problem."""
+    return CheckResult("", status, found, why, fix)
+
+
+def warned(found: str, why: str, fix: str) -> CheckResult:
+    """Return the result of a check that found a risk."""
+    return flagged("warn", found, why, fix)
+
+
+def failed(found: str, why: str, fix: str) -> CheckResult:
+    """Return the result of a check that found what keeps a training from working."""
+    return flagged("fail", found, why, fix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +115,10 @@ class CheckRow:
     names: Mapping[str, str]
 
 
-def check(name: str, meaning: str) -> Callable[[Callable[[Context], Iterable[CheckOutcome]]], CheckRow]:
-    """Make a row of the table from a function all of whose outcomes have one name."""
+def check(name: str, meaning: str) -> Callable[[Callable[[Context], Iterable[CheckResult]]], CheckRow]:
+    """Make a row of the table from a function all of whose results have one name."""
 
-    def make_row(function: Callable[[Context], Iterable[CheckOutcome]]) -> CheckRow:
-        return CheckRow(lambda context: (CheckResult(name, *outcome) for outcome in function(context)), {name: meaning})
+    def make_row(function: Callable[[Context], Iterable[CheckResult]]) -> CheckRow:
+        return CheckRow(lambda context: (replace(each, name=name) for each in function(context)), {name: meaning})
 
     return make_row

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 from packaging.utils import canonicalize_name
@@ -20,16 +21,16 @@ from gpuwarden.doctor.frameworks.environment import Environment, InterpreterErro
 from gpuwarden.doctor.frameworks.installation_checks import check_installation
 from gpuwarden.doctor.frameworks.loading_checks import check_libraries
 from gpuwarden.doctor.frameworks.requirements import Unmet, find_unmet
-from gpuwarden.doctor.model import CheckOutcome, CheckResult, CheckRow, Context, failed, passed, skipped, warned
+from gpuwarden.doctor.model import CheckResult, CheckRow, Context, failed, flagged, passed, skipped, warned
 from gpuwarden.gpu.snapshot import Gpu
 
 MAX_NAMED = 6  # requirements in one result
 
 
-def _check_build(installed: InstalledBuild) -> CheckOutcome:
+def _check_build(installed: InstalledBuild) -> CheckResult:
     build = installed.build
     if not build.cuda:
-        return CheckOutcome(
+        return flagged(
             installed.severity,
             f"{installed.title} is a build for {build.other or 'the CPU only'}.",
             "It cannot use an NVIDIA GPU, and says nothing about it: everything runs on the CPU.",
@@ -51,13 +52,13 @@ def _replace_build(installed: InstalledBuild) -> str:
     return installed.environment.replace(names, f"'{installed.build.wanted}'")
 
 
-def _check_packages(installed: InstalledBuild) -> CheckOutcome:
+def _check_packages(installed: InstalledBuild) -> CheckResult:
     unmet = find_unmet(installed.environment, installed.build.requirements)
     if not unmet:
         count = len(installed.build.requirements)
         return passed(f"All {count} requirements of {installed.title} are met.")
     is_broken = any(not each.installed or (each.is_major and _is_binary(each.name)) for each in unmet)
-    return CheckOutcome(
+    return flagged(
         "fail" if is_broken else "warn",
         f"{installed.title} requires other packages than are installed: {_name_unmet(unmet)}.",
         "It was built and tested with these versions: others may fail at import, or in the first step on a GPU.",
@@ -82,7 +83,7 @@ def _name_unmet(unmet: list[Unmet]) -> str:
     return named if len(unmet) <= MAX_NAMED else f"{named} and {len(unmet) - MAX_NAMED} more"
 
 
-def _check_driver(installed: InstalledBuild) -> CheckOutcome:
+def _check_driver(installed: InstalledBuild) -> CheckResult:
     cuda = installed.build.cuda
     driver = installed.context.survey().driver
     if driver is None or not driver.cuda_version:
@@ -109,7 +110,7 @@ def _check_driver(installed: InstalledBuild) -> CheckOutcome:
     return passed(f"{found}: it runs by CUDA's minor version compatibility.")
 
 
-def _check_gpus(installed: InstalledBuild) -> CheckOutcome:
+def _check_gpus(installed: InstalledBuild) -> CheckResult:
     targets = installed.build.targets
     matched = _match_gpus(installed)
     if targets is None:
@@ -156,7 +157,7 @@ def _name_gpus(gpus: list[Gpu]) -> str:
 
 
 # Name and meaning of each check of an installed framework; those after the first two are of builds for CUDA.
-_PARTS: tuple[tuple[str, str, Callable[[InstalledBuild], CheckOutcome]], ...] = (
+_PARTS: tuple[tuple[str, str, Callable[[InstalledBuild], CheckResult]], ...] = (
     ("build", "The build is for CUDA, not for the CPU only.", _check_build),
     (
         "packages",
@@ -179,20 +180,20 @@ def _check_framework(framework: KnownFramework, context: Context) -> Iterator[Ch
         environment = read_environment(context)
     except InterpreterError:
         return  # python.environment has it
-    yield CheckResult(f"{framework.module}.installed", *check_installation(framework, environment))
+    yield replace(check_installation(framework, environment), name=f"{framework.module}.installed")
     try:
         build = framework.read(environment, context)
     except BuildFileError as error:
-        yield CheckResult(f"{framework.module}.build", *_describe_damage(framework, environment, error))
+        yield replace(_describe_damage(framework, environment, error), name=f"{framework.module}.build")
         return
     if build is None:
         return
     installed = InstalledBuild(framework, build, environment, context)
     for part, _, check_part in _PARTS if build.cuda else _PARTS[:2]:
-        yield CheckResult(f"{framework.module}.{part}", *check_part(installed))
+        yield replace(check_part(installed), name=f"{framework.module}.{part}")
 
 
-def _describe_damage(framework: KnownFramework, environment: Environment, error: BuildFileError) -> CheckOutcome:
+def _describe_damage(framework: KnownFramework, environment: Environment, error: BuildFileError) -> CheckResult:
     names = [name for name in framework.family if environment.distribution(name)]
     return failed(
         f"The installation of {framework.title} is damaged: {error}.",

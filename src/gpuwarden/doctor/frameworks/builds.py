@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import Distribution
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -19,7 +19,7 @@ from gpuwarden.doctor.frameworks.cuda_versions import LIBRARIES, Version, parse_
 from gpuwarden.doctor.frameworks.elf import DynamicSection, read_dynamic_section
 from gpuwarden.doctor.frameworks.environment import Environment, InterpreterError, run_python
 from gpuwarden.doctor.frameworks.requirements import list_requirements
-from gpuwarden.doctor.model import Context, Status
+from gpuwarden.doctor.model import Context
 
 _CUDA_LIBRARY = re.compile(r"lib(cu|nccl|nvrtc|nvshmem|nvJit)")
 _TORCH_TARGETS = re.compile(rb"\0((?:sm|compute)_\d+[a-z]?(?: (?:sm|compute)_\d+[a-z]?)*)\0")
@@ -84,7 +84,7 @@ class InstalledBuild(NamedTuple):
         return f"{self.framework.title} {self.build.version}".rstrip()
 
     @property
-    def severity(self) -> Status:
+    def severity(self) -> Literal["warn", "fail"]:
         """Status of what keeps the framework from a GPU: a machine without one may have such a build on purpose."""
         return "fail" if has_gpu(self.context) else "warn"
 

@@ -13,13 +13,13 @@ from gpuwarden.doctor.frameworks.builds import FRAMEWORKS, TENSORFLOW, KnownFram
 from gpuwarden.doctor.frameworks.cuda_versions import newest_tensorflow, parse_version
 from gpuwarden.doctor.frameworks.environment import Environment, InterpreterError, read_environment
 from gpuwarden.doctor.frameworks.requirements import list_requirements
-from gpuwarden.doctor.model import CheckOutcome, Context, check, failed, passed, skipped, warned
+from gpuwarden.doctor.model import CheckResult, Context, check, failed, passed, skipped, warned
 
 MAX_SHADOWS = 5  # named in one result
 
 
 @check("python.environment", "The interpreter of the environment runs.")
-def check_environment(context: Context) -> Iterator[CheckOutcome]:
+def check_environment(context: Context) -> Iterator[CheckResult]:
     """Check that the interpreter runs."""
     try:
         environment = read_environment(context)
@@ -34,7 +34,7 @@ def check_environment(context: Context) -> Iterator[CheckOutcome]:
     yield passed(f"Python {environment.version} in {environment.prefix} with {count} packages.")
 
 
-def check_installation(framework: KnownFramework, environment: Environment) -> CheckOutcome:
+def check_installation(framework: KnownFramework, environment: Environment) -> CheckResult:
     """Check that a framework is installed once and whole; `skip` if it is not installed."""
     spec = environment.find(framework.module)
     origin = None if spec is None or spec.origin is None else Path(spec.origin)
@@ -83,7 +83,7 @@ def _describe_missing(framework: KnownFramework, environment: Environment) -> st
     return f"{missing}; {known} to have wheels for Python {environment.version}."
 
 
-def _check_without_metadata(framework: KnownFramework, environment: Environment, origin: Path | None) -> CheckOutcome:
+def _check_without_metadata(framework: KnownFramework, environment: Environment, origin: Path | None) -> CheckResult:
     if origin is None:
         return skipped(_describe_missing(framework, environment))
     if origin.name == "__init__.py":
@@ -97,7 +97,7 @@ def _check_without_metadata(framework: KnownFramework, environment: Environment,
 
 def _describe_leftover(
     framework: KnownFramework, environment: Environment, installed: list[Distribution]
-) -> CheckOutcome:
+) -> CheckResult:
     if any('"editable": true' in (each.read_text("direct_url.json") or "") for each in installed):
         return skipped(f"{framework.title} is installed in editable mode and is not checked.")
     folder = Path(str(installed[0].locate_file(framework.module)))
@@ -111,7 +111,7 @@ def _describe_leftover(
 
 def _describe_several(
     framework: KnownFramework, environment: Environment, installed: list[Distribution]
-) -> CheckOutcome:
+) -> CheckResult:
     names = [each.name for each in installed]
     versions = ", ".join(f"{each.name} {each.version}" for each in installed)
     folder = Path(str(installed[0].locate_file(framework.module)))
@@ -123,13 +123,13 @@ def _describe_several(
 
 
 @check("python.shadows", "No file in the working folder has the name of a module that a framework needs.")
-def check_shadows(context: Context) -> Iterator[CheckOutcome]:
+def check_shadows(context: Context) -> Iterator[CheckResult]:
     """Check that no file in the working folder has the name of a module that Python or a framework needs."""
     with suppress(InterpreterError):  # python.environment has it
         yield _find_shadows(read_environment(context))
 
 
-def _find_shadows(environment: Environment) -> CheckOutcome:
+def _find_shadows(environment: Environment) -> CheckResult:
     if environment.folder is None:
         return passed("Python does not search the working folder for modules.")
     needed = environment.stdlib | {"keras", "numpy", "jaxlib"} | {each.module for each in FRAMEWORKS}

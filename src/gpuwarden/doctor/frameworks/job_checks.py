@@ -7,14 +7,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from gpuwarden.doctor.model import CheckOutcome, Context, check, passed, skipped, warned
+from gpuwarden.doctor.model import CheckResult, Context, check, passed, skipped, warned
 
 MAX_JOBS = 20  # results: a machine with more processes shows the first ones
 _MAPPED = re.compile(r"(/\S*/(lib(?:cudnn|cudart|cublas|cuda))(?:\.so[.\d]*|-[0-9a-f]+\.so[.\d]*))( \(deleted\))?$")
 
 
 @check("jobs.libraries", "Each process on a GPU has loaded each CUDA library once, and none was replaced since.")
-def check_jobs(context: Context) -> Iterator[CheckOutcome]:
+def check_jobs(context: Context) -> Iterator[CheckResult]:
     """Check each process on a GPU; those of other users need root."""
     pids = sorted({each.pid for gpu in context.survey().gpus for each in gpu.processes or () if each.type == "compute"})
     loaded = [(pid, found) for pid in pids if (found := read_loaded(context.proc, pid))]
@@ -41,7 +41,7 @@ def read_loaded(proc: Path, pid: int) -> Mapping[str, dict[str, bool]]:
     return found
 
 
-def _judge(process: str, found: Mapping[str, dict[str, bool]]) -> CheckOutcome:
+def _judge(process: str, found: Mapping[str, dict[str, bool]]) -> CheckResult:
     twice = {name: files for name, files in found.items() if len(files) > 1}
     if twice:
         return warned(

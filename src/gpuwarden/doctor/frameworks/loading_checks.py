@@ -11,13 +11,13 @@ from gpuwarden.doctor.frameworks.builds import InstalledBuild
 from gpuwarden.doctor.frameworks.cuda_versions import Version, format_version, parse_version
 from gpuwarden.doctor.frameworks.environment import Environment
 from gpuwarden.doctor.frameworks.shared_libraries import LD_LIBRARY_PATH, FoundLibrary, LibrarySearch
-from gpuwarden.doctor.model import CheckOutcome, failed, passed, skipped, warned
+from gpuwarden.doctor.model import CheckResult, failed, flagged, passed, skipped, warned
 
 _SHOWN = {"libcudnn": "cudnn", "libcudart": "cuda-runtime"}  # NVIDIA's packages of the libraries whose file is named
 _FILE_VERSION = re.compile(r"\.so\.(\d+\.\d+[\d.]*)$")
 
 
-def check_libraries(installed: InstalledBuild) -> CheckOutcome:
+def check_libraries(installed: InstalledBuild) -> CheckResult:
     """Check where the libraries of a build for CUDA come from."""
     build = installed.build
     if not build.libraries:
@@ -75,12 +75,12 @@ def _is_cudnn_accepted(version: Version, minimum: Version) -> bool:
     return version[:1] == minimum[:1] and version[1:2] >= minimum[1:2]
 
 
-def _describe_missing(installed: InstalledBuild, missing: list[str]) -> CheckOutcome:
+def _describe_missing(installed: InstalledBuild, missing: list[str]) -> CheckResult:
     title = installed.framework.title
     why = f"{title} then computes on the CPU; its only word on it is a line of the log."
     if installed.framework.module == "torch":
         why = "`import torch` fails."
-    return CheckOutcome(
+    return flagged(
         installed.severity,
         f"{installed.title} needs libraries that are not found: {', '.join(missing)}.",
         why=why,
@@ -88,7 +88,7 @@ def _describe_missing(installed: InstalledBuild, missing: list[str]) -> CheckOut
     )
 
 
-def _describe_cudnn(installed: InstalledBuild, file: FoundLibrary, version: Version) -> CheckOutcome:
+def _describe_cudnn(installed: InstalledBuild, file: FoundLibrary, version: Version) -> CheckResult:
     minimum = installed.build.min_cudnn
     return failed(
         f"{installed.title} needs cuDNN {format_version(minimum[:2])} or newer of that major version and would load "

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpuwarden.doctor.frameworks.environment import Environment, InterpreterError, read_environment
-from gpuwarden.doctor.model import CheckOutcome, Context, check, failed, passed, skipped, warned
+from gpuwarden.doctor.model import CheckResult, Context, check, failed, passed, skipped, warned
 
 KERAS_BACKENDS = {"tensorflow": "tensorflow", "torch": "torch", "jax": "jax", "numpy": "numpy", "openvino": "openvino"}
 _CUDA_FOLDER = re.compile(r"--xla_gpu_cuda_data_dir=(\S+)")
@@ -126,7 +126,7 @@ VARIABLES = (
 
 
 @check("environment.variables", "No environment variable slows a framework or keeps it from the GPU.")
-def check_variables(context: Context) -> Iterator[CheckOutcome]:
+def check_variables(context: Context) -> Iterator[CheckResult]:
     """Check the variables of the table; one result for each that has an effect the user may not want."""
     found = [
         warned(f"{each.name} is set to {value!r}.", each.why, each.fix)
@@ -142,7 +142,7 @@ def check_variables(context: Context) -> Iterator[CheckOutcome]:
 
 
 @check("keras.backend", "Keras' backend is installed and can train.")
-def check_keras(context: Context) -> Iterator[CheckOutcome]:
+def check_keras(context: Context) -> Iterator[CheckResult]:
     """Check Keras' version and backend."""
     try:
         environment = read_environment(context)
@@ -178,7 +178,7 @@ def _read_backend(environ: Mapping[str, str]) -> tuple[str, str]:
         return "tensorflow", "the default"
 
 
-def _judge_backend(title: str, backend: str, source: str, environment: Environment) -> CheckOutcome:
+def _judge_backend(title: str, backend: str, source: str, environment: Environment) -> CheckResult:
     module = KERAS_BACKENDS.get(backend)
     if module is None or environment.find(module) is None:
         known = "which is not installed" if module else "which Keras does not know"

@@ -17,7 +17,7 @@ from gpuwarden.doctor.machine.machine_files import (
     missing_driver,
     module_version,
 )
-from gpuwarden.doctor.model import CheckOutcome, Context, check, failed, passed, skipped, warned
+from gpuwarden.doctor.model import CheckResult, Context, check, failed, flagged, passed, skipped, warned
 from gpuwarden.gpu.snapshot import GPUS_HIDDEN, Gpu
 from gpuwarden.nvml.troubleshooting import list_kernel_gpus
 
@@ -31,13 +31,13 @@ def _missing_nodes(context: Context) -> str:
 
 
 @check("device.nodes", "This user can open /dev/nvidiactl and the GPUs' /dev/nvidia*; if not: mode or cgroup.")
-def check_nodes(context: Context) -> Iterator[CheckOutcome]:
+def check_nodes(context: Context) -> Iterator[CheckResult]:
     """Check that this user may open the device files of GPUs, by opening them."""
     reason = _missing_nodes(context)
     yield skipped(reason) if reason else _check_gpu_nodes(context)
 
 
-def _check_gpu_nodes(context: Context) -> CheckOutcome:
+def _check_gpu_nodes(context: Context) -> CheckResult:
     gpus = list_gpu_nodes(context)
     if not gpus:
         return failed(
@@ -61,7 +61,7 @@ def _check_gpu_nodes(context: Context) -> CheckOutcome:
 
 
 @check("device.uvm", "This user can open /dev/nvidia-uvm, without which CUDA does not start.")
-def check_uvm(context: Context) -> Iterator[CheckOutcome]:
+def check_uvm(context: Context) -> Iterator[CheckResult]:
     """Check that this user may open the device file of unified memory."""
     uvm = context.dev / "nvidia-uvm"
     if reason := _missing_nodes(context):
@@ -122,7 +122,7 @@ def _group_name(gid: int) -> str:
 
 
 @check("device.count", "PCI bus, kernel module and NVML have the same number of GPUs.")
-def check_count(context: Context) -> Iterator[CheckOutcome]:
+def check_count(context: Context) -> Iterator[CheckResult]:
     """Check that the PCI bus, the kernel module and NVML have the same number of GPUs."""
     snapshot = context.survey()
     listed = 0 if snapshot.fault == GPUS_HIDDEN else snapshot.enumerated
@@ -137,7 +137,7 @@ def check_count(context: Context) -> Iterator[CheckOutcome]:
             "sudo dmesg | grep -i nvrm has the reason; power the machine off and on, reseat the board",
         )
     elif listed < kernel and not (listed and find_container(context)):
-        yield CheckOutcome(
+        yield flagged(
             "warn" if listed else "fail",
             f"NVML lists {listed} of the {kernel} GPUs that the kernel module has.",
             "The others are hidden from this user: by a cgroup, by permissions, or they do not start.",
@@ -149,7 +149,7 @@ def check_count(context: Context) -> Iterator[CheckOutcome]:
 
 
 @check("device.visible", "GPUs that CUDA_VISIBLE_DEVICES leaves, and whether CUDA numbers them as nvidia-smi.")
-def check_visible(context: Context) -> Iterator[CheckOutcome]:
+def check_visible(context: Context) -> Iterator[CheckResult]:
     """Check the devices and the order that CUDA_VISIBLE_DEVICES leaves, as CUDA reads it."""
     value = context.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = context.survey().gpus
@@ -170,7 +170,7 @@ def check_visible(context: Context) -> Iterator[CheckOutcome]:
     elif len(visible) < len(tokens):
         wrong = tokens[len(visible)]
         repeated = wrong in tokens[: len(visible)]
-        yield CheckOutcome(
+        yield flagged(
             "fail" if repeated or not visible else "warn",
             f"CUDA_VISIBLE_DEVICES is {value!r}: {wrong!r} is {'there twice' if repeated else 'no GPU of this machine'}"
             + (", so CUDA finds none." if repeated or not visible else " and ends the list."),
@@ -200,7 +200,7 @@ def _resolve(tokens: Sequence[str], gpus: Sequence[Gpu]) -> list[str]:
     return found
 
 
-def _check_order(context: Context, gpus: Sequence[Gpu], usual: str) -> CheckOutcome:
+def _check_order(context: Context, gpus: Sequence[Gpu], usual: str) -> CheckResult:
     """Check that CUDA numbers the GPUs as nvidia-smi does; its default order has the fastest GPU first."""
     models = {gpu.identity.name for gpu in gpus if gpu.up}
     if len(models) > 1 and context.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":

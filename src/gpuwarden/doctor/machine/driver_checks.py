@@ -17,7 +17,7 @@ from gpuwarden.doctor.machine.machine_files import (
     module_version,
     read_text,
 )
-from gpuwarden.doctor.model import CheckOutcome, Context, check, failed, passed, skipped, warned
+from gpuwarden.doctor.model import CheckResult, Context, check, failed, passed, skipped, warned
 from gpuwarden.gpu.snapshot import GPUS_HIDDEN
 from gpuwarden.host.kernel_log import KernelLog
 from gpuwarden.nvml.troubleshooting import suggest_fix
@@ -33,7 +33,7 @@ _REFUSED_CLIENT = re.compile(
 
 
 @check("driver.module", "The kernel module is loaded; if not, why: none for this kernel, nouveau.")
-def check_module(context: Context) -> Iterator[CheckOutcome]:
+def check_module(context: Context) -> Iterator[CheckResult]:
     """Check that the kernel module is loaded, and name the reason if it is not."""
     version = module_version(context)
     if version is not None:
@@ -80,7 +80,7 @@ def _nvrm(context: Context) -> str:
 
 
 @check("driver.versions", "Kernel module and libnvidia-ml have one version; if not, the machine needs a reboot.")
-def check_versions(context: Context) -> Iterator[CheckOutcome]:
+def check_versions(context: Context) -> Iterator[CheckResult]:
     """Check that libnvidia-ml is of the loaded kernel module's version, and that no program was refused for its own."""
     module = module_version(context)
     library = find_library(context, "libnvidia-ml.so.1")
@@ -132,7 +132,7 @@ def _driver_log(context: Context) -> str:
 
 
 @check("driver.libcuda", "libcuda is found, of the module's version, and not a compat package's.")
-def check_library(context: Context) -> Iterator[CheckOutcome]:
+def check_library(context: Context) -> Iterator[CheckResult]:
     """Check that a program would load the driver's libcuda, and that it is the kernel module's."""
     module = module_version(context)
     reason = missing_driver(context)
@@ -164,7 +164,7 @@ def check_library(context: Context) -> Iterator[CheckOutcome]:
 
 
 @check("driver.nvml", "The driver answers; its version and the CUDA version that it supports.")
-def check_nvml(context: Context) -> Iterator[CheckOutcome]:
+def check_nvml(context: Context) -> Iterator[CheckResult]:
     """Check that NVML answers and lists GPUs."""
     snapshot = context.survey()
     if snapshot.fault is None:

@@ -15,7 +15,7 @@ from gpuwarden.doctor.machine.gpu_findings import (
     merge,
 )
 from gpuwarden.doctor.machine.machine_files import is_wsl
-from gpuwarden.doctor.model import CheckOutcome, Context, check, passed, skipped
+from gpuwarden.doctor.model import CheckResult, Context, check, flagged, passed, skipped
 from gpuwarden.formatting import format_elapsed
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu
@@ -33,7 +33,7 @@ _RESET = "sudo nvidia-smi --gpu-reset -i {gpu}, after the programs on it have en
 
 
 @check("gpu.answers", "Each GPU answers and needs no reset.")
-def check_answers(context: Context) -> Iterator[CheckOutcome]:
+def check_answers(context: Context) -> Iterator[CheckResult]:
     """Check that each GPU answers and needs no reset."""
     gpus = context.survey().gpus
     findings = [finding for gpu in gpus if (finding := _answer_finding(gpu))]
@@ -62,7 +62,7 @@ def _models(gpus: tuple[Gpu, ...]) -> str:
 
 
 @check("gpu.ecc", "Uncorrectable memory errors, failed repairs, repairs that wait for a reset.")
-def check_ecc(context: Context) -> Iterator[CheckOutcome]:
+def check_ecc(context: Context) -> Iterator[CheckResult]:
     """Check memory errors since the driver was loaded, and repairs of memory that wait for a reset."""
     gpus = answering_gpus(context)
     modes = [gpu.value(GpuReadings.ecc_mode, "current") for gpu in gpus]
@@ -98,7 +98,7 @@ def _memory_findings(gpu: Gpu) -> Iterator[GpuFinding]:
 
 
 @check("gpu.xids", "XIDs in the kernel log since the machine started, in words; needs root.")
-def check_xids(context: Context) -> Iterator[CheckOutcome]:
+def check_xids(context: Context) -> Iterator[CheckResult]:
     """Check the errors that the driver logged since the machine started."""
     log = KernelLog(PREFIXES, context.dev / "kmsg")
     reports = list(parse_xids(log.read()))
@@ -119,7 +119,7 @@ def check_xids(context: Context) -> Iterator[CheckOutcome]:
     report, xid = grave[-1]
     more = f" (and {len(grave) - 1} more)" if len(grave) > 1 else ""
     ago = format_elapsed(max(time.time() - report.time, 0.0))
-    yield CheckOutcome(
+    yield flagged(
         "fail" if worst == "critical" and time.time() - report.time < RECENT_SECONDS else "warn",
         f"{_place(context, report)} had XID {report.code} {ago} ago{more}: {xid.meaning}",
         "An XID is the driver's report of a GPU error; programs on the GPU failed at that time.",
@@ -138,7 +138,7 @@ def _place(context: Context, report: XidReport) -> str:
 
 
 @check("gpu.throttling", "No GPU is slowed down by heat, power or a fault now.")
-def check_throttling(context: Context) -> Iterator[CheckOutcome]:
+def check_throttling(context: Context) -> Iterator[CheckResult]:
     """Check whether heat, power or a fault slows a GPU down now."""
     gpus = answering_gpus(context)
     findings = []
@@ -154,7 +154,7 @@ def check_throttling(context: Context) -> Iterator[CheckOutcome]:
 
 
 @check("gpu.pcie", "PCIe links have all lanes; those of busy GPUs have their full speed.")
-def check_pcie(context: Context) -> Iterator[CheckOutcome]:
+def check_pcie(context: Context) -> Iterator[CheckResult]:
     """Check that links have all their lanes, and that those of busy GPUs have their speed."""
     gpus = answering_gpus(context)
     findings = []
@@ -174,7 +174,7 @@ def check_pcie(context: Context) -> Iterator[CheckOutcome]:
 
 
 @check("gpu.fabric", "GPUs with NVLink switches have joined their fabric; else CUDA fails with 802.")
-def check_fabric(context: Context) -> Iterator[CheckOutcome]:
+def check_fabric(context: Context) -> Iterator[CheckResult]:
     """Check that GPUs of a machine with NVLink switches have joined their fabric."""
     gpus = [gpu for gpu in answering_gpus(context) if GpuReadings.fabric_joined in gpu.readings]
     if not any(gpu.value(GpuReadings.fabric_joined) is not None for gpu in gpus):
@@ -195,7 +195,7 @@ def check_fabric(context: Context) -> Iterator[CheckOutcome]:
 
 
 @check("gpu.persistence", "The driver stays loaded between programs.")
-def check_persistence(context: Context) -> Iterator[CheckOutcome]:
+def check_persistence(context: Context) -> Iterator[CheckResult]:
     """Check that the driver stays loaded between programs; a desktop keeps it loaded by itself."""
     gpus = answering_gpus(context)
     if is_wsl(context):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gpuwarden.doctor.model import CheckOutcome, Context, passed, skipped
+from gpuwarden.doctor.model import CheckResult, Context, flagged, passed, skipped
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.metrics.model import Labels, Metric
 from gpuwarden.nvml.device import Device
@@ -30,7 +30,7 @@ def answering_gpus(context: Context) -> list[Gpu]:
     return [gpu for gpu in context.survey().gpus if gpu.up]
 
 
-def merge(findings: Iterable[GpuFinding], usual: str, gpus: Sequence[Gpu]) -> CheckOutcome:
+def merge(findings: Iterable[GpuFinding], usual: str, gpus: Sequence[Gpu]) -> CheckResult:
     """Return one result: `usual` without findings, else all of them, the gravest first, with the way to mend that."""
     if not gpus:
         return skipped("no GPU answers")
@@ -41,7 +41,7 @@ def merge(findings: Iterable[GpuFinding], usual: str, gpus: Sequence[Gpu]) -> Ch
     for each in ranked:
         grouped.setdefault(each.text, []).append(each.gpu)
     found = "; ".join(f"{gpu_names(members, gpus)}: {text}" for text, members in grouped.items())
-    return CheckOutcome(ranked[0].status, f"{found}.", ranked[0].why, ranked[0].fix)
+    return flagged(ranked[0].status, f"{found}.", ranked[0].why, ranked[0].fix)
 
 
 def capitalize(text: str) -> str:

@@ -12,7 +12,7 @@ from itertools import islice, takewhile
 from pathlib import Path
 
 from gpuwarden.doctor.machine.gpu_findings import answering_gpus
-from gpuwarden.doctor.model import CheckOutcome, Context, check, failed, passed, skipped, warned
+from gpuwarden.doctor.model import CheckResult, Context, check, failed, passed, skipped, warned
 from gpuwarden.formatting import format_bytes
 from gpuwarden.host import procfs
 from gpuwarden.host.cgroup_limits import CgroupReader
@@ -27,7 +27,7 @@ _MAX_FILES = 2000  # of a folder, among which some are chosen
 
 
 @check("input.shm", "Shared memory (/dev/shm) is large enough for data loader workers, and not full.")
-def check_shm(context: Context) -> Iterator[CheckOutcome]:
+def check_shm(context: Context) -> Iterator[CheckResult]:
     """Check the size of /dev/shm, through which data loader workers pass their batches."""
     folder = context.dev / "shm"
     try:
@@ -52,7 +52,7 @@ def check_shm(context: Context) -> Iterator[CheckOutcome]:
 
 
 @check("input.cpus", "CPUs by affinity and cgroup quota, and how many workers they allow.")
-def check_cpus(context: Context) -> Iterator[CheckOutcome]:
+def check_cpus(context: Context) -> Iterator[CheckResult]:
     """Check the number of CPUs that this process may use, by affinity and cgroup quota, against the GPUs."""
     quota, allowed = _cpu_limits(context)
     online, usable = os.cpu_count() or 1, min(allowed, quota or allowed)
@@ -85,7 +85,7 @@ def _cpu_limits(context: Context) -> tuple[float | None, int]:
 
 
 @check("input.workers", "There is a CPU for each worker of the programs on the GPUs.")
-def check_workers(context: Context) -> Iterator[CheckOutcome]:
+def check_workers(context: Context) -> Iterator[CheckResult]:
     """Check that a CPU is there for each child process, such as a loader worker, of programs on the GPUs."""
     programs = {process.pid for gpu in answering_gpus(context) for process in gpu.processes if process.pid}
     children = Counter(entry.parent for _, entry in procfs.list_processes({}) if entry.parent in programs)
@@ -115,7 +115,7 @@ class _Reading:
 
 
 @check("input.read", "Read speed of the path given with `--read`.")
-def check_read(context: Context) -> Iterator[CheckOutcome]:
+def check_read(context: Context) -> Iterator[CheckResult]:
     """Measure how fast files of the given path are read, past the page cache where the kernel allows that."""
     path = context.read_path
     if path is None:

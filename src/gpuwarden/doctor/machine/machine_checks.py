@@ -13,11 +13,11 @@ from gpuwarden.doctor.machine.machine_files import (
     list_pci_gpus,
     missing_driver,
 )
-from gpuwarden.doctor.model import CheckOutcome, Context, check, failed, passed, skipped
+from gpuwarden.doctor.model import CheckResult, Context, check, failed, passed, skipped
 
 
 @check("machine.gpu", "The machine has an NVIDIA GPU, also one without a driver.")
-def check_gpu(context: Context) -> Iterator[CheckOutcome]:
+def check_gpu(context: Context) -> Iterator[CheckResult]:
     """Check that the machine has an NVIDIA GPU."""
     gpus = list_pci_gpus(context)
     count = sum(gpu.vendor == "NVIDIA" for gpu in gpus)
@@ -37,7 +37,7 @@ def check_gpu(context: Context) -> Iterator[CheckOutcome]:
 
 
 @check("machine.wsl", "WSL2 passes the GPU through, and no Linux driver hides Windows' driver.")
-def check_wsl(context: Context) -> Iterator[CheckOutcome]:
+def check_wsl(context: Context) -> Iterator[CheckResult]:
     """Check that WSL2 provides Windows' driver."""
     if not is_wsl(context):
         yield skipped("not WSL2")
@@ -58,7 +58,7 @@ def check_wsl(context: Context) -> Iterator[CheckOutcome]:
 
 
 @check("machine.container", "The container runtime passes GPUs and libcuda through.")
-def check_container(context: Context) -> Iterator[CheckOutcome]:
+def check_container(context: Context) -> Iterator[CheckResult]:
     """Check what the container runtime passes through."""
     container = find_container(context)
     capabilities = context.environ.get("NVIDIA_DRIVER_CAPABILITIES", "all")

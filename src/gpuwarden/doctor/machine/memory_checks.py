@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from gpuwarden.doctor.machine.gpu_findings import GpuFinding, answering_gpus, merge
 from gpuwarden.doctor.machine.machine_files import find_container, is_wsl
-from gpuwarden.doctor.model import CheckOutcome, Context, check, passed, skipped, warned
+from gpuwarden.doctor.model import CheckResult, Context, check, passed, skipped, warned
 from gpuwarden.formatting import format_bytes
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess
@@ -33,7 +33,7 @@ _STATES = {
 
 
 @check("memory.gpu", "The GPUs' memory is free; if not, who holds it.")
-def check_gpu_memory(context: Context) -> Iterator[CheckOutcome]:
+def check_gpu_memory(context: Context) -> Iterator[CheckResult]:
     """Check that the GPUs' memory is free, and name the processes that hold it."""
     gpus = answering_gpus(context)
     people = _People(process.pid for gpu in gpus for process in gpu.processes)
@@ -86,7 +86,7 @@ class _People:
 
 
 @check("memory.processes", "No process that holds a GPU is stopped, a zombie, or stuck in the kernel.")
-def check_processes(context: Context) -> Iterator[CheckOutcome]:
+def check_processes(context: Context) -> Iterator[CheckResult]:
     """Check that no process holds a GPU without doing anything: stopped, a zombie, or stuck in the kernel."""
     gpus = answering_gpus(context)
     if not gpus and not (context.dev / "nvidiactl").exists():
@@ -121,7 +121,7 @@ def check_processes(context: Context) -> Iterator[CheckOutcome]:
 
 
 @check("memory.unlisted", "The listed processes explain the memory in use.")
-def check_unlisted(context: Context) -> Iterator[CheckOutcome]:
+def check_unlisted(context: Context) -> Iterator[CheckResult]:
     """Check that the listed processes explain the memory in use; the rest is held by processes that are not seen."""
     gpus = [gpu for gpu in answering_gpus(context) if "compute" in gpu.process_lists]
     if is_wsl(context) or any(process.memory is None for gpu in gpus for process in gpu.processes):
@@ -147,7 +147,7 @@ def check_unlisted(context: Context) -> Iterator[CheckOutcome]:
 
 
 @check("memory.host", "The host, and the limit of this container or job, have memory left.")
-def check_host_memory(context: Context) -> Iterator[CheckOutcome]:
+def check_host_memory(context: Context) -> Iterator[CheckResult]:
     """Check that the host, and this cgroup, have memory left."""
     memory = try_read_host_memory()
     cgroups = CgroupReader(str(context.proc))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpuwarden.doctor.machine.gpu_findings import GpuFinding, answering_gpus, merge
 from gpuwarden.doctor.machine.machine_files import read_text
-from gpuwarden.doctor.model import CheckOutcome, Context, check, passed, warned
+from gpuwarden.doctor.model import CheckResult, Context, check, passed, warned
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.owners.users import look_up_user_name
@@ -19,7 +19,7 @@ _MPS_LIMITS = ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_
 
 
 @check("gpu.mig", "MIG is off, or has instances; no change waits for a reset.")
-def check_mig(context: Context) -> Iterator[CheckOutcome]:
+def check_mig(context: Context) -> Iterator[CheckResult]:
     """Check that GPUs with MIG have instances, and no change of the mode waits for a reset."""
     gpus = answering_gpus(context)
     findings = [finding for gpu in gpus if (finding := _mig_finding(gpu))]
@@ -53,7 +53,7 @@ def _mig_finding(gpu: Gpu) -> GpuFinding | None:
 
 
 @check("gpu.compute_mode", "The compute mode lets another program use the GPU.")
-def check_compute_mode(context: Context) -> Iterator[CheckOutcome]:
+def check_compute_mode(context: Context) -> Iterator[CheckResult]:
     """Check that the compute mode lets a new program use the GPU."""
     gpus = answering_gpus(context)
     findings = [finding for gpu in gpus if (finding := _mode_finding(gpu))]
@@ -76,7 +76,7 @@ def _mode_finding(gpu: Gpu) -> GpuFinding | None:
 
 
 @check("gpu.mps", "A daemon of MPS that programs would use is alive, of this user, and without limits.")
-def check_mps(context: Context) -> Iterator[CheckOutcome]:
+def check_mps(context: Context) -> Iterator[CheckResult]:
     """Check that the MPS daemon that programs would use is alive and of this user."""
     pipe = context.environ.get("CUDA_MPS_PIPE_DIRECTORY") or str(context.root / "tmp/nvidia-mps")
     control = Path(pipe) / "control"
