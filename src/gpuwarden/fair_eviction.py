@@ -25,15 +25,15 @@ def find_user_with_most(owners: Iterable[int], newcomer: int) -> int:
     return max(counts, key=lambda each: (counts[each], each == user))
 
 
-def select_evicted(entries: Iterable[tuple[K, int]], limit: int) -> list[K]:
+def select_evicted(entries: Iterable[tuple[K, Hashable]], limit: int) -> list[K]:
     """Return the keys to evict so that at most `limit` entries remain.
 
-    `entries` are pairs of key and uid, oldest first. Each eviction takes the oldest entry of the user who has the
-    most, so a user with many entries never evicts those of others. Takes about 4 µs an entry.
+    `entries` are pairs of key and user, as `find_user` returns it, oldest first. Each eviction takes the oldest entry
+    of the user who has the most, so a user with many entries never evicts those of others. Takes about 4 µs an entry.
     """
-    keys: dict[int, deque[K]] = {}
-    for key, uid in entries:
-        keys.setdefault(find_user(uid), deque()).append(key)
+    keys: dict[Hashable, deque[K]] = {}
+    for key, user in entries:
+        keys.setdefault(user, deque()).append(key)
     counts = {user: len(queue) for user, queue in keys.items()}
     evicted: list[K] = []
     for _ in range(sum(counts.values()) - limit):

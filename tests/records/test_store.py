@@ -301,6 +301,19 @@ def test_empty_file_is_a_new_database(tmp_path: Path) -> None:
     assert pids(store) == [1]
 
 
+def test_incident_of_programs_on_a_gpu_is_migrated(tmp_path: Path) -> None:
+    """An earlier version had the GPU's index in the column of the user."""
+    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as connection, connection:
+        for statement in (*MIGRATIONS[0], *MIGRATIONS[1], "PRAGMA user_version = 2"):
+            connection.execute(statement)
+        for name, uid in (("user", 1000), ("hardware", -1), ("program", -5)):
+            connection.execute("INSERT INTO incidents VALUES (?, ?, 1.0, '{}', x'')", (name, uid))
+    open_store(tmp_path).close()
+    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as connection:
+        shares = {name: share for name, *share in connection.execute("SELECT id, uid, gpu FROM incidents")}
+    assert shares == {"user": [1000, -1], "hardware": [-1, -1], "program": [-1, 3]}
+
+
 def test_database_of_a_later_version_is_left_alone(tmp_path: Path) -> None:
     """A daemon neither reads nor changes the database of a later version."""
     open_store(tmp_path).close()

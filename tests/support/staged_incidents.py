@@ -15,7 +15,7 @@ from failure_stages import STAGED, run_staged
 
 from gpuwarden.incidents import incident_table
 from gpuwarden.incidents.incident import outline
-from gpuwarden.incidents.incident_table import NO_USER, IncidentRow
+from gpuwarden.incidents.incident_table import IncidentRow, IncidentShare
 from gpuwarden.records.writer import RecordWriter
 
 SECONDS = 60.0  # for the disk of a busy host
@@ -84,7 +84,7 @@ def store_incidents(folder: Path, incidents: Iterable[dict[str, Any]]) -> None:
         for incident in incidents:
             row = IncidentRow(
                 incident["id"],
-                incident.get("uid", NO_USER),
+                IncidentShare(incident.get("uid", -1)),
                 incident["at_timestamp_seconds"],
                 json.dumps(outline(incident)).encode(),
                 zlib.compress(json.dumps(incident).encode()),

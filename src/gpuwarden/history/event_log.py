@@ -20,6 +20,7 @@ from gpuwarden.runs.outcome import Ending
 from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.severity import Severity
 from gpuwarden.state import State
+from gpuwarden.subordinate_uids import find_user
 from gpuwarden.xid.codes import explain, worst_severity
 
 MAX_EVENTS = 50
@@ -105,7 +106,7 @@ class EventLog:
             present = {run.peer.run_id for run in state.runs}
             self._runs = {run_id: known for run_id, known in self._runs.items() if run_id in present}
         if len(self._events) > MAX_EVENTS:
-            users = ((place, uid) for place, (_, uid) in enumerate(self._events))
+            users = ((place, find_user(uid)) for place, (_, uid) in enumerate(self._events))
             evicted = set(select_evicted(users, MAX_EVENTS))
             self._events = [each for place, each in enumerate(self._events) if place not in evicted]
         return [event for event, _uid in new]

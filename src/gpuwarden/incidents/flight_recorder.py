@@ -26,7 +26,7 @@ from gpuwarden.incidents.facts import HARDWARE, find_run, gather, incident_kind,
 from gpuwarden.incidents.incident import INCIDENT_KINDS, IncidentKind, KernelLine
 from gpuwarden.incidents.incident_builder import Recording, build_incident
 from gpuwarden.incidents.incident_store import IncidentStore
-from gpuwarden.incidents.incident_table import NO_USER, find_share
+from gpuwarden.incidents.incident_table import IncidentShare, find_share
 from gpuwarden.incidents.steady_clock import SteadyClock
 from gpuwarden.log_limiter import limit_lines_of
 from gpuwarden.owners.resolver import Owners
@@ -42,9 +42,9 @@ JOIN_SECONDS = 120.0  # after the last event, in which a further one joins: a st
 MAX_JOIN_SECONDS = 300.0  # after the first event; a later one opens an incident of its own
 QUIET_SECONDS = 120.0  # without the same trouble, after which it opens an incident again
 OLD_SECONDS = 30.0  # an event that is older when it is first seen, as after the daemon's start, opens none
-MAX_OPEN = 8  # incidents that can be joined; fair by user
+MAX_OPEN = 8  # incidents that can be joined; fair by share
 MAX_EVENTS = 64  # of an incident; further ones open another
-BURST = 4  # incidents of one user and kind in a row; find_share has what else counts as a user
+BURST = 4  # incidents of one share and kind in a row
 SECONDS_PER_INCIDENT = 600.0  # and one in this time in the long run
 MAX_RUNS = 32  # of an incident
 MAX_KERNEL_LINES = 200
@@ -58,7 +58,7 @@ class _OpenIncident:
 
     id: str
     uid: int | None
-    share: int  # user whose incidents it counts for, or a number below 0 (find_share)
+    share: IncidentShare
     at: float  # Unix time
     opened: float
     last: float
@@ -94,7 +94,7 @@ class FlightRecorder:
         self._clock = SteadyClock()
         self._seen: dict[tuple[str, ...], float] = {}  # when the same trouble was last seen (monotonic)
         self._failed: frozenset[str] = frozenset()  # runs whose outcome is not settled, at the last poll
-        self._limits: dict[tuple[int, IncidentKind], RateLimit] = {}
+        self._limits: dict[tuple[IncidentShare, IncidentKind], RateLimit] = {}
         self._state: State | None = None
         self._host = os.uname().nodename
         self._boot_id = procfs.read_boot_id() or ""
@@ -177,21 +177,21 @@ class FlightRecorder:
 
     def _make_room(self) -> None:
         """Complete an incident early if as many are open as there can be."""
-        users = ((place, each.share) for place, each in enumerate(self._open))
-        for place in select_evicted(users, MAX_OPEN - 1):
+        shares = ((place, each.share) for place, each in enumerate(self._open))
+        for place in select_evicted(shares, MAX_OPEN - 1):
             incident = self._open.pop(place)
             if incident.due is not None:
                 self._freeze(incident, is_complete=True)
 
     def _join(self, incident: _OpenIncident, event: Event, ties: frozenset[str], now: float) -> None:
         if HARDWARE in ties:
-            incident.uid, incident.share = None, NO_USER  # else later incidents of that user would displace it
+            incident.uid, incident.share = None, IncidentShare()  # else later incidents of that user would displace it
         incident.ties |= ties
         incident.events.append(event)
         incident.last, incident.due, incident.has_news = now, now + AFTER_SECONDS, True
 
-    def _allows(self, kind: IncidentKind, user: int, now: float) -> bool:
-        key = (user, kind)
+    def _allows(self, kind: IncidentKind, share: IncidentShare, now: float) -> bool:
+        key = (share, kind)
         self._limits = {each: limit for each, limit in self._limits.items() if not limit.is_unused(now)}
         limit = self._limits.setdefault(key, RateLimit(BURST, SECONDS_PER_INCIDENT))
         if limit.next_allowed(now) > now:
@@ -199,7 +199,7 @@ class FlightRecorder:
         limit.consume(now)
         return True
 
-    def _new(self, at: float, uid: int | None, share: int, now: float, text: str) -> _OpenIncident:
+    def _new(self, at: float, uid: int | None, share: IncidentShare, now: float, text: str) -> _OpenIncident:
         assert self._state is not None
         frames = self.series.frames()
         listed = [frame for frame in frames if frame.processes]
@@ -224,7 +224,7 @@ class FlightRecorder:
         if self._state is None or not self._enabled:
             raise ValueError("incidents are switched off" if self._state else "no poll yet")
         now = time.monotonic()
-        incident = self._new(time.time(), None, NO_USER, now, note)
+        incident = self._new(time.time(), None, IncidentShare(), now, note)
         incident.note = clip(note, MAX_NOTE)
         self._open.append(incident)
         self.counts["requested"] += 1

@@ -87,7 +87,7 @@ class IncidentStore:
         left = min(MAX_IN_MEMORY, self._limit)
         while len(self._rows) > left or (total > MAX_IN_MEMORY_BYTES and len(self._rows) > 1):
             by_age = sorted(self._rows.values(), key=lambda row: row.at)
-            (evicted,) = select_evicted(((row.id, row.uid) for row in by_age), len(self._rows) - 1)
+            (evicted,) = select_evicted(((row.id, row.share) for row in by_age), len(self._rows) - 1)
             total -= len(self._rows.pop(evicted).whole)
 
     async def _write(self) -> None:

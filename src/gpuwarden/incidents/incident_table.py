@@ -7,21 +7,20 @@ import sqlite3
 import zlib
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpuwarden.incidents.incident import Incident, IncidentKind, json_from_incident, outline
 from gpuwarden.severity import Severity
 from gpuwarden.subordinate_uids import find_user
 
 MAX_TOTAL_BYTES = 64 << 20  # of all incidents, compressed
-NO_USER = -1  # of incidents of a GPU or the host
-PROGRAMS = -2  # and below: of incidents of a GPU that any user's program can cause, a number for each GPU
 
 # Rowids in retention order, as of run records: each user's newest before any user's second newest. An incident from
 # the future, of before the clock was set back, counts as old.
 _BY_RANK = """
     SELECT rowid AS place, length(whole) AS size, row_number() OVER (ORDER BY of_user, early, at DESC) AS rank FROM (
-        SELECT *, row_number() OVER (PARTITION BY user_of(uid) ORDER BY early, at DESC) AS of_user
-        FROM (SELECT rowid, uid, whole, at, at > strftime('%s', 'now') + 60 AS early FROM incidents)
+        SELECT *, row_number() OVER (PARTITION BY user_of(uid), gpu ORDER BY early, at DESC) AS of_user
+        FROM (SELECT rowid, uid, gpu, whole, at, at > strftime('%s', 'now') + 60 AS early FROM incidents)
     )
 """
 _RETAINED = f"""
@@ -30,12 +29,22 @@ _RETAINED = f"""
 """  # noqa: S608 - no text of others
 
 
+class IncidentShare(NamedTuple):
+    """Share of the incidents that one counts for: of a user, of any program on a GPU, or else of the hardware.
+
+    `uid` is the user's, `gpu` the GPU's index; -1 for none.
+    """
+
+    uid: int = -1
+    gpu: int = -1
+
+
 @dataclass(frozen=True, slots=True)
 class IncidentRow:
     """Stored incident: `outline` is its JSON without details, `whole` all of it, compressed."""
 
     id: str
-    uid: int
+    share: IncidentShare
     at: float  # Unix time
     outline: bytes
     whole: bytes
@@ -46,16 +55,16 @@ class IncidentRow:
         return zlib.decompress(self.whole)
 
 
-def find_share(uid: int | None, kind: IncidentKind, severity: Severity, gpu: int | None) -> int:
-    """Return the user whose share of the incidents one counts for: that of the run that opened it, or a number below 0.
+def find_share(uid: int | None, kind: IncidentKind, severity: Severity, gpu: int | None) -> IncidentShare:
+    """Return the share that an incident counts for: that of the user of the run that opened it, if a run did.
 
-    Pressure, and an XID that a program caused (severity info), count for their GPU, by its index: else a program that
-    fills its GPU or crashes again and again would displace those of other GPUs, and the failures of the hardware.
+    Pressure, and an XID that a program caused (severity info), count for their GPU: else a program that fills its GPU
+    or crashes again and again would displace those of other GPUs, and the failures of the hardware.
     """
     if uid is not None:
-        return find_user(uid)
+        return IncidentShare(uid=find_user(uid))
     is_of_program = kind == "pressure" or (kind == "xid" and severity == "info")
-    return PROGRAMS - (gpu or 0) if is_of_program else NO_USER
+    return IncidentShare(gpu=gpu or 0) if is_of_program else IncidentShare()
 
 
 def row_from_incident(incident: Incident) -> IncidentRow:
@@ -78,8 +87,8 @@ def write(connection: sqlite3.Connection, row: IncidentRow, limit: int) -> None:
     """Write an incident durably, and delete those over the limits."""
     connection.execute("BEGIN IMMEDIATE")
     connection.execute(
-        "INSERT OR REPLACE INTO incidents (id, uid, at, outline, whole) VALUES (?, ?, ?, ?, ?)",
-        (row.id, row.uid, row.at, row.outline.decode(), row.whole),
+        "INSERT OR REPLACE INTO incidents (id, uid, gpu, at, outline, whole) VALUES (?, ?, ?, ?, ?, ?)",
+        (row.id, *row.share, row.at, row.outline.decode(), row.whole),
     )
     connection.execute(f"DELETE FROM incidents WHERE rowid NOT IN ({_RETAINED})", (limit, MAX_TOTAL_BYTES))  # noqa: S608 - likewise
 

@@ -27,6 +27,7 @@ from gpuwarden.records.writer import DEFAULT_LISTED, STOP_SECONDS, RecordWriter
 from gpuwarden.runs.outcome import Ending
 from gpuwarden.runs.run_events import RunEvent, bounded
 from gpuwarden.runs.run_snapshot import JoinedPoll, RunSnapshot
+from gpuwarden.subordinate_uids import find_user
 from gpuwarden.usage.run_usage import NO_USAGE, RunUsage
 
 log = logging.getLogger(__name__)
@@ -280,7 +281,7 @@ class Recorder:
         """
         limit = 2 * self._most_runs - len(self._present)
         if len(self._absent) > limit:
-            absent = ((run_id, absent.record.uid) for run_id, absent in self._absent.items())
+            absent = ((run_id, find_user(absent.record.uid)) for run_id, absent in self._absent.items())
             for run_id in select_evicted(absent, limit):
                 self._conclude(run_id, _TOO_MANY)
 

@@ -54,6 +54,10 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             whole BLOB NOT NULL        -- all of it as JSON, compressed (zlib)
         )""",
     ),
+    (  # an incident of any program on a GPU had -2 less the GPU's index as its uid
+        "ALTER TABLE incidents ADD COLUMN gpu INTEGER NOT NULL DEFAULT -1",
+        "UPDATE incidents SET uid = -1, gpu = -2 - uid WHERE uid < -1",
+    ),
 )
 INCIDENTS_VERSION = 2  # the first with the table of incidents
 

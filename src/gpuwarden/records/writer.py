@@ -19,6 +19,7 @@ from gpuwarden.formatting import format_fields
 from gpuwarden.records.record import RunRecord
 from gpuwarden.records.store import RecordRow, RecordStore, StoredRecords, row_from_record
 from gpuwarden.records.store_thread import StoreThread
+from gpuwarden.subordinate_uids import find_user
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -101,7 +102,7 @@ class RecordWriter:
         if row.ended or self._store:
             self._waiting[row.key] = row
         if len(self._waiting) > MAX_WAITING:
-            for key in select_evicted(((key, row.uid) for key, row in self._waiting.items()), MAX_WAITING):
+            for key in select_evicted(((key, find_user(row.uid)) for key, row in self._waiting.items()), MAX_WAITING):
                 del self._waiting[key]
                 self.errors += self._store is not None
 
@@ -173,7 +174,7 @@ class RecordWriter:
         ended = sorted(
             (row for row in rows.values() if row.ended and name in (None, row.name)), key=lambda row: row.age
         )
-        left_out = set(select_evicted(((row.key, row.uid) for row in ended), limit))
+        left_out = set(select_evicted(((row.key, find_user(row.uid)) for row in ended), limit))
         return [row for row in reversed(ended) if row.key not in left_out]
 
     async def find(self, run_id: str) -> bytes | None:

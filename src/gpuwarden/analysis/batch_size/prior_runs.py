@@ -11,6 +11,7 @@ from typing import TypeAlias
 from gpuwarden.analysis.batch_size.cost_model import SizePeak, is_same_model
 from gpuwarden.fair_eviction import select_evicted
 from gpuwarden.protocol.messages import Hello
+from gpuwarden.subordinate_uids import find_user
 
 MAX_NAMES = 128
 MAX_SIZES_PER_NAME = 16
@@ -35,7 +36,7 @@ class PriorRuns:
         kept = [old for old in self._peaks.pop(key, ()) if not any(_is_same(old, each) for each in peaks)]
         self._peaks[key] = (*kept, *peaks)[-MAX_SIZES_PER_NAME:]
         if len(self._peaks) > MAX_NAMES:
-            for each in select_evicted(((key, key[0]) for key in self._peaks), MAX_NAMES):
+            for each in select_evicted(((key, find_user(key[0])) for key in self._peaks), MAX_NAMES):
                 del self._peaks[each]
 
     def peaks(self, uid: int, hello: Hello) -> tuple[SizePeak, ...]:
