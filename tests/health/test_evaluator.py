@@ -107,8 +107,8 @@ def test_run_on_an_instance_has_its_gpu() -> None:
 
 def test_out_of_memory_has_its_diagnosis() -> None:
     """The alert holds as long as the rule's, with evidence and next step."""
-    verdict = Diagnosis("leak", "It grew.", "Mend it.")
-    oom = SeenError(Error("device_oom", "E", "m", "train", 3), NOW - 5, {}, diagnosis=verdict)
+    diagnosis = Diagnosis("leak", "It grew.", "Mend it.")
+    oom = SeenError(Error("device_oom", "E", "m", "train", 3), NOW - 5, {}, diagnosis=diagnosis)
     dead = replace(run(left=20), errors=(oom,), last_errors={"device_oom": NOW - 5, "other": NOW})
     labels = {**OF_RUN, "kind": "device_oom"}
     text = f"{RUN} ran out of device memory 5.0s ago. It grew. Mend it."

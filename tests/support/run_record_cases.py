@@ -45,7 +45,7 @@ ERROR = Error(
     allocations=(Allocation(4 * GIB, "20000,4000", "float", "MatMul", "GPU:0", "GPU_0_bfc"),),
     memory={"GPU:0": DeviceMemory(9 * GIB, 10 * GIB, 11 * GIB)},
 )
-VERDICT = Diagnosis("too_big", "4.00 GiB did not fit next to 9.00 GiB of 11.0 GiB.", "Use a smaller model.")
+DIAGNOSIS = Diagnosis("too_big", "4.00 GiB did not fit next to 9.00 GiB of 11.0 GiB.", "Use a smaller model.")
 ACCOUNT = RunUsage(
     {
         UUID: DeviceUsage(
@@ -121,7 +121,7 @@ def run(pid: int = 4711, *, ended: bool = True, name: str = "resnet") -> RunSnap
         host_usage=HostUsage(9000.5, 5 * GIB, GIB, PresentProcesses(2 * GIB, 3, "running", 8.0, None)),
         began=BEGAN,
         lasted=7980.0,
-        errors=(SeenError(ERROR, BEGAN + 7000, {UUID: 2.5 * GIB}, {UUID: 1.5 * GIB}, VERDICT),),
+        errors=(SeenError(ERROR, BEGAN + 7000, {UUID: 2.5 * GIB}, {UUID: 1.5 * GIB}, DIAGNOSIS),),
         ending=Ending("failed", "last message: uncaught ResourceExhaustedError", BEGAN + 7980, settled=True)
         if ended
         else None,

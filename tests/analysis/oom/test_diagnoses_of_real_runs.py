@@ -53,7 +53,7 @@ def test_diagnoses(tmp_path: Path, daemon: Daemon) -> None:
     """Each real out-of-memory gets the diagnosis that it was made for."""
     page = until(daemon.page, "the daemon's page")
     (uuid,) = re.findall(r'gpuwarden_gpu_up\{uuid="([^"]+)"\} 1', page)
-    command = [sys.executable, str(ROOT / "tests/support/verdict_cases.py"), uuid]
+    command = [sys.executable, str(ROOT / "tests/support/diagnosis_cases.py"), uuid]
     trainer = Process(command, tmp_path / "trainer.log", {"GPUWARDEN_SOCKET": str(daemon.socket)})
     with ending(trainer):
         until(lambda: case_result(trainer, "start"), "TensorFlow", STARTING)

@@ -136,7 +136,7 @@ def _run(
     user_name: Callable[[int], str],
     pace: Callable[[str], float | None],
 ) -> RunDocument:
-    peer, hello, ending, verdict = run.peer, run.hello, run.ending, run.diagnosis
+    peer, hello, ending, diagnosis = run.peer, run.hello, run.ending, run.diagnosis
     user = user_name(peer.uid)
     uuids = dict.fromkeys((*run.devices, *run.memory, *run.headroom_unknown))
     present = run.host_usage.present if run.host_usage and run.up else None
@@ -162,7 +162,7 @@ def _run(
         evidence=ending.evidence if ending else None,
         steps_per_second=pace(peer.run_id) if run.up else None,
         stall=StallDocument(run.stall.seconds, run.stall.cause) if run.stall else None,
-        verdict=record_diagnosis(verdict) if verdict else None,
+        verdict=record_diagnosis(diagnosis) if diagnosis else None,
         findings=_findings(run),
         batch_size_advice=run.batch_size_advice.text if run.batch_size_advice else None,
         host_memory_bytes=present.memory if present else None,

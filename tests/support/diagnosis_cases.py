@@ -1,4 +1,4 @@
-"""Real out-of-memories and their causes: `python verdict_cases.py UUID` plays a case a line of its input.
+"""Real out-of-memories and their causes: `python diagnosis_cases.py UUID` plays a case a line of its input.
 
 TensorFlow's own allocator with a limit of 256 MiB; the CPU stands for a GPU. It prints the type that each raised.
 """
