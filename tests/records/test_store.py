@@ -321,7 +321,7 @@ def test_database_of_a_later_version_is_left_alone(tmp_path: Path) -> None:
         connection.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
     connection.close()
     before = (tmp_path / FILE_NAME).read_bytes()
-    with pytest.raises(OSError, match=r"runs\.db was written by a newer gpuwarden \(version 3\)"):
+    with pytest.raises(OSError, match=r"runs\.db was written by a newer gpuwarden \(version 4\)"):
         open_store(tmp_path)
     assert (tmp_path / FILE_NAME).read_bytes() == before
 

@@ -50,25 +50,24 @@ and `dashboard_url` to its page of the run or GPU. For your own runbooks and you
 [dashboards](../../grafana/dashboards) use the defaults for their colors.
 
 | flag | default | meaning |
-| --- | --- | --- |
-"""
+| --- | --- | --- |"""
 
 # Links in the texts of conditions are relative to docs/, as messages contain them too; this page is one level below.
 _LINK_TO_DOCS = re.compile(r"\]\((?!#|https?:|\.\./)")
 
 
-def render_alerts() -> str:
-    """Return the whole page."""
+def render_alerts() -> Iterator[str]:
+    """Yield the lines of the whole page."""
     values = Choices().values()
-    rows = "".join(
-        f"| `{each.flag}` | {values[f'{each.name}.words']} | {each.meaning} |\n" for each in rule_settings.SETTINGS
-    )
-    return f"{_INTRODUCTION}{rows}{''.join(_section(rule, values) for rule in ALERTS.values())}"
-
-
-def _section(rule: Condition, values: Mapping[str, str]) -> str:
-    items = "".join(f"- **{title}:** {text}\n" for title, text in alert_details(rule, values, _anchor))
-    return _LINK_TO_DOCS.sub("](../", f"\n## {rule.name}\n\n{alert_lead(rule, values)}\n\n{items}")
+    yield _INTRODUCTION
+    for each in rule_settings.SETTINGS:
+        yield f"| `{each.flag}` | {values[f'{each.name}.words']} | {each.meaning} |"
+    for rule in ALERTS.values():
+        yield f"\n## {rule.name}\n"
+        yield _LINK_TO_DOCS.sub("](../", alert_lead(rule, values))
+        yield ""
+        for title, text in alert_details(rule, values, _anchor):
+            yield _LINK_TO_DOCS.sub("](../", f"- **{title}:** {text}")
 
 
 def alert_lead(rule: Condition, values: Mapping[str, str]) -> str:

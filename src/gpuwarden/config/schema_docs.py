@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import textwrap
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from gpuwarden.config.schema import OPTIONS, SECTIONS
@@ -46,19 +47,25 @@ EXAMPLE_INTRODUCTION = """\
 _BARE = re.compile(r"0|[1-9a-z/][A-Za-z0-9./:_-]*")
 
 
-def render_reference() -> str:
-    """Return docs/reference/configuration.md."""
-    parts = [REFERENCE_INTRODUCTION, _notation()]
-    parts += [f"## Top level\n\n{_table('')}"]
-    parts += [f"## {name}\n\n{_sentence(section)}\n\n{_table(f'{name}.')}" for name, section in SECTIONS.items()]
-    return "\n".join(parts)
+def render_reference() -> Iterator[str]:
+    """Yield the lines of docs/reference/configuration.md."""
+    yield REFERENCE_INTRODUCTION
+    yield "## Value types\n\n| Type | Notation |\n|---|---|"
+    for name, write in sorted({row.kind.name: row.kind.write for row in OPTIONS.values()}.items()):
+        yield f"| {name} | {write} |"
+    yield "\n## Top level\n"
+    yield from _table("")
+    for name, section in SECTIONS.items():
+        yield f"\n## {name}\n\n{_sentence(section)}\n"
+        yield from _table(f"{name}.")
 
 
-def render_example() -> str:
-    """Return config.example.yaml: its options are commented out, so that a copy follows later defaults."""
-    parts = [EXAMPLE_INTRODUCTION, _examples("")]
-    parts += [f"# {_sentence(section)}\n{name}:\n{_examples(f'{name}.')}" for name, section in SECTIONS.items()]
-    return "\n".join(parts)
+def render_example() -> Iterator[str]:
+    """Yield the lines of config.example.yaml: its options are commented out, so that a copy follows later defaults."""
+    yield EXAMPLE_INTRODUCTION
+    yield _examples("")
+    for name, section in SECTIONS.items():
+        yield f"\n# {_sentence(section)}\n{name}:\n{_examples(f'{name}.')}"
 
 
 def _within(prefix: str) -> dict[str, Option]:
@@ -69,19 +76,10 @@ def _sentence(section: Any) -> str:
     return type(section).__doc__ or ""
 
 
-def _notation() -> str:
-    kinds = {row.kind.name: row.kind.write for row in OPTIONS.values()}
-    lines = ["## Value types", "", "| Type | Notation |", "|---|---|"]
-    return "\n".join([*lines, *(f"| {name} | {write} |" for name, write in sorted(kinds.items()))]) + "\n"
-
-
-def _table(prefix: str) -> str:
-    lines = ["| Option | Default | Type and range | Meaning |", "|---|---|---|---|"]
-    lines += [
-        f"| `{key}` | `{_written(row.default)}` | {_value(row)} | {row.meaning} |"
-        for key, row in _within(prefix).items()
-    ]
-    return "\n".join(lines) + "\n"
+def _table(prefix: str) -> Iterator[str]:
+    yield "| Option | Default | Type and range | Meaning |\n|---|---|---|---|"
+    for key, row in _within(prefix).items():
+        yield f"| `{key}` | `{_written(row.default)}` | {_value(row)} | {row.meaning} |"
 
 
 def _value(row: Option) -> str:
@@ -90,13 +88,13 @@ def _value(row: Option) -> str:
 
 def _examples(prefix: str) -> str:
     indent = "  " if prefix else ""
-    return "\n".join(_example(key.removeprefix(prefix), row, indent) for key, row in _within(prefix).items())
+    return "\n\n".join(_example(key.removeprefix(prefix), row, indent) for key, row in _within(prefix).items())
 
 
 def _example(name: str, row: Option, indent: str) -> str:
     note = f"{row.meaning} ({row.kind.bounds})" if row.kind.bounds else row.meaning
     comment = textwrap.fill(note, WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
-    return f"{comment}\n{indent}#{name}: {_written(row.default)}\n"
+    return f"{comment}\n{indent}#{name}: {_written(row.default)}"
 
 
 def _written(default: str) -> str:

@@ -31,17 +31,16 @@ Tab completion, for this shell or for all later ones:
     gpuwarden completion fish > ~/.config/fish/completions/gpuwarden.fish"""
 
 
-def render_commands() -> str:
-    """Return the reference of all commands in Markdown."""
-    lines = [_HEAD]
+def render_commands() -> Iterator[str]:
+    """Yield the lines of the reference of all commands in Markdown."""
+    yield _HEAD
     parsers = subparsers(make_parser())
     for command in COMMANDS:
-        lines += ["", f"## gpuwarden {command.name}", "", command.description, ""]
-        lines += [f"    {example}" for example in command.examples]
-        lines += _option_lines(parsers[command.name])
+        yield from ("", f"## gpuwarden {command.name}", "", command.description, "")
+        yield from (f"    {example}" for example in command.examples)
+        yield from _option_lines(parsers[command.name])
         for name, parser in subparsers(parsers[command.name]).items():
-            lines += ["", f"### gpuwarden {command.name} {name}", "", *_option_lines(parser)[1:]]
-    return "\n".join(lines) + "\n"
+            yield from ("", f"### gpuwarden {command.name} {name}", "", *_option_lines(parser)[1:])
 
 
 def subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from inspect import cleandoc
 
 from gpuwarden.analysis.findings import NO_GPU_GUIDES
@@ -17,9 +17,9 @@ from gpuwarden.xid.codes import OTHER_SEVERITIES, XIDS, Action, Xid, explain
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Print a reference, which its function returns as a text or as lines."""
-    page: str | Iterable[str] = load_function(REFERENCES[parsed.what])()
-    sys.stdout.write(page if isinstance(page, str) else "".join(f"{line}\n" for line in page))
+    """Print a reference, whose function yields its lines."""
+    lines: Iterator[str] = load_function(REFERENCES[parsed.what])()
+    sys.stdout.writelines(f"{line}\n" for line in lines)
     return 0
 
 
