@@ -259,6 +259,11 @@ def test_counters_and_time_are_of_one_moment(page: Stage, tab: Tab) -> None:
     assert "not slowed down" not in tab.text("#figures ~ *")
     show(page, tab, record_of(out_of_memory()))
     assert re.search(r"\d W on average a GPU", tab.text("#figures ~ *"))
+    record = record_of(run) | {"throttled_seconds": {"hw_slowdown": 84.0, "sw_thermal_slowdown": 86.0}, "stalls": 1}
+    show(page, tab, record, runs=(run,))
+    figures = tab.text("#figures ~ *")
+    assert "Throttled\n1m26s\nhw slowdown 1m24s · sw thermal slowdown 1m26s" in figures  # at the same time
+    assert "1 stall" in figures.splitlines()[5]
 
 
 def test_incidents_of_the_run_are_linked(page: Stage, tab: Tab) -> None:

@@ -10,13 +10,16 @@ import pytest
 from services import Daemon, ending
 
 from browser import Tab
+from gpuwarden.analysis.memory.leak_detector import Leak
+from gpuwarden.analysis.memory.oom_forecast import TimeLeft
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.pressure.levels import Pressure, RunPressure
+from gpuwarden.state import State
 from gpuwarden.usage.daily_energy import Energy
-from page_stage import Stage
+from page_stage import NO_HISTORY, Stage
 from snapshots import GIB, divided, gpu
-from tests.web.api.test_state_api import a_run
+from tests.web.api.test_state_api import REPORT, a_run
 from tests.web.test_status_page import CONTRAST, open_card, poll_state, summary, texts
 
 pytestmark = pytest.mark.system
@@ -223,14 +226,16 @@ def test_phone_has_a_line_for_each_gpu(page: Stage, tab: Tab, scheme: Literal["l
     assert ratio >= 4.5, where
 
 
-def show_history(page: Stage, tab: Tab, times: list[int], gpus: dict[str, Any]) -> None:
-    """Show a GPU whose charts have a history."""
-    page.history = {"version": 1, "timestamp_seconds": times, "gpus": gpus, "runs": {}}
+def show_history(
+    page: Stage, tab: Tab, times: list[int], gpus: dict[str, Any], state: State | None = None, **runs: Any
+) -> None:
+    """Show a GPU, or what is in a state, with a history of the charts."""
+    page.history = {"version": 1, "timestamp_seconds": times, "gpus": gpus, "runs": runs}
     try:
-        page.show(tab, poll_state(busy(0)))
-        tab.until("document.querySelectorAll('.chart canvas').length === 3")
+        page.show(tab, state or poll_state(busy(0)))
+        tab.until("document.querySelectorAll('.chart canvas').length >= 2")
     finally:
-        page.history = {"version": 1, "timestamp_seconds": [], "gpus": {}, "runs": {}}
+        page.history = NO_HISTORY
 
 
 def test_charts_answer_mouse_and_keys(page: Stage, tab: Tab) -> None:
@@ -275,6 +280,73 @@ def test_what_is_known_fills_the_chart(page: Stage, tab: Tab) -> None:
     tab.press("Home", 36)
     first = tab.evaluate("document.querySelectorAll('.chart')[2].querySelector('.u-cursor-x').style.transform")
     assert float(first.removeprefix("translate(").partition("px")[0]) < 5
+
+
+# Keep the text that is drawn on each canvas, with its first and its last pixel.
+DRAWN_TEXT = """{
+  const write = CanvasRenderingContext2D.prototype.fillText;
+  CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+    const { width } = this.measureText(text);
+    const left = x - width * { center: 0.5, right: 1, end: 1 }[this.textAlign] || x;
+    (this.canvas.texts ??= []).push([text, left, left + width, this.canvas.width]);
+    write.call(this, text, x, y);
+  };
+}"""
+
+
+def test_labels_of_charts_are_not_cut(page: Stage, tab: Tab) -> None:
+    """A time at the right edge is drawn whole; memory of a lost GPU, whose size is unknown, looks not full."""
+    times = list(range(-600, 1, 5))
+    gpus = {"GPU-0": {"memory_used_bytes": [9 * GIB] * len(times), "temperature_celsius": [61] * len(times)}}
+    script = tab.call("Page.addScriptToEvaluateOnNewDocument", source=DRAWN_TEXT)["identifier"]
+    try:
+        for seconds in (600, 120):  # with times of two and of three parts
+            shown = [at for at in times if at > -seconds]
+            known = {name: column[-len(shown) :] for name, column in gpus["GPU-0"].items()}
+            lost = replace(gpu(0), fault="gpu_is_lost", readings={})
+            show_history(page, tab, shown, {"GPU-0": known}, poll_state(lost))
+            drawn = tab.evaluate("[...document.querySelectorAll('.chart canvas')].flatMap(({ texts }) => texts)")
+            at = tab.evaluate("new Date(0).toTimeString().slice(0, 8)")
+            assert [text for text, *_ in drawn if at.startswith(text) and len(text) >= 5]
+            assert [each for each in drawn if each[1] < 0 or each[2] > each[3]] == []
+            assert "9.90 GiB" in [text for text, *_ in drawn]
+    finally:
+        tab.call("Page.removeScriptToEvaluateOnNewDocument", identifier=script)
+
+
+def test_charts_of_a_run_have_its_gpu_and_its_figures(page: Stage, tab: Tab) -> None:
+    """The chart names the GPU of its memory, and ends with the steps per second that the daemon reports."""
+    times = list(range(-600, 1, 5))
+    of_run = {
+        "steps": [min(at, -30) + 600 for at in times],
+        "devices": {"GPU-1": {"memory_in_use_bytes": [GIB] * len(times), "headroom_bytes": [GIB] * len(times)}},
+    }
+    state = poll_state(
+        busy(0), busy(1), runs=(replace(a_run(uuid="GPU-1", left=GIB), report=replace(REPORT, steps=570)),)
+    )
+    show_history(page, tab, times, {}, state, **{"7-1": of_run})
+    captions = texts(tab, "#run-7-1 figcaption")
+    assert captions[0].startswith("Memory in use on GPU 1, limit")
+    assert captions[1].startswith("Steps per second")
+    assert captions[1].endswith("0.446")  # of the last minute, in half of which none was taken
+
+
+def test_state_of_a_run_is_in_one_line(page: Stage, tab: Tab) -> None:
+    """A long problem of a run narrows no other column."""
+    tab.resize(800, 800)
+    grows = Leak(1e6, 60 << 20, TimeLeft(5040.0, 4820.0, 5200.0))
+    runs = tuple(
+        replace(a_run(pid, left=GIB, leaks={"GPU-0": grows}), report=replace(REPORT, phase="test", epoch=12))
+        for pid in (7, 8)
+    )
+    pressure = Pressure({}, {(f"{pid}-1", "GPU-0"): RunPressure("critical", GIB, 19 * GIB) for pid in (7, 8)})
+    page.show(tab, poll_state(busy(0), runs=runs, pressure=pressure))
+    rows = """[...document.querySelectorAll('.runs td.wide')].map((e) => {
+        const range = document.createRange();
+        range.selectNodeContents(e);
+        return range.getClientRects().length;
+    })"""
+    assert {*tab.evaluate(rows)} == {1}
 
 
 def test_problem_without_a_tile_is_in_the_banner(page: Stage, tab: Tab) -> None:

@@ -9,7 +9,8 @@ import { amount, clock, degrees, known, pace, percent } from "./words.js";
 const SPANS = { 600: "ten minutes", 3600: "hour" }; // names by seconds
 const MIN_SECONDS = 60; // of a time axis
 const HEIGHT = 132; // pixels, with the axes
-const PACE_SECONDS = 30; // over which steps per second are averaged, as single polls come between steps
+const HALF_TIME = 24; // pixels, of a label of the time axis
+const PACE_SECONDS = 60; // over which steps per second are averaged, as the daemon does
 const { uPlot } = window;
 
 export class Charts {
@@ -71,7 +72,7 @@ export class Charts {
     const used = listed.map((value, place) => (value === null ? null : Math.max(value, inUse[place] ?? 0))); // as in the bar
     const some = (values) => values.some(known);
     return this.#row([
-      some(used) && this.#chart(`${gpu.uuid} memory`, "Memory used", amount, [0, usage(gpu)?.size ?? highest(used)],
+      some(used) && this.#chart(`${gpu.uuid} memory`, "Memory used", amount, [0, usage(gpu)?.size ?? highest(used) * 1.1],
         [{ look: "use", name: "in use by runs", values: inUse }, { look: "line", name: "used", values: used }]),
       some(busy) && this.#chart(`${gpu.uuid} utilization`, "Utilization", percent, [0, 1], [{ look: "area", values: busy }]),
       some(heat) && this.#chart(`${gpu.uuid} temperature`, "Temperature", degrees, [20, Math.max(limit ?? 90, highest(heat)) + 3],
@@ -79,7 +80,8 @@ export class Charts {
     ]);
   }
 
-  ofRun(run, device) {
+  // `name` says whose memory the device's is.
+  ofRun(run, device, name = "") {
     const { column } = this.#past;
     const key = `run ${run.run_id}`;
     const inUse = device ? column(`${key} ${device.uuid} memory_in_use_bytes`) : [];
@@ -87,7 +89,7 @@ export class Charts {
     const limit = inUse.map((used, place) => (used === null || left[place] === null ? null : used + left[place]));
     const speed = this.#pace(column(`${key} steps`));
     return this.#row([
-      inUse.some(known) && this.#chart(`${key} memory`, "Memory in use", amount, [0, highest(limit, inUse)],
+      inUse.some(known) && this.#chart(`${key} memory`, `Memory in use${name}`, amount, [0, highest(limit, inUse)],
         [{ look: "limit", name: "limit", values: limit }, { look: "use", values: inUse }]),
       speed.some(known) && this.#chart(`${key} pace`, "Steps per second", pace, [0, highest(speed) * 1.1], [{ look: "line", values: speed }]),
     ]);
@@ -150,7 +152,7 @@ export class Charts {
     const options = {
       width: element.clientWidth,
       height: HEIGHT,
-      padding: [6, 8, 0, 0],
+      padding: [6, HALF_TIME, 0, 0],
       legend: { show: false },
       cursor: { y: false, points: { size: 6 }, drag: { x: false, y: false, setScale: false } },
       select: { show: false },

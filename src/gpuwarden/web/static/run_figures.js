@@ -2,7 +2,7 @@
 
 import { fact } from "./marks.js";
 import { h } from "./tree.js";
-import { amount, energy, known, lasting, pace, percent, plain, step } from "./words.js";
+import { amount, energy, known, lasting, pace, percent, plain, several, step } from "./words.js";
 
 const SHORT_SECONDS = 1; // of throttling, which is not shown
 
@@ -28,7 +28,7 @@ function progress(record) {
   const { epoch, batch_size: batch, examples, loss, stalls } = record;
   const note = [
     known(epoch) ? `epoch ${epoch}` : null, known(batch) ? `batch size ${count(batch)}` : null, known(examples) ? `${count(examples)} examples` : null,
-    known(loss) ? `loss ${Number(loss.toPrecision(4))}` : null, stalls ? `${stalls} stalls` : null,
+    known(loss) ? `loss ${Number(loss.toPrecision(4))}` : null, stalls ? several(stalls, "stall") : null,
   ];
   return fact("Steps", count(record.steps), { note: joined(note) });
 }
@@ -41,9 +41,9 @@ function inputWait(record) {
 function throttled(record) {
   const reasons = Object.entries(record.throttled_seconds ?? {}).filter(([, seconds]) => seconds >= SHORT_SECONDS);
   if (!record.throttled_seconds) return null;
-  const total = reasons.reduce((sum, [, seconds]) => sum + seconds, 0);
-  const note = reasons.map(([reason, seconds]) => `${plain(reason).replace("sw ", "").replace("hw ", "")} ${lasting(seconds)}`);
-  return fact("Throttled", total ? lasting(total) : "0s", { note: joined(note) ?? (record.outcome ? "not slowed down" : null), ratio: record.outcome && record.gpu_seconds ? total / record.gpu_seconds : null });
+  const total = Math.max(0, ...reasons.map(([, seconds]) => seconds)); // several may apply at once
+  const note = reasons.map(([reason, seconds]) => `${plain(reason)} ${lasting(seconds)}`);
+  return fact("Throttled", lasting(total), { note: joined(note) ?? (record.outcome ? "not slowed down" : null), ratio: record.outcome && record.gpu_seconds ? total / record.gpu_seconds : null });
 }
 
 function gpuActivity(record) {

@@ -100,7 +100,7 @@ function card(run, places, charts, closable) {
     run.batch_size_advice && !run.verdict ? h("p", {}, run.batch_size_advice) : null,
     devices.filter((each) => each.headroom_unknown).map((each) => h("p", {}, `Headroom on GPU ${places.get(each.uuid) ?? "?"} unknown: ${HEADROOM_UNKNOWN[each.headroom_unknown] ?? plain(each.headroom_unknown)}.`)),
     run.unresolved_devices ? h("p", {}, `Devices that match no GPU for certain: ${run.unresolved_devices}.`) : null,
-    charts.ofRun(run, tight),
+    charts.ofRun(run, tight, places.has(tight?.uuid) ? ` on GPU ${places.get(tight.uuid)}` : ""),
     h("p", { class: "about" }, `since ${clock(run.began_timestamp_seconds)} · process ${run.pid || "unknown"} · `, page(run)));
 }
 

@@ -83,7 +83,7 @@ export function head(state, incidents) {
     h("p", {}, facts.map((each, place) => [place ? " · " : "", each])),
     daemon.source === "nvml" ? null : h("p", { class: "notice" }, mark("warning"), daemon.source === "simulated" ? " Demo data: simulated GPUs, not this machine's." : " Replayed data: GPUs of a capture, not this machine's."),
     h("nav", { "aria-label": "Sections" }, counts.filter(([name, count]) => count || name === "GPUs").map(([name, count]) =>
-      [h("a", { href: `#${name.toLowerCase()}` }, name), ` ${count} `])),
+      h("span", {}, h("a", { href: `#${name.toLowerCase()}` }, name), ` ${count}`))),
   ];
 }
 

@@ -63,7 +63,8 @@ export const hertz = (value) => (value < 1e9 ? `${(value / 1e6).toFixed(0)} MHz`
 export const watts = (value) => `${value.toFixed(0)} W`;
 // Power in kilowatts, from one on: 530 W, 5.60 kW.
 export const power = (value) => (value < 999.5 ? watts(value) : `${(value / 1000).toFixed(2)} kW`);
-export const pace = (steps) => (steps < 1000 ? String(Number(steps.toPrecision(3))) : steps.toFixed(0));
+// Steps per second, with three digits.
+export const pace = (steps) => (steps && steps < 999.5 ? steps.toPrecision(3) : steps.toFixed(0));
 const MOST_LETTERS = 120;
 // An untrusted name, cut to the room that there is.
 export const short = (name) => (name.length > MOST_LETTERS ? `${[...name.slice(0, 2 * MOST_LETTERS)].slice(0, MOST_LETTERS).join("")}…` : name);
