@@ -76,7 +76,7 @@ DEATHS = (
     _signal("HUP", "killed", "process_killed"),
     _signal("INT", "killed", None),  # Python ends itself by the signal, after its KeyboardInterrupt
     _signal("SEGV", "crashed", "segmentation_fault"),
-    _signal("BUS", "crashed", "segmentation_fault"),
+    _signal("BUS", "crashed", "bus_error"),
     _signal("ABRT", "crashed", "process_aborted"),
     _signal("FPE", "crashed", "segmentation_fault"),
     _signal("ILL", "crashed", "segmentation_fault"),
@@ -156,7 +156,7 @@ DEATHS = (
     Death("rank of torchrun", "failed", "program_error",
         script=f"cd $(mktemp -d) && echo \"import os; {{}}['rank ' + os.environ['RANK']]\" > rank.py && "
         f"{sys.executable} -m torch.distributed.run --nproc-per-node 2 rank.py", frameworks=("torch",)),
-    Death("killed worker of a torch loader", "failed", "host_out_of_memory",
+    Death("killed worker of a torch loader", "out_of_memory", "input_out_of_memory",
         "import os, signal, torch\n"
         "class Data(torch.utils.data.Dataset):\n"
         "    def __len__(self): return 8\n"

@@ -16,6 +16,12 @@ XID = "[74889.644138] NVRM: Xid (PCI:0000:02:00): 79, GPU has fallen off the bus
 LIBRARY = "W x/dso_loader.cc:60] Could not load dynamic library 'libcusolver.so.11'; dlerror: x\n"
 NO_DEVICE = "E x/cuda_driver.cc:4] failed call to cuInit: CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected\n"
 ON_CPU = "ResourceExhaustedError: OOM when allocating tensor with shape[9,9] on device:CPU:0 by allocator cpu\n"
+BUS = "Fatal Python error: Bus error\n"
+BUS_OF_WORKER = "RuntimeError: DataLoader worker (pid 37) is killed by signal: Bus error. It is possible that ...\n"
+NO_SUCH_GPU = (
+    "InvalidArgumentError: Could not satisfy device specification '/device:GPU:1'. enable_soft_placement=0. Supported "
+    "device types [GPU, CPU]. All available devices [/job:localhost/device:CPU:0, /job:localhost/device:GPU:0].\n"
+)
 LAUNCH = "RuntimeError: CUDA error: unspecified launch failure\n"
 
 
@@ -45,6 +51,9 @@ def explain(text: str) -> Explanation:
         ),
         (LIBRARY + ON_CPU, "library_not_found", ["cpu_out_of_memory"]),
         (ON_CPU, "cpu_out_of_memory", []),
+        (BUS, "bus_error", []),
+        (BUS + BUS_OF_WORKER, "shared_memory_full", ["bus_error"]),
+        (NO_SUCH_GPU, "invalid_device", []),
         (
             NO_DEVICE + "I x/cuda_diagnostics.cc:8] kernel driver does not appear to be running on this host (box)\n",
             "driver_not_loaded",

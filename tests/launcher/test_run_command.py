@@ -90,6 +90,7 @@ def test_private_daemon_imports_nothing_of_the_program(environment: dict[str, st
     [
         (signal.SIGKILL, "killed", "Process killed by a signal"),
         (signal.SIGSEGV, "crashed", "Crash in native code"),
+        (signal.SIGBUS, "crashed", "Access to mapped memory that nothing backs"),
         (signal.SIGTERM, "killed", "Process killed by a signal"),
     ],
 )

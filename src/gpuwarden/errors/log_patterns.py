@@ -74,7 +74,7 @@ LOG_PATTERNS = (
     ),
     *list_patterns(
         memory.SHARED_MEMORY_FULL,
-        _SHELL + r"Bus error|Fatal Python error: Bus|SIGBUS|(exit|return) ?code *[:=] *-7\b|: task .{1,40}: Bus error",
+        r"(exit|return) ?code *[:=] *-7\b",  # a launcher, of a rank: ranks share memory (NCCL, loaders)
     ),
     *list_patterns(
         memory.HOST_OUT_OF_MEMORY,
@@ -97,6 +97,10 @@ DEATH_PATTERNS = (
     *list_patterns(
         run.TIME_LIMIT,
         r"DUE TO TIME LIMIT|exceeded (wall ?time|time limit)|walltime .{0,40}exceeded|TERM_RUNLIMIT",  # Slurm, PBS
+    ),
+    *list_patterns(
+        run.BUS_ERROR,
+        _SHELL + r"Bus error|Fatal Python error: Bus|SIGBUS|: task .{1,40}: Bus error",
     ),
     *list_patterns(
         run.SEGMENTATION_FAULT,

@@ -227,6 +227,8 @@ PATTERNS = (
         r"only supports? (the )?NHWC|No OpKernel was registered to support Op 'Cudnn",  # TensorFlow: the operation is on the CPU
         r"deserialize object on (a )?CUDA device|cuda\.is_available\(\) (is|should)",  # torch
         r"AssertionError: assert\W*torch\.cuda\.is_available",
+        # TensorFlow: a GPU is requested, and the list of all devices has none; XLA_GPU is the driver's only
+        r"device:GPU:\d(?s:.{0,300})available devices(:| are)? \[?( ?[^\s,\]]+(CPU|XLA_GPU):\d+,?)+\s*([\].\n]|$)",
     ),
     *list_patterns(
         device.INVALID_DEVICE,

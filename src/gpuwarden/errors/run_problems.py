@@ -75,6 +75,19 @@ SEGMENTATION_FAULT = Problem(
         *("host_out_of_memory", "library_not_found"),
     ),
 )
+BUS_ERROR = Problem(
+    "bus_error",
+    "other",
+    "access to mapped memory that nothing backs (bus error)",
+    (
+        Cause("Shared memory (/dev/shm) is full: a container has 64 MiB by default.", ("input.shm",)),
+        Cause("A file that is mapped into memory, such as an array of numpy.memmap, became shorter or fills its disk."),
+        Cause("A network file system or a disk failed below a mapped file."),
+    ),
+    "Watch `df -h /dev/shm` and the disk of mapped files while the program runs. A container gets more shared memory "
+    "with `--shm-size=8g` or `--ipc=host`.",
+    ("shared_memory_full", "disk_full", "gpu_lost"),
+)
 LOADER_WORKER_DIED = Problem(
     "loader_worker_died",
     "other",
@@ -85,7 +98,10 @@ LOADER_WORKER_DIED = Problem(
         Cause("The worker crashed in native code, or could not import the program's main module."),
     ),
     "Run once with num_workers=0, so that the worker's own error is shown.",
-    ("shared_memory_full", "killed_by_kernel", "input_out_of_memory", "host_out_of_memory", "segmentation_fault"),
+    (
+        *("shared_memory_full", "killed_by_kernel", "input_out_of_memory", "host_out_of_memory"),
+        *("segmentation_fault", "bus_error"),
+    ),
 )
 PROCESS_ABORTED = Problem(
     "process_aborted",
