@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from html import unescape
+from pathlib import Path
 from urllib.parse import urljoin
 
 import pytest
 from offenders import check_all
 
+from browser import chromium
 from gpuwarden.alerts.markdown import render_html
 from gpuwarden.health.conditions import ALERTS, CONDITIONS
 from gpuwarden.health.model import Condition
@@ -55,3 +57,21 @@ def test_markdown_is_escaped() -> None:
     """Characters of HTML in a text are shown; links lead to pages, or name a file of the docs."""
     made = render_html("`a < b` and *c*, [d](./E) or [f](use/g.md#h)")
     assert made == '<code>a &lt; b</code> and <em>c</em>, <a href="./E">d</a> or f (docs/use/g.md#h)'
+
+
+@pytest.mark.system
+def test_list_fits_a_phone(tmp_path: Path) -> None:
+    """No severity is broken, and nothing needs to be scrolled to the side."""
+    page = tmp_path / "alerts.html"
+    page.write_bytes(serve_alert_page("/alerts").body)
+    with chromium(tmp_path) as browser:
+        tab = browser.tab(360)
+        tab.open(page.as_uri())
+        cells = "[...document.querySelectorAll('td:nth-child(2)')].map((e) => e.firstChild)"
+        lines = f"""{cells}.map((text) => {{
+            const range = document.createRange();
+            range.selectNode(text);
+            return range.getClientRects().length;
+        }})"""
+        assert {*tab.evaluate(lines)} == {1}
+        assert tab.evaluate("document.documentElement.scrollWidth") == 360

@@ -42,7 +42,8 @@ def _list(unknown: str, folder: str) -> Iterator[str]:
     yield f"<h1>{f'Unknown alert {escape(unknown)}' if unknown else 'Alerts'}</h1>\n<table>\n"
     for rule in CONDITIONS.values():
         link = f'<a href="{folder}/{rule.name}">{rule.name}</a>'
-        yield f"<tr><td>{link}</td><td>{rule.severity}</td><td>{escape(fill_places(rule.title, values))}</td></tr>\n"
+        title = escape(fill_places(rule.title, values))
+        yield f'<tr><td>{link}</td><td class="word">{rule.severity}</td><td>{title}</td></tr>\n'
     yield "</table>\n"
 
 
