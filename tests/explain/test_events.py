@@ -114,6 +114,56 @@ def test_words_of_a_log_are_no_signals() -> None:
     assert names("Terminated training early: no improvement in 5 epochs\nabort: repository default not found\n") == []
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "epoch 2 step 100 loss nan",
+        "loss nan lr 0.001",
+        "iter 10: loss nan, time 13.1ms",
+        "step 3 | train loss inf | val loss 0.3",
+        "loss: nan",
+        "loss=nan",
+        "Loss is NaN",
+        "Loss became infinite or NaN at iteration=10!",
+        "val_loss: nan - val_accuracy: 0.1",
+        "train_loss=nan.0, v_num=3",
+        "loss_cls: nan, loss_bbox: 0.3",
+        "Loss/total: nan",
+        '{"loss": NaN, "step": 3}',
+        "loss=tensor(nan, device='cuda:0')",
+        "loss: -Infinity",
+    ],
+)
+def test_loss_that_is_not_finite(line: str) -> None:
+    """The loss in a log is NaN or infinite, in the forms that training loops print."""
+    assert names(line) == ["nan_loss"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "val_loss: 0.3 nan_to_num",
+        "loss nan_to_num",
+        "loss = nanmean(errors)",
+        "loss nan check enabled",
+        "loss is not nan",
+        "loss: 0.3 nan values dropped: 12",
+        "loss_scale: inf",
+        "loss scale inf",
+        "loss: information",
+        "lossless: nan",
+        "best loss inf -> 0.3",
+        "best loss: inf",
+        "best_val_loss=inf",
+        "val_loss improved from inf to 0.29, saving model",
+        f"nan: loss{'_a/' * 20_000}",
+    ],
+)
+def test_finite_loss_with_words_of_one_that_is_not(line: str) -> None:
+    """Functions, counts, scales and the start value of the best loss are no NaN."""
+    assert names(line) == []
+
+
 def test_chain_of_exceptions_is_one_event() -> None:
     """A chain counts as its known exception, not as the wrapper raised from it."""
     text = (

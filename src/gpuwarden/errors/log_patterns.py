@@ -10,6 +10,10 @@ from gpuwarden.errors.problems import list_patterns
 
 _SHELL = r"^(zsh: |(\S+: line \d+: +)?(\d+ )?)"  # before a signal's name, as bash and zsh report the end of a command
 
+# train_loss, Loss/total, loss_cls; neither the start value of the best loss nor the scale of mixed precision
+_LOSS = r"\b(?<!best )(?<!min )(?!(best|min)_)(\w+_)?loss(?![ _]?scal)(es)?([_/][\w/]*)?"
+_NOT_FINITE = r"-?(nan|inf(inity|inite)?)"
+
 # Lines that look like errors and are none: of every start, hints, and dumps that follow an error.
 NOISE = (
     r"Unable to register cu(FFT|DNN|BLAS) factory",  # TensorFlow, at each start
@@ -140,8 +144,9 @@ DEATH_PATTERNS = (
     ),
     *list_patterns(
         run.NAN_LOSS,
-        r"\bloss\b['\"]?\s*[:=]\s*['\"]?\(?(tensor\()?-?(nan|inf)\b|Invalid loss, terminating training|loss\w* (is|=|:) *nan",
-        r"\b(nan|inf(inite)?) (loss|gradients?)|nan detected|non-finite loss",
+        rf"{_LOSS}['\"]?\s*([:=]|\b(is|was|became)( now)?\b)\s*['\"]?[(\[]?(tensor\()?{_NOT_FINITE}\b",
+        rf"{_LOSS}\s+{_NOT_FINITE}(?=\s*[,;|)\]]|\s*$|\s+[\w/]+\s*[:= ]\s*({_NOT_FINITE}\b|-?\d))",  # loss nan lr 0.1
+        r"\b(nan|inf(inite)?) (loss|gradients?)|nan detected|non-finite loss|Invalid loss, terminating training",
     ),
     *list_patterns(run.HANG, r"DEADLINE_EXCEEDED|heartbeat timeout|blocked for more than \d+ seconds"),
 )

@@ -25,7 +25,7 @@ _MAX_SEARCHES = 10_000
 # A line without any of these shows no problem; most lines of a log have none.
 _HINTS = re.compile(
     rb"\xe5\xb7\xb2|error|fail|fatal|exception|traceback|warn|cuda|cudnn|nccl|nvrm|nvidia|nvml|oom|memory|kill|abort"
-    rb"|segmentation|segfault|signal|sig[ks]|exit|cannot|could not|unable|no such|denied|\bnan\b|\binf\b|no gpu"
+    rb"|segmentation|segfault|signal|sig[ks]|exit|cannot|could not|unable|no such|denied|\bnan\b|\binf(inity)?\b|no gpu"
     rb"|no device|terminate|must |expected|shapes?|dtype|time limit|timed out|timeout|mismatch|not found|incompatible"
     rb"|invalid|no space|not match|not support|low on|died|crash|retrac|restarting|stall|corrupt"
     rb"|insufficient|connection|overflow|loss scale|recognized|too many|0xc0|only support|illegal"
