@@ -277,6 +277,12 @@ def test_daemon_of_the_machine(tmp_path: Path) -> None:
         (["--", "/etc/passwd"], 126, "cannot run /etc/passwd: Permission denied"),
         ([], 2, "no program; write it after --"),
         (["--card", "card.pdf", "--", "true"], 2, "unknown format; end its name with .html or .json or .md"),
+        (
+            ["--card", "/no/such/card.md", "--", "echo", "started"],
+            2,
+            "cannot write /no/such/card.md: its folder does not",
+        ),
+        (["--card", "/etc/passwd/card.md", "--", "echo", "started"], 2, "cannot write /etc/passwd/card.md: its folder"),
     ],
 )
 def test_wrong_use(arguments: list[str], status: int, text: str, environment: dict[str, str]) -> None:
@@ -285,11 +291,14 @@ def test_wrong_use(arguments: list[str], status: int, text: str, environment: di
     assert ended.returncode == status
     assert text in ended.stderr
     assert "Traceback" not in ended.stderr
+    assert ended.stdout == ""
 
 
 def test_card_that_cannot_be_written(environment: dict[str, str], tmp_path: Path) -> None:
-    """The card is printed all the same, and the exit status is the program's."""
-    ended = launch(environment, "--card", str(tmp_path / "no" / "card.md"), "--", "true")
+    """The card is printed all the same, and the exit status is the program's, which removed the folder."""
+    folder = tmp_path / "cards"
+    folder.mkdir()
+    ended = launch(environment, "--card", str(folder / "card.md"), "--", "rmdir", str(folder))
     assert ended.returncode == 0
     assert "cannot write the card" in ended.stderr
     assert rows(ended.stderr)["outcome"].startswith("finished")

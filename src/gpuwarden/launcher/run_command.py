@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from gpuwarden.cli.common.config_flags import load_config
-from gpuwarden.cli.common.terminal import WRONG_USE, complain, discard_output
+from gpuwarden.cli.common.terminal import WRONG_USE, complain, discard_output, explain_unwritable
 from gpuwarden.config.schema import Config
 from gpuwarden.launcher.card import Card, ProgramFacts, make_card
 from gpuwarden.launcher.card_formats import FORMATS, render_text, write_card
@@ -38,6 +38,9 @@ def run(parsed: argparse.Namespace) -> int:
         return WRONG_USE
     if parsed.card is not None and parsed.card.suffix not in FORMATS:
         complain(f"gpuwarden run: --card {parsed.card}: unknown format; end its name with {' or '.join(FORMATS)}")
+        return WRONG_USE
+    if parsed.card is not None and (obstacle := explain_unwritable(parsed.card)):  # checked before the program starts
+        complain(f"gpuwarden run: --card: {obstacle}")
         return WRONG_USE
     config = load_config(parsed)
     try:

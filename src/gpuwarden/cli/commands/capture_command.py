@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from gpuwarden.capture.masking import mask_capture
 from gpuwarden.capture.recording import record
 from gpuwarden.cli.common.config_flags import load_config
 from gpuwarden.cli.common.configured_source import open_configured_source
-from gpuwarden.cli.common.terminal import WRONG_USE, complain, say
+from gpuwarden.cli.common.terminal import WRONG_USE, complain, explain_unwritable, say
 from gpuwarden.gpu.reader import Plan
 from gpuwarden.nvml.return_codes import NVMLError, error_name
 from gpuwarden.nvml.troubleshooting import suggest_fix
@@ -22,10 +21,8 @@ from gpuwarden.nvml.troubleshooting import suggest_fix
 def run(parsed: argparse.Namespace) -> int:
     """Record the frames and write the file. Raises OSError."""
     config = load_config(parsed)
-    if not os.access(parsed.file.parent, os.W_OK):  # checked before the first frame
-        raise OSError(None, f"cannot write {parsed.file}: its folder does not exist or is not writable")
-    if parsed.file.is_dir():
-        raise OSError(None, f"cannot write {parsed.file}: it is a folder; name a file in it")
+    if obstacle := explain_unwritable(parsed.file):  # checked before the first frame
+        raise OSError(None, obstacle)
     source = open_configured_source(config)
     plan = Plan(opted_in=config.gpus.opted_in)
     try:

@@ -47,6 +47,16 @@ def complain(text: str) -> None:
         print(text, file=sys.stderr)  # noqa: T201 - output of a command
 
 
+def explain_unwritable(path: Path) -> str | None:
+    """Return why a file cannot be written, as far as that is known before; None if it can."""
+    exists = os.access(path, os.F_OK)
+    if exists and path.is_dir():
+        return f"cannot write {path}: it is a folder; name a file in it"
+    if os.access(path if exists else f"{path.parent}/", os.W_OK):
+        return None
+    return f"cannot write {path}: {'it' if exists else 'its folder does not exist or'} is not writable"
+
+
 def terminal_width() -> int:
     """Return the number of columns of the terminal, 80 if unknown."""
     return shutil.get_terminal_size((80, 24)).columns
