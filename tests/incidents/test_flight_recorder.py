@@ -13,6 +13,7 @@ from scenario_daemon import GIB, INTERVAL, Box, play
 from scenarios import GPU_IS_LOST, SIGKILL, Stage, Trainer
 
 from gpuwarden.history.series import WINDOW_SECONDS
+from gpuwarden.incidents.causes import STALL_REACH_SECONDS
 from gpuwarden.incidents.flight_recorder import AFTER_SECONDS, BURST, JOIN_SECONDS, MAX_EVENTS, MAX_OPEN
 from gpuwarden.incidents.incident import Incident
 from gpuwarden.incidents.incident_builder import MAX_PROCESSES
@@ -63,6 +64,23 @@ def test_incident_holds_ten_minutes_and_ten_seconds(tmp_path: Path) -> None:
     assert gpu["memory_used_bytes"][-1] is None
     device = found["series"]["devices"][run["run_id"]][found["gpus"][1]["uuid"]]
     assert device["memory_in_use_bytes"][0] == 30 * GIB
+
+
+def test_incident_holds_the_events_of_fifteen_minutes(tmp_path: Path) -> None:
+    """Events older than the reach of a cause are no part of an incident."""
+
+    async def script(stage: Stage) -> None:
+        for seconds in (120, STALL_REACH_SECONDS - 60):
+            stage.box.log_xid(0, 43, "Reset Channel Verif Error")
+            await stage.passes(seconds)
+        stage.box.gpu(1).lose(GPU_IS_LOST)
+        await stage.passes(30)
+
+    (found,) = played(tmp_path, script)
+    (xid,) = found["xids"]
+    assert xid["code"] == 43
+    assert 0 < found["at_timestamp_seconds"] - xid["timestamp_seconds"] <= STALL_REACH_SECONDS
+    assert len(found["kernel_lines"]) == 1
 
 
 def test_run_that_failed_has_an_incident_before_its_outcome_is_settled(tmp_path: Path) -> None:

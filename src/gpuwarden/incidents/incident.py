@@ -188,10 +188,16 @@ class Incident:
         "[Run records](#run-records), without `marks` and `story`, of the runs concerned, and of others on the host up"
         " to 32.",
     ] = ()
-    events: Annotated[tuple[Event, ...], "Events of the host in that time, the oldest first."] = ()
-    xids: Annotated[tuple[IncidentXid, ...], "XIDs in that time, the oldest first."] = ()
-    clock_events: Annotated[tuple[ClockEvent, ...], "Clock events in that time, the oldest first."] = ()
-    kernel_lines: Annotated[tuple[KernelLine, ...], "Lines of the kernel log about GPUs and out-of-memory kills."] = ()
+    events: Annotated[
+        tuple[Event, ...],
+        "Events of the host from fifteen minutes before the incident to its end, the oldest first: a stall may be its"
+        " first cause that long before it.",
+    ] = ()
+    xids: Annotated[tuple[IncidentXid, ...], "XIDs in the time of `events`, the oldest first."] = ()
+    clock_events: Annotated[tuple[ClockEvent, ...], "Clock events in the time of `series`, the oldest first."] = ()
+    kernel_lines: Annotated[
+        tuple[KernelLine, ...], "Lines of the kernel log about GPUs and out-of-memory kills, in the time of `events`."
+    ] = ()
     series: Annotated[IncidentSeries | None, "Series of GPUs, runs and host."] = None
 
 
