@@ -39,6 +39,8 @@ def ahead(good: str = TEXT) -> Json:
 NOW: list[Json] = [{"type": "range", "options": {"from": 0, "to": 0.5, "result": {"text": "now"}}}]
 
 DASHED: Json = {"custom__lineStyle": {"fill": "dash", "dash": [8, 6]}}
+# Bounds and percentiles of lines that the legend has: with them it would be too long to be read.
+UNLISTED: Json = {**DASHED, "custom__hideFrom": {"legend": True, "tooltip": False, "viz": False}}
 LIMIT: Json = {"color": {"mode": "fixed", "fixedColor": BAD}, **DASHED}
 SIZE: Json = {"color": {"mode": "fixed", "fixedColor": "gray"}, **DASHED}
 GAUGE: Json = {"custom__cellOptions": {"type": "gauge", "mode": "basic", "valueDisplayMode": "text"}}

@@ -62,6 +62,8 @@ def timeseries(
     if thresholds:
         custom["thresholdsStyle"] = {"mode": "area"}
         defaults["thresholds"] = thresholds
+    if defaults.get("decimals") == 0:
+        custom["axisSoftMax"] = 1  # of counts; an axis for zeros alone would end at 100
     if logarithmic:
         custom["scaleDistribution"] = {"type": "log", "log": 2 if unit == "bytes" else 10}
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from classic import Panel, Query, override_matching
-from looks import DASHED, LIMIT, NO_GROWTH, NO_RUN, NOW
+from looks import DASHED, LIMIT, NO_GROWTH, NO_RUN, NOW, UNLISTED
 from panels import timeseries
 from run_memory import NAME
 from series import join_run, rate, series
@@ -45,7 +45,7 @@ def host_use() -> list[Panel]:
             unit="s",
             empty=f"{NO_GROWTH}, or {NO_RUN}",
             mappings=NOW,
-            overrides=[override_matching("(lower|upper) bound$", **DASHED)],
+            overrides=[override_matching("(lower|upper) bound$", **UNLISTED)],
         ),
         timeseries(
             84,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from classic import NONE, Panel, Query, override_matching
-from looks import DASHED, LIMIT, NO_GROWTH, NO_RUN, NOW, headroom
+from looks import LIMIT, NO_GROWTH, NO_RUN, NOW, UNLISTED, headroom
 from panels import timeseries
 from series import RUN, headroom_ratio, join_device, join_run, series
 
@@ -49,7 +49,7 @@ def limits() -> list[Panel]:
             unit="s",
             empty=f"{NO_GROWTH}, or {NO_RUN}",
             mappings=NOW,
-            overrides=[override_matching("(lower|upper) bound$", **DASHED)],
+            overrides=[override_matching("(lower|upper) bound$", **UNLISTED)],
         ),
         timeseries(
             34,
@@ -73,6 +73,6 @@ def limits() -> list[Panel]:
             width=8,
             unit="bytes",
             empty=NO_RUN,
-            overrides=[override_matching("headroom at peak$", **DASHED), override_matching("limit$", **LIMIT)],
+            overrides=[override_matching("headroom at peak$", **UNLISTED), override_matching("limit$", **LIMIT)],
         ),
     ]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from classic import MILD, NONE, Panel, Query, bad_from, override_matching
-from looks import DASHED, NO_RUN
+from looks import NO_RUN, UNLISTED
 from panels import timeseries
 from run_memory import NAME
 from series import RUN, join_run, rate, series
@@ -14,6 +14,8 @@ from series import RUN, join_run, rate, series
 from gpuwarden.config import thresholds
 from gpuwarden.runs.metrics import RunReadings
 from gpuwarden.usage.metrics import RunUsageReadings
+
+POWER_LIMIT = {"reason": "sw_power_cap"}  # it throttles every GPU under full load
 
 
 def step_time(width: int) -> Panel:
@@ -29,7 +31,7 @@ def step_time(width: int) -> Panel:
         unit="s",
         empty=NO_RUN,
         logarithmic=True,
-        overrides=[override_matching("p95$", **DASHED)],
+        overrides=[override_matching("p95$", **UNLISTED)],
     )
 
 

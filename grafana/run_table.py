@@ -7,6 +7,7 @@ from collections.abc import Callable
 from classic import BAD, DARK_BLUE, DARK_GRAY, DARK_PURPLE, MILD, NONE, WARN, Json, Panel, Query, override, states
 from looks import COLORED, HIDDEN, NO_RUN, SHARE
 from panels import table
+from run_speed import POWER_LIMIT
 from series import RUN, last, placed
 from ways import BOX, IN_CLUSTER, link, run_links
 
@@ -85,7 +86,7 @@ def _queries() -> list[Query]:
     start = last(RunReadings.start_timestamp_seconds)
     gpu_seconds, idle = last(RunUsageReadings.gpu_seconds_total), last(RunUsageReadings.gpu_idle_seconds_total)
     wait, observed = last(RunReadings.input_wait_seconds_total), last(RunReadings.input_observed_seconds_total)
-    throttled = f"max by ({RUN}, uuid) ({last(RunUsageReadings.throttled_step_seconds_total)})"
+    throttled = f"max by ({RUN}, uuid) ({last(RunUsageReadings.throttled_step_seconds_total, POWER_LIMIT)})"
     steps = f"sum by ({RUN}, le) ({last(RunReadings.step_duration_seconds)})"
     wanted = {
         "state": run_state(last, with_phase=False),

@@ -71,9 +71,9 @@ def rate(row: Metric[Any], but: Mapping[str, str] = _ANY, **only: str) -> str:
     return f"rate({series(row, but, _ANY, **only)}[$__rate_interval])"
 
 
-def last(row: Metric[Any], **only: str) -> str:
-    """Return the last value in the time range, also of series that have ended; `only` as in `series`."""
-    return f"last_over_time({series(row, _ANY, _ANY, **only)}[$__range])"
+def last(row: Metric[Any], but: Mapping[str, str] = _ANY, **only: str) -> str:
+    """Return the last value in the time range, also of series that have ended; `but` and `only` as in `series`."""
+    return f"last_over_time({series(row, but, _ANY, **only)}[$__range])"
 
 
 def risen(row: Metric[Any], **only: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from classic import BAD, MILD, TEXT, WARN, Panel, Query, bad_from, override, override_matching, steps
 from looks import NO_GROWTH, NO_READING, NOT_POLLED, NOW, ahead, headroom, margin
 from panels import stat
-from run_speed import input_wait, throttled
+from run_speed import POWER_LIMIT, input_wait, throttled
 from series import boxes, firing, headroom_ratio, join_device, join_gpu, join_run, series
 
 from gpuwarden.config import thresholds
@@ -128,8 +128,7 @@ def longest_input_wait(number: int, width: int) -> Panel:
 
 def most_throttled(number: int, width: int) -> Panel:
     """Show the run that is throttled most."""
-    # The power limit throttles every GPU under full load.
-    most = f"topk(1, {join_run(throttled({'reason': 'sw_power_cap'}))})"
+    most = f"topk(1, {join_run(throttled(POWER_LIMIT))})"
     return stat(
         number,
         "Most throttled",

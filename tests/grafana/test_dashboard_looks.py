@@ -148,6 +148,32 @@ def test_lines_have_colors_that_differ(panel: dict[str, Any]) -> None:
 
 
 @panels
+def test_legend_has_each_run_once(panel: dict[str, Any]) -> None:
+    """Percentiles and bounds are dashed and left out of the legend, whose last lines would be cut."""
+    unlisted = [name for name, where in properties(panel, "custom.hideFrom").items() if where["legend"]]
+    more = {each.get("legendFormat", "").rpartition("}} ")[2] for each in panel.get("targets", ())}
+    for name in more & {"p95", "lower bound", "upper bound", "headroom at peak"}:
+        assert any(re.search(pattern.strip("/"), name) for pattern in unlisted), name
+
+
+@panels
+def test_axis_of_zeros_is_short(panel: dict[str, Any]) -> None:
+    """An axis of counts that are all zero ends at 1: Grafana's would end at 100."""
+    defaults = panel["fieldConfig"]["defaults"]
+    if panel["type"] == "timeseries" and defaults.get("decimals") == 0:
+        assert defaults["custom"]["axisSoftMax"] == 1
+
+
+@panels
+def test_power_limit_is_no_throttling(panel: dict[str, Any]) -> None:
+    """Where a run or GPU is called throttled, heat or hardware does it, not the power limit of each full load."""
+    if panel["title"] in {"Most throttled", "Runs in this time range", "GPUs now, worst first"}:
+        queries = [each["expr"] for each in panel["targets"] if re.search("throttled_step|clock_event", each["expr"])]
+        assert queries
+        assert [each for each in queries if not re.search('reason!~"sw_power_cap"|reason=~"hw', each)] == []
+
+
+@panels
 def test_no_time_left_is_now(panel: dict[str, Any]) -> None:
     """A forecast or an age of 0 s is shown as "now"."""
     timed = {

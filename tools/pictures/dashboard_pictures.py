@@ -29,7 +29,7 @@ _SOURCE, _RENDERER = Path(__file__).parent / "renderer", _ROOT / "build" / "rend
 class Picture:
     """Upper `height` pixels of a dashboard over the last `seconds` of the day, ending `before` its end.
 
-    `whole`: every query has data; otherwise some may have none.
+    `whole`: every query has data; otherwise some may have none, as that for the XIDs of the last hour.
     """
 
     dashboard: str
@@ -44,10 +44,10 @@ class Picture:
 
 _BOX = {"cluster": "lab", "instance": "gpu-box-1:9846"}
 PICTURES = (
-    Picture("gpuwarden-fleet", "fleet", DAY, 1260),
-    Picture("gpuwarden-box", "box", HOUR, 1080, chosen=_BOX),
+    Picture("gpuwarden-fleet", "fleet", DAY, 1260, whole=False),
+    Picture("gpuwarden-box", "box", HOUR, 1080, chosen=_BOX, whole=False),
     Picture("gpuwarden-run", "run", HOUR, 1160),
-    Picture("gpuwarden-fleet", "fleet-light", DAY, 880, theme="light"),
+    Picture("gpuwarden-fleet", "fleet-light", DAY, 880, theme="light", whole=False),
 )
 
 
