@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 from gpuwarden.config import thresholds
@@ -140,17 +140,10 @@ def gather(
     opened: Collection[Event],
     *,
     since: float,
-    corrected: Callable[[float], float],
 ) -> list[Fact]:
-    """Return the facts since a Unix time that share a tie with an incident; those of `opened` events opened it.
-
-    `corrected` converts a Unix time of a run to the clock as it is set now; the times of `events` already are.
-    """
-    facts = [
-        fact
-        for fact in (*_device_facts(events, state, ties, opened), *_run_facts(state, ties, opened, corrected))
-        if fact.at >= since
-    ]
+    """Return the facts since a Unix time that share a tie with an incident; those of `opened` events opened it."""
+    found = chain(_device_facts(events, state, ties, opened), _run_facts(state, ties, opened))
+    facts = [fact for fact in found if fact.at >= since]
     if len(facts) > MAX_FACTS:
         facts = sorted(facts, key=lambda fact: (not is_of_hardware(fact), not fact.opened, fact.at))[:MAX_FACTS]
     return facts
@@ -201,9 +194,7 @@ def _run_fields(run: RunSnapshot) -> dict[str, Any]:
     return {"run": run.hello.name, "run_id": run.peer.run_id, "job": job_of(run), "rank": run.hello.rank}
 
 
-def _run_facts(
-    state: State, ties: Collection[str], opened: Collection[Event], corrected: Callable[[float], float]
-) -> Iterator[Fact]:
+def _run_facts(state: State, ties: Collection[str], opened: Collection[Event]) -> Iterator[Fact]:
     tied = set(ties)
     openers = {(event.kind, event.run_id) for event in opened}
     for run in state.runs:
@@ -212,11 +203,11 @@ def _run_facts(
             continue
         for seen in run.errors:
             is_opener = seen.error.kind in OOM_KINDS and ("out_of_memory", run_id) in openers
-            yield _error_fact(run, replace(seen, at=corrected(seen.at)), gpus, state, opened=is_opener)
+            yield _error_fact(run, seen, gpus, state, opened=is_opener)
         ending = run.ending
         if ending is not None and ending.outcome in END_CONDITIONS:
             yield Fact(
-                at=corrected(ending.at),
+                at=ending.at,
                 kind="run_ended",
                 what=ending.outcome,
                 detail=ending.evidence.split("; ")[0],

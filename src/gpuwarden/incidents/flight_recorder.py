@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from gpuwarden.fair_eviction import select_evicted
 from gpuwarden.formatting import format_fields
@@ -33,8 +34,10 @@ from gpuwarden.owners.resolver import Owners
 from gpuwarden.protocol.validators import clip
 from gpuwarden.rate_limit import RateLimit
 from gpuwarden.records.record import RunRecord
+from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.state import State
 
+Dated = TypeVar("Dated", Event, KernelLine)
 log = logging.getLogger(__name__)
 
 AFTER_SECONDS = 10.0  # recorded after the last event of an incident
@@ -240,23 +243,24 @@ class FlightRecorder:
 
     def _freeze(self, incident: _OpenIncident, *, is_complete: bool) -> None:
         """Store an incident as known now."""
-        state = self._state
-        assert state is not None
+        assert self._state is not None
         incident.has_news = False
         if is_complete:
             incident.due = None
         self._add_frames(incident)
-        corrected = self._clock.corrected
-        opened, events = map(self._corrected, (incident.events, self.events.newest_first()))
-        at, lines = corrected(incident.at), [(corrected(line.timestamp_seconds), line.text) for line in self._lines]
-        since = (window_start(opened) if opened else at) - 1.0
-        facts = gather(events, state, incident.ties, opened, since=since, corrected=corrected)
+        state, events, lines = self._state, self.events.newest_first(), list(self._lines)
+        if self._clock.has_stepped:
+            state, incident = self._correct_state(state), self._correct_incident(incident)
+            events, lines = self._correct_each(events), self._correct_each(lines)
+        opened, events = sorted(incident.events, key=_time_of), sorted(events, key=_time_of)
+        since = (window_start(opened) if opened else incident.at) - 1.0
+        facts = gather(events, state, incident.ties, opened, since=since)
         if not opened or not facts:
-            facts = [*facts, Fact(at=at, kind="requested", opened=True)]
+            facts = [*facts, Fact(at=incident.at, kind="requested", opened=True)]
         runs = self._concerned_runs(state, facts, incident)
         recording = Recording(
             id=incident.id,
-            at=at,
+            at=incident.at,
             host=self._host,
             boot_id=self._boot_id,
             opened=opened,
@@ -266,24 +270,37 @@ class FlightRecorder:
             state=incident.state,
             ended=state.snapshot.time if is_complete else None,
             frames=tuple(incident.frames),
-            times=[corrected(frame.time) for frame in incident.frames],
             processes=incident.processes.processes if incident.processes else {},
             owners=(incident.processes.owners if incident.processes else None) or Owners(),
-            samples={uuid: [(corrected(at), used) for at, used in each] for uuid, each in incident.samples.items()},
+            samples={uuid: tuple(each) for uuid, each in incident.samples.items()},  # the lists still grow
             runs=self._outlines(runs),
             jobs=sorted({run.hello.job for run in state.runs if run.hello.job and run.peer.run_id in incident.ties}),
             events=[event for event in events if event.timestamp_seconds >= since],
-            kernel_lines=[KernelLine(timestamp_seconds=at, text=text) for at, text in lines if at >= since],
+            kernel_lines=[line for line in lines if line.timestamp_seconds >= since],
         )
         self.store.put(incident.id, lambda: build_incident(recording))
 
-    def _corrected(self, events: Iterable[Event]) -> list[Event]:
-        """Return events, the oldest first, with their times by the clock as it is set now."""
-        if self._clock.has_stepped:
-            events = [
-                replace(event, timestamp_seconds=self._clock.corrected(event.timestamp_seconds)) for event in events
-            ]
-        return sorted(events, key=lambda event: event.timestamp_seconds)
+    def _correct_each(self, dated: Iterable[Dated]) -> list[Dated]:
+        """Return values with their times by the clock as it is set now; so do the next two."""
+        return [replace(each, timestamp_seconds=self._clock.corrected(each.timestamp_seconds)) for each in dated]
+
+    def _correct_state(self, state: State) -> State:
+        def correct(run: RunSnapshot) -> RunSnapshot:
+            errors = tuple(replace(seen, at=self._clock.corrected(seen.at)) for seen in run.errors)
+            ending = replace(run.ending, at=self._clock.corrected(run.ending.at)) if run.ending else None
+            return replace(run, errors=errors, ending=ending)
+
+        return replace(state, runs=tuple(map(correct, state.runs)))
+
+    def _correct_incident(self, incident: _OpenIncident) -> _OpenIncident:
+        corrected = self._clock.corrected
+        return replace(
+            incident,
+            at=corrected(incident.at),
+            events=self._correct_each(incident.events),
+            frames=[replace(frame, time=corrected(frame.time)) for frame in incident.frames],
+            samples={uuid: [(corrected(at), used) for at, used in each] for uuid, each in incident.samples.items()},
+        )
 
     def _add_frames(self, incident: _OpenIncident) -> None:
         """Add the frames and memory samples since the last time: the ring drops those of before the incident."""
@@ -301,6 +318,10 @@ class FlightRecorder:
         on_gpus = [run.peer.run_id for run in state.runs if incident.ties & run.devices.keys()]
         others = [run.peer.run_id for run in state.runs if run.up]
         return list(dict.fromkeys((*concerned, *on_gpus, *others)))[:MAX_RUNS]
+
+
+def _time_of(event: Event) -> float:
+    return event.timestamp_seconds
 
 
 def _copied(frame: HistoryFrame) -> HistoryFrame:

@@ -66,7 +66,6 @@ class Recording:
     state: State
     ended: float | None
     frames: Sequence[HistoryFrame]
-    times: Sequence[float]  # of the frames, in Unix time
     processes: Mapping[str, tuple[GpuProcess, ...]]
     owners: Owners
     samples: Mapping[str, Sequence[MemorySample]]
@@ -200,13 +199,13 @@ def _clock_events(recording: Recording) -> list[ClockEvent]:
     for (uuid,), columns in read_columns(recording.frames, "gpus").items():
         masks = columns.get("clock_events", [])
         since: dict[str, tuple[float, float]] = {}
-        for at, mask in zip(recording.times, masks, strict=False):
+        for frame, mask in zip(recording.frames, masks, strict=False):
             active = set(clock_event_names(mask or 0))
             for reason in since.keys() - active:
                 began, ended = since.pop(reason)
                 found.append(_clock_event(uuid, reason, began, ended))
             for reason in active:
-                since[reason] = since.get(reason, (at, 0.0))[0], at
+                since[reason] = since.get(reason, (frame.time, 0.0))[0], frame.time
         found += [_clock_event(uuid, reason, *times) for reason, times in since.items()]
     return sorted(found, key=lambda event: event.began_timestamp_seconds)
 
@@ -227,7 +226,7 @@ def _series(recording: Recording) -> IncidentSeries | None:
     runs = {run_id: _rounded(columns) for (run_id,), columns in read_columns(frames, "runs").items()}
     host = read_columns(frames, "host").get((), {})
     return IncidentSeries(
-        timestamp_seconds=[round(at, 3) for at in recording.times],
+        timestamp_seconds=[round(frame.time, 3) for frame in recording.frames],
         gpus={uuid: _rounded(columns) for (uuid,), columns in read_columns(frames, "gpus").items()},
         runs={run_id: columns for run_id, columns in runs.items() if run_id in wanted},
         devices=devices,
