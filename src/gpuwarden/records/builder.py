@@ -25,6 +25,7 @@ from gpuwarden.records.record import (
     RecordedTensors,
     RunRecord,
 )
+from gpuwarden.runs.outcome import Ending
 from gpuwarden.runs.run_snapshot import KEPT_ERRORS, RunSnapshot, SeenCensus, SeenError
 from gpuwarden.usage.run_usage import DeviceUsage, RunUsage
 
@@ -65,8 +66,8 @@ def build_record(
 
     `began_uptime` is its begin by the clock since boot, and `slept` how long the machine has slept since.
     """
-    hello, ending, host, leak = run.hello, run.ending, run.host_usage, run.host_leak
-    until = ending.at if ending else now
+    hello = run.hello
+    until = run.ending.at if run.ending else now
     devices = tuple(_device(uuid, each, run) for uuid, each in usage.shares.items())
     return RunRecord(
         version=VERSION,
@@ -84,11 +85,8 @@ def build_record(
         job=hello.job,
         rank=hello.rank,
         world_size=hello.world_size,
-        ended_timestamp_seconds=ending.at if ending else None,
         state=run.state,
-        outcome=ending.outcome if ending else None,
-        evidence=ending.evidence if ending else None,
-        exit_signal=ending.exit_signal if ending else None,
+        **(_ending(run.ending) if run.ending else {}),
         errors_told=tuple(map(_error, run.errors)),
         census=_census(run.census) if run.census else None,
         headroom_unknown=run.headroom_unknown,  # empty, not None: an earlier daemon's counts for nothing
@@ -99,18 +97,34 @@ def build_record(
         devices=devices,
         **_sums(devices),
         batch_size_advice=_advice(run.batch_size_advice) if run.batch_size_advice else None,
-        host_memory_growth_bytes_per_second=leak.bytes_per_second if leak else None,
-        seconds_to_host_oom=leak.left.seconds if leak and leak.left else None,
         host_memory_peak_bytes=usage.host_memory_peak,
-        cpu_seconds=host.cpu_seconds if host else None,
-        read_bytes=host.read_bytes if host else None,
-        written_bytes=host.written_bytes if host else None,
+        **_host(run),
     )
 
 
 def _duration(by_the_clock: float, truly: float) -> float:
     """Return how long a run has lasted; not by the clock where that was set meanwhile."""
     return by_the_clock if abs(by_the_clock - truly) < _MAX_CLOCK_DIFFERENCE_SECONDS else truly
+
+
+def _ending(ending: Ending) -> dict[str, Any]:
+    return {
+        "ended_timestamp_seconds": ending.at,
+        "outcome": ending.outcome,
+        "evidence": ending.evidence,
+        "exit_signal": ending.exit_signal,
+    }
+
+
+def _host(run: RunSnapshot) -> dict[str, Any]:
+    host, leak = run.host_usage, run.host_leak
+    return {
+        "host_memory_growth_bytes_per_second": leak.bytes_per_second if leak else None,
+        "seconds_to_host_oom": leak.left.seconds if leak and leak.left else None,
+        "cpu_seconds": host.cpu_seconds if host else None,
+        "read_bytes": host.read_bytes if host else None,
+        "written_bytes": host.written_bytes if host else None,
+    }
 
 
 def _training(report: Report, stalls: int) -> dict[str, Any]:

@@ -226,29 +226,19 @@ class RunState:
             up=up,
             current=current,
             memory=memory,
-            headroom=headroom.now,
-            headroom_at_peak=headroom.at_peak,
-            headroom_in_step=self._headroom_in_step(headroom),
-            headroom_limits=headroom.limits,
-            headroom_unknown={**self._unreported(claimed, current=current), **headroom.unknown} if up else {},
-            unresolved=len(self.hello.devices) - len(claimed),
+            **self._headroom_fields(headroom, claimed, current=current),
             host_usage=usage,
             began=self.began,
             lasted=(now if self.outcome.ended is None else self.outcome.ended) - self.began_monotonic,
-            errors=tuple(self.errors.recent),
-            last_errors=dict(self.errors.last),
-            ooms=self.errors.ooms,
+            **self._error_fields(),
             ending=self.outcome.ending,
             stall=self._update_stall(usage, snapshot, now),
             stalls=self.stalls.stalls,
-            memory_windows={uuid: tuple(history.series) for uuid, history in self.histories.items()},
-            diagnosis=self.errors.diagnosis,
             devices=self.devices if up else {},
             events=self.events.events,
             advice_connection=self.advice_connection,
-            batch_peaks=self.batch_sizes.peaks(self.histories),
-            batch_size_advice=self._advise_batch_size(now),
-            **self._update_leaks(memory, usage if up else None, available, now),
+            **self._memory_history_fields(now),
+            **self._leak_fields(memory, usage if up else None, available, now),
             no_gpu=self._update_no_gpu(snapshot),
             census=self.census,
         )
@@ -281,10 +271,34 @@ class RunState:
         self._add_poll(memory, headroom.now, snapshot, now)
         return headroom
 
-    def _update_leaks(
+    def _headroom_fields(self, headroom: Headrooms, claimed: Mapping[str, str], *, current: bool) -> dict[str, Any]:
+        return {
+            "headroom": headroom.now,
+            "headroom_at_peak": headroom.at_peak,
+            "headroom_in_step": self._headroom_in_step(headroom),
+            "headroom_limits": headroom.limits,
+            "headroom_unknown": {**self._unreported(claimed, current=current), **headroom.unknown} if self.up else {},
+            "unresolved": len(self.hello.devices) - len(claimed),
+        }
+
+    def _error_fields(self) -> dict[str, Any]:
+        return {
+            "errors": tuple(self.errors.recent),
+            "last_errors": dict(self.errors.last),
+            "ooms": self.errors.ooms,
+            "diagnosis": self.errors.diagnosis,
+        }
+
+    def _memory_history_fields(self, now: float) -> dict[str, Any]:
+        return {
+            "memory_windows": {uuid: tuple(history.series) for uuid, history in self.histories.items()},
+            "batch_peaks": self.batch_sizes.peaks(self.histories),
+            "batch_size_advice": self._advise_batch_size(now),
+        }
+
+    def _leak_fields(
         self, memory: Collection[str], usage: HostUsage | None, available: float | None, now: float
     ) -> dict[str, Any]:
-        """Return the snapshot's leaks."""
         who, age = (self.peer.run_id, self.hello.name), now - self.began_monotonic
         leaks = self.leaks.update_gpus(self.histories, memory, who, age)
         return {"leaks": leaks, "host_leak": self.leaks.update_host(usage, available, who, age)}
