@@ -379,36 +379,6 @@ def test_full_disk_loses_nothing_that_was_written(tmp_path: Path) -> None:
     assert pids(store) == list(range(1, 99))
 
 
-def test_files_of_an_earlier_version_are_imported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Record files are imported, unfinished ones too; broken and foreign files, links and pipes are not."""
-    good = {"1-99": ended(1), "2-99": ended(2), "3-99": example_record(3, ended=False)}
-    for name, each in good.items():
-        part = "" if each.outcome else ".part"
-        (tmp_path / f"20270115T080000Z-{name}{part}.json").write_text(json.dumps(json_from_record(each), indent=1))
-    (tmp_path / "20270115T080000Z-2-99.part.json").write_text(
-        json.dumps(json_from_record(replace(ended(2), outcome=None)))
-    )
-    plain = json_from_record(ended(4))
-    others = [{**plain, "version": 9}, {**plain, "run_id": "\ud800-99"}, {**plain, "run_id": "15-99", "uid": 2**64}]
-    contents = ["", "{", "[]", *map(json.dumps, others), " " * 300_000, "[" * 100_000]
-    for number, content in enumerate(contents, 10):
-        (tmp_path / f"20270115T080000Z-{number}-99.json").write_text(content)
-    (tmp_path / "20270115T080000Z-20-99.json").symlink_to(tmp_path / "20270115T080000Z-1-99.json")
-    os.mkfifo(tmp_path / "20270115T080000Z-21-99.json")
-    (tmp_path / "notes.json").write_text(json.dumps(json_from_record(ended(5))))
-    before = {path.name for path in tmp_path.iterdir()}
-    with caplog.at_level("INFO"):
-        for _ in range(2):
-            store = open_store(tmp_path)
-            assert pids(store) == [1, 2]
-            assert [each.run_id for each in store.open(9).unfinished] == ["3-99"]
-            store.close()
-    assert [message.partition(" folder=")[0] for message in caplog.messages] == [
-        "run records imported, their files may be removed records=4"
-    ]
-    assert before < {path.name for path in tmp_path.iterdir()}
-
-
 def test_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     """The configured folder comes first, then systemd's, then root's; other users have their own, if any."""
     default = Config().receipts

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gpuwarden.formatting import format_fields
-from gpuwarden.records.legacy_files import read_record_files
 from gpuwarden.records.record import RunRecord, RunRecordError, json_from_record, record_from_json
 from gpuwarden.subordinate_uids import find_user
 
@@ -272,17 +271,8 @@ class RecordStore:
             for statements in MIGRATIONS[version:]:
                 for statement in statements:
                     connection.execute(statement)
-            if version == 0:
-                self._import_files(connection)
             connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
         self._inodes = [_inode(self.path), _inode(self._log)]
-
-    def _import_files(self, connection: sqlite3.Connection) -> None:
-        """Import the records of an earlier version, which had a file for each run; the files stay."""
-        count = _insert(connection, map(row_from_record, read_record_files(self.path.parent)))
-        if count:
-            fields = format_fields(records=count, folder=self.path.parent)
-            log.info("run records imported, their files may be removed %s", fields)
 
     def _set_aside(self) -> Path:
         """Rename the damaged database and its write-ahead log; return the new name."""
@@ -336,8 +326,8 @@ def _verify_records(connection: sqlite3.Connection) -> None:
             raise sqlite3.DatabaseError("a record does not match its checksum")
 
 
-def _insert(connection: sqlite3.Connection, rows: Iterable[RecordRow]) -> int:
-    """Insert or replace rows, and return their number."""
+def _insert(connection: sqlite3.Connection, rows: Iterable[RecordRow]) -> None:
+    """Insert or replace rows."""
     values = (
         (
             each.run_id,
@@ -351,7 +341,7 @@ def _insert(connection: sqlite3.Connection, rows: Iterable[RecordRow]) -> int:
         )
         for each in rows
     )
-    return connection.executemany(_INSERT, values).rowcount
+    connection.executemany(_INSERT, values)
 
 
 def _checksum(row: RecordRow) -> int:
