@@ -173,7 +173,10 @@ def _add_runs(parser: SuggestingParser) -> None:
     _add_choice(listed)
     show = _add_parser(actions, "show", "show one run in detail", ["gpuwarden runs show 4711"], argparse.SUPPRESS)
     show.add_argument(
-        "run", metavar="ID", type=_run_id, help="run ID, a unique prefix of it, or a run's name (its newest run)"
+        "run",
+        metavar="ID",
+        type=_id_type("run"),
+        help="run ID, a unique prefix of it, or a run's name (its newest run)",
     )
     _add_daemon(show)
     show.set_defaults(function="cli.runs.runs_command:show_run")
@@ -194,7 +197,7 @@ def _add_incidents(parser: SuggestingParser) -> None:
         "incidents",
         nargs="+",
         metavar="ID|FILE",
-        type=_incident_id,
+        type=_id_type("incident"),
         help="incident ID, a unique prefix of it, last (the newest), or a file written with --json; several of one job "
         "are merged into one report",
     )
@@ -281,16 +284,13 @@ def _add_choice(parser: SuggestingParser) -> None:
     parser.add_argument("--limit", type=_positive, metavar="N", help="only the newest N running and newest N finished")
 
 
-def _run_id(text: str) -> str:
-    if not text.strip():  # an unset variable in a script; every run ID starts with it
-        raise argparse.ArgumentTypeError("run ID is empty; list the IDs with: gpuwarden runs")
-    return text
+def _id_type(kind: str) -> Callable[[str], str]:
+    def check(text: str) -> str:
+        if not text.strip():  # an unset variable in a script; every ID starts with it
+            raise argparse.ArgumentTypeError(f"{kind} ID is empty; list the IDs with: gpuwarden {kind}s")
+        return text
 
-
-def _incident_id(text: str) -> str:
-    if not text.strip():  # an unset variable in a script; every incident ID starts with it
-        raise argparse.ArgumentTypeError("incident ID is empty; list the IDs with: gpuwarden incidents")
-    return text
+    return check
 
 
 def _positive(text: str) -> int:

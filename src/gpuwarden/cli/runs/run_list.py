@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from rich.cells import cell_len, set_cell_size
-
+from gpuwarden.cli.common.list_table import format_start, render_list
 from gpuwarden.formatting import format_bytes, format_count, format_elapsed, sanitize
 from gpuwarden.records.record import RunRecord
 
 MIN_NAME_WIDTH = 12  # columns
 MIN_WIDE_COLUMNS = 100  # columns of a terminal from which GPUs and users are shown
-_RIGHT = ("TIME", "STEPS", "PEAK")
 
 
 def render_table(records: Sequence[RunRecord], gpus: Mapping[str, str], width: int) -> Iterator[str]:
-    """Yield the lines of the table. Names take the space that is left, and IDs are never cut.
+    """Return the lines of the table. Names take the space that is left, and IDs are never cut.
 
     `gpus` has the numbers of GPUs by UUID.
     """
     rows = [_row(each, gpus) for each in records]
     hidden = ("USER", "GPU") if width < MIN_WIDE_COLUMNS else () if gpus else ("GPU",)
-    shown = [title for title in rows[0] if title not in hidden]
-    widths = {title: max(len(title), *(cell_len(row[title]) for row in rows)) for title in shown}
-    others = sum(widths.values()) - widths["NAME"] + 2 * (len(shown) - 1)
-    widths["NAME"] = min(widths["NAME"], max(width - others, MIN_NAME_WIDTH))
-    for row in [{title: title for title in shown}, *rows]:
-        cells = [_fit(row[title], widths[title], right=title in _RIGHT) for title in shown]
-        yield "  ".join(cells).rstrip()
+    return render_list(rows, width, "NAME", MIN_NAME_WIDTH, hidden=hidden, right=("TIME", "STEPS", "PEAK"))
 
 
 def state_text(record: RunRecord) -> str:
@@ -44,7 +35,7 @@ def _row(record: RunRecord, gpus: Mapping[str, str]) -> dict[str, str]:
         "STATE": _marked_state(record),
         "USER": record.user or str(record.uid),
         "GPU": ",".join(sorted(gpus[each.uuid] for each in record.devices if each.uuid in gpus)),
-        "START": _start(record.began_timestamp_seconds),
+        "START": format_start(record.began_timestamp_seconds),
         "TIME": format_elapsed(record.duration_seconds),
         "STEPS": "" if record.steps is None else format_count(record.steps),
         "PEAK": format_bytes(peak) if peak else "",
@@ -58,16 +49,3 @@ def _marked_state(record: RunRecord) -> str:
     if state not in ("running", "stalled", "finished"):
         return state
     return f"{state}, NaN" if record.nonfinite_loss else f"{state}, CPU" if record.no_gpu else state
-
-
-def _start(seconds: float) -> str:
-    """Format the time of a run of today and the day of an earlier one, like ps."""
-    start, today = time.localtime(seconds), time.localtime()
-    return time.strftime("%H:%M" if start[:3] == today[:3] else "%m-%d", start)
-
-
-def _fit(text: str, width: int, *, right: bool) -> str:
-    """Cut or pad a text to a number of columns."""
-    if right:
-        return f"{text:>{width}}"
-    return set_cell_size(text, width) if cell_len(text) <= width else f"{set_cell_size(text, width - 1)}…"
