@@ -5,7 +5,7 @@ Used for `inhibit_rules` of Alertmanager, and for the daemon's own notifications
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,9 +95,9 @@ def _compared(alert: Alert, inhibition: Inhibition) -> tuple[str | None, ...]:
     return tuple(alert.labels.get(label) for label in inhibition.equal if label not in _BOX)
 
 
-def render_inhibitions(inhibitions: Iterable[Inhibition] = INHIBITIONS) -> str:
+def render_inhibitions() -> str:
     """Return `inhibit_rules` for Alertmanager, in YAML."""
-    written: str = yaml.safe_dump({"inhibit_rules": [_rule(each) for each in inhibitions]}, sort_keys=False, width=120)
+    written: str = yaml.safe_dump({"inhibit_rules": [_rule(each) for each in INHIBITIONS]}, sort_keys=False, width=120)
     return _HEADER + written
 
 

@@ -77,12 +77,12 @@ def render_rule_file(choices: Choices | None = None) -> str:
     return _HEADER + _yaml({"groups": list(_groups(choices or Choices()))})
 
 
-def render_prometheus_rule(choices: Choices | None = None, name: str = "gpuwarden") -> str:
+def render_prometheus_rule(choices: Choices | None = None) -> str:
     """Return the resource for Prometheus' operator, in YAML."""
     resource = {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PrometheusRule",
-        "metadata": {"name": name, "labels": {"app.kubernetes.io/name": "gpuwarden"}},
+        "metadata": {"name": "gpuwarden", "labels": {"app.kubernetes.io/name": "gpuwarden"}},
         "spec": {"groups": list(_groups(choices or Choices()))},
     }
     return _KUBERNETES_HEADER + _yaml(resource)

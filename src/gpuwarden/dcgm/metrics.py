@@ -52,11 +52,11 @@ def _computed(name: str, kind: Kind, text: str, read: Callable[[Entity], Reading
     return DcgmMetric(f"DCGM_FI_{name}", kind, "", text, _whole(read), source=", ".join(row.name for row in rows))
 
 
-def _rate(name: str, text: str, counter: Metric[Any], label: str, scale: float = 1) -> DcgmMetric:
+def _rate(name: str, text: str, counter: Metric[Any], label: str) -> DcgmMetric:
     """Declare a field that is the rate of one of gpuwarden's counters."""
     return DcgmMetric(
         f"DCGM_FI_{name}", "gauge", "", text,
-        _whole(lambda entity: _scaled(entity.rates.rate(entity.gpu.identity.uuid, counter, label), scale)),
+        _whole(lambda entity: entity.rates.rate(entity.gpu.identity.uuid, counter, label)),
         source=f'{counter.name}{{{counter.labels[0]}="{label}"}}',
     )  # fmt: skip
 

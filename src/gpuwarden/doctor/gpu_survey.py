@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
 
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.reader import Plan
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.nvml import driver
-from gpuwarden.nvml.interface import Nvml
 
 # Of each driver call. Without persistence mode the driver initialises each GPU at the first one, which takes seconds.
 PATIENCE_SECONDS = 5.0
@@ -21,8 +19,7 @@ UNUSABLE_BINDING = "unusable_binding"  # fault of a snapshot: nvidia-ml-py is mi
 class GpuSurvey:
     """Poll of all GPUs, made once, at the first call. A driver or a GPU that hangs costs a few seconds."""
 
-    def __init__(self, binding: Callable[[], Nvml] = driver.binding) -> None:
-        self._binding = binding
+    def __init__(self) -> None:
         self._turn = threading.Lock()
         self._snapshot: Snapshot | None = None
 
@@ -35,7 +32,7 @@ class GpuSurvey:
 
     def _survey(self) -> Snapshot:
         try:
-            nvml = self._binding()
+            nvml = driver.binding()
         except ImportError:
             return Snapshot(time=time.time(), duration=0.0, fault=UNUSABLE_BINDING)
         return asyncio.run(Poller(nvml, PATIENCE_SECONDS, plan=Plan(opted_in=frozenset())).poll())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 from gpuwarden.protocol.run_folder import FOLDER_VARIABLE, NAME_VARIABLE, RUN_VARIABLE
@@ -12,21 +11,14 @@ from gpuwarden.protocol.run_folder import FOLDER_VARIABLE, NAME_VARIABLE, RUN_VA
 _SITE = Path(__file__).parents[1] / "client" / "boot" / "site"
 
 
-def make_environment(
-    folder: Path,
-    socket: Path | None,
-    name: str | None,
-    *,
-    census: bool,
-    environ: Mapping[str, str] = os.environ,
-) -> dict[str, str]:
+def make_environment(folder: Path, socket: Path | None, name: str | None, *, census: bool) -> dict[str, str]:
     """Return a program's environment; its processes leave notes in `folder`, and report to `socket` as `name`.
 
     With `census` they look for what keeps their tensors, when memory leaks or runs short.
     """
-    paths = [str(_SITE), *filter(None, [environ.get("PYTHONPATH")])]
+    paths = [str(_SITE), *filter(None, [os.environ.get("PYTHONPATH")])]
     changed = {
-        **environ,
+        **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),
         RUN_VARIABLE: "1",
         FOLDER_VARIABLE: str(folder),

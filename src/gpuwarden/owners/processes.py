@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import psutil
@@ -70,9 +70,9 @@ class ProcessIdentifier:
                     found[pid] = identity
         return found
 
-    def can_see_others(self, clock: Callable[[], float] = time.monotonic) -> bool:
+    def can_see_others(self) -> bool:
         """Return whether all processes of the machine are readable: not with hidepid=, nor in a pid namespace."""
-        now = clock()
+        now = time.monotonic()
         if now - self._looked > ACCESS_SECONDS:
             self._sees_others, self._looked = _can_see_others(), now
         return self._sees_others

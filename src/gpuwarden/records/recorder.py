@@ -80,7 +80,7 @@ class Recorder:
     """Records of all runs, updated with each poll, on one event loop. `folder` is None to keep all in memory.
 
     At most `limit` records of ended runs are kept there. Of runs that have not ended there are as many that report no
-    more as there may be that do, `most_runs`, at least. `wall` and `uptime` (CLOCK_BOOTTIME) are clocks in seconds.
+    more as there may be that do, `most_runs`, at least. `uptime` is CLOCK_BOOTTIME, in seconds.
     """
 
     def __init__(
@@ -88,7 +88,6 @@ class Recorder:
         folder: Path | None,
         limit: int,
         user_name: Callable[[int], str] = str,
-        wall: Callable[[], float] = time.time,
         *,
         most_runs: int,
         prior_runs: PriorRuns | None = None,
@@ -98,7 +97,6 @@ class Recorder:
         self._writer = RecordWriter(folder, limit)
         self._most_runs = most_runs
         self._user_name = user_name
-        self._wall = wall
         self._uptime = uptime
         self._prior_runs = prior_runs or PriorRuns()
         self._boot_id = procfs.read_boot_id()
@@ -247,7 +245,7 @@ class Recorder:
         user = self._user_name(run.peer.uid)
         return build_record(
             run,
-            self._wall(),
+            time.time(),
             boot_id=self._boot_id,
             user=None if user == str(run.peer.uid) else user,
             usage=present.usage,

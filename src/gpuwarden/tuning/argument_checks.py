@@ -8,13 +8,13 @@ from typing import Any
 from gpuwarden.client.distributed.job_place import read_job_place
 
 
-def check_whole(value: Any, name: str, least: int = 1) -> int:
-    """Check a whole number. Raises TypeError or ValueError with a message that begins with its name."""
+def check_whole(value: Any, name: str) -> int:
+    """Check a whole number of at least 1. Raises TypeError or ValueError with a message that begins with its name."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name}: {value!r} is not a whole number; pass an int")
     number = int(value)
-    if number < least:
-        raise ValueError(f"{name}: {number} is too small; minimum {least}")
+    if number < 1:
+        raise ValueError(f"{name}: {number} is too small; minimum 1")
     return number
 
 

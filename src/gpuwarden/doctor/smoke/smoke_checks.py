@@ -73,7 +73,7 @@ class Trial(NamedTuple):
     hint: str = ""
 
 
-def run_trials(context: Context, kind: Kind = "gpu") -> Iterator[CheckResult]:
+def run_trials(context: Context) -> Iterator[CheckResult]:
     """Try each installed framework, one after the other. Raises nothing."""
     try:
         environment = read_environment(context)
@@ -81,7 +81,7 @@ def run_trials(context: Context, kind: Kind = "gpu") -> Iterator[CheckResult]:
         return  # python.environment says so
     for framework in FRAMEWORKS:
         if environment.find_file(framework.module, "__init__.py") is not None:
-            trial = try_framework(framework, context, kind)
+            trial = try_framework(framework, context, "gpu")
             yield from judge_trial(framework, trial, is_gpu_there=has_gpu(context))
 
 
