@@ -12,7 +12,8 @@ import functools
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -141,10 +142,10 @@ _steps = _JaxSteps()
 
 def install(module: Any) -> None:
     """Patch jax's `jit`, or a library's `apply_updates`, so that steps are counted."""
-    if hasattr(module, "apply_updates"):
-        _patch_updates(module)
-    else:
+    if module.__name__ == "jax":
         _patch_jit(module)
+    else:
+        _patch_updates(module)
 
 
 def _patch_updates(module: Any) -> None:
@@ -176,37 +177,46 @@ def _patch_jit(jax: Any) -> None:
 def _wrap(jitted: Any) -> Any:
     """Return a function that calls a jitted one, counts its steps, and has its attributes; it can be a method."""
     function = _steps.functions.setdefault(jitted.__wrapped__, _JittedFunction())
-    outer, is_outermost = _steps.outer, sys.modules["jax._src.core"].trace_state_clean
+    is_outside_traces = sys.modules["jax._src.core"].trace_state_clean
 
     @functools.wraps(jitted)
     def call(*args: Any, **kwargs: Any) -> Any:
-        traced = outer.updates
-        if traced is not None:
-            before = len(traced)
-            result = jitted(*args, **kwargs)
-            call_guarded(function.add_inner, traced[before:], traced, default=None)
-            return result
-        if not is_outermost():
+        if (outer := _steps.outer.updates) is not None:
+            with _watch_inner_call(function, outer):
+                return jitted(*args, **kwargs)
+        if not is_outside_traces():
             return jitted(*args, **kwargs)
-        updates: list[_Update] = []
-        outer.updates = updates
-        ended = is_step = False
-        try:
-            result = jitted(*args, **kwargs)
-            ended = True
-        finally:
-            outer.updates = None
-            if updates or (ended and function.updates):
-                signature = functools.partial(_trace_signature, args, kwargs)
-                is_step = call_guarded(function.add_call, jitted, updates, signature, default=False)
-        if is_step:
-            call_guarded(_steps.call, function, default=None)
-        return result
+        with _watch_outer_call(function, jitted, functools.partial(_trace_signature, args, kwargs)):
+            return jitted(*args, **kwargs)
 
     for name in dir(jitted):
         if not hasattr(call, name):
             setattr(call, name, getattr(jitted, name))
     return call
+
+
+@contextmanager
+def _watch_inner_call(function: _JittedFunction, outer: list[_Update]) -> Iterator[None]:
+    """Add a call within the trace of another function to that function's updates."""
+    before = len(outer)
+    yield
+    call_guarded(function.add_inner, outer[before:], outer, default=None)
+
+
+@contextmanager
+def _watch_outer_call(function: _JittedFunction, jitted: Any, signature: Callable[[], Hashable]) -> Iterator[None]:
+    """Count an outermost call if it is a step. One that fails is none, but JAX may keep what it traced."""
+    updates = _steps.outer.updates = []
+    has_ended = is_step = False
+    try:
+        yield
+        has_ended = True
+    finally:
+        _steps.outer.updates = None
+        if updates or (has_ended and function.updates):
+            is_step = call_guarded(function.add_call, jitted, updates, signature, default=False)
+    if is_step:
+        call_guarded(_steps.call, function, default=None)
 
 
 def _trace_signature(args: Any, kwargs: Any) -> Hashable:
