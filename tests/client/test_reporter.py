@@ -309,7 +309,7 @@ def test_mps_limit_counts_where_mps_runs(monkeypatch: pytest.MonkeyPatch, tmp_pa
 def test_summary_is_printed(daemon: Receiver, connection: DaemonConnection, capsys: pytest.CaptureFixture[str]) -> None:
     """The answer to this request is printed, and no earlier one."""
     run = Reporter(connection)
-    run.shows_summary = True
+    run.summaries.enabled = True
     run.report(0)
     peer = daemon.accept()
     peer.advise(Summary(7, ("of another request",)), Summary(1, ("first", "second")))
@@ -324,7 +324,7 @@ def test_summary_without_an_answer(
 ) -> None:
     """A daemon that is silent, or gone, costs the line only."""
     run = Reporter(connection)
-    run.shows_summary = True
+    run.summaries.enabled = True
     run.report(0)
     if gone:
         daemon.kill()
@@ -343,7 +343,7 @@ def test_summary_among_other_messages(
 
     monkeypatch.setattr(DaemonConnection, "wait_for_message", arrive)
     run = Reporter(connection)
-    run.shows_summary = True
+    run.summaries.enabled = True
     run.print_summary()
     assert daemon.connected()
 
@@ -351,7 +351,7 @@ def test_summary_among_other_messages(
 def test_summaries_of_fits_in_a_loop(daemon: Receiver, connection: DaemonConnection) -> None:
     """Fits that follow each other within seconds ask and wait for one summary."""
     run = Reporter(connection)
-    run.shows_summary = True
+    run.summaries.enabled = True
     run.report(0)
     for _ in range(3):
         run.print_summary()

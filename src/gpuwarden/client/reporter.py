@@ -57,6 +57,29 @@ class ActiveCounter(Protocol):
         """Count the steps that have ended, the last one too: no other follows."""
 
 
+class SummaryRequests:
+    """Requests of the daemon's summary of a run: whether they are made, how many were, and the last answer."""
+
+    def __init__(self) -> None:
+        self.enabled = False
+        self.count = 0
+        self.received = Summary(0)
+        self._due = 0.0  # monotonic
+
+    def add(self, now: float, *, at_once: bool = False) -> bool:
+        """Add a request if they are enabled, and the last one is MIN_SUMMARY_INTERVAL_SECONDS old or this is urgent."""
+        if not self.enabled or (now < self._due and not at_once):
+            return False
+        self._due = now + MIN_SUMMARY_INTERVAL_SECONDS
+        self.count += 1
+        return True
+
+    @property
+    def is_answered(self) -> bool:
+        """True if the last request has its summary."""
+        return self.received.serial == self.count
+
+
 class Reporter:
     """Totals of this process since its first report; one for each process and socket, for all loops and fits.
 
@@ -91,10 +114,7 @@ class Reporter:
         self.interrupted_in: Phase | None = None  # phase in which an exception left a loop
         self.census: CensusTaker | None = None  # None: switched off
         self.oom_retries = 0
-        self.shows_summary = False
-        self._summaries_wanted = 0
-        self._summary_due = 0.0  # monotonic
-        self._summary = Summary(0)  # the last one
+        self.summaries = SummaryRequests()
         self._errors: Counter[str] = Counter()
         self._pid = os.getpid()
         self._connection = connection
@@ -151,7 +171,7 @@ class Reporter:
                 if self.census is not None:
                     self.census.handle_advice(each)
             else:
-                self._summary = each
+                self.summaries.received = each
         if not self._connection.is_connected():
             self.advice.disconnect(now)
 
@@ -230,31 +250,27 @@ class Reporter:
                 largest_batch_size=self.largest_batch_size,
                 oom_retries=self.oom_retries,
                 nonfinite_loss=self.nonfinite_losses.summarize(now),
-                summaries_wanted=self._summaries_wanted,
+                summaries_wanted=self.summaries.count,
             )
         )
         if not self._connection.is_connected():
             self.advice.disconnect(now)  # at once: another daemon may be connected before the next read
 
-    def print_summary(self) -> None:
-        """Print the daemon's summary of the run to standard error, if switched on.
+    def print_summary(self, *, at_once: bool = False) -> None:
+        """Print the daemon's summary of the run to standard error, as SummaryRequests allows.
 
         Blocks for MAX_SUMMARY_WAIT_SECONDS at most; without a summary by then it prints nothing.
-
-        At most once every MIN_SUMMARY_INTERVAL_SECONDS.
         """
         now = time.monotonic()
-        if not self.shows_summary or now < self._summary_due:
+        if not self.summaries.add(now, at_once=at_once):
             return
-        self._summary_due = now + MIN_SUMMARY_INTERVAL_SECONDS
-        self._summaries_wanted += 1
         self._send(now)
         until = now + MAX_SUMMARY_WAIT_SECONDS
         while (left := until - time.monotonic()) > 0 and self._connection.wait_for_message(left):
             self._receive(time.monotonic())
-            if self._summary.serial == self._summaries_wanted:
+            if self.summaries.is_answered:
                 with contextlib.suppress(Exception):  # standard error may be closed
-                    sys.stderr.write("".join(f"gpuwarden: {line}\n" for line in self._summary.lines))
+                    sys.stderr.write("".join(f"gpuwarden: {line}\n" for line in self.summaries.received.lines))
                     sys.stderr.flush()
                 return
 
@@ -288,8 +304,7 @@ class Reporter:
                 self.report_error(error)
         kind = find_uncaught_type()
         if kind is not None and self.failure is not None and self.failure.kind in OOM_KINDS:
-            self._summary_due = 0.0
-            self.print_summary()  # below the traceback
+            self.print_summary(at_once=True)  # below the traceback
         self._send(time.monotonic())
         if kind is None:
             self._connection.send(End("exit"))
@@ -311,7 +326,7 @@ def join_run(path: str | None, hello: Hello, *, census: bool = False, summary: b
         atexit.register(run.end)
     if census and run.census is None:
         run.census = CensusTaker()
-    run.shows_summary = run.shows_summary or summary
+    run.summaries.enabled |= summary
     run.set_hello(hello)
     return run
 
