@@ -334,6 +334,23 @@ def test_odd_answers_are_drawn(box: Daemon) -> None:
     assert drawn({"version": 1}, 80, 24)
 
 
+def test_lost_gpu_keeps_its_run_and_user() -> None:
+    """The row of a GPU that does not answer says so in words of its own, and who trains on it."""
+    gpus = [
+        {"index": 5, "uuid": "GPU-5", "status": "fault", "fault": "gpu_is_lost", "condition": "critical"},
+        {"index": 6, "uuid": "GPU-6", "status": "asleep"},
+    ]
+    run = {"run_id": "4-2", "name": "tabular-embedding", "user": "grace", "up": True, "devices": [{"uuid": "GPU-5"}]}
+    run |= {"steps_per_second": 3.1}
+    for width in (80, 120, 200):
+        lines = drawn({"version": 1, "gpus": gpus, "runs": [run]}, width, None)
+        (lost,), (asleep,) = ([line for line in lines if words in line] for words in ("no answer", "suspended"))
+        assert lost.split()[:9] == ["✖", "5", "no", "answer", "-", "-", "-", "-", "grace"]
+        assert "grace tabular-embedding" in lost
+        assert asleep.split()[:3] == ["6", "suspended", "-"]
+        assert any(" 3.10 " in line for line in lines)
+
+
 def test_unknown_values_are_dashes() -> None:
     """An unknown value is a dash, not 0 or a free bar; runs that the daemon leaves out are counted."""
     gpu = {"index": 0, "status": "up", "memory_size_bytes": 80 << 30, "power_usage_watts": 10**400, "mig": [{}]}

@@ -26,7 +26,7 @@ from gpuwarden.web.api.api_object import ApiObject
 
 MIN_WIDE_COLUMNS, MIN_WIDEST_COLUMNS = 100, 140  # columns of a terminal from which more is shown
 _GIB = 2**30
-_NO_READINGS: Mapping[str, str] = {"asleep": "suspended", "not_asked": "not polled"}
+_NO_READINGS: Mapping[str, str] = {"asleep": "suspended", "not_asked": "not polled"}  # others do not answer
 
 
 def count_rows(gpus: Sequence[ApiObject]) -> int:
@@ -34,8 +34,15 @@ def count_rows(gpus: Sequence[ApiObject]) -> int:
     return sum(1 + len(gpu.parts("mig")) for gpu in gpus)
 
 
-def make_gpu_table(gpus: Sequence[ApiObject], run_names: Mapping[str, str], width: int, *, model_names: bool) -> Table:
-    """Return a table of GPUs and MIG instances; `run_names` are by ID, `model_names` adds that column."""
+def make_gpu_table(gpus: Sequence[ApiObject], runs: Sequence[ApiObject], width: int, *, model_names: bool) -> Table:
+    """Return a table of GPUs and MIG instances, which names `runs`; `model_names` adds that column."""
+    run_names = {run.text("run_id"): run.text("name") for run in runs}
+    holders = {
+        device.text("uuid"): f"{run.text('user')} {run.text('name')}".strip()
+        for run in runs
+        if run.is_true("up")
+        for device in run.parts("devices")
+    }
     drawn = 8 if width < MIN_WIDE_COLUMNS else 12 if width < MIN_WIDEST_COLUMNS else 32
     made = make_table(
         Column("", 1),
@@ -52,7 +59,7 @@ def make_gpu_table(gpus: Sequence[ApiObject], run_names: Mapping[str, str], widt
     )
     for gpu in gpus:
         rows = [
-            _row(gpu, run_names, drawn, width),
+            _row(gpu, _owner(gpu, run_names) or holders.get(gpu.text("uuid"), ""), drawn, width),
             *(_instance(gpu, each, run_names, drawn) for each in gpu.parts("mig")),
         ]
         for row in rows:
@@ -60,15 +67,14 @@ def make_gpu_table(gpus: Sequence[ApiObject], run_names: Mapping[str, str], widt
     return made
 
 
-def _row(gpu: ApiObject, run_names: Mapping[str, str], drawn: int, width: int) -> list[Text]:
+def _row(gpu: ApiObject, owner: str, drawn: int, width: int) -> list[Text]:
     condition, status = gpu.text("condition"), gpu.text("status")
     style = STYLES.get(condition, "")
     head = [condition_mark(condition), Text(format_place(gpu), style)]
     name = text_cell(gpu.text("name"), "dim")
     if status != "up":
-        what = f"not responding: {gpu.text('fault')}" if gpu.text("fault") else _NO_READINGS.get(status, status)
-        nothing = [number_cell(None, str)] * 5
-        return [*head, Text(""), *nothing, text_cell(what, style), number_cell(None, str), name]
+        why, unknown = _NO_READINGS.get(status, "no answer"), number_cell(None, str)
+        return [*head, Text(""), Text(why, style), *[unknown] * 4, text_cell(owner), unknown, name]
     limit = None if width < MIN_WIDE_COLUMNS else gpu.part("power_limit_watts").number("enforced")
     memory, heat = (pressure_style(gpu.part("pressure").text(resource)) for resource in ("memory", "thermal"))
     return [
@@ -77,7 +83,7 @@ def _row(gpu: ApiObject, run_names: Mapping[str, str], drawn: int, width: int) -
         number_cell(gpu.part("temperature_celsius").number("core"), lambda core: _temperature(core, gpu), heat),
         number_cell(gpu.number("utilization_ratio"), lambda ratio: f"{ratio * 100:.0f} %"),
         number_cell(gpu.number("power_usage_watts"), lambda watts: _power(watts, limit)),
-        text_cell(_owner(gpu, run_names)),
+        text_cell(owner),
         number_cell(gpu.part("clock_hertz").number("graphics"), lambda hertz: f"{hertz / 1e6:.0f} MHz"),
         name,
     ]

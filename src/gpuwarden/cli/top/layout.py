@@ -45,12 +45,9 @@ def _lines(box: ApiObject, width: int, height: int, now: float, order: str) -> I
     for_runs = min(wanted[1], left - few - for_gpus)
     yield from gap
     fitting = _fitting(gpus, for_gpus)
-    names = {run.text("run_id"): run.text("name") for run in runs}
     if fitting or not gpus:
         yield (
-            make_gpu_table(fitting, names, width, model_names=len(models) > 1)
-            if gpus
-            else Text("No GPUs found.", "dim")
+            make_gpu_table(fitting, runs, width, model_names=len(models) > 1) if gpus else Text("No GPUs found.", "dim")
         )
     if len(fitting) < len(gpus):
         yield _more(len(gpus) - len(fitting), "GPU")

@@ -97,4 +97,5 @@ def _state(run: ApiObject) -> Text:
 
 
 def _pace(steps: float) -> str:
-    return f"{steps:.3g}" if steps < 1000 else f"{steps:.0f}"  # noqa: PLR2004 - digits that fit
+    """Format steps per second with three digits, as the status page does."""
+    return f"{steps:#.3g}".rstrip(".") if 0 < steps < 999.5 else f"{steps:.0f}"  # noqa: PLR2004 - digits that fit
