@@ -19,7 +19,7 @@ from typing import Any
 
 from gpuwarden.client.boot.guarded_call import call_guarded
 from gpuwarden.client.boot.process_note import note_uncounted
-from gpuwarden.client.boot.step_leader import StepLeader
+from gpuwarden.client.boot.step_leader import FrameworkStepCounter
 
 _CONTROL_FLOW = "/jax/_src/lax/control_flow/"  # files whose functions run a traced part any number of times
 _LIBRARIES = ("optax", "equinox")  # an update that these make within one of their own is a part of it
@@ -83,15 +83,14 @@ class _Parameters:
     """Parameters of one model. Each update replaces their arrays; this object stays the same."""
 
 
-class _JaxSteps:
+class _JaxSteps(FrameworkStepCounter):
     """Counter of the updates of this process's parameters."""
 
     def __init__(self) -> None:
+        super().__init__("jax")
         self.outer = _OuterCall()
         self.functions: weakref.WeakKeyDictionary[Any, _JittedFunction] = weakref.WeakKeyDictionary()
         self._parameters: dict[int, tuple[weakref.ref[Any], _Parameters]] = {}  # by the id of an array of them
-        self._leader = StepLeader()
-        self._loop: Any = None
 
     def update(self, params: Any, result: Any, caller: FrameType) -> None:
         """Count an eager update, or record one that is traced."""
@@ -116,16 +115,6 @@ class _JaxSteps:
     def call(self, function: _JittedFunction) -> None:
         """Count a call of a jitted function that was one step of it."""
         self.count(self._leader.count(function))
-
-    def count(self, steps: int) -> None:
-        """Count steps that end now."""
-        if not steps:
-            return
-        if self._loop is None:
-            from gpuwarden.client.boot.added_loop import AddedLoop  # noqa: PLC0415 - some ms, at the first step
-
-            self._loop = AddedLoop("jax")
-        self._loop.step(steps)
 
     def _follow(self, before: Any, after: Any) -> _Parameters:
         """Return the parameters that the array `before` belongs to, and remember them by `after`, which replaces it."""

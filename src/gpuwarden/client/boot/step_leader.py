@@ -1,8 +1,9 @@
-"""Choice of the optimizer whose steps are the loop's steps, where a program has several."""
+"""Choice of the optimizer whose steps are the loop's steps, where a program has several, and the count of them."""
 
 from __future__ import annotations
 
 import weakref
+from typing import Any
 
 TAKEOVER_STEPS = 3  # of another optimizer without one of the leader: more than a GAN or an auxiliary loss makes
 
@@ -27,3 +28,23 @@ class StepLeader:
             return made
         self._others[id(optimizer)] = made
         return 0
+
+
+class FrameworkStepCounter:
+    """Counter of the steps of one framework in this process; the run begins with the first."""
+
+    def __init__(self, framework: str) -> None:
+        self._framework = framework
+        self._leader = StepLeader()
+        self._loop: Any = None
+
+    def count(self, steps: int) -> None:
+        """Count steps that end now."""
+        if not steps:
+            return
+        if self._loop is None:
+            # At the first step, not at the framework's import: it takes some ms.
+            from gpuwarden.client.boot.added_loop import AddedLoop  # noqa: PLC0415
+
+            self._loop = AddedLoop(self._framework)
+        self._loop.step(steps)

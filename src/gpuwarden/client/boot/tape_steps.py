@@ -16,7 +16,7 @@ from typing import Any
 
 from gpuwarden.client.boot.call_stack import is_within
 from gpuwarden.client.boot.guarded_call import call_guarded
-from gpuwarden.client.boot.step_leader import StepLeader
+from gpuwarden.client.boot.step_leader import FrameworkStepCounter
 
 READ_INTERVAL_SECONDS = 60.0
 
@@ -56,14 +56,13 @@ class _TracedUpdates:
         return steps
 
 
-class _TapeSteps:
+class _TapeSteps(FrameworkStepCounter):
     """Counter of the updates of this process's optimizers outside Keras's fit."""
 
     def __init__(self) -> None:
+        super().__init__("tensorflow")
         self.outer = _OuterCall()
         self._functions: weakref.WeakKeyDictionary[Any, _TracedUpdates] = weakref.WeakKeyDictionary()
-        self._leader = StepLeader()
-        self._loop: Any = None
 
     def update(self, optimizer: Any) -> None:
         """Count an eager update, or record one that is traced."""
@@ -72,7 +71,7 @@ class _TapeSteps:
             if self.outer.traced is not None:
                 self.outer.traced.append(_TracedUpdates(optimizer))
         elif not tf.distribute.has_strategy() and not is_within(sys._getframe()):  # noqa: SLF001 - inspect is slower
-            self._count(self._leader.count(optimizer))
+            self.count(self._leader.count(optimizer))
 
     def call(self, function: Any, traced: list[_TracedUpdates]) -> None:
         """Count the updates of a call of a tf.function."""
@@ -85,16 +84,7 @@ class _TapeSteps:
             updates = self._functions[function] = traced[0]
         optimizer = updates.optimizer()
         if optimizer is not None and (led := self._leader.count(optimizer)):
-            self._count(updates.call() + led - 1)
-
-    def _count(self, steps: int) -> None:
-        if not steps:
-            return
-        if self._loop is None:
-            from gpuwarden.client.boot.added_loop import AddedLoop  # noqa: PLC0415 - some ms, at the first step
-
-            self._loop = AddedLoop("tensorflow")
-        self._loop.step(steps)
+            self.count(updates.call() + led - 1)
 
 
 _steps = _TapeSteps()

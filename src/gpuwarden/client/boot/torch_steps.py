@@ -12,7 +12,7 @@ from typing import Any
 
 from gpuwarden.client.boot.call_stack import is_within
 from gpuwarden.client.boot.guarded_call import call_guarded
-from gpuwarden.client.boot.step_leader import StepLeader
+from gpuwarden.client.boot.step_leader import FrameworkStepCounter
 
 
 def install(module: Any) -> None:
@@ -22,25 +22,16 @@ def install(module: Any) -> None:
         register(_TorchSteps().hook)
 
 
-class _TorchSteps:
+class _TorchSteps(FrameworkStepCounter):
     """Counter of the steps of this process's optimizers."""
 
     def __init__(self) -> None:
-        self._leader = StepLeader()
-        self._loop: Any = None
+        super().__init__("torch")
 
     def hook(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         """Count a step that has ended; what it would raise would come out of the optimizer's `step()`."""
-        call_guarded(self._count, optimizer, sys._getframe(1), default=None)  # noqa: SLF001 - inspect is slower
+        call_guarded(self._update, optimizer, sys._getframe(1), default=None)  # noqa: SLF001 - inspect is slower
 
-    def _count(self, optimizer: Any, wrapper: FrameType) -> None:
-        if is_within(wrapper.f_back, wrapper.f_code):
-            return
-        steps = self._leader.count(optimizer)
-        if steps:
-            if self._loop is None:
-                # At the first step, not at torch's import: it takes some ms.
-                from gpuwarden.client.boot.added_loop import AddedLoop  # noqa: PLC0415
-
-                self._loop = AddedLoop("torch")
-            self._loop.step(steps)
+    def _update(self, optimizer: Any, wrapper: FrameType) -> None:
+        if not is_within(wrapper.f_back, wrapper.f_code):
+            self.count(self._leader.count(optimizer))
