@@ -28,7 +28,6 @@ def _memory() -> list[Panel]:
     # Without a run these panels must be empty, so that they show how to add one.
     with_runs = f"{size} and on ({BOX}) {series(RunReadings.allocator_memory_bytes)}"
     used = f"{series(GpuReadings.memory_used_bytes)} or {series(MigReadings.memory_used_bytes)}"
-    room = override("device memory", **SIZE)
     in_use = f"sum by ({DEVICE}) ({series(RunReadings.allocator_memory_bytes)})"
     headroom = f"min by ({DEVICE}) ({series(RunReadings.memory_headroom_bytes)})"
     held = OwnerReadings.owner_gpu_memory_used_bytes
@@ -38,38 +37,29 @@ def _memory() -> list[Panel]:
         for chosen in (series(held, owner_kind="user"), series(held, but={"owner_kind": "user|run"}))
     )
     return [
-        timeseries(
+        _memory_panel(
             11,
             "Memory used",
             "Device memory allocated by all processes, including framework pools; 0/7/0 is a MIG instance of GPU 0.",
-            Query(join_device(used), GPU),
-            Query(size, "device memory"),
-            width=6,
-            unit="bytes",
+            used,
+            size,
             empty="no GPU answers",
-            overrides=[room],
         ),
-        timeseries(
+        _memory_panel(
             12,
             "Memory in use by allocators",
             "Memory that the frameworks of reporting runs have handed out: the part of the memory used that is needed.",
-            Query(join_device(in_use), GPU),
-            Query(with_runs, "device memory"),
-            width=6,
-            unit="bytes",
+            in_use,
+            with_runs,
             empty=NO_RUN,
-            overrides=[room],
         ),
-        timeseries(
+        _memory_panel(
             13,
             "Headroom",
             "Memory that reporting runs can still allocate; for the run with the least.",
-            Query(join_device(headroom), GPU),
-            Query(with_runs, "device memory"),
-            width=6,
-            unit="bytes",
+            headroom,
+            with_runs,
             empty=NO_RUN,
-            overrides=[room],
         ),
         timeseries(
             19,
@@ -83,6 +73,13 @@ def _memory() -> list[Panel]:
             overrides=[override_matching(f"^({'|'.join(kind.name for kind in WORKLOADS)}) ", **DASHED)],
         ),
     ]
+
+
+def _memory_panel(number: int, title: str, description: str, used: str, size: str, *, empty: str) -> Panel:
+    """Return a panel of memory, under the size of the device's."""
+    queries = Query(join_device(used), GPU), Query(size, "device memory")
+    room = [override("device memory", **SIZE)]
+    return timeseries(number, title, description, *queries, width=6, unit="bytes", empty=empty, overrides=room)
 
 
 def _heat() -> list[Panel]:
@@ -146,49 +143,42 @@ def _clocks() -> list[Panel]:
 
 
 def _work() -> list[Panel]:
-    tensor = series(GpuReadings.pipe_active_ratio, pipe="tensor")
     return [
-        timeseries(
+        _share(
             16,
             "Utilization",
             "Share of time with a kernel running, no matter how much of the GPU it fills.",
-            Query(join_gpu(series(GpuReadings.utilization_ratio)), GPU),
-            width=6,
-            unit="percentunit",
-            empty=NO_READING,
-            max=1,
+            series(GpuReadings.utilization_ratio),
+            NO_READING,
         ),
-        timeseries(
+        _share(
             20,
             "SMs busy",
             "Share of the streaming multiprocessors that are busy: how much of the GPU its kernels fill.",
-            Query(join_gpu(series(GpuReadings.sm_active_ratio)), GPU),
-            width=6,
-            unit="percentunit",
-            max=1,
-            empty=_NO_GPM,
+            series(GpuReadings.sm_active_ratio),
+            _NO_GPM,
         ),
-        timeseries(
+        _share(
             26,
             "Tensor cores busy",
             "Share of time with the tensor pipe active; low with busy SMs means that training uses full precision.",
-            Query(join_gpu(tensor), GPU),
-            width=6,
-            unit="percentunit",
-            max=1,
-            empty=_NO_GPM,
+            series(GpuReadings.pipe_active_ratio, pipe="tensor"),
+            _NO_GPM,
         ),
-        timeseries(
+        _share(
             27,
             "Memory bandwidth",
             "Share of the device memory's bandwidth in use; near 100 % the kernels wait for memory.",
-            Query(join_gpu(series(GpuReadings.dram_active_ratio)), GPU),
-            width=6,
-            unit="percentunit",
-            max=1,
-            empty=_NO_GPM,
+            series(GpuReadings.dram_active_ratio),
+            _NO_GPM,
         ),
     ]
+
+
+def _share(number: int, title: str, description: str, of: str, empty: str) -> Panel:
+    """Return a panel of a share of the GPU's time or of a part of it."""
+    query = Query(join_gpu(of), GPU)
+    return timeseries(number, title, description, query, width=6, unit="percentunit", max=1, empty=empty)
 
 
 def _moved() -> list[Panel]:
