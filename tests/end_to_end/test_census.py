@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from services import ROOT, Daemon, Process, Samples, ending, fetch, until
+from services import ROOT, Daemon, Samples, ending, fetch, until
+from training_process import TrainingProcess
 
 from mock_nvml import MockNvml
 
@@ -52,8 +53,7 @@ def test_leak_names_its_holder(tmp_path: Path, mock_nvml: MockNvml) -> None:
     daemon = Daemon(tmp_path / "daemon", "--config", str(config), env=mock_nvml.env(gpus=1))
     with ending(daemon):
         (labels,) = Samples(until(daemon.page, "the page")).all("gpuwarden_gpu_info", gpu="0")
-        command = [sys.executable, str(SCRIPT), dict(labels)["uuid"]]
-        trainer = Process(command, tmp_path / "trainer.log", {"GPUWARDEN_SOCKET": str(daemon.socket)})
+        trainer = TrainingProcess(SCRIPT.name, tmp_path, daemon, dict(labels)["uuid"])
         with ending(trainer):
             seen = until(lambda: find_run(daemon), "a census", limit=120.0)
             sent = daemon.samples().value("gpuwarden_run_advice_total", kind="leak")

@@ -63,7 +63,7 @@ def see_the_run(prometheus: Prometheus, trainer: Trainer, uuid: str) -> None:
     def same_memory() -> bool:
         """Return whether TensorFlow reported this value in the last second or so."""
         current = prometheus.value(f'gpuwarden_run_allocator_memory_bytes{{uuid="{uuid}"}}')
-        return current in {value for line in trainer.epochs()[-100:] for value in line["currents"]}
+        return current in {value for line in trainer.printed()[-100:] for value in line["currents"]}
 
     until(same_memory, "TensorFlow's own memory figure in Prometheus")
     limit = prometheus.value(f'gpuwarden_run_allocator_memory_limit_bytes{{uuid="{uuid}"}}')

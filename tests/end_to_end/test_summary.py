@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from memory_limit import memory_limit
 from services import Daemon, Process, ending, until
-from training_process import BFC_ENVIRONMENT
+from training_process import LIMIT_MIB
 
 from mock_nvml import MockNvml
 
@@ -36,12 +37,11 @@ def train(tmp_path: Path, mock_nvml: MockNvml, data: str, summary: str = "summar
     config.write_text("runs: {trust_reports: true}\n")
     daemon = Daemon(tmp_path / "daemon", "--config", str(config), env=mock_nvml.env(gpus=1))
     with ending(daemon):
-        until(lambda: daemon.samples().up, "a poll")
+        until(lambda: daemon.samples().up(), "a poll")
         (labels,) = daemon.samples().all("gpuwarden_gpu_info", gpu="0")
         command = [sys.executable, "-c", PROGRAM, dict(labels)["uuid"], data, summary]
-        trainer = Process(
-            command, tmp_path / "trainer.log", {**BFC_ENVIRONMENT, "GPUWARDEN_SOCKET": str(daemon.socket)}
-        )
+        environment = {**memory_limit(LIMIT_MIB), "GPUWARDEN_SOCKET": str(daemon.socket)}
+        trainer = Process(command, tmp_path / "trainer.log", environment)
         with ending(trainer):
             trainer.popen.wait(120)
             return trainer.output().splitlines()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from memory_limit import memory_limit
 
 pytestmark = pytest.mark.frameworks
 
@@ -32,14 +33,7 @@ def run_program(tmp_path: Path) -> tuple[dict[str, Any], str]:
     script.write_text(PROGRAM)
     ended = subprocess.run(
         [sys.executable, "-m", "gpuwarden", "run", "--census", "--card", str(card), "--", sys.executable, str(script)],
-        env=os.environ
-        | {
-            "GPUWARDEN_SOCKET": str(tmp_path / "none.sock"),
-            "TF_CPU_ALLOCATOR_USE_BFC": "1",
-            "TF_CPU_BFC_MEM_LIMIT_IN_MB": "128",
-            "TF_ENABLE_ONEDNN_OPTS": "0",
-            "TF_CPP_MIN_LOG_LEVEL": "3",
-        },
+        env=os.environ | memory_limit(128) | {"GPUWARDEN_SOCKET": str(tmp_path / "none.sock")},
         capture_output=True,
         text=True,
         timeout=300,

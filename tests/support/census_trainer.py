@@ -11,22 +11,14 @@ import sys
 import time
 from typing import Any
 
-LIMIT_MIB = 256
-os.environ |= {
-    "TF_CPU_ALLOCATOR_USE_BFC": "1",
-    "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(LIMIT_MIB),
-    "TF_ENABLE_ONEDNN_OPTS": "0",
-    "TF_CPP_MIN_LOG_LEVEL": "3",
-    "TF_NUM_INTRAOP_THREADS": "1",
-}
+import keras
+import numpy as np
+import tensorflow as tf
 
-import keras  # noqa: E402 - the environment comes first
-import numpy as np  # noqa: E402 - likewise
-import tensorflow as tf  # noqa: E402 - likewise
-
-from gpuwarden.keras import GpuWarden  # noqa: E402 - likewise
+from gpuwarden.keras import GpuWarden
 
 STEP_SECONDS = 0.05
+LIMIT = int(os.environ["TF_CPU_BFC_MEM_LIMIT_IN_MB"]) << 20
 SPARE = 32 << 20  # left when it stops to take more
 
 
@@ -40,7 +32,7 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no t
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras fixes the hooks
         """Keep one more."""
         time.sleep(STEP_SECONDS)
-        if tf.config.experimental.get_memory_info("CPU:0")["current"] < (LIMIT_MIB << 20) - SPARE:
+        if tf.config.experimental.get_memory_info("CPU:0")["current"] < LIMIT - SPARE:
             self.outputs.append(tf.ones((256, 256)))
 
 

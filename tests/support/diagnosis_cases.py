@@ -1,9 +1,9 @@
 """Real out-of-memories and their causes: `python diagnosis_cases.py UUID` plays a case a line of its input.
 
-TensorFlow's own allocator with a limit of 256 MiB; the CPU stands for a GPU. It prints the type that each raised.
+The CPU stands for a GPU of 256 MiB, which the test sets. It prints the type that each raised.
 """
 
-# ruff: noqa: D103, T201 - the tests say what each case shows; the environment comes before the imports it is for
+# ruff: noqa: D103, T201 - the tests say what each case shows
 
 from __future__ import annotations
 
@@ -14,13 +14,6 @@ import sys
 import time
 from collections.abc import Iterator
 from typing import Any
-
-os.environ |= {  # before TensorFlow is imported; with oneDNN this allocator's out-of-memory is a crash
-    "TF_CPU_ALLOCATOR_USE_BFC": "1",
-    "TF_CPU_BFC_MEM_LIMIT_IN_MB": "256",
-    "TF_ENABLE_ONEDNN_OPTS": "0",
-    "TF_CPP_MIN_LOG_LEVEL": "3",
-}
 
 import keras
 import tensorflow as tf

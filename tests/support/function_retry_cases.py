@@ -8,7 +8,6 @@ Each case is a process of its own with one framework: TensorFlow with the alloca
 
 from __future__ import annotations
 
-import os
 import resource
 import sys
 import warnings
@@ -16,15 +15,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-os.environ |= {  # before TensorFlow is imported; with oneDNN this allocator's out-of-memory is a crash
-    "TF_CPU_ALLOCATOR_USE_BFC": "1",
-    "TF_CPU_BFC_MEM_LIMIT_IN_MB": "64",
-    "TF_ENABLE_ONEDNN_OPTS": "0",
-    "TF_CPP_MIN_LOG_LEVEL": "3",
-    "JAX_PLATFORMS": "cpu",
-    "CUDA_VISIBLE_DEVICES": "",
-}
 
 import numpy as np
 from receiver import Receiver

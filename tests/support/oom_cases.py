@@ -5,7 +5,7 @@ TensorFlow's functions as the Keras callback puts it there; the run reports to G
 CPU stand for two GPUs.
 """
 
-# ruff: noqa: D102, D103, E402, T201 - the tests say what each case shows; the environment comes before the imports it is for
+# ruff: noqa: D102, D103, T201 - the tests say what each case shows
 
 from __future__ import annotations
 
@@ -15,14 +15,6 @@ import os
 import sys
 from collections.abc import Iterator
 from typing import Any
-
-LIMIT_MIB = 256
-os.environ |= {  # before TensorFlow is imported; with oneDNN this allocator's out-of-memory is a crash
-    "TF_CPU_ALLOCATOR_USE_BFC": "1",
-    "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(LIMIT_MIB),
-    "TF_ENABLE_ONEDNN_OPTS": "0",
-    "TF_CPP_MIN_LOG_LEVEL": "3",
-}
 
 import keras
 import tensorflow as tf

@@ -1,4 +1,4 @@
-"""The process that tests/support/trainer.py is: a real fit under TensorFlow's own allocator, and a word to steer it."""
+"""Processes that train under TensorFlow's own allocator: the scripts of tests/support that print a JSON line a result."""
 
 from __future__ import annotations
 
@@ -7,31 +7,43 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from services import ROOT, Daemon, Process
+from memory_limit import memory_limit
+from services import ROOT, Daemon, Process, until
 
 MIB = 2**20
 LIMIT_MIB = 256
-BFC_ENVIRONMENT = {
-    "TF_CPU_ALLOCATOR_USE_BFC": "1",
-    "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(LIMIT_MIB),
-    "TF_ENABLE_ONEDNN_OPTS": "0",  # with oneDNN an out-of-memory in graph mode ends the process by SIGSEGV
-    "TF_CPP_MIN_LOG_LEVEL": "2",
-    "TF_NUM_INTRAOP_THREADS": "1",
-}
+STARTING_SECONDS = 120.0  # for TensorFlow and a case
 
 
-class Trainer(Process):
-    """tests/support/trainer.py under TensorFlow's BFC allocator, reporting to `daemon` as a run on the GPU `uuid`."""
+class TrainingProcess(Process):
+    """A script with `limit` MiB of memory in TensorFlow, reporting to `daemon`; a word on its input steers it."""
+
+    def __init__(self, script: str, folder: Path, daemon: Daemon, *arguments: str, limit: int = LIMIT_MIB) -> None:
+        command = [sys.executable, str(ROOT / "tests/support" / script), *arguments]
+        environment = {"TF_NUM_INTRAOP_THREADS": "1", "GPUWARDEN_SOCKET": str(daemon.socket)}
+        super().__init__(command, folder / "trainer.log", memory_limit(limit) | environment)
+
+    def printed(self) -> list[dict[str, Any]]:
+        """Return the results up to now."""
+        return [json.loads(line) for line in self.output().splitlines() if line.startswith("{") and line.endswith("}")]
+
+    def play(self, case: str) -> dict[str, Any]:
+        """Play a case and return its result."""
+        self.say(case)
+        return until(lambda: self.result(case), f"the result of {case}", STARTING_SECONDS)
+
+    def result(self, case: str) -> dict[str, Any]:
+        """Return the result of a case; empty if it has not ended."""
+        return next((each for each in self.printed() if each["case"] == case), {})
+
+
+class Trainer(TrainingProcess):
+    """tests/support/trainer.py as a run on the GPU `uuid`; it prints TensorFlow's figures of each epoch."""
 
     def __init__(self, folder: Path, daemon: Daemon, uuid: str) -> None:
-        command = [sys.executable, str(ROOT / "tests/support/trainer.py"), uuid]
-        super().__init__(command, folder / "trainer.log", {**BFC_ENVIRONMENT, "GPUWARDEN_SOCKET": str(daemon.socket)})
-
-    def epochs(self) -> list[dict[str, Any]]:
-        """Return TensorFlow's figures in the training process, epoch by epoch."""
-        return [json.loads(line) for line in self.output().splitlines() if line.startswith("{") and line.endswith("}")]
+        super().__init__("trainer.py", folder, daemon, uuid)
 
     @property
     def last(self) -> dict[str, Any]:
-        """TensorFlow's last report; empty before the first epoch's end."""
-        return self.epochs()[-1] if self.epochs() else {}
+        """The figures of the last epoch; empty before the first epoch's end."""
+        return self.printed()[-1] if self.printed() else {}

@@ -1,31 +1,20 @@
-"""`find_batch_size`: the search itself, and real training under a real allocator (oom_retry_cases.py)."""
+"""`find_batch_size`: the search itself, and real training under a real allocator (batch_size_cases.py)."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from memory_limit import memory_limit
 from training_cases import case_of, play
 
 pytestmark = pytest.mark.frameworks
-
-CASES = (
-    "found",
-    "cut",
-    "structures",
-    "several_steps",
-    "own_functions",
-    "seeds",
-    "two_optimizers",
-    "search_fails",
-    "search_arguments",
-)
 
 
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Run all cases."""
-    return play("oom_retry_cases.py", tmp_path_factory.mktemp("searches"), *CASES)
+    return play("batch_size_cases.py", tmp_path_factory.mktemp("searches"), **memory_limit(64))
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from training_cases import play
+from memory_limit import memory_limit
+from training_cases import ON_THE_CPU, play
 
 from gpuwarden import with_oom_retry
 
@@ -34,7 +35,7 @@ def test_frameworks(framework: str, tmp_path: Path) -> None:
     """A loop that runs out of memory ends as one that had the last batch size from the start; each retry counts."""
     if importlib.util.find_spec(framework) is None:
         pytest.skip(f"needs {framework}")
-    case = play("function_retry_cases.py", tmp_path, framework)[framework]
+    case = play("function_retry_cases.py", tmp_path, framework, **memory_limit(64), **ON_THE_CPU)[framework]
     assert "raised" not in case, case["raised"]
     result, sizes = case["result"], case["result"]["sizes"]
     assert len(sizes) > 1

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training_cases import case_of, play
+from memory_limit import memory_limit
+from training_cases import ON_THE_CPU, case_of, play
 
 AT_ONCE = (  # each line in a process of its own, none of which waits for memory much longer than the others
     ("two_retries", "validation", "other_errors"),
@@ -26,7 +27,8 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Run all cases, some of them at once: most of their time they wait for memory."""
     folders = [tmp_path_factory.mktemp("retries") for _ in AT_ONCE]
     with ThreadPoolExecutor(len(AT_ONCE)) as pool:
-        played = pool.map(lambda folder, names: play("oom_retry_cases.py", folder, *names), folders, AT_ONCE)
+        limit = memory_limit(64)
+        played = pool.map(lambda folder, names: play("oom_retry_cases.py", folder, *names, **limit), folders, AT_ONCE)
         return {name: case for some in played for name, case in some.items()}
 
 
@@ -208,8 +210,7 @@ def test_backends(backend: str, tmp_path: Path) -> None:
     """Both work on JAX and torch as on TensorFlow; where torch has no GPU, the host's memory is the device's."""
     if importlib.util.find_spec(backend) is None:
         pytest.skip(f"needs {backend}")
-    environment = {"KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-    result = play("oom_retry_backend_cases.py", tmp_path, **environment)
+    result = play("oom_retry_backend_cases.py", tmp_path, **ON_THE_CPU, KERAS_BACKEND=backend)
     if backend == "torch":
         size, same, seed = result["wrapped"]
         assert (size, len(same), all(same.values()), seed) == (32, 7, True, True)

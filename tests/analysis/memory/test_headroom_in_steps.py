@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from memory_limit import memory_limit
 from services import Daemon, Process, ending, until
 
 from mock_nvml import MockNvml
@@ -39,12 +40,6 @@ with watch("leak", devices={{"CPU:0": sys.argv[1]}}, framework="tensorflow") as 
 os._exit(0)
 """
 LIMIT_MIB = 128
-ENV = {
-    "TF_CPU_ALLOCATOR_USE_BFC": "1",
-    "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(LIMIT_MIB),
-    "TF_ENABLE_ONEDNN_OPTS": "0",
-    "TF_CPP_MIN_LOG_LEVEL": "3",
-}
 
 
 def test_run_that_dies_within_a_step(tmp_path: Path, mock_nvml: MockNvml) -> None:
@@ -55,7 +50,7 @@ def test_run_that_dies_within_a_step(tmp_path: Path, mock_nvml: MockNvml) -> Non
     with ending(daemon):
         (labels,) = until(lambda: daemon.samples().all("gpuwarden_gpu_up"), "the GPU is polled")
         uuid = dict(labels)["uuid"]
-        env = {**ENV, "GPUWARDEN_SOCKET": str(daemon.socket)}
+        env = {**memory_limit(LIMIT_MIB), "GPUWARDEN_SOCKET": str(daemon.socket)}
         trainer = Process([sys.executable, "-c", SCRIPT, uuid], tmp_path / "trainer.log", env)
         with ending(trainer):
             found: list[tuple[float, float, float | None]] = []

@@ -2,52 +2,37 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import pytest
 from message_receivers import http_receiver
-from services import ROOT, Daemon, Process, Samples, ending, until
+from services import Daemon, Samples, ending, until
+from training_process import MIB, TrainingProcess
 
 from mock_nvml import MockNvml
 
 pytest.importorskip("tensorflow")
 
-MIB = 1 << 20
 LIMIT_MIB = 128
 POLL_SECONDS = 0.25
-TRAINER_ENV = {
-    "TF_CPU_ALLOCATOR_USE_BFC": "1",
-    "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(LIMIT_MIB),
-    "TF_ENABLE_ONEDNN_OPTS": "0",  # with oneDNN an out-of-memory in graph mode ends the process by SIGSEGV
-    "TF_CPP_MIN_LOG_LEVEL": "3",
-    "TF_NUM_INTRAOP_THREADS": "1",
-}
 
 
-class Trainer(Process):
-    """tests/support/leaking_trainer.py, reporting to `daemon` as a run on the GPU `uuid`."""
+class Trainer(TrainingProcess):
+    """tests/support/leaking_trainer.py as a run on the GPU `uuid`; it prints figures of each epoch."""
 
     def __init__(self, folder: Path, daemon: Daemon, uuid: str, kind: str) -> None:
-        command = [sys.executable, str(ROOT / "tests/support/leaking_trainer.py"), uuid, kind]
-        super().__init__(command, folder / "trainer.log", {**TRAINER_ENV, "GPUWARDEN_SOCKET": str(daemon.socket)})
-
-    def epochs(self) -> list[dict[str, Any]]:
-        """Return the figures that it printed of its epochs."""
-        return [json.loads(line) for line in self.output().splitlines() if line.startswith("{") and line.endswith("}")]
+        super().__init__("leaking_trainer.py", folder, daemon, uuid, kind, limit=LIMIT_MIB)
 
     def rate(self) -> float:
         """Return the bytes a second by which it leaked, on its own clock."""
-        epochs = [each for each in self.epochs() if each["leaks"]]
+        epochs = [each for each in self.printed() if each["leaks"]]
         return float((epochs[-1]["current"] - epochs[0]["current"]) / (epochs[-1]["at"] - epochs[0]["at"]))
 
 
@@ -105,9 +90,9 @@ def test_a_leak_is_reported(tmp_path: Path, daemon: Daemon, kind: str) -> None:
     """A leak is reported before half of it, with its rate and a fitting end; memory freed each epoch is not."""
     trainer, samples = train(tmp_path, daemon, kind)
     limit = LIMIT_MIB * MIB
-    leaking = [each["current"] for each in trainer.epochs() if each["leaks"]]
+    leaking = [each["current"] for each in trainer.printed() if each["leaks"]]
     half = (leaking[0] + limit) / 2
-    highest = max(each["current"] for each in trainer.epochs() if not each["leaks"])
+    highest = max(each["current"] for each in trainer.printed() if not each["leaks"])
     first = next(sample for sample in samples if sample.rate is not None)
     assert highest - samples[0].current > 16 * MIB
     assert first.current > leaking[0]

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from services import ROOT, Daemon, Process, ending, fetch, until
+from services import Daemon, ending, fetch, until
+from training_process import STARTING_SECONDS, TrainingProcess
 
 from mock_nvml import MockNvml
 
-STARTING = 120.0  # seconds for TensorFlow and a case
 CASES = {
     "giant": "phase_peak",
     "validation": "phase_peak",
@@ -37,12 +37,6 @@ def daemon(tmp_path: Path, mock_nvml: MockNvml) -> Iterator[Daemon]:
         yield started
 
 
-def case_result(trainer: Process, case: str) -> dict[str, Any]:
-    """Return what a case raised, or an empty dict if it has not ended."""
-    lines = [json.loads(line) for line in trainer.output().splitlines() if line.startswith('{"case"')]
-    return next((line for line in lines if line["case"] == case), {})
-
-
 def run_record(daemon: Daemon) -> dict[str, Any]:
     """Return the only run's record."""
     live = json.loads(fetch(f"{daemon.url}/api/v1/runs") or "{}").get("live")
@@ -53,14 +47,11 @@ def test_diagnoses(tmp_path: Path, daemon: Daemon) -> None:
     """Each real out-of-memory gets the diagnosis that it was made for."""
     page = until(daemon.page, "the daemon's page")
     (uuid,) = re.findall(r'gpuwarden_gpu_up\{uuid="([^"]+)"\} 1', page)
-    command = [sys.executable, str(ROOT / "tests/support/diagnosis_cases.py"), uuid]
-    trainer = Process(command, tmp_path / "trainer.log", {"GPUWARDEN_SOCKET": str(daemon.socket)})
+    trainer = TrainingProcess("diagnosis_cases.py", tmp_path, daemon, uuid)
     with ending(trainer):
-        until(lambda: case_result(trainer, "start"), "TensorFlow", STARTING)
+        until(lambda: trainer.result("start"), "TensorFlow", STARTING_SECONDS)
         for number, (case, name) in enumerate(CASES.items(), start=1):
-            trainer.say(case)
-            raised = until(lambda case=case: case_result(trainer, case), f"what {case} raised", STARTING)  # type: ignore[misc]
-            assert raised["raised"] == "ResourceExhaustedError", case
+            assert trainer.play(case)["raised"] == "ResourceExhaustedError", case
             errors = until(
                 lambda count=number: (sent := run_record(daemon).get("errors_told", ()))[count - 1 :] and sent,  # type: ignore[misc]
                 f"the error of {case}",

@@ -2,42 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from services import ROOT, Daemon, Process, Samples, ending, until
+from services import Daemon, Samples, ending, until
+from training_process import STARTING_SECONDS, TrainingProcess
 
 from mock_nvml import MockNvml
 
 FLOAT = 4  # bytes
 WIDTH = 10_000
 MIB = 1 << 20
-STARTING = 120.0  # seconds for TensorFlow and a case
 
 pytestmark = pytest.mark.frameworks
-
-
-class Trainer(Process):
-    """tests/support/oom_cases.py; its two CPU devices stand for the daemon's GPUs."""
-
-    def __init__(self, folder: Path, daemon: Daemon, uuids: list[str]) -> None:
-        command = [sys.executable, str(ROOT / "tests/support/oom_cases.py"), *uuids]
-        super().__init__(command, folder / "trainer.log", {"GPUWARDEN_SOCKET": str(daemon.socket)})
-
-    def run_case(self, case: str) -> dict[str, Any]:
-        """Run a case and return what it raised."""
-        self.say(case)
-
-        def result() -> dict[str, Any]:
-            lines = [json.loads(line) for line in self.output().splitlines() if line.startswith('{"case"')]
-            return next((line for line in lines if line["case"] == case), {})
-
-        return until(result, f"what {case} raised", STARTING)
 
 
 @pytest.fixture
@@ -65,9 +44,9 @@ def test_out_of_memories(tmp_path: Path, daemon: Daemon) -> None:
     page = until(daemon.page, "the daemon's page")
     uuids = sorted(re.findall(r'gpuwarden_gpu_up\{uuid="([^"]+)"\} 1', page))
     parts = dict(zip(("CPU:0", "CPU:1"), uuids, strict=True))
-    trainer = Trainer(tmp_path, daemon, uuids)
+    trainer = TrainingProcess("oom_cases.py", tmp_path, daemon, *uuids)
     with ending(trainer):
-        until(lambda: errors(daemon.samples()), "the run's counters", STARTING)
+        until(lambda: errors(daemon.samples()), "the run's counters", STARTING_SECONDS)
         assert set(errors(daemon.samples()).values()) == {0}
         headroom = daemon.samples().value("gpuwarden_run_memory_headroom_bytes", uuid=uuids[0])
         assert headroom == 256 * MIB
@@ -79,7 +58,7 @@ def test_out_of_memories(tmp_path: Path, daemon: Daemon) -> None:
             "eager": 10_007,
         }  # rows of the requested tensor
         for number, (case, rows) in enumerate(cases.items(), start=1):
-            raised = trainer.run_case(case)
+            raised = trainer.play(case)
             assert raised["raised"] == "ResourceExhaustedError", case
             named = set(re.findall(r"OOM when allocating .* on \S*(CPU:\d)", raised["text"]))  # TensorFlow chooses
             expected = {parts[device]: float(rows * WIDTH * FLOAT) for device in named}
@@ -92,10 +71,10 @@ def test_out_of_memories(tmp_path: Path, daemon: Daemon) -> None:
             if case == "eager":  # 64 MiB of its own, while memory in use is as before
                 assert raised["more"] < MIB
 
-        assert trainer.run_case("pipeline")["raised"] == "ResourceExhaustedError"
-        assert trainer.run_case("shape")["raised"] == "InvalidArgumentError"
+        assert trainer.play("pipeline")["raised"] == "ResourceExhaustedError"
+        assert trainer.play("shape")["raised"] == "InvalidArgumentError"
         until(lambda: errors(daemon.samples())["shape_dtype"] == 1, "the shape's error")
-        jit = trainer.run_case("jit")
+        jit = trainer.play("jit")
         assert "Out of memory while trying to allocate 763." in jit["text"]
         until(lambda: errors(daemon.samples())["device_oom"] == 5, "the compiled program's error")
         counts = errors(daemon.samples())

@@ -10,16 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from memory_limit import memory_limit
 from services import Daemon, ending, until
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
 
-LIMIT = {
-    "TF_CPU_ALLOCATOR_USE_BFC": "1",
-    "TF_CPU_BFC_MEM_LIMIT_IN_MB": "64",
-    "TF_ENABLE_ONEDNN_OPTS": "0",
-    "TF_CPP_MIN_LOG_LEVEL": "3",
-}
 PROGRAM = """
 import sys
 import keras
@@ -34,7 +29,7 @@ WRONG = PROGRAM % "raise ValueError('no such folder')"
 
 def run(program: str, daemon: Daemon, uuid: str) -> subprocess.CompletedProcess[str]:
     """Run a program that ends by an error."""
-    env = {**os.environ, **LIMIT, "GPUWARDEN_SOCKET": str(daemon.socket)}
+    env = {**os.environ, **memory_limit(64), "GPUWARDEN_SOCKET": str(daemon.socket)}
     done = subprocess.run([sys.executable, "-c", program, uuid], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     return done

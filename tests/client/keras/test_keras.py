@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from memory_limit import memory_limit
 from training_cases import Message, case_of, errors, phases, play, reports
 
 BATCHES = 4  # of an epoch in most cases
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, 
 def cases() -> dict[str, Any]:
     """Run all cases with the Keras of this environment."""
     with tempfile.TemporaryDirectory() as sockets:  # a socket's path may be no longer than 107 bytes
-        return play("keras_cases.py", Path(sockets))
+        return play("keras_cases.py", Path(sockets), **memory_limit(512))
 
 
 @pytest.fixture
@@ -269,7 +270,7 @@ def test_out_of_memory(result: Any) -> None:
 @pytest.mark.frameworks  # in a process of its own
 def test_compiled_out_of_memory(tmp_path: Path) -> None:
     """XLA's out-of-memory is reported with the requested bytes, without the shape that XLA does not report."""
-    played = play("keras_cases.py", tmp_path, "compiled_out_of_memory")["compiled_out_of_memory"]
+    played = play("keras_cases.py", tmp_path, "compiled_out_of_memory", **memory_limit(512))["compiled_out_of_memory"]
     (error,) = errors(played["result"])
     assert "oom" in error["kind"]
     assert [each["requested"] > 500 << 20 for each in error["allocations"]] == [True]
@@ -497,4 +498,4 @@ def test_frame(result: dict[str, Any]) -> None:
     """An input of the wrong rank is an error of shapes, with the line of the user's own code that called fit."""
     (error,) = errors(result["messages"])
     assert error["kind"] == "shape_dtype"
-    assert error["frame"].endswith(f"tests/support/keras_cases.py:{result['line']} in case_frame")
+    assert error["frame"].endswith(f"tests/support/keras_error_cases.py:{result['line']} in case_frame")

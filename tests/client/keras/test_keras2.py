@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from memory_limit import memory_limit
 from receiver import Receiver
 from training_cases import TRAINING_TIME, Message, phases, play, reports
 
@@ -65,10 +66,10 @@ def cases(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     if request.param == "tf_keras":
         require(any((HERE / "tf_keras").glob(".for-*")), "tf_keras is not installed: tools/keras2.sh")
         path = os.pathsep.join((source, str(HERE / "tf_keras")))
-        return play("keras_cases.py", folder, *CASES, TF_USE_LEGACY_KERAS="1", PYTHONPATH=path)
+        return play("keras_cases.py", folder, *CASES, **memory_limit(512), TF_USE_LEGACY_KERAS="1", PYTHONPATH=path)
     python = HERE / "tensorflow/bin/python"
     require((HERE / "tensorflow/.installed").exists(), "TensorFlow 2.15 is not installed: tools/keras2.sh")
-    return play("keras_cases.py", folder, *CASES, python=python, PYTHONPATH=source)
+    return play("keras_cases.py", folder, *CASES, python=python, **memory_limit(512), PYTHONPATH=source)
 
 
 @pytest.mark.parametrize("result", ["early"], indirect=True)

@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 from receiver import Receiver
-from training_cases import TRAINING_TIME, case_of, play
+from training_cases import ON_THE_CPU, TRAINING_TIME, case_of, play
 
 from gpuwarden.protocol.messages import Advice, Hello, Report
 from system_parts import require
 from tests.client.keras.test_keras2 import HERE, free_ports
 
 STEPS = 40
-ON_THE_CPU = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
 CRITICAL = Advice(1, "pressure", "critical", "GPU-0", "nearly full", "memory")
 
 pytestmark = pytest.mark.frameworks

@@ -6,11 +6,10 @@ import importlib.util
 from typing import Any
 
 import pytest
-from training_cases import Message, case_of, errors, phases, play, reports
+from training_cases import ON_THE_CPU, Message, case_of, errors, phases, play, reports
 
 pytestmark = pytest.mark.frameworks
 
-ON_THE_CPU = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
 LATE = {"jax": 1, "torch": 0}  # steps: JAX raises an error when it is asked for the result, so perhaps a step later
 
 
