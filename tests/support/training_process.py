@@ -1,4 +1,4 @@
-"""Processes that train under TensorFlow's own allocator: the scripts of tests/support that print a JSON line a result."""
+"""Processes that train under TensorFlow's own allocator: scripts of tests/support that print a JSON line a result."""
 
 from __future__ import annotations
 
