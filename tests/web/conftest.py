@@ -1,12 +1,14 @@
-"""Fixtures of the tests of the status page: one browser tab and one server for a module."""
+"""Fixtures of the tests of the web server: one of its own a test, and for pages one with a browser tab a module."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
+from served_pages import Loop, serving
 
 from browser import Tab, chromium
+from gpuwarden.web.http_server import WebServer
 from page_stage import Stage, stage
 
 
@@ -30,3 +32,19 @@ def page() -> Iterator[Stage]:
     """Yield a server of the page."""
     with stage() as made:
         yield made
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    """Yield a running loop; an unhandled error fails the test."""
+    running = Loop()
+    yield running
+    running.close()
+    assert running.errors == []
+
+
+@pytest.fixture
+def server(loop: Loop) -> Iterator[WebServer]:
+    """Yield a server with its own limits."""
+    with serving(loop) as it:
+        yield it
