@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from services import ROOT, Daemon, Samples, ending, fetch, until
+from services import ROOT, Daemon, Samples, altered, ending, fetch, until
 
 from gpuwarden.protocol.codec import encode
 from gpuwarden.protocol.messages import Hello
@@ -40,15 +40,12 @@ class Box:
         folder: Path,
         mock: MockNvml,
         env: Mapping[str, str],
-        altered: Mapping[str, str] | None = None,
+        constants: Mapping[str, str] | None = None,
     ) -> None:
         self.mock = mock
         config = folder / "config.yaml"
         config.write_text(CONFIG)
-        program = (
-            str(ROOT / "tests/support/altered_daemon.py"),
-            json.dumps({"gpuwarden.nvml.session:RETRY_SECONDS": RETRY_SECONDS, **(altered or {})}),
-        )
+        program = altered({"gpuwarden.nvml.session:RETRY_SECONDS": RETRY_SECONDS, **(constants or {})})
         self.daemon = Daemon(folder / "daemon", "--config", str(config), env=env, program=program)
 
     def page(self) -> Samples:
@@ -304,7 +301,7 @@ def test_gpus_that_are_hidden(well: Box) -> None:
 
 @pytest.mark.slow
 def test_faults_without_end_take_no_memory(well: Box) -> None:
-    """After many repeated faults, the daemon has the same memory, files and threads as before."""
+    """Repeated faults leave the daemon with the same memory, files and threads."""
 
     def faults(*, hang: bool) -> None:
         well.mock.lose(0)
@@ -318,17 +315,21 @@ def test_faults_without_end_take_no_memory(well: Box) -> None:
         next(well.pages(1))
         well.mock.clear()
 
+    def many_faults() -> tuple[float, int, int]:
+        for number in range(8):
+            faults(hang=number % 4 == 0)
+        well.recover()
+        return well.footprint()
+
     faults(hang=True)  # what is needed once: threads, buffers
     faults(hang=True)
     well.recover()
-    rss, files, threads = well.footprint()
-    for number in range(15):
-        faults(hang=number % 5 == 0)
-    well.recover()
-    after = well.footprint()
-    assert after[0] < rss + 1.0
-    assert after[1] <= files + 2  # connections of scrapes
-    assert after[2] <= threads + 2
+    before = well.footprint()
+    middle, after = many_faults(), many_faults()
+    # The allocator takes another MiB from the system now and then; a leak grows in both halves.
+    assert min(middle[0] - before[0], after[0] - middle[0]) < 0.5
+    assert after[1] <= before[1] + 2  # connections of scrapes
+    assert after[2] <= before[2] + 2
 
 
 def test_driver_that_comes_later(tmp_path: Path, mock_nvml_library: Path) -> None:
@@ -469,8 +470,8 @@ def test_gpu_that_hangs_from_the_start(tmp_path: Path, mock_nvml_library: Path, 
     kernel = tmp_path / "gpus"
     for gpu in range(GPUS):
         (kernel / f"0000:{0x10 + gpu:x}:00.0").mkdir(parents=True)
-    altered = {"gpuwarden.nvml.troubleshooting:GPUS_OF_THE_KERNEL_MODULE": str(kernel)}
-    box = Box(tmp_path, mock, mock.env(gpus=GPUS), altered)
+    constants = {"gpuwarden.nvml.troubleshooting:GPUS_OF_THE_KERNEL_MODULE": str(kernel)}
+    box = Box(tmp_path, mock, mock.env(gpus=GPUS), constants)
     address = "00000000:12:00.0"
     with ending(box.daemon):
         page = box.page()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pynvml
 import pytest
-from services import ROOT, Daemon, ending, until
+from services import Daemon, altered, ending, until
 
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.runtime_suspend import IDLE_SECONDS, RELEASED_SECONDS, SuspendMonitor
@@ -140,7 +139,7 @@ def test_daemon_lets_gpus_sleep(tmp_path: Path, bus: Bus, mock_nvml: MockNvml) -
     devices.mkdir()
     config = tmp_path / "config.yaml"
     config.write_text("poll: {interval: 200ms, memory_interval: 20ms}\ngpus: {let_sleep: true}\n")
-    altered = {
+    constants = {
         "gpuwarden.gpu.runtime_suspend:BOUND_DEVICES": str(bus.folder),
         "gpuwarden.gpu.runtime_suspend:IDLE_SECONDS": 1,
         "gpuwarden.gpu.runtime_suspend:RELEASED_SECONDS": 3600,
@@ -154,7 +153,7 @@ def test_daemon_lets_gpus_sleep(tmp_path: Path, bus: Bus, mock_nvml: MockNvml) -
         "--config",
         str(config),
         env=mock_nvml.env(gpus=2, devices=str(devices)),
-        program=(str(ROOT / "tests/support/altered_daemon.py"), json.dumps(altered)),
+        program=altered(constants),
     )
     with ending(daemon):
         page = until(daemon.samples, "a page")

@@ -15,20 +15,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from services import ROOT, Daemon, Process, ending, fetch, until
+from services import ROOT, Daemon, Process, altered, ending, fetch, until
 
 from gpuwarden.daemon.control import send_command
 from gpuwarden.web.api.api_paths import INCIDENTS
 from mock_nvml import MockNvml
 
 EARLY_SECONDS = 5.0  # well within the poll interval of that test
+AFTER_SECONDS = 3.0  # recorded after an event, instead of ten
 RUN_ENDS = str(ROOT / "tests/support/run_that_ends.py")
 
 
 @pytest.fixture
 def daemon(tmp_path: Path, mock_nvml: MockNvml) -> Iterator[Daemon]:
-    """Run a daemon with the default interval."""
-    warden = Daemon(tmp_path / "daemon", env=mock_nvml.env(gpus=2))
+    """Run a daemon with the default interval, whose incidents are complete earlier."""
+    constants = {"gpuwarden.incidents.flight_recorder:AFTER_SECONDS": AFTER_SECONDS}
+    warden = Daemon(tmp_path / "daemon", env=mock_nvml.env(gpus=2), program=altered(constants))
     with ending(warden):
         until(warden.samples, "a page")
         yield warden
@@ -72,7 +74,7 @@ def test_death_of_a_process_is_an_incident(daemon: Daemon, tmp_path: Path, word:
 
 
 def test_kill_and_completion(daemon: Daemon, tmp_path: Path) -> None:
-    """A killed run's incident is complete after ten seconds, and outlives the daemon."""
+    """A killed run's incident is complete some seconds after its end, and outlives the daemon."""
     with run(daemon, tmp_path, "victim") as process:
         os.kill(process.pid, signal.SIGKILL)
         process.popen.wait(60)
@@ -84,7 +86,7 @@ def test_kill_and_completion(daemon: Daemon, tmp_path: Path) -> None:
         ((packed,),) = database.execute("SELECT whole FROM incidents").fetchall()
     stored = json.loads(zlib.decompress(packed))
     assert stored["id"] == found["id"]
-    assert stored["ended_timestamp_seconds"] - stored["at_timestamp_seconds"] >= 10.0
+    assert stored["ended_timestamp_seconds"] - stored["at_timestamp_seconds"] >= AFTER_SECONDS
 
 
 def test_xid_is_on_the_disk_at_once(tmp_path: Path, mock_nvml: MockNvml) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from services import ROOT, Daemon, Process, Samples, ending, fetch, until
+from services import ROOT, Daemon, Process, Samples, altered, ending, fetch, until
 
 from gpuwarden.records.record import json_from_record
 from gpuwarden.records.store import RecordStore, StoredRecords, row_from_record
@@ -78,13 +78,12 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def start(tmp_path: Path, config: Path, mock: MockNvml, **altered: Any) -> Daemon:
+def start(tmp_path: Path, config: Path, mock: MockNvml, **changed: Any) -> Daemon:
     """Start a daemon with altered constants of gpuwarden.records and a short wait for the outcome."""
     modules = {"WRITE_SECONDS": "recorder"}
-    constants = {f"gpuwarden.records.{modules.get(name, 'writer')}:{name}": value for name, value in altered.items()}
+    constants = {f"gpuwarden.records.{modules.get(name, 'writer')}:{name}": value for name, value in changed.items()}
     constants |= {f"gpuwarden.runs.outcome:{name}": 0.5 for name in ("SETTLE_SECONDS", "PATIENCE_SECONDS")}
-    program = (str(ROOT / "tests/support/altered_daemon.py"), json.dumps(constants))
-    return Daemon(tmp_path / "daemon", "--config", str(config), env=mock.env(gpus=2), program=program)
+    return Daemon(tmp_path / "daemon", "--config", str(config), env=mock.env(gpus=2), program=altered(constants))
 
 
 def wait_record(daemon: Daemon, pid: int) -> dict[str, Any]:

@@ -143,12 +143,21 @@ class Daemon(Process):
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
+def altered(constants: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the program of a daemon with constants set to what a test needs, by MODULE:NAME."""
+    return str(ROOT / "tests/support/altered_daemon.py"), json.dumps(constants)
+
+
 class Samples:
     """One page as a Prometheus client would parse it."""
 
     def __init__(self, page: str) -> None:
         self.text = page
         self._found = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
+
+    def __bool__(self) -> bool:
+        """Return whether there was a page."""
+        return bool(self.text)
 
     def value(self, name: str, **labels: str) -> float | None:
         """Return the one sample of that name with at least these labels; None if there is none."""
