@@ -1,7 +1,8 @@
-"""Staged leaks of real tensors: `python staged_leaks.py FRAMEWORK CASE` prints the census as a line of JSON.
+"""Staged leaks of real tensors: `python staged_leaks.py FRAMEWORK CASE ...` prints each census as a line of JSON.
 
-Each case keeps COUNT tensors of one shape, and next to them a model's weights, a third of that. The line has the
-expected holder, and which of its lines in this file fill it, found by a comment: `# LEAK name`.
+Each case is a process of its own, forked once the framework is imported, which takes seconds. It keeps COUNT tensors of
+one shape, and next to them a model's weights, a third of that. The line has the expected holder, and which of its lines
+in this file fill it, found by a comment: `# LEAK name`.
 """
 
 # ruff: noqa: ARG002, D102, D103, E402, PERF401, PLC0415 - the leaks are as people write them, each with its framework
@@ -51,7 +52,7 @@ def make_tensor(side: int = SIDE) -> Any:
 
 
 clutter = [[number] for number in range(SMALL_OBJECTS)]
-weights = [make_tensor() for _ in range(COUNT // 3)]
+weights: list[Any] = []
 
 
 @dataclass
@@ -299,6 +300,7 @@ def find_line(mark: str) -> int | None:
 
 
 def main(case: str) -> None:
+    weights.extend(make_tensor() for _ in range(COUNT // 3))
     expected, census = next(each for each in CASES if each.__name__ == case)()
     groups = [
         {name: getattr(group, name) for name in ("count", "bytes", "shape", "dtype", "holder", "place")}
@@ -318,6 +320,11 @@ def main(case: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[2])
-    sys.stdout.flush()
-    os._exit(0)  # what the framework tidies up takes seconds
+    for name in sys.argv[2:]:
+        if child := os.fork():
+            if os.waitpid(child, 0)[1]:
+                sys.exit(f"{name} failed")
+        else:
+            main(name)
+            sys.stdout.flush()
+            os._exit(0)  # what the framework tidies up takes seconds

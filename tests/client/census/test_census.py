@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib.util
 import json
@@ -18,11 +19,11 @@ from gpuwarden.client.census.roots import Root, list_roots, read_locals
 
 SCRIPT = ROOT / "tests/support/staged_leaks.py"
 QUICK = ("module_list", "keras_callback")  # of TensorFlow, in each test run
-CASES = (*QUICK, "callback_dict", "closure", "lru_cache", "pytrees", "local_list", "losses_with_graphs")
+SLOW = ("callback_dict", "closure", "lru_cache", "pytrees", "local_list", "losses_with_graphs")
 
 
-def run_script(*arguments: str) -> str:
-    """Run a script with as much time for the census as it needs; return its last line."""
+def run_script(*arguments: str) -> list[str]:
+    """Run a script with as much time for the census as it needs; return its lines."""
     done = subprocess.run(
         [sys.executable, *arguments],
         env={**os.environ, "STAGED_UNHURRIED": "1", "TF_CPP_MIN_LOG_LEVEL": "3"},
@@ -32,7 +33,14 @@ def run_script(*arguments: str) -> str:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout.splitlines()[-1]
+    return done.stdout.splitlines()
+
+
+@functools.cache
+def take_censuses(framework: str, *cases: str) -> dict[str, dict[str, Any]]:
+    """Return what the censuses of staged leaks found, by case."""
+    lines = run_script(str(SCRIPT), framework, *cases)
+    return dict(zip(cases, map(json.loads, lines), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -40,14 +48,14 @@ def run_script(*arguments: str) -> str:
     [
         pytest.param(each, case, marks=() if each == "tensorflow" and case in QUICK else pytest.mark.frameworks)
         for each in ("tensorflow", "jax", "torch")
-        for case in CASES
+        for case in (*QUICK, *SLOW)
     ],
 )
 def test_the_holder_is_named(framework: str, case: str) -> None:
     """The largest group is the staged leak: its holder, its line, its tensors."""
     if importlib.util.find_spec(framework) is None:
         pytest.skip(f"needs {framework}")
-    found: dict[str, Any] = json.loads(run_script(str(SCRIPT), framework, case))
+    found = take_censuses(framework, *(QUICK if case in QUICK else SLOW))[case]
     first = found["groups"][0]
     assert first["holder"] == found["holder"]
     assert (first["place"] or "").rpartition(":")[2] == str(found["line"] or "")
@@ -108,7 +116,7 @@ def test_the_program_is_as_it_was() -> None:
     """No code of the program runs, its locals stay, no tensor is kept, the collector stays on or off."""
     if importlib.util.find_spec("tensorflow") is None:
         pytest.skip("needs tensorflow")
-    assert run_script("-c", TRAPS) == "done"
+    assert run_script("-c", TRAPS) == ["done"]
 
 
 SAVED = """
@@ -141,7 +149,7 @@ def test_hooks_of_saved_tensors_do_not_run() -> None:
     """Unpacking what torch saved for the backward pass may compute it again, or copy it to the GPU."""
     if importlib.util.find_spec("torch") is None:
         pytest.skip("needs torch")
-    assert run_script("-c", SAVED) == "list `losses`"
+    assert run_script("-c", SAVED) == ["list `losses`"]
 
 
 def test_walk_is_cut_at_its_deadline() -> None:
