@@ -28,6 +28,7 @@ def stat(
         "justifyMode": "center",
         "orientation": "vertical",
         "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
+        "text": {"titleSize": 12, "valueSize": 42},  # pixels: the same in all panels of a row
         "textMode": "value_and_name",
         "wideLayout": False,  # the name above the value, with the full width
     }

@@ -103,6 +103,13 @@ def test_large_values_can_be_read(panel: dict[str, Any]) -> None:
 
 
 @panels
+def test_large_values_are_in_line(panel: dict[str, Any]) -> None:
+    """Values of all panels have one size: chosen by width, their names would be at different heights."""
+    if panel["type"] == "stat":
+        assert panel["options"]["text"] == {"titleSize": 12, "valueSize": 42}
+
+
+@panels
 def test_what_is_well_is_calm(panel: dict[str, Any]) -> None:
     """No cell and no bar is green: color means that something needs an eye."""
     hues = {

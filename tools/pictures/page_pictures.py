@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from email.utils import formatdate
@@ -107,9 +108,8 @@ def _served(daemon: Daemon, clock: Clock) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             """Do nothing."""
 
-    recorder = daemon.pipeline.recorder
     with (
-        mock.patch.object(recorder, "_wall", clock.time),
+        mock.patch("gpuwarden.records.recorder.time", SimpleNamespace(**vars(time) | {"time": clock.time})),
         http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server,
     ):
         thread = threading.Thread(target=server.serve_forever)
