@@ -118,7 +118,7 @@ class Daemon(Process):
     def _find_url(self) -> str:
         if self.popen.poll() is not None:
             raise AssertionError(f"the daemon ended with {self.popen.returncode}:\n{self.output()}")
-        found = re.findall(r"metrics (http://\S+)/metrics", self.output())
+        found = re.findall(r"metrics (https?://\S+)/metrics", self.output())
         return found[-1] if found else ""
 
     def page(self) -> str:
@@ -183,7 +183,14 @@ class Prometheus(Process):
     """A real Prometheus that scrapes targets every second and evaluates the project's rules, or other `rules`."""
 
     def __init__(
-        self, folder: Path, target: str, alertmanager: str | None = None, rules: str = "", more: Sequence[str] = ()
+        self,
+        folder: Path,
+        target: str,
+        alertmanager: str | None = None,
+        rules: str = "",
+        more: Sequence[str] = (),
+        *,
+        access: Mapping[str, Any] | None = None,
     ) -> None:
         folder.mkdir(exist_ok=True)
         (folder / "rules.yml").write_text(rules or (ROOT / "deploy/prometheus/rules/gpuwarden.yml").read_text())
@@ -191,7 +198,9 @@ class Prometheus(Process):
         config = {
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
             "rule_files": ["rules.yml"],
-            "scrape_configs": [{"job_name": "gpuwarden", "static_configs": [{"targets": [target, *more]}]}],
+            "scrape_configs": [
+                {"job_name": "gpuwarden", "static_configs": [{"targets": [target, *more]}], **(access or {})}
+            ],
             "alerting": {"alertmanagers": [{"static_configs": [{"targets": [alertmanager]}]}] if alertmanager else []},
         }
         (folder / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML

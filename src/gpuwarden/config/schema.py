@@ -45,6 +45,7 @@ from gpuwarden.config.value_types import (
     list_of,
     optional,
 )
+from gpuwarden.config.web_config import uses_tls
 from gpuwarden.severity import SEVERITY_RANK
 
 T = TypeVar("T")
@@ -100,6 +101,9 @@ class WebConfig:
     external_url: str = option(optional(PAGES_URL, ""), "none",
         "URL at which people reach the pages, for links in alerts; its host name is accepted in requests. none uses "
         "web.listen, with the host name in place of a wildcard address.")
+    config_file: Path | None = option(_OPTIONAL_PATH, "none",
+        "File with TLS, certificates of clients, logins and headers for web.listen, in the format of Prometheus' "
+        "exporters (docs/use/tls.md); read again when it changes. web.socket needs neither.")
     socket: Path = option(SOCKET_PATH_OR_NAME, "api.sock",
         "Unix socket that serves the same pages and API and identifies the client's user, for `gpuwarden runs`; a "
         "file name without a folder is in the folder of runs.socket.")
@@ -115,7 +119,12 @@ class WebConfig:
     @property
     def pages_url(self) -> str:
         """URL of the pages, without a slash at the end."""
-        return self.external_url or f"http://{self.reachable}"
+        return self.external_url or f"{self.scheme}://{self.reachable}"
+
+    @property
+    def scheme(self) -> str:
+        """Scheme of the URLs of web.listen; reads web.config_file."""
+        return "https" if uses_tls(self.config_file) else "http"
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,6 +410,11 @@ class Config:
     def web_socket(self) -> Path:
         """Path of the Unix socket of the API."""
         return self.runs.socket.parent / self.web.socket
+
+    @property
+    def api(self) -> Address | Path:
+        """Place where commands reach the API: its Unix socket where web.listen may need TLS or a login."""
+        return self.web_socket if self.web.config_file else self.web.listen
 
     @property
     def control_socket(self) -> Path:

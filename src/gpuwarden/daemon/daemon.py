@@ -31,6 +31,7 @@ from gpuwarden.incidents.incident_store import IncidentStore
 from gpuwarden.metrics.model import TableReadings
 from gpuwarden.records.writer import STOP_SECONDS
 from gpuwarden.state import Counts, State
+from gpuwarden.web.access.access_control import AccessControl
 from gpuwarden.web.host_names import HostNames
 from gpuwarden.web.http_server import WebServer
 
@@ -61,6 +62,7 @@ class Daemon:
             host_names=HostNames(
                 (*config.web.allowed_hosts, config.web.listen.host, urlsplit(config.web.pages_url).hostname or "")
             ),
+            access=AccessControl(config.web.config_file) if config.web.config_file else None,
             max_connections=config.web.max_connections,
             timeout=config.web.timeout,
         )

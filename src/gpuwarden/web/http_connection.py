@@ -10,6 +10,7 @@ import h11
 
 from gpuwarden.host.pid_namespace import is_contained
 from gpuwarden.protocol.socket_trust import read_credentials
+from gpuwarden.web.access.byte_stream import ByteStream
 from gpuwarden.web.http_messages import HttpResponse, has_body, parse_request, render_head
 from gpuwarden.web.router import Router
 
@@ -60,13 +61,13 @@ class HttpConnection:
     use no memory, and those that read slowly none for a page that is the same for all.
     """
 
-    def __init__(self, client: socket.socket, router: Router, pool: ConnectionPool) -> None:
+    def __init__(self, stream: ByteStream, router: Router, pool: ConnectionPool) -> None:
         self.responding = False
         self.body = b""  # being sent
         self._router = router
         self._pool = pool
         pool.connections[self] = None
-        self._client = client
+        self._stream = stream
         self._uid: int | None = None
         self._http = h11.Connection(h11.SERVER, MAX_HEAD_BYTES)
         self._loop = asyncio.get_running_loop()
@@ -86,21 +87,22 @@ class HttpConnection:
 
     def _close(self, _task: asyncio.Task[None]) -> None:
         self._deadline.cancel()
-        self._client.close()
+        self._stream.client.close()
         self._pool.connections.pop(self, None)
         self.body = b""
         del self.task  # a cancelled one refers to this object and the response: no cycle that waits for a collection
 
     async def _serve(self) -> None:
         try:
-            self._uid = _find_uid(self._client)
+            self._uid = _find_uid(self._stream.client)
             if self._uid is None:
-                self._client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # head and body are two writes
+                # Head and body are two writes.
+                self._stream.client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             while await self._exchange():
                 pass
             # Closing a socket with unread bytes resets the connection, and the client may lose the response.
             self._set_deadline(CLOSE_SECONDS, idle=True)
-            self._client.shutdown(socket.SHUT_WR)
+            await self._stream.end()
             while await self._read():
                 pass
         except OSError:  # the client is gone
@@ -152,16 +154,16 @@ class HttpConnection:
 
     async def _read(self) -> bytes:
         await asyncio.sleep(0)  # a client that never stops sending must not block others
-        return await self._loop.sock_recv(self._client, MAX_HEAD_BYTES)
+        return await self._stream.read(MAX_HEAD_BYTES)
 
     async def _send(self, response: HttpResponse, *, sends_body: bool, is_last: bool) -> None:
         head = self._http.send(render_head(response, close=is_last))
         if sends_body:
             self._http.send_with_data_passthrough(h11.Data(data=response.body))
         self._http.send(h11.EndOfMessage())
-        await self._loop.sock_sendall(self._client, head or b"")
+        await self._stream.send(head or b"")
         if sends_body:
-            await self._loop.sock_sendall(self._client, response.body)
+            await self._stream.send(response.body)
 
 
 def _find_uid(client: socket.socket) -> int | None:

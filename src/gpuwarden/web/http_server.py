@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpuwarden.host import unix_socket
+from gpuwarden.web.access.access_control import AccessControl
+from gpuwarden.web.access.byte_stream import SocketStream
 from gpuwarden.web.host_names import HostNames
 from gpuwarden.web.http_connection import ConnectionPool, HttpConnection
 from gpuwarden.web.http_messages import Handler
@@ -33,7 +35,7 @@ class WebServer:
 
     `timeout` bounds the arrival of a request and, separately, the reading of a response; `keep_alive` bounds the
     silence between requests (all in seconds). Keep `max_connections` well below the limit of open files. Requests over
-    TCP are refused under other names than `host_names`; None refuses none.
+    TCP are refused under other names than `host_names`; None refuses none. `access` has their TLS and logins.
     """
 
     def __init__(
@@ -41,14 +43,16 @@ class WebServer:
         routes: Mapping[str, Handler],
         *,
         host_names: HostNames | None = None,
+        access: AccessControl | None = None,
         max_connections: int = 256,
         timeout: float = 10.0,
         keep_alive: float = 180.0,
     ) -> None:
-        self.router = Router(routes, host_names)
+        self.router = Router(routes, host_names, access)
         self.pool = ConnectionPool(timeout, keep_alive)
         self.accept_errors = 0
         self._max_connections = max_connections
+        self._access = access
         self._listeners: list[socket.socket] = []
         self._path: Path | None = None  # of the Unix socket
         self._accepting: list[asyncio.Task[None]] = []
@@ -109,7 +113,9 @@ class WebServer:
                     await asyncio.sleep(NO_DESCRIPTOR_PAUSE_SECONDS)
                 continue
             client.settimeout(0)
-            HttpConnection(client, self.router, self.pool)
+            is_tcp = client.family != socket.AF_UNIX
+            stream = self._access.open(client) if self._access and is_tcp else SocketStream(client)
+            HttpConnection(stream, self.router, self.pool)
             if len(self.pool.connections) > self._max_connections:
                 await self.pool.evict()
 

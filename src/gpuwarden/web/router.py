@@ -11,6 +11,7 @@ from http import HTTPStatus
 
 from gpuwarden.formatting import format_fields
 from gpuwarden.log_limiter import LogLimiter
+from gpuwarden.web.access.access_control import AccessControl
 from gpuwarden.web.host_names import HostNames
 from gpuwarden.web.http_messages import Handler, HttpRequest, HttpResponse, compress, has_body, text_response
 
@@ -18,6 +19,11 @@ log = logging.getLogger(__name__)
 
 OTHER = "other"  # counts requests for unknown paths, so that clients cannot make label values
 MAX_SHOWN_HOST = 100  # characters
+UNAUTHORIZED = HttpResponse(
+    HTTPStatus.UNAUTHORIZED,
+    b"a login is required\n",
+    headers={"www-authenticate": 'Basic realm="gpuwarden", charset="UTF-8"'},
+)
 
 
 class Router:
@@ -27,16 +33,21 @@ class Router:
     them by route (or OTHER) and status code.
     """
 
-    def __init__(self, routes: Mapping[str, Handler], host_names: HostNames | None = None) -> None:
+    def __init__(
+        self, routes: Mapping[str, Handler], host_names: HostNames | None = None, access: AccessControl | None = None
+    ) -> None:
         self.requests: Counter[tuple[str, int]] = Counter()
         self._routes = dict(routes)
         self._host_names = host_names
+        self._access = access
         self._log_limiter = LogLimiter()
 
     async def respond(self, request: HttpRequest) -> HttpResponse:
         """Return the response to a request, complete with the headers that describe it."""
         route = self._route(request.path)
-        response = await compress(request, await self._handle(request, route))
+        response = await compress(request, await self._refuse(request) or await self._handle(request, route))
+        if self._access:
+            response = replace(response, headers={**self._access.headers, **response.headers})
         self.requests[route, response.status] += 1
         return response
 
@@ -63,9 +74,18 @@ class Router:
         )
         return text_response(HTTPStatus.MISDIRECTED_REQUEST, text)
 
+    async def _refuse(self, request: HttpRequest) -> HttpResponse | None:
+        """Return the refusal of a request over TCP with an unknown host name, or without a valid login."""
+        if request.uid is not None:
+            return None
+        host = request.headers.get("host", "")
+        if self._host_names and not self._host_names.allow(host):
+            return self._refuse_host(host)
+        if self._access and not await self._access.allow(request.headers.get("authorization", "")):
+            return UNAUTHORIZED
+        return None
+
     async def _handle(self, request: HttpRequest, route: str) -> HttpResponse:
-        if request.uid is None and self._host_names and not self._host_names.allow(request.headers.get("host", "")):
-            return self._refuse_host(request.headers["host"])
         handler = self._routes.get(route)
         if handler is None:
             return text_response(HTTPStatus.NOT_FOUND, "no such page; there are: " + " ".join(sorted(self._routes)))

@@ -11,7 +11,9 @@ from gpuwarden.cli.common.configured_source import open_configured_source
 from gpuwarden.cli.common.terminal import WRONG_USE, complain, say
 from gpuwarden.config.loader import load
 from gpuwarden.config.schema import Config
+from gpuwarden.config.web_config import WebConfigError
 from gpuwarden.host.unix_socket import find_group
+from gpuwarden.web.access.access_control import AccessControl
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -35,6 +37,11 @@ def _find_missing(config: Config) -> Iterator[str]:
             open_configured_source(config)
     except OSError as error:
         yield f"source: {error.strerror}"
+    try:
+        if config.web.config_file is not None:
+            AccessControl(config.web.config_file)
+    except WebConfigError as error:
+        yield f"web.config_file: {error.strerror}"
     try:
         if config.runs.socket_group is not None:
             find_group(config.runs.socket_group)

@@ -46,7 +46,7 @@ def once(parsed: argparse.Namespace) -> int:
 
 
 def _log_addresses(daemon: Daemon, config: Config) -> None:
-    url = f"http://{Address(*daemon.web.address)}"
+    url = f"{config.web.scheme}://{Address(*daemon.web.address)}"
     log.info("%s", daemon.status)
     # One line for each: a terminal of 80 columns would wrap an address.
     log.info("status page %s/", url)

@@ -20,6 +20,7 @@ from gpuwarden.host.procfs import read_boot_id
 
 TIMEOUT_SECONDS = 10.0
 MAX_ANSWER_BYTES = 64 << 20
+_NEED_ACCESS = (HTTPStatus.UNAUTHORIZED, HTTPStatus.BAD_REQUEST)  # no login, or http to a port for https
 
 
 class ApiError(OSError):
@@ -53,9 +54,9 @@ def _reachable(listen: Address) -> Address:
     return listen
 
 
-def daemon_url(listen: Address) -> str:
-    """Return the URL of a daemon on this machine that listens at an address."""
-    return f"http://{_reachable(listen)}"
+def daemon_url(place: Address | Path) -> str:
+    """Return the URL of a daemon on this machine that listens at an address, or the name of its Unix socket."""
+    return str(place) if isinstance(place, Path) else f"http://{_reachable(place)}"
 
 
 def _connection(place: Address | Path, timeout: float) -> http.client.HTTPConnection:
@@ -69,7 +70,7 @@ def fetch_json(place: Address | Path, path: str, timeout: float = TIMEOUT_SECOND
 
     Blocks; each wait ends after `timeout` seconds. Raises ApiError.
     """
-    name = str(place) if isinstance(place, Path) else daemon_url(place)
+    name = daemon_url(place)
     connection = _connection(place, timeout)
     try:
         connection.request("GET", path)
@@ -83,6 +84,10 @@ def fetch_json(place: Address | Path, path: str, timeout: float = TIMEOUT_SECOND
         raise ApiError(f"no daemon answers at {name}: {text}; {hint}") from None
     finally:
         connection.close()
+    if response.status in _NEED_ACCESS:
+        raise ApiError(
+            f"{name} needs TLS or a login; on its machine, pass --config with the daemon's configuration file"
+        )
     raise ApiError(f"{name} is not a gpuwarden daemon: it responded with status {response.status}", response.status)
 
 

@@ -19,9 +19,9 @@ MAX_LISTED = 1000
 
 def fetch_incidents(config: Config, limit: int | None = None) -> dict[str, Any]:
     """Return the daemon's list of incidents, the newest first, without their details. Raises OSError."""
-    url = daemon_url(config.web.listen)
+    url = daemon_url(config.api)
     try:
-        answer = fetch_json(config.web.listen, INCIDENTS + (f"?limit={min(limit, MAX_LISTED)}" if limit else ""))
+        answer = fetch_json(config.api, INCIDENTS + (f"?limit={min(limit, MAX_LISTED)}" if limit else ""))
     except ApiError as error:
         if error.status == HTTPStatus.NOT_FOUND:
             raise OSError(None, f"{url} has no {INCIDENTS}: no gpuwarden daemon, or an older one") from None
@@ -84,20 +84,18 @@ def _fetch_incident(config: Config, prefix: str) -> dict[str, Any]:
                 None, f"no incident {sanitize(prefix)}; list the incidents with: gpuwarden incidents"
             ) from None
         if error.status == HTTPStatus.SERVICE_UNAVAILABLE:
-            url = daemon_url(config.web.listen)
+            url = daemon_url(config.api)
             raise OSError(None, f"the daemon at {url} cannot read its run database; see its log") from None
         raise
     whole = next(_whole_incidents(answer), None)
     if whole is None:
-        raise OSError(
-            None, f"{daemon_url(config.web.listen)} is not a gpuwarden daemon: unexpected response from {path}"
-        )
+        raise OSError(None, f"{daemon_url(config.api)} is not a gpuwarden daemon: unexpected response from {path}")
     return whole
 
 
 def _fetch_privately(config: Config, path: str) -> Any:
     """Return an answer with the texts that this user may read: from the Unix socket, if it answers."""
-    runs = fetch_json(config.web.listen, f"{RUNS}?limit=1")
+    runs = fetch_json(config.api, f"{RUNS}?limit=1")
     socket = find_socket(runs) if isinstance(runs, dict) else None
     if socket:
         try:
@@ -105,4 +103,4 @@ def _fetch_privately(config: Config, path: str) -> Any:
         except ApiError as error:
             if error.status is not None:
                 raise
-    return fetch_json(config.web.listen, path)  # of another machine, or the socket's folder is not mounted
+    return fetch_json(config.api, path)  # of another machine, or the socket's folder is not mounted

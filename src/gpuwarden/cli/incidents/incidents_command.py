@@ -32,7 +32,7 @@ def list_incidents(parsed: argparse.Namespace) -> int:
     elif found:
         write("\n".join(render_incidents(found, terminal_width())) + "\n")
     else:
-        write(f"no incident at {daemon_url(config.web.listen)}\n")
+        write(f"no incident at {daemon_url(config.api)}\n")
     return 0
 
 

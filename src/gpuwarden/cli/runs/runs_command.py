@@ -48,7 +48,7 @@ def render_list(config: Config, which: Sequence[str], limit: int | None, *, as_j
     found = [each for name in which for each in chosen[name]]
     if not found:
         kind = "" if len(which) > 1 else "running " if which[0] == "live" else "finished "
-        return f"no {kind}training run at {daemon_url(config.web.listen)}\n"
+        return f"no {kind}training run at {daemon_url(config.api)}\n"
     records: list[RunRecord] = []
     unread: list[str] = []
     for each in found:
@@ -113,7 +113,7 @@ def fetch_run(config: Config, prefix: str) -> Any:
 def _fetch_gpu_numbers(config: Config) -> Mapping[str, str]:
     """Return the numbers of the machine's GPUs by UUID, those of MIG instances as 0/1; none if the daemon has none."""
     try:
-        state = ApiObject(fetch_json(config.web.listen, STATE))
+        state = ApiObject(fetch_json(config.api, STATE))
     except ApiError:
         return {}
     return place_by_uuid(state.parts("gpus"))
@@ -126,23 +126,21 @@ def _fetch_runs(config: Config, limit: int | None = None) -> dict[str, Any]:
     if isinstance(answer, dict) and (socket := find_socket(answer)):
         answer = _fetch(config, path, socket)
     if not (isinstance(answer, dict) and all(isinstance(answer.get(name), list) for name in ("live", "past"))):
-        raise OSError(
-            None, f"{daemon_url(config.web.listen)} is not a gpuwarden daemon: unexpected response from {RUNS}"
-        )
+        raise OSError(None, f"{daemon_url(config.api)} is not a gpuwarden daemon: unexpected response from {RUNS}")
     return answer
 
 
 def _fetch(config: Config, path: str, socket: Path | None = None) -> Any:
     """Return the answer to a path below RUNS, from the socket if it answers; None for an unknown run."""
     try:
-        return fetch_json(socket or config.web.listen, f"{RUNS}{path}")
+        return fetch_json(socket or config.api, f"{RUNS}{path}")
     except ApiError as error:
         if socket and error.status is None:  # as in a container that does not mount the socket's folder
             return _fetch(config, path)
         if path.startswith("/") and error.status == HTTPStatus.NOT_FOUND:
             return None
         if path.startswith("/") and error.status == HTTPStatus.SERVICE_UNAVAILABLE:
-            url = daemon_url(config.web.listen)
+            url = daemon_url(config.api)
             raise OSError(None, f"the daemon at {url} cannot read its run database; see its log") from None
         if error.status is None:
             raise OSError(None, f"{error.strerror}. {_describe_folders(config, {})}") from None

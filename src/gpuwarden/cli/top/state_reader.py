@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 from gpuwarden.cli.common.api_client import ApiError, daemon_url, fetch_json
@@ -15,11 +16,11 @@ VERSION = 1
 TIMEOUT_SECONDS = 2.0
 
 
-def fetch_state(listen: Address) -> Any:
+def fetch_state(api: Address | Path) -> Any:
     """Return the daemon's state. Blocks for the timeout; raises OSError with the reason in one line."""
-    url = daemon_url(listen)
+    url = daemon_url(api)
     try:
-        state = fetch_json(listen, STATE, TIMEOUT_SECONDS)
+        state = fetch_json(api, STATE, TIMEOUT_SECONDS)
     except ApiError as error:
         if error.status == HTTPStatus.SERVICE_UNAVAILABLE:
             raise OSError(None, f"the daemon at {url} has not completed a poll; see its log") from None

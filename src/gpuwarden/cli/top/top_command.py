@@ -15,6 +15,7 @@ import time
 import tty
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
@@ -46,7 +47,7 @@ def run(parsed: argparse.Namespace) -> int:
 
 def _print_once(config: Config, *, as_json: bool) -> None:
     """Print the state as tables or as JSON. Raises OSError."""
-    state = fetch_state(config.web.listen)
+    state = fetch_state(config.api)
     if as_json:
         sys.stdout.write(json.dumps(state, indent=2) + "\n")
         return
@@ -60,20 +61,20 @@ def _show_live(config: Config) -> None:
     if not console.is_terminal or console.is_dumb_terminal:
         raise OSError(None, "top needs a terminal; use --once to print once, or --json in scripts")
     try:
-        _show(console, config.web.listen)
+        _show(console, config.api)
     except OSError:  # the terminal is closed
         discard_output(sys.stdout)
 
 
-def _show(console: Console, listen: Address) -> None:
-    display = Display(console, f"connecting to {daemon_url(listen)}")
+def _show(console: Console, api: Address | Path) -> None:
+    display = Display(console, f"connecting to {daemon_url(api)}")
     screen = Live(console=console, get_renderable=display.draw, screen=True, refresh_per_second=REDRAWS_PER_SECOND)
     with _signals() as signals, _keyboard(screen) as keys, screen:
         due = 0.0
         while True:
             if time.monotonic() >= due:
                 try:
-                    display.state, display.at, display.fault = fetch_state(listen), time.time(), ""
+                    display.state, display.at, display.fault = fetch_state(api), time.time(), ""
                 except OSError as error:
                     display.fault = error.strerror or str(error)
                 due = time.monotonic() + POLL_SECONDS

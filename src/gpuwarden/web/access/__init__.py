@@ -1,0 +1,1 @@
+"""Access to the HTTP server: TLS, certificates of clients, and logins."""

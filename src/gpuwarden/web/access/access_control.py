@@ -1,0 +1,103 @@
+"""Access control of the HTTP server by a web configuration file, which is read again when it changes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuwarden.config.web_config import WebConfigError, WebSettings, read_web_config
+from gpuwarden.formatting import format_fields
+from gpuwarden.web.access.byte_stream import ByteStream, SocketStream
+
+if TYPE_CHECKING:
+    import ssl
+
+    from gpuwarden.web.access.basic_auth import BasicAuth
+
+log = logging.getLogger(__name__)
+
+
+class AccessControl:
+    """TLS, logins and headers of a web configuration file, for clients over TCP.
+
+    The file and the certificates are read again when one of them changes; a change that is invalid is logged once, and
+    what was valid stays. Raises WebConfigError at first.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._auth: BasicAuth | None = None
+        self._context: ssl.SSLContext | None = None
+        self._settings = WebSettings()
+        self._watched: tuple[Path, ...] = ()
+        self._load()
+        self._signature = self._sign()
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers of every response, unless it has its own."""
+        return dict(self._settings.headers)
+
+    def open(self, client: socket.socket) -> ByteStream:
+        """Return the stream of a new client."""
+        self._refresh()
+        if self._context is None:
+            return SocketStream(client)
+        from gpuwarden.web.access.tls_stream import TlsStream  # noqa: PLC0415 - ssl, 6 MiB
+
+        return TlsStream(client, self._context)
+
+    async def allow(self, authorization: str) -> bool:
+        """Return whether a request with this Authorization header may be answered."""
+        self._refresh()
+        users = self._settings.users
+        return not users or (self._auth is not None and await self._auth.allow(authorization, users))
+
+    def _refresh(self) -> None:
+        if self._sign() == self._signature:
+            return
+        try:
+            self._load()
+        except WebConfigError as error:
+            log.error("web configuration invalid, keeping the previous one %s", format_fields(error=error.strerror))  # noqa: TRY400
+        else:
+            log.info("web configuration reloaded file=%s", self._path)
+        self._signature = self._sign()
+
+    def _load(self) -> None:
+        self._watched = (self._path,)
+        settings, context = read_web_config(self._path), None
+        if settings.tls:
+            from gpuwarden.web.access.tls_stream import make_context  # noqa: PLC0415 - ssl, 6 MiB
+
+            self._watched += settings.tls.files
+            try:
+                context = make_context(settings.tls)
+            except OSError as error:
+                raise WebConfigError(self._path, f"{error.filename}: cannot read: {error.strerror}") from None
+            except ValueError as error:
+                raise WebConfigError(self._path, str(error)) from None
+        if settings.users and not self._auth:
+            try:
+                from gpuwarden.web.access.basic_auth import BasicAuth  # noqa: PLC0415 - an optional package
+            except ImportError:
+                raise WebConfigError(
+                    self._path, "basic_auth_users needs the package bcrypt: pip install 'gpuwarden[login]'"
+                ) from None
+            self._auth = BasicAuth()
+        self._settings, self._context = settings, context
+
+    def _sign(self) -> list[tuple[int, ...]]:
+        """Return a value that changes with the file and the files it names."""
+        return [_identify(path) for path in self._watched]
+
+
+def _identify(path: Path) -> tuple[int, ...]:
+    try:
+        found = os.stat(path)  # noqa: PTH116 - twice as fast as Path.stat, at every request
+    except OSError:
+        return ()
+    return found.st_ino, found.st_size, found.st_mtime_ns

@@ -1,0 +1,200 @@
+"""TLS, client certificates and logins of the HTTP server over real sockets, and their reload."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import ssl
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import bcrypt
+import pytest
+from certificates import make_certificates
+from served_pages import HUGE, PAGE, PATIENCE, Answer, Loop, exchange, fetch, serving
+from services import Daemon, Prometheus, ending, until
+
+from gpuwarden.config.web_config import WebConfigError
+from gpuwarden.web.access.access_control import AccessControl
+from gpuwarden.web.http_server import WebServer
+
+pytestmark = pytest.mark.system  # openssl, Prometheus
+
+TLS = "tls_server_config: {cert_file: server.pem, key_file: server.key}\n"
+MUTUAL = TLS.replace("}", ", client_auth_type: RequireAndVerifyClientCert, client_ca_file: ca.pem}")
+
+
+def users(**passwords: str) -> str:
+    """Return the section of logins with these passwords."""
+    hashes = {name: bcrypt.hashpw(each.encode(), bcrypt.gensalt(4)).decode() for name, each in passwords.items()}
+    return f"basic_auth_users: {json.dumps(hashes)}\n"
+
+
+def login(name: str, password: str) -> str:
+    """Return the Authorization header of a login."""
+    return "Basic " + base64.b64encode(f"{name}:{password}".encode()).decode()
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Create an authority and certificates of a server and a client."""
+    folder = tmp_path_factory.mktemp("certificates")
+    make_certificates(folder, "server", "client")
+    return folder
+
+
+@pytest.fixture
+def file(tmp_path: Path, certificates: Path) -> Path:
+    """Return the path of a web configuration next to the certificates."""
+    for each in certificates.iterdir():
+        (tmp_path / each.name).write_bytes(each.read_bytes())
+    return tmp_path / "web.yml"
+
+
+def fetch_tls(
+    server: WebServer, folder: Path, path: str = "/metrics", *, client: bool = False
+) -> tuple[Answer, bytes | None]:
+    """Send one request over TLS; return the answer and the server's certificate."""
+    context = ssl.create_default_context(cafile=folder / "ca.pem")
+    if client:
+        context.load_cert_chain(folder / "client.pem", folder / "client.key")
+    connection = http.client.HTTPSConnection(*server.address, timeout=PATIENCE, context=context)
+    try:
+        connection.request("GET", path)
+        certificate = connection.sock.getpeercert(binary_form=True)
+        response = connection.getresponse()
+        return Answer(response.status, dict(response.getheaders()), response.read()), certificate
+    finally:
+        connection.close()
+
+
+def test_tls(loop: Loop, file: Path) -> None:
+    """Pages arrive over TLS, large ones complete; who sends http to the port of https is told so."""
+    file.write_text(TLS + "http_server_config: {headers: {Strict-Transport-Security: max-age=60}}\n")
+    with serving(loop, access=AccessControl(file)) as server:
+        answer, _ = fetch_tls(server, file.parent)
+        assert (answer.status, answer.body) == (200, PAGE)
+        assert answer.headers["strict-transport-security"] == "max-age=60"
+        assert fetch_tls(server, file.parent, "/huge")[0].body == HUGE
+        assert b"this server speaks https" in exchange(server, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        loop.until(lambda: not server.pool.connections)
+
+
+def test_client_certificate(loop: Loop, file: Path) -> None:
+    """With mutual TLS a client without a certificate of the authority gets nothing, and learns why."""
+    file.write_text(MUTUAL)
+    with serving(loop, access=AccessControl(file)) as server:
+        assert fetch_tls(server, file.parent, client=True)[0].body == PAGE
+        with pytest.raises(ssl.SSLError, match="certificate required"):
+            fetch_tls(server, file.parent)
+
+
+def test_logins(loop: Loop, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every path needs a login; a password that was right is checked by bcrypt once."""
+    checked: list[bytes] = []
+    check = bcrypt.checkpw
+
+    def count(password: bytes, stored: bytes) -> bool:
+        checked.append(password)
+        return check(password, stored)
+
+    monkeypatch.setattr(bcrypt, "checkpw", count)
+    file.write_text(users(prometheus="right", other="x" * 72))
+    with serving(loop, access=AccessControl(file)) as server:
+        for path in ("/metrics", "/", "/-/healthy", "/none"):
+            refused = fetch(server, path)
+            assert (refused.status, refused.body) == (401, b"a login is required\n")
+            assert refused.headers["www-authenticate"].startswith("Basic ")
+        for header in (
+            *("Basic", "Basic !", "Bearer right", "Basic " + base64.b64encode(b"prometheus").decode()),
+            *(login(*given) for given in (("prometheus", "wrong"), ("nobody", "right"), ("other", "x" * 73), ("", ""))),
+        ):
+            assert fetch(server, authorization=header).status == 401, header
+        checked.clear()
+        for _ in range(3):
+            assert fetch(server, authorization=login("prometheus", "right")).body == PAGE
+        assert checked == [b"right"]
+        assert fetch(server, authorization=login("other", "x" * 72)).status == 200
+
+
+def test_guessing_takes_a_fifth_of_a_core(loop: Loop, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a wrong password the thread of checks pauses for four times the check's CPU time; a right one is free."""
+    paused: list[float] = []
+    monkeypatch.setattr(time, "thread_time", iter([10.0, 10.05, 20.0]).__next__)
+    monkeypatch.setattr(time, "sleep", paused.append)
+    file.write_text(users(prometheus="right"))
+    with serving(loop, access=AccessControl(file)) as server:
+        assert fetch(server, authorization=login("prometheus", "wrong")).status == 401
+        assert fetch(server, authorization=login("prometheus", "right")).status == 200
+    assert paused == [pytest.approx(0.2)]
+
+
+def test_reload(loop: Loop, file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A changed file or certificate counts from the next connection on; an invalid one changes nothing."""
+    folder = file.parent
+    file.write_text(TLS + users(a="1"))
+    with serving(loop, access=AccessControl(file)) as server:
+        answer, first = fetch_tls(server, folder)
+        assert answer.status == 401
+        file.write_text(TLS)
+        assert fetch_tls(server, folder)[0].status == 200
+        make_certificates(folder, "server", key=("rsa:2048",))  # of another kind of key
+        answer, second = fetch_tls(server, folder)
+        assert (answer.status, first != second) == (200, True)
+        file.write_text(TLS.replace("server.key", "missing.key"))
+        for _ in range(2):
+            assert fetch_tls(server, folder)[1] == second
+        assert caplog.text.count("web configuration invalid, keeping the previous one") == 1
+        assert "missing.key: cannot read: No such file or directory" in caplog.text
+        (folder / "missing.key").write_bytes((folder / "server.key").read_bytes())
+        assert fetch_tls(server, folder)[0].status == 200
+        file.write_text(MUTUAL)
+        with pytest.raises(ssl.SSLError, match="certificate required"):
+            fetch_tls(server, folder)
+
+
+def test_mistakes_in_certificates(file: Path) -> None:
+    """A key that is not the certificate's, or no PEM at all, is an error that names the files."""
+    for text, message in (
+        (TLS.replace("server.key", "client.key"), r"server\.pem and .*client\.key do not fit: key values mismatch"),
+        (TLS.replace("server.pem", "web.yml"), r"web\.yml and .*server\.key do not fit"),
+        (MUTUAL.replace("ca.pem", "web.yml"), r"web\.yml has no PEM certificate"),
+    ):
+        file.write_text(text)
+        with pytest.raises(WebConfigError, match=message):
+            AccessControl(file)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of gpuwarden."""
+    command = [sys.executable, "-m", "gpuwarden", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_prometheus_and_commands(file: Path) -> None:
+    """Prometheus scrapes with certificate and login; commands on the host use the Unix socket."""
+    folder = file.parent
+    file.write_text(MUTUAL + users(prometheus="secret"))
+    config = folder / "config.yaml"
+    config.write_text(f"web: {{config_file: {file}}}\nruns: {{socket: {folder}/run.sock}}\n")
+    own = {"cert_file": f"{folder}/client.pem", "key_file": f"{folder}/client.key"}
+    access = {
+        "scheme": "https",
+        "tls_config": {"ca_file": f"{folder}/ca.pem", **own},
+        "basic_auth": {"username": "prometheus", "password": "secret"},
+    }
+    daemon = Daemon(folder, "--source", "simulated", "--config", str(config))
+    with ending(daemon):
+        target = f"127.0.0.1:{daemon.port}"
+        prometheus = Prometheus(folder / "prometheus", target, access=access)
+        with ending(prometheus):
+            until(lambda: prometheus.value('up{job="gpuwarden"}'), "a scrape")
+        for arguments in (("top", "--once"), ("runs",), ("runs", "show", "resnet50-imagenet"), ("incidents",)):
+            done = run(*arguments, "--config", str(config))
+            assert (done.returncode, done.stderr) == (0, "")
+        refused = run("runs", "--listen", target)
+        assert refused.returncode == 1
+        assert "needs TLS or a login; on its machine, pass --config" in refused.stderr
