@@ -84,7 +84,7 @@ install_service() {
     start
     finish
     echo "gpuwarden is running: $(systemctl show --property StatusText --value gpuwarden.service)"
-    echo "configuration: $config (then: systemctl restart gpuwarden)   log: journalctl -u gpuwarden"
+    echo "configuration: $config (then: systemctl reload gpuwarden)   log: journalctl -u gpuwarden"
 }
 
 find_python() {

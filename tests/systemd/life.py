@@ -424,6 +424,20 @@ def test_wrong_configuration_fails_without_restarts() -> None:
     assert is_active()
 
 
+def test_reload_applies_or_refuses_the_configuration() -> None:
+    """A reload applies a valid change in the same process; an invalid one changes nothing."""
+    right, pid = CONFIG.read_text(), main_pid()
+    CONFIG.write_text(right + "\nlog: {level: debug}\n")
+    command("systemctl", "reload", "gpuwarden")
+    until(lambda: "configuration reloaded applied=log.level" in journal("--lines=50"), "the reload")
+    CONFIG.write_text(right + "\nnonsense: 1\n")
+    assert command("systemctl", "reload", "gpuwarden", check=False).returncode != 0
+    assert re.search(r"config\.yaml:\d+:1: nonsense: ", journal("--lines=20"))
+    CONFIG.write_text(right)
+    command("systemctl", "reload", "gpuwarden")
+    assert (main_pid(), is_active()) == (pid, True)
+
+
 def test_a_taken_port_is_waited_for() -> None:
     """Attempts have no limit: the service starts as soon as the other program frees the port."""
     command("systemctl", "stop", "gpuwarden")

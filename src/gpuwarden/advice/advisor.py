@@ -89,7 +89,7 @@ class Advisor:
         self._nearest_above = nearest_above
         self._belongs: dict[int, int] = {}  # process to its run's process, by pids; of this poll
         self._roots: set[int] = set()  # the runs' processes
-        self._limits = limits
+        self.limits = limits
         self._states: dict[str, DeliveryState] = {}  # by run id
         self._hung: dict[str, float] = {}  # start (monotonic), by UUID
         self._divided: dict[str, str] = {}  # GPUs by their instances' UUIDs; kept as a lost GPU lists none
@@ -156,7 +156,7 @@ class Advisor:
             whole = gpu.identity.uuid
             gpu_limits.setdefault(whole, NO_LIMIT)  # at least a loss of the GPU must be noticed
             if (memory := facts.pressure.of_runs.get((run.peer.run_id, uuid))) is not None:
-                others, own = memory.slack(self._limits)
+                others, own = memory.slack(self.limits)
                 limits[uuid] = memory.in_use + own
                 if listens:
                     others = min(others, self._co_tenant_slack(run, uuid, gpu, memory, facts.poll.co_tenants))
@@ -205,7 +205,7 @@ class Advisor:
                     SubjectState(level, partial(thermal_text, gpu, level), gpu),
                 )
             if (memory := facts.pressure.of_runs.get((run.peer.run_id, uuid))) is not None:
-                text = partial(memory_text, self._limits, memory)
+                text = partial(memory_text, self.limits, memory)
                 yield AdviceSubject("pressure", uuid, "memory"), SubjectState(memory.level, text, gpu, memory)
         for gpu in {gpu.identity.uuid: gpu for gpu in gpus.values()}.values():
             yield from self._faults(run, gpu, facts)
@@ -256,7 +256,7 @@ class Advisor:
 
     def _min_growth(self, memory: RunPressure, grown: float) -> float:
         """Return the growth in bytes from which a co-tenant that has `grown` so far is reported."""
-        return max(MIN_GROWTH_BYTES, self._limits.neighbour_share * (memory.headroom + grown))
+        return max(MIN_GROWTH_BYTES, self.limits.neighbour_share * (memory.headroom + grown))
 
     def _co_tenant_slack(
         self, run: RunSnapshot, uuid: str, gpu: Gpu, memory: RunPressure, co_tenants: CoTenants

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from gpuwarden.config.schema import OPTIONS, SECTIONS
+from gpuwarden.config.schema import OPTIONS, RELOADABLE, SECTIONS
 
 if TYPE_CHECKING:
     from gpuwarden.config.schema import Option
@@ -34,7 +34,8 @@ poll:
   `config.yaml:4:3: poll.interval: 0s is too short; minimum 100ms`. The daemon does not start with an invalid file.
 - A problem that only affects a target of alerts, such as a missing password file, is a warning: the daemon starts.
 - The flags `--source`, `--listen` and `--socket` and the variable `GPUWARDEN_SOCKET` take precedence over the file.
-- Restart the daemon after a change.
+- After a change, `systemctl reload gpuwarden` (SIGHUP) applies what can change while the daemon serves, keeps the
+  previous configuration if the file is invalid, and logs the options that need a restart. At once apply: {reloadable}.
 - Unknown and duplicate keys are errors. A section without options is valid. Quotes are optional; YAML tags are errors.
 """
 
@@ -49,7 +50,7 @@ _BARE = re.compile(r"0|[1-9a-z/][A-Za-z0-9./:_-]*")
 
 def render_reference() -> Iterator[str]:
     """Yield the lines of docs/reference/configuration.md."""
-    yield REFERENCE_INTRODUCTION
+    yield REFERENCE_INTRODUCTION.replace("{reloadable}", _reloadable())
     yield "## Value types\n\n| Type | Notation |\n|---|---|"
     for name, write in sorted({row.kind.name: row.kind.write for row in OPTIONS.values()}.items()):
         yield f"| {name} | {write} |"
@@ -66,6 +67,16 @@ def render_example() -> Iterator[str]:
     yield _examples("")
     for name, section in SECTIONS.items():
         yield f"\n# {_sentence(section)}\n{name}:\n{_examples(f'{name}.')}"
+
+
+def _reloadable() -> str:
+    """Return the options that a reload applies, whole sections by their name."""
+    names = []
+    for section in SECTIONS:
+        own = [key for key in OPTIONS if key.startswith(f"{section}.")]
+        live = [key for key in own if key in RELOADABLE]
+        names += [f"{section}.*"] if live == own else live
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _within(prefix: str) -> dict[str, Option]:

@@ -14,6 +14,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from gpuwarden.config.reload import plan_reload
 from gpuwarden.config.schema import Config
 from gpuwarden.daemon import systemd
 from gpuwarden.daemon.control import CommandError, ControlServer
@@ -49,6 +50,7 @@ class Daemon:
         self.poll_loop = PollLoop(config.poll.interval)
         self.pipeline = Pipeline(config, source, self.poll_loop.request, self.poll_loop.request_from_thread)
         self._dispatcher: Dispatcher | None = None  # only while it serves, not for a single poll
+        self._alerts_restart: asyncio.Task[None] | None = None
         self._dcgm = DcgmPage(host_name()) if config.compat == "dcgm" else None
         self._watchdog = systemd.Watchdog()
         recorder = self.pipeline.recorder
@@ -59,9 +61,7 @@ class Daemon:
         self._control = ControlServer({**self.pause_commands.commands, "record": self._record_incident})
         self.web = WebServer(
             self.routes.handlers,
-            host_names=HostNames(
-                (*config.web.allowed_hosts, config.web.listen.host, urlsplit(config.web.pages_url).hostname or "")
-            ),
+            host_names=_host_names(config),
             access=AccessControl(config.web.config_file) if config.web.config_file else None,
             max_connections=config.web.max_connections,
             timeout=config.web.timeout,
@@ -77,8 +77,8 @@ class Daemon:
         """One line about the last poll."""
         return systemd.status_line(self.routes.state) if self.routes.state else "no poll yet"
 
-    async def run(self, started: Callable[[], None] = lambda: None) -> None:
-        """Serve until SIGTERM or SIGINT; call `started` once the first page is served.
+    async def run(self, started: Callable[[], None] = lambda: None, hang_up: Callable[[], None] = lambda: None) -> None:
+        """Serve until SIGTERM or SIGINT; call `started` once the first page is served, `hang_up` at SIGHUP.
 
         Raises OSError if a socket or port cannot be opened, or if only a restart can load a new version of the driver.
         """
@@ -86,8 +86,8 @@ class Daemon:
         self.poll_loop.attach(loop)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.poll_loop.stop)
-        if callable(hang_up := signal.getsignal(signal.SIGHUP)):  # run by the loop, not inside a log line's write
-            loop.add_signal_handler(signal.SIGHUP, hang_up, signal.SIGHUP, None)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup sets it
+            loop.add_signal_handler(signal.SIGHUP, hang_up)
         try:
             await self.web.start(*self._config.web.listen)
             await self.pipeline.open()
@@ -105,6 +105,7 @@ class Daemon:
         finally:
             systemd.notify("STOPPING=1")
             self._control.stop()
+            await self._settle_alerts()
             await self.flight_recorder.stop(STOP_SECONDS)
             await self.pipeline.close()
             if self._dispatcher:
@@ -125,6 +126,33 @@ class Daemon:
         self.pipeline.containers.stop()
         with contextlib.suppress(StillUsedError):
             await self.pipeline.poller.pause(math.inf)
+
+    def reload(self, config: Config) -> None:
+        """Apply the options of a new configuration that can change while the daemon serves, and log the others."""
+        reload = plan_reload(self._config, config)
+        self._config = self.routes.config = reload.config
+        self.pipeline.reload(reload.config)
+        web = reload.config.web
+        self.web.router.host_names, self.web.max_connections = _host_names(reload.config), web.max_connections
+        self.web.pool.timeout = web.timeout
+        if reload.changes("alertmanager.", "notify.", "web.external_url"):
+            self._alerts_restart = asyncio.create_task(self._restart_alerts(self._alerts_restart))
+        log.info("configuration reloaded applied=%s", ",".join(reload.applied) or "none")
+        if reload.pending:
+            log.warning("restart the daemon to apply keys=%s", ",".join(reload.pending))
+
+    async def _restart_alerts(self, earlier: asyncio.Task[None] | None) -> None:
+        """Replace the dispatcher by one with the configuration of now; what it has sent is kept on disk."""
+        if earlier:
+            await earlier
+        stopped, self._dispatcher = self._dispatcher, None
+        if stopped:
+            await stopped.stop()
+        self._dispatcher = _dispatcher(self._config)
+
+    async def _settle_alerts(self) -> None:
+        if self._alerts_restart:
+            await self._alerts_restart
 
     async def poll(self) -> State:
         """Poll once; the previous state is served until the new one is complete."""
@@ -186,6 +214,12 @@ class Daemon:
             alerts_posted=alerts.posted if alerts else {},
             notified=alerts.notified if alerts else {},
         )
+
+
+def _host_names(config: Config) -> HostNames:
+    """Return the names under which requests over TCP are answered."""
+    web = config.web
+    return HostNames((*web.allowed_hosts, web.listen.host, urlsplit(web.pages_url).hostname or ""))
 
 
 def _dispatcher(config: Config) -> Dispatcher | None:

@@ -99,6 +99,11 @@ class Pipeline:
         self._dropped = {"processes": 0, "owners": 0}
         self._advice_dropped = 0
 
+    def reload(self, config: Config) -> None:
+        """Apply another configuration, as far as it can change (RELOADABLE)."""
+        self._config = config
+        self.pressure.limits = self.advisor.limits = config.pressure
+
     async def open(self) -> None:
         """Listen for runs, and open their records. Raises OSError if the socket or the records cannot be opened."""
         runs = self._config.runs

@@ -51,7 +51,7 @@ class Routes:
         self._exposed = exposed
         self._recorder = recorder
         self._user_name = user_name
-        self._config = config
+        self.config = config
         self._started = time.time()
         self._exposition = Exposition()
         self._flight = flight
@@ -123,7 +123,7 @@ class Routes:
         name = parse_qs(request.query).get("name", [None])[-1]
         if limit is None:
             return _BAD_LIMIT
-        socket = {"socket": str(self._config.web_socket)}
+        socket = {"socket": str(self.config.web_socket)}
         return _json(await self._recorder.listing(limit, self._reader(request), socket, name))
 
     async def serve_run(self, request: HttpRequest) -> HttpResponse:
@@ -164,7 +164,7 @@ class Routes:
         return await asyncio.to_thread(_serve_alert, request.path)
 
     def _reader(self, request: HttpRequest) -> Reader:
-        return reader(request.uid, os.geteuid(), self._config.web.show_error_text)
+        return reader(request.uid, os.geteuid(), self.config.web.show_error_text)
 
     def serve_state(self, _request: HttpRequest) -> HttpResponse:
         """Return the last poll as JSON."""
@@ -176,7 +176,7 @@ class Routes:
                 self._flight.series,
                 self._flight.events,
                 self._user_name,
-                self._config.runs.socket,
+                self.config.runs.socket,
                 self._started,
                 self._checks,
             )

@@ -160,7 +160,7 @@ class PressureWatch:
     """Pressure levels from poll to poll. Used by one event loop."""
 
     def __init__(self, limits: Limits) -> None:
-        self._limits = limits
+        self.limits = limits
         self._memory: dict[tuple[str, str], _MemoryLevels] = {}  # by run and UUID
         self._thermal: dict[str, LevelHysteresis] = {}  # by UUID
 
@@ -178,7 +178,7 @@ class PressureWatch:
                 self._update_thermal(gpu, levels, poll.now)
         known = {gpu.identity.uuid for gpu in poll.snapshot.gpus}
         self._thermal = {uuid: standing for uuid, standing in self._thermal.items() if uuid in known}
-        return Pressure(levels, of_runs, self._limits)
+        return Pressure(levels, of_runs, self.limits)
 
     def _runs(self, runs: Iterable[RunSnapshot], now: float) -> Iterator[tuple[tuple[str, str], RunPressure]]:
         for run in runs:
@@ -188,7 +188,7 @@ class PressureWatch:
                 in_use, in_step = run.memory[uuid].current, uuid in run.headroom_in_step
                 leak = run.leaks.get(uuid)
                 levels = self._memory.setdefault(key, _MemoryLevels())
-                level = levels.update(self._limits, headroom_ratio(left, in_use), leak, now)
+                level = levels.update(self.limits, headroom_ratio(left, in_use), leak, now)
                 if not run.devices.get(uuid) and level == "critical":  # the driver cannot confirm it
                     level = "warning"
                 seconds = leak.left.seconds if leak and leak.left else None
@@ -201,9 +201,9 @@ class PressureWatch:
             return
         uuid, throttled_by = gpu.identity.uuid, (bool(throttled[0]), bool(throttled[1]))
         standing = self._thermal.setdefault(uuid, LevelHysteresis())
-        strictly = thermal_level(self._limits, margin, throttled_by)
-        clearly = thermal_level(self._limits, margin, throttled_by, CLEAR_TEMPERATURE_CELSIUS)
-        levels[uuid, "thermal"] = standing.update(strictly, clearly, self._limits.hold, now)
+        strictly = thermal_level(self.limits, margin, throttled_by)
+        clearly = thermal_level(self.limits, margin, throttled_by, CLEAR_TEMPERATURE_CELSIUS)
+        levels[uuid, "thermal"] = standing.update(strictly, clearly, self.limits.hold, now)
 
 
 def headroom_ratio(headroom: float, in_use: float) -> float:

@@ -51,7 +51,7 @@ class WebServer:
         self.router = Router(routes, host_names, access)
         self.pool = ConnectionPool(timeout, keep_alive)
         self.accept_errors = 0
-        self._max_connections = max_connections
+        self.max_connections = max_connections
         self._access = access
         self._listeners: list[socket.socket] = []
         self._path: Path | None = None  # of the Unix socket
@@ -116,7 +116,7 @@ class WebServer:
             is_tcp = client.family != socket.AF_UNIX
             stream = self._access.open(client) if self._access and is_tcp else SocketStream(client)
             HttpConnection(stream, self.router, self.pool)
-            if len(self.pool.connections) > self._max_connections:
+            if len(self.pool.connections) > self.max_connections:
                 await self.pool.evict()
 
     def _log_failure(self, error: OSError) -> None:

@@ -38,7 +38,7 @@ class Router:
     ) -> None:
         self.requests: Counter[tuple[str, int]] = Counter()
         self._routes = dict(routes)
-        self._host_names = host_names
+        self.host_names = host_names
         self._access = access
         self._log_limiter = LogLimiter()
 
@@ -79,7 +79,7 @@ class Router:
         if request.uid is not None:
             return None
         host = request.headers.get("host", "")
-        if self._host_names and not self._host_names.allow(host):
+        if self.host_names and not self.host_names.allow(host):
             return self._refuse_host(host)
         if self._access and not await self._access.allow(request.headers.get("authorization", "")):
             return UNAUTHORIZED

@@ -13,15 +13,19 @@ import argparse
 import asyncio
 import logging
 import resource
+import signal
 import sys
 
+from gpuwarden.cli.commands import hang_up
 from gpuwarden.cli.common.config_flags import load_config
 from gpuwarden.cli.common.configured_source import open_configured_source
 from gpuwarden.cli.common.terminal import FAILED
+from gpuwarden.config.loader import ConfigError
 from gpuwarden.config.schema import Config
 from gpuwarden.config.value_types import Address
 from gpuwarden.daemon import log_setup
 from gpuwarden.daemon.daemon import Daemon
+from gpuwarden.formatting import format_fields
 
 log = logging.getLogger("gpuwarden")
 
@@ -31,7 +35,7 @@ def serve(parsed: argparse.Namespace) -> int:
     config = load_config(parsed)
     _raise_file_limit()
     daemon = Daemon(config, open_configured_source(config))
-    asyncio.run(daemon.run(lambda: _log_addresses(daemon, config)))
+    asyncio.run(daemon.run(lambda: _log_addresses(daemon, config), lambda: _hang_up(daemon, parsed)))
     return 0
 
 
@@ -43,6 +47,18 @@ def once(parsed: argparse.Namespace) -> int:
     state = asyncio.run(daemon.poll())
     sys.stdout.write(daemon.text)
     return FAILED if state.snapshot.fault else 0
+
+
+def _hang_up(daemon: Daemon, parsed: argparse.Namespace) -> None:
+    """Stop where the terminal is gone; otherwise read the configuration again, and keep the previous one if invalid."""
+    if hang_up.is_terminal_closed():
+        signal.raise_signal(signal.SIGTERM)
+        return
+    try:
+        daemon.reload(load_config(parsed))
+    except ConfigError as error:
+        for problem in error.problems:
+            log.error("configuration invalid, keeping the previous one %s", format_fields(error=problem))  # noqa: TRY400
 
 
 def _log_addresses(daemon: Daemon, config: Config) -> None:
