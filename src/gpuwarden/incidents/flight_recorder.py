@@ -11,14 +11,14 @@ import os
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from gpuwarden.fair_eviction import select_evicted
 from gpuwarden.formatting import format_fields
-from gpuwarden.gpu.snapshot import MemorySample
+from gpuwarden.gpu.snapshot import GpuProcess, MemorySample
 from gpuwarden.history.event_log import Event, EventLog, end_event
 from gpuwarden.history.series import HistoryFrame, HistorySeries
 from gpuwarden.host import procfs
@@ -67,7 +67,8 @@ class _OpenIncident:
     last: float
     due: float | None
     state: State
-    processes: HistoryFrame | None  # last frame before the event that lists processes
+    processes: Mapping[str, tuple[GpuProcess, ...]]  # of the last frame with any before the event, by UUID
+    owners: Owners  # of them
     frames: list[HistoryFrame] = field(default_factory=list)
     samples: dict[str, list[MemorySample]] = field(default_factory=dict)
     ties: set[str] = field(default_factory=set)
@@ -219,7 +220,8 @@ class FlightRecorder:
             last=now,
             due=now + AFTER_SECONDS,
             state=self._state,
-            processes=_copied(before[-1]) if before else None,
+            processes=before[-1].processes if before else {},
+            owners=(before[-1].owners if before else None) or Owners(),
         )
 
     def record(self, note: str = "") -> str:
@@ -270,8 +272,8 @@ class FlightRecorder:
             state=incident.state,
             ended=state.snapshot.time if is_complete else None,
             frames=tuple(incident.frames),
-            processes=incident.processes.processes if incident.processes else {},
-            owners=(incident.processes.owners if incident.processes else None) or Owners(),
+            processes=incident.processes,
+            owners=incident.owners,
             samples={uuid: tuple(each) for uuid, each in incident.samples.items()},  # the lists still grow
             runs=self._outlines(runs),
             jobs=sorted({run.hello.job for run in state.runs if run.hello.job and run.peer.run_id in incident.ties}),
@@ -322,17 +324,3 @@ class FlightRecorder:
 
 def _time_of(event: Event) -> float:
     return event.timestamp_seconds
-
-
-def _copied(frame: HistoryFrame) -> HistoryFrame:
-    """Return a frame that keeps its processes when the ring thins it."""
-    return HistoryFrame(
-        frame.time,
-        frame.taken,
-        (),
-        frame.values[:0],
-        charted=False,
-        processes=frame.processes,
-        owners=frame.owners,
-        samples={},
-    )
