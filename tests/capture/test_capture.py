@@ -1,12 +1,10 @@
-"""Captures: a replay equals the recording, and an unusable file is refused with the reason."""
+"""Captures: a replay equals the recording."""
 
 from __future__ import annotations
 
 import asyncio
-import gzip
 import json
 import os
-import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,9 +12,7 @@ from pathlib import Path
 
 import pynvml
 import pytest
-from golden_boxes import FOLDER, GOLDENS
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from recorded_captures import HOST, INTERVAL, poll_once, recorded, replayed
 from simulated_box import Box, Clock, summarize
 
 from gpuwarden.capture.capture_file import (
@@ -25,28 +21,20 @@ from gpuwarden.capture.capture_file import (
     MIG_HANDLE,
     Answers,
     Capture,
-    CaptureError,
     Frame,
-    Struct,
     load_capture,
     save_capture,
 )
-from gpuwarden.capture.masking import mask_capture
 from gpuwarden.capture.recording import SAMPLE_SECONDS, record
 from gpuwarden.capture.replay import CapturedNvml
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.reader import DEFAULT_PLAN, GpuGoneError, GpuReader
 from gpuwarden.gpu.snapshot import Snapshot
-from gpuwarden.host.host_reader import HostMemory
-from gpuwarden.nvml.interface import Nvml
 from gpuwarden.nvml.return_codes import NVMLError, code_of
 from mock_nvml import MockNvml
 
 PID_MAX_LIMIT = 1 << 22
-INTERVAL = 2.0
-HOST = HostMemory(size=1 << 40, available=1 << 39)
-DOCUMENT = Path(__file__).parents[2] / "docs" / "engineering" / "capture.md"
 # Run by a process on the mock library: record the driver, and poll it as the daemon does.
 RECORDER = """
 import asyncio, json, sys
@@ -72,24 +60,6 @@ async def polls():
 
 print(json.dumps(summarize(asyncio.run(polls()))))
 """
-
-
-def recorded(box: Box, frames: int = 3) -> Capture:
-    """Record a simulated machine, advancing its clock."""
-    return record(box.nvml, frames, INTERVAL, host_memory=lambda: HOST, sleep=box.clock.sleep, clock=box.clock)
-
-
-def poll_once(nvml: Nvml) -> Snapshot:
-    """Poll once, as the daemon does."""
-    return asyncio.run(Poller(nvml, 30).poll())
-
-
-def replayed(capture: Capture) -> tuple[Nvml, Clock]:
-    """Replay a capture on a separate clock."""
-    clock = Clock()
-    nvml = CapturedNvml(capture, clock).nvml
-    nvml.nvmlInit()
-    return nvml, clock
 
 
 def polled_twice(capture: Capture) -> Snapshot:
@@ -339,218 +309,3 @@ class TestRecording:
         box.simulation.driver.lose(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
         with pytest.raises(NVMLError):
             recorded(box)
-
-
-def processes(answers: Answers) -> list[Struct]:
-    """Return the list of compute processes in a GPU's answers."""
-    found = answers["nvmlDeviceGetComputeRunningProcesses"]
-    assert isinstance(found, list)
-    return found
-
-
-OF_THE_MODEL = {
-    "nvmlDeviceGetName",
-    "nvmlDeviceGetVbiosVersion",
-    "nvmlDeviceGetBoardPartNumber",
-    "nvmlDeviceGetInforomImageVersion",
-    "nvmlDeviceGetInforomVersion",
-    "nvmlDeviceGetGspFirmwareVersion",
-}
-
-
-def texts(answers: Answers) -> list[tuple[str, str]]:
-    """Return all texts among the answers of a GPU and its instances, by function."""
-    found = [(asked, answer) for asked, answer in answers.items() if isinstance(answer, str)]
-    for asked, answer in answers.items():
-        if isinstance(answer, dict):
-            own = [(asked, value) for value in answer.values() if isinstance(value, str)]
-            found += texts(answer) if asked.startswith(MIG_HANDLE) else own
-    return found
-
-
-def identifying(answers: Answers) -> list[str]:
-    """Return the identifiers of a GPU, its instances, its slot and its processes; UUIDs without their common prefix."""
-    named = (text for asked, text in texts(answers) if asked.partition("(")[0] not in OF_THE_MODEL)
-    found = [text.partition("-")[2] or text for text in named]
-    lists = (answer for answer in answers.values() if isinstance(answer, list))
-    return found + [str(entry["pid"]) for each in lists for entry in each if isinstance(entry, dict)]
-
-
-class TestMasking:
-    """A masked capture can be shared."""
-
-    def test_identifying_answers_are_replaced(self, tmp_path: Path) -> None:
-        """The file has no UUID, serial number or pid of the machine."""
-        box, file = Box(), tmp_path / "shared.json"
-        capture = recorded(box)
-        save_capture(mask_capture(capture), file)
-        for index in range(8):
-            assert box.nvml.nvmlDeviceGetUUID(box.handle(index)) not in file.read_text()
-            assert box.nvml.nvmlDeviceGetSerial(box.handle(index)) not in file.read_text()
-            assert all(str(process.pid) not in file.read_text() for process in box.read(index).processes)
-
-    @pytest.mark.parametrize("name", GOLDENS)
-    def test_no_original_is_left(self, name: str, tmp_path: Path) -> None:
-        """The file has no identifier of a GPU, an instance, a slot or a process, in any spelling."""
-        capture, file = load_capture(FOLDER / f"{name}.json"), tmp_path / "shared.json"
-        save_capture(mask_capture(capture), file)
-        originals = {text for frame in capture.frames for gpu in frame.gpus for text in identifying(gpu)}
-        assert originals
-        text = file.read_text().lower()
-        assert [original for original in originals if original.lower() in text] == []
-
-    @pytest.mark.parametrize("name", GOLDENS)
-    def test_texts_that_stay_are_of_the_model(self, name: str) -> None:
-        """All texts that are left are the same for every board of the model and driver."""
-        capture = load_capture(FOLDER / f"{name}.json")
-        for before, after in zip(capture.frames, mask_capture(capture).frames, strict=True):
-            for old, new in zip(before.gpus, after.gpus, strict=True):
-                stays = {asked.partition("(")[0] for asked, answer in texts(old) if (asked, answer) in texts(new)}
-                assert stays <= OF_THE_MODEL
-
-    def test_pseudonyms_are_stable(self) -> None:
-        """A GPU or process keeps its pseudonym through all frames, and different ones stay different."""
-        original, shared = recorded(Box()), mask_capture(recorded(Box()))
-        names: dict[object, object] = {}
-        pids: dict[object, object] = {}
-        for before, after in zip(original.frames, shared.frames, strict=True):
-            for old, new in zip(before.gpus, after.gpus, strict=True):
-                name = new["nvmlDeviceGetUUID"]
-                assert names.setdefault(old["nvmlDeviceGetUUID"], name) == name
-                for was, became in zip(processes(old), processes(new), strict=True):
-                    assert pids.setdefault(was["pid"], became["pid"]) == became["pid"]
-        assert len(set(names.values())) == 8
-        assert len(set(pids.values())) == len(pids) == 6
-
-    def test_readings_stay(self) -> None:
-        """Masking changes identifiers, not readings."""
-        capture = recorded(Box())
-        plain, shared = (poll_once(replayed(each)[0]) for each in (capture, mask_capture(capture)))
-        assert [gpu.readings for gpu in plain.gpus] == [gpu.readings for gpu in shared.gpus]
-
-
-FRAME: dict[str, object] = {"driver": {}, "gpus": [{}]}
-GOOD = {"format": "gpuwarden-capture", "version": 1, "interval": 1, "frames": [FRAME]}
-
-
-def capture_with_answer(question: str, answer: object) -> dict[str, object]:
-    """Return a capture of one frame with that answer."""
-    return {**GOOD, "frames": [{"driver": {}, "gpus": [{question: answer}]}]}
-
-
-class TestLoading:
-    """Files that cannot be replayed are refused with what to do."""
-
-    def test_good_file(self, tmp_path: Path) -> None:
-        """The smallest possible capture loads."""
-        file = tmp_path / "capture.json"
-        file.write_text(json.dumps(GOOD))
-        assert load_capture(file) == Capture(1.0, (Frame({}, ({},)),))
-
-    def test_documented_file(self, tmp_path: Path) -> None:
-        """The example in the documentation loads."""
-        (example,) = re.findall(r"```json\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
-        file = tmp_path / "example.json"
-        file.write_text(example)
-        assert len(load_capture(file).frames[0].gpus) == 2
-
-    @pytest.mark.parametrize(
-        ("content", "complaint"),
-        [
-            ("", "not a capture, or corrupted"),
-            ("{", "not a capture, or corrupted"),
-            ("[" * 100_000, "not a capture, or corrupted"),
-            ([1], "not a capture of gpuwarden"),
-            ({"version": 1}, "not a capture of gpuwarden"),
-            ({**GOOD, "version": 2}, "capture version 2 is not supported, only 1"),
-            ({**GOOD, "interval": 0}, "interval: expected 1e-06 to "),
-            ({**GOOD, "interval": float("nan")}, "interval: expected 1e-06 to "),
-            ({**GOOD, "interval": True}, "interval: expected 1e-06 to "),
-            ({**GOOD, "interval": 10**400}, "interval: expected 1e-06 to "),
-            ({**GOOD, "interval": 5e-324}, "interval: expected 1e-06 to "),
-            ({**GOOD, "frames": []}, f"frames: expected a list of 1 to {MAX_FRAMES}"),
-            ({**GOOD, "frames": [FRAME] * (MAX_FRAMES + 1)}, f"frames: expected a list of 1 to {MAX_FRAMES}"),
-            ({**GOOD, "frames": [7]}, "corrupted capture"),
-            ({**GOOD, "frames": [{"driver": {}}]}, "corrupted capture"),
-            ({**GOOD, "frames": [{"driver": [], "gpus": []}]}, "expected an object"),
-            ({**GOOD, "frames": [{"driver": {}, "gpus": 3}]}, "corrupted capture"),
-            (capture_with_answer("os.system", 1), "'os.system' is not a call of NVML"),
-            (capture_with_answer("nvmlDeviceSetPowerManagementLimit", 1), "is not a call of NVML"),
-            (capture_with_answer("nvmlDeviceGetPowerUsage", "much"), "'much' is not a valid answer"),
-            (capture_with_answer("nvmlDeviceGetPowerUsage", True), "True is not a valid answer"),
-            (capture_with_answer("nvmlDeviceGetPowerUsage", 10**400), "is not a valid answer"),
-            ({**GOOD, "frames": [{"driver": {"nvmlDeviceGetCount": 10**7}, "gpus": []}]}, "but the frame has 0"),
-            (capture_with_answer("nvmlDeviceGetUUID", 1), "1 is not a valid answer"),
-            (capture_with_answer("nvmlDeviceGetPowerUsage", {"error": "lost"}), "is not a valid answer"),
-            (capture_with_answer("nvmlDeviceGetMemoryInfo", {"total": 1, "free": 1}), "is not a valid answer"),
-            (
-                capture_with_answer("nvmlDeviceGetComputeRunningProcesses", [{"usedGpuMemory": 1}]),
-                "is not a valid answer",
-            ),
-            (capture_with_answer("nvmlGpmMetricsGet(2)", "busy"), "'busy' is not a valid answer"),
-            (capture_with_answer("nvmlDeviceGetMigMode", [1, "on"]), "is not a valid answer"),
-            (capture_with_answer(f"{MIG_HANDLE}(0)", 1), "1 is not a valid answer"),
-            (capture_with_answer(f"{MIG_HANDLE}(0)", {}), "is not a valid answer"),
-            (
-                capture_with_answer(f"{MIG_HANDLE}(0)", {"nvmlDeviceGetUUID": 7}),
-                "nvmlDeviceGetUUID: 7 is not a valid answer",
-            ),
-            (capture_with_answer(f"{MIG_HANDLE}(0)", {f"{MIG_HANDLE}(0)": {"error": 6}}), "is not a valid answer"),
-        ],
-    )
-    def test_bad_file(self, content: object, complaint: str, tmp_path: Path) -> None:
-        """The message names the file, the error in it, and what to do."""
-        file = tmp_path / "capture.json"
-        file.write_text(content if isinstance(content, str) else json.dumps(content))
-        with pytest.raises(CaptureError, match=complaint) as caught:
-            load_capture(file)
-        assert str(caught.value).startswith(f"{file}: ")
-        assert "record it again" in str(caught.value)
-
-    def test_missing_file(self, tmp_path: Path) -> None:
-        """A missing file is named."""
-        with pytest.raises(CaptureError, match=r"absent\.json: cannot read the capture: No such file"):
-            load_capture(tmp_path / "absent.json")
-
-    @pytest.mark.parametrize("name", ["pipe.json", "pipe.json.gz"])
-    def test_fifo(self, name: str, tmp_path: Path) -> None:
-        """A FIFO is refused at once, without waiting for its writer."""
-        os.mkfifo(tmp_path / name)
-        with pytest.raises(CaptureError, match=r"cannot read the capture: not a regular file"):
-            load_capture(tmp_path / name)
-
-    @pytest.mark.parametrize(
-        "content", [b"no gzip", gzip.compress(b"{}")[:-5], b""], ids=["no gzip", "cut off", "empty"]
-    )
-    def test_damaged_compression(self, content: bytes, tmp_path: Path) -> None:
-        """A compressed file that is cut short or not compressed is a damaged capture."""
-        file = tmp_path / "capture.json.gz"
-        file.write_bytes(content)
-        with pytest.raises(CaptureError, match="corrupted"):
-            load_capture(file)
-
-    def test_endless_file(self, tmp_path: Path) -> None:
-        """A small file that unpacks to more than the limit is not unpacked."""
-        file = tmp_path / "bomb.json.gz"
-        file.write_bytes(gzip.compress(b" " * (MAX_BYTES + 1)))
-        with pytest.raises(CaptureError, match=f"longer than {MAX_BYTES} bytes"):
-            load_capture(file)
-
-    @given(st.binary(max_size=80), st.integers(0, 10_000))
-    @settings(max_examples=150, deadline=None)
-    def test_any_bytes(self, tmp_path_factory: pytest.TempPathFactory, patch: bytes, place: int) -> None:
-        """A capture overwritten with any bytes loads or is refused, and if it loads it can be polled."""
-        file = tmp_path_factory.getbasetemp() / "patched.json"
-        save_capture(ONE_GPU, file)
-        whole = file.read_bytes()
-        place %= len(whole)
-        file.write_bytes(whole[:place] + patch + whole[place + len(patch) :])
-        try:
-            nvml, _clock = replayed(load_capture(file))
-        except CaptureError:
-            return
-        for index in range(nvml.nvmlDeviceGetCount()):
-            GpuReader(nvml, nvml.nvmlDeviceGetHandleByIndex(index)).read()
-
-
-ONE_GPU = recorded(Box(1), 1)

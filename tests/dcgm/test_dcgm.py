@@ -16,6 +16,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from promql import grouping, selectors
+from recorded_captures import poll_once
 from services import Daemon, Prometheus, ending, until
 from simulated_box import Box
 
@@ -34,7 +35,6 @@ from gpuwarden.nvml.identity import GpuIdentity, MigIdentity
 from gpuwarden.state import State
 from mock_nvml import MockNvml
 from system_parts import needs
-from tests.capture.test_capture import poll_once
 
 GPUS = 8
 MIB = 2**20
