@@ -6,7 +6,7 @@ import json
 import signal
 from pathlib import Path
 
-from services import Daemon, ending, fetch, until
+from services import Daemon, altered, ending, fetch, until
 
 from mock_nvml import MockNvml
 
@@ -128,7 +128,8 @@ def test_shutdown_that_hangs(tmp_path: Path, mock_nvml: MockNvml) -> None:
 
 def test_wait_that_hangs(tmp_path: Path, mock_nvml: MockNvml) -> None:
     """A wait for bindings that hangs costs no XID; a pause fails and names it, and the daemon ends as always."""
-    daemon = Daemon(tmp_path / "daemon", env=mock_nvml.env(gpus=2))
+    program = altered({"gpuwarden.gpu.poller:RELEASE_SECONDS": 3.0})  # for which a pause waits
+    daemon = Daemon(tmp_path / "daemon", env=mock_nvml.env(gpus=2), program=program)
     with ending(daemon):
         until(lambda: daemon.samples().value("gpuwarden_access", source="nvml_events"), "the wait for XIDs")
         until(lambda: mock_nvml.calls().get("nvmlSystemEventSetWait"), "a wait for bindings")
