@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from folders import open_to_all
 from services import Daemon, ending, fetch, until
+from simulated_box import simulated
 
 from gpuwarden.daemon import control
 from gpuwarden.daemon.control import ControlServer, send_command
@@ -153,10 +154,8 @@ def test_no_daemon(tmp_path: Path) -> None:
 @pytest.fixture
 def box() -> Iterator[Simulation]:
     """Yield a simulated machine with two GPUs; end its hangs afterwards."""
-    box = Simulation(gpus=2)
-    yield box
-    for faults in (box.driver, box.gpu(0), box.gpu(1)):
-        faults.restore()
+    with simulated(gpus=2) as box:
+        yield box
 
 
 def test_gpu_that_hangs_is_named(box: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from simulated_box import simulated
 
 from gpuwarden.config.loader import load
 from gpuwarden.daemon import systemd
@@ -42,10 +43,8 @@ def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager
 @pytest.fixture
 def box() -> Iterator[Simulation]:
     """Yield a simulated machine with two GPUs; end its hangs afterwards."""
-    box = Simulation(gpus=2)
-    yield box
-    for faults in (box.driver, box.gpu(0), box.gpu(1)):
-        faults.restore()
+    with simulated(gpus=2) as box:
+        yield box
 
 
 def daemon(box: Simulation) -> Daemon:

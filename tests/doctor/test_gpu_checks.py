@@ -7,15 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 from doctor_machine import Machine, gpu
-from services import until
+from services import sleeping, until
 
 from gpuwarden.doctor.machine import gpu_checks
 from gpuwarden.gpu.metrics import GpuReadings
@@ -37,16 +35,6 @@ def doctor(mock: MockNvml, gpus: int = 4, **environ: str) -> Results:
     results = json.loads(done.stdout)["checks"]
     assert done.returncode == any(each["status"] == "fail" for each in results)
     return {each["name"]: each for each in results}
-
-
-@contextmanager
-def sleeping() -> Iterator[subprocess.Popen[bytes]]:
-    """Start a process that does nothing, and end it."""
-    with subprocess.Popen(["sleep", "600"]) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
 
 
 def test_healthy_gpus(mock_nvml: MockNvml) -> None:

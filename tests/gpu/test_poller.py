@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pynvml
 import pytest
+from simulated_box import simulated
 
 from gpuwarden import log_limiter
 from gpuwarden.gpu import poller as poller_module
@@ -31,11 +32,8 @@ PATIENT = 10.0  # seconds: likewise if none hangs, so that a busy machine loses 
 @pytest.fixture
 def box() -> Iterator[Simulation]:
     """Yield a simulated machine with four GPUs; end its hangs afterwards."""
-    box = Simulation(gpus=4)
-    yield box
-    box.driver.restore()
-    for index in range(4):
-        box.gpu(index).restore()
+    with simulated(gpus=4) as box:
+        yield box
 
 
 def polled(

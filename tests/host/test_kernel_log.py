@@ -116,17 +116,21 @@ def test_what_the_kernel_overwrote_is_counted(fifo: Fifo) -> None:
     assert log.lost == 10
 
 
+def failing_read(errors: list[OSError]) -> Callable[[int, int], bytes]:
+    """Make a read that raises these errors, the last first, and then reads."""
+
+    def read(file: int, size: int) -> bytes:
+        if errors:
+            raise errors.pop()
+        return os.read(file, size)
+
+    return read
+
+
 @pytest.mark.parametrize("code", [errno.EPIPE, errno.EINVAL])
 def test_overrun_does_not_end_reading(fifo: Fifo, code: int) -> None:
     """If the kernel reports lost records, or one that is too long, only these are missing."""
-    failing = [OSError(code, "overrun")]
-
-    def read(file: int, size: int) -> bytes:
-        if failing:
-            raise failing.pop()
-        return os.read(file, size)
-
-    log = opened(fifo.path, read)
+    log = opened(fifo.path, failing_read([OSError(code, "overrun")]))
     fifo.write("NVRM: Xid (PCI:0000:3b:00): 79")
     assert [each.code for each in parse_xids(log.read())] == [79]
     assert log.readable
@@ -135,13 +139,7 @@ def test_overrun_does_not_end_reading(fifo: Fifo, code: int) -> None:
 def test_log_that_fails_is_reopened_and_counts_nothing_twice(fifo: Fifo) -> None:
     """After an error the log is read from its start again, without what was read before."""
     failing: list[OSError] = []
-
-    def read(file: int, size: int) -> bytes:
-        if failing:
-            raise failing.pop()
-        return os.read(file, size)
-
-    log = opened(fifo.path, read)
+    log = opened(fifo.path, failing_read(failing))
     fifo.write("NVRM: Xid (PCI:0000:3b:00): 79")
     assert [each.code for each in parse_xids(log.read())] == [79]
     failing.append(OSError(errno.ENODEV, "gone"))

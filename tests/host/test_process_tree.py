@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import signal
@@ -12,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from services import until
+from services import sleeping, until
 
 from gpuwarden.host import process_tree, procfs
 from gpuwarden.host.process_key import ProcessKey
@@ -390,16 +389,6 @@ def test_name_of_a_process_cannot_confuse() -> None:
         assert stat.parent == os.getppid()
     finally:
         Path("/proc/self/comm").write_text(name)
-
-
-@contextlib.contextmanager
-def sleeping() -> Iterator[subprocess.Popen[bytes]]:
-    """Start a process that is not waited for before the end."""
-    with subprocess.Popen(["sleep", "600"]) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
 
 
 def kill_without_wait(process: subprocess.Popen[bytes]) -> None:

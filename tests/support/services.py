@@ -266,6 +266,16 @@ class Alertmanager(Process):
 
 
 @contextlib.contextmanager
+def sleeping() -> Iterator[subprocess.Popen[bytes]]:
+    """Start a process that does nothing, and end it."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@contextlib.contextmanager
 def ending(*processes: Process) -> Iterator[None]:
     """End the processes in any case; show the output of each if the test fails."""
     try:

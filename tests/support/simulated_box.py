@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from gpuwarden.gpu.metrics import GpuReadings
@@ -9,6 +11,15 @@ from gpuwarden.gpu.reader import Answers, GpuReader
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.nvml.interface import Handle
 from gpuwarden.simulation.simulated_nvml import Simulation
+
+
+@contextmanager
+def simulated(gpus: int) -> Iterator[Simulation]:
+    """Yield a simulated machine; end its hangs afterwards."""
+    box = Simulation(gpus=gpus)
+    yield box
+    for faults in (box.driver, *map(box.gpu, range(gpus))):
+        faults.restore()
 
 
 class Clock:
