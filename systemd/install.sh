@@ -75,7 +75,7 @@ install_service() {
     trap 'exit 1' HUP INT TERM
 
     "$python" -m venv "$prefix"
-    "$prefix/bin/python" -m pip install --quiet --no-input --disable-pip-version-check "$(pip_source "$source")[notify]"
+    "$prefix/bin/python" -m pip install --quiet --no-input --disable-pip-version-check "$(pip_source "$source")[notify,login]"
     write_config
     "$prefix/bin/gpuwarden" check-config "$config" || die "the configuration is invalid for this version; correct it and run this again"
     make_user

@@ -41,7 +41,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory, mock_nvml_library: Path) ->
     shutil.copytree(mock_nvml_library, shared / "mock")
     # Built by the service's Python, so that the binary wheels match.
     subprocess.run([PYTHON, "-m", "venv", shared / "builder"], check=True)
-    wheels = ["--wheel-dir", str(shared / "wheels"), f"{checkout}[notify]", "setuptools>=77"]
+    wheels = ["--wheel-dir", str(shared / "wheels"), f"{checkout}[notify,login]", "setuptools>=77"]
     subprocess.run([shared / "builder/bin/python", "-m", "pip", "wheel", "--quiet", *wheels], check=True)
     for left in (checkout / "build", *checkout.glob("src/*.egg-info")):
         shutil.rmtree(left, ignore_errors=True)

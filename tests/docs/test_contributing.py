@@ -11,7 +11,7 @@ from offenders import listing_offenders
 from services import ROOT
 
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")), *sorted(DOCS.rglob("*.md"))]
 
 
 def test_pre_commit_runs_the_commands_of_lint() -> None:
