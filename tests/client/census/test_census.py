@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ QUICK = ("module_list", "keras_callback")  # of TensorFlow, in each test run
 SLOW = ("callback_dict", "closure", "lru_cache", "pytrees", "local_list", "losses_with_graphs")
 
 
-def run_script(*arguments: str) -> list[str]:
+def run_script(*arguments: str, status: int = 0) -> list[str]:
     """Run a script with as much time for the census as it needs; return its lines."""
     done = subprocess.run(
         [sys.executable, *arguments],
@@ -32,7 +33,7 @@ def run_script(*arguments: str) -> list[str]:
         timeout=200,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.returncode == status, done.stderr[-2000:]
     return done.stdout.splitlines()
 
 
@@ -150,6 +151,68 @@ def test_hooks_of_saved_tensors_do_not_run() -> None:
     if importlib.util.find_spec("torch") is None:
         pytest.skip("needs torch")
     assert run_script("-c", SAVED) == ["list `losses`"]
+
+
+RUNNING_LOSS = """
+import torch
+from gpuwarden.client.census.take_census import take_census
+take_census.__globals__.update(LISTING_SECONDS=60.0, WALK_SECONDS=60.0, NAMING_SECONDS=60.0)
+class Trainer:
+    def __init__(self):
+        self.weight = torch.zeros(256, 256, requires_grad=True)
+        self.total = 0
+    def train(self):
+        for _ in range(50):
+            self.total += (self.weight * 2).exp().mean()
+trainer = Trainer()
+trainer.train()
+print(take_census(1, None).groups[0].holder)
+"""
+
+
+@pytest.mark.frameworks
+def test_running_loss_with_its_graph() -> None:
+    """A tensor that keeps others is named, and not the object whose attribute it is."""
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("needs torch")
+    assert run_script("-c", RUNNING_LOSS) == ["Tensor `trainer.total`"]
+
+
+OUT_OF_MEMORY = """
+import atexit
+import tensorflow as tf
+from gpuwarden.client.census.take_census import take_census
+take_census.__globals__.update(LISTING_SECONDS=60.0, WALK_SECONDS=60.0, NAMING_SECONDS=60.0)
+weights = tf.zeros(8)
+def report():
+    first = take_census(1, None).groups[0]
+    print(first.holder, first.place)
+def train():
+    outputs = []
+    while True:
+        outputs.append(tf.zeros(1024))
+        if len(outputs) == 100:
+            raise MemoryError
+try:
+    train()
+except MemoryError:
+    report()
+report()
+atexit.register(report)
+train()
+"""
+
+
+def test_locals_of_functions_that_an_exception_has_left(tmp_path: Path) -> None:
+    """They are named while the exception is handled, not after it, and again at the exit after an uncaught one."""
+    if importlib.util.find_spec("tensorflow") is None:
+        pytest.skip("needs tensorflow")
+    script = tmp_path / "train.py"
+    script.write_text(OUT_OF_MEMORY)
+    handled, between, uncaught = run_script(str(script), status=1)
+    line = 1 + OUT_OF_MEMORY.splitlines().index("        outputs.append(tf.zeros(1024))")
+    assert handled == uncaught == f"list `outputs` of train() {script}:{line}"
+    assert "outputs" not in between
 
 
 def test_walk_is_cut_at_its_deadline() -> None:

@@ -21,7 +21,7 @@ from types import (
 from typing import Any
 
 from gpuwarden.client.census.holder_walk import HolderWalk
-from gpuwarden.client.census.roots import is_a, is_user_module, read_locals
+from gpuwarden.client.census.roots import find_file, is_a, is_user_module, read_locals, read_module_dict
 from gpuwarden.client.census.source_lines import Scope, find_lines
 
 MAX_LINES = 2  # of one holder's place
@@ -208,7 +208,7 @@ def _format_key(key: Any) -> str:
 def _find_file(owner: type) -> str | None:
     """Return the file of a class of the user's own; None for a library's."""
     module = sys.modules.get(str(type.__getattribute__(owner, "__module__")))
-    return str(getattr(module, "__file__", None) or "") if is_user_module(module) else None
+    return find_file(read_module_dict(module)) if module is not None and is_user_module(module) else None
 
 
 def _shorten(file: str) -> str:

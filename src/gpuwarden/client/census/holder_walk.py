@@ -82,8 +82,7 @@ class HolderWalk:
         while place < len(self.objects) or self._later:
             if self._claimed_bytes >= enough > 0:
                 return
-            if place % CHECK_INTERVAL == 0 and monotonic() > self._deadline:
-                self.was_cut = True
+            if place % CHECK_INTERVAL == 0 and self._is_late():
                 return
             if place < len(self.objects):
                 if type(self.objects[place]) not in self._types:
@@ -129,31 +128,58 @@ class HolderWalk:
         return not (type(found) is BuiltinFunctionType and found.__self__ is None)
 
     def _claim(self, place: int, tensors: list[Any]) -> None:
-        """Attribute tensors, and those that they keep, to an object, unless they have a holder."""
-        size, own = 0, self._own[place]
-        left = list(tensors)
-        for number, tensor in enumerate(left):  # grows meanwhile
-            if number % CHECK_INTERVAL == 0 and monotonic() > self._deadline:
-                self.was_cut = True
+        """Attribute tensors to an object, unless they have a holder; one that keeps others is an object below it."""
+        alone: list[LiveTensor] = []
+        for number, tensor in enumerate(tensors):
+            if number % CHECK_INTERVAL == 0 and self._is_late():
                 break
-            reader = self._types.get(type(tensor))
-            if reader is None:
+            known = self._mark(tensor)
+            if known is None:
                 continue
-            known = self._known.get(id(tensor)) or try_read(reader, tensor)
-            if known is None or known.key in self.claimed or (self._skip_host and known.on_host):
-                continue
-            self.claimed[known.key] = known
-            own.append(known)
-            size += known.bytes
-            left += _try_follow(reader, tensor)
-        if not own:
-            del self._own[place]
-            return
+            kept = self._mark_kept(tensor)
+            if kept and tensor is not self.objects[place]:
+                self._attribute(self._add(tensor, place), [known, *kept])
+            else:
+                alone += (known, *kept)
+        if alone:
+            self._attribute(place, alone)
+
+    def _is_late(self) -> bool:
+        if monotonic() > self._deadline:
+            self.was_cut = True
+        return self.was_cut
+
+    def _mark(self, tensor: Any) -> LiveTensor | None:
+        """Mark a tensor as held; None where it is already, or does not count."""
+        reader = self._types.get(type(tensor))
+        if reader is None:
+            return None
+        known = self._known.get(id(tensor)) or try_read(reader, tensor)
+        if known is None or known.key in self.claimed or (self._skip_host and known.on_host):
+            return None
+        self.claimed[known.key] = known
+        return known
+
+    def _mark_kept(self, tensor: Any) -> list[LiveTensor]:
+        """Mark the tensors that a tensor keeps, directly or through others."""
+        found: list[LiveTensor] = []
+        left = _try_follow(self._types[type(tensor)], tensor)
+        for number, each in enumerate(left, 1):  # grows meanwhile
+            if number % CHECK_INTERVAL == 0 and self._is_late():
+                break
+            if (known := self._mark(each)) is not None:
+                found.append(known)
+                left += _try_follow(self._types[type(each)], each)
+        return found
+
+    def _attribute(self, place: int, tensors: list[LiveTensor]) -> None:
+        """Add tensors to an object, and their bytes to all above it."""
+        self._own[place] += tensors
+        size, above = sum(each.bytes for each in tensors), place
         self._claimed_bytes += size
-        count, above = len(own), place
         while above >= 0:
             self.bytes[above] += size
-            self.counts[above] += count
+            self.counts[above] += len(tensors)
             above = self.parents[above]
 
     def holdings(self) -> Iterator[Holding]:

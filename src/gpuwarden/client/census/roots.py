@@ -1,16 +1,21 @@
-"""Names from which the census walks: those of the program's own modules, then the local variables of all threads."""
+"""Names from which the census walks: those of the program's own modules, then local variables.
+
+These are of all threads, and of the functions that an exception has left: it keeps their variables until it is dropped.
+"""
 
 from __future__ import annotations
 
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
+from importlib.machinery import SourceFileLoader
 from types import CodeType, FrameType, ModuleType
 from typing import Any, NamedTuple
 
 from gpuwarden.client.errors.user_frame import is_user_code
 
-MAX_FRAMES = 400  # of a thread
+MAX_FRAMES = 400  # of a thread, or of the exceptions
 OWN_REFERENCES = 3  # to a frame's snapshot of locals: the frame's, a variable, and getrefcount's argument
 _CO_OPTIMIZED = 1  # locals are no dictionary: a function's, not a module's or class's (inspect.CO_OPTIMIZED)
 _OWN = f"{__name__.partition('.')[0]}."
@@ -32,7 +37,8 @@ def list_roots() -> Iterator[Root]:
         yield from (Root(name, value, file) for name, value in tuple(names.items()) if not str(name).startswith("__"))
     if sys.gettrace() is not None or threading.gettrace() is not None:
         return  # under a debugger, reading a frame's locals can change them (before Python 3.13)
-    frames = [frame for frame in _list_frames() if frame.f_code.co_flags & _CO_OPTIMIZED]
+    found = dict.fromkeys((*_list_frames(), *_list_left_frames()))
+    frames = [frame for frame in found if frame.f_code.co_flags & _CO_OPTIMIZED]
     for is_user in (True, False):
         for frame in frames:
             code = frame.f_code
@@ -57,8 +63,16 @@ def is_user_module(module: Any) -> bool:
     if not is_a(module, ModuleType):
         return False
     names = read_module_dict(module)
-    file = names.get("__file__")
-    return names.get("__name__") == "__main__" or (isinstance(file, str) and is_user_code(file))
+    file = find_file(names)
+    return names.get("__name__") == "__main__" or (file != "" and is_user_code(file))
+
+
+def find_file(names: dict[str, Any]) -> str:
+    """Return the file of a module's dictionary, "" if there is none."""
+    file, loader = names.get("__file__"), names.get("__loader__")
+    if file is None and type(loader) is SourceFileLoader:  # a script's __file__ is deleted before exit handlers
+        file = loader.path
+    return file if isinstance(file, str) else ""
 
 
 def _list_user_modules() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -68,7 +82,7 @@ def _list_user_modules() -> Iterator[tuple[str, dict[str, Any]]]:
             names = read_module_dict(module)
             if id(names) not in seen:
                 seen.add(id(names))
-                yield str(names.get("__file__") or ""), names
+                yield find_file(names), names
 
 
 def _list_frames() -> Iterator[FrameType]:
@@ -81,6 +95,23 @@ def _list_frames() -> Iterator[FrameType]:
             if not str(frame.f_globals.get("__name__", "")).startswith(_OWN):
                 yield frame
             frame = frame.f_back
+
+
+def _list_left_frames() -> Iterator[FrameType]:
+    """Yield the frames of the exception in progress and of the last uncaught one, each after those raised before it."""
+    left: list[Any] = [sys.exc_info()[1], getattr(sys, "last_value", None)]
+    seen: set[int] = set()
+    while left and len(seen) < MAX_FRAMES:
+        each = left.pop()
+        if is_a(each, BaseException) and id(each) not in seen:
+            seen.add(id(each))
+            read = partial(BaseException.__getattribute__, each)  # the program's class may have its own
+            left += [read("__context__"), read("__cause__")]
+            trace = read("__traceback__")
+            while trace is not None and len(seen) < MAX_FRAMES:
+                seen.add(id(trace))
+                yield trace.tb_frame
+                trace = trace.tb_next
 
 
 def read_locals(frame: FrameType) -> dict[str, Any]:
