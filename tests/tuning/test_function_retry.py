@@ -113,7 +113,7 @@ def test_smallest() -> None:
     """Below the smallest size the out-of-memory is raised, with a note."""
     sizes = []
 
-    @with_oom_retry(batch_size=100, smallest=30)
+    @with_oom_retry(100, smallest=30)
     def train(batch_size: int) -> None:
         sizes.append(batch_size)
         allocate(batch_size)
@@ -197,6 +197,9 @@ def test_workers(monkeypatch: pytest.MonkeyPatch) -> None:
         with_oom_retry(batch_size=32)(allocate)()
 
 
+_METHOD: Any = classmethod(lambda _cls, batch_size: batch_size)
+
+
 async def _coroutine(batch_size: int) -> None: ...
 
 
@@ -212,6 +215,8 @@ def _iterate(batch_size: int) -> Iterator[int]:
     ("wrong", "text"),
     [
         (lambda: with_oom_retry(batch_size=0), "batch_size: 0 is too small"),
+        (lambda: with_oom_retry(allocate), "batch_size: <function allocate at .*> is not a whole number"),  # type: ignore[arg-type] # the error
+        (lambda: with_oom_retry(4)(_METHOD), "classmethod is not a function; write @classmethod above it"),
         (lambda: with_oom_retry(batch_size=True), "batch_size: True is not a whole number"),
         (lambda: with_oom_retry(batch_size=4, smallest=8), "batch_size: 4 is less than smallest"),
         (lambda: with_oom_retry(batch_size=4, restore=3), "restore: int is not a function"),  # type: ignore[arg-type] # the error

@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 def with_oom_retry(
-    *, batch_size: int, smallest: int = 1, restore: Callable[[], object] | None = None
+    batch_size: int, *, smallest: int = 1, restore: Callable[[], object] | None = None
 ) -> Callable[[Callable[..., R]], Callable[..., R]]:
     """Decorate a training function so that an out-of-memory of the device calls it again with half the batch size.
 
@@ -127,7 +127,7 @@ class _Training(Generic[R]):
 def _check_function(function: Callable[..., Any]) -> None:
     """Raise TypeError unless a call of the function is the training, and takes a batch size."""
     if not callable(function):
-        raise TypeError("with_oom_retry: write @with_oom_retry(batch_size=...), with the batch size")
+        raise TypeError(f"with_oom_retry: {type(function).__name__} is not a function; write @classmethod above it")
     deferred = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
     if any(is_deferred(function) for is_deferred in deferred):
         raise TypeError(
