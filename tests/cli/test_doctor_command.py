@@ -150,16 +150,18 @@ def test_plain_text_in_a_pipe() -> None:
     assert done.returncode == ("FAIL" in done.stdout)
 
 
-def test_python_of_an_environment(tmp_path: Path) -> None:
+def test_python_of_an_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its folder or its interpreter; the link of a virtual environment is not followed."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/python").symlink_to(sys.executable)
     python = tmp_path / "bin/python"
-    assert find_python(tmp_path, {}) == find_python(python, {}) == python
+    assert find_python(str(tmp_path), {}) == find_python(str(python), {}) == python
     assert find_python(None, {"VIRTUAL_ENV": str(tmp_path)}) == python
     assert find_python(None, {"CONDA_PREFIX": str(tmp_path)}) == python
     assert find_python(None, {"VIRTUAL_ENV": str(tmp_path / "gone")}) == Path(sys.executable)
-    assert find_python(tmp_path / "bin", {}) is None
+    assert find_python(str(tmp_path / "bin"), {}) is None
+    monkeypatch.chdir(tmp_path / "bin")
+    assert find_python("./python", {}) == python
     done = doctor("--python", str(tmp_path / "nothing"))
     assert (done.returncode, done.stdout) == (2, "")
     assert "is neither a Python nor an environment" in done.stderr

@@ -89,7 +89,7 @@ def test_a_program_that_prints_without_end_is_ended(stream: int, tmp_path: Path)
 
 def test_a_program_that_is_no_python_is_a_failure(tmp_path: Path) -> None:
     """It ends well, and prints something else or nothing."""
-    for printed in ("usage: tool [FILE]", ""):
+    for printed in ("usage: tool [FILE]", "", "{}", "[1]"):
         python = tmp_path / f"python{len(printed)}"
         python.write_text(f"#!/bin/sh\necho '{printed}'\n")
         python.chmod(0o755)

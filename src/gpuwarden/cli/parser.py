@@ -261,7 +261,6 @@ def _add_control(parser: SuggestingParser) -> None:
 def _add_python(parser: SuggestingParser) -> None:
     parser.add_argument(
         "--python",
-        type=Path,
         metavar="FILE",
         help="python of the training environment (default: of the active one), e.g. ENV/bin/python",
     )

@@ -44,16 +44,16 @@ def run(parsed: argparse.Namespace) -> int:
     return FAILED if any(each.status == "fail" for each in results) else 0
 
 
-def find_python(chosen: Path | None, environ: Mapping[str, str]) -> Path | None:
+def find_python(chosen: str | None, environ: Mapping[str, str]) -> Path | None:
     """Return the chosen interpreter, also by its environment's folder or its name; None if there is none.
 
     By default it is the active environment's, else gpuwarden's own. Links are not resolved: that of a virtual
     environment leads to the base interpreter, which has other packages.
     """
     if chosen is not None:
-        inside = chosen / "bin/python" if chosen.is_dir() else chosen
-        found = shutil.which(inside)
-        return Path(found) if found else None
+        # As text, and then absolute: without its "./" a path would be a name, which is searched in PATH.
+        found = shutil.which(chosen) or shutil.which(f"{chosen}/bin/python")
+        return Path(found).absolute() if found else None
     active = (environ.get(variable) for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"))
     pythons = (Path(folder) / "bin/python" for folder in active if folder)
     return next((python for python in pythons if python.exists()), Path(sys.executable))

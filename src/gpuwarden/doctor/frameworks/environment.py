@@ -116,11 +116,11 @@ def _read(
     try:
         output = run_python(python, _PROGRAM, environ=dict(environ))
         answer = json.loads(output.splitlines()[-1])
+        path = tuple(each for each in answer["path"] if each)
     except InterpreterError as error:
         return error
-    except (IndexError, ValueError):
+    except (LookupError, ValueError, TypeError):
         return InterpreterError(f"{python} is no Python: it does not run a program given by -c")
-    path = tuple(each for each in answer["path"] if each)
     return Environment(
         python=python,
         version=answer["version"],
