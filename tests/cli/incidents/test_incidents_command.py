@@ -19,6 +19,7 @@ from failure_stages import STAGED
 from services import Daemon, ending, fetch, until
 from staged_incidents import staged_incident, store_incidents
 
+from gpuwarden.cli.common.api_client import MAX_ANSWER_BYTES
 from gpuwarden.cli.incidents.incident_report import render_group
 from gpuwarden.cli.runs.memory_chart import BLOCKS
 from gpuwarden.cli.runs.memory_report import TerminalFormat
@@ -212,6 +213,14 @@ def test_file_without_an_incident(tmp_path: Path, text: str) -> None:
     assert done.returncode == 1
     assert str(file) in done.stderr
     assert "gpuwarden incidents show ID --json" in done.stderr
+
+
+def test_file_that_is_too_large(tmp_path: Path) -> None:
+    """It is refused by its size, and not read whole."""
+    file = tmp_path / "large.json"
+    with file.open("wb") as opened:
+        opened.truncate(MAX_ANSWER_BYTES + 1)
+    assert f"{file}: larger than 64 MiB" in run("show", str(file)).stderr
 
 
 def test_without_a_daemon() -> None:

@@ -45,7 +45,9 @@ def read_incidents(config: Config, names: Sequence[str]) -> list[dict[str, Any]]
 
 def _read_file(path: Path) -> list[dict[str, Any]]:
     with path.open("rb") as file:
-        text = file.read(MAX_ANSWER_BYTES)
+        text = file.read(MAX_ANSWER_BYTES + 1)
+    if len(text) > MAX_ANSWER_BYTES:
+        raise OSError(None, f"{path}: larger than {MAX_ANSWER_BYTES >> 20} MiB, so no incident")
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
