@@ -312,6 +312,7 @@ SUDDEN_LATE = tuple(window(20 * each, 12 if each < 9 else 100, 250) for each in 
         ),
         pytest.param(changed(WEIGHTS, stage=None, phase="idle"), "too_big", id="before any training"),
         pytest.param(changed(WEIGHTS, after=memory(50, 50)), "fragmentation", id="weights for which there was room"),
+        pytest.param(changed(WEIGHTS, after=memory(180, 180)), "too_big", id="weights that would have filled the rest"),
         pytest.param(changed(CO_TENANT, grown_co_tenants=()), "unknown", id="no co-tenant grew"),
         pytest.param(
             changed(CO_TENANT, grown_co_tenants=(replace(CO_TENANT.grown_co_tenants[0], grown=10 * MIB),)),

@@ -18,7 +18,7 @@ from gpuwarden.protocol.messages import Allocation, DeviceMemory, Error
 
 FULL_RATIO = 0.9  # of the available memory: a base above this leaves no room to train
 TIGHT_RATIO = 0.85  # of it in use: then the growth is the missing memory
-SLACK_RATIO = 0.05  # of it free in total: from here on fragmentation is the cause, as allocators round up
+SLACK_RATIO = 0.05  # of it free beyond the request: from here on fragmentation is the cause, as allocators round up
 MIN_RISES = 2.5  # equal rises of a steady rise; a single step may be sampled half-way, as two
 HELD_RATIO = 0.9  # of a peak in use between steps: then no step was near it
 JUMP_RATIO = 0.1  # of the available memory: a larger single rise of the base counts as a jump

@@ -96,7 +96,7 @@ def find_fragmentation(failure: FailureContext) -> Finding | None:
         return None
     left = room - in_use
     is_known = usual is not None or failure.is_eager or failure.peak_was_held
-    enough = max(requested, SLACK_RATIO * room) if is_known else max(2 * requested, NEW_STEP_SLACK_RATIO * room)
+    enough = requested + SLACK_RATIO * room if is_known else max(2 * requested, NEW_STEP_SLACK_RATIO * room)
     if left < enough:
         return None
     used = f"{'' if failure.is_eager else 'about '}{format_bytes(in_use)}{'' if failure.is_eager else ' at most'}"

@@ -99,10 +99,11 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "fragmentation",
         "device_oom",
-        "The request was smaller than the total free memory, and enough was in use to split that. What was in use is "
-        "exact for a single operation and in PyTorch; for a compiled step the allocator's peak bounds it. For a step "
-        "larger than all before, twice the request and a fifth of all memory must have been free. Figures from before "
-        "the error are not used.",
+        "After the request at least a twentieth of the available memory would still have been free (in PyTorch: the "
+        "request was smaller than what it had reserved and did not use), and enough was in use to split that. What was "
+        "in use is exact for a single operation and in PyTorch; for a compiled step the allocator's peak bounds it. "
+        "For a step larger than all before, twice the request and a fifth of all memory must have been free. Figures "
+        "from before the error are not used.",
         "100 MiB for shape [100,262144] did not fit in one piece, although 288 MiB of 512 MiB were free in total; "
         "224 MiB was in use.",
         find_fragmentation,
