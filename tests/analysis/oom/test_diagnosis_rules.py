@@ -133,6 +133,12 @@ def test_each_rule(known: FailureContext, name: str, evidence: str, next_step: s
 SUDDEN = tuple(window(20 * each, 12 if each < 4 else 200, 250) for each in range(1, 5))
 LATE_LEAK = tuple(window(20 * each, 12 + 50 * max(each - 8, 0), 250) for each in range(1, 12))
 UP_AND_DOWN = tuple(window(20 * each, 12 if each % 2 else 200, 250) for each in range(1, 9))
+# Adam's slots in the first step, which is sampled before and after it; then accumulators, in a second fit.
+SLOTS_AND_JUMP = (
+    window(1, 38, 141, highest=round(115 * MIB)),
+    window(24, 115, 155),
+    *(window(steps, 192, 205) for steps in (25, 28, 31)),
+)
 SUDDEN_LATE = tuple(window(20 * each, 12 if each < 9 else 100, 250) for each in range(1, 10))
 
 
@@ -191,6 +197,7 @@ SUDDEN_LATE = tuple(window(20 * each, 12 if each < 9 else 100, 250) for each in 
             changed(LARGE_BATCH, phase="idle", batch_size=None, stage=None), "unknown", id="no phase, no room"
         ),
         pytest.param(changed(LEAK, windows=SUDDEN), "too_big", id="a sudden rise is no leak"),
+        pytest.param(changed(LEAK, windows=SLOTS_AND_JUMP), "too_big", id="two rises, the first in the first step"),
         pytest.param(changed(LEAK, windows=LATE_LEAK), "leak", id="a leak that started late"),
         pytest.param(changed(LEAK, windows=SUDDEN_LATE), "too_big", id="a sudden rise, early after it"),
         pytest.param(changed(LEAK, windows=UP_AND_DOWN), "unknown", id="memory that had been as high before"),

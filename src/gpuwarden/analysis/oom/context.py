@@ -256,7 +256,8 @@ class FailureContext:
     def steady_rise(self) -> SteadyRise:
         """Rise of the memory in use between steps, up to the base."""
         stepping = [each for each in self.windows if each.steps]
-        floor = running_minimum([*(each.lowest for each in stepping), self.base or 0])
+        first = [each.highest for each in stepping[:1]]  # the first steps make what training needs
+        floor = running_minimum([*first, *(each.lowest for each in stepping[1:]), self.base or 0])
         grown = floor[-1] - floor[0]
         squares = sum((after - before) ** 2 for before, after in pairwise(floor))
         if not grown or grown**2 < MIN_RISES * squares:

@@ -69,9 +69,10 @@ RULES: tuple[Rule, ...] = (
         "leak",
         "device_oom",
         "Memory in use between steps kept growing, and without that growth the step would have fitted. The growth "
-        "is significant, or steady and as large as what was missing. If memory was full only inside the step, as with "
-        "a tensor that every step joins to a larger one: the growth is at least as large as the request, and it is a "
-        "reported leak as large as what the step needed beyond the usual, or the tensor has the examples of all steps.",
+        "is significant, or steady after the first steps and as large as what was missing. If memory was full only "
+        "inside the step, as with a tensor that every step joins to a larger one: the growth is at least as large as "
+        "the request, and it is a reported leak as large as what the step needed beyond the usual, or the tensor has "
+        "the examples of all steps.",
         "Memory in use between steps had grown by 8.20 GiB over 5120 steps, to 9.90 GiB of the 10.0 GiB available to "
         "the run. Without this growth 512 MiB would have fitted.",
         find_leak,
