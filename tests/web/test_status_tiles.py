@@ -329,6 +329,10 @@ def test_charts_of_a_run_have_its_gpu_and_its_figures(page: Stage, tab: Tab) -> 
     assert captions[0].startswith("Memory in use on GPU 1, limit")
     assert captions[1].startswith("Steps per second")
     assert captions[1].endswith("0.446")  # of the last minute, in half of which none was taken
+    (run,) = (page.answer or {})["runs"]
+    page.answer = {**(page.answer or {}), "polled_timestamp_seconds": 4.0, "runs": [run | {"steps_per_second": 0.42}]}
+    tab.until("document.querySelector('time').dateTime.endsWith('00:04.000Z')")
+    assert texts(tab, "#run-7-1 figcaption")[1].endswith("0.420")
 
 
 def test_state_of_a_run_is_in_one_line(page: Stage, tab: Tab) -> None:

@@ -88,6 +88,7 @@ export class Charts {
     const left = device ? column(`${key} ${device.uuid} headroom_bytes`) : [];
     const limit = inUse.map((used, place) => (used === null || left[place] === null ? null : used + left[place]));
     const speed = this.#pace(column(`${key} steps`));
+    if (speed.length && known(run.steps_per_second)) speed[speed.length - 1] = run.steps_per_second; // as elsewhere on the page
     return this.#row([
       inUse.some(known) && this.#chart(`${key} memory`, `Memory in use${name}`, amount, [0, highest(limit, inUse)],
         [{ look: "limit", name: "limit", values: limit }, { look: "use", values: inUse }]),
