@@ -94,6 +94,7 @@ def test_a_framework_that_cannot_be_imported(tmp_path: Path) -> None:
     [
         ("os.kill(os.getpid(), 11)", "TensorFlow was ended by SIGSEGV"),
         ("os._exit(3)", "TensorFlow ended with status 3"),
+        ("os._exit(0)", "TensorFlow ended too early"),
         ("time.sleep(600)", "TensorFlow took more than 3 s"),
     ],
 )
@@ -117,6 +118,19 @@ def test_what_the_program_has_started_ends_with_it(tmp_path: Path) -> None:
     while is_running(pid) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not is_running(pid)
+
+
+def test_a_program_that_leaves_a_service_is_not_waited_for(tmp_path: Path) -> None:
+    """One in a session of its own goes on, and keeps the program's output open."""
+    text = (
+        "import os, subprocess\n"
+        "child = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))\n"
+        "os._exit(3)\n"
+    )
+    found = try_program(tmp_path, text)["run_devices"].found
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    assert found == "TensorFlow ended with status 3"
 
 
 def is_running(pid: int) -> bool:
@@ -183,7 +197,10 @@ def test_a_slow_copy_is_a_warning(rate: float, status: str) -> None:
 
 def test_lines_of_the_framework_are_no_steps() -> None:
     """Text, JSON of another form, and half a line."""
-    trial = read_trial(["{", "{}", '{"step": 1}', "[1]", "2026-11-25 I tensorflow", json.dumps(SEEN)])
+    log = '{"step": [1], "device": {}, "state": 3}'
+    trial = read_trial(
+        [log, "{", "{}", '{"step": 1}', "[1]", '{"a":' * 9000, "2026-11-25 I tensorflow", json.dumps(SEEN)]
+    )
     assert (len(trial.steps), trial.seen) == (1, 2)
 
 

@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import tempfile
-import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -87,30 +85,30 @@ def run_trials(context: Context) -> Iterator[CheckResult]:
 
 def try_framework(framework: KnownFramework, context: Context, kind: Kind, patience: float = PATIENCE_SECONDS) -> Trial:
     """Run the program of the steps, and end it and its children when it takes too long."""
-    with tempfile.TemporaryFile("w+", errors="replace") as log:
+    # Files, not pipes: a process that the program leaves in a session of its own may keep a pipe open for good.
+    with (
+        tempfile.TemporaryFile("w+", errors="replace") as output,
+        tempfile.TemporaryFile("w+", errors="replace") as log,
+    ):
         process = subprocess.Popen(
             [str(context.python), str(PROGRAM), framework.module, kind],
             env={**context.environ, **VARIABLES},
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=output,
             stderr=log,
-            text=True,
-            errors="replace",
             start_new_session=True,
         )
-        began = time.monotonic()  # before the timer: what it ends is late
-        timer = threading.Timer(patience, os.killpg, (process.pid, signal.SIGKILL))
-        timer.start()
         try:
-            output = process.communicate()[0]
+            ended = _describe_end(process.wait(patience))
+        except subprocess.TimeoutExpired:
+            ended = f"took more than {patience:.0f} s"
         finally:
-            timer.cancel()
             _end_group(process.pid)
+            process.wait()
+        output.seek(0)
         log.seek(0)
         hint = next((line.strip()[:MAX_TEXT] for line in log if find_problem(line)), "")
-    is_late = time.monotonic() - began >= patience
-    ended = f"took more than {patience:.0f} s" if is_late else _describe_end(process.returncode)
-    return read_trial(output.splitlines())._replace(ended=ended, hint=hint)
+        return read_trial(output)._replace(ended=ended, hint=hint)
 
 
 def read_trial(lines: Iterable[str]) -> Trial:
@@ -135,7 +133,9 @@ def judge_trial(framework: KnownFramework, trial: Trial, *, is_gpu_there: bool) 
         return
     for step, ends in {**by_step, "devices": devices}.items():
         failed = [f"{_name_place(each)}{each.text}" for each in ends if each.state == "failed"]
-        failed += [f"{_name_place(each)}{title} {trial.ended}" for each in ends if each.state == "began"]
+        failed += [
+            f"{_name_place(each)}{title} {trial.ended or 'ended too early'}" for each in ends if each.state == "began"
+        ]
         passed = [f"{_name_place(each)}{each.text}" for each in ends if each.state == "passed"]
         if failed:
             yield _result(framework, step, "fail", "; ".join(failed))
@@ -160,9 +160,11 @@ def _result(framework: KnownFramework, step: str, status: Status, found: str) ->
 def _parse(line: str) -> Mapping[str, Any] | None:
     try:
         facts = json.loads(line) if line.startswith("{") else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return facts if isinstance(facts, dict) and {"step", "device", "state"} <= facts.keys() else None
+    if not isinstance(facts, dict):
+        return None
+    return facts if all(isinstance(facts.get(key), str) for key in ("step", "device", "state")) else None
 
 
 def _describe_end(status: int) -> str:
