@@ -85,7 +85,7 @@ def run_trials(context: Context) -> Iterator[CheckResult]:
 
 def try_framework(framework: KnownFramework, context: Context, kind: Kind, patience: float = PATIENCE_SECONDS) -> Trial:
     """Run the program of the steps, and end it and its children when it takes too long."""
-    # Files, not pipes: a process that the program leaves in a session of its own may keep a pipe open for good.
+    # Files, not pipes: a process that the program leaves in a session of its own may keep a pipe open.
     with (
         tempfile.TemporaryFile("w+", errors="replace") as output,
         tempfile.TemporaryFile("w+", errors="replace") as log,
