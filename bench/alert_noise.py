@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path += [str(ROOT / "bench" / "alerting"), str(ROOT / "tools" / "pictures")]
+sys.path += [str(ROOT / each) for each in ("bench/alerting", "tools/pictures", "tests/support")]
 
 import backfill  # noqa: E402 - found only now
 import healthy_week  # noqa: E402 - likewise

@@ -22,6 +22,7 @@ from gpuwarden.daemon.daemon import Daemon
 from gpuwarden.daemon.sources import Source
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Hello, Message, Report
+from gpuwarden.simulation.answers import simulated_uuid
 from gpuwarden.simulation.simulated_nvml import Simulation
 from gpuwarden.state import State
 
@@ -44,7 +45,7 @@ class Box:
     def _reports(self) -> Iterator[tuple[ProcessKey, Message]]:
         steps = 10 * self._polls
         for number, peer in enumerate(self._peers):
-            uuid = self._simulation.gpu(number % self._gpus).uuid
+            uuid = simulated_uuid(number % self._gpus)
             if not self._polls:
                 yield peer, Hello(f"run-{number}", "torch", {"cuda:0": uuid})
             memory = DeviceMemory(10**9 + steps, 10**9 + steps, None, 2 * 10**9)

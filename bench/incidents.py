@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path += [str(ROOT / "bench" / "alerting"), str(ROOT / "tools" / "pictures")]
+sys.path += [str(ROOT / each) for each in ("bench/alerting", "tools/pictures", "tests/support")]
 
 from expected import INCIDENTS, Incident  # noqa: E402 - found only now
 from history import BEGIN  # noqa: E402 - likewise

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faulty_simulation import FaultySimulation
 from golden_boxes import FOLDER, GOLDENS, RECORDED, replayed
 from prometheus_client import CollectorRegistry, generate_latest
 from pynvml import NVML_ERROR_LIBRARY_NOT_FOUND
@@ -21,7 +22,6 @@ from gpuwarden.collector import GpuWardenCollector, families
 from gpuwarden.config.loader import ConfigError
 from gpuwarden.daemon.metrics_page import read_tables
 from gpuwarden.daemon.sources import Source
-from gpuwarden.simulation.simulated_nvml import Simulation
 from gpuwarden.state import State
 
 SIMULATED = {"source": "simulated", "simulation.gpus": "2"}
@@ -128,7 +128,7 @@ def test_poll_that_fails_costs_no_scrape(
 
 def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a driver there are no GPUs, and the metrics say so."""
-    box = Simulation(1)
+    box = FaultySimulation(1)
     box.driver.lose(NVML_ERROR_LIBRARY_NOT_FOUND)
     monkeypatch.setattr("gpuwarden.collector.open_source", lambda *_: Source("nvml", box.nvml))
     with GpuWardenCollector() as collector:

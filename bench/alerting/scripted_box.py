@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
+from faulty_simulation import FaultySimulation
 from history import Clock
 from jobs import Job, Process
 
@@ -28,7 +29,6 @@ from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.protocol.messages import Message
 from gpuwarden.simulation.answers import SimulatedGpu, compute_answer
 from gpuwarden.simulation.board import NO_LOAD, Board, Load
-from gpuwarden.simulation.simulated_nvml import Simulation
 from gpuwarden.simulation.trainer import WorkloadHost
 from gpuwarden.simulation.workloads import GIB, Workload
 
@@ -85,7 +85,7 @@ class _WorkloadHosts(WorkloadHost):
         return [each for each in self._box.processes if self._index in each.job.gpus]
 
 
-class ScriptedBox(Simulation):
+class ScriptedBox(FaultySimulation):
     """Simulated host. `script` and `script_field` replace a GPU's answers; `log` writes a line into the kernel log."""
 
     def __init__(self, jobs: Iterable[Job], gpus: int, clock: Clock, seed: int = 1) -> None:
@@ -171,7 +171,7 @@ class ScriptedBox(Simulation):
 
     def _answer_device(self, name: str, index: int, *args: Any) -> Any:
         """Answer without the simulation's lock: there is one thread, and there are millions of calls."""
-        gpu = self._gpus[index]
+        gpu = self.gpu(index)
         gpu.check(name)
         self._catch_up()
         scripted = self._scripts[index].get(name)

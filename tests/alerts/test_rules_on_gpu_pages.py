@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from faulty_simulation import FaultyGpu, FaultySimulation
 from rule_pages import Episode, captured, episodes, simulated
 
 from gpuwarden.config.value_types import DURATION
@@ -14,8 +15,7 @@ from gpuwarden.health.conditions import ALERTS
 from gpuwarden.nvml import fields
 from gpuwarden.nvml.constants import CLOCK_EVENT_REASONS, FABRIC_STATES, RECOVERY_ACTIONS
 from gpuwarden.nvml.identity import UNIDENTIFIED
-from gpuwarden.simulation.answers import SimulatedGpu, compute_answer
-from gpuwarden.simulation.simulated_nvml import Simulation
+from gpuwarden.simulation.answers import compute_answer
 
 pytestmark = pytest.mark.system
 
@@ -56,12 +56,12 @@ _SRAM = "nvmlDeviceGetSramEccErrorStatus"
 LONG_FIRING = {"GpuUncorrectedMemoryErrors"}  # keeps firing for an hour
 
 
-def answer_with(gpu: SimulatedGpu, function: str, **values: int) -> SimpleNamespace:
+def answer_with(gpu: FaultyGpu, function: str, **values: int) -> SimpleNamespace:
     """Return a GPU's struct with some values replaced."""
     return SimpleNamespace(**{**vars(compute_answer(gpu, function)), **values})
 
 
-def break_gpu(index: int, gpu: SimulatedGpu, seconds: float) -> None:
+def break_gpu(index: int, gpu: FaultyGpu, seconds: float) -> None:
     """Break a GPU as EXPECTED says; `seconds` since the start drive its counters."""
     if index == RESNET:
         gpu.set_answer("nvmlDeviceGetCurrPcieLinkGeneration", 3)
@@ -91,7 +91,7 @@ def break_gpu(index: int, gpu: SimulatedGpu, seconds: float) -> None:
         gpu.set_answer("nvmlDeviceGetCurrentClocksEventReasons", CLOCK_EVENT_REASONS["hw_power_brake_slowdown"])
 
 
-def imitate_faults(index: int, gpu: SimulatedGpu) -> None:
+def imitate_faults(index: int, gpu: FaultyGpu) -> None:
     """Give a GPU states that resemble a fault but are none."""
     gpu.set_field(fields.NVLINK_STATE, 0, scope=17)  # no link partner
     if index in {NOTEBOOK, IDLE}:
@@ -106,13 +106,13 @@ def imitate_faults(index: int, gpu: SimulatedGpu) -> None:
         gpu.set_field(fields.REMAPPED_ROWS["uncorrectable"], 4)
 
 
-def break_and_repair(simulation: Simulation, now: float) -> None:
+def break_and_repair(simulation: FaultySimulation, now: float) -> None:
     """Break and repair the GPUs of the host."""
     for index in range(8):
         gpu = simulation.gpu(index)
         if now == FAULT_END:
             gpu.restore()
-            gpu.unpin()
+            gpu.pin(None)
         imitate_faults(index, gpu)
         if FAULT_START <= now < FAULT_END:
             break_gpu(index, gpu, now - FAULT_START)
@@ -169,7 +169,7 @@ def test_healthy_lookalikes_fire_nothing(fired_alerts: list[Episode]) -> None:
 def test_lost_gpu_fires_until_it_answers(tmp_path: Path) -> None:
     """A lost GPU fires one alert by name, though it has no readings, and the other GPU fires none."""
 
-    def lose(simulation: Simulation, now: float) -> None:
+    def lose(simulation: FaultySimulation, now: float) -> None:
         if now == 60:
             simulation.gpu(1).lose()
         if now == 120:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from faulty_simulation import FaultySimulation
 from folders import open_to_all
 from services import Daemon, ending, fetch, until
 from simulated_box import simulated
@@ -25,7 +26,6 @@ from gpuwarden.gpu.poller import Poller, StillUsedError
 from gpuwarden.gpu.snapshot import HUNG
 from gpuwarden.host.pid_namespace import is_contained
 from gpuwarden.nvml.return_codes import NVMLError
-from gpuwarden.simulation.simulated_nvml import Simulation
 from mock_nvml import MockNvml
 from system_parts import require
 
@@ -152,13 +152,13 @@ def test_no_daemon(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def box() -> Iterator[Simulation]:
+def box() -> Iterator[FaultySimulation]:
     """Yield a simulated machine with two GPUs; end its hangs afterwards."""
     with simulated(gpus=2) as box:
         yield box
 
 
-def test_gpu_that_hangs_is_named(box: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_that_hangs_is_named(box: FaultySimulation, monkeypatch: pytest.MonkeyPatch) -> None:
     """During a call that hangs the driver cannot be released; the error names the GPU, and the others are polled."""
     monkeypatch.setattr(poller, "RELEASE_SECONDS", 0.2)
 
@@ -181,7 +181,7 @@ def test_gpu_that_hangs_is_named(box: Simulation, monkeypatch: pytest.MonkeyPatc
     asyncio.run(scenario())
 
 
-def test_driver_that_cannot_be_released_is_reported(box: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_that_cannot_be_released_is_reported(box: FaultySimulation, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shutdown that hangs or fails makes the pause fail with a message; the daemon continues."""
     monkeypatch.setattr(poller, "RELEASE_SECONDS", 0.2)
     monkeypatch.setattr(poller, "IDLE_RELEASE_SECONDS", 0.05)
@@ -216,7 +216,7 @@ def test_driver_that_cannot_be_released_is_reported(box: Simulation, monkeypatch
     asyncio.run(scenario())
 
 
-def test_every_initialisation_is_shut_down(box: Simulation) -> None:
+def test_every_initialisation_is_shut_down(box: FaultySimulation) -> None:
     """A driver that was initialised again after it went away can be released."""
 
     async def scenario() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from faulty_simulation import FaultySimulation
 from simulated_box import simulated
 
 from gpuwarden.config.loader import load
@@ -16,7 +17,6 @@ from gpuwarden.daemon import systemd
 from gpuwarden.daemon.daemon import Daemon
 from gpuwarden.daemon.sources import Source
 from gpuwarden.gpu.poller import Poller
-from gpuwarden.simulation.simulated_nvml import Simulation
 
 
 class Manager:
@@ -41,13 +41,13 @@ def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager
 
 
 @pytest.fixture
-def box() -> Iterator[Simulation]:
+def box() -> Iterator[FaultySimulation]:
     """Yield a simulated machine with two GPUs; end its hangs afterwards."""
     with simulated(gpus=2) as box:
         yield box
 
 
-def daemon(box: Simulation) -> Daemon:
+def daemon(box: FaultySimulation) -> Daemon:
     """Return a daemon that serves, and gives up a hanging call soon."""
     warden = Daemon(load(None, {"poll.interval": "100ms"}), Source("simulated", box.nvml))
     loop = asyncio.new_event_loop()
@@ -56,7 +56,7 @@ def daemon(box: Simulation) -> Daemon:
     return warden
 
 
-def test_daemon_inside_another_program_is_silent(box: Simulation, manager: Manager) -> None:
+def test_daemon_inside_another_program_is_silent(box: FaultySimulation, manager: Manager) -> None:
     """The service is another program, whose watchdog the daemon must not notify."""
     asyncio.run(Daemon(load(None, {}), Source("simulated", box.nvml)).poll())
     with pytest.raises(BlockingIOError):
@@ -69,7 +69,7 @@ def sends_heartbeat(warden: Daemon, manager: Manager) -> bool:
     return "WATCHDOG=1" in manager.received()
 
 
-def test_driver_that_stops_answering_stops_the_heartbeat(box: Simulation, manager: Manager) -> None:
+def test_driver_that_stops_answering_stops_the_heartbeat(box: FaultySimulation, manager: Manager) -> None:
     """While all GPUs of a driver that has answered before hang, no heartbeat is sent."""
 
     async def scenario() -> None:
@@ -86,13 +86,13 @@ def test_driver_that_stops_answering_stops_the_heartbeat(box: Simulation, manage
     asyncio.run(scenario())
 
 
-def test_driver_that_never_answered_keeps_the_heartbeat(box: Simulation, manager: Manager) -> None:
+def test_driver_that_never_answered_keeps_the_heartbeat(box: FaultySimulation, manager: Manager) -> None:
     """Heartbeats continue, because a restart would only repeat a slow start."""
     box.driver.hang()
     assert sends_heartbeat(daemon(box), manager)
 
 
-def test_pause_keeps_the_heartbeat(box: Simulation, manager: Manager) -> None:
+def test_pause_keeps_the_heartbeat(box: FaultySimulation, manager: Manager) -> None:
     """A released driver does not hang, and the status line shows the pause."""
 
     async def scenario() -> None:
@@ -110,7 +110,7 @@ def test_pause_keeps_the_heartbeat(box: Simulation, manager: Manager) -> None:
 
 
 def test_process_that_cannot_end_keeps_the_heartbeat(
-    box: Simulation, manager: Manager, monkeypatch: pytest.MonkeyPatch
+    box: FaultySimulation, manager: Manager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process in an uninterruptible driver call keeps its heartbeat: aborted, it would still hold the port."""
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import re
 
+from faulty_simulation import FaultySimulation
+
 from gpuwarden.daemon.metrics_page import read_tables
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.metrics.exposition import Exposition
-from gpuwarden.simulation.simulated_nvml import Simulation
 from gpuwarden.state import State
 
 
@@ -28,7 +29,7 @@ def series(page: str, uuid: str) -> dict[str, str]:
 
 def test_lost_gpu_keeps_its_health_metrics_only() -> None:
     """A lost GPU has up 0, its name, the time of its last answer and its errors; the other GPU is complete."""
-    box = Simulation(gpus=2)
+    box = FaultySimulation(gpus=2)
 
     async def polls() -> tuple[Snapshot, Snapshot]:
         poller = Poller(box.nvml, 1.0)
@@ -55,7 +56,7 @@ def test_lost_gpu_keeps_its_health_metrics_only() -> None:
 
 def test_hardware_info() -> None:
     """Model and serial number of a GPU are in a separate series."""
-    box = Simulation(gpus=2)
+    box = FaultySimulation(gpus=2)
     text = page(asyncio.run(Poller(box.nvml, 1.0).poll()))
     info = [line for line in text.splitlines() if line.startswith("gpuwarden_gpu_hardware_info{")]
     assert len(info) == 2

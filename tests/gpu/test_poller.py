@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pynvml
 import pytest
+from faulty_simulation import FaultySimulation
 from simulated_box import simulated
 
 from gpuwarden import log_limiter
@@ -23,21 +24,20 @@ from gpuwarden.nvml import troubleshooting
 from gpuwarden.nvml.constants import SYSTEM_UNBIND
 from gpuwarden.nvml.interface import Handle, ProcessInfo
 from gpuwarden.nvml.return_codes import NO_EVENT, NVMLError, nvml_error
-from gpuwarden.simulation.simulated_nvml import Simulation
 
 INTERVAL = 0.3  # seconds: timeout of a hanging call
 PATIENT = 10.0  # seconds: likewise if none hangs, so that a busy machine loses no GPU
 
 
 @pytest.fixture
-def box() -> Iterator[Simulation]:
+def box() -> Iterator[FaultySimulation]:
     """Yield a simulated machine with four GPUs; end its hangs afterwards."""
     with simulated(gpus=4) as box:
         yield box
 
 
 def polled(
-    box: Simulation, scenario: Callable[[Poller], Coroutine[None, None, None]], interval: float = PATIENT
+    box: FaultySimulation, scenario: Callable[[Poller], Coroutine[None, None, None]], interval: float = PATIENT
 ) -> None:
     """Run a scenario with a poller of the simulated machine."""
 
@@ -52,7 +52,7 @@ def up(snapshot: Snapshot) -> list[int]:
     return [gpu.identity.index for gpu in snapshot.gpus if gpu.up]
 
 
-def test_all_answer(box: Simulation) -> None:
+def test_all_answer(box: FaultySimulation) -> None:
     """All GPUs of a healthy machine are read, in NVML's order."""
 
     async def scenario(poller: Poller) -> None:
@@ -64,7 +64,7 @@ def test_all_answer(box: Simulation) -> None:
     polled(box, scenario)
 
 
-def test_implausible_count(box: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_implausible_count(box: FaultySimulation, monkeypatch: pytest.MonkeyPatch) -> None:
     """An implausible count is limited, and known GPUs are still polled."""
     monkeypatch.setattr(box.nvml, "nvmlDeviceGetCount", lambda: 4_000_000_000)
     monkeypatch.setattr(poller_module, "MAX_GPUS", 6)
@@ -83,7 +83,7 @@ def problems(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno > logging.INFO]
 
 
-def test_gpus_that_are_gone_are_bounded(box: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_that_are_gone_are_bounded(box: FaultySimulation, monkeypatch: pytest.MonkeyPatch) -> None:
     """If every reset changes the UUIDs, the latest old ones are shown as down, up to a limit."""
     monkeypatch.setattr(poller_module, "MAX_GONE_GPUS", 6)
     monkeypatch.setattr("gpuwarden.nvml.session.RETRY_SECONDS", 0.0)
@@ -115,7 +115,7 @@ def test_gpus_that_are_gone_are_bounded(box: Simulation, monkeypatch: pytest.Mon
 
 
 def test_log_of_a_driver_that_comes_and_goes_is_bounded(
-    box: Simulation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    box: FaultySimulation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each change is logged once a minute, another fault at once, and a lasting fault at the end."""
 
@@ -143,7 +143,7 @@ def test_log_of_a_driver_that_comes_and_goes_is_bounded(
     polled(box, scenario)
 
 
-def test_late_answer_is_used(box: Simulation) -> None:
+def test_late_answer_is_used(box: FaultySimulation) -> None:
     """The next poll waits for a call that takes longer than a poll, and uses its answer."""
 
     async def scenario(poller: Poller) -> None:
@@ -162,7 +162,7 @@ def test_late_answer_is_used(box: Simulation) -> None:
     polled(box, scenario, INTERVAL)
 
 
-def test_answer_between_two_polls_is_used_once(box: Simulation) -> None:
+def test_answer_between_two_polls_is_used_once(box: FaultySimulation) -> None:
     """An answer between two polls is used once, in the next one, even if a new call is late again."""
 
     async def scenario(poller: Poller) -> None:
@@ -187,7 +187,7 @@ def busy(gpu: Gpu) -> float:
     return seconds
 
 
-def test_time_that_a_gpu_hung_is_not_counted_as_busy(box: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_that_a_gpu_hung_is_not_counted_as_busy(box: FaultySimulation, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer of a hung call is discarded: the utilization meanwhile is unknown."""
     monkeypatch.setattr(box.nvml, "nvmlDeviceGetUtilizationRates", lambda _: SimpleNamespace(gpu=100, memory=0))
 
@@ -207,7 +207,7 @@ def test_time_that_a_gpu_hung_is_not_counted_as_busy(box: Simulation, monkeypatc
     polled(box, scenario, INTERVAL)
 
 
-def test_gpu_that_hangs_from_the_start_hides_no_other(box: Simulation) -> None:
+def test_gpu_that_hangs_from_the_start_hides_no_other(box: FaultySimulation) -> None:
     """A GPU that hangs before it was identified is down, does not hide the others, and is identified later."""
     box.gpu(1).hang()
 
@@ -229,7 +229,7 @@ def test_gpu_that_hangs_from_the_start_hides_no_other(box: Simulation) -> None:
 
 @pytest.mark.parametrize("kernel_has", [4, 3, 0])
 def test_address_of_a_gpu_that_never_answered(
-    box: Simulation, kernel_has: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    box: FaultySimulation, kernel_has: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its PCI address comes from the kernel's list, unless that differs from the driver's; then its index is used."""
     monkeypatch.setattr(troubleshooting, "GPUS_OF_THE_KERNEL_MODULE", tmp_path)
@@ -252,7 +252,7 @@ def test_address_of_a_gpu_that_never_answered(
 
 
 def test_unbinding_explains_a_loss(
-    box: Simulation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    box: FaultySimulation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A GPU whose unbinding is reported during the poll that loses it is unbound, not lost, until it answers again."""
     monkeypatch.setattr(poller_module, "_BINDING_EVENT_SECONDS", 2.0)  # so that a busy machine has time for the event
@@ -307,7 +307,7 @@ def test_unbinding_explains_a_loss(
     polled(box, scenario)
 
 
-def test_known_gpu_is_down_once(box: Simulation) -> None:
+def test_known_gpu_is_down_once(box: FaultySimulation) -> None:
     """A known GPU that hangs while the driver is initialised again is down by its UUID only."""
 
     async def scenario(poller: Poller) -> None:
@@ -321,7 +321,7 @@ def test_known_gpu_is_down_once(box: Simulation) -> None:
     polled(box, scenario, INTERVAL)
 
 
-def test_gpu_that_the_daemon_may_not_open_is_not_down(box: Simulation) -> None:
+def test_gpu_that_the_daemon_may_not_open_is_not_down(box: FaultySimulation) -> None:
     """A GPU hidden by the rules of a container may be healthy: it is only counted."""
     box.gpu(1).fail("nvmlDeviceGetHandleByIndex", pynvml.NVML_ERROR_NO_PERMISSION)
 
@@ -333,7 +333,7 @@ def test_gpu_that_the_daemon_may_not_open_is_not_down(box: Simulation) -> None:
     polled(box, scenario)
 
 
-def test_count_that_changes_takes_no_more_threads(box: Simulation) -> None:
+def test_count_that_changes_takes_no_more_threads(box: FaultySimulation) -> None:
     """A GPU that hangs before it is identified uses one thread, however often the driver stops listing it."""
     box.gpu(3).hang()
 
@@ -350,7 +350,7 @@ def test_count_that_changes_takes_no_more_threads(box: Simulation) -> None:
     polled(box, scenario, INTERVAL)
 
 
-def test_gpu_lost_from_the_start(box: Simulation) -> None:
+def test_gpu_lost_from_the_start(box: FaultySimulation) -> None:
     """A GPU that was never identified is in the driver's count and in the errors, and is added when it answers."""
     box.gpu(3).lose()
 
@@ -364,7 +364,7 @@ def test_gpu_lost_from_the_start(box: Simulation) -> None:
     polled(box, scenario)
 
 
-def test_optional_identity_is_not_needed(box: Simulation) -> None:
+def test_optional_identity_is_not_needed(box: FaultySimulation) -> None:
     """Without a CUDA version and a PCI address, which some drivers do not report, the GPUs are polled."""
     box.driver.fail("nvmlSystemGetCudaDriverVersion_v2", pynvml.NVML_ERROR_NOT_SUPPORTED)
     box.gpu(0).fail("nvmlDeviceGetPciInfo", pynvml.NVML_ERROR_NOT_SUPPORTED)
@@ -378,7 +378,7 @@ def test_optional_identity_is_not_needed(box: Simulation) -> None:
     polled(box, scenario)
 
 
-def test_unexpected_error_affects_its_gpu_only(box: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_error_affects_its_gpu_only(box: FaultySimulation, monkeypatch: pytest.MonkeyPatch) -> None:
     """An unexpected error while a GPU is identified hides no other GPU, and is logged with its cause."""
     serial = box.nvml.nvmlDeviceGetSerial
 
@@ -400,7 +400,7 @@ def test_unexpected_error_affects_its_gpu_only(box: Simulation, monkeypatch: pyt
 
 
 def test_internal_error_is_logged_once_with_its_cause(
-    box: Simulation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    box: FaultySimulation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A GPU whose reading raises an internal error is down; the others are read, and it is logged once."""
     listed = box.nvml.nvmlDeviceGetComputeRunningProcesses
@@ -425,7 +425,7 @@ def test_internal_error_is_logged_once_with_its_cause(
     assert "no process looks like this" in caplog.text
 
 
-def test_everything_hangs(box: Simulation) -> None:
+def test_everything_hangs(box: FaultySimulation) -> None:
     """The poll is hung only if no call returns: that stops the watchdog heartbeat."""
 
     async def scenario(poller: Poller) -> None:
@@ -439,7 +439,7 @@ def test_everything_hangs(box: Simulation) -> None:
     polled(box, scenario, INTERVAL)
 
 
-def test_everything_hangs_from_the_start(box: Simulation) -> None:
+def test_everything_hangs_from_the_start(box: FaultySimulation) -> None:
     """A driver that hangs before its first answer is hung too."""
     box.driver.hang()
 
@@ -450,7 +450,7 @@ def test_everything_hangs_from_the_start(box: Simulation) -> None:
     polled(box, scenario, INTERVAL)
 
 
-def test_all_gpus_hang_from_the_start(box: Simulation) -> None:
+def test_all_gpus_hang_from_the_start(box: FaultySimulation) -> None:
     """A driver that counts GPUs, of which none can be identified, is hung too."""
     for index in range(4):
         box.gpu(index).hang()
@@ -461,7 +461,7 @@ def test_all_gpus_hang_from_the_start(box: Simulation) -> None:
     polled(box, scenario, INTERVAL)
 
 
-def test_driver_that_refuses_has_answered(box: Simulation) -> None:
+def test_driver_that_refuses_has_answered(box: FaultySimulation) -> None:
     """A failing driver yields its error and no readings; it is initialised again when it is back."""
 
     async def scenario(poller: Poller) -> None:

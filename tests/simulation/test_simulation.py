@@ -366,7 +366,7 @@ class TestFaults:
         assert box.value(0, "clock_event_active", "hw_thermal_slowdown") == 1
         assert box.value(0, "clock_hertz", "sm") < 1100e6
         assert box.value(0, "temperature_margin_celsius") == THRESHOLDS["slowdown"] - 91
-        box.simulation.gpu(0).unpin()
+        box.simulation.gpu(0).pin(None)
         assert box.value(0, "clock_event_active", "hw_thermal_slowdown") == 0
 
     def test_answers_and_fields_are_replaced_until_restored(self) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import history
 import yaml
+from faulty_simulation import FaultySimulation
 
 from gpuwarden.capture.capture_file import load_capture
 from gpuwarden.capture.replay import CapturedNvml
@@ -23,7 +24,6 @@ from gpuwarden.daemon.daemon import Daemon
 from gpuwarden.daemon.metrics_page import read_tables
 from gpuwarden.daemon.sources import Source
 from gpuwarden.metrics.exposition import Exposition
-from gpuwarden.simulation.simulated_nvml import Simulation
 from gpuwarden.state import State
 from system_parts import needs
 
@@ -34,7 +34,7 @@ _ABSENT, _STALE = "_", "stale"
 _LABEL = r'(\w+)="((?:[^"\\]|\\.)*)"'
 _SAMPLE = re.compile(rf"\{{((?:{_LABEL}(?:, )?)+)\}}")
 
-Act = Callable[[Simulation, float], None]
+Act = Callable[[FaultySimulation, float], None]
 Change = Callable[[State, float], State]
 
 
@@ -111,7 +111,7 @@ def simulated(
     the daemon has found, for what a simulation cannot do.
     """
     clock = history.Clock()
-    simulation = Simulation(gpus, seed, clock.monotonic)
+    simulation = FaultySimulation(gpus, seed, clock.monotonic)
     source = history.simulated(simulation, clock)
     return polled(source, clock, seconds, lambda now: act(simulation, now), change, config=config)
 

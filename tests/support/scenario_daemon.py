@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from faulty_simulation import FaultyGpu, FaultySimulation
 
 import gpuwarden.alerts.delivery.dispatcher as delivery
 import gpuwarden.daemon.pipeline as pipeline_module
@@ -44,9 +45,7 @@ from gpuwarden.host.process_tree import HostUsage, PresentProcesses
 from gpuwarden.owners.cgroup_path import CgroupOwner
 from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.protocol.messages import Advice, Message, Reply
-from gpuwarden.simulation.answers import SimulatedGpu
 from gpuwarden.simulation.board import OperatingPoint
-from gpuwarden.simulation.simulated_nvml import Simulation
 from gpuwarden.web.http_messages import HttpRequest
 
 INTERVAL = 5.0  # seconds between polls
@@ -301,7 +300,7 @@ class Box:
         self._now: list[str] = []  # lines of the poll under way
         self._seen_events: set[str] = set()
         self._folder = folder
-        self._box = Simulation(gpus, clock=clock.monotonic)
+        self._box = FaultySimulation(gpus, clock=clock.monotonic)
         self._box._workload_hosts = ()
         for index, card in enumerate(self.cards):
             gpu = self._box.gpu(index)
@@ -414,7 +413,7 @@ class Box:
         """Write the driver's line about an XID to the kernel log."""
         self.log_kernel(f"NVRM: Xid (PCI:0000:{0x10 + index:02x}:00): {code}, {text}")
 
-    def gpu(self, index: int) -> SimulatedGpu:
+    def gpu(self, index: int) -> FaultyGpu:
         """Return a GPU, to break it with `lose`, `fail` and `restore`."""
         return self._box.gpu(index)
 

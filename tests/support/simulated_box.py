@@ -6,17 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from faulty_simulation import FaultySimulation
+
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.reader import Answers, GpuReader
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.nvml.interface import Handle
-from gpuwarden.simulation.simulated_nvml import Simulation
 
 
 @contextmanager
-def simulated(gpus: int) -> Iterator[Simulation]:
+def simulated(gpus: int) -> Iterator[FaultySimulation]:
     """Yield a simulated machine; end its hangs afterwards."""
-    box = Simulation(gpus=gpus)
+    box = FaultySimulation(gpus=gpus)
     yield box
     for faults in (box.driver, *map(box.gpu, range(gpus))):
         faults.restore()
@@ -42,7 +43,7 @@ class Box:
 
     def __init__(self, gpus: int = 8, seed: int = 1) -> None:
         self.clock = Clock()
-        self.simulation = Simulation(gpus, seed, self.clock)
+        self.simulation = FaultySimulation(gpus, seed, self.clock)
         self.nvml = self.simulation.nvml
         self.nvml.nvmlInit()
 

@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,6 @@ from unittest import mock
 
 from backfill import Episode, add, episodes, flags, rules, samples, serving, values
 from divided import divided
-from made_up import MadeUp, fail, off
 
 from gpuwarden.config import thresholds
 from gpuwarden.config.schema import Config, ProcessesConfig
@@ -28,9 +28,13 @@ from gpuwarden.daemon.sources import Source
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.metrics.exposition import Exposition
 from gpuwarden.runs.registry import RunRegistry
-from gpuwarden.simulation.simulated_nvml import Simulation
 from gpuwarden.simulation.workloads import USERS
 from gpuwarden.state import State
+
+sys.path.append(str(Path(__file__).parents[2] / "tests" / "support"))
+
+from faulty_simulation import FaultySimulation
+from made_up import MadeUp, fail, off
 
 BEGIN = 1_763_600_000.0  # Unix time; any will do, a constant one makes the same history every time
 STEP = 5.0  # seconds between polls, and between evaluations of the rules
@@ -89,7 +93,7 @@ class Clock:
             yield
 
 
-def simulated(simulation: Simulation, clock: Clock) -> Source:
+def simulated(simulation: FaultySimulation, clock: Clock) -> Source:
     """Return the source of a simulation whose time is the clock's."""
     return Source(
         "simulated",
@@ -124,7 +128,7 @@ async def record_box(directory: Path, box: Box, seconds: float, end: float, step
     clock = Clock()
     # Real boxes hardly have them in common.
     with mock.patch("gpuwarden.simulation.simulated_nvml._FIRST_PID", box.first_pid):
-        simulation = Simulation(box.gpus, box.seed, clock.monotonic)
+        simulation = FaultySimulation(box.gpus, box.seed, clock.monotonic)
     source = simulated(simulation, clock)
     page, made_up = Exposition(), MadeUp(BEGIN)
     lines: list[str] = []

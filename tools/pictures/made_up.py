@@ -9,6 +9,8 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
+from faulty_simulation import FaultySimulation
+
 from gpuwarden.analysis.batch_size.cost_model import BatchCost, BatchSizeAdvice
 from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.analysis.memory.oom_forecast import TimeLeft
@@ -20,7 +22,6 @@ from gpuwarden.host.process_tree import HostUsage, PresentProcesses
 from gpuwarden.metrics.model import Readings
 from gpuwarden.protocol.messages import ADVICE_KINDS, AdviceKind
 from gpuwarden.runs.run_snapshot import RunSnapshot
-from gpuwarden.simulation.simulated_nvml import Simulation
 from gpuwarden.state import State
 
 # From and to, as parts of the history, or of its last hour where it is longer.
@@ -41,7 +42,7 @@ def progress(now: float, seconds: float) -> float:
     return (now - seconds + span) / span
 
 
-def fail(simulation: Simulation, now: float, seconds: float) -> None:
+def fail(simulation: FaultySimulation, now: float, seconds: float) -> None:
     """Lose a GPU, and later the driver, for a while."""
     at = progress(now, seconds)
     for faults, (begin, end) in ((simulation.gpu(LOST_GPU), GPU_LOST), (simulation.driver, DRIVER_LOST)):

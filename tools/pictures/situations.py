@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from unittest import mock
 
+from faulty_simulation import FaultySimulation
 from history import Clock, simulated
 
 from gpuwarden.config.schema import Config, ProcessesConfig
@@ -15,7 +16,6 @@ from gpuwarden.health.conditions import ConditionChecks
 from gpuwarden.health.status import box_status
 from gpuwarden.history.series import WINDOW_SECONDS
 from gpuwarden.host.host_reader import Host
-from gpuwarden.simulation.simulated_nvml import Simulation
 from gpuwarden.simulation.workloads import WORKLOADS
 from gpuwarden.state import State
 
@@ -35,20 +35,20 @@ class Situation:
     """Situation of the simulated host: `steer` is called before each poll, `is_there` says if it is there."""
 
     name: str
-    steer: Callable[[Simulation, float], None]
+    steer: Callable[[FaultySimulation, float], None]
     is_there: Callable[[State, float], bool]
     leaks: bool = False  # whether one of the runs does
 
 
-def _cool(simulation: Simulation, _now: float) -> None:
+def _cool(simulation: FaultySimulation, _now: float) -> None:
     simulation.gpu(HOT_GPU).pin(temperature=74.0)
 
 
-def _heat(simulation: Simulation, now: float) -> None:
+def _heat(simulation: FaultySimulation, now: float) -> None:
     simulation.gpu(HOT_GPU).pin(temperature=min(78.0 + max(now - WINDOW_SECONDS, 0.0) / 12, HOTTEST))
 
 
-def _lose(simulation: Simulation, now: float) -> None:
+def _lose(simulation: FaultySimulation, now: float) -> None:
     _cool(simulation, now)
     if now >= WINDOW_SECONDS:
         simulation.gpu(LOST_GPU).lose()
@@ -88,7 +88,7 @@ class SimulatedBox:
         self._clock = clock
         runs = WORKLOADS if situation.leaks else WITHOUT_LEAKS
         with mock.patch("gpuwarden.simulation.simulated_nvml.WORKLOADS", runs):
-            self._simulation = Simulation(GPUS, SEED, clock.monotonic)
+            self._simulation = FaultySimulation(GPUS, SEED, clock.monotonic)
         self.daemon = Daemon(Config(processes=ProcessesConfig(series=True)), simulated(self._simulation, clock))
 
     async def polls(self, step: float) -> AsyncIterator[State]:

@@ -30,7 +30,6 @@ from gpuwarden.nvml.constants import (
 )
 from gpuwarden.nvml.interface import Field, FieldValue
 from gpuwarden.simulation.board import MEMORY_CLOCK, THRESHOLDS, Board
-from gpuwarden.simulation.driver_faults import GpuFaults
 from gpuwarden.simulation.trainer import WorkloadHost
 from gpuwarden.simulation.workloads import MIB, RESERVED, SIZE, UNOWNED
 
@@ -39,11 +38,10 @@ _PCIE_BYTES_PER_SECOND = {"transmit": 0.3e9, "receive": 2.2e9}  # by a board tha
 _NVLINK_LINKS, _NVLINK_LINK_BYTES_PER_SECOND = 18, 26_562e6  # in each direction
 
 
-class SimulatedGpu(GpuFaults):
-    """One simulated GPU: its hardware and software, and the faults that a test injects."""
+class SimulatedGpu:
+    """One simulated GPU: its hardware and software."""
 
     def __init__(self, index: int, board: Board, workload_host: WorkloadHost) -> None:
-        super().__init__()
         self.index = index
         self.size = SIZE
         self.claims: dict[int, int] = {}  # bytes of real processes that report to it, by pid
@@ -59,14 +57,6 @@ class SimulatedGpu(GpuFaults):
     def processes(self) -> list[tuple[int, int]]:
         """Return the processes on the GPU with their memory in bytes."""
         return [*self.workload_host.processes(), *self.claims.items()]
-
-    def pin(self, temperature: float) -> None:
-        """Hold the temperature, in celsius; a hot GPU throttles."""
-        self.board.pinned = temperature
-
-    def unpin(self) -> None:
-        """End a held temperature."""
-        self.board.pinned = None
 
 
 def simulated_uuid(index: int) -> str:
@@ -134,10 +124,10 @@ def _field_values(gpu: SimulatedGpu, asked: Sequence[Field]) -> list[FieldValue]
 
 
 def _field(gpu: SimulatedGpu, number: int, scope: int) -> FieldValue:
-    value: Any = gpu.fields.get((number, scope))
-    if value is None and number in _MOVING_FIELDS:
+    value: Any
+    if number in _MOVING_FIELDS:
         value = _MOVING_FIELDS[number](gpu.board, scope)
-    elif value is None:
+    else:
         value = recorded_frame().gpus[0].get(format_question(FIELD_VALUES, number, scope))
     return (NVML_ERROR_NOT_SUPPORTED, None) if value is None else (NVML_SUCCESS, value)
 

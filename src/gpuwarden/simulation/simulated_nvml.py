@@ -26,7 +26,6 @@ from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.protocol.messages import Message
 from gpuwarden.simulation.answers import SimulatedGpu, compute_answer, fill_gpm_metrics, recorded_frame, simulated_uuid
 from gpuwarden.simulation.board import Board
-from gpuwarden.simulation.driver_faults import Faults
 from gpuwarden.simulation.trainer import WorkloadHost
 from gpuwarden.simulation.workloads import WORKLOADS, Workload
 
@@ -42,7 +41,7 @@ class Simulation:
 
     With `stand_in_memory` the last GPU is idle and has that many bytes: a real training can report to it.
 
-    Its time advances in steps of a second when it is read. Tests inject faults through `gpu(index)` and `driver`.
+    Its time advances in steps of a second when it is read.
     """
 
     def __init__(
@@ -55,7 +54,6 @@ class Simulation:
     ) -> None:
         if not 1 <= gpus <= MAX_GPUS:
             raise ValueError(f"{gpus} simulated GPUs: expected 1 to {MAX_GPUS}")
-        self.driver = Faults()
         self._clock = clock
         self._time = clock()
         self._lock = threading.Lock()
@@ -71,10 +69,6 @@ class Simulation:
             self._gpus[-1].size = stand_in_memory
         self._workload_hosts = tuple(dict.fromkeys(gpu.workload_host for gpu in self._gpus))
         self.nvml: Nvml = self._build_nvml()
-
-    def gpu(self, index: int) -> SimulatedGpu:
-        """Return a GPU, into which a test can inject faults."""
-        return self._gpus[index]
 
     def reports(self) -> list[tuple[ProcessKey, Message | None]]:
         """Return the messages of the simulated runs since the last call; None is the end of a process."""
@@ -148,37 +142,28 @@ class Simulation:
         return cast("Nvml", box)
 
     def _initialize(self) -> None:
-        self.driver.check("nvmlInit")
         self._users += 1
 
     def _shut_down(self) -> None:
         self._users -= 1
 
-    def _answer_driver(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
-        self.driver.check(name)
+    def _answer_driver(self, _name: str, function: Callable[..., Any], *args: Any) -> Any:
         if not self._users:
             raise nvml_error(NVML_ERROR_UNINITIALIZED)
         return function(*args)
 
     def _answer_device(self, name: str, index: int, *args: Any) -> Any:
-        # A GPU that hangs must not hold the lock, which the others need.
-        gpu = self._gpus[index]
-        gpu.check(name)
-        if name in gpu.answers:
-            return gpu.answers[name]
         with self._lock:
             self._catch_up()
-            return compute_answer(gpu, name, *args)
+            return compute_answer(self._gpus[index], name, *args)
 
     def _find_by_index(self, index: int) -> int:
         if not 0 <= index < len(self._gpus):
             raise nvml_error(NVML_ERROR_INVALID_ARGUMENT)
-        self._gpus[index].check("nvmlDeviceGetHandleByIndex")
         return index
 
     def _find_by_uuid(self, wanted: str) -> int:
         for gpu in self._gpus:
             if gpu.uuid == wanted:
-                gpu.check("nvmlDeviceGetHandleByUUID")
                 return gpu.index
         raise nvml_error(NVML_ERROR_NOT_FOUND)
