@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from classic import DARK_GRAY, NONE, WARN, Panel, Query, override, override_matching, states
-from looks import DASHED, LIMIT, NO_READING, NO_RUN, SIZE
+from looks import DASHED, LIMIT, NO_READING, NO_RUN, SIZE, with_reason_names
 from panels import timeline, timeseries
 from processes import processes
 from series import BOX, DEVICE, join_device, join_gpu, rate, series
@@ -126,18 +126,20 @@ def _clocks() -> list[Panel]:
             unit="hertz",
             empty=NO_READING,
         ),
-        timeline(
-            18,
-            "Clock event reasons",
-            "Reasons that limited the clocks in this time range, except idle; gray is the power limit, usual under "
-            "full load.",
-            Query(
-                join_gpu(f"{reasons} and max_over_time({active}[$__range] @ end()) > 0"),
-                "GPU {{gpu}} {{reason}}",
-            ),
-            width=16,
-            mappings=states({0: (" ", NONE), 1: ("active", DARK_GRAY), 2: ("active", WARN)}),
-            empty="no throttling",
+        with_reason_names(
+            timeline(
+                18,
+                "Clock event reasons",
+                "Reasons that limited the clocks in this time range, except idle; gray is the power limit, usual under "
+                "full load.",
+                Query(
+                    join_gpu(f"{reasons} and max_over_time({active}[$__range] @ end()) > 0"),
+                    "GPU {{gpu}} {{reason}}",
+                ),
+                width=16,
+                mappings=states({0: (" ", NONE), 1: ("active", DARK_GRAY), 2: ("active", WARN)}),
+                empty="no throttling",
+            )
         ),
     ]
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from classic import BAD, NONE, PLAIN, TEXT, WARN, Json, steps
+from dataclasses import replace
 
+from classic import BAD, NONE, PLAIN, TEXT, WARN, Json, Panel, steps
+
+from gpuwarden.clock_reasons import CLOCK_REASONS
 from gpuwarden.config import thresholds
 
 NO_RUN = "no runs yet; add the callback GpuWarden() to model.fit, or watch() to a loop"
@@ -27,6 +30,15 @@ def margin(good: str = TEXT) -> Json:
 def nothing() -> list[Json]:
     """Show a cell without a value as a dash, uncolored."""
     return [{"type": "special", "options": {"match": "null", "result": {"text": "-", "color": NONE}}}]
+
+
+def with_reason_names(panel: Panel) -> Panel:
+    """Show the clock event reasons at the end of a panel's legends in words."""
+    renamed: list[Json] = [
+        {"id": "renameByRegex", "options": {"regex": f"/ {reason}$/", "renamePattern": f" {words}"}}
+        for reason, words in CLOCK_REASONS.items()
+    ]
+    return replace(panel, transformations=renamed)
 
 
 def ahead(good: str = TEXT) -> Json:

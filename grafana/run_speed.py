@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from classic import MILD, NONE, Panel, Query, bad_from, override_matching
-from looks import NO_RUN, UNLISTED
+from looks import NO_RUN, UNLISTED, with_reason_names
 from panels import timeseries
 from run_memory import NAME
 from series import RUN, join_run, rate, series
@@ -99,15 +99,17 @@ def lost() -> list[Panel]:
             thresholds=bad_from(thresholds.INPUT_BOUND, NONE, MILD),
             max=1,
         ),
-        timeseries(
-            64,
-            "Steps throttled",
-            "Share of time in which the run's GPUs were throttled during its steps, by clock event reason.",
-            Query(join_run(throttled()), f"{NAME} {{{{reason}}}}"),
-            width=8,
-            unit="percentunit",
-            empty=f"no throttling, or {NO_RUN}",
-            max=1,
+        with_reason_names(
+            timeseries(
+                64,
+                "Steps throttled",
+                "Share of time in which the run's GPUs were throttled during its steps, by clock event reason.",
+                Query(join_run(throttled()), f"{NAME} {{{{reason}}}}"),
+                width=8,
+                unit="percentunit",
+                empty=f"no throttling, or {NO_RUN}",
+                max=1,
+            )
         ),
         timeseries(
             65,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from classic import BAD, MILD, TEXT, WARN, Panel, Query, bad_from, override, override_matching, steps
-from looks import NO_GROWTH, NO_READING, NOT_POLLED, NOW, ahead, headroom, margin
+from looks import NO_GROWTH, NO_READING, NOT_POLLED, NOW, ahead, headroom, margin, with_reason_names
 from panels import stat
 from run_speed import POWER_LIMIT, input_wait, throttled
 from series import boxes, firing, headroom_ratio, join_device, join_gpu, join_run, series
@@ -129,14 +129,16 @@ def longest_input_wait(number: int, width: int) -> Panel:
 def most_throttled(number: int, width: int) -> Panel:
     """Show the run that is throttled most."""
     most = f"topk(1, {join_run(throttled(POWER_LIMIT))})"
-    return stat(
-        number,
-        "Most throttled",
-        "The run whose GPUs are throttled most by heat or hardware, as a share of time.",
-        Query(most, "{{run_name}} · {{reason}}", now=True),
-        unit="percentunit",
-        width=width,
-        thresholds=bad_from(thresholds.SLOWED, bad=WARN),
-        empty="no throttling",
-        overrides=[override_matching(".*", decimals=0)],
+    return with_reason_names(
+        stat(
+            number,
+            "Most throttled",
+            "The run whose GPUs are throttled most by heat or hardware, as a share of time.",
+            Query(most, "{{run_name}} · {{reason}}", now=True),
+            unit="percentunit",
+            width=width,
+            thresholds=bad_from(thresholds.SLOWED, bad=WARN),
+            empty="no throttling",
+            overrides=[override_matching(".*", decimals=0)],
+        )
     )

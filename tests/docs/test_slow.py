@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from promql import SAMPLES, unknown
 
+from gpuwarden.clock_reasons import CLOCK_REASONS
 from gpuwarden.config import thresholds
 from gpuwarden.usage.gpu_meter import SLOWDOWNS
 
@@ -34,9 +35,9 @@ def test_every_metric_exists() -> None:
 
 
 def test_reasons() -> None:
-    """Each reason that the account of a run has is explained, and no other."""
-    explained = re.findall(r"^\| `([a-z_]+)` \|", DOCUMENT, flags=re.MULTILINE)
-    assert sorted(explained) == sorted(SLOWDOWNS)
+    """Each reason that the usage of a run has is explained, and no other, with the words of all texts."""
+    explained = re.findall(r"^\| `([a-z_]+)` \| ([a-z ]+) \|", DOCUMENT, flags=re.MULTILINE)
+    assert sorted(explained) == sorted((reason, CLOCK_REASONS[reason]) for reason in SLOWDOWNS)
 
 
 def test_threshold_is_the_alerts() -> None:

@@ -72,7 +72,7 @@ def test_faults_of_single_gpus(mock_nvml: MockNvml) -> None:
         ),
     )
     assert found["gpu.throttling"][0] == "warn"
-    assert found["gpu.throttling"][1].startswith("GPU 1: slowed down: too hot, clocks halved by the hardware, at 54")
+    assert found["gpu.throttling"][1].startswith("GPU 1: slowed down: hardware thermal slowdown, at 54")
     assert found["gpu.pcie"] == ("warn", "GPU 2: PCIe uses 8 of 16 lanes.")
     assert found["gpu.mig"] == ("fail", "GPU 7: MIG is on, without an instance.")
 
@@ -81,7 +81,7 @@ def test_all_gpus_alike_are_named_together(mock_nvml: MockNvml) -> None:
     """A machine that is too hot has one line, not eight."""
     mock_nvml.set("*", "throttle", THERMAL)
     found = doctor(mock_nvml, gpus=8)["gpu.throttling"]["found"]
-    assert found == "all 8 GPUs: slowed down: too hot, clocks halved by the hardware, at 54 °C."
+    assert found == "all 8 GPUs: slowed down: hardware thermal slowdown, at 54 °C."
 
 
 def test_mig_instances(mock_nvml: MockNvml) -> None:

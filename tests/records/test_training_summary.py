@@ -32,7 +32,7 @@ def test_figures_that_are_known() -> None:
         ),
         GPUS,
     )
-    assert line.endswith("; waited for input 12 % of step time; throttled 1m30s (hw thermal slowdown)"), line
+    assert line.endswith("; waited for input 12 % of step time; throttled 1m30s (hardware thermal slowdown)"), line
     assert "; batch size " in line
 
 

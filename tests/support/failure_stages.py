@@ -354,7 +354,9 @@ async def _stall_of_a_job(stage: Stage) -> None:
     await ends(stage, *ranks)
 
 
-@staged("the hardware slows a hot GPU down", expect("thermal_slowdown", "GPU 2 was throttled (too hot"))
+@staged(
+    "the hardware slows a hot GPU down", expect("thermal_slowdown", "GPU 2 was throttled (hardware thermal slowdown")
+)
 async def _hot(stage: Stage) -> None:
     run = stage.train("vit", gpus=(2,))
     await stage.passes(60)
@@ -366,7 +368,7 @@ async def _hot(stage: Stage) -> None:
     "a hot GPU falls off the bus",
     expect(
         "thermal_slowdown",
-        "GPU 2 was throttled (too hot",
+        "GPU 2 was throttled (hardware thermal slowdown",
         "then GPU 2 fell off the bus",
         "run vit then crashed",
         runs=1,

@@ -266,6 +266,13 @@ def test_counters_and_time_are_of_one_moment(page: Stage, tab: Tab) -> None:
     assert "1 stall" in figures.splitlines()[5]
 
 
+def test_throttling_has_its_reasons_in_words(page: Stage, tab: Tab) -> None:
+    """Reasons of throttling are called as in all other texts; one of a later version is called by its name."""
+    seconds = {"sw_power_cap": 3.0, "hw_thermal_slowdown": 90.0, "edpp_limit": 4.0, "hw_slowdown": 0.0}
+    show(page, tab, record_of(out_of_memory()) | {"throttled_seconds": seconds})
+    assert "power limit 3.0s · hardware thermal slowdown 1m30s · edpp limit 4.0s" in tab.text("#figures ~ *")
+
+
 def test_incidents_of_the_run_are_linked(page: Stage, tab: Tab) -> None:
     """An incident of this run has its page and its command; those of others are not listed."""
     known = {"severity": "critical", "kind": "out_of_memory", "began_timestamp_seconds": BEGAN, "finding": {"text": ""}}

@@ -216,7 +216,7 @@ def test_gpu_card_has_every_value(page: Stage, tab: Tab) -> None:
         GpuReadings.utilization_ratio: 0.97,
         GpuReadings.clock_hertz: {("graphics",): 1.2e9},
         GpuReadings.clock_max_hertz: {("graphics",): 1.98e9},
-        GpuReadings.clock_event_active: {("sw_power_cap",): 1.0},
+        GpuReadings.clock_event_active: {("sw_power_cap",): 1.0, ("sw_thermal_slowdown",): 1.0, ("gpu_idle",): 1.0},
         GpuReadings.power_usage_watts: 537.0,
         GpuReadings.power_limit_watts: {("enforced",): 700.0},
         GpuReadings.ecc_errors_total: {("corrected", "volatile", "dram"): 3.0},
@@ -234,7 +234,7 @@ def test_gpu_card_has_every_value(page: Stage, tab: Tab) -> None:
         "Headroom": f"{format_bytes(25 * GIB)} 38 % free",
         "Temperature": "61 °C throttles at 89 °C",
         "Utilization": "97 %",
-        "Clock": "1.20 GHz of 1.98 GHz · limited by power limit",
+        "Clock": "1.20 GHz of 1.98 GHz · limited by power limit, software thermal slowdown",
         "Power": "537 W of 700 W",
     }
     legend = tab.text("#gpu-0 .legend li").splitlines()

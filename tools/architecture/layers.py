@@ -24,7 +24,7 @@ DAEMON_LAYERS = (
         "Foundation",
         (
             *("_version", "protocol", "errors", "config", "metrics", "formatting"),
-            *("log_limiter", "rate_limit", "fair_eviction", "severity", "subordinate_uids"),
+            *("log_limiter", "rate_limit", "fair_eviction", "severity", "clock_reasons", "subordinate_uids"),
         ),
     ),
     Layer("Machine and driver", ("host", "nvml")),

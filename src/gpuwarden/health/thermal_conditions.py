@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from gpuwarden.clock_reasons import FAULT_REASONS, clock_reason_text
 from gpuwarden.formatting import format_margin
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu
@@ -16,7 +17,6 @@ from gpuwarden.health.model import (
     gpu_text,
     pressure_conditions,
 )
-from gpuwarden.nvml.constants import THROTTLE_REASONS
 from gpuwarden.protocol.messages import Level
 from gpuwarden.state import State
 
@@ -56,7 +56,7 @@ def throttle_reasons(gpu: Gpu) -> list[str]:
     active = gpu.readings.get(GpuReadings.clock_event_active)
     if not isinstance(active, Mapping):
         return []
-    return [text for name, text in THROTTLE_REASONS.items() if active.get((name,))]
+    return [clock_reason_text(name) for name in FAULT_REASONS if active.get((name,))]
 
 
 def _throttled(state: State) -> Iterator[Occurrence]:

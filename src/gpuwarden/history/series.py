@@ -15,9 +15,10 @@ from itertools import chain
 from math import nan
 from typing import Literal
 
+from gpuwarden.clock_reasons import FAULT_REASONS
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, MemorySample
-from gpuwarden.nvml.constants import CLOCK_EVENT_REASONS, THROTTLE_REASONS
+from gpuwarden.nvml.constants import CLOCK_EVENT_REASONS
 from gpuwarden.owners.resolver import Owners
 from gpuwarden.state import State
 
@@ -52,7 +53,7 @@ COLUMNS: Mapping[Kind, tuple[str, ...]] = {
     "devices": ("memory_in_use_bytes", "headroom_bytes", "memory_reserved_bytes"),
 }
 Columns = dict[str, list[float | None]]
-_REASONS = tuple(((name,), bit) for name, bit in CLOCK_EVENT_REASONS.items() if name in THROTTLE_REASONS)
+_REASONS = tuple(((name,), bit) for name, bit in CLOCK_EVENT_REASONS.items() if name in FAULT_REASONS)
 
 
 @dataclass(slots=True)

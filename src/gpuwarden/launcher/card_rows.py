@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from gpuwarden.analysis.memory.headroom import headroom_limit_text
 from gpuwarden.cli.runs.memory_report import gpu_name
+from gpuwarden.clock_reasons import clock_reason_text
 from gpuwarden.explain.explanation import Explanation
 from gpuwarden.formatting import cut_middle, format_bytes, format_duration, format_elapsed, format_energy, format_ratio
 from gpuwarden.launcher.card import Card
@@ -110,7 +111,7 @@ def _describe_device(device: RecordedDevice) -> str:
 def _describe_throttling(run: RunRecord) -> str:
     in_steps = run.throttled_step_seconds or {}
     return ", ".join(
-        f"{format_elapsed(seconds)} by {reason.replace('_', ' ')}"
+        f"{format_elapsed(seconds)} by {clock_reason_text(reason)}"
         + (f" ({format_elapsed(in_steps[reason])} in steps)" if in_steps.get(reason) else "")
         for reason, seconds in (run.throttled_seconds or {}).items()
         if seconds

@@ -74,14 +74,6 @@ CLOCK_EVENT_REASONS = {
     "board_limit": 0x200,  # these two have a name in newer releases of nvidia-ml-py only
     "reliability": 0x400,
 }
-# Those that mean a fault or a lack of cooling or power, in words, the most specific first.
-THROTTLE_REASONS = {
-    "hw_thermal_slowdown": "too hot, clocks halved by the hardware",
-    "hw_power_brake_slowdown": "external power brake",
-    "sw_thermal_slowdown": "too hot, clocks lowered by the driver",
-    "reliability": "voltage limit",
-    "hw_slowdown": "hardware slowdown",  # set along with the reasons that explain it
-}
 # GPM metrics in percent; label value -> NVML's number. "tensor" is any of the tensor operations.
 GPM_GRAPHICS_ENGINE: int = pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL
 GPM_SM_ACTIVE: int = pynvml.NVML_GPM_METRIC_SM_UTIL

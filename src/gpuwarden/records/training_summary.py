@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from gpuwarden.analysis.findings import NO_GPU_GUIDES, nonfinite_loss_text
+from gpuwarden.clock_reasons import clock_reason_text
 from gpuwarden.formatting import format_bytes, format_elapsed, format_growth, format_ratio
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.protocol.messages import MAX_ADVICE_CHARACTERS, Reply, Summary
@@ -66,7 +67,7 @@ def _list_figures(record: RunRecord, gpus: Mapping[str, str]) -> Iterator[str]:
     throttled = find_longest_reason(record.throttled_seconds)
     if throttled:  # else no GPU of the run counts it
         reason, seconds = throttled
-        yield f"throttled {format_elapsed(seconds)} ({reason.replace('_', ' ')})" if seconds else "not throttled"
+        yield f"throttled {format_elapsed(seconds)} ({clock_reason_text(reason)})" if seconds else "not throttled"
 
 
 def _describe_batch(advice: RecordedBatchSizeAdvice) -> Iterator[str]:

@@ -5,11 +5,13 @@ They are read at import, before an upgrade replaces them.
 
 from __future__ import annotations
 
+import json
 import zlib
 from http import HTTPStatus
 from pathlib import Path
 
 from gpuwarden._version import __version__
+from gpuwarden.clock_reasons import CLOCK_REASONS
 from gpuwarden.web.api.api_paths import RUN_PAGE
 from gpuwarden.web.http_messages import HttpRequest, HttpResponse
 
@@ -44,17 +46,18 @@ def serve(request: HttpRequest) -> HttpResponse:
 def _read_files() -> dict[str, HttpResponse]:
     """Return the responses by path."""
     paths = [path for path in FOLDER.rglob("*") if path.suffix in _TYPES]
-    return {DOCUMENTS.get(path.name, f"{PREFIX}{path.relative_to(FOLDER)}"): _response(path) for path in paths}
+    files = {path.relative_to(FOLDER).as_posix(): path.read_bytes() for path in paths}
+    files["clock_reasons.js"] = f"export const CLOCK_REASONS = {json.dumps(CLOCK_REASONS)};\n".encode()
+    return {DOCUMENTS.get(name, f"{PREFIX}{name}"): _response(name, body) for name, body in files.items()}
 
 
-def _response(path: Path) -> HttpResponse:
-    body = path.read_bytes()
+def _response(name: str, body: bytes) -> HttpResponse:
     headers = {
         "cache-control": "no-cache",  # cached, but asked for again: an upgrade shows at once
         "content-security-policy": CONTENT_SECURITY_POLICY,
         "etag": f'W/"{__version__}-{zlib.crc32(body):08x}-{len(body)}"',  # weak: compressed it is the same
     }
-    return HttpResponse(HTTPStatus.OK, body, _TYPES[path.suffix], headers)
+    return HttpResponse(HTTPStatus.OK, body, _TYPES[Path(name).suffix], headers)
 
 
 _FILES = _read_files()

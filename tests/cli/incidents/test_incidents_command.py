@@ -156,7 +156,7 @@ def test_report_has_each_part(tmp_path: Path) -> None:
     shown = output("show", write_file(tmp_path / "hot.json", staged_incident("too_hot")))
     lines = shown.splitlines()
     assert all(len(line) <= COLUMNS for line in lines)
-    assert "  08:01:00      0s  first cause: GPU 2 was throttled (too hot, clocks halved by" in lines
+    assert "  08:01:00      0s  first cause: GPU 2 was throttled (hardware thermal" in lines
     assert "  08:01:25    +25s  then: GPU 2 fell off the bus (XID 79)." in lines
     for part in ("temperature: 62 °C to 92 °C", "power: 540 W", "memory used: 20.6 GiB", "^ first cause"):
         assert part in shown

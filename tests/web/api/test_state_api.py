@@ -204,7 +204,7 @@ def test_host_condition_is_the_worst_trouble() -> None:
         },
         {
             "level": "warning",
-            "text": "throttled: too hot, clocks lowered by the driver",
+            "text": "throttled: software thermal slowdown",
             "name": "GPU 1",
             "uuid": "GPU-1",
         },

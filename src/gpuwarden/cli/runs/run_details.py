@@ -20,6 +20,7 @@ from gpuwarden.cli.runs.memory_report import (
     render_memory_story,
 )
 from gpuwarden.cli.runs.run_list import state_text
+from gpuwarden.clock_reasons import clock_reason_text
 from gpuwarden.errors.kind_guides import find_text_guide
 from gpuwarden.formatting import (
     cut_middle,
@@ -204,7 +205,7 @@ def _job(record: RunRecord) -> str | None:
 
 def _reasons(seconds: Mapping[str, float] | None) -> str:
     return ", ".join(
-        f"{format_elapsed(each)} by {reason.replace('_', ' ')}" for reason, each in (seconds or {}).items() if each
+        f"{format_elapsed(each)} by {clock_reason_text(reason)}" for reason, each in (seconds or {}).items() if each
     )
 
 

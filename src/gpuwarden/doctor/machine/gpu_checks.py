@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 
+from gpuwarden.clock_reasons import FAULT_REASONS, clock_reason_text
 from gpuwarden.doctor.machine.gpu_findings import (
     GpuFinding,
     answering_gpus,
@@ -20,7 +21,6 @@ from gpuwarden.formatting import format_elapsed
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.host.kernel_log import KernelLog
-from gpuwarden.nvml.constants import THROTTLE_REASONS
 from gpuwarden.nvml.events.model import XidReport
 from gpuwarden.nvml.troubleshooting import suggest_gpu_fix
 from gpuwarden.xid.codes import Xid, explain, severity_of_event
@@ -143,13 +143,13 @@ def check_throttling(context: Context) -> Iterator[CheckResult]:
     gpus = answering_gpus(context)
     findings = []
     for gpu in gpus:
-        active = [text for name, text in THROTTLE_REASONS.items() if gpu.value(GpuReadings.clock_event_active, name)]
+        active = [name for name in FAULT_REASONS if gpu.value(GpuReadings.clock_event_active, name)]
         if active:
             celsius = gpu.value(GpuReadings.temperature_celsius, "core")
             at = f", at {celsius:.0f} °C" if celsius is not None else ""
             why = "It computes slower than it can, while its utilization looks normal."
             fix = "Clear the air flow, check fans, filters and power supplies; until then: sudo nvidia-smi -pl WATTS"
-            findings.append(GpuFinding(gpu, "warn", f"slowed down: {active[0]}{at}", why, fix))
+            findings.append(GpuFinding(gpu, "warn", f"slowed down: {clock_reason_text(active[0])}{at}", why, fix))
     yield merge(findings, "not slowed down by heat, power or a fault", gpus)
 
 

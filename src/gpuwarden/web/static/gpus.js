@@ -4,14 +4,10 @@ import { bounded, fact, mark, ofPressure, RANK, troubles, word } from "./marks.j
 import { memory, memoryFacts } from "./memory.js";
 import { anchor, place, tiles } from "./tiles.js";
 import { h } from "./tree.js";
-import { amount, clock, degrees, hertz, known, percent, plain, short, watts } from "./words.js";
+import { amount, clock, clockReason, degrees, hertz, known, percent, plain, short, watts } from "./words.js";
 
 const MAX_XIDS = 4;
 const MAX_OWNERS = 4;
-const CLOCK_LIMITS = {
-  sw_power_cap: "power limit", hw_slowdown: "hardware", sw_thermal_slowdown: "temperature", hw_thermal_slowdown: "temperature",
-  hw_power_brake_slowdown: "power brake", applications_clocks_setting: "application clocks", display_clock_setting: "display clocks",
-};
 
 // Indices of GPUs and MIG instances by UUID.
 export function places(gpus) {
@@ -84,8 +80,7 @@ function clocks(gpu) {
   const now = gpu.clock_hertz?.graphics;
   if (!known(now)) return null;
   const most = gpu.clock_max_hertz?.graphics;
-  const names = (gpu.clock_event_reasons ?? []).filter((name) => name !== "gpu_idle").map((name) => CLOCK_LIMITS[name] ?? plain(name));
-  const reasons = [...new Set(names)].join(", ");
+  const reasons = (gpu.clock_event_reasons ?? []).filter((name) => name !== "gpu_idle").map(clockReason).join(", ");
   const note = [most ? `of ${hertz(most)}` : null, reasons ? `limited by ${reasons}` : null].filter(Boolean).join(" · ");
   return fact("Clock", hertz(now), { note, ratio: most ? now / most : null });
 }

@@ -2,7 +2,7 @@
 
 import { fact } from "./marks.js";
 import { h } from "./tree.js";
-import { amount, energy, known, lasting, pace, percent, plain, several, step } from "./words.js";
+import { amount, clockReason, energy, known, lasting, pace, percent, several, step } from "./words.js";
 
 const SHORT_SECONDS = 1; // of throttling, which is not shown
 
@@ -42,7 +42,7 @@ function throttled(record) {
   const reasons = Object.entries(record.throttled_seconds ?? {}).filter(([, seconds]) => seconds >= SHORT_SECONDS);
   if (!record.throttled_seconds) return null;
   const total = Math.max(0, ...reasons.map(([, seconds]) => seconds)); // several may apply at once
-  const note = reasons.map(([reason, seconds]) => `${plain(reason)} ${lasting(seconds)}`);
+  const note = reasons.map(([reason, seconds]) => `${clockReason(reason)} ${lasting(seconds)}`);
   return fact("Throttled", lasting(total), { note: joined(note) ?? (record.outcome ? "not slowed down" : null), ratio: record.outcome && record.gpu_seconds ? total / record.gpu_seconds : null });
 }
 

@@ -1,4 +1,6 @@
-// Quantities for people.
+// Quantities and names for people.
+
+import { CLOCK_REASONS } from "./clock_reasons.js"; // made of the daemon's table
 
 const UNITS = [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]];
 
@@ -70,6 +72,7 @@ const MOST_LETTERS = 120;
 export const short = (name) => (name.length > MOST_LETTERS ? `${[...name.slice(0, 2 * MOST_LETTERS)].slice(0, MOST_LETTERS).join("")}…` : name);
 export const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 export const plain = (name) => name.replaceAll("_", " ");
+export const clockReason = (name) => CLOCK_REASONS[name] ?? plain(name);
 export const several = (count, one, many = `${one}s`) => `${count} ${count === 1 ? one : many}`;
 
 // Time of day in the browser's time zone, with the date if it is not today.
