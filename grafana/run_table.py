@@ -11,6 +11,8 @@ from run_speed import POWER_LIMIT
 from series import RUN, last, placed
 from ways import BOX, IN_CLUSTER, link, run_links
 
+from gpuwarden.health.conditions import severity_of
+from gpuwarden.health.run_conditions import END_CONDITIONS
 from gpuwarden.protocol.messages import PHASES
 from gpuwarden.runs.metrics import RunReadings
 from gpuwarden.runs.outcome import OUTCOMES
@@ -23,7 +25,8 @@ _PHASES = {
     "idle": ("idle", MILD),
 }
 _RUNNING, _STALLED, _FIRST_END = len(PHASES) + 1, len(PHASES) + 2, len(PHASES) + 3
-_END_COLORS = {"finished": NONE, "unknown": MILD}  # the others raise alerts
+_CALM = {"finished": NONE, "unknown": MILD}  # ends without a condition
+_SEVERITIES = {"critical": BAD, "warning": WARN, "info": MILD}
 _EACH = f"({RUN})"
 
 
@@ -127,6 +130,7 @@ def run_states() -> list[Json]:
     """Return text and color for the numbers of `run_state`; what is OK has none, or a calm one."""
     phases: dict[float, tuple[str, str]] = {n: _PHASES[phase] for n, phase in enumerate(PHASES, 1)}
     ends: dict[float, tuple[str, str]] = {
-        n: (end.replace("_", " "), _END_COLORS.get(end, BAD)) for n, end in enumerate(OUTCOMES, _FIRST_END)
+        n: (end.replace("_", " "), _CALM.get(end) or _SEVERITIES[severity_of(END_CONDITIONS.get(end))])
+        for n, end in enumerate(OUTCOMES, _FIRST_END)
     }
     return states({**phases, _RUNNING: ("running", NONE), _STALLED: ("stalled", WARN), **ends})

@@ -14,6 +14,7 @@ from typing import Any
 from scenario_daemon import GIB, Box, play
 from scenarios import GPU_IS_LOST, SIGKILL, Stage, Trainer
 
+from gpuwarden.health.conditions import severity_of
 from gpuwarden.protocol.messages import End, Error, ErrorKind, uncaught_reason
 
 GPUS = 4
@@ -472,6 +473,8 @@ def differences(staged: Staged, incidents: list[Any]) -> list[str]:
         finding, place = found["finding"], 0
         if found["kind"] != expected.kind:
             wrong.append(f"kind {found['kind']}, not {expected.kind}")
+        if found["kind"] == "out_of_memory" and found["severity"] != severity_of("RunOutOfMemory"):
+            wrong.append(f"severity {found['severity']} is not that of the alert")
         for word in expected.words:
             place = finding["text"].find(word, place)
             if place < 0:

@@ -19,13 +19,15 @@ from gpuwarden.analysis.memory.oom_forecast import TimeLeft
 from gpuwarden.analysis.oom.diagnosis import Diagnosis
 from gpuwarden.formatting import format_bytes, format_elapsed
 from gpuwarden.gpu.metrics import GpuReadings
+from gpuwarden.health.conditions import severity_of
+from gpuwarden.health.run_conditions import END_CONDITIONS
 from gpuwarden.pressure.levels import Pressure
 from gpuwarden.protocol.messages import Error
 from gpuwarden.records.builder import build_record
 from gpuwarden.records.privacy import withhold_private
 from gpuwarden.records.record import json_from_record
 from gpuwarden.records.timeline import add_timeline
-from gpuwarden.runs.outcome import Ending
+from gpuwarden.runs.outcome import OUTCOMES, Ending, Outcome
 from gpuwarden.runs.run_events import RunEvent
 from gpuwarden.runs.run_snapshot import RunSnapshot, SeenError
 from gpuwarden.runs.stall import Stall
@@ -271,6 +273,15 @@ def test_throttling_has_its_reasons_in_words(page: Stage, tab: Tab) -> None:
     seconds = {"sw_power_cap": 3.0, "hw_thermal_slowdown": 90.0, "edpp_limit": 4.0, "hw_slowdown": 0.0}
     show(page, tab, record_of(out_of_memory()) | {"throttled_seconds": seconds})
     assert "power limit 3.0s · hardware thermal slowdown 1m30s · edpp limit 4.0s" in tab.text("#figures ~ *")
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES)
+def test_color_of_an_end_is_that_of_its_condition(page: Stage, tab: Tab, outcome: Outcome) -> None:
+    """The severity of an end is that of the alert that it raises."""
+    show(page, tab, record_of(out_of_memory()) | {"outcome": outcome, "state": outcome})
+    severity = severity_of(END_CONDITIONS[outcome]) if outcome in END_CONDITIONS else None
+    expected = severity or {"finished": "ok", "unknown": "unknown"}[outcome]
+    assert tab.evaluate("document.querySelector('#verdict').className") == f"verdict {expected}"
 
 
 def test_incidents_of_the_run_are_linked(page: Stage, tab: Tab) -> None:

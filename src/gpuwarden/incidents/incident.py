@@ -163,7 +163,10 @@ class Incident:
     version: Annotated[int, f"Version of the format: {VERSION}. Later ones only add keys."]
     id: Annotated[str, "Id of the incident, unique on this host."]
     kind: Annotated[IncidentKind, f"Kind of its root: one of {', '.join(INCIDENT_KINDS)}."]
-    severity: Annotated[Severity, "Worst severity of what happened: info, warning or critical."]
+    severity: Annotated[
+        Severity,
+        "Worst severity of what happened: info, warning or critical; pressure before an out-of-memory counts as that.",
+    ]
     host: Annotated[str, "Name of the host."]
     began_timestamp_seconds: Annotated[float, "Time of the root, in Unix time."]
     at_timestamp_seconds: Annotated[float, "Time of the event that opened the incident, in Unix time."]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, MemorySample
+from gpuwarden.health.conditions import severity_of
 from gpuwarden.history.event_log import Event
 from gpuwarden.history.series import Columns, HistoryFrame, clock_event_names, read_columns
 from gpuwarden.incidents.causes import FALLEN_OFF_THE_BUS, Fact
@@ -28,7 +29,7 @@ from gpuwarden.incidents.incident import (
 )
 from gpuwarden.owners.resolver import Owners
 from gpuwarden.records.record import RunRecord, json_from_record
-from gpuwarden.severity import SEVERITY_RANK
+from gpuwarden.severity import SEVERITY_RANK, Severity
 from gpuwarden.state import State
 from gpuwarden.xid.codes import explain
 
@@ -83,7 +84,7 @@ def build_incident(recording: Recording) -> Incident:
         version=VERSION,
         id=recording.id,
         kind=incident_kind_of(root),
-        severity=min((event.level for event in opened), key=SEVERITY_RANK.__getitem__, default="info"),
+        severity=min((_severity(event, root) for event in opened), key=SEVERITY_RANK.__getitem__, default="info"),
         host=recording.host,
         began_timestamp_seconds=root.at,
         at_timestamp_seconds=recording.at,
@@ -112,6 +113,12 @@ def incident_kind_of(root: Fact) -> IncidentKind:
     if root.kind == "run_ended" and root.what == "out_of_memory":
         return "out_of_memory"
     return _KINDS.get(root.kind, "run_died")
+
+
+def _severity(event: Event, root: Fact) -> Severity:
+    """Return the severity of an event; pressure that announced an out-of-memory counts as the out-of-memory."""
+    is_sign = event.kind == "pressure" and incident_kind_of(root) == "out_of_memory"
+    return severity_of("RunOutOfMemory") if is_sign else event.level
 
 
 def _subject(root: Fact, recording: Recording) -> IncidentSubject:

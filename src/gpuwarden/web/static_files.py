@@ -12,6 +12,9 @@ from pathlib import Path
 
 from gpuwarden._version import __version__
 from gpuwarden.clock_reasons import CLOCK_REASONS
+from gpuwarden.health.conditions import severity_of
+from gpuwarden.health.run_conditions import END_CONDITIONS
+from gpuwarden.runs.outcome import OUTCOMES
 from gpuwarden.web.api.api_paths import RUN_PAGE
 from gpuwarden.web.http_messages import HttpRequest, HttpResponse
 
@@ -31,6 +34,12 @@ _TYPES = {
     ".svg": "image/svg+xml",
 }
 
+# Tables of the daemon that scripts read, too.
+_TABLES = {
+    "CLOCK_REASONS": CLOCK_REASONS,
+    "OUTCOME_SEVERITY": {outcome: severity_of(END_CONDITIONS.get(outcome)) for outcome in OUTCOMES},
+}
+
 
 def serve(request: HttpRequest) -> HttpResponse:
     """Return a file of the pages, or status 304 to a browser that has it already."""
@@ -47,7 +56,9 @@ def _read_files() -> dict[str, HttpResponse]:
     """Return the responses by path."""
     paths = [path for path in FOLDER.rglob("*") if path.suffix in _TYPES]
     files = {path.relative_to(FOLDER).as_posix(): path.read_bytes() for path in paths}
-    files["clock_reasons.js"] = f"export const CLOCK_REASONS = {json.dumps(CLOCK_REASONS)};\n".encode()
+    files["tables.js"] = "".join(
+        f"export const {name} = {json.dumps(table)};\n" for name, table in _TABLES.items()
+    ).encode()
     return {DOCUMENTS.get(name, f"{PREFIX}{name}"): _response(name, body) for name, body in files.items()}
 
 

@@ -45,6 +45,17 @@ def test_page_has_finding_timeline_and_charts(tab: Tab, tmp_path: Path) -> None:
     assert "NVRM: Xid" in tab.text(".log")
 
 
+@pytest.mark.parametrize("severity", ["critical", "warning", "info"])
+def test_color_is_that_of_the_severity(tab: Tab, tmp_path: Path, severity: str) -> None:
+    """Only a critical incident is red; its first cause has the same color."""
+    opened(tab, tmp_path / "page.html", staged_incident("caught_out_of_memory", severity=severity))
+    ink = {"critical": "rgb(179, 38, 30)", "warning": "rgb(138, 82, 0)", "info": "rgb(27, 31, 36)"}[severity]
+    style = "getComputedStyle(document.querySelector('{}')).{}"
+    assert tab.evaluate(style.format(".finding", "borderLeftColor")) == ink
+    assert tab.evaluate(style.format("tr.root td:last-child", "color")) == ink
+    assert staged_incident("caught_out_of_memory")["severity"] == "warning"
+
+
 def test_page_of_several_hosts_fits_a_phone(tab: Tab, tmp_path: Path) -> None:
     """The page has both hosts' findings and the note on clocks, and needs no scrolling to the side."""
     opened(tab, tmp_path / "page.html", *ranks_of_two_hosts(7.0))

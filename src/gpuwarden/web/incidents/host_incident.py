@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from gpuwarden.records.record import MAX_TIME
+from gpuwarden.severity import SEVERITY_RANK
 from gpuwarden.web.api.api_object import ApiObject
 
 MAX_FINDING = 4000  # characters
@@ -68,6 +69,12 @@ class HostIncident:
     def finding(self) -> str:
         """Finding in plain words."""
         return self.incident.part("finding").text("text", MAX_FINDING)
+
+    @property
+    def severity(self) -> str:
+        """Severity; info if it is none that this version knows."""
+        severity = self.incident.text("severity")
+        return severity if severity in SEVERITY_RANK else "info"
 
     @property
     def progress(self) -> str:

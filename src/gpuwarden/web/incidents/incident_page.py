@@ -28,7 +28,7 @@ figure { margin: 0; } figcaption { font-size: .88rem; font-weight: 600; margin-b
 .y, .x { font-size: .75rem; line-height: 1; color: var(--muted); font-variant-numeric: tabular-nums; }
 .x { padding-top: .3rem; }
 svg { width: 100%; height: 100%; overflow: visible; } svg * { vector-effect: non-scaling-stroke; fill: none; }
-.grid { stroke: var(--edge); } .mark { stroke: var(--critical); stroke-dasharray: 4 3; } path { stroke-width: 1.8; }
+.grid { stroke: var(--edge); } .mark { stroke: var(--severity); stroke-dasharray: 4 3; } path { stroke-width: 1.8; }
 .legend { display: flex; flex-wrap: wrap; gap: .1rem 1rem; font-size: .85rem; margin-bottom: .5rem; }
 .legend i { display: inline-block; width: 1.1rem; height: 3px; vertical-align: middle; margin-right: .35rem; }
 """ + "".join(f".c{n} {{ stroke: var(--c{n}); }} i.b{n} {{ background: var(--c{n}); }}\n" for n in range(MAX_COLORS))
@@ -44,11 +44,12 @@ def render_page(groups: Sequence[IncidentGroup]) -> str:
 def _group(group: IncidentGroup) -> Iterator[str]:
     first, several = group.incidents[0], len(group.incidents) > 1
     job = f"Job {', '.join(group.jobs)}: incident" if several and group.jobs else "Incident"
+    yield f'<section class="{first.severity}">\n'
     yield f"<h1>{escape(job)} on {escape(', '.join(group.hosts))}</h1>\n"
     yield f'<p class="muted">{escape(format_moment(first.began))}</p>\n'
     for incident in group.incidents:
         label = f"<b>{escape(incident.host)} {escape(format_clock(incident.began))}</b>" if several else ""
-        yield f'<div class="finding">{label}{escape(incident.finding)}</div>\n'
+        yield f'<div class="finding {incident.severity}">{label}{escape(incident.finding)}</div>\n'
         if incident.progress:
             yield f'<p class="muted">{escape(incident.progress.capitalize())}.</p>\n'
         if note := incident.incident.text("note"):
@@ -59,6 +60,7 @@ def _group(group: IncidentGroup) -> Iterator[str]:
     yield from _charts(group)
     for incident in group.incidents:
         yield from _details(incident, f" of {incident.host}" if several else "")
+    yield "</section>\n"
 
 
 def _timeline(group: IncidentGroup) -> Iterator[str]:

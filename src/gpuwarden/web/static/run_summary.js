@@ -3,10 +3,11 @@
 import { mark, RANK, troubles } from "./marks.js";
 import { copyable } from "./run_copy.js";
 import { gpusOf } from "./run_figures.js";
+import { OUTCOME_SEVERITY } from "./tables.js";
 import { h, prose } from "./tree.js";
 import { capital, clock, known, lasting, plain, rate, short } from "./words.js";
 
-const LEVELS = { running: "ok", finished: "ok", killed: "info", unknown: "unknown" }; // of states, as in the daemon's alerts; others are warnings
+const LEVELS = { ...OUTCOME_SEVERITY, running: "ok", finished: "ok", unknown: "unknown" }; // of states
 const CAUSES = {
   host_input: "The input pipeline used up the host's memory",
   leak: "Memory kept growing until none was left",

@@ -1,6 +1,6 @@
 // Quantities and names for people.
 
-import { CLOCK_REASONS } from "./clock_reasons.js"; // made of the daemon's table
+import { CLOCK_REASONS } from "./tables.js";
 
 const UNITS = [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]];
 
