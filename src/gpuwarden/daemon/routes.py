@@ -123,8 +123,10 @@ class Routes:
         name = parse_qs(request.query).get("name", [None])[-1]
         if limit is None:
             return _BAD_LIMIT
-        socket = {"socket": str(self.config.web_socket)}
-        return _json(await self._recorder.listing(limit, self._reader(request), socket, name))
+        web, places = self.config.web, {"socket": str(self.config.web_socket)}
+        if web.external_url or web.listen.port:  # else only who has asked knows the port
+            places["url"] = web.pages_url
+        return _json(await self._recorder.listing(limit, self._reader(request), places, name))
 
     async def serve_run(self, request: HttpRequest) -> HttpResponse:
         """Return the record of the run in the path."""

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 import termios
@@ -144,6 +145,20 @@ def test_show_has_front_and_end_of_a_long_message(daemon: Daemon) -> None:
     assert "frame 30 " in run("show", "4194303", "--json", port=daemon.port).stdout
 
 
+def test_pages_are_where_the_daemon_says(tmp_path: Path, mock_nvml: MockNvml) -> None:
+    """Links to pages begin with the daemon's `web.external_url`, which the command does not know."""
+    config = tmp_path / "config.yaml"
+    config.write_text("web: {external_url: 'https://gpus.example.org/box'}\n")
+    store = RecordStore(tmp_path / "box/state/receipts", 1000)
+    store.write([row_from_record(example_record(pid=4711))])
+    store.close()
+    box = Daemon(tmp_path / "box", "--config", str(config), env=mock_nvml.env(gpus=1))
+    with ending(box):
+        listed, shown = run(port=box.port), run("show", "4711-99", port=box.port)
+    assert listed.stdout.splitlines()[-1] == "page of a run: https://gpus.example.org/box/run/RUN"
+    assert re.search(r"^page +https://gpus\.example\.org/box/run/4711-99$", shown.stdout, re.MULTILINE)
+
+
 def test_show_has_everything(daemon: Daemon) -> None:
     """The report has the run, its usage, its devices, and its errors with their evidence."""
     done = run("show", "4000", port=daemon.port)
@@ -157,7 +172,7 @@ def test_show_has_everything(daemon: Daemon) -> None:
     assert said["pid"] == "4000"
     assert said["steps"] == "1,000"
     assert said["input"] == "wait    10 % of step time"
-    assert said["throttled"] == "2m00s by sw power cap"
+    assert said["throttled"] == "2m00s by power limit"
     for words in (
         "requested   4.00 GiB for [20000,4000] float by MatMul on GPU:0 from GPU_0_bfc",
         "headroom    2.50 GiB on GPU-0, 1.50 GiB at the peak",

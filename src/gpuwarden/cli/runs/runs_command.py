@@ -58,25 +58,25 @@ def render_list(config: Config, which: Sequence[str], limit: int | None, *, as_j
             unread.append(f"{_describe_run(each)} cannot be read: {sanitize(str(error))}")
     if not records:
         raise OSError(None, f"this version cannot read any of the {len(found)} runs; {unread[0]}")
-    pages = f"page of a run: {_page(config, 'RUN')}"
+    pages = f"page of a run: {_page(config, answer, 'RUN')}"
     return "\n".join([*render_table(records, _fetch_gpu_numbers(config), terminal_width()), *unread, pages]) + "\n"
 
 
 def render_run(config: Config, prefix: str, *, as_json: bool) -> str:
     """Return one run, chosen by a prefix of its ID or by its name, as a report or as JSON. Raises OSError."""
-    whole = fetch_run(config, prefix)
+    answer = _fetch_runs(config)
+    whole = _find_run(config, answer, prefix)
     if as_json:
         return json.dumps(whole, indent=2) + "\n"
     record = read_record(whole)
-    return (
-        "\n".join(render_details(record, _fetch_gpu_numbers(config), terminal_width(), _page(config, record.run_id)))
-        + "\n"
-    )
+    page = _page(config, answer, record.run_id)
+    return "\n".join(render_details(record, _fetch_gpu_numbers(config), terminal_width(), page)) + "\n"
 
 
-def _page(config: Config, run_id: str) -> str:
-    """Return the URL of a run's page."""
-    return f"{daemon_url(config.web.listen)}{RUN_PAGE}{urllib.parse.quote(run_id, safe='')}"
+def _page(config: Config, answer: Mapping[str, Any], run_id: str) -> str:
+    """Return the URL of a run's page, below the URL of pages in the daemon's answer, if it has one."""
+    url = sanitize(str(answer.get("url", daemon_url(config.web.listen))))
+    return f"{url}{RUN_PAGE}{urllib.parse.quote(run_id, safe='')}"
 
 
 def read_record(whole: Any) -> RunRecord:
@@ -89,7 +89,10 @@ def read_record(whole: Any) -> RunRecord:
 
 def fetch_run(config: Config, prefix: str) -> Any:
     """Return the daemon's answer for one run, chosen by a prefix of its ID or by its name. Raises OSError."""
-    answer = _fetch_runs(config)
+    return _find_run(config, _fetch_runs(config), prefix)
+
+
+def _find_run(config: Config, answer: Mapping[str, Any], prefix: str) -> Any:
     runs = [each for each in (*answer["live"], *answer["past"]) if isinstance(each, dict)]
     found: dict[str, Any] = {}
     for each in runs:

@@ -80,6 +80,7 @@ newest.
 | --- | --- | --- |
 | `version` | yes | Version of this document: 1. |
 | `boot_id` |  | Boot ID of the host, as in the records. |
+| `url` |  | URL of the pages, as in alerts: `web.external_url`, else of `web.listen`; a run's page is `/run/ID` below it. |
 | `socket` | yes | Unix socket of the same API. There, a user gets the error messages of their own runs, root of all. |
 | `folder` |  | Folder of the run database; absent if records are only in memory. |
 | `live` | yes | Running runs, the newest first; also ended ones until their outcome is known (2 to 10 s). |
