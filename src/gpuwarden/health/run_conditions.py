@@ -145,8 +145,8 @@ RUN_CONDITIONS = (
         meaning="""A step takes longer than `runs.stall_factor` times the run's slow steps, and longer than
             `runs.stall_after`. The process is alive. The first step, which compiles, does not count.""",
         diagnosis="""The panel *Phase, stalls and outcome* for the start; `gpuwarden_run_stall_cause`, whose values are
-            explained in [runs](use/runs.md#stalls). `py-spy dump --pid PID` shows the position in the code. With
-            several processes, look at the one whose position differs from the others.""",
+            explained in [the documentation of runs](use/runs.md#stalls). `py-spy dump --pid PID` shows the
+            position in the code. With several processes, look at the one whose position differs from the others.""",
         action="""Depends on the cause. Resume a stopped run with `kill -CONT PID`. If one waits for another process of
             its job forever, restart the whole job from its last checkpoint.""",
         false_positives="""Some steps take that long (a checkpoint, a new shape that must be compiled): raise
@@ -204,10 +204,11 @@ RUN_CONDITIONS = (
             run that ends by an out-of-memory error that it reported fires RunOutOfMemory only.""",
         diagnosis="""`gpuwarden runs show ID`, or the daemon's log (`journalctl -u gpuwarden | grep 'run ended'`); the
             dashboard panel *Runs in this time range* has the ids.""",
-        action="[Runs](use/runs.md#how-a-run-ended) has the action for each outcome.",
+        action="""Follow the next step on the run's page or of `gpuwarden runs show ID`; the [documentation of
+            runs](use/runs.md#how-a-run-ended) has the action for each outcome.""",
         false_positives="""Programs that always end with an exit status other than 0: silence it for those. Never fires
-            where the daemon cannot learn how a process ended (*unknown*); [runs](use/runs.md#evidence-and-permissions)
-            explains what is needed.""",
+            where the daemon cannot learn how a process ended (*unknown*); [the documentation of
+            runs](use/runs.md#evidence-and-permissions) explains what is needed.""",
     ),
     # People and batch systems stop runs by signals, usually on purpose.
     Condition(
@@ -248,7 +249,8 @@ RUN_CONDITIONS = (
         diagnosis="""The panel *Input wait* for the start, and [slow
             training](use/slow-training.md#does-it-wait-for-input): is it the run's CPUs, one thread, storage, or
             memory?""",
-        action="""Follow the first row that applies in [slow training](use/slow-training.md). A prefetch at the end of
+        action="""Follow the first row that applies in [the documentation of slow
+            training](use/slow-training.md). A prefetch at the end of
             the pipeline is one line.""",
         false_positives="""A small model on purpose, with input as fast as possible. Never fires where [the wait is not
             known](use/slow-training.md#where-input-wait-is-measured).""",
