@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuwarden.formatting import cut_middle, format_bytes, format_fields
+from gpuwarden.formatting import cut_middle, format_bytes, format_fields, format_share
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,20 @@ from gpuwarden.formatting import cut_middle, format_bytes, format_fields
 def test_fields(value: object, text: str) -> None:
     """A value is one word or quoted, and cannot forge a field or a line."""
     assert format_fields(run="1-2", value=value, nothing=None, last=0) == f"run=1-2 value={text} last=0"
+
+
+@pytest.mark.parametrize(
+    ("count", "whole", "text"),
+    [
+        (60.3 * 2**30, 79.647 * 2**30, "60.3/79.6 GiB"),
+        (None, 80 << 30, "-/80.0 GiB"),
+        (0, 512 << 20, "0.0/512.0 MiB"),
+        (1, 8, "1.0/8.0 B"),
+    ],
+)
+def test_bytes_of_a_total(count: float | None, whole: float, text: str) -> None:
+    """Both numbers have the total's unit, with the digits of the pages."""
+    assert format_share(count, whole) == text
 
 
 @pytest.mark.parametrize(

@@ -39,14 +39,23 @@ def format_forecast(seconds: float, lower: float | None, upper: float | None) ->
     return f"in about {format_elapsed(seconds)} ({least} to {'longer' if upper is None else format_elapsed(upper)})"
 
 
+_BYTE_UNITS = ((_TIB, "TiB"), (_GIB, "GiB"), (_MIB, "MiB"), (_KIB, "KiB"))
+
+
 def format_bytes(count: float) -> str:
     """Format bytes with three digits: 187 MiB, 1.25 GiB."""
-    for unit, name in ((_TIB, "TiB"), (_GIB, "GiB"), (_MIB, "MiB"), (_KIB, "KiB")):
+    for unit, name in _BYTE_UNITS:
         if count >= unit:
             value = count / unit
             places = 2 if value < 9.995 else 1 if value < 99.95 else 0  # noqa: PLR2004 - as rounded
             return f"{value:.{places}f} {name}"
     return f"{count:.0f} B"
+
+
+def format_share(count: float | None, whole: float) -> str:
+    """Format bytes of a total in its unit: 60.3/79.6 GiB; a dash if they are unknown."""
+    unit, name = next(((unit, name) for unit, name in _BYTE_UNITS if whole >= unit), (1, "B"))
+    return f"{'-' if count is None else f'{count / unit:.1f}'}/{whole / unit:.1f} {name}"
 
 
 def format_growth(bytes_per_second: float) -> str:

@@ -86,7 +86,7 @@ def test_box_fits_the_terminal(box: Daemon) -> None:
             assert "  8 " in shown[0]
             assert " GPUs: " in shown[0]
             assert "simulated GPUs" in shown[1]
-            rows = {line.split()[0] for line in shown if "/80 GiB " in line}
+            rows = {line.split()[0] for line in shown if "/79.6 GiB " in line}
             assert len(rows) == 8 or any("more GPU" in line for line in shown)
             assert sum(" running " in line for line in shown) >= 4
             assert ("MEMORY █ in use ▒ reserved" in seen.text()) == (columns == 200)
@@ -112,16 +112,16 @@ def test_keys(box: Daemon) -> None:
         seen.until(lambda text: "s sort: problem" in text and "bert-finetune" in text, "the box")
         seen.press(b"ss")
         shown = seen.until(lambda text: "s sort: memory" in text, "the order")
-        used = [float(line[len("  0    ") + 8 :].split("/")[0]) for line in shown if "/80 GiB" in line]
+        used = [float(line[len("  0    ") + 8 :].split("/")[0]) for line in shown if "/79.6 GiB" in line]
         assert used == sorted(used, reverse=True)
         seen.press(b"\x1b[B" * 3)
-        seen.until(lambda text: "GPUs: " not in text and "/80 GiB" in text, "the title is scrolled away")
+        seen.until(lambda text: "GPUs: " not in text and "/79.6 GiB" in text, "the title is scrolled away")
         seen.press(b"\x1b[6~" * 30)
-        seen.until(lambda text: "EVENTS" in text and "/80 GiB" not in text, "the end")
+        seen.until(lambda text: "EVENTS" in text and "/79.6 GiB" not in text, "the end")
         seen.press(b"\x1b[5~" * 30)
         seen.until(lambda text: " GPUs: " in text, "the start")
         seen.press(b"?")
-        seen.until(lambda text: "show or hide this help" in text and "/80 GiB" not in text, "the help")
+        seen.until(lambda text: "show or hide this help" in text and "/79.6 GiB" not in text, "the help")
         seen.press(b"?q")
         assert seen.end() == 0
 
@@ -243,7 +243,7 @@ def test_once_without_a_terminal(box: Daemon) -> None:
     text = done.stdout.decode()
     assert (done.returncode, done.stderr) == (0, b"")
     assert max(map(cell_len, text.splitlines())) <= 80
-    assert sum("/80 GiB " in line for line in text.splitlines()) == 8
+    assert sum("/79.6 GiB " in line for line in text.splitlines()) == 8
     assert {character for character in text if not character.isprintable()} == {"\n"}
     wider = ran(*at(box.port), "--once", env={"LC_ALL": "C.UTF-8", "COLUMNS": "160"}).stdout.decode()
     assert 140 < max(map(cell_len, wider.splitlines())) <= 160
@@ -358,8 +358,8 @@ def test_unknown_values_are_dashes() -> None:
     box = {"version": 1, "gpus": [gpu], "runs": [run], "runs_dropped": 29}
     for height in (None, 24):
         lines = drawn(box, 80, height)
-        (row,) = (line for line in lines if "-/80 GiB" in line)
-        assert row.split() == ["0", "-/80", "GiB", "-", "-", "-", "-"]
+        (row,) = (line for line in lines if "-/80.0 GiB" in line)
+        assert row.split() == ["0", "-/80.0", "GiB", "-", "-", "-", "-"]
         assert any(line.startswith("  0/? ") for line in lines)
         assert "  and 29 more runs" in (line.rstrip() for line in lines)
     assert len(drawn(box | {"runs": [run] * 100}, 80, 24)) == 24

@@ -20,12 +20,11 @@ from gpuwarden.cli.top.style import (
     pressure_style,
     text_cell,
 )
-from gpuwarden.formatting import format_bytes
+from gpuwarden.formatting import format_bytes, format_share
 from gpuwarden.owners.kinds import BY_PRIORITY
 from gpuwarden.web.api.api_object import ApiObject
 
 MIN_WIDE_COLUMNS, MIN_WIDEST_COLUMNS = 100, 140  # columns of a terminal from which more is shown
-_GIB = 2**30
 _NO_READINGS: Mapping[str, str] = {"asleep": "suspended", "not_asked": "not polled"}  # others do not answer
 
 
@@ -48,7 +47,7 @@ def make_gpu_table(gpus: Sequence[ApiObject], runs: Sequence[ApiObject], width: 
         Column("", 1),
         Column("GPU", 4),
         Column("MEMORY" if width < MIN_WIDEST_COLUMNS else f"MEMORY {IN_USE} in use {RESERVED} reserved", drawn),
-        Column("", 12, right=True),
+        Column("", 15, right=True),
         Column("HEADROOM", 8, right=True),
         Column("TEMP", 6, right=True),
         Column("UTIL", 5, right=True),
@@ -103,10 +102,9 @@ def _instance(gpu: ApiObject, instance: ApiObject, run_names: Mapping[str, str],
 def _memory(of: ApiObject, style: str, drawn: int) -> list[Text]:
     """Return the cells of memory: bar, used and total, headroom."""
     size, used = of.number("memory_size_bytes"), of.number("memory_used_bytes")
-    pair = "-" if size is None else f"{'-' if used is None else f'{used / _GIB:.1f}'}/{size / _GIB:.0f} GiB"
     return [
         memory_bar(drawn, size, of.number("memory_in_use_bytes"), used, style),
-        Text(pair),
+        number_cell(size, lambda whole: format_share(used, whole)),
         number_cell(of.number("headroom_bytes"), format_bytes, style),
     ]
 

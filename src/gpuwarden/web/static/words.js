@@ -17,7 +17,7 @@ export function amount(count) {
   return `${count.toFixed(0)} B`;
 }
 
-// Bytes of a total, in the same unit: 60.3 of 80.0 GiB.
+// Bytes of a total, in the same unit, as in `gpuwarden top`: 60.3 of 79.6 GiB.
 export function part(count, whole) {
   const [unit, name] = UNITS.find(([unit]) => whole >= unit) ?? [1, "B"];
   return `${(count / unit).toFixed(1)} of ${(whole / unit).toFixed(1)} ${name}`;
