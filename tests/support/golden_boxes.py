@@ -207,7 +207,7 @@ def state_document(capture: Path) -> bytes:
         return read_tables(state)
 
     replayed(capture, tables)
-    seen = StateInputs(states[-1], HistorySeries(), EventLog(), str, Path("/run/gpuwarden/run.sock"), EPOCH)
+    seen = StateInputs(states[-1], HistorySeries(), EventLog(), str, Path("/run/gpuwarden/run.sock"), EPOCH, 15.0)
     seen.events.update(states[-1])
     document = json.loads(render_state(seen))
     document["host"]["name"] = "box"

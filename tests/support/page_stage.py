@@ -74,7 +74,7 @@ def answer(state: State) -> dict[str, Any]:
     """Return the API's document of a poll."""
     events = EventLog()
     events.update(state)
-    return dict(json.loads(render_state(StateInputs(state, HistorySeries(), events, str, SOCKET, 1.0))))
+    return dict(json.loads(render_state(StateInputs(state, HistorySeries(), events, str, SOCKET, 1.0, 15.0))))
 
 
 @contextlib.contextmanager

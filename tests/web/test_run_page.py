@@ -255,16 +255,18 @@ def test_counters_and_time_are_of_one_moment(page: Stage, tab: Tab) -> None:
     run = replace(example_run(ended=False), errors=())
     show(page, tab, record_of(run), runs=(run,))
     assert "on average" not in tab.text("#figures ~ *")
+    assert tab.text("#figures ~ *").count("counted every 15s") == 2
     record = record_of(run) | {"energy_joules": 0.0, "throttled_seconds": {"sw_power_cap": 0.0}}
     show(page, tab, record, runs=(run,))  # the counter has not been read again since the start
     assert "Energy" not in tab.text("#figures ~ *")
     assert "not slowed down" not in tab.text("#figures ~ *")
     show(page, tab, record_of(out_of_memory()))
     assert re.search(r"\d W on average a GPU", tab.text("#figures ~ *"))
+    assert "counted every" not in tab.text("#figures ~ *")
     record = record_of(run) | {"throttled_seconds": {"hw_slowdown": 84.0, "sw_thermal_slowdown": 86.0}, "stalls": 1}
     show(page, tab, record, runs=(run,))
     figures = tab.text("#figures ~ *")
-    assert "Throttled\n1m26s\nhw slowdown 1m24s · sw thermal slowdown 1m26s" in figures  # at the same time
+    assert "Throttled\n1m26s\nhardware slowdown 1m24s · software thermal slowdown 1m26s" in figures  # at the same time
     assert "1 stall" in figures.splitlines()[5]
 
 

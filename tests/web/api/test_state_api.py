@@ -73,7 +73,7 @@ def a_run(pid: int = 7, *, in_use: int = 9 * GIB, left: float = GIB, uuid: str =
 
 def answer(state: State, events: EventLog | None = None) -> dict[str, Any]:
     """Return the API response for a poll."""
-    inputs = StateInputs(state, HistorySeries(), events or EventLog(), str, Path("/run/gpuwarden/run.sock"), 1.0)
+    inputs = StateInputs(state, HistorySeries(), events or EventLog(), str, Path("/run/gpuwarden/run.sock"), 1.0, 15.0)
     return dict(json.loads(render_state(inputs), parse_constant=pytest.fail))
 
 

@@ -36,6 +36,7 @@ class StateInputs:
     user_name: Callable[[int], str]
     socket: Path  # of the runs
     started: float  # start of the daemon, in Unix time
+    slow_interval: float  # seconds
     checks: ConditionChecks = field(default_factory=ConditionChecks)
 
 
@@ -48,6 +49,7 @@ class DaemonDocument:
     started_timestamp_seconds: Annotated[float, "Start of the daemon."]
     source: Annotated[str, "Source of the GPUs: nvml, simulated or capture (the latter two are not this machine's)."]
     poll_interval_seconds: Annotated[float, "Time between polls."]
+    slow_interval_seconds: Annotated[float, "Time between reads of slow values; energy and throttled time of a running run are counted that often."]
     poll_duration_seconds: Annotated[float, "Duration of the last poll."]
     runs_socket: Annotated[str, "Socket to which runs report (`GPUWARDEN_SOCKET`)."]
     driver_version: Annotated[str | None, "Version of the NVIDIA driver."] = None
@@ -177,6 +179,7 @@ def _daemon(seen: StateInputs) -> DaemonDocument:
         started_timestamp_seconds=seen.started,
         source=state.source,
         poll_interval_seconds=state.poll_interval,
+        slow_interval_seconds=seen.slow_interval,
         poll_duration_seconds=snapshot.duration,
         runs_socket=str(seen.socket),
         driver_version=snapshot.driver.version if snapshot.driver else None,

@@ -13,7 +13,7 @@ export function figures(view) {
   return h("section", { "data-key": "figures", "aria-labelledby": "figures" },
     h("h2", { id: "figures" }, "Training"),
     h("dl", { class: "facts tiles" },
-      stepTime(record, run), progress(record), inputWait(record), throttled(record), gpuActivity(record), energyUse(record), host(record)));
+      stepTime(record, run), progress(record), inputWait(record), throttled(view), gpuActivity(record), energyUse(view), host(record)));
 }
 
 function stepTime(record, run) {
@@ -38,12 +38,16 @@ function inputWait(record) {
   return known(ratio) ? fact("Input wait", percent(ratio), { ratio, note: `of step time: ${lasting(seconds)}` }) : null;
 }
 
-function throttled(record) {
+// Age of what is counted by the driver, while the run is running: its counters are read less often than the rest.
+const counted = ({ record, state }) => (record.outcome ? null : `counted every ${lasting(state.daemon.slow_interval_seconds)}`);
+
+function throttled(view) {
+  const { record } = view;
   const reasons = Object.entries(record.throttled_seconds ?? {}).filter(([, seconds]) => seconds >= SHORT_SECONDS);
   if (!record.throttled_seconds) return null;
   const total = Math.max(0, ...reasons.map(([, seconds]) => seconds)); // several may apply at once
   const note = reasons.map(([reason, seconds]) => `${clockReason(reason)} ${lasting(seconds)}`);
-  return fact("Throttled", lasting(total), { note: joined(note) ?? (record.outcome ? "not slowed down" : null), ratio: record.outcome && record.gpu_seconds ? total / record.gpu_seconds : null });
+  return fact("Throttled", lasting(total), { note: joined([...note, counted(view)]) ?? "not slowed down", ratio: record.outcome && record.gpu_seconds ? total / record.gpu_seconds : null });
 }
 
 function gpuActivity(record) {
@@ -51,9 +55,9 @@ function gpuActivity(record) {
   return known(idle) ? fact("GPU activity", percent(1 - idle), { ratio: 1 - idle, note: known(seconds) ? `of ${lasting(seconds)} GPU time` : null }) : null;
 }
 
-function energyUse(record) {
-  const { energy_joules: joules, gpu_seconds: seconds, outcome } = record; // while it runs, the energy is of an earlier poll than the seconds
-  return known(joules) && (joules || outcome) ? fact("Energy", energy(joules), { note: outcome && seconds ? `${(joules / seconds).toFixed(0)} W on average a GPU` : null }) : null;
+function energyUse(view) {
+  const { energy_joules: joules, gpu_seconds: seconds, outcome } = view.record;
+  return known(joules) && (joules || outcome) ? fact("Energy", energy(joules), { note: outcome && seconds ? `${(joules / seconds).toFixed(0)} W on average a GPU` : counted(view) }) : null;
 }
 
 function host(record) {
