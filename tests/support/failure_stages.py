@@ -6,6 +6,7 @@ the reports and ends of runs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -480,6 +481,8 @@ def differences(staged: Staged, incidents: list[Any]) -> list[str]:
             if place < 0:
                 wrong.append(f"no {word!r} in its place: {finding['text']}")
                 break
+        if re.search(r"\d:\d\d", finding["text"]):
+            wrong.append(f"a time of day, of one time zone: {finding['text']}")
         own = finding["root"].get("run_id")
         runs = {each.get("run_id") for each in finding.get("followers", ())} - {None, own}
         if len(runs) != expected.runs:

@@ -459,7 +459,7 @@ def test_page_without_javascript_links_alternatives(page: Stage, tab: Tab) -> No
 
 def test_incidents_have_their_finding_and_links(page: Stage, tab: Tab) -> None:
     """The newest incidents are listed with their finding and a link to their JSON; without one, no section."""
-    finding = {"text": "GPU 2 fell off the bus at 08:00:25 (XID 79); run <b>vit</b> then crashed. Use `float(loss)`."}
+    finding = {"text": "GPU 2 fell off the bus (XID 79); run <b>vit</b> then crashed. Use `float(loss)`."}
     page.incidents = [
         {"id": f"i-{each}", "severity": "critical", "began_timestamp_seconds": 1.8e9 - each, "finding": finding}
         for each in range(7)

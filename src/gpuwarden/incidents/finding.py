@@ -6,12 +6,12 @@ what opened the incident follows.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, get_args
 
+from gpuwarden.formatting import format_elapsed
 from gpuwarden.incidents.causes import FALLEN_OFF_THE_BUS, Fact, FactKind, explains, is_of_hardware
 
 MAX_NAMED = 3  # facts named in a part of the text; the others are counted
@@ -50,8 +50,11 @@ class _Tree:
         return -sum(fact.opened for fact in (self.root, *self.explained)), self.root.at
 
 
-def find(facts: Iterable[Fact], clock: Callable[[float], str] | None = None) -> IncidentFinding:
-    """Return the finding of an incident; at least one fact must have opened it. `clock` formats a Unix time."""
+def find(facts: Iterable[Fact]) -> IncidentFinding:
+    """Return the finding of an incident; at least one fact must have opened it.
+
+    Its text has no time of day: a page or command shows that of the incident, in the time zone of its reader.
+    """
     known = sorted(facts, key=lambda fact: fact.at)
     tree = min(_trees(known), key=lambda tree: tree.rank)
     root = tree.root
@@ -59,7 +62,7 @@ def find(facts: Iterable[Fact], clock: Callable[[float], str] | None = None) -> 
     followers = [fact for fact in tree.explained if fact not in before]
     others = [fact for fact in known if fact.opened and fact is not root and fact not in tree.explained]
     return IncidentFinding(
-        text=_text(root, followers, before, others, clock or _local_time),
+        text=_text(root, followers, before, others),
         root=_part(root),
         followers=tuple(map(_part, followers)),
         before=tuple(map(_part, before)),
@@ -96,23 +99,21 @@ def _part(fact: Fact) -> FindingPart:
     return FindingPart(fact.at, fact.kind, _sentence(_clause(fact)), uuid, fact.run_id or None)
 
 
-def _text(
-    root: Fact, followers: Sequence[Fact], before: Sequence[Fact], others: Sequence[Fact], clock: Callable[[float], str]
-) -> str:
+def _text(root: Fact, followers: Sequence[Fact], before: Sequence[Fact], others: Sequence[Fact]) -> str:
     of_run = [fact for fact in followers if root.run_id and fact.run_id == root.run_id]
     rest = [fact for fact in followers if fact not in of_run]
     fallen = {gpu for fact in (root, *rest) if fact.code == FALLEN_OFF_THE_BUS for gpu in fact.gpus}
     rest = [fact for fact in rest if not (fact.kind == "gpu_lost" and fact.gpus & fallen)]
-    clause = f"{_clause(root, clock)}{_own_end(of_run)}"
+    clause = f"{_clause(root)}{_own_end(of_run)}"
     parts = [clause, *_follower_clauses(rest, root)]
     sentences = ["; ".join(parts)]
     if root.detail and root.kind != "run_ended":
         sentences.append(root.detail)
     if before:
-        sentences.append(f"before: {_clause(before[0], clock)}")
+        sentences.append(f"before: {_clause(before[0], root)}")
     if others:
         ranked = sorted(others, key=is_of_hardware, reverse=True)  # stable: by time; programs can have any number
-        named = [_clause(fact, clock) for fact in ranked[:MAX_NAMED]]
+        named = [_clause(fact, root) for fact in ranked[:MAX_NAMED]]
         more = len(others) - len(named)
         sentences.append(f"in that time also: {'; '.join([*named, *([f'{more} more'] if more else [])])}")
     return " ".join(map(_sentence, sentences))
@@ -197,48 +198,46 @@ def _run_name(fact: Fact) -> str:
     return f"run {fact.run}" + ("" if fact.rank is None else f" (rank {fact.rank})")
 
 
-def _clause(fact: Fact, clock: Callable[[float], str] | None = None) -> str:
-    """Return a fact as a clause, with its time if `clock` is given."""
-    return _CLAUSES[fact.kind](fact, f" at {clock(fact.at)}" if clock else "")
+def _clause(fact: Fact, root: Fact | None = None) -> str:
+    """Return a fact as a clause, with its time before or after the root if that is given."""
+    seconds = fact.at - root.at if root else 0.0
+    when = f" {format_elapsed(abs(seconds))} {'earlier' if seconds < 0 else 'later'}" if seconds else ""
+    return _CLAUSES[fact.kind](fact, when)
 
 
-def _xid_clause(fact: Fact, at: str) -> str:
+def _xid_clause(fact: Fact, when: str) -> str:
     if fact.code == FALLEN_OFF_THE_BUS:
-        return f"{fact.gpu} fell off the bus{at} (XID {fact.code})"
-    return f"{fact.gpu} reported XID {fact.code}{at} ({fact.what})"
+        return f"{fact.gpu} fell off the bus{when} (XID {fact.code})"
+    return f"{fact.gpu} reported XID {fact.code}{when} ({fact.what})"
 
 
-def _pressure_clause(fact: Fact, at: str) -> str:
-    return f"{fact.gpu} was {'critically hot' if fact.what == 'temperature' else 'almost out of memory'}{at}"
+def _pressure_clause(fact: Fact, when: str) -> str:
+    return f"{fact.gpu} was {'critically hot' if fact.what == 'temperature' else 'almost out of memory'}{when}"
 
 
-def _oom_clause(fact: Fact, at: str) -> str:
+def _oom_clause(fact: Fact, when: str) -> str:
     place = f" on {fact.gpu}" if fact.gpu else ""
-    return f"{_run_name(fact)} ran out of {fact.what} memory{place}{at}"
+    return f"{_run_name(fact)} ran out of {fact.what} memory{place}{when}"
 
 
-def _end_clause(fact: Fact, at: str) -> str:
+def _end_clause(fact: Fact, when: str) -> str:
     evidence = f" ({fact.detail})" if fact.detail else ""
-    return f"{_run_name(fact)} {_outcome_words(fact, short=True)}{at}{evidence}"
+    return f"{_run_name(fact)} {_outcome_words(fact, short=True)}{when}{evidence}"
 
 
 _CLAUSES: Mapping[FactKind, Callable[[Fact, str], str]] = {
     "xid": _xid_clause,
-    "gpu_lost": lambda fact, at: f"{fact.gpu} stopped answering{at} ({fact.what})",
-    "driver": lambda fact, at: f"the driver stopped answering{at} ({fact.what})",
-    "thermal_slowdown": lambda fact, at: f"{fact.gpu} was throttled{at} ({fact.what})",
+    "gpu_lost": lambda fact, when: f"{fact.gpu} stopped answering{when} ({fact.what})",
+    "driver": lambda fact, when: f"the driver stopped answering{when} ({fact.what})",
+    "thermal_slowdown": lambda fact, when: f"{fact.gpu} was throttled{when} ({fact.what})",
     "pressure": _pressure_clause,
-    "requested": lambda _fact, at: f"recording requested{at}",
+    "requested": lambda _fact, when: f"recording requested{when}",
     "out_of_memory": _oom_clause,
-    "stall": lambda fact, at: f"{_run_name(fact)} stalled{at}: {fact.what}",
+    "stall": lambda fact, when: f"{_run_name(fact)} stalled{when}: {fact.what}",
     "run_ended": _end_clause,
-    "error": lambda fact, at: f"{_run_name(fact)} had {fact.what}{at}",
+    "error": lambda fact, when: f"{_run_name(fact)} had {fact.what}{when}",
 }
 
 
 def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}" + ("" if text.endswith((".", "!", "?")) else ".")
-
-
-def _local_time(at: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(at))
