@@ -97,6 +97,15 @@ def test_later_hello_counts() -> None:
     assert run.hello.name == "bert"
 
 
+def test_run_without_a_name_is_called_by_its_id() -> None:
+    """A program that gives itself an empty name is called by its ID, also if it does so later."""
+    runs = registry()
+    runs.receive(ALICE, replace(HELLO, name=" "), 0.0)
+    runs.receive(BOB, HELLO, 0.0)
+    runs.receive(BOB, replace(HELLO, name=""), 1.0)
+    assert [run.hello.name for run in runs.update(BOX, 1.0)] == [ALICE.run_id, BOB.run_id]
+
+
 def test_later_job_and_rank_wait() -> None:
     """A second job or rank, which are labels too, is accepted once per expiry."""
     first = replace(HELLO, job="77", rank=0, world_size=2)

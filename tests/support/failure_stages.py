@@ -7,7 +7,7 @@ the reports and ends of runs.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -471,18 +471,12 @@ def differences(staged: Staged, incidents: list[Any]) -> list[str]:
         if found is None:
             wrong.append(f"no root {expected.root!r}: {[each['finding']['text'] for each in incidents]}")
             continue
-        finding, place = found["finding"], 0
+        finding = found["finding"]
         if found["kind"] != expected.kind:
             wrong.append(f"kind {found['kind']}, not {expected.kind}")
         if found["kind"] == "out_of_memory" and found["severity"] != severity_of("RunOutOfMemory"):
             wrong.append(f"severity {found['severity']} is not that of the alert")
-        for word in expected.words:
-            place = finding["text"].find(word, place)
-            if place < 0:
-                wrong.append(f"no {word!r} in its place: {finding['text']}")
-                break
-        if re.search(r"\d:\d\d", finding["text"]):
-            wrong.append(f"a time of day, of one time zone: {finding['text']}")
+        wrong += _wrong_words(finding["text"], expected.words)
         own = finding["root"].get("run_id")
         runs = {each.get("run_id") for each in finding.get("followers", ())} - {None, own}
         if len(runs) != expected.runs:
@@ -490,3 +484,14 @@ def differences(staged: Staged, incidents: list[Any]) -> list[str]:
         if "others" in finding:
             wrong.append(f"others: {finding['others']}")
     return wrong
+
+
+def _wrong_words(text: str, words: Sequence[str]) -> Iterator[str]:
+    place = 0
+    for word in words:
+        place = text.find(word, place)
+        if place < 0:
+            yield f"no {word!r} in its place: {text}"
+            break
+    if re.search(r"\d:\d\d", text):
+        yield f"a time of day, of one time zone: {text}"

@@ -23,6 +23,7 @@ _GPU_OF_INSTANCE = (
 )
 _TEMPLATE = re.compile(
     r"{{ with \$labels\.(?P<known>\w+) }}(?P<then>.*?)(?:{{ else }}(?P<other>.*?))?{{ end }}"
+    r"|{{ or \$labels\.(?P<preferred>\w+) \. }}"
     r"|{{ (?:\$labels\.(?P<label>\w+)|\.)(?P<is_quoted> \| urlquery)? }}"
 )
 
@@ -66,6 +67,8 @@ def fill_labels(template: str, labels: Mapping[str, str], value: str = "") -> st
         if found["known"]:
             known = labels.get(found["known"], "")
             return fill_labels((found["then"] if known else found["other"]) or "", labels, known)
+        if found["preferred"]:
+            return labels.get(found["preferred"], "") or value
         text = labels.get(found["label"], "") if found["label"] else value
         return quote_plus(text) if found["is_quoted"] else text
 

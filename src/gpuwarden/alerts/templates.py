@@ -73,8 +73,8 @@ _TOOK = (
 
 TEXTS = {
     # Subjects of summaries.
-    "the_run": "Run {{ $labels.run_name }}{{ with $labels.gpu }} on GPU {{ . }} of{{ else }} on{{ end }} "
-    "{{ $labels.instance }}",
+    "the_run": "{{ with $labels.run_id }}Run {{ or $labels.run_name . }}{{ else }}A training run{{ end }}"
+    "{{ with $labels.gpu }} on GPU {{ . }} of{{ else }} on{{ end }} {{ $labels.instance }}",
     "the_gpu": "GPU {{ $labels.gpu }} of {{ $labels.instance }}",
     "on_host": "{{ with $labels.instance }} on {{ . }}{{ end }}",
     "gpu": "GPU {{ $labels.gpu }} ({{ $labels.name }}, {{ $labels.uuid }}) on {{ $labels.instance }}",

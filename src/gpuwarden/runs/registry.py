@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
@@ -87,6 +88,8 @@ class RunRegistry:
             return self._receive(peer, message, now)
 
     def _receive(self, peer: ProcessKey, message: Message, now: float) -> bool:
+        if isinstance(message, Hello) and not message.name.strip():
+            message = replace(message, name=peer.run_id)
         state = self._runs.get(peer.run_id)
         if state is None:
             if not isinstance(message, Hello):
