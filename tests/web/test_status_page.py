@@ -153,7 +153,7 @@ def test_driver_fault_has_an_action(page: Stage, tab: Tab) -> None:
     assert first == "✖ NVIDIA driver not responding: driver not loaded"
     assert second.startswith("Load the kernel module")
     assert "No GPU found." in shown
-    assert "Unknown: no GPU is polled." in shown
+    assert "Unknown: no GPU has readings." in shown
 
 
 def test_unpolled_gpu_is_not_a_fault(page: Stage, tab: Tab) -> None:
@@ -168,7 +168,7 @@ def test_unpolled_gpu_is_not_a_fault(page: Stage, tab: Tab) -> None:
     open_card(tab, "gpu-1")
     assert "Asleep. gpuwarden does not wake it up." in tab.text("#gpu-1")
     assert "names not known yet: 2." in shown
-    assert "Unknown: no GPU is polled." in shown
+    assert "Unknown: no GPU has readings." in shown
     assert "ot responding" not in shown
     assert "No process uses a GPU." in page.show(tab, poll_state())
 

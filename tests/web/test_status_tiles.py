@@ -137,6 +137,20 @@ def test_tile_has_memory_temperature_and_user(page: Stage, tab: Tab) -> None:
     assert {*colors} == {"rgb(27, 31, 36)", "rgb(86, 96, 107)"}  # text, and muted text: no color without trouble
 
 
+def test_gpu_without_readings_is_unknown(page: Stage, tab: Tab) -> None:
+    """A GPU that answers without any reading is neither OK nor unused."""
+    page.show(tab, poll_state(replace(gpu(0), readings={}), busy(1)))
+    assert texts(tab, ".tile .id") == ["GPU 1, OK:", "GPU 0, unknown:"]
+    assert texts(tab, ".tile .left") == ["10.0 GiB free", "no readings"]
+    assert texts(tab, ".tile .who") == ["no process", ""]
+    assert "All OK" in tab.text("#verdict, .verdict")
+    assert "1 GPU without readings" in tab.text(".verdict")
+    shown = page.show(tab, poll_state(replace(gpu(0), readings={})))
+    assert "No readings: the driver answers none of the queries" in tab.text("#gpu-0")
+    assert "No process" not in shown
+    assert tab.text("#sentence") == "? Unknown"
+
+
 def test_sleeping_gpus_come_last(page: Stage, tab: Tab) -> None:
     """A GPU that is not polled is no trouble: it follows the healthy ones."""
     asleep = replace(gpu(0), readings={}, asked=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -40,9 +40,9 @@ class BoxStatus:
 
     @property
     def health(self) -> Health:
-        """Highest severity of all problems; unknown if no GPU was polled, for example during a pause."""
+        """Highest severity of all problems; unknown if no GPU has a reading, for example during a pause."""
         found = worst(self.troubles)
-        return found if found != "ok" or any(gpu.asked for gpu in self.state.snapshot.gpus) else "unknown"
+        return found if found != "ok" or any(gpu.readings for gpu in self.state.snapshot.gpus) else "unknown"
 
 
 def box_status(state: State, occurrences: Iterable[tuple[Condition, Occurrence]]) -> BoxStatus:
@@ -74,6 +74,11 @@ def box_status(state: State, occurrences: Iterable[tuple[Condition, Occurrence]]
             name, run_id = f"run {run.hello.name}", run.peer.run_id
             box += [replace(trouble, name=name, run_id=run_id) for trouble in of_subject[run_id]]
     return BoxStatus(state, gpus, runs, _worst_first(box))
+
+
+def gpu_health(gpu: Gpu, troubles: Collection[Trouble]) -> Health:
+    """Return the highest severity of a GPU's problems; unknown if this poll knows nothing of it."""
+    return worst(troubles) if gpu.asked and (gpu.readings or troubles) else "unknown"
 
 
 def worst(troubles: Iterable[Trouble]) -> Health:

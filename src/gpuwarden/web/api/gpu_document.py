@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from gpuwarden.config import thresholds
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.snapshot import Gpu, MigInstance
-from gpuwarden.health.status import BoxStatus, Trouble, worst
+from gpuwarden.health.status import BoxStatus, Trouble, gpu_health
 from gpuwarden.nvml.troubleshooting import suggest_gpu_fix
 from gpuwarden.owners.kinds import NAMES
 from gpuwarden.pressure.levels import headroom_ratio
@@ -85,7 +85,7 @@ class GpuDocument:
     status: Annotated[str, "Status: up, fault (not responding), asleep or not_asked (paused)."]
     fault: Annotated[str | None, "The driver's error, if it does not respond."] = None
     fault_advice: Annotated[str | None, "Recommended action."] = None
-    condition: Annotated[str, "Worst severity of its problems: ok, warning or critical; unknown if it was not polled."]
+    condition: Annotated[str, "Worst severity of its problems: ok, warning or critical; unknown if it was not polled, or has no reading."]
     troubles: Annotated[Sequence[Trouble], "Problems of the GPU, the worst first."] = ()
     last_success_timestamp_seconds: Annotated[Number, "Last answer."] = None
     memory_size_bytes: Annotated[Number, GpuReadings.memory_size_bytes] = None
@@ -155,7 +155,7 @@ def _gpu(
         status=_status(gpu, state),
         fault=gpu.fault,
         fault_advice=suggest_gpu_fix(gpu.fault) if gpu.fault else None,
-        condition=worst(troubles) if gpu.asked else "unknown",
+        condition=gpu_health(gpu, troubles),
         troubles=troubles,
         last_success_timestamp_seconds=gpu.last_success,
         clock_event_reasons=[labels[0] for labels, on in events.items() if on] if isinstance(events, Mapping) else (),

@@ -39,7 +39,7 @@ function card(gpu, state, charts) {
       h("span", { class: "name" }, gpu.name),
       state.gpus.length > 1 ? h("a", { class: "close", href: "#gpus" }, "Close", h("span", { class: "unseen" }, ` GPU ${gpu.index}`)) : null),
     troubles(gpu.troubles, ""),
-    gpu.status === "up" ? readings(gpu) : silence(gpu),
+    gpu.status === "up" && gpu.condition !== "unknown" ? readings(gpu) : silence(gpu),
     xids(gpu.xids ?? []),
     gpu.mig ? h("div", { class: "cards" }, gpu.mig.map((each) => instance(gpu, each))) : null,
     owners(gpu.owners ?? [], state.runs),
@@ -50,6 +50,7 @@ function card(gpu, state, charts) {
 function silence(gpu) {
   if (gpu.status === "asleep") return h("p", {}, "Asleep. gpuwarden does not wake it up.");
   if (gpu.status === "not_asked") return h("p", {}, "Not polled.");
+  if (gpu.status === "up") return h("p", {}, "No readings: the driver answers none of the queries about this GPU.");
   const seen = gpu.last_success_timestamp_seconds;
   return h("p", {},
     known(seen) ? `Last answer at ${clock(seen)}. ` : "", gpu.fault_advice ? ["Action: ", h("b", {}, `${gpu.fault_advice}.`)] : "");

@@ -14,7 +14,7 @@ export function processes(state, places) {
   const names = new Map(state.runs.map(({ run_id: id, name }) => [id, name]));
   const found = state.processes.map((each) => row(each, places, names));
   const rest = found.slice(MOST_PROCESSES);
-  const none = state.gpus.some(({ status }) => status === "up") ? "No process uses a GPU." : "Unknown: no GPU is polled.";
+  const none = state.gpus.some(({ status, condition }) => status === "up" && condition !== "unknown") ? "No process uses a GPU." : "Unknown: no GPU has readings.";
   return section("processes", "GPU memory by process", [
     found.length ? table(found.slice(0, MOST_PROCESSES)) : h("p", {}, none),
     rest.length ? h("details", { "data-key": "more" }, h("summary", {}, `and ${rest.length} more processes`), table(rest)) : null,

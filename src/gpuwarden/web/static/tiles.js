@@ -59,6 +59,7 @@ function slice(gpu, each, users) {
 // What is left: of the run that has the least, or free memory.
 function leftText(of) {
   if (of.status && of.status !== "up") return SILENT[of.status] ?? "no answer";
+  if (of.condition === "unknown") return "no readings";
   if (!known(of.headroom_bytes)) return "";
   return [amount(of.headroom_bytes), h("span", { class: "unit" }, of.headroom_run_id ? " headroom" : " free")];
 }
@@ -99,7 +100,7 @@ function named(gpu, { runs = [], others = [] } = {}, owners = gpu.owners ?? []) 
     return [h("bdi", {}, short([user, container ?? unit ?? command].filter(Boolean).join(" · ") || "a process")), more(others)];
   }
   const user = owners.find(({ kind }) => kind === "user");
-  return user ? h("bdi", {}, short(user.name)) : gpu.status === "up" ? "no process" : "";
+  return user ? h("bdi", {}, short(user.name)) : gpu.status === "up" && gpu.condition !== "unknown" ? "no process" : "";
 }
 
 function totals(state) {

@@ -44,7 +44,9 @@ export function judged(state) {
   if (found.length) return { condition, text: found.map(([level, number]) => (level === "warning" ? several(number, "warning") : `${number} critical`)).join(", "), note: more, links, lines, bad };
   if (!gpus.length) return { condition, text: "No GPU found", lines, bad };
   const left = gpus.filter(({ status }) => status !== "up").length;
-  return { condition, text: condition === "ok" ? "All OK" : "Unknown", note: left ? `${several(left, "GPU")} not polled` : null, lines, bad };
+  const mute = gpus.filter((gpu) => gpu.status === "up" && gpu.condition === "unknown").length;
+  const unknown = [left ? `${several(left, "GPU")} not polled` : null, mute ? `${several(mute, "GPU")} without readings` : null];
+  return { condition, text: condition === "ok" ? "All OK" : "Unknown", note: unknown.filter(Boolean).join(", ") || null, lines, bad };
 }
 
 // `old` says why the data is old.
