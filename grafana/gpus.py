@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from classic import DARK_GRAY, NONE, WARN, Panel, Query, override, override_matching, states
-from looks import DASHED, LIMIT, NO_READING, NO_RUN, SIZE, with_reason_names
+from looks import DASHED, LIMIT, NO_READING, NO_RUN, SIZE, name_reasons
 from panels import timeline, timeseries
 from processes import processes
 from series import BOX, DEVICE, join_device, join_gpu, rate, series
@@ -126,7 +126,7 @@ def _clocks() -> list[Panel]:
             unit="hertz",
             empty=NO_READING,
         ),
-        with_reason_names(
+        name_reasons(
             timeline(
                 18,
                 "Clock event reasons",

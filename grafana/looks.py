@@ -32,7 +32,7 @@ def nothing() -> list[Json]:
     return [{"type": "special", "options": {"match": "null", "result": {"text": "-", "color": NONE}}}]
 
 
-def with_reason_names(panel: Panel) -> Panel:
+def name_reasons(panel: Panel) -> Panel:
     """Show the clock event reasons at the end of a panel's legends in words."""
     renamed: list[Json] = [
         {"id": "renameByRegex", "options": {"regex": f"/ {reason}$/", "renamePattern": f" {words}"}}

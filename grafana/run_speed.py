@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from classic import MILD, NONE, Panel, Query, bad_from, override_matching
-from looks import NO_RUN, UNLISTED, with_reason_names
+from looks import NO_RUN, UNLISTED, name_reasons
 from panels import timeseries
 from run_memory import NAME
 from series import RUN, join_run, rate, series
@@ -99,7 +99,7 @@ def lost() -> list[Panel]:
             thresholds=bad_from(thresholds.INPUT_BOUND, NONE, MILD),
             max=1,
         ),
-        with_reason_names(
+        name_reasons(
             timeseries(
                 64,
                 "Steps throttled",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from classic import BAD, MILD, TEXT, WARN, Panel, Query, bad_from, override, override_matching, steps
-from looks import NO_GROWTH, NO_READING, NOT_POLLED, NOW, ahead, headroom, margin, with_reason_names
+from looks import NO_GROWTH, NO_READING, NOT_POLLED, NOW, ahead, headroom, margin, name_reasons
 from panels import stat
 from run_speed import POWER_LIMIT, input_wait, throttled
 from series import boxes, firing, headroom_ratio, join_device, join_gpu, join_run, series
@@ -129,7 +129,7 @@ def longest_input_wait(number: int, width: int) -> Panel:
 def most_throttled(number: int, width: int) -> Panel:
     """Show the run that is throttled most."""
     most = f"topk(1, {join_run(throttled(POWER_LIMIT))})"
-    return with_reason_names(
+    return name_reasons(
         stat(
             number,
             "Most throttled",

@@ -57,7 +57,7 @@ def drop_owner_label(expression: str) -> str:
 def titles(panel: dict[str, Any]) -> dict[str, str]:
     """Return the titles of a table's columns, by the labels or values that they show."""
     steps = {step["id"]: step["options"] for step in panel["transformations"]}
-    return dict(steps["organize"]["renameByName"]) if steps else {}
+    return dict(steps["organize"]["renameByName"]) if "organize" in steps else {}
 
 
 def properties(panel: dict[str, Any], name: str) -> dict[str, Any]:

@@ -180,7 +180,7 @@ class Routes:
                 self._user_name,
                 self.config.runs.socket,
                 self._started,
-                self._config.poll.slow_interval,
+                self.config.poll.slow_interval,
                 self._checks,
             )
             self._state_json = render_state(seen)

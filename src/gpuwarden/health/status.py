@@ -42,7 +42,9 @@ class BoxStatus:
     def health(self) -> Health:
         """Highest severity of all problems; unknown if no GPU has a reading, for example during a pause."""
         found = worst(self.troubles)
-        return found if found != "ok" or any(gpu.readings for gpu in self.state.snapshot.gpus) else "unknown"
+        return (
+            found if found != "ok" or any(gpu.asked and gpu.readings for gpu in self.state.snapshot.gpus) else "unknown"
+        )
 
 
 def box_status(state: State, occurrences: Iterable[tuple[Condition, Occurrence]]) -> BoxStatus:

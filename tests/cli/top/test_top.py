@@ -112,7 +112,7 @@ def test_keys(box: Daemon) -> None:
         seen.until(lambda text: "s sort: problem" in text and "bert-finetune" in text, "the box")
         seen.press(b"ss")
         shown = seen.until(lambda text: "s sort: memory" in text, "the order")
-        used = [float(line[len("  0    ") + 8 :].split("/")[0]) for line in shown if "/79.6 GiB" in line]
+        used = [float(line[len("  0    ") + 5 :].split("/")[0]) for line in shown if "/79.6 GiB" in line]
         assert used == sorted(used, reverse=True)
         seen.press(b"\x1b[B" * 3)
         seen.until(lambda text: "GPUs: " not in text and "/79.6 GiB" in text, "the title is scrolled away")

@@ -42,7 +42,7 @@ def make_gpu_table(gpus: Sequence[ApiObject], runs: Sequence[ApiObject], width: 
         if run.is_true("up")
         for device in run.parts("devices")
     }
-    drawn = 8 if width < MIN_WIDE_COLUMNS else 12 if width < MIN_WIDEST_COLUMNS else 32
+    drawn = 5 if width < MIN_WIDE_COLUMNS else 12 if width < MIN_WIDEST_COLUMNS else 32
     made = make_table(
         Column("", 1),
         Column("GPU", 4),
