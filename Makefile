@@ -58,6 +58,7 @@ docs: ## regenerate references, alert rules, dashboards and the architecture map
 	$(BIN)/gpuwarden reference example > config.example.yaml
 	$(BIN)/gpuwarden reference dcgm > docs/reference/dcgm.md
 	$(BIN)/gpuwarden reference doctor > docs/reference/doctor.md
+	$(BIN)/gpuwarden reference checks > docs/reference/checks.md
 	$(BIN)/gpuwarden reference api > docs/reference/http-api.md
 	sed -i '/^## Rules/,$$d' docs/understand/oom-diagnosis.md
 	$(BIN)/gpuwarden reference verdicts >> docs/understand/oom-diagnosis.md

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuwarden.cli.common.config_flags import KNOWN_NAMES
 from gpuwarden.config.loader import ConfigError, load, parse
 from gpuwarden.config.schema import OPTIONS, SECTIONS, Config
 from gpuwarden.config.value_types import Address, SourceChoice
-from gpuwarden.health.conditions import ALERTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +25,7 @@ YAML_PIECES = [*OPTIONS, *SECTIONS, *"\n :#&*!|>-?[]{},\"'%@`\\\t~=<01aé", "  "
 def problems(text: str) -> list[str]:
     """Parse an invalid `text` and return its problems as lines."""
     with pytest.raises(ConfigError) as raised:
-        parse(text, "bad.yaml", ALERTS.keys)
+        parse(text, "bad.yaml", KNOWN_NAMES)
     return str(raised.value).split("\n")
 
 

@@ -20,12 +20,13 @@ from services import Daemon, ending, fetch, until
 from simulated_box import simulated
 
 from gpuwarden.daemon import control
-from gpuwarden.daemon.control import ControlServer, send_command
+from gpuwarden.daemon.control import ControlServer
 from gpuwarden.gpu import poller
 from gpuwarden.gpu.poller import Poller, StillUsedError
 from gpuwarden.gpu.snapshot import HUNG
 from gpuwarden.host.pid_namespace import is_contained
 from gpuwarden.nvml.return_codes import NVMLError
+from gpuwarden.protocol.control_client import send_command
 from mock_nvml import MockNvml
 from system_parts import require
 
@@ -267,7 +268,7 @@ def response_to(path: Path, question: bytes, own_uid: int | None = None) -> byte
         (b"\n", b"failed unknown command; available: echo\n"),
         (b"\xff\n", b"failed unknown command; available: echo\n"),
         (b"", b"failed unknown command; available: echo\n"),
-        (b"x" * 5000 + b"\n", b"failed request too long: maximum 1024 bytes\n"),
+        (b"x" * 9000 + b"\n", b"failed request too long: maximum 8192 bytes\n"),
     ],
 )
 def test_control_socket_answers_one_line(tmp_path: Path, question: bytes, answer: bytes) -> None:

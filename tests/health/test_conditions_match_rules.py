@@ -28,7 +28,7 @@ NAMES = {condition.name for condition in CHECKED if condition.expr}
 # These take minutes of growth, an older driver or another board: rule tests and test_evaluator.py cover them.
 NOT_SIMULATED = {
     *("RunOutOfMemoryExpected", "RunHostOutOfMemoryExpected", "GpuDrainNeeded", "GpuResetRequired"),
-    *("GpuSramErrorsExceeded", "GpuMemoryUnrepairable", "GpuRetiredPagesPending"),
+    *("GpuSramErrorsExceeded", "GpuMemoryUnrepairable", "GpuRetiredPagesPending", "GpuRepairPending"),
     *("RunLossNotFinite", "RunWithoutGpu"),  # a real training: rule tests and test_findings.py cover them
 }
 HOST_ALERTS = {"GpuMissing", "GpuwardenDriverFault", "GpuwardenNoGpus"}  # they inhibit the others, or each other

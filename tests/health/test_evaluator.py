@@ -208,6 +208,12 @@ def test_xids_by_their_severity(code: int, name: str) -> None:
         ({GpuReadings.retired_pages_pending: 1.0}, "GpuRetiredPagesPending", "bad memory page, reset pending", {}),
         ({GpuReadings.memory_unrepairable: 1.0}, "GpuMemoryUnrepairable", "memory cannot be repaired", {}),
         (
+            {GpuReadings.repair_pending: {("channel",): 0.0, ("tpc",): 1.0}},
+            "GpuRepairPending",
+            "bad group of SMs (TPC), reset pending",
+            {"part": "tpc"},
+        ),
+        (
             {GpuReadings.ecc_sram_threshold_exceeded: 1.0},
             "GpuSramErrorsExceeded",
             "too many SRAM errors",

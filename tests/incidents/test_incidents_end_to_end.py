@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from services import ROOT, Daemon, Process, altered, ending, fetch, until
 
-from gpuwarden.daemon.control import send_command
+from gpuwarden.protocol.control_client import send_command
 from gpuwarden.web.api.api_paths import INCIDENTS
 from mock_nvml import MockNvml
 

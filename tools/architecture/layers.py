@@ -33,7 +33,7 @@ DAEMON_LAYERS = (
     Layer("Derived from runs", ("usage", "pressure", "advice", "records")),
     Layer("One poll", ("state",)),
     Layer("Health and history", ("health", "history", "incidents")),
-    Layer("Outputs", ("alerts", "dcgm", "doctor", "explain", "web")),
+    Layer("Outputs", ("alerts", "dcgm", "doctor", "explain", "fitness", "web")),
     Layer("Daemon", ("daemon",)),
     Layer("Entry points", ("cli", "launcher", "demo", "collector", "__main__")),
 )

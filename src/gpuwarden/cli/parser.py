@@ -89,7 +89,7 @@ class _RootParser(SuggestingParser):
         """Return a line with an example for each command: a terminal of 80 columns and 24 lines shows all of it."""
         rows = [f"  {each.name:<13}{each.summary:<32}{each.examples[0]}" for each in COMMANDS]
         after = "Options of a command: gpuwarden COMMAND --help"
-        return "\n".join([*self.format_usage().splitlines(), SUMMARY, "", *rows, "", after, ENVIRONMENT, ""])
+        return "\n".join([*self.format_usage().splitlines(), SUMMARY, "", *rows, after, ENVIRONMENT, ""])
 
 
 def _add_serve(parser: SuggestingParser) -> None:
@@ -127,6 +127,29 @@ def _add_pause(parser: SuggestingParser) -> None:
         dest="seconds",
         help="length of the pause (default 30m, maximum 24h)",
     )
+    _add_control(parser)
+
+
+def _add_check(parser: SuggestingParser) -> None:
+    parser.wrong_use_status = 3  # 2 is unfit: a misspelled option must not drain a node
+    stage = parser.add_mutually_exclusive_group()
+    for name, meaning in (
+        ("prolog", "before a job, as Slurm's prolog: its GPUs must be free; the exit status is 0 unless unfit"),
+        ("epilog", "after a job, as Slurm's epilog: its GPUs must be free again; the exit status is 0 unless unfit"),
+        ("preflight", "before a training: its GPUs must be free"),
+    ):
+        stage.add_argument(f"--{name}", dest="stage", action="store_const", const=name, help=meaning)
+    parser.set_defaults(stage="none")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 and 3 in --prolog and --epilog, too")
+    parser.add_argument(
+        "--gpus", metavar="GPU,...", help="UUIDs or indexes (default: with a stage, those of the job; else all)"
+    )
+    parser.add_argument(
+        "--off", action="append", default=[], metavar="CHECK,...", help="checks to leave out; docs/reference/checks.md"
+    )
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print the answer as JSON")
+    output.add_argument("--nagios", action="store_true", help="print one line for Nagios, with performance data")
     _add_control(parser)
 
 
@@ -349,6 +372,20 @@ COMMANDS = (
         ),
         "cli.doctor.doctor_command:run",
         _add_doctor,
+    ),
+    Command(
+        "check",
+        "say if the node is fit for jobs",
+        "Ask the daemon if this node, or some of its GPUs, are fit for a job. Prints one line. The exit status is 0 if "
+        "fit, 1 for a warning, 2 if unfit, 3 if unknown, as without a daemon.",
+        (
+            "gpuwarden check",
+            "gpuwarden check --prolog --off persistence",
+            "gpuwarden check --preflight --gpus 0,1",
+            "gpuwarden check --nagios",
+        ),
+        "cli.commands.check_command:run",
+        _add_check,
     ),
     Command(
         "explain",

@@ -13,7 +13,9 @@ from gpuwarden.config.schema import LISTS, OPTIONS, SECTIONS, AlertmanagerConfig
 from gpuwarden.config.value_types import printable
 from gpuwarden.config.yaml_reader import Entry, FileContents, Mistake, parse_text, read_file
 
-AlertNames: TypeAlias = "Callable[[], Collection[str]]"
+# By option: what its names are of, and a function that returns the valid ones.
+KnownNames: TypeAlias = "Mapping[str, tuple[str, Callable[[], Collection[str]]]]"
+_UNCHECKED: KnownNames = {}
 
 
 class ConfigError(Exception):
@@ -28,26 +30,26 @@ def load(
     path: Path | None,
     overrides: Mapping[str, str] | None = None,
     flags: Mapping[str, str] | None = None,
-    alert_names: AlertNames | None = None,
+    known_names: KnownNames = _UNCHECKED,
 ) -> Config:
     """Load the file at `path`, or the defaults for None; `overrides`, by key, take precedence over the file.
 
     `flags` has the source of an override for messages, such as `{"web.listen": "--listen"}`.
-    `alert_names` returns the names valid in `notify.mute`; None does not check them.
+    `known_names` has the options whose names are checked.
     Raises ConfigError with every problem of the file and the overrides.
     """
     contents = FileContents() if path is None else read_file(path, OPTIONS, LISTS)
     given = [Entry(key, text, (flags or {}).get(key, key)) for key, text in (overrides or {}).items()]
-    return _build_config([*contents.entries, *given], contents.problems, alert_names)
+    return _build_config([*contents.entries, *given], contents.problems, known_names)
 
 
-def parse(text: str, name: str, alert_names: AlertNames | None = None) -> Config:
+def parse(text: str, name: str, known_names: KnownNames = _UNCHECKED) -> Config:
     """Parse `text` as the contents of a file called `name`; raises ConfigError."""
     contents = parse_text(text, name, OPTIONS, LISTS)
-    return _build_config(contents.entries, contents.problems, alert_names)
+    return _build_config(contents.entries, contents.problems, known_names)
 
 
-def _build_config(entries: Sequence[Entry], problems: Sequence[Mistake], alert_names: AlertNames | None) -> Config:
+def _build_config(entries: Sequence[Entry], problems: Sequence[Mistake], known_names: KnownNames) -> Config:
     values: dict[str, Any] = {}
     found = list(problems)
     written = {entry.key: entry for entry in entries}
@@ -66,7 +68,7 @@ def _build_config(entries: Sequence[Entry], problems: Sequence[Mistake], alert_n
         for name, default in SECTIONS.items()
     }
     config = Config(**sections, **{key: value for key, value in values.items() if "." not in key})
-    for keys, message in _contradictions(config, alert_names):
+    for keys, message in _contradictions(config, known_names):
         if wrong.isdisjoint(key.partition(".")[0] for key in keys):
             found.append(next(written[key] for key in keys if key in written).problem(message))
     if found:
@@ -74,7 +76,7 @@ def _build_config(entries: Sequence[Entry], problems: Sequence[Mistake], alert_n
     return config
 
 
-def _contradictions(config: Config, alert_names: AlertNames | None) -> Iterator[tuple[Sequence[str], str]]:
+def _contradictions(config: Config, known_names: KnownNames) -> Iterator[tuple[Sequence[str], str]]:
     """Yield options that are valid alone but not together: their keys, the one to change first, and the message."""
     for name in ("memory", "oom", "thermal"):
         less, more = f"{name}_critical", f"{name}_warning"
@@ -93,10 +95,12 @@ def _contradictions(config: Config, alert_names: AlertNames | None) -> Iterator[
     yield from _alertmanager_contradictions(config.alertmanager)
     if config.notify.webhook_token and not config.notify.webhook:
         yield ("notify.webhook_token",), "set notify.webhook too: the token is sent there"
-    for name in config.notify.mute:
-        if alert_names is not None and name not in (known := alert_names()):
-            near = get_close_matches(name, known, n=1)
-            yield ("notify.mute",), f"there is no alert {name}" + (f"; did you mean {near[0]}?" if near else "")
+    for key, (noun, known) in known_names.items():
+        section, _, item = key.partition(".")
+        for name in getattr(getattr(config, section), item):
+            if name not in (valid := known()):
+                near = get_close_matches(name, valid, n=1)
+                yield (key,), f"there is no {noun} {name}" + (f"; did you mean {near[0]}?" if near else "")
 
 
 def _alertmanager_contradictions(chosen: AlertmanagerConfig) -> Iterator[tuple[Sequence[str], str]]:

@@ -69,6 +69,7 @@ def option(kind: ValueType[T], default: str, meaning: str) -> T:
 
 _OPTIONAL_PATH = optional(PATH, None)
 _OPTIONAL_SIZE = optional(SIZE, None)
+_OPTIONAL_COUNT = optional(WHOLE, None)
 _OPTIONAL_TEXT = optional(TEXT, None)
 _OPTIONAL_SECRET = optional(SECRET, Secret())
 
@@ -294,6 +295,24 @@ class ControlConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckConfig:
+    """Fitness of the node for jobs, as `gpuwarden check` answers (docs/use/check.md)."""
+
+    off: tuple[str, ...] = option(list_of(TEXT, "list of checks"), "none",
+        "Names of checks to leave out (docs/reference/checks.md).")
+    unfit: tuple[str, ...] = option(list_of(TEXT, "list of checks"), "none",
+        "Names of checks whose warnings make the node unfit.")
+    gpus: tuple[str, ...] = option(list_of(TEXT, "list of GPUs"), "none",
+        "GPUs that the node must have: their UUIDs, or their number. none accepts those that it starts with.")
+    mig_instances: int | None = option(_OPTIONAL_COUNT, "none",
+        "Number of MIG instances that the node must have; none accepts any.")
+    paths: tuple[Path, ...] = option(list_of(PATH, "list of paths"), "/",
+        "Paths on file systems that jobs write to.")
+    disk_free: int = option(bounded(SIZE, "0", "64TiB"), "1GiB",
+        "Minimum free space of these file systems.")
+
+
+@dataclass(frozen=True, slots=True)
 class AlertmanagerConfig:
     """Alertmanagers that the daemon sends alerts to, without Prometheus (docs/use/notifications.md)."""
 
@@ -397,6 +416,7 @@ class Config:
     receipts: RecordsConfig = RecordsConfig()
     incidents: IncidentsConfig = IncidentsConfig()
     control: ControlConfig = ControlConfig()
+    check: CheckConfig = CheckConfig()
     alertmanager: AlertmanagerConfig = AlertmanagerConfig()
     notify: NotifyConfig = NotifyConfig()
     simulation: SimulationConfig = SimulationConfig()

@@ -22,6 +22,7 @@ ERROR_SECONDS = 600.0  # out-of-memory error of a run
 OOM_END_SECONDS = 60.0  # from a run's out-of-memory error to an end by it: one problem, not two
 MEMORY_ERRORS_SECONDS = 3600.0  # uncorrected memory error
 XID_SECONDS = 3600.0  # XID: nothing reports when its cause is fixed
+THROTTLED_SECONDS = 600.0  # throttling, for the fitness of a GPU
 LOST_SECONDS = 1800.0  # data dropped or refused by the daemon
 # Age at which a poll is stale: this many intervals, but at least this many seconds.
 STALE_POLLS = 3.0

@@ -14,14 +14,13 @@ from pathlib import Path
 
 from gpuwarden.host.pid_namespace import is_contained
 from gpuwarden.host.unix_socket import listen
+from gpuwarden.protocol.control_client import MAX_ANSWER_BYTES, MAX_LINE_BYTES
 from gpuwarden.protocol.socket_trust import read_credentials
 
 log = logging.getLogger(__name__)
 
-MAX_LINE_BYTES = 1024
 MAX_CONNECTIONS = 8
 REQUEST_SECONDS = 5.0  # timeout for a client's request
-ANSWER_SECONDS = 120.0  # timeout of a client: a poll in progress takes 30 s at most, and calls may hang
 
 # Takes the text after the command's name, returns the response. Raises CommandError.
 Command = Callable[[str], Awaitable[str]]
@@ -59,7 +58,7 @@ class ControlServer:
         try:
             answer = self._refusal(writer.get_extra_info("socket")) or await self._answer(reader)
             # The kernel buffers a short response completely, so no drain is needed.
-            writer.write(answer.replace("\n", " ").encode(errors="replace")[: MAX_LINE_BYTES - 1] + b"\n")
+            writer.write(answer.replace("\n", " ").encode(errors="replace")[: MAX_ANSWER_BYTES - 1] + b"\n")
             writer.write_eof()
             # Closing with unread bytes of the request would reset the connection before the client reads the response.
             await asyncio.wait_for(_drain(reader), REQUEST_SECONDS)
@@ -106,30 +105,3 @@ async def _drain(reader: asyncio.StreamReader) -> None:
     """Discard all bytes until the client closes its end."""
     while await reader.read(MAX_LINE_BYTES):
         pass
-
-
-def send_command(path: Path, request: str) -> tuple[bool, str]:
-    """Send a request to the daemon at `path`; return whether it succeeded, and its response. Blocks; raises OSError."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(ANSWER_SECONDS)
-        try:
-            connection.connect(str(path))
-        except (FileNotFoundError, ConnectionRefusedError):
-            raise OSError(
-                None,
-                f"no daemon listens on {path}; if one is running, pass its --config or --control",
-            ) from None
-        except PermissionError:
-            raise OSError(None, f"{path}: permission denied: only for root and the daemon's user; try sudo") from None
-        try:
-            connection.sendall(request.encode() + b"\n")
-            with connection.makefile("rb") as answers:
-                line = answers.readline(MAX_LINE_BYTES).decode(errors="replace").strip()
-        except TimeoutError:
-            raise OSError(None, f"the daemon at {path} has not answered for {ANSWER_SECONDS:g} s") from None
-        except ConnectionError:
-            line = ""
-    word, _, text = line.partition(" ")
-    if word not in ("ok", "failed"):
-        raise OSError(None, f"the daemon at {path} stopped before it answered")
-    return word == "ok", text

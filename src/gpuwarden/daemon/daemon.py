@@ -25,6 +25,10 @@ from gpuwarden.daemon.poll_loop import PollLoop
 from gpuwarden.daemon.routes import Routes
 from gpuwarden.daemon.sources import Source
 from gpuwarden.dcgm.page import DcgmPage, host_name
+from gpuwarden.fitness.assessor import FitnessAssessor
+from gpuwarden.fitness.check_messages import parse_question, render_answer
+from gpuwarden.fitness.metrics import FitnessReadings
+from gpuwarden.fitness.slow_facts import SlowFactsReader
 from gpuwarden.formatting import format_fields
 from gpuwarden.gpu.poller import StillUsedError
 from gpuwarden.incidents.flight_recorder import AFTER_SECONDS, FlightRecorder
@@ -58,7 +62,12 @@ class Daemon:
         self.flight_recorder = FlightRecorder(store, recorder.outlines, enabled=config.incidents.enabled)
         self.routes = Routes(self.read_tables, recorder, self.flight_recorder, self.pipeline.users.name, config)
         self.pause_commands = PauseCommands(self.pipeline.poller, self.poll_loop.turn, self.poll, lambda: self.status)
-        self._control = ControlServer({**self.pause_commands.commands, "record": self._record_incident})
+        self._assessor = FitnessAssessor(config.check)
+        # Another source's GPUs are not of this machine.
+        paths = config.check.paths if source.is_local else ()
+        self._slow_facts = SlowFactsReader(config.poll.slow_interval, paths, store.listing)
+        commands = {**self.pause_commands.commands, "record": self._record_incident, "check": self._check}
+        self._control = ControlServer(commands)
         self.web = WebServer(
             self.routes.handlers,
             host_names=_host_names(config),
@@ -114,7 +123,9 @@ class Daemon:
 
     def read_tables(self, state: State) -> Iterable[TableReadings]:
         """Return the readings of all metric tables for a state."""
-        return chain(read_tables(state), self._dcgm.read_tables(state) if self._dcgm else ())
+        statuses = self._assessor.statuses(state, self._slow_facts.facts(time.monotonic()))
+        fitness: TableReadings = FitnessReadings, [((), FitnessReadings.read(statuses))]
+        return chain(read_tables(state), [fitness], self._dcgm.read_tables(state) if self._dcgm else ())
 
     def follow_events(self) -> None:
         """Listen, on threads, for events of the GPUs that the last poll found."""
@@ -163,8 +174,10 @@ class Daemon:
         if self._dcgm:
             self._dcgm.update(state)
         self.flight_recorder.update(state, now)
+        self._assessor.update(state)
         self.routes.show(state)
         if self.poll_loop.serves:  # otherwise the service is another program's
+            self._slow_facts.update(now)
             self._watchdog.update(state, uninterruptible=self.pipeline.poller.uninterruptible)
         return state
 
@@ -185,6 +198,16 @@ class Daemon:
         except ValueError as error:
             raise CommandError(str(error)) from None
         return f"Recording incident {found}; complete in {AFTER_SECONDS:g} s."
+
+    async def _check(self, argument: str) -> str:
+        """Answer a question about the node's fitness, for the control socket. Raises CommandError."""
+        try:
+            question = parse_question(argument)
+            facts = self._slow_facts.facts(time.monotonic())
+            answer = self._assessor.answer(self.routes.state, facts, question, time.time())
+        except ValueError as error:
+            raise CommandError(str(error)) from None
+        return render_answer(answer)
 
     async def _open_sockets(self) -> None:
         try:

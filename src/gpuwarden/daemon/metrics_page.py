@@ -7,6 +7,7 @@ from typing import Any
 
 from gpuwarden.advice.metrics import AdviceReadings
 from gpuwarden.daemon.metrics import DaemonReadings
+from gpuwarden.fitness.metrics import FitnessReadings
 from gpuwarden.gpu.health_metrics import GpuHealth, GpuInPoll
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.host.metrics import HostReadings
@@ -47,9 +48,9 @@ _READERS: Mapping[type[Table[Any]], Callable[[State], SubjectReadings]] = {
         ((run_id,), RunUsageReadings.read(usage)) for run_id, usage in state.usage.items()
     ],
 }
-TABLES = tuple(_READERS)
+TABLES: tuple[type[Table[Any]], ...] = (*_READERS, FitnessReadings)
 
 
 def read_tables(state: State) -> Iterator[TableReadings]:
-    """Return the readings of all tables of the page for a state."""
+    """Return the readings of the tables that a state has."""
     return ((table, read(state)) for table, read in _READERS.items())

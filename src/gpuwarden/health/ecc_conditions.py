@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gpuwarden.gpu.metrics import GpuReadings
+from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.health.model import OUTLIVES_RESTART, Check, Condition, Occurrence, gpu_occurrence, gpu_text
 from gpuwarden.metrics.model import Metric
 from gpuwarden.state import State
@@ -21,6 +22,25 @@ def _flag(reading: Metric[Any], text: str) -> Check:
 
     return check
 
+
+def _repairs(state: State) -> Iterator[Occurrence]:
+    for gpu in state.snapshot.gpus:
+        for part, name in (("channel", "memory channel"), ("tpc", "group of SMs (TPC)")):
+            if gpu.value(GpuReadings.repair_pending, part):
+                text = f"bad {name}, reset pending"
+                yield gpu_occurrence(state, gpu, text, f"{gpu_text(gpu)}: {text}.", {"part": part})
+
+
+def uncorrected_errors(gpu: Gpu) -> float:
+    """Return the number of uncorrected memory errors since the driver was loaded or the GPU reset."""
+    errors = gpu.readings.get(GpuReadings.ecc_errors_total)
+    if not isinstance(errors, Mapping):
+        return 0.0
+    volatile = (gpu.value(GpuReadings.ecc_errors_total, *labels) for labels in errors if labels[:2] == _VOLATILE)
+    return sum(filter(None, volatile))
+
+
+_VOLATILE = ("uncorrected", "volatile")
 
 ECC_CONDITIONS = (
     # Errors since the driver was loaded (volatile): errors of the board's earlier life are no news.
@@ -130,6 +150,7 @@ ECC_CONDITIONS = (
         subject="gpu",
         severity="warning",
         expr="gpuwarden_gpu_repair_pending == 1",
+        check=_repairs,
         summary="%{the_gpu} needs a reset to repair a part",
         description="""The next reset of %{gpu} repairs a {{ if eq $labels.part "tpc" }}group of SMs (TPC){{ else
             }}memory channel{{ end }}.%{users}""",

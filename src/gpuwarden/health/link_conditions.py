@@ -2,7 +2,24 @@
 
 from __future__ import annotations
 
+from gpuwarden.gpu.metrics import GpuReadings
+from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.health.model import OUTLIVES_RESTART, Condition
+
+BUSY_RATIO = 0.2  # utilization above which a link runs at its full speed
+
+
+def pcie_shortfall(gpu: Gpu) -> str:
+    """Return what a GPU's PCIe link lacks: lanes, or while the GPU is busy its speed; empty if nothing."""
+    width, full = gpu.value(GpuReadings.pcie_link_width), gpu.value(GpuReadings.pcie_link_max_width)
+    generation = gpu.value(GpuReadings.pcie_link_generation)
+    highest = gpu.value(GpuReadings.pcie_link_max_generation, "link")
+    if width is not None and full is not None and width < full:
+        return f"PCIe uses {width:.0f} of {full:.0f} lanes"
+    is_busy = (gpu.value(GpuReadings.utilization_ratio) or 0.0) > BUSY_RATIO
+    if is_busy and generation is not None and highest is not None and generation < highest:
+        return f"PCIe runs at generation {generation:.0f} of {highest:.0f} although the GPU is busy"
+    return ""
 
 
 def _number_template(expression: str) -> str:

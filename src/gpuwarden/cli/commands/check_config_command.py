@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator
 
 from gpuwarden.alerts.delivery.validation import warnings
-from gpuwarden.cli.common.config_flags import alert_names
+from gpuwarden.cli.common.config_flags import KNOWN_NAMES
 from gpuwarden.cli.common.configured_source import open_configured_source
 from gpuwarden.cli.common.terminal import WRONG_USE, complain, say
 from gpuwarden.config.loader import load
@@ -18,7 +18,7 @@ from gpuwarden.web.access.access_control import AccessControl
 
 def run(parsed: argparse.Namespace) -> int:
     """Check the file, and warn of parts that notifications lack. Raises ConfigError."""
-    config = load(parsed.file, alert_names=alert_names)
+    config = load(parsed.file, known_names=KNOWN_NAMES)
     for warning in warnings(config):
         complain(f"{parsed.file}: warning: {warning}")
     missing = list(_find_missing(config))

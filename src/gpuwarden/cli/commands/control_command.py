@@ -6,7 +6,7 @@ import argparse
 
 from gpuwarden.cli.common.config_flags import load_config
 from gpuwarden.cli.common.terminal import FAILED, complain, say
-from gpuwarden.daemon.control import send_command
+from gpuwarden.protocol.control_client import send_command
 
 
 def pause(parsed: argparse.Namespace) -> int:

@@ -11,6 +11,8 @@ from typing import Any, NoReturn
 class SuggestingParser(argparse.ArgumentParser):
     """Parser of a command. Each error is one line below the usage, with the way to the help."""
 
+    wrong_use_status = 2
+
     def parse_known_args(  # type: ignore[override] # it has overloads for other namespaces
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
@@ -23,8 +25,10 @@ class SuggestingParser(argparse.ArgumentParser):
         return known, unknown
 
     def error(self, message: str) -> NoReturn:
-        """Write usage and message to standard error, and exit with status 2."""
-        self.exit(2, f"{self.format_usage()}{self.prog}: error: {message}\nSee: {self.prog} --help\n")
+        """Write usage and message to standard error, and exit."""
+        self.exit(
+            self.wrong_use_status, f"{self.format_usage()}{self.prog}: error: {message}\nSee: {self.prog} --help\n"
+        )
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Check a value against the choices of its argument."""

@@ -6,7 +6,7 @@ import argparse
 import os
 from collections.abc import Collection
 
-from gpuwarden.config.loader import load
+from gpuwarden.config.loader import KnownNames, load
 from gpuwarden.config.schema import Config
 from gpuwarden.daemon import log_setup
 
@@ -19,7 +19,27 @@ _OVERRIDES = {
 }
 
 
-def load_config(parsed: argparse.Namespace) -> Config:
+def _alert_names() -> Collection[str]:
+    """Return the names of all alerts. The import costs 0.2 s, which most commands do not need."""
+    from gpuwarden.health.conditions import ALERTS  # noqa: PLC0415
+
+    return ALERTS.keys()
+
+
+def _check_names() -> Collection[str]:
+    from gpuwarden.fitness.check_table import CHECKS  # noqa: PLC0415 - likewise
+
+    return CHECKS.keys()
+
+
+KNOWN_NAMES: KnownNames = {
+    "notify.mute": ("alert", _alert_names),
+    "check.off": ("check", _check_names),
+    "check.unfit": ("check", _check_names),
+}
+
+
+def load_config(parsed: argparse.Namespace, known_names: KnownNames = KNOWN_NAMES) -> Config:
     """Read the configuration and set up logging. A flag wins over the environment, and that over the file.
 
     Raises ConfigError.
@@ -30,13 +50,6 @@ def load_config(parsed: argparse.Namespace) -> Config:
             overrides[key], origin[key] = value, variable
         if (value := getattr(parsed, flag.removeprefix("--"), None)) is not None:
             overrides[key], origin[key] = value, flag
-    config = load(parsed.config, overrides, origin, alert_names)
+    config = load(parsed.config, overrides, origin, known_names)
     log_setup.configure(config.log.level)
     return config
-
-
-def alert_names() -> Collection[str]:
-    """Return the names of all alerts. The import costs 0.2 s, which most commands do not need."""
-    from gpuwarden.health.conditions import ALERTS  # noqa: PLC0415
-
-    return ALERTS.keys()

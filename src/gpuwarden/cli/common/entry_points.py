@@ -20,6 +20,7 @@ REFERENCES: Mapping[str, str] = {
     "errors": "cli.commands.reference_command:render_errors",
     "verdicts": "cli.commands.reference_command:render_diagnoses",
     "doctor": "doctor.runner.check_docs:render_reference",
+    "checks": "fitness.fitness_docs:render_reference",
     "alerts": "alerts.alert_docs:render_alerts",
 }
 

@@ -20,6 +20,8 @@ from gpuwarden.doctor.model import CheckResult, Context, check, flagged, passed,
 from gpuwarden.formatting import format_elapsed
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu
+from gpuwarden.health.ecc_conditions import uncorrected_errors
+from gpuwarden.health.link_conditions import pcie_shortfall
 from gpuwarden.host.kernel_log import KernelLog
 from gpuwarden.nvml.events.model import XidReport
 from gpuwarden.nvml.troubleshooting import suggest_gpu_fix
@@ -28,7 +30,6 @@ from gpuwarden.xid.kernel_messages import PREFIXES, normalize_pci_address, parse
 from gpuwarden.xid.repeats import RepeatTracker
 
 RECENT_SECONDS = 86400.0  # an XID before that, on a machine that was not restarted since, may be mended
-BUSY_RATIO = 0.2  # utilization above which a link runs at its full speed
 _RESET = "sudo nvidia-smi --gpu-reset -i {gpu}, after the programs on it have ended"
 
 
@@ -81,9 +82,7 @@ def _memory_findings(gpu: Gpu) -> Iterator[GpuFinding]:
         yield GpuFinding(
             gpu, "fail", "broken memory cannot be repaired", why, "Stop using it, and have the GPU replaced."
         )
-    errors = labelled_values(gpu, GpuReadings.ecc_errors_total)
-    lost = sum(count for labels, count in errors.items() if labels[:2] == ("uncorrected", "volatile"))
-    if lost:
+    if lost := uncorrected_errors(gpu):
         why = "A program that used this memory lost data: it failed, or computed with wrong numbers."
         yield GpuFinding(gpu, "fail", f"{lost:.0f} uncorrectable memory errors since the driver was loaded", why, reset)
     pending = (GpuReadings.row_remap_pending, GpuReadings.retired_pages_pending)
@@ -159,16 +158,9 @@ def check_pcie(context: Context) -> Iterator[CheckResult]:
     gpus = answering_gpus(context)
     findings = []
     for gpu in gpus:
-        width, full = gpu.value(GpuReadings.pcie_link_width), gpu.value(GpuReadings.pcie_link_max_width)
-        generation = gpu.value(GpuReadings.pcie_link_generation)
-        highest = gpu.value(GpuReadings.pcie_link_max_generation, "link")
-        busy = (gpu.value(GpuReadings.utilization_ratio) or 0.0) > BUSY_RATIO
-        why = "Copies between host and GPU take longer, and a GPU that waits for its input is slower."
-        fix = "Reseat the board, its riser and cables; check the slot's lanes and the firmware's link speed."
-        if width is not None and full is not None and width < full:
-            findings.append(GpuFinding(gpu, "warn", f"PCIe uses {width:.0f} of {full:.0f} lanes", why, fix))
-        elif busy and generation is not None and highest is not None and generation < highest:
-            text = f"PCIe runs at generation {generation:.0f} of {highest:.0f} although the GPU is busy"
+        if text := pcie_shortfall(gpu):
+            why = "Copies between host and GPU take longer, and a GPU that waits for its input is slower."
+            fix = "Reseat the board, its riser and cables; check the slot's lanes and the firmware's link speed."
             findings.append(GpuFinding(gpu, "warn", text, why, fix))
     yield merge(findings, "links have all their lanes", gpus)
 

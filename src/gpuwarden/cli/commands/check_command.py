@@ -1,0 +1,84 @@
+"""Command `gpuwarden check`: whether the node and its GPUs are fit for a job, by the running daemon."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from gpuwarden.cli.common.config_flags import load_config
+from gpuwarden.cli.common.terminal import complain, say
+from gpuwarden.config.loader import ConfigError
+from gpuwarden.formatting import sanitize
+from gpuwarden.protocol.control_client import send_command
+
+UNFIT, UNKNOWN = 2, 3  # exit statuses; fit is 0, warning 1
+TIMEOUT_SECONDS = 0.6  # of the daemon's answer: with the start of the command, less than a second
+_NAGIOS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
+# Variables of a job's GPUs; by Slurm, by the number of the device file.
+_JOB_GPUS = (("SLURM_JOB_GPUS", True), ("CUDA_VISIBLE_DEVICES", False))
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Ask the daemon, print its answer, and return the exit status."""
+    question = question_from_flags(parsed, os.environ)
+    try:
+        path = load_config(parsed, known_names={}).control_socket  # the daemon has checked them
+        done, text = send_command(path, f"check {json.dumps(question)}", TIMEOUT_SECONDS)
+        answer = json.loads(text) if done else _unknown(text)
+    except ConfigError as error:
+        answer = _unknown(str(error).replace("\n", "; "))
+    except (OSError, ValueError) as error:
+        answer = _unknown(getattr(error, "strerror", None) or str(error))
+    _print(answer, parsed)
+    code = int(answer["code"])
+    return 0 if parsed.stage in ("prolog", "epilog") and code != UNFIT and not parsed.strict else code
+
+
+def question_from_flags(parsed: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return the question: the GPUs of `--gpus`, or with a stage those of the job in the environment."""
+    question: dict[str, Any] = {
+        "stage": parsed.stage,
+        "job": environ.get("SLURM_JOB_ID", ""),
+        "off": sorted({name for each in parsed.off for name in each.split(",") if name}),
+    }
+    if parsed.gpus is not None:
+        return {**question, "gpus": [each for each in parsed.gpus.split(",") if each]}
+    if parsed.stage == "none":
+        return question
+    for variable, by_minor in _JOB_GPUS:
+        if (value := environ.get(variable)) is not None:
+            gpus = [] if value == "NoDevFiles" else _expand(value)
+            return {**question, "gpus": gpus, "by_minor": by_minor or bool(environ.get("SLURM_JOB_ID"))}
+    # A job of Slurm without GPUs needs only the node.
+    return {**question, "gpus": []} if environ.get("SLURM_JOB_ID") else question
+
+
+def _expand(text: str) -> list[str]:
+    """Return the GPUs of a list such as `0-2,5`, in Slurm's notation, or of UUIDs."""
+    found: list[str] = []
+    for each in text.split(","):
+        first, _, last = each.partition("-")
+        if first.isdecimal() and last.isdecimal():
+            found += map(str, range(int(first), min(int(last), 1024) + 1))
+        elif each:
+            found.append(each)
+    return found
+
+
+def _unknown(text: str) -> dict[str, Any]:
+    return {"status": "unknown", "code": UNKNOWN, "text": text, "gpus": [], "findings": [], "checks": {}}
+
+
+def _print(answer: Mapping[str, Any], parsed: argparse.Namespace) -> None:
+    text = sanitize(str(answer["text"]))
+    if parsed.json:
+        say(json.dumps(answer))
+    elif parsed.nagios:
+        counts = [sum(each["status"] == status for each in answer["findings"]) for status in ("unfit", "warning")]
+        perfdata = f"unfit={counts[0]} warnings={counts[1]} gpus={len(answer['gpus'])}"
+        say(f"GPU {_NAGIOS[answer['code']]} - {text.replace('|', '/')} | {perfdata}")
+    else:
+        (complain if answer["code"] == UNKNOWN else say)(f"{answer['status']}: {text}")

@@ -1,0 +1,165 @@
+"""Assessor of fitness: runs the checks against a poll, and words the answer."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from itertools import chain
+
+from gpuwarden.config.schema import CheckConfig
+from gpuwarden.config.thresholds import STALE_POLLS
+from gpuwarden.fitness.check_table import CHECKS
+from gpuwarden.fitness.gpu_finders import nvlinks
+from gpuwarden.fitness.model import (
+    FIT,
+    STATUSES,
+    Action,
+    Assessment,
+    FitnessFinding,
+    FitnessProblem,
+    Node,
+    Question,
+    SlowFacts,
+    Status,
+)
+from gpuwarden.gpu.snapshot import Gpu
+from gpuwarden.health.conditions import CONDITIONS, ConditionChecks
+from gpuwarden.health.model import Labels
+from gpuwarden.health.thermal_conditions import throttle_reasons
+from gpuwarden.severity import Severity
+from gpuwarden.state import State
+from gpuwarden.xid.codes import Action as XidAction
+from gpuwarden.xid.codes import explain
+
+STALE_SECONDS = 10.0  # minimum age at which a poll says nothing about now
+MAX_NAMED = 3  # problems in the text
+MAX_FINDINGS = 200
+
+
+class UnknownCheckError(ValueError):
+    """Name of a check that does not exist; the text suggests one."""
+
+
+class FitnessAssessor:
+    """Assessor that learns from each poll which GPUs and links there are. Used by one event loop."""
+
+    def __init__(self, config: CheckConfig) -> None:
+        self._config = config
+        self._checks = ConditionChecks(CONDITIONS[name] for row in CHECKS.values() for name in row.conditions)
+        self._known: dict[str, str] = {}
+        self._throttled: dict[str, float] = {}
+        self._linked: set[tuple[str, str]] = set()
+
+    def update(self, state: State) -> None:
+        """Learn from a poll."""
+        for gpu in state.snapshot.gpus:
+            uuid = gpu.identity.uuid
+            if gpu.up and uuid not in self._known:
+                self._known[uuid] = f"GPU {gpu.identity.index}"
+            if throttle_reasons(gpu):
+                self._throttled[uuid] = state.snapshot.time
+            self._linked.update((uuid, link) for link, up in nvlinks(gpu).items() if up)
+
+    def statuses(self, state: State, facts: SlowFacts) -> Mapping[str, Status]:
+        """Return the status of each check for the whole node, also from an old poll."""
+        return self._assess(state, facts, Question()).statuses
+
+    def answer(self, state: State | None, facts: SlowFacts, question: Question, now: float) -> Assessment:
+        """Answer a question at a time (Unix time). Raises UnknownCheckError."""
+        for name in question.off:
+            if name not in CHECKS:
+                near = get_close_matches(name, CHECKS, n=1)
+                raise UnknownCheckError(f"there is no check {name}" + (f"; did you mean {near[0]}?" if near else ""))
+        if state is None:
+            return Assessment("unknown", "no successful poll yet, or the last one failed")
+        if not state.snapshot.asked:
+            return Assessment("unknown", "the daemon does not poll GPUs now: it is paused, or they are asleep")
+        age = now - state.snapshot.time
+        if age > max(STALE_SECONDS, STALE_POLLS * state.poll_interval):
+            return Assessment("unknown", f"the last poll is {age:.0f} s old")
+        return self._assess(state, facts, question)
+
+    def _assess(self, state: State, facts: SlowFacts, question: Question) -> Assessment:
+        rows = [row for name, row in CHECKS.items() if name not in question.off and name not in self._config.off]
+        node = Node(
+            state=state,
+            config=self._config,
+            question=question,
+            facts=facts,
+            known=self._known,
+            throttled=self._throttled,
+            linked=self._linked,
+        )
+        chosen = {uuid: _find_gpu(state, uuid, by_minor=question.by_minor) for uuid in question.gpus or ()}
+        uuids = {
+            gpu.identity.uuid for gpu in (chosen.values() if question.gpus is not None else state.snapshot.gpus) if gpu
+        }
+        found = [
+            FitnessFinding("gpu_count", "unfit", "reboot", FitnessProblem(f"GPU {name} is not there"))
+            for name, gpu in chosen.items()
+            if gpu is None
+        ]
+        by_condition = self._problems_of_conditions(state)
+        for row in rows:
+            status: Status = "unfit" if row.name in self._config.unfit else row.status
+            problems = [*chain.from_iterable(by_condition[name] for name in row.conditions), *(row.find or _none)(node)]
+            found += [
+                FitnessFinding(row.name, status, problem.action or row.action, problem)
+                for problem in problems
+                if not problem.uuid or question.gpus is None or problem.uuid in uuids
+            ]
+        found.sort(key=lambda each: -STATUSES.index(each.status))
+        statuses = dict.fromkeys((row.name for row in rows), FIT) | {
+            each.check: each.status for each in reversed(found)
+        }
+        text = _text(found) or f"{len(uuids)} GPUs, {len(rows)} checks"
+        return Assessment(found[0].status if found else FIT, text, sorted(uuids), found[:MAX_FINDINGS], statuses)
+
+    def _problems_of_conditions(self, state: State) -> Mapping[str, Sequence[FitnessProblem]]:
+        """Return the problems of each condition that holds, unless another one implies it."""
+        found: defaultdict[str, list[FitnessProblem]] = defaultdict(list)
+        occurrences = list(self._checks.occurrences(state))
+        holding = {condition.name for condition, _found in occurrences}
+        for condition, occurrence in occurrences:
+            if condition.implied_by not in holding:
+                uuid, gpu = occurrence.labels.get("uuid", ""), occurrence.labels.get("gpu")
+                subject = f"GPU {gpu}: " if gpu else "driver " if "collector" in occurrence.labels else ""
+                action = _action_of_labels(occurrence.labels, condition.severity)
+                found[condition.name].append(FitnessProblem(f"{subject}{occurrence.text}", uuid, action))
+        return found
+
+
+def _action_of_labels(labels: Labels, severity: Severity) -> Action | None:
+    """Return the action on an XID or on a recovery that the driver requests; None for other conditions."""
+    if "xid" in labels:
+        return _XID_ACTIONS.get(explain(int(labels["xid"]), severity).action)
+    return "reboot" if labels.get("action", "").endswith("reboot") else None
+
+
+_XID_ACTIONS: Mapping[XidAction, Action] = {
+    XidAction.REBOOT_MACHINE: "reboot",
+    XidAction.RESTART_VM: "reboot",
+    XidAction.RESET_GPU: "reset",
+    XidAction.CHECK_NVLINK: "reset",
+    XidAction.RESET_WHEN_IDLE: "reset",
+}
+
+
+def _none(_node: Node) -> Iterable[FitnessProblem]:
+    return ()
+
+
+def _find_gpu(state: State, name: str, *, by_minor: bool) -> Gpu | None:
+    """Return the GPU of a UUID, also of one of its MIG instances, of an index, or of a device file's number."""
+    found = state.snapshot.gpu_with(name)
+    if found is not None:
+        return found
+    minors = {gpu.identity.minor_number: gpu for gpu in state.snapshot.gpus} if by_minor else {}
+    return minors.get(name) or next((gpu for gpu in state.snapshot.gpus if str(gpu.identity.index) == name), None)
+
+
+def _text(found: Sequence[FitnessFinding]) -> str:
+    """Return the first problems with what to do, and how many more there are."""
+    named = [each.problem.text + (f" ({each.action})" if each.action != "none" else "") for each in found[:MAX_NAMED]]
+    return "; ".join(named) + (f"; {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else "")

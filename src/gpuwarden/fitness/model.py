@@ -1,0 +1,125 @@
+"""Model of the fitness checks: the question, what the checks know, their table rows, and the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from gpuwarden.config.schema import CheckConfig
+from gpuwarden.gpu.snapshot import Gpu
+from gpuwarden.state import State
+
+Status = Literal["fit", "warning", "unfit", "unknown"]
+STATUSES: Sequence[Status] = get_args(Status)  # the position is the exit status
+FIT: Status = "fit"
+Action = Literal["none", "reset", "reboot", "drain", "rma"]
+# none: no job before or after; the others: a job's GPUs are free, or must be.
+Stage = Literal["none", "prolog", "epilog", "preflight"]
+
+
+@dataclass(frozen=True, slots=True)
+class FitnessProblem:
+    """Problem that a check found, in a few words that name its subject; `uuid` is empty for the node.
+
+    `action` is what it needs, where that differs from what its check says.
+    """
+
+    text: str
+    uuid: str = ""
+    action: Action | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Question of a scheduler or a person.
+
+    `gpus` are UUIDs, indexes or, with `by_minor`, numbers of device files; None for all. `job` is the Slurm job's id.
+    `off` are names of checks to leave out.
+    """
+
+    gpus: tuple[str, ...] | None = None
+    by_minor: bool = False
+    stage: Stage = "none"
+    job: str = ""
+    off: AbstractSet[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class SlowFacts:
+    """Facts that are read less often than polls, on a thread.
+
+    `free` is the free space in bytes by path, None where the file system does not answer. `is_library_replaced`: the
+    daemon's loaded NVML library is no longer on disk. `losses` are the times of failures of each GPU, from incidents.
+    """
+
+    free: Mapping[str, int | None] = field(default_factory=dict)
+    is_library_replaced: bool = False
+    losses: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """All that the checks know: a poll, the configuration, what was learnt in earlier polls, and the question.
+
+    `known` are the names of all GPUs that have answered since the daemon started, by UUID. `throttled` is the last time
+    of throttling by UUID, `linked` the NVLinks that were up, as UUID and link.
+    """
+
+    state: State
+    config: CheckConfig
+    question: Question = Question()
+    facts: SlowFacts = SlowFacts()
+    known: Mapping[str, str] = field(default_factory=dict)
+    throttled: Mapping[str, float] = field(default_factory=dict)
+    linked: AbstractSet[tuple[str, str]] = frozenset()
+
+    @property
+    def gpus(self) -> Sequence[Gpu]:
+        """GPUs that answer."""
+        return [gpu for gpu in self.state.snapshot.gpus if gpu.up]
+
+
+Find = Callable[[Node], Iterable[FitnessProblem]]
+
+
+@dataclass(frozen=True, slots=True)
+class FitnessCheck:
+    """Row of the table of checks.
+
+    It finds the problems of the `conditions` that hold (health/conditions.py), and those that `find` returns.
+    `threshold` says when it finds a problem, `source` who set that threshold.
+    """
+
+    name: str
+    status: Status
+    action: Action
+    threshold: str
+    source: str
+    conditions: tuple[str, ...] = ()
+    find: Find | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FitnessFinding:
+    """Check that found a problem."""
+
+    check: str
+    status: Status
+    action: Action
+    problem: FitnessProblem
+
+
+@dataclass(frozen=True, slots=True)
+class Assessment:
+    """Answer: the worst status, the sentence for one line, and all findings, the worst first.
+
+    `statuses` are by check; empty if the answer is unknown.
+    """
+
+    status: Status
+    text: str
+    gpus: Sequence[str] = ()
+    findings: Sequence[FitnessFinding] = ()
+    statuses: Mapping[str, Status] = field(default_factory=dict)
