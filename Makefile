@@ -28,7 +28,7 @@ demo: ## see a training run out of memory on a simulated GPU: forecast, alert an
 test: ## run the quick tests (minutes)
 	@tools/environment.sh test
 	$(BIN)/python -m pytest $(AT_ONCE) -m 'not frameworks and not system and not slow and not gpu' $(PYTEST_FLAGS)
-	@echo 'Not run: tests that need JAX, torch, Keras 2, Prometheus, Alertmanager, Chromium or systemd, and slow tests. All: make test-all'
+	@echo 'Not run: tests that need JAX, torch, Keras 2, Prometheus, Alertmanager, Chromium, systemd or Slurm, and slow tests. All: make test-all'
 
 test-all: ## run all tests (20 minutes); installs programs with apt, as root
 	@tools/environment.sh test frameworks

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Install the programs that some tests run for real (Prometheus, Alertmanager, Chromium, a compiler, systemd);
+# Install the programs that some tests run for real (Prometheus, Alertmanager, Chromium, a compiler, systemd, Slurm);
 # `tools/system-parts.sh pictures` those that draw the dashboards too.
 # As root on Debian or Ubuntu; elsewhere it leaves things as they are, and those tests are skipped by name.
 set -eu
@@ -12,6 +12,7 @@ need prometheus-alertmanager prometheus-alertmanager
 need chromium chromium
 need gcc "gcc libc6-dev"
 need systemctl systemd
+need slurmd slurm-wlm
 if [ "${1:-}" = pictures ]; then
     need node nodejs
     need npm npm
