@@ -71,6 +71,14 @@ def test_threshold_of_pressure(daemon: Daemon, file: Path) -> None:
     until(lambda: 2 in daemon.samples().all("gpuwarden_gpu_pressure_level", resource="memory").values(), "critical")
 
 
+def test_checks_of_fitness(daemon: Daemon, file: Path) -> None:
+    """Another number of GPUs is expected from the next answer on, and a check is left out."""
+    reload(daemon, file, "check: {gpus: 7, off: persistence}\n", "applied=check.off,check.gpus")
+    until(lambda: daemon.samples().value("gpuwarden_check_status", check="gpu_count") == 2, "an unfit node")
+    assert daemon.samples().value("gpuwarden_check_status", check="persistence") is None
+    assert daemon.order("check").stdout.startswith("unfit: ")
+
+
 def test_target_of_notifications_is_replaced(tmp_path: Path, mock_nvml: MockNvml) -> None:
     """What is new after the reload goes to the new address; the old one gets nothing more."""
     file = tmp_path / "config.yaml"

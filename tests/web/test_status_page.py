@@ -480,3 +480,10 @@ def test_incidents_have_their_finding_and_links(page: Stage, tab: Tab) -> None:
     assert links[:2] == ["incident/i-0", "api/v1/incidents/i-0"]
     page.show(tab, poll_state())
     assert not tab.evaluate("document.querySelectorAll('section[data-key=incidents]').length")
+
+
+def test_unfit_host_says_why(page: Stage, tab: Tab) -> None:
+    """The banner has the answer that a scheduler gets, unless the node is fit."""
+    found = {"status": "unfit", "text": "GPU 0: NVLink 2 down (reset)"}
+    assert "Unfit for jobs: GPU 0: NVLink 2 down (reset)." in page.show(tab, poll_state(gpu(0)), fitness=found)
+    assert "for jobs" not in page.show(tab, poll_state(gpu(0)), fitness={"status": "fit", "text": "1 GPU, 26 checks"})

@@ -456,7 +456,7 @@ def _declared(section: Any, prefix: str) -> Iterator[tuple[str, Option]]:
 
 OPTIONS: dict[str, Option] = dict(_declared(Config, ""))
 # Options that a reload applies; the others need a restart.
-_RELOADABLE_SECTIONS = {"log", "processes", "pressure", "alertmanager", "notify"}
+_RELOADABLE_SECTIONS = {"log", "processes", "pressure", "check", "alertmanager", "notify"}
 _RELOADABLE_WEB = ("allowed_hosts", "external_url", "max_connections", "show_error_text", "timeout")
 RELOADABLE = frozenset(
     {key for key in OPTIONS if key.partition(".")[0] in _RELOADABLE_SECTIONS}

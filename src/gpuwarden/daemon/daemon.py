@@ -28,6 +28,7 @@ from gpuwarden.dcgm.page import DcgmPage, host_name
 from gpuwarden.fitness.assessor import FitnessAssessor
 from gpuwarden.fitness.check_messages import parse_question, render_answer
 from gpuwarden.fitness.metrics import FitnessReadings
+from gpuwarden.fitness.model import Assessment, Question
 from gpuwarden.fitness.slow_facts import SlowFactsReader
 from gpuwarden.formatting import format_fields
 from gpuwarden.gpu.poller import StillUsedError
@@ -60,12 +61,12 @@ class Daemon:
         recorder = self.pipeline.recorder
         store = IncidentStore(recorder.database, config.incidents.max)
         self.flight_recorder = FlightRecorder(store, recorder.outlines, enabled=config.incidents.enabled)
-        self.routes = Routes(self.read_tables, recorder, self.flight_recorder, self.pipeline.users.name, config)
-        self.pause_commands = PauseCommands(self.pipeline.poller, self.poll_loop.turn, self.poll, lambda: self.status)
         self._assessor = FitnessAssessor(config.check)
-        # Another source's GPUs are not of this machine.
-        paths = config.check.paths if source.is_local else ()
-        self._slow_facts = SlowFactsReader(config.poll.slow_interval, paths, store.listing)
+        self._slow_facts = SlowFactsReader(config.poll.slow_interval, config.check.paths, store.listing)
+        self.routes = Routes(
+            self.read_tables, recorder, self.flight_recorder, self.pipeline.users.name, config, assess=self._assess
+        )
+        self.pause_commands = PauseCommands(self.pipeline.poller, self.poll_loop.turn, self.poll, lambda: self.status)
         commands = {**self.pause_commands.commands, "record": self._record_incident, "check": self._check}
         self._control = ControlServer(commands)
         self.web = WebServer(
@@ -123,8 +124,7 @@ class Daemon:
 
     def read_tables(self, state: State) -> Iterable[TableReadings]:
         """Return the readings of all metric tables for a state."""
-        statuses = self._assessor.statuses(state, self._slow_facts.facts(time.monotonic()))
-        fitness: TableReadings = FitnessReadings, [((), FitnessReadings.read(statuses))]
+        fitness: TableReadings = FitnessReadings, [((), FitnessReadings.read(self._assess(state).statuses))]
         return chain(read_tables(state), [fitness], self._dcgm.read_tables(state) if self._dcgm else ())
 
     def follow_events(self) -> None:
@@ -146,6 +146,9 @@ class Daemon:
         web = reload.config.web
         self.web.router.host_names, self.web.max_connections = _host_names(reload.config), web.max_connections
         self.web.pool.timeout = web.timeout
+        self._assessor.config = reload.config.check
+        if reload.changes("check.paths"):
+            self._slow_facts.watch(reload.config.check.paths)
         if reload.changes("alertmanager.", "notify.", "web.external_url"):
             self._alerts_restart = asyncio.create_task(self._restart_alerts(self._alerts_restart))
         log.info("configuration reloaded applied=%s", ",".join(reload.applied) or "none")
@@ -199,15 +202,19 @@ class Daemon:
             raise CommandError(str(error)) from None
         return f"Recording incident {found}; complete in {AFTER_SECONDS:g} s."
 
+    def _assess(self, state: State) -> Assessment:
+        """Assess the whole node at a poll."""
+        facts = self._slow_facts.facts(time.monotonic())
+        return self._assessor.answer(state, facts, Question(), state.snapshot.time)
+
     async def _check(self, argument: str) -> str:
         """Answer a question about the node's fitness, for the control socket. Raises CommandError."""
         try:
             question = parse_question(argument)
             facts = self._slow_facts.facts(time.monotonic())
-            answer = self._assessor.answer(self.routes.state, facts, question, time.time())
+            return render_answer(self._assessor.answer(self.routes.state, facts, question, time.time()))
         except ValueError as error:
             raise CommandError(str(error)) from None
-        return render_answer(answer)
 
     async def _open_sockets(self) -> None:
         try:

@@ -12,6 +12,7 @@ from typing import TypeAlias
 from urllib.parse import parse_qs
 
 from gpuwarden.config.schema import Config
+from gpuwarden.fitness.model import Assessment
 from gpuwarden.health.conditions import ConditionChecks
 from gpuwarden.incidents.flight_recorder import FlightRecorder
 from gpuwarden.incidents.incident_store import DEFAULT_LISTED as DEFAULT_INCIDENTS
@@ -47,11 +48,14 @@ class Routes:
         flight: FlightRecorder,
         user_name: Callable[[int], str],
         config: Config,
+        *,
+        assess: Callable[[State], Assessment],
     ) -> None:
         self._exposed = exposed
         self._recorder = recorder
         self._user_name = user_name
         self.config = config
+        self._assess = assess
         self._started = time.time()
         self._exposition = Exposition()
         self._flight = flight
@@ -182,6 +186,7 @@ class Routes:
                 self._started,
                 self.config.poll.slow_interval,
                 self._checks,
+                self._assess(self.state),
             )
             self._state_json = render_state(seen)
         return _json(self._state_json)

@@ -45,7 +45,7 @@ class FitnessAssessor:
     """Assessor that learns from each poll which GPUs and links there are. Used by one event loop."""
 
     def __init__(self, config: CheckConfig) -> None:
-        self._config = config
+        self.config = config
         self._checks = ConditionChecks(CONDITIONS[name] for row in CHECKS.values() for name in row.conditions)
         self._known: dict[str, str] = {}
         self._throttled: dict[str, float] = {}
@@ -60,10 +60,6 @@ class FitnessAssessor:
             if throttle_reasons(gpu):
                 self._throttled[uuid] = state.snapshot.time
             self._linked.update((uuid, link) for link, up in nvlinks(gpu).items() if up)
-
-    def statuses(self, state: State, facts: SlowFacts) -> Mapping[str, Status]:
-        """Return the status of each check for the whole node, also from an old poll."""
-        return self._assess(state, facts, Question()).statuses
 
     def answer(self, state: State | None, facts: SlowFacts, question: Question, now: float) -> Assessment:
         """Answer a question at a time (Unix time). Raises UnknownCheckError."""
@@ -81,10 +77,10 @@ class FitnessAssessor:
         return self._assess(state, facts, question)
 
     def _assess(self, state: State, facts: SlowFacts, question: Question) -> Assessment:
-        rows = [row for name, row in CHECKS.items() if name not in question.off and name not in self._config.off]
+        rows = [row for name, row in CHECKS.items() if name not in question.off and name not in self.config.off]
         node = Node(
             state=state,
-            config=self._config,
+            config=self.config,
             question=question,
             facts=facts,
             known=self._known,
@@ -102,7 +98,7 @@ class FitnessAssessor:
         ]
         by_condition = self._problems_of_conditions(state)
         for row in rows:
-            status: Status = "unfit" if row.name in self._config.unfit else row.status
+            status: Status = "unfit" if row.name in self.config.unfit else row.status
             problems = [*chain.from_iterable(by_condition[name] for name in row.conditions), *(row.find or _none)(node)]
             found += [
                 FitnessFinding(row.name, status, problem.action or row.action, problem)

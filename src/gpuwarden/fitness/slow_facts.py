@@ -24,12 +24,16 @@ class SlowFactsReader:
 
     def __init__(self, interval: float, paths: Iterable[Path], list_incidents: Callable[[], Awaitable[bytes]]) -> None:
         self._interval = interval
-        self._disks = [_Disk(str(path)) for path in paths]
         self._list_incidents = list_incidents
         self._losses: Mapping[str, Sequence[float]] = {}
         self._is_library_replaced = False
         self._task: asyncio.Task[None] | None = None
         self._due = 0.0
+        self.watch(paths)
+
+    def watch(self, paths: Iterable[Path]) -> None:
+        """Read the file systems of these paths from now on."""
+        self._disks = [_Disk(str(path)) for path in paths]
 
     def update(self, now: float) -> None:
         """Start a refresh if it is due."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 from gpuwarden.config import thresholds
+from gpuwarden.fitness.model import Assessment
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess
 from gpuwarden.health.conditions import ConditionChecks
 from gpuwarden.health.status import Trouble, box_status
@@ -38,6 +39,7 @@ class StateInputs:
     started: float  # start of the daemon, in Unix time
     slow_interval: float  # seconds
     checks: ConditionChecks = field(default_factory=ConditionChecks)
+    fitness: Assessment | None = None
 
 
 # fmt: off
@@ -75,6 +77,14 @@ class HostDocument:
     cpus: Annotated[int | None, "CPUs online."] = None
     cpu_seconds: Annotated[Mapping[str, float] | None, "CPU time of all CPUs since boot by mode (busy, iowait, idle, steal)."] = None
     oom_kills: Annotated[int | None, "Processes killed by the kernel for memory since boot."] = None
+
+
+@dataclass(frozen=True, slots=True)
+class FitnessDocument:
+    """Fitness of the node for jobs, as `gpuwarden check` answers."""
+
+    status: Annotated[str, "fit, warning, unfit, or unknown while no GPU is polled."]
+    text: Annotated[str, "The first problems, with what they need."]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +142,7 @@ class BoxDocument:
     condition: Annotated[str, "Worst severity of all problems: ok, warning or critical; unknown if no GPU was polled."]
     troubles: Annotated[Sequence[Trouble], f"Problems of the driver, of GPUs, and of runs until they expire (runs.expiry); the worst first, {MAX_TROUBLES} at most."] = ()
     troubles_dropped: Annotated[int | None, "Number of further problems."] = None
+    fitness: Annotated[FitnessDocument | None, "Fitness for jobs ([check](../use/check.md))."] = None
     daemon: Annotated[DaemonDocument, "The daemon."]
     host: Annotated[HostDocument, "The machine."]
     energy: Annotated[EnergyDocument | None, "Energy of all GPUs today; absent while none is known."] = None
@@ -158,6 +169,7 @@ def render_state(seen: StateInputs) -> bytes:
         condition=status.health,
         troubles=status.troubles[:MAX_TROUBLES],
         troubles_dropped=max(len(status.troubles) - MAX_TROUBLES, 0) or None,
+        fitness=FitnessDocument(seen.fitness.status, seen.fitness.text) if seen.fitness else None,
         daemon=_daemon(seen),
         host=_host(state.host),
         energy=EnergyDocument(round(state.energy.joules, 1), state.energy.since) if state.energy else None,

@@ -58,7 +58,13 @@ export function verdict(state, seen, old) {
       state ? h("div", { class: "was" }, h("p", {}, `At ${clock(state.polled_timestamp_seconds)}: ${sentence(seen)}`), lines) : null);
   }
   return h("section", { id: "verdict", class: `verdict ${seen.condition}`, "aria-labelledby": "sentence", "data-key": "verdict" },
-    h("h2", { id: "sentence" }, mark(seen.condition), " ", seen.text), seen.links ? h("p", {}, seen.links) : null, seen.note ? h("p", {}, `${capital(seen.note)}.`) : null, lines);
+    h("h2", { id: "sentence" }, mark(seen.condition), " ", seen.text), seen.links ? h("p", {}, seen.links) : null, seen.note ? h("p", {}, `${capital(seen.note)}.`) : null, fitness(state.fitness), lines);
+}
+
+// Sentence on the fitness of the node for jobs, unless it is fit.
+function fitness(found) {
+  const words = { warning: "Fit for jobs, with a warning", unfit: "Unfit for jobs" };
+  return found && words[found.status] ? h("p", { "data-key": "fitness" }, `${words[found.status]}: ${found.text}.`) : null;
 }
 
 const sentence = ({ text, note }) => (note ? `${text}; ${note}.` : `${text}.`);
