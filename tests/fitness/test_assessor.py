@@ -131,7 +131,7 @@ def test_what_is_learnt() -> None:
     links = {GpuReadings.nvlink_up: {("0",): 1.0, ("1",): 0.0}}
     before = poll(read(0, hot | links), read(1, {}))
     assessor.update(before)
-    assert findings(assessor, before) == [("throttling", "GPU 0: throttled: too hot, clocks halved by the hardware")]
+    assert findings(assessor, before) == [("throttling", "GPU 0: throttled: hardware thermal slowdown")]
     after = poll(read(0, {GpuReadings.nvlink_up: {("0",): 0.0, ("1",): 0.0}}))
     after = replace(after, snapshot=replace(after.snapshot, time=NOW + 61))
     assert findings(assessor, after) == [

@@ -84,7 +84,7 @@ def test_each_fault_is_found(tmp_path: Path, mock_nvml: MockNvml) -> None:
             ("memory_failed", "unfit", "rma", "GPU 2: bad memory row could not be replaced"),
             ("nvlink", "unfit", "reset", "GPU 3: NVLink 2 down"),
             ("pcie", "warning", "none", "GPU 4: PCIe uses 8 of 16 lanes"),
-            ("throttling", "warning", "none", "GPU 5: throttled: too hot, clocks halved by the hardware"),
+            ("throttling", "warning", "none", "GPU 5: throttled: hardware thermal slowdown"),
             ("ecc", "unfit", "reset", "GPU 6: 3 uncorrected memory errors since the last reset"),
             ("clocks_capped", "warning", "none", "GPU 7: power limit 300 W of 700 W"),
             ("recovery", "unfit", "reset", "GPU 8: needs recovery: gpu reset"),
