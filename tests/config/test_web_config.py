@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -55,6 +56,18 @@ def read(folder: Path, text: str) -> object:
             "tls_server_config: {cert_file: a, key_file: b, curve_preferences: [X25519, CurveP256]}",
             "curve_preferences: set one of CurveP256, CurveP384, CurveP521",
         ),
+        (
+            "tls_server_config: {cert_file: a, key_file: b, min_version: TLS13, max_version: TLS12}",
+            "tls_server_config.max_version: TLS12 is below min_version; no client could connect",
+        ),
+        (
+            "tls_server_config: {cert_file: a, key_file: b, cipher_suites: [TLS_AES_128_GCM_SHA256]}",
+            "tls_server_config.cipher_suites: has none of TLS 1.2; add one, or set min_version: TLS13",
+        ),
+        (f"basic_auth_users: {{a: {HASH}, a: {HASH}}}", "not valid YAML: duplicate key a"),
+        ("basic_auth_users: {}\nbasic_auth_users: {}", "not valid YAML: duplicate key basic_auth_users"),
+        (f"basic_auth_users: {{a: {HASH.replace('04', '32')}}}", "basic_auth_users.a: not a bcrypt hash"),
+        (f"basic_auth_users: {{a: {HASH.replace('04', '03')}}}", "basic_auth_users.a: not a bcrypt hash"),
         ("basic_auth_users: {admin: secret}", "basic_auth_users.admin: not a bcrypt hash; make one with: htpasswd"),
         (f"basic_auth_users: {{'a:b': {HASH}}}", "basic_auth_users.a:b: a user name cannot have a colon"),
         ("basic_auth_users: {1: a}", "basic_auth_users: expected keys and values"),
@@ -62,6 +75,10 @@ def read(folder: Path, text: str) -> object:
         (
             'http_server_config: {headers: {X-Frame-Options: "a\\r\\nb"}}',
             "X-Frame-Options: not a line of printable ASCII text",
+        ),
+        (
+            "http_server_config: {headers: {X-Frame-Options: none}}",
+            "http_server_config.headers.X-Frame-Options: none is not one of deny, sameorigin",
         ),
     ],
 )
@@ -76,9 +93,17 @@ def test_mistakes(tmp_path: Path, text: str, message: str) -> None:
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    """A missing or a huge file is an error, and no https."""
-    for path in (tmp_path / "none.yml", Path("/dev/zero")):
-        with pytest.raises(WebConfigError, match=r"cannot read|larger than 1 MiB"):
+    """A missing or a huge file, a pipe, a device or a folder is an error, and no https."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "huge.yml").write_bytes(bytes((1 << 20) + 1))
+    for path, reason in (
+        (tmp_path / "none.yml", "No such file"),
+        (tmp_path / "huge.yml", "larger than 1 MiB"),
+        (tmp_path / "pipe", "not a regular file"),  # to open it would wait for a writer
+        (tmp_path, "not a regular file"),
+        (Path("/dev/zero"), "not a regular file"),
+    ):
+        with pytest.raises(WebConfigError, match=f"cannot read: {reason}"):
             read_web_config(path)
         assert not uses_tls(path)
     assert not uses_tls(None)

@@ -7,6 +7,7 @@ what Python's ssl cannot do is an error, never ignored.
 from __future__ import annotations
 
 import re
+import stat
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -21,16 +22,16 @@ MAX_FILE_BYTES = 1 << 20
 CLIENT_AUTH = ("NoClientCert", "VerifyClientCertIfGiven", "RequireAndVerifyClientCert")
 TLS_VERSIONS = ("TLS12", "TLS13")
 CURVES = {"CurveP256": "prime256v1", "CurveP384": "secp384r1", "CurveP521": "secp521r1"}  # names of OpenSSL
-HEADERS = (
-    "Strict-Transport-Security",
-    "X-Frame-Options",
-    "X-Content-Type-Options",
-    "X-XSS-Protection",
-    "Content-Security-Policy",
-)
+HEADERS: Mapping[str, tuple[str, ...]] = {  # with their values; none for any
+    "Strict-Transport-Security": (),
+    "X-Frame-Options": ("deny", "sameorigin"),
+    "X-Content-Type-Options": ("nosniff",),
+    "X-XSS-Protection": (),
+    "Content-Security-Policy": (),
+}
 
 _UNVERIFIED = ("RequestClientCert", "RequireAnyClientCert")
-_BCRYPT = re.compile(r"\$2[aby]\$\d\d\$[./A-Za-z0-9]{53}")
+_BCRYPT = re.compile(r"\$2[aby]\$(?:0[4-9]|[12]\d|3[01])\$[./A-Za-z0-9]{53}")
 # TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256, as Go and IANA call what OpenSSL calls ECDHE-RSA-AES128-GCM-SHA256.
 _CIPHER = re.compile(
     r"TLS_(ECDHE)_(RSA|ECDSA)_WITH_(?:(AES)_(128|256)_(GCM)_(SHA256|SHA384)|(CHACHA20)_(POLY1305)(?:_SHA256)?)"
@@ -88,14 +89,11 @@ class WebSettings:
 def read_web_config(path: Path) -> WebSettings:
     """Read the file at `path`. Raises WebConfigError for the first mistake. Blocks as long as the file system does."""
     try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_FILE_BYTES + 1)
+        raw = read_bounded(path)
     except OSError as error:
         raise WebConfigError(path, f"cannot read: {error.strerror or error}") from None
-    if len(raw) > MAX_FILE_BYTES:
-        raise WebConfigError(path, "larger than 1 MiB; not a web configuration")
     try:
-        contents = yaml.safe_load(raw)
+        contents = yaml.load(raw, _Loader)  # noqa: S506 - a SafeLoader
     except (yaml.YAMLError, ValueError, RecursionError, OverflowError) as error:
         raise WebConfigError(path, f"not valid YAML: {printable(' '.join(str(error).split()))}") from None
     try:
@@ -104,12 +102,35 @@ def read_web_config(path: Path) -> WebSettings:
         raise WebConfigError(path, str(error)) from None
 
 
+def read_bounded(path: Path) -> bytes:
+    """Return the contents of a file. A pipe or a device, which could block or never end, is an OSError."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(None, "not a regular file", str(path))
+    with path.open("rb") as file:
+        raw = file.read(MAX_FILE_BYTES + 1)
+    if len(raw) > MAX_FILE_BYTES:
+        raise OSError(None, "larger than 1 MiB", str(path))
+    return raw
+
+
 def uses_tls(path: Path | None) -> bool:
     """Return whether the server of a web configuration file speaks https; False without a valid file."""
     try:
         return path is not None and read_web_config(path).tls is not None
     except WebConfigError:
         return False
+
+
+class _Loader(yaml.SafeLoader):
+    """Loader that refuses duplicate keys, of which YAML would take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.id == "scalar" and key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key.value}", key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
 
 
 def _parse(contents: Any, folder: Path) -> WebSettings:
@@ -136,14 +157,21 @@ def _parse_tls(contents: Any, folder: Path) -> TlsSettings | None:
     if bool(ca) != (auth != CLIENT_AUTH[0]):
         missing = "client_ca_file: set it" if not ca else f"client_auth_type: set it to {CLIENT_AUTH[-1]}"
         raise ValueError(f"{name}.{missing}, or leave out both; together they verify the certificates of clients")
+    least, most = _choose(values, "min_version", TLS_VERSIONS), _choose(values, "max_version", TLS_VERSIONS, default=-1)
+    if TLS_VERSIONS.index(least) > TLS_VERSIONS.index(most):
+        raise ValueError(f"{name}.max_version: {most} is below min_version; no client could connect")
+    suites = values["cipher_suites"] or ()
+    ciphers = tuple(filter(None, map(_cipher, suites)))
+    if suites and not ciphers and least == TLS_VERSIONS[0]:
+        raise ValueError(f"{name}.cipher_suites: has none of TLS 1.2; add one, or set min_version: {TLS_VERSIONS[-1]}")
     return TlsSettings(
         folder / cert,  # an absolute path replaces the folder
         folder / key,
         folder / ca if ca else None,
         auth,
-        _choose(values, "min_version", TLS_VERSIONS),
-        _choose(values, "max_version", TLS_VERSIONS, default=-1),
-        tuple(filter(None, map(_cipher, values["cipher_suites"] or ()))),
+        least,
+        most,
+        ciphers,
         _curve(values["curve_preferences"] or ()),
         values["prefer_server_cipher_suites"] is not False,
     )
@@ -166,6 +194,8 @@ def _parse_headers(contents: Any) -> Mapping[str, str]:
     for header, value in headers.items():
         if not isinstance(value, str) or not value.isascii() or not value.isprintable():
             raise ValueError(f"{name}.{header}: not a line of printable ASCII text; quote it")
+        if (known := HEADERS[header]) and value not in known:
+            raise ValueError(f"{name}.{header}: {printable(value)} is not one of {', '.join(known)}")
     return {header.lower(): value for header, value in headers.items()}
 
 

@@ -151,6 +151,9 @@ def test_reload(loop: Loop, file: Path, caplog: pytest.LogCaptureFixture) -> Non
         assert "missing.key: cannot read: No such file or directory" in caplog.text
         (folder / "missing.key").write_bytes((folder / "server.key").read_bytes())
         assert fetch_tls(server, folder)[0].status == 200
+        file.write_text("")  # as an editor truncates it before it writes
+        assert fetch_tls(server, folder)[0].status == 200
+        assert "empty; restart the daemon to serve without TLS and logins" in caplog.text
         file.write_text(MUTUAL)
         with pytest.raises(ssl.SSLError, match="certificate required"):
             fetch_tls(server, folder)
@@ -162,6 +165,7 @@ def test_mistakes_in_certificates(file: Path) -> None:
         (TLS.replace("server.key", "client.key"), r"server\.pem and .*client\.key do not fit: key values mismatch"),
         (TLS.replace("server.pem", "web.yml"), r"web\.yml and .*server\.key do not fit"),
         (MUTUAL.replace("ca.pem", "web.yml"), r"web\.yml has no PEM certificate"),
+        (TLS.replace("server.pem", "/dev/zero"), r"/dev/zero: cannot read: not a regular file"),
     ):
         file.write_text(text)
         with pytest.raises(WebConfigError, match=message):

@@ -70,6 +70,8 @@ class AccessControl:
     def _load(self) -> None:
         self._watched = (self._path,)
         settings, context = read_web_config(self._path), None
+        if settings == WebSettings() != self._settings:  # as between truncating and writing it
+            raise WebConfigError(self._path, "empty; restart the daemon to serve without TLS and logins")
         if settings.tls:
             from gpuwarden.web.access.tls_stream import make_context  # noqa: PLC0415 - ssl, 6 MiB
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from gpuwarden.config.web_config import TlsSettings
+from gpuwarden.config.web_config import TlsSettings, read_bounded
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ def make_context(settings: TlsSettings) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version, context.maximum_version = _VERSIONS[settings.min_version], _VERSIONS[settings.max_version]
     for path in settings.files:
-        path.read_bytes()  # its error names the file, unlike that of ssl
+        read_bounded(path)  # its error names the file, unlike that of ssl
     try:
         context.load_cert_chain(settings.cert_file, settings.key_file, password="")  # an encrypted key must not prompt
     except ssl.SSLError as error:
@@ -45,7 +45,10 @@ def make_context(settings: TlsSettings) -> ssl.SSLContext:
             raise ValueError(f"{settings.client_ca_file} has no PEM certificate") from None
     context.verify_mode = _CLIENT_AUTH[settings.client_auth]
     if settings.ciphers:
-        context.set_ciphers(":".join(settings.ciphers))
+        try:
+            context.set_ciphers(":".join(settings.ciphers))
+        except ssl.SSLError:
+            raise ValueError("tls_server_config.cipher_suites: OpenSSL on this machine has none of them") from None
     if settings.curve:
         context.set_ecdh_curve(settings.curve)
     if not settings.prefer_server_ciphers:
