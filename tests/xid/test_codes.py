@@ -9,8 +9,8 @@ import pytest
 from gpuwarden.cli.commands.reference_command import render_xids
 from gpuwarden.xid.codes import _ROWS, OTHER_SEVERITIES, XIDS, Action, codes, explain
 
-# Column "immediate action" of NVIDIA's catalogue as of 2025-10 (docs.nvidia.com/deploy/xid-errors), where it is one
-# of these three. IGNORE differs where the catalogue adds "contact support" or the log asks for a reset.
+# Column "immediate action" of NVIDIA's catalog as of 2025-10 (docs.nvidia.com/deploy/xid-errors), where it is one
+# of these three. IGNORE differs where the catalog adds "contact support" or the log asks for a reset.
 CATALOGUE = {
     Action.REBOOT_MACHINE: {79},
     Action.RESET_GPU: {46, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158},
@@ -25,7 +25,7 @@ CATALOGUE = {
 
 @pytest.mark.parametrize("action", CATALOGUE)
 def test_actions_are_nvidias(action: Action) -> None:
-    """Actions are the immediate actions of NVIDIA's catalogue; XID 48 has a workflow there that resets."""
+    """Actions are the immediate actions of NVIDIA's catalog; XID 48 has a workflow there that resets."""
     ours = {code for code, xid in XIDS.items() if xid.action is action}
     assert ours - {48} == CATALOGUE[action]
 

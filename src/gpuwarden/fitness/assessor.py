@@ -32,7 +32,7 @@ from gpuwarden.state import State
 from gpuwarden.xid.codes import Action as XidAction
 from gpuwarden.xid.codes import explain
 
-STALE_SECONDS = 10.0  # minimum age at which a poll says nothing about now
+STALE_SECONDS = 10.0  # minimum age of a stale poll: a scheduler needs a fresher one than the alert GpuwardenStale
 MAX_NAMED = 3  # problems in the text
 MAX_FINDINGS = 200
 
@@ -62,7 +62,7 @@ class FitnessAssessor:
             self._linked.update((uuid, link) for link, up in nvlinks(gpu).items() if up)
 
     def answer(self, state: State | None, facts: SlowFacts, question: Question, now: float) -> Assessment:
-        """Answer a question at a time (Unix time). Raises UnknownCheckError."""
+        """Assess the node, or the GPUs of a question, at `now` (Unix time). Raises UnknownCheckError."""
         for name in question.off:
             if name not in CHECKS:
                 near = get_close_matches(name, CHECKS, n=1)

@@ -106,7 +106,7 @@ def find_slow_links(node: Node) -> Iterator[FitnessProblem]:
             yield _problem(gpu, text)
 
 
-def find_throttled_lately(node: Node) -> Iterator[FitnessProblem]:
+def find_recently_throttled(node: Node) -> Iterator[FitnessProblem]:
     """Find GPUs that were throttled in the last minutes, and are not now."""
     now = node.state.snapshot.time
     for gpu in node.gpus:

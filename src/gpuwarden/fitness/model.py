@@ -15,7 +15,7 @@ Status = Literal["fit", "warning", "unfit", "unknown"]
 STATUSES: Sequence[Status] = get_args(Status)  # the position is the exit status
 FIT: Status = "fit"
 Action = Literal["none", "reset", "reboot", "drain", "rma"]
-# none: no job before or after; the others: a job's GPUs are free, or must be.
+# When a job's GPUs must be free: before it (prolog, preflight) or after it (epilog); none while jobs may run.
 Stage = Literal["none", "prolog", "epilog", "preflight"]
 
 
@@ -51,7 +51,8 @@ class SlowFacts:
     """Facts that are read less often than polls, on a thread.
 
     `free` is the free space in bytes by path, None where the file system does not answer. `is_library_replaced`: the
-    daemon's loaded NVML library is no longer on disk. `losses` are the times of failures of each GPU, from incidents.
+    daemon's loaded NVML library is no longer on disk. `losses` are the Unix times of each
+    GPU's failures, by UUID, from incidents.
     """
 
     free: Mapping[str, int | None] = field(default_factory=dict)
@@ -61,10 +62,10 @@ class SlowFacts:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """All that the checks know: a poll, the configuration, what was learnt in earlier polls, and the question.
+    """All that the checks know: a poll, the configuration, what earlier polls showed, and the question.
 
     `known` are the names of all GPUs that have answered since the daemon started, by UUID. `throttled` is the last time
-    of throttling by UUID, `linked` the NVLinks that were up, as UUID and link.
+    of throttling by UUID (Unix time), `linked` the NVLinks that were up, as UUID and link.
     """
 
     state: State

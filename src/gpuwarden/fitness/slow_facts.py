@@ -46,7 +46,7 @@ class SlowFactsReader:
             self._task = asyncio.get_running_loop().create_task(self._refresh())
 
     def facts(self, now: float) -> SlowFacts:
-        """Return the facts as last read; a file system without an answer has no free space."""
+        """Return the facts as last read."""
         free = {disk.path: disk.free(now) for disk in self._disks if disk.is_known(now)}
         return SlowFacts(free, self._is_library_replaced, self._losses)
 
@@ -56,18 +56,18 @@ class SlowFactsReader:
 
 
 class _Disk:
-    """Free space for users of the file system of a path, read on a thread of its own: a network's may hang."""
+    """Free space for users on the file system of a path, read on its own thread: a network file system may hang."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self._free: int | None = None
         self._asked = 0.0
-        self._reads = False
+        self._is_reading = False
 
     def update(self, now: float) -> None:
         """Start to read, unless that hangs."""
-        if not self._reads:
-            self._asked, self._reads = now, True
+        if not self._is_reading:
+            self._asked, self._is_reading = now, True
             # A daemon thread, for which the end of the process does not wait.
             threading.Thread(target=self._read, name="disk", daemon=True).start()
 
@@ -80,7 +80,7 @@ class _Disk:
         return None if self._hangs(now) else self._free
 
     def _hangs(self, now: float) -> bool:
-        return self._reads and now - self._asked > MAX_WAIT_SECONDS
+        return self._is_reading and now - self._asked > MAX_WAIT_SECONDS
 
     def _read(self) -> None:
         try:
@@ -89,7 +89,7 @@ class _Disk:
             self._free = None
         else:
             self._free = space.f_bavail * space.f_frsize
-        self._reads = False
+        self._is_reading = False
 
 
 def losses_from_incidents(outlines: Iterable[Mapping[str, object]]) -> Mapping[str, Sequence[float]]:

@@ -1,7 +1,7 @@
 """XID codes of NVIDIA's driver: meaning, action and severity of each.
 
-Meanings are in our own words. Actions follow the column "immediate action" of NVIDIA's catalogue
-(docs.nvidia.com/deploy/xid-errors); where that names a workflow, or a code is older than the catalogue, they follow its
+Meanings are in our own words. Actions follow the column "immediate action" of NVIDIA's catalog
+(docs.nvidia.com/deploy/xid-errors); where that names a workflow, or a code is older than the catalog, they follow its
 text and NVIDIA's notes on memory errors. docs/reference/xids.md, the log and the alert rules use this table.
 """
 

@@ -12,7 +12,7 @@ from gpuwarden.nvml.events.model import XidReport, XidSource
 from gpuwarden.xid.codes import explain, severity_of_event, times_by_severity
 
 APART_SECONDS = 5.0  # between two sources' reports of one fault at most, in addition to the uncertainty of each
-MAX_CODES = 64  # of a GPU; NVIDIA's catalogue has 172
+MAX_CODES = 64  # of a GPU; NVIDIA's catalog has 172
 MAX_OPEN = 256  # faults of one GPU and code that a source has not reported and still may
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gpuwarden.nvml.events.model import XidReport
 
-# In a row in one part. NVIDIA's catalogue calls repeats on the same GPC and TPC a possible hardware fault (XID 13), and
+# In a row in one part. NVIDIA's catalog calls repeats on the same GPC and TPC a possible hardware fault (XID 13), and
 # asks for several runs to establish a pattern (XID 31).
 MIN_REPEATS = 3
 BURST_SECONDS = 60.0  # between reports of one incident: a program's fault is reported by many parts at once

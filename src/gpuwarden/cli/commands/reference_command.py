@@ -64,7 +64,7 @@ def render_xids() -> Iterator[str]:
     yield "An XID is a fault that NVIDIA's driver reports of a GPU. `gpuwarden_gpu_xid_events_total` counts them, and"
     yield "`gpuwarden_gpu_xid_severity_last_event_timestamp_seconds` has the time of the last. *critical* raises the"
     yield "alert GpuXidCritical, *warning* GpuXidWarning, and *info*, mostly a program's own fault, none. The actions"
-    yield "follow [NVIDIA's catalogue](https://docs.nvidia.com/deploy/xid-errors/), which says more about most of them."
+    yield "follow [NVIDIA's catalog](https://docs.nvidia.com/deploy/xid-errors/), which says more about most of them."
     yield ""
     yield "## Actions"
     yield ""
