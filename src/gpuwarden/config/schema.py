@@ -104,7 +104,7 @@ class WebConfig:
         "web.listen, with the host name in place of a wildcard address.")
     config_file: Path | None = option(_OPTIONAL_PATH, "none",
         "File with TLS, certificates of clients, logins and headers for web.listen, in the format of Prometheus' "
-        "exporters (docs/use/tls.md); read again when it changes. web.socket needs neither.")
+        "exporters (docs/use/tls.md); read again when it changes. web.socket has none of them.")
     socket: Path = option(SOCKET_PATH_OR_NAME, "api.sock",
         "Unix socket that serves the same pages and API and identifies the client's user, for `gpuwarden runs`; a "
         "file name without a folder is in the folder of runs.socket.")
@@ -290,8 +290,8 @@ class ControlConfig:
     """Administration of the running daemon."""
 
     socket: Path = option(SOCKET_PATH_OR_NAME, "control.sock",
-        "Unix socket of gpuwarden pause and resume, for root and the daemon's user only; a file name without a folder "
-        "is in the folder of runs.socket.")
+        "Unix socket of gpuwarden check, pause, resume and incidents record, for root and the daemon's user only; a "
+        "file name without a folder is in the folder of runs.socket.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Control socket of the running daemon, for administrators: one line of request, one line of response.
 
-A response starts with `ok` or `failed`, followed by a sentence for people.
+A response starts with `ok` or `failed`, followed by a sentence for people, or by JSON from `check`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gpuwarden.host.pid_namespace import is_contained
 from gpuwarden.host.unix_socket import listen
-from gpuwarden.protocol.control_client import MAX_ANSWER_BYTES, MAX_LINE_BYTES
+from gpuwarden.protocol.control_client import MAX_ANSWER_BYTES, MAX_REQUEST_BYTES
 from gpuwarden.protocol.socket_trust import read_credentials
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class ControlServer:
         """Listen at `path`. Raises OSError with a text that says what to do."""
         listener = listen(path, 0o600, socket.SOCK_STREAM, "control.socket")
         self._path = path
-        self._server = await asyncio.start_unix_server(self._serve, sock=listener, limit=MAX_LINE_BYTES)
+        self._server = await asyncio.start_unix_server(self._serve, sock=listener, limit=MAX_REQUEST_BYTES)
 
     def stop(self) -> None:
         """Stop listening, and remove the socket."""
@@ -57,7 +57,7 @@ class ControlServer:
         self._connections += 1
         try:
             answer = self._refusal(writer.get_extra_info("socket")) or await self._answer(reader)
-            # The kernel buffers a short response completely, so no drain is needed.
+            # No drain: the transport sends what the kernel does not buffer during the wait below.
             writer.write(answer.replace("\n", " ").encode(errors="replace")[: MAX_ANSWER_BYTES - 1] + b"\n")
             writer.write_eof()
             # Closing with unread bytes of the request would reset the connection before the client reads the response.
@@ -87,7 +87,7 @@ class ControlServer:
         except asyncio.TimeoutError:
             return f"failed no request within {REQUEST_SECONDS:g} s"
         except ValueError:
-            return f"failed request too long: maximum {MAX_LINE_BYTES} bytes"
+            return f"failed request too long: maximum {MAX_REQUEST_BYTES} bytes"
         name, _, rest = line.decode(errors="replace").strip().partition(" ")
         command = self._commands.get(name)
         if command is None:
@@ -103,5 +103,5 @@ class ControlServer:
 
 async def _drain(reader: asyncio.StreamReader) -> None:
     """Discard all bytes until the client closes its end."""
-    while await reader.read(MAX_LINE_BYTES):
+    while await reader.read(MAX_REQUEST_BYTES):
         pass

@@ -226,7 +226,7 @@ class Daemon:
             await self._control.start(self._config.control_socket)
         except OSError as error:  # monitoring continues without it
             fields = format_fields(error=error.strerror or error)
-            log.error("control socket unavailable; gpuwarden pause and resume do not work %s", fields)  # noqa: TRY400
+            log.error("control socket unavailable; no gpuwarden check, pause, resume and incidents record %s", fields)  # noqa: TRY400
 
     def _counts(self) -> Counts:
         web, alerts, flight = self.web, self._dispatcher, self.flight_recorder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-MAX_LINE_BYTES = 8192  # of a request
+MAX_REQUEST_BYTES = 8192  # of a request
 MAX_ANSWER_BYTES = 1 << 17
 ANSWER_SECONDS = 120.0  # timeout of a client: a poll in progress takes 30 s at most, and calls may hang
 
