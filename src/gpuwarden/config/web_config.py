@@ -114,7 +114,7 @@ def read_bounded(path: Path) -> bytes:
 
 
 def uses_tls(path: Path | None) -> bool:
-    """Return whether the server of a web configuration file speaks https; False without a valid file."""
+    """Return whether the server of a web configuration file speaks https; reads it, and returns False if invalid."""
     try:
         return path is not None and read_web_config(path).tls is not None
     except WebConfigError:

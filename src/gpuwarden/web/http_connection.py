@@ -124,7 +124,7 @@ class HttpConnection:
             response = await self._router.respond(request)
         except h11.RemoteProtocolError as error:
             is_last = True
-            text = f"not understood as plain HTTP/1.1 (nor is https, here): {error}"
+            text = f"not understood as HTTP/1.1; https needs web.config_file: {error}"
             response = self._router.reject(error.error_status_hint, text)
         if self not in self._pool.connections:  # evicted: before Python 3.12, wait_for in a handler may go on
             return False

@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 class AccessControl:
     """TLS, logins and headers of a web configuration file, for clients over TCP.
 
-    The file and the certificates are read again when one of them changes; a change that is invalid is logged once, and
-    what was valid stays. Raises WebConfigError at first.
+    The file and the certificates are read again when one of them changes, which blocks as long as their file system
+    does; an invalid change is logged once, and the previous settings stay. The constructor raises WebConfigError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -34,7 +34,7 @@ class AccessControl:
         self._settings = WebSettings()
         self._watched: tuple[Path, ...] = ()
         self._load()
-        self._signature = self._sign()
+        self._loaded_versions = self._read_versions()
 
     @property
     def headers(self) -> dict[str, str]:
@@ -42,7 +42,7 @@ class AccessControl:
         return dict(self._settings.headers)
 
     def open(self, client: socket.socket) -> ByteStream:
-        """Return the stream of a new client."""
+        """Return the stream of a new client, with the certificate of now if there is one."""
         self._refresh()
         if self._context is None:
             return SocketStream(client)
@@ -51,13 +51,13 @@ class AccessControl:
         return TlsStream(client, self._context)
 
     async def allow(self, authorization: str) -> bool:
-        """Return whether a request with this Authorization header may be answered."""
+        """Return whether a request with this Authorization header may be answered; waits for BasicAuth."""
         self._refresh()
         users = self._settings.users
         return not users or (self._auth is not None and await self._auth.allow(authorization, users))
 
     def _refresh(self) -> None:
-        if self._sign() == self._signature:
+        if self._read_versions() == self._loaded_versions:
             return
         try:
             self._load()
@@ -65,7 +65,7 @@ class AccessControl:
             log.error("web configuration invalid, keeping the previous one %s", format_fields(error=error.strerror))  # noqa: TRY400
         else:
             log.info("web configuration reloaded file=%s", self._path)
-        self._signature = self._sign()
+        self._loaded_versions = self._read_versions()
 
     def _load(self) -> None:
         self._watched = (self._path,)
@@ -92,12 +92,12 @@ class AccessControl:
             self._auth = BasicAuth()
         self._settings, self._context = settings, context
 
-    def _sign(self) -> list[tuple[int, ...]]:
-        """Return a value that changes with the file and the files it names."""
-        return [_identify(path) for path in self._watched]
+    def _read_versions(self) -> list[tuple[int, ...]]:
+        """Return what changes with the file and the files that it names: inode, size and time of each."""
+        return [_read_version(path) for path in self._watched]
 
 
-def _identify(path: Path) -> tuple[int, ...]:
+def _read_version(path: Path) -> tuple[int, ...]:
     try:
         found = os.stat(path)  # noqa: PTH116 - twice as fast as Path.stat, at every request
     except OSError:

@@ -18,8 +18,8 @@ from functools import partial
 import bcrypt
 
 MAX_REMEMBERED = 1000
-PAUSE = 4.0  # after a wrong password, in times of its check
-_NOBODY = "$2b$10$" + "." * 53  # checked for an unknown user: the time must not tell which users exist
+PAUSE_RATIO = 4.0  # pause after a wrong password, relative to the CPU time of its check
+_UNKNOWN_USER = "$2b$10$" + "." * 53  # checked for an unknown user: the time must not tell which users exist
 
 
 class BasicAuth:
@@ -28,10 +28,13 @@ class BasicAuth:
     def __init__(self) -> None:
         self._key = os.urandom(32)
         self._remembered: set[bytes] = set()
-        self._checking = ThreadPoolExecutor(1, "login")
+        self._executor = ThreadPoolExecutor(1, "login")
 
     async def allow(self, header: str, users: Mapping[str, str]) -> bool:
-        """Return whether an Authorization header has the name and password of one of `users`: bcrypt hash by name."""
+        """Return whether an Authorization header has the name and password of one of `users`: bcrypt hash by name.
+
+        A login that is not remembered waits for the checks of all before it.
+        """
         scheme, _, encoded = header.partition(" ")
         if scheme.lower() != "basic":
             return False
@@ -41,12 +44,12 @@ class BasicAuth:
             return False
         if not colon:
             return False
-        stored = users.get(name.decode(errors="replace"), _NOBODY)
+        stored = users.get(name.decode(errors="replace"), _UNKNOWN_USER)
         digest = hashlib.blake2b(b"\0".join((stored.encode(), name, password)), key=self._key).digest()
         if digest in self._remembered:
             return True
         check = partial(_check, password, stored.encode())
-        if not await asyncio.get_running_loop().run_in_executor(self._checking, check):
+        if not await asyncio.get_running_loop().run_in_executor(self._executor, check):
             return False
         if len(self._remembered) >= MAX_REMEMBERED:
             self._remembered.clear()
@@ -61,5 +64,5 @@ def _check(password: bytes, stored: bytes) -> bool:
             return True
     except ValueError:  # longer than 72 bytes, or with a zero byte: bcrypt would use a part of it
         pass
-    time.sleep(PAUSE * (time.thread_time() - start))
+    time.sleep(PAUSE_RATIO * (time.thread_time() - start))
     return False

@@ -1,7 +1,7 @@
 """Byte stream over TLS, on a socket of the event loop.
 
 It uses ssl's memory buffers rather than asyncio's TLS, which would cost the daemon 4 MiB without TLS too
-(daemon/asyncio_without_ssl.py), and so that each connection uses the certificate of its moment.
+(daemon/asyncio_without_ssl.py), and so that a renewed certificate applies from the next connection on.
 """
 
 from __future__ import annotations
