@@ -13,19 +13,19 @@ _ALERTING = ("alertmanager.", "notify.")
 
 @dataclass(frozen=True, slots=True)
 class Reload:
-    """Result of a change: the configuration from now on, and the keys of the options that changed."""
+    """Plan of a reload: the configuration from now on, and the keys of the options that changed."""
 
     config: Config
     applied: tuple[str, ...]
     pending: tuple[str, ...]  # until a restart
 
     def changes(self, *prefixes: str) -> bool:
-        """Return whether an option whose key starts so is applied."""
+        """Return whether an option whose key starts with one of `prefixes` is applied."""
         return any(key.startswith(prefixes) for key in self.applied)
 
 
 def plan_reload(old: Config, new: Config) -> Reload:
-    """Compare two configurations. Alerts of the daemon can be changed, but switched on or off only by a restart."""
+    """Return what a reload applies. The targets of alerts can change, but only a restart switches alerts on or off."""
     changed = [key for key in OPTIONS if _value(old, key) != _value(new, key)]
     fixed = _ALERTING if old.alerting != new.alerting else ()
     applied = [key for key in changed if key in RELOADABLE and not key.startswith(fixed)]

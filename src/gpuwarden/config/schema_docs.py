@@ -35,7 +35,9 @@ poll:
 - A problem that only affects a target of alerts, such as a missing password file, is a warning: the daemon starts.
 - The flags `--source`, `--listen` and `--socket` and the variable `GPUWARDEN_SOCKET` take precedence over the file.
 - After a change, `systemctl reload gpuwarden` (SIGHUP) applies what can change while the daemon serves, keeps the
-  previous configuration if the file is invalid, and logs the options that need a restart. At once apply: {reloadable}.
+  previous configuration if the file is invalid, and logs the options that need a restart.
+- A reload applies {reloadable}.
+- Only a restart switches the daemon's own alerts on or off: their first target, or the removal of the last one.
 - Unknown and duplicate keys are errors. A section without options is valid. Quotes are optional; YAML tags are errors.
 """
 

@@ -50,7 +50,7 @@ def once(parsed: argparse.Namespace) -> int:
 
 
 def _hang_up(daemon: Daemon, parsed: argparse.Namespace) -> None:
-    """Stop where the terminal is gone; otherwise read the configuration again, and keep the previous one if invalid."""
+    """Stop where the terminal is gone; otherwise reload the configuration, or log what is wrong with it."""
     if hang_up.is_terminal_closed():
         signal.raise_signal(signal.SIGTERM)
         return
