@@ -19,7 +19,7 @@ import bcrypt
 
 MAX_REMEMBERED = 1000
 PAUSE_RATIO = 4.0  # pause after a wrong password, relative to the CPU time of its check
-_UNKNOWN_USER = "$2b$10$" + "." * 53  # checked for an unknown user: the time must not tell which users exist
+_UNKNOWN_USER = "$2b$10$" + "." * 53  # checked for an unknown user: the response time must not reveal which users exist
 
 
 class BasicAuth:
