@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuwarden.formatting import cut_middle, format_bytes, format_fields, format_share
+from gpuwarden.formatting import cut_middle, format_bytes, format_fields, format_part
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_fields(value: object, text: str) -> None:
 )
 def test_bytes_of_a_total(count: float | None, whole: float, text: str) -> None:
     """Both numbers have the total's unit, with the digits of the pages."""
-    assert format_share(count, whole) == text
+    assert format_part(count, whole) == text
 
 
 @pytest.mark.parametrize(

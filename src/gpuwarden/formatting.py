@@ -52,8 +52,8 @@ def format_bytes(count: float) -> str:
     return f"{count:.0f} B"
 
 
-def format_share(count: float | None, whole: float) -> str:
-    """Format bytes of a total in its unit: 60.3/79.6 GiB; a dash if they are unknown."""
+def format_part(count: float | None, whole: float) -> str:
+    """Format bytes as a part of a total, in the unit of the total: 60.3/79.6 GiB; a dash if they are unknown."""
     unit, name = next(((unit, name) for unit, name in _BYTE_UNITS if whole >= unit), (1, "B"))
     return f"{'-' if count is None else f'{count / unit:.1f}'}/{whole / unit:.1f} {name}"
 

@@ -13,7 +13,7 @@ from gpuwarden.config.schema import LISTS, OPTIONS, SECTIONS, AlertmanagerConfig
 from gpuwarden.config.value_types import printable
 from gpuwarden.config.yaml_reader import Entry, FileContents, Mistake, parse_text, read_file
 
-# By option: what its names are of, and a function that returns the valid ones.
+# By the key of an option: the noun of its names for messages, and a function that returns the valid names.
 KnownNames: TypeAlias = "Mapping[str, tuple[str, Callable[[], Collection[str]]]]"
 _UNCHECKED: KnownNames = {}
 

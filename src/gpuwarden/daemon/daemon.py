@@ -115,7 +115,7 @@ class Daemon:
         finally:
             systemd.notify("STOPPING=1")
             self._control.stop()
-            await self._settle_alerts()
+            await self._finish_alerts_restart()
             await self.flight_recorder.stop(STOP_SECONDS)
             await self.pipeline.close()
             if self._dispatcher:
@@ -139,7 +139,7 @@ class Daemon:
             await self.pipeline.poller.pause(math.inf)
 
     def reload(self, config: Config) -> None:
-        """Apply the options of a new configuration that can change while the daemon serves, and log the others."""
+        """Apply the options of a new configuration that can change while the daemon serves; log the others by key."""
         reload = plan_reload(self._config, config)
         self._config = self.routes.config = reload.config
         self.pipeline.reload(reload.config)
@@ -156,7 +156,10 @@ class Daemon:
             log.warning("restart the daemon to apply keys=%s", ",".join(reload.pending))
 
     async def _restart_alerts(self, earlier: asyncio.Task[None] | None) -> None:
-        """Replace the dispatcher by one with the configuration of now; what it has sent is kept on disk."""
+        """Replace the dispatcher by one with the present configuration; what was sent is kept on disk.
+
+        `earlier` is a restart that may be in progress: of two at once, one dispatcher would never be stopped.
+        """
         if earlier:
             await earlier
         stopped, self._dispatcher = self._dispatcher, None
@@ -164,7 +167,7 @@ class Daemon:
             await stopped.stop()
         self._dispatcher = _dispatcher(self._config)
 
-    async def _settle_alerts(self) -> None:
+    async def _finish_alerts_restart(self) -> None:
         if self._alerts_restart:
             await self._alerts_restart
 

@@ -128,7 +128,7 @@ class Routes:
         if limit is None:
             return _BAD_LIMIT
         web, places = self.config.web, {"socket": str(self.config.web_socket)}
-        if web.external_url or web.listen.port:  # else only who has asked knows the port
+        if web.external_url or web.listen.port:  # with port 0 only the client knows the real one
             places["url"] = web.pages_url
         return _json(await self._recorder.listing(limit, self._reader(request), places, name))
 

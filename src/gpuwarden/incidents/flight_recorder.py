@@ -283,10 +283,12 @@ class FlightRecorder:
         self.store.put(incident.id, lambda: build_incident(recording))
 
     def _correct_each(self, dated: Iterable[Dated]) -> list[Dated]:
-        """Return values with their times by the clock as it is set now; so do the next two."""
+        """Return values with their times by the clock as it is set now."""
         return [replace(each, timestamp_seconds=self._clock.corrected(each.timestamp_seconds)) for each in dated]
 
     def _correct_state(self, state: State) -> State:
+        """Return a state whose runs have their times by the clock as it is set now."""
+
         def correct(run: RunSnapshot) -> RunSnapshot:
             errors = tuple(replace(seen, at=self._clock.corrected(seen.at)) for seen in run.errors)
             ending = replace(run.ending, at=self._clock.corrected(run.ending.at)) if run.ending else None
@@ -295,6 +297,7 @@ class FlightRecorder:
         return replace(state, runs=tuple(map(correct, state.runs)))
 
     def _correct_incident(self, incident: _OpenIncident) -> _OpenIncident:
+        """Return a copy of an incident with its times by the clock as it is set now."""
         corrected = self._clock.corrected
         return replace(
             incident,

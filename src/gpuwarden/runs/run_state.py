@@ -299,6 +299,7 @@ class RunState:
     def _leak_fields(
         self, memory: Collection[str], usage: HostUsage | None, available: float | None, now: float
     ) -> dict[str, Any]:
+        """Update the leaks, and return the snapshot's."""
         who, age = (self.peer.run_id, self.hello.name), now - self.began_monotonic
         leaks = self.leaks.update_gpus(self.histories, memory, who, age)
         return {"leaks": leaks, "host_leak": self.leaks.update_host(usage, available, who, age)}

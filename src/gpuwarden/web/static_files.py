@@ -34,7 +34,7 @@ _TYPES = {
     ".svg": "image/svg+xml",
 }
 
-# Tables of the daemon that scripts read, too.
+# Tables of the daemon that scripts import from tables.js, a file that only the daemon serves.
 _TABLES = {
     "CLOCK_REASONS": CLOCK_REASONS,
     "OUTCOME_SEVERITY": {outcome: severity_of(END_CONDITIONS.get(outcome)) for outcome in OUTCOMES},

@@ -20,7 +20,7 @@ from gpuwarden.cli.top.style import (
     pressure_style,
     text_cell,
 )
-from gpuwarden.formatting import format_bytes, format_share
+from gpuwarden.formatting import format_bytes, format_part
 from gpuwarden.owners.kinds import BY_PRIORITY
 from gpuwarden.web.api.api_object import ApiObject
 
@@ -104,7 +104,7 @@ def _memory(of: ApiObject, style: str, drawn: int) -> list[Text]:
     size, used = of.number("memory_size_bytes"), of.number("memory_used_bytes")
     return [
         memory_bar(drawn, size, of.number("memory_in_use_bytes"), used, style),
-        number_cell(size, lambda whole: format_share(used, whole)),
+        number_cell(size, lambda whole: format_part(used, whole)),
         number_cell(of.number("headroom_bytes"), format_bytes, style),
     ]
 

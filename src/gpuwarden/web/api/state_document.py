@@ -139,7 +139,7 @@ class BoxDocument:
 
     version: Annotated[int, VERSION_MEANING]
     polled_timestamp_seconds: Annotated[float, "Time of the poll."]
-    condition: Annotated[str, "Worst severity of all problems: ok, warning or critical; unknown if no GPU was polled."]
+    condition: Annotated[str, "Worst severity of all problems: ok, warning or critical; unknown if no GPU has a reading."]
     troubles: Annotated[Sequence[Trouble], f"Problems of the driver, of GPUs, and of runs until they expire (runs.expiry); the worst first, {MAX_TROUBLES} at most."] = ()
     troubles_dropped: Annotated[int | None, "Number of further problems."] = None
     fitness: Annotated[FitnessDocument | None, "Fitness for jobs ([check](../use/check.md))."] = None

@@ -1,6 +1,6 @@
 // Quantities and names for people.
 
-import { CLOCK_REASONS } from "./tables.js";
+import { CLOCK_REASONS } from "./tables.js"; // made by web/static_files.py
 
 const UNITS = [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]];
 
