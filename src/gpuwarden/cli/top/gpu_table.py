@@ -46,8 +46,8 @@ def make_gpu_table(gpus: Sequence[ApiObject], runs: Sequence[ApiObject], width: 
     made = make_table(
         Column("", 1),
         Column("GPU", 4),
-        Column("MEMORY" if width < MIN_WIDEST_COLUMNS else f"MEMORY {IN_USE} in use {RESERVED} reserved", drawn),
-        Column("", 15, right=True),
+        Column("" if width < MIN_WIDEST_COLUMNS else f"{IN_USE} in use {RESERVED} reserved", drawn),
+        Column("MEMORY", 15, right=True),
         Column("HEADROOM", 8, right=True),
         Column("TEMP", 6, right=True),
         Column("UTIL", 5, right=True),
