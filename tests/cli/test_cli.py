@@ -79,7 +79,14 @@ def test_environment_names_the_daemon_unless_a_flag_does() -> None:
 def test_check_config(tmp_path: Path) -> None:
     """A correct file is OK; a missing one, or one that needs what this machine lacks, has status 2."""
     good = run("check-config", str(ROOT / "config.example.yaml"))
-    assert (good.returncode, good.stdout) == (0, f"{ROOT / 'config.example.yaml'}: OK\n")
+    first, second = good.stdout.splitlines()
+    assert (good.returncode, first) == (0, f"{ROOT / 'config.example.yaml'}: OK")
+    assert re.fullmatch(r"metrics\.profile standard: \d{4} series with 8 simulated GPUs and \d runs", second)
+    small = tmp_path / "small.yaml"
+    small.write_text("metrics: {profile: minimal}\nsource: nvml\nsimulation: {gpus: 2}\n", encoding="utf-8")
+    counted = re.search(r"profile minimal: (\d+) series", run("check-config", str(small)).stdout)
+    assert counted
+    assert int(counted[1]) <= 200
     missing = run("check-config", str(tmp_path / "none.yaml"))
     assert missing.returncode == 2
     assert "no such file" in missing.stderr

@@ -67,6 +67,7 @@ def test_defaults() -> None:
         ("web.listen", "[::]:80", Address("::", 80)),
         ("web.max_connections", "5", 5),
         ("web.timeout", "1m", 60.0),
+        ("metrics.profile", "minimal", "minimal"),
         ("poll.interval", "250ms", 0.25),
         ("gpus.gpm", "false", False),
         ("gpus.pcie_throughput", "true", True),

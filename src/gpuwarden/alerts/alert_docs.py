@@ -29,7 +29,8 @@ Severities: *critical*, act now, also at night; *warning*, act today; *info*, wh
 1. Add [gpuwarden.yml](../../deploy/prometheus/rules/gpuwarden.yml) to `rule_files` of your Prometheus.
 2. Name the scrape job `gpuwarden`, or generate the file with another name: `gpuwarden rules --job NAME`.
 3. Use a short scrape interval for gpuwarden, such as 5 s: no alert is faster than that.
-4. If hosts in several clusters have the same name, give their targets the label `cluster`.
+4. Leave `metrics.profile` at its default: with `minimal` [only some alerts](metrics.md#profiles) can fire.
+5. If hosts in several clusters have the same name, give their targets the label `cluster`.
 
 To try it on this machine, without a Prometheus of your own:
 

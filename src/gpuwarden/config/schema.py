@@ -12,7 +12,7 @@ import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from gpuwarden.config import thresholds
 from gpuwarden.config.secrets import Secret
@@ -46,6 +46,7 @@ from gpuwarden.config.value_types import (
     optional,
 )
 from gpuwarden.config.web_config import uses_tls
+from gpuwarden.metrics.model import Profile
 from gpuwarden.severity import SEVERITY_RANK
 
 T = TypeVar("T")
@@ -129,6 +130,15 @@ class WebConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class MetricsConfig:
+    """Metrics for Prometheus. The pages, the API and the daemon's own alerts do not depend on it."""
+
+    profile: str = option(choice("profile", *get_args(Profile)), "standard",
+        "Metrics of /metrics (docs/reference/metrics.md). minimal: at most 200 series with 8 GPUs and a few runs, for "
+        "fleets; full: those of processes too, as with processes.series. Names by compat are added to each profile.")
+
+
+@dataclass(frozen=True, slots=True)
 class PollConfig:
     """Polling of the driver."""
 
@@ -175,7 +185,8 @@ class ProcessesConfig:
     """Metrics of each process that has device memory."""
 
     series: bool = option(BOOLEAN, "false",
-        "Export metrics for each process, not only for its owners; each new process adds series.")
+        "Export metrics for each process, not only for its owners; each new process adds series. Without effect with "
+        "metrics.profile minimal.")
     max_series: int = option(bounded(WHOLE, "1", "100000"), "256",
         "Maximum number of processes with metrics; those with the most device memory come first.")
 
@@ -406,6 +417,7 @@ class Config:
         "(docs/use/dcgm-migration.md).")
     log: LogConfig = LogConfig()
     web: WebConfig = WebConfig()
+    metrics: MetricsConfig = MetricsConfig()
     poll: PollConfig = PollConfig()
     gpus: GpusConfig = GpusConfig()
     kernel_log: KernelLogConfig = KernelLogConfig()
@@ -420,6 +432,11 @@ class Config:
     alertmanager: AlertmanagerConfig = AlertmanagerConfig()
     notify: NotifyConfig = NotifyConfig()
     simulation: SimulationConfig = SimulationConfig()
+
+    @property
+    def process_series(self) -> bool:
+        """Export of metrics for each process."""
+        return self.processes.series or self.metrics.profile == "full"
 
     @property
     def alerting(self) -> bool:
@@ -456,7 +473,7 @@ def _declared(section: Any, prefix: str) -> Iterator[tuple[str, Option]]:
 
 OPTIONS: dict[str, Option] = dict(_declared(Config, ""))
 # Options that a reload applies; the others need a restart.
-_RELOADABLE_SECTIONS = {"log", "processes", "pressure", "check", "alertmanager", "notify"}
+_RELOADABLE_SECTIONS = {"log", "metrics", "processes", "pressure", "check", "alertmanager", "notify"}
 _RELOADABLE_WEB = ("allowed_hosts", "external_url", "max_connections", "show_error_text", "timeout")
 RELOADABLE = frozenset(
     {key for key in OPTIONS if key.partition(".")[0] in _RELOADABLE_SECTIONS}

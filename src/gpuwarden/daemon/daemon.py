@@ -35,6 +35,7 @@ from gpuwarden.gpu.poller import StillUsedError
 from gpuwarden.incidents.flight_recorder import AFTER_SECONDS, FlightRecorder
 from gpuwarden.incidents.incident_store import IncidentStore
 from gpuwarden.metrics.model import TableReadings
+from gpuwarden.metrics.profiles import select_profile
 from gpuwarden.records.writer import STOP_SECONDS
 from gpuwarden.state import Counts, State
 from gpuwarden.web.access.access_control import AccessControl
@@ -123,9 +124,10 @@ class Daemon:
             await self.web.stop()
 
     def read_tables(self, state: State) -> Iterable[TableReadings]:
-        """Return the readings of all metric tables for a state."""
+        """Return the readings that the metrics page exports of a state."""
         fitness: TableReadings = FitnessReadings, [((), FitnessReadings.read(self._assess(state).statuses))]
-        return chain(read_tables(state), [fitness], self._dcgm.read_tables(state) if self._dcgm else ())
+        own = select_profile(chain(read_tables(state), [fitness]), self._config.metrics.profile)
+        return chain(own, self._dcgm.read_tables(state)) if self._dcgm else own
 
     def follow_events(self) -> None:
         """Listen, on threads, for events of the GPUs that the last poll found."""

@@ -24,22 +24,22 @@ class DaemonReadings(Table[State], prefix="gpuwarden_"):
     # fmt: off
     build_info = Metric[State](
         "gpuwarden_build_info", "info", "", "Versions of gpuwarden and Python; the value is always 1.",
-        lambda state: {(state.version, state.python): 1}, labels=("version", "python"))
+        lambda state: {(state.version, state.python): 1}, labels=("version", "python"), profile="minimal")
     source_info = Metric[State](
         "gpuwarden_source_info", "info", "", "Source of the GPU readings: nvml = the driver; with any other source the GPUs are not this machine's.",
-        lambda state: {(state.source,): 1}, labels=("source",))
+        lambda state: {(state.source,): 1}, labels=("source",), profile="minimal")
     gpus = Metric[State](
         "gpuwarden_gpus", "gauge", "", "Number of GPUs that the driver enumerates.",
-        lambda state: state.snapshot.enumerated, source="nvmlDeviceGetCount")
+        lambda state: state.snapshot.enumerated, source="nvmlDeviceGetCount", profile="minimal")
     gpus_asleep = Metric[State](
         "gpuwarden_gpus_asleep", "gauge", "", "Number of suspended GPUs (runtime D3), including those not yet identified.",
-        lambda state: state.snapshot.asleep_count, source="/sys/bus/pci/devices/ADDRESS/power/runtime_status", opt_in="gpus.let_sleep")
+        lambda state: state.snapshot.asleep_count, source="/sys/bus/pci/devices/ADDRESS/power/runtime_status", opt_in="gpus.let_sleep", profile="minimal")
     paused = Metric[State](
         "gpuwarden_paused", "gauge", "", "Whether the driver is released on request (gpuwarden pause), so that no GPU is polled.",
-        lambda state: float(state.snapshot.paused_until is not None))
+        lambda state: float(state.snapshot.paused_until is not None), profile="minimal")
     collector_success = Metric[State](
         "gpuwarden_collector_success", "gauge", "", "Whether the collector's last poll succeeded; gpuwarden_gpu_up has the state of each GPU.",
-        lambda state: {("nvml",): float(state.snapshot.fault is None)} if state.snapshot.asked else None, labels=("collector",))
+        lambda state: {("nvml",): float(state.snapshot.fault is None)} if state.snapshot.asked else None, labels=("collector",), profile="minimal")
     collector_duration_seconds = Metric[State](
         "gpuwarden_collector_duration_seconds", "gauge", "seconds", "Duration of the collector's last poll.",
         lambda state: {("nvml",): state.snapshot.duration} if state.snapshot.asked else None, labels=("collector",))
@@ -51,10 +51,10 @@ class DaemonReadings(Table[State], prefix="gpuwarden_"):
         _collector_errors, labels=("collector", "error"))
     poll_timestamp_seconds = Metric[State](
         "gpuwarden_poll_timestamp_seconds", "gauge", "seconds", "Unix time at which the poll shown here started.",
-        lambda state: state.snapshot.time)
+        lambda state: state.snapshot.time, profile="minimal")
     poll_interval_seconds = Metric[State](
         "gpuwarden_poll_interval_seconds", "gauge", "seconds", "Configured poll interval.",
-        lambda state: state.poll_interval, source="poll.interval")
+        lambda state: state.poll_interval, source="poll.interval", profile="minimal")
     early_polls_total = Metric[State](
         "gpuwarden_early_polls_total", "counter", "", "Polls made before they were due, to send advice or a summary to a run, or to record an incident sooner.",
         lambda state: state.counts.early_polls)
@@ -75,13 +75,13 @@ class DaemonReadings(Table[State], prefix="gpuwarden_"):
         lambda state: {(outcome,): count for outcome, count in state.counts.runs_ended.items()}, labels=("outcome",), source="docs/use/runs.md")
     series_dropped_total = Metric[State](
         "gpuwarden_series_dropped_total", "counter", "", "Series left out of the metrics endpoint by a limit, summed over polls.",
-        lambda state: {(limit,): count for limit, count in state.counts.series_dropped.items()}, labels=("limit",))
+        lambda state: {(limit,): count for limit, count in state.counts.series_dropped.items()}, labels=("limit",), profile="minimal")
     tree_processes_dropped_total = Metric[State](
         "gpuwarden_tree_processes_dropped_total", "counter", "", "Processes of runs left out of the run's totals because the run has too many, summed over samples.",
         lambda state: state.counts.tree_processes_dropped)
     receipt_errors_total = Metric[State](
         "gpuwarden_receipt_errors_total", "counter", "", "Failures of the run database (one that lasts counts once), plus run records dropped because of them.",
-        lambda state: state.counts.receipt_errors, source="receipts.path")
+        lambda state: state.counts.receipt_errors, source="receipts.path", profile="minimal")
     incidents_total = Metric[State](
         "gpuwarden_incidents_total", "counter", "", "Incidents that the flight recorder opened, by the kind of what opened them.",
         lambda state: None if state.counts.incidents is None else {(kind,): count for kind, count in state.counts.incidents.items()},

@@ -161,7 +161,7 @@ class Pipeline:
             runs=runs,
             usage={run.peer.run_id: usage[run.peer.run_id] for run in runs},
             advice_sent={run.peer.run_id: sent[run.peer.run_id] for run in runs if run.hello.hears},
-            processes=self._select_processes(snapshot) if self._config.processes.series else (),
+            processes=self._select_processes(snapshot) if self._config.process_series else (),
             owners=owners,
             host=sample.host,
             energy=self.energy.update(snapshot),

@@ -18,5 +18,5 @@ class FitnessReadings(Table[Mapping[str, Status]], prefix="gpuwarden_"):
     check_status = Metric[Mapping[str, Status]](
         "gpuwarden_check_status", "gauge", "", "Result of the check for the whole node: 0 = fit, 1 = warning, 2 = unfit.",
         lambda statuses: {(name,): float(STATUSES.index(status)) for name, status in statuses.items()}, labels=("check",),
-        source="docs/reference/checks.md")
+        source="docs/reference/checks.md", profile="minimal")
     # fmt: on

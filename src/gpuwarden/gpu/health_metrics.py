@@ -70,14 +70,14 @@ class GpuHealth(Table[GpuInPoll], prefix="gpuwarden_gpu_", key=("uuid",)):
     info = Metric[GpuInPoll](
         "gpuwarden_gpu_info", "info", "", "Identity of the GPU; join on uuid.", _gpu_info,
         labels=("gpu", "name", "pci_bus_id", "driver_version", "cuda_version", "vbios_version"),
-        source="nvmlDeviceGetName, …PciInfo, …VbiosVersion, nvmlSystemGetDriverVersion, …CudaDriverVersion_v2")
+        source="nvmlDeviceGetName, …PciInfo, …VbiosVersion, nvmlSystemGetDriverVersion, …CudaDriverVersion_v2", profile="minimal")
     hardware_info = Metric[GpuInPoll](
         "gpuwarden_gpu_hardware_info", "info", "", "Model, board and GSP firmware of the GPU; minor_number is that of /dev/nvidiaN.", _hardware_info,
         labels=("brand", "architecture", "compute_capability", "serial", "board_part_number", "minor_number", "gsp_firmware_version"),
         source="nvmlDeviceGetBrand, …Architecture, …CudaComputeCapability, …Serial, …BoardPartNumber, …MinorNumber, …GspFirmwareVersion")
     up = Metric[GpuInPoll](
         "gpuwarden_gpu_up", "gauge", "", "Whether the GPU answered in the last poll; no series if it was not polled.",
-        lambda subject: float(subject.gpu.up) if subject.gpu.asked else None, source="the poll")
+        lambda subject: float(subject.gpu.up) if subject.gpu.asked else None, source="the poll", profile="minimal")
     asleep = Metric[GpuInPoll](
         "gpuwarden_gpu_asleep", "gauge", "", "Whether the GPU is suspended (runtime D3) and therefore not polled.",
         lambda subject: subject.snapshot.asleep.get(subject.gpu.identity.uuid), source="/sys/bus/pci/devices/ADDRESS/power/runtime_status", opt_in="gpus.let_sleep")
@@ -92,13 +92,13 @@ class GpuHealth(Table[GpuInPoll], prefix="gpuwarden_gpu_", key=("uuid",)):
         _process_counts, labels=("type",), source="nvmlDeviceGetComputeRunningProcesses, …GraphicsRunningProcesses")
     xid_events_total = Metric[GpuInPoll](
         "gpuwarden_gpu_xid_events_total", "counter", "", "XIDs of the GPU since the daemon started, and earlier ones that the kernel log still has; codes: docs/reference/xids.md.",
-        _xid_counts, labels=("xid",), source="nvmlEventSetWait_v2 or v3, and /dev/kmsg, each XID once")
+        _xid_counts, labels=("xid",), source="nvmlEventSetWait_v2 or v3, and /dev/kmsg, each XID once", profile="minimal")
     xid_last_event_timestamp_seconds = Metric[GpuInPoll](
         "gpuwarden_gpu_xid_last_event_timestamp_seconds", "gauge", "seconds", "Unix time of the GPU's last XID with this code.",
         _xid_times, labels=("xid",), source="nvmlEventSetWait_v2 or v3, and /dev/kmsg")
     xid_severity_last_event_timestamp_seconds = Metric[GpuInPoll](
         "gpuwarden_gpu_xid_severity_last_event_timestamp_seconds", "gauge", "seconds", "Unix time of the GPU's last XID with this code that had this severity (critical, warning, info).",
-        _xid_severity_times, labels=("xid", "severity"), source="those of gpuwarden_gpu_xid_last_event_timestamp_seconds; severities: docs/reference/xids.md")
+        _xid_severity_times, labels=("xid", "severity"), source="those of gpuwarden_gpu_xid_last_event_timestamp_seconds; severities: docs/reference/xids.md", profile="minimal")
     operational_events_total = Metric[GpuInPoll](
         "gpuwarden_gpu_operational_events_total", "counter", "", "GPU Operational Events since the daemon started, by severity and category; role = primary (origin of a fault), propagated or other.",
         _operational_counts, labels=("severity", "category", "role"), source="nvmlEventSetWait_v3, driver R615 and newer")

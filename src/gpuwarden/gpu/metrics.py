@@ -36,16 +36,16 @@ class GpuReadings(Table[Device], prefix="gpuwarden_gpu_", key=("uuid",)):
     # fmt: off
     memory_size_bytes = Metric[Device](
         "gpuwarden_gpu_memory_size_bytes", "gauge", "bytes", "Device memory installed.",
-        memory.size, source=_MEMORY)
+        memory.size, source=_MEMORY, profile="minimal")
     memory_used_bytes = Metric[Device](
         "gpuwarden_gpu_memory_used_bytes", "gauge", "bytes", "Device memory allocated by all processes, including framework pools; before driver R510 also reserved memory.",
-        memory.used, source=_MEMORY)
+        memory.used, source=_MEMORY, profile="minimal")
     memory_free_bytes = Metric[Device](
         "gpuwarden_gpu_memory_free_bytes", "gauge", "bytes", "Device memory that no process has allocated.",
-        memory.free, source=_MEMORY)
+        memory.free, source=_MEMORY, profile="minimal")
     memory_reserved_bytes = Metric[Device](
         "gpuwarden_gpu_memory_reserved_bytes", "gauge", "bytes", "Device memory reserved by the driver.",
-        memory.reserved, source="nvmlDeviceGetMemoryInfo_v2")
+        memory.reserved, source="nvmlDeviceGetMemoryInfo_v2", profile="minimal")
     memory_unified = Metric[Device](
         "gpuwarden_gpu_memory_unified", "gauge", "", "Whether the GPU shares the host's memory with the CPU instead of having its own.",
         memory.unified, source="nvmlDeviceGetMemoryInfo unsupported; /proc/meminfo", tier="slow")
@@ -67,7 +67,7 @@ class GpuReadings(Table[Device], prefix="gpuwarden_gpu_", key=("uuid",)):
 
     utilization_ratio = Metric[Device](
         "gpuwarden_gpu_utilization_ratio", "gauge", "ratio", "Fraction of the driver's sample period with a kernel running.",
-        utilization.kernels, source="nvmlDeviceGetUtilizationRates")
+        utilization.kernels, source="nvmlDeviceGetUtilizationRates", profile="minimal")
     busy_seconds_total = Metric[Device](
         "gpuwarden_gpu_busy_seconds_total", "counter", "seconds", "Time with a kernel running: utilization integrated over polls.",
         utilization.busy_seconds, source="nvmlDeviceGetUtilizationRates")
@@ -90,13 +90,13 @@ class GpuReadings(Table[Device], prefix="gpuwarden_gpu_", key=("uuid",)):
 
     temperature_celsius = Metric[Device](
         "gpuwarden_gpu_temperature_celsius", "gauge", "celsius", "Temperature, by sensor.",
-        thermal.temperatures, labels=("sensor",), source="nvmlDeviceGetTemperature; field 82 with the slow tier")
+        thermal.temperatures, labels=("sensor",), source="nvmlDeviceGetTemperature; field 82 with the slow tier", profile="minimal", minimal_labels=(("core",),))
     temperature_threshold_celsius = Metric[Device](
         "gpuwarden_gpu_temperature_threshold_celsius", "gauge", "celsius", "Temperature thresholds of the GPU.",
         thermal.thresholds, labels=("threshold",), source="nvmlDeviceGetTemperatureThreshold", tier="static")
     temperature_margin_celsius = Metric[Device](
         "gpuwarden_gpu_temperature_margin_celsius", "gauge", "celsius", "Degrees left before the GPU throttles.",
-        thermal.margin, source="nvmlDeviceGetMarginTemperature, else slowdown threshold minus core temperature", tier="slow")
+        thermal.margin, source="nvmlDeviceGetMarginTemperature, else slowdown threshold minus core temperature", tier="slow", profile="minimal")
     temperature_margin_threshold_celsius = Metric[Device](
         "gpuwarden_gpu_temperature_margin_threshold_celsius", "gauge", "celsius",
         "Temperature margin at which the GPU shuts down, is throttled by hardware, or is throttled by software at its maximum operating temperature.",
@@ -107,7 +107,7 @@ class GpuReadings(Table[Device], prefix="gpuwarden_gpu_", key=("uuid",)):
 
     power_usage_watts = Metric[Device](
         "gpuwarden_gpu_power_usage_watts", "gauge", "watts", "Power draw.",
-        power.usage, source="nvmlDeviceGetPowerUsage")
+        power.usage, source="nvmlDeviceGetPowerUsage", profile="minimal")
     power_instant_watts = Metric[Device](
         "gpuwarden_gpu_power_instant_watts", "gauge", "watts", "Instantaneous power draw of the GPU, of its module including the CPU, and of its memory.",
         power.instant, labels=("scope",), source="field 186", tier="slow")
@@ -136,7 +136,7 @@ class GpuReadings(Table[Device], prefix="gpuwarden_gpu_", key=("uuid",)):
     clock_event_seconds_total = Metric[Device](
         "gpuwarden_gpu_clock_event_seconds_total", "counter", "seconds",
         "Time for which the clock event reason limited the clocks: since the driver loaded if the driver counts it, else summed over polls.",
-        clocks.event_seconds, labels=("reason",), source="fields 74 to 79, else nvmlDeviceGetCurrentClocksEventReasons in every poll", tier="slow")
+        clocks.event_seconds, labels=("reason",), source="fields 74 to 79, else nvmlDeviceGetCurrentClocksEventReasons in every poll", tier="slow", profile="minimal", minimal_labels=(("hw_thermal_slowdown",),))
     performance_state = Metric[Device](
         "gpuwarden_gpu_performance_state", "gauge", "", "Performance state: 0 is the fastest, 15 the slowest.",
         clocks.performance_state, source="nvmlDeviceGetPerformanceState", tier="slow")
@@ -201,7 +201,7 @@ class GpuReadings(Table[Device], prefix="gpuwarden_gpu_", key=("uuid",)):
     ecc_errors_total = Metric[Device](
         "gpuwarden_gpu_ecc_errors_total", "counter", "",
         "ECC memory errors by type, location and lifetime (volatile = since the driver loaded, aggregate = lifetime of the board).",
-        memory_errors.ecc_errors, labels=("type", "lifetime", "location"), source="nvmlDeviceGetMemoryErrorCounter, else fields 3 to 6", tier="slow")
+        memory_errors.ecc_errors, labels=("type", "lifetime", "location"), source="nvmlDeviceGetMemoryErrorCounter, else fields 3 to 6", tier="slow", profile="minimal", minimal_labels=(("uncorrected", "volatile"),))
     ecc_sram_errors_total = Metric[Device](
         "gpuwarden_gpu_ecc_sram_errors_total", "counter", "", "SRAM (on-chip memory) errors, by detection method and lifetime.",
         memory_errors.sram_errors, labels=("found_by", "lifetime"), source="nvmlDeviceGetSramEccErrorStatus", tier="slow")
@@ -314,7 +314,7 @@ class MigReadings(Table[MigDevice], prefix="gpuwarden_mig_", key=("uuid",)):
         "gpuwarden_mig_info", "info", "", "Identity of the MIG instance and of its GPU; join on uuid.",
         instance.info,
         labels=("gpu_uuid", "gpu_instance", "compute_instance", "profile"),
-        source="nvmlDeviceGetMigDeviceHandleByIndex, nvmlDeviceGetUUID, …GpuInstanceId, …ComputeInstanceId, …Name", tier="slow")
+        source="nvmlDeviceGetMigDeviceHandleByIndex, nvmlDeviceGetUUID, …GpuInstanceId, …ComputeInstanceId, …Name", tier="slow", profile="minimal")
     multiprocessors = Metric[MigDevice](
         "gpuwarden_mig_multiprocessors", "gauge", "", "SMs of the instance.",
         instance.multiprocessors, source="nvmlDeviceGetAttributes_v2", tier="slow")
@@ -326,13 +326,13 @@ class MigReadings(Table[MigDevice], prefix="gpuwarden_mig_", key=("uuid",)):
         instance.engines, labels=("engine",), source="nvmlDeviceGetAttributes_v2", tier="slow")
     memory_size_bytes = Metric[MigDevice](
         "gpuwarden_mig_memory_size_bytes", "gauge", "bytes", "Device memory of the instance.",
-        instance.memory_size, source="nvmlDeviceGetMemoryInfo_v2")
+        instance.memory_size, source="nvmlDeviceGetMemoryInfo_v2", profile="minimal")
     memory_used_bytes = Metric[MigDevice](
         "gpuwarden_mig_memory_used_bytes", "gauge", "bytes", "Device memory in use in the instance.",
-        instance.memory_used, source="nvmlDeviceGetMemoryInfo_v2")
+        instance.memory_used, source="nvmlDeviceGetMemoryInfo_v2", profile="minimal")
     memory_free_bytes = Metric[MigDevice](
         "gpuwarden_mig_memory_free_bytes", "gauge", "bytes", "Free device memory of the instance.",
-        instance.memory_free, source="nvmlDeviceGetMemoryInfo_v2")
+        instance.memory_free, source="nvmlDeviceGetMemoryInfo_v2", profile="minimal")
     memory_reserved_bytes = Metric[MigDevice](
         "gpuwarden_mig_memory_reserved_bytes", "gauge", "bytes", "Device memory of the instance reserved by driver and firmware.",
         instance.memory_reserved, source="nvmlDeviceGetMemoryInfo_v2")

@@ -11,6 +11,8 @@ Unit = Literal["", "bytes", "bytes_per_second", "celsius", "hertz", "joules", "r
 # How often a reading is taken. poll: every poll; memory: every poll, from samples between polls; slow: every
 # poll.slow_interval; static: once after the driver is initialized.
 Tier = Literal["memory", "poll", "slow", "static"]
+# Smallest profile of the metrics page that has the metric.
+Profile = Literal["minimal", "standard", "full"]
 Labels: TypeAlias = tuple[str, ...]
 
 _ENDING: dict[Kind, str] = {"gauge": "", "counter": "_total", "histogram": "", "info": "_info"}
@@ -43,7 +45,8 @@ class Metric(Generic[Subject]):
 
     Readings are looked up by row, so that a misspelled one fails in the type checker and at import. `source` is the
     driver call or kernel file of the value, `opt_in` the option without which it is not read;
-    docs/reference/metrics.md has both, and the tier.
+    docs/reference/metrics.md has both, the tier and the profile. The profile minimal has of its rows the samples whose
+    labels begin with one of `minimal_labels`.
     """
 
     name: str
@@ -55,6 +58,8 @@ class Metric(Generic[Subject]):
     source: str = ""
     tier: Tier = "poll"
     opt_in: str = ""
+    profile: Profile = "standard"
+    minimal_labels: tuple[Labels, ...] = ((),)
 
     def __post_init__(self) -> None:
         ending = (f"_{self.unit}" if self.unit else "") + _ENDING[self.kind]

@@ -70,15 +70,15 @@ def _process_info(subject: ProcessesInPoll) -> Reading:
 class ProcessReadings(Table[ProcessesInPoll], prefix="gpuwarden_process_"):
     """Processes.
 
-    Only with `processes.series: true`, and for at most `processes.max_series` processes.
+    Only with `processes.series: true` or `metrics.profile: full`, and for at most `processes.max_series` processes.
     """
 
     # fmt: off
     gpu_memory_used_bytes = Metric[ProcessesInPoll](
         "gpuwarden_process_gpu_memory_used_bytes", "gauge", "bytes", "Device memory allocated by the process, including framework pools.",
-        _process_memory, labels=("uuid", "pid"), source="nvmlDeviceGetComputeRunningProcesses, …GraphicsRunningProcesses")
+        _process_memory, labels=("uuid", "pid"), source="nvmlDeviceGetComputeRunningProcesses, …GraphicsRunningProcesses", profile="full")
     info = Metric[ProcessesInPoll](
         "gpuwarden_process_info", "info", "", "Identity of a process on a GPU; join on pid.",
         _process_info, labels=("pid", "user", "comm", *(kind.label for kind in _OTHER_KINDS)),
-        source="/proc/PID, as gpuwarden_owner_gpu_memory_used_bytes")
+        source="/proc/PID, as gpuwarden_owner_gpu_memory_used_bytes", profile="full")
     # fmt: on

@@ -18,5 +18,5 @@ class PressureReadings(Table[Pressure], prefix="gpuwarden_gpu_"):
         "gpuwarden_gpu_pressure_level", "gauge", "",
         "Pressure on a resource of the GPU or MIG instance: 0 = none, 1 = warning, 2 = critical; for memory that of the run with the highest level.",
         lambda pressure: {labels: LEVEL_RANK[level] for labels, level in pressure.levels.items()}, labels=("uuid", "resource"),
-        source="docs/understand/pressure.md; gpuwarden_run_memory_headroom_bytes, gpuwarden_gpu_temperature_margin_celsius, gpuwarden_gpu_clock_event_active")
+        source="docs/understand/pressure.md; gpuwarden_run_memory_headroom_bytes, gpuwarden_gpu_temperature_margin_celsius, gpuwarden_gpu_clock_event_active", profile="minimal")
     # fmt: on

@@ -98,10 +98,10 @@ class RunReadings(Table[RunSnapshot], prefix="gpuwarden_run_", key=("run_id",)):
     # fmt: off
     info = Metric[RunSnapshot](
         "gpuwarden_run_info", "info", "", "Identity of the run; join on run_id; job_id and rank are set for a worker of a distributed job.",
-        _info, labels=("run_name", "framework", "pid", "uid", "job_id", "rank"), source="hello; pid and uid from the kernel (SO_PEERCRED)")
+        _info, labels=("run_name", "framework", "pid", "uid", "job_id", "rank"), source="hello; pid and uid from the kernel (SO_PEERCRED)", profile="minimal")
     up = Metric[RunSnapshot](
         "gpuwarden_run_up", "gauge", "", "Whether the run's process is alive and has not reported its end.",
-        lambda run: float(run.up), source="pidfd, end")
+        lambda run: float(run.up), source="pidfd, end", profile="minimal")
     start_timestamp_seconds = Metric[RunSnapshot](
         "gpuwarden_run_start_timestamp_seconds", "gauge", "seconds", "Unix time at which the run's process started.",
         lambda run: run.peer.since, source="/proc/PID/stat")
@@ -113,7 +113,7 @@ class RunReadings(Table[RunSnapshot], prefix="gpuwarden_run_", key=("run_id",)):
         _outcome, labels=("outcome",), source="docs/use/runs.md")
     stalled = Metric[RunSnapshot](
         "gpuwarden_run_stalled", "gauge", "", "Whether the run is stalled: its current step takes much longer than its steps usually do.",
-        _stalled, source="report; runs.stall_factor, runs.stall_after")
+        _stalled, source="report; runs.stall_factor, runs.stall_after", profile="minimal")
     stall_cause = Metric[RunSnapshot](
         "gpuwarden_run_stall_cause", "gauge", "", "Cause of the stall: 1 for the cause, 0 for the others; no series while the run makes steps.",
         _stall_cause, labels=("cause",), source="docs/use/runs.md", tier="slow")
@@ -175,7 +175,7 @@ class RunReadings(Table[RunSnapshot], prefix="gpuwarden_run_", key=("run_id",)):
         _phase, labels=("phase",), source="report")
     allocator_memory_bytes = Metric[RunSnapshot](
         "gpuwarden_run_allocator_memory_bytes", "gauge", "bytes", "Memory on the GPU that the framework's allocator has handed out to the program.",
-        lambda run: {(uuid,): memory.current for uuid, memory in run.memory.items()}, labels=("uuid",), source="report")
+        lambda run: {(uuid,): memory.current for uuid, memory in run.memory.items()}, labels=("uuid",), source="report", profile="minimal")
     allocator_memory_peak_bytes = Metric[RunSnapshot](
         "gpuwarden_run_allocator_memory_peak_bytes", "gauge", "bytes", "Peak memory on the GPU that the framework's allocator has handed out to the program.",
         lambda run: {(uuid,): memory.peak for uuid, memory in run.memory.items()}, labels=("uuid",), source="report")
@@ -189,7 +189,7 @@ class RunReadings(Table[RunSnapshot], prefix="gpuwarden_run_", key=("run_id",)):
         labels=("uuid",), source="report, with torch or JAX")
     memory_headroom_bytes = Metric[RunSnapshot](
         "gpuwarden_run_memory_headroom_bytes", "gauge", "bytes", "Headroom: memory that the run can still allocate on the GPU.",
-        lambda run: {(uuid,): left for uuid, left in run.headroom.items()}, labels=("uuid",), source="docs/understand/headroom.md")
+        lambda run: {(uuid,): left for uuid, left in run.headroom.items()}, labels=("uuid",), source="docs/understand/headroom.md", profile="minimal")
     memory_headroom_at_peak_bytes = Metric[RunSnapshot](
         "gpuwarden_run_memory_headroom_at_peak_bytes", "gauge", "bytes",
         "Headroom on the GPU at the run's peak memory use: what it could still allocate at that moment.",
@@ -197,7 +197,7 @@ class RunReadings(Table[RunSnapshot], prefix="gpuwarden_run_", key=("run_id",)):
     memory_headroom_in_step_bytes = Metric[RunSnapshot](
         "gpuwarden_run_memory_headroom_in_step_bytes", "gauge", "bytes",
         "Headroom on the GPU that the last steps left at their peak; only while memory in use grows from report to report.",
-        lambda run: {(uuid,): left for uuid, left in run.headroom_in_step.items()}, labels=("uuid",), source="docs/understand/headroom.md")
+        lambda run: {(uuid,): left for uuid, left in run.headroom_in_step.items()}, labels=("uuid",), source="docs/understand/headroom.md", profile="minimal")
     memory_headroom_limit_info = Metric[RunSnapshot](
         "gpuwarden_run_memory_headroom_limit_info", "info", "", "Limit that the run reaches first on the GPU: the device's memory, or a limit of its allocator, of its cgroup or as a client of MPS.",
         lambda run: {(uuid, run.headroom_limits[uuid].kind): 1 for uuid in run.headroom}, labels=("uuid", "limit"), source="docs/understand/headroom.md")
@@ -207,10 +207,10 @@ class RunReadings(Table[RunSnapshot], prefix="gpuwarden_run_", key=("run_id",)):
     memory_growth_bytes_per_second = Metric[RunSnapshot](
         "gpuwarden_run_memory_growth_bytes_per_second", "gauge", "bytes_per_second",
         "Rate of the memory leak on the GPU, in allocator memory; no series if no leak is detected.",
-        _growth(lambda growth: growth.bytes_per_second), labels=("uuid",), source="report, docs/understand/leaks.md")
+        _growth(lambda growth: growth.bytes_per_second), labels=("uuid",), source="report, docs/understand/leaks.md", profile="minimal")
     seconds_to_oom = Metric[RunSnapshot](
         "gpuwarden_run_seconds_to_oom", "gauge", "", "OOM forecast: seconds until the run is out of memory on the GPU at the current growth rate; no series if no leak is detected.",
-        _growth(lambda growth: growth.left.seconds if growth.left else None), labels=("uuid",), source="docs/understand/leaks.md")
+        _growth(lambda growth: growth.left.seconds if growth.left else None), labels=("uuid",), source="docs/understand/leaks.md", profile="minimal")
     seconds_to_oom_lower = Metric[RunSnapshot](
         "gpuwarden_run_seconds_to_oom_lower", "gauge", "", "Lower bound of gpuwarden_run_seconds_to_oom.",
         _growth(lambda growth: growth.left.lower if growth.left else None), labels=("uuid",), source="docs/understand/leaks.md")
@@ -219,7 +219,7 @@ class RunReadings(Table[RunSnapshot], prefix="gpuwarden_run_", key=("run_id",)):
         _growth(lambda growth: growth.left.upper if growth.left else None), labels=("uuid",), source="docs/understand/leaks.md")
     device_verified = Metric[RunSnapshot](
         "gpuwarden_run_device_verified", "gauge", "", "Whether the driver lists the run's process on the GPU: 1 = listed, 0 = the driver's list cannot show it; no series for a GPU that the run does not use.",
-        lambda run: {(uuid,): float(listed) for uuid, listed in run.devices.items()}, labels=("uuid",), source="docs/understand/pressure.md; runs.trust_reports")
+        lambda run: {(uuid,): float(listed) for uuid, listed in run.devices.items()}, labels=("uuid",), source="docs/understand/pressure.md; runs.trust_reports", profile="minimal")
     unresolved_devices = Metric[RunSnapshot](
         "gpuwarden_run_unresolved_devices", "gauge", "", "Devices of the run that could not be matched to a GPU.",
         lambda run: run.unresolved, source="hello")
@@ -228,7 +228,7 @@ class RunReadings(Table[RunSnapshot], prefix="gpuwarden_run_", key=("run_id",)):
         _errors, labels=("kind",), source="report, docs/use/troubleshooting.md")
     last_error_timestamp_seconds = Metric[RunSnapshot](
         "gpuwarden_run_last_error_timestamp_seconds", "gauge", "seconds", "Unix time of the run's last error of this kind.",
-        lambda run: {(kind,): at for kind, at in run.last_errors.items()}, labels=("kind",), source="error, report")
+        lambda run: {(kind,): at for kind, at in run.last_errors.items()}, labels=("kind",), source="error, report", profile="minimal")
     oom_requested_bytes = Metric[RunSnapshot](
         "gpuwarden_run_oom_requested_bytes", "gauge", "bytes", "Size of the failed allocation in the run's last out-of-memory on the GPU.",
         lambda run: {(uuid,): oom.requested for uuid, oom in run.ooms.items() if oom.requested is not None},

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Iterator
 from inspect import cleandoc
+from textwrap import wrap
 
+from gpuwarden.alerts.prometheus_rules import RECORDED, Choices
 from gpuwarden.analysis.findings import NO_GPU_GUIDES
 from gpuwarden.analysis.oom.diagnosis_rules import RULES
 from gpuwarden.cli.common.entry_points import REFERENCES, load_function
 from gpuwarden.daemon.metrics_page import TABLES
 from gpuwarden.errors.catalog import PROBLEMS
 from gpuwarden.errors.kind_guides import ERROR_GUIDES, Guide
+from gpuwarden.health.conditions import ALERTS
+from gpuwarden.health.model import fill_places
+from gpuwarden.metrics.profiles import is_minimal
 from gpuwarden.xid.codes import OTHER_SEVERITIES, XIDS, Action, Xid, explain
+
+_SELECTOR = re.compile(r"(gpuwarden[_:][\w:]+)(\{[^}]*\})?")  # a series in PromQL
+_EQUAL = re.compile(r'(\w+)="([^"]*)"')
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -42,17 +51,47 @@ def render_metrics() -> Iterator[str]:
     yield ""
     yield "*Source* is the NVML call or the file that has the value. `field N` is number N of nvmlDeviceGetFieldValues"
     yield "in nvml.h; `report` and `hello` are messages of the run itself."
+    yield ""
+    yield "## Profiles"
+    yield ""
+    yield "*Profile* is the smallest `metrics.profile` with the metric; each profile has those of the smaller ones too."
+    yield "`gpuwarden check-config FILE` prints the number of series. Of a metric with labels in parentheses, minimal"
+    yield "has only the samples with these."
+    yield ""
+    yield "The [dashboards](../use/dashboards.md) need standard, and so do most [alerts](alerts.md) of Prometheus. The"
+    yield "daemon's [own notifications](../use/notifications.md) have all alerts with every profile. minimal is enough"
+    yield "for these, whose texts then name no owners:"
+    yield ""
+    yield from wrap(f"{', '.join(minimal_alerts())}.", width=116)
     for table in TABLES:
         yield ""
         title, _, rest = cleandoc(table.__doc__ or "").partition(".")
         yield f"## {title}{rest.rstrip()}"
         yield ""
-        yield "| Metric | Type | Labels | Tier | Meaning | Source |"
-        yield "| --- | --- | --- | --- | --- | --- |"
+        yield "| Metric | Type | Labels | Tier | Profile | Meaning | Source |"
+        yield "| --- | --- | --- | --- | --- | --- | --- |"
         for row in table.rows:
             labels = ", ".join(f"`{label}`" for label in table.key + row.labels)
             only = f" Only with `{row.opt_in}`." if row.opt_in else ""
-            yield f"| `{row.name}` | {row.kind} | {labels} | {row.tier} | {row.help}{only} | {row.source} |"
+            part = "".join(f" ({', '.join(each)})" for each in row.minimal_labels if each)
+            profile = row.profile + part
+            yield f"| `{row.name}` | {row.kind} | {labels} | {row.tier} | {profile} | {row.help}{only} | {row.source} |"
+
+
+def minimal_alerts() -> Iterator[str]:
+    """Yield the names of the alerts whose rules have all their series in the profile minimal."""
+    values = Choices().values()
+    rows = {row.name: row for table in TABLES for row in table.rows}
+
+    def selected(expression: str) -> Iterator[bool]:
+        for name, matchers in _SELECTOR.findall(fill_places(expression, values)):
+            if name in RECORDED:
+                yield from selected(RECORDED[name].expr)
+            else:
+                row, equal = rows.get(name), dict(_EQUAL.findall(matchers))
+                yield row is not None and is_minimal(row, tuple(equal.get(label, "") for label in row.labels))
+
+    yield from (name for name, alert in ALERTS.items() if all(selected(alert.query)))
 
 
 def render_xids() -> Iterator[str]:
