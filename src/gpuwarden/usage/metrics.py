@@ -45,13 +45,13 @@ class RunUsageReadings(Table[RunUsage], prefix="gpuwarden_run_", key=("run_id",)
         _read_shares(lambda share: share.idle), labels=("uuid",), source="gpuwarden_gpu_busy_seconds_total")
     energy_joules_total = Metric[RunUsage](
         "gpuwarden_run_energy_joules_total", "counter", "joules",
-        "Energy consumed by the GPU while the run had memory allocated there; a shared GPU counts in full for each run; without an energy counter, its power integrated over polls. Counted every poll.slow_interval.",
+        "Energy consumed by the GPU while the run had memory allocated there; a shared GPU counts in full for each run; without an energy counter, its power integrated over polls; counted every poll.slow_interval.",
         _read_shares(lambda share: share.joules), labels=("uuid",), source="gpuwarden_gpu_energy_joules_total, else gpuwarden_gpu_power_usage_watts", tier="slow")
     throttled_seconds_total = Metric[RunUsage](
-        "gpuwarden_run_throttled_seconds_total", "counter", "seconds", "Time for which the clock event reason throttled the GPU while the run had memory allocated there; reasons can overlap. Counted every poll.slow_interval.",
+        "gpuwarden_run_throttled_seconds_total", "counter", "seconds", "Time for which the clock event reason throttled the GPU while the run had memory allocated there; reasons can overlap; counted every poll.slow_interval.",
         _read_reasons(lambda share: share.throttled), labels=("uuid", "reason"), source="gpuwarden_gpu_clock_event_seconds_total", tier="slow")
     throttled_step_seconds_total = Metric[RunUsage](
-        "gpuwarden_run_throttled_step_seconds_total", "counter", "seconds", "Part of gpuwarden_run_throttled_seconds_total during training steps. Counted every poll.slow_interval.",
+        "gpuwarden_run_throttled_step_seconds_total", "counter", "seconds", "Part of gpuwarden_run_throttled_seconds_total during training steps; counted every poll.slow_interval.",
         _read_reasons(lambda share: share.throttled_steps), labels=("uuid", "reason"), source="gpuwarden_gpu_clock_event_seconds_total, report", tier="slow")
     xid_events_total = Metric[RunUsage](
         "gpuwarden_run_xid_events_total", "counter", "", "XIDs of the GPU while the run used it; codes: docs/reference/xids.md.",
