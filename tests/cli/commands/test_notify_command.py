@@ -170,7 +170,7 @@ notify:
   ca_file: /nonexistent/ca
 """)
         ended = gpuwarden("check-config", str(config))
-        assert (ended.returncode, ended.stdout) == (0, f"{config}: OK\n")
+        assert (ended.returncode, ended.stdout.splitlines()[0]) == (0, f"{config}: OK")
         assert [line.partition(";")[0] for line in ended.stderr.splitlines()] == [
             f"{config}: warning: notify.webhook: the file {absent} cannot be read: No such file or directory",
             f"{config}: warning: notify.webhook: the variable GPUWARDEN_NOT_SET is not set",
