@@ -72,7 +72,8 @@ def test_handler_gets_the_request(loop: Loop) -> None:
     with serving(loop, routes={"/look": record}) as server:
         lines = b"Host: h\r\nAccept: a\r\nACCEPT: b\r\nConnection: close\r\n\r\n"
         exchange(server, b"GET http://h:9846/look?x=1&y=?2 HTTP/1.1\r\n" + lines)
-    assert received == [HttpRequest("GET", "/look", "x=1&y=?2", {"host": "h", "accept": "a, b", "connection": "close"})]
+    headers = {"host": "h", "accept": "a, b", "connection": "close"}
+    assert received == [HttpRequest("GET", "/look", "x=1&y=?2", headers, address="127.0.0.1")]
 
 
 def test_routes_and_their_counts(server: WebServer) -> None:

@@ -69,6 +69,7 @@ class HttpConnection:
         pool.connections[self] = None
         self._stream = stream
         self._uid: int | None = None
+        self._address = ""
         self._http = h11.Connection(h11.SERVER, MAX_HEAD_BYTES)
         self._loop = asyncio.get_running_loop()
         self._idle = False  # between two requests, or after the last response
@@ -96,6 +97,7 @@ class HttpConnection:
         try:
             self._uid = _find_uid(self._stream.client)
             if self._uid is None:
+                self._address = self._stream.client.getpeername()[0]
                 # Head and body are two writes.
                 self._stream.client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             while await self._exchange():
@@ -115,7 +117,7 @@ class HttpConnection:
             event = await self._receive()
             if not isinstance(event, h11.Request):
                 return False
-            request = parse_request(event, self._uid)
+            request = parse_request(event, self._uid, self._address)
             sends_body = request.method != "HEAD"
             if has_body(request):
                 is_last = True

@@ -27,7 +27,7 @@ DEFAULT_HEADERS = {
 class HttpRequest:
     """HTTP request; header names are in lower case, `path` is as sent (not percent-decoded).
 
-    `uid` is the user of a client on the Unix socket, None over TCP.
+    `uid` is the user of a client on the Unix socket, None over TCP; `address` is the IP address of one over TCP.
     """
 
     method: str
@@ -35,6 +35,7 @@ class HttpRequest:
     query: str
     headers: Mapping[str, str]
     uid: int | None = None
+    address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +56,8 @@ def text_response(status: int, text: str) -> HttpResponse:
     return HttpResponse(status, f"{text}\n".encode("utf-8", "backslashreplace"))
 
 
-def parse_request(event: h11.Request, uid: int | None = None) -> HttpRequest:
-    """Return the request of an event of h11, from a user of the Unix socket or over TCP."""
+def parse_request(event: h11.Request, uid: int | None, address: str) -> HttpRequest:
+    """Return the request of an event of h11, from a user of the Unix socket or an address over TCP."""
     target = event.target.decode("ascii")
     if not target.startswith("/"):  # http://host/path, as sent to a proxy
         target = "/" + target.partition("://")[2].partition("/")[2]
@@ -65,7 +66,7 @@ def parse_request(event: h11.Request, uid: int | None = None) -> HttpRequest:
     for raw_name, raw_value in event.headers:
         name, value = raw_name.decode("ascii"), raw_value.decode("latin-1")
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
-    return HttpRequest(event.method.decode("ascii"), path, query, headers, uid)
+    return HttpRequest(event.method.decode("ascii"), path, query, headers, uid, address)
 
 
 def has_body(request: HttpRequest) -> bool:

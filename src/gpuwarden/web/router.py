@@ -81,7 +81,7 @@ class Router:
         host = request.headers.get("host", "")
         if self.host_names and not self.host_names.allow(host):
             return self._refuse_host(host)
-        if self._access and not await self._access.allow(request.headers.get("authorization", "")):
+        if self._access and not await self._access.allow(request.headers.get("authorization", ""), request.address):
             return UNAUTHORIZED
         return None
 

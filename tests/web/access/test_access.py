@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import http.client
 import json
@@ -19,6 +20,7 @@ from services import Daemon, Prometheus, ending, until
 
 from gpuwarden.config.web_config import WebConfigError
 from gpuwarden.web.access.access_control import AccessControl
+from gpuwarden.web.access.basic_auth import BasicAuth
 from gpuwarden.web.http_server import WebServer
 
 pytestmark = pytest.mark.system  # openssl, Prometheus
@@ -130,6 +132,25 @@ def test_guessing_takes_a_fifth_of_a_core(loop: Loop, file: Path, monkeypatch: p
         assert fetch(server, authorization=login("prometheus", "wrong")).status == 401
         assert fetch(server, authorization=login("prometheus", "right")).status == 200
     assert paused == [pytest.approx(0.2)]
+
+
+def test_guesses_from_one_address_do_not_delay_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A login from another address is checked next, whatever number of guesses waits."""
+    checked: list[bytes] = []
+
+    def check(password: bytes, _stored: bytes) -> bool:
+        checked.append(password)
+        return password == b"right"
+
+    async def log_in() -> list[bool]:
+        auth, hashes = BasicAuth(), {"prometheus": "hash"}
+        guesses = [auth.allow(login("prometheus", f"wrong{each}"), hashes, "192.0.2.1") for each in range(20)]
+        return await asyncio.gather(*guesses, auth.allow(login("prometheus", "right"), hashes, "192.0.2.2"))
+
+    monkeypatch.setattr(bcrypt, "checkpw", check)
+    assert asyncio.run(log_in()) == [False] * 20 + [True]
+    assert len(checked) == 21
+    assert checked[1] == b"right"
 
 
 def test_reload(loop: Loop, file: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -50,11 +50,11 @@ class AccessControl:
 
         return TlsStream(client, self._context)
 
-    async def allow(self, authorization: str) -> bool:
-        """Return whether a request with this Authorization header may be answered; waits for BasicAuth."""
+    async def allow(self, authorization: str, address: str) -> bool:
+        """Return whether a request with this Authorization header from `address` is allowed; waits for BasicAuth."""
         self._refresh()
         users = self._settings.users
-        return not users or (self._auth is not None and await self._auth.allow(authorization, users))
+        return not users or (self._auth is not None and await self._auth.allow(authorization, users, address))
 
     def _refresh(self) -> None:
         if self._read_versions() == self._loaded_versions:

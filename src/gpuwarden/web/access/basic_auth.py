@@ -2,6 +2,7 @@
 
 A check of bcrypt takes 50 ms or more of CPU on purpose: a login that was right is remembered by a salted digest, and
 others are checked one at a time on a thread, with a pause after a wrong one, so that guessing takes a fifth of a core.
+Each address has one check in the queue at most: one that guesses cannot keep the others out.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from weakref import WeakValueDictionary
 
 import bcrypt
 
@@ -29,11 +31,12 @@ class BasicAuth:
         self._key = os.urandom(32)
         self._remembered: set[bytes] = set()
         self._executor = ThreadPoolExecutor(1, "login")
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by address, while one checks
 
-    async def allow(self, header: str, users: Mapping[str, str]) -> bool:
+    async def allow(self, header: str, users: Mapping[str, str], address: str) -> bool:
         """Return whether an Authorization header has the name and password of one of `users`: bcrypt hash by name.
 
-        A login that is not remembered waits for the checks of all before it.
+        A login that is not remembered waits for those before it from its `address`, and for one of each other address.
         """
         scheme, _, encoded = header.partition(" ")
         if scheme.lower() != "basic":
@@ -49,8 +52,9 @@ class BasicAuth:
         if digest in self._remembered:
             return True
         check = partial(_check, password, stored.encode())
-        if not await asyncio.get_running_loop().run_in_executor(self._executor, check):
-            return False
+        async with self._turns.setdefault(address, asyncio.Lock()):
+            if not await asyncio.get_running_loop().run_in_executor(self._executor, check):
+                return False
         if len(self._remembered) >= MAX_REMEMBERED:
             self._remembered.clear()
         self._remembered.add(digest)
