@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from itertools import chain
 
@@ -96,10 +96,13 @@ class FitnessAssessor:
             for name, gpu in chosen.items()
             if gpu is None
         ]
-        by_condition = self._problems_of_conditions(state)
+        by_condition = self._find_condition_problems(state)
         for row in rows:
             status: Status = "unfit" if row.name in self.config.unfit else row.status
-            problems = [*chain.from_iterable(by_condition[name] for name in row.conditions), *(row.find or _none)(node)]
+            problems = [
+                *chain.from_iterable(by_condition[name] for name in row.conditions),
+                *(row.find(node) if row.find else ()),
+            ]
             found += [
                 FitnessFinding(row.name, status, problem.action or row.action, problem)
                 for problem in problems
@@ -112,7 +115,7 @@ class FitnessAssessor:
         text = _text(found) or f"{len(uuids)} GPUs, {len(rows)} checks"
         return Assessment(found[0].status if found else FIT, text, sorted(uuids), found[:MAX_FINDINGS], statuses)
 
-    def _problems_of_conditions(self, state: State) -> Mapping[str, Sequence[FitnessProblem]]:
+    def _find_condition_problems(self, state: State) -> Mapping[str, Sequence[FitnessProblem]]:
         """Return the problems of each condition that holds, unless another one implies it."""
         found: defaultdict[str, list[FitnessProblem]] = defaultdict(list)
         occurrences = list(self._checks.occurrences(state))
@@ -121,12 +124,12 @@ class FitnessAssessor:
             if condition.implied_by not in holding:
                 uuid, gpu = occurrence.labels.get("uuid", ""), occurrence.labels.get("gpu")
                 subject = f"GPU {gpu}: " if gpu else "driver " if "collector" in occurrence.labels else ""
-                action = _action_of_labels(occurrence.labels, condition.severity)
+                action = _action_from_labels(occurrence.labels, condition.severity)
                 found[condition.name].append(FitnessProblem(f"{subject}{occurrence.text}", uuid, action))
         return found
 
 
-def _action_of_labels(labels: Labels, severity: Severity) -> Action | None:
+def _action_from_labels(labels: Labels, severity: Severity) -> Action | None:
     """Return the action on an XID or on a recovery that the driver requests; None for other conditions."""
     if "xid" in labels:
         return _XID_ACTIONS.get(explain(int(labels["xid"]), severity).action)
@@ -140,10 +143,6 @@ _XID_ACTIONS: Mapping[XidAction, Action] = {
     XidAction.CHECK_NVLINK: "reset",
     XidAction.RESET_WHEN_IDLE: "reset",
 }
-
-
-def _none(_node: Node) -> Iterable[FitnessProblem]:
-    return ()
 
 
 def _find_gpu(state: State, name: str, *, by_minor: bool) -> Gpu | None:

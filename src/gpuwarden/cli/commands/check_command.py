@@ -15,9 +15,10 @@ from gpuwarden.formatting import sanitize
 from gpuwarden.protocol.control_client import send_command
 
 UNFIT, UNKNOWN = 2, 3  # exit statuses; fit is 0, warning 1
-TIMEOUT_SECONDS = 0.6  # of the daemon's answer: with the start of the command, less than a second
+TIMEOUT_SECONDS = 0.6  # for the daemon's answer: with its start, the command takes less than a second
+MAX_GPU_NUMBER = 1024  # in a range of a job's GPUs
 _NAGIOS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
-# Variables of a job's GPUs; by Slurm, by the number of the device file.
+# Environment variables with a job's GPUs, and whether they have numbers of device files rather than indexes.
 _JOB_GPUS = (("SLURM_JOB_GPUS", True), ("CUDA_VISIBLE_DEVICES", False))
 
 
@@ -62,7 +63,7 @@ def _expand(text: str) -> list[str]:
     for each in text.split(","):
         first, _, last = each.partition("-")
         if first.isdecimal() and last.isdecimal():
-            found += map(str, range(int(first), min(int(last), 1024) + 1))
+            found += map(str, range(int(first), min(int(last), MAX_GPU_NUMBER) + 1))
         elif each:
             found.append(each)
     return found
