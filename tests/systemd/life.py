@@ -427,7 +427,7 @@ def test_wrong_configuration_fails_without_restarts() -> None:
 def test_reload_applies_or_refuses_the_configuration() -> None:
     """A reload applies a valid change in the same process; an invalid one changes nothing."""
     right, pid = CONFIG.read_text(), main_pid()
-    CONFIG.write_text(right + "\nlog: {level: debug}\n")
+    CONFIG.write_text(re.sub(r"\n  #level: .*\n", "\n  level: debug\n", right))
     command("systemctl", "reload", "gpuwarden")
     until(lambda: "configuration reloaded applied=log.level" in journal("--lines=50"), "the reload")
     CONFIG.write_text(right + "\nnonsense: 1\n")
