@@ -109,10 +109,8 @@ def _engine_share(entity: Entity) -> float | None:
 
 
 def _last_xid(entity: Entity) -> Reading:
-    """Return the code of the last XID as the value, as DCGM does; 0 for none, None if XIDs cannot be read."""
+    """Return the code of the last XID as the value, as DCGM does; 0 for none known, so that alerts have a series."""
     xids = entity.gpu.xids
-    if not xids and not any(entity.state.access.get(source) for source in ("nvml_events", "kernel_log")):
-        return None
     code = max(xids, key=lambda code: xids[code].last, default=0)
     return {(str(code), explain(code).meaning if code else "No Error"): code}
 
@@ -241,7 +239,7 @@ class DcgmReadings(Table[Entity], prefix="DCGM_FI_", key=LABELS):
     DEV_BANKS_REMAP_ROWS_AVAIL_LOW = _direct("DEV_BANKS_REMAP_ROWS_AVAIL_LOW", "gauge", "Memory banks with few spare rows left.", GpuReadings.row_remap_banks, "low")
     DEV_BANKS_REMAP_ROWS_AVAIL_NONE = _direct("DEV_BANKS_REMAP_ROWS_AVAIL_NONE", "gauge", "Memory banks with no spare row left.", GpuReadings.row_remap_banks, "none")
 
-    DEV_XID_ERRORS = DcgmMetric("DCGM_FI_DEV_XID_ERRORS", "gauge", "", "Code of the last XID, 0 for none.", _whole(_last_xid), labels=("err_code", "err_msg"), source="gpuwarden_gpu_xid_events_total, gpuwarden_gpu_xid_last_event_timestamp_seconds")
+    DEV_XID_ERRORS = DcgmMetric("DCGM_FI_DEV_XID_ERRORS", "gauge", "", "Code of the last XID, 0 for none, also where gpuwarden_access says that XIDs cannot be read.", _whole(_last_xid), labels=("err_code", "err_msg"), source="gpuwarden_gpu_xid_events_total, gpuwarden_gpu_xid_last_event_timestamp_seconds")
 
     DEV_PCIE_REPLAY_COUNTER = _direct("DEV_PCIE_REPLAY_COUNTER", "counter", "PCIe retransmissions.", GpuReadings.pcie_replays_total)
     DEV_PCIE_LINK_GEN = _direct("DEV_PCIE_LINK_GEN", "gauge", "Current PCIe generation of the link.", GpuReadings.pcie_link_generation)
