@@ -24,6 +24,7 @@ from gpuwarden.capture.capture_file import (
     load_capture,
     save_capture,
 )
+from gpuwarden.capture.replay import CapturedNvml
 from gpuwarden.gpu.reader import GpuReader
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "engineering" / "capture.md"
@@ -73,7 +74,6 @@ class TestLoading:
             ({**GOOD, "frames": [{"driver": [], "gpus": []}]}, "expected an object"),
             ({**GOOD, "frames": [{"driver": {}, "gpus": 3}]}, "corrupted capture"),
             (capture_with_answer("os.system", 1), "'os.system' is not a call of NVML"),
-            (capture_with_answer("nvmlDeviceSetPowerManagementLimit", 1), "is not a call of NVML"),
             (capture_with_answer("nvmlDeviceGetPowerUsage", "much"), "'much' is not a valid answer"),
             (capture_with_answer("nvmlDeviceGetPowerUsage", True), "True is not a valid answer"),
             (capture_with_answer("nvmlDeviceGetPowerUsage", 10**400), "is not a valid answer"),
@@ -104,6 +104,18 @@ class TestLoading:
             load_capture(file)
         assert str(caught.value).startswith(f"{file}: ")
         assert "record it again" in str(caught.value)
+
+    def test_unknown_question(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        """A capture with a question of another version is replayed without it, and one warning names it."""
+        file = tmp_path / "newer.json"
+        part = {"nvmlDeviceGetUUID": "MIG-1", "nvmlDeviceGetLaterValue(3)": [1]}
+        frame = {"driver": {"nvmlSystemGetNews": {"a": 1}}, "gpus": [{f"{MIG_HANDLE}(0)": part}]}
+        file.write_text(json.dumps({**GOOD, "frames": [frame]}))
+        nvml = CapturedNvml(load_capture(file)).nvml
+        gpu = nvml.nvmlDeviceGetHandleByIndex(0)
+        assert nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, 0)) == "MIG-1"
+        (record,) = caplog.records
+        assert f"file={file} functions=nvmlDeviceGetLaterValue,nvmlSystemGetNews" in record.getMessage()
 
     def test_missing_file(self, tmp_path: Path) -> None:
         """A missing file is named."""

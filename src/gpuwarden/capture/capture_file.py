@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import gzip
 import json
+import logging
 import re
 import stat
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import isfinite
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
+from gpuwarden.formatting import format_fields
 from gpuwarden.host.host_reader import HostMemory
 from gpuwarden.nvml import interface
+
+log = logging.getLogger(__name__)
 
 FORMAT, VERSION = "gpuwarden-capture", 1
 MAX_FRAMES = 600
@@ -129,9 +133,24 @@ def load_capture(path: Path) -> Capture:
         found = f"{whole.get('version')!r:.20}"
         raise CaptureError(f"{path}: capture version {found} is not supported, only {VERSION}; {_RECORD}")
     try:
-        return _capture(whole)
+        capture = _capture(whole)
     except (KeyError, TypeError, ValueError) as error:
         raise CaptureError(f"{path}: corrupted capture ({error}); {_RECORD}") from None
+    answers = (each for frame in capture.frames for each in (frame.driver, *frame.gpus))
+    if unknown := {function for each in answers for function in _unknown_functions(each)}:
+        fields = format_fields(file=path, functions=",".join(sorted(unknown)))
+        log.warning("capture of another version, replayed without its unknown questions %s", fields)
+    return capture
+
+
+def _unknown_functions(answers: Answers) -> Iterator[str]:
+    """Yield the functions that this version does not call."""
+    for asked, answer in answers.items():
+        function = asked.partition("(")[0]
+        if function not in interface.FUNCTIONS:
+            yield function
+        elif function == MIG_HANDLE and isinstance(answer, Mapping) and "error" not in answer:
+            yield from _unknown_functions(cast("Answers", answer))
 
 
 def _content(path: Path) -> bytes:
@@ -177,9 +196,9 @@ def _answers(answers: Any) -> Answers:
         raise ValueError("answers: expected an object")  # noqa: TRY004 - one error class for every wrong value
     for asked, answer in answers.items():
         match = _QUESTION.fullmatch(asked)
-        if match is None or match[1] not in interface.FUNCTIONS:
+        if match is None:
             raise ValueError(f"{asked!r:.60} is not a call of NVML")
-        if not _fits(match[1], answer):
+        if match[1] in interface.FUNCTIONS and not _fits(match[1], answer):
             raise ValueError(f"{asked}: {answer!r:.60} is not a valid answer")
     return answers
 
