@@ -307,6 +307,16 @@ def test_phases_of_a_run_that_starts_between_two_polls(host: Host) -> None:
     assert usage.phases["train"] == 0.25
 
 
+def test_phases_of_a_run_that_starts_during_a_poll(host: Host) -> None:
+    """A run that is newer than the poll has no time yet, rather than less than none."""
+    host.pass_second()
+    host.registry.receive(BOB, Hello("new", "test", {"GPU:0": "GPU-0"}), host.seconds + 0.25)
+    host.registry.receive(BOB, report(), host.seconds + 0.25)
+    assert set(host.join()[1].phases.values()) == {0.0}
+    host.pass_second()
+    assert host.join()[1].phases["train"] == 0.75
+
+
 def test_usage_is_resumed() -> None:
     """Usage counted by an earlier daemon is present from the first poll, and is added to."""
     host = Host()

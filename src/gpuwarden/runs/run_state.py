@@ -229,7 +229,8 @@ class RunState:
             **self._headroom_fields(headroom, claimed, current=current),
             host_usage=usage,
             began=self.began,
-            lasted=(now if self.outcome.ended is None else self.outcome.ended) - self.began_monotonic,
+            # A run that connects while the GPUs are polled is newer than the poll.
+            lasted=max((now if self.outcome.ended is None else self.outcome.ended) - self.began_monotonic, 0.0),
             **self._error_fields(),
             ending=self.outcome.ending,
             stall=self._update_stall(usage, snapshot, now),
