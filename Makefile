@@ -1,6 +1,6 @@
 # `make` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-all check lint fix docs man docs-site docs-links goldens history pictures bench bench-smoke gpu-check clean
+.PHONY: help run demo test test-all check lint fix docs man deb docs-site docs-links goldens history pictures bench bench-smoke gpu-check clean
 
 BIN := .venv/bin
 # A user without write access to /run gets a socket of their own.
@@ -75,6 +75,10 @@ man: ## build the man page: build/man/gpuwarden.1
 	@tools/environment.sh man
 	@mkdir -p build/man
 	$(BIN)/python tools/man_page.py > build/man/gpuwarden.1
+
+deb: ## build the Debian package: build/deb/gpuwarden_VERSION_all.deb
+	@tools/environment.sh man
+	deploy/deb/build.sh $(BIN)/python build/deb
 
 docs-site: ## build the docs site in build/site; warnings and broken links are errors
 	@tools/environment.sh docs

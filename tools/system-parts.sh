@@ -1,6 +1,6 @@
 #!/bin/sh
-# Install the programs that some tests run for real (Prometheus, Alertmanager, Chromium, a compiler, systemd, Slurm);
-# `tools/system-parts.sh pictures` those that draw the dashboards too.
+# Install the programs that some tests run for real (Prometheus, Alertmanager, Chromium, a compiler, systemd, Slurm,
+# lintian); `tools/system-parts.sh pictures` those that draw the dashboards too.
 # As root on Debian or Ubuntu; elsewhere it leaves things as they are, and those tests are skipped by name.
 set -eu
 
@@ -13,12 +13,15 @@ need chromium chromium
 need gcc "gcc libc6-dev"
 need systemctl systemd
 need slurmd slurm-wlm
+need lintian lintian
 if [ "${1:-}" = pictures ]; then
     need node nodejs
     need npm npm
     need pngquant pngquant
 fi
-# The service of the systemd test lives on the system's own Python.
+# The service of the systemd test lives on the system's own Python, and that of the Debian package on Debian's modules.
+/usr/bin/python3 -c 'import bcrypt, h11, packaging, psutil, rich, yaml' 2>/dev/null ||
+    missing="$missing python3-bcrypt python3-h11 python3-packaging python3-psutil python3-rich python3-yaml"
 /usr/bin/python3 -c 'import ensurepip' 2>/dev/null || missing="$missing python3-venv"
 [ -n "$missing" ] || exit 0
 

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
-import sys
-import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
 from services import ROOT
+from throwaway_systemd import needs_systemd, run_steps, step_names
 
-from system_parts import needs, require
+from system_parts import require
 
 pytestmark = pytest.mark.system
 
 PYTHON = "/usr/bin/python3"  # the installer's first choice
 LIFE = ROOT / "tests/systemd/life.py"
-STEPS = re.findall(r"^def (test_\w+)", LIFE.read_text(), re.MULTILINE)
+STEPS = step_names(LIFE)
 
 
 def _works(*command: str) -> bool:
@@ -28,9 +26,8 @@ def _works(*command: str) -> bool:
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory, mock_nvml_library: Path) -> Path:
     """Prepare the folder shared with the temporary system: a checkout, wheels for offline pip, the mock."""
-    needs("systemctl", "systemd")
+    needs_systemd()
     require(_works(PYTHON, "-c", "import ensurepip"), f"{PYTHON} lacks venv: sudo apt-get install python3-venv")
-    require(_works("unshare", "--mount", "true"), "only root can boot a systemd: run this test as root")
     shared = tmp_path_factory.mktemp("shared")
     checkout = shared / "checkout"
     for name in ("src", "systemd"):
@@ -51,16 +48,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory, mock_nvml_library: Path) ->
 @pytest.fixture(scope="module")
 def report(shared: Path) -> dict[str, list[str]]:
     """Run the whole life cycle once; return the failures of each step."""
-    tests = ["env", f"PYTHONPATH={ROOT / 'src'}", sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(LIFE)]
-    options = ["-c", f"{ROOT}/pyproject.toml", "--rootdir", str(ROOT), "--junitxml", f"{shared}/report.xml"]
-    boot = [str(ROOT / "tests/systemd/boot.sh"), str(shared)]
-    done = subprocess.run([*boot, *tests, *options], capture_output=True, text=True, check=False)
-    assert done.returncode in (0, 1), f"boot.sh ended with {done.returncode}:\n{done.stdout}{done.stderr}"
-    steps: dict[str, list[str]] = {}
-    for case in ET.parse(shared / "report.xml").iter("testcase"):  # noqa: S314 - written by pytest a moment ago
-        name = case.attrib["name"].partition("[")[0]
-        steps.setdefault(name, []).extend(found.text or found.tag for found in case)
-    return steps
+    return run_steps(LIFE, shared)
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -19,7 +19,21 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
+from installed_service import (
+    CONFIG,
+    DROP_INS,
+    STATE,
+    URL,
+    command,
+    drop_in,
+    gpus_up,
+    is_active,
+    journal,
+    load_mock_driver,
+    main_pid,
+    samples,
+    shown,
+)
 from services import fetch, until
 
 from mock_nvml import MockNvml
@@ -27,12 +41,8 @@ from mock_nvml import MockNvml
 SHARED = Path(os.environ["SHARED"])
 INSTALL = SHARED / "checkout/systemd/install.sh"
 PREFIX = Path("/opt/gpuwarden")
-CONFIG = Path("/etc/gpuwarden/config.yaml")
-STATE = Path("/var/lib/gpuwarden")
 RECEIPTS = STATE / "receipts"
 UNIT = Path("/etc/systemd/system/gpuwarden.service")
-DROP_INS = Path("/etc/systemd/system/gpuwarden.service.d")
-URL = "http://127.0.0.1:9846"
 NOBODY = 65534
 # This system has no network: pip finds its packages here.
 OFFLINE = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(SHARED / "wheels"), "PIP_CONFIG_FILE": os.devnull}
@@ -41,60 +51,9 @@ OFFLINE = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(SHARED / "wheels"), "PIP_C
 QUICK = "[Service]\nWatchdogSec=5\nRestartSec=100ms\n"
 
 
-def command(*words: str | Path, check: bool = True, user: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a command until it ends; by default a failure fails the test and shows the output."""
-    done = subprocess.run(
-        words, capture_output=True, text=True, check=False, user=user, env={**os.environ, **OFFLINE}, timeout=120
-    )
-    assert not check or done.returncode == 0, f"{words} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
-    return done
-
-
 def install(*arguments: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
     """Run the installer under umask 077: the files that the service's user reads must be readable all the same."""
-    return command("sh", "-c", 'umask 077; exec "$@"', "sh", INSTALL, *arguments, check=check)
-
-
-def shown(name: str) -> str:
-    """Return the current value of a property of the service."""
-    return command("systemctl", "show", "--value", "--property", name, "gpuwarden").stdout.strip()
-
-
-def is_active() -> bool:
-    """Return whether the service has reported that it is ready."""
-    return shown("ActiveState") == "active"
-
-
-def main_pid() -> int:
-    """Return the daemon's pid; 0 between two daemons."""
-    return int(shown("MainPID"))
-
-
-def journal(*options: str) -> str:
-    """Return the log lines of the service, and systemd's lines about it."""
-    return command("journalctl", "--unit", "gpuwarden", "--output", "cat", "--no-pager", *options).stdout
-
-
-def drop_in(name: str, text: str) -> None:
-    """Add a drop-in for the service, as an operator does."""
-    DROP_INS.mkdir(exist_ok=True)
-    (DROP_INS / f"{name}.conf").write_text(text)
-    command("systemctl", "daemon-reload")
-
-
-def samples(name: str) -> dict[tuple[tuple[str, str], ...], float]:
-    """Return the samples of a metric by their sorted labels; empty while the daemon does not respond."""
-    return {
-        tuple(sorted(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(fetch(f"{URL}/metrics"))
-        for sample in family.samples
-        if sample.name == name
-    }
-
-
-def gpus_up() -> list[float]:
-    """Return gpuwarden_gpu_up of each GPU."""
-    return list(samples("gpuwarden_gpu_up").values())
+    return command("sh", "-c", 'umask 077; exec "$@"', "sh", INSTALL, *arguments, check=check, env=OFFLINE)
 
 
 def owners(kind: str) -> set[str]:
@@ -112,19 +71,8 @@ def cgroup(controller: str) -> Path:
 
 @pytest.fixture(scope="module")
 def mock() -> MockNvml:
-    """Load the mock driver library in the service, by a drop-in."""
-    directory = Path("/run/mock-nvml")
-    directory.mkdir()
-    # Outside /tmp: the service has a private /tmp.
-    library = Path("/opt/mock-nvml")
-    library.mkdir()
-    for file in (SHARED / "mock").iterdir():
-        (library / file.name).write_bytes(file.read_bytes())
-    mock = MockNvml(library, directory)
-    settings = mock.env(gpus=2)
-    del settings["MOCK_NVML_COUNTERS"]  # a file that the service may not write
-    drop_in("mock", "[Service]\n" + "".join(f"Environment={name}={value}\n" for name, value in settings.items()))
-    return mock
+    """Load the mock driver library in the service."""
+    return load_mock_driver(SHARED / "mock")
 
 
 @pytest.fixture

@@ -73,10 +73,15 @@ def _command(folder: Path) -> list[str]:
 def _environment(folder: Path) -> dict[str, str]:
     """Return the daemon's environment: no configuration, and a folder for its records as systemd gives it one.
 
-    Python does not search the working folder for modules: the program's may have a types.py of its own.
+    Python finds modules where this program does, and not in the working folder, which may have a types.py of its own.
     """
     own = {name: value for name, value in os.environ.items() if not name.startswith("GPUWARDEN_")}
-    return {**own, "STATE_DIRECTORY": str(folder / "state"), "PYTHONSAFEPATH": "1"}
+    return {
+        **own,
+        "STATE_DIRECTORY": str(folder / "state"),
+        "PYTHONSAFEPATH": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
 
 
 def _await_answer(process: subprocess.Popen[bytes], folder: Path) -> DaemonPlace | None:
