@@ -347,7 +347,7 @@ def test_an_upgrade_that_does_not_start_is_rolled_back(tmp_path: Path) -> None:
     broken = tmp_path / wheel().name
     with ZipFile(wheel()) as right, ZipFile(broken, "w") as wrong:
         for name in right.namelist():
-            ends = name == "gpuwarden/daemon/poll_loop.py"
+            ends = name == "gpuwarden/cli/commands/serve_command.py"
             wrong.writestr(name, "raise SystemExit('broken')\n" if ends else right.read(name))
     pid = main_pid()
     done = install(broken, check=False)
