@@ -209,7 +209,7 @@ def test_messages() -> None:
     assert parse_question("") == Question()
     asked = parse_question('{"gpus": [0], "stage": "epilog", "job": 7, "off": ["pcie"], "later": 1}')
     assert asked == Question(gpus=("0",), stage="epilog", job="7", off=frozenset({"pcie"}))
-    for wrong in ("[]", "{", '{"stage": "never"}'):
+    for wrong in ("[]", "{", '{"stage": "never"}', '{"gpus": 5}', '{"off": 1}'):
         with pytest.raises(ValueError):  # noqa: PT011 - of json, too
             parse_question(wrong)
     answer = FitnessAssessor(CheckConfig()).answer(poll(gpu(0)), SlowFacts(), Question(), NOW)

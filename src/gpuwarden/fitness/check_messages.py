@@ -11,8 +11,14 @@ from gpuwarden.fitness.model import STATUSES, Assessment, Question, Stage
 def parse_question(text: str) -> Question:
     """Parse a question; missing keys have their defaults. Raises ValueError."""
     asked = json.loads(text or "{}")
-    if not isinstance(asked, dict) or asked.get("stage", "none") not in get_args(Stage):
-        raise ValueError("check: expected a JSON object with a known stage")
+    is_valid = (
+        isinstance(asked, dict)
+        and asked.get("stage", "none") in get_args(Stage)
+        and isinstance(asked.get("gpus"), list | None)
+        and isinstance(asked.get("off", []), list)
+    )
+    if not is_valid:
+        raise ValueError("check: expected a JSON object with a known stage and lists of GPUs and checks")
     gpus = asked.get("gpus")
     return Question(
         gpus=None if gpus is None else tuple(map(str, gpus)),
