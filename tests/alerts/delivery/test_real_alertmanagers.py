@@ -26,7 +26,7 @@ def test_alert_is_delivered_and_resolved(tmp_path: Path) -> None:
         until(lambda: len(receiver.alerts()) == 2, "both alerts")
         assert {each["annotations"]["summary"] for each in receiver.alerts()} == {
             "Run u & net on GPU 0 of 127.0.0.1:9846 is almost out of GPU memory",
-            "A training run on 127.0.0.1:9846 is stalled: no step",
+            "Run 7-1 on 127.0.0.1:9846 is stalled: no step",
         }
         until(lambda: sink.posted[url].sent >= 4, "both alerts, re-sent")
         update(sink, [STALLED])
