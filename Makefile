@@ -7,8 +7,8 @@ BIN := .venv/bin
 SOCKET ?= $(shell if [ -n "$$GPUWARDEN_SOCKET" ]; then echo "$$GPUWARDEN_SOCKET"; elif [ -w /run ]; then echo /run/gpuwarden/run.sock; else echo "$${XDG_RUNTIME_DIR:-/tmp/gpuwarden-$$(id -u)}/gpuwarden.sock"; fi)
 LISTEN ?= 127.0.0.1:9846
 PYTEST_FLAGS ?=
-# Test files run in parallel: three on two cores, because tests mostly wait.
-AT_ONCE ?= --numprocesses=3 --dist=loadfile --no-loadscope-reorder
+# Test files run in parallel: four on two cores, because tests mostly wait.
+AT_ONCE ?= --numprocesses=4 --dist=loadfile --no-loadscope-reorder
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
