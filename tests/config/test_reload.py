@@ -22,7 +22,7 @@ def test_nothing_changed() -> None:
 
 
 def test_each_option_applies_or_waits() -> None:
-    """Of one change both kinds of options are named; those that wait keep their values."""
+    """Both kinds of options are named in one change; those that wait keep their values."""
     config, applied, pending = plan(
         "pressure: {hold: 10s}",
         "source: simulated\nlog: {level: debug}\nweb: {listen: '127.0.0.1:1', timeout: 3s}\npressure: {hold: 20s}",

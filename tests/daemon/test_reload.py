@@ -80,7 +80,7 @@ def test_checks_of_fitness(daemon: Daemon, file: Path) -> None:
 
 
 def test_target_of_notifications_is_replaced(tmp_path: Path, mock_nvml: MockNvml) -> None:
-    """What is new after the reload goes to the new address; the old one gets nothing more."""
+    """New alerts go to the new address after the reload; the old one gets no further message."""
     file = tmp_path / "config.yaml"
     rest = "group_wait: 100ms, resolve_after: 0"
     with http_receiver() as first, http_receiver() as second:

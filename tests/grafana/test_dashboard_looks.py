@@ -173,7 +173,7 @@ def test_axis_of_zeros_is_short(panel: dict[str, Any]) -> None:
 
 @panels
 def test_power_limit_is_no_throttling(panel: dict[str, Any]) -> None:
-    """Where a run or GPU is called throttled, heat or hardware does it, not the power limit of each full load."""
+    """Throttling in a table is by heat or hardware, not by the power limit, which holds at each full load."""
     if panel["title"] in {"Most throttled", "Runs in this time range", "GPUs now, worst first"}:
         queries = [each["expr"] for each in panel["targets"] if re.search("throttled_step|clock_event", each["expr"])]
         assert queries

@@ -74,7 +74,7 @@ def fetch_tls(
 
 
 def test_tls(loop: Loop, file: Path) -> None:
-    """Pages arrive over TLS, large ones complete; who sends http to the port of https is told so."""
+    """Pages arrive over TLS, large ones complete; a plain http request gets an answer that says https."""
     file.write_text(TLS + "http_server_config: {headers: {Strict-Transport-Security: max-age=60}}\n")
     with serving(loop, access=AccessControl(file)) as server:
         answer, _ = fetch_tls(server, file.parent)
@@ -86,7 +86,7 @@ def test_tls(loop: Loop, file: Path) -> None:
 
 
 def test_client_certificate(loop: Loop, file: Path) -> None:
-    """With mutual TLS a client without a certificate of the authority gets nothing, and learns why."""
+    """Mutual TLS refuses a client without a certificate of the authority, and the client sees why."""
     file.write_text(MUTUAL)
     with serving(loop, access=AccessControl(file)) as server:
         assert fetch_tls(server, file.parent, client=True)[0].body == PAGE
@@ -112,7 +112,7 @@ def test_logins(loop: Loop, file: Path, monkeypatch: pytest.MonkeyPatch) -> None
             assert refused.headers["www-authenticate"].startswith("Basic ")
         for header in (
             *("Basic", "Basic !", "Bearer right", "Basic " + base64.b64encode(b"prometheus").decode()),
-            *(login(*given) for given in (("prometheus", "wrong"), ("nobody", "right"), ("other", "x" * 73), ("", ""))),
+            *(login(*given) for given in (("prometheus", "wrong"), ("absent", "right"), ("other", "x" * 73), ("", ""))),
         ):
             assert fetch(server, authorization=header).status == 401, header
         checked.clear()
