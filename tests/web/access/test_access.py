@@ -18,7 +18,8 @@ from certificates import make_certificates
 from served_pages import HUGE, PAGE, PATIENCE, Answer, Loop, exchange, fetch, serving
 from services import Daemon, Prometheus, ending, until
 
-from gpuwarden.config.web_config import WebConfigError
+from gpuwarden.config.web_config import TlsSettings, WebConfigError
+from gpuwarden.web.access import tls_stream
 from gpuwarden.web.access.access_control import AccessControl
 from gpuwarden.web.access.basic_auth import BasicAuth
 from gpuwarden.web.http_server import WebServer
@@ -178,6 +179,27 @@ def test_reload(loop: Loop, file: Path, caplog: pytest.LogCaptureFixture) -> Non
         file.write_text(MUTUAL)
         with pytest.raises(ssl.SSLError, match="certificate required"):
             fetch_tls(server, folder)
+
+
+def test_change_while_the_files_are_read(loop: Loop, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key that arrives just after its new certificate was read counts from the next connection on."""
+    folder, make_context = file.parent, tls_stream.make_context
+    file.write_text(TLS)
+    with serving(loop, access=AccessControl(file)) as server:
+        _, first = fetch_tls(server, folder)
+        make_certificates(folder, "renewed")
+
+        def read_and_change(settings: TlsSettings) -> ssl.SSLContext:
+            monkeypatch.setattr(tls_stream, "make_context", make_context)
+            try:
+                return make_context(settings)
+            finally:
+                (folder / "renewed.key").replace(folder / "server.key")
+
+        monkeypatch.setattr(tls_stream, "make_context", read_and_change)
+        (folder / "renewed.pem").replace(folder / "server.pem")
+        assert fetch_tls(server, folder)[1] == first
+        assert fetch_tls(server, folder)[1] != first
 
 
 def test_mistakes_in_certificates(file: Path) -> None:

@@ -32,9 +32,8 @@ class AccessControl:
         self._auth: BasicAuth | None = None
         self._context: ssl.SSLContext | None = None
         self._settings = WebSettings()
-        self._watched: tuple[Path, ...] = ()
+        self._versions: dict[Path, tuple[int, ...]] = {}  # of each file, from before it was read
         self._load()
-        self._loaded_versions = self._read_versions()
 
     @property
     def headers(self) -> dict[str, str]:
@@ -57,7 +56,7 @@ class AccessControl:
         return not users or (self._auth is not None and await self._auth.allow(authorization, users, address))
 
     def _refresh(self) -> None:
-        if self._read_versions() == self._loaded_versions:
+        if all(_read_version(path) == version for path, version in self._versions.items()):
             return
         try:
             self._load()
@@ -65,17 +64,16 @@ class AccessControl:
             log.error("web configuration invalid, keeping the previous one %s", format_fields(error=error.strerror))  # noqa: TRY400
         else:
             log.info("web configuration reloaded file=%s", self._path)
-        self._loaded_versions = self._read_versions()
 
     def _load(self) -> None:
-        self._watched = (self._path,)
+        self._versions = {self._path: _read_version(self._path)}
         settings, context = read_web_config(self._path), None
         if settings == WebSettings() != self._settings:  # as between truncating and writing it
             raise WebConfigError(self._path, "empty; restart the daemon to serve without TLS and logins")
         if settings.tls:
             from gpuwarden.web.access.tls_stream import make_context  # noqa: PLC0415 - ssl, 6 MiB
 
-            self._watched += settings.tls.files
+            self._versions |= {path: _read_version(path) for path in settings.tls.files}
             try:
                 context = make_context(settings.tls)
             except OSError as error:
@@ -92,12 +90,9 @@ class AccessControl:
             self._auth = BasicAuth()
         self._settings, self._context = settings, context
 
-    def _read_versions(self) -> list[tuple[int, ...]]:
-        """Return what changes with the file and the files that it names: inode, size and time of each."""
-        return [_read_version(path) for path in self._watched]
-
 
 def _read_version(path: Path) -> tuple[int, ...]:
+    """Return what changes with a file: inode, size and time; empty for none."""
     try:
         found = os.stat(path)  # noqa: PTH116 - twice as fast as Path.stat, at every request
     except OSError:
