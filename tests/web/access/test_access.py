@@ -9,8 +9,8 @@ import json
 import ssl
 import subprocess
 import sys
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import bcrypt
 import pytest
@@ -19,7 +19,7 @@ from served_pages import HUGE, PAGE, PATIENCE, Answer, Loop, exchange, fetch, se
 from services import Daemon, Prometheus, ending, until
 
 from gpuwarden.config.web_config import TlsSettings, WebConfigError
-from gpuwarden.web.access import tls_stream
+from gpuwarden.web.access import basic_auth, tls_stream
 from gpuwarden.web.access.access_control import AccessControl
 from gpuwarden.web.access.basic_auth import BasicAuth
 from gpuwarden.web.http_server import WebServer
@@ -126,8 +126,8 @@ def test_logins(loop: Loop, file: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_guessing_takes_a_fifth_of_a_core(loop: Loop, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a wrong password the thread of checks pauses for four times the check's CPU time; a right one is free."""
     paused: list[float] = []
-    monkeypatch.setattr(time, "thread_time", iter([10.0, 10.05, 20.0]).__next__)
-    monkeypatch.setattr(time, "sleep", paused.append)
+    clock = SimpleNamespace(thread_time=iter([10.0, 10.05, 20.0]).__next__, sleep=paused.append)
+    monkeypatch.setattr(basic_auth, "time", clock)  # of this module alone: other threads must go on sleeping
     file.write_text(users(prometheus="right"))
     with serving(loop, access=AccessControl(file)) as server:
         assert fetch(server, authorization=login("prometheus", "wrong")).status == 401
