@@ -58,11 +58,11 @@ class Daemon:
         self._dispatcher: Dispatcher | None = None  # only while it serves, not for a single poll
         self._alerts_restart: asyncio.Task[None] | None = None
         self._dcgm = DcgmPage(host_name()) if config.compat == "dcgm" else None
-        self._watchdog = systemd.Watchdog()
+        self._watchdog = systemd.Watchdog(lambda: self.pipeline.poller.uninterruptible)
         recorder = self.pipeline.recorder
         store = IncidentStore(recorder.database, config.incidents.max)
         self.flight_recorder = FlightRecorder(store, recorder.outlines, enabled=config.incidents.enabled)
-        self._assessor = FitnessAssessor(config.check)
+        self._assessor = FitnessAssessor(config.check, self.flight_recorder.events.throttled)
         self._slow_facts = SlowFactsReader(config.poll.slow_interval, config.check.paths, store.listing)
         self.routes = Routes(
             self.read_tables, recorder, self.flight_recorder, self.pipeline.users.name, config, assess=self._assess
@@ -186,7 +186,7 @@ class Daemon:
         self.routes.show(state)
         if self.poll_loop.serves:  # otherwise the service is another program's
             self._slow_facts.update(now)
-            self._watchdog.update(state, uninterruptible=self.pipeline.poller.uninterruptible)
+            self._watchdog.update(state)
         return state
 
     async def poll_or_clear(self) -> None:

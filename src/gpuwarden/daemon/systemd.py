@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Callable
 
 from gpuwarden.state import State
 
@@ -41,18 +42,20 @@ class Watchdog:
     """Heartbeat for the service manager's watchdog. A driver that hangs as a whole stops it, which restarts the daemon.
 
     It does not stop while the driver has never answered: initialisation may take long, and a restart would start it
-    over. Nor while a call hangs in the kernel where no signal reaches it: the process would keep the port.
+    over. Nor while a call hangs in the kernel where no signal reaches it, which `is_uninterruptible` returns: the
+    process would keep the port.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_uninterruptible: Callable[[], bool]) -> None:
+        self._is_uninterruptible = is_uninterruptible
         self._answered = False  # whether the driver ever answered
 
-    def update(self, state: State, *, uninterruptible: bool) -> None:
+    def update(self, state: State) -> None:
         """Send the status of a poll, and the heartbeat if the driver works."""
         hung = state.snapshot.hung
         self._answered = self._answered or not hung
         if is_listening():
-            alive = not (hung and self._answered) or uninterruptible
+            alive = not (hung and self._answered) or self._is_uninterruptible()
             notify(f"STATUS={status_line(state)}", *(["WATCHDOG=1"] if alive else []))
 
 

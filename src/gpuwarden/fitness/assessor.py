@@ -26,7 +26,6 @@ from gpuwarden.fitness.model import (
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.health.conditions import CONDITIONS, ConditionChecks
 from gpuwarden.health.model import Labels
-from gpuwarden.health.thermal_conditions import throttle_reasons
 from gpuwarden.severity import Severity
 from gpuwarden.state import State
 from gpuwarden.xid.codes import Action as XidAction
@@ -42,24 +41,27 @@ class UnknownCheckError(ValueError):
 
 
 class FitnessAssessor:
-    """Assessor that learns from each poll which GPUs and links there are. Used by one event loop."""
+    """Assessor that learns from polls which GPUs and links there are. Used by one event loop.
 
-    def __init__(self, config: CheckConfig) -> None:
+    `throttled` is when each GPU was last throttled (Unix time), by UUID, as the event log has it.
+    """
+
+    def __init__(self, config: CheckConfig, throttled: Mapping[str, float]) -> None:
         self.config = config
+        self._throttled = throttled
         self._checks = ConditionChecks(CONDITIONS[name] for row in CHECKS.values() for name in row.conditions)
         self._known: dict[str, str] = {}
-        self._throttled: dict[str, float] = {}
         self._linked: set[tuple[str, str]] = set()
+        self._read: dict[str, float] = {}  # the slow tier that was learned from, by UUID
 
     def update(self, state: State) -> None:
-        """Learn from a poll."""
+        """Learn from the GPUs whose slow tier, which has the links, was read at this poll."""
         for gpu in state.snapshot.gpus:
             uuid = gpu.identity.uuid
-            if gpu.up and uuid not in self._known:
+            if gpu.up and self._read.get(uuid) != gpu.slow_taken:
+                self._read[uuid] = gpu.slow_taken
                 self._known[uuid] = f"GPU {gpu.identity.index}"
-            if throttle_reasons(gpu):
-                self._throttled[uuid] = state.snapshot.time
-            self._linked.update((uuid, link) for link, up in nvlinks(gpu).items() if up)
+                self._linked.update((uuid, link) for link, up in nvlinks(gpu).items() if up)
 
     def answer(self, state: State | None, facts: SlowFacts, question: Question, now: float) -> Assessment:
         """Assess the node, or the GPUs of a question, at `now` (Unix time). Raises UnknownCheckError."""

@@ -28,9 +28,9 @@ def _problem(gpu: Gpu, text: str) -> FitnessProblem:
     return FitnessProblem(f"GPU {gpu.identity.index}: {text}", gpu.identity.uuid)
 
 
-def reading_is(row: Metric[Any], value: float, text: str, *labels: str) -> Find:
+def reading_is(row: Metric[Any], value: float, text: str) -> Find:
     """Return a finder of the GPUs that have this value of a reading."""
-    return lambda node: (_problem(gpu, text) for gpu in node.gpus if gpu.value(row, *labels) == value)
+    return lambda node: (_problem(gpu, text) for gpu in node.gpus if gpu.value(row) == value)
 
 
 def find_missing(node: Node) -> Iterator[FitnessProblem]:

@@ -89,7 +89,7 @@ class EventLog:
         self._faults: dict[str, str | None] = {}
         self._xids: dict[tuple[str, int], int] = {}
         self._driver_fault: str | None = None
-        self._throttled: dict[str, float] = {}  # last time, by UUID
+        self.throttled: dict[str, float] = {}  # last time, by UUID
 
     def newest_first(self) -> list[Event]:
         """Return the events, the newest first."""
@@ -159,7 +159,7 @@ class EventLog:
                     text = f"GPU {gpu.identity.index} XID {code}: {xid.meaning} {xid.action.value}"
                     yield Event(count.last, "xid", xid.severity, text[:MAX_TEXT], uuid, xid=code)
         if reasons := throttle_reasons(gpu):
-            last, self._throttled[uuid] = self._throttled.get(uuid), now
+            last, self.throttled[uuid] = self.throttled.get(uuid), now
             if last is None or not last <= now < last + THROTTLE_QUIET_SECONDS:
                 name = f"GPU {gpu.identity.index}"
                 yield Event(now, "throttled", severity_of("GpuThrottled"), f"{name} throttled: {reasons[0]}", uuid)
