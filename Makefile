@@ -8,7 +8,7 @@ SOCKET ?= $(shell if [ -n "$$GPUWARDEN_SOCKET" ]; then echo "$$GPUWARDEN_SOCKET"
 LISTEN ?= 127.0.0.1:9846
 PYTEST_FLAGS ?=
 # Test files run in parallel: four on two cores, because tests mostly wait.
-AT_ONCE ?= --numprocesses=4 --dist=loadfile --no-loadscope-reorder
+AT_ONCE ?= --numprocesses=4 --dist=loadfile --no-loadscope-reorder --max-worker-restart=0
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
