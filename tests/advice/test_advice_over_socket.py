@@ -141,6 +141,26 @@ def test_pressure_advice_follows_memory(
     assert level(daemon, uuids[0]) == 0
 
 
+def test_headroom_is_sent_to_runs_that_want_it(
+    mock_nvml: MockNvml, daemon: Daemon, uuids: list[str], start: Callable[..., Run]
+) -> None:
+    """A run that wants its headroom receives the smallest of its devices, once a report; others receive none."""
+
+    def prepare(pid: int) -> None:
+        set_memory(mock_nvml, 0, 40000, {pid: 40})
+        set_memory(mock_nvml, 1, 20000, {pid: 2})
+
+    memory = {uuids[0]: 39 * GIB, uuids[1]: GIB}
+    run, other = start(daemon, memory, prepare, headroom=True), start(daemon, {uuids[0]: GIB})
+    until(run.received, "the headroom")
+    polled = daemon.samples().value("gpuwarden_poll_timestamp_seconds") or 0
+    until(lambda: (daemon.samples().value("gpuwarden_poll_timestamp_seconds") or 0) > polled + 0.7, "two more polls")
+    assert [each["bytes"] for each in run.received()] == [20000 * MIB + GIB - OVERHEAD]
+    run.say(json.dumps(memory))
+    until(lambda: len(run.received()) == 2, "the headroom after a report")
+    assert other.received() == []
+
+
 def test_only_affected_runs_receive_advice(
     mock_nvml: MockNvml, daemon: Daemon, uuids: list[str], start: Callable[..., Run]
 ) -> None:

@@ -1,8 +1,8 @@
 """Run by the bare protocol, which writes each advice as a line of JSON: python advice_reader.py SOCKET JSON.
 
-The JSON has `devices` (UUIDs by name), `memory` (bytes by device), `hears` as for the hello, and `reads`: whether it
-reads advice. It starts with the first line on standard input; each later one, JSON, changes `memory` and reports it,
-and `{"again": true}` reconnects.
+The JSON has `devices` (UUIDs by name), `memory` (bytes by device), `hears` and, if set, `headroom` as for the hello,
+and `reads`: whether it reads advice. It starts with the first line on standard input; each later one, JSON, changes
+`memory` and reports it, and `{"again": true}` reconnects.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Run:
         """Send the hello and a report."""
         self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.connection.connect(self._path)
-        self._send(Hello("hearing", "none", self._said["devices"], hears=self._said["hears"]))
+        wanted = self._said.get("headroom", False)
+        self._send(Hello("hearing", "none", self._said["devices"], hears=self._said["hears"], headroom=wanted))
         self.report(self._said["memory"])
 
     def report(self, memory: dict[str, int]) -> None:

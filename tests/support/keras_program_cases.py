@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import io
 import json
 import os
 import pickle
@@ -19,7 +21,7 @@ from keras_case_setup import CPU, EARLY, GPU, IMPORTED, Daemon, data, fit, model
 from gpuwarden.client.frameworks.tensorflow import list_physical_devices
 from gpuwarden.client.keras.fit import step_counter
 from gpuwarden.keras import GpuWarden, keras
-from gpuwarden.protocol.messages import Hello, Report
+from gpuwarden.protocol.messages import Headroom, Hello, Report
 
 
 class Witness(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
@@ -186,6 +188,7 @@ def case_bad_arguments(daemon: Daemon) -> Any:
         {"devices": ["GPU:0"]},
         {"devices": {0: "GPU-a"}},
         {"devices": {"gpu:0": "GPU-a"}},
+        {"logs": "epoch"},
     ):
         try:
             GpuWarden(**settings)
@@ -238,6 +241,29 @@ def case_early(daemon: Daemon) -> Any:
 
 def case_physical(daemon: Daemon) -> Any:
     return list_physical_devices("CPU")
+
+
+def case_logs(daemon: Daemon) -> Any:
+    first, written, printed = daemon.callback(logs=True, interval=0), Path(f"{daemon.path}.csv"), io.StringIO()
+
+    def answer(epoch: int, _logs: Any) -> None:
+        if epoch == 1:
+            daemon.accept().advise(Headroom(3 << 30))
+        elif epoch == 2:
+            daemon.kill()
+
+    replies = keras.callbacks.LambdaCallback(on_epoch_begin=answer)
+    callbacks = [first, keras.callbacks.CSVLogger(written), replies]
+    with contextlib.redirect_stdout(printed):
+        trained = model().fit(*data(), batch_size=2, epochs=3, verbose=2, validation_data=data(1), callbacks=callbacks)
+    plain = fit(model(), daemon.callback())
+    return {
+        "history": trained.history,
+        "csv": written.read_text(),
+        "printed": printed.getvalue(),
+        "peak": tf.config.experimental.get_memory_info("CPU:0")["peak"],
+        "plain": list(plain.history),
+    }
 
 
 def case_hooks(daemon: Daemon) -> Any:

@@ -24,6 +24,7 @@ from gpuwarden.protocol.messages import (
     Advice,
     End,
     Error,
+    Headroom,
     Hello,
     Phase,
     Report,
@@ -114,6 +115,8 @@ class Reporter:
         self.interrupted_in: Phase | None = None  # phase in which an exception left a loop
         self.census: CensusTaker | None = None  # None: switched off
         self.oom_retries = 0
+        self.wants_headroom = False
+        self.headroom: int | None = None  # bytes, as of the daemon's last poll; None: not known, or not wanted
         self.summaries = SummaryRequests()
         self._errors: Counter[str] = Counter()
         self._pid = os.getpid()
@@ -124,7 +127,7 @@ class Reporter:
 
     def set_hello(self, hello: Hello) -> None:
         """Send the hello again if it has changed."""
-        self._connection.set_hello(replace(hello, census=self.census is not None))
+        self._connection.set_hello(replace(hello, census=self.census is not None, headroom=self.wants_headroom))
 
     def record_batch_size(self, examples: int, largest: int | None = None) -> None:
         """Record the number of examples of a step, and the largest since the last record."""
@@ -170,10 +173,17 @@ class Reporter:
                 self.advice.update(each, now)
                 if self.census is not None:
                     self.census.handle_advice(each)
+            elif isinstance(each, Headroom):
+                self.headroom = each.bytes
             else:
                 self.summaries.received = each
         if not self._connection.is_connected():
-            self.advice.disconnect(now)
+            self._forget_daemon(now)
+
+    def _forget_daemon(self, now: float) -> None:
+        """Drop what the daemon has sent of the present, once the connection is lost."""
+        self.advice.disconnect(now)
+        self.headroom = None
 
     def observe(self, now: float) -> None:
         """Update, and report if the last report is `interval` old; `now` is monotonic."""
@@ -254,7 +264,7 @@ class Reporter:
             )
         )
         if not self._connection.is_connected():
-            self.advice.disconnect(now)  # at once: another daemon may be connected before the next read
+            self._forget_daemon(now)  # at once: another daemon may be connected before the next read
 
     def print_summary(self, *, at_once: bool = False) -> None:
         """Print the daemon's summary of the run to standard error, as SummaryRequests allows.
@@ -313,10 +323,12 @@ class Reporter:
         self._connection.close()
 
 
-def join_run(path: str | None, hello: Hello, *, census: bool = False, summary: bool = False) -> Reporter:
+def join_run(
+    path: str | None, hello: Hello, *, census: bool = False, summary: bool = False, headroom: bool = False
+) -> Reporter:
     """Return this process's run at the socket `path`, by default GPUWARDEN_SOCKET's, and send the daemon `hello`.
 
-    `census` and `summary` switch these on for the whole run.
+    `census`, `summary` and `headroom` switch these on for the whole run.
     """
     path = path or os.environ.get("GPUWARDEN_SOCKET") or DEFAULT_SOCKET
     key = os.getpid(), path  # a forked child that trains is another run
@@ -327,6 +339,7 @@ def join_run(path: str | None, hello: Hello, *, census: bool = False, summary: b
     if census and run.census is None:
         run.census = CensusTaker()
     run.summaries.enabled |= summary
+    run.wants_headroom |= headroom
     run.set_hello(hello)
     return run
 

@@ -26,6 +26,7 @@ class Settings:
     disabled: bool
     census: bool
     summary: bool
+    logs: bool
 
 
 def check_settings(
@@ -37,6 +38,7 @@ def check_settings(
     disabled: bool | None,
     census: bool | None = None,
     summary: bool | None = None,
+    logs: bool = False,
 ) -> Settings:
     """Check the settings. Raises ValueError or TypeError with a message that begins with the argument's name."""
     if not (name is None or isinstance(name, str)):
@@ -47,7 +49,7 @@ def check_settings(
         raise TypeError(f"interval: {interval!r} is not a number; pass seconds")
     if not 0 <= interval <= MAX_INTERVAL_SECONDS:  # a NaN is neither
         raise ValueError(f"interval: {interval!r} is out of range; pass 0 to {MAX_INTERVAL_SECONDS} seconds")
-    for name_of, switch in (("disabled", disabled), ("census", census), ("summary", summary)):
+    for name_of, switch in (("disabled", disabled), ("census", census), ("summary", summary), ("logs", logs)):
         if switch not in (None, True, False):  # any text would be true, "false" and "0" included
             raise TypeError(f"{name_of}: {switch!r} is not a bool; pass True or False")
     return Settings(
@@ -58,6 +60,7 @@ def check_settings(
         disabled=os.environ.get("GPUWARDEN_DISABLED") == "1" if disabled is None else disabled,
         census=os.environ.get("GPUWARDEN_CENSUS") == "1" if census is None else census,
         summary=_shows_summary() if summary is None else summary,
+        logs=logs,
     )
 
 

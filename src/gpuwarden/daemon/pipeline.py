@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from gpuwarden.advice.advisor import Advisor
 from gpuwarden.advice.delivery_state import AdviceRound
+from gpuwarden.advice.headroom_sender import HeadroomSender
 from gpuwarden.analysis.batch_size.prior_runs import PriorRuns
 from gpuwarden.analysis.oom.co_tenants import CoTenantTracker
 from gpuwarden.config.schema import NO_OWNERS, Config
@@ -93,6 +94,7 @@ class Pipeline:
         self.accountant = UsageAccountant(longest_interval)
         self.energy = DailyEnergy(longest_interval)
         self.summaries = SummarySender(self.recorder.outlines, self.run_server.send)
+        self.headrooms = HeadroomSender(self.run_server.send)
         self.pressure = PressureWatch(config.pressure)
         self.advisor = Advisor(config.pressure, alerting=config.alerting)
         self._gpu_limits: Mapping[str, float] = {}  # bytes by UUID, from the advice of the last poll
@@ -152,6 +154,7 @@ class Pipeline:
         advice = self.advisor.update(poll, pressure)
         self.recorder.update(poll, usage, self._send(advice, now))
         self.summaries.update(poll)
+        self.headrooms.update(poll, pressure)
         sent = self.advisor.sent
         self._dropped["owners"] += owners.dropped
         return State(

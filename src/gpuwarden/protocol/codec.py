@@ -14,6 +14,7 @@ from gpuwarden.protocol.messages import (
     DeviceMemory,
     End,
     Error,
+    Headroom,
     Hello,
     Message,
     NonFiniteLoss,
@@ -46,7 +47,7 @@ _RUN_TYPES: dict[str, type[Any]] = {
     "census": Census,
     "end": End,
 }
-_DAEMON_TYPES: dict[str, type[Any]] = {"advice": Advice, "summary": Summary}
+_DAEMON_TYPES: dict[str, type[Any]] = {"advice": Advice, "summary": Summary, "headroom": Headroom}
 _TYPE_NAMES = {cls: name for name, cls in (_RUN_TYPES | _DAEMON_TYPES).items()}
 _FIELDS = {cls: fields(cls) for cls in (*_TYPE_NAMES, DeviceMemory, Allocation, NonFiniteLoss, TensorGroup)}
 

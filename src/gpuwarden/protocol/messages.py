@@ -1,7 +1,7 @@
 """Messages between a training run and the daemon.
 
-A run sends hellos, reports, errors, censuses and its end. The daemon sends advice, and the summaries that a report
-requests, to runs whose hello says that they read its messages.
+A run sends hellos, reports, errors, censuses and its end. The daemon sends advice, the summaries that a report
+requests, and the headroom that a hello requests, to runs whose hello says that they read its messages.
 
 Identity (pid, uid) is never part of a message: the daemon reads it from the kernel. Counts are totals since the run
 started, not increments, so a lost message or a restart of the daemon loses nothing.
@@ -130,7 +130,8 @@ class Hello:
     reads advice; others are sent none. `mps_memory_limit` is its CUDA_MPS_PINNED_DEVICE_MEM_LIMIT where MPS runs.
     `no_gpu` is why its framework computes without a GPU, once it does: it is built for the CPU, CUDA_VISIBLE_DEVICES
     hides all GPUs, the program chose other devices, the process sees no driver, a library did not load, or the program
-    has put nothing on a GPU. `census`: it takes a census of its tensors under pressure or at a leak.
+    has put nothing on a GPU. `census`: it takes a census of its tensors under pressure or at a leak. `headroom`: it is
+    sent its headroom.
     """
 
     name: str = validated(check_text)
@@ -145,6 +146,7 @@ class Hello:
     mps_memory_limit: str | None = validated(text_up_to(MAX_DEVICE_LIST_CHARACTERS), default=None)
     no_gpu: NoGpuReason | None = validated(known_or("unused", NO_GPU_REASONS), default=None)
     census: bool = validated(check_boolean, default=False)
+    headroom: bool = validated(check_boolean, default=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,10 +291,17 @@ class Summary:
     lines: tuple[str, ...] = validated(list_of(text_up_to(MAX_ADVICE_CHARACTERS), MAX_SUMMARY_LINES), default=())
 
 
+@dataclass(frozen=True, slots=True)
+class Headroom:
+    """Bytes that a run can still allocate on the fullest of its devices; None where that is unknown."""
+
+    bytes: int | None = validated(optional(check_count), default=None)
+
+
 def uncaught_reason(exception: str) -> str:
     """Return the reason of an `End` for an exception that nothing caught, by the name of its type."""
     return clip(f"uncaught {exception}")
 
 
 Message: TypeAlias = "Hello | Report | Error | Census | End"
-Reply: TypeAlias = "Advice | Summary"
+Reply: TypeAlias = "Advice | Summary | Headroom"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.util
+import math
 import subprocess
 import sys
 import tempfile
@@ -439,6 +441,25 @@ def test_model_memory(result: Any) -> None:
     assert 3 * trainable + 8000 <= weights <= 3 * trainable + 8000 + 64
 
 
+def test_logs(result: Any) -> None:
+    """Each epoch's logs have memory and the daemon's last headroom, for all callbacks after this one; none by default.
+
+    The headroom is unknown before the daemon's first answer, and once the daemon has gone.
+    """
+    names = ["gpu_headroom_gib", "gpu_memory_gib", "gpu_memory_peak_gib"]
+    history = {name: result["history"][name] for name in names}
+    unknown, left, lost = history["gpu_headroom_gib"]
+    assert (math.isnan(unknown), left, math.isnan(lost)) == (True, 3, True)
+    in_use, peaks = history["gpu_memory_gib"], history["gpu_memory_peak_gib"]
+    assert all(0 < used <= peak <= result["peak"] / 2**30 for used, peak in zip(in_use, peaks, strict=True))
+    rows = list(csv.DictReader(result["csv"].splitlines()))
+    assert [{name: str(history[name][epoch]) for name in names} for epoch in range(3)] == [
+        {name: row[name] for name in names} for row in rows
+    ]
+    assert "gpu_headroom_gib: 3.0000" in result["printed"]
+    assert result["plain"] == ["loss"]
+
+
 def test_hooks(result: Any) -> None:
     """Every hook is one that Keras calls; none makes Keras read a batch's logs or leave its asynchronous dispatch."""
     assert result["unknown"] == []
@@ -461,7 +482,7 @@ def test_no_keras() -> None:
 
 def test_bad_arguments(result: list[str]) -> None:
     """A wrong argument is refused in the constructor, with its name."""
-    assert result == ["interval", "interval", "devices", "devices", "devices"]
+    assert result == ["interval", "interval", "devices", "devices", "devices", "logs"]
 
 
 def test_nonfinite_loss(result: dict[str, list[Message]]) -> None:

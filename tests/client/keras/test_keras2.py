@@ -31,6 +31,7 @@ from tests.client.keras.test_keras import (
     test_interrupted,
     test_kept_while_watched,
     test_limit,
+    test_logs,
     test_loss_is_asked_for,
     test_other_callback_raises,
     test_out_of_memory,
@@ -54,7 +55,7 @@ CASES = (
     *("validation", "evaluate", "predict", "several_steps_an_execution", "unknown_length", "compiled", "eager"),
     *("mirrored", "repeated", "other_callback_raises", "out_of_memory", "retry", "interrupted", "error_in_validation"),
     *("error_in_evaluation", "functions", "traced_again", "kept_while_watched", "short_batches", "own_step", "copies"),
-    *("forked_workers", "several_workers", "unchanged", "hooks", "early"),
+    *("forked_workers", "several_workers", "unchanged", "hooks", "logs", "early"),
 )
 
 

@@ -27,7 +27,7 @@ def join_keras_run(settings: Settings, *, stepped: bool) -> tuple[Reporter, bool
         names,
         find_no_gpu_reason(backend) if stepped and not names else None,
     )
-    run = join_run(settings.socket, hello, census=settings.census, summary=settings.summary)
+    run = join_run(settings.socket, hello, census=settings.census, summary=settings.summary, headroom=settings.logs)
     run.interval = settings.interval
     if framework:
         run.memory.watch(framework, names)
