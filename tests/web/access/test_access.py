@@ -86,6 +86,15 @@ def test_tls(loop: Loop, file: Path) -> None:
         loop.until(lambda: not server.pool.connections)
 
 
+def test_configured_headers_of_an_invalid_request(loop: Loop, file: Path) -> None:
+    """The answer to bytes that are no request has the configured headers too."""
+    file.write_text("http_server_config: {headers: {X-Frame-Options: deny}}\n")
+    with serving(loop, access=AccessControl(file)) as server:
+        answer = exchange(server, b"nonsense\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert b"x-frame-options: deny\r\n" in answer.lower()
+
+
 def test_client_certificate(loop: Loop, file: Path) -> None:
     """Mutual TLS refuses a client without a certificate of the authority, and the client sees why."""
     file.write_text(MUTUAL)
