@@ -505,7 +505,7 @@ class Box:
         """Return the listing of runs, and the whole record of each."""
         listing = json.loads(await self._get("/api/v1/runs"))
         assert Path(listing.pop("folder")) == self._folder / "state"
-        assert listing.pop("url") == self._config.web.pages_url
+        assert listing.pop("url") == self._config.web.read_pages_url()
         assert listing.pop("socket") == str(self._config.web_socket)
         listing.pop("boot_id", None)
         ids = [record["run_id"] for record in (*listing["live"], *listing["past"])]

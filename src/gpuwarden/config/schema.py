@@ -92,7 +92,7 @@ class WebConfig:
 
     listen: Address = option(ADDRESS, "127.0.0.1:9846",
         "Address of the metrics endpoint, the status page and the API; 0.0.0.0 listens on every IPv4 address. "
-        'Port 0 uses any free port. Quote an IPv6 address: "[::1]:9846".')
+        'Port 0 uses any free port; commands then use web.socket. Quote an IPv6 address: "[::1]:9846".')
     max_connections: int = option(bounded(WHOLE, "1", "10000"), "256",
         "Maximum open connections; above it, the one that has been idle or slow for longest is closed.")
     timeout: float = option(bounded(DURATION, "100ms", "5m"), "10s",
@@ -118,14 +118,12 @@ class WebConfig:
         """Address for other machines: the host name in place of a wildcard address."""
         return self.listen._replace(host=socket.gethostname()) if self.listen.host in _WILDCARDS else self.listen
 
-    @property
-    def pages_url(self) -> str:
-        """URL of the pages, without a slash at the end."""
-        return self.external_url or f"{self.scheme}://{self.reachable}"
+    def read_pages_url(self) -> str:
+        """Return the URL of the pages, without a slash at the end; may read web.config_file."""
+        return self.external_url or f"{self.read_scheme()}://{self.reachable}"
 
-    @property
-    def scheme(self) -> str:
-        """Scheme of the URLs of web.listen; reads web.config_file."""
+    def read_scheme(self) -> str:
+        """Read web.config_file, and return the scheme of the URLs of web.listen."""
         return "https" if uses_tls(self.config_file) else "http"
 
 
@@ -450,8 +448,8 @@ class Config:
 
     @property
     def api(self) -> Address | Path:
-        """Place where commands reach the API: its Unix socket where web.listen may need TLS or a login."""
-        return self.web_socket if self.web.config_file else self.web.listen
+        """Place where commands reach the API: its Unix socket if web.listen may need TLS or a login, or any port."""
+        return self.web_socket if self.web.config_file or not self.web.listen.port else self.web.listen
 
     @property
     def control_socket(self) -> Path:

@@ -143,7 +143,8 @@ class Daemon:
     def reload(self, config: Config) -> None:
         """Apply the options of a new configuration that can change while the daemon serves; log the others by key."""
         reload = plan_reload(self._config, config)
-        self._config = self.routes.config = reload.config
+        self._config = reload.config
+        self.routes.configure(reload.config)
         self.pipeline.reload(reload.config)
         web = reload.config.web
         self.web.router.host_names, self.web.max_connections = _host_names(reload.config), web.max_connections
@@ -254,7 +255,7 @@ class Daemon:
 def _host_names(config: Config) -> HostNames:
     """Return the names under which requests over TCP are answered."""
     web = config.web
-    return HostNames((*web.allowed_hosts, web.listen.host, urlsplit(web.pages_url).hostname or ""))
+    return HostNames((*web.allowed_hosts, web.listen.host, urlsplit(web.read_pages_url()).hostname or ""))
 
 
 def _dispatcher(config: Config) -> Dispatcher | None:

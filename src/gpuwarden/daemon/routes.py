@@ -54,7 +54,7 @@ class Routes:
         self._exposed = exposed
         self._recorder = recorder
         self._user_name = user_name
-        self.config = config
+        self.configure(config)
         self._assess = assess
         self._started = time.time()
         self._exposition = Exposition()
@@ -64,6 +64,13 @@ class Routes:
         self.state: State | None = None
         self._page: MetricsPage | None = None
         self._state_json: bytes | None = None
+
+    def configure(self, config: Config) -> None:
+        """Use another configuration from now on; may read web.config_file."""
+        self._config = config
+        self._places = {"socket": str(config.web_socket)}
+        if config.web.external_url or config.web.listen.port:  # with port 0 only the client knows the real one
+            self._places["url"] = config.web.read_pages_url()
 
     def show(self, state: State) -> None:
         """Serve this state from now on."""
@@ -127,10 +134,7 @@ class Routes:
         name = parse_qs(request.query).get("name", [None])[-1]
         if limit is None:
             return _BAD_LIMIT
-        web, places = self.config.web, {"socket": str(self.config.web_socket)}
-        if web.external_url or web.listen.port:  # with port 0 only the client knows the real one
-            places["url"] = web.pages_url
-        return _json(await self._recorder.listing(limit, self._reader(request), places, name))
+        return _json(await self._recorder.listing(limit, self._reader(request), self._places, name))
 
     async def serve_run(self, request: HttpRequest) -> HttpResponse:
         """Return the record of the run in the path."""
@@ -170,7 +174,7 @@ class Routes:
         return await asyncio.to_thread(_serve_alert, request.path)
 
     def _reader(self, request: HttpRequest) -> Reader:
-        return reader(request.uid, os.geteuid(), self.config.web.show_error_text)
+        return reader(request.uid, os.geteuid(), self._config.web.show_error_text)
 
     def serve_state(self, _request: HttpRequest) -> HttpResponse:
         """Return the last poll as JSON."""
@@ -182,9 +186,9 @@ class Routes:
                 self._flight.series,
                 self._flight.events,
                 self._user_name,
-                self.config.runs.socket,
+                self._config.runs.socket,
                 self._started,
-                self.config.poll.slow_interval,
+                self._config.poll.slow_interval,
                 self._checks,
                 self._assess(self.state),
             )

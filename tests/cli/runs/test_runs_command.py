@@ -24,6 +24,7 @@ from services import Daemon, ending, free_port
 from gpuwarden.cli.common.api_client import ApiError
 from gpuwarden.cli.runs import runs_command
 from gpuwarden.cli.runs.run_list import render_table
+from gpuwarden.config.loader import load
 from gpuwarden.config.schema import Config
 from gpuwarden.config.value_types import Address
 from gpuwarden.records.record import RunRecord, json_from_record
@@ -373,6 +374,22 @@ def test_database_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs_command, "fetch_json", answered)
     with pytest.raises(OSError, match=r"the daemon at http://\S+ cannot read its run database; see its log"):
         runs_command.render_run(Config(), "4711-99", as_json=False)
+
+
+def test_any_free_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daemon with port 0 is reached by its Unix socket, and the page of a run has no address."""
+    asked = []
+
+    def answered(api: object, path: str) -> object:
+        asked.append(api)
+        whole = json_from_record(example_record())
+        return whole if path.endswith("/4711-99") else {"live": [whole], "past": []}
+
+    monkeypatch.setattr(runs_command, "fetch_json", answered)
+    config = load(None, {"web.listen": "127.0.0.1:0", "runs.socket": "/srv/run.sock"})
+    text = runs_command.render_run(config, "4711-99", as_json=False)
+    assert set(asked) == {Path("/srv/api.sock")}
+    assert " /run/4711-99" in text
 
 
 def explain(*arguments: str, port: int) -> subprocess.CompletedProcess[str]:

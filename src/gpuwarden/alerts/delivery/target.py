@@ -101,7 +101,7 @@ class MessageTarget(ABC):
         self.policy = Policy.from_notify(config.notify, min_severity)
         self._url = url
         self._settings = config.notify
-        self._daemon_url = config.web.pages_url
+        self._daemon_url = config.web.read_pages_url()
         self._host = clean(socket.gethostname(), MAX_NAME_CHARS) or "localhost"
 
     def address_digest(self) -> str | None:

@@ -62,7 +62,7 @@ def _hang_up(daemon: Daemon, parsed: argparse.Namespace) -> None:
 
 
 def _log_addresses(daemon: Daemon, config: Config) -> None:
-    url = f"{config.web.scheme}://{Address(*daemon.web.address)}"
+    url = f"{config.web.read_scheme()}://{Address(*daemon.web.address)}"
     log.info("%s", daemon.status)
     # One line for each: a terminal of 80 columns would wrap an address.
     log.info("status page %s/", url)

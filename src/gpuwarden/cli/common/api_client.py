@@ -54,24 +54,24 @@ def _reachable(listen: Address) -> Address:
     return listen
 
 
-def daemon_url(place: Address | Path) -> str:
+def daemon_url(api: Address | Path) -> str:
     """Return the URL of a daemon on this machine that listens at an address, or the name of its Unix socket."""
-    return str(place) if isinstance(place, Path) else f"http://{_reachable(place)}"
+    return str(api) if isinstance(api, Path) else f"http://{_reachable(api)}"
 
 
-def _connection(place: Address | Path, timeout: float) -> http.client.HTTPConnection:
-    if isinstance(place, Path):
-        return _UnixConnection(place, timeout)
-    return http.client.HTTPConnection(*_reachable(place), timeout=timeout)  # no proxy in front of this machine
+def _connection(api: Address | Path, timeout: float) -> http.client.HTTPConnection:
+    if isinstance(api, Path):
+        return _UnixConnection(api, timeout)
+    return http.client.HTTPConnection(*_reachable(api), timeout=timeout)  # no proxy in front of this machine
 
 
-def fetch_json(place: Address | Path, path: str, timeout: float = TIMEOUT_SECONDS) -> Any:
+def fetch_json(api: Address | Path, path: str, timeout: float = TIMEOUT_SECONDS) -> Any:
     """Return the parsed JSON answer to a path, from an address or from the Unix socket, which identifies this user.
 
     Blocks; each wait ends after `timeout` seconds. Raises ApiError.
     """
-    name = daemon_url(place)
-    connection = _connection(place, timeout)
+    name = daemon_url(api)
+    connection = _connection(api, timeout)
     try:
         connection.request("GET", path)
         response = connection.getresponse()

@@ -74,9 +74,10 @@ def render_run(config: Config, prefix: str, *, as_json: bool) -> str:
 
 
 def _page(config: Config, answer: Mapping[str, Any], run_id: str) -> str:
-    """Return the URL of a run's page, below the URL of pages in the daemon's answer, if it has one."""
-    url = sanitize(str(answer.get("url", daemon_url(config.web.listen))))
-    return f"{url}{RUN_PAGE}{urllib.parse.quote(run_id, safe='')}"
+    """Return the URL of a run's page, below the URL of pages in the daemon's answer; its path if that is unknown."""
+    listen = config.web.listen
+    url = answer.get("url", daemon_url(listen) if listen.port else "")
+    return f"{sanitize(str(url))}{RUN_PAGE}{urllib.parse.quote(run_id, safe='')}"
 
 
 def read_record(whole: Any) -> RunRecord:
