@@ -15,6 +15,7 @@ import pytest
 
 from gpuwarden.config.schema import CheckConfig
 from gpuwarden.config.thresholds import THROTTLED_SECONDS, XID_SECONDS
+from gpuwarden.fitness import slow_facts
 from gpuwarden.fitness.assessor import STALE_SECONDS, FitnessAssessor, UnknownCheckError
 from gpuwarden.fitness.check_messages import parse_question, render_answer
 from gpuwarden.fitness.check_table import CHECKS
@@ -267,17 +268,18 @@ def test_hanging_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def measure() -> None:
         reader = SlowFactsReader(1.0, (tmp_path, tmp_path / "hanging", tmp_path / "none"), listing)
         reader.update(100.0)
-        while not (free := reader.facts(100.0).free):
+        while not (free := reader.facts.free):
             await asyncio.sleep(0.01)
-        assert free.keys() == {str(tmp_path)}
-        while reader.facts(120.0).free.get(str(tmp_path)) is None:  # it may not have ended yet
-            await asyncio.sleep(0.01)
-        reader.update(120.0)
-        free = reader.facts(120.0).free
         assert set(free) == {str(tmp_path), str(tmp_path / "hanging")}
         assert free[str(tmp_path / "hanging")] is None
         assert free[str(tmp_path)] is not None
+        released.set()
+        now = 200.0
+        while reader.facts.free[str(tmp_path / "hanging")] is None:
+            reader.update(now := now + 10)
+            await asyncio.sleep(0.01)
 
+    (tmp_path / "hanging").mkdir()
+    monkeypatch.setattr(slow_facts, "ANSWER_SECONDS", 0.2)
     monkeypatch.setattr(os, "statvfs", statvfs)
     asyncio.run(measure())
-    released.set()

@@ -210,15 +210,14 @@ class Daemon:
 
     def _assess(self, state: State) -> Assessment:
         """Assess the whole node at a poll."""
-        facts = self._slow_facts.facts(time.monotonic())
-        return self._assessor.answer(state, facts, Question(), state.snapshot.time)
+        return self._assessor.answer(state, self._slow_facts.facts, Question(), state.snapshot.time)
 
     async def _check(self, argument: str) -> str:
         """Answer a question about the node's fitness, for the control socket. Raises CommandError."""
         try:
             question = parse_question(argument)
-            facts = self._slow_facts.facts(time.monotonic())
-            return render_answer(self._assessor.answer(self.routes.state, facts, question, time.time()))
+            answer = self._assessor.answer(self.routes.state, self._slow_facts.facts, question, time.time())
+            return render_answer(answer)
         except ValueError as error:
             raise CommandError(str(error)) from None
 

@@ -5,91 +5,68 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import threading
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from gpuwarden.fitness.model import SlowFacts
+from gpuwarden.gpu.call_pool import CallPool, RepeatedCall, wait_for_all
 
-MAX_WAIT_SECONDS = 10.0  # for a file system's answer
+ANSWER_SECONDS = 10.0  # for which a refresh waits for file systems
 _MAPS = Path("/proc/self/maps")
 
 
 class SlowFactsReader:
-    """Reader that keeps the latest facts. Used by one event loop; `now` is monotonic.
+    """Reader that keeps the latest `facts`. Used by one event loop.
 
     `interval` is the time between two refreshes in seconds. `list_incidents` returns the outlines of the incidents.
     """
 
     def __init__(self, interval: float, paths: Iterable[Path], list_incidents: Callable[[], Awaitable[bytes]]) -> None:
+        self.facts = SlowFacts()
         self._interval = interval
         self._list_incidents = list_incidents
-        self._losses: Mapping[str, Sequence[float]] = {}
-        self._is_library_replaced = False
+        self._threads = CallPool()
         self._task: asyncio.Task[None] | None = None
-        self._due = 0.0
+        self._due = 0.0  # monotonic
         self.watch(paths)
 
     def watch(self, paths: Iterable[Path]) -> None:
         """Read the file systems of these paths from now on."""
-        self._disks = [_Disk(str(path)) for path in paths]
+        self._disks = {str(path): RepeatedCall(self._threads, partial(_read_free, str(path))) for path in paths}
 
     def update(self, now: float) -> None:
         """Start a refresh if it is due."""
-        if now < self._due:
-            return
-        self._due = now + self._interval
-        for disk in self._disks:
-            disk.update(now)
-        if self._task is None or self._task.done():
+        if now >= self._due and (self._task is None or self._task.done()):
+            self._due = now + self._interval
             self._task = asyncio.get_running_loop().create_task(self._refresh())
 
-    def facts(self, now: float) -> SlowFacts:
-        """Return the facts as last read."""
-        free = {disk.path: disk.free(now) for disk in self._disks if disk.is_known(now)}
-        return SlowFacts(free, self._is_library_replaced, self._losses)
-
     async def _refresh(self) -> None:
-        self._is_library_replaced = await asyncio.to_thread(is_library_replaced)
-        self._losses = losses_from_incidents(json.loads(await self._list_incidents())["incidents"])
+        is_replaced = await asyncio.to_thread(is_library_replaced)
+        losses = losses_from_incidents(json.loads(await self._list_incidents())["incidents"])
+        self.facts = SlowFacts(await self._read_disks(), is_replaced, losses)
+
+    async def _read_disks(self) -> Mapping[str, int | None]:
+        disks = self._disks
+        for each in disks.values():
+            each.start(ANSWER_SECONDS)
+        await wait_for_all(self._threads, disks.values(), ANSWER_SECONDS)
+        free: dict[str, int | None] = {}
+        for path, each in disks.items():
+            try:
+                free[path] = each.collect()
+            except TimeoutError:
+                free[path] = None
+            except OSError:  # no such path
+                continue
+        return free
 
 
-class _Disk:
-    """Free space for users on the file system of a path, read on its own thread: a network file system may hang."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self._free: int | None = None
-        self._asked = 0.0
-        self._is_reading = False
-
-    def update(self, now: float) -> None:
-        """Start to read, unless that hangs."""
-        if not self._is_reading:
-            self._asked, self._is_reading = now, True
-            # A daemon thread, for which the end of the process does not wait.
-            threading.Thread(target=self._read, name="disk", daemon=True).start()
-
-    def is_known(self, now: float) -> bool:
-        """Return whether the path exists, or its file system hangs."""
-        return self._free is not None or self._hangs(now)
-
-    def free(self, now: float) -> int | None:
-        """Return the free space in bytes; None while the file system does not answer."""
-        return None if self._hangs(now) else self._free
-
-    def _hangs(self, now: float) -> bool:
-        return self._is_reading and now - self._asked > MAX_WAIT_SECONDS
-
-    def _read(self) -> None:
-        try:
-            space = os.statvfs(self.path)
-        except OSError:
-            self._free = None
-        else:
-            self._free = space.f_bavail * space.f_frsize
-        self._is_reading = False
+def _read_free(path: str) -> int:
+    """Return the bytes that users can still write at a path. A network file system may hang. Raises OSError."""
+    space = os.statvfs(path)
+    return space.f_bavail * space.f_frsize
 
 
 def losses_from_incidents(outlines: Iterable[Mapping[str, object]]) -> Mapping[str, Sequence[float]]:
