@@ -24,7 +24,7 @@ from prometheus_client.registry import Collector
 
 from gpuwarden.config.loader import load
 from gpuwarden.daemon.daemon import Daemon
-from gpuwarden.daemon.metrics import DaemonReadings
+from gpuwarden.daemon.metrics import DaemonProcess, DaemonReadings
 from gpuwarden.daemon.metrics_page import TABLES
 from gpuwarden.daemon.sources import open_source
 from gpuwarden.dcgm.metrics import DcgmReadings
@@ -54,7 +54,10 @@ class GpuWardenCollector(Collector):
         """
         config = load(None if config_file is None else Path(config_file), overrides)
         self._interval = config.poll.interval
-        self._tables: tuple[type[Table[Any]], ...] = TABLES if config.compat == "none" else (*TABLES, DcgmReadings)
+        compat = () if config.compat == "none" else (DcgmReadings,)
+        self._tables: tuple[type[Table[Any]], ...] = tuple(
+            table for table in (*TABLES, *compat) if table is not DaemonProcess
+        )  # the program's registry has its own metrics of the process
         self._daemon = Daemon(config, open_source(config.source, config.simulation))
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None  # on its own thread, from the first poll on
@@ -104,7 +107,8 @@ class GpuWardenCollector(Collector):
             return list(families([(DaemonReadings, [((), failed)])]))
 
     async def _read(self) -> list[TableReadings]:
-        return list(self._daemon.read_tables(await self._daemon.poll()))
+        tables = self._daemon.read_tables(await self._daemon.poll())
+        return [(table, subjects) for table, subjects in tables if table in self._tables]
 
 
 def families(tables: Iterable[TableReadings]) -> Iterator[Family]:

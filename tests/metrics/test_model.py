@@ -13,8 +13,8 @@ ROWS = [row for table in TABLES for row in table.rows]
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_row_follows_the_naming_rules(row: Metric[object]) -> None:
-    """Every row has the project's prefix, valid characters, and one sentence of help."""
-    assert re.fullmatch(r"gpuwarden_[a-z][a-z0-9_]*", row.name)
+    """Every row has the project's prefix or that of a process, valid characters, and one sentence of help."""
+    assert re.fullmatch(r"(gpuwarden|process)_[a-z][a-z0-9_]*", row.name)
     assert all(re.fullmatch(r"[a-z][a-z0-9_]*", label) for label in row.labels)
     assert row.help[0].isupper()
     assert row.help.count(". ") == 0

@@ -55,6 +55,7 @@ GIB = 1 << 30
 USERS = {1000: "ada", 1001: "grace", 1002: "hedy"}
 SOCKET = "/run/gpuwarden/run.sock"
 HOST_BYTES = 256 * GIB
+_OF_MACHINE = ("gpuwarden_http_", "gpuwarden_build_info", "process_")
 FIRST_PID = 5_000_001  # above the kernel's PID_MAX_LIMIT of 2^22: never a process of this machine
 HANG_PATIENCE_SECONDS = 0.005  # real seconds without an event, after which a poll that waits for a hung driver goes on
 SETTLE_SECONDS = 240.0  # real seconds that a thread of the daemon may take
@@ -477,7 +478,7 @@ class Box:
         """Return the metrics page: sorted samples, without those that depend on this machine."""
         text = (await self._get("/metrics")).decode()
         samples = sorted(line for line in text.splitlines() if not line.startswith("#"))
-        kept = (line for line in samples if not line.startswith(("gpuwarden_http_", "gpuwarden_build_info")))
+        kept = (line for line in samples if not line.startswith(_OF_MACHINE))
         return "".join(f"{line}\n" for line in kept)
 
     async def state(self) -> Any:

@@ -14,10 +14,13 @@ from itertools import chain
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+import psutil
+
 from gpuwarden.config.reload import plan_reload
 from gpuwarden.config.schema import Config
 from gpuwarden.daemon import systemd
 from gpuwarden.daemon.control import CommandError, ControlServer
+from gpuwarden.daemon.metrics import DaemonProcess
 from gpuwarden.daemon.metrics_page import read_tables
 from gpuwarden.daemon.pause import PauseCommands
 from gpuwarden.daemon.pipeline import Pipeline
@@ -59,6 +62,7 @@ class Daemon:
         self._alerts_restart: asyncio.Task[None] | None = None
         self._dcgm = DcgmPage(host_name()) if config.compat == "dcgm" else None
         self._watchdog = systemd.Watchdog(lambda: self.pipeline.poller.uninterruptible)
+        self._process = psutil.Process()
         recorder = self.pipeline.recorder
         store = IncidentStore(recorder.database, config.incidents.max)
         self.flight_recorder = FlightRecorder(store, recorder.outlines, enabled=config.incidents.enabled)
@@ -126,7 +130,8 @@ class Daemon:
     def read_tables(self, state: State) -> Iterable[TableReadings]:
         """Return the readings that the metrics page exports of a state."""
         fitness: TableReadings = FitnessReadings, [((), FitnessReadings.read(self._assess(state).statuses))]
-        own = select_profile(chain(read_tables(state), [fitness]), self._config.metrics.profile)
+        process: TableReadings = DaemonProcess, [((), DaemonProcess.read(self._process))]
+        own = select_profile(chain(read_tables(state), [fitness, process]), self._config.metrics.profile)
         return chain(own, self._dcgm.read_tables(state)) if self._dcgm else own
 
     def follow_events(self) -> None:
@@ -246,6 +251,7 @@ class Daemon:
             incidents=dict(flight.counts) if self._config.incidents.enabled else None,
             incidents_dropped=flight.dropped,
             alerts_dropped=alerts.dropped if alerts else None,
+            queue_lengths={"alerts": alerts.pending} if alerts else {},
             alerts_posted=alerts.posted if alerts else {},
             notified=alerts.notified if alerts else {},
         )

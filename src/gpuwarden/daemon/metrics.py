@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import get_args
+
+import psutil
 
 from gpuwarden.gpu.snapshot import HUNG
 from gpuwarden.metrics.model import Metric, Reading, Table
@@ -49,6 +52,21 @@ class DaemonReadings(Table[State], prefix="gpuwarden_"):
     collector_errors_total = Metric[State](
         "gpuwarden_collector_errors_total", "counter", "", "Failures of the driver as a whole and of GPUs that are not yet identified, by NVML error.",
         _collector_errors, labels=("collector", "error"))
+    readings_total = Metric[State](
+        "gpuwarden_readings_total", "counter", "", "Readings of a tier, summed over GPUs.",
+        lambda state: {(tier,): number for tier, (number, _) in state.counts.readings.items()}, labels=("tier",))
+    reading_seconds_total = Metric[State](
+        "gpuwarden_reading_seconds_total", "counter", "seconds", "Time that the readings of a tier took, summed over GPUs, which are read in parallel.",
+        lambda state: {(tier,): seconds for tier, (_, seconds) in state.counts.readings.items()}, labels=("tier",))
+    nvml_calls_total = Metric[State](
+        "gpuwarden_nvml_calls_total", "counter", "", "Calls of an NVML function, failed ones included.",
+        lambda state: {(function,): number for function, (number, _) in state.counts.nvml_calls.items()}, labels=("function",), profile="full")
+    nvml_call_seconds_total = Metric[State](
+        "gpuwarden_nvml_call_seconds_total", "counter", "seconds", "Time that the calls of an NVML function took.",
+        lambda state: {(function,): seconds for function, (_, seconds) in state.counts.nvml_calls.items()}, labels=("function",), profile="full")
+    queue_length = Metric[State](
+        "gpuwarden_queue_length", "gauge", "", "Entries that wait: driver_calls = not returned; run_records = not on the disk; alerts = not yet sent.",
+        lambda state: {(queue,): length for queue, length in state.counts.queue_lengths.items()}, labels=("queue",))
     poll_timestamp_seconds = Metric[State](
         "gpuwarden_poll_timestamp_seconds", "gauge", "seconds", "Unix time at which the poll shown here started.",
         lambda state: state.snapshot.time, profile="minimal")
@@ -125,4 +143,44 @@ class DaemonReadings(Table[State], prefix="gpuwarden_"):
     http_connections_lost_total = Metric[State](
         "gpuwarden_http_connections_lost_total", "counter", "", "HTTP connections lost, by reason: evicted = closed for a newer one; timed_out = too slow; not_accepted = no file descriptor left.",
         lambda state: {(reason,): count for reason, count in state.counts.http_connections_lost.items()}, labels=("reason",))
+    # fmt: on
+
+
+def _known(read: Callable[[psutil.Process], float]) -> Callable[[psutil.Process], float | None]:
+    """Make a reader return None for what the kernel does not show, such as without free file descriptors."""
+
+    def read_if_known(process: psutil.Process) -> float | None:
+        try:
+            return read(process)
+        except (OSError, psutil.Error):
+            return None
+
+    return read_if_known
+
+
+class DaemonProcess(Table[psutil.Process], prefix="process_"):
+    """Process of the daemon.
+
+    Names and meanings are those of Prometheus' client libraries.
+    """
+
+    # fmt: off
+    cpu_seconds_total = Metric[psutil.Process](
+        "process_cpu_seconds_total", "counter", "seconds", "Total user and system CPU time spent in seconds.",
+        _known(lambda process: sum(process.cpu_times()[:2])), source="/proc/self/stat")
+    virtual_memory_bytes = Metric[psutil.Process](
+        "process_virtual_memory_bytes", "gauge", "bytes", "Virtual memory size in bytes.",
+        _known(lambda process: float(process.memory_info().vms)), source="/proc/self/statm")
+    resident_memory_bytes = Metric[psutil.Process](
+        "process_resident_memory_bytes", "gauge", "bytes", "Resident memory size in bytes.",
+        _known(lambda process: float(process.memory_info().rss)), source="/proc/self/statm")
+    start_time_seconds = Metric[psutil.Process](
+        "process_start_time_seconds", "gauge", "seconds", "Start time of the process since unix epoch in seconds.",
+        _known(lambda process: process.create_time()), source="/proc/self/stat")
+    open_fds = Metric[psutil.Process](
+        "process_open_fds", "gauge", "", "Number of open file descriptors.",
+        _known(lambda process: float(process.num_fds())), source="/proc/self/fd")
+    max_fds = Metric[psutil.Process](
+        "process_max_fds", "gauge", "", "Maximum number of open file descriptors.",
+        _known(lambda process: float(process.rlimit(psutil.RLIMIT_NOFILE)[0])), source="getrlimit(2)")
     # fmt: on

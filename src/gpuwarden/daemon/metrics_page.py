@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from gpuwarden.advice.metrics import AdviceReadings
-from gpuwarden.daemon.metrics import DaemonReadings
+from gpuwarden.daemon.metrics import DaemonProcess, DaemonReadings
 from gpuwarden.fitness.metrics import FitnessReadings
 from gpuwarden.gpu.health_metrics import GpuHealth, GpuInPoll
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
@@ -48,7 +48,7 @@ _READERS: Mapping[type[Table[Any]], Callable[[State], SubjectReadings]] = {
         ((run_id,), RunUsageReadings.read(usage)) for run_id, usage in state.usage.items()
     ],
 }
-TABLES: tuple[type[Table[Any]], ...] = (*_READERS, FitnessReadings)
+TABLES: tuple[type[Table[Any]], ...] = (*_READERS, FitnessReadings, DaemonProcess)
 
 
 def read_tables(state: State) -> Iterator[TableReadings]:

@@ -24,6 +24,7 @@ from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
 from gpuwarden.host import oom_killer, pid_namespace
 from gpuwarden.host.host_sampler import HostSample, HostSampler
 from gpuwarden.host.kernel_log import KernelLog, KernelRecord
+from gpuwarden.nvml.call_times import CallTimes
 from gpuwarden.nvml.events.model import GpuEvent, XidReport
 from gpuwarden.owners.containers import ContainerNames
 from gpuwarden.owners.processes import ProcessIdentifier
@@ -62,6 +63,9 @@ class Pipeline:
         request_poll: Callable[[], object] = lambda: None,
         request_poll_from_thread: Callable[[], object] = lambda: None,
     ) -> None:
+        self._call_times = CallTimes() if config.metrics.profile == "full" else None
+        if self._call_times is not None:  # costs 1 µs a call
+            source = replace(source, nvml=self._call_times.measure(source.nvml))
         self._config = config
         self._source = source
         self._request_from_thread = request_poll_from_thread
@@ -208,7 +212,7 @@ class Pipeline:
             self._request_from_thread()
 
     def _add_counts(self, counts: Counts) -> Counts:
-        log = self.kernel_log
+        log, poller = self.kernel_log, self.poller
         return replace(
             counts,
             reports_received=self.registry.received,
@@ -221,6 +225,13 @@ class Pipeline:
             tree_processes_dropped=self.host.dropped,
             receipt_errors=self.recorder.errors,
             advice_dropped=self._advice_dropped,
+            readings=dict(poller.tier_times),
+            nvml_calls=self._call_times.totals() if self._call_times else {},
+            queue_lengths={
+                **counts.queue_lengths,
+                "driver_calls": poller.pending_calls,
+                "run_records": self.recorder.database.pending,
+            },
         )
 
     def _access(self) -> Mapping[str, bool]:

@@ -53,6 +53,11 @@ class CallPool:
         self._watch: asyncio.TimerHandle | None = None  # set while jobs are in progress
 
     @property
+    def pending(self) -> int:
+        """Number of jobs that have not ended."""
+        return sum(not job.done for job in self._open)
+
+    @property
     def uninterruptible(self) -> bool:
         """True if a call hangs in the kernel where not even SIGKILL ends it (proc(5), state D)."""
         return any(map(_sleeps_uninterruptibly, self._workers))

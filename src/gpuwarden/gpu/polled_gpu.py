@@ -139,6 +139,7 @@ class PolledGpu:
             taken=answers.taken,
             slow_taken=answers.slow_taken,
             memory_samples=answers.memory_samples,
+            tier_seconds=answers.tier_seconds,
         )
 
     def skip(self) -> Gpu:

@@ -98,6 +98,7 @@ class Poller:
         self._unidentified: dict[int, PolledGpu] = {}  # by index: listed but not yet identified
         self._provisional: dict[int, Gpu] = {}  # those of them that did not answer in this poll
         self._errors: Counter[str] = Counter()
+        self.tier_times: dict[str, tuple[int, float]] = {}  # number of readings of all GPUs and their seconds, by tier
         self._changes = ChangeLog()
         self._last_success: float | None = None
         self._enumerated = (0, 0)  # the session, and how many GPUs it had
@@ -106,6 +107,11 @@ class Poller:
         self._suspend_retry_at = 0.0  # monotonic
         self._bindings: list[DriverBinding] = []  # since the last poll
         self._wants_reopen, self._reopen_at = False, 0.0  # not earlier than this monotonic time
+
+    @property
+    def pending_calls(self) -> int:
+        """Number of driver calls of polls that have not returned."""
+        return self._threads.pending
 
     @property
     def uninterruptible(self) -> bool:
@@ -183,6 +189,10 @@ class Poller:
         known = sorted(self._gpus.values(), key=lambda gpu: gpu.identity.index)
         wanted = set(self._gpus_to_poll()) if asked else set()
         polled = [gpu.collect() if gpu in wanted else gpu.skip() for gpu in known]
+        for gpu in polled:
+            for tier, seconds in gpu.tier_seconds.items():
+                number, total = self.tier_times.get(tier, (0, 0.0))
+                self.tier_times[tier] = number + 1, total + seconds
         gpus = tuple(sorted((*polled, *self._provisional.values()), key=lambda gpu: gpu.identity.index))
         if self._sampler and asked:
             self._sampler.watch(gpu.memory_probe for gpu in known if gpu in wanted and gpu.memory_probe)

@@ -45,8 +45,8 @@ class Answers:
     """Answers of one GPU in one poll, and the errors of calls that cost single readings, by name.
 
     `time` is the Unix time at the start of the reading, so that a late answer does not pass for a new one. `taken`, and
-    `slow_taken` for the slow tier, are such times by the reader's clock. `process_lists` has the types of processes
-    that the driver listed: for another type nothing is known, not even 0.
+    `slow_taken` for the slow tier, are such times by the reader's clock; `tier_seconds` is what each tier took.
+    `process_lists` has the types of processes that the driver listed: for another type nothing is known, not even 0.
     """
 
     time: float = field(compare=False)  # two readings of the same state are equal
@@ -59,6 +59,7 @@ class Answers:
     taken: float = field(default=0.0, compare=False)
     slow_taken: float = field(default=0.0, compare=False)
     memory_samples: tuple[MemorySample, ...] = field(default=(), compare=False)
+    tier_seconds: Mapping[Tier, float] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,7 @@ class GpuReader:
         self._wall = wall
         self._last: float | None = None  # start of the last reading, unless it failed
         self._slow_taken = 0.0
+        self._tier_seconds: dict[Tier, float] = {}  # of this reading
         self._processes = ProcessReader()
         self._limits = MemoryLimitReader(cgroups)
         self._mig = MigReader(self._device, plan.opted_in)
@@ -150,6 +152,7 @@ class GpuReader:
             self._relearn()
         slow = now >= self._slow_due
         self._device.begin(0.0 if last is None else now - last, slow=slow)
+        self._tier_seconds = {}
         errors: Counter[str] = Counter()
         began = self._wall()
         if last is None:
@@ -191,6 +194,7 @@ class GpuReader:
             taken=now,
             slow_taken=self._slow_taken,
             memory_samples=samples,
+            tier_seconds=self._tier_seconds,
         )
 
     def _read_slowly(self, now: float, errors: Counter[str]) -> None:
@@ -221,7 +225,7 @@ class GpuReader:
     def _read_tier(self, tier: Tier, errors: Counter[str]) -> dict[Metric[Device], Reading]:
         """Read the rows of a tier; an error affects its row only."""
         readings: dict[Metric[Device], Reading] = {}
-        device, rows = self._device, self._rows[tier]
+        device, rows, began = self._device, self._rows[tier], self._clock()
         device.enter(tier)
         lacking: list[Metric[Device]] = []
         for row in rows:
@@ -242,6 +246,7 @@ class GpuReader:
             for failure in device.failures:
                 _count_error(failure, errors)
             device.failures.clear()
+        self._tier_seconds[tier] = self._clock() - began
         return readings
 
     def _report(self, row: Metric[Device], error: Exception) -> None:

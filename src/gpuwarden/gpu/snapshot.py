@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from gpuwarden.metrics.model import Metric, Readings
+from gpuwarden.metrics.model import Metric, Readings, Tier
 from gpuwarden.nvml.events.model import DriverBinding
 from gpuwarden.nvml.identity import GpuIdentity, MigIdentity
 from gpuwarden.nvml.session import DriverVersions
@@ -77,7 +77,7 @@ class Gpu:
     first answer; `errors` counts failed calls by name since the daemon started. `xids` are by code, `operational`
     events by kind, `memory_limits`, of cgroups, by folder. `taken` and `slow_taken` are the times of its readings and
     of its slow tier, in seconds of a clock with an arbitrary zero. `memory_samples` are those
-    since the previous poll.
+    since the previous poll. `tier_seconds` is the time that the readings of each tier took in this poll.
     """
 
     identity: GpuIdentity
@@ -95,6 +95,7 @@ class Gpu:
     taken: float = field(default=0.0, compare=False)
     slow_taken: float = field(default=0.0, compare=False)
     memory_samples: tuple[MemorySample, ...] = field(default=(), compare=False)
+    tier_seconds: Mapping[Tier, float] = field(default_factory=dict, compare=False)
 
     @property
     def up(self) -> bool:

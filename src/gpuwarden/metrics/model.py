@@ -63,7 +63,8 @@ class Metric(Generic[Subject]):
 
     def __post_init__(self) -> None:
         ending = (f"_{self.unit}" if self.unit else "") + _ENDING[self.kind]
-        if not (self.name.startswith("gpuwarden_") and self.name.endswith(ending)):
+        # process_: names that Prometheus' client libraries share, which are of the daemon's own process.
+        if not (self.name.startswith(("gpuwarden_", "process_")) and self.name.endswith(ending)):
             raise ValueError(f"{self.name}: a {self.kind} in {self.unit or 'no unit'} is named gpuwarden_…{ending}")
         if self.kind != "counter" and self.name.endswith("_total"):
             raise ValueError(f"{self.name}: only counters end in _total")

@@ -78,6 +78,11 @@ class Dispatcher:
         return self._evaluator.dropped
 
     @property
+    def pending(self) -> int:
+        """Alerts that wait for their first message, summed over the targets."""
+        return sum(sender.pending for sender in self._senders)
+
+    @property
     def posted(self) -> Mapping[str, DeliveryCounts]:
         """Counts of Alertmanagers by URL; `sent` counts alerts."""
         return {

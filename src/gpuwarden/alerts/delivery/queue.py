@@ -46,6 +46,11 @@ class Queue:
         self._entries: dict[Key, _Entry] = {}
         self._left_out: set[Key] = set()
 
+    @property
+    def pending(self) -> int:
+        """Number of alerts that were not sent yet."""
+        return sum(entry.sent is None for entry in self._entries.values())
+
     def restore(self, sent: Iterable[tuple[Alert, float]], now: float) -> None:
         """Add alerts that an earlier daemon sent, with their ages in seconds; gone if they do not fire soon."""
         for alert, seconds in sent:

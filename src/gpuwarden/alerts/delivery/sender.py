@@ -59,6 +59,12 @@ class Sender:
         return self._queue.dropped
 
     @property
+    def pending(self) -> int:
+        """Alerts that wait for their first message."""
+        with self._turn:
+            return self._queue.pending
+
+    @property
     def is_alive(self) -> bool:
         """True while the thread runs."""
         return self._thread.is_alive()
