@@ -211,6 +211,10 @@ def _iterate(batch_size: int) -> Iterator[int]:
     yield batch_size
 
 
+class _AsyncTrainer:
+    async def __call__(self, batch_size: int) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
@@ -226,6 +230,7 @@ def _iterate(batch_size: int) -> Iterator[int]:
         (lambda: with_oom_retry(batch_size=4)(_coroutine), "runs after its call"),
         (lambda: with_oom_retry(batch_size=4)(_generator), "runs after its call"),
         (lambda: with_oom_retry(batch_size=4)(_iterate), "runs after its call"),
+        (lambda: with_oom_retry(batch_size=4)(_AsyncTrainer()), "_AsyncTrainer is a coroutine"),
         (lambda: with_oom_retry(batch_size=4)(allocate)(batch_size=4), "batch_size: with_oom_retry chooses it"),
     ],
 )

@@ -129,7 +129,8 @@ def _check_function(function: Callable[..., Any]) -> None:
     if not callable(function):
         raise TypeError(f"with_oom_retry: {type(function).__name__} is not a function; write @classmethod above it")
     deferred = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
-    if any(is_deferred(function) for is_deferred in deferred):
+    called = (function, type(function).__call__)  # an object may have an async __call__
+    if any(is_deferred(each) for is_deferred in deferred for each in called):
         raise TypeError(
             f"with_oom_retry: {_function_name(function)} is a coroutine or a generator, which runs after its call; "
             "decorate a plain function"
