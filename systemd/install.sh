@@ -6,6 +6,8 @@ umask 022 # root's own may be 077, and the service runs as a user without rights
 unset PYTHONPATH PYTHONHOME # pip would take a gpuwarden that it finds there for installed
 
 prefix=/opt/gpuwarden
+program=$prefix/bin/gpuwarden
+link=/usr/local/bin/gpuwarden
 old=$prefix.old
 unit=/etc/systemd/system/gpuwarden.service
 config=/etc/gpuwarden/config.yaml
@@ -18,7 +20,7 @@ usage() {
 Usage: install.sh [WHEEL]                  install or upgrade, from this checkout or from a built wheel
        install.sh --uninstall [--purge]    remove; with --purge configuration, receipts and user as well
 
-Makes $prefix (a virtual environment), $unit
+Makes $prefix (a virtual environment), $link, $unit
 and, where there is none yet, the system user $user and $config;
 then enables and starts the service.
 Needs root, systemd and Python 3.10 or later with its venv module. Run it again to upgrade.
@@ -77,7 +79,7 @@ install_service() {
     "$python" -m venv "$prefix"
     "$prefix/bin/python" -m pip install --quiet --no-input --disable-pip-version-check "$(pip_source "$source")[notify,login]"
     write_config
-    "$prefix/bin/gpuwarden" check-config "$config" || die "the configuration is invalid for this version; correct it and run this again"
+    "$program" check-config "$config" || die "the configuration is invalid for this version; correct it and run this again"
     make_user
     install -m 0644 "$here/gpuwarden.service" "$unit"
 
@@ -163,11 +165,20 @@ undo() {
 finish() {
     trap - EXIT
     rm -rf "$scratch" "$old/pyvenv.cfg" "$old"
+    if [ -e "$link" ] && ! is_our_link; then
+        echo "install.sh: $link is another program and stays; the installed one is $program" >&2
+    else
+        ln -sfn "$program" "$link"
+    fi
+}
+
+is_our_link() {
+    [ "$(readlink "$link")" = "$program" ]
 }
 
 write_config() {
     [ ! -e "$config" ] || return 0
-    "$prefix/bin/gpuwarden" reference example >"$scratch/config.yaml"
+    "$program" reference example >"$scratch/config.yaml"
     install -D -m 0644 "$scratch/config.yaml" "$config"
 }
 
@@ -196,6 +207,7 @@ uninstall() {
     systemctl daemon-reload
     systemctl reset-failed gpuwarden.service 2>/dev/null || true
     rm -rf /run/gpuwarden
+    ! is_our_link || rm "$link"
     [ ! -f "$prefix/pyvenv.cfg" ] || rm -rf "$prefix"
     if [ "$1" = --purge ]; then
         rm -rf "${config%/*}" "$unit.d" "$state"

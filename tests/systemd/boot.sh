@@ -7,7 +7,7 @@
 # (an absolute path) stays. Its output and exit status are this script's. None of the machine's units run: there is a
 # journal, and what the command starts. Unlike under systemd-nspawn, limits on memory, tasks and devices are enforced.
 #
-# Needs root, systemd and a root file system that can lie under an overlay. Ends after BOOT_TIMEOUT seconds (300).
+# Needs root, systemd and a root file system that can lie under an overlay. Ends after BOOT_TIMEOUT seconds (1200: the machine may be busy).
 set -eu
 
 shared=$1
@@ -79,7 +79,7 @@ prepare "$@"
 rm -f "$shared/output" "$shared/status"
 (
     join_group
-    exec timeout -k 5 "${BOOT_TIMEOUT:-300}" unshare -C -p -m -i -u -n -f --kill-child \
+    exec timeout -k 5 "${BOOT_TIMEOUT:-1200}" unshare -C -p -m -i -u -n -f --kill-child \
         "$(dirname "$0")/enter.sh" "$root" "$shared"
 ) >"$work/console" 2>&1 || true
 cat "$shared/output" 2>/dev/null || tail -n 30 "$work/console" >&2

@@ -41,6 +41,7 @@ from mock_nvml import MockNvml
 SHARED = Path(os.environ["SHARED"])
 INSTALL = SHARED / "checkout/systemd/install.sh"
 PREFIX = Path("/opt/gpuwarden")
+LINK = Path("/usr/local/bin/gpuwarden")
 RECEIPTS = STATE / "receipts"
 UNIT = Path("/etc/systemd/system/gpuwarden.service")
 NOBODY = 65534
@@ -103,6 +104,7 @@ def test_installed_service_is_running(mock: MockNvml) -> None:
     """The installer returns when the first poll is served, without a network and under any umask."""
     done = install()
     assert "gpuwarden is running: 2 of 2 GPUs up" in done.stdout
+    assert LINK.resolve() == (PREFIX / "bin/gpuwarden").resolve()
     assert fetch(f"{URL}/-/ready") == "gpuwarden is ready\n"
     assert is_active()
     assert shown("UnitFileState") == "enabled"
@@ -304,12 +306,21 @@ def wheel() -> Path:
 
 
 def test_an_upgrade_keeps_the_configuration() -> None:
-    """After an upgrade from a wheel the service restarts, with the configuration that its operator edited."""
+    """After an upgrade from a wheel the service restarts, with the configuration that its operator edited.
+
+    Another program where the link would be stays.
+    """
+    LINK.unlink()
+    LINK.write_text("another program")
     edited, places = re.subn(r"\n  #max_series: .*\n", "\n  max_series: 7\n", CONFIG.read_text())
     assert places == 1
     CONFIG.write_text(edited)
     pid = main_pid()
-    install(wheel())
+    done = install(wheel())
+    assert "is another program and stays" in done.stderr
+    assert LINK.read_text() == "another program"
+    LINK.unlink()
+    LINK.symlink_to(PREFIX / "bin/gpuwarden")
     assert CONFIG.read_text() == edited
     assert main_pid() != pid
     assert gpus_up() == [1.0, 1.0]
@@ -324,7 +335,7 @@ def test_a_failed_upgrade_changes_nothing(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "the previous version is restored" in done.stderr
     assert main_pid() == pid
-    assert command(PREFIX / "bin/gpuwarden", "--version").stdout.startswith("gpuwarden ")
+    assert command(LINK, "--version").stdout.startswith("gpuwarden ")
     assert not PREFIX.with_suffix(".old").exists()
 
 
@@ -472,6 +483,7 @@ def test_removal_keeps_the_configuration() -> None:
     assert not UNIT.exists()
     assert not list(UNIT.parent.glob("*.wants/gpuwarden*"))
     assert not PREFIX.exists()
+    assert not LINK.is_symlink()
     assert not Path("/run/gpuwarden").exists()
     assert fetch(f"{URL}/-/healthy") == ""
     assert CONFIG.exists()

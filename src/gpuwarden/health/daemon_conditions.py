@@ -46,7 +46,7 @@ DAEMON_CONDITIONS = (
         meaning="""Prometheus cannot scrape gpuwarden, or has no target of that job. No other alert of that host can
             fire meanwhile.""",
         diagnosis="`systemctl status gpuwarden`, `journalctl -u gpuwarden`, and the page *Targets* of Prometheus.",
-        action="""Start it. `/opt/gpuwarden/bin/gpuwarden check-config /etc/gpuwarden/config.yaml` shows errors of its
+        action="""Start it. `gpuwarden check-config /etc/gpuwarden/config.yaml` shows errors of its
             configuration.""",
         false_positives="""The scrape job has another name: set `gpuwarden rules --job`. Never fires for a host that is
             no longer a target while others are: a host missing from service discovery is not noticed.""",
@@ -101,7 +101,7 @@ DAEMON_CONDITIONS = (
             Meanwhile no alert of GPUs (*Gpu…*) fires except those on XIDs, which come from the kernel log, and of a
             run's device memory only RunOutOfMemory; GpuwardenDriverFault and GpuwardenNoGpus do not fire either.""",
         diagnosis="The status page for the end of the pause; who is working on the host?",
-        action="`sudo /opt/gpuwarden/bin/gpuwarden resume`.",
+        action="`sudo gpuwarden resume`.",
         false_positives="The work on the host takes that long.",
     ),
     # The driver answers without any GPU; GpuMissing is for GPUs that it lists and that cannot be read.
