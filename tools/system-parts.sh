@@ -1,6 +1,6 @@
 #!/bin/sh
-# Install the programs that some tests run for real (Prometheus, Alertmanager, Chromium, a compiler, systemd, Slurm,
-# lintian); `tools/system-parts.sh pictures` those that draw the dashboards too.
+# Install the programs that some tests run for real (Prometheus, VictoriaMetrics, Alertmanager, Chromium, a compiler,
+# systemd, Slurm, lintian); `tools/system-parts.sh pictures` those that draw the dashboards too.
 # As root on Debian or Ubuntu; elsewhere it leaves things as they are, and those tests are skipped by name.
 set -eu
 
@@ -8,6 +8,7 @@ missing=
 need() { command -v "$1" >/dev/null 2>&1 || missing="$missing $2"; }
 need prometheus prometheus
 need promtool prometheus
+need vmalert victoria-metrics
 need prometheus-alertmanager prometheus-alertmanager
 need chromium chromium
 need gcc "gcc libc6-dev"

@@ -1,4 +1,4 @@
-"""Shipped rules in promtool: it accepts the configuration and runs the rule tests."""
+"""Shipped rules in promtool and vmalert: they accept the configuration, and promtool runs the rule tests."""
 
 from __future__ import annotations
 
@@ -44,6 +44,24 @@ def test_configuration_is_accepted() -> None:
 def test_rule_tests_pass_as_shipped(file: Path) -> None:
     """Each alert of a file fires, stays silent, resolves and handles missing data as its rule test expects."""
     promtool("test", "rules", file)
+
+
+def test_vmalert_accepts_its_rules(tmp_path: Path) -> None:
+    """Debian's vmalert parses each expression and template of its form of the rules, and refuses Prometheus' form."""
+    program, nowhere = needs("vmalert", "victoria-metrics"), "http://127.0.0.1:1"
+    file = tmp_path / "rules.yml"
+
+    def check(rules: str) -> subprocess.CompletedProcess[str]:
+        file.write_text(rules)
+        command = [program, f"-rule={file}", "-dryRun", f"-datasource.url={nowhere}", f"-notifier.url={nowhere}"]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    done = check(prometheus_rules.render_vmalert_rules())
+    assert done.returncode == 0, done.stderr
+    promtool("check", "rules", file)
+    refused = check(prometheus_rules.render_rule_file())
+    assert refused.returncode != 0
+    assert "keep_firing_for" in refused.stderr
 
 
 def test_unusual_names_are_accepted(tmp_path: Path) -> None:

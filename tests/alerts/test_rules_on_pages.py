@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
-from rule_pages import Episode, Scrapes, captured, episodes, simulated
+from rule_pages import RULES, STEP, Episode, Scrapes, captured, episodes, simulated
 
 from gpuwarden.alerts.prometheus_rules import Choices, render_rule_file
+from system_parts import needs
 
 pytestmark = pytest.mark.system
 
@@ -91,3 +95,19 @@ def test_dead_daemon_fires(tmp_path: Path) -> None:
 def test_captures_of_idle_hosts_fire_nothing(tmp_path: Path) -> None:
     """A healthy GPU with MIG instances, over repeated frames of the capture, fires nothing."""
     assert [str(each) for each in episodes(captured(GOLDENS / "mig.json", 5 * 60), tmp_path)] == []
+
+
+def test_recorded_series_of_a_host_are_few(pages: Scrapes, tmp_path: Path) -> None:
+    """A host with 8 GPUs, runs and alerts has at most 30 series for a global store."""
+    recorded = '{__name__=~"gpuwarden:box:.+",instance="box"}'
+    rows = [
+        {"expr": f"{check} <= bool {limit}", "eval_time": "10m", "exp_samples": [{"labels": "{}", "value": 1}]}
+        for check, limit in ((f"count({recorded})", 30), (f"15 - count({recorded})", 0))
+    ]
+    names = {"up", *re.findall(r"gpuwarden_\w+", RULES.read_text())}
+    test = {"interval": f"{STEP:g}s", "input_series": pages.input_series(names), "promql_expr_test": rows}
+    file = tmp_path / "few.yml"
+    file.write_text(json.dumps({"rule_files": [str(RULES.absolute())], "evaluation_interval": "1m", "tests": [test]}))
+    command = [needs("promtool", "prometheus"), "test", "rules", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

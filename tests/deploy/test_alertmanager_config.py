@@ -47,7 +47,7 @@ def test_filled_in_example_is_accepted(filled_example: Path) -> None:
     done = amtool("check-config", filled_example)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{len(INHIBITIONS)} inhibit rules" in done.stdout
-    assert "3 receivers" in done.stdout
+    assert "4 receivers" in done.stdout
 
 
 def test_remaining_placeholder_is_rejected(tmp_path: Path) -> None:
@@ -77,12 +77,16 @@ def test_every_placeholder_is_tested() -> None:
 
 
 def test_routes(filled_example: Path) -> None:
-    """Each severity has its receiver; routes use no other label."""
+    """Each severity has its receiver, and the watchdog its own; routes use no other label."""
     for severity in sorted({rule.severity for rule in ALERTS.values()}):
         labels = ("alertname=RunDied", f"severity={severity}")
         done = amtool("config", "routes", "test", f"--config.file={filled_example}", *labels)
         assert (done.returncode, done.stdout.strip()) == (0, severity)
-    for route in yaml.safe_load(filled())["route"]["routes"]:
+    watchdog = ("alertname=GpuwardenWatchdog", "severity=info")
+    done = amtool("config", "routes", "test", f"--config.file={filled_example}", *watchdog)
+    assert done.stdout.strip() == "watchdog"
+    _first, *others = yaml.safe_load(filled())["route"]["routes"]
+    for route in others:
         assert {re.split("[=!]", each)[0].strip() for each in route["matchers"]} == {"severity"}
 
 
@@ -121,9 +125,12 @@ FIRED = _fired_labels()
 
 
 def test_inhibition_labels_exist() -> None:
-    """Each target has the labels in `equal`: without them, it would be inhibited by any source without them."""
+    """Each target has the labels in `equal`: without them, it would be inhibited by any source without them.
+
+    The watchdog has none of them; GpuwardenDown, which inhibits all, always has a job.
+    """
     for each in INHIBITIONS:
-        for target in each.targets or ALERTS.keys() - {each.source}:
+        for target in each.targets or ALERTS.keys() - {each.source, "GpuwardenWatchdog"}:
             for labels in FIRED[target]:
                 assert set(each.equal) - SITE <= labels.keys(), (target, labels)
         assert any(set(each.equal) - SITE <= labels.keys() for labels in FIRED[each.source]), each

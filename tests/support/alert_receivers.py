@@ -31,6 +31,7 @@ VALUES = {
     "REPLACE_slack_url_for_warnings": "https://hooks.slack.com/services/T0/B1/x",
     "REPLACE_pagerduty_routing_key": "0123456789abcdef0123456789abcdef",
     "REPLACE_webhook_url": "https://example.org/alerts",
+    "REPLACE_watchdog_url": "https://example.org/ping/gpuwarden",
 }
 
 

@@ -104,11 +104,12 @@ def ask(url: str, path: str, **parameters: object) -> Any:
 def rules(step: float = 5.0) -> list[dict[str, Any]]:
     """Return the rules without recorded series: each is replaced by its expression, evaluated every `step`.
 
-    Each has the seconds of its group's interval.
+    Each has the seconds of its group's interval. Left out are the objectives, of days, which no dashboard shows.
     """
     recorded: dict[str, str] = {}
     found = []
-    for group, rule in ((each, rule) for each in yaml.safe_load(RULES.read_text())["groups"] for rule in each["rules"]):
+    groups = [each for each in yaml.safe_load(RULES.read_text())["groups"] if each["name"] != "gpuwarden-objectives"]
+    for group, rule in ((each, rule) for each in groups for rule in each["rules"]):
         rule["interval"] = _seconds(group["interval"])
         for name, expr in recorded.items():
             rule["expr"] = _replace_recorded(name, expr, rule["expr"], step)

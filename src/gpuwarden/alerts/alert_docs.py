@@ -38,7 +38,8 @@ To try it on this machine, without a Prometheus of your own:
 
 This scrapes gpuwarden every five seconds and evaluates the rules: <http://127.0.0.1:9090/alerts>. If that port is in
 use, add `--web.listen-address=127.0.0.1:9091`. Rules are evaluated every five seconds, those on links every thirty,
-and recording rules for [dashboards](../use/dashboards.md#long-time-ranges) every minute.
+and recording rules for [dashboards](../use/dashboards.md#long-time-ranges) and [fleets](../use/fleets.md) every minute.
+GpuwardenWatchdog always fires: [route it](../use/notifications.md#watchdog) to a service that notices when it stops.
 
 The annotation `runbook_url` leads to `/alerts/NAME` of the daemon that the alert is about, which has the section below,
 and `dashboard_url` to its page of the run or GPU. For your own runbooks and your Grafana, set
@@ -47,8 +48,9 @@ and `dashboard_url` to its page of the run or GPU. For your own runbooks and you
 
 ## Thresholds
 
-`gpuwarden rules` prints the file with other thresholds, and with `--kubernetes` a PrometheusRule for the operator. The
-[dashboards](../../grafana/dashboards) use the defaults for their colors.
+`gpuwarden rules` prints the file with other thresholds: with `--kubernetes` a PrometheusRule for the operator, with
+`--vmalert` a file for [VictoriaMetrics](../use/fleets.md#victoriametrics). The [dashboards](../../grafana/dashboards)
+use the defaults for their colors.
 
 | flag | default | meaning |
 | --- | --- | --- |"""
@@ -80,7 +82,7 @@ def alert_details(rule: Condition, values: Mapping[str, str], link: Callable[[st
     """Yield what to do about a condition, in Markdown by title; `link` returns the link to another alert."""
     yield "Diagnosis", fill_places(rule.diagnosis, values)
     yield "Action", fill_places(rule.action, values)
-    if rule.expr:
+    if rule.expr and rule.fires != "always":
         yield "Silence", _silence_text(rule)
     yield "False positives", fill_places(rule.false_positives, values)
     if hiding := [f"[{name}]({link(name)})" for name in inhibition.find_hiding(rule.name)]:

@@ -1,4 +1,4 @@
-"""Recording rules: series that alerts and dashboards join with, and long-term series of dashboards."""
+"""Recording rules: series that alerts and dashboards join with, long-term series, and service level indicators."""
 
 from __future__ import annotations
 
@@ -142,6 +142,39 @@ FLEET_RULES = (
         expr="sum by (cluster, job, instance) (1 - gpuwarden_gpu_up)",
     ),
     RecordingRule(
+        name="gpuwarden:box:gpus:count",
+        expr="count by (cluster, job, instance) (gpuwarden_gpu_up)",
+    ),
+    RecordingRule(
+        name="gpuwarden:box:memory_used_ratio:avg",
+        expr="""
+            sum by (cluster, job, instance) (gpuwarden_gpu_memory_used_bytes)
+              / sum by (cluster, job, instance) (gpuwarden_gpu_memory_size_bytes)
+        """,
+    ),
+    RecordingRule(
+        name="gpuwarden:box:runs:sum",
+        expr="sum by (cluster, job, instance) (gpuwarden_run_up)",
+    ),
+    RecordingRule(
+        name="gpuwarden:box:runs_stalled:sum",
+        expr="sum by (cluster, job, instance) (gpuwarden_run_stalled)",
+    ),
+    RecordingRule(
+        name="gpuwarden:box:seconds_to_oom:min",
+        expr="min by (cluster, job, instance) (gpuwarden_run_seconds_to_oom)",
+    ),
+    RecordingRule(
+        name="gpuwarden:box:runs_ended_total:sum",
+        expr="sum by (cluster, job, instance, outcome) (gpuwarden_runs_ended_total)",
+    ),
+    RecordingRule(
+        name="gpuwarden:box:alerts:count",
+        expr="""
+            count by (cluster, job, instance, severity) (ALERTS{alertstate="firing", job="%{job}"})
+        """,
+    ),
+    RecordingRule(
         name="gpuwarden:owner:gpus_held:sum",
         expr=f"sum by (cluster, job, instance, owner) ({_HELD})",
     ),
@@ -170,5 +203,25 @@ FLEET_RULES = (
     RecordingRule(
         name="gpuwarden:box:build_info:group",
         expr="group by (cluster, job, instance) (gpuwarden_build_info)",
+    ),
+)
+
+# Service level indicators, of recorded series only: of all samples of a day they would cost too much.
+OBJECTIVE_RULES = (
+    # A host that went down still counts for a day, with all its GPUs.
+    RecordingRule(
+        name="gpuwarden:cluster:gpus_up:ratio",
+        expr="""
+            sum by (cluster, job) (gpuwarden:box:gpus:count - gpuwarden:box:gpus_lost:sum)
+              / sum by (cluster, job) (last_over_time(gpuwarden:box:gpus:count[1d]))
+        """,
+    ),
+    # Killed runs are left out, as people end runs too; so are those with an unknown end.
+    RecordingRule(
+        name="gpuwarden:cluster:runs_finished:ratio_1d",
+        expr="""
+            sum by (cluster, job) (increase(gpuwarden:box:runs_ended_total:sum{outcome="finished"}[1d]))
+              / sum by (cluster, job) (increase(gpuwarden:box:runs_ended_total:sum{outcome!~"killed|unknown"}[1d]))
+        """,
     ),
 )

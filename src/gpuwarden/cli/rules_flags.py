@@ -38,6 +38,7 @@ def add_rules_flags(parser: argparse.ArgumentParser) -> None:
     form.add_argument(
         "--kubernetes", action="store_true", help="print a PrometheusRule resource for the Prometheus operator"
     )
+    form.add_argument("--vmalert", action="store_true", help="print the rules for VictoriaMetrics' vmalert 1.79")
     form.add_argument(
         "--inhibition", action="store_true", help="print inhibit_rules for Alertmanager: which alerts hide which"
     )

@@ -196,4 +196,20 @@ DAEMON_CONDITIONS = (
         false_positives="""Run records are not needed there: set `receipts.path: none`
             ([configuration](reference/configuration.md)).""",
     ),
+    Condition(
+        name="GpuwardenWatchdog",
+        subject="box",
+        severity="info",
+        expr="""
+            vector(1)
+        """,
+        summary="Watchdog%{on_host}: this alert always fires while alerts reach you",
+        description="If it stops, Prometheus, the rules or Alertmanager do not work, and no other alert arrives.",
+        fires="always",
+        meaning="""Nothing is wrong: it fires from the first evaluation of the rules on. A service outside of this
+            Prometheus must raise the alarm when it stops ([notifications](use/notifications.md#watchdog)).""",
+        diagnosis="If it does not arrive: the pages *Alerts* and *Status* of Prometheus, and the log of Alertmanager.",
+        action="Route it only to that service.",
+        false_positives="None.",
+    ),
 )

@@ -1,4 +1,4 @@
-"""Command `gpuwarden rules`: alert rules for Prometheus or its operator, inhibition rules for Alertmanager."""
+"""Command `gpuwarden rules`: alert rules for Prometheus, its operator or vmalert, inhibition rules for Alertmanager."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def render_rules(parsed: argparse.Namespace) -> str:
         interval=parsed.interval,
         links=AlertLinks(parsed.runbook_url, parsed.dashboard_url),
     )
-    return (
-        prometheus_rules.render_prometheus_rule(choices)
-        if parsed.kubernetes
-        else prometheus_rules.render_rule_file(choices)
-    )
+    if parsed.kubernetes:
+        return prometheus_rules.render_prometheus_rule(choices)
+    if parsed.vmalert:
+        return prometheus_rules.render_vmalert_rules(choices)
+    return prometheus_rules.render_rule_file(choices)
