@@ -20,7 +20,7 @@ export SOURCE_DATE_EPOCH
 # A folder of its own, with the packages that Debian lacks or has too old; control has the others as Depends.
 program=$root/usr/share/gpuwarden
 mkdir "$scratch/source"
-cp -r pyproject.toml README.md LICENSE src "$scratch/source" # setuptools leaves files in it
+cp -rL pyproject.toml README.md LICENSE src "$scratch/source" # setuptools leaves files in it; -L: dashboards are a link
 "$python" -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --target "$program" \
     "$scratch/source" nvidia-ml-py shtab
 rm -rf "$program/bin" "$program/example.py" "$program"/*.dist-info

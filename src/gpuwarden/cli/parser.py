@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +14,12 @@ from gpuwarden._version import __version__
 from gpuwarden.cli.common.argument_parser import SuggestingParser
 from gpuwarden.cli.common.entry_points import REFERENCES
 from gpuwarden.cli.rules_flags import add_rules_flags, argument_type
-from gpuwarden.config.value_types import DURATION, bounded
+from gpuwarden.config.value_types import ADDRESS, DURATION, Address, bounded
 
 SUMMARY = "Prometheus exporter for NVIDIA GPUs that also knows your training runs."
 ENVIRONMENT = "Environment: GPUWARDEN_LISTEN=HOST:PORT (as --listen), GPUWARDEN_SOCKET=PATH"
 Parsers: TypeAlias = "argparse._SubParsersAction[SuggestingParser]"  # noqa: SLF001 - argparse has no public name
+DEFAULT_PORT = 9846
 SHELLS = ("bash", "zsh", "fish", "tcsh")
 
 
@@ -49,7 +51,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def make_parser() -> SuggestingParser:
     """Return the parser of the whole command line."""
     parser = _RootParser(
-        prog="gpuwarden", usage="gpuwarden [--help] [--version] COMMAND [OPTIONS]", description=SUMMARY
+        prog="gpuwarden", usage="gpuwarden [--version] COMMAND [--help | OPTIONS]", description=SUMMARY
     )
     parser.set_defaults(function=None)
     parser.add_argument("--version", action="version", version=f"gpuwarden {__version__}")
@@ -88,8 +90,7 @@ class _RootParser(SuggestingParser):
     def format_help(self) -> str:
         """Return a line with an example for each command: a terminal of 80 columns and 24 lines shows all of it."""
         rows = [f"  {each.name:<13}{each.summary:<32}{each.examples[0]}" for each in COMMANDS]
-        after = "Options of a command: gpuwarden COMMAND --help"
-        return "\n".join([*self.format_usage().splitlines(), SUMMARY, "", *rows, after, ENVIRONMENT, ""])
+        return "\n".join([*self.format_usage().splitlines(), SUMMARY, "", *rows, ENVIRONMENT, ""])
 
 
 def _add_serve(parser: SuggestingParser) -> None:
@@ -253,6 +254,27 @@ def _add_check_config(parser: SuggestingParser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE", help="YAML configuration to check")
 
 
+def _add_fleet(parser: SuggestingParser) -> None:
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+    init = _add_parser(
+        actions,
+        "init",
+        "write the configuration of an engine",
+        ["gpuwarden fleet init box1 box2", "gpuwarden fleet init $(cat hosts) --engine victoriametrics --out fleet"],
+    )
+    init.add_argument(
+        "hosts", nargs="+", type=_host, metavar="HOST", help="host with a daemon, with another port as HOST:PORT"
+    )
+    init.add_argument(
+        "--engine", choices=("prometheus", "victoriametrics"), default="prometheus", help="default: prometheus"
+    )
+    init.add_argument(
+        "--out", type=Path, default=Path("gpuwarden-fleet"), metavar="DIR", help="default: gpuwarden-fleet"
+    )
+    init.add_argument("--force", action="store_true", help="overwrite files with other contents")
+    init.set_defaults(function="cli.fleet.fleet_command:init")
+
+
 def _add_reference(parser: SuggestingParser) -> None:
     parser.add_argument("what", choices=tuple(REFERENCES), metavar="REFERENCE", help=", ".join(REFERENCES))
 
@@ -313,6 +335,12 @@ def _id_type(kind: str) -> Callable[[str], str]:
         return text
 
     return check
+
+
+def _host(text: str) -> Address:
+    has_port = re.search(r":\d+$", text)
+    address: Address = argument_type(ADDRESS)(text if has_port else f"{text}:{DEFAULT_PORT}")
+    return address
 
 
 def _positive(text: str) -> int:
@@ -461,6 +489,15 @@ COMMANDS = (
         ),
         "cli.commands.rules_command:run",
         add_rules_flags,
+    ),
+    Command(
+        "fleet",
+        "set up Prometheus for a fleet",
+        "Write what Prometheus or VictoriaMetrics needs to monitor many hosts: targets, scrape configuration, alert "
+        "rules and dashboards.",
+        ("gpuwarden fleet init box1 box2", "gpuwarden fleet init box1 box2 --engine victoriametrics"),
+        "cli.fleet.fleet_command:init",
+        _add_fleet,
     ),
     Command(
         "capture",

@@ -1,0 +1,1 @@
+"""Command `gpuwarden fleet`: configuration of an engine that monitors many hosts."""

@@ -1,0 +1,120 @@
+"""Engines of a fleet: Prometheus as an agent, VictoriaMetrics and vmalert, with targets from files and HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import threading
+import urllib.parse
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import yaml
+from services import ROOT, Process, ending, fetch, free_port, until
+
+from gpuwarden.cli.main import main
+from system_parts import needs
+
+pytestmark = pytest.mark.system
+
+PAGE = (ROOT / "tests" / "goldens" / "h100.prom").read_bytes()
+GPUS = sum(line.startswith(b"gpuwarden_gpu_up{") for line in PAGE.splitlines())
+
+
+@contextlib.contextmanager
+def served_host() -> Iterator[str]:
+    """Serve a daemon's page and, as an inventory would, the list of targets with this host; yield its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            targets = [{"targets": [address], "labels": {"cluster": "found-by-http"}}]
+            is_page = self.path == "/metrics"
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4" if is_page else "application/json")
+            self.end_headers()
+            self.wfile.write(PAGE if is_page else json.dumps(targets).encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        address = f"127.0.0.1:{server.server_port}"
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield address
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+class VictoriaMetrics(Process):
+    """A real VictoriaMetrics, which scrapes itself with `more` flags."""
+
+    def __init__(self, folder: Path, *more: str) -> None:
+        self.url = f"http://127.0.0.1:{free_port()}"
+        program = needs("victoria-metrics", "victoria-metrics")
+        address = f"-httpListenAddr={self.url.removeprefix('http://')}"
+        command = [program, f"-storageDataPath={folder}/store", address, "-search.latencyOffset=0", *more]
+        super().__init__(command, folder / "victoria-metrics.log")
+        until(lambda: fetch(f"{self.url}/health"), "VictoriaMetrics is ready")
+
+    def query(self, expression: str) -> dict[str, float]:
+        """Return the value of each cluster."""
+        asked = urllib.parse.urlencode({"query": expression, "nocache": 1})
+        found = json.loads(fetch(f"{self.url}/api/v1/query?{asked}"))["data"]["result"]
+        return {each["metric"].get("cluster", ""): float(each["value"][1]) for each in found}
+
+
+def test_agent_sends_hosts_from_files_and_http(tmp_path: Path) -> None:
+    """The shipped agent configuration sends VictoriaMetrics hosts from file_sd, and from http_sd where it is added."""
+    store = VictoriaMetrics(tmp_path)
+    config = yaml.safe_load((ROOT / "deploy" / "prometheus" / "agent.yml").read_text())
+    assert config["remote_write"][0]["url"] == "http://127.0.0.1:8428/api/v1/write"  # Debian's port
+    config["remote_write"][0]["url"] = f"{store.url}/api/v1/write"
+    config["global"]["scrape_interval"] = "1s"
+    with served_host() as host, ending(store):
+        assert main(["fleet", "init", host, "--out", str(tmp_path)]) == 0  # its targets are those of the agent
+        config["scrape_configs"][0]["http_sd_configs"] = [{"url": f"http://{host}/targets"}]
+        (tmp_path / "agent.yml").write_text(json.dumps(config))  # JSON is YAML
+        command = [needs("prometheus", "prometheus"), "--enable-feature=agent", f"--config.file={tmp_path}/agent.yml"]
+        command += [f"--storage.agent.path={tmp_path}/agent", f"--web.listen-address=127.0.0.1:{free_port()}"]
+        agent = Process(command, tmp_path / "agent.log")
+        with ending(agent):
+            expected = {"": GPUS, "found-by-http": GPUS}
+            until(lambda: store.query("count by (cluster) (gpuwarden_gpu_up)") == expected, "the GPUs of both")
+
+
+def test_victoriametrics_runs_what_fleet_init_writes(tmp_path: Path) -> None:
+    """VictoriaMetrics scrapes the targets that `fleet init` writes, and vmalert evaluates its rules there."""
+    with served_host() as host:
+        assert main(["fleet", "init", host, "--engine", "victoriametrics", "--out", str(tmp_path)]) == 0
+        scrape = tmp_path / "scrape.yml"
+        scrape.write_text(scrape.read_text().replace("scrape_interval: 15s", "scrape_interval: 1s"))
+        rules = tmp_path / "rules" / "gpuwarden.yml"
+        rules.write_text(rules.read_text().replace("interval: 15s", "interval: 1s"))
+        store = VictoriaMetrics(tmp_path, f"-promscrape.config={scrape}")
+        flags = (f"-{name}.url={store.url}" for name in ("datasource", "remoteWrite", "remoteRead", "notifier"))
+        command = [needs("vmalert", "victoria-metrics"), f"-rule={tmp_path}/rules/*.yml", "-disableAlertgroupLabel"]
+        address = f"-httpListenAddr=127.0.0.1:{free_port()}"
+        alerting = Process([*command, *flags, address, "-remoteWrite.flushInterval=1s"], tmp_path / "vmalert.log")
+        with ending(store, alerting):
+            until(lambda: store.query("count(gpuwarden_gpu_up)") == {"": GPUS}, "the host's GPUs")
+            firing = 'ALERTS{alertname="GpuwardenWatchdog",alertstate="firing"}'
+            until(lambda: store.query(firing) == {"": 1}, "the watchdog")
+            until(lambda: store.query("count(gpuwarden:device:info)") == {"": GPUS}, "a recorded series")
+
+
+def test_fleet_configuration_is_accepted(tmp_path: Path) -> None:
+    """Promtool accepts what `fleet init` writes for Prometheus, and the agent's configuration."""
+    assert main(["fleet", "init", "box1", "--out", str(tmp_path)]) == 0
+    (tmp_path / "agent.yml").write_text((ROOT / "deploy" / "prometheus" / "agent.yml").read_text())
+    promtool = needs("promtool", "prometheus")
+    for more in (["prometheus.yml"], ["--agent", "agent.yml"]):
+        done = subprocess.run(
+            [promtool, "check", "config", *more], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
