@@ -104,14 +104,19 @@ def format_question(function: str, *arguments: int) -> str:
 
 def save_capture(capture: Capture, path: Path) -> None:
     """Write the file, compressed if its name ends in .gz. Raises OSError, also for a capture too large to replay."""
+    text = render_capture(capture).encode()
+    if len(text) > MAX_BYTES:
+        raise OSError(None, f"{path}: {len(text)} bytes; maximum for a replay is {MAX_BYTES}: record fewer frames")
+    path.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
+
+
+def render_capture(capture: Capture) -> str:
+    """Return the text of the file."""
     frames = [_written(frame) for frame in capture.frames]
     whole = {"format": FORMAT, "version": VERSION, "interval": capture.interval}
     # One frame per line, with sorted keys, so that captures can be read and compared.
     lines = ",\n".join(json.dumps(frame, separators=(",", ":"), sort_keys=True) for frame in frames)
-    text = f'{json.dumps(whole)[:-1]}, "frames": [\n{lines}\n]}}\n'.encode()
-    if len(text) > MAX_BYTES:
-        raise OSError(None, f"{path}: {len(text)} bytes; maximum for a replay is {MAX_BYTES}: record fewer frames")
-    path.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
+    return f'{json.dumps(whole)[:-1]}, "frames": [\n{lines}\n]}}\n'
 
 
 def _written(frame: Frame) -> dict[str, Any]:

@@ -11,19 +11,22 @@ from typing import cast
 from gpuwarden.capture.capture_file import LISTS, MIG_HANDLE, Answer, Answers, Capture, Struct
 
 
-def mask_capture(capture: Capture) -> Capture:
+def mask_capture(capture: Capture, masks: Masks | None = None) -> Capture:
     """Replace UUIDs, serial numbers and PCI addresses by made-up ones, and renumber pids.
 
-    Equal values get equal replacements in all frames, so that GPUs and processes remain distinguishable.
+    Equal values get equal replacements in all frames, so that GPUs and processes remain distinguishable; and in all
+    that is masked with the same `masks`.
     """
-    masks = _Masks()
+    masks = masks or Masks()
     return replace(
         capture,
         frames=tuple(replace(frame, gpus=tuple(masks.gpu(gpu) for gpu in frame.gpus)) for frame in capture.frames),
     )
 
 
-class _Masks:
+class Masks:
+    """Made-up replacements, equal for equal values."""
+
     def __init__(self) -> None:
         uuids, instances, serials, pids = itertools.count(), itertools.count(), itertools.count(), itertools.count(1)
         self._uuids: defaultdict[object, str] = defaultdict(lambda: f"GPU-00000000-0000-4000-8000-{next(uuids):012x}")
@@ -35,20 +38,28 @@ class _Masks:
         self._addresses: defaultdict[object, str] = defaultdict(lambda: _address(next(addresses)))
         self._pids: defaultdict[object, int] = defaultdict(lambda: next(pids))
 
+    def uuid(self, uuid: str) -> str:
+        """Return the replacement of a UUID; before driver R470 that of a MIG instance contains its GPU's."""
+        return (self._instances if uuid.startswith("MIG-") else self._uuids)[uuid]
+
+    def address(self, address: str | int | None) -> str:
+        """Return the replacement of a PCI address."""
+        return self._addresses[address]
+
     def gpu(self, answers: Answers) -> Answers:
+        """Return the answers of one GPU, masked."""
         return {asked: self._answer(asked, answer) for asked, answer in answers.items()}
 
     def _answer(self, asked: str, answer: Answer) -> Answer:
         if asked == "nvmlDeviceGetUUID" and isinstance(answer, str):
-            # Before driver R470 the UUID of a MIG instance contains that of its GPU.
-            return (self._instances if answer.startswith("MIG-") else self._uuids)[answer]
+            return self.uuid(answer)
         if asked.startswith(MIG_HANDLE) and isinstance(answer, Mapping) and "error" not in answer:
             return self.gpu(cast("Answers", answer))
         if asked == "nvmlDeviceGetSerial" and isinstance(answer, str):
             return self._serials[answer]
         if asked == "nvmlDeviceGetPciInfo" and isinstance(answer, Mapping) and "busId" in answer:
             pci = cast("Struct", answer)
-            return {**pci, "busId": self._addresses[pci["busId"]]}
+            return {**pci, "busId": self.address(pci["busId"])}
         if asked in LISTS and isinstance(answer, list):
             processes = cast("Sequence[Struct]", answer)
             return [{**process, "pid": self._pids[process["pid"]]} for process in processes]

@@ -90,7 +90,7 @@ class _RootParser(SuggestingParser):
     def format_help(self) -> str:
         """Return a line with an example for each command: a terminal of 80 columns and 24 lines shows all of it."""
         rows = [f"  {each.name:<13}{each.summary:<32}{each.examples[0]}" for each in COMMANDS]
-        return "\n".join([*self.format_usage().splitlines(), SUMMARY, "", *rows, ENVIRONMENT, ""])
+        return "\n".join([*self.format_usage().splitlines(), SUMMARY, *rows, ENVIRONMENT, ""])
 
 
 def _add_serve(parser: SuggestingParser) -> None:
@@ -116,6 +116,16 @@ def _add_capture(parser: SuggestingParser) -> None:
         "--mask",
         action="store_true",
         help="replace UUIDs, serial numbers, PCI addresses and pids, so that the file can be shared",
+    )
+
+
+def _add_debug_bundle(parser: SuggestingParser) -> None:
+    _add_source(parser)
+    parser.add_argument(
+        "file", nargs="?", type=Path, metavar="FILE", help="file to write (default: gpuwarden-debug-TIME.tar.gz, here)"
+    )
+    parser.add_argument(
+        "--capture", action="store_true", help="also record what the driver reports, as gpuwarden capture --mask does"
     )
 
 
@@ -507,6 +517,16 @@ COMMANDS = (
         ("gpuwarden capture --mask gpus.gz", "gpuwarden serve --source capture:gpus.gz"),
         "cli.commands.capture_command:run",
         _add_capture,
+    ),
+    Command(
+        "debug-bundle",
+        "collect facts for a bug report",
+        "Write one file for a bug report: versions, configuration without secrets, the log of the last ten minutes, "
+        "metrics, state, and the doctor's results. UUIDs, addresses, paths, and names of users, hosts and runs are "
+        "masked; it lists the files, and what is not masked.",
+        ("gpuwarden debug-bundle", "sudo gpuwarden debug-bundle --capture --config /etc/gpuwarden/config.yaml"),
+        "cli.debug_bundle.debug_bundle_command:run",
+        _add_debug_bundle,
     ),
     Command(
         "reference",

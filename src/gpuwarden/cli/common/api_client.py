@@ -66,7 +66,21 @@ def _connection(api: Address | Path, timeout: float) -> http.client.HTTPConnecti
 
 
 def fetch_json(api: Address | Path, path: str, timeout: float = TIMEOUT_SECONDS) -> Any:
-    """Return the parsed JSON answer to a path, from an address or from the Unix socket, which identifies this user.
+    """Return the parsed JSON answer to a path; as `fetch` does."""
+    try:
+        return json.loads(fetch(api, path, timeout))
+    except (ValueError, RecursionError) as error:
+        raise _no_answer(api, error) from None
+
+
+def _no_answer(api: Address | Path, error: Exception) -> ApiError:
+    text = sanitize(getattr(error, "strerror", None) or str(error))
+    hint = "set its address with --listen, --config or GPUWARDEN_LISTEN"
+    return ApiError(f"no daemon answers at {daemon_url(api)}: {text}; {hint}")
+
+
+def fetch(api: Address | Path, path: str, timeout: float = TIMEOUT_SECONDS) -> bytes:
+    """Return the answer to a path, from an address or from the Unix socket, which identifies this user.
 
     Blocks; each wait ends after `timeout` seconds. Raises ApiError.
     """
@@ -77,11 +91,9 @@ def fetch_json(api: Address | Path, path: str, timeout: float = TIMEOUT_SECONDS)
         response = connection.getresponse()
         answer = response.read(MAX_ANSWER_BYTES)
         if response.status == HTTPStatus.OK:
-            return json.loads(answer)
-    except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
-        text = sanitize(getattr(error, "strerror", None) or str(error))
-        hint = "set its address with --listen, --config or GPUWARDEN_LISTEN"
-        raise ApiError(f"no daemon answers at {name}: {text}; {hint}") from None
+            return answer
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise _no_answer(api, error) from None
     finally:
         connection.close()
     if response.status in _NEED_ACCESS:

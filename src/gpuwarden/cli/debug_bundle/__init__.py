@@ -1,0 +1,1 @@
+"""Command `gpuwarden debug-bundle`: a masked archive of the daemon's state for a bug report."""

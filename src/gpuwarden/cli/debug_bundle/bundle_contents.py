@@ -1,0 +1,123 @@
+"""Contents of a debug bundle: texts about the daemon and its machine, and the names in them that may be private."""
+
+from __future__ import annotations
+
+import json
+import platform
+import pwd
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from gpuwarden._version import __version__
+from gpuwarden.cli.common.api_client import ApiError, fetch
+from gpuwarden.config.schema import OPTIONS, Config
+from gpuwarden.config.secrets import HIDDEN, Secret
+from gpuwarden.doctor.model import Context
+from gpuwarden.doctor.runner.checks import run_checks
+from gpuwarden.owners.kinds import OWNER_KINDS
+from gpuwarden.web.api.api_paths import STATE
+
+LOG_MINUTES = 10
+MAX_LOG_LINES = 5000
+MIN_USER_UID = 1000  # of a person (login.defs(5))
+_PACKAGES = ("nvidia-ml-py", "prometheus-client", "psutil", "PyYAML", "rich", "h11", "bcrypt", "apprise")
+_OWNERS = [kind for kind in OWNER_KINDS if kind.name not in ("run", "slurm_job")]  # those are numbers
+_LABELS = "|".join(("run_name", *(kind.label for kind in _OWNERS)))
+_SERIAL = re.compile(r'\bserial="([^"]+)"')
+_NAME = re.compile(rf'\b(?:{_LABELS})="([^"]+)"|\bowner="([^"]+)",owner_kind="(?:{_LABELS})"')
+
+# A run's name and the text of its error, in a line about the run.
+_OF_RUN = re.compile(r".*\brun=.*")
+_PRIVATE_FIELD = re.compile(r'\b(name|error)=(?:"(?:[^"\\]|\\.)*"|\S+)')
+
+
+def collect_texts(config: Config) -> dict[str, str]:
+    """Return the texts by the name of their file; where one is missing, its text says why. Takes some seconds."""
+    read: Mapping[str, Callable[[], str]] = {
+        "version.txt": lambda: "".join(f"{line}\n" for line in _list_versions()),
+        "config.txt": lambda: "".join(f"{key}: {_render(attrgetter(key)(config))}\n" for key in OPTIONS),
+        "daemon.log": _read_log,
+        "scrape.txt": lambda: _ask(config, "/metrics"),
+        # With the characters of names as they are, not as escapes.
+        "state.json": lambda: json.dumps(json.loads(_ask(config, STATE)), ensure_ascii=False, indent=1) + "\n",
+        "doctor.json": lambda: _run_doctor(config),
+    }
+    return {name: _text_or_reason(each) for name, each in read.items()}
+
+
+def find_names(texts: Mapping[str, str]) -> set[str]:
+    """Return the names of users, this host, runs, containers, pods and units, and serial numbers."""
+    people = [each for each in pwd.getpwall() if each.pw_uid >= MIN_USER_UID and each.pw_name != "nobody"]
+    names = {name for each in people for name in (each.pw_name, each.pw_gecos.partition(",")[0])}
+    names |= {name for found in _NAME.findall(texts["scrape.txt"]) for name in found}
+    host = socket.gethostname()
+    names |= {*_names_in(texts["state.json"]), host, host.partition(".")[0], socket.getfqdn()}
+    return {name for name in names if not name.isdecimal()} | set(_SERIAL.findall(texts["scrape.txt"]))
+
+
+def _names_in(state: str) -> Iterator[str]:
+    try:
+        document = json.loads(state)
+    except ValueError:  # no daemon has answered
+        return
+    yield document.get("host", {}).get("name", "")
+    for each in (*document.get("runs", ()), *document.get("processes", ())):
+        yield from (str(each[key]) for key in ("name", *(kind.key for kind in _OWNERS)) if each.get(key))
+
+
+def _text_or_reason(read: Callable[[], str]) -> str:
+    try:
+        return read()
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"not available: {getattr(error, 'strerror', None) or error}\n"
+
+
+def _list_versions() -> Iterator[str]:
+    yield f"gpuwarden {__version__}"
+    yield f"Python {platform.python_version()}"
+    yield f"{platform.system()} {platform.release()} {platform.machine()}"
+    yield platform.freedesktop_os_release().get("PRETTY_NAME", "")
+    for name in _PACKAGES:
+        try:
+            yield f"{name} {version(name)}"
+        except PackageNotFoundError:
+            yield f"{name} not installed"
+
+
+def _render(value: Any) -> str:
+    """Return a value of the configuration; of a secret only its place."""
+    if type(value) in (tuple, frozenset):  # an address is a named one
+        return ", ".join(map(_render, value)) or "none"
+    return "none" if value is None or (isinstance(value, Secret) and not value) else str(value)
+
+
+def _read_log() -> str:
+    command = ["journalctl", "--unit=gpuwarden", f"--since=-{LOG_MINUTES}min", f"--lines={MAX_LOG_LINES}"]
+    command += ["--no-hostname", "--no-pager", "--output=short-iso"]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=10, check=False)
+    return _OF_RUN.sub(_hide_texts, done.stdout) + done.stderr
+
+
+def _hide_texts(line: re.Match[str]) -> str:
+    return _PRIVATE_FIELD.sub(rf"\1={HIDDEN}", line[0])
+
+
+def _ask(config: Config, path: str) -> str:
+    """Return the daemon's answer: from its Unix socket, which needs no login, or from its address."""
+    try:
+        return fetch(config.web_socket, path).decode()
+    except ApiError:
+        return fetch(config.web.listen, path).decode()
+
+
+def _run_doctor(config: Config) -> str:
+    results = run_checks(Context(python=Path(sys.executable), config=config, read_path=None))
+    return json.dumps([asdict(each) for each in results], indent=1) + "\n"

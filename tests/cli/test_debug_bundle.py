@@ -1,0 +1,115 @@
+"""`gpuwarden debug-bundle`: what is in the file, and what is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+from services import Daemon, ending, until
+
+from gpuwarden.capture.capture_file import load_capture
+
+SECRET = "https://hooks.example.org/T0/very-secret-token"  # noqa: S105 - of this test
+PRIVATE_LOG = """\
+cannot read /home/ada/model.keras on {host}: GPU-51300000-0000-4000-8000-000000000003
+run error run=4711-99 name="my net" kind=other steps=7 error="ValueError: \\"salary\\" of Ms. Hopper" suppressed=2
+run ended run=4711-99 name=net outcome=failed"""
+
+
+def bundle(folder: Path, config: Path, *arguments: str) -> tuple[dict[str, str], str]:
+    """Return the files of a bundle, and what the command prints."""
+    journal = folder / "bin/journalctl"
+    journal.parent.mkdir()
+    journal.write_text(f"#!/bin/sh\ncat <<'END'\n{PRIVATE_LOG.format(host=socket.gethostname())}\nEND\n")
+    journal.chmod(0o755)
+    path = folder / "bundle.tar.gz"
+    command = [sys.executable, "-m", "gpuwarden", "debug-bundle", str(path), "--config", str(config), *arguments]
+    env = {**os.environ, "PATH": f"{journal.parent}:{os.environ['PATH']}"}
+    env.pop("GPUWARDEN_SOCKET", None)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert path.stat().st_mode & 0o777 == 0o600
+    with tarfile.open(path) as archive:
+        members = {Path(each.name).name: archive.extractfile(each) for each in archive.getmembers()}
+        return {name: file.read().decode() for name, file in members.items() if file}, done.stdout
+
+
+def settings(folder: Path, socket_path: Path, *more: str) -> Path:
+    """Write a configuration with secrets."""
+    path = folder / "config.yaml"
+    lines = ("source: simulated", f"runs: {{socket: {socket_path}}}", f'notify: {{webhook: ["{SECRET}"]}}', *more)
+    path.write_text("\n".join(lines))
+    return path
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], str, str]:
+    """Return the files of a bundle of a running daemon, what was printed, and the daemon's metrics."""
+    folder = tmp_path_factory.mktemp("bundle")
+    daemon = Daemon(folder / "daemon", "--source", "simulated")
+    with ending(daemon):
+        until(lambda: daemon.samples().all("gpuwarden_run_info"), "the runs")
+        return *bundle(folder, settings(folder, daemon.socket), "--capture"), daemon.page()
+
+
+def test_contents(made: tuple[dict[str, str], str, str]) -> None:
+    """It has the texts of a bug report, and lists them with what is not masked."""
+    files, printed, _ = made
+    assert [*files] == [
+        "version.txt",
+        "config.txt",
+        "daemon.log",
+        "scrape.txt",
+        "state.json",
+        "doctor.json",
+        "capture.json",
+    ]
+    assert all(f"  {name} " in printed for name in files)
+    assert "Not masked: run ids, process ids" in printed
+    assert re.search(r"^gpuwarden \d", files["version.txt"])
+    assert "poll.interval: 1.0\n" in files["config.txt"]
+    assert "gpuwarden_gpu_up{" in files["scrape.txt"]
+    assert json.loads(files["state.json"])["gpus"]
+    assert {each["status"] for each in json.loads(files["doctor.json"])} <= {"pass", "warn", "fail", "skip"}
+
+
+def test_what_identifies_is_masked(made: tuple[dict[str, str], str, str]) -> None:
+    """Neither secrets nor names, serial numbers, UUIDs and paths of this machine are in any file."""
+    files, _, page = made
+    labels = ("user", "run_name", "systemd_unit", "uuid", "serial", "pci_bus_id")
+    private = {name for label in labels for name in re.findall(rf'\b{label}="([^"]+)"', page)} - {"root"}
+    assert len(private) > 20
+    whole = "\n".join(files.values())
+    for each in (*private, SECRET, "very-secret-token", "/home/", socket.gethostname()):
+        assert not re.search(rf"(?<![\w-]){re.escape(each)}(?![\w-])", whole), each
+    first, second, third = files["daemon.log"].splitlines()
+    assert re.fullmatch(r"cannot read PATH-\d+ on NAME-\d+: GPU-0{8}\S+", first)
+    assert second == "run error run=4711-99 name=[hidden] kind=other steps=7 error=[hidden] suppressed=2"
+    assert third == "run ended run=4711-99 name=[hidden] outcome=failed"
+
+
+def test_masks_agree(made: tuple[dict[str, str], str, str], tmp_path: Path) -> None:
+    """A GPU has one masked UUID in all files; the capture can be replayed."""
+    files, _, _ = made
+    (tmp_path / "capture.json").write_text(files["capture.json"])
+    frames = load_capture(tmp_path / "capture.json").frames
+    uuids = {str(gpu["nvmlDeviceGetUUID"]) for gpu in frames[-1].gpus}
+    assert uuids == {gpu["uuid"] for gpu in json.loads(files["state.json"])["gpus"]}
+    assert all(f'uuid="{uuid}"' in files["scrape.txt"] for uuid in uuids)
+
+
+def test_without_a_daemon(tmp_path: Path) -> None:
+    """Without a daemon the other files are there, and the missing ones say why."""
+    config = settings(tmp_path, tmp_path / "run.sock", 'web: {listen: "127.0.0.1:1"}')
+    files, _ = bundle(tmp_path, config)
+    assert "capture.json" not in files
+    for name in ("scrape.txt", "state.json"):
+        assert files[name].startswith("not available: no daemon answers at http://127.0.0.1:1")
+    assert files["doctor.json"].startswith("[")
