@@ -14,6 +14,7 @@ from pathlib import Path
 
 from gpuwarden.cli.common.config_flags import load_config
 from gpuwarden.cli.common.terminal import WRONG_USE, complain, discard_output, explain_unwritable
+from gpuwarden.cli.top.state_reader import fetch_gpu_numbers
 from gpuwarden.config.schema import Config
 from gpuwarden.launcher.card import Card, ProgramFacts, make_card
 from gpuwarden.launcher.card_formats import FORMATS, render_text, write_card
@@ -23,7 +24,7 @@ from gpuwarden.launcher.private_daemon import DaemonPlace, open_daemon
 from gpuwarden.launcher.private_folder import private_folder
 from gpuwarden.launcher.program import ProgramEnd, end_like, run_program, should_hurry
 from gpuwarden.launcher.program_environment import make_environment
-from gpuwarden.launcher.run_records import await_records, fetch_gpu_numbers
+from gpuwarden.launcher.run_records import await_records
 from gpuwarden.protocol.run_folder import FOLDER_VARIABLE, ProcessNote, read_crashes, read_notes, write_note
 
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126  # exit statuses, as of a shell
@@ -90,7 +91,7 @@ def _make_card(command: Sequence[str], facts: ProgramFacts, place: DaemonPlace |
     if place is not None:
         pids = {facts.end.pid, *(note.pid for note in facts.notes)}
         runs = await_records(place, pids, facts.end.began, should_hurry)
-        gpus = dict(fetch_gpu_numbers(place))
+        gpus = dict(fetch_gpu_numbers(place.api))
     return make_card(command, facts, runs, gpus)
 
 

@@ -8,11 +8,9 @@ from contextlib import suppress
 from typing import Any
 
 from gpuwarden.cli.common.api_client import ApiError, fetch_json
-from gpuwarden.cli.top.state_reader import place_by_uuid
 from gpuwarden.launcher.private_daemon import DaemonPlace
 from gpuwarden.records.record import RunRecord, RunRecordError, record_from_json
-from gpuwarden.web.api.api_object import ApiObject
-from gpuwarden.web.api.api_paths import RUNS, STATE
+from gpuwarden.web.api.api_paths import RUNS
 
 SETTLE_SECONDS = 6.0  # within which the daemon has concluded how a run ended
 _POLL_SECONDS = 0.2
@@ -35,13 +33,6 @@ def await_records(
         if is_complete or should_hurry() or time.monotonic() > end:
             return [record for each in listed if (record := _fetch_whole(place, each)) is not None]
         time.sleep(_POLL_SECONDS)
-
-
-def fetch_gpu_numbers(place: DaemonPlace) -> Mapping[str, str]:
-    """Return the numbers of the machine's GPUs by UUID; none if the daemon does not answer."""
-    with suppress(ApiError):
-        return place_by_uuid(ApiObject(fetch_json(place.api, STATE)).parts("gpus"))
-    return {}
 
 
 def _fetch_runs(place: DaemonPlace) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from services import Daemon, ending, fetch, free_port, until
 
+from gpuwarden.cli.common.api_client import ApiError, fetch_json
 from gpuwarden.cli.top.layout import render_box
 from gpuwarden.cli.top.run_table import make_run_table
 from gpuwarden.cli.top.state_reader import fetch_state
@@ -30,6 +31,7 @@ from gpuwarden.config.value_types import Address
 from gpuwarden.protocol.codec import encode
 from gpuwarden.protocol.messages import Hello
 from gpuwarden.web.api.api_object import ApiObject
+from gpuwarden.web.api.api_paths import RUNS
 from mock_nvml import MockNvml
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J[red]x[/red]\r\n\u202egpj \x9b31m"
@@ -232,6 +234,8 @@ def test_other_daemons_are_named() -> None:
         with server(status, body) as port, pytest.raises(OSError, match=re.escape(expected)):
             fetch_state(Address("127.0.0.1", port))
     with server(503, b"") as port:
+        with pytest.raises(ApiError, match="cannot read its run database; see its log"):
+            fetch_json(Address("127.0.0.1", port), f"{RUNS}?limit=1")
         done = ran(*at(port), "--once")
         assert (done.returncode, done.stdout) == (1, b"")
         assert "has not completed a poll" in done.stderr.decode()

@@ -17,6 +17,7 @@ from typing import Any
 from gpuwarden.config.value_types import Address
 from gpuwarden.formatting import sanitize
 from gpuwarden.host.procfs import read_boot_id
+from gpuwarden.web.api.api_paths import STATE
 
 TIMEOUT_SECONDS = 10.0
 MAX_ANSWER_BYTES = 64 << 20
@@ -100,7 +101,21 @@ def fetch(api: Address | Path, path: str, timeout: float = TIMEOUT_SECONDS) -> b
         raise ApiError(
             f"{name} needs TLS or a login; on its machine, pass --config with the daemon's configuration file"
         )
-    raise ApiError(f"{name} is not a gpuwarden daemon: it responded with status {response.status}", response.status)
+    raise ApiError(_describe_status(name, path.partition("?")[0], response.status), response.status)
+
+
+def _describe_status(name: str, path: str, status: int) -> str:
+    if status == HTTPStatus.NOT_FOUND:
+        return f"{name} has no {path}: no gpuwarden daemon, or an older one"
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+        fault = "has not completed a poll" if path == STATE else "cannot read its run database"
+        return f"the daemon at {name} {fault}; see its log"
+    return f"{name} is not a gpuwarden daemon: it responded with status {status}"
+
+
+def unexpected_response(api: Address | Path, path: str) -> ApiError:
+    """Return the error of an answer that is JSON, but not gpuwarden's."""
+    return ApiError(f"{daemon_url(api)} is not a gpuwarden daemon: unexpected response from {path}")
 
 
 def find_socket(answer: Mapping[str, Any]) -> Path | None:

@@ -9,7 +9,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from gpuwarden.cli.common.api_client import MAX_ANSWER_BYTES, ApiError, daemon_url, fetch_json, find_socket
+from gpuwarden.cli.common.api_client import MAX_ANSWER_BYTES, ApiError, fetch_json, find_socket, unexpected_response
 from gpuwarden.config.schema import Config
 from gpuwarden.formatting import sanitize
 from gpuwarden.web.api.api_paths import INCIDENTS, RUNS
@@ -19,15 +19,9 @@ MAX_LISTED = 1000
 
 def fetch_incidents(config: Config, limit: int | None = None) -> dict[str, Any]:
     """Return the daemon's list of incidents, the newest first, without their details. Raises OSError."""
-    url = daemon_url(config.api)
-    try:
-        answer = fetch_json(config.api, INCIDENTS + (f"?limit={min(limit, MAX_LISTED)}" if limit else ""))
-    except ApiError as error:
-        if error.status == HTTPStatus.NOT_FOUND:
-            raise OSError(None, f"{url} has no {INCIDENTS}: no gpuwarden daemon, or an older one") from None
-        raise
+    answer = fetch_json(config.api, INCIDENTS + (f"?limit={min(limit, MAX_LISTED)}" if limit else ""))
     if not isinstance(answer, dict) or not isinstance(answer.get("incidents"), list):
-        raise OSError(None, f"{url} is not a gpuwarden daemon: unexpected response from {INCIDENTS}")
+        raise unexpected_response(config.api, INCIDENTS)
     return answer
 
 
@@ -85,13 +79,10 @@ def _fetch_incident(config: Config, prefix: str) -> dict[str, Any]:
             raise OSError(
                 None, f"no incident {sanitize(prefix)}; list the incidents with: gpuwarden incidents"
             ) from None
-        if error.status == HTTPStatus.SERVICE_UNAVAILABLE:
-            url = daemon_url(config.api)
-            raise OSError(None, f"the daemon at {url} cannot read its run database; see its log") from None
         raise
     whole = next(_whole_incidents(answer), None)
     if whole is None:
-        raise OSError(None, f"{daemon_url(config.api)} is not a gpuwarden daemon: unexpected response from {path}")
+        raise unexpected_response(config.api, path)
     return whole
 
 

@@ -13,18 +13,17 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from gpuwarden.cli.common.api_client import ApiError, daemon_url, fetch_json, find_socket
+from gpuwarden.cli.common.api_client import ApiError, daemon_url, fetch_json, find_socket, unexpected_response
 from gpuwarden.cli.common.config_flags import load_config
 from gpuwarden.cli.common.terminal import terminal_width, write
 from gpuwarden.cli.runs.run_details import render_details
 from gpuwarden.cli.runs.run_list import render_table
-from gpuwarden.cli.top.state_reader import place_by_uuid
+from gpuwarden.cli.top.state_reader import fetch_gpu_numbers
 from gpuwarden.config.schema import Config
 from gpuwarden.formatting import sanitize
 from gpuwarden.records.paths import find_database_folder, find_user_database_folder
 from gpuwarden.records.record import MAX_LISTED, RunRecord, RunRecordError, record_from_json
-from gpuwarden.web.api.api_object import ApiObject
-from gpuwarden.web.api.api_paths import RUN_PAGE, RUNS, STATE
+from gpuwarden.web.api.api_paths import RUN_PAGE, RUNS
 
 
 def list_runs(parsed: argparse.Namespace) -> int:
@@ -59,7 +58,7 @@ def render_list(config: Config, which: Sequence[str], limit: int | None, *, as_j
     if not records:
         raise OSError(None, f"this version cannot read any of the {len(found)} runs; {unread[0]}")
     pages = f"page of a run: {_page(config, answer, 'RUN')}"
-    return "\n".join([*render_table(records, _fetch_gpu_numbers(config), terminal_width()), *unread, pages]) + "\n"
+    return "\n".join([*render_table(records, fetch_gpu_numbers(config.api), terminal_width()), *unread, pages]) + "\n"
 
 
 def render_run(config: Config, prefix: str, *, as_json: bool) -> str:
@@ -70,7 +69,7 @@ def render_run(config: Config, prefix: str, *, as_json: bool) -> str:
         return json.dumps(whole, indent=2) + "\n"
     record = read_record(whole)
     page = _page(config, answer, record.run_id)
-    return "\n".join(render_details(record, _fetch_gpu_numbers(config), terminal_width(), page)) + "\n"
+    return "\n".join(render_details(record, fetch_gpu_numbers(config.api), terminal_width(), page)) + "\n"
 
 
 def _page(config: Config, answer: Mapping[str, Any], run_id: str) -> str:
@@ -114,15 +113,6 @@ def _find_run(config: Config, answer: Mapping[str, Any], prefix: str) -> Any:
     return whole
 
 
-def _fetch_gpu_numbers(config: Config) -> Mapping[str, str]:
-    """Return the numbers of the machine's GPUs by UUID, those of MIG instances as 0/1; none if the daemon has none."""
-    try:
-        state = ApiObject(fetch_json(config.api, STATE))
-    except ApiError:
-        return {}
-    return place_by_uuid(state.parts("gpus"))
-
-
 def _fetch_runs(config: Config, limit: int | None = None) -> dict[str, Any]:
     """Return the records of all running runs and of the newest finished ones, without their timelines."""
     path = f"?limit={min(limit, MAX_LISTED)}" if limit else ""
@@ -130,7 +120,7 @@ def _fetch_runs(config: Config, limit: int | None = None) -> dict[str, Any]:
     if isinstance(answer, dict) and (socket := find_socket(answer)):
         answer = _fetch(config, path, socket)
     if not (isinstance(answer, dict) and all(isinstance(answer.get(name), list) for name in ("live", "past"))):
-        raise OSError(None, f"{daemon_url(config.api)} is not a gpuwarden daemon: unexpected response from {RUNS}")
+        raise unexpected_response(config.api, RUNS)
     return answer
 
 
@@ -143,9 +133,6 @@ def _fetch(config: Config, path: str, socket: Path | None = None) -> Any:
             return _fetch(config, path)
         if path.startswith("/") and error.status == HTTPStatus.NOT_FOUND:
             return None
-        if path.startswith("/") and error.status == HTTPStatus.SERVICE_UNAVAILABLE:
-            url = daemon_url(config.api)
-            raise OSError(None, f"the daemon at {url} cannot read its run database; see its log") from None
         if error.status is None:
             raise OSError(None, f"{error.strerror}. {_describe_folders(config, {})}") from None
         raise

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from gpuwarden.cli.common.api_client import ApiError, daemon_url, fetch_json
+from gpuwarden.cli.common.api_client import ApiError, daemon_url, fetch_json, unexpected_response
 from gpuwarden.config.value_types import Address
 from gpuwarden.web.api.api_object import ApiObject
 from gpuwarden.web.api.api_paths import STATE
@@ -18,21 +17,21 @@ TIMEOUT_SECONDS = 2.0
 
 def fetch_state(api: Address | Path) -> Any:
     """Return the daemon's state. Blocks for the timeout; raises OSError with the reason in one line."""
-    url = daemon_url(api)
-    try:
-        state = fetch_json(api, STATE, TIMEOUT_SECONDS)
-    except ApiError as error:
-        if error.status == HTTPStatus.SERVICE_UNAVAILABLE:
-            raise OSError(None, f"the daemon at {url} has not completed a poll; see its log") from None
-        if error.status == HTTPStatus.NOT_FOUND:
-            raise OSError(None, f"{url} has no {STATE}: no gpuwarden daemon, or an older one") from None
-        raise
+    state = fetch_json(api, STATE, TIMEOUT_SECONDS)
     if not isinstance(state, dict) or "version" not in state:
-        raise OSError(None, f"{url} is not a gpuwarden daemon: unexpected response from {STATE}")
+        raise unexpected_response(api, STATE)
     if state["version"] != VERSION:
-        version = repr(state["version"])[:20]
+        version, url = repr(state["version"])[:20], daemon_url(api)
         raise OSError(None, f"the daemon at {url} has version {version} of {STATE}; this gpuwarden reads {VERSION}")
     return state
+
+
+def fetch_gpu_numbers(api: Address | Path) -> Mapping[str, str]:
+    """Return the numbers of the machine's GPUs by UUID, those of MIG instances as 0/1; none if the daemon has none."""
+    try:
+        return place_by_uuid(ApiObject(fetch_json(api, STATE)).parts("gpus"))
+    except ApiError:
+        return {}
 
 
 def format_place(gpu: ApiObject, instance: ApiObject | None = None) -> str:
