@@ -5,7 +5,7 @@ Names, kinds and units are those of dcgm-exporter's lists of counters (etc/*.csv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from gpuwarden.dcgm.entity import LABELS, Entity
@@ -121,27 +121,23 @@ def _bar1_free(entity: Entity) -> float | None:
 
 
 def _event_bits(entity: Entity) -> float | None:
-    active = entity.gpu.readings.get(GpuReadings.clock_event_active)
-    if not isinstance(active, Mapping):
+    if not entity.gpu.values(GpuReadings.clock_event_active):
         return None
-    return int(sum(CLOCK_EVENT_REASONS[name] for (name,), holds in active.items() if holds))
+    return int(sum(CLOCK_EVENT_REASONS[name] for name in entity.gpu.active(GpuReadings.clock_event_active)))
 
 
 def _compute_mode(entity: Entity) -> float | None:
-    modes = entity.gpu.readings.get(GpuReadings.compute_mode)
-    shown = [name for (name,), holds in modes.items() if holds] if isinstance(modes, Mapping) else []
-    return COMPUTE_MODES.get(shown[0]) if shown else None
+    modes = entity.gpu.active(GpuReadings.compute_mode)
+    return COMPUTE_MODES.get(modes[0]) if modes else None
 
 
 def _ecc(kind: str, lifetime: str) -> Callable[[Entity], float | None]:
     """Return a reader that sums errors over locations, as DCGM's totals do."""
 
     def total(entity: Entity) -> float | None:
-        errors = entity.gpu.readings.get(GpuReadings.ecc_errors_total)
-        if not isinstance(errors, Mapping):
-            return None
-        found = [value for labels, value in errors.items() if labels[:2] == (kind, lifetime)]
-        return sum(value for value in found if isinstance(value, (int, float))) if found else None
+        errors = entity.gpu.values(GpuReadings.ecc_errors_total)
+        found = [count for labels, count in errors.items() if labels[:2] == (kind, lifetime)]
+        return sum(found) if found else None
 
     return total
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,13 +37,11 @@ class CounterRates:
         old, self._points = self._points, {}
         for gpu in gpus:
             for counter in self._counters:
-                reading = gpu.readings.get(counter)
                 taken = gpu.slow_taken if counter.tier == "slow" else gpu.taken
-                for labels, value in reading.items() if isinstance(reading, Mapping) else ():
-                    if isinstance(value, (int, float)):
-                        key = gpu.identity.uuid, counter, labels
-                        point = old.get(key)
-                        self._points[key] = point.then(taken, value) if point else _Point(taken, value)
+                for labels, value in gpu.values(counter).items():
+                    key = gpu.identity.uuid, counter, labels
+                    point = old.get(key)
+                    self._points[key] = point.then(taken, value) if point else _Point(taken, value)
 
     def rate(self, uuid: str, counter: Metric[Any], *labels: str) -> float | None:
         """Return the rate of a counter per second; None before its second read."""

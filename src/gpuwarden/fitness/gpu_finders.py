@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from gpuwarden.config.thresholds import THROTTLED_SECONDS, XID_SECONDS
@@ -95,8 +95,7 @@ def find_nvlinks_down(node: Node) -> Iterator[FitnessProblem]:
 
 def nvlinks(gpu: Gpu) -> dict[str, bool]:
     """Return whether each NVLink of a GPU is up."""
-    reading = gpu.readings.get(GpuReadings.nvlink_up)
-    return {labels[0]: bool(up) for labels, up in reading.items()} if isinstance(reading, Mapping) else {}
+    return {labels[0]: bool(up) for labels, up in gpu.values(GpuReadings.nvlink_up).items()}
 
 
 def find_slow_links(node: Node) -> Iterator[FitnessProblem]:

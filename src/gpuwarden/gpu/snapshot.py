@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
-from gpuwarden.metrics.model import Metric, Readings, Tier
+from gpuwarden.metrics.model import Labels, Metric, Readings, Tier
 from gpuwarden.nvml.events.model import DriverBinding
 from gpuwarden.nvml.identity import GpuIdentity, MigIdentity
 from gpuwarden.nvml.session import DriverVersions
@@ -105,6 +105,15 @@ class Gpu:
     def value(self, row: Metric[Any], *labels: str) -> float | None:
         """Return one reading in base units; None where this poll does not have it."""
         return _value(self.readings, row, labels)
+
+    def values(self, row: Metric[Any]) -> Mapping[Labels, float]:
+        """Return the values of a reading with labels, by these; empty where this poll does not have it."""
+        reading = self.readings.get(row)
+        return cast("Mapping[Labels, float]", reading) if isinstance(reading, Mapping) else {}
+
+    def active(self, row: Metric[Any]) -> list[str]:
+        """Return which states of a reading hold, by its first label."""
+        return [labels[0] for labels, holds in self.values(row).items() if holds]
 
     def instance(self, uuid: str) -> MigInstance | None:
         """Return the MIG instance of that UUID."""

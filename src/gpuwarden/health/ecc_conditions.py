@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from gpuwarden.gpu.metrics import GpuReadings
@@ -33,11 +33,8 @@ def _repairs(state: State) -> Iterator[Occurrence]:
 
 def uncorrected_errors(gpu: Gpu) -> float:
     """Return the number of uncorrected memory errors since the driver was loaded or the GPU reset."""
-    errors = gpu.readings.get(GpuReadings.ecc_errors_total)
-    if not isinstance(errors, Mapping):
-        return 0.0
-    volatile = (gpu.value(GpuReadings.ecc_errors_total, *labels) for labels in errors if labels[:2] == _VOLATILE)
-    return sum(filter(None, volatile))
+    errors = gpu.values(GpuReadings.ecc_errors_total)
+    return sum(count for labels, count in errors.items() if labels[:2] == _VOLATILE)
 
 
 _VOLATILE = ("uncorrected", "volatile")

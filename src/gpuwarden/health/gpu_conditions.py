@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from gpuwarden.config import thresholds
 from gpuwarden.gpu.metrics import GpuReadings
-from gpuwarden.gpu.snapshot import Gpu, Snapshot
+from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.health.model import (
     OUTLIVES_RESTART,
     Check,
@@ -84,18 +84,13 @@ _URGENT_ACTIONS = ("gpu_reset", "bus_reset", "node_reboot", "system_reboot", "re
 def _recovery(*, urgent: bool) -> Check:
     def check(state: State) -> Iterator[Occurrence]:
         for gpu in state.snapshot.gpus:
-            for action in _recovery_actions(gpu):
+            for action in gpu.active(GpuReadings.recovery_action):
                 if action != "none" and (action in _URGENT_ACTIONS) is urgent:
                     text = f"needs recovery: {action.replace('_', ' ')}"
                     description = f"The driver requests a recovery of {gpu_text(gpu)}: {action.replace('_', ' ')}."
                     yield gpu_occurrence(state, gpu, text, description, {"action": action})
 
     return check
-
-
-def _recovery_actions(gpu: Gpu) -> list[str]:
-    reading = gpu.readings.get(GpuReadings.recovery_action)
-    return [labels[0] for labels, value in reading.items() if value] if isinstance(reading, Mapping) else []
 
 
 def _reset_required(state: State) -> Iterator[Occurrence]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from gpuwarden.clock_reasons import FAULT_REASONS, clock_reason_text
 from gpuwarden.formatting import format_margin
@@ -53,9 +53,7 @@ def _heat_text(gpu: Gpu) -> str:
 
 def throttle_reasons(gpu: Gpu) -> list[str]:
     """Return why temperature, power or a fault limits the clocks of a GPU, the first reason first; mostly empty."""
-    active = gpu.readings.get(GpuReadings.clock_event_active)
-    if not isinstance(active, Mapping):
-        return []
+    active = gpu.values(GpuReadings.clock_event_active)
     return [clock_reason_text(name) for name in FAULT_REASONS if active.get((name,))]
 
 

@@ -249,11 +249,8 @@ def _gpu_values(gpu: Gpu, in_use: float) -> list[float]:
 
 
 def _clock_events(gpu: Gpu) -> float | None:
-    active = gpu.readings.get(GpuReadings.clock_event_active)
-    if not isinstance(active, Mapping):
-        return None
-    mask: int = sum([bit for labels, bit in _REASONS if active.get(labels)])
-    return mask
+    active = gpu.values(GpuReadings.clock_event_active)
+    return sum([bit for labels, bit in _REASONS if active.get(labels)]) if active else None
 
 
 def clock_event_names(mask: float) -> Iterable[str]:

@@ -109,7 +109,5 @@ def throttled_seconds(gpu: Gpu) -> dict[str, float]:
 
 
 def _active(gpu: Gpu) -> tuple[str, ...]:
-    events = gpu.readings.get(GpuReadings.clock_event_active)
-    if not isinstance(events, Mapping):
-        return ()
+    events = gpu.values(GpuReadings.clock_event_active)
     return tuple(reason for reason, labels in _LABELS.items() if events.get(labels))

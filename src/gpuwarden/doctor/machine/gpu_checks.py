@@ -6,13 +6,12 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 
-from gpuwarden.clock_reasons import FAULT_REASONS, clock_reason_text
 from gpuwarden.doctor.machine.gpu_findings import (
     GpuFinding,
     answering_gpus,
     capitalize,
+    find_each,
     gpu_names,
-    labelled_values,
     merge,
 )
 from gpuwarden.doctor.machine.machine_files import is_wsl
@@ -22,6 +21,7 @@ from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.health.ecc_conditions import uncorrected_errors
 from gpuwarden.health.link_conditions import pcie_shortfall
+from gpuwarden.health.thermal_conditions import throttle_reasons
 from gpuwarden.host.kernel_log import KernelLog
 from gpuwarden.nvml.events.model import XidReport
 from gpuwarden.nvml.troubleshooting import suggest_gpu_fix
@@ -48,7 +48,7 @@ def _answer_finding(gpu: Gpu) -> GpuFinding | None:
         return GpuFinding(
             gpu, "fail", f"does not answer ({fault.replace('_', ' ')})", why, f"{capitalize(suggest_gpu_fix(fault))}."
         )
-    needed = [labels[0] for labels, value in labelled_values(gpu, GpuReadings.recovery_action).items() if value]
+    needed = gpu.active(GpuReadings.recovery_action)
     if gpu.value(GpuReadings.reset_required) and not needed:
         needed = ["gpu_reset"]
     if not needed or needed[0] == "none":
@@ -140,29 +140,26 @@ def _place(context: Context, report: XidReport) -> str:
 def check_throttling(context: Context) -> Iterator[CheckResult]:
     """Check whether heat, power or a fault slows a GPU down now."""
     gpus = answering_gpus(context)
-    findings = []
-    for gpu in gpus:
-        active = [name for name in FAULT_REASONS if gpu.value(GpuReadings.clock_event_active, name)]
-        if active:
-            celsius = gpu.value(GpuReadings.temperature_celsius, "core")
-            at = f", at {celsius:.0f} °C" if celsius is not None else ""
-            why = "It computes slower than it can, while its utilization looks normal."
-            fix = "Clear the air flow, check fans, filters and power supplies; until then: sudo nvidia-smi -pl WATTS"
-            findings.append(GpuFinding(gpu, "warn", f"slowed down: {clock_reason_text(active[0])}{at}", why, fix))
+    why = "It computes slower than it can, while its utilization looks normal."
+    fix = "Clear the air flow, check fans, filters and power supplies; until then: sudo nvidia-smi -pl WATTS"
+    findings = find_each(gpus, _describe_throttling, "warn", why, fix)
     yield merge(findings, "not slowed down by heat, power or a fault", gpus)
+
+
+def _describe_throttling(gpu: Gpu) -> str:
+    if not (reasons := throttle_reasons(gpu)):
+        return ""
+    celsius = gpu.value(GpuReadings.temperature_celsius, "core")
+    return f"slowed down: {reasons[0]}" + (f", at {celsius:.0f} °C" if celsius is not None else "")
 
 
 @check("gpu.pcie", "PCIe links have all lanes; those of busy GPUs have their full speed.")
 def check_pcie(context: Context) -> Iterator[CheckResult]:
     """Check that links have all their lanes, and that those of busy GPUs have their speed."""
     gpus = answering_gpus(context)
-    findings = []
-    for gpu in gpus:
-        if text := pcie_shortfall(gpu):
-            why = "Copies between host and GPU take longer, and a GPU that waits for its input is slower."
-            fix = "Reseat the board, its riser and cables; check the slot's lanes and the firmware's link speed."
-            findings.append(GpuFinding(gpu, "warn", text, why, fix))
-    yield merge(findings, "links have all their lanes", gpus)
+    why = "Copies between host and GPU take longer, and a GPU that waits for its input is slower."
+    fix = "Reseat the board, its riser and cables; check the slot's lanes and the firmware's link speed."
+    yield merge(find_each(gpus, pcie_shortfall, "warn", why, fix), "links have all their lanes", gpus)
 
 
 @check("gpu.fabric", "GPUs with NVLink switches have joined their fabric; else CUDA fails with 802.")
@@ -172,18 +169,10 @@ def check_fabric(context: Context) -> Iterator[CheckResult]:
     if not any(gpu.value(GpuReadings.fabric_joined) is not None for gpu in gpus):
         yield skipped("no NVLink switch here")
         return
-    findings = [
-        GpuFinding(
-            gpu,
-            "fail",
-            "has not joined its NVLink fabric",
-            "CUDA programs fail at their start: error 802, system not yet initialized.",
-            "sudo systemctl restart nvidia-fabricmanager; its version must be the driver's",
-        )
-        for gpu in gpus
-        if gpu.value(GpuReadings.fabric_joined) == 0.0
-    ]
-    yield merge(findings, "joined", gpus)
+    outside = [gpu for gpu in gpus if gpu.value(GpuReadings.fabric_joined) == 0.0]
+    why = "CUDA programs fail at their start: error 802, system not yet initialized."
+    fix = "sudo systemctl restart nvidia-fabricmanager; its version must be the driver's"
+    yield merge(find_each(outside, lambda _: "has not joined its NVLink fabric", "fail", why, fix), "joined", gpus)
 
 
 @check("gpu.persistence", "The driver stays loaded between programs.")
@@ -193,21 +182,11 @@ def check_persistence(context: Context) -> Iterator[CheckResult]:
     if is_wsl(context):
         yield skipped("WSL2 uses Windows' driver")
         return
-    findings = [
-        GpuFinding(
-            gpu,
-            "warn",
-            "persistence mode is off",
-            "The driver unloads between programs: each start takes seconds longer, and settings such as power limits "
-            "are lost.",
-            "sudo systemctl enable --now nvidia-persistenced, or until the next boot: sudo nvidia-smi -pm 1",
-        )
-        for gpu in gpus
-        if gpu.value(GpuReadings.persistence_mode) == 0.0
-    ]
-    if any(gpu.value(GpuReadings.display_active) for gpu in gpus):
-        findings = []
-    yield merge(findings, "the driver stays loaded", gpus)
+    has_display = any(gpu.value(GpuReadings.display_active) for gpu in gpus)
+    off = [gpu for gpu in gpus if gpu.value(GpuReadings.persistence_mode) == 0.0 and not has_display]
+    why = "The driver unloads between programs: each start takes seconds longer, and power limits are lost."
+    fix = "sudo systemctl enable --now nvidia-persistenced, or until the next boot: sudo nvidia-smi -pm 1"
+    yield merge(find_each(off, lambda _: "persistence mode is off", "warn", why, fix), "the driver stays loaded", gpus)
 
 
 GPU_CHECKS = (check_answers, check_xids, check_ecc, check_fabric, check_throttling, check_pcie, check_persistence)

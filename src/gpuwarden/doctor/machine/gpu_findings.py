@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from gpuwarden.doctor.model import CheckResult, Context, flagged, passed, skipped
 from gpuwarden.gpu.snapshot import Gpu
-from gpuwarden.metrics.model import Labels, Metric
-from gpuwarden.nvml.device import Device
 
 _RANK = {"fail": 0, "warn": 1}
 
@@ -49,11 +47,11 @@ def capitalize(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}"
 
 
-def labelled_values(gpu: Gpu, row: Metric[Device]) -> dict[Labels, float]:
-    """Return the numbers of a reading by their labels; empty where the GPU does not have it."""
-    reading = gpu.readings.get(row)
-    found = reading.items() if isinstance(reading, Mapping) else ()
-    return {labels: value for labels, value in found if isinstance(value, (int, float))}
+def find_each(
+    gpus: Iterable[Gpu], describe: Callable[[Gpu], str], status: Literal["warn", "fail"], why: str, fix: str
+) -> list[GpuFinding]:
+    """Return a finding for each GPU that `describe` returns a text for."""
+    return [GpuFinding(gpu, status, text, why, fix) for gpu in gpus if (text := describe(gpu))]
 
 
 def gpu_names(members: Sequence[Gpu], gpus: Sequence[Gpu] = ()) -> str:

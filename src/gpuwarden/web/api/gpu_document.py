@@ -142,7 +142,6 @@ def _gpu(
     owners: Sequence[OwnerDocument],
 ) -> GpuDocument:
     identity = gpu.identity
-    events = gpu.readings.get(GpuReadings.clock_event_active)
     free = {"headroom_bytes": gpu.value(GpuReadings.memory_free_bytes)}
     return GpuDocument(
         uuid=identity.uuid,
@@ -158,7 +157,7 @@ def _gpu(
         condition=gpu_health(gpu, troubles),
         troubles=troubles,
         last_success_timestamp_seconds=gpu.last_success,
-        clock_event_reasons=[labels[0] for labels, on in events.items() if on] if isinstance(events, Mapping) else (),
+        clock_event_reasons=gpu.active(GpuReadings.clock_event_active),
         pressure=_pressure(identity.uuid, state),
         xids=_xids(gpu, state.snapshot.time),
         ecc_errors=_ecc_errors(gpu),
@@ -231,9 +230,7 @@ def _xids(gpu: Gpu, now: float) -> list[XidDocument]:
 def _ecc_errors(gpu: Gpu) -> dict[str, dict[str, int]]:
     """Return the errors summed over all places in memory."""
     found: dict[str, dict[str, int]] = {}
-    reading = gpu.readings.get(GpuReadings.ecc_errors_total)
-    if isinstance(reading, Mapping):
-        for (kind, lifetime, _location), count in reading.items():
-            of_kind = found.setdefault(kind, {})
-            of_kind[lifetime] = of_kind.get(lifetime, 0) + int(count)  # type: ignore[arg-type] # no histogram
+    for (kind, lifetime, _location), count in gpu.values(GpuReadings.ecc_errors_total).items():
+        of_kind = found.setdefault(kind, {})
+        of_kind[lifetime] = of_kind.get(lifetime, 0) + int(count)
     return found
