@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 import shutil
@@ -22,7 +21,7 @@ from services import ROOT
 from gpuwarden.client.connection import MAX_RETRY_SECONDS, DaemonConnection
 from gpuwarden.host.unix_socket import listen
 from gpuwarden.protocol.socket_trust import find_distrust
-from system_parts import require
+from system_parts import needs_framework, require
 
 SQUATTER = 65534
 SERVICE = 64999  # a service's user
@@ -136,7 +135,7 @@ def test_refusal_shows_after_an_absent_daemon(listens: Impostor, caplog: pytest.
     assert [each.levelname for each in caplog.records] == ["INFO", "WARNING"]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
+@needs_framework("tensorflow")
 def test_fit_is_not_stopped(squat: Path) -> None:
     """A real fit with on_pressure="stop" makes all its steps, and its log names the refused daemon once."""
     done = subprocess.run(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import signal
 import subprocess
@@ -20,6 +19,7 @@ from gpuwarden.demo import story
 from gpuwarden.demo.demonstration import IDLE_GPU, STAND_IN_MIB
 from gpuwarden.simulation.answers import simulated_uuid
 from gpuwarden.web.api.api_paths import RUNS
+from system_parts import needs_framework
 
 KILLED = """
 import os, signal, sys
@@ -32,7 +32,7 @@ with running(["sleep", "60"], dict(os.environ), Path(sys.argv[1])) as program:
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
+@needs_framework("tensorflow")
 def test_demo_shows_a_training_and_ends_all_programs(tmp_path: Path) -> None:
     """The training is shown, even if a proxy is set; a closed terminal ends all programs, like Ctrl-C."""
     command = [sys.executable, "-u", "-m", "gpuwarden", "demo", "--listen", "127.0.0.1:0"]
@@ -46,7 +46,7 @@ def test_demo_shows_a_training_and_ends_all_programs(tmp_path: Path) -> None:
         assert not list(tmp_path.glob("gpuwarden-demo-*"))
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
+@needs_framework("tensorflow")
 def test_training_survives_on_its_stand_in(tmp_path: Path) -> None:
     """The second training runs out of memory, retries and finishes; its GPU shows the memory that it uses."""
     config = tmp_path / "config.yaml"

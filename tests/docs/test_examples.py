@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import sys
@@ -10,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from services import ROOT, Daemon, Process, ending, fetch, until
+
+from system_parts import skip_without
 
 pytestmark = pytest.mark.frameworks
 
@@ -37,8 +38,7 @@ def test_all_are_run() -> None:
 def test_example(name: str, tmp_path: Path) -> None:
     """It does the same with a daemon and without; the daemon shows it as a run with all of its steps and examples."""
     framework, run_name, steps, examples = EXAMPLES[name]
-    if importlib.util.find_spec(framework) is None:
-        pytest.skip(f"needs {framework}")
+    skip_without(framework)
     command = [sys.executable, str(ROOT / "examples" / f"{name}.py")]
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     daemon = Daemon(tmp_path / "daemon", "--source", "simulated")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -11,13 +10,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 from services import ROOT, Daemon, Samples, ending, fetch, until
 from training_process import TrainingProcess
 
 from mock_nvml import MockNvml
+from system_parts import needs_framework
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
+pytestmark = needs_framework("tensorflow")
 
 SCRIPT = ROOT / "tests/support/census_trainer.py"
 LINE = next(

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from services import Daemon, Process, ending, fetch, until
 
 from mock_nvml import MockNvml
+from system_parts import needs_framework
 
 SCRIPT = """
 import sys
@@ -32,7 +31,7 @@ sys.stdin.readline()
 """
 FIT_LINE = SCRIPT.splitlines().index("    model.fit(x[:, 0], x[:, :1], verbose=0, callbacks=[warden])") + 1
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
+pytestmark = needs_framework("tensorflow")
 
 
 def show(daemon: Daemon, run_id: str) -> list[str]:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 
-import pytest
 from memory_limit import memory_limit
 from services import Daemon, Process, ending, until
 from training_process import LIMIT_MIB
 
 from mock_nvml import MockNvml
+from system_parts import needs_framework
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
+pytestmark = needs_framework("tensorflow")
 
 PROGRAM = """
 import sys

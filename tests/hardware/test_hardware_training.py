@@ -6,7 +6,6 @@ framework keeps its memory until its process ends.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -22,6 +21,7 @@ from services import Daemon, Process, ending, fetch, until
 
 from gpuwarden.nvml.driver import binding, explain_unusable
 from gpuwarden.protocol.messages import Error, Hello, Message, Report
+from system_parts import skip_without
 
 pytestmark = pytest.mark.gpu
 
@@ -147,8 +147,7 @@ def uuids() -> Iterator[list[str]]:
 
 def needs(framework: str) -> None:
     """Skip if the framework is missing or has no GPU."""
-    if importlib.util.find_spec(framework) is None:
-        pytest.skip(f"needs {framework}")
+    skip_without(framework)
     checks = {
         "torch": "import torch; print(torch.cuda.is_available())",
         "jax": "import jax; print(jax.default_backend() == 'gpu')",
@@ -257,8 +256,7 @@ def test_jax(tmp_path: Path, uuids: list[str]) -> None:
 def test_keras(tmp_path: Path, uuids: list[str], backend: str, end: str, status: int) -> None:
     """Keras on torch and on JAX reports memory by the GPU's UUID, and an out-of-memory error."""
     needs(backend)
-    if importlib.util.find_spec("keras") is None:
-        pytest.skip("needs keras")
+    skip_without("keras")
     daemon = Receiver(tmp_path / "run.sock")
     done = subprocess.run(
         [sys.executable, "-c", KERAS + end],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -12,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from system_parts import needs_framework
+
 pytestmark = [
     pytest.mark.frameworks,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch"),
+    needs_framework("torch"),
 ]
 TRAINING = """
 import torch

@@ -1,7 +1,8 @@
-"""Programs of the operating system that tests run as they are: Prometheus, Alertmanager, Chromium, the C compiler."""
+"""Programs of the operating system and frameworks that tests run as they are, and are skipped without."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 
@@ -25,3 +26,15 @@ def require(met: bool, missing: str) -> None:  # noqa: FBT001 - reads as the sen
     if os.environ.get("CI"):
         pytest.fail(missing, pytrace=False)
     pytest.skip(missing)
+
+
+def needs_framework(module: str) -> pytest.MarkDecorator:
+    """Return a mark that skips a test if a framework is not installed."""
+    return pytest.mark.skipif(importlib.util.find_spec(module) is None, reason=f"needs {module}")
+
+
+def skip_without(*modules: str) -> None:
+    """Skip the test if a framework is not installed."""
+    for module in modules:
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"needs {module}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import subprocess
 import sys
 import threading
@@ -18,6 +17,7 @@ from memory_limit import memory_limit
 from training_cases import ON_THE_CPU, play
 
 from gpuwarden import with_oom_retry
+from system_parts import skip_without
 
 FITS = 8
 
@@ -33,8 +33,7 @@ def allocate(batch_size: int) -> int:
 @pytest.mark.parametrize("framework", ["tensorflow", "torch", "jax"])
 def test_frameworks(framework: str, tmp_path: Path) -> None:
     """A loop that runs out of memory ends as one that had the last batch size from the start; each retry counts."""
-    if importlib.util.find_spec(framework) is None:
-        pytest.skip(f"needs {framework}")
+    skip_without(framework)
     case = play("function_retry_cases.py", tmp_path, framework, **memory_limit(64), **ON_THE_CPU)[framework]
     assert "raised" not in case, case["raised"]
     result, sizes = case["result"], case["result"]["sizes"]
@@ -58,8 +57,7 @@ print(train(), bool(jax._src.xla_bridge._backends))
 @pytest.mark.frameworks
 def test_framework_that_only_was_imported() -> None:
     """A retry sets up no devices of a framework that the program has imported and not used."""
-    if importlib.util.find_spec("jax") is None:
-        pytest.skip("needs jax")
+    skip_without("jax")
     done = subprocess.run([sys.executable, "-c", IDLE], capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["1", "False"], done.stderr
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Any
 import pytest
 from memory_limit import memory_limit
 from training_cases import ON_THE_CPU, case_of, play
+
+from system_parts import skip_without
 
 AT_ONCE = (  # each line in a process of its own, none of which waits for memory much longer than the others
     ("two_retries", "validation", "other_errors"),
@@ -208,8 +209,7 @@ def test_arguments(case: Any) -> None:
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_backends(backend: str, tmp_path: Path) -> None:
     """Both work on JAX and torch as on TensorFlow; where torch has no GPU, the host's memory is the device's."""
-    if importlib.util.find_spec(backend) is None:
-        pytest.skip(f"needs {backend}")
+    skip_without(backend)
     result = play("oom_retry_backend_cases.py", tmp_path, **ON_THE_CPU, KERAS_BACKEND=backend)
     if backend == "torch":
         size, same, seed = result["wrapped"]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
 from instrumented_program import Ended, run_instrumented
 from jax_programs import LOOPS, MODEL, UNCOUNTED
 
+from system_parts import needs_framework
+
 pytestmark = [
     pytest.mark.frameworks,
-    pytest.mark.skipif(importlib.util.find_spec("optax") is None, reason="needs optax"),
+    needs_framework("optax"),
 ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from instrumented_program import SOURCE, Ended, run_any, run_instrumented
 from keras_programs import FITS, MODEL, OWN
 
 from gpuwarden.protocol.messages import End, Report
-from system_parts import require
+from system_parts import require, skip_without
 
 KERAS2 = Path(__file__).parents[3] / "build/keras2"
 BACKENDS = [
@@ -29,8 +28,7 @@ def run_keras(folder: Path, backend: str, *lines: str) -> Ended:
     if backend == "keras2":
         require((KERAS2 / "tensorflow/.installed").exists(), "TensorFlow 2.15 is not installed: tools/keras2.sh")
         return run_any(folder, KERAS2 / "tensorflow/bin/python", program)
-    if importlib.util.find_spec(backend) is None:
-        pytest.skip(f"needs {backend}")
+    skip_without(backend)
     return run_instrumented(folder, program, KERAS_BACKEND=backend)
 
 

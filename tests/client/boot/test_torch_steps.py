@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 
@@ -12,8 +11,9 @@ from torch_programs import LOOPS, MODEL
 
 from gpuwarden.client.boot.step_leader import StepLeader
 from gpuwarden.protocol.messages import Report
+from system_parts import needs_framework
 
-needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+needs_torch = needs_framework("torch")
 
 
 class _Optimizer:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import importlib.util
 import json
 import os
 import subprocess
@@ -17,6 +16,7 @@ from services import ROOT
 
 from gpuwarden.client.census.holder_walk import ENOUGH_RATIO, HolderWalk
 from gpuwarden.client.census.roots import Root, list_roots, read_locals
+from system_parts import skip_without
 
 SCRIPT = ROOT / "tests/support/staged_leaks.py"
 QUICK = ("module_list", "keras_callback")  # of TensorFlow, in each test run
@@ -54,8 +54,7 @@ def take_censuses(framework: str, *cases: str) -> dict[str, dict[str, Any]]:
 )
 def test_the_holder_is_named(framework: str, case: str) -> None:
     """The largest group is the staged leak: its holder, its line, its tensors."""
-    if importlib.util.find_spec(framework) is None:
-        pytest.skip(f"needs {framework}")
+    skip_without(framework)
     found = take_censuses(framework, *(QUICK if case in QUICK else SLOW))[case]
     first = found["groups"][0]
     assert first["holder"] == found["holder"]
@@ -115,8 +114,7 @@ print("done")
 
 def test_the_program_is_as_it_was() -> None:
     """No code of the program runs, its locals stay, no tensor is kept, the collector stays on or off."""
-    if importlib.util.find_spec("tensorflow") is None:
-        pytest.skip("needs tensorflow")
+    skip_without("tensorflow")
     assert run_script("-c", TRAPS) == ["done"]
 
 
@@ -148,8 +146,7 @@ print(census.groups[0].holder)
 @pytest.mark.frameworks
 def test_hooks_of_saved_tensors_do_not_run() -> None:
     """Unpacking what torch saved for the backward pass may compute it again, or copy it to the GPU."""
-    if importlib.util.find_spec("torch") is None:
-        pytest.skip("needs torch")
+    skip_without("torch")
     assert run_script("-c", SAVED) == ["list `losses`"]
 
 
@@ -173,8 +170,7 @@ print(take_census(1, None).groups[0].holder)
 @pytest.mark.frameworks
 def test_running_loss_with_its_graph() -> None:
     """A tensor that keeps others is named, and not the object whose attribute it is."""
-    if importlib.util.find_spec("torch") is None:
-        pytest.skip("needs torch")
+    skip_without("torch")
     assert run_script("-c", RUNNING_LOSS) == ["Tensor `trainer.total`"]
 
 
@@ -205,8 +201,7 @@ train()
 
 def test_locals_of_functions_that_an_exception_has_left(tmp_path: Path) -> None:
     """They are named while the exception is handled, not after it, and again at the exit after an uncaught one."""
-    if importlib.util.find_spec("tensorflow") is None:
-        pytest.skip("needs tensorflow")
+    skip_without("tensorflow")
     script = tmp_path / "train.py"
     script.write_text(OUT_OF_MEMORY)
     handled, between, uncaught = run_script(str(script), status=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import subprocess
 import sys
@@ -14,15 +13,11 @@ from receiver import Receiver
 from services import ROOT
 
 from gpuwarden.protocol.messages import Hello, Message, Report
+from system_parts import needs_framework
 
 IMPORT_TIME = 120  # seconds until a framework that hangs is ended
 
 pytestmark = pytest.mark.frameworks
-
-
-def needs(module: str) -> pytest.MarkDecorator:
-    """Skip if a framework is not installed."""
-    return pytest.mark.skipif(importlib.util.find_spec(module) is None, reason=f"needs {module}")
 
 
 def run_and_receive(daemon: Receiver, script: str, **environment: str) -> tuple[str, list[Message]]:
@@ -51,7 +46,7 @@ def last(messages: list[Message]) -> Report:
     return [each for each in messages if isinstance(each, Report)][-1]
 
 
-@needs("torch")
+@needs_framework("torch")
 def test_torch_on_the_cpu(daemon: Receiver) -> None:
     """A torch loop on the CPU reports its steps and input wait, and no device; CUDA is not touched."""
     script = """
@@ -84,7 +79,7 @@ print(torch.__version__, torch.cuda.is_initialized())
     assert 0 < report.input_wait_seconds < (report.input_observed_seconds or 0)
 
 
-@needs("torch")
+@needs_framework("torch")
 def test_torchrun(daemon: Receiver) -> None:
     """Each process of a torchrun job is a run, with its rank and the same job."""
     script = """
@@ -101,7 +96,7 @@ main()
     assert hello.job == other.job is not None
 
 
-@needs("jax")
+@needs_framework("jax")
 def test_jax_on_the_cpu(daemon: Receiver) -> None:
     """A watch does not make JAX's devices; the loop does. A CPU without statistics has none."""
     script = """
@@ -125,7 +120,7 @@ print(jax.__version__)
     assert (last(messages).steps, last(messages).memory, last(messages).loss) == (4, {}, None)
 
 
-@needs("tensorflow")
+@needs_framework("tensorflow")
 def test_tensorflow_on_the_cpu(daemon: Receiver) -> None:
     """A GradientTape loop reports TensorFlow's allocator; until it computes, its devices can be configured."""
     script = """
@@ -154,7 +149,7 @@ print(len(tf.config.list_logical_devices("CPU")), tf.__version__)
     assert last(messages).steps == 4
 
 
-@needs("jax")
+@needs_framework("jax")
 def test_jax_without_a_gpu(daemon: Receiver) -> None:
     """JAX's CPU build is named as the reason, and its devices are not made to find out."""
     script = """

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import errno
-import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from system_parts import needs_framework
 
 TRAINING_TIME = 300  # seconds
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
+@needs_framework("tensorflow")
 def test_a_full_disk_does_not_end_the_process(tmp_path: Path) -> None:
     """HDF5 would crash it. A file that does not fit is not started; with space again it is saved completely."""
     folder = tmp_path / "checkpoints"

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from memory_limit import memory_limit
 from services import Daemon, ending, until
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
+from system_parts import needs_framework
+
+pytestmark = needs_framework("tensorflow")
 
 PROGRAM = """
 import sys

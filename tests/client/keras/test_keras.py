@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import math
 import subprocess
 import sys
@@ -16,9 +15,11 @@ import pytest
 from memory_limit import memory_limit
 from training_cases import Message, case_of, errors, phases, play, reports
 
+from system_parts import needs_framework
+
 BATCHES = 4  # of an epoch in most cases
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
+pytestmark = needs_framework("tensorflow")
 
 
 @pytest.fixture(scope="module")

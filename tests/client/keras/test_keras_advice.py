@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -15,7 +14,7 @@ from receiver import Receiver
 from training_cases import ON_THE_CPU, TRAINING_TIME, case_of, play
 
 from gpuwarden.protocol.messages import Advice, Hello, Report
-from system_parts import require
+from system_parts import needs_framework, require, skip_without
 from tests.client.keras.test_keras2 import HERE, free_ports
 
 STEPS = 40
@@ -23,7 +22,7 @@ CRITICAL = Advice(1, "pressure", "critical", "GPU-0", "nearly full", "memory")
 
 pytestmark = pytest.mark.frameworks
 
-needs_jax = pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs jax")
+needs_jax = needs_framework("jax")
 
 
 def keras2() -> dict[str, str]:
@@ -38,8 +37,7 @@ def cases(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """Run all cases in one process of this backend and return their results."""
     name = str(request.param)
     backend = name if name != "tf_keras" else "tensorflow"
-    if importlib.util.find_spec(backend) is None:
-        pytest.skip(f"needs {backend}")
+    skip_without(backend)
     environment = {**ON_THE_CPU, "KERAS_BACKEND": backend, **(keras2() if name == "tf_keras" else {})}
     return play("keras_advice_cases.py", tmp_path_factory.mktemp("sockets"), **environment)
 

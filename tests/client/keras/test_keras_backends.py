@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import pytest
 from training_cases import ON_THE_CPU, Message, case_of, errors, phases, play, reports
+
+from system_parts import skip_without
 
 pytestmark = pytest.mark.frameworks
 
@@ -17,9 +18,7 @@ LATE = {"jax": 1, "torch": 0}  # steps: JAX raises an error when it is asked for
 def backend(request: pytest.FixtureRequest) -> str:
     """Return the backend's name; skip if it is not installed."""
     name = str(request.param)
-    for module in ("keras", name):
-        if importlib.util.find_spec(module) is None:
-            pytest.skip(f"needs {module}")
+    skip_without("keras", name)
     return name
 
 
