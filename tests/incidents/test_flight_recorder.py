@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import scenario_daemon
+import scenario_clock
 from failure_stages import OOM_KILL, raises
 from scenario_daemon import GIB, INTERVAL, Box, play
 from scenarios import GPU_IS_LOST, SIGKILL, Stage, Trainer
@@ -98,7 +98,7 @@ def test_run_that_failed_has_an_incident_before_its_outcome_is_settled(tmp_path:
         assert "ended_timestamp_seconds" not in found
         stage.box.log_kernel(OOM_KILL.format(pid=run.peer.pid))
         await stage.passes(30)
-        assert found["at_timestamp_seconds"] <= scenario_daemon.EPOCH + died + INTERVAL
+        assert found["at_timestamp_seconds"] <= scenario_clock.EPOCH + died + INTERVAL
 
     (found,) = played(tmp_path, script)
     assert "ended_timestamp_seconds" in found
@@ -335,7 +335,7 @@ def test_clock_that_is_set_loses_no_incident(tmp_path: Path, monkeypatch: pytest
         stage.remove(run)
         await stage.passes(INTERVAL)
         assert not await stage.box.incidents()
-        monkeypatch.setattr(scenario_daemon, "EPOCH", scenario_daemon.EPOCH + seconds)
+        monkeypatch.setattr(scenario_clock, "EPOCH", scenario_clock.EPOCH + seconds)
         await stage.passes(30)
 
     (found,) = played(tmp_path, script)
@@ -356,7 +356,7 @@ def test_clock_that_is_set_during_an_incident(tmp_path: Path, monkeypatch: pytes
         stage.box.gpu(1).lose(GPU_IS_LOST)
         stage.box.log_xid(1, 79, "GPU has fallen off the bus.")
         await stage.passes(INTERVAL)
-        monkeypatch.setattr(scenario_daemon, "EPOCH", scenario_daemon.EPOCH + seconds)
+        monkeypatch.setattr(scenario_clock, "EPOCH", scenario_clock.EPOCH + seconds)
         await stage.passes(INTERVAL)
         stage.box.end(run.peer, SIGKILL)
         stage.remove(run)

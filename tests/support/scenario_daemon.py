@@ -11,21 +11,19 @@ import asyncio
 import io
 import json
 import logging
-import selectors
 import sys
 import threading
-import time
-import types
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from inspect import isclass, isfunction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import scenario_clock
 from faulty_simulation import FaultyGpu, FaultySimulation
+from scenario_clock import SETTLE_SECONDS, UPTIME, Clock, Selector, Turn
 
 import gpuwarden.alerts.delivery.dispatcher as delivery
 import gpuwarden.daemon.pipeline as pipeline_module
@@ -49,69 +47,12 @@ from gpuwarden.simulation.board import OperatingPoint
 from gpuwarden.web.http_messages import HttpRequest
 
 INTERVAL = 5.0  # seconds between polls
-EPOCH = 1_800_000_000.0  # Unix time of the first poll
-UPTIME = 100_000.0  # seconds since boot at the first poll
 GIB = 1 << 30
 USERS = {1000: "ada", 1001: "grace", 1002: "hedy"}
 SOCKET = "/run/gpuwarden/run.sock"
 HOST_BYTES = 256 * GIB
 _OF_MACHINE = ("gpuwarden_http_", "gpuwarden_build_info", "process_")
 FIRST_PID = 5_000_001  # above the kernel's PID_MAX_LIMIT of 2^22: never a process of this machine
-HANG_PATIENCE_SECONDS = 0.005  # real seconds without an event, after which a poll that waits for a hung driver goes on
-SETTLE_SECONDS = 240.0  # real seconds that a thread of the daemon may take
-
-
-class Clock:
-    """Seconds since the start of the scenario, behind all of Python's clocks while `turned`."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        """Replace time.monotonic, and for uptime."""
-        return UPTIME + self.now
-
-    def wall(self) -> float:
-        """Replace time.time."""
-        return EPOCH + self.now
-
-    @contextmanager
-    def turned(self) -> Iterator[None]:
-        """Replace the clocks of the module `time`, and those that functions of the daemon have as defaults."""
-        gmtime = time.gmtime
-        replaced: dict[Any, Any] = {
-            time.time: self.wall,
-            time.monotonic: self.monotonic,
-            time.perf_counter: self.monotonic,
-            time.clock_gettime: lambda _clock: self.monotonic(),
-            time.localtime: lambda seconds=None: gmtime(self.wall() if seconds is None else seconds),
-        }
-        with pytest.MonkeyPatch.context() as patch:
-            for function in list(_functions()):
-                defaults = function.__defaults__ or ()
-                if any(map(_is_in(replaced), defaults)):
-                    turned = tuple(replaced[each] if _is_in(replaced)(each) else each for each in defaults)
-                    patch.setattr(function, "__defaults__", turned)
-                keyword_only = function.__kwdefaults__ or {}
-                for name, default in list(keyword_only.items()):
-                    if _is_in(replaced)(default):
-                        patch.setitem(keyword_only, name, replaced[default])
-            for original, replacement in replaced.items():
-                patch.setattr(time, original.__name__, replacement)
-            yield
-
-
-def _is_in(replaced: Mapping[Any, Any]) -> Callable[[object], bool]:
-    return lambda default: isinstance(default, types.BuiltinFunctionType) and default in replaced
-
-
-def _functions() -> Iterator[types.FunctionType]:
-    """Yield the functions and methods of all loaded modules of the daemon."""
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] == "gpuwarden":
-            for value in vars(module).values():
-                members = vars(value).values() if isclass(value) else (value,)
-                yield from filter(isfunction, members)
 
 
 @dataclass
@@ -231,50 +172,13 @@ class _Target:
         for each in (*message.firing, *message.over):
             state = "resolved" if each.resolved_at is not None else "repeated" if each.repeated else "firing"
             labels = ",".join(f'{name}="{value}"' for name, value in sorted(each.alert.labels.items()))
-            since = f"since {each.alert.since - EPOCH:.1f}"
-            over = f" to {each.resolved_at - EPOCH:.1f}" if each.resolved_at is not None else ""
+            since = f"since {each.alert.since - scenario_clock.EPOCH:.1f}"
+            over = f" to {each.resolved_at - scenario_clock.EPOCH:.1f}" if each.resolved_at is not None else ""
             self._record(f"alert {state} {each.alert.name}{{{labels}}} {each.alert.condition.severity} {since}{over}")
             if state == "firing":
                 self._record(f"  {each.alert.description} [{each.alert.owner}]")
             elif each.alert.ending:
                 self._record(f"  {each.alert.ending}")
-
-
-class _Turn(threading.Condition):
-    """Condition of a sender that wakes when the clock was turned, and not as real time passes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._idle = threading.Event()
-
-    def wait(self, timeout: float | None = None) -> bool:  # noqa: ARG002 - its seconds are turned
-        self._idle.set()
-        return super().wait()
-
-    def settle(self) -> None:
-        """Wake the thread, and return once it waits again."""
-        with self:
-            self._idle.clear()
-            self.notify_all()
-        assert self._idle.wait(SETTLE_SECONDS)
-
-
-class _Selector(selectors.PollSelector):
-    """Selector of an event loop on the turned clock, which no timer turns but while the driver hangs."""
-
-    def __init__(self, clock: Clock) -> None:
-        super().__init__()
-        self.hangs = False
-        self._clock = clock
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is not None and timeout <= 0:
-            return super().select(timeout)
-        events = super().select(HANG_PATIENCE_SECONDS if self.hangs else SETTLE_SECONDS)
-        if not events:
-            assert self.hangs, "the daemon waits for something that does not come"
-            self._clock.now = round(self._clock.now + (timeout or 0.0), 6)  # the same in however many parts
-        return events
 
 
 class _Lines(logging.Handler):
@@ -292,7 +196,7 @@ class _Lines(logging.Handler):
 class Box:
     """Machine with scripted GPUs and a daemon. Made by `play`."""
 
-    def __init__(self, gpus: int, folder: Path, clock: Clock, patch: pytest.MonkeyPatch, selector: _Selector) -> None:
+    def __init__(self, gpus: int, folder: Path, clock: Clock, patch: pytest.MonkeyPatch, selector: Selector) -> None:
         self.clock = clock
         self.timeline: list[str] = []
         self.cards = [Card() for _ in range(gpus)]
@@ -339,13 +243,13 @@ class Box:
         target = cast("Any", _Target(self._config, self.record))
         self._dispatcher = delivery.Dispatcher(self._config, self._folder / "notified", [target])
         self._daemon._dispatcher = self._dispatcher
-        self._turns: list[_Turn] = []
+        self._turns: list[Turn] = []
         for sender in self._dispatcher._senders:
-            turn = sender._turn = _Turn()
+            turn = sender._turn = Turn()
             self._turns.append(turn)
 
     def _patch(self, patch: pytest.MonkeyPatch) -> None:
-        host_reader = types.SimpleNamespace(read=self._host)
+        host_reader = SimpleNamespace(read=self._host)
         patch.setattr(host_sampler, "HostReader", lambda: host_reader)
         patch.setattr(host_sampler, "try_read_host_memory", lambda: HostMemory(HOST_BYTES, self.host_available))
         patch.setattr(host_sampler, "ProcessTrees", lambda: self._trees)
@@ -580,7 +484,7 @@ class Box:
         new = [each for each in events if _event_key(each) not in self._seen_events]
         self._seen_events.update(map(_event_key, events))
         for each in sorted(new, key=lambda event: float(event["timestamp_seconds"])):
-            at = each["timestamp_seconds"] - EPOCH
+            at = each["timestamp_seconds"] - scenario_clock.EPOCH
             self.record(f"event {each['kind']} {each['level']} at {at:.1f}: {each['text']}")
 
 
@@ -618,7 +522,7 @@ def play(scenario: Callable[[Box], Coroutine[Any, Any, None]], gpus: int, folder
                 logger.setLevel(level)
 
     with clock.turned():
-        selector = _Selector(clock)
+        selector = Selector(clock)
         loop = asyncio.SelectorEventLoop(selector)
         try:
             loop.run_until_complete(played())
