@@ -1,6 +1,6 @@
 # `make` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-all check lint fix docs man deb docs-site docs-links goldens history pictures bench bench-smoke gpu-check clean
+.PHONY: help run demo test test-all check lint fix docs man deb image manifests docs-site docs-links goldens history pictures bench bench-smoke gpu-check clean
 
 BIN := .venv/bin
 # A user without write access to /run gets a socket of their own.
@@ -31,7 +31,7 @@ test: ## run the quick tests (minutes)
 	@echo 'Not run: tests that need JAX, torch, Keras 2, Prometheus, Alertmanager, Chromium, systemd or Slurm, and slow tests. All: make test-all'
 
 test-all: ## run all tests (20 minutes); installs programs with apt, as root
-	@tools/environment.sh test frameworks
+	@tools/environment.sh test frameworks release
 	@tools/system-parts.sh
 	@tools/keras2.sh $(BIN)/python
 	$(BIN)/python -m pytest $(AT_ONCE) $(PYTEST_FLAGS)
@@ -79,6 +79,13 @@ man: ## build the man page: build/man/gpuwarden.1
 deb: ## build the Debian package: build/deb/gpuwarden_VERSION_all.deb
 	@tools/environment.sh man
 	deploy/deb/build.sh $(BIN)/python build/deb
+
+image: deb ## build the container image gpuwarden:VERSION with podman or buildah
+	deploy/image.sh build/deb
+
+manifests: ## pack the Helm chart and render Kubernetes manifests from it in build/kubernetes
+	@tools/environment.sh release
+	$(BIN)/python -m tools.manifests build/kubernetes
 
 docs-site: ## build the docs site in build/site; warnings and broken links are errors
 	@tools/environment.sh docs

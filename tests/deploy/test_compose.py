@@ -1,16 +1,27 @@
-"""Commands of the compose file: the real programs accept their flags and files, and become ready."""
+"""Compose file: it follows the specification, and the real programs accept their flags and files and become ready."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from services import Process, ending, fetch, free_port, until
+from services import ROOT, Process, ending, fetch, free_port, until
 
-from system_parts import needs
+from system_parts import needs, require
 from tests.deploy.test_provisioning import SERVICES, host_path
 
 pytestmark = pytest.mark.system
+
+
+def test_compose_file_follows_the_specification() -> None:
+    """The file is valid by the schema of the Compose specification."""
+    program = Path(sys.executable).with_name("check-jsonschema")
+    require(program.exists(), "check-jsonschema is not installed: tools/environment.sh release")
+    command: list[str | Path] = [program, "--builtin-schema", "vendor.compose-spec", ROOT / "deploy/compose.yaml"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,7 @@
-"""Provisioning of Grafana: its files, the compose file and the Kubernetes ConfigMaps are consistent."""
+"""Provisioning of Grafana: its files and the compose file are consistent."""
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,8 @@ from typing import Any
 import dashboards
 import yaml
 from offenders import check_all
+
+from gpuwarden._version import __version__
 
 REPOSITORY = Path(__file__).parents[2]
 DEPLOY, PROVISIONING = REPOSITORY / "deploy", REPOSITORY / "grafana" / "provisioning"
@@ -48,21 +49,7 @@ def test_provisioning_matches_the_shipped_prometheus() -> None:
     assert Path(PROVIDER["options"]["path"]).is_absolute()
 
 
-def test_config_maps_hold_the_dashboards(tmp_path: Path) -> None:
-    """Kubernetes gets the same dashboards, with the sidecar's label and below the size limit of a ConfigMap."""
-    dashboards.main(tmp_path, tmp_path / "maps.yaml")
-    text = dashboards.CONFIG_MAPS.read_text()
-    assert text == (tmp_path / "maps.yaml").read_text(), "run: make docs"
-    found: dict[str, Any] = {}
-    for each in yaml.safe_load_all(text):
-        assert (each["apiVersion"], each["kind"]) == ("v1", "ConfigMap")
-        assert each["metadata"]["labels"]["grafana_dashboard"] == "1"
-        assert sum(map(len, each["data"].values())) < 1 << 20
-        found |= {name: json.loads(held) for name, held in each["data"].items()}
-    assert found == {path.name: json.loads(path.read_text()) for path in dashboards.COMMITTED.iterdir()}
-
-
-@check_all({name: name for name in SERVICES})
+@check_all({name: name for name in HEALTH})
 def test_compose_service_is_complete(service: str) -> None:
     """Each service is pinned, reaches the daemon and the other services on the host, and mounts existing files."""
     known = {"image", "network_mode", "restart", "command", "environment", "volumes", "healthcheck"}
@@ -81,6 +68,21 @@ def test_compose_service_is_complete(service: str) -> None:
         mount for mount in (each.split(":")[0] for each in SERVICES[service]["volumes"]) if mount.startswith(".")
     }
     assert named <= set(COMPOSE["volumes"])
+
+
+def test_compose_daemon_has_no_rights() -> None:
+    """The daemon has the image's version and no capability; its folders are given to its user first."""
+    folders, daemon = SERVICES["folders"], SERVICES["gpuwarden"]
+    assert {folders["image"], daemon["image"]} == {f"gpuwarden:{__version__}"}
+    assert (daemon["cap_drop"], daemon["security_opt"]) == (["ALL"], ["no-new-privileges:true"])
+    assert {"cap_add", "privileged", "user"} & set(daemon) == set()
+    assert (daemon["network_mode"], daemon["pid"]) == ("host", "host")
+    (user,) = re.findall(r"^USER (\S+)$", (DEPLOY / "Containerfile").read_text(), re.MULTILINE)
+    program, given, *chosen = folders["entrypoint"]
+    assert (program, given) == ("chown", user)
+    assert folders["volumes"] == daemon["volumes"]
+    assert chosen == [mount.split(":")[1] for mount in daemon["volumes"]]
+    assert daemon["depends_on"] == {"folders": {"condition": "service_completed_successfully"}}
 
 
 def test_compose_grafana_finds_dashboards_and_prometheus() -> None:
