@@ -1,6 +1,6 @@
 # `make` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-all check lint fix docs man deb image manifests docs-site docs-links goldens history pictures bench bench-smoke gpu-check clean
+.PHONY: help run demo test test-all check lint fix docs man deb image manifests release docs-site docs-links goldens history pictures bench bench-smoke gpu-check clean
 
 BIN := .venv/bin
 # A user without write access to /run gets a socket of their own.
@@ -86,6 +86,10 @@ image: deb ## build the container image gpuwarden:VERSION with podman or buildah
 manifests: ## pack the Helm chart and render Kubernetes manifests from it in build/kubernetes
 	@tools/environment.sh release
 	$(BIN)/python -m tools.manifests build/kubernetes
+
+release: ## build all packages of a release with checksums, SBOM and notes in build/release; needs a committed tree
+	@tools/environment.sh release
+	$(BIN)/python -m tools.release build/release
 
 docs-site: ## build the docs site in build/site; warnings and broken links are errors
 	@tools/environment.sh docs
