@@ -134,7 +134,7 @@ EOF
 # Build from a copy of a checkout: setuptools would leave root's files in it, and include those of an earlier build.
 pip_source() {
     [ -d "$1" ] || { realpath "$1" && return; }
-    (cd "$1" && cp -r pyproject.toml README.md LICENSE src "$scratch")
+    (cd "$1" && cp -rL pyproject.toml README.md LICENSE src "$scratch")
     echo "$scratch"
 }
 
