@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import unicodedata
 import urllib.error
 import urllib.request
@@ -76,7 +77,7 @@ def listed(daemon: Daemon) -> list[Any]:
 def test_list_is_newest_first_within_80_columns(daemon: Daemon) -> None:
     """Each incident has a line with its whole id and the start of its finding."""
     lines = output(port=daemon.port).splitlines()
-    assert lines[0].split() == ["INCIDENT", "TIME", "FINDING"]
+    assert lines[0].split() == ["INCIDENT", "TIME", f"({time.strftime('%Z')})", "FINDING"]
     assert [line.split()[0] for line in lines[1:]] == [each["id"] for each in listed(daemon)]
     assert all(len(line) <= COLUMNS for line in lines)
     assert any("Run diffusion ran out of device memory" in line for line in lines)

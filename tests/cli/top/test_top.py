@@ -108,6 +108,19 @@ def test_owner_is_readable(box: Daemon) -> None:
         assert any("hedy bert-finetune" in line for line in drawn(answer, width, None)), width
 
 
+def test_cells_of_a_row_stay_together(box: Daemon) -> None:
+    """On a wide terminal names have the room that they need, and no gap of half a line behind them."""
+    answer = json.loads(fetch(f"{box.url}/api/v1/state"))
+    for width in (120, 200, 300):
+        (heading, *_) = [line for line in drawn(answer, width, None) if "STEPS/S" in line]
+        assert re.search(r"(NAME|RUN) {2,25}GPU ", heading), heading
+    answer["runs"][0]["name"] = "n" * 60
+    lines = drawn(answer, 200, None)
+    assert any("n" * 60 + " " in line for line in lines)
+    answer["runs"][0]["name"] = "n" * 400
+    assert max(map(len, drawn(answer, 200, None))) <= 200
+
+
 def test_keys(box: Daemon) -> None:
     """`s` sorts, the arrows scroll over all rows and stop at the end, `?` explains, and the last line has the keys."""
     with terminal(*at(box.port), columns=80, lines=16) as seen:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ def render_incidents(incidents: Sequence[dict[str, Any]], width: int) -> Iterato
 def _row(incident: HostIncident) -> dict[str, str]:
     return {
         "INCIDENT": incident.id,
-        "TIME": format_start(incident.began),
+        f"TIME ({time.strftime('%Z')})": format_start(incident.began),
         "KIND": incident.incident.text("kind").replace("_", " "),
         "FINDING": f"({incident.progress}) {incident.finding}" if incident.progress else incident.finding,
     }

@@ -16,6 +16,7 @@ from gpuwarden.cli.top.style import (
     condition_mark,
     make_table,
     memory_bar,
+    narrow,
     number_cell,
     pressure_style,
     text_cell,
@@ -63,7 +64,7 @@ def make_gpu_table(gpus: Sequence[ApiObject], runs: Sequence[ApiObject], width: 
         ]
         for row in rows:
             made.add_row(*row[: len(made.columns)])
-    return made
+    return narrow(made, width)
 
 
 def _row(gpu: ApiObject, owner: str, drawn: int, width: int) -> list[Text]:

@@ -9,7 +9,16 @@ from rich.table import Table
 from rich.text import Text
 
 from gpuwarden.cli.top.gpu_table import MIN_WIDE_COLUMNS, MIN_WIDEST_COLUMNS
-from gpuwarden.cli.top.style import STYLES, Column, condition_mark, make_table, number_cell, pressure_style, text_cell
+from gpuwarden.cli.top.style import (
+    STYLES,
+    Column,
+    condition_mark,
+    make_table,
+    narrow,
+    number_cell,
+    pressure_style,
+    text_cell,
+)
 from gpuwarden.formatting import format_bytes, format_elapsed
 from gpuwarden.web.api.api_object import ApiObject
 
@@ -39,7 +48,7 @@ def make_run_table(runs: Sequence[ApiObject], places: Mapping[str, str], width: 
     for run in runs:
         row = _row(run, places)
         made.add_row(*row[: len(made.columns)])
-    return made
+    return narrow(made, width)
 
 
 def _row(run: ApiObject, places: Mapping[str, str]) -> list[Text]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
 STYLES: Mapping[str, str] = {"ok": "green", "warning": "yellow", "critical": "bold red", "unknown": "dim"}
 RANK: Mapping[str, int] = {"critical": 0, "warning": 1, "unknown": 2, "ok": 3}
 IN_USE, RESERVED, FREE = "█▒░"
+MIN_FLEXIBLE_WIDTH = 24  # columns: most names, so that the table does not jump with each new one
 _PRESSURE_STYLES: Mapping[str, str] = {
     "none": STYLES["ok"],
     "warning": STYLES["warning"],
@@ -55,6 +57,18 @@ def make_table(*columns: Column) -> Table:
             no_wrap=True,
             overflow="crop",
         )
+    return made
+
+
+def narrow(made: Table, width: int) -> Table:
+    """Narrow columns that take the space left to their longest cell, so that the cells of a row stay together."""
+    flexible = [column for column in made.columns if column.ratio]
+    needed = [max([MIN_FLEXIBLE_WIDTH, *(cell_len(str(cell)) for cell in column.cells)]) for column in flexible]
+    fixed = sum(column.width or 0 for column in made.columns) + len(made.columns) - 1
+    if fixed + sum(needed) <= width:
+        made.expand = False
+        for column, own in zip(flexible, needed, strict=True):
+            column.ratio, column.width = None, own
     return made
 
 
