@@ -141,7 +141,7 @@ def test_alert_has_summary_and_links() -> None:
         or SUBJECTS[conditions.ALERTS[name].subject] not in texts["summary"]
         or texts["summary"].endswith(".")
         or texts["runbook_url"] != f"{{{{ with $labels.instance }}}}http://{{{{ . }}}}/alerts/{name}{{{{ end }}}}"
-        or not texts["dashboard_url"].startswith("{{ with $labels.instance }}http://{{ . }}/")
+        or not texts["dashboard_url"].startswith("{{ with $labels.instance }}http://{{ . }}")
     ]
     assert wrong == []
 

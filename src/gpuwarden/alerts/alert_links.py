@@ -13,7 +13,9 @@ from gpuwarden.health.model import SUBJECT_LABELS, Condition, Subject
 _DASHBOARDS: Mapping[Subject, str] = {"run": "gpuwarden-run", "gpu": "gpuwarden-box", "box": "gpuwarden-box"}
 _VARIABLES = {"instance": "instance", "run_id": "run", "uuid": "gpu", "cluster": "cluster"}
 # Pages of the daemon.
-_PAGES: Mapping[Subject, str] = {"run": "/run/{{ $labels.run_id }}", "gpu": "/#gpu-{{ $labels.gpu }}", "box": "/"}
+_PAGES: Mapping[Subject, str] = {"gpu": "/#gpu-{{ $labels.gpu }}", "box": "/"}
+# RunDied and RunKilled have no ID of a run that was never scraped.
+_RUN_PAGE = "{{ with $labels.run_id }}/run/{{ . }}{{ else }}/{{ end }}"
 _QUERY_VALUE = "{{ . | urlquery }}"
 # The dashboard selects GPUs, and shows their MIG instances.
 _GPU_OF_INSTANCE = (
@@ -47,7 +49,7 @@ class AlertLinks:
     def dashboard(self, rule: Condition) -> str:
         """Return the URL of the dashboard or page of an alert's subject."""
         if not self.dashboard_url:
-            return self._page(_PAGES[rule.subject])
+            return f"{self._page('')}{_RUN_PAGE}" if rule.subject == "run" else self._page(_PAGES[rule.subject])
         return f"{self.dashboard_url}/d/{_DASHBOARDS[rule.subject]}?{_dashboard_query(rule)}"
 
     def _page(self, path: str) -> str:
