@@ -75,4 +75,9 @@ def test_list_fits_a_phone(tmp_path: Path) -> None:
             return range.getClientRects().length;
         }})"""
         assert {*tab.evaluate(lines)} == {1}
+        texts = (
+            "[...document.querySelectorAll('td:first-child a')].flatMap((e) => [...e.childNodes].filter((n) => n.data))"
+        )
+        words = lines.replace(cells, texts)
+        assert {*tab.evaluate(words)} == {1}  # a name breaks between its words only
         assert tab.evaluate("document.documentElement.scrollWidth") == 360

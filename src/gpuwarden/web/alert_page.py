@@ -5,6 +5,7 @@ Links are relative, as a proxy may serve the pages below a path of its own.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from html import escape
 from http import HTTPStatus
@@ -17,6 +18,8 @@ from gpuwarden.health.model import Condition, fill_places
 from gpuwarden.web.api.api_paths import ALERT_PAGE
 from gpuwarden.web.html_document import render_document, serve_document
 from gpuwarden.web.http_messages import HttpResponse
+
+_HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")  # where a narrow screen may break a name
 
 
 def serve_alert_page(path: str) -> HttpResponse:
@@ -41,9 +44,9 @@ def _list(unknown: str, folder: str) -> Iterator[str]:
     values = Choices().values()
     yield f"<h1>{f'Unknown alert {escape(unknown)}' if unknown else 'Alerts'}</h1>\n<table>\n"
     for rule in CONDITIONS.values():
-        link = f'<a href="{folder}/{rule.name}">{rule.name}</a>'
+        link = f'<a href="{folder}/{rule.name}">{_HUMP.sub("<wbr>", rule.name)}</a>'
         title = escape(fill_places(rule.title, values))
-        yield f'<tr><td>{link}</td><td class="word">{rule.severity}</td><td>{title}</td></tr>\n'
+        yield f'<tr><td class="name">{link}</td><td class="word">{rule.severity}</td><td>{title}</td></tr>\n'
     yield "</table>\n"
 
 

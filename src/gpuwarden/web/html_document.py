@@ -31,7 +31,10 @@ a { color: var(--link); } p { margin: .4rem 0; } .muted { color: var(--muted); f
 .finding b { display: block; font-size: .85rem; color: var(--muted); }
 .card { background: var(--card); border: 1px solid var(--edge); border-radius: 8px; padding: .7rem .9rem; }
 table { border-collapse: collapse; width: 100%; } td { padding: .2rem .6rem .2rem 0; vertical-align: top; }
-td.word, td.time { white-space: nowrap; } td.time { font-variant-numeric: tabular-nums; color: var(--muted); }
+td.word, td.time { white-space: nowrap; } td.name { overflow-wrap: break-word; }
+td.time { font-variant-numeric: tabular-nums; color: var(--muted); }
+td.time span { display: inline-block; min-width: 4em; text-align: right; }
+@media (max-width: 40rem) { td.time span { display: block; text-align: left; } }
 tr.root td { color: var(--severity); font-weight: 600; }
 ul { margin: 0; padding: 0 0 0 1.1rem; } li { margin: .15rem 0; } .log { font: .85rem/1.5 ui-monospace, monospace; }
 """
@@ -53,6 +56,12 @@ _HEAD = """<!doctype html>
 def render_document(title: str, body: str, style: str = "") -> str:
     """Return a document; `style` has rules for this one."""
     return f"{_HEAD.format(title=escape(title), style=_STYLE + style)}{body}</main>\n</body>\n</html>\n"
+
+
+def render_prose(text: str) -> str:
+    """Return text of the daemon, which may have names of programs, as HTML: what is between backticks is code."""
+    parts = escape(text).split("`")
+    return "".join(f"<code>{each}</code>" if place % 2 else each for place, each in enumerate(parts))
 
 
 def serve_document(document: str, status: int = HTTPStatus.OK) -> HttpResponse:

@@ -45,6 +45,16 @@ def test_page_has_finding_timeline_and_charts(tab: Tab, tmp_path: Path) -> None:
     assert "NVRM: Xid" in tab.text(".log")
 
 
+def test_finding_has_code_and_moments_one_line(tab: Tab, tmp_path: Path) -> None:
+    """Names of programs are code, without backticks; the time of a moment and its distance fit on one line."""
+    incident = staged_incident("too_hot")
+    finding = dict(incident["finding"]) | {"text": "Losses were kept (use `float(loss)`)."}
+    opened(tab, tmp_path / "page.html", incident | {"finding": finding})
+    assert tab.text(".finding") == "Losses were kept (use float(loss))."
+    assert tab.text(".finding code") == "float(loss)"
+    assert tab.evaluate("[...document.querySelectorAll('td.time')].every((each) => each.clientHeight < 40)")
+
+
 @pytest.mark.parametrize("severity", ["critical", "warning", "info"])
 def test_color_is_that_of_the_severity(tab: Tab, tmp_path: Path, severity: str) -> None:
     """Only a critical incident is red; its first cause has the same color."""

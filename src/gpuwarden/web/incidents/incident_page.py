@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from gpuwarden.web.html_document import render_document
+from gpuwarden.web.html_document import render_document, render_prose
 from gpuwarden.web.incidents.host_incident import ROOT, HostIncident, format_clock, format_moment, format_offset
 from gpuwarden.web.incidents.incident_lines import (
     gpu_title,
@@ -49,7 +49,7 @@ def _group(group: IncidentGroup) -> Iterator[str]:
     yield f'<p class="muted">{escape(format_moment(first.began))}</p>\n'
     for incident in group.incidents:
         label = f"<b>{escape(incident.host)} {escape(format_clock(incident.began))}</b>" if several else ""
-        yield f'<div class="finding {incident.severity}">{label}{escape(incident.finding)}</div>\n'
+        yield f'<div class="finding {incident.severity}">{label}{render_prose(incident.finding)}</div>\n'
         if incident.progress:
             yield f'<p class="muted">{escape(incident.progress.capitalize())}.</p>\n'
         if note := incident.incident.text("note"):
@@ -69,10 +69,10 @@ def _timeline(group: IncidentGroup) -> Iterator[str]:
     for moment in group.moments():
         host = f'<td class="time">{escape(moment.host)}</td>' if several else ""
         role = f"{moment.role}: " if moment.role else ""
-        yield (
-            f'<tr{" class=root" if moment.role == ROOT else ""}><td class="time">{format_clock(moment.at)}<br>'
-            f"{format_offset(moment.at - start)}</td>{host}<td>{escape(role + moment.text)}</td></tr>\n"
-        )
+        time = f"{format_clock(moment.at)} <span>{format_offset(moment.at - start)}</span>"
+        text = render_prose(role + moment.text)
+        kind = " class=root" if moment.role == ROOT else ""
+        yield f'<tr{kind}><td class="time">{time}</td>{host}<td>{text}</td></tr>\n'
     yield "</table></div>\n"
 
 
