@@ -27,6 +27,7 @@ from gpuwarden.protocol.codec import decode_reply, encode
 from gpuwarden.protocol.messages import Advice, DeviceMemory, Hello
 from gpuwarden.runs.run_events import RunEventKind
 from gpuwarden.runs.run_snapshot import JoinedPoll, RunSnapshot
+from gpuwarden.severity import Severity
 from snapshots import GIB, divided, gpu, snapshot
 
 STARTED = 1000.0  # Unix time
@@ -39,6 +40,7 @@ class Host:
         self.sent: list[tuple[int, Advice]] = []
         self.queue_has_room = True
         self.events: list[tuple[int, RunEventKind, str]] = []
+        self.levels: list[Severity | None] = []  # of the events
         self.parents: dict[int, int] = {}
         self.advice = AdviceRound()
         self.advisor = Advisor(Limits(), alerting=alerting, nearest_above=self._nearest_above)
@@ -67,6 +69,7 @@ class Host:
         for run_id, new_events in self.advice.events_with(sent).items():
             assert {event.uuid for event in new_events} <= {"GPU-0", "MIG-0-1"}
             self.events += [(int(run_id.partition("-")[0]), event.kind, event.text) for event in new_events]
+            self.levels += [event.level for event in new_events]
         return [(each.run.pid, each.advice.kind, each.advice.level) for each in sent]
 
 
@@ -319,6 +322,7 @@ def test_faults_are_events_of_every_run() -> None:
         (8, "event", "GPU 0 reported XID 48"),
         (7, "event", "GPU 0 no longer answers the driver"),
     ]
+    assert host.levels == ["critical"] * 3
     assert host.advice.gpu_limits == {}  # no run reads advice: no early poll
 
 
@@ -343,6 +347,7 @@ def test_pressure_is_an_event_of_every_run() -> None:
         (7, "pressure", "GPU 0 is no longer low on memory"),
         (7, "pressure", "GPU 0 is hot"),
     ]
+    assert host.levels == ["critical", None, "warning"]
 
 
 def test_co_tenant_is_an_event() -> None:
@@ -357,6 +362,7 @@ def test_co_tenant_is_an_event() -> None:
         host.poll([shared_by(gpu(0), {7: 51, 9: 21})], there)
     ((pid, kind, text),) = host.events
     assert (pid, kind) == (7, "neighbour")
+    assert host.levels == ["warning"]
     assert text.startswith("process 9 of user alice, run 9-1 took 20.0 GiB on GPU 0 within")
 
 

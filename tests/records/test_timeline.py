@@ -11,7 +11,8 @@ from run_record_cases import ACCOUNT, BEGAN, example_record, run
 
 from gpuwarden.analysis.memory.downsampling import downsample
 from gpuwarden.analysis.memory.memory_history import MemoryHistory, MemoryWindow
-from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Report
+from gpuwarden.health.conditions import severity_of
+from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, NonFiniteLoss, Report
 from gpuwarden.records.builder import build_record, continue_record
 from gpuwarden.records.record import MemoryTimeline, RunRecord, RunRecordError, json_from_record, record_from_json
 from gpuwarden.records.store import render_record, row_from_record
@@ -198,6 +199,20 @@ def test_out_of_memory_is_marked() -> None:
     assert [(mark.at_seconds, mark.text) for mark in example_record().marks if mark.kind == "out_of_memory"] == [
         (7000.0, "out of device memory: 4.00 GiB requested (too big)")
     ]
+
+
+def test_marks_have_the_severity_of_their_alerts() -> None:
+    """An out-of-memory and a loss that is no number are as severe as their alerts; what is no problem has no level."""
+    levels = {mark.kind: mark.level for mark in example_record().marks}
+    assert levels["out_of_memory"] == severity_of("RunOutOfMemory")
+    found = ReportEvents()
+    loss = NonFiniteLoss(steps=1, first=7, seconds_ago=0.0, validations=1)
+    found.update(None, replace(REPORT, nonfinite_loss=loss, largest_batch_size=64), 1.0)
+    assert {event.kind: event.level for event in found.events} == {
+        "event": severity_of("RunLossNotFinite"),
+        "phase": None,
+        "batch_size": None,
+    }
 
 
 def test_device_without_history_has_no_timeline() -> None:

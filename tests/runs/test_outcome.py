@@ -92,23 +92,23 @@ CASES: dict[str, tuple[Evidence, str, str]] = {
         "out_of_memory",
         (
             "exit status 1; last message: uncaught ResourceExhaustedError; "
-            "last error: device_oom (ResourceExhaustedError)"
+            "last error: ResourceExhaustedError, out of device memory"
         ),
     ),
     "out of host memory, not caught, status hidden": (
         Evidence(End("uncaught MemoryError", "failed"), error=HOST_OOM),
         "out_of_memory",
-        "last message: uncaught MemoryError; last error: host_oom (MemoryError)",
+        "last message: uncaught MemoryError; last error: MemoryError, out of host memory",
     ),
     "out of memory, caught, then another exception": (
         Evidence(FAILURE, 1 << 8, error=OOM),
         "failed",
-        ("exit status 1; last message: uncaught ValueError; last error: device_oom (ResourceExhaustedError)"),
+        ("exit status 1; last message: uncaught ValueError; last error: ResourceExhaustedError, out of device memory"),
     ),
     "out of memory, caught, then sys.exit(3)": (
         Evidence(GOODBYE, EXIT_3, error=OOM),
         "failed",
-        "exit status 3; last message: exit; last error: device_oom (ResourceExhaustedError)",
+        "exit status 3; last message: exit; last error: ResourceExhaustedError, out of device memory",
     ),
     "out of memory, caught, finished": (
         Evidence(GOODBYE, 0, error=OOM),
@@ -135,7 +135,7 @@ CASES: dict[str, tuple[Evidence, str, str]] = {
     "abort after an error": (
         Evidence(None, signal.SIGABRT, error=ILLEGAL),
         "crashed",
-        "ended by SIGABRT; last error: illegal_address (InternalError)",
+        "ended by SIGABRT; last error: InternalError, an illegal address error",
     ),
     "abort at exit": (Evidence(GOODBYE, signal.SIGABRT), "crashed", "ended by SIGABRT; last message: exit"),
     "status hidden, after an XID": (

@@ -101,7 +101,7 @@ WAYS: dict[str, tuple[Callable[[TestRun], object], str, str]] = {
     "raises": (
         command("raise"),
         "failed",
-        "exit status 1; last message: uncaught ValueError; last error: other \\(ValueError\\)",
+        "exit status 1; last message: uncaught ValueError; last error: ValueError",
     ),
     "exits without a message": (command("_exit 0"), "finished", "exit status 0"),
     "is terminated": (signalled(signal.SIGTERM), "killed", "ended by SIGTERM"),

@@ -376,7 +376,7 @@ def test_last_error_is_evidence() -> None:
     runs = registry(ALICE)
     runs.receive(ALICE, Error("device_oom", "ResourceExhaustedError", "OOM", "train", 5), 1.0)
     runs.exited(ALICE, 2.0, 1 << 8)
-    assert ended(runs, 4.0).evidence == "exit status 1; last error: device_oom (ResourceExhaustedError)"
+    assert ended(runs, 4.0).evidence == "exit status 1; last error: ResourceExhaustedError, out of device memory"
 
 
 def test_kills_in_its_cgroup_count_since_the_last_update(tmp_path: Path) -> None:

@@ -133,7 +133,9 @@ def test_diagnosis_is_the_first_sentence(page: Stage, tab: Tab) -> None:
     assert tab.evaluate("document.title") == "out of memory · resnet · " + tab.text(".way bdi") + " · gpuwarden"
     assert tab.text("#announcement") == "Out of GPU memory: memory kept growing until none was left"
     assert "training starts" in tab.text(".marks").lower()
-    assert tab.evaluate("document.querySelectorAll('.marks > .critical').length") == 1
+    assert [each.partition(" ")[2] for each in tab.text(".marks > .warning").splitlines()] != []
+    assert tab.evaluate("document.querySelectorAll('.marks > .critical').length") == 0  # as severe as the run's outcome
+    assert "ResourceExhaustedError, out of device memory" in tab.text(".errors")
 
 
 def test_copy_by_keyboard(page: Stage, tab: Tab) -> None:
@@ -287,18 +289,38 @@ def test_color_of_an_end_is_that_of_its_condition(page: Stage, tab: Tab, outcome
 
 
 def test_incidents_of_the_run_are_linked(page: Stage, tab: Tab) -> None:
-    """An incident of this run has its page and its command; those of others are not listed."""
+    """An incident of this run, and one of its GPU in its time, has its page; those of others are not listed."""
     known = {"severity": "critical", "kind": "out_of_memory", "began_timestamp_seconds": BEGAN, "finding": {"text": ""}}
     page.incidents = [
         {**known, "id": name, "subject": {"kind": "run", "run_id": run_id}}
         for name, run_id in (("a-1", ID), ("b-2", "1-2"))
     ]
+    page.incidents += [
+        {**known, "id": name, "subject": {"kind": "gpu", "uuid": uuid}, "began_timestamp_seconds": BEGAN + after}
+        for name, uuid, after in (("c-3", UUID, 100), ("d-4", UUID, -9), ("e-5", UUID, 90_000), ("f-6", "GPU-9", 100))
+    ]
     try:
         show(page, tab, record_of(out_of_memory()))
-        assert tab.text("#incidents ~ * .copyable code, #incidents ~ * code") == "gpuwarden incidents show a-1"
+        assert tab.text("#incidents ~ * .copyable code, #incidents ~ * code") == (
+            "gpuwarden incidents show a-1\ngpuwarden incidents show c-3"
+        )
         assert tab.evaluate("document.querySelector('#incidents ~ div a').pathname") == "/incident/a-1"
     finally:
         page.incidents = []
+
+
+def test_run_on_a_lost_gpu_has_a_next_step(page: Stage, tab: Tab) -> None:
+    """The first sentence names the GPU, and is followed by what to do about it and the alert's page."""
+    run = a_run(4711, in_use=5 * GIB, left=2.0 * GIB)
+    page.records = {"4711-1": record_of(run) | {"run_id": "4711-1"}}
+    page.show(tab, poll_state(replace(gpu(0), fault="gpu_is_lost", readings={}), gpu(1), runs=(run,)))
+    tab.open(f"{page.url}run/{run.peer.run_id}")
+    tab.until("document.querySelector('#sentence')")
+    assert summary(tab)[:2] == [
+        "✖ GPU 0 is not responding",
+        "Next step: The GPU has fallen off the bus: stop the runs on it and restart the machine.",
+    ]
+    assert tab.evaluate("document.querySelector('#verdict a').pathname") == "/alerts/GpuDown"
 
 
 def test_unknown_run(page: Stage, tab: Tab) -> None:

@@ -189,7 +189,7 @@ class Advisor:
                 seconds_to_oom=memory.seconds_to_oom if memory else None,
             )
             text = each.text(short_name(each.gpu))
-            event = RunEvent(run.lasted, "neighbour", text, subject.uuid) if is_co_tenant else None
+            event = RunEvent(run.lasted, "neighbour", text, subject.uuid, "warning") if is_co_tenant else None
             messages.append(AdviceMessage(run.peer, subject, advice, event))
         return messages
 
@@ -282,7 +282,8 @@ def _events(
     for subject, each in _news(state.recorded, subjects):
         state.recorded[subject] = each.level
         kind: RunEventKind = "pressure" if subject.kind == "pressure" else "event"
-        yield RunEvent(run.lasted, kind, each.text(short_name(each.gpu)), subject.uuid)
+        level = None if each.level == "none" else each.level
+        yield RunEvent(run.lasted, kind, each.text(short_name(each.gpu)), subject.uuid, level)
 
 
 def _news(

@@ -78,7 +78,7 @@ def leak_text(leak: Leak, name: str) -> str:
 
 def loss_text(fault: str, name: str) -> str:
     """Return that a GPU does not answer."""
-    return f"{name} no longer answers the driver: {fault}"
+    return f"{name} no longer answers the driver: {fault.replace('_', ' ')}"
 
 
 def xid_text(code: int, severity: str, name: str) -> str:

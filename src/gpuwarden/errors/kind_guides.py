@@ -65,6 +65,25 @@ ERROR_GUIDES: Mapping[str, Guide] = {  # by ErrorKind
 }
 
 
+# In a few words, after the name of the exception; "other" has none.
+ERROR_KIND_WORDS: Mapping[str, str] = {
+    "device_oom": "out of device memory",
+    "host_oom": "out of host memory",
+    "kernel_launch": "a kernel launch error",
+    "illegal_address": "an illegal address error",
+    "library_mismatch": "a library mismatch",
+    "no_device": "no device",
+    "hardware": "a hardware error",
+    "shape_dtype": "a shape or type error",
+}
+
+
+def describe_error(kind: str, exception: str) -> str:
+    """Return an error without its message: ResourceExhaustedError, out of device memory."""
+    words = ERROR_KIND_WORDS.get(kind, "" if kind == "other" else kind.replace("_", " "))
+    return f"{exception}, {words}" if words else exception
+
+
 def find_error_guide(kind: str) -> Guide:
     """Return the guide of an error kind; that of "other" for a kind of a newer version."""
     return ERROR_GUIDES.get(kind, ERROR_GUIDES["other"])

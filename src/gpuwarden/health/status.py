@@ -59,9 +59,9 @@ def box_status(state: State, occurrences: Iterable[tuple[Condition, Occurrence]]
             of_subject[subject].append(Trouble(condition.severity, found.text, condition.name))
     gpus = [(gpu, _worst_first(of_subject[gpu.identity.uuid])) for gpu in state.snapshot.gpus]
     down = {
-        gpu.identity.uuid: Trouble(worst(troubles), f"GPU {gpu.identity.index} is not responding")
+        gpu.identity.uuid: replace(troubles[0], text=f"GPU {gpu.identity.index} is not responding")
         for gpu, troubles in gpus
-        if gpu.asked and not gpu.up
+        if gpu.asked and not gpu.up and troubles
     }
     runs = []
     for run in state.runs:

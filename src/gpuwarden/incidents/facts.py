@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any
 
 from gpuwarden.config import thresholds
+from gpuwarden.errors.kind_guides import ERROR_KIND_WORDS
 from gpuwarden.errors.recognition import find_problem
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu
@@ -44,14 +45,6 @@ _OPENING: Mapping[str, IncidentKind] = {
     "out_of_memory": "out_of_memory",
 }
 _THERMAL = ("hw_thermal_slowdown", "sw_thermal_slowdown")
-_ERRORS: Mapping[ErrorKind, str] = {
-    "kernel_launch": "a kernel launch error",
-    "illegal_address": "an illegal address error",
-    "library_mismatch": "a library mismatch",
-    "no_device": "no device",
-    "hardware": "a hardware error",
-    "shape_dtype": "a shape or type error",
-}
 # Only names of this list leave the private message of an error.
 _CUDA_ERROR = re.compile(
     r"\bCUDA_ERROR_(?:LAUNCH_FAILED|LAUNCH_TIMEOUT|ILLEGAL_ADDRESS|ILLEGAL_INSTRUCTION|MISALIGNED_ADDRESS|ASSERT|"
@@ -260,7 +253,7 @@ def _describe(kind: ErrorKind, exception: str, text: str) -> tuple[str, bool]:
     problem = find_problem(f"{exception}: {text}") if kind == "other" else None
     if problem is not None and problem.name in _COLLECTIVE:
         return f"an NCCL error ({exception})", True
-    words = _ERRORS.get(kind)
+    words = ERROR_KIND_WORDS.get(kind)
     return (f"{words} ({exception})" if words else exception), False
 
 

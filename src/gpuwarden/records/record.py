@@ -240,6 +240,7 @@ class RecordedEvent:
     kind: Annotated[str, "phase, batch_size, retry, out_of_memory, neighbour, pressure or event."]
     text: Annotated[str, "Description."]
     uuid: Annotated[str | None, "GPU or MIG instance of the event."] = None
+    level: Annotated[str | None, "Severity of a problem, as of alerts: warning or critical."] = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from gpuwarden.records.builder import compute_seconds_between
 from gpuwarden.records.record import MemoryTimeline, RecordedDevice, RecordedError, RecordedEvent, RunRecord
 from gpuwarden.runs.run_events import RunEvent, RunEventKind, bounded, joined
 from gpuwarden.runs.run_snapshot import RunSnapshot
+from gpuwarden.severity import Severity
 
 MAX_POINTS = 60  # of a device
 MAX_RUN_POINTS = 480  # of all devices of a run
@@ -98,11 +99,16 @@ def _windows(story: MemoryTimeline) -> list[MemoryWindow]:
 
 
 def _recorded(events: Iterable[RunEvent]) -> tuple[RecordedEvent, ...]:
-    return tuple(RecordedEvent(round(each.at, 1), each.kind, each.text, each.uuid) for each in events)
+    return tuple(RecordedEvent(round(each.at, 1), each.kind, each.text, each.uuid, each.level) for each in events)
 
 
 def _run_events(recorded: Iterable[RecordedEvent]) -> list[RunEvent]:
-    return [RunEvent(each.at_seconds, cast("RunEventKind", each.kind), each.text, each.uuid) for each in recorded]
+    return [
+        RunEvent(
+            each.at_seconds, cast("RunEventKind", each.kind), each.text, each.uuid, cast("Severity | None", each.level)
+        )
+        for each in recorded
+    ]
 
 
 def _oom_event(error: RecordedError, record: RunRecord) -> RunEvent:
@@ -112,7 +118,8 @@ def _oom_event(error: RecordedError, record: RunRecord) -> RunEvent:
     wanted = f": {format_bytes(asked)} requested" if asked else ""
     why = f" ({error.verdict.name.replace('_', ' ')})" if error.verdict else ""
     at = error.timestamp_seconds - record.began_timestamp_seconds  # the clock may have been set meanwhile
-    return RunEvent(min(max(at, 0.0), record.duration_seconds), "out_of_memory", f"out of {where}{wanted}{why}")
+    text = f"out of {where}{wanted}{why}"
+    return RunEvent(min(max(at, 0.0), record.duration_seconds), "out_of_memory", text, level="warning")
 
 
 def compute_max_points(devices: int) -> int:

@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.analysis.oom.diagnosis_wording import format_host_growth
+from gpuwarden.errors.kind_guides import describe_error
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.host.cgroup_limits import OomKillCounter
 from gpuwarden.host.oom_killer import OomKill
@@ -97,7 +98,7 @@ def conclude(evidence: Evidence) -> tuple[Outcome, str]:
     if evidence.farewell is not None:
         words = [*words, f"last message: {evidence.farewell.reason}"]
     if evidence.error is not None and outcome != "finished":
-        words = [*words, f"last error: {evidence.error.kind} ({evidence.error.exception})"]
+        words = [*words, f"last error: {describe_error(evidence.error.kind, evidence.error.exception)}"]
     return outcome, "; ".join(words)
 
 

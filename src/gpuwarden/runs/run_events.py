@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from gpuwarden.protocol.messages import Action, Phase, Report
+from gpuwarden.severity import Severity
 
 RunEventKind = Literal["phase", "batch_size", "retry", "out_of_memory", "neighbour", "pressure", "event"]
 MAX_EVENTS_PER_KIND = 8
@@ -25,12 +26,16 @@ _ACTIONS: dict[Action, str] = {
 
 @dataclass(frozen=True, slots=True)
 class RunEvent:
-    """Event of a run in one sentence, `at` seconds after its first message; `uuid` is its device, if any."""
+    """Event of a run in one sentence, `at` seconds after its first message; `uuid` is its device, if any.
+
+    `level` is the severity of a problem, as of alerts.
+    """
 
     at: float
     kind: RunEventKind
     text: str
     uuid: str | None = None
+    level: Severity | None = None
 
 
 def bounded(events: Iterable[RunEvent]) -> tuple[RunEvent, ...]:
@@ -76,9 +81,10 @@ class ReportEvents:
                 new.append(RunEvent(at, "pressure", text))
         loss, known = report.nonfinite_loss, before.nonfinite_loss if before else None
         if loss and loss.steps and not (known and known.steps):
-            new.append(RunEvent(max(at - loss.seconds_ago, 0.0), "event", f"loss NaN or infinite by step {loss.first}"))
+            text = f"loss NaN or infinite by step {loss.first}"
+            new.append(RunEvent(max(at - loss.seconds_ago, 0.0), "event", text, level="warning"))
         if loss and loss.validations and not (known and known.validations):
-            new.append(RunEvent(at, "event", "validation loss NaN or infinite"))
+            new.append(RunEvent(at, "event", "validation loss NaN or infinite", level="warning"))
         if new:
             self.events = bounded((*self.events, *new))
 

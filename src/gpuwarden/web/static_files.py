@@ -12,6 +12,7 @@ from pathlib import Path
 
 from gpuwarden._version import __version__
 from gpuwarden.clock_reasons import CLOCK_REASONS
+from gpuwarden.errors.kind_guides import ERROR_KIND_WORDS
 from gpuwarden.health.conditions import severity_of
 from gpuwarden.health.run_conditions import END_CONDITIONS
 from gpuwarden.runs.outcome import OUTCOMES
@@ -37,6 +38,7 @@ _TYPES = {
 # Tables of the daemon that scripts import from tables.js, a file that only the daemon serves.
 _TABLES = {
     "CLOCK_REASONS": CLOCK_REASONS,
+    "ERROR_KIND_WORDS": ERROR_KIND_WORDS,
     "OUTCOME_SEVERITY": {outcome: severity_of(END_CONDITIONS.get(outcome)) for outcome in OUTCOMES},
 }
 

@@ -21,7 +21,7 @@ from gpuwarden.cli.runs.memory_report import (
 )
 from gpuwarden.cli.runs.run_list import state_text
 from gpuwarden.clock_reasons import clock_reason_text
-from gpuwarden.errors.kind_guides import find_text_guide
+from gpuwarden.errors.kind_guides import describe_error, find_text_guide
 from gpuwarden.formatting import (
     cut_middle,
     format_bytes,
@@ -55,7 +55,9 @@ def render_details(record: RunRecord, gpus: Mapping[str, str], width: int, page:
     last = next((error for error in reversed(record.errors_told) if error.verdict), None)  # the report ends with it
     for error in record.errors_told:
         yield ""
-        yield from wrap_text("", f"{_moment(error.timestamp_seconds)} {error.kind}: {error.exception}", width)
+        yield from wrap_text(
+            "", f"{_moment(error.timestamp_seconds)} {describe_error(error.kind, error.exception)}", width
+        )
         for label, text in _error_lines(replace(error, verdict=None) if error is last else error, gpus):
             yield from wrap_text(f"{INDENT}{label}", text, width)
     yield from _memory_lines(record, TerminalFormat(width, choose_alphabet(sys.stdout.encoding), gpus))

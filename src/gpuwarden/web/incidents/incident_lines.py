@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gpuwarden.errors.kind_guides import describe_error
 from gpuwarden.formatting import cut_middle, format_bytes, format_count, sanitize
 from gpuwarden.records.record import RunRecordError, census_from_json
 from gpuwarden.web.api.api_object import ApiObject
@@ -63,8 +64,8 @@ def run_lines(incident: HostIncident) -> list[str]:
         lines.append(f"{run.text('run_id')} {run.text('name')}: {state}{evidence}; {about}")
         for error in run.parts("errors_told"):
             text = cut_middle(error.text("text", 4 * MAX_MESSAGE), MAX_MESSAGE)
-            what = f"{error.text('kind')} error at {format_clock(incident.time_of(error))}"
-            lines.append(f"{what}: {error.text('exception')}: {text}")
+            what = describe_error(error.text("kind"), error.text("exception"))
+            lines.append(f"error at {format_clock(incident.time_of(error))}: {what}: {text}")
         lines += _census_lines(incident, run)
     return lines
 

@@ -3,8 +3,9 @@
 
 import { bounded, mark } from "./marks.js";
 import { nextOom } from "./run_summary.js";
+import { OUTCOME_SEVERITY } from "./tables.js";
 import { h } from "./tree.js";
-import { amount, capital, clock, known, plain } from "./words.js";
+import { amount, capital, clock, errorWords, known, short } from "./words.js";
 
 const HEIGHTS = { wide: 320, narrow: 240 }; // pixels
 const NARROW = 600; // pixels
@@ -14,7 +15,6 @@ const MAX_MARKS = 9; // listed at once; the chart has all
 const BADGE = 16; // pixels
 const ROWS = 2; // of badges that would lie on each other
 const Y_INCREMENTS = Array.from({ length: 28 }, (_, power) => 2 ** (power + 18));
-const LEVELS = { out_of_memory: "critical", error: "critical", pressure: "warning", neighbour: "warning", event: "warning" };
 const { uPlot } = window;
 
 export class MemoryChart {
@@ -215,8 +215,8 @@ function complete(view, device, rows, from, to) {
 
 function marksOf(record, uuid) {
   const began = startOf(record);
-  const marks = (record.marks ?? []).filter((each) => !each.uuid || each.uuid === uuid).map(({ at_seconds: at, kind, text }) => ({ at: began + at, kind, text }));
-  const others = (record.errors_told ?? []).filter(({ kind }) => kind !== "device_oom" && kind !== "host_oom").map(({ timestamp_seconds: at, kind, exception }) => ({ at, kind: "error", text: `${plain(kind)}: ${exception}` }));
+  const marks = (record.marks ?? []).filter((each) => !each.uuid || each.uuid === uuid).map(({ at_seconds: at, kind, text, level }) => ({ at: began + at, kind, text, level }));
+  const others = (record.errors_told ?? []).filter(({ kind }) => kind !== "device_oom" && kind !== "host_oom").map(({ timestamp_seconds: at, kind, exception }) => ({ at, kind: "error", text: `${short(exception)}${errorWords(kind)}`, level: OUTCOME_SEVERITY.failed }));
   return [...marks, ...others].sort((one, other) => one.at - other.at);
 }
 
@@ -237,14 +237,14 @@ function legend({ inUse, peak, limit, forecast }) {
   const now = (values) => values.findLast(known);
   const item = (kind, name, value) => known(value) ? h("li", {}, h("span", { class: `stroke ${kind}`, "aria-hidden": "true" }), ` ${name} `, h("b", {}, value)) : null;
   const [used, left] = [now(inUse), now(limit)];
+  const headroom = known(inUse.at(-1)) && known(limit.at(-1)) ? limit.at(-1) - inUse.at(-1) : null; // of one moment
   return h("ul", { class: "legend", "aria-label": "Memory, last values" },
     item("use", "in use", known(used) ? amount(used) : null), item("peak", "peak", known(now(peak)) ? amount(now(peak)) : null), item("limit", "limit", known(left) ? amount(left) : null),
-    known(used) && known(left) ? h("li", {}, "headroom ", h("b", {}, amount(left - used))) : null,
+    known(headroom) ? h("li", {}, "headroom ", h("b", {}, amount(headroom))) : null,
     forecast ? item("forecast", "forecast", forecastText(forecast)) : null);
 }
 
-function line({ at, kind, text }, place) {
-  const level = LEVELS[kind];
+function line({ at, kind, text, level }, place) {
   return h("li", { "data-key": `${at} ${kind} ${text}`, class: level ?? "" },
     h("span", { class: "badge" }, String(place + 1)), " ", h("time", { datetime: new Date(at * 1000).toISOString() }, clock(at)), " ",
     level ? [mark(level), " ", h("span", { class: "unseen" }, `${level}: `)] : null, h("bdi", {}, capital(text)));
@@ -311,10 +311,10 @@ function drawOver(plot, { epochs, times, marks, forecast, limit, now }, color) {
 
   function drawMarks() {
     const ends = Array.from({ length: ROWS }, () => -Infinity);
-    marks.forEach(({ at, kind }, place) => {
+    marks.forEach(({ at, level }, place) => {
       const middle = x(at);
       if (middle < bbox.left - 1 || middle > right + 1) return;
-      const style = color({ critical: "--critical", warning: "--warning" }[LEVELS[kind]] ?? "--muted");
+      const style = color({ critical: "--critical", warning: "--warning" }[level] ?? "--muted");
       const row = ends.findIndex((end) => middle - end > BADGE * scale);
       ctx.strokeStyle = style;
       ctx.globalAlpha = 0.75;

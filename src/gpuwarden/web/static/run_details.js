@@ -6,7 +6,7 @@ import { copyable } from "./run_copy.js";
 import { count } from "./run_figures.js";
 import { diagnosed, outcome } from "./run_summary.js";
 import { h, prose } from "./tree.js";
-import { amount, capital, clock, known, lasting, percent, plain, short, step } from "./words.js";
+import { amount, capital, clock, errorKind, errorWords, known, lasting, percent, plain, short, step } from "./words.js";
 
 const MAX_ERRORS = 3;
 const MAX_HOLDERS = 8;
@@ -27,7 +27,7 @@ export function errors({ record }) {
   if (!reported.length && !counts.length) return null;
   const hidden = reported.some(({ frame, text }) => !frame && text.startsWith("not shown"));
   return section("errors", "Errors",
-    counts.reduce((sum, [, number]) => sum + number, 0) > reported.length ? h("p", {}, counts.map(([kind, number]) => `${plain(kind)}${number > 1 ? ` × ${count(number)}` : ""}`).join(", "), ".") : null,
+    counts.reduce((sum, [, number]) => sum + number, 0) > reported.length ? h("p", {}, counts.map(([kind, number]) => `${errorKind(kind)}${number > 1 ? ` × ${count(number)}` : ""}`).join(", "), ".") : null,
     hidden ? [h("p", {}, "Messages can have paths and names, so this page does not show them. The run's user and root can read them on the host:"), copyable(`gpuwarden runs show ${record.run_id}`)] : null,
     bounded(reported.map((each) => error(each, hidden, record.outcome === "out_of_memory" && each === diagnosed(record))), MAX_ERRORS, "errors", "ol", { class: "lines errors" }));
 }
@@ -37,7 +37,7 @@ function error(each, hidden, explained) {
   const { timestamp_seconds: at, kind, exception, text, frame, phase, steps, allocations = [], verdict, next_step: next } = each;
   const when = [phase, known(steps) ? `after ${count(steps)} steps` : null].filter(Boolean).join(" ");
   return h("li", { "data-key": `${at} ${exception}` },
-    h("time", { datetime: new Date(at * 1000).toISOString() }, clock(at)), " ", h("b", {}, h("bdi", {}, short(exception))), ` (${plain(kind)}) ${when}`,
+    h("time", { datetime: new Date(at * 1000).toISOString() }, clock(at)), " ", h("b", {}, h("bdi", {}, short(exception))), errorWords(kind), when ? `, ${when}` : null,
     frame ? h("p", {}, "at ", h("code", {}, h("bdi", {}, frame))) : null,
     allocations.map((one) => h("p", {}, `requested ${requested(one)}`)),
     hidden ? null : h("pre", { class: "message" }, text),
@@ -84,8 +84,11 @@ export function earlierRuns(view, runs) {
     table(["Start", "Outcome", "Duration", "Steps", "Peak memory", "Step time", "Batch size"], rows, [2, 3, 4, 5, 6]));
 }
 
-export function incidentsOf(incidents, id) {
-  const found = incidents.filter(({ subject }) => subject?.run_id === id);
+// Incidents of the run, and those of its GPUs while it ran.
+export function incidentsOf(incidents, record) {
+  const { run_id: id, devices = [], began_timestamp_seconds: began, ended_timestamp_seconds: ended } = record;
+  const during = ({ began_timestamp_seconds: at }) => at >= began && at <= (ended ?? Infinity);
+  const found = incidents.filter((each) => each.subject?.run_id === id || (each.subject?.kind === "gpu" && during(each) && devices.some(({ uuid }) => uuid === each.subject.uuid)));
   if (!found.length) return null;
   return section("incidents", "Incidents",
     h("p", { class: "about" }, "Recordings of the ten minutes before: all GPUs, runs and the host, second by second."),

@@ -70,7 +70,7 @@ function draw(seen, old, away) {
   show(part("head"), head(view), away ? h("p", { class: "notice away" }, away) : null);
   show(part("main"), old ? oldData(old, first) : summary(view, first), h("div", { class: "halves", "data-key": "halves" },
     h("div", {}, chart.section(view), figures(view), activity(view, charts)),
-    h("div", {}, errors(view), census(view), earlierRuns(view, runs), incidentsOf(incidents, ID), environment(view))));
+    h("div", {}, errors(view), census(view), earlierRuns(view, runs), incidentsOf(incidents, record), environment(view))));
   show(part("foot"), foot(state));
   charts.draw();
   chart.draw();

@@ -81,7 +81,10 @@ export function headline(view) {
   if (device) return forecast(view, device, level);
   const [worst] = problems(view);
   const sentence = worst ? capital(worst.text) : `${capital(text)}, no problem found`;
-  return { text: sentence, said: worst ? `${worst.level}: ${worst.name ?? `run ${short(record.name)}`}` : sentence, level, body: [worst?.alert ? h("p", {}, h("a", { href: `../alerts/${worst.alert}` }, "What to do")) : null, advice(record)] };
+  const lost = worst && gpusOf(view.run, view.state).find(({ fault_advice: found }) => found);
+  const link = worst?.alert ? h("p", {}, h("a", { href: `../alerts/${worst.alert}` }, "What to do")) : null;
+  const said = worst ? `${worst.level}: ${worst.name ?? `run ${short(record.name)}`}` : sentence;
+  return { text: sentence, said, level, body: [lost ? nextStep(`${capital(lost.fault_advice)}.`) : null, link, advice(record)] };
 }
 
 function forecast({ record, at, now }, device, level) {

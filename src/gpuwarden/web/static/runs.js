@@ -3,7 +3,7 @@
 import { bounded, fact, isTrouble, mark, ofPressure, section, troubles, word } from "./marks.js";
 import { highestPeak } from "./memory.js";
 import { h, prose } from "./tree.js";
-import { amount, clock, foreseen, known, lasting, pace, percent, plain, rate, short, step } from "./words.js";
+import { amount, clock, errorKind, foreseen, known, lasting, pace, percent, plain, rate, short, step } from "./words.js";
 
 const MAX_RUNNING = 24;
 const MAX_ENDED = 8;
@@ -177,7 +177,7 @@ function outlooks(run, devices, places) {
 function errors(run) {
   const found = Object.entries(run.errors ?? {}).filter(([, count]) => count);
   if (!found.length) return null;
-  return h("p", {}, "Errors: ", found.map(([kind, count]) => `${plain(kind)}${count > 1 ? ` × ${count}` : ""}`).join(", "), ".");
+  return h("p", {}, "Errors: ", found.map(([kind, count]) => `${errorKind(kind)}${count > 1 ? ` × ${count}` : ""}`).join(", "), ".");
 }
 
 function findings(run) {

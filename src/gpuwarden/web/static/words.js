@@ -1,6 +1,6 @@
 // Quantities and names for people.
 
-import { CLOCK_REASONS } from "./tables.js"; // made by web/static_files.py
+import { CLOCK_REASONS, ERROR_KIND_WORDS } from "./tables.js"; // made by web/static_files.py
 
 const UNITS = [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]];
 
@@ -73,6 +73,9 @@ export const short = (name) => (name.length > MOST_LETTERS ? `${[...name.slice(0
 export const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 export const plain = (name) => name.replaceAll("_", " ");
 export const clockReason = (name) => CLOCK_REASONS[name] ?? plain(name);
+export const errorKind = (kind) => ERROR_KIND_WORDS[kind] ?? plain(kind);
+// Behind the name of an exception, as in the daemon's texts: ResourceExhaustedError, out of device memory.
+export const errorWords = (kind) => (kind === "other" ? "" : `, ${errorKind(kind)}`);
 export const several = (count, one, many = `${one}s`) => `${count} ${count === 1 ? one : many}`;
 
 // Time of day in the browser's time zone, with the date if it is not today.
