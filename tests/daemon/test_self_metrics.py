@@ -47,8 +47,9 @@ def test_process_is_the_standard_s() -> None:
     }
     values = {name: (each.samples[0].value, standard[name].samples[0].value) for name, each in ours.items()}
     assert len(values) == 6
-    for name in ("process_max_fds", "process_open_fds", "process_start_time_seconds"):
-        assert values[name][0] == pytest.approx(values[name][1], abs=0.1)
+    assert values["process_max_fds"][0] == values["process_max_fds"][1]
+    assert values["process_start_time_seconds"][0] == pytest.approx(values["process_start_time_seconds"][1], abs=0.1)
+    assert values["process_open_fds"][0] == pytest.approx(values["process_open_fds"][1], abs=5)  # of other threads
     for name in ("process_cpu_seconds", "process_resident_memory_bytes", "process_virtual_memory_bytes"):
         assert values[name][0] == pytest.approx(values[name][1], rel=0.5)
 

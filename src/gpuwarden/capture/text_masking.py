@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from gpuwarden.capture.masking import Masks
 
 UNMASKED = (
-    "run ids, process ids, uids, job numbers, program names, models and firmware of GPUs, versions, times, sizes, "
-    "and names that appear only in a log line"
+    "run ids, process ids, uids, job numbers, names of programs and domains, models and firmware of GPUs, versions, "
+    "times, sizes, and names that appear only in a log line"
 )
 
 _MIN_NAME_CHARACTERS = 2
