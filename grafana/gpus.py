@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from classic import DARK_GRAY, NONE, WARN, Panel, Query, override, override_matching, states
-from looks import DASHED, LIMIT, NO_READING, NO_RUN, SIZE, name_reasons
+from looks import DASHED, LIMIT, NO_READING, NO_RUN, SIZE, UNLISTED, name_reasons, rename_legends
 from panels import timeline, timeseries
 from processes import processes
 from series import BOX, DEVICE, join_device, join_gpu, rate, series
@@ -15,6 +15,7 @@ from gpuwarden.owners.metrics import OwnerReadings
 from gpuwarden.runs.metrics import RunReadings
 
 GPU = "GPU {{gpu}}"
+_WORKLOADS = {kind.name: kind.name.replace("_", " ") for kind in WORKLOADS}
 _NO_GPM = "needs GPM, on Hopper and newer (docs/start/install.md)"
 
 
@@ -61,16 +62,19 @@ def _memory() -> list[Panel]:
             with_runs,
             empty=NO_RUN,
         ),
-        timeseries(
-            19,
-            "Memory by owner",
-            "Device memory by user, and by container, pod, Slurm job or systemd unit if a process is in one.",
-            Query(users, "{{owner}}"),
-            Query(further, "{{owner_kind}} {{owner}}"),
-            width=6,
-            unit="bytes",
-            empty="no process uses a GPU",
-            overrides=[override_matching(f"^({'|'.join(kind.name for kind in WORKLOADS)}) ", **DASHED)],
+        rename_legends(
+            timeseries(
+                19,
+                "Memory by owner",
+                "Device memory by user, and by container, pod, Slurm job or systemd unit if a process is in one.",
+                Query(users, "{{owner}}"),
+                Query(further, "{{owner_kind}} {{owner}}"),
+                width=6,
+                unit="bytes",
+                empty="no process uses a GPU",
+                overrides=[override_matching(f"^({'|'.join(_WORKLOADS.values())}) ", **DASHED)],
+            ),
+            {f"^{name} ": f"{words} " for name, words in _WORKLOADS.items()},
         ),
     ]
 
@@ -196,12 +200,12 @@ def _moved() -> list[Panel]:
         timeseries(
             21,
             "NVLink and PCIe",
-            "Throughput over all links, both directions together.",
-            Query(join_gpu(nvlink), f"{GPU} NVLink"),
+            "Throughput over all links, both directions together: NVLink of each GPU, PCIe in gray.",
+            Query(join_gpu(nvlink), GPU),
             Query(join_gpu(f"{pcie} or {mean}"), f"{GPU} PCIe"),
             width=8,
             unit="Bps",
-            overrides=[override_matching("PCIe$", **DASHED)],
+            overrides=[override_matching("PCIe$", **UNLISTED)],
             empty=NO_READING,
         ),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from classic import BAD, NONE, PLAIN, TEXT, WARN, Json, Panel, steps
@@ -32,13 +33,18 @@ def nothing() -> list[Json]:
     return [{"type": "special", "options": {"match": "null", "result": {"text": "-", "color": NONE}}}]
 
 
-def name_reasons(panel: Panel) -> Panel:
-    """Show the clock event reasons at the end of a panel's legends in words."""
+def rename_legends(panel: Panel, words: Mapping[str, str]) -> Panel:
+    """Replace what the patterns match in a panel's legends; its overrides match the new names."""
     renamed: list[Json] = [
-        {"id": "renameByRegex", "options": {"regex": f"/ {reason}$/", "renamePattern": f" {words}"}}
-        for reason, words in CLOCK_REASONS.items()
+        {"id": "renameByRegex", "options": {"regex": f"/{pattern}/", "renamePattern": new}}
+        for pattern, new in words.items()
     ]
     return replace(panel, transformations=renamed)
+
+
+def name_reasons(panel: Panel) -> Panel:
+    """Show the clock event reasons at the end of a panel's legends in words."""
+    return rename_legends(panel, {f" {reason}$": f" {words}" for reason, words in CLOCK_REASONS.items()})
 
 
 def ahead(good: str = TEXT) -> Json:
@@ -51,10 +57,11 @@ def ahead(good: str = TEXT) -> Json:
 NOW: list[Json] = [{"type": "range", "options": {"from": 0, "to": 0.5, "result": {"text": "now"}}}]
 
 DASHED: Json = {"custom__lineStyle": {"fill": "dash", "dash": [8, 6]}}
-# Bounds and percentiles of lines that the legend has: with them it would be too long to be read.
-UNLISTED: Json = {**DASHED, "custom__hideFrom": {"legend": True, "tooltip": False, "viz": False}}
 LIMIT: Json = {"color": {"mode": "fixed", "fixedColor": BAD}, **DASHED}
 SIZE: Json = {"color": {"mode": "fixed", "fixedColor": "gray"}, **DASHED}
+# Bounds and percentiles of lines that the legend has: with them it would be too long to be read. In gray, as the next
+# colors of the palette would be those of other lines.
+UNLISTED: Json = {**SIZE, "custom__hideFrom": {"legend": True, "tooltip": False, "viz": False}}
 GAUGE: Json = {"custom__cellOptions": {"type": "gauge", "mode": "basic", "valueDisplayMode": "text"}}
 COLORED: Json = {"custom__cellOptions": {"type": "color-background", "mode": "basic"}}
 SHARE: Json = {"unit": "percentunit", "decimals": 0, "min": 0, "max": 1}

@@ -48,6 +48,7 @@ def timeseries(
     logarithmic: bool = False,
     overrides: Sequence[Json] = (),
     points: int | None = None,
+    height: int = 8,
     worst: Literal["lowest", "highest"] | None = None,
     **defaults: Any,
 ) -> Panel:
@@ -72,7 +73,7 @@ def timeseries(
     # In turn: by name, two lines may get colors that look the same.
     every = {"color": {"mode": "palette-classic"}, "custom": custom, "noValue": empty, **defaults}
     return Panel(
-        id, "timeseries", title, description, queries, unit, width, 8, options, every, overrides, points=points
+        id, "timeseries", title, description, queries, unit, width, height, options, every, overrides, points=points
     )
 
 

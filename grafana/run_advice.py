@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from classic import Panel, Query, override, override_matching, states
-from looks import DASHED, HIDDEN, LEVELS, NO_PRESSURE, NO_RUN
+from looks import DASHED, HIDDEN, LEVELS, NO_PRESSURE, NO_RUN, rename_legends
 from panels import table, timeline, timeseries
 from run_memory import NAME
 from series import DEVICE, RUN, join_device, join_run, last, placed, pressure, risen, series
 from ways import IN_CLUSTER, run_links
 
 from gpuwarden.advice.metrics import AdviceReadings
+from gpuwarden.errors.kind_guides import ERROR_KIND_WORDS
 from gpuwarden.runs.metrics import RunReadings
 
 
@@ -28,24 +29,28 @@ def advice() -> list[Panel]:
             mappings=states(LEVELS),
             empty=NO_PRESSURE,
         ),
-        timeseries(
-            66,
-            "Errors, advice and actions",
-            "Errors raised by training steps, by kind (docs/use/troubleshooting.md), advice sent to runs, and the "
-            "actions that they took, as configured by their users.",
-            Query(join_run(risen(RunReadings.errors_total)), f"{NAME} {{{{kind}}}}"),
-            Query(
-                join_run(f"sum by ({RUN}, kind) ({risen(AdviceReadings.advice_total)})"), f"{NAME} advice: {{{{kind}}}}"
+        rename_legends(
+            timeseries(
+                66,
+                "Errors, advice and actions",
+                "Errors raised by training steps, by kind (docs/use/troubleshooting.md), advice sent to runs, and the "
+                "actions that they took, as configured by their users.",
+                Query(join_run(risen(RunReadings.errors_total)), f"{NAME} {{{{kind}}}}"),
+                Query(
+                    join_run(f"sum by ({RUN}, kind) ({risen(AdviceReadings.advice_total)})"),
+                    f"{NAME} advice: {{{{kind}}}}",
+                ),
+                Query(
+                    join_run(f"sum by ({RUN}, action) ({risen(RunReadings.actions_total)})"),
+                    f"{NAME} action: {{{{action}}}}",
+                ),
+                width=12,
+                unit="short",
+                empty=f"no errors and no run that listens for advice (docs/understand/pressure.md), or {NO_RUN}",
+                decimals=0,
+                overrides=[override_matching(" (advice|action): ", **DASHED)],
             ),
-            Query(
-                join_run(f"sum by ({RUN}, action) ({risen(RunReadings.actions_total)})"),
-                f"{NAME} action: {{{{action}}}}",
-            ),
-            width=12,
-            unit="short",
-            empty=f"no errors and no run that listens for advice (docs/understand/pressure.md), or {NO_RUN}",
-            decimals=0,
-            overrides=[override_matching(" (advice|action): ", **DASHED)],
+            {f" {kind}$": f" {words}" for kind, words in ERROR_KIND_WORDS.items()},
         ),
         table(
             79,

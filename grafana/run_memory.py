@@ -13,6 +13,7 @@ from gpuwarden.runs.run_snapshot import RunSnapshot
 
 NAME = "{{run_name}} {{pid}}"
 ON_GPU = f"{NAME} GPU {{{{gpu}}}}"
+_HEIGHT = 10  # for the legend of eight runs
 
 
 def memory_in_use(width: int) -> Panel:
@@ -41,11 +42,12 @@ def limits() -> list[Panel]:
             73,
             "Time to out of memory",
             "OOM forecast: time until a run is out of device memory at its current growth rate, with its bounds "
-            "(docs/understand/leaks.md).",
+            "(gray; docs/understand/leaks.md).",
             Query(_named(RunReadings.seconds_to_oom), ON_GPU),
             Query(_named(RunReadings.seconds_to_oom_lower), f"{ON_GPU} lower bound"),
             Query(_named(RunReadings.seconds_to_oom_upper), f"{ON_GPU} upper bound"),
             width=8,
+            height=_HEIGHT,
             unit="s",
             empty=f"{NO_GROWTH}, or {NO_RUN}",
             mappings=NOW,
@@ -57,6 +59,7 @@ def limits() -> list[Panel]:
             "Headroom as a share of used memory plus headroom; an alert fires where the background is red.",
             Query(join_run(join_device(headroom_ratio())), ON_GPU),
             width=8,
+            height=_HEIGHT,
             unit="percentunit",
             empty=NO_RUN,
             thresholds=headroom(NONE),
@@ -65,12 +68,13 @@ def limits() -> list[Panel]:
         timeseries(
             71,
             "Allocator",
-            "Peak memory of the framework's allocator, its limit if it has one, and the headroom at that peak; a peak "
-            "that rises in steps is a leak.",
-            Query(_named(peak), f"{ON_GPU} peak"),
+            "Peak memory of the framework's allocator, the headroom at that peak (gray), and the allocator's limit if "
+            "it has one (red); a peak that rises in steps is a leak.",
+            Query(_named(peak), ON_GPU),
             Query(_named(at_peak), f"{ON_GPU} headroom at peak"),
             Query(_named(RunReadings.allocator_memory_limit_bytes), f"{ON_GPU} limit"),
             width=8,
+            height=_HEIGHT,
             unit="bytes",
             empty=NO_RUN,
             overrides=[override_matching("headroom at peak$", **UNLISTED), override_matching("limit$", **LIMIT)],

@@ -24,7 +24,8 @@ def step_time(width: int) -> Panel:
     return timeseries(
         31,
         "Step time",
-        "Median and 95th percentile of the training step, excluding compilation and validation (logarithmic scale).",
+        "Median and 95th percentile (gray) of the training step, excluding compilation and validation "
+        "(logarithmic scale).",
         Query(_quantile(0.5, steps), NAME),
         Query(_quantile(0.95, steps), f"{NAME} p95"),
         width=width,

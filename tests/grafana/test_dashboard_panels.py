@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from committed_dashboards import each_dashboard, expressions, panels, panels_of, properties, titles
+import pytest
+from committed_dashboards import PANELS, each_dashboard, expressions, panels, panels_of, properties, titles
 from promql import SAMPLES, grouping, made, selectors
 from promql_units import unit
 
@@ -91,8 +92,34 @@ def test_overrides_match_something(panel: dict[str, Any]) -> None:
         if how == "byName":
             assert what in names or "{{severity}}" in names
         else:
-            pattern = what.strip("/").replace("container|pod|slurm_job|systemd_unit", r"{{owner_kind}}")
+            pattern = what.strip("/").replace("container|pod|slurm job|systemd unit", r"{{owner_kind}}")
             assert any(re.search(pattern, name) for name in names), what
+
+
+@pytest.mark.parametrize(
+    ("panel", "legend", "shown"),
+    [
+        ("gpuwarden-box Memory by owner 19", "slurm_job 4711", "slurm job 4711"),
+        ("gpuwarden-box Memory by owner 19", "systemd_unit my_unit.service", "systemd unit my_unit.service"),
+        ("gpuwarden-box Clock event reasons 18", "GPU 4 hw_slowdown", "GPU 4 hardware slowdown"),
+        ("gpuwarden-run Errors, advice and actions 66", "my_net 7 device_oom", "my_net 7 out of device memory"),
+    ],
+)
+def test_legends_have_words(panel: str, legend: str, shown: str) -> None:
+    """Legends show the words of a label's value, and leave names alone."""
+    for step in PANELS[panel]["transformations"]:
+        if step["id"] == "renameByRegex":
+            legend = re.sub(step["options"]["regex"].strip("/"), step["options"]["renamePattern"], legend)
+    assert legend == shown
+
+
+@panels
+def test_unlisted_lines_are_gray(panel: dict[str, Any]) -> None:
+    """Lines that the legend leaves out have no color of the palette, which would be that of another line."""
+    hidden = properties(panel, "custom.hideFrom") if panel["type"] == "timeseries" else {}
+    assert {name: properties(panel, "color").get(name, {}).get("fixedColor") for name in hidden} == dict.fromkeys(
+        hidden, "gray"
+    )
 
 
 @panels
