@@ -81,12 +81,17 @@ class Clock:
         """Return the seconds, as `time.monotonic` does."""
         return self.now
 
+    def uptime(self, _clock: int) -> float:
+        """Return the seconds since the host booted, which is the start, as `time.clock_gettime` does."""
+        return self.now
+
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Let the daemon's clocks run fast, even those that its parts have as defaults."""
         with (
             mock.patch("time.time", self.time),
             mock.patch("time.monotonic", self.monotonic),
+            mock.patch("time.clock_gettime", self.uptime),
             mock.patch.dict(Poller.__init__.__kwdefaults__, wall=self.time),
             mock.patch.dict(RunRegistry.__init__.__kwdefaults__, wall=self.time),
         ):
