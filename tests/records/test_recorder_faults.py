@@ -296,6 +296,21 @@ def test_silent_runs_are_limited(tmp_path: Path) -> None:
     run_scenario(scenario())
 
 
+def test_more_runs_end_between_two_polls_than_there_may_be(tmp_path: Path) -> None:
+    """A burst of short runs is recorded, and does not fail the poll while an absent run is known."""
+
+    async def scenario() -> None:
+        polled = PolledRecorder(tmp_path, most_runs=2)
+        await polled.recorder.open()
+        polled.poll(SO_FAR)
+        polled.poll()  # absent, as its process lives
+        polled.poll(*(replace(ENDED, peer=ProcessKey(pid, 1000, 99)) for pid in range(1, 7)))
+        await polled.recorder.stop({})
+
+    run_scenario(scenario())
+    assert len(read_kept(tmp_path)[0]) == 7
+
+
 def test_clock_set_back_and_two_restarts(tmp_path: Path) -> None:
     """The record of a run keeps its start time and continues its totals."""
 

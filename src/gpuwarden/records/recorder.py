@@ -277,7 +277,9 @@ class Recorder:
 
         Runs of an earlier daemon count as absent until they have reported to this one.
         """
-        limit = 2 * self._most_runs - len(self._present)
+        limit = max(
+            2 * self._most_runs - len(self._present), 0
+        )  # more runs may end between two polls than there may be
         if len(self._absent) > limit:
             absent = ((run_id, find_user(absent.record.uid)) for run_id, absent in self._absent.items())
             for run_id in select_evicted(absent, limit):
