@@ -12,8 +12,11 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from moved_clock import Clock
 
 from gpuwarden.host import exit_status
 from gpuwarden.protocol.codec import MAX_MESSAGE_BYTES, encode
@@ -409,6 +412,36 @@ def test_flood_does_not_starve_another_run(side: Side) -> None:
                 await side.until(lambda: side.registry.rejected.total() == sent)
 
     asyncio.run(scenario())
+
+
+def test_floods_together_take_half_of_the_time(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients that always have another batch wait the longer the more they are: polls and scrapes get the rest."""
+    clock, rests = Clock(), []
+    receive = side.registry.receive
+
+    def receive_slowly(*message: Any) -> bool:
+        clock.sleep(0.01)
+        return receive(*message)
+
+    def rest(reader: socket.socket, _callback: object, seconds: float) -> None:
+        asyncio.get_running_loop().remove_reader(reader)
+        rests.append(seconds)
+
+    monkeypatch.setattr(run_server, "time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(side.registry, "receive", receive_slowly)
+    monkeypatch.setattr(side.server, "_rest", rest)
+
+    async def flood() -> None:
+        async with side.listening():
+            with contextlib.ExitStack() as stack:
+                for _ in range(3):
+                    connection = stack.enter_context(side.connect())
+                    for _ in range(MESSAGE_BATCH):
+                        connection.send(HELLO)
+                await side.until(lambda: len(rests) == 3)
+
+    asyncio.run(flood())
+    assert rests == pytest.approx([0.32, 0.48, 0.64])
 
 
 def test_stale_socket_is_replaced(side: Side) -> None:
