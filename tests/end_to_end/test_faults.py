@@ -18,10 +18,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from services import ROOT, Daemon, Samples, altered, ending, fetch, until
+from services import Daemon, Samples, altered, ending, fetch, until
+from stepped_clock import SteppedClock
 
 from gpuwarden.protocol.codec import encode
-from gpuwarden.protocol.messages import Hello
+from gpuwarden.protocol.messages import STEP_BUCKETS, Hello, Report
 from mock_nvml import MockNvml
 
 GPUS = 4
@@ -429,23 +430,18 @@ DAY = 86400
 
 
 def test_clock_steps(tmp_path: Path, mock_nvml_library: Path) -> None:
-    """With the wall clock set forward and back, times follow it, and counters and timeouts do not."""
-    shim, file = tmp_path / "clock_step.so", tmp_path / "step"
-    source = ROOT / "tests/support/clock_step.c"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-Wall", "-Werror", "-o", shim, source, "-ldl"], check=True)
-    file.write_bytes(bytes(8))
-    mock = MockNvml(mock_nvml_library, tmp_path)
-    env = {**mock.env(gpus=GPUS), "LD_PRELOAD": str(shim), "CLOCK_STEP_FILE": str(file)}
-    box = Box(tmp_path, mock, env)
+    """Times follow a wall clock that is set forward and back, past ones too; counters and timeouts do not."""
+    clock, mock = SteppedClock(tmp_path), MockNvml(mock_nvml_library, tmp_path)
+    box = Box(tmp_path, mock, {**mock.env(gpus=GPUS), **clock.env})
     with ending(box.daemon), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as run:
         run.connect(str(box.daemon.socket))
         run.send(encode(Hello("clocked", "none", {})))
-        until(lambda: box.page().value("gpuwarden_run_up") == 1, "the run")
+        run.send(encode(Report("train", 1, 1.0, (0,) * (len(STEP_BUCKETS) + 1), {})))
+        until(lambda: box.page().value("gpuwarden_run_steps_total") == 1, "the run")
         began = time.monotonic()
         (before,) = box.pages(1)  # of a poll since then: an older one has counted less
         for days in (1, -1, 400, 0):
-            with file.open("r+b") as step:
-                step.write((days * DAY * 10**9).to_bytes(8, "little", signed=True))
+            clock.step(days * DAY)
             for page in box.pages(3):
                 polled = page.value("gpuwarden_poll_timestamp_seconds") or 0
                 assert polled == pytest.approx(time.time() + days * DAY, abs=60)
@@ -453,6 +449,13 @@ def test_clock_steps(tmp_path: Path, mock_nvml_library: Path) -> None:
                 assert page.value("gpuwarden_run_up") == 1
                 assert set(page.all("gpuwarden_gpu_errors_total").values()) == {0}
                 assert not any(page.all("gpuwarden_collector_errors_total").values())
+        box.mock.lose(3)
+        box.settle(ALL - {3}, "the GPU lost")
+        clock.step(-DAY)
+        for past in box.pages(3):
+            latest = (past.value("gpuwarden_poll_timestamp_seconds") or 0) + 60
+            assert (past.value("gpuwarden_gpu_last_success_timestamp_seconds", uuid=uuid(3)) or latest) < latest
+            assert (past.value("gpuwarden_run_last_report_timestamp_seconds") or latest) < latest
         for counter, most_a_second in (("busy_seconds", 1), ("energy_joules", 1000)):
             for gpu in ALL:
                 name = f"gpuwarden_gpu_{counter}_total"

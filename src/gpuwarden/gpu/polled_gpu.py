@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable
 
@@ -66,9 +67,11 @@ class PolledGpu:
         return is_lost and self._was_up and not self.unbound
 
     @property
-    def last_success(self) -> float:
-        """Unix time of its last answer; 0 if there was none."""
-        return self._last_success or 0.0
+    def last_success(self) -> float | None:
+        """Unix time of its last answer, if any; after the clock was set back, at most the time of then."""
+        if self._last_success is not None:
+            self._last_success = min(self._last_success, time.time())
+        return self._last_success
 
     @property
     def current_call(self) -> str:
@@ -146,7 +149,7 @@ class PolledGpu:
         """Return its identity and counters without a driver call."""
         if self._reader:
             self._reader.mark_gap()
-        return Gpu(self.identity, fault=None, asked=False, last_success=self._last_success, errors=dict(self._errors))
+        return Gpu(self.identity, fault=None, asked=False, last_success=self.last_success, errors=dict(self._errors))
 
     def drop_handle(self) -> None:
         """Drop the handle: it belongs to an earlier initialisation of the driver."""
@@ -182,4 +185,4 @@ class PolledGpu:
             hint = " (if only slow, raise poll.interval)" if fault == HUNG else ""
             self._log(logging.ERROR, f"GPU not responding{hint}", error, error=fault)
         self._was_up = False
-        return Gpu(self.identity, fault=fault, last_success=self._last_success, errors=dict(self._errors))
+        return Gpu(self.identity, fault=fault, last_success=self.last_success, errors=dict(self._errors))

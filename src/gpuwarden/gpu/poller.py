@@ -208,7 +208,7 @@ class Poller:
             driver=self._session.driver,
             enumerated=count,
             gpus=gpus,
-            last_success=self._last_success,
+            last_success=None if self._last_success is None else min(self._last_success, began),
             errors=dict(self._errors),
             asked=asked,
             paused_until=None if left is None else began + left,
@@ -394,7 +394,7 @@ class Poller:
     def _evict_gone(self, limit: int) -> None:
         """Drop the GPUs that are down for longest, except those with a call in progress, which occupies a thread."""
         gone = [gpu for gpu in self._gpus.values() if gpu.is_down and not gpu.current_call]
-        gone.sort(key=lambda gpu: gpu.last_success)
+        gone.sort(key=lambda gpu: gpu.last_success or 0.0)
         for gpu in gone[: max(0, len(self._gpus) - limit)]:
             self._threads.submit(gpu.release)
             del self._gpus[gpu.identity.uuid]

@@ -222,7 +222,7 @@ class RunState:
             peer=self.peer,
             hello=self.hello,
             report=self.report,
-            last_report=self.reported_at,
+            last_report=None if self.reported_at is None else min(self.reported_at, self.rules.wall()),
             up=up,
             current=current,
             memory=memory,
