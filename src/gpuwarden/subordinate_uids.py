@@ -3,30 +3,45 @@
 from __future__ import annotations
 
 import os
+import time
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from operator import itemgetter
 from pathlib import Path
+
+CHECK_SECONDS = 1.0  # between two checks of the file: each new run compares the users of all runs
 
 _Range = tuple[int, int, int]  # first uid, first uid after the range, and the user's uid
 
 
 class SubordinateUids:
-    """Ranges of subordinate uids in a file such as /etc/subuid, read again when it changes."""
+    """Ranges of subordinate uids in a file such as /etc/subuid, read again within a second of a change."""
 
-    def __init__(self, ranges: Path = Path("/etc/subuid"), users: Path = Path("/etc/passwd")) -> None:
+    def __init__(
+        self,
+        ranges: Path = Path("/etc/subuid"),
+        users: Path = Path("/etc/passwd"),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._files = ranges, users
+        self._clock = clock
+        self._check_due = 0.0
         self._changed: object = None
         self._ranges: list[_Range] = []
 
     def find_user(self, uid: int) -> int:
-        """Return the user that a uid belongs to: the uid itself unless it is a subordinate one. Takes about 2 µs."""
-        changed = _modified(self._files[0])
-        if changed != self._changed:
-            self._changed, self._ranges = changed, sorted(self._read())
+        """Return the user that a uid belongs to: the uid itself unless it is a subordinate one. Takes about 1 µs."""
+        if (now := self._clock()) >= self._check_due:
+            self._check_due = now + CHECK_SECONDS
+            self._read_changed()
         place = bisect_right(self._ranges, uid, key=itemgetter(0))
         _first, end, user = self._ranges[place - 1] if place else (0, 0, uid)
         return user if uid < end else uid
+
+    def _read_changed(self) -> None:
+        changed = _modified(self._files[0])
+        if changed != self._changed:
+            self._changed, self._ranges = changed, sorted(self._read())
 
     def _read(self) -> Iterator[_Range]:
         """Yield the ranges. A user that is not in the file of users, such as a directory server's, is its first uid."""

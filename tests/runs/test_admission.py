@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from moved_clock import Clock
 
 from gpuwarden import fair_eviction
 from gpuwarden.gpu.snapshot import Gpu
@@ -12,7 +13,7 @@ from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.protocol.codec import ProtocolError
 from gpuwarden.protocol.messages import Hello
 from gpuwarden.runs.registry import RunRegistry
-from gpuwarden.subordinate_uids import SubordinateUids
+from gpuwarden.subordinate_uids import CHECK_SECONDS, SubordinateUids
 from snapshots import GIB, gpu, snapshot
 
 HELLO = Hello("resnet", "none", {"GPU:0": "GPU-0"})
@@ -108,21 +109,29 @@ def test_runs_on_gpus_are_shared_fairly() -> None:
 
 
 @pytest.fixture
-def subordinate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SubordinateUids:
+def clock() -> Clock:
+    """Return the clock of the subordinate uids."""
+    return Clock()
+
+
+@pytest.fixture
+def subordinate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> SubordinateUids:
     """Give the attacker the subordinate uids from 100000."""
     (tmp_path / "subuid").write_text("mallory:100000:65536\n# comment\nbroken:x:1\n3000:200000:10\nldap:300000:5\n")
     (tmp_path / "passwd").write_text(f"root:x:0:0::/:/bin/sh\nmallory:x:{ATTACKER}:1::/:/bin/sh\n")
-    found = SubordinateUids(tmp_path / "subuid", tmp_path / "passwd")
+    found = SubordinateUids(tmp_path / "subuid", tmp_path / "passwd", clock)
     monkeypatch.setattr(fair_eviction, "find_user", found.find_user)
     monkeypatch.setattr("gpuwarden.runs.admission.find_user", found.find_user)
     return found
 
 
-def test_subordinate_uids_are_their_users(subordinate: SubordinateUids, tmp_path: Path) -> None:
-    """A uid in a range of /etc/subuid is the user's; the file is read again when it changes."""
+def test_subordinate_uids_are_their_users(subordinate: SubordinateUids, tmp_path: Path, clock: Clock) -> None:
+    """A uid in a range of /etc/subuid is the user's; the file is checked for changes once a second."""
     uids = (0, ATTACKER, 99_999, 100_000, 165_535, 165_536, 200_009, 200_010, 300_004)
     assert list(map(subordinate.find_user, uids)) == [0, 1001, 99_999, 1001, 1001, 165_536, 3000, 200_010, 300_000]
     (tmp_path / "subuid").unlink()
+    assert subordinate.find_user(100_000) == 1001
+    clock.sleep(CHECK_SECONDS)
     assert subordinate.find_user(100_000) == 100_000
 
 
