@@ -120,7 +120,8 @@ class Daemon:
         finally:
             systemd.notify("STOPPING=1")
             self._control.stop()
-            await self._finish_alerts_restart()
+            if self._alerts_restart:
+                await self._alerts_restart
             await self.flight_recorder.stop(STOP_SECONDS)
             await self.pipeline.close()
             if self._dispatcher:
@@ -174,10 +175,6 @@ class Daemon:
         if stopped:
             await stopped.stop()
         self._dispatcher = _dispatcher(self._config)
-
-    async def _finish_alerts_restart(self) -> None:
-        if self._alerts_restart:
-            await self._alerts_restart
 
     async def poll(self) -> State:
         """Poll once; the previous state is served until the new one is complete."""

@@ -171,7 +171,7 @@ class RecordStore:
         """Write rows in one durable transaction, and delete rows over the limit."""
         with self._connected() as connection, connection:
             connection.execute("BEGIN IMMEDIATE")
-            _insert(connection, rows)
+            connection.executemany(_INSERT, map(_values, rows))
             (ended,) = connection.execute("SELECT count(*) FROM runs WHERE ended = 1").fetchone()
             if ended > self._limit:
                 connection.execute(_RETAIN, {"limit": self._limit, "name": None})
@@ -322,30 +322,18 @@ def _select(connection: sqlite3.Connection, query: str) -> sqlite3.Cursor:
 def _verify_records(connection: sqlite3.Connection) -> None:
     for *_, outline, whole, checksum in _select(connection, _SELECT):
         is_text = isinstance(outline, bytes) and isinstance(whole, bytes)
-        if not is_text or zlib.crc32(whole, zlib.crc32(outline)) != checksum:
+        if not is_text or _checksum(outline, whole) != checksum:
             raise sqlite3.DatabaseError("a record does not match its checksum")
 
 
-def _insert(connection: sqlite3.Connection, rows: Iterable[RecordRow]) -> None:
-    """Insert or replace rows."""
-    values = (
-        (
-            each.run_id,
-            each.began,
-            each.uid,
-            each.updated,
-            each.ended,
-            each.outline.decode(),
-            each.whole,
-            _checksum(each),
-        )
-        for each in rows
-    )
-    connection.executemany(_INSERT, values)
+def _values(row: RecordRow) -> tuple[Any, ...]:
+    """Return the values of a row for _INSERT."""
+    checksum = _checksum(row.outline, row.whole)
+    return (row.run_id, row.began, row.uid, row.updated, row.ended, row.outline.decode(), row.whole, checksum)
 
 
-def _checksum(row: RecordRow) -> int:
-    return zlib.crc32(row.whole, zlib.crc32(row.outline))
+def _checksum(outline: bytes, whole: bytes) -> int:
+    return zlib.crc32(whole, zlib.crc32(outline))
 
 
 def _readable(records: Iterable[bytes]) -> tuple[RunRecord, ...]:
