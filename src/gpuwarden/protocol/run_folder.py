@@ -72,11 +72,6 @@ def note_path(folder: str | os.PathLike[str], pid: int) -> Path:
     return Path(folder) / f"{pid}.json"
 
 
-def faults_path(folder: str | os.PathLike[str], pid: int) -> Path:
-    """Return the path of the file for a process's fatal signal; boot/site/sitecustomize.py has the same name."""
-    return Path(folder) / f"{pid}.faults"
-
-
 def write_note(folder: str | os.PathLike[str], note: ProcessNote) -> None:
     """Write a note at once and whole."""
     path = note_path(folder, note.pid)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from instrumented_program import SITE, SOURCE, run_any, run_instrumented
 
-from gpuwarden.protocol.run_folder import MAX_TEXT_BYTES, faults_path
+from gpuwarden.protocol.run_folder import MAX_TEXT_BYTES
 
 SAYS = "import sys; print('ran', *sys.argv[1:])"
 
@@ -201,7 +201,7 @@ def test_fatal_signal(tmp_path: Path) -> None:
     crash = "import os, ctypes; print(os.getpid(), flush=True); ctypes.string_at(0)"
     ended = run_instrumented(tmp_path, "-c", crash)
     assert (ended.status, ended.errors) == (-signal.SIGSEGV, "")
-    text = faults_path(ended.folder, int(ended.output)).read_text()
+    text = (ended.folder / f"{int(ended.output)}.faults").read_text()
     assert text.startswith("Fatal Python error: Segmentation fault")
     assert "string_at" in text
 

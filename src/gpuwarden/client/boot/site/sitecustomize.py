@@ -176,7 +176,7 @@ def _keep_fatal_signals(folder: "str | None") -> None:
     import faulthandler
 
     if folder and not faulthandler.is_enabled():
-        # The name is faults_path's in protocol/run_folder.py.
+        # read_crashes in protocol/run_folder.py reads it by this name.
         path = os.path.join(folder, f"{os.getpid()}.faults")
         faulthandler.enable(_move_up(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)))
 
