@@ -292,7 +292,7 @@ def test_run_card_has_progress_and_forecast(page: Stage, tab: Tab) -> None:
     assert "9 steps" in card
     assert f"Leak: memory on GPU 0 grows by {so_far}; out of memory {format_forecast(90.0, 80.0, 100.0)}." in card
     assert f"Leak: host memory grows by {so_far}; out of host memory {format_forecast(7200.0, 7000.0, None)}." in card
-    assert "Errors: device oom \N{MULTIPLICATION SIGN} 2, other." in card
+    assert "Errors: out of device memory \N{MULTIPLICATION SIGN} 2, other." in card
     assert "Out of memory, cause: too big. 9 GiB <of> 8. Use less." in card
     assert f"no training step for {format_elapsed(61.4)} (cause: stopped)" in card
     assert tab.evaluate("document.querySelector('#run-7-1 a[href^=run]').getAttribute('href')") == "run/7-1"
