@@ -173,6 +173,16 @@ def test_unpolled_gpu_is_not_a_fault(page: Stage, tab: Tab) -> None:
     assert "No process uses a GPU." in page.show(tab, poll_state())
 
 
+def test_what_is_not_known_is_not_called_ok(page: Stage, tab: Tab) -> None:
+    """Not all is called OK while a GPU has no readings; a run without a name has a link that can be clicked."""
+    page.show(tab, poll_state(gpu(0), replace(gpu(1), readings={})))
+    assert summary(tab) == ["✔ No known problem", "1 GPU without readings."]
+    assert texts(tab, ".tile .left")[-1] == "no readings"
+    run = a_run()
+    page.show(tab, poll_state(runs=(replace(run, hello=replace(run.hello, name=" ")),)))
+    assert tab.text("table.runs th a, article h3 bdi").splitlines()[0] == "unnamed"
+
+
 def test_lost_gpu_and_xids_have_actions(page: Stage, tab: Tab) -> None:
     """The most severe XIDs come first with meaning and action; many are collapsed, and old ones left out."""
     codes = {

@@ -45,8 +45,9 @@ export function judged(state) {
   if (!gpus.length) return { condition, text: "No GPU found", lines, bad };
   const left = gpus.filter(({ status }) => status !== "up").length;
   const mute = gpus.filter((gpu) => gpu.status === "up" && gpu.condition === "unknown").length;
-  const unknown = [left ? `${several(left, "GPU")} not polled` : null, mute ? `${several(mute, "GPU")} without readings` : null];
-  return { condition, text: condition === "ok" ? "All OK" : "Unknown", note: unknown.filter(Boolean).join(", ") || null, lines, bad };
+  const unknown = [left ? `${several(left, "GPU")} not polled` : null, mute ? `${several(mute, "GPU")} without readings` : null].filter(Boolean);
+  const well = unknown.length ? "No known problem" : "All OK";
+  return { condition, text: condition === "ok" ? well : "Unknown", note: unknown.join(", ") || null, lines, bad };
 }
 
 // `old` says why the data is old.
