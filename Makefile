@@ -1,6 +1,6 @@
 # `make` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-all check lint fix docs man deb image manifests release docs-site docs-links goldens history pictures bench bench-smoke gpu-check clean
+.PHONY: help run demo test test-all check lint fix docs man deb image manifests release docs-site docs-links goldens history pictures bench bench-smoke long gpu-check clean
 
 BIN := .venv/bin
 # A user without write access to /run gets a socket of their own.
@@ -133,6 +133,10 @@ bench: ## run the benchmarks (1 hour)
 	$(BIN)/python bench/alert_noise.py
 	$(BIN)/python bench/incidents.py
 	$(BIN)/python bench/soak.py
+
+long: ## run the robustness benchmark and an audit of the dependencies (1 hour); needs a network, best as root
+	@tools/environment.sh bench test
+	$(BIN)/python bench/robustness.py
 
 # On a host without a network, GPU_PYTHON=python3 uses a Python that has the packages, without a virtual environment.
 gpu-check: ## run the tests that need a GPU
