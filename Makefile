@@ -133,6 +133,7 @@ bench: ## run the benchmarks (1 hour)
 	$(BIN)/python bench/alert_noise.py
 	$(BIN)/python bench/incidents.py
 	$(BIN)/python bench/soak.py
+	$(BIN)/python bench/fleets.py
 
 long: ## run the robustness benchmark and an audit of the dependencies (1 hour); needs a network, best as root
 	@tools/environment.sh bench test
