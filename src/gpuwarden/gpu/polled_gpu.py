@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable
 
@@ -21,10 +20,18 @@ log = logging.getLogger(__name__)
 
 
 class PolledGpu:
-    """One GPU: its reader, and its health so far. Known by its index until it is identified."""
+    """One GPU: its reader, and its health so far. Known by its index until it is identified; `wall` is Unix time."""
 
-    def __init__(self, nvml: Nvml, index: int, threads: CallPool, new_reader: Callable[[Handle], GpuReader]) -> None:
+    def __init__(
+        self,
+        nvml: Nvml,
+        index: int,
+        threads: CallPool,
+        new_reader: Callable[[Handle], GpuReader],
+        wall: Callable[[], float],
+    ) -> None:
         self._nvml = nvml
+        self._wall = wall
         self._index = index
         self._new_reader = new_reader
         self._reader: GpuReader | None = None
@@ -70,7 +77,7 @@ class PolledGpu:
     def last_success(self) -> float | None:
         """Unix time of its last answer, if any; after the clock was set back, at most the time of then."""
         if self._last_success is not None:
-            self._last_success = min(self._last_success, time.time())
+            self._last_success = min(self._last_success, self._wall())
         return self._last_success
 
     @property

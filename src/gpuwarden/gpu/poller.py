@@ -407,7 +407,7 @@ class Poller:
                 self._nvml, handle, plan, self._host_memory, self._clock, wall=self._wall, cgroups=lambda: self.cgroups
             )
 
-        return PolledGpu(self._nvml, index, self._threads, new_reader)
+        return PolledGpu(self._nvml, index, self._threads, new_reader, self._wall)
 
     async def _identify(self, candidate: tuple[int, PolledGpu]) -> Exception | None:
         """Identify one GPU; return the error if that fails, which is retried in the next poll."""
