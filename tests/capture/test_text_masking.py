@@ -25,6 +25,13 @@ MASKED_UUID = "GPU-00000000-0000-4000-8000-000000000000"
         ("GET https://hooks.example.org/T1/secret, ok", "GET URL-1, ok"),
         ("listening on http://127.0.0.1:9846/", None),
         ("peer 10.1.2.3:4711, any 0.0.0.0:9846", "peer ADDRESS-1:4711, any 0.0.0.0:9846"),
+        ("peer 2001:db8::dead:beef, [fe80::1:2]:9093, 1:2:3:4:5:6:7:8", "peer ADDRESS-1, [ADDRESS-2]:9093, ADDRESS-3"),
+        ("at [::1]:9846, [::]:9846, 20:59:25, gpuwarden:gpu:owner, std::move", None),
+        (
+            "http://localhost.example.org/x http://localhost:80 http://127.0.0.1/",
+            "URL-1 http://localhost:80 http://127.0.0.1/",
+        ),
+        ('file="/home/ada/my secret plan/model.keras"', 'file="PATH-1"'),
         ("driver 590.48.01, VBIOS 96.00.A5.00.01", None),
         ('phase="train"', None),
     ],

@@ -17,6 +17,7 @@ from services import Daemon, ending, until
 from gpuwarden.capture.capture_file import load_capture
 
 SECRET = "https://hooks.example.org/T0/very-secret-token"  # noqa: S105 - of this test
+NAME_WITH_QUOTES = 'private "hopper" \\plan'
 PRIVATE_LOG = """\
 cannot read /home/ada/model.keras on {host}: GPU-51300000-0000-4000-8000-000000000003
 run error run=4711-99 name="my net" kind=other steps=7 error="ValueError: \\"salary\\" of Ms. Hopper" suppressed=2
@@ -39,6 +40,12 @@ def bundle(folder: Path, config: Path, *arguments: str) -> tuple[dict[str, str],
     with tarfile.open(path) as archive:
         members = {Path(each.name).name: archive.extractfile(each) for each in archive.getmembers()}
         return {name: file.read().decode() for name, file in members.items() if file}, done.stdout
+
+
+def run_command(path: Path, config: Path, *wrapper: str) -> subprocess.CompletedProcess[str]:
+    """Run the command, by a wrapper."""
+    command = [*wrapper, sys.executable, "-m", "gpuwarden", "debug-bundle", str(path), "--config", str(config)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 def settings(folder: Path, socket_path: Path, *more: str) -> Path:
@@ -103,6 +110,39 @@ def test_masks_agree(made: tuple[dict[str, str], str, str], tmp_path: Path) -> N
     uuids = {str(gpu["nvmlDeviceGetUUID"]) for gpu in frames[-1].gpus}
     assert uuids == {gpu["uuid"] for gpu in json.loads(files["state.json"])["gpus"]}
     assert all(f'uuid="{uuid}"' in files["scrape.txt"] for uuid in uuids)
+
+
+def test_names_with_quotes(tmp_path: Path) -> None:
+    """A run's name is masked also where the files escape its quotes and backslashes, and so is its job's."""
+    daemon = Daemon(tmp_path / "daemon", "--source", "simulated")
+    with ending(daemon):
+        program = "import sys, gpuwarden; watch = gpuwarden.watch(sys.argv[1]); watch.step(); input()"
+        env = {**os.environ, "GPUWARDEN_SOCKET": str(daemon.socket), "TORCHELASTIC_RUN_ID": "job-of-hopper"}
+        command = [sys.executable, "-c", program, NAME_WITH_QUOTES]
+        with subprocess.Popen(command, env=env, stdin=subprocess.PIPE) as process:
+            until(lambda: "hopper" in daemon.page(), "the run")
+            files, _ = bundle(tmp_path, settings(tmp_path, daemon.socket))
+            process.communicate(b"\n")
+    assert not re.findall("hopper|private", "\n".join(files.values()))
+
+
+@pytest.mark.parametrize("name", ["target", "link"])
+def test_existing_files_are_kept(tmp_path: Path, name: str) -> None:
+    """Neither an existing file nor the target of a link, which another user could read, is written."""
+    target, path = tmp_path / "target", tmp_path / name
+    target.write_text("of another user")
+    (tmp_path / "link").symlink_to(target)
+    done = run_command(path, settings(tmp_path, tmp_path / "run.sock"))
+    assert (done.returncode, done.stderr) == (1, f"gpuwarden: {path}: File exists\n")
+    assert target.read_text() == "of another user"
+
+
+def test_full_disk(tmp_path: Path) -> None:
+    """An archive that cannot be written whole is removed."""
+    path = tmp_path / "bundle.tar.gz"
+    done = run_command(path, settings(tmp_path, tmp_path / "run.sock"), "prlimit", "--fsize=512")
+    assert (done.returncode, done.stderr) == (1, f"gpuwarden: {path}: File too large\n")
+    assert not path.exists()
 
 
 def test_without_a_daemon(tmp_path: Path) -> None:

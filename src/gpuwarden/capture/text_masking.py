@@ -10,19 +10,23 @@ from gpuwarden.capture.masking import Masks
 
 UNMASKED = (
     "run ids, process ids, uids, job numbers, names of programs and domains, models and firmware of GPUs, versions, "
-    "times, sizes, and names that appear only in a log line"
+    "times, sizes, environment variables that the doctor quotes, and names that appear only in a log line"
 )
 
 _MIN_NAME_CHARACTERS = 2
 # Words of the files themselves, which a run or a user may be called.
 _COMMON = frozenset(("root", "train", "test", "predict", "idle", "python", "gpuwarden", "localhost", "gpu", "run"))
 _KEPT_PATHS = r"(?:proc|sys|dev|usr|etc|lib\w*|run|var|api|page|alerts|incident)/"
+_HEXTETS = r"[0-9A-Fa-f]{1,4}(?::[0-9A-Fa-f]{1,4})"
+_IPV4 = r"(?<![\w.])(?!127\.|0\.0\.0\.0)(?:\d{1,3}\.){3}\d{1,3}(?![\w.])"
+_IPV6 = rf"(?<![\w:.])(?!::1?(?![\w:]))(?:{_HEXTETS}{{7}}|(?:{_HEXTETS}{{0,6}})?::(?:{_HEXTETS}{{0,6}})?)(?![\w:])"
+_SEGMENT = r"[\w.@%+~-]+"
 _PATTERNS = {
     "uuid": r"\b(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b",
     "pci": r"\b[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]\b",
-    "url": r"\b[a-z][a-z0-9+.-]*://(?!127\.|localhost\b|\[::1\])[^\s\"'<>,\\]+",
-    "address": r"(?<![\w.])(?!127\.|0\.0\.0\.0)(?:\d{1,3}\.){3}\d{1,3}(?![\w.])",
-    "path": rf"(?<![\w./])/(?!{_KEPT_PATHS})[\w.@%+~-]+(?:/[\w.@%+~-]+)+",
+    "url": r"\b[a-z][a-z0-9+.-]*://(?!(?:127(?:\.\d+){3}|localhost|\[::1\])(?![\w.-]))[^\s\"'<>,\\]+",
+    "address": rf"{_IPV4}|{_IPV6}",
+    "path": rf"(?<![\w./])/(?!{_KEPT_PATHS}){_SEGMENT}(?:(?: {_SEGMENT})*/{_SEGMENT})+",
 }
 
 
@@ -41,7 +45,7 @@ class TextMasks:
         self._pattern = re.compile("|".join(f"(?P<{kind}>{pattern})" for kind, pattern in patterns.items()))
 
     def mask(self, text: str) -> str:
-        """Return a text with UUIDs, PCI addresses, URLs, IPv4 addresses, paths of users and names replaced."""
+        """Return a text with UUIDs, PCI addresses, URLs, IP addresses, paths of users and names replaced."""
         return self._pattern.sub(self._replace, text)
 
     def _replace(self, match: re.Match[str]) -> str:

@@ -30,9 +30,10 @@ MAX_LOG_LINES = 5000
 MIN_USER_UID = 1000  # of a person (login.defs(5))
 _PACKAGES = ("nvidia-ml-py", "prometheus-client", "psutil", "PyYAML", "rich", "h11", "bcrypt", "apprise")
 _OWNERS = [kind for kind in OWNER_KINDS if kind.name not in ("run", "slurm_job")]  # those are numbers
-_LABELS = "|".join(("run_name", *(kind.label for kind in _OWNERS)))
+_LABELS = "|".join(("run_name", "job_id", *(kind.label for kind in _OWNERS)))
+_VALUE = r'(?:[^"\\]|\\.)+'  # of a label, with its escapes
 _SERIAL = re.compile(r'\bserial="([^"]+)"')
-_NAME = re.compile(rf'\b(?:{_LABELS})="([^"]+)"|\bowner="([^"]+)",owner_kind="(?:{_LABELS})"')
+_NAME = re.compile(rf'\b(?:{_LABELS})="({_VALUE})"|\bowner="({_VALUE})",owner_kind="(?:{_LABELS})"')
 
 # A run's name and the text of its error, in a line about the run.
 _OF_RUN = re.compile(r".*\brun=.*")
@@ -72,7 +73,14 @@ def _names_in(state: str) -> Iterator[str]:
         return
     yield document.get("host", {}).get("name", "")
     for each in (*document.get("runs", ()), *document.get("processes", ())):
-        yield from (str(each[key]) for key in ("name", *(kind.key for kind in _OWNERS)) if each.get(key))
+        yield from (
+            _escape(str(each[key])) for key in ("name", "job", *(kind.key for kind in _OWNERS)) if each.get(key)
+        )
+
+
+def _escape(name: str) -> str:
+    """Return a name as the files have it: labels, JSON and fields of the log escape quotes and backslashes alike."""
+    return json.dumps(name, ensure_ascii=False)[1:-1]
 
 
 def _text_or_reason(read: Callable[[], str]) -> str:
