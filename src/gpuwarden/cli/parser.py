@@ -348,7 +348,7 @@ def _id_type(kind: str) -> Callable[[str], str]:
 
 
 def _host(text: str) -> Address:
-    has_port = re.search(r":\d+$", text)
+    has_port = re.fullmatch(r"(\[.*\]|[^:]*):\d+", text)  # the last number of ::1 is none
     address: Address = argument_type(ADDRESS)(text if has_port else f"{text}:{DEFAULT_PORT}")
     return address
 

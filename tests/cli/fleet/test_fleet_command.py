@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -48,18 +49,35 @@ def test_changed_file_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     """A file with other contents is named and nothing is written, unless forced; the same contents are no conflict."""
     assert init(tmp_path, "box1") == 0
     assert init(tmp_path, "box1") == 0
-    (tmp_path / "prometheus.yml").write_text("mine\n")
+    (tmp_path / "prometheus.yml").write_bytes(b"mine \xff\n")
     (tmp_path / "rules" / "gpuwarden.yml").unlink()
-    before = contents(tmp_path)
     capsys.readouterr()
     assert init(tmp_path, "box1") == 1
     assert capsys.readouterr().err == (
         f"gpuwarden fleet init: these exist with other contents; --force overwrites them: {tmp_path}/prometheus.yml\n"
     )
-    assert contents(tmp_path) == before
+    assert (tmp_path / "prometheus.yml").read_bytes() == b"mine \xff\n"
+    assert not (tmp_path / "rules" / "gpuwarden.yml").exists()
     assert init(tmp_path, "box1", "--force") == 0
     assert "mine" not in contents(tmp_path)["prometheus.yml"]
     assert (tmp_path / "rules" / "gpuwarden.yml").exists()
+
+
+def test_printed_commands_can_be_pasted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder with a blank in its name is one argument in the printed commands."""
+    folder = tmp_path / "my fleet"
+    assert init(folder, "box1", "--engine", "victoriametrics") == 0
+    printed = [line.removeprefix("run ") for line in capsys.readouterr().out.splitlines() if line.startswith("run ")]
+    commands = [shlex.split(line) for line in printed]
+    assert f"-promscrape.config={folder}/scrape.yml" in commands[0]
+    assert f"-rule={folder}/rules/*.yml" in commands[1]
+
+
+def test_ipv6_address_without_brackets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The message has the whole address."""
+    with pytest.raises(SystemExit, match="2"):
+        init(tmp_path, "2001:db8::5")
+    assert "write [2001:db8::5]:PORT" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("host", ["a b", "http://box1", "::1", "box1:99999", ""])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +52,7 @@ alerting: {{alertmanagers: [{{static_configs: [{{targets: ["127.0.0.1:9093"]}}]}
         commands=[
             "victoria-metrics -promscrape.config={0}/scrape.yml -storageDataPath={0}/data",
             (
-                "vmalert -rule='{0}/rules/*.yml' -disableAlertgroupLabel -datasource.url=http://127.0.0.1:8428 "
+                "vmalert -rule={0}'/rules/*.yml' -disableAlertgroupLabel -datasource.url=http://127.0.0.1:8428 "
                 "-remoteWrite.url=http://127.0.0.1:8428 -remoteRead.url=http://127.0.0.1:8428 "
                 "-notifier.url=http://127.0.0.1:9093"
             ),
@@ -65,7 +66,7 @@ def init(parsed: argparse.Namespace) -> int:
     folder: Path = parsed.out
     engine = ENGINES[parsed.engine]
     files = {folder / name: text for name, text in _render_files(parsed.hosts, engine)}
-    changed = [path for path, text in files.items() if path.exists() and path.read_text(encoding="utf-8") != text]
+    changed = [path for path, text in files.items() if path.exists() and path.read_bytes() != text.encode()]
     if changed and not parsed.force:
         names = ", ".join(map(str, changed))
         complain(f"gpuwarden fleet init: these exist with other contents; --force overwrites them: {names}")
@@ -75,7 +76,7 @@ def init(parsed: argparse.Namespace) -> int:
         path.write_text(text, encoding="utf-8")
         say(f"wrote {path}")
     for command in engine.commands:
-        say(f"run   {command.format(folder)}")
+        say(f"run   {command.format(shlex.quote(str(folder)))}")
     return 0
 
 
