@@ -20,7 +20,8 @@ _QUERY_VALUE = "{{ . | urlquery }}"
 # The dashboard selects GPUs, and shows their MIG instances.
 _GPU_OF_INSTANCE = (
     '{{ with printf "gpuwarden_mig_info{cluster=%q,job=%q,instance=%q,uuid=%q}" '
-    '$labels.cluster $labels.job $labels.instance $labels.uuid | query }}{{ . | first | label "gpu_uuid" | urlquery }}'
+    '(or $labels.cluster "") $labels.job $labels.instance $labels.uuid | query }}'
+    '{{ . | first | label "gpu_uuid" | urlquery }}'
     "{{ else }}{{ $labels.uuid | urlquery }}{{ end }}"
 )
 _TEMPLATE = re.compile(

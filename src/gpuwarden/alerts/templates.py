@@ -19,7 +19,8 @@ JOINS = {
 
 # An owner with its kind: slurm job 4711.
 _OWNER = '{{ reReplaceAll "_" " " .Labels.owner_kind }} {{ .Labels.owner }}'
-_BOX = "$labels.cluster $labels.job $labels.instance"
+# Not every target has a cluster: its label is then empty for Prometheus, but nil for vmalert.
+_BOX = '(or $labels.cluster "") $labels.job $labels.instance'
 _COMMA = "{{ if $n }},{{ end }} "
 
 
