@@ -206,6 +206,9 @@ def test_gpus_of_a_question() -> None:
     for name, by_minor, uuid in (("0", False, "GPU-0"), ("0", True, "GPU-1"), ("GPU-1", True, "GPU-1")):
         answer = assessor.answer(state, SlowFacts(), Question(gpus=(name,), by_minor=by_minor), NOW)
         assert (answer.status, list(answer.gpus)) == ("fit", [uuid])
+    single = poll(gpu(0))
+    assert assessor.answer(single, SlowFacts(), Question(gpus=("GPU-",)), NOW).gpus == ["GPU-0"]
+    assert assessor.answer(state, SlowFacts(), Question(gpus=("GPU-",)), NOW).status == "unfit"
 
 
 def test_messages() -> None:

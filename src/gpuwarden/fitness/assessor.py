@@ -148,8 +148,14 @@ _XID_ACTIONS: Mapping[XidAction, Action] = {
 
 
 def _find_gpu(state: State, name: str, *, by_minor: bool) -> Gpu | None:
-    """Return the GPU of a UUID, also of one of its MIG instances, of an index, or of a device file's number."""
+    """Return the GPU of a UUID, also of one of its MIG instances, of an index, or of a device file's number.
+
+    As in CUDA, the first characters of a UUID are enough, if no other GPU has them.
+    """
     found = state.snapshot.gpu_with(name)
+    if found is None and name.startswith("GPU-"):
+        several = [gpu for gpu in state.snapshot.gpus if gpu.identity.uuid.startswith(name)]
+        found = several[0] if len(several) == 1 else None
     if found is not None:
         return found
     minors = {gpu.identity.minor_number: gpu for gpu in state.snapshot.gpus} if by_minor else {}

@@ -17,6 +17,7 @@ from gpuwarden.protocol.control_client import send_command
 UNFIT, UNKNOWN = 2, 3  # exit statuses; fit is 0, warning 1
 TIMEOUT_SECONDS = 0.6  # for the daemon's answer: with its start, the command takes less than a second
 MAX_GPU_NUMBER = 1024  # in a range of a job's GPUs
+_NO_GPUS = ("NoDevFiles", "-1")  # Slurm's and CUDA's end of a list
 _NAGIOS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
 # Environment variables with a job's GPUs, and whether they have numbers of device files rather than indexes.
 _JOB_GPUS = (("SLURM_JOB_GPUS", True), ("CUDA_VISIBLE_DEVICES", False))
@@ -24,8 +25,8 @@ _JOB_GPUS = (("SLURM_JOB_GPUS", True), ("CUDA_VISIBLE_DEVICES", False))
 
 def run(parsed: argparse.Namespace) -> int:
     """Ask the daemon, print its answer, and return the exit status."""
-    question = question_from_flags(parsed, os.environ)
     try:
+        question = question_from_flags(parsed, os.environ)
         path = load_config(parsed, known_names={}).control_socket  # the daemon has checked them
         done, text = send_command(path, f"check {json.dumps(question)}", TIMEOUT_SECONDS)
         answer = json.loads(text) if done else _unknown(text)
@@ -39,33 +40,39 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def question_from_flags(parsed: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the question: the GPUs of `--gpus`, or with a stage those of the job in the environment."""
+    """Return the question: the GPUs of `--gpus`, or with a stage those of the job in the environment.
+
+    Raises ValueError for what names no GPU.
+    """
     question: dict[str, Any] = {
         "stage": parsed.stage,
         "job": environ.get("SLURM_JOB_ID", ""),
         "off": sorted({name for each in parsed.off for name in each.split(",") if name}),
     }
     if parsed.gpus is not None:
-        return {**question, "gpus": [each for each in parsed.gpus.split(",") if each]}
+        return {**question, "gpus": _expand(parsed.gpus)}
     if parsed.stage == "none":
         return question
     for variable, by_minor in _JOB_GPUS:
         if (value := environ.get(variable)) is not None:
-            gpus = [] if value == "NoDevFiles" else _expand(value)
-            return {**question, "gpus": gpus, "by_minor": by_minor or bool(environ.get("SLURM_JOB_ID"))}
+            return {**question, "gpus": _expand(value), "by_minor": by_minor or bool(environ.get("SLURM_JOB_ID"))}
     # A job of Slurm without GPUs needs only the node.
     return {**question, "gpus": []} if environ.get("SLURM_JOB_ID") else question
 
 
 def _expand(text: str) -> list[str]:
-    """Return the GPUs of a list such as `0-2,5`, in Slurm's notation, or of UUIDs."""
+    """Return the GPUs of a list such as `0-2,5`, in Slurm's notation, or of UUIDs. Raises ValueError."""
     found: list[str] = []
-    for each in text.split(","):
+    for each in map(str.strip, text.split(",")):
+        if each in _NO_GPUS:
+            break
         first, _, last = each.partition("-")
         if first.isdecimal() and last.isdecimal():
             found += map(str, range(int(first), min(int(last), MAX_GPU_NUMBER) + 1))
-        elif each:
+        elif each.isdecimal() or each.startswith(("GPU-", "MIG-")):
             found.append(each)
+        elif each:
+            raise ValueError(f"{each} is not a GPU; write UUIDs or indexes, such as 0,2-3")
     return found
 
 
