@@ -56,7 +56,10 @@ def received(daemon: Receiver) -> tuple[Hello, Report]:
 
 
 def test_hugging_face(daemon: Receiver, stand_in: Callable[..., ModuleType]) -> None:
-    """Hooks of two epochs of three steps, with an evaluation after each, are six steps, five of them timed."""
+    """Hooks of two epochs of three steps, with an evaluation after each, are six steps, five of them timed.
+
+    Evaluations before and after the training report nothing.
+    """
     stand_in("transformers", TrainerCallback=object)
     callback = run_block("Hugging Face Trainer")["StepReporter"]()
     arguments = SimpleNamespace(run_name="my run", train_batch_size=4, gradient_accumulation_steps=2)
@@ -64,6 +67,7 @@ def test_hugging_face(daemon: Receiver, stand_in: Callable[..., ModuleType]) -> 
     def call(hook: str, epoch: float) -> None:
         getattr(callback, hook)(arguments, SimpleNamespace(epoch=epoch), SimpleNamespace(), model=None)
 
+    call("on_evaluate", 0)
     call("on_train_begin", 0)
     for epoch in range(2):
         call("on_epoch_begin", epoch)
@@ -72,6 +76,7 @@ def test_hugging_face(daemon: Receiver, stand_in: Callable[..., ModuleType]) -> 
         call("on_evaluate", epoch + 1)
         call("on_save", epoch + 1)
     call("on_train_end", 2)
+    call("on_evaluate", 2)
     hello, last = received(daemon)
     assert hello.name == "my run"
     assert (last.steps, sum(last.step_buckets), last.examples, last.phase) == (6, 5, 48, "idle")
@@ -128,3 +133,9 @@ def test_mlflow_by_the_api(stand_in: Callable[..., ModuleType], monkeypatch: pyt
     monkeypatch.setattr("urllib.request.urlopen", lambda _url, timeout: io.BytesIO(answer) if timeout else None)
     run_block("MLflow", 1)["log_memory"](7)
     assert logged == [{"GPU-5/memory_in_use_bytes": 3 << 30, "step": 7}]
+
+
+def test_mlflow_without_a_daemon(stand_in: Callable[..., ModuleType]) -> None:
+    """A training goes on while no daemon answers."""
+    stand_in("mlflow")
+    run_block("MLflow", 1)["log_memory"](7, address="http://127.0.0.1:1")
