@@ -131,6 +131,12 @@ def test_daemon_has_no_rights(manifests: Any) -> None:
     assert writable == set(first["command"][2:]) == {"/run/gpuwarden", "/var/lib/gpuwarden"}
 
 
+def test_labels_of_nodes_replace_the_default(manifests: Any) -> None:
+    """Without GPU feature discovery no node has the default label: a label of one's own is then the only one."""
+    for values, labels in (({}, {"nvidia.com/gpu.present": "true"}), ({"nodeSelector": {"gpu": "1"}}, {"gpu": "1"})):
+        assert only(manifests, "DaemonSet", values)["spec"]["template"]["spec"]["nodeSelector"] == labels
+
+
 def test_configuration_is_the_daemons(manifests: Any, tmp_path: Path) -> None:
     """The daemon accepts the configuration, with the values' options, and listens on the pod's address."""
     (file := tmp_path / "config.yaml").write_text(
