@@ -9,7 +9,9 @@ import socket
 import subprocess
 import sys
 import tarfile
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from services import Daemon, ending, until
@@ -152,4 +154,30 @@ def test_without_a_daemon(tmp_path: Path) -> None:
     assert "capture.json" not in files
     for name in ("scrape.txt", "state.json"):
         assert files[name].startswith("not available: no daemon answers at http://127.0.0.1:1")
+    assert files["doctor.json"].startswith("[")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"<html>", b"\xff", b"[1]", b"[" * 100_000, b'{"version": 1, "runs": [1], "host": 2}'],
+    ids=["page", "bytes", "list", "nested", "other_types"],
+)
+def test_another_program_at_the_address(tmp_path: Path, answer: bytes) -> None:
+    """What is no daemon, or one of another version, costs only its own files."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        config = settings(tmp_path, tmp_path / "run.sock", f'web: {{listen: "127.0.0.1:{server.server_port}"}}')
+        files, _ = bundle(tmp_path, config)
+        server.shutdown()
+        thread.join()
+    assert files["state.json"].startswith(("not available: ", '{\n "version": 1'))
     assert files["doctor.json"].startswith("[")

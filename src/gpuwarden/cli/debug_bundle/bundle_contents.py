@@ -11,19 +11,24 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gpuwarden._version import __version__
-from gpuwarden.cli.common.api_client import ApiError, fetch
+from gpuwarden.cli.common.api_client import fetch
+from gpuwarden.cli.top.state_reader import fetch_state
 from gpuwarden.config.schema import OPTIONS, Config
 from gpuwarden.config.secrets import HIDDEN, Secret
+from gpuwarden.config.value_types import Address
 from gpuwarden.doctor.model import Context
 from gpuwarden.doctor.runner.checks import run_checks
 from gpuwarden.owners.kinds import OWNER_KINDS
-from gpuwarden.web.api.api_paths import STATE
+from gpuwarden.web.api.api_object import ApiObject
+
+T = TypeVar("T")
 
 LOG_MINUTES = 10
 MAX_LOG_LINES = 5000
@@ -46,9 +51,9 @@ def collect_texts(config: Config) -> dict[str, str]:
         "version.txt": lambda: "".join(f"{line}\n" for line in _list_versions()),
         "config.txt": lambda: "".join(f"{key}: {_render(attrgetter(key)(config))}\n" for key in OPTIONS),
         "daemon.log": _read_log,
-        "scrape.txt": lambda: _ask(config, "/metrics"),
+        "scrape.txt": lambda: _ask(config, partial(fetch, path="/metrics")).decode(errors="replace"),
         # With the characters of names as they are, not as escapes.
-        "state.json": lambda: json.dumps(json.loads(_ask(config, STATE)), ensure_ascii=False, indent=1) + "\n",
+        "state.json": lambda: json.dumps(_ask(config, fetch_state), ensure_ascii=False, indent=1) + "\n",
         "doctor.json": lambda: _run_doctor(config),
     }
     return {name: _text_or_reason(each) for name, each in read.items()}
@@ -68,14 +73,13 @@ def find_names(texts: Mapping[str, str]) -> set[str]:
 
 def _names_in(state: str) -> Iterator[str]:
     try:
-        document = json.loads(state)
+        document = ApiObject(json.loads(state))
     except ValueError:  # no daemon has answered
         return
-    yield document.get("host", {}).get("name", "")
-    for each in (*document.get("runs", ()), *document.get("processes", ())):
-        yield from (
-            _escape(str(each[key])) for key in ("name", "job", *(kind.key for kind in _OWNERS)) if each.get(key)
-        )
+    yield document.part("host").text("name")
+    for each in (*document.parts("runs"), *document.parts("processes")):
+        values = map(each.value, ("name", "job", *(kind.key for kind in _OWNERS)))
+        yield from (_escape(str(value)) for value in values if value)
 
 
 def _escape(name: str) -> str:
@@ -120,12 +124,12 @@ def _hide_texts(line: re.Match[str]) -> str:
     return _PRIVATE_FIELD.sub(rf"\1={HIDDEN}", line[0])
 
 
-def _ask(config: Config, path: str) -> str:
+def _ask(config: Config, read: Callable[[Address | Path], T]) -> T:
     """Return the daemon's answer: from its Unix socket, which needs no login, or from its address."""
     try:
-        return fetch(config.web_socket, path).decode()
-    except ApiError:
-        return fetch(config.web.listen, path).decode()
+        return read(config.web_socket)
+    except OSError:
+        return read(config.web.listen)
 
 
 def _run_doctor(config: Config) -> str:
