@@ -163,7 +163,7 @@ def test_without_a_daemon(tmp_path: Path) -> None:
     ids=["page", "bytes", "list", "nested", "other_types"],
 )
 def test_another_program_at_the_address(tmp_path: Path, answer: bytes) -> None:
-    """What is no daemon, or one of another version, costs only its own files."""
+    """Keep the other files where no daemon, or one of another version, answers."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
