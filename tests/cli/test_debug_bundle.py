@@ -148,9 +148,16 @@ def test_full_disk(tmp_path: Path) -> None:
 
 
 def test_without_a_daemon(tmp_path: Path) -> None:
-    """Without a daemon the other files are there, and the missing ones say why."""
-    config = settings(tmp_path, tmp_path / "run.sock", 'web: {listen: "127.0.0.1:1"}')
+    """Without a daemon the other files are there, masked, and the missing ones say why."""
+    config = settings(
+        tmp_path,
+        tmp_path / "run.sock",
+        'web: {listen: "127.0.0.1:1", allowed_hosts: gpu.hopper.example}',
+        "alertmanager: {url: http://hopper/, instance: hopper1, labels: cluster=hopper2, user: hopper3,"
+        " password: file:/etc/password}",
+    )
     files, _ = bundle(tmp_path, config)
+    assert "hopper" not in files["config.txt"]
     assert "capture.json" not in files
     for name in ("scrape.txt", "state.json"):
         assert files[name].startswith("not available: no daemon answers at http://127.0.0.1:1")

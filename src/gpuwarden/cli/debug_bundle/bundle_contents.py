@@ -59,12 +59,13 @@ def collect_texts(config: Config) -> dict[str, str]:
     return {name: _text_or_reason(each) for name, each in read.items()}
 
 
-def find_names(texts: Mapping[str, str]) -> set[str]:
-    """Return the names of users, this host, runs, containers, pods and units, and serial numbers, that are in texts."""
+def find_names(config: Config, texts: Mapping[str, str]) -> set[str]:
+    """Return the names of users, hosts, runs, containers, pods and units, and serial numbers, that are in texts."""
     people = [each for each in pwd.getpwall() if each.pw_uid >= MIN_USER_UID and each.pw_name != "nobody"]
     names = {name for each in people for name in (each.pw_name, each.pw_gecos.partition(",")[0])}
     names |= {name for found in _NAME.findall(texts["scrape.txt"]) for name in found}
-    host = socket.gethostname()
+    alertmanager, host = config.alertmanager, socket.gethostname()
+    names |= {*config.web.allowed_hosts, alertmanager.user, alertmanager.instance, *dict(alertmanager.labels).values()}
     names |= {*_names_in(texts["state.json"]), host, host.partition(".")[0]}
     names = {name for name in names if not name.isdecimal()} | set(_SERIAL.findall(texts["scrape.txt"]))
     whole = "\n".join(texts.values())

@@ -36,7 +36,7 @@ def run(parsed: argparse.Namespace) -> int:
     path = parsed.file or Path(time.strftime("gpuwarden-debug-%Y%m%d-%H%M%S.tar.gz"))
     with _create(path) as file:
         texts, masks = collect_texts(config), Masks()
-        text_masks = TextMasks(masks, find_names(texts))
+        text_masks = TextMasks(masks, find_names(config, texts))
         files = {name: text_masks.mask(text) for name, text in texts.items()}
         if parsed.capture:
             files["capture.json"] = _capture(config, masks)
