@@ -67,7 +67,7 @@ def _expand(text: str) -> list[str]:
         if each in _NO_GPUS:
             break
         first, _, last = each.partition("-")
-        if first.isdecimal() and last.isdecimal():
+        if first.isdecimal() and last.isdecimal() and int(first) <= int(last):
             found += map(str, range(int(first), min(int(last), MAX_GPU_NUMBER) + 1))
         elif each.isdecimal() or each.startswith(("GPU-", "MIG-")):
             found.append(each)
