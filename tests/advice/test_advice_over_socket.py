@@ -240,7 +240,7 @@ def test_lost_gpu(mock_nvml: MockNvml, daemon: Daemon, uuids: list[str], start: 
     assert [(each["kind"], each["level"], each["uuid"]) for each in run.received()] == [
         ("gpu_lost", "critical", uuids[1])
     ] * 2
-    assert "gpu is lost" in run.received()[0]["text"]
+    assert "GPU is lost" in run.received()[0]["text"]
 
 
 def test_run_that_never_reads_costs_nothing(

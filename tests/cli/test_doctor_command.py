@@ -116,7 +116,7 @@ def test_in_a_terminal(mock_nvml: MockNvml) -> None:
     assert shown.end() == 1
     shown.close()
     assert lines[0].startswith("gpuwarden doctor")
-    assert "  FAIL  answers: GPU 1: does not answer (gpu is lost)." in lines
+    assert "  FAIL  answers: GPU 1: does not answer (GPU is lost)." in lines
     assert b"\x1b[1;31m  FAIL" in shown.written
 
 

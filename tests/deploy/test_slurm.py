@@ -171,7 +171,7 @@ def test_prolog_and_epilog_drain_the_node(tmp_path: Path, mock_nvml: MockNvml) -
         mock_nvml.lose(0)
         until(lambda: daemon.order("check").returncode == UNFIT, "the loss")
         lost = slurm.submit(2)
-        reason = "gpuwarden: GPU 0: not responding: gpu is lost (reboot)"
+        reason = "gpuwarden: GPU 0: not responding: GPU is lost (reboot)"
         until(lambda: slurm.node() == ("drained", reason), "a node drained by the prolog")
         assert slurm.job(lost) == "PENDING"  # requeued
         slurm.run("scancel", lost)

@@ -61,7 +61,7 @@ def test_faults_of_single_gpus(mock_nvml: MockNvml) -> None:
     found = {name: (each["status"], each["found"]) for name, each in results.items()}
     assert found["gpu.answers"] == (
         "fail",
-        "GPU 3: does not answer (gpu is lost); GPU 6: needs a recovery: gpu reset.",
+        "GPU 3: does not answer (GPU is lost); GPU 6: needs a recovery: gpu reset.",
     )
     assert "restart the machine" in results["gpu.answers"]["fix"]
     assert found["gpu.ecc"] == (

@@ -79,7 +79,7 @@ def test_each_fault_is_found(tmp_path: Path, mock_nvml: MockNvml) -> None:
         mock_nvml.set(8, "recovery", 1)
         mock_nvml.xid(7, 79)
         expected = {
-            ("gpu_lost", "unfit", "reboot", "GPU 0: not responding: gpu is lost"),
+            ("gpu_lost", "unfit", "reboot", "GPU 0: not responding: GPU is lost"),
             ("repair_pending", "warning", "reset", "GPU 1: bad memory row, reset pending"),
             ("memory_failed", "unfit", "rma", "GPU 2: bad memory row could not be replaced"),
             ("nvlink", "unfit", "reset", "GPU 3: NVLink 2 down"),
@@ -94,7 +94,7 @@ def test_each_fault_is_found(tmp_path: Path, mock_nvml: MockNvml) -> None:
         assert (*xid[:3], xid[3].split(" ago")[0][:14]) == ("xid_critical", "unfit", "reboot", "GPU 7: XID 79 ")
         unfit = check(daemon)
         assert unfit.returncode == UNFIT
-        assert unfit.stdout.startswith("unfit: GPU 0: not responding: gpu is lost (reboot); GPU 8: ")
+        assert unfit.stdout.startswith("unfit: GPU 0: not responding: GPU is lost (reboot); GPU 8: ")
         assert unfit.stdout.endswith("; 7 more\n")
 
         assert findings(daemon, "--gpus", "4,9") == {("pcie", "warning", "none", "GPU 4: PCIe uses 8 of 16 lanes")}

@@ -182,7 +182,7 @@ def test_each_change_is_one_event() -> None:
     lost = poll(replace(gpu(0), fault="gpu_is_lost"), at=2.0)
     for state in (lost, lost, replace(quiet, snapshot=replace(quiet.snapshot, time=3.0))):
         events.update(state)
-    assert texts(events) == ["GPU 0 responding again", "GPU 0 not responding: gpu is lost"]
+    assert texts(events) == ["GPU 0 responding again", "GPU 0 not responding: GPU is lost"]
     levels: list[Any] = ["none", "warning", "warning", "critical", "none"]
     for at, level in enumerate(levels, 4):
         events.update(poll(gpu(0), at=float(at), pressure=Pressure({("GPU-0", "memory"): level})))

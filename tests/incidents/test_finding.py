@@ -11,7 +11,7 @@ from gpuwarden.incidents.finding import find
 
 GPU = frozenset({"GPU-3"})
 FALLEN = Fact(at=100.0, kind="xid", code=79, gpu="GPU 3", gpus=GPU, is_hardware=True, opened=True)
-LOST = Fact(at=90.0, kind="gpu_lost", what="gpu is lost", gpu="GPU 3", gpus=GPU, opened=True)
+LOST = Fact(at=90.0, kind="gpu_lost", what="GPU is lost", gpu="GPU 3", gpus=GPU, opened=True)
 FAILED = Fact(at=101.0, kind="run_ended", what="failed", detail="exit status 1", gpus=GPU, run="resnet", run_id="1-1")
 NCCL = Fact(
     at=101.0, kind="error", what="an NCCL error", is_collective=True, run="llama", run_id="2-1", job="1:j", rank=1

@@ -118,7 +118,7 @@ async def _lost_gpu(stage: Stage) -> None:
 
 @staged(
     "a GPU is lost, and no XID is known",
-    expect("gpu_lost", "GPU 1 stopped answering (gpu is lost)", "run resnet then crashed", runs=1),
+    expect("gpu_lost", "GPU 1 stopped answering (GPU is lost)", "run resnet then crashed", runs=1),
 )
 async def _lost_gpu_without_xid(stage: Stage) -> None:
     run = stage.train("resnet", gpus=(1,))

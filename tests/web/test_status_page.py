@@ -195,7 +195,7 @@ def test_lost_gpu_and_xids_have_actions(page: Stage, tab: Tab) -> None:
     lost = replace(gpu(0), fault="gpu_is_lost", readings={}, xids={**codes, 48: EventCount(1, -4000.0)})
     page.show(tab, poll_state(lost, gpu(1)))
     assert texts(tab, ".tile.large .troubles li")[:2] == [
-        "✖ critical: Not responding: gpu is lost",
+        "✖ critical: Not responding: GPU is lost",
         "✖ critical: XID 79 31s ago",
     ]
     assert "stop the runs on it and restart the machine." in tab.text(".tile.large .advice")

@@ -56,9 +56,9 @@ def test_page_follows_the_host(tmp_path: Path, mock_nvml: MockNvml, tab: Tab) ->
         assert texts(tab, ".tile .heat") == ["61/89 °C", "71/89 °C"]
         mock_nvml.lose(1)
         tab.until("document.querySelector('#announcement').textContent === '1 critical; GPU 1 critical'")
-        unfit = "Unfit for jobs: GPU 1: not responding: gpu is lost (reboot)."
+        unfit = "Unfit for jobs: GPU 1: not responding: GPU is lost (reboot)."
         assert summary(tab) == ["✖ 1 critical", "GPU 1, critical", unfit]
-        assert texts(tab, ".tile.large .troubles") == ["✖ critical: Not responding: gpu is lost"]
+        assert texts(tab, ".tile.large .troubles") == ["✖ critical: Not responding: GPU is lost"]
         assert tab.evaluate("document.querySelectorAll('#gpu-1 canvas').length") == 3  # the earlier points
         mock_nvml.clear()
         tab.until("document.querySelector('.verdict.ok')")

@@ -10,6 +10,7 @@ from gpuwarden.config.schema import PressureConfig as Limits
 from gpuwarden.formatting import format_bytes, format_elapsed, format_forecast, format_growth, format_margin
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu
+from gpuwarden.nvml.troubleshooting import error_text
 from gpuwarden.owners.resolver import UNKNOWN, ProcessOwners
 from gpuwarden.pressure.levels import RunPressure, headroom_level
 from gpuwarden.protocol.messages import LEVEL_RANK, Level
@@ -78,7 +79,7 @@ def leak_text(leak: Leak, name: str) -> str:
 
 def loss_text(fault: str, name: str) -> str:
     """Return that a GPU does not answer."""
-    return f"{name} no longer answers the driver: {fault.replace('_', ' ')}"
+    return f"{name} no longer answers the driver: {error_text(fault)}"
 
 
 def xid_text(code: int, severity: str, name: str) -> str:

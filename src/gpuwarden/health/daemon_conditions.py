@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpuwarden.health.model import OUTLIVES_RESTART, Condition, Occurrence, fault_text
+from gpuwarden.health.model import OUTLIVES_RESTART, Condition, Occurrence
+from gpuwarden.nvml.troubleshooting import error_text
 from gpuwarden.records.writer import MAX_WAITING
 from gpuwarden.state import State
 
@@ -17,7 +18,7 @@ def _driver_fault(state: State) -> Iterator[Occurrence]:
         description = f"The NVIDIA driver does not answer ({snapshot.fault}): no GPU of the host can be read."
         yield Occurrence(
             labels=_NVML,
-            text=f"not responding: {fault_text(snapshot.fault)}",
+            text=f"not responding: {error_text(snapshot.fault)}",
             description=description,
             since=snapshot.time,
         )

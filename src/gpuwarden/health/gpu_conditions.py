@@ -14,10 +14,10 @@ from gpuwarden.health.model import (
     Labels,
     Occurrence,
     ago_text,
-    fault_text,
     gpu_occurrence,
     gpu_text,
 )
+from gpuwarden.nvml.troubleshooting import error_text
 from gpuwarden.severity import Severity
 from gpuwarden.state import State
 from gpuwarden.xid.codes import explain, times_by_severity
@@ -28,7 +28,7 @@ def _down(state: State) -> Iterator[Occurrence]:
         if gpu.asked and not gpu.up:
             description = f"{gpu_text(gpu)} ({gpu.identity.uuid}) does not answer the driver: {gpu.fault}."
             place = f", at {gpu.identity.pci_bus_id}" if gpu.identity.is_provisional and gpu.identity.pci_bus_id else ""
-            yield gpu_occurrence(state, gpu, f"not responding: {fault_text(gpu.fault)}{place}", description)
+            yield gpu_occurrence(state, gpu, f"not responding: {error_text(gpu.fault)}{place}", description)
 
 
 def _down_ending(labels: Labels, state: State) -> str | None:

@@ -240,11 +240,6 @@ def gpu_text(gpu: Gpu) -> str:
     return f"GPU {gpu.identity.index} ({gpu.identity.name})"
 
 
-def fault_text(fault: str | None) -> str:
-    """Return the driver's error in words."""
-    return (fault or "unknown error").replace("_", " ")
-
-
 def ago_text(state: State, at: float) -> str:
     """Format the time from an event until this poll."""
     return f"{format_elapsed(max(state.snapshot.time - at, 0.0))} ago"

@@ -11,10 +11,11 @@ from gpuwarden.config import thresholds
 from gpuwarden.fair_eviction import select_evicted
 from gpuwarden.gpu.snapshot import UNBOUND, Gpu
 from gpuwarden.health.conditions import severity_of
-from gpuwarden.health.model import PRESSURE_SEVERITY, fault_text
+from gpuwarden.health.model import PRESSURE_SEVERITY
 from gpuwarden.health.run_conditions import END_CONDITIONS, stall_cause_text
 from gpuwarden.health.thermal_conditions import throttle_reasons
 from gpuwarden.metrics.model import Labels
+from gpuwarden.nvml.troubleshooting import error_text
 from gpuwarden.protocol.messages import OOM_KINDS, Level
 from gpuwarden.runs.outcome import Ending
 from gpuwarden.runs.run_snapshot import RunSnapshot
@@ -132,7 +133,7 @@ class EventLog:
             at = state.snapshot.time
             if fault is not None:
                 yield Event(
-                    at, "driver", severity_of("GpuwardenDriverFault"), f"driver not responding: {fault_text(fault)}"
+                    at, "driver", severity_of("GpuwardenDriverFault"), f"driver not responding: {error_text(fault)}"
                 )
             else:
                 yield Event(at, "driver", "info", "driver responding again")
@@ -143,7 +144,7 @@ class EventLog:
         if gpu.fault not in (self._faults.get(uuid), UNBOUND):  # the unbinding is an event of its own
             name = f"GPU {gpu.identity.index}"
             if gpu.fault is not None:
-                yield Event(now, "gpu", severity_of("GpuDown"), f"{name} not responding: {fault_text(gpu.fault)}", uuid)
+                yield Event(now, "gpu", severity_of("GpuDown"), f"{name} not responding: {error_text(gpu.fault)}", uuid)
             else:
                 yield Event(
                     now, "gpu", "info", f"{name} responding again" if gpu.up else f"{name} no longer polled", uuid

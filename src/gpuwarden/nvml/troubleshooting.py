@@ -1,4 +1,4 @@
-"""Suggested fixes for a driver or GPU that does not answer."""
+"""Errors of a driver or GPU that does not answer, in words, and suggested fixes."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ _FIXES = {
     "no_permission": "allow the daemon to open /dev/nvidia* (systemd: DeviceAllow=char-nvidia* rw)",
     "timeout": "check the kernel log (dmesg) for the GPU that hangs; reset it or reboot",
 }
+
+
+def error_text(error: str | None) -> str:
+    """Return a driver's error in words."""
+    return (error or "unknown error").replace("_", " ").replace("gpu", "GPU")
 
 
 def suggest_fix(error: str) -> str:

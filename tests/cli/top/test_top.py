@@ -148,7 +148,7 @@ def test_display_follows_the_state_and_the_window(tmp_path: Path, mock_nvml: Moc
         seen.until(lambda text: "more GPUs" in text, "as many GPUs as there is room for")
         mock_nvml.lose(6)
         lost = seen.until(lambda text: "GPU 6: not responding" in text, "the lost GPU")
-        assert "✖ GPU 6: not responding: gpu is lost" in lost[1]
+        assert "✖ GPU 6: not responding: GPU is lost" in lost[1]
         assert "red" in seen.colors()
         seen.resize(120, 40)
         seen.until(lambda text: text.count("/700 W") == 7 and "No training run reports" in text, "all GPUs")

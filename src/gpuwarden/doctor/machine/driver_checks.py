@@ -20,7 +20,7 @@ from gpuwarden.doctor.machine.machine_files import (
 from gpuwarden.doctor.model import CheckResult, Context, check, failed, passed, skipped, warned
 from gpuwarden.gpu.snapshot import GPUS_HIDDEN
 from gpuwarden.host.kernel_log import KernelLog
-from gpuwarden.nvml.troubleshooting import suggest_fix
+from gpuwarden.nvml.troubleshooting import error_text, suggest_fix
 from gpuwarden.xid.kernel_messages import PREFIXES
 
 _MISMATCH = "lib_rm_version_mismatch"
@@ -187,7 +187,7 @@ def check_nvml(context: Context) -> Iterator[CheckResult]:
         )
     else:
         yield failed(
-            f"The driver does not answer: {snapshot.fault.replace('_', ' ')}.",
+            f"The driver does not answer: {error_text(snapshot.fault)}.",
             "Programs that use a GPU fail or hang as well.",
             _suggest_fix(snapshot.fault),
         )

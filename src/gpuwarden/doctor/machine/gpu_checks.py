@@ -24,7 +24,7 @@ from gpuwarden.health.link_conditions import pcie_shortfall
 from gpuwarden.health.thermal_conditions import throttle_reasons
 from gpuwarden.host.kernel_log import KernelLog
 from gpuwarden.nvml.events.model import XidReport
-from gpuwarden.nvml.troubleshooting import suggest_gpu_fix
+from gpuwarden.nvml.troubleshooting import error_text, suggest_gpu_fix
 from gpuwarden.xid.codes import Xid, explain, severity_of_event
 from gpuwarden.xid.kernel_messages import PREFIXES, normalize_pci_address, parse_xids
 from gpuwarden.xid.repeats import RepeatTracker
@@ -46,7 +46,7 @@ def _answer_finding(gpu: Gpu) -> GpuFinding | None:
         fault = gpu.fault or "unknown error"
         why = "Programs on it fail or hang."
         return GpuFinding(
-            gpu, "fail", f"does not answer ({fault.replace('_', ' ')})", why, f"{capitalize(suggest_gpu_fix(fault))}."
+            gpu, "fail", f"does not answer ({error_text(fault)})", why, f"{capitalize(suggest_gpu_fix(fault))}."
         )
     needed = gpu.active(GpuReadings.recovery_action)
     if gpu.value(GpuReadings.reset_required) and not needed:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from gpuwarden.errors.kind_guides import describe_error
 from gpuwarden.formatting import cut_middle, format_bytes, format_count, sanitize
+from gpuwarden.nvml.troubleshooting import error_text
 from gpuwarden.records.record import RunRecordError, census_from_json
 from gpuwarden.web.api.api_object import ApiObject
 from gpuwarden.web.incidents.census_report import list_holders
@@ -24,8 +25,8 @@ def versions_text(box: ApiObject) -> str:
 def gpu_title(incident: HostIncident, uuid: str) -> str:
     """Return a GPU's name, model, and fault."""
     gpu = next((each for each in incident.incident.parts("gpus") if each.text("uuid") == uuid), ApiObject(None))
-    fault = gpu.text("fault").replace("_", " ")
-    words = (incident.gpu_names.get(uuid, uuid), gpu.text("name"), f"({fault})" if fault else "")
+    fault = gpu.text("fault")
+    words = (incident.gpu_names.get(uuid, uuid), gpu.text("name"), f"({error_text(fault)})" if fault else "")
     return " ".join(filter(None, words))
 
 
