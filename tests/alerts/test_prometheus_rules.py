@@ -194,6 +194,13 @@ def test_custom_settings_are_used() -> None:
     assert changed["GpuDown"]["annotations"]["dashboard_url"].startswith("https://grafana/d/gpuwarden-box?")
 
 
+def test_links_to_daemons_with_tls() -> None:
+    """With the scheme https, each link to a page of a daemon has it."""
+    rendered = render_rule_file(Choices(links=AlertLinks(scheme="https")))
+    assert "http://" not in rendered
+    assert "https://{{ . }}/alerts/GpuDown" in rendered
+
+
 def test_expensive_rules_have_a_longer_interval() -> None:
     """Rules on each link and on a whole fleet have a longer interval, also with a custom interval."""
     for interval, others, links, fleet in ((5, "5s", "30s", "1m"), (60, "1m", "1m", "1m"), (120, "2m", "2m", "2m")):

@@ -36,12 +36,13 @@ class AlertLinks:
     """Beginnings of the URLs in alerts, without a slash at the end.
 
     `runbook_url` is of runbooks by alert name, and `dashboard_url` of Grafana; where one is empty, the link is to the
-    daemon's own page. Without a `daemon_url` that is where Prometheus scrapes the daemon.
+    daemon's own page. Without a `daemon_url` that is where Prometheus scrapes the daemon, by `scheme`.
     """
 
     runbook_url: str = ""
     dashboard_url: str = ""
     daemon_url: str = ""
+    scheme: str = "http"
 
     def runbook(self, rule: Condition) -> str:
         """Return the URL of an alert's runbook."""
@@ -57,7 +58,7 @@ class AlertLinks:
         if self.daemon_url:
             return f"{self.daemon_url}{path}"
         # GpuwardenDown has no instance where Prometheus has no target.
-        return f"{{{{ with $labels.instance }}}}http://{{{{ . }}}}{path}{{{{ end }}}}"
+        return f"{{{{ with $labels.instance }}}}{self.scheme}://{{{{ . }}}}{path}{{{{ end }}}}"
 
 
 def fill_labels(template: str, labels: Mapping[str, str], value: str = "") -> str:

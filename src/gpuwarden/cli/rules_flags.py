@@ -58,6 +58,10 @@ def add_rules_flags(parser: argparse.ArgumentParser) -> None:
         "--dashboard-url", type=argument_type(LINK), default="none", metavar="URL",
         help="address of Grafana, for dashboard_url (default: pages of the alert's own daemon)",
     )  # fmt: skip
+    parser.add_argument(
+        "--scheme", choices=("http", "https"), default="http",
+        help="of links to pages of daemons: https where web.config_file of the daemons has TLS (default http)",
+    )  # fmt: skip
     group = parser.add_argument_group()
     for each in SETTINGS:
         if each.name in _GROUPS:

@@ -111,6 +111,16 @@ def test_default_instance_is_the_scrape_address() -> None:
         assert sent["generatorURL"].endswith(f":{config.web.listen.port}/")
 
 
+def test_links_of_a_daemon_with_tls(tmp_path: Path) -> None:
+    """Links lead to https where the daemon serves it."""
+    file = tmp_path / "web.yml"
+    file.write_text("tls_server_config: {cert_file: server.pem, key_file: server.key}")
+    config = parse(f"web: {{config_file: {file}}}\nalertmanager: {{url: http://x}}", "test")
+    sent = AlertmanagerTarget("http://x", config).rendered(Notification(NEAR))
+    assert sent["annotations"]["runbook_url"] == "https://127.0.0.1:9846/alerts/RunNearOutOfMemory"
+    assert sent["annotations"]["dashboard_url"] == "https://127.0.0.1:9846/run/7-1"
+
+
 def test_end_is_never_before_the_start() -> None:
     """`endsAt` is never before `startsAt`, which Alertmanager rejects, even if the clock was set back."""
     over = Notification(NEAR, resolved_at=NEAR.since - 30.0)

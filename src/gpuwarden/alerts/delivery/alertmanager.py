@@ -55,8 +55,9 @@ class AlertmanagerTarget:
         )
         self._own = {"job": chosen.job, "instance": chosen.instance or str(config.web.reachable)}
         self._external = dict(chosen.labels)  # as external_labels of Prometheus: labels of the alert win
-        self._generator = f"{config.web.read_pages_url()}/"
-        links = AlertLinks(chosen.runbook_url, chosen.dashboard_url, config.web.external_url)
+        pages = config.web.read_pages_url()
+        self._generator = f"{pages}/"
+        links = AlertLinks(chosen.runbook_url, chosen.dashboard_url, pages)
         self._choices = Choices(job=chosen.job, links=links)
         self._templates: dict[str, dict[str, str]] = {}  # annotations by alert
         self._server = Server(

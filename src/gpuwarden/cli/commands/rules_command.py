@@ -30,7 +30,7 @@ def render_rules(parsed: argparse.Namespace) -> str:
         numbers={each.name: getattr(parsed, each.name) for each in SETTINGS},
         job=parsed.job,
         interval=parsed.interval,
-        links=AlertLinks(parsed.runbook_url, parsed.dashboard_url),
+        links=AlertLinks(parsed.runbook_url, parsed.dashboard_url, scheme=parsed.scheme),
     )
     if parsed.kubernetes:
         return prometheus_rules.render_prometheus_rule(choices)
