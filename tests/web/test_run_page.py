@@ -334,7 +334,7 @@ def test_unknown_run(page: Stage, tab: Tab) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "shown"), [("run/", ""), ("run/%", "%"), ("run/%3Cb%3E1", "<b>1"), ("run/%E2%80%AE1", "\u202e1")]
+    ("path", "shown"), [("run/", "unnamed"), ("run/%", "%"), ("run/%3Cb%3E1", "<b>1"), ("run/%E2%80%AE1", "\u202e1")]
 )
 def test_any_address_has_a_plain_page(page: Stage, tab: Tab, path: str, shown: str) -> None:
     """An address that is no ID is that of an unknown run; its letters turn no other text around."""

@@ -137,8 +137,9 @@ def test_incident_of_a_killed_daemon_is_cut_short(daemon: Daemon) -> None:
 def test_texts_of_processes_cannot_write_to_the_terminal(daemon: Daemon) -> None:
     """Names with control characters are shown without them."""
     killed = staged_incident("killed")["id"]
-    for printed in (output(port=daemon.port), output("show", killed, port=daemon.port)):
-        assert "owned" in printed
+    name = "\N{REPLACEMENT CHARACTER}]0;"  # and "owned", which the list has no room for
+    for printed, text in ((output(port=daemon.port), name), (output("show", killed, port=daemon.port), f"{name}owned")):
+        assert text in printed
         assert all(character.isprintable() or character == "\n" for character in printed)
 
 
