@@ -49,7 +49,7 @@ class Counts:
     incidents_dropped: int = 0
     advice_dropped: int = 0
     early_polls: int = 0
-    readings: Mapping[str, tuple[int, float]] = field(default_factory=dict)  # number and seconds, by tier
+    tier_reads: Mapping[str, tuple[int, float]] = field(default_factory=dict)  # number and seconds, by tier
     nvml_calls: Mapping[str, tuple[int, float]] = field(default_factory=dict)  # likewise, by function
     queue_lengths: Mapping[str, int] = field(default_factory=dict)
     alerts_dropped: int | None = None  # None: the daemon itself sends no alerts

@@ -85,9 +85,9 @@ def test_collector_leaves_the_process_to_its_program() -> None:
 def test_readings_and_queues(tmp_path: Path) -> None:
     """Each poll reads the poll tier of each GPU, the first one the others too; nothing waits afterwards."""
     samples = page(tmp_path, polls=3)
-    readings = {tier: samples["gpuwarden_readings_total", tier] for tier in ("poll", "slow", "static")}
+    readings = {tier: samples["gpuwarden_tier_reads_total", tier] for tier in ("poll", "slow", "static")}
     assert readings == {"poll": 9, "slow": 3, "static": 3}
-    assert all(samples["gpuwarden_reading_seconds_total", tier] > 0 for tier in readings)
+    assert all(samples["gpuwarden_tier_read_seconds_total", tier] > 0 for tier in readings)
     assert samples["gpuwarden_queue_length", "driver_calls"] == 0
     assert samples["gpuwarden_queue_length", "run_records"] == 0
     assert not any(name.startswith("gpuwarden_nvml_call") for name, _ in samples)

@@ -52,12 +52,12 @@ class DaemonReadings(Table[State], prefix="gpuwarden_"):
     collector_errors_total = Metric[State](
         "gpuwarden_collector_errors_total", "counter", "", "Failures of the driver as a whole and of GPUs that are not yet identified, by NVML error.",
         _collector_errors, labels=("collector", "error"))
-    readings_total = Metric[State](
-        "gpuwarden_readings_total", "counter", "", "Readings of a tier, summed over GPUs.",
-        lambda state: {(tier,): number for tier, (number, _) in state.counts.readings.items()}, labels=("tier",))
-    reading_seconds_total = Metric[State](
-        "gpuwarden_reading_seconds_total", "counter", "seconds", "Time that the readings of a tier took, summed over GPUs, which are read in parallel.",
-        lambda state: {(tier,): seconds for tier, (_, seconds) in state.counts.readings.items()}, labels=("tier",))
+    tier_reads_total = Metric[State](
+        "gpuwarden_tier_reads_total", "counter", "", "Number of times that the metrics of a tier were read, summed over GPUs.",
+        lambda state: {(tier,): number for tier, (number, _) in state.counts.tier_reads.items()}, labels=("tier",))
+    tier_read_seconds_total = Metric[State](
+        "gpuwarden_tier_read_seconds_total", "counter", "seconds", "Time spent reading the metrics of a tier, summed over GPUs, which are read in parallel.",
+        lambda state: {(tier,): seconds for tier, (_, seconds) in state.counts.tier_reads.items()}, labels=("tier",))
     nvml_calls_total = Metric[State](
         "gpuwarden_nvml_calls_total", "counter", "", "Calls of an NVML function, failed ones included.",
         lambda state: {(function,): number for function, (number, _) in state.counts.nvml_calls.items()}, labels=("function",), profile="full")
@@ -161,7 +161,7 @@ def _known(read: Callable[[psutil.Process], float]) -> Callable[[psutil.Process]
 class DaemonProcess(Table[psutil.Process], prefix="process_"):
     """Process of the daemon.
 
-    Names and meanings are those of Prometheus' client libraries.
+    Names and meanings are those of Prometheus' client libraries. Read at the first scrape after each poll.
     """
 
     # fmt: off

@@ -225,7 +225,7 @@ class Pipeline:
             tree_processes_dropped=self.host.dropped,
             receipt_errors=self.recorder.errors,
             advice_dropped=self._advice_dropped,
-            readings=dict(poller.tier_times),
+            tier_reads=dict(poller.tier_times),
             nvml_calls=self._call_times.totals() if self._call_times else {},
             queue_lengths={
                 **counts.queue_lengths,
