@@ -1,4 +1,4 @@
-"""Sender of their headroom to the runs that log it."""
+"""Sender of headroom to the runs that log it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from gpuwarden.runs.run_snapshot import JoinedPoll
 
 
 class HeadroomSender:
-    """Sender of headroom, once a poll, to each run that wants it and has reported since its last message.
+    """Sender of headroom, at most once a poll, to each run that requested it.
 
-    So a step that hangs does not fill the connection. `send` returns whether a run's connection took a message.
+    A run gets a message only after a new report, so that a run that hangs does not fill its connection. A message that
+    the connection does not take is dropped: the next report brings another. Used by one event loop.
     """
 
     def __init__(self, send: Callable[[ProcessKey, Reply], bool]) -> None:

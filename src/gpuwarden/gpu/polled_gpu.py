@@ -75,7 +75,7 @@ class PolledGpu:
 
     @property
     def last_success(self) -> float | None:
-        """Unix time of its last answer, if any; after the clock was set back, at most the time of then."""
+        """Unix time of its last answer, if any; lowered if the clock was set back, to be never in the future."""
         if self._last_success is not None:
             self._last_success = min(self._last_success, self._wall())
         return self._last_success

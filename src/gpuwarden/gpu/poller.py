@@ -200,6 +200,8 @@ class Poller:
         if suspend and asked:
             in_use = any(gpu.processes or not gpu.up for gpu in gpus if gpu.asked)
             suspend.record_poll(busy=in_use or self._fault is not None)
+        if self._last_success is not None:  # the clock may have been set back: never in the future
+            self._last_success = min(self._last_success, began)
         left = None if self._paused_until is None else self._paused_until - time.monotonic()
         return Snapshot(
             time=began,
@@ -208,7 +210,7 @@ class Poller:
             driver=self._session.driver,
             enumerated=count,
             gpus=gpus,
-            last_success=None if self._last_success is None else min(self._last_success, began),
+            last_success=self._last_success,
             errors=dict(self._errors),
             asked=asked,
             paused_until=None if left is None else began + left,

@@ -218,11 +218,13 @@ class RunState:
         headroom = self._update_headroom(memory, uuids, cgroups, snapshot, now)
         facts = PollFacts(memory, headroom.now, self._own, snapshot, uuids, self._is_gone, co_tenants)
         self.errors.update(facts, self.hello, self.uuids, up=up)
+        if self.reported_at is not None:  # the clock may have been set back: never in the future
+            self.reported_at = min(self.reported_at, self.rules.wall())
         return RunSnapshot(
             peer=self.peer,
             hello=self.hello,
             report=self.report,
-            last_report=None if self.reported_at is None else min(self.reported_at, self.rules.wall()),
+            last_report=self.reported_at,
             up=up,
             current=current,
             memory=memory,
