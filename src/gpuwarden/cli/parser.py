@@ -276,10 +276,18 @@ def _add_fleet(parser: SuggestingParser) -> None:
         "hosts", nargs="+", type=_host, metavar="HOST", help="host with a daemon, with another port as HOST:PORT"
     )
     init.add_argument(
-        "--engine", choices=("prometheus", "victoriametrics"), default="prometheus", help="default: prometheus"
+        "--engine",
+        choices=("prometheus", "victoriametrics"),
+        default="prometheus",
+        metavar="ENGINE",
+        help="monitoring system to configure: prometheus (default) or victoriametrics",
     )
     init.add_argument(
-        "--out", type=Path, default=Path("gpuwarden-fleet"), metavar="DIR", help="default: gpuwarden-fleet"
+        "--out",
+        type=Path,
+        default=Path("gpuwarden-fleet"),
+        metavar="DIR",
+        help="folder to write to (default gpuwarden-fleet)",
     )
     init.add_argument("--force", action="store_true", help="overwrite files with other contents")
     init.set_defaults(function="cli.fleet.fleet_command:init")

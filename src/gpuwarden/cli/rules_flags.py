@@ -59,8 +59,8 @@ def add_rules_flags(parser: argparse.ArgumentParser) -> None:
         help="address of Grafana, for dashboard_url (default: pages of the alert's own daemon)",
     )  # fmt: skip
     parser.add_argument(
-        "--scheme", choices=("http", "https"), default="http",
-        help="of links to pages of daemons: https where web.config_file of the daemons has TLS (default http)",
+        "--scheme", choices=("http", "https"), default="http", metavar="SCHEME",
+        help="scheme of links to pages of the daemons: https if their web.config_file has TLS (default http)",
     )  # fmt: skip
     group = parser.add_argument_group()
     for each in SETTINGS:

@@ -17,7 +17,7 @@ from typing import Any
 from gpuwarden.config.value_types import Address
 from gpuwarden.formatting import sanitize
 from gpuwarden.host.procfs import read_boot_id
-from gpuwarden.web.api.api_paths import STATE
+from gpuwarden.web.api.api_paths import INCIDENTS, RUNS
 
 TIMEOUT_SECONDS = 10.0
 MAX_ANSWER_BYTES = 64 << 20
@@ -104,13 +104,13 @@ def fetch(api: Address | Path, path: str, timeout: float = TIMEOUT_SECONDS) -> b
     raise ApiError(_describe_status(name, path.partition("?")[0], response.status), response.status)
 
 
-def _describe_status(name: str, path: str, status: int) -> str:
+def _describe_status(url: str, path: str, status: int) -> str:
     if status == HTTPStatus.NOT_FOUND:
-        return f"{name} has no {path}: no gpuwarden daemon, or an older one"
+        return f"{url} has no {path}: no gpuwarden daemon, or an older one"
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
-        fault = "has not completed a poll" if path == STATE else "cannot read its run database"
-        return f"the daemon at {name} {fault}; see its log"
-    return f"{name} is not a gpuwarden daemon: it responded with status {status}"
+        fault = "cannot read its run database" if path.startswith((RUNS, INCIDENTS)) else "has no successful poll"
+        return f"the daemon at {url} {fault}; see its log"
+    return f"{url} is not a gpuwarden daemon: it responded with status {status}"
 
 
 def unexpected_response(api: Address | Path, path: str) -> ApiError:
