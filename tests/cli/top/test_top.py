@@ -238,7 +238,7 @@ def test_other_daemons_are_named() -> None:
     """A daemon that is older, newer or without a poll, or another program, is an error; with --once the status is 1."""
     for status, body, expected in (
         (404, b"", "has no /api/v1/state: no gpuwarden daemon, or an older one"),
-        (503, b"", "has not completed a poll"),
+        (503, b"", "has no successful poll"),
         (500, b"", "is not a gpuwarden daemon: it responded with status 500"),
         (200, b"<html>", "no daemon answers at"),
         (200, b"[1]", "is not a gpuwarden daemon: unexpected response from /api/v1/state"),
@@ -251,7 +251,7 @@ def test_other_daemons_are_named() -> None:
             fetch_json(Address("127.0.0.1", port), f"{RUNS}?limit=1")
         done = ran(*at(port), "--once")
         assert (done.returncode, done.stdout) == (1, b"")
-        assert "has not completed a poll" in done.stderr.decode()
+        assert "has no successful poll" in done.stderr.decode()
 
 
 def test_once_without_a_terminal(box: Daemon) -> None:
