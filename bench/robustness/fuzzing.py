@@ -16,7 +16,8 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from services import Daemon, Process, ending
@@ -140,19 +141,45 @@ def read_counts(folder: Path, what: str) -> Iterator[dict[str, int]]:
         yield json.loads((folder / f"{what}-{number}.log").read_text().splitlines()[-1])
 
 
-def measure_messages(count: int) -> Iterator[Figure]:
-    """Fuzz the socket of runs."""
+@dataclass(frozen=True)
+class FuzzedDaemon:
+    """Daemon after the clients have ended, with a normal run and a scraper at the same time; `held` is its memory."""
+
+    daemon: Daemon
+    run: CountedRun
+    scraper: Scraper
+    folder: Path
+    seconds: float
+    held: list[float]
+
+    def figures(self) -> Iterator[Figure]:
+        """Return what the run, the scraper and the daemon's log and memory show."""
+        yield self.run.figure(self.daemon)
+        yield from self.scraper.figures()
+        yield from soundness(self.daemon, self.held)
+
+
+@contextmanager
+def fuzzing(what: str, count: int) -> Iterator[FuzzedDaemon]:
+    """Start a daemon, let the clients send `count` messages or requests to it, and end it with the context."""
     with ExitStack() as stack:
         folder = stack.enter_context(workplace())
         daemon = stack.enter_context(serving(folder, CONFIG))
         run = stack.enter_context(CountedRun(daemon, folder, "normal"))
+        target = str({"messages": daemon.socket, "requests": daemon.port}[what])
         with Scraper(daemon) as scraper:
-            begun = time.monotonic()
-            held = run_clients("messages", str(daemon.socket), count, folder, daemon=daemon, run=run)
-            seconds = time.monotonic() - begun
-        sent = sum(each["sent"] for each in read_counts(folder, "messages"))
-        yield Figure("messages sent", f"{sent} in {seconds:.0f} s")
-        page = daemon.samples()
+            began = time.monotonic()
+            held = run_clients(what, target, count, folder, daemon=daemon, run=run)
+            seconds = time.monotonic() - began
+        yield FuzzedDaemon(daemon, run, scraper, folder, seconds, held)
+
+
+def measure_messages(count: int) -> Iterator[Figure]:
+    """Fuzz the socket of runs."""
+    with fuzzing("messages", count) as fuzzed:
+        sent = sum(each["sent"] for each in read_counts(fuzzed.folder, "messages"))
+        yield Figure("messages sent", f"{sent} in {fuzzed.seconds:.0f} s")
+        page = fuzzed.daemon.samples()
         accepted = page.value("gpuwarden_reports_received_total") or 0
         rejected = {dict(key)["reason"]: n for key, n in page.all("gpuwarden_reports_rejected_total").items() if n}
         yield Figure("accepted", f"{accepted:.0f}")
@@ -160,32 +187,22 @@ def measure_messages(count: int) -> Iterator[Figure]:
         yield equal("rejected for a fault of the daemon", rejected.get("internal", 0), 0)
         counted = accepted + sum(rejected.values())
         yield Figure("messages counted", f"{counted:.0f}", f"{sent} or more, with those of the run", counted >= sent)
-        yield run.figure(daemon)
-        yield from scraper.figures()
-        yield from soundness(daemon, held)
+        yield from fuzzed.figures()
 
 
 def measure_requests(count: int) -> Iterator[Figure]:
     """Fuzz the HTTP server."""
-    with ExitStack() as stack:
-        folder = stack.enter_context(workplace())
-        daemon = stack.enter_context(serving(folder, CONFIG))
-        run = stack.enter_context(CountedRun(daemon, folder, "normal"))
-        with Scraper(daemon) as scraper:
-            begun = time.monotonic()
-            held = run_clients("requests", str(daemon.port), count, folder, daemon=daemon, run=run)
-            seconds = time.monotonic() - begun
+    with fuzzing("requests", count) as fuzzed:
         counts: Counter[str] = Counter()
-        for each in read_counts(folder, "requests"):
+        for each in read_counts(fuzzed.folder, "requests"):
             counts.update(each)
         missing = counts.pop("missing", 0)
-        yield Figure("requests sent, 16 pipelined", f"{count // CLIENTS // BATCH * BATCH * CLIENTS} in {seconds:.0f} s")
+        sent = count // CLIENTS // BATCH * BATCH * CLIENTS
+        yield Figure("requests sent, 16 pipelined", f"{sent} in {fuzzed.seconds:.0f} s")
         yield Figure("answers", ", ".join(f"{code}: {n}" for code, n in sorted(counts.items())))
         yield equal("answers missing to requests before the broken one", missing, 0)
         yield equal("answers of a fault of the daemon (500)", counts["500"], 0)
-        yield run.figure(daemon)
-        yield from scraper.figures()
-        yield from soundness(daemon, held)
+        yield from fuzzed.figures()
 
 
 def main() -> None:
