@@ -178,10 +178,10 @@ class Reporter:
             else:
                 self.summaries.received = each
         if not self._connection.is_connected():
-            self._forget_daemon(now)
+            self._drop_daemon_state(now)
 
-    def _forget_daemon(self, now: float) -> None:
-        """Drop what the daemon has sent of the present, once the connection is lost."""
+    def _drop_daemon_state(self, now: float) -> None:
+        """Drop advice and headroom, which are outdated once the connection is lost; `now` is monotonic."""
         self.advice.disconnect(now)
         self.headroom = None
 
@@ -264,7 +264,7 @@ class Reporter:
             )
         )
         if not self._connection.is_connected():
-            self._forget_daemon(now)  # at once: another daemon may be connected before the next read
+            self._drop_daemon_state(now)  # at once: another daemon may be connected before the next read
 
     def print_summary(self, *, at_once: bool = False) -> None:
         """Print the daemon's summary of the run to standard error, as SummaryRequests allows.

@@ -95,7 +95,7 @@ class Recorder:
     ) -> None:
         self.folder = folder
         self._writer = RecordWriter(folder, limit)
-        self._most_runs = most_runs
+        self._max_runs = most_runs
         self._user_name = user_name
         self._uptime = uptime
         self._prior_runs = prior_runs or PriorRuns()
@@ -277,9 +277,8 @@ class Recorder:
 
         Runs of an earlier daemon count as absent until they have reported to this one.
         """
-        limit = max(
-            2 * self._most_runs - len(self._present), 0
-        )  # more runs may end between two polls than there may be
+        # Between two polls more runs can end than may run at once.
+        limit = max(2 * self._max_runs - len(self._present), 0)
         if len(self._absent) > limit:
             absent = ((run_id, find_user(absent.record.uid)) for run_id, absent in self._absent.items())
             for run_id in select_evicted(absent, limit):

@@ -10,8 +10,8 @@ from gpuwarden.doctor.machine.gpu_findings import (
     GpuFinding,
     answering_gpus,
     capitalize,
-    find_each,
     gpu_names,
+    make_findings,
     merge,
 )
 from gpuwarden.doctor.machine.machine_files import is_wsl
@@ -142,7 +142,7 @@ def check_throttling(context: Context) -> Iterator[CheckResult]:
     gpus = answering_gpus(context)
     why = "It computes slower than it can, while its utilization looks normal."
     fix = "Clear the air flow, check fans, filters and power supplies; until then: sudo nvidia-smi -pl WATTS"
-    findings = find_each(gpus, _describe_throttling, "warn", why, fix)
+    findings = make_findings(gpus, _describe_throttling, "warn", why, fix)
     yield merge(findings, "not slowed down by heat, power or a fault", gpus)
 
 
@@ -159,7 +159,7 @@ def check_pcie(context: Context) -> Iterator[CheckResult]:
     gpus = answering_gpus(context)
     why = "Copies between host and GPU take longer, and a GPU that waits for its input is slower."
     fix = "Reseat the board, its riser and cables; check the slot's lanes and the firmware's link speed."
-    yield merge(find_each(gpus, pcie_shortfall, "warn", why, fix), "links have all their lanes", gpus)
+    yield merge(make_findings(gpus, pcie_shortfall, "warn", why, fix), "links have all their lanes", gpus)
 
 
 @check("gpu.fabric", "GPUs with NVLink switches have joined their fabric; else CUDA fails with 802.")
@@ -172,7 +172,7 @@ def check_fabric(context: Context) -> Iterator[CheckResult]:
     outside = [gpu for gpu in gpus if gpu.value(GpuReadings.fabric_joined) == 0.0]
     why = "CUDA programs fail at their start: error 802, system not yet initialized."
     fix = "sudo systemctl restart nvidia-fabricmanager; its version must be the driver's"
-    yield merge(find_each(outside, lambda _: "has not joined its NVLink fabric", "fail", why, fix), "joined", gpus)
+    yield merge(make_findings(outside, lambda _: "has not joined its NVLink fabric", "fail", why, fix), "joined", gpus)
 
 
 @check("gpu.persistence", "The driver stays loaded between programs.")
@@ -186,7 +186,9 @@ def check_persistence(context: Context) -> Iterator[CheckResult]:
     off = [gpu for gpu in gpus if gpu.value(GpuReadings.persistence_mode) == 0.0 and not has_display]
     why = "The driver unloads between programs: each start takes seconds longer, and power limits are lost."
     fix = "sudo systemctl enable --now nvidia-persistenced, or until the next boot: sudo nvidia-smi -pm 1"
-    yield merge(find_each(off, lambda _: "persistence mode is off", "warn", why, fix), "the driver stays loaded", gpus)
+    yield merge(
+        make_findings(off, lambda _: "persistence mode is off", "warn", why, fix), "the driver stays loaded", gpus
+    )
 
 
 GPU_CHECKS = (check_answers, check_xids, check_ecc, check_fabric, check_throttling, check_pcie, check_persistence)

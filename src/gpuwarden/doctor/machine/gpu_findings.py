@@ -47,7 +47,7 @@ def capitalize(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}"
 
 
-def find_each(
+def make_findings(
     gpus: Iterable[Gpu], describe: Callable[[Gpu], str], status: Literal["warn", "fail"], why: str, fix: str
 ) -> list[GpuFinding]:
     """Return a finding for each GPU that `describe` returns a text for."""

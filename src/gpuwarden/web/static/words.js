@@ -67,9 +67,9 @@ export const watts = (value) => `${value.toFixed(0)} W`;
 export const power = (value) => (value < 999.5 ? watts(value) : `${(value / 1000).toFixed(2)} kW`);
 // Steps per second, with three digits.
 export const pace = (steps) => (steps && steps < 999.5 ? steps.toPrecision(3) : steps.toFixed(0));
-const MOST_LETTERS = 120;
+const MAX_CHARACTERS = 120;
 // An untrusted name, cut to the room that there is; a blank one could not be clicked.
-export const short = (name) => (!name.trim() ? "unnamed" : name.length > MOST_LETTERS ? `${[...name.slice(0, 2 * MOST_LETTERS)].slice(0, MOST_LETTERS).join("")}…` : name);
+export const short = (name) => (!name.trim() ? "unnamed" : name.length > MAX_CHARACTERS ? `${[...name.slice(0, 2 * MAX_CHARACTERS)].slice(0, MAX_CHARACTERS).join("")}…` : name);
 export const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 export const plain = (name) => name.replaceAll("_", " ");
 export const clockReason = (name) => CLOCK_REASONS[name] ?? plain(name);
