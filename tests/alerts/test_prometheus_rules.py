@@ -195,7 +195,7 @@ def test_custom_settings_are_used() -> None:
 
 
 def test_links_to_daemons_with_tls() -> None:
-    """With the scheme https, each link to a page of a daemon has it."""
+    """Each link to a page of a daemon has the chosen scheme."""
     rendered = render_rule_file(Choices(links=AlertLinks(scheme="https")))
     assert "http://" not in rendered
     assert "https://{{ . }}/alerts/GpuDown" in rendered

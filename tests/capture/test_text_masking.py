@@ -37,7 +37,7 @@ MASKED_UUID = "GPU-00000000-0000-4000-8000-000000000000"
     ],
 )
 def test_mask(text: str, masked: str | None) -> None:
-    """What identifies is replaced, the rest stays; None: all of it."""
+    """Identifying parts are replaced and the rest stays; None: the text is unchanged."""
     masks = TextMasks(Masks(), ["ada", "box", "café", "train", "x"])
     assert masks.mask(text) == (text if masked is None else masked)
 

@@ -94,7 +94,7 @@ def test_readings_and_queues(tmp_path: Path) -> None:
 
 
 def test_nvml_calls_in_the_full_profile(tmp_path: Path) -> None:
-    """The profile full counts and times each function, no more often than it was called."""
+    """The profile full counts and times each call of a function once."""
     samples = page(tmp_path, polls=3, **{"metrics.profile": "full"})
     assert samples["gpuwarden_nvml_calls_total", "nvmlInit"] == 1
     assert samples["gpuwarden_nvml_calls_total", "nvmlDeviceGetUUID"] == 3

@@ -123,7 +123,7 @@ def test_mlflow_with_keras(stand_in: Callable[..., ModuleType]) -> None:
 
 
 def test_mlflow_by_the_api(stand_in: Callable[..., ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is known of this process's run is recorded, by the names that the API has."""
+    """Known figures of this process's run are recorded under the API's names."""
     logged: list[dict[str, float]] = []
     stand_in("mlflow", log_metrics=lambda metrics, step: logged.append({**metrics, "step": step}))
     device = asdict(DeviceDocument(uuid="GPU-5", memory_in_use_bytes=3 << 30, headroom_bytes=None))
