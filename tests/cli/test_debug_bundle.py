@@ -17,7 +17,9 @@ import pytest
 from services import Daemon, ending, until
 
 from gpuwarden.capture.capture_file import load_capture
+from gpuwarden.capture.text_masking import UNMASKED
 
+PAGE = Path(__file__).parents[2] / "docs/use/debug-bundle.md"
 SECRET = "https://hooks.example.org/T0/very-secret-token"  # noqa: S105 - of this test
 NAME_WITH_QUOTES = 'private "hopper" \\plan'
 PRIVATE_LOG = """\
@@ -81,7 +83,8 @@ def test_contents(made: tuple[dict[str, str], str, str]) -> None:
         "capture.json",
     ]
     assert all(f"  {name} " in printed for name in files)
-    assert "Not masked: run ids, process ids" in printed
+    assert f"Not masked: {UNMASKED}. Read the files" in printed
+    assert f"Not masked: {UNMASKED}. Read the files" in " ".join(PAGE.read_text().split())
     assert re.search(r"^gpuwarden \d", files["version.txt"])
     assert "poll.interval: 1.0\n" in files["config.txt"]
     assert "gpuwarden_gpu_up{" in files["scrape.txt"]
@@ -145,6 +148,23 @@ def test_full_disk(tmp_path: Path) -> None:
     done = run_command(path, settings(tmp_path, tmp_path / "run.sock"), "prlimit", "--fsize=512")
     assert (done.returncode, done.stderr) == (1, f"gpuwarden: {path}: File too large\n")
     assert not path.exists()
+
+
+def test_wrong_configuration(tmp_path: Path) -> None:
+    """The problems of a configuration are in the bundle, with the options that are valid; all else is there too."""
+    config = settings(tmp_path, tmp_path / "run.sock", "poll: {interval: 0s}", 'web: {listen: "127.0.0.1:1"}')
+    files, _ = bundle(tmp_path, config, "--capture")
+    problem, *options = files["config.txt"].splitlines()
+    assert re.fullmatch(r"PATH-\d+:4:\d+: poll\.interval: 0s is too short.*", problem)
+    assert {"poll.interval: 1.0", "web.listen: 127.0.0.1:1"} <= set(options)
+    assert files["state.json"].startswith("not available: no daemon answers at http://127.0.0.1:1")
+    assert json.loads(files["capture.json"])["frames"]
+
+
+def test_missing_configuration(tmp_path: Path) -> None:
+    """A file that is not there is said in the bundle."""
+    files, _ = bundle(tmp_path, tmp_path / "none.yaml")
+    assert re.match(r"PATH-\d+: no such file\n", files["config.txt"])
 
 
 def test_without_a_daemon(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from gpuwarden.capture.masking import Masks
 
 UNMASKED = (
-    "run ids, process ids, uids, job numbers, names of programs and domains, models and firmware of GPUs, versions, "
-    "times, sizes, environment variables that the doctor quotes, and names that appear only in a log line"
+    "run IDs, process IDs, uids, job numbers, names of programs and domains, models and firmware of GPUs, versions, "
+    "times, sizes, environment variables that the doctor quotes, and names that appear only in a line of the log or in "
+    "an error of the configuration"
 )
 
 _MIN_NAME_CHARACTERS = 2

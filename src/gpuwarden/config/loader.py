@@ -19,11 +19,15 @@ _UNCHECKED: KnownNames = {}
 
 
 class ConfigError(Exception):
-    """Invalid configuration; `problems` has every problem, in the order of the file."""
+    """Invalid configuration; `problems` has every problem, in the order of the file.
 
-    def __init__(self, problems: Sequence[Mistake]) -> None:
+    `config` has the valid options, and the defaults of the others.
+    """
+
+    def __init__(self, problems: Sequence[Mistake], config: Config) -> None:
         super().__init__("\n".join(map(str, problems)))
         self.problems = tuple(problems)
+        self.config = config
 
 
 def load(
@@ -72,7 +76,8 @@ def _build_config(entries: Sequence[Entry], problems: Sequence[Mistake], known_n
         if wrong.isdisjoint(key.partition(".")[0] for key in keys):
             found.append(next(written[key] for key in keys if key in written).problem(message))
     if found:
-        raise ConfigError(sorted(found, key=lambda problem: (problem.place is None, problem.place or ())))
+        found.sort(key=lambda problem: (problem.place is None, problem.place or ()))
+        raise ConfigError(found, config)
     return config
 
 

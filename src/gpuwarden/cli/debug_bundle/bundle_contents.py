@@ -45,11 +45,14 @@ _OF_RUN = re.compile(r".*\brun=.*")
 _PRIVATE_FIELD = re.compile(r'\b(name|error)=(?:"(?:[^"\\]|\\.)*"|\S+)')
 
 
-def collect_texts(config: Config) -> dict[str, str]:
-    """Return the texts by the name of their file; where one is missing, its text says why. Takes some seconds."""
+def collect_texts(config: Config, problems: str) -> dict[str, str]:
+    """Return the texts by the name of their file; where one is missing, its text says why. Takes some seconds.
+
+    `problems` are those of the configuration, of which `config` has the valid options.
+    """
     read: Mapping[str, Callable[[], str]] = {
         "version.txt": lambda: "".join(f"{line}\n" for line in _list_versions()),
-        "config.txt": lambda: "".join(f"{key}: {_render(attrgetter(key)(config))}\n" for key in OPTIONS),
+        "config.txt": lambda: problems + "".join(f"{key}: {_render(attrgetter(key)(config))}\n" for key in OPTIONS),
         "daemon.log": _read_log,
         "scrape.txt": lambda: _ask(config, partial(fetch, path="/metrics")).decode(errors="replace"),
         # With the characters of names as they are, not as escapes.

@@ -21,6 +21,7 @@ from gpuwarden.cli.common.config_flags import load_config
 from gpuwarden.cli.common.configured_source import open_configured_source
 from gpuwarden.cli.common.terminal import say
 from gpuwarden.cli.debug_bundle.bundle_contents import collect_texts, find_names
+from gpuwarden.config.loader import ConfigError
 from gpuwarden.config.schema import Config
 from gpuwarden.formatting import format_bytes
 from gpuwarden.gpu.reader import Plan
@@ -30,12 +31,15 @@ _FRAMES, _INTERVAL_SECONDS = 3, 1.0
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Collect, mask and write the files, and list them. Raises ConfigError and OSError."""
-    config = load_config(parsed)
+    """Collect, mask and write the files, and list them. Raises OSError."""
+    try:
+        config, problems = load_config(parsed), ""
+    except ConfigError as error:  # which may be what the report is about
+        config, problems = error.config, f"{error}\n"
     logging.disable(logging.CRITICAL)  # the files say what a log line would
     path = parsed.file or Path(time.strftime("gpuwarden-debug-%Y%m%d-%H%M%S.tar.gz"))
     with _create(path) as file:
-        texts, masks = collect_texts(config), Masks()
+        texts, masks = collect_texts(config, problems), Masks()
         text_masks = TextMasks(masks, find_names(config, texts))
         files = {name: text_masks.mask(text) for name, text in texts.items()}
         if parsed.capture:
