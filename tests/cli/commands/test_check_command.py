@@ -28,8 +28,8 @@ def test_gpus(gpus: str, expected: list[str]) -> None:
     assert question_from_flags(job, {"CUDA_VISIBLE_DEVICES": gpus})["gpus"] == expected
 
 
-@pytest.mark.parametrize("name", ["all", "3-2"])
-def test_what_is_not_a_gpu(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("gpus", "name"), [("0,all", "all"), ("3-2", "3-2"), (",", ""), ("0,,1", "")])
+def test_what_is_not_a_gpu(gpus: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A mistake in the list makes no node unfit, which would drain it, nor fit."""
-    assert main(["check", "--gpus", f"0,{name}"]) == UNKNOWN
-    assert capsys.readouterr().err == f"unknown: {name} is not a GPU; write UUIDs or indexes, such as 0,2-3\n"
+    assert main(["check", "--gpus", gpus]) == UNKNOWN
+    assert capsys.readouterr().err == f"unknown: '{name}' is not a GPU; write UUIDs or indexes, such as 0,2-3\n"

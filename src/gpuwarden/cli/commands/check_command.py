@@ -71,8 +71,8 @@ def _expand(text: str) -> list[str]:
             found += map(str, range(int(first), min(int(last), MAX_GPU_NUMBER) + 1))
         elif each.isdecimal() or each.startswith(("GPU-", "MIG-")):
             found.append(each)
-        elif each:
-            raise ValueError(f"{each} is not a GPU; write UUIDs or indexes, such as 0,2-3")
+        elif text:
+            raise ValueError(f"{each!r} is not a GPU; write UUIDs or indexes, such as 0,2-3")
     return found
 
 
