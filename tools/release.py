@@ -17,6 +17,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from datetime import date
 from pathlib import Path
 
 from gpuwarden._version import __version__
@@ -46,14 +47,16 @@ def read_notes(changelog: str, version: str) -> str:
     found = re.search(r"^## (\S+) \(([^)\n]*)\)\n(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL)
     if not found:
         raise ReleaseError("CHANGELOG.md has no section '## VERSION (DATE)'; add one")
-    newest, date, text = found.groups()
+    newest, day, text = found.groups()
     if newest != version:
         raise ReleaseError(
             f"CHANGELOG.md begins with version {newest}, and the package is {version} (src/gpuwarden/_version.py); "
             f"make them equal"
         )
-    if not re.fullmatch(r"\d{4}-\d\d-\d\d", date):
-        raise ReleaseError(f"CHANGELOG.md: the date of {version} is '{date}'; write it as YYYY-MM-DD")
+    try:
+        date.fromisoformat(day)
+    except ValueError:
+        raise ReleaseError(f"CHANGELOG.md: the date of {version} is '{day}'; write it as YYYY-MM-DD") from None
     return f"# gpuwarden {version}\n\n{text.strip()}\n"
 
 

@@ -71,6 +71,7 @@ def test_notes_are_the_newest_section(release: Any) -> None:
     [
         (CHANGELOG, "2.0.1", r"CHANGELOG.md begins with version 2\.0\.0, and the package is 2\.0\.1"),
         (CHANGELOG.replace("2026-01-31", "unreleased"), "2.0.0", "the date of 2.0.0 is 'unreleased'; write it"),
+        (CHANGELOG.replace("2026-01-31", "2026-02-31"), "2.0.0", "the date of 2.0.0 is '2026-02-31'; write it"),
         ("# Changelog\n", "2.0.0", "has no section"),
     ],
 )
