@@ -289,8 +289,9 @@ def test_color_of_an_end_is_that_of_its_condition(page: Stage, tab: Tab, outcome
 
 
 def test_incidents_of_the_run_are_linked(page: Stage, tab: Tab) -> None:
-    """An incident of this run, and one of its GPU in its time, has its page; those of others are not listed."""
-    known = {"severity": "critical", "kind": "out_of_memory", "began_timestamp_seconds": BEGAN, "finding": {"text": ""}}
+    """An incident of this run, and one of its GPU in its time, has its finding and page; others are not listed."""
+    text = "GPU 3 was almost out of memory."
+    known = {"severity": "critical", "kind": "pressure", "began_timestamp_seconds": BEGAN, "finding": {"text": text}}
     page.incidents = [
         {**known, "id": name, "subject": {"kind": "run", "run_id": run_id}}
         for name, run_id in (("a-1", ID), ("b-2", "1-2"))
@@ -305,6 +306,7 @@ def test_incidents_of_the_run_are_linked(page: Stage, tab: Tab) -> None:
             "gpuwarden incidents show a-1\ngpuwarden incidents show c-3"
         )
         assert tab.evaluate("document.querySelector('#incidents ~ div a').pathname") == "/incident/a-1"
+        assert tab.text("#incidents ~ div a[href*=a-1]").startswith(text)
     finally:
         page.incidents = []
 

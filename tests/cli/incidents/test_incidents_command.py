@@ -160,6 +160,7 @@ def test_report_has_each_part(tmp_path: Path) -> None:
     assert all(len(line) <= COLUMNS for line in lines)
     assert "  08:01:00      0s  first cause: GPU 2 was throttled (hardware thermal" in lines
     assert "  08:01:25    +25s  then: GPU 2 fell off the bus (XID 79)." in lines
+    assert any("  then: run vit crashed" in line for line in lines)
     for part in ("temperature: 62 °C to 92 °C", "power: 540 W", "memory used: 20.6 GiB", "^ first cause"):
         assert part in shown
     for part in ("GPU 2: python (pid 5000001) has 20.6 GiB; user ada, run", "vit: crashed", "XID 79 (critical)"):

@@ -68,10 +68,9 @@ def _timeline(group: IncidentGroup, width: int) -> Iterator[str]:
     hosts = max(map(len, group.hosts)) + 2 if several else 0
     yield "timeline"
     for moment in group.moments():
-        role = f"{moment.role}: " if moment.role else ""
         label = f"{INDENT}{format_clock(moment.at)} {format_offset(moment.at - start):>7}  "
         label += f"{moment.host if several else '':<{hosts}}"
-        yield from wrap_text(label, f"{role}{moment.text}", width)
+        yield from wrap_text(label, moment.line, width)
 
 
 def _details(incident: HostIncident, page: TerminalFormat, of: str) -> Iterator[str]:

@@ -29,6 +29,14 @@ class Moment:
     text: str
     host: str
 
+    @property
+    def line(self) -> str:
+        """Text after its role, if it has one: then: run vit crashed."""
+        if not self.role:
+            return self.text
+        is_word = self.text[1:2].islower()  # a sentence may begin with an acronym
+        return f"{self.role}: {self.text[:1].lower() if is_word else self.text[:1]}{self.text[1:]}"
+
 
 class HostIncident:
     """Incident, read from JSON that may be of another version. Its texts are safe to print.

@@ -68,11 +68,9 @@ def _timeline(group: IncidentGroup) -> Iterator[str]:
     yield '<h2>Timeline</h2>\n<div class="card"><table>\n'
     for moment in group.moments():
         host = f'<td class="time">{escape(moment.host)}</td>' if several else ""
-        role = f"{moment.role}: " if moment.role else ""
         time = f"{format_clock(moment.at)} <span>{format_offset(moment.at - start)}</span>"
-        text = render_prose(role + moment.text)
         kind = " class=root" if moment.role == ROOT else ""
-        yield f'<tr{kind}><td class="time">{time}</td>{host}<td>{text}</td></tr>\n'
+        yield f'<tr{kind}><td class="time">{time}</td>{host}<td>{render_prose(moment.line)}</td></tr>\n'
     yield "</table></div>\n"
 
 

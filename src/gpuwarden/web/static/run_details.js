@@ -94,7 +94,7 @@ export function incidentsOf(incidents, record) {
     h("p", { class: "about" }, "Recordings of the ten minutes before: all GPUs, runs and the host, second by second."),
     found.map((each) => h("div", { "data-key": each.id },
       h("p", {}, h("time", { datetime: new Date(each.began_timestamp_seconds * 1000).toISOString() }, clock(each.began_timestamp_seconds)), " ",
-        h("a", { href: `../incident/${encodeURIComponent(each.id)}` }, capital(plain(each.kind)).replace(/^Gpu\b/, "GPU")), " · ", h("a", { href: `../api/v1/incidents/${encodeURIComponent(each.id)}` }, "JSON")),
+        h("a", { href: `../incident/${encodeURIComponent(each.id)}` }, h("bdi", {}, prose(each.finding.text))), " · ", h("a", { href: `../api/v1/incidents/${encodeURIComponent(each.id)}` }, "JSON")),
       copyable(`gpuwarden incidents show ${each.id}`))));
 }
 
