@@ -6,7 +6,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from gpuwarden.config.schema import Config
 from gpuwarden.doctor.model import CheckResult, Context
 from gpuwarden.doctor.runner.checks import run_checks
 from gpuwarden.gpu.snapshot import Gpu, Snapshot
@@ -103,7 +102,6 @@ class Machine:
             python=Path("/usr/bin/python3"),
             environ=self.environ,
             root=self.root,
-            config=Config(),
             survey=lambda: snapshot,
         )
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from gpuwarden.config.schema import Config
 from gpuwarden.doctor.gpu_survey import GpuSurvey
 from gpuwarden.gpu.snapshot import Snapshot
 
@@ -84,7 +83,6 @@ class Context:
     python: Path
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     root: Path = Path("/")
-    config: Config = field(default_factory=Config)
     read_path: Path | None = None
     survey: Callable[[], Snapshot] = field(default_factory=GpuSurvey)
 

@@ -50,7 +50,7 @@ def run(parsed: argparse.Namespace) -> int:
     if python is None:
         complain(f"gpuwarden explain: {parsed.python} is neither a Python nor an environment; give ENV/bin/python")
         return WRONG_USE
-    context = None if parsed.no_checks else Context(python, config=config)
+    context = None if parsed.no_checks else Context(python)
     text = " ".join(each.text for each in (explanation.root, *explanation.followers))
     causes = weigh_causes(explanation.root.problem, text, context)
     if parsed.json:

@@ -57,7 +57,7 @@ def collect_texts(config: Config, problems: str) -> dict[str, str]:
         "scrape.txt": lambda: _ask(config, partial(fetch, path="/metrics")).decode(errors="replace"),
         # With the characters of names as they are, not as escapes.
         "state.json": lambda: json.dumps(_ask(config, fetch_state), ensure_ascii=False, indent=1) + "\n",
-        "doctor.json": lambda: _run_doctor(config),
+        "doctor.json": _run_doctor,
     }
     return {name: _text_or_reason(each) for name, each in read.items()}
 
@@ -136,6 +136,6 @@ def _ask(config: Config, read: Callable[[Address | Path], T]) -> T:
         return read(config.web.listen)
 
 
-def _run_doctor(config: Config) -> str:
-    results = run_checks(Context(python=Path(sys.executable), config=config, read_path=None))
+def _run_doctor() -> str:
+    results = run_checks(Context(python=Path(sys.executable)))
     return json.dumps([asdict(each) for each in results], indent=1) + "\n"

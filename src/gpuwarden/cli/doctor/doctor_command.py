@@ -25,13 +25,13 @@ from gpuwarden.doctor.smoke.smoke_checks import run_trials
 
 def run(parsed: argparse.Namespace) -> int:
     """Run the checks and print their results. Raises ConfigError."""
-    config = load_config(parsed)
+    load_config(parsed)
     logging.disable(logging.CRITICAL)  # the results say what a log line would
     python = find_python(parsed.python, os.environ)
     if python is None:
         complain(f"gpuwarden doctor: {parsed.python} is neither a Python nor an environment; give ENV/bin/python")
         return WRONG_USE
-    context = Context(python=python, config=config, read_path=parsed.read)
+    context = Context(python=python, read_path=parsed.read)
     results = run_checks(context)
     if parsed.run:
         results += run_trials(context)
