@@ -14,12 +14,11 @@ from gpuwarden._version import __version__
 from gpuwarden.cli.common.argument_parser import SuggestingParser
 from gpuwarden.cli.common.entry_points import REFERENCES
 from gpuwarden.cli.rules_flags import add_rules_flags, argument_type
-from gpuwarden.config.value_types import ADDRESS, DURATION, Address, bounded
+from gpuwarden.config.value_types import ADDRESS, DEFAULT_PORT, DURATION, Address, bounded
 
 SUMMARY = "Prometheus exporter for NVIDIA GPUs that also knows your training runs."
 ENVIRONMENT = "Environment: GPUWARDEN_LISTEN=HOST:PORT (as --listen), GPUWARDEN_SOCKET=PATH"
 Parsers: TypeAlias = "argparse._SubParsersAction[SuggestingParser]"  # noqa: SLF001 - argparse has no public name
-DEFAULT_PORT = 9846
 SHELLS = ("bash", "zsh", "fish", "tcsh")
 
 

@@ -19,6 +19,7 @@ from gpuwarden.config.secrets import Secret
 from gpuwarden.config.value_types import (
     ADDRESS,
     BOOLEAN,
+    DEFAULT_PORT,
     DURATION,
     HOST_PATTERN,
     LABEL,
@@ -90,7 +91,7 @@ class LogConfig:
 class WebConfig:
     """HTTP server for Prometheus, the status page and the API."""
 
-    listen: Address = option(ADDRESS, "127.0.0.1:9846",
+    listen: Address = option(ADDRESS, f"127.0.0.1:{DEFAULT_PORT}",
         "Address of the metrics endpoint, the status page and the API; 0.0.0.0 listens on every IPv4 address. "
         'Port 0 uses any free port; commands then use web.socket. Quote an IPv6 address: "[::1]:9846".')
     max_connections: int = option(bounded(WHOLE, "1", "10000"), "256",

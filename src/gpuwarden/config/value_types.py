@@ -28,6 +28,7 @@ BYTES = {
     "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
 }  # fmt: skip
 MAX_SOCKET_PATH_BYTES = 107  # bytes: sun_path is 108 with its closing NUL, unix(7)
+DEFAULT_PORT = 9846  # of web.listen; here, as commands parse their arguments without the schema
 MAX_PORT = 65535
 MAX_SHOWN_CHARACTERS = 60
 MAX_TEXT = 255  # characters

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -12,6 +13,9 @@ import yaml
 from gpuwarden.cli.main import main
 
 REPOSITORY = Path(__file__).parents[3]
+
+
+SAMPLE_LIMIT = 150_000
 
 
 def init(folder: Path, *arguments: str) -> int:
@@ -37,12 +41,25 @@ def test_files_of_an_engine(tmp_path: Path, engine: str, file: str, keeps_firing
         f"dashboards/{name}": text for name, text in shipped.items()
     }
     assert json.loads(written["targets/gpuwarden.json"]) == [{"targets": ["box1:9846", "[::1]:9846", "box2:9000"]}]
-    shown = yaml.safe_load((REPOSITORY / "deploy" / "prometheus" / "prometheus.yml").read_text())["scrape_configs"][0]
     (scrape,) = yaml.safe_load(written[file])["scrape_configs"]
-    assert (scrape["job_name"], scrape["sample_limit"]) == (shown["job_name"], shown["sample_limit"])
+    assert (scrape["job_name"], scrape["sample_limit"]) == ("gpuwarden", SAMPLE_LIMIT)
     rules = yaml.safe_load(written["rules/gpuwarden.yml"])["groups"]
     assert {group["interval"] for group in rules} == {"15s", "30s", "1m"}
     assert any("keep_firing_for" in rule for group in rules for rule in group["rules"]) is keeps_firing
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "deploy/prometheus/prometheus.yml",
+        "deploy/prometheus/agent.yml",
+        "deploy/helm/gpuwarden/templates/monitor.yaml",
+        "docs/understand/shared-machines.md",
+    ],
+)
+def test_sample_limit_is_that_of_other_files(name: str) -> None:
+    """Other configurations, and the page of the limit's reason, have the limit of the written configuration."""
+    assert re.findall(r"sample_?[lL]imit: (\d+)", (REPOSITORY / name).read_text()) == [str(SAMPLE_LIMIT)]
 
 
 def test_changed_file_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
