@@ -283,6 +283,6 @@ def test_hanging_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             await asyncio.sleep(0.01)
 
     (tmp_path / "hanging").mkdir()
-    monkeypatch.setattr(slow_facts, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(slow_facts, "DISK_TIMEOUT_SECONDS", 0.2)
     monkeypatch.setattr(os, "statvfs", statvfs)
     asyncio.run(measure())

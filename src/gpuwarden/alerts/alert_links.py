@@ -33,10 +33,10 @@ _TEMPLATE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class AlertLinks:
-    """Beginnings of the URLs in alerts, without a slash at the end.
+    """Base URLs of the links in alerts, without a slash at the end.
 
-    `runbook_url` is of runbooks by alert name, and `dashboard_url` of Grafana; where one is empty, the link is to the
-    daemon's own page. Without a `daemon_url` that is where Prometheus scrapes the daemon, by `scheme`.
+    `runbook_url` is that of runbooks by alert name, `dashboard_url` that of Grafana. Without them, links lead to pages
+    of the daemon at `daemon_url`, by default the address that Prometheus scrapes, with `scheme`.
     """
 
     runbook_url: str = ""

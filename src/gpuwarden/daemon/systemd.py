@@ -39,23 +39,22 @@ def notify_ready(longest_silence: float) -> None:
 
 
 class Watchdog:
-    """Heartbeat for the service manager's watchdog. A driver that hangs as a whole stops it, which restarts the daemon.
+    """Heartbeat for the service manager's watchdog. It stops while no driver call returns, so that the daemon restarts.
 
-    It does not stop while the driver has never answered: initialisation may take long, and a restart would start it
-    over. Nor while a call hangs in the kernel where no signal reaches it, which `is_uninterruptible` returns: the
-    process would keep the port.
+    It goes on until the driver's first answer, as a restart would begin a slow initialization again, and while
+    `is_uninterruptible` is true, as a process that no signal ends would keep the port.
     """
 
     def __init__(self, is_uninterruptible: Callable[[], bool]) -> None:
         self._is_uninterruptible = is_uninterruptible
-        self._answered = False  # whether the driver ever answered
+        self._has_answered = False  # the driver, at least once
 
     def update(self, state: State) -> None:
         """Send the status of a poll, and the heartbeat if the driver works."""
         hung = state.snapshot.hung
-        self._answered = self._answered or not hung
+        self._has_answered = self._has_answered or not hung
         if is_listening():
-            alive = not (hung and self._answered) or self._is_uninterruptible()
+            alive = not (hung and self._has_answered) or self._is_uninterruptible()
             notify(f"STATUS={status_line(state)}", *(["WATCHDOG=1"] if alive else []))
 
 

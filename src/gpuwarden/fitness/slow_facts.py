@@ -13,7 +13,7 @@ from pathlib import Path
 from gpuwarden.fitness.model import SlowFacts
 from gpuwarden.gpu.call_pool import CallPool, RepeatedCall, wait_for_all
 
-ANSWER_SECONDS = 10.0  # for which a refresh waits for file systems
+DISK_TIMEOUT_SECONDS = 10.0  # wait of a refresh for all file systems
 _MAPS = Path("/proc/self/maps")
 
 
@@ -50,8 +50,8 @@ class SlowFactsReader:
     async def _read_disks(self) -> Mapping[str, int | None]:
         disks = self._disks
         for each in disks.values():
-            each.start(ANSWER_SECONDS)
-        await wait_for_all(self._threads, disks.values(), ANSWER_SECONDS)
+            each.start(DISK_TIMEOUT_SECONDS)
+        await wait_for_all(self._threads, disks.values(), DISK_TIMEOUT_SECONDS)
         free: dict[str, int | None] = {}
         for path, each in disks.items():
             try:

@@ -150,12 +150,11 @@ def _value(readings: Readings, row: Metric[Any], labels: tuple[str, ...]) -> flo
 class Snapshot:
     """One poll. `fault` is the error of the driver as a whole; each GPU also has its own.
 
-    `time` and `last_success` are Unix time, `duration` seconds; `enumerated` is the driver's count of GPUs, None
-    if it did not answer; `errors` counts failures of the driver as a whole since the daemon started. `asked` is false
-    if the driver was not called: during a pause, until `paused_until`, so that GPUs can be suspended, or while NVML
-    closes. `asleep` says which GPUs are suspended, `asleep_count` includes those not identified; both are known only
-    with gpus.let_sleep.
-    `bindings` are the changes since the last poll.
+    `time`, `last_success` and `paused_until` are Unix times, `duration` is in seconds. `enumerated` is the driver's
+    count of GPUs, None if it did not answer. `errors` counts failures of the driver as a whole since the start.
+    `asked` is false if the driver was not called: during a pause, to let GPUs suspend, or while NVML closes. `asleep`
+    says by UUID which GPUs are suspended, `asleep_count` includes those not identified; both need gpus.let_sleep.
+    `bindings` are the driver's changes since the last poll.
     """
 
     time: float

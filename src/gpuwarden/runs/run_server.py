@@ -31,7 +31,7 @@ _SETTINGS = "runs.socket, --socket or GPUWARDEN_SOCKET"
 MESSAGE_BATCH = 16  # messages read from one connection at a time
 ACCEPT_BATCH = BACKLOG  # with less, a flood of clients keeps the queue full and others out
 REST_SECONDS = 0.02  # after a full batch: at most 800 messages a second from one client
-MAX_FLOOD_RATIO = 0.5  # of the time, for all clients together that always have another batch; polls need the rest
+MAX_FLOOD_RATIO = 0.5  # share of the event loop's time for clients that never pause; polls need the rest
 MAX_LAST_MESSAGES = 1024  # read from an ended process; the kernel queues fewer (net.core.wmem_max)
 NO_DESCRIPTOR_REST_SECONDS = 1.0
 UNREAD_ADVICE_BYTES = 16384  # kernel queue for a run that does not read
@@ -57,7 +57,7 @@ class RunServer:
         self._advised: dict[ProcessKey, socket.socket] = {}  # the connection on which a process reads advice
         self._unexplained: dict[ProcessKey, int] = {}  # pidfds of ended runs with an unknown exit status
         self._serial = 0
-        self._paced_until = 0.0  # monotonic; by when the batches read so far have had their share of the time
+        self._paced_until = 0.0  # monotonic time until which full batches have used their share of the event loop
         self._limit = MAX_CONNECTIONS
         self.refused = 0  # connections closed or not accepted because there were too many
 
@@ -229,12 +229,12 @@ class RunServer:
             self._request_poll()
 
     def _read(self, connection: socket.socket) -> None:
-        begun = time.monotonic()
+        began = time.monotonic()
         for _ in range(MESSAGE_BATCH):
             if not self._read_one(connection):
                 return
         now = time.monotonic()
-        self._paced_until = max(self._paced_until, now) + (now - begun) / MAX_FLOOD_RATIO
+        self._paced_until = max(self._paced_until, now) + (now - began) / MAX_FLOOD_RATIO
         self._rest(connection, self._read, max(REST_SECONDS, self._paced_until - now))
 
     def _read_one(self, connection: socket.socket) -> bool:
