@@ -37,7 +37,7 @@ class Sample:
     source: str
     message: str
     allocations: tuple[Allocation, ...]
-    held_out: bool = False  # collected and labelled after the patterns were written
+    held_out: bool = False  # collected and labeled after the patterns were written
 
     @property
     def is_log(self) -> bool:

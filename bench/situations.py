@@ -1,4 +1,4 @@
-"""Labelled situations, and what the daemon reports of them: `python bench/situations.py`.
+"""Labeled situations, and what the daemon reports of them: `python bench/situations.py`.
 
 Each is a real training process with TensorFlow's real allocator on a device that processes share;
 bench/situations/labels.py has all of them and their labels. Prints three tables: diagnoses of out-of-memory errors,
@@ -294,22 +294,22 @@ def seconds_left(outcome: Outcome) -> list[tuple[float, float | None, bool | Non
 
 def verdicts(outcomes: Sequence[Outcome]) -> None:
     """Print what each out-of-memory error was and was diagnosed as, and the confusion."""
-    labelled = [each for each in outcomes if each.situation.label]
-    if not labelled:
+    labeled = [each for each in outcomes if each.situation.label]
+    if not labeled:
         return
     print("| out-of-memory | label | verdict | right | requested, in use, free of the device, MiB |")
     print("| --- | --- | --- | --- | --- |")
-    for each in labelled:
+    for each in labeled:
         right = _yes(each.is_right)
         print(f"| {each.situation.name} | {each.situation.label} | {each.name} | {right} | {_facts(each)} |")
-    pairs = Counter((each.situation.label, each.name) for each in labelled)
+    pairs = Counter((each.situation.label, each.name) for each in labeled)
     names = [*LABELS, *sorted({name for _, name in pairs} - set(LABELS))]
     print("\n| label, by verdict | " + " | ".join(names) + " |\n| --- |" + " --: |" * len(names))
     for label in LABELS:
         print(f"| {label} | " + " | ".join(str(pairs[label, name] or "") for name in names) + " |")
-    count = sum(each.is_right for each in labelled)
-    print(f"\nVerdicts right: {count} of {len(labelled)}, {count / len(labelled):.0%}.\n")
-    for each in labelled:
+    count = sum(each.is_right for each in labeled)
+    print(f"\nVerdicts right: {count} of {len(labeled)}, {count / len(labeled):.0%}.\n")
+    for each in labeled:
         print(f"- {each.situation.name} ({each.situation.why}): {each.verdict.get('evidence', ABSENT)}")
         print(f"  {each.verdict.get('next_step', '')}")
     print()
@@ -417,7 +417,7 @@ def _yes(holds: bool) -> str:  # noqa: FBT001 - a statement to be written out
 
 def main() -> int:
     """Play and print."""
-    parser = argparse.ArgumentParser(description="Play labelled situations, and hold the daemon's words against them.")
+    parser = argparse.ArgumentParser(description="Play labeled situations, and hold the daemon's words against them.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="situations, or parts of their names; all by default")
     parser.add_argument("--set", choices=tuple(SETS), help="those of one set")
     parser.add_argument("--verify", action="store_true", help="try the labels instead: with the cause and without")

@@ -47,7 +47,7 @@ def test_incident_labels_are_alerts() -> None:
 
 
 def test_incidents_fire_their_alerts() -> None:
-    """Some incidents fire exactly the alerts that they are labelled with."""
+    """Some incidents fire exactly the alerts that they are labeled with."""
     results = incidents.play([each for each in INCIDENTS if each.name in PLAYED])
     assert {each.incident.name: (each.missing, each.extra) for each in results} == dict.fromkeys(PLAYED, ([], []))
 

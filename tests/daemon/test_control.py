@@ -204,7 +204,7 @@ def test_driver_that_cannot_be_released_is_reported(box: FaultySimulation, monke
         await warden.poll()
         with pytest.raises(StillUsedError, match="nvmlShutdown hangs"):
             await warden.pause(60)
-        assert (await warden.poll()).fault == HUNG  # and does not initialise it meanwhile
+        assert (await warden.poll()).fault == HUNG  # and does not initialize it meanwhile
         assert under_way == ["nvmlShutdown"]
         going.set()
         snapshot = await warden.poll()
@@ -217,8 +217,8 @@ def test_driver_that_cannot_be_released_is_reported(box: FaultySimulation, monke
     asyncio.run(scenario())
 
 
-def test_every_initialisation_is_shut_down(box: FaultySimulation) -> None:
-    """A driver that was initialised again after it went away can be released."""
+def test_every_initialization_is_shut_down(box: FaultySimulation) -> None:
+    """A driver that was initialized again after it went away can be released."""
 
     async def scenario() -> None:
         warden = Poller(box.nvml, 10.0)
@@ -228,7 +228,7 @@ def test_every_initialisation_is_shut_down(box: FaultySimulation) -> None:
             await warden.poll()
             box.driver.restore()
         assert (await warden.poll()).fault is None
-        assert box._users == 1  # a shutdown has no effect while an earlier initialisation counts
+        assert box._users == 1  # a shutdown has no effect while an earlier initialization counts
         await warden.pause(60)
         assert box._users == 0
 

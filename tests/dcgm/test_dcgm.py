@@ -233,7 +233,7 @@ def dcgm_samples(gpu: Gpu, **access: bool) -> dict[str, list[tuple[dict[str, str
 
 
 class TestInstances:
-    """A GPU with MIG instances, labelled as in dcgm-exporter."""
+    """A GPU with MIG instances, labeled as in dcgm-exporter."""
 
     def test_memory_and_activity_are_by_instance(self) -> None:
         """Values of instances are not exported for the GPU too, so that sums are right; GPU values appear once."""

@@ -1,4 +1,4 @@
-"""The daemon's behaviour in whole scenarios, pinned: page, API, events, log, advice, alerts and run records.
+"""The daemon's behavior in whole scenarios, pinned: page, API, events, log, advice, alerts and run records.
 
 `make goldens` (pytest --write-goldens) writes tests/goldens/scenarios; the difference in git is what to review.
 """

@@ -308,7 +308,7 @@ def test_unbinding_explains_a_loss(
 
 
 def test_known_gpu_is_down_once(box: FaultySimulation) -> None:
-    """A known GPU that hangs while the driver is initialised again is down by its UUID only."""
+    """A known GPU that hangs while the driver is initialized again is down by its UUID only."""
 
     async def scenario(poller: Poller) -> None:
         uuids = [gpu.identity.uuid for gpu in (await poller.poll()).gpus]
@@ -462,7 +462,7 @@ def test_all_gpus_hang_from_the_start(box: FaultySimulation) -> None:
 
 
 def test_driver_that_refuses_has_answered(box: FaultySimulation) -> None:
-    """A failing driver yields its error and no readings; it is initialised again when it is back."""
+    """A failing driver yields its error and no readings; it is initialized again when it is back."""
 
     async def scenario(poller: Poller) -> None:
         await poller.poll()

@@ -1,4 +1,4 @@
-"""All rows read through nvidia-ml-py on the mock library: a data centre GPU, a consumer card, and faults."""
+"""All rows read through nvidia-ml-py on the mock library: a data center GPU, a consumer card, and faults."""
 
 import os
 import re

@@ -134,7 +134,7 @@ def test_machine_without_gpus_in_sys_is_polled(tmp_path: Path) -> None:
 
 
 def test_daemon_lets_gpus_sleep(tmp_path: Path, bus: Bus, mock_nvml: MockNvml) -> None:
-    """A real daemon initialises nothing while all GPUs sleep, and opens no sleeping GPU's device."""
+    """A real daemon initializes nothing while all GPUs sleep, and opens no sleeping GPU's device."""
     devices = tmp_path / "devices"
     devices.mkdir()
     config = tmp_path / "config.yaml"

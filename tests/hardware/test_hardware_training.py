@@ -25,7 +25,7 @@ from system_parts import skip_without
 
 pytestmark = pytest.mark.gpu
 
-TIME = 240  # seconds; a framework takes long to initialise a GPU
+TIME = 240  # seconds; a framework takes long to initialize a GPU
 MIB = 1 << 20
 MEMORY = 256 * MIB  # that each case allocates
 
@@ -222,7 +222,7 @@ def test_torch(tmp_path: Path, uuids: list[str]) -> None:
 
 
 def test_jax(tmp_path: Path, uuids: list[str]) -> None:
-    """Watching JAX initialises no device; its memory and out-of-memory error are reported."""
+    """Watching JAX initializes no device; its memory and out-of-memory error are reported."""
     needs("jax")
     daemon = Receiver(tmp_path / "run.sock")
     script = Script(JAX, tmp_path, daemon.path)

@@ -84,7 +84,7 @@ def daemon(tmp_path: Path, mock_nvml: MockNvml, fifo: Fifo) -> Iterator[Daemon]:
         yield daemon
 
 
-def signalled(number: int) -> Callable[[TestRun], object]:
+def signaled(number: int) -> Callable[[TestRun], object]:
     """Return a way to end a run by a signal."""
     return lambda run: run.popen.send_signal(number)
 
@@ -104,9 +104,9 @@ WAYS: dict[str, tuple[Callable[[TestRun], object], str, str]] = {
         "exit status 1; last message: uncaught ValueError; last error: ValueError",
     ),
     "exits without a message": (command("_exit 0"), "finished", "exit status 0"),
-    "is terminated": (signalled(signal.SIGTERM), "killed", "ended by SIGTERM"),
-    "is interrupted": (signalled(signal.SIGINT), "killed", "ended by SIGINT; last message: uncaught KeyboardInterrupt"),
-    "is killed": (signalled(signal.SIGKILL), "killed", "ended by SIGKILL"),
+    "is terminated": (signaled(signal.SIGTERM), "killed", "ended by SIGTERM"),
+    "is interrupted": (signaled(signal.SIGINT), "killed", "ended by SIGINT; last message: uncaught KeyboardInterrupt"),
+    "is killed": (signaled(signal.SIGKILL), "killed", "ended by SIGKILL"),
     "leaves a worker behind": (command("fork"), "killed", "ended by SIGKILL"),
     "aborts": (command("abort"), "crashed", f"ended by SIGABRT{CORE}"),
     "crashes": (command("segfault"), "crashed", f"ended by SIGSEGV{CORE}"),

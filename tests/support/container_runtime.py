@@ -1,6 +1,6 @@
 """Stand-in for dockerd and podman: their API's answer about a container, over a real Unix socket.
 
-Modelled on the public reference (docs.docker.com/reference/api/engine, operation ContainerInspect): 200 with a JSON
+Modeled on the public reference (docs.docker.com/reference/api/engine, operation ContainerInspect): 200 with a JSON
 object whose Name begins with a slash, 404 with a message for a container it does not know.
 """
 

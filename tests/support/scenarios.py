@@ -1,4 +1,4 @@
-"""Scenarios that pin the daemon's behaviour: training runs and GPUs, poll by poll, on `scenario_daemon.Box`.
+"""Scenarios that pin the daemon's behavior: training runs and GPUs, poll by poll, on `scenario_daemon.Box`.
 
 Each is a coroutine that moves a `Stage`: it sets what runs and GPUs do, lets time pass, and pins the documents at the
 end of each phase. tests/goldens/scenarios has a folder for each, which `make goldens` writes.

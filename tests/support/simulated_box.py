@@ -39,7 +39,7 @@ class Clock:
 
 
 class Box:
-    """A simulation with a clock of its own, initialised."""
+    """A simulation with a clock of its own, initialized."""
 
     def __init__(self, gpus: int = 8, seed: int = 1) -> None:
         self.clock = Clock()

@@ -164,7 +164,7 @@ def test_function_newer_than_the_driver_is_not_found(start: Start) -> None:
 
 
 def test_devices_are_open_until_the_last_shutdown(mock_nvml: MockNvml, start: Start, tmp_path: Path) -> None:
-    """Looking a GPU up opens its device; as many shutdowns as there were initialisations close them all."""
+    """Looking a GPU up opens its device; as many shutdowns as there were initializations close them all."""
     devices = tmp_path / "devices"
     devices.mkdir()
     nvml = start(gpus=2, devices=str(devices))
@@ -178,7 +178,7 @@ def test_devices_are_open_until_the_last_shutdown(mock_nvml: MockNvml, start: St
     nvml.ask("nvmlDeviceGetName(gpu(1))")
     assert held() == {"nvidiactl", "nvidia1"}
     nvml.ask("nvmlShutdown()")
-    assert held() == {"nvidiactl", "nvidia1"}  # the process began with an initialisation of its own
+    assert held() == {"nvidiactl", "nvidia1"}  # the process began with an initialization of its own
     nvml.ask("nvmlShutdown()")
     assert held() == set()
 

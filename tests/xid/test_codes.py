@@ -11,7 +11,7 @@ from gpuwarden.xid.codes import _ROWS, OTHER_SEVERITIES, XIDS, Action, codes, ex
 
 # Column "immediate action" of NVIDIA's catalog as of 2025-10 (docs.nvidia.com/deploy/xid-errors), where it is one
 # of these three. IGNORE differs where the catalog adds "contact support" or the log asks for a reset.
-CATALOGUE = {
+CATALOG = {
     Action.REBOOT_MACHINE: {79},
     Action.RESET_GPU: {46, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158},
     Action.RESTART_APPLICATION: {
@@ -23,11 +23,11 @@ CATALOGUE = {
 }
 
 
-@pytest.mark.parametrize("action", CATALOGUE)
+@pytest.mark.parametrize("action", CATALOG)
 def test_actions_are_nvidias(action: Action) -> None:
     """Actions are the immediate actions of NVIDIA's catalog; XID 48 has a workflow there that resets."""
     ours = {code for code, xid in XIDS.items() if xid.action is action}
-    assert ours - {48} == CATALOGUE[action]
+    assert ours - {48} == CATALOG[action]
 
 
 def test_codes_are_unique_and_sorted() -> None:

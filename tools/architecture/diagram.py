@@ -186,14 +186,14 @@ def _ordered(nodes: list[list[Node]]) -> list[list[Node]]:
         for row in reversed(nodes) if down else nodes:
             place = {id(node): number for line in nodes for number, node in enumerate(line)}
 
-            def centre(node: Node, place: dict[int, int] = place, down: bool = down) -> tuple[bool, float]:  # noqa: FBT001
+            def center(node: Node, place: dict[int, int] = place, down: bool = down) -> tuple[bool, float]:  # noqa: FBT001
                 others = node.above if down else node.below
                 sizes = {id(other): len(nodes[other.row]) for other in others}
                 own = (place[id(node)] + 0.5) / len(nodes[node.row])
                 places = [(place[id(other)] + 0.5) / sizes[id(other)] for other in others]
                 return node.is_client, sum(places) / len(places) if places else own
 
-            row[:] = sorted(row, key=centre)
+            row[:] = sorted(row, key=center)
         crossings = _crossings(nodes)
         if crossings < fewest:
             best, fewest = [list(row) for row in nodes], crossings

@@ -52,7 +52,7 @@ from gpuwarden.severity import SEVERITY_RANK
 
 T = TypeVar("T")
 
-_WILDCARDS = {"0.0.0.0", "::"}  # noqa: S104 - to recognise them
+_WILDCARDS = {"0.0.0.0", "::"}  # noqa: S104 - to recognize them
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from gpuwarden.gpu.reader import Plan
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.nvml import driver
 
-# Of each driver call. Without persistence mode the driver initialises each GPU at the first one, which takes seconds.
+# Of each driver call. Without persistence mode the driver initializes each GPU at the first one, which takes seconds.
 PATIENCE_SECONDS = 5.0
 UNUSABLE_BINDING = "unusable_binding"  # fault of a snapshot: nvidia-ml-py is missing or too old
 

@@ -48,7 +48,7 @@ class MigReader:
         return bool(self._instances) or self._is_search_incomplete
 
     def clear(self) -> None:
-        """Drop all instances: their handles ended with the driver's initialisation or the GPU's reset."""
+        """Drop all instances: their handles ended with the driver's initialization or the GPU's reset."""
         self._instances = {}
 
     def read(self, errors: Counter[str], *, slow: bool) -> tuple[MigInstance, ...]:

@@ -159,7 +159,7 @@ class PolledGpu:
         return Gpu(self.identity, fault=None, asked=False, last_success=self.last_success, errors=dict(self._errors))
 
     def drop_handle(self) -> None:
-        """Drop the handle: it belongs to an earlier initialisation of the driver."""
+        """Drop the handle: it belongs to an earlier initialization of the driver."""
         self._handle = None
 
     def _read(self) -> Answers:

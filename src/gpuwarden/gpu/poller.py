@@ -62,7 +62,7 @@ class StillUsedError(Exception):
 
 
 class Poller:
-    """Poller that initialises the driver and reads its GPUs. Used by one event loop, one poll at a time."""
+    """Poller that initializes the driver and reads its GPUs. Used by one event loop, one poll at a time."""
 
     def __init__(
         self,
@@ -272,7 +272,7 @@ class Poller:
                 )
             await asyncio.sleep(_STEP_SECONDS)
         self._counting.discard()
-        self._closing.discard()  # one that hung and returned since: the driver has been initialised again after it
+        self._closing.discard()  # one that hung and returned since: the driver has been initialized again after it
         try:
             await self._closing.run(timeout)
         except TimeoutError:

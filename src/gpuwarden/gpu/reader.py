@@ -107,7 +107,7 @@ class GpuReader:
         self.attach(handle)
 
     def attach(self, handle: Handle) -> None:
-        """Use a new handle, after the driver was initialised again or the GPU reset; drop what was learned."""
+        """Use a new handle, after the driver was initialized again or the GPU reset; drop what was learned."""
         self.mark_gap()
         self._device.handle = handle
         self._device.gpm.release()

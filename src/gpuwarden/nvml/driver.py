@@ -233,7 +233,7 @@ def explain_unusable(nvml: Nvml, patience: float = PROBE_TIMEOUT_SECONDS) -> str
             try:
                 count = nvml.nvmlDeviceGetCount()
             finally:
-                nvml.nvmlShutdown()  # NVML counts initialisations: one more would prevent every later shutdown
+                nvml.nvmlShutdown()  # NVML counts initializations: one more would prevent every later shutdown
         except Exception as error:  # noqa: BLE001 - any failure is the reason
             reasons.append(str(error) or type(error).__name__)
         else:

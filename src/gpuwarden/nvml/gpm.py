@@ -111,7 +111,7 @@ class Gpm:
             self._free(gpu_instance)
 
     def release(self) -> bool:
-        """Free all samples, before a shutdown of the driver or after a new initialisation; drop what was learned.
+        """Free all samples, before a shutdown of the driver or after a new initialization; drop what was learned.
 
         Blocks like a driver call, but not while a sample is in use: then it returns False, and frees nothing.
         """

@@ -1,4 +1,4 @@
-"""Session with the driver: initialised once, again after the driver went away, and closed on request."""
+"""Session with the driver: initialized once, again after the driver went away, and closed on request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuwarden.nvml.interface import Nvml
 from gpuwarden.nvml.return_codes import DRIVER_GONE, LIBRARY_MISMATCH, NVMLError, code_of, if_supported
 from gpuwarden.nvml.troubleshooting import hidden_gpus
 
-RETRY_SECONDS = 5.0  # between attempts to initialise a driver that is not there
+RETRY_SECONDS = 5.0  # between attempts to initialize a driver that is not there
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +26,15 @@ class HiddenGpusError(Exception):
 
 
 class Session:
-    """Session with NVML. It counts initialisations, as NVML does.
+    """Session with NVML. It counts initializations, as NVML does.
 
-    Its methods block, and exclude each other: an initialisation must not overlap a shutdown that hangs.
+    Its methods block, and exclude each other: an initialization must not overlap a shutdown that hangs.
     """
 
     def __init__(self, nvml: Nvml) -> None:
         self._nvml = nvml
         self._turn = threading.Lock()
-        self._initialised = 0
+        self._initialized = 0
         self._refused: Exception | None = None
         self._retry_at = 0.0
         self.driver: DriverVersions | None = None
@@ -44,11 +44,11 @@ class Session:
         self.number = 0  # of this session: handles of another session are invalid
 
     def count(self) -> int:
-        """Initialise if need be, and count the GPUs. Raises NVMLError or HiddenGpusError."""
+        """Initialize if need be, and count the GPUs. Raises NVMLError or HiddenGpusError."""
         with self._turn:
             try:
                 if not self.open:
-                    self._initialise()
+                    self._initialize()
                 count = self._nvml.nvmlDeviceGetCount()
             except NVMLError as error:
                 if code_of(error) in DRIVER_GONE:
@@ -66,25 +66,25 @@ class Session:
     def _close(self) -> None:
         self.open = False
         self._refused = None
-        before = self._initialised
-        while self._initialised:
+        before = self._initialized
+        while self._initialized:
             try:
                 self._nvml.nvmlShutdown()
             except NVMLError as error:
                 if code_of(error) not in DRIVER_GONE:
                     raise
-                if self._initialised < before:
-                    self._initialised = 0  # NVML dropped earlier ones: nothing is left to shut down
+                if self._initialized < before:
+                    self._initialized = 0  # NVML dropped earlier ones: nothing is left to shut down
                 return  # otherwise this may be temporary, and is tried again next time
-            self._initialised -= 1
+            self._initialized -= 1
 
-    def _initialise(self) -> None:
+    def _initialize(self) -> None:
         if self._refused and time.monotonic() < self._retry_at:
             raise self._refused
         try:
-            self._close()  # while an earlier initialisation counts, another one would have no effect
+            self._close()  # while an earlier initialization counts, another one would have no effect
             self._nvml.nvmlInit()
-            self._initialised += 1
+            self._initialized += 1
             cuda = if_supported(self._nvml.nvmlSystemGetCudaDriverVersion_v2)
             version = self._nvml.nvmlSystemGetDriverVersion()
         except NVMLError as error:

@@ -40,7 +40,7 @@ def suggest_gpu_fix(error: str) -> str:
 def hidden_gpus(enumerated: int, present: Path | None = None) -> str | None:
     """Return why NVML lists no GPU although the kernel module has some, and the fix; None if there is no such problem.
 
-    NVML initialises without access to the device nodes and then counts 0 GPUs, without an error. `present` is the
+    NVML initializes without access to the device nodes and then counts 0 GPUs, without an error. `present` is the
     kernel module's folder, with an entry for each GPU.
     """
     present = present or GPUS_OF_THE_KERNEL_MODULE

@@ -113,7 +113,7 @@ _ROWS = (
     Xid(137, "An access over NVLink was refused, mostly due to a bug of a program on another GPU.", Action.IGNORE, "info"),
     Xid(140, "A memory error that ECC cannot correct, and that was not contained.", Action.RESET_GPU, "critical"),
     Xid(141, "CUDA's fast path had an error.", Action.IGNORE, "info"),
-    Xid(143, "The GPU could not be initialised.", Action.RESET_GPU, "critical"),
+    Xid(143, "The GPU could not be initialized.", Action.RESET_GPU, "critical"),
     *_engines(_FLAGGED, "A fifth-generation NVLink had an error; the kernel log has its kind.",
               Action.CHECK_NVLINK, "warning"),
     Xid(151, "The rotation of the encryption keys failed.", Action.RESTART_VM, "critical"),

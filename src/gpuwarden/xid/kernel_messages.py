@@ -14,7 +14,7 @@ PREFIXES = (b"NVRM: ",)
 # and mostly pid= and name=, which a user can choose, so they are not read. Drivers before R300 omit "PCI:".
 _ADDRESS = rb"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})(?:\.[0-7])?"
 _XID = re.compile(rb"NVRM: Xid \((?:PCI:)?" + _ADDRESS + rb"[^)]{0,40}\): (\d{1,9})\b", re.IGNORECASE)
-# Logged next to XID 79, or alone if the GPU is lost before it is initialised (NVIDIA/NVSentinel#155).
+# Logged next to XID 79, or alone if the GPU is lost before it is initialized (NVIDIA/NVSentinel#155).
 _OFF_THE_BUS = re.compile(
     rb"NVRM: (?:The NVIDIA )?GPU (?:at )?(?:PCI:)?" + _ADDRESS + rb".{0,200}?fallen off the bus", re.IGNORECASE
 )

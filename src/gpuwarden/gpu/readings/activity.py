@@ -25,7 +25,7 @@ def _read_one(metric: int) -> Callable[[GpmSubject], float | None]:
     return lambda subject: subject.read_gpm_metric(metric)
 
 
-def _read_labelled(metrics: Mapping[str, int]) -> Callable[[GpmSubject], dict[Labels, float]]:
+def _read_labeled(metrics: Mapping[str, int]) -> Callable[[GpmSubject], dict[Labels, float]]:
     def read(subject: GpmSubject) -> dict[Labels, float]:
         found = {(name,): subject.read_gpm_metric(number) for name, number in metrics.items()}
         return {labels: value for labels, value in found.items() if value is not None}
@@ -37,6 +37,6 @@ graphics_engine = _read_one(GPM_GRAPHICS_ENGINE)
 sm_active = _read_one(GPM_SM_ACTIVE)
 sm_occupancy = _read_one(GPM_SM_OCCUPANCY)
 dram = _read_one(GPM_DRAM_ACTIVE)
-pipes = _read_labelled(GPM_PIPES)
-tensor_operations = _read_labelled(GPM_TENSOR_OPERATIONS)
-pcie = _read_labelled(GPM_PCIE)  # bytes per second, by direction
+pipes = _read_labeled(GPM_PIPES)
+tensor_operations = _read_labeled(GPM_TENSOR_OPERATIONS)
+pcie = _read_labeled(GPM_PCIE)  # bytes per second, by direction

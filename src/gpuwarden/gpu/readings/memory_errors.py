@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from gpuwarden.gpu.readings.shapes import field, labelled_fields, present, settings
+from gpuwarden.gpu.readings.shapes import field, labeled_fields, present, settings
 from gpuwarden.metrics.model import Labels
 from gpuwarden.nvml import fields
 from gpuwarden.nvml.constants import ECC_LIFETIMES, ECC_TYPES, MEMORY_LOCATIONS
 from gpuwarden.nvml.device import Device
 from gpuwarden.nvml.interface import Nvml
 
-ecc_mode = labelled_fields({"current": fields.ECC_CURRENT, "pending": fields.ECC_PENDING})
-remapped_rows = labelled_fields(fields.REMAPPED_ROWS)
+ecc_mode = labeled_fields({"current": fields.ECC_CURRENT, "pending": fields.ECC_PENDING})
+remapped_rows = labeled_fields(fields.REMAPPED_ROWS)
 remap_pending = field(fields.ROW_REMAP_PENDING)
 remap_failed = field(fields.ROW_REMAP_FAILED)
 repairs_pending = settings(Nvml.nvmlDeviceGetRepairStatus, ("channel", "tpc"))
 # GPUs before Ampere retire pages, newer ones remap rows.
-retired_pages = labelled_fields(fields.RETIRED_PAGES)
+retired_pages = labeled_fields(fields.RETIRED_PAGES)
 retirement_pending = field(fields.RETIRED_PAGES_PENDING)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuwarden.gpu.readings.shapes import field, labelled_fields, present
+from gpuwarden.gpu.readings.shapes import field, labeled_fields, present
 from gpuwarden.metrics.model import Labels
 from gpuwarden.nvml import fields
 from gpuwarden.nvml.constants import NOT_AVAILABLE, PCIE_DIRECTIONS
@@ -12,7 +12,7 @@ _BITS_32 = 1 << 32
 
 
 replays = field(fields.PCIE_REPLAYS)
-errors = labelled_fields(fields.PCIE_ERRORS)
+errors = labeled_fields(fields.PCIE_ERRORS)
 
 
 def generation(gpu: Device) -> float | None:

@@ -45,6 +45,6 @@ def field(number: int) -> Callable[[Device], float | None]:
     return lambda gpu: gpu.field(number)
 
 
-def labelled_fields(numbers: Mapping[str, int]) -> Callable[[Device], dict[Labels, float]]:
+def labeled_fields(numbers: Mapping[str, int]) -> Callable[[Device], dict[Labels, float]]:
     """Read a field for each label value."""
     return lambda gpu: present(numbers, gpu.fields((number, 0) for number in numbers.values()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuwarden.gpu.readings.shapes import labelled_fields, present
+from gpuwarden.gpu.readings.shapes import labeled_fields, present
 from gpuwarden.metrics.model import Labels
 from gpuwarden.nvml import fields
 from gpuwarden.nvml.constants import NOT_AVAILABLE, TEMPERATURE_CORE, TEMPERATURE_THRESHOLDS
@@ -11,7 +11,7 @@ from gpuwarden.nvml.device import Device
 _MAX_FANS = 32  # read at most, whatever count the driver returns
 
 
-margin_thresholds = labelled_fields(fields.MARGIN_THRESHOLDS)  # newer GPUs have these instead of thresholds in celsius
+margin_thresholds = labeled_fields(fields.MARGIN_THRESHOLDS)  # newer GPUs have these instead of thresholds in celsius
 
 
 def temperatures(gpu: Device) -> dict[Labels, float]:
