@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from program_server import PROGRAM_SECONDS
 from receiver import Receiver
 
 from gpuwarden.protocol.messages import Error, Hello, Message, Report
@@ -17,7 +20,9 @@ from gpuwarden.protocol.run_folder import FOLDER_VARIABLE, RUN_VARIABLE, Process
 
 SOURCE = Path(__file__).parents[2] / "src"
 SITE = SOURCE / "gpuwarden/client/boot/site"
-PROGRAM_TIME = 300  # seconds until a program that hangs is ended
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 @dataclass(frozen=True)
@@ -62,32 +67,83 @@ def run_instrumented(folder: Path, *arguments: str | Path, path: Sequence[Path] 
 
 def run_any(folder: Path, *command: str | Path, path: Sequence[Path] = (SOURCE,), **env: str) -> Ended:
     """Run a command that need not be Python; `path` follows the boot folder in PYTHONPATH."""
-    private = folder / "private"
-    private.mkdir(mode=0o700)
-    daemon = Receiver(private / "run.sock", backlog=64)
-    try:
+
+    def start(variables: dict[str, str]) -> tuple[int, str, str]:
         ended = subprocess.run(
             command,
             cwd=folder,
             capture_output=True,
             text=True,
-            timeout=PROGRAM_TIME,
+            timeout=PROGRAM_SECONDS,
             check=False,
-            env=os.environ
-            | {
-                "CUDA_VISIBLE_DEVICES": "",
-                "JAX_PLATFORMS": "cpu",
-                "PYTHONPATH": os.pathsep.join(str(each) for each in (SITE, *path)),
-                "GPUWARDEN_SOCKET": daemon.path,
-                RUN_VARIABLE: "1",
-                FOLDER_VARIABLE: str(private),
-            }
-            | env,
+            env=_environment(path) | variables | env,
         )
+        return ended.returncode, ended.stdout, ended.stderr
+
+    return _receive_from(folder, start)
+
+
+class ProgramServer:
+    """Process of `gpuwarden run` that has imported modules and forks for each program: imports take longest.
+
+    For use in a with statement.
+    """
+
+    def __init__(
+        self, *modules: str, python: str | Path = sys.executable, path: Sequence[Path] = (SOURCE,), **env: str
+    ) -> None:
+        self._popen = subprocess.Popen(
+            [python, Path(__file__).with_name("program_server.py"), *modules],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=_environment(path) | env,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._popen.communicate()
+
+    def run(self, folder: Path, *lines: str, **env: str) -> Ended:
+        """Run a program of these lines in a folder of the test, and wait for its end."""
+        program = folder / "train.py"
+        program.write_text("\n".join(lines), encoding="utf-8")
+
+        def start(variables: dict[str, str]) -> tuple[int, str, str]:
+            order = {"program": str(program), "folder": str(folder), "env": {**variables, **env}}
+            assert self._popen.stdin
+            assert self._popen.stdout
+            self._popen.stdin.write(json.dumps(order) + "\n")
+            self._popen.stdin.flush()
+            status = int(self._popen.stdout.readline())
+            return status, (folder / "output").read_text(), (folder / "errors").read_text()
+
+        return _receive_from(folder, start)
+
+
+def _environment(path: Sequence[Path]) -> dict[str, str]:
+    """Return the environment of `gpuwarden run`, without a run's own variables."""
+    return os.environ | {
+        "CUDA_VISIBLE_DEVICES": "",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": os.pathsep.join(str(each) for each in (SITE, *path)),
+        RUN_VARIABLE: "1",
+    }
+
+
+def _receive_from(folder: Path, start: Callable[[dict[str, str]], tuple[int, str, str]]) -> Ended:
+    """Receive what a program reports that `start` runs to its end: it gets variables, and returns status and output."""
+    private = folder / "private"
+    private.mkdir(mode=0o700)
+    daemon = Receiver(private / "run.sock", backlog=64)
+    try:
+        status, output, errors = start({"GPUWARDEN_SOCKET": daemon.path, FOLDER_VARIABLE: str(private)})
         runs = _accept_all(daemon)
     finally:
         daemon.close()
-    return Ended(ended.returncode, ended.stdout, ended.stderr, runs, list(read_notes(private)), private)
+    return Ended(status, output, errors, runs, list(read_notes(private)), private)
 
 
 def _accept_all(daemon: Receiver) -> list[ProgramRun]:

@@ -1,4 +1,19 @@
-"""Keras programs that know nothing of gpuwarden, each in a process of its own under `gpuwarden run`'s environment."""
+"""Keras programs that know nothing of gpuwarden, under the environment of `gpuwarden run`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from instrumented_program import SOURCE, Ended, ProgramServer
+
+from system_parts import require, skip_without
+
+KERAS2 = Path(__file__).parents[2] / "build/keras2"
+BACKENDS = [
+    "tensorflow",
+    *(pytest.param(name, marks=pytest.mark.frameworks) for name in ("jax", "torch", "tf_keras", "keras2")),
+]
 
 MODEL = """
 import os
@@ -76,3 +91,20 @@ class Counts(keras.callbacks.Callback):
 fit(model, callbacks=[Counts()])
 """,
 }
+
+
+def serve_keras(backend: str) -> ProgramServer:
+    """Start a server of programs that has imported the Keras of a backend."""
+    if backend == "tf_keras":
+        require(any((KERAS2 / "tf_keras").glob(".for-*")), "tf_keras is not installed: tools/keras2.sh")
+        return ProgramServer("tf_keras", path=(KERAS2 / "tf_keras", SOURCE), TF_USE_LEGACY_KERAS="1")
+    if backend == "keras2":
+        require((KERAS2 / "tensorflow/.installed").exists(), "TensorFlow 2.15 is not installed: tools/keras2.sh")
+        return ProgramServer("keras", python=KERAS2 / "tensorflow/bin/python")
+    skip_without(backend)
+    return ProgramServer("keras", KERAS_BACKEND=backend)
+
+
+def run_keras(server: ProgramServer, folder: Path, *lines: str) -> Ended:
+    """Run a program that ends with the optimizer's count of steps."""
+    return server.run(folder, MODEL, *lines, "print('steps', steps(model))")

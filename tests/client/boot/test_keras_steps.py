@@ -5,31 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from instrumented_program import SOURCE, Ended, run_any, run_instrumented
-from keras_programs import FITS, MODEL, OWN
+from instrumented_program import Ended, ProgramServer, run_instrumented
+from keras_programs import BACKENDS, FITS, MODEL, OWN, run_keras
 
 from gpuwarden.protocol.messages import End, Report
-from system_parts import require, skip_without
 
-KERAS2 = Path(__file__).parents[3] / "build/keras2"
-BACKENDS = [
-    "tensorflow",
-    *(pytest.param(name, marks=pytest.mark.frameworks) for name in ("jax", "torch", "tf_keras", "keras2")),
-]
-
-
-def run_keras(folder: Path, backend: str, *lines: str) -> Ended:
-    """Run a program with the Keras of a backend."""
-    program = folder / "train.py"
-    program.write_text("\n".join((MODEL, *lines, "print('steps', steps(model))")), encoding="utf-8")
-    if backend == "tf_keras":
-        require(any((KERAS2 / "tf_keras").glob(".for-*")), "tf_keras is not installed: tools/keras2.sh")
-        return run_instrumented(folder, program, path=(KERAS2 / "tf_keras", SOURCE), TF_USE_LEGACY_KERAS="1")
-    if backend == "keras2":
-        require((KERAS2 / "tensorflow/.installed").exists(), "TensorFlow 2.15 is not installed: tools/keras2.sh")
-        return run_any(folder, KERAS2 / "tensorflow/bin/python", program)
-    skip_without(backend)
-    return run_instrumented(folder, program, KERAS_BACKEND=backend)
+INSPECTED = """
+fit(model, validation_data=(X, Y))
+import inspect
+assert 'on_epoch_begin' in inspect.getsource(keras.callbacks.CallbackList)
+module = inspect.getmodule(keras.callbacks.CallbackList)
+assert type(module.__loader__).__name__ == type(module.__spec__.loader).__name__ == 'SourceFileLoader'
+assert 'add_history' in inspect.signature(keras.callbacks.CallbackList).parameters
+"""
 
 
 def true_steps(ended: Ended) -> int:
@@ -38,13 +26,13 @@ def true_steps(ended: Ended) -> int:
     return int(ended.output.split()[-1])
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_steps(tmp_path: Path, backend: str) -> None:
+@pytest.mark.parametrize("keras", BACKENDS, indirect=True)
+def test_steps(tmp_path: Path, keras: ProgramServer) -> None:
     """All kinds of fit in one program: each is counted as the optimizer counts it."""
     lines = []
     for fit in FITS.values():
         lines += ["model = make_model()", fit, "made = globals().get('made', 0) + steps(model)"]
-    ended = run_keras(tmp_path, backend, *lines, "print('steps', made)", "steps = lambda model: made")
+    ended = run_keras(keras, tmp_path, *lines, "print('steps', made)", "steps = lambda model: made")
     (run,) = ended.runs
     assert run.steps == true_steps(ended) == 16 * 6 + 24 + 5
     assert run.hello.name == "train.py"
@@ -53,15 +41,15 @@ def test_steps(tmp_path: Path, backend: str) -> None:
 
 
 @pytest.mark.parametrize("fit", OWN.values(), ids=OWN)
-def test_not_twice(tmp_path: Path, fit: str) -> None:
+def test_not_twice(tmp_path: Path, keras: ProgramServer, fit: str) -> None:
     """A program with a callback or a watch of its own is counted by it alone."""
-    ended = run_keras(tmp_path, "tensorflow", fit)
+    ended = run_keras(keras, tmp_path, fit)
     assert sum(run.steps for run in ended.runs) == true_steps(ended) == 16
 
 
-def test_failed_fit(tmp_path: Path) -> None:
+def test_failed_fit(tmp_path: Path, keras: ProgramServer) -> None:
     """An error in a step reaches the program unchanged, the daemon once, and the note."""
-    ended = run_keras(tmp_path, "tensorflow", "fit(model)", "fit(model, sample_weight=np.ones((7, 1)))")
+    ended = run_keras(keras, tmp_path, "fit(model)", "fit(model, sample_weight=np.ones((7, 1)))")
     assert ended.status == 1
     (note,) = ended.notes
     assert note.error is not None
@@ -78,27 +66,18 @@ def test_disabled(tmp_path: Path) -> None:
     assert (ended.status, ended.runs, ended.notes) == (0, [], [])
 
 
-def test_no_daemon(tmp_path: Path) -> None:
+def test_no_daemon(tmp_path: Path, keras: ProgramServer) -> None:
     """Without a daemon the training runs as ever, and says nothing."""
-    program = tmp_path / "train.py"
-    program.write_text(MODEL + "print(steps(fit(model).model))", encoding="utf-8")
-    ended = run_instrumented(tmp_path, program, GPUWARDEN_SOCKET=str(tmp_path / "none.sock"))
+    ended = keras.run(tmp_path, MODEL, "print(steps(fit(model).model))", GPUWARDEN_SOCKET=str(tmp_path / "none.sock"))
     assert (ended.status, ended.output) == (0, "16\n")
     assert "gpuwarden" not in ended.errors
 
 
 def test_as_with_the_callback(tmp_path: Path) -> None:
     """The run has times, examples and phases; the hooked module has its own loader and source, as `inspect` needs."""
-    ended = run_keras(
-        tmp_path,
-        "tensorflow",
-        "fit(model, validation_data=(X, Y))",
-        "import inspect",
-        "assert 'on_epoch_begin' in inspect.getsource(keras.callbacks.CallbackList)",
-        "module = inspect.getmodule(keras.callbacks.CallbackList)",
-        "assert type(module.__loader__).__name__ == type(module.__spec__.loader).__name__ == 'SourceFileLoader'",
-        "assert 'add_history' in inspect.signature(keras.callbacks.CallbackList).parameters",
-    )
+    program = tmp_path / "train.py"
+    program.write_text(MODEL + INSPECTED, encoding="utf-8")
+    ended = run_instrumented(tmp_path, program)
     assert ended.status == 0, ended.errors
     reports = [each for each in ended.runs[0].messages if isinstance(each, Report)]
     assert (reports[-1].examples, sum(reports[-1].step_buckets)) == (64, 15)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from instrumented_program import run_instrumented
+from instrumented_program import ProgramServer, run_instrumented
+from keras_programs import run_keras
 from tape_programs import TAPE, TAPES
-
-from tests.client.boot.test_keras_steps import run_keras
 
 FAILING = """
 import tensorflow as tf
@@ -25,11 +24,11 @@ step(tf.ones((2, 3)))
 pytestmark = pytest.mark.frameworks
 
 
-@pytest.mark.parametrize("keras", ["tensorflow", "tf_keras", "keras2"])
+@pytest.mark.parametrize("keras", ["tensorflow", "tf_keras", "keras2"], indirect=True)
 @pytest.mark.parametrize("loop", TAPES.values(), ids=TAPES)
-def test_steps(tmp_path: Path, loop: str, keras: str) -> None:
+def test_steps(tmp_path: Path, loop: str, keras: ProgramServer) -> None:
     """The run has the optimizer's steps, however the updates are made."""
-    ended = run_keras(tmp_path, keras, TAPE, loop)
+    ended = run_keras(keras, tmp_path, TAPE, loop)
     assert ended.status == 0, ended.errors
     (run,) = ended.runs
     assert run.steps == int(ended.output.split()[-1]) > 0

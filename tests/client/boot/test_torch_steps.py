@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from instrumented_program import Ended, run_instrumented
+from instrumented_program import Ended, ProgramServer, run_instrumented
 from torch_programs import LOOPS, MODEL
 
 from gpuwarden.client.boot.step_leader import StepLeader
@@ -20,11 +21,16 @@ class _Optimizer:
     """An object that can be referred to weakly, as an optimizer can."""
 
 
-def run_torch(folder: Path, lines: str, *flags: str) -> Ended:
+@pytest.fixture(scope="module")
+def server() -> Iterator[ProgramServer]:
+    """Serve programs that import torch."""
+    with ProgramServer("torch") as server:
+        yield server
+
+
+def run_torch(server: ProgramServer, folder: Path, lines: str) -> Ended:
     """Run a program that trains with torch."""
-    program = folder / "train.py"
-    program.write_text(MODEL + lines, encoding="utf-8")
-    ended = run_instrumented(folder, *flags, program)
+    ended = server.run(folder, MODEL, lines)
     assert ended.status == 0, ended.errors
     return ended
 
@@ -32,9 +38,9 @@ def run_torch(folder: Path, lines: str, *flags: str) -> Ended:
 @pytest.mark.frameworks
 @needs_torch
 @pytest.mark.parametrize(("loop", "steps"), LOOPS.values(), ids=LOOPS)
-def test_steps(tmp_path: Path, loop: str, steps: int) -> None:
+def test_steps(tmp_path: Path, server: ProgramServer, loop: str, steps: int) -> None:
     """All processes of the program together count the steps that it makes."""
-    ended = run_torch(tmp_path, loop)
+    ended = run_torch(server, tmp_path, loop)
     assert sum(run.steps for run in ended.runs) == steps
     assert all(run.hello.framework.startswith("torch ") for run in ended.runs)
     assert {"gpuwarden" in ended.errors, "Traceback" in ended.errors} == {False}
@@ -42,9 +48,9 @@ def test_steps(tmp_path: Path, loop: str, steps: int) -> None:
 
 @pytest.mark.frameworks
 @needs_torch
-def test_silence_is_no_stall(tmp_path: Path) -> None:
+def test_silence_is_no_stall(tmp_path: Path, server: ProgramServer) -> None:
     """No step is reported as in progress: nothing shows whether a silent loop evaluates, saves or hangs."""
-    ended = run_torch(tmp_path, "train(*make(), 4)")
+    ended = run_torch(server, tmp_path, "train(*make(), 4)")
     (run,) = ended.runs
     last = [each for each in run.messages if isinstance(each, Report)][-1]
     assert (last.stepping, sum(last.step_buckets)) == (False, 3)
@@ -65,7 +71,7 @@ def test_torchrun(tmp_path: Path) -> None:
 
 @pytest.mark.frameworks
 @needs_torch
-def test_compiled_step(tmp_path: Path) -> None:
+def test_compiled_step(tmp_path: Path, server: ProgramServer) -> None:
     """A compiled step of an optimizer counts, and compiles as without gpuwarden."""
     loop = """
 model, optimizer = make()
@@ -74,7 +80,7 @@ for _ in range(4):
     torch.nn.functional.mse_loss(model(X), Y).backward()
     step()
 """
-    assert [run.steps for run in run_torch(tmp_path, loop).runs] == [4]
+    assert [run.steps for run in run_torch(server, tmp_path, loop).runs] == [4]
 
 
 def test_leader() -> None:
