@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ REPOSITORY = Path(__file__).parents[2]
 DEPLOY, PROVISIONING = REPOSITORY / "deploy", REPOSITORY / "grafana" / "provisioning"
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+CONTAINERFILE = (DEPLOY / "Containerfile").read_text()
 (SOURCE,) = yaml.safe_load((PROVISIONING / "datasources" / "gpuwarden.yaml").read_text())["datasources"]
 (PROVIDER,) = yaml.safe_load((PROVISIONING / "dashboards" / "gpuwarden.yaml").read_text())["providers"]
 PROMETHEUS: dict[str, Any] = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
@@ -71,18 +73,27 @@ def test_compose_service_is_complete(service: str) -> None:
 
 
 def test_compose_daemon_has_no_rights() -> None:
-    """The daemon has the image's version and no capability; its folders are given to its user first."""
-    folders, daemon = SERVICES["folders"], SERVICES["gpuwarden"]
-    assert {folders["image"], daemon["image"]} == {f"gpuwarden:{__version__}"}
+    """The daemon has the image's version and no capability, all GPUs, and folders that belong to its user."""
+    daemon = SERVICES["gpuwarden"]
+    assert daemon["image"] == f"gpuwarden:{__version__}"
     assert (daemon["cap_drop"], daemon["security_opt"]) == (["ALL"], ["no-new-privileges:true"])
     assert {"cap_add", "privileged", "user"} & set(daemon) == set()
     assert (daemon["network_mode"], daemon["pid"]) == ("host", "host")
-    (user,) = re.findall(r"^USER (\S+)$", (DEPLOY / "Containerfile").read_text(), re.MULTILINE)
-    program, given, *chosen = folders["entrypoint"]
-    assert (program, given) == ("chown", user)
-    assert folders["volumes"] == daemon["volumes"]
-    assert chosen == [mount.split(":")[1] for mount in daemon["volumes"]]
-    assert daemon["depends_on"] == {"folders": {"condition": "service_completed_successfully"}}
+    # podman-compose ignores a device without the capability gpu.
+    (device,) = daemon["deploy"]["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "count": "all", "capabilities": ["gpu", "utility"]}
+    sockets, records = daemon["volumes"]
+    folder = sockets["source"]
+    assert sockets == {"type": "bind", "source": folder, "target": folder, "bind": {"create_host_path": False}}
+    ((user, group),) = re.findall(r"^USER (\d+):(\d+)$", CONTAINERFILE, re.MULTILINE)
+    assert f"echo 'd {folder} 0755 {user} {group}'" in (REPOSITORY / "docs/start/containers.md").read_text()
+    assert f"install -d -o {user} -g {group} {folder} {records.partition(':')[2]}\n" in CONTAINERFILE
+
+
+def test_compose_health_check_has_the_configuration() -> None:
+    """The daemon's health check reads the image's configuration file: without it, it fails under TLS."""
+    (command,) = re.findall(r"^CMD (\[.*\])$", CONTAINERFILE, re.MULTILINE)
+    assert SERVICES["gpuwarden"]["healthcheck"]["test"][-2:] == json.loads(command)[-2:]
 
 
 def test_compose_grafana_finds_dashboards_and_prometheus() -> None:
