@@ -309,7 +309,7 @@ def test_serve_without_a_driver_retries(tmp_path: Path) -> None:
     """The log says that the daemon retries, so that a restart is not needed."""
     daemon = Daemon(tmp_path, "--source", "nvml", env=NO_DRIVER)
     with ending(daemon):
-        assert "install the NVIDIA driver" in daemon.output()
+        assert "install the NVIDIA driver, in a container pass the GPUs" in daemon.output()
         assert "retrying driver interval_seconds=5" in daemon.output()
 
 

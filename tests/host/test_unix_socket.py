@@ -66,6 +66,19 @@ def test_an_unknown_group_is_named(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+def test_a_folder_that_the_daemon_cannot_write(place: Path) -> None:
+    """A daemon that may not create its socket, as in a container, reports the user id that needs the folder."""
+    code = f"""
+import os, socket
+from pathlib import Path
+from gpuwarden.host.unix_socket import listen
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+listen(Path({str(place)!r}, "run.sock"), 0o660, socket.SOCK_SEQPACKET, "runs.socket")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert f"user id 65534 cannot listen on {place}/run.sock: Permission denied" in done.stderr
+
+
 def test_a_group_that_is_not_the_daemons_own(place: Path) -> None:
     """A daemon that is not in the group reports the line to add to its unit."""
     code = f"""

@@ -41,7 +41,8 @@ def listen(
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise OSError(error.errno, f"cannot listen on {path}: {error.strerror}; set another {option}") from None
+        text = f"user id {os.geteuid()} cannot listen on {path}: {error.strerror}; set another {option}"
+        raise OSError(error.errno, text) from None
     finally:
         os.umask(umask)
     if group is not None:

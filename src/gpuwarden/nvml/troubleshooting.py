@@ -10,7 +10,7 @@ _ROOT = Path("/")
 
 # By NVML's error name, as in return_codes.error_name.
 _FIXES = {
-    "library_not_found": "install the NVIDIA driver, or try without a GPU: --source simulated",
+    "library_not_found": "install the NVIDIA driver, in a container pass the GPUs, or try --source simulated",
     "driver_not_loaded": "load the kernel module (modprobe nvidia; if that fails, dmesg has the reason)",
     "lib_rm_version_mismatch": "the driver was updated, but not its loaded kernel module: reload the module or reboot",
     "no_permission": "allow the daemon to open /dev/nvidia* (systemd: DeviceAllow=char-nvidia* rw)",
