@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -12,9 +13,8 @@ from services import ROOT
 
 from gpuwarden.analysis.memory.device_memory import sum_held_by_others
 from gpuwarden.analysis.memory.headroom import (
-    HEADROOM_UNKNOWN,
-    NO_LIMITS,
     DeviceSpace,
+    HeadroomUnknown,
     Overhead,
     RunLimits,
     compute_headroom,
@@ -31,6 +31,7 @@ from snapshots import GIB, divided, gpu, snapshot
 
 MIB = 2**20
 GUESS = 512 * MIB
+HEADROOM_UNKNOWN = get_args(HeadroomUnknown)
 ALICE, BOB = ProcessKey(pid=7, uid=1000, start=1), ProcessKey(pid=8, uid=1001, start=2)
 EMPTY_REPORT = Report("train", 5, 1.5, (0,) * (len(STEP_BUCKETS) + 1), {})
 
@@ -333,9 +334,9 @@ def test_overhead_is_measured_between_equal_readings() -> None:
 
 def test_no_pool_and_no_limit() -> None:
     """Headroom is unknown without a pool and a limit."""
-    assert compute_headroom(DeviceSpace(5, 10), None, NO_LIMITS, 3) is None
+    assert compute_headroom(DeviceSpace(5, 10), None, RunLimits(), 3) is None
     assert compute_headroom(DeviceSpace(5, 10), None, RunLimits(0, cgroup=MemoryLimit(None, 5, 5)), 3) is None
-    assert compute_headroom(DeviceSpace(None, 10), 5, NO_LIMITS, 3) is None
+    assert compute_headroom(DeviceSpace(None, 10), 5, RunLimits(), 3) is None
 
 
 amounts = st.integers(0, 2**40)
@@ -381,7 +382,7 @@ def test_monotone(space: tuple[int, int], pool: int, limit: int, in_use: int, mo
         headroom(DeviceSpace(free, size), pool, replace(limits, allocator=limit + more), in_use),
         headroom(DeviceSpace(free, size), pool, replace(limits, mps=limit + more), in_use),
         headroom(DeviceSpace(free, size), pool, replace(limits, cgroup=MemoryLimit(limit + more, 0, in_use)), in_use),
-        headroom(DeviceSpace(free, size), pool, NO_LIMITS, in_use),
+        headroom(DeviceSpace(free, size), pool, RunLimits(), in_use),
     ):
         assert larger >= left
     assert headroom(DeviceSpace(free, size), pool, limits, in_use + more) <= left

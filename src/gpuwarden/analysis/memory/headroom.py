@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from types import MappingProxyType
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 from gpuwarden.formatting import format_bytes
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
@@ -24,7 +24,6 @@ HeadroomUnknown: TypeAlias = Literal[
     "process_unlisted",
     "report_expired",
 ]
-HEADROOM_UNKNOWN: tuple[HeadroomUnknown, ...] = get_args(HeadroomUnknown)
 # Of the limit that a run reaches first: the allocator's own, the process's as a client of MPS, a limit of its cgroup,
 # or the device's memory.
 HeadroomLimitKind: TypeAlias = Literal["allocator", "mps", "cgroup", "device"]
@@ -66,9 +65,6 @@ class RunLimits:
     mps: float | None = None
     cgroup: MemoryLimit | None = None
     overhead: float = 0.0
-
-
-NO_LIMITS = RunLimits()
 
 
 @dataclass(frozen=True, slots=True)
