@@ -239,7 +239,7 @@ class TestInstances:
         """Values of instances are not exported for the GPU too, so that sums are right; GPU values appear once."""
         mig = (instance("MIG-1", 1, 0, "1g.10gb", 3 << 30), instance("MIG-2", 2, 0, "1g.10gb", 6 << 30))
         readings = {GpuReadings.memory_used_bytes: 9 << 30, GpuReadings.power_usage_watts: 300.0}
-        found = dcgm_samples(Gpu(DIVIDED, None, readings, mig=mig))
+        found = dcgm_samples(Gpu(DIVIDED, None, readings=readings, mig=mig))
         used = {labels["GPU_I_ID"]: value for labels, value in found["DCGM_FI_DEV_FB_USED"]}
         assert used == {"1": 3072, "2": 6144}
         assert [value for _, value in found["DCGM_FI_DEV_FB_USED_PERCENT"]] == pytest.approx([3 / 9, 6 / 9], abs=1e-6)
@@ -251,7 +251,7 @@ class TestInstances:
     def test_compute_instances_have_their_gpu_instances_labels(self) -> None:
         """Compute instances of one GPU instance share its memory and DCGM labels, without duplicate series."""
         mig = tuple(instance(f"MIG-{number}", 5, number, "1c.3g.40gb", 2 << 30) for number in range(3))
-        found = dcgm_samples(Gpu(DIVIDED, None, {}, mig=mig))
+        found = dcgm_samples(Gpu(DIVIDED, None, mig=mig))
         ((labels, value),) = found["DCGM_FI_DEV_FB_USED"]
         assert (labels["GPU_I_PROFILE"], labels["GPU_I_ID"], value) == ("3g.40gb", "5", 2048)
 
@@ -272,13 +272,13 @@ class TestComputedValues:
 
     def test_engine_activity_falls_back_to_utilization(self) -> None:
         """A GPU before Hopper has no GPM, so the driver's utilization is exported."""
-        found = dcgm_samples(Gpu(DIVIDED, None, {GpuReadings.utilization_ratio: 0.5}))
+        found = dcgm_samples(Gpu(DIVIDED, None, readings={GpuReadings.utilization_ratio: 0.5}))
         assert [value for _, value in found["DCGM_FI_PROF_GR_ENGINE_ACTIVE"]] == [0.5]
 
     def test_pcie_traffic_falls_back_to_gpm(self) -> None:
         """A GPU with byte counters that are too narrow, such as an H200, exports the mean from GPM."""
         traffic: Any = {("transmit",): 3.4e9, ("receive",): 57.3e9}
-        found = dcgm_samples(Gpu(DIVIDED, None, {GpuReadings.pcie_mean_throughput_bytes_per_second: traffic}))
+        found = dcgm_samples(Gpu(DIVIDED, None, readings={GpuReadings.pcie_mean_throughput_bytes_per_second: traffic}))
         assert [value for _, value in found["DCGM_FI_PROF_PCIE_TX_BYTES"]] == [3.4e9]
         assert [value for _, value in found["DCGM_FI_DEV_PCIE_RX_THROUGHPUT"]] == [57.3e6]
 
@@ -290,7 +290,7 @@ class TestComputedValues:
             ("uncorrected", "volatile", "dram"): 4,
             ("uncorrected", "aggregate", "dram"): 8,
         }
-        found = dcgm_samples(Gpu(DIVIDED, None, {GpuReadings.ecc_errors_total: errors}))
+        found = dcgm_samples(Gpu(DIVIDED, None, readings={GpuReadings.ecc_errors_total: errors}))
         totals = {name: samples[0][1] for name, samples in found.items()}
         assert totals == {
             "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL": 3,
@@ -310,7 +310,7 @@ class TestRates:
         rates = CounterRates((self.COUNTER,))
         for number, (slow_taken, value) in enumerate(reads):
             readings: Read = {} if value is None else {self.COUNTER: {("transmit",): value}}
-            rates.update((Gpu(DIVIDED, None, readings, taken=float(number), slow_taken=slow_taken),))
+            rates.update((Gpu(DIVIDED, None, readings=readings, taken=float(number), slow_taken=slow_taken),))
         return rates.rate("GPU-0", self.COUNTER, "transmit")
 
     def test_rate_is_between_two_reads(self) -> None:
@@ -338,7 +338,7 @@ class TestRates:
         assert self.COUNTER.tier == "slow"
         rates = CounterRates((counter,))
         for taken, busy in ((0.0, 0.0), (2.0, 1.0)):
-            rates.update((Gpu(DIVIDED, None, {counter: {(): busy}}, taken=taken, slow_taken=0.0),))
+            rates.update((Gpu(DIVIDED, None, readings={counter: {(): busy}}, taken=taken, slow_taken=0.0),))
         assert rates.rate("GPU-0", counter) == 0.5
 
     def test_reload_of_the_driver_gives_no_rate(self) -> None:
@@ -356,7 +356,7 @@ class TestRates:
                 GpuReadings.pcie_bytes_total: counted,
                 GpuReadings.pcie_mean_throughput_bytes_per_second: mean,
             }
-            gpu = Gpu(DIVIDED, None, readings, slow_taken=float(total))
+            gpu = Gpu(DIVIDED, None, readings=readings, slow_taken=float(total))
             state = State(source="nvml", poll_interval=1.0, snapshot=Snapshot(1.0, 0.0, None, gpus=(gpu,)))
             page.update(state)
         rendered = Exposition().render(page.read_tables(state))
@@ -367,7 +367,7 @@ class TestRates:
         page = DcgmPage("box")
         for total in (0, 10):
             both: Any = {("transmit",): total * 10**9, ("receive",): total * 10**9}
-            gpu = Gpu(DIVIDED, None, {GpuReadings.nvlink_bytes_total: both}, slow_taken=float(total))
+            gpu = Gpu(DIVIDED, None, readings={GpuReadings.nvlink_bytes_total: both}, slow_taken=float(total))
             state = State(source="nvml", poll_interval=1.0, snapshot=Snapshot(1.0, 0.0, None, gpus=(gpu,)))
             page.update(state)
         rendered = Exposition().render(page.read_tables(state))

@@ -15,7 +15,8 @@ def gpu(index: int, *, free: int = 10 * GIB, held: Mapping[int, int | None] | No
     """Make a GPU of 80 GiB with UUID GPU-<index>; `held` maps pids to bytes."""
     readings = {GpuReadings.memory_size_bytes: 80 * GIB, GpuReadings.memory_free_bytes: free}
     processes = tuple(GpuProcess(pid, "compute", memory) for pid, memory in (held or {}).items())
-    return Gpu(GpuIdentity(f"GPU-{index}", index, name, f"0000:{index:02x}:00.0", ""), None, readings, processes, 1.0)
+    identity = GpuIdentity(f"GPU-{index}", index, name, f"0000:{index:02x}:00.0", "")
+    return Gpu(identity, None, readings=readings, processes=processes, last_success=1.0)
 
 
 def divided(index: int, *, free: Sequence[int], held: Mapping[int, int] | None = None) -> Gpu:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import fields
 
 from gpuwarden.formatting import format_fields
 from gpuwarden.gpu.call_pool import CallPool, RepeatedCall
 from gpuwarden.gpu.memory_sampler import MemoryProbe
 from gpuwarden.gpu.reader import INTERNAL, Answers, GpuGoneError, GpuReader
-from gpuwarden.gpu.snapshot import HUNG, UNBOUND, Gpu
+from gpuwarden.gpu.snapshot import HUNG, UNBOUND, Gpu, GpuAnswers
 from gpuwarden.log_limiter import ChangeLog
 from gpuwarden.nvml.identity import GpuIdentity, identify
 from gpuwarden.nvml.interface import Handle, Nvml
@@ -136,21 +137,8 @@ class PolledGpu:
             self._log(logging.WARNING, "GPU answers again")
             self.unbound = False  # only now: while the driver is being unbound, the GPU may still answer
         self._was_up = True
-        return Gpu(
-            identity=self.identity,
-            fault=None,
-            readings=answers.readings,
-            processes=answers.processes,
-            last_success=self._last_success,
-            errors=dict(self._errors),
-            process_lists=answers.process_lists,
-            mig=answers.mig,
-            memory_limits=answers.memory_limits,
-            taken=answers.taken,
-            slow_taken=answers.slow_taken,
-            memory_samples=answers.memory_samples,
-            tier_seconds=answers.tier_seconds,
-        )
+        found = {each.name: getattr(answers, each.name) for each in fields(GpuAnswers)}
+        return Gpu(self.identity, None, last_success=self._last_success, errors=dict(self._errors), **found)
 
     def skip(self) -> Gpu:
         """Return its identity and counters without a driver call."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, get_args
@@ -15,7 +15,7 @@ from gpuwarden.gpu.memory_sampler import MemoryProbe
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.mig_reader import MigReader
 from gpuwarden.gpu.process_reader import ProcessReader
-from gpuwarden.gpu.snapshot import GpuProcess, MemoryLimit, MemorySample, MigInstance
+from gpuwarden.gpu.snapshot import GpuAnswers
 from gpuwarden.host.host_reader import HostMemory, read_host_memory
 from gpuwarden.metrics.model import Metric, Reading, Tier
 from gpuwarden.metrics.window_peaks import WindowPeaks
@@ -40,26 +40,15 @@ class GpuGoneError(Exception):
         self.name = name
 
 
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """Answers of one GPU in one poll, and the errors of calls that cost single readings, by name.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers(GpuAnswers):
+    """Answers, with the errors of calls that cost single readings, by name.
 
-    `time` is the Unix time at the start of the reading, so that a late answer does not pass for a new one. `taken`, and
-    `slow_taken` for the slow tier, are such times by the reader's clock; `tier_seconds` is what each tier took.
-    `process_lists` has the types of processes that the driver listed: for another type nothing is known, not even 0.
+    `time` is the Unix time at the start of the reading, so that a late answer does not pass for a new one.
     """
 
-    time: float = field(compare=False)  # two readings of the same state are equal
-    readings: dict[Metric[Device], Reading] = field(default_factory=dict)
-    processes: tuple[GpuProcess, ...] = ()
-    process_lists: tuple[str, ...] = ()
-    errors: Counter[str] = field(default_factory=Counter)
-    mig: tuple[MigInstance, ...] = ()
-    memory_limits: Mapping[str, MemoryLimit] = field(default_factory=dict)
-    taken: float = field(default=0.0, compare=False)
-    slow_taken: float = field(default=0.0, compare=False)
-    memory_samples: tuple[MemorySample, ...] = field(default=(), compare=False)
-    tier_seconds: Mapping[Tier, float] = field(default_factory=dict, compare=False)
+    time: float = field(compare=False)
+    errors: Counter[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,15 +171,14 @@ class GpuReader:
         limits = {} if mig else self._limits.read(self._device, lambda error: _count_error(error, errors), slow=slow)
         self._update_probe()
         self._last = now
-        readings = self._kept | quick
         return Answers(
-            began,
-            readings,
-            processes,
-            types,
-            errors,
-            mig,
-            limits,
+            time=began,
+            errors=errors,
+            readings=self._kept | quick,
+            processes=processes,
+            process_lists=types,
+            mig=mig,
+            memory_limits=limits,
             taken=now,
             slow_taken=self._slow_taken,
             memory_samples=samples,

@@ -68,34 +68,43 @@ class EventCount:
     by_severity: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """One GPU in one poll. If it did not answer, `fault` has the error and there are no readings: never old ones.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuAnswers:
+    """Answers of one GPU in one poll.
 
-    There are none either, and no fault, if it was not polled (`asked` is false).
-    `process_lists` has the types of processes that the driver listed. `last_success` is Unix time, None before the
-    first answer; `errors` counts failed calls by name since the daemon started. `xids` are by code, `operational`
-    events by kind, `memory_limits`, of cgroups, by folder. `taken` and `slow_taken` are the times of its readings and
-    of its slow tier, in seconds of a clock with an arbitrary zero. `memory_samples` are those
-    since the previous poll. `tier_seconds` is the time that the readings of each tier took in this poll.
+    `process_lists` has the types of processes that the driver listed: for another type nothing is known, not even 0.
+    `memory_limits` of cgroups are by folder. `taken` and `slow_taken` are the times of the readings and of the slow
+    tier, in seconds of a clock with an arbitrary zero; two readings of the same state are equal, whatever their times.
+    `memory_samples` are those since the previous poll. `tier_seconds` is the time that each tier took in this poll.
     """
 
-    identity: GpuIdentity
-    fault: str | None
     readings: Readings = field(default_factory=dict)
     processes: tuple[GpuProcess, ...] = ()
-    last_success: float | None = None
-    errors: Mapping[str, int] = field(default_factory=dict)
     process_lists: tuple[str, ...] = ()
-    asked: bool = True
     mig: tuple[MigInstance, ...] = ()
-    xids: Mapping[int, EventCount] = field(default_factory=dict)
-    operational: Mapping[OperationalKind, EventCount] = field(default_factory=dict)
     memory_limits: Mapping[str, MemoryLimit] = field(default_factory=dict)
     taken: float = field(default=0.0, compare=False)
     slow_taken: float = field(default=0.0, compare=False)
     memory_samples: tuple[MemorySample, ...] = field(default=(), compare=False)
     tier_seconds: Mapping[Tier, float] = field(default_factory=dict, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu(GpuAnswers):
+    """One GPU in one poll. If it did not answer, `fault` has the error and there are no readings: never old ones.
+
+    There are none either, and no fault, if it was not polled (`asked` is false). `last_success` is Unix time, None
+    before the first answer; `errors` counts failed calls by name since the daemon started. `xids` are by code,
+    `operational` events by kind.
+    """
+
+    identity: GpuIdentity
+    fault: str | None
+    last_success: float | None = None
+    errors: Mapping[str, int] = field(default_factory=dict)
+    asked: bool = True
+    xids: Mapping[int, EventCount] = field(default_factory=dict)
+    operational: Mapping[OperationalKind, EventCount] = field(default_factory=dict)
 
     @property
     def up(self) -> bool:
