@@ -12,10 +12,12 @@ from gpuwarden.health.model import SUBJECT_LABELS, Condition, Subject
 # Dashboard of an alert's subject, and its variables by label.
 _DASHBOARDS: Mapping[Subject, str] = {"run": "gpuwarden-run", "gpu": "gpuwarden-box", "box": "gpuwarden-box"}
 _VARIABLES = {"instance": "instance", "run_id": "run", "uuid": "gpu", "cluster": "cluster"}
-# Pages of the daemon.
-_PAGES: Mapping[Subject, str] = {"gpu": "/#gpu-{{ $labels.gpu }}", "box": "/"}
-# RunDied and RunKilled have no ID of a run that was never scraped.
-_RUN_PAGE = "{{ with $labels.run_id }}/run/{{ . }}{{ else }}/{{ end }}"
+# Pages of the daemon. RunDied and RunKilled have no ID of a run that was never scraped.
+_PAGES: Mapping[Subject, str] = {
+    "run": "{{ with $labels.run_id }}run/{{ . }}{{ end }}",
+    "gpu": "#gpu-{{ $labels.gpu }}",
+    "box": "",
+}
 _QUERY_VALUE = "{{ . | urlquery }}"
 # The dashboard selects GPUs, and shows their MIG instances.
 _GPU_OF_INSTANCE = (
@@ -51,7 +53,7 @@ class AlertLinks:
     def dashboard(self, rule: Condition) -> str:
         """Return the URL of the dashboard or page of an alert's subject."""
         if not self.dashboard_url:
-            return f"{self._page('')}{_RUN_PAGE}" if rule.subject == "run" else self._page(_PAGES[rule.subject])
+            return self._page("/") + _PAGES[rule.subject]
         return f"{self.dashboard_url}/d/{_DASHBOARDS[rule.subject]}?{_dashboard_query(rule)}"
 
     def _page(self, path: str) -> str:
