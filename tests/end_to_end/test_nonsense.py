@@ -147,7 +147,7 @@ def test_nonsense_costs_nobody_else(seed: int) -> None:
     liar, config, sent = Liar(Random(seed)), Config(), list[Reply]()  # noqa: S311 - no secret
 
     registry, accounts = RunRegistry(limit=10, expiry=60.0, overhead=GIB), UsageAccountant(10.0)
-    receipts = Recorder(None, 10, most_runs=9)
+    receipts = Recorder(None, 10, max_runs=9)
     pressure, exposition = PressureWatch(config.pressure), Exposition()
     advisor, tracker = Advisor(config.pressure), CoTenantTracker()
     peers = [ProcessKey(pid, 1000, pid, 1e9) for pid in range(1, 4)]

@@ -236,7 +236,7 @@ def test_log_line_without_figures() -> None:
 
 def test_repeated_end_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     """A run that ends and resumes repeatedly is logged once; another outcome at last is logged again."""
-    recorder = Recorder(None, 10, most_runs=9)
+    recorder = Recorder(None, 10, max_runs=9)
     ending = run().ending
     assert ending is not None
     with caplog.at_level("INFO"):
@@ -260,7 +260,7 @@ def test_run_that_makes_room_has_its_record() -> None:
     registry.receive(short, Hello("short", "none", {}), 0.0)
     registry.exited(short, 0.5, 256)
     registry.receive(other, Hello("other", "none", {}), 0.6)
-    recorder = Recorder(None, 10, most_runs=1)
+    recorder = Recorder(None, 10, max_runs=1)
     for now in (1.0, 2.0):
         recorder.update(JoinedPoll(snapshot(), registry.update(snapshot(), now), now), {})
     record = asyncio.run(recorder.one(short.run_id))
@@ -374,7 +374,7 @@ def test_reference_has_every_part() -> None:
 
 def test_lists_are_rendered_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many clients that ask for long lists at once do not take the memory of many lists."""
-    recorder = Recorder(None, 10, most_runs=1)
+    recorder = Recorder(None, 10, max_runs=1)
     rendering: list[int] = []
     started = 0
 
@@ -398,7 +398,7 @@ def test_list_of_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(procfs, "is_alive", lambda _pid, _start: True)
 
     async def main() -> list[dict[str, Any]]:
-        recorder = Recorder(None, 10, most_runs=9)
+        recorder = Recorder(None, 10, max_runs=9)
         runs = [run(pid, ended=pid > 3, name=name) for pid, name in enumerate(["a", "b", "a", "a", "b", "a"], 1)]
         recorder.update(JoinedPoll(snapshot(), runs, 0.0), {})
         return [json.loads(await recorder.listing(name=name)) for name in ("a", "b", "c")]
@@ -419,7 +419,7 @@ def test_run_hidden_in_proc_is_continued(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(procfs, "read_stat", lambda _pid: None)
 
     async def restart() -> tuple[dict[str, Any], dict[str, Any]]:
-        recorder = Recorder(tmp_path, 10, most_runs=9)
+        recorder = Recorder(tmp_path, 10, max_runs=9)
         await recorder.open()
         found = json.loads(await recorder.listing())
         recorder.update(JoinedPoll(snapshot(), [there], 0.0), recorder.resume([there]))

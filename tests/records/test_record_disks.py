@@ -35,7 +35,7 @@ AGAIN = "writing run records again"
 async def write_forever(folder: Path, first: int, pipe: int) -> None:
     """End runs while others continue, as fast as the disk allows; send the last pid that is on the disk."""
     module.FLUSH_SECONDS = 0.0
-    recorder = Recorder(folder, 1_000_000, most_runs=500)
+    recorder = Recorder(folder, 1_000_000, max_runs=500)
     await recorder.open()
     ended, going_on = run(), [run(pid, ended=False) for pid in range(900_001, 900_009)]
     for pid in range(first, 900_000, 5):

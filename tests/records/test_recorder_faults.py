@@ -44,12 +44,12 @@ class PolledRecorder:
     """A recorder in a folder, fed by polls."""
 
     def __init__(
-        self, folder: Path, most_runs: int = 99, uptime: float = BEGAN_UPTIME + 7980, usage: RunUsage = ACCOUNT
+        self, folder: Path, max_runs: int = 99, uptime: float = BEGAN_UPTIME + 7980, usage: RunUsage = ACCOUNT
     ) -> None:
         self.folder = folder
         self.usage = usage  # of each run
         self.accounts = UsageAccountant(1.0)
-        self.recorder = Recorder(folder, 10, most_runs=most_runs, uptime=lambda: uptime)
+        self.recorder = Recorder(folder, 10, max_runs=max_runs, uptime=lambda: uptime)
 
     def poll(self, *runs: RunSnapshot, later: float = 0.0) -> None:
         """Make a poll with these runs, `later` seconds ahead."""
@@ -145,7 +145,7 @@ def test_runs_are_written_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     runs = [run(pid, ended=False) for pid in range(1, number + 1)]
 
     async def scenario() -> None:
-        polled, written = PolledRecorder(tmp_path, most_runs=500), Counter[int]()
+        polled, written = PolledRecorder(tmp_path, max_runs=500), Counter[int]()
         await polled.recorder.open()
         await polled.recorder._writer.wait(60.0)  # a busy host takes longer than the start waits
         monkeypatch.setattr(polled.recorder, "_record", lambda present: present.run.peer.pid)
@@ -277,7 +277,7 @@ def test_silent_runs_are_limited(tmp_path: Path) -> None:
     """Over the limit the user with the most silent runs loses the oldest; a run that reports is kept."""
 
     async def scenario() -> None:
-        first = PolledRecorder(tmp_path, most_runs=4)
+        first = PolledRecorder(tmp_path, max_runs=4)
         await first.recorder.open()
         first.poll(*(replace(run(pid, ended=False), peer=ProcessKey(pid, 7, 99)) for pid in (1, 2)))
         for pid in range(11, 29):
@@ -286,7 +286,7 @@ def test_silent_runs_are_limited(tmp_path: Path) -> None:
         await first.recorder.stop({})
         assert [each.pid for each in read_kept(tmp_path)[1]] == [1, 2, 23, 24, 25, 26, 27, 28]
 
-        again = PolledRecorder(tmp_path, most_runs=3)
+        again = PolledRecorder(tmp_path, max_runs=3)
         await again.recorder.open()
         again.poll(run(90, ended=False))
         await again.recorder.stop({})
@@ -300,7 +300,7 @@ def test_more_runs_end_between_two_polls_than_there_may_be(tmp_path: Path) -> No
     """A burst of short runs is recorded, and does not fail the poll while an absent run is known."""
 
     async def scenario() -> None:
-        polled = PolledRecorder(tmp_path, most_runs=2)
+        polled = PolledRecorder(tmp_path, max_runs=2)
         await polled.recorder.open()
         polled.poll(SO_FAR)
         polled.poll()  # absent, as its process lives

@@ -377,7 +377,7 @@ class HostWithRecords:
 
     def __init__(self) -> None:
         self.host = Host()
-        self.recorder = Recorder(None, 10, most_runs=9)
+        self.recorder = Recorder(None, 10, max_runs=9)
 
     def poll(self, seconds: int = 1) -> None:
         """Poll for `seconds`."""

@@ -294,4 +294,4 @@ def _registry(config: Config, prior_runs: PriorRuns, source: Source, *, sees_hos
 def _recorder(config: Config, source: Source, prior_runs: PriorRuns, users: UserNames) -> Recorder:
     # Reports about GPUs that are not this machine's are shown, but not stored.
     folder = find_database_folder(config.receipts) if source.is_local else None
-    return Recorder(folder, config.receipts.max, users.name, most_runs=config.runs.max, prior_runs=prior_runs)
+    return Recorder(folder, config.receipts.max, users.name, max_runs=config.runs.max, prior_runs=prior_runs)

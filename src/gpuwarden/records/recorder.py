@@ -80,7 +80,7 @@ class Recorder:
     """Records of all runs, updated with each poll, on one event loop. `folder` is None to keep all in memory.
 
     At most `limit` records of ended runs are kept there. Of runs that have not ended there are as many that report no
-    more as there may be that do, `most_runs`, at least. `uptime` is CLOCK_BOOTTIME, in seconds.
+    more as there may be that do, `max_runs`, at least. `uptime` is CLOCK_BOOTTIME, in seconds.
     """
 
     def __init__(
@@ -89,13 +89,13 @@ class Recorder:
         limit: int,
         user_name: Callable[[int], str] = str,
         *,
-        most_runs: int,
+        max_runs: int,
         prior_runs: PriorRuns | None = None,
         uptime: Callable[[], float] = _uptime,
     ) -> None:
         self.folder = folder
         self._writer = RecordWriter(folder, limit)
-        self._max_runs = most_runs
+        self._max_runs = max_runs
         self._user_name = user_name
         self._uptime = uptime
         self._prior_runs = prior_runs or PriorRuns()

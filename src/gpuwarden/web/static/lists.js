@@ -4,19 +4,19 @@ import { bounded, mark, section, word } from "./marks.js";
 import { h, prose } from "./tree.js";
 import { amount, capital, clock, known, plain, short } from "./words.js";
 
-const MOST_PROCESSES = 12;
-const MOST_EVENTS = 12;
-const MOST_INCIDENTS = 5;
+const MAX_PROCESSES = 12;
+const MAX_EVENTS = 12;
+const MAX_INCIDENTS = 5;
 // All other keys of a process are its owners, by kind.
 const OF_ITSELF = new Set(["pid", "uuid", "instance_uuid", "type", "memory_bytes", "command", "user", "run_id"]);
 
 export function processes(state, places) {
   const names = new Map(state.runs.map(({ run_id: id, name }) => [id, name]));
   const found = state.processes.map((each) => row(each, places, names));
-  const rest = found.slice(MOST_PROCESSES);
+  const rest = found.slice(MAX_PROCESSES);
   const none = state.gpus.some(({ status, condition }) => status === "up" && condition !== "unknown") ? "No process uses a GPU." : "Unknown: no GPU has readings.";
   return section("processes", "GPU memory by process", [
-    found.length ? table(found.slice(0, MOST_PROCESSES)) : h("p", {}, none),
+    found.length ? table(found.slice(0, MAX_PROCESSES)) : h("p", {}, none),
     rest.length ? h("details", { "data-key": "more" }, h("summary", {}, `and ${rest.length} more processes`), table(rest)) : null,
     state.processes_dropped ? h("p", {}, `and ${state.processes_dropped} more processes with less memory`) : null,
   ], { extra: true });
@@ -44,7 +44,7 @@ export function events(state) {
       h("time", { datetime: new Date(at * 1000).toISOString() }, clock(at)), " ", mark(level), " ",
       word(level) ? h("span", { class: "unseen" }, `${word(level)}: `) : null, h("bdi", {}, capital(text))));
   const none = h("p", {}, "None since the daemon started.");
-  return section("events", "Events", found.length ? bounded(found, MOST_EVENTS, "events", "ol", { class: "lines events" }) : none, { extra: true });
+  return section("events", "Events", found.length ? bounded(found, MAX_EVENTS, "events", "ol", { class: "lines events" }) : none, { extra: true });
 }
 
 export function incidents(found) {
@@ -54,5 +54,5 @@ export function incidents(found) {
       h("time", { datetime: new Date(at * 1000).toISOString() }, clock(at)), " ", mark(severity), " ",
       word(severity) ? h("span", { class: "unseen" }, `${word(severity)}: `) : null, h("bdi", {}, prose(finding.text)),
       h("p", {}, interrupted ? "cut short, as the daemon was killed · " : "", h("code", {}, `gpuwarden incidents show ${id}`), " · ", h("a", { href: `incident/${encodeURIComponent(id)}` }, "page"), " · ", h("a", { href: `api/v1/incidents/${encodeURIComponent(id)}` }, "JSON"))));
-  return section("incidents", "Incidents", bounded(lines, MOST_INCIDENTS, "incidents", "ol", { class: "lines events" }), { extra: true });
+  return section("incidents", "Incidents", bounded(lines, MAX_INCIDENTS, "incidents", "ol", { class: "lines events" }), { extra: true });
 }

@@ -7,7 +7,7 @@ import { h } from "./tree.js";
 import { amount, capital, clock, known, part, plain, several, short } from "./words.js";
 
 const MOST = 6; // lines
-const MOST_LINKS = 12;
+const MAX_LINKS = 12;
 
 // Problems by subject, the worst first, as the daemon sorts them.
 function subjects(state) {
@@ -30,7 +30,7 @@ export function judged(state) {
   for (const { run_id: id, devices = [] } of state.runs) if (devices.some(({ uuid, unused }) => !unused && onTiles.has(uuid))) onTiles.add(id);
   const link = ({ name, to, level }) => [to ? h("a", { href: `#${encodeURIComponent(to)}` }, h("bdi", {}, short(name))) : name, h("span", { class: "unseen" }, `, ${word(level)}`)];
   const shown = bad.filter(({ key }) => onTiles.has(key));
-  const links = shown.length ? [shown.slice(0, MOST_LINKS).map((each, place) => [place ? ", " : "", link(each)]), shown.length > MOST_LINKS ? ` and ${shown.length - MOST_LINKS} more` : ""] : null;
+  const links = shown.length ? [shown.slice(0, MAX_LINKS).map((each, place) => [place ? ", " : "", link(each)]), shown.length > MAX_LINKS ? ` and ${shown.length - MAX_LINKS} more` : ""] : null;
   const lines = bad.filter(({ key, to }) => (to || !daemon.fault) && !onTiles.has(key)).map((each) =>
     h("li", { class: each.level, "data-key": each.key }, mark(each.level), " ", link(each), `: ${each.texts.join("; ")}`));
   const count = (wanted) => bad.filter(({ level }) => level === wanted).length;
