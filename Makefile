@@ -7,6 +7,8 @@ BIN := .venv/bin
 SOCKET ?= $(shell if [ -n "$$GPUWARDEN_SOCKET" ]; then echo "$$GPUWARDEN_SOCKET"; elif [ -w /run ]; then echo /run/gpuwarden/run.sock; else echo "$${XDG_RUNTIME_DIR:-/tmp/gpuwarden-$$(id -u)}/gpuwarden.sock"; fi)
 LISTEN ?= 127.0.0.1:9846
 PYTEST_FLAGS ?=
+# Tests start a thousand Python processes. Where this variable is set, each of them compiles the package again.
+unexport PYTHONDONTWRITEBYTECODE
 # Test files run in parallel: four on two cores, because tests mostly wait.
 AT_ONCE ?= --numprocesses=4 --dist=loadfile --no-loadscope-reorder --max-worker-restart=0
 
