@@ -28,9 +28,10 @@ def require(met: bool, missing: str) -> None:  # noqa: FBT001 - reads as the sen
     pytest.skip(missing)
 
 
-def needs_framework(module: str) -> pytest.MarkDecorator:
-    """Return a mark that skips a test if a framework is not installed."""
-    return pytest.mark.skipif(importlib.util.find_spec(module) is None, reason=f"needs {module}")
+def needs_framework(*modules: str) -> pytest.MarkDecorator:
+    """Return a mark that skips a test if a framework is not installed; none is imported, which takes seconds."""
+    missing = [module for module in modules if importlib.util.find_spec(module) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}")
 
 
 def skip_without(*modules: str) -> None:

@@ -12,8 +12,9 @@ from memory_limit import memory_limit
 from services import Daemon, Process, ending, until
 
 from mock_nvml import MockNvml
+from system_parts import needs_framework
 
-pytest.importorskip("tensorflow")
+pytestmark = needs_framework("tensorflow")
 
 MIB = 1 << 20
 STEP_MIB, PIECE_MIB = 32, 0.5

@@ -17,8 +17,9 @@ from services import Daemon, Samples, ending, until
 from training_process import MIB, TrainingProcess
 
 from mock_nvml import MockNvml
+from system_parts import needs_framework
 
-pytest.importorskip("tensorflow")
+pytestmark = needs_framework("tensorflow")
 
 LIMIT_MIB = 128
 POLL_SECONDS = 0.25

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from itertools import groupby
 from pathlib import Path
 
@@ -10,13 +11,9 @@ import pytest
 from receiver import Receiver
 
 from gpuwarden.protocol.messages import End, Error, Hello, Report
+from system_parts import needs_framework
 
-pytest.importorskip("tensorflow", reason="needs TensorFlow")
-nbclient = pytest.importorskip("nbclient", reason="needs nbclient")
-nbformat = pytest.importorskip("nbformat", reason="needs nbclient")
-pytest.importorskip("ipykernel", reason="needs ipykernel")
-
-pytestmark = pytest.mark.frameworks
+pytestmark = [pytest.mark.frameworks, needs_framework("tensorflow", "nbclient", "ipykernel")]
 
 MODEL = """
 import numpy as np
@@ -40,6 +37,7 @@ stopped.fit(x, x[:, :1], verbose=0, callbacks=[GpuWarden()])
 
 def run(*cells: str, folder: Path) -> None:
     """Run the cells in their own kernel, all of them whatever they raise, and shut it down."""
+    nbclient, nbformat = import_module("nbclient"), import_module("nbformat")
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3", allow_errors=True).execute(cwd=str(folder))
 
