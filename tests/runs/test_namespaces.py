@@ -103,3 +103,4 @@ def test_daemon_in_a_container_shows_outside_runs(tmp_path: Path, mock_nvml: Moc
             run.kill()
             shows(daemon, "gpuwarden_run_outcome", run_id=who, outcome="unknown")
             assert daemon.samples().value("gpuwarden_run_up", run_id=who) == 0
+        assert daemon.output().count("WARNING runs outside this pid namespace") == 1

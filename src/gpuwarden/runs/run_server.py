@@ -196,6 +196,8 @@ class RunServer:
     def _identify(self, connection: socket.socket, pid: int, uid: int) -> ProcessKey:
         """Return which process has connected, and watch it."""
         if pid == 0:  # outside this pid namespace: nothing to watch, so each connection stands for a run
+            if not self._serial:
+                log.warning("runs outside this pid namespace have no device memory or outcome; --pid=host adds them")
             self._serial += 1
             return ProcessKey(0, uid, self._serial)
         peer, pidfd = identify_peer(connection, pid, uid)
