@@ -91,6 +91,7 @@ def test_lint_finds_nothing(manifests: Any) -> None:
         {"image": {"pullPolicy": "Sometimes"}},
         {"port": "9846"},
         {"config": {"web": {"listen": "0.0.0.0:1"}}},
+        {"config": {"web": {"config_file": "/etc/gpuwarden/web-config.yml"}}},
         {"monitor": {"kind": "podmonitor"}},
         {"monitor": {"interval": "15"}},
         {"rules": {"enabled": "yes"}},
