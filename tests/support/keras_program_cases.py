@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
-from keras_case_setup import CPU, EARLY, GPU, IMPORTED, Daemon, data, fit, model, watched
+from keras_case_setup import CPU, EARLY, IMPORTED, Daemon, data, fit, model, watched
 
 from gpuwarden.client.frameworks.tensorflow import list_physical_devices
 from gpuwarden.client.keras.fit import step_counter
@@ -85,14 +85,6 @@ def case_memory(daemon: Daemon) -> Any:
     model("adam").fit(steady, verbose=0, callbacks=[before, daemon.callback(interval=0), after])
     reports = [each for each in daemon.received() if each["type"] == "Report"]
     return {"reports": reports, "before": before.seen, "after": after.seen}
-
-
-def case_mirrored(daemon: Daemon) -> Any:
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    with strategy.scope():
-        trained = model()
-    fit(trained, GpuWarden(socket=daemon.path, devices={"CPU:0": GPU, "CPU:1": GPU}))
-    return daemon.received()
 
 
 def case_functions(daemon: Daemon) -> Any:

@@ -11,7 +11,21 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from keras_case_setup import BATCHES, CPU, Daemon, Fail, Raising, data, fit, fit_of, fit_stream, model, stream, watched
+from keras_case_setup import (
+    BATCHES,
+    CPU,
+    GPU,
+    Daemon,
+    Fail,
+    Raising,
+    data,
+    fit,
+    fit_of,
+    fit_stream,
+    model,
+    stream,
+    watched,
+)
 
 from gpuwarden import watch
 from gpuwarden.client.keras.fit import fit_meters
@@ -107,6 +121,14 @@ def case_compiled(daemon: Daemon) -> Any:
 
 def case_eager(daemon: Daemon) -> Any:
     fit(model(run_eagerly=True), daemon.callback())
+    return daemon.received()
+
+
+def case_mirrored(daemon: Daemon) -> Any:
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        trained = model()
+    fit(trained, GpuWarden(socket=daemon.path, devices={"CPU:0": GPU, "CPU:1": GPU}))
     return daemon.received()
 
 

@@ -1,4 +1,4 @@
-"""Input wait of steps, with a clock and a pipeline of the test; test_keras.py has the real ones."""
+"""Input wait of steps, with a clock and a pipeline of the test; test_input_of_keras.py has real ones."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The callback with Keras 2, as tf_keras and in TensorFlow 2.15: the tests of test_keras.py that hold for it too."""
+"""The callback with Keras 2, as tf_keras and in TensorFlow 2.15: the tests of Keras 3 that hold for it too."""
 
-# ruff: noqa: F401, F811 - the tests that are imported are run here, with the cases of this file
+# ruff: noqa: F401 - the tests that are imported are run here, with the cases of this file
 
 from __future__ import annotations
 
@@ -19,32 +19,35 @@ from training_cases import TRAINING_TIME, Message, phases, play, reports
 
 from gpuwarden.protocol.messages import End, Hello, Report
 from system_parts import require
-from tests.client.keras.test_keras import (
-    result,
+from tests.client.keras.test_callback_in_program import (
     test_copies,
-    test_error_in_evaluation,
-    test_error_in_validation,
-    test_evaluate,
     test_forked_workers,
     test_functions,
     test_hooks,
-    test_interrupted,
     test_kept_while_watched,
-    test_limit,
     test_logs,
-    test_loss_is_asked_for,
+    test_several_workers,
+    test_traced_again,
+    test_unchanged,
+)
+from tests.client.keras.test_fit_errors import (
+    test_error_in_evaluation,
+    test_error_in_validation,
+    test_interrupted,
+    test_limit,
     test_other_callback_raises,
     test_out_of_memory,
+    test_retry,
+)
+from tests.client.keras.test_fit_steps import (
+    test_evaluate,
+    test_loss_is_asked_for,
     test_own_step,
     test_predict,
     test_repeated,
-    test_retry,
     test_second_fit_compiles_nothing,
-    test_several_workers,
     test_short_batches,
     test_stepping,
-    test_traced_again,
-    test_unchanged,
     test_validation,
 )
 

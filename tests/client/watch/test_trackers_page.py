@@ -113,7 +113,7 @@ def test_weights_and_biases(stand_in: Callable[..., ModuleType]) -> None:
 
 
 def test_mlflow_with_keras(stand_in: Callable[..., ModuleType]) -> None:
-    """GpuWarden comes before MLflow's callback, with logs; test_keras.py shows that later callbacks get them."""
+    """GpuWarden comes before MLflow's callback, with logs, which test_callback_in_program.py shows to reach it."""
     passed: dict[str, Any] = {}
     stand_in("mlflow", keras=SimpleNamespace(MlflowCallback=lambda: "MLflow's"), start_run=nullcontext)
     stand_in("gpuwarden.keras", GpuWarden=lambda **settings: settings)
