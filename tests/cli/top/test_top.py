@@ -240,7 +240,7 @@ def test_other_daemons_are_named() -> None:
         (404, b"", "has no /api/v1/state: no gpuwarden daemon, or an older one"),
         (503, b"", "has no successful poll"),
         (500, b"", "is not a gpuwarden daemon: it responded with status 500"),
-        (200, b"<html>", "no daemon answers at"),
+        (200, b"<html>", "is not a gpuwarden daemon: unexpected response from /api/v1/state"),
         (200, b"[1]", "is not a gpuwarden daemon: unexpected response from /api/v1/state"),
         (200, b'{"version": 2}', "has version 2 of /api/v1/state; this gpuwarden reads 1"),
     ):

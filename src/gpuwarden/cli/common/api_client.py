@@ -1,6 +1,6 @@
 """HTTP client of the daemon's API, for the commands.
 
-Names and messages in the answers come from training processes: `terminal.sanitize` makes them safe to print.
+Names and messages in the answers come from training processes: `formatting.sanitize` makes them safe to print.
 """
 
 from __future__ import annotations
@@ -70,14 +70,8 @@ def fetch_json(api: Address | Path, path: str, timeout: float = TIMEOUT_SECONDS)
     """Return the parsed JSON answer to a path; as `fetch` does."""
     try:
         return json.loads(fetch(api, path, timeout))
-    except (ValueError, RecursionError) as error:
-        raise _no_answer(api, error) from None
-
-
-def _no_answer(api: Address | Path, error: Exception) -> ApiError:
-    text = sanitize(getattr(error, "strerror", None) or str(error))
-    hint = "set its address with --listen, --config or GPUWARDEN_LISTEN"
-    return ApiError(f"no daemon answers at {daemon_url(api)}: {text}; {hint}")
+    except (ValueError, RecursionError):
+        raise unexpected_response(api, path) from None
 
 
 def fetch(api: Address | Path, path: str, timeout: float = TIMEOUT_SECONDS) -> bytes:
@@ -94,7 +88,9 @@ def fetch(api: Address | Path, path: str, timeout: float = TIMEOUT_SECONDS) -> b
         if response.status == HTTPStatus.OK:
             return answer
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise _no_answer(api, error) from None
+        text = sanitize(getattr(error, "strerror", None) or str(error))
+        hint = "set its address with --listen, --config or GPUWARDEN_LISTEN"
+        raise ApiError(f"no daemon answers at {name}: {text}; {hint}") from None
     finally:
         connection.close()
     if response.status in _NEED_ACCESS:
@@ -114,8 +110,8 @@ def _describe_status(url: str, path: str, status: int) -> str:
 
 
 def unexpected_response(api: Address | Path, path: str) -> ApiError:
-    """Return the error of an answer that is JSON, but not gpuwarden's."""
-    return ApiError(f"{daemon_url(api)} is not a gpuwarden daemon: unexpected response from {path}")
+    """Return the error of an answer that is not gpuwarden's."""
+    return ApiError(f"{daemon_url(api)} is not a gpuwarden daemon: unexpected response from {path.partition('?')[0]}")
 
 
 def find_socket(answer: Mapping[str, Any]) -> Path | None:
