@@ -159,20 +159,13 @@ def _run_fate(known: Sequence[Fact]) -> str:
     end = next((fact for fact in known if fact.kind == "run_ended"), None)
     first = next((fact for fact in known if fact.kind in ("error", "out_of_memory", "stall")), None)
     if end is None:
-        return _fate(known[0])
+        fact = known[0]
+        return f"stalled ({fact.what})" if fact.kind == "stall" else f"had {_error_words(fact)}"
     if first is None:
         return _outcome_words(end)
     if first.kind == "stall":
         return f"stalled and {_outcome_words(end)}"
     return f"{_outcome_words(end, short=True)} with {_error_words(first)}"
-
-
-def _fate(fact: Fact) -> str:
-    if fact.kind == "run_ended":
-        return _outcome_words(fact)
-    if fact.kind == "stall":
-        return f"stalled ({fact.what})"
-    return f"had {_error_words(fact)}"
 
 
 def _error_words(fact: Fact) -> str:
