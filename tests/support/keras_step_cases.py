@@ -176,7 +176,7 @@ def within_a_step(daemon: Daemon, act: Callable[[GpuWarden], Any]) -> dict[str, 
     callback, trained = daemon.callback(interval=0), model()
     before = fit_of(daemon).steps
     fit(trained, callback, Within())
-    fit_of(daemon).settle()
+    fit_of(daemon).count_ended()
     return {
         "steps": fit_of(daemon).steps - before,
         "epoch": fit_of(daemon).epoch,

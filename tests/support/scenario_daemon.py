@@ -443,7 +443,7 @@ class Box:
             sender._thread.join(SETTLE_SECONDS)
         if self._pipeline.kernel_log:
             self._pipeline.kernel_log.close()
-        await self._pipeline.recorder.stop(self._pipeline.accountant.settle())
+        await self._pipeline.recorder.stop(self._pipeline.accountant.flush())
 
     async def open(self) -> None:
         """Start what runs before the first poll: the run database, and the thread of the target."""

@@ -123,7 +123,7 @@ class Advisor:
                 own = self._messages(run, state, subjects, poll.now)
                 messages += own
             if run.hello.hears or self._alerting:
-                listens = run.hello.hears and _can_hear_of_co_tenants(state, own, poll.now)
+                listens = run.hello.hears and _may_report_co_tenants(state, own, poll.now)
                 run_limits[run.peer.run_id] = self._limit(run, gpus, facts, gpu_limits, listens=listens)
         return AdviceRound(tuple(messages), events, gpu_limits, run_limits)
 
@@ -176,7 +176,7 @@ class Advisor:
             state.levels.clear()
         for subject, each in _news(state.levels, subjects):
             memory, is_co_tenant = each.memory, subject.kind == "neighbour"
-            if is_co_tenant and not _can_hear_of_co_tenants(state, messages, now):
+            if is_co_tenant and not _may_report_co_tenants(state, messages, now):
                 continue
             advice = Advice(
                 serial=state.serial + len(messages) + 1,
@@ -295,7 +295,7 @@ def _news(
     return [(subject, each) for subject, each in subjects.items() if known.get(subject, "none") != each.level]
 
 
-def _can_hear_of_co_tenants(state: DeliveryState, messages: Iterable[AdviceMessage], now: float) -> bool:
+def _may_report_co_tenants(state: DeliveryState, messages: Iterable[AdviceMessage], now: float) -> bool:
     """Return whether the last message about a co-tenant was long ago; `messages` are about to be sent."""
     if any(message.subject.kind == "neighbour" for message in messages):
         return False

@@ -51,7 +51,7 @@ _runs: dict[tuple[int, str], Reporter] = {}
 class ActiveCounter(Protocol):
     """Step counter of the fit that counts into the run."""
 
-    def settle(self) -> None:
+    def count_ended(self) -> None:
         """Count the steps that have ended."""
 
     def finish(self) -> None:
@@ -139,10 +139,10 @@ class Reporter:
         self.steps += len(executions) * steps
         self.durations.extend([each for each in executions if each is not None], steps)
 
-    def settle(self) -> None:
+    def count_ended(self) -> None:
         """Count the steps of the active fit that have ended."""
         if self.active_counter is not None:
-            self.active_counter.settle()
+            self.active_counter.count_ended()
 
     def finish(self) -> None:
         """Count the steps of a fit that ended without a hook."""
@@ -200,7 +200,7 @@ class Reporter:
         """Read advice, count the recorded steps, sample the allocators, and take a census if one is due."""
         self.observe_due = now + min(OBSERVE_INTERVAL_SECONDS, self.interval)
         self.listen(now)
-        self.settle()
+        self.count_ended()
         self.memory.sample()
         self._take_census(now)
 

@@ -121,7 +121,7 @@ class Pipeline:
         self.poller.stop()
         self.containers.stop()
         self.run_server.stop()
-        await self.recorder.stop(self.accountant.settle())
+        await self.recorder.stop(self.accountant.flush())
 
     def follow_events(self, snapshot: Snapshot) -> None:
         """Listen, on threads, for XIDs of the GPUs that a poll found and for bindings, if it called the driver."""

@@ -119,15 +119,15 @@ class Device:
         """Query once per handle what cannot change; None if unsupported."""
         return self.remember((function, args), lambda: self.try_query(function, *args))  # type: ignore[call-arg] # as above
 
-    def query_slowly(self, matter: Any, ask: Callable[[], T]) -> T:
+    def query_slowly(self, key: Any, ask: Callable[[], T]) -> T:
         """Query in readings of the slow tier, for a part of a row of the poll tier; return that answer in the others.
 
         If the query fails, it is repeated in the next reading.
         """
-        if self._slow or matter not in self._slow_answers:
-            self._slow_answers.pop(matter, None)
-            self._slow_answers[matter] = ask()
-        return self._slow_answers[matter]  # type: ignore[no-any-return] # the matter names what answered it
+        if self._slow or key not in self._slow_answers:
+            self._slow_answers.pop(key, None)
+            self._slow_answers[key] = ask()
+        return self._slow_answers[key]  # type: ignore[no-any-return] # the key names the type of its value
 
     def attempt(self, ask: Callable[[], T]) -> T | None:
         """Query a part of a row that must not cost the rest of it; None, with the failure kept, if that fails."""
@@ -137,18 +137,18 @@ class Device:
             self.failures.append(error)
             return None
 
-    def remember(self, matter: Any, settle: Callable[[], T]) -> T:
-        """Return the value remembered under `matter` for this handle; compute it with `settle` the first time.
+    def remember(self, key: Any, compute: Callable[[], T]) -> T:
+        """Return the value remembered under `key` for this handle; compute it with `compute` the first time.
 
         Used to choose a source once: a counter whose source or unit changes would jump.
         """
-        if matter not in self._remembered:
-            self._remembered[matter] = settle()
-        return self._remembered[matter]  # type: ignore[no-any-return] # the matter names what settled it
+        if key not in self._remembered:
+            self._remembered[key] = compute()
+        return self._remembered[key]  # type: ignore[no-any-return] # the key names the type of its value
 
-    def is_remembered(self, matter: Any) -> bool:
+    def is_remembered(self, key: Any) -> bool:
         """Return whether a value is remembered for this handle."""
-        return matter in self._remembered
+        return key in self._remembered
 
     @property
     def divided(self) -> bool:

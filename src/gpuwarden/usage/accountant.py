@@ -31,7 +31,7 @@ class UsageAccountant:
         self._last: float | None = None
 
     def update(self, poll: JoinedPoll, earlier: Mapping[str, RunUsage] = NOTHING) -> dict[str, RunUsage]:
-        """Add a poll; return the usage of each run by id, including a last, settled time those that are gone.
+        """Add a poll; return the usage of each run by id, including a last time those that are gone.
 
         `earlier` is usage that an earlier daemon counted, once it is known.
         """
@@ -46,11 +46,11 @@ class UsageAccountant:
             self._add_poll(poll)
         else:
             self._meters, self._last = {}, None
-        return {**_settled(before), **{run_id: tally.usage() for run_id, tally in self._tallies.items()}}
+        return {**_flushed(before), **{run_id: tally.usage() for run_id, tally in self._tallies.items()}}
 
-    def settle(self) -> dict[str, RunUsage]:
+    def flush(self) -> dict[str, RunUsage]:
         """Return the final usage of each run, as the daemon stops."""
-        return _settled(self._tallies)
+        return _flushed(self._tallies)
 
     def _add_poll(self, poll: JoinedPoll) -> None:
         last, self._last, runs = self._last, poll.now, poll.runs
@@ -73,7 +73,7 @@ class UsageAccountant:
     def _update(self, run: RunSnapshot, held: set[str], devices: _Devices, elapsed: float) -> None:
         tally = self._tallies[run.peer.run_id]
         if tally.up and not run.up:
-            tally.settle()
+            tally.flush()
         tally.up = run.up
         stepping = _is_stepping(run, tally)
         if run.up:
@@ -96,9 +96,9 @@ class UsageAccountant:
                 device.update_memory(run.memory.get(uuid), run.headroom.get(uuid), run.headroom_at_peak.get(uuid))
 
 
-def _settled(tallies: Mapping[str, RunTally]) -> dict[str, RunUsage]:
+def _flushed(tallies: Mapping[str, RunTally]) -> dict[str, RunUsage]:
     for tally in tallies.values():
-        tally.settle()
+        tally.flush()
     return {run_id: tally.usage() for run_id, tally in tallies.items()}
 
 

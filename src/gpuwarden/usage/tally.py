@@ -89,7 +89,7 @@ class DeviceTally:
                 if first <= xid.last <= last:
                     self._xids[code] = self._xids.get(code, 0) + new
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Count the polled values since the last reading of the counters, as the run or the daemon ends."""
         self._add_joules_by_power(self._window_joules)
         self._add_throttled(self._events)
@@ -163,7 +163,7 @@ class RunTally:
         """Record the peak of host memory, in bytes."""
         self._host_memory_peak = max(known(self._host_memory_peak, used or None), default=None)
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Count all polled values, as the run or the daemon ends."""
         for device in self.devices.values():
-            device.settle()
+            device.flush()

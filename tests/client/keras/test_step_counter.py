@@ -32,7 +32,7 @@ class Fit(StepCounter):
         """Make executions that take so long each."""
         for batch in batches:
             self.begin(batch, self.clock.now)
-            self.settle()
+            self.count_ended()
             self.clock.now += 1
             if self.counts:
                 self.restart()

@@ -209,7 +209,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         """Do the periodic work at the start of a step, and schedule the next."""
         run, steps = self._reporter, fit.steps
         if not steps.counts:
-            steps.settle()
+            steps.count_ended()
             self._due = now + run.interval
             return
         if self._responder is not None:

@@ -66,7 +66,7 @@ class FitMeters:
 
     def read_metrics(self, now: float) -> None:
         """Read the loss metric and the input wait, once a second; declared examples are counted each time."""
-        self._run.settle()  # so that examples and steps are of the same moment
+        self._run.count_ended()  # so that examples and steps are of the same moment
         if now < self._metrics_due:
             if self._counts_always:
                 self._examples.update(self._run.batch or 0)

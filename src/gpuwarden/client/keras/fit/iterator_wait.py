@@ -38,7 +38,7 @@ class IteratorWait:
         now = self._clock()
         if self._since is not None:
             self._observed += now - self._since
-            timed.settle()
+            timed.count_step()
         timed.begin_step()
         timed.before = _pick_array(state)
         self._since = now if self._compiled else None
@@ -78,7 +78,7 @@ class _Timed:
         """Start a step."""
         self._waiting = self._perhaps = 0.0
 
-    def settle(self) -> None:
+    def count_step(self) -> None:
         """Count the finished step."""
         self.waited += self._waiting
         self.unsure += self._perhaps

@@ -23,7 +23,7 @@ class StepCounter:
 
     `traces` changes whenever a function was traced; None if unknown. An execution that traced counts as a step, but its
     time counts as compile time: the first one, and later ones that are much longer than usual. If traces are unknown,
-    the first execution of a fit counts as compiling. `settle` counts finished executions; the run calls it before a
+    the first execution of a fit counts as compiling. `count_ended` counts finished ones; the run calls it before a
     report. `returned` counts the executions that have returned: if another callback's exception ends the fit, it
     shows whether the last one has. Then `cut_short` is called with the number of steps of the epoch or its last part.
     """
@@ -54,7 +54,7 @@ class StepCounter:
         # If an execution may be short, it is known to be complete only after the next one has ended.
         self._doubtful = 1 if per_execution > 1 and in_epoch is None else 0
         self.returned = ReturnCounter()
-        self._begins: list[float] = []  # start times of executions since the last `settle`, and of the current one
+        self._begins: list[float] = []  # start times of executions since the last `count_ended`, and of the current one
         self._reset()
         run.finish()  # a fit that another callback's exception ended
         run.active_counter = self
@@ -93,7 +93,7 @@ class StepCounter:
         """Record that the current execution found the end of the data."""
         self._no_data = self._begins[-1] if self._begins else None
 
-    def settle(self) -> None:
+    def count_ended(self) -> None:
         """Count the executions that are known to be complete."""
         if not self.counts:
             self._begins.clear()
@@ -110,7 +110,7 @@ class StepCounter:
 
     def finish(self) -> None:
         """Count the remaining steps of a fit that has ended without a hook, by another callback's exception."""
-        self.settle()
+        self.count_ended()
         if not self._begins:
             return
         if self.returned.count - self._returned_before > self._executions:
@@ -126,7 +126,7 @@ class StepCounter:
         None if none has started since the last call.
         """
         now = self._clock()
-        self.settle()
+        self.count_ended()
         if not self._begins:
             return None
         no_data = self._begins[-1] == self._no_data
@@ -145,7 +145,7 @@ class StepCounter:
 
     def fail(self) -> int:
         """Count the remaining steps after the current execution has failed; return the number of steps."""
-        self.settle()
+        self.count_ended()
         self._count_executions(self._ended, self._per_execution)
         made = self._counted
         self._reset()
