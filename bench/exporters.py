@@ -95,27 +95,27 @@ def exporter(name: str, env: dict[str, str], pids: Sequence[int]) -> Iterator[Ex
     with tempfile.TemporaryDirectory(prefix="gpuwarden-bench-") as folder:
         log, port = Path(folder, "log"), free_port()
         asked = command(name, port, Path(folder))
-        begun = time.perf_counter()
+        began = time.perf_counter()
         with program(asked, env, log) as pid:
             wait_for(port, lambda text: shows_all(text, pids), log)
-            yield Exporter(pid, port, time.perf_counter() - begun, connect(port))
+            yield Exporter(pid, port, time.perf_counter() - began, connect(port))
 
 
 def measure_polling(exporters: Sequence[Exporter], kind: str, seconds: float) -> None:
     """Let all of them poll and be scraped, like by Prometheus, in windows of that kind."""
     interval = INTERVALS[kind]
     before = [cpu_seconds(each.pid) for each in exporters]
-    begun = time.perf_counter()
+    began = time.perf_counter()
     due = interval / 2
     while due < seconds:
-        time.sleep(max(0.0, begun + due - time.perf_counter()))
+        time.sleep(max(0.0, began + due - time.perf_counter()))
         due += interval
         for each in exporters:
             start = time.perf_counter()
             fetch(each.kept, PROMETHEUS)
             each.latency[FRESH].append(time.perf_counter() - start)
-    time.sleep(max(0.0, begun + seconds - time.perf_counter()))
-    passed = time.perf_counter() - begun
+    time.sleep(max(0.0, began + seconds - time.perf_counter()))
+    passed = time.perf_counter() - began
     for each, cpu in zip(exporters, before, strict=True):
         spent = cpu_seconds(each.pid) - cpu
         each.polling[kind].append(spent / passed * 60)
@@ -127,13 +127,13 @@ def measure_scrapes(it: Exporter, kind: str, count: int) -> None:
     """Scrape one exporter, one scrape after the other."""
     scrape, kept = SCRAPES[kind], connect(it.port)
     scrape(it.port, kept)  # pays for what is done once
-    begun, cpu = time.perf_counter(), cpu_seconds(it.pid)
+    began, cpu = time.perf_counter(), cpu_seconds(it.pid)
     for _ in range(count):
         time.sleep(PAUSE_SECONDS)
         start = time.perf_counter()
         scrape(it.port, kept)
         it.latency[kind].append(time.perf_counter() - start)
-    spent, passed = cpu_seconds(it.pid) - cpu, time.perf_counter() - begun
+    spent, passed = cpu_seconds(it.pid) - cpu, time.perf_counter() - began
     it.scraping.append((spent - median(it.polling[ALONE]) / 60 * passed) / count)
     kept.close()
 

@@ -69,12 +69,12 @@ def main() -> int:
     failed = 0
     for name in chosen.parts or PARTS:
         measure, full, short = PARTS[name]
-        begun = time.monotonic()
+        began = time.monotonic()
         for figure in measure(short if chosen.quick else full):
             met = {None: "", True: "yes", False: "**no**"}[figure.met]
             failed += figure.met is False
             print(f"| {name} | {figure.what} | {figure.measured} | {figure.expected} | {met} |", flush=True)
-        print(f"| {name} | duration | {time.monotonic() - begun:.0f} s |  |  |", flush=True)
+        print(f"| {name} | duration | {time.monotonic() - began:.0f} s |  |  |", flush=True)
     print(f"\n{failed} expectations are not met." if failed else "\nAll expectations are met.")
     return 1 if failed else 0
 

@@ -80,9 +80,9 @@ def daemon(pids: list[int], **settings: str | int) -> Iterator[Daemon]:
 
 def cpu_of_minute(pid: int, seconds: float) -> float:
     """Return the CPU time of a process per minute, from some seconds."""
-    cpu, begun = cpu_seconds(pid), time.perf_counter()
+    cpu, began = cpu_seconds(pid), time.perf_counter()
     time.sleep(seconds)
-    return (cpu_seconds(pid) - cpu) / (time.perf_counter() - begun) * 60
+    return (cpu_seconds(pid) - cpu) / (time.perf_counter() - began) * 60
 
 
 def scrape_every_second(port: int, count: int) -> tuple[list[float], list[float]]:
@@ -195,9 +195,9 @@ def driver_of_peer(effort: Effort) -> str:
             wait_for(port, lambda text: b'pid="%d"' % pids[-1] in text, folder / "log")
             time.sleep(effort.settle)
             counted = mock(folder)
-            before, begun = counted.calls(), time.monotonic()
+            before, began = counted.calls(), time.monotonic()
             time.sleep(effort.driver)
-            after, passed = counted.calls(), time.monotonic() - begun
+            after, passed = counted.calls(), time.monotonic() - began
     calls = {name: number - before.get(name, 0) for name, number in after.items()}
     polls = calls[ONCE_A_POLL] / DRIVER_GPUS
     each = driver_seconds(calls) / polls * 1e3

@@ -177,16 +177,16 @@ def soak(minutes: float, tolerances: Held) -> list[str]:
             page(it.port)  # so that a page and its connection have been there before
             rest, visitor = look(it.pid), Visitor(it.port)
             samples: list[Held] = []
-            begun, step = time.monotonic(), minutes * 60 / ROWS
+            began, step = time.monotonic(), minutes * 60 / ROWS
             before = counted.calls()[ONCE_A_POLL]
             with churn(folder):
                 while len(samples) < ROWS:
-                    while time.monotonic() < begun + step * (len(samples) + 1):
+                    while time.monotonic() < began + step * (len(samples) + 1):
                         time.sleep(SCRAPE_SECONDS)
                         visitor.visit()
                     samples.append(look(it.pid))
                     polls = counted.calls()[ONCE_A_POLL] - before
-                    print(row((time.monotonic() - begun) / 60, polls / 3600, samples[-1]), flush=True)
+                    print(row((time.monotonic() - began) / 60, polls / 3600, samples[-1]), flush=True)
             visitor.close()
             time.sleep(REST_SECONDS)
             page(it.port)

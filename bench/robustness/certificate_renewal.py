@@ -82,9 +82,9 @@ def renew(folder: Path, name: str, way: object, daemon: Daemon) -> float | None:
     expected = (folder / f"{name}.pem").read_text().strip()
     assert callable(way)
     way(folder, name)
-    begun = time.monotonic()
-    while time.monotonic() < begun + PATIENCE_SECONDS:
+    began = time.monotonic()
+    while time.monotonic() < began + PATIENCE_SECONDS:
         if served_certificate(daemon).strip() == expected:
-            return time.monotonic() - begun
+            return time.monotonic() - began
         time.sleep(0.02)
     return None

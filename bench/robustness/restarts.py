@@ -37,11 +37,11 @@ def measure_restarts(seconds: float) -> Iterator[Figure]:
         runs: list[CountedRun] = []
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            begun = time.monotonic()
+            began = time.monotonic()
             with serving(folder, CONFIG) as daemon:
                 while len(runs) < RUNS:
                     runs.append(stack.enter_context(CountedRun(daemon, folder, f"run-{len(runs)}")))
-                step_until(begun + EACH_SECONDS, runs)
+                step_until(began + EACH_SECONDS, runs)
                 faults += sum(not figure.met for figure in soundness(daemon))
                 if restarts % 2:
                     daemon.kill(signal.SIGTERM)

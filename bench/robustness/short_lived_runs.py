@@ -36,11 +36,11 @@ def measure_runs(count: int) -> Iterator[Figure]:
     """Start and end runs in two halves, count them, and compare the memory after each half."""
     with workplace() as folder, serving(folder, CONFIG) as daemon:
         with Scraper(daemon) as scraper:
-            begun, held = time.monotonic(), []
+            began, held = time.monotonic(), []
             for _ in range(2):
                 page = start_runs(daemon, folder, count // 2)
                 held.append(resident(daemon))
-            yield Figure("runs started and ended", f"{count} in {time.monotonic() - begun:.0f} s")
+            yield Figure("runs started and ended", f"{count} in {time.monotonic() - began:.0f} s")
         yield equal("ends counted", sum(page.all("gpuwarden_runs_ended_total").values()), float(count))
         yield equal("messages received", page.value("gpuwarden_reports_received_total"), 2.0 * count)
         rejected = {dict(key)["reason"]: n for key, n in page.all("gpuwarden_reports_rejected_total").items() if n}

@@ -115,10 +115,10 @@ class Scraper(threading.Thread):
     def run(self) -> None:
         """Scrape until the end."""
         while not self._stopping.wait(self._pause):
-            begun = time.perf_counter()
+            began = time.perf_counter()
             try:
                 self._scrape()
-                self.seconds.append(time.perf_counter() - begun)
+                self.seconds.append(time.perf_counter() - began)
             except (OSError, http.client.HTTPException) as error:
                 self.failures.append(f"{type(error).__name__}: {error}")
 

@@ -44,13 +44,13 @@ def measure_flood(count: int) -> Iterator[Figure]:
         config = f"kernel_log: {{path: {fifo.path}}}\npoll: {{interval: 200ms}}\n"
         with serving(folder, config) as daemon, Scraper(daemon) as scraper:
             writer = threading.Thread(target=write_lines, args=(fifo, count), daemon=True)
-            begun, held = time.monotonic(), []
+            began, held = time.monotonic(), []
             writer.start()
             while writer.is_alive():
                 assert daemon.popen.poll() is None, daemon.output()
                 held.append(resident(daemon))
                 time.sleep(0.2)
-            seconds = time.monotonic() - begun
+            seconds = time.monotonic() - began
             end = time.monotonic() + 90  # an XID waits a minute for its GPU to be identified
             while (counted := count_all(daemon.samples())) < count and time.monotonic() < end:
                 time.sleep(1)
