@@ -46,8 +46,11 @@ async def write_forever(folder: Path, first: int, pipe: int) -> None:
             os.write(pipe, b"%d\n" % (pid + 4))
 
 
-def run_killed_writer(folder: Path, first: int, seconds: float, core: set[int]) -> int:
-    """Kill a writer on a core so long after its first record; return the last pid that it reported as written."""
+def run_killed_writer(folder: Path, first: int, seconds: float, core: set[int], busy: subprocess.Popen[bytes]) -> int:
+    """Kill a writer so long after its first record, from which on another process keeps its core busy.
+
+    Returns the last pid that it reported as written.
+    """
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
@@ -58,8 +61,10 @@ def run_killed_writer(folder: Path, first: int, seconds: float, core: set[int]) 
             os._exit(1)
     os.close(write_end)
     assert select.select([read_end], [], [], 60)[0]
+    busy.send_signal(signal.SIGCONT)
     time.sleep(seconds)
     os.kill(child, signal.SIGKILL)
+    busy.send_signal(signal.SIGSTOP)
     os.waitpid(child, 0)
     output = b""
     while read := os.read(read_end, 65536):
@@ -73,9 +78,10 @@ def test_killed_a_hundred_times(tmp_path: Path, caplog: pytest.LogCaptureFixture
     chance, first = random.Random(23), 1  # noqa: S311 - no secret
     core = {min(os.sched_getaffinity(0))}
     busy = subprocess.Popen([sys.executable, "-c", f"import os\nos.sched_setaffinity(0, {core})\nwhile True: pass"])
+    busy.send_signal(signal.SIGSTOP)
     try:
         for _ in range(KILLS):
-            last = run_killed_writer(tmp_path, first, chance.random() * 0.15, core)
+            last = run_killed_writer(tmp_path, first, chance.random() * 0.15, core, busy)
             store = RecordStore(tmp_path, 1_000_000)
             assert store.open(1).unfinished
             records = [store.find(f"{pid}-99") for pid in range(first, last + 1)]
