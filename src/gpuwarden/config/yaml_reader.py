@@ -6,6 +6,7 @@ the file larger than it is.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -22,6 +23,7 @@ MAX_FILE_BYTES = 1 << 20  # bytes
 MAX_PROBLEMS = 100  # more would hide the first, and each unknown key costs a search for a similar one
 MAX_MESSAGE_CHARACTERS = 200  # of PyYAML, which repeats names from the file in full
 
+_NAME_IN_FILE = re.compile(r" '[\w!-]{2,}'")  # of PyYAML's messages: after a * it may be a password without quotes
 _YAML = "tag:yaml.org,2002:"
 _PLAIN_TAGS = {_YAML + tag for tag in ("bool", "float", "int", "map", "merge", "seq", "str", "timestamp", "value")}
 _NULL = _YAML + "null"
@@ -187,7 +189,7 @@ class _Reader:
         if _is_null(value):
             self._note(key_node, "no value; set one, or remove the line for the default", key)
         elif value.tag not in _PLAIN_TAGS:
-            self._note(key_node, f"tag {printable(value.tag)} is not supported; write a plain value", key)
+            self._note(key_node, "YAML tags are not supported; quote a value that begins with !", key)
         elif value.id == "sequence" and key in self._lists:
             self._read_list(key_node, value, key)
         elif value.id != "scalar":
@@ -223,4 +225,5 @@ def _syntax(error: yaml.MarkedYAMLError) -> str:
     context = ""
     if error.context and error.context_mark:
         context = f" ({error.context}, line {error.context_mark.line + 1})"
-    return f"not valid YAML: {printable(f'{error.problem}{context}', MAX_MESSAGE_CHARACTERS)}"
+    text = _NAME_IN_FILE.sub("", f"{error.problem}{context}")
+    return f"not valid YAML: {printable(text, MAX_MESSAGE_CHARACTERS)}"
