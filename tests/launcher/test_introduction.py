@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from gpuwarden.launcher import introduction
 from gpuwarden.protocol.codec import decode
 from gpuwarden.protocol.messages import Hello
 
@@ -34,3 +38,20 @@ def test_connection_is_no_standard_stream(tmp_path: Path) -> None:
             assert decode(connection.recv(8192)) == Hello("mine", "sh", {})
     (descriptor,) = [line.split()[-3] for line in listed.splitlines() if "socket:" in line]
     assert int(descriptor) > 2
+
+
+def test_distrust_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A daemon of another user, in a folder that everyone can write, gets nothing, and standard error says why."""
+    monkeypatch.setattr(introduction, "read_credentials", lambda _connection: (1, os.geteuid() + 1))
+    path = tmp_path / "run.sock"
+    tmp_path.chmod(0o777)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+        server.bind(str(path))
+        server.listen()
+        introduction.introduce_program(path, "mine", "sh")
+        connection, _ = server.accept()
+        with connection:
+            assert connection.recv(8192) == b""
+    assert f"{path} is not trusted and gets no report: other users can write {tmp_path}" in capsys.readouterr().err
