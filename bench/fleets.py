@@ -17,14 +17,12 @@ import re
 import shutil
 import sys
 import tempfile
-import threading
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -33,6 +31,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "tests" / "support"))
 
 from committed_dashboards import PANELS, expressions  # noqa: E402 - found only now
+from stand_in_server import TEXT, serve_answers  # noqa: E402 - likewise
 
 from gpuwarden.cli.main import main as gpuwarden  # noqa: E402 - likewise
 from programs import GPUWARDEN, conditions, cpu_seconds, memory, program  # noqa: E402 - likewise
@@ -82,31 +81,19 @@ def moving(first: str, second: str) -> list[Sample]:
 
 
 class Fleet:
-    """HTTP server that answers for all hosts: host 7 has the path /7."""
+    """All hosts in one HTTP server at `port`: host 7 has the path /7."""
 
     def __init__(self, template: Sequence[Sample], hosts: int) -> None:
+        self.port = 0
         self._template = template
         self._names = [self._renamed(host) for host in range(hosts)]
         self._began = time.monotonic()
-        fleet = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self) -> None:
-                body = fleet.page(int(self.path.strip("/")))
-                self.send_response(200)
-                self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer((HOST, 0), Handler)
-        self.port = self._server.server_port
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+    @contextlib.contextmanager
+    def served(self) -> Iterator[None]:
+        """Answer scrapes until the context ends."""
+        with serve_answers(lambda path: (200, TEXT, self.page(int(path.strip("/"))))) as self.port:
+            yield
 
     def _renamed(self, host: int) -> list[str]:
         return [_ID.sub(rf'\g<1>{host:04d}-\g<2>"', sample.series) for sample in self._template]
@@ -241,7 +228,7 @@ def measure(template: Sequence[Sample], hosts: int, seconds: float) -> Iterator[
     fleet = Fleet(template, hosts)
     with tempfile.TemporaryDirectory(prefix="gpuwarden-bench-") as name:
         first, second = Path(name, "prometheus"), Path(name, "victoriametrics")
-        with prometheus(first, fleet) as one, victoriametrics(second, fleet) as other:
+        with fleet.served(), prometheus(first, fleet) as one, victoriametrics(second, fleet) as other:
             engines = (one, other)
             time.sleep(seconds / 2)  # the first scrapes index each series
             before = [engine.cpu() for engine in engines]

@@ -9,12 +9,11 @@ import socket
 import subprocess
 import sys
 import tarfile
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 from services import Daemon, ending, until
+from stand_in_server import serve_answers
 
 from gpuwarden.capture.capture_file import load_capture
 from gpuwarden.capture.text_masking import UNMASKED
@@ -191,20 +190,8 @@ def test_without_a_daemon(tmp_path: Path) -> None:
 )
 def test_another_program_at_the_address(tmp_path: Path, answer: bytes) -> None:
     """Keep the other files where no daemon, or one of another version, answers."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        config = settings(tmp_path, tmp_path / "run.sock", f'web: {{listen: "127.0.0.1:{server.server_port}"}}')
+    with serve_answers(lambda _path: (200, "text/html", answer)) as port:
+        config = settings(tmp_path, tmp_path / "run.sock", f'web: {{listen: "127.0.0.1:{port}"}}')
         files, _ = bundle(tmp_path, config)
-        server.shutdown()
-        thread.join()
     assert files["state.json"].startswith(("not available: ", '{\n "version": 1'))
     assert files["doctor.json"].startswith("[")

@@ -6,16 +6,15 @@ import contextlib
 import json
 import re
 import subprocess
-import threading
 import time
 import urllib.parse
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 import yaml
 from services import ROOT, Process, ending, fetch, free_port, until
+from stand_in_server import TEXT, serve_answers
 
 from gpuwarden.cli.main import main
 from system_parts import needs
@@ -32,27 +31,13 @@ GPUS = sum(line.startswith(b"gpuwarden_gpu_up{") for line in PAGE.splitlines())
 def served_host() -> Iterator[str]:
     """Serve a daemon's page and, as an inventory would, the list of targets with this host; yield its address."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            targets = [{"targets": [address], "labels": {"cluster": "found-by-http"}}]
-            is_page = self.path == "/metrics"
-            self.send_response(200)
-            self.send_header("Content-Type", "text/plain; version=0.0.4" if is_page else "application/json")
-            self.end_headers()
-            self.wfile.write(PAGE if is_page else json.dumps(targets).encode())
+    def answer(path: str) -> tuple[int, str, bytes]:
+        targets = [{"targets": [address], "labels": {"cluster": "found-by-http"}}]
+        return (200, TEXT, PAGE) if path == "/metrics" else (200, "application/json", json.dumps(targets).encode())
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        address = f"127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield address
-        finally:
-            server.shutdown()
-            thread.join()
+    with serve_answers(answer) as port:
+        address = f"127.0.0.1:{port}"
+        yield address
 
 
 class VictoriaMetrics(Process):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import http.server
 import json
-import threading
 import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from stand_in_server import QuietHandler, serve
 
 from browser import Tab
 from gpuwarden.history.event_log import EventLog
@@ -81,8 +81,8 @@ def answer(state: State) -> dict[str, Any]:
 def stage() -> Iterator[Stage]:
     """Run a stage."""
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
+    class Handler(QuietHandler):
+        def do_GET(self) -> None:  # noqa: N802 - the name in http.server
             response = made.respond(self.path)
             self.send_response_only(response.status)
             headers = {**response.headers, "content-type": response.content_type}
@@ -92,15 +92,6 @@ def stage() -> Iterator[Stage]:
             self.end_headers()
             self.wfile.write(response.body)
 
-        def log_message(self, *_: Any) -> None:
-            """Log nothing."""
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        made = Stage(f"http://127.0.0.1:{server.server_port}/")
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield made
-        finally:
-            server.shutdown()
-            thread.join()
+    with serve(Handler) as port:
+        made = Stage(f"http://127.0.0.1:{port}/")
+        yield made

@@ -12,7 +12,6 @@ import sys
 import termios
 import unicodedata
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from struct import pack
@@ -20,6 +19,7 @@ from struct import pack
 import pytest
 from run_record_cases import BEGAN, example_record
 from services import Daemon, ending, free_port
+from stand_in_server import serve_answers
 
 from gpuwarden.cli.runs import runs_command
 from gpuwarden.cli.runs.run_list import render_table
@@ -306,44 +306,24 @@ def test_configuration_names_the_daemon(daemon: Daemon, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@contextmanager
-def serving(folder: Path) -> Iterator[int]:
-    """Serve the files of a folder in place of a daemon, and yield the port."""
-    command = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", "0", "--directory", str(folder)]
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    ) as other:
-        assert other.stdout is not None
-        try:
-            yield int(other.stdout.readline().split(" port ")[1].split()[0])
-        finally:
-            other.kill()
-
-
-def test_another_program_on_the_port(tmp_path: Path) -> None:
+def test_another_program_on_the_port() -> None:
     """The answer of another program is an error."""
-    with serving(tmp_path) as port:
+    with serve_answers(lambda _path: (404, "text/html", b"")) as port:
         done = run(port=port)
     assert done.returncode == 1
     assert "has no /api/v1/runs: no gpuwarden daemon, or an older one" in done.stderr
 
 
-def test_record_of_another_version(tmp_path: Path) -> None:
+def test_record_of_another_version() -> None:
     """A record that cannot be read leaves the lines of other runs in place."""
     good, odd = (
         json_from_record(example_record(pid=4000, name="resnet")),
         {**json_from_record(example_record(pid=4001)), "steps": "many"},
     )
-    answer = tmp_path / "api/v1/runs"
-    answer.parent.mkdir(parents=True)
-    with serving(tmp_path) as port:
-        answer.write_text(json.dumps({"version": 1, "live": [], "past": [odd, good]}))
+    listing = {"version": 1, "live": [], "past": [odd, good]}
+    with serve_answers(lambda _path: (200, "application/json", json.dumps(listing).encode())) as port:
         some = run(port=port)
-        answer.write_text(json.dumps({"version": 1, "live": [], "past": [odd]}))
+        listing["past"] = [odd]
         none = run(port=port)
     assert (some.returncode, some.stderr) == (0, "")
     assert "resnet" in some.stdout

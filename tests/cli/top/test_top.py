@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import http.server
 import json
 import os
 import re
@@ -11,9 +10,8 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from pseudo_terminal import ALTERNATE_OFF, ALTERNATE_ON, CURSOR_ON, obeyed, term
 from rich.cells import cell_len
 from rich.console import Console
 from services import Daemon, ending, fetch, free_port, until
+from stand_in_server import serve_answers
 
 from gpuwarden.cli.common.api_client import ApiError, fetch_json
 from gpuwarden.cli.top.layout import render_box
@@ -211,27 +210,9 @@ def test_restart_of_the_daemon(tmp_path: Path, mock_nvml: MockNvml) -> None:
             assert seen.end() == 0
 
 
-@contextmanager
-def server(status: int, body: bytes) -> Iterator[int]:
+def server(status: int, body: bytes) -> AbstractContextManager[int]:
     """Serve one answer to all requests, like another program or version of the daemon; yield the port."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: Any) -> None:
-            """Say nothing."""
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as made:
-        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield made.server_address[1]
-        finally:
-            made.shutdown()
-            thread.join()
+    return serve_answers(lambda _path: (status, "application/json", body))
 
 
 def test_other_daemons_are_named() -> None:
