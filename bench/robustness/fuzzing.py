@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services import Daemon, Process, ending
-from stage import CountedRun, Figure, Scraper, equal, resident, serving, soundness, workplace
+from stage import CountedRun, Figure, Scraper, count_by_reason, equal, resident, serving, soundness, workplace
 
 from mocked import ROOT
 
@@ -181,7 +181,7 @@ def measure_messages(count: int) -> Iterator[Figure]:
         yield Figure("messages sent", f"{sent} in {fuzzed.seconds:.0f} s")
         page = fuzzed.daemon.samples()
         accepted = page.value("gpuwarden_reports_received_total") or 0
-        rejected = {dict(key)["reason"]: n for key, n in page.all("gpuwarden_reports_rejected_total").items() if n}
+        rejected = count_by_reason(page, "gpuwarden_reports_rejected_total")
         yield Figure("accepted", f"{accepted:.0f}")
         yield Figure("rejected", ", ".join(f"{reason} {n:.0f}" for reason, n in sorted(rejected.items())))
         yield equal("rejected for a fault of the daemon", rejected.get("internal", 0), 0)

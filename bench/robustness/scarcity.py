@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess  # noqa: TID251 - starts mount
@@ -16,7 +15,7 @@ from pathlib import Path
 import pytest
 from control_groups import limited
 from services import Daemon, Process, altered, ending, fetch, until
-from stage import CountedRun, Figure, Scraper, equal, resident, serving, soundness, workplace
+from stage import CountedRun, Figure, Scraper, equal, prefix, resident, serving, soundness, workplace
 
 from mocked import ROOT
 
@@ -37,17 +36,10 @@ os.execv(sys.executable, [sys.executable, "-m", "gpuwarden", *sys.argv[1:]])
 
 def measure_faults(hostile: int) -> Iterator[Figure]:
     """Take each resource away and give it back; `hostile` runs need memory."""
-    if os.geteuid() != 0:
-        yield Figure("disks and memory", "not measured: needs root")
-    else:
-        for name, figures in (("full disk", full_disk()), ("read-only disk", read_only_disk())):
-            yield from _named(name, figures)
-        yield from _named("memory limit", little_memory(hostile))
-    yield from _named("64 descriptors", few_descriptors())
-
-
-def _named(name: str, figures: Iterator[Figure]) -> Iterator[Figure]:
-    return (Figure(f"{name}: {each.what}", each.measured, each.expected, each.met) for each in figures)
+    yield from prefix("full disk", full_disk())
+    yield from prefix("read-only disk", read_only_disk())
+    yield from prefix("memory limit", little_memory(hostile))
+    yield from prefix(f"{DESCRIPTORS} descriptors", few_descriptors())
 
 
 def mount(folder: Path, options: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from services import Daemon, Process, Samples, ending, until
-from stage import Figure, Scraper, equal, resident, serving, soundness, workplace
+from stage import Figure, Scraper, count_by_reason, equal, resident, serving, soundness, workplace
 
 from mocked import ROOT
 
@@ -43,8 +43,7 @@ def measure_runs(count: int) -> Iterator[Figure]:
             yield Figure("runs started and ended", f"{count} in {time.monotonic() - began:.0f} s")
         yield equal("ends counted", sum(page.all("gpuwarden_runs_ended_total").values()), float(count))
         yield equal("messages received", page.value("gpuwarden_reports_received_total"), 2.0 * count)
-        rejected = {dict(key)["reason"]: n for key, n in page.all("gpuwarden_reports_rejected_total").items() if n}
-        yield equal("messages rejected", rejected, {})
+        yield equal("messages rejected", count_by_reason(page, "gpuwarden_reports_rejected_total"), {})
         dropped = page.value("gpuwarden_receipt_errors_total")
         yield Figure("records dropped, over 1024 that wait for the disk, and counted", f"{dropped:.0f}")
         yield from scraper.figures()

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from services import Daemon, Process, ending, until
-from stage import Figure, Scraper, serving, soundness, workplace
+from stage import Figure, Scraper, count_by_reason, prefix, serving, soundness, workplace
 
 IDLE, SLOW = 1000, 50
 BAR_MILLISECONDS = 50.0
@@ -72,8 +72,7 @@ def measure_scrapes(seconds: float) -> Iterator[Figure]:
         ("at the default limit of 256 connections", IDLE, SLOW, ""),
     ):
         with workplace() as folder, serving(folder, config) as daemon:
-            for figure in scrape_next_to(daemon, folder, idle, slow, seconds):
-                yield Figure(f"{name}: {figure.what}", figure.measured, figure.expected, figure.met)
+            yield from prefix(name, scrape_next_to(daemon, folder, idle, slow, seconds))
 
 
 def scrape_next_to(daemon: Daemon, folder: Path, idle: int, slow: int, seconds: float) -> Iterator[Figure]:
@@ -85,7 +84,7 @@ def scrape_next_to(daemon: Daemon, folder: Path, idle: int, slow: int, seconds: 
         with Scraper(daemon, pause=0.05) as scraper:
             time.sleep(seconds)
     page = daemon.samples()
-    lost = {dict(labels)["reason"]: n for labels, n in page.all("gpuwarden_http_connections_lost_total").items() if n}
+    lost = count_by_reason(page, "gpuwarden_http_connections_lost_total")
     if slow:
         yield Figure("connections closed", ", ".join(f"{reason} {n:.0f}" for reason, n in lost.items()) or "0")
     yield from scraper.figures(BAR_MILLISECONDS)

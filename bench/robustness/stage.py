@@ -10,13 +10,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from services import Daemon, Process, ending, until
+from services import Daemon, Process, Samples, ending, until
 
 from mocked import ROOT, environment
 from programs import memory
@@ -43,6 +43,21 @@ class Figure:
 def equal(what: str, measured: object, expected: object) -> Figure:
     """Return the figure of a value that must be exact."""
     return Figure(what, str(measured), str(expected), measured == expected)
+
+
+def none_of(what: str, found: Sequence[object]) -> Figure:
+    """Return the figure of what must not be, with two examples."""
+    return Figure(what, f"{len(found)} {found[:2] or ''}".strip(), "0", not found)
+
+
+def prefix(name: str, figures: Iterable[Figure]) -> Iterator[Figure]:
+    """Put a name in front of what the figures are."""
+    return (replace(each, what=f"{name}: {each.what}") for each in figures)
+
+
+def count_by_reason(page: Samples, counter: str) -> dict[str, float]:
+    """Return a counter's values other than 0 by their label `reason`."""
+    return {dict(labels)["reason"]: count for labels, count in page.all(counter).items() if count}
 
 
 def timing(what: str, measured: float, at_most: float) -> Figure:
@@ -136,12 +151,7 @@ class Scraper(threading.Thread):
 
     def figures(self, at_most: float = 50) -> Iterator[Figure]:
         """Return its failures and times."""
-        yield Figure(
-            f"failed of {len(self.seconds) + len(self.failures)} scrapes",
-            f"{len(self.failures)} {self.failures[:2] or ''}".strip(),
-            "0",
-            not self.failures,
-        )
+        yield none_of(f"failed of {len(self.seconds) + len(self.failures)} scrapes", self.failures)
         if len(self.seconds) > 1:
             median, p99 = percentiles(self.seconds)
             yield Figure("scrape, median", f"{median:.1f} ms")
