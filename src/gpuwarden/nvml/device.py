@@ -119,20 +119,20 @@ class Device:
         """Query once per handle what cannot change; None if unsupported."""
         return self.remember((function, args), lambda: self.try_query(function, *args))  # type: ignore[call-arg] # as above
 
-    def query_slowly(self, key: Any, ask: Callable[[], T]) -> T:
+    def query_slowly(self, key: Any, query: Callable[[], T]) -> T:
         """Query in readings of the slow tier, for a part of a row of the poll tier; return that answer in the others.
 
         If the query fails, it is repeated in the next reading.
         """
         if self._slow or key not in self._slow_answers:
             self._slow_answers.pop(key, None)
-            self._slow_answers[key] = ask()
+            self._slow_answers[key] = query()
         return self._slow_answers[key]  # type: ignore[no-any-return] # the key names the type of its value
 
-    def attempt(self, ask: Callable[[], T]) -> T | None:
+    def attempt(self, query: Callable[[], T]) -> T | None:
         """Query a part of a row that must not cost the rest of it; None, with the failure kept, if that fails."""
         try:
-            return ask()
+            return query()
         except NVMLError as error:
             self.failures.append(error)
             return None
