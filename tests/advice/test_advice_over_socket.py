@@ -311,6 +311,13 @@ def test_fault_advice_between_polls(
     assert early_polls(slow_daemon) == 2
 
 
+@pytest.fixture
+def co_tenant(mock_nvml: MockNvml) -> None:
+    """Give process 1 memory: what it has at the daemon's first poll is no growth."""
+    set_memory(mock_nvml, 0, 61000, {1: 10})
+
+
+@pytest.mark.usefixtures("co_tenant")  # before the daemon
 def test_co_tenant_growth_is_sent_once(
     mock_nvml: MockNvml, daemon: Daemon, uuids: list[str], start: Callable[..., Run]
 ) -> None:
