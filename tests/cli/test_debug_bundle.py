@@ -117,14 +117,25 @@ def test_masks_agree(made: tuple[dict[str, str], str, str], tmp_path: Path) -> N
 
 
 def test_names_with_quotes(tmp_path: Path) -> None:
-    """A run's name is masked also where the files escape its quotes and backslashes, and so is its job's."""
+    """A run's name is masked also where the files escape its quotes and backslashes, and so is its job's.
+
+    So is the former name of the process, which only an event has.
+    """
     daemon = Daemon(tmp_path / "daemon", "--source", "simulated")
     with ending(daemon):
-        program = "import sys, gpuwarden; watch = gpuwarden.watch(sys.argv[1]); watch.step(); input()"
+        program = (
+            "import sys, gpuwarden\n"
+            "for name in sys.argv[1:]:\n"
+            "    with gpuwarden.watch(name) as run: run.step(); input()"
+        )
         env = {**os.environ, "GPUWARDEN_SOCKET": str(daemon.socket), "TORCHELASTIC_RUN_ID": "job-of-hopper"}
-        command = [sys.executable, "-c", program, NAME_WITH_QUOTES]
+        command = [sys.executable, "-c", program, "former hopper", NAME_WITH_QUOTES]
         with subprocess.Popen(command, env=env, stdin=subprocess.PIPE) as process:
-            until(lambda: "hopper" in daemon.page(), "the run")
+            assert process.stdin
+            until(lambda: "former hopper" in daemon.page(), "the first name")
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+            until(lambda: "plan" in daemon.page(), "the second name")
             files, _ = bundle(tmp_path, settings(tmp_path, daemon.socket))
             process.communicate(b"\n")
     assert not re.findall("hopper|private", "\n".join(files.values()))

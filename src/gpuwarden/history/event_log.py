@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
@@ -46,6 +47,9 @@ EventKind = Literal[
 
 _RESOURCES = {"memory": "memory", "thermal": "temperature"}
 _LEVELS: Mapping[Level, str] = {"none": "OK", "warning": "warning", "critical": "critical"}
+_RUN_NAME = re.compile(
+    r"run (.+?)(?: started$| stalled: | out of (?:device|host) memory| ended: |: loss | uses no GPU: )"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +214,12 @@ class EventLog:
                     seen.at, "out_of_memory", severity_of("RunOutOfMemory"), text[:MAX_TEXT], uuid, run.peer.run_id
                 )
         known.errors = frozenset(seen.at for seen in run.errors)
+
+
+def run_name_in(text: str) -> str | None:
+    """Return the name of the run that the text of an event is about."""
+    found = _RUN_NAME.match(text)
+    return found[1] if found else None
 
 
 def end_event(run: RunSnapshot, ending: Ending) -> Event:

@@ -25,6 +25,7 @@ from gpuwarden.config.secrets import HIDDEN, Secret
 from gpuwarden.config.value_types import Address
 from gpuwarden.doctor.model import Context
 from gpuwarden.doctor.runner.checks import run_checks
+from gpuwarden.history.event_log import run_name_in
 from gpuwarden.owners.kinds import OWNER_KINDS
 from gpuwarden.web.api.api_object import ApiObject
 
@@ -84,6 +85,8 @@ def _names_in(state: str) -> Iterator[str]:
     for each in (*document.parts("runs"), *document.parts("processes")):
         values = map(each.value, ("name", "job", *(kind.key for kind in _OWNERS)))
         yield from (_escape(str(value)) for value in values if value)
+    # Of runs that have ended, and former names of a process with several runs.
+    yield from (_escape(name) for each in document.parts("events") if (name := run_name_in(each.text("text"))))
 
 
 def _escape(name: str) -> str:
