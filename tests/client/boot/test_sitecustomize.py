@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from instrumented_program import SITE, SOURCE, run_any, run_instrumented
 
+from gpuwarden.client.boot.program_error import MAX_FRAMES
 from gpuwarden.protocol.run_folder import MAX_TEXT_BYTES
 
 SAYS = "import sys; print('ran', *sys.argv[1:])"
@@ -194,6 +195,14 @@ def test_text_is_bounded(tmp_path: Path) -> None:
     stat = ended.output.split()
     assert (note.pid, note.start) == (int(stat[0]), int(stat[21]))
     assert set(json.loads((ended.folder / f"{note.pid}.json").read_text())) >= {"pid", "start", "instrumented", "error"}
+
+
+def test_deep_recursion(tmp_path: Path) -> None:
+    """Of a deep recursion only the innermost frames are formatted: a million would take 20 s."""
+    program = "import sys; sys.setrecursionlimit(10**6)\ndef f(n): return f(n - 1) if n else 1 / 0\nf(6000)"
+    (note,) = run_instrumented(tmp_path, "-c", program).notes
+    assert note.error is not None
+    assert f"[Previous line repeated {MAX_FRAMES - 3} more times]" in note.error.text
 
 
 def test_fatal_signal(tmp_path: Path) -> None:

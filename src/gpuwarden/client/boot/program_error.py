@@ -10,6 +10,10 @@ from gpuwarden.client.errors.classifier import error_from_exception
 from gpuwarden.client.errors.uncaught import find_uncaught_type
 from gpuwarden.protocol.run_folder import MAX_TEXT_BYTES, ProgramError
 
+# Of an error, the innermost: a text has room for some hundreds, and repetitions of a line take none. Python formats a
+# million frames in 20 s.
+MAX_FRAMES = 5000
+
 Origin = Literal["program", "thread", "finalizer", "printed"]
 
 
@@ -18,7 +22,7 @@ def keep_error(error: BaseException, origin: Origin) -> None:
     if origin == "printed" and find_uncaught_type() is None:
         return  # printed by a prompt, or by a program that went on
     found = error_from_exception(error, "idle", 0)
-    text = "".join(traceback.format_exception(error)).encode("utf-8", "replace")
+    text = "".join(traceback.format_exception(error, limit=-MAX_FRAMES)).encode("utf-8", "replace")
     note_error(
         ProgramError(
             type=type(error).__name__,
