@@ -143,6 +143,15 @@ def test_critical_lies_beyond_warning(text: str, expected: list[str]) -> None:
     assert [problem.partition("pressure.")[2] for problem in found] == expected
 
 
+@pytest.mark.parametrize("gpus", ["-1", "[0, 1]", "[GPU-5, 8]", "all"])
+def test_expected_gpus(gpus: str) -> None:
+    """Expected GPUs are their number or UUIDs; indexes would make each node unfit."""
+    (problem,) = problems(f"check: {{gpus: {gpus}}}")
+    assert "check.gpus: write UUIDs, such as GPU-…, or the number of GPUs" in problem
+    assert parse("check: {gpus: [GPU-5, GPU-7]}", "good.yaml").check.gpus == ("GPU-5", "GPU-7")
+    assert parse("check: {gpus: 8}", "good.yaml").check.gpus == ("8",)
+
+
 @pytest.mark.parametrize(
     "text",
     [

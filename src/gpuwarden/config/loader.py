@@ -100,6 +100,9 @@ def _contradictions(config: Config, known_names: KnownNames) -> Iterator[tuple[S
     yield from _alertmanager_contradictions(config.alertmanager)
     if config.notify.webhook_token and not config.notify.webhook:
         yield ("notify.webhook_token",), "set notify.webhook too: the token is sent there"
+    expected = config.check.gpus
+    if not ((len(expected) == 1 and expected[0].isdecimal()) or all(each.startswith("GPU-") for each in expected)):
+        yield ("check.gpus",), "write UUIDs, such as GPU-…, or the number of GPUs; indexes change"
     for key, (noun, known) in known_names.items():
         section, _, item = key.partition(".")
         for name in getattr(getattr(config, section), item):

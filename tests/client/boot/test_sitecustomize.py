@@ -198,7 +198,7 @@ def test_text_is_bounded(tmp_path: Path) -> None:
 
 
 def test_deep_recursion(tmp_path: Path) -> None:
-    """Of a deep recursion only the innermost frames are formatted: a million would take 20 s."""
+    """An error deep in a recursion has its innermost frames only: to format a million would take 20 s."""
     program = "import sys; sys.setrecursionlimit(10**6)\ndef f(n): return f(n - 1) if n else 1 / 0\nf(6000)"
     (note,) = run_instrumented(tmp_path, "-c", program).notes
     assert note.error is not None
