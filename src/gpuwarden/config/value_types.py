@@ -240,6 +240,13 @@ def _server_url(text: str) -> str | None:
     return text.rstrip("/")
 
 
+def _pages_url(text: str) -> str | None:
+    if re.match(r"https?://[^/?#]*@", text):
+        raise ValueError("a user or password in a URL would be shown in links; leave them out")
+    # Without braces, which templates of Prometheus interpret.
+    return text.rstrip("/") if re.fullmatch(r"https?://[!-;=?-z~]{1,500}", text) else None
+
+
 def _label(text: str) -> tuple[str, str] | None:
     name, equals, value = text.partition("=")
     if not equals or not _NAME.fullmatch(name) or not value.isprintable() or not value:
@@ -305,10 +312,7 @@ SOCKET_PATH_OR_NAME = ValueType(
 )
 LABEL = ValueType("label", "NAME=VALUE, such as cluster=a", _label)
 SERVER_URL = ValueType("base URL", "http://HOST:PORT or https://HOST/PREFIX", _server_url)
-# Without braces, which templates of Prometheus interpret.
-PAGES_URL = ValueType(
-    "URL", "http://… or https://…", _matching(r"https?://[!-;=?-z~]{1,500}", lambda text: text.rstrip("/"))
-)
+PAGES_URL = ValueType("URL", "http://… or https://…", _pages_url)
 SECRET = ValueType("secret", "file:/PATH or env:NAME, where the secret is kept", _kept_secret, hidden=True)
 SECRET_URL = ValueType("URL", "https://…, or file:/PATH or env:NAME where it is kept", _secret_url, hidden=True)
 SERVICE_URL = ValueType(
