@@ -173,7 +173,7 @@ def test_node_facts() -> None:
     slow = poll(gpu(0), host=full)
     slow = replace(slow, snapshot=replace(slow.snapshot, duration=1.5))
     facts = SlowFacts(
-        free={"/scratch": 1024, "/nfs": None, "/": GIB},
+        free={"/scratch": 1024, "/nfs": "does not answer", "/": GIB},
         losses={"GPU-0": [NOW - DAY, NOW - 2 * DAY, NOW - 9 * DAY], "GPU-1": [NOW]},
     )
     assert found(slow, facts=facts) == [
@@ -257,7 +257,7 @@ def test_replaced_library(tmp_path: Path) -> None:
 
 
 def test_hanging_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file system that does not answer is a fact, and blocks nothing; a path that does not exist is none."""
+    """A file system that does not answer is a fact, and blocks nothing; nor does a path that does not exist."""
     released = threading.Event()
 
     def statvfs(path: str, read: Callable[[str], os.statvfs_result] = os.statvfs) -> os.statvfs_result:
@@ -273,12 +273,16 @@ def test_hanging_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         reader.update(100.0)
         while not (free := reader.facts.free):
             await asyncio.sleep(0.01)
-        assert set(free) == {str(tmp_path), str(tmp_path / "hanging")}
-        assert free[str(tmp_path / "hanging")] is None
-        assert free[str(tmp_path)] is not None
+        room = free[str(tmp_path)]
+        assert isinstance(room, int)
+        assert free == {
+            str(tmp_path): room,
+            str(tmp_path / "hanging"): "does not answer",
+            str(tmp_path / "none"): "cannot be read: No such file or directory",
+        }
         released.set()
         now = 200.0
-        while reader.facts.free[str(tmp_path / "hanging")] is None:
+        while reader.facts.free[str(tmp_path / "hanging")] == "does not answer":
             reader.update(now := now + 10)
             await asyncio.sleep(0.01)
 

@@ -94,7 +94,7 @@ _ROWS = (
         "A process that has ended and still holds a GPU.", "gpuwarden",
         find=gpu_finders.find_zombies),
     FitnessCheck("disk", "warning", "none",
-        "Less than `check.disk_free` on one of `check.paths`, or it does not answer.", "configuration",
+        "Less than `check.disk_free` on one of `check.paths`, or it cannot be read.", "configuration",
         find=node_finders.find_full_disks),
     FitnessCheck("shm", "warning", "none",
         f"Less than {node_finders.MIN_SHM_RATIO:.0%} of /dev/shm free.", "gpuwarden",

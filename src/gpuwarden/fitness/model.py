@@ -50,12 +50,11 @@ class Question:
 class SlowFacts:
     """Facts that are read less often than polls, on a thread.
 
-    `free` is the free space in bytes by path, None where the file system does not answer. `is_library_replaced`: the
-    daemon's loaded NVML library is no longer on disk. `losses` are the Unix times of each
-    GPU's failures, by UUID, from incidents.
+    `free` is the free space in bytes by path, or why it is unknown. `is_library_replaced`: the daemon's loaded NVML
+    library is no longer on disk. `losses` are the Unix times of each GPU's failures, by UUID, from incidents.
     """
 
-    free: Mapping[str, int | None] = field(default_factory=dict)
+    free: Mapping[str, int | str] = field(default_factory=dict)
     is_library_replaced: bool = False
     losses: Mapping[str, Sequence[float]] = field(default_factory=dict)
 

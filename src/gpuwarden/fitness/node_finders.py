@@ -21,10 +21,10 @@ def find_driver_mismatch(node: Node) -> Iterator[FitnessProblem]:
 
 
 def find_full_disks(node: Node) -> Iterator[FitnessProblem]:
-    """Find file systems with too little room, and those that do not answer."""
+    """Find file systems with too little room, and those that do not answer or are not there."""
     for path, free in node.facts.free.items():
-        if free is None:
-            yield FitnessProblem(f"{path} does not answer")
+        if isinstance(free, str):
+            yield FitnessProblem(f"{path} {free}")
         elif free < node.config.disk_free:
             yield FitnessProblem(f"{path} has {format_bytes(free)} left")
 

@@ -47,19 +47,19 @@ class SlowFactsReader:
         losses = losses_from_incidents(json.loads(await self._list_incidents())["incidents"])
         self.facts = SlowFacts(await self._read_disks(), is_replaced, losses)
 
-    async def _read_disks(self) -> Mapping[str, int | None]:
+    async def _read_disks(self) -> Mapping[str, int | str]:
         disks = self._disks
         for each in disks.values():
             each.start(DISK_TIMEOUT_SECONDS)
         await wait_for_all(self._threads, disks.values(), DISK_TIMEOUT_SECONDS)
-        free: dict[str, int | None] = {}
+        free: dict[str, int | str] = {}
         for path, each in disks.items():
             try:
                 free[path] = each.collect()
             except TimeoutError:
-                free[path] = None
-            except OSError:  # no such path
-                continue
+                free[path] = "does not answer"
+            except OSError as error:
+                free[path] = f"cannot be read: {error.strerror}"
         return free
 
 
