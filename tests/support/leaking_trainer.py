@@ -21,7 +21,8 @@ from gpuwarden.keras import GpuWarden
 
 MIB = 1 << 20
 STEPS = 40  # an epoch
-STEP_SECONDS = 0.02
+STEP_SECONDS = 0.04  # from one step to the next, on a busy machine too
+MAX_LATE_SECONDS = 1.0  # that the following steps make up for
 A_STEP = MIB // 6
 A_VALIDATION = 5 * MIB
 A_TOOTH = 24 * MIB  # in an epoch
@@ -36,6 +37,7 @@ class Keep(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no typ
         super().__init__()
         self.kind = kind
         self.epoch = 0
+        self.due = 0.0  # end of the next step
         self.kept: list[tf.Variable] = []
         self.limit = int(os.environ["TF_CPU_BFC_MEM_LIMIT_IN_MB"]) * MIB
 
@@ -49,8 +51,10 @@ class Keep(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no typ
         self.kept.append(tf.Variable(tf.zeros(size // 4)))
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras fixes the hooks
-        """Make a step last."""
-        time.sleep(STEP_SECONDS)
+        """Make a step last, and the steps after a slow one less."""
+        now = time.monotonic()
+        self.due = max(self.due, now - MAX_LATE_SECONDS) + STEP_SECONDS
+        time.sleep(max(self.due - now, 0.0))
         if self.epoch < TEETH:
             self.keep(A_TOOTH // STEPS)
         elif self.kind == "steps":

@@ -41,7 +41,7 @@ notify: {{webhook: "{receiver.url}", group_wait: 1s}}
             tab = browser.tab()
             tab.call("Security.setIgnoreCertificateErrors", ignore=True)
             tab.open(alert["page"])
-            tab.until("document.querySelector(location.hash).innerText.includes('XID 79')")
+            tab.until("document.querySelector(location.hash)?.innerText.includes('XID 79')")
             tab.open(alert["more"])
             tab.until(f"document.body.innerText.includes('{alert['alert']}')")
             assert tab.evaluate("location.protocol") == "https:"
