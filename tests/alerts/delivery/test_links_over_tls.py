@@ -38,10 +38,15 @@ notify: {{webhook: "{receiver.url}", group_wait: 1s}}
             until(is_notified, "the notification")
             (alert,) = receiver.next().content["firing"]
             assert alert["page"].startswith(daemon.url)
-            tab = browser.tab()
-            tab.call("Security.setIgnoreCertificateErrors", ignore=True)
-            tab.open(alert["page"])
-            tab.until("document.querySelector(location.hash)?.innerText.includes('XID 79')")
-            tab.open(alert["more"])
-            tab.until(f"document.body.innerText.includes('{alert['alert']}')")
-            assert tab.evaluate("location.protocol") == "https:"
+            assert daemon.url.startswith("https:")
+            assert [alert[link].startswith(daemon.url) for link in ("page", "more")] == [True, True]
+            _open(browser, alert["page"], "document.querySelector(location.hash)?.innerText.includes('XID 79')")
+            _open(browser, alert["more"], f"document.body?.innerText.includes('{alert['alert']}')")
+
+
+def _open(browser: Browser, url: str, shown: str) -> None:
+    """Open a page in a tab of its own, and wait for what it shows."""
+    tab = browser.tab()
+    tab.call("Security.setIgnoreCertificateErrors", ignore=True)
+    tab.open(url)
+    tab.until(shown)
