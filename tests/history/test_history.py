@@ -10,7 +10,7 @@ from typing import Any
 from gpuwarden.analysis.oom.diagnosis import Diagnosis
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import EventCount, Gpu, GpuProcess
-from gpuwarden.history.event_log import MAX_EVENTS, MAX_TEXT, EventLog, run_name_in
+from gpuwarden.history.event_log import MAX_EVENTS, MAX_TEXT, EventLog
 from gpuwarden.history.series import (
     COARSE_SECONDS,
     HOUR_SECONDS,
@@ -249,8 +249,7 @@ def test_run_lifecycle_events() -> None:
         "run unet stalled: no step for 61 s (cause: stopped)",
         "run unet started",
     ]
-    assert {event.run_id for event in events.newest_first()} == {"7-1"}
-    assert {run_name_in(text) for text in texts(events)} == {"unet"}
+    assert {(event.run_id, event.run_name) for event in events.newest_first()} == {("7-1", "unet")}
     events.update(poll(gpu(0), at=9.0))
     assert not events._runs
 

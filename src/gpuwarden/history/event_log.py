@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
@@ -47,9 +46,6 @@ EventKind = Literal[
 
 _RESOURCES = {"memory": "memory", "thermal": "temperature"}
 _LEVELS: Mapping[Level, str] = {"none": "OK", "warning": "warning", "critical": "critical"}
-_RUN_NAME = re.compile(
-    r"run (.+?)(?: started$| stalled: | out of (?:device|host) memory| ended: |: loss | uses no GPU: )"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +58,7 @@ class Event:
     text: Annotated[str, "Description for people."]
     uuid: Annotated[str | None, "GPU or MIG instance concerned."] = None
     run_id: Annotated[str | None, "Run concerned."] = None
+    run_name: Annotated[str | None, "Its name at that time."] = None
     xid: Annotated[int | None, "Code of an XID."] = None
 
 
@@ -184,14 +181,14 @@ class EventLog:
         known = self._runs.get(run_id)
         if known is None:
             known = self._runs[run_id] = _Known(run.stalls)
-            yield Event(run.began, "run_began", "info", f"run {name} started", run_id=run_id)
+            yield Event(run.began, "run_began", "info", f"run {name} started", run_id=run_id, run_name=name)
         if run.stalls != known.stalls:
             known.stalls = run.stalls
             if run.stall is not None:
                 text = (
                     f"run {name} stalled: no step for {run.stall.seconds:.0f} s ({stall_cause_text(run.stall.cause)})"
                 )
-                yield Event(now, "stall", severity_of("RunStalled"), text, run_id=run_id)
+                yield Event(now, "stall", severity_of("RunStalled"), text, run_id=run_id, run_name=name)
         if run.errors:
             yield from self._error_events(run, known)
         for event in _finding_events(run, now):
@@ -204,29 +201,23 @@ class EventLog:
         known.ending = ending
 
     def _error_events(self, run: RunSnapshot, known: _Known) -> Iterator[Event]:
+        run_id, name = run.peer.run_id, run.hello.name
         for seen in run.errors:
             if seen.at not in known.errors and seen.error.kind in OOM_KINDS:
                 why = f": {seen.diagnosis.cause.replace('_', ' ')}. {seen.diagnosis.evidence}" if seen.diagnosis else ""
                 where = "device" if seen.error.kind == "device_oom" else "host"
-                text = f"run {run.hello.name} out of {where} memory{why}"
+                text = f"run {name} out of {where} memory{why}"
                 uuid = next(iter(run.ooms), None) if where == "device" else None
-                yield Event(
-                    seen.at, "out_of_memory", severity_of("RunOutOfMemory"), text[:MAX_TEXT], uuid, run.peer.run_id
-                )
+                severity = severity_of("RunOutOfMemory")
+                yield Event(seen.at, "out_of_memory", severity, text[:MAX_TEXT], uuid, run_id, name)
         known.errors = frozenset(seen.at for seen in run.errors)
-
-
-def run_name_in(text: str) -> str | None:
-    """Return the name of the run that the text of an event is about."""
-    found = _RUN_NAME.match(text)
-    return found[1] if found else None
 
 
 def end_event(run: RunSnapshot, ending: Ending) -> Event:
     """Return the event of a run's end."""
-    severity = severity_of(END_CONDITIONS.get(ending.outcome))
-    text = f"run {run.hello.name} ended: {ending.outcome.replace('_', ' ')} ({ending.evidence})"
-    return Event(ending.at, "run_ended", severity, text[:MAX_TEXT], run_id=run.peer.run_id)
+    severity, name = severity_of(END_CONDITIONS.get(ending.outcome)), run.hello.name
+    text = f"run {name} ended: {ending.outcome.replace('_', ' ')} ({ending.evidence})"
+    return Event(ending.at, "run_ended", severity, text[:MAX_TEXT], run_id=run.peer.run_id, run_name=name)
 
 
 def _finding_events(run: RunSnapshot, now: float) -> Iterator[Event]:
@@ -234,7 +225,7 @@ def _finding_events(run: RunSnapshot, now: float) -> Iterator[Event]:
     if loss := run.nonfinite_loss:
         text = f"run {name}: loss {nonfinite_loss_text(loss)}"
         at = (run.last_report or now) - loss.seconds_ago
-        yield Event(at, "loss", severity_of("RunLossNotFinite"), text[:MAX_TEXT], run_id=run_id)
+        yield Event(at, "loss", severity_of("RunLossNotFinite"), text[:MAX_TEXT], run_id=run_id, run_name=name)
     if run.no_gpu:
         text = f"run {name} uses no GPU: {NO_GPU_GUIDES[run.no_gpu].meaning}"
-        yield Event(now, "no_gpu", severity_of("RunWithoutGpu"), text[:MAX_TEXT], run_id=run_id)
+        yield Event(now, "no_gpu", severity_of("RunWithoutGpu"), text[:MAX_TEXT], run_id=run_id, run_name=name)

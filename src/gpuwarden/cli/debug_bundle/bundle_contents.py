@@ -25,7 +25,6 @@ from gpuwarden.config.secrets import HIDDEN, Secret
 from gpuwarden.config.value_types import Address
 from gpuwarden.doctor.model import Context
 from gpuwarden.doctor.runner.checks import run_checks
-from gpuwarden.history.event_log import run_name_in
 from gpuwarden.owners.kinds import OWNER_KINDS
 from gpuwarden.web.api.api_object import ApiObject
 
@@ -82,11 +81,10 @@ def _names_in(state: str) -> Iterator[str]:
     except ValueError:  # no daemon has answered
         return
     yield document.part("host").text("name")
-    for each in (*document.parts("runs"), *document.parts("processes")):
-        values = map(each.value, ("name", "job", *(kind.key for kind in _OWNERS)))
+    # Events know runs that have ended, and former names of a process with several runs.
+    for each in (*document.parts("runs"), *document.parts("processes"), *document.parts("events")):
+        values = map(each.value, ("name", "job", "run_name", *(kind.key for kind in _OWNERS)))
         yield from (_escape(str(value)) for value in values if value)
-    # Of runs that have ended, and former names of a process with several runs.
-    yield from (_escape(name) for each in document.parts("events") if (name := run_name_in(each.text("text"))))
 
 
 def _escape(name: str) -> str:
