@@ -6,7 +6,7 @@ import { anchor as ofGpu } from "./tiles.js";
 import { h } from "./tree.js";
 import { amount, capital, clock, known, part, plain, several, short } from "./words.js";
 
-const MOST = 6; // lines
+const MAX_LINES = 6;
 const MAX_LINKS = 12;
 
 // Problems by subject, the worst first, as the daemon sorts them.
@@ -52,7 +52,7 @@ export function judged(state) {
 
 // `old` says why the data is old.
 export function verdict(state, seen, old) {
-  const lines = seen ? bounded(seen.lines, MOST, "with problems", "ul", { class: "wrong" }) : null;
+  const lines = seen ? bounded(seen.lines, MAX_LINES, "with problems", "ul", { class: "wrong" }) : null;
   if (old) {
     return h("section", { id: "verdict", class: "verdict unknown", "aria-labelledby": "sentence", "data-key": "verdict" },
       h("h2", { id: "sentence" }, mark("unknown"), " ", old.text), old.note ? h("p", {}, old.note) : null,
@@ -74,7 +74,7 @@ const sentence = ({ text, note }) => (note ? `${text}; ${note}.` : `${text}.`);
 export function announced(seen, old) {
   if (old) return old.text;
   const names = seen.bad.map(({ name, level }) => `${short(name)} ${word(level)}`);
-  return [seen.text, ...names.slice(0, MOST)].join("; ");
+  return [seen.text, ...names.slice(0, MAX_LINES)].join("; ");
 }
 
 export function head(state, incidents) {
