@@ -23,6 +23,7 @@ import certificate_renewal
 import clock_jumps
 import dependency_audit
 import fuzzing
+import last_messages
 import restarts
 import scarcity
 import short_lived_runs
@@ -41,6 +42,7 @@ PARTS: Mapping[str, tuple[Callable[[int], Iterator[Figure]], int, int]] = {
     "clock jumps": (clock_jumps.measure_jumps, 10, 1),
     "short runs": (short_lived_runs.measure_runs, 10_000, 40),
     "XID flood": (xid_flood.measure_flood, 800_000, 900),
+    "last messages": (last_messages.measure_failures, 200, 4),
     "restarts": (restarts.measure_restarts, 600, 6),
     "certificate": (certificate_renewal.measure_renewals, 50, 3),
     "audit": (dependency_audit.measure_vulnerabilities, 1, 0),

@@ -36,6 +36,7 @@ class Counts:
 
     reports_received: int = 0
     reports_rejected: Mapping[str, int] = field(default_factory=dict)
+    reports_lost: int = 0
     run_connections_refused: int = 0
     runs_ended: Mapping[str, int] = field(default_factory=dict)
     http_requests: Mapping[tuple[str, int], int] = field(default_factory=dict)

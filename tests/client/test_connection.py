@@ -20,7 +20,7 @@ from moved_clock import Clock
 from receiver import PATIENCE, Receiver
 
 from gpuwarden.client.connection import MAX_RETRY_SECONDS, MIN_RETRY_SECONDS, DaemonConnection
-from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Hello, Report
+from gpuwarden.protocol.messages import STEP_BUCKETS, Advice, DeviceMemory, End, Hello, Report
 
 
 def test_hello_first(daemon: Receiver, connection: DaemonConnection) -> None:
@@ -84,6 +84,34 @@ def test_restarted_daemon(connection: DaemonConnection, path: Path, clock: Clock
     clock.now += MIN_RETRY_SECONDS
     assert connection.send(END)
     assert second.accept().waiting() == [HELLO, END]
+    second.close()
+
+
+def test_advice_of_a_daemon_that_ends(daemon: Receiver, connection: DaemonConnection) -> None:
+    """Advice is received although the daemon has ended without reading what the run sent."""
+    advice = Advice(1, "leak", "warning", "GPU-0", "memory in use grows")
+    connection.send(END)
+    daemon.accept().advise(advice)
+    daemon.kill()
+    assert connection.receive() == [advice]
+    assert not connection.is_connected()
+
+
+def test_end_has_the_number_of_messages(connection: DaemonConnection, path: Path, clock: Clock) -> None:
+    """The end says how many messages its connection has carried, and how many the queue had no room for."""
+    first = Receiver(path)
+    sent = fill(connection)
+    first.accept()
+    first.kill()
+    path.unlink()
+    second = Receiver(path)
+    assert not connection.send(END)
+    clock.now += MIN_RETRY_SECONDS
+    connection.set_hello(replace(HELLO, headroom=True))
+    assert sent
+    connection.end("exit", "finished")
+    assert second.accept().waiting() == [replace(HELLO, headroom=True), End("exit", sent=2, dropped=1)]
+    assert not connection.send(END)
     second.close()
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,10 +77,10 @@ def test_end(daemon: Receiver, connection: DaemonConnection) -> None:
     run.report(0)
     run.end()
     peer = daemon.accept()
-    last = peer.waiting()[-2:]
-    assert isinstance(last[0], Report)
-    assert last[0].phase == "idle"
-    assert last[1] == END
+    messages = peer.waiting()
+    assert isinstance(messages[-2], Report)
+    assert messages[-2].phase == "idle"
+    assert messages[-1] == replace(END, sent=len(messages))
     assert peer.receive() is None
 
 
@@ -135,7 +136,8 @@ def test_exit(daemon: Receiver, ending: str, status: int, end: End) -> None:
     )
     script += f"join_run(sys.argv[1], Hello('a', 'b', {{}})).report(0)\n{ending}"
     assert python(script, daemon.path).returncode == status
-    assert daemon.accept().waiting()[-1] == end
+    messages = daemon.accept().waiting()
+    assert messages[-1] == replace(end, sent=len(messages))
 
 
 def test_killed(daemon: Receiver) -> None:
@@ -266,7 +268,7 @@ def test_exception_that_was_survived(daemon: Receiver, survived: str) -> None:
     """An exception that a prompt or a console has printed did not end the run."""
     assert python(PROMPT % survived, daemon.path).returncode == 0
     messages = daemon.accept().waiting()
-    assert messages[-1] == END
+    assert messages[-1] == replace(END, sent=len(messages))
     assert not any(isinstance(each, Error) for each in messages)
 
 

@@ -411,6 +411,24 @@ def test_place_of_a_process() -> None:
                 assert is_contained(connection)
 
 
+def test_response_of_a_daemon_that_reads_no_request(tmp_path: Path) -> None:
+    """A response is read although the daemon has closed before the request was sent."""
+    path = tmp_path / "control.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        def refuse() -> None:
+            connection, _address = listener.accept()
+            with connection:
+                connection.sendall(b"failed too many connections\n")
+
+        thread = threading.Thread(target=refuse)
+        thread.start()
+        assert send_command(path, "record " + "x" * (1 << 20)) == (False, "too many connections")
+        thread.join()
+
+
 def test_client_reports_a_lost_daemon(tmp_path: Path) -> None:
     """A daemon that ends before it responds is an error."""
     path = tmp_path / "control.sock"

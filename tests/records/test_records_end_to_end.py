@@ -257,6 +257,18 @@ def test_restart_in_mid_run(tmp_path: Path, config: Path, mock_nvml: MockNvml, h
     assert [mark["text"] for mark in record["marks"]] == ["training starts"]
 
 
+def test_messages_before_the_daemon_stops(tmp_path: Path, config: Path, mock_nvml: MockNvml) -> None:
+    """Messages that a run has sent since the last poll are in its record when the daemon stops."""
+    config.write_text("poll: {interval: 1m}\n")
+    daemon = start(tmp_path, config, mock_nvml)
+    run = Reporter(tmp_path, daemon)
+    with ending(daemon, run):
+        run.report(phase="train", steps=10)
+        assert daemon.kill(signal.SIGTERM) == 0
+    (record,) = read_database(records_folder(daemon)).unfinished
+    assert (record.pid, record.steps) == (run.pid, 10)
+
+
 def fit(run: Reporter, mock: MockNvml, size: int) -> None:
     """Train on batches of this size; an example takes 16 MiB on top of 1.5 GiB."""
     mock.processes(0, {run.pid: GIB})

@@ -20,7 +20,7 @@ from moved_clock import Clock
 
 from gpuwarden.host import exit_status
 from gpuwarden.protocol.codec import MAX_MESSAGE_BYTES, encode
-from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Hello, Report
+from gpuwarden.protocol.messages import STEP_BUCKETS, Advice, DeviceMemory, End, Error, Hello, Report
 from gpuwarden.runs import run_server
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.run_server import MESSAGE_BATCH, RunServer
@@ -29,6 +29,9 @@ from snapshots import GIB, gpu, snapshot
 
 BOX = snapshot(gpu(0))
 HELLO = encode(Hello("resnet", "tensorflow", {"GPU:0": "GPU-0"}))
+ADVISED = encode(Hello("resnet", "tensorflow", {"GPU:0": "GPU-0"}, hears=True))
+ADVICE = Advice(1, "leak", "warning", "GPU-0", "memory in use grows")
+FAILURE = encode(Error("other", "ValueError", "no such layer", "train", 9))
 CHILD = """
 import os, socket, sys
 s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -203,6 +206,111 @@ def test_queued_messages_of_a_dead_process_count(side: Side, child: Callable[[],
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("unnoticed", ["_read", "_exited"])  # the end of the connection, or of the process
+def test_unread_advice_loses_no_messages(
+    side: Side, child: Callable[[], "subprocess.Popen[str]"], monkeypatch: pytest.MonkeyPatch, unnoticed: str
+) -> None:
+    """The last messages of a run count although it has not read its advice, whichever end is noticed.
+
+    Linux then resets the connection before it returns the messages.
+    """
+
+    async def scenario() -> None:
+        monkeypatch.setattr(side.server, unnoticed, lambda _reader: None)
+        async with side.listening():
+            process = child()
+            await asyncio.to_thread(say, process, ADVISED)
+            await side.until(lambda: side.server._connections)
+            (connection,) = side.server._connections
+            side.server._read_one(connection)
+            (run,) = side.runs
+            assert side.server.send(run.peer, ADVICE)
+            for message in (FAILURE, report(9), encode(End("uncaught ValueError", "failed", sent=4))):
+                say(process, message)  # nothing is read in between: the loop does not run
+            process.kill()
+            process.wait()
+            await side.until(lambda: not side.server._connections)
+            (run,) = side.runs
+            assert [seen.error.kind for seen in run.errors] == ["other"]
+            assert run.report is not None
+            assert run.report.steps == 9
+            assert (side.registry.received, side.server.lost) == (4, 0)
+
+    asyncio.run(scenario())
+
+
+def test_lost_messages_are_counted(side: Side, caplog: pytest.LogCaptureFixture) -> None:
+    """A run's messages that nothing has read are counted, by its own count in the last one; logged once."""
+
+    async def scenario() -> None:
+        async with side.listening():
+            for _ in range(2):
+                with side.connect() as run:
+                    for message in (HELLO, report(1), b"not JSON", encode(End("exit", sent=7))):
+                        run.send(message)
+                    await side.until(lambda: not side.server._connections or not side.runs[0].ending)
+                    await side.until(lambda: side.registry.received % 3 == 0 and side.registry.received)
+                await side.until(lambda: not side.server._connections)
+            assert (side.registry.received, side.registry.rejected["not_json"], side.server.lost) == (6, 2, 2 * 3)
+
+    asyncio.run(scenario())
+    (lost,) = [line for line in caplog.messages if "lost" in line]
+    assert lost == (
+        f"messages of a run lost, further ones are only counted pid={os.getpid()} uid={os.getuid()} messages=3"
+    )
+
+
+def test_count_of_a_run_is_bounded(side: Side) -> None:
+    """A run that claims to have sent more than a connection can hold is not believed."""
+
+    async def scenario() -> None:
+        async with side.listening():
+            with side.connect() as run:
+                run.send(HELLO)
+                run.send(encode(End("exit", sent=2**62)))
+                await side.until(lambda: side.server.lost)
+            assert side.server.lost == run_server.MAX_LAST_MESSAGES
+
+    asyncio.run(scenario())
+
+
+def test_messages_in_a_refused_connection_are_counted(side: Side) -> None:
+    """Messages in a connection that the daemon closes are counted, and the run notices the end."""
+
+    async def scenario() -> None:
+        async with side.listening():
+            with side.connect() as run:
+                await side.until(lambda: side.server._connections)
+                for message in (HELLO, report(1), report(2)):
+                    run.send(message)
+                (connection,) = side.server._connections
+                side.server._refuse(connection)
+                with pytest.raises(BrokenPipeError):
+                    run.send(report(3))
+            assert (side.registry.received, side.server.lost) == (0, 3)
+
+    asyncio.run(scenario())
+
+
+def test_last_messages_before_the_daemon_stops(side: Side, child: Callable[[], "subprocess.Popen[str]"]) -> None:
+    """Messages that runs have sent are read before a stopping daemon closes their connections."""
+
+    async def scenario() -> None:
+        async with side.listening():
+            processes = [child() for _ in range(2)]
+            for process in processes:
+                await asyncio.to_thread(say, process, HELLO)
+            await side.until(lambda: len(side.runs) == len(processes))
+            for process in processes:
+                say(process, FAILURE)
+                say(process, report(9))
+        assert [run.report.steps for run in side.runs if run.report] == [9, 9]
+        assert [len(run.errors) for run in side.runs] == [1, 1]
+        assert (side.registry.received, side.server.lost) == (6, 0)
+
+    asyncio.run(scenario())
+
+
 def test_closed_connection_of_a_living_process_is_no_end(side: Side) -> None:
     """A run that disconnects and lives on is up, and can reconnect under the same run_id."""
 
@@ -310,7 +418,7 @@ def test_user_with_most_connections_loses_the_oldest(side: Side, monkeypatch: py
                 for _ in range(7):
                     many.enter_context(side.connect())
                 await side.until(lambda: side.server.refused == 3)
-                assert [peer.uid for peer in side.server._connections.values()] == [1, 2, 3, 1]
+                assert [each.peer.uid for each in side.server._connections.values()] == [1, 2, 3, 1]
 
     asyncio.run(scenario())
 

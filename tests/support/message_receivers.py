@@ -211,6 +211,21 @@ def dripping_receiver(answer: bytes, pause: float) -> Iterator[int]:
 
 
 @contextlib.contextmanager
+def hasty_receiver(answer: bytes) -> Iterator[int]:
+    """Answer the first client and close, without reading its request; return the port."""
+
+    def refuse(server: socket.socket) -> None:
+        with server.accept()[0] as client:
+            client.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=refuse, args=(server,))
+        thread.start()
+        yield int(server.getsockname()[1])
+        thread.join()
+
+
+@contextlib.contextmanager
 def silent_receiver() -> Iterator[int]:
     """Listen, and never answer; return the port."""
     with socket.create_server(("127.0.0.1", 0)) as server:

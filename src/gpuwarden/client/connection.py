@@ -15,11 +15,12 @@ import socket
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from gpuwarden.client.guard import log_safely
-from gpuwarden.protocol.codec import MAX_MESSAGE_BYTES, ProtocolError, decode_reply, encode
-from gpuwarden.protocol.messages import Hello, Message, Reply
+from gpuwarden.protocol.codec import ProtocolError, decode_reply, encode, receive_packet
+from gpuwarden.protocol.messages import End, EndOutcome, Hello, Message, Reply
 from gpuwarden.protocol.socket_trust import find_distrust, read_credentials
 
 MIN_RETRY_SECONDS = 1.0  # first delay between attempts to connect; doubles up to MAX_RETRY_SECONDS
@@ -39,6 +40,7 @@ class DaemonConnection:
         self.dropped = 0
         self._hello = hello
         self._clock = clock
+        self._sent = 0  # messages that this connection has carried
         self._socket: socket.socket | None = None
         self._file: os.stat_result | None = None  # identity of the socket's file
         self._connected_at = 0.0
@@ -61,13 +63,14 @@ class DaemonConnection:
 
     def send(self, message: Message) -> bool:
         """Send one message to the daemon; return whether it was sent."""
-        if not self._connect():
-            return False
-        if self._owes_hello and message is not self._hello:
-            self._owes_hello = not self._send_now(self._hello)
-            if self._owes_hello:
-                return False
-        return self._send_now(message)
+        return self._introduce(message) and self._send_now(message)
+
+    def end(self, reason: str, outcome: EndOutcome) -> None:
+        """Send the run's end, and close the connection permanently."""
+        end = End(reason, outcome)
+        if self._introduce(end):
+            self._send_now(replace(end, sent=self._sent + 1, dropped=self.dropped))
+        self.close()
 
     def is_connected(self) -> bool:
         """Return whether there is a connection, as of the last message sent or received."""
@@ -83,7 +86,7 @@ class DaemonConnection:
             if self._socket is None or self._pid != os.getpid():
                 break
             try:
-                data = self._socket.recv(MAX_MESSAGE_BYTES + 1, socket.MSG_DONTWAIT) if self._is_ours() else b""
+                data = receive_packet(self._socket, socket.MSG_DONTWAIT) if self._is_ours() else b""
             except BlockingIOError:  # no message waits
                 break
             except OSError:
@@ -115,6 +118,14 @@ class DaemonConnection:
         self._drop()
         self._retry_at = float("inf")
 
+    def _introduce(self, message: Message) -> bool:
+        """Connect, and send a hello that the daemon lacks; return whether `message` can be sent."""
+        if not self._connect():
+            return False
+        if self._owes_hello and message is not self._hello:
+            self._owes_hello = not self._send_now(self._hello)
+        return not self._owes_hello or message is self._hello
+
     def _connect(self) -> bool:
         if self._pid != os.getpid():
             return False  # a forked child makes its own run
@@ -141,6 +152,7 @@ class DaemonConnection:
             self._lose()
             return
         self._connected_at = self._clock()
+        self._sent = 0
         self._owes_hello = not self._send_now(self._hello)
 
     def _log_once(self, level: int, text: str, *values: object) -> None:
@@ -166,6 +178,7 @@ class DaemonConnection:
                 return False
             self._lose()
             return False
+        self._sent += 1
         return True
 
     def _lose(self) -> None:

@@ -22,7 +22,6 @@ from gpuwarden.client.input_wait import InputWait
 from gpuwarden.protocol.messages import (
     OOM_KINDS,
     Advice,
-    End,
     Error,
     Headroom,
     Hello,
@@ -317,10 +316,9 @@ class Reporter:
             self.print_summary(at_once=True)  # below the traceback
         self._send(time.monotonic())
         if kind is None:
-            self._connection.send(End("exit"))
+            self._connection.end("exit", "finished")
         else:
-            self._connection.send(End(uncaught_reason(kind), "failed"))
-        self._connection.close()
+            self._connection.end(uncaught_reason(kind), "failed")
 
 
 def join_run(

@@ -6,6 +6,7 @@ state between polls private.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -45,6 +46,8 @@ from gpuwarden.usage.accountant import UsageAccountant
 from gpuwarden.usage.daily_energy import DailyEnergy
 from gpuwarden.xid import kernel_messages
 from gpuwarden.xid.xid_collector import XidCollector
+
+log = logging.getLogger(__name__)
 
 # Lines of the driver, of its modules, and of PCIe errors are for incidents.
 _KERNEL_LOG_PREFIXES = (*kernel_messages.PREFIXES, *oom_killer.PREFIXES, b"nvidia", b"pcieport ")
@@ -104,6 +107,7 @@ class Pipeline:
         self._gpu_limits: Mapping[str, float] = {}  # bytes by UUID, from the advice of the last poll
         self._dropped = {"processes": 0, "owners": 0}
         self._advice_dropped = 0
+        self._snapshot: Snapshot | None = None  # of the last poll
 
     def reload(self, config: Config) -> None:
         """Apply another configuration, as far as it can change (RELOADABLE)."""
@@ -121,6 +125,11 @@ class Pipeline:
         self.poller.stop()
         self.containers.stop()
         self.run_server.stop()
+        if self._snapshot is not None:
+            try:
+                self.join(self._snapshot, time.monotonic(), Counts())  # what the runs sent since the last poll
+            except Exception:  # the records as of the last poll are written all the same
+                log.exception("cannot update the records of runs with their last messages")
         await self.recorder.stop(self.accountant.flush())
 
     def follow_events(self, snapshot: Snapshot) -> None:
@@ -136,7 +145,8 @@ class Pipeline:
         logged = self.kernel_log.read() if self.kernel_log else []
         if self.sees_host:
             self.registry.add_oom_kills(oom_killer.parse_oom_kills(logged))
-        return self.join(self.xids.attach(snapshot, logged), time.monotonic(), counts, logged)
+        self._snapshot = self.xids.attach(snapshot, logged)
+        return self.join(self._snapshot, time.monotonic(), counts, logged)
 
     def join(self, snapshot: Snapshot, now: float, counts: Counts, logged: Sequence[KernelRecord] = ()) -> State:
         """Join a snapshot with the results of all other stages at a time (monotonic); `logged` are kernel records."""
@@ -217,6 +227,7 @@ class Pipeline:
             counts,
             reports_received=self.registry.received,
             reports_rejected=dict(self.registry.rejected),
+            reports_lost=self.run_server.lost,
             run_connections_refused=self.run_server.refused,
             runs_ended=dict(self.registry.ended),
             series_dropped=dict(self._dropped),

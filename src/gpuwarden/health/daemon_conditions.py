@@ -161,6 +161,11 @@ DAEMON_CONDITIONS = (
               increase(gpuwarden_connections_refused_total[%{lost_told}]) > 0,
               "reason", "too_many_connections", "", ""
             )
+              or
+            label_replace(
+              increase(gpuwarden_reports_lost_total[%{lost_told}]) > 0,
+              "reason", "lost", "", ""
+            )
         """,
         summary="gpuwarden%{on_host} refuses reports of training runs",
         description="""gpuwarden at {{ $labels.instance }} refused {{ printf "%.0f" $value }} messages or connections of
@@ -169,8 +174,8 @@ DAEMON_CONDITIONS = (
         meaning="""A training run reports, and its reports are refused, so no alert covers it: more runs than `runs.max`
             or `runs.max_per_user` (*too_many_runs*), more new ones of a user than `runs.new_per_minute`
             (*too_many_new_runs*), more connections than file descriptors (*too_many_connections*), a client of an
-            incompatible version (*unknown_version*, *unknown_type*), invalid values (*invalid*), or a bug in the daemon
-            (*internal*).""",
+            incompatible version (*unknown_version*, *unknown_type*), invalid values (*invalid*), a bug in the daemon
+            (*internal*), or messages in a connection that was closed before they were read (*lost*).""",
         diagnosis="The daemon's log, which names the process: `journalctl -u gpuwarden -p warning`.",
         action="""Depends on the reason: raise the option, or find the job that starts so many runs; use the same
             version of client and daemon; please report *invalid* and *internal* to us. The runs themselves

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any, Literal, cast
@@ -58,6 +59,18 @@ class ProtocolError(ValueError):
     def __init__(self, reason: Rejection, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
         self.reason: Rejection = reason
+
+
+def receive_packet(connection: socket.socket, flags: int = 0) -> bytes:
+    """Return the next packet of a SOCK_SEQPACKET socket; empty once its peer has closed and all packets are read.
+
+    A peer that closes with unread packets resets the connection. Linux reports that once, before the packets that the
+    peer sent, which are still there. Raises BlockingIOError where a non-blocking call finds none yet, and OSError.
+    """
+    try:
+        return connection.recv(MAX_MESSAGE_BYTES + 1, flags)
+    except ConnectionResetError:
+        return connection.recv(MAX_MESSAGE_BYTES + 1, flags)
 
 
 def encode(message: Message | Reply) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from pathlib import Path
 
@@ -27,7 +28,8 @@ def send_command(path: Path, request: str, timeout: float = ANSWER_SECONDS) -> t
         except PermissionError:
             raise OSError(None, f"{path}: permission denied: only for root and the daemon's user; try sudo") from None
         try:
-            connection.sendall(request.encode() + b"\n")
+            with contextlib.suppress(ConnectionError):  # one that refuses before the request has responded all the same
+                connection.sendall(request.encode() + b"\n")
             with connection.makefile("rb") as answers:
                 line = answers.readline(MAX_ANSWER_BYTES).decode(errors="replace").strip()
         except TimeoutError:

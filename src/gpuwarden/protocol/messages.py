@@ -258,10 +258,15 @@ class Census:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Last message of a run; without it the daemon sees its process end. `outcome` is failed after an exception."""
+    """Last message of a run; without it the daemon sees its process end. `outcome` is failed after an exception.
+
+    `sent` is the number of messages that this connection has carried, this one included; `dropped` is as in Report.
+    """
 
     reason: str = validated(check_text)
     outcome: EndOutcome = validated(one_of(END_OUTCOMES), default="finished")
+    sent: int | None = validated(check_count, default=None)
+    dropped: int = validated(check_count, default=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import resource
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from gpuwarden.fair_eviction import find_user_with_most
@@ -17,8 +18,8 @@ from gpuwarden.formatting import format_fields
 from gpuwarden.host.exit_status import read_exit_status
 from gpuwarden.host.process_key import ProcessKey, identify_peer
 from gpuwarden.host.unix_socket import BACKLOG, listen
-from gpuwarden.protocol.codec import MAX_MESSAGE_BYTES, ProtocolError, decode, encode
-from gpuwarden.protocol.messages import Hello, Message, Reply
+from gpuwarden.protocol.codec import ProtocolError, decode, encode, receive_packet
+from gpuwarden.protocol.messages import End, Hello, Message, Reply
 from gpuwarden.protocol.socket_trust import read_credentials
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.subordinate_uids import find_user
@@ -33,10 +34,19 @@ ACCEPT_BATCH = BACKLOG  # with less, a flood of clients keeps the queue full and
 REST_SECONDS = 0.02  # after a full batch: at most 800 messages a second from one client
 MAX_FLOOD_RATIO = 0.5  # share of the event loop's time for clients that never pause; polls need the rest
 MAX_LAST_MESSAGES = 1024  # read from an ended process; the kernel queues fewer (net.core.wmem_max)
+MAX_STOP_SECONDS = 1.0  # for which the last messages of all runs are read when the daemon stops
 NO_DESCRIPTOR_REST_SECONDS = 1.0
 UNREAD_ADVICE_BYTES = 16384  # kernel queue for a run that does not read
 # Their connection is closed: a run that reconnects says hello, and may have room then.
 _RECONNECT_REASONS = ("too_many_runs", "too_many_new_runs", "no_hello")
+
+
+@dataclass(slots=True)
+class Connection:
+    """Connection of a process, and how many messages have been read from it."""
+
+    peer: ProcessKey
+    read: int = 0
 
 
 class RunServer:
@@ -51,7 +61,7 @@ class RunServer:
         self._group: str | None = None
         self._inode = 0
         self._displaced = False  # the socket cannot be restored, already logged
-        self._connections: dict[socket.socket, ProcessKey] = {}  # oldest first
+        self._connections: dict[socket.socket, Connection] = {}  # oldest first
         self._of_process: dict[ProcessKey, list[socket.socket]] = {}  # likewise
         self._pidfds: dict[ProcessKey, int] = {}
         self._advised: dict[ProcessKey, socket.socket] = {}  # the connection on which a process reads advice
@@ -60,6 +70,7 @@ class RunServer:
         self._paced_until = 0.0  # monotonic time until which full batches have used their share of the event loop
         self._limit = MAX_CONNECTIONS
         self.refused = 0  # connections closed or not accepted because there were too many
+        self.lost = 0  # messages that a run has sent and nothing has read
 
     def start(self, path: Path, mode: int, group: str | None = None) -> None:
         """Listen at `path` with `mode` and the group named `group`. Raises OSError with the fix in its text."""
@@ -69,13 +80,21 @@ class RunServer:
         self._listen()
 
     def stop(self) -> None:
-        """Close everything and remove the socket, unless another daemon has replaced it."""
+        """Read what runs have sent, close everything and remove the socket, unless another daemon has replaced it.
+
+        Blocks for MAX_STOP_SECONDS at most.
+        """
         if self._listener is None:
             return
         loop = asyncio.get_running_loop()
-        for reader in (self._listener, *self._connections):
-            loop.remove_reader(reader)
-            reader.close()
+        loop.remove_reader(self._listener)
+        self._listener.close()
+        end = time.monotonic() + MAX_STOP_SECONDS
+        for connection in list(self._connections):
+            while connection in self._connections and time.monotonic() < end and self._read_one(connection):
+                pass
+        for connection in self._connections:
+            self._shut(connection)
         for pidfd in self._pidfds.values():
             loop.remove_reader(pidfd)
         for pidfd in (*self._pidfds.values(), *self._unexplained.values()):
@@ -172,7 +191,7 @@ class RunServer:
         pid, uid = read_credentials(connection)
         self._make_room(uid)
         peer = self._identify(connection, pid, uid)
-        self._connections[connection] = peer
+        self._connections[connection] = Connection(peer)
         own = self._of_process.setdefault(peer, [])
         own.append(connection)
         asyncio.get_running_loop().add_reader(connection, self._read, connection)
@@ -184,8 +203,9 @@ class RunServer:
         """Close the oldest connection of the user with the most, where there is no room for another of `uid`."""
         if max(len(self._connections), len(self._pidfds) + len(self._unexplained)) < self._limit:
             return
-        crowd = find_user_with_most((peer.uid for peer in self._connections.values()), newcomer=uid)
-        oldest = next((each for each, peer in self._connections.items() if find_user(peer.uid) == crowd), None)
+        crowd = find_user_with_most((each.peer.uid for each in self._connections.values()), newcomer=uid)
+        held = self._connections.items()
+        oldest = next((each for each, entry in held if find_user(entry.peer.uid) == crowd), None)
         if oldest is not None:
             self._refuse(oldest)
 
@@ -242,7 +262,7 @@ class RunServer:
     def _read_one(self, connection: socket.socket) -> bool:
         """Read one message; return whether there may be more."""
         try:
-            data = connection.recv(MAX_MESSAGE_BYTES + 1)
+            data = receive_packet(connection)
         except BlockingIOError:
             return False
         except OSError:
@@ -250,12 +270,17 @@ class RunServer:
         if not data:
             self._close(connection)
             return False
-        peer = self._connections[connection]
+        entry = self._connections[connection]
+        entry.read += 1
+        peer = entry.peer
         try:
             message = decode(data)
             self._hand_over(peer, message)
             if isinstance(message, Hello):
                 self._set_advised(connection, peer, message)
+            elif isinstance(message, End) and message.sent is not None:
+                # The sender's word, so it counts at most what a connection could hold.
+                self._count_lost(peer, min(message.sent - entry.read, MAX_LAST_MESSAGES))
             while self._registry.displaced:
                 for each in self._of_process.get(self._registry.displaced.pop(), [])[:]:
                     self._close(each)
@@ -305,10 +330,25 @@ class RunServer:
             )
         self._registry.rejected[error.reason] += 1
 
-    def _close(self, connection: socket.socket) -> None:
+    def _count_lost(self, peer: ProcessKey, number: int) -> None:
+        if number <= 0:
+            return
+        if not self.lost:
+            log.warning(
+                "messages of a run lost, further ones are only counted %s",
+                format_fields(pid=peer.pid, uid=peer.uid, messages=number),
+            )
+        self.lost += number
+
+    def _shut(self, connection: socket.socket) -> None:
+        """Close a connection's socket, and count the messages that nothing has read."""
         asyncio.get_running_loop().remove_reader(connection)
+        self._count_lost(self._connections[connection].peer, _count_unread(connection))
         connection.close()
-        peer = self._connections.pop(connection)
+
+    def _close(self, connection: socket.socket) -> None:
+        self._shut(connection)
+        peer = self._connections.pop(connection).peer
         self._of_process[peer].remove(connection)
         if self._advised.get(peer) is connection:
             del self._advised[peer]
@@ -327,6 +367,16 @@ class RunServer:
         if pidfd is not None:
             asyncio.get_running_loop().remove_reader(pidfd)
             os.close(pidfd)
+
+
+def _count_unread(connection: socket.socket) -> int:
+    """Accept no further messages on a connection; return how many it holds, and drop them."""
+    number = 0
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RD)
+        while number < MAX_LAST_MESSAGES and receive_packet(connection):
+            number += 1
+    return number
 
 
 def _has_hung_up(connection: socket.socket) -> bool:

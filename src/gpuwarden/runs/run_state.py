@@ -106,6 +106,8 @@ class RunState:
         if isinstance(message, Census):
             self.census = SeenCensus(message, self.rules.wall())
         if isinstance(message, End):
+            if self.report is not None:
+                self.report = replace(self.report, dropped=max(self.report.dropped, message.dropped))
             self._end(now)
             self.outcome.handle_farewell(message)
         return False

@@ -11,11 +11,11 @@ from urllib.parse import unquote
 
 import pytest
 from alert_samples import OWNER, gpu_down, gpu_hot, near_oom, xid
-from message_receivers import PATIENCE, dripping_receiver, http_receiver, mail_receiver, silent_receiver
+from message_receivers import PATIENCE, dripping_receiver, hasty_receiver, http_receiver, mail_receiver, silent_receiver
 from services import free_port
 
 from gpuwarden.alerts.delivery.dispatcher import message_targets
-from gpuwarden.alerts.delivery.http_client import find_secrets
+from gpuwarden.alerts.delivery.http_client import Server, find_secrets
 from gpuwarden.alerts.delivery.message import Message, Notification
 from gpuwarden.alerts.delivery.target import DeliveryError, PartlySentError
 from gpuwarden.config.loader import parse
@@ -102,6 +102,14 @@ def test_rejecting_server() -> None:
         error = delivery_error(NotifyConfig(webhook=(Secret(text=f"{server.url}/services/{TOKEN}"),)))
         assert str(error) == "HTTP status 403: invalid_token /[hidden]/[hidden]"
         assert error.refused
+
+
+def test_server_that_reads_no_long_request() -> None:
+    """An answer is read although the server has closed before it had the whole request."""
+    with hasty_receiver(b"HTTP/1.1 413 Content Too Large\r\nContent-Length: 7\r\n\r\ntoo big") as port:
+        with pytest.raises(DeliveryError) as raised:
+            Server(url=Secret(text=f"http://127.0.0.1:{port}/"), timeout=PATIENCE).post("x" * (16 << 20))
+        assert (str(raised.value), raised.value.refused) == ("HTTP status 413: too big", True)
 
 
 def test_busy_server() -> None:

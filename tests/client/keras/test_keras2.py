@@ -140,7 +140,7 @@ def test_workers(tmp_path: Path) -> None:
         assert isinstance(last, Report)
         # A metric that all workers hold a part of cannot be read by one alone.
         assert (last.steps, last.examples, last.loss) == (8, None, None)
-        assert end == End("exit")
+        assert end == End("exit", sent=len(run))
     daemon.close()
 
 

@@ -58,6 +58,6 @@ def test_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [phase for phase, _ in groupby(each.phase for each in reports)] == ["train", "idle"] * 3
     assert reports[-1].steps == 8
     assert not [each for each in said if isinstance(each, Error)]
-    assert said[-1] == End("exit")
+    assert said[-1] == End("exit", sent=1 + len(said))
     assert not daemon.connected()
     daemon.close()

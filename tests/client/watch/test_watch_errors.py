@@ -107,7 +107,7 @@ def test_uncaught(daemon: Receiver) -> None:
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "ZeroDivisionError: division by zero"
     messages = daemon.accept().waiting()
-    assert messages[-1] == End("uncaught ZeroDivisionError", "failed")
+    assert messages[-1] == End("uncaught ZeroDivisionError", "failed", sent=len(messages))
     assert list_reports(messages)[-1].errors == {"other": 1}
 
 

@@ -44,7 +44,7 @@ def test_forgotten(daemon: Receiver, then: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     messages = daemon.accept().waiting()
     assert list_reports(messages)[-1].steps == 1000
-    assert messages[-1] == End("exit")
+    assert messages[-1] == End("exit", sent=len(messages))
 
 
 def test_one_run(daemon: Receiver) -> None:

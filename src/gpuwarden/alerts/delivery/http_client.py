@@ -201,17 +201,29 @@ class _BoundedReader(io.RawIOBase):
         super().close()
 
 
-def _connection(kind: type[http.client.HTTPConnection], deadline: float, *args: Any, **options: Any) -> Any:
-    """Return a connection whose answers have to be read before the deadline."""
-    connection = kind(*args, **options)
-    connection.response_class = partial(_Response, deadline)  # type: ignore[assignment] # called as the class is
-    return connection
+class _HttpConnection(http.client.HTTPConnection):
+    """Connection whose answer has to be read before a deadline, and is read although the server takes no request."""
+
+    def __init__(self, deadline: float, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.response_class = partial(_Response, deadline)  # type: ignore[assignment] # called as the class is
+
+    def send(self, data: Any) -> None:
+        """Send a part of the request. A server that refuses a long one may close before it has all of it."""
+        if self.sock is None:
+            self.connect()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            super().send(data)
+
+
+class _HttpsConnection(_HttpConnection, http.client.HTTPSConnection):
+    """The same over TLS."""
 
 
 class _HttpHandler(urllib.request.HTTPHandler):
     def __init__(self, deadline: float) -> None:
         super().__init__()
-        self._open = partial(_connection, http.client.HTTPConnection, deadline)
+        self._open = partial(_HttpConnection, deadline)
 
     def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
         """Open a request."""
@@ -221,7 +233,7 @@ class _HttpHandler(urllib.request.HTTPHandler):
 class _HttpsHandler(urllib.request.HTTPSHandler):
     def __init__(self, deadline: float, context: ssl.SSLContext) -> None:
         super().__init__()
-        self._open = partial(_connection, http.client.HTTPSConnection, deadline, context=context)
+        self._open = partial(_HttpsConnection, deadline, context=context)
 
     def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
         """Open a request."""
