@@ -30,6 +30,19 @@ def run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.Comple
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
 
 
+def test_children_are_waited_for() -> None:
+    """A command that is started with SIGCHLD ignored learns the exit status of the programs that it starts."""
+    script = """if True:
+        import signal, subprocess
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        from gpuwarden.cli.main import main
+        main(["completion", "bash"])
+        print(f"\\nstatus {subprocess.run(['false']).returncode}")
+    """
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.endswith("\nstatus 1\n"), done.stderr
+
+
 def test_once_prints_a_scrape(mock_nvml: MockNvml) -> None:
     """`once` prints the metrics that Prometheus would scrape, and nothing else."""
     done = run("once", env=mock_nvml.env(gpus=2))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpuwarden.cli.common.entry_points import load_function
+from gpuwarden.cli.common.inherited_signals import enable_child_signal
 from gpuwarden.cli.common.terminal import FAILED, WRONG_USE, complain, prepare_output
 from gpuwarden.cli.parser import parse
 from gpuwarden.config.loader import ConfigError
@@ -13,6 +14,7 @@ from gpuwarden.config.loader import ConfigError
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit status: 0 success, 1 failure, 2 wrong arguments or configuration."""
     prepare_output()
+    enable_child_signal()
     parsed = parse(arguments)
     try:
         status: int = load_function(parsed.function)(parsed)

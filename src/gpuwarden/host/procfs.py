@@ -115,8 +115,7 @@ def read_process(pid: int, start: int, before: ProcessSample | None) -> ProcessS
 
 def read_stat(pid: int) -> ProcStat | None:
     """Read /proc/PID/stat; None where the process is gone or hidden."""
-    # From the third field on: the second is the name, which may contain brackets and blanks.
-    fields = _content(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    fields = _stat_fields(pid)
     if len(fields) <= 21:  # noqa: PLR2004 - the last one that every kernel has
         return None
     return ProcStat(
@@ -128,6 +127,13 @@ def read_stat(pid: int) -> ProcStat | None:
         pages=int(fields[21]),
         exit_code=int(fields[49]) if len(fields) > 49 else None,  # noqa: PLR2004 - since Linux 3.5
     )
+
+
+def read_ignored_signals(pid: int) -> set[int]:
+    """Return the signals that a process ignores, real-time ones left out; none where it is gone or hidden."""
+    fields = _stat_fields(pid)
+    mask = int(fields[30]) if len(fields) > 30 else 0  # noqa: PLR2004 - sigignore
+    return {number for number in range(1, 32) if mask >> (number - 1) & 1}
 
 
 def find_nearest_ancestor(pid: int, tops: Collection[int]) -> int:
@@ -167,6 +173,11 @@ def is_alive(pid: int, start: int) -> bool:
         )  # readable once the last thread has ended: the main thread may end earlier, with state Z
     finally:
         os.close(pidfd)
+
+
+def _stat_fields(pid: int) -> list[bytes]:
+    """Return the fields from the third one on: the second is the name, which may contain brackets and blanks."""
+    return _content(f"/proc/{pid}/stat").rpartition(b")")[2].split()
 
 
 def _io(pid: int) -> tuple[int, int] | None:

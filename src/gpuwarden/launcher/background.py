@@ -45,7 +45,8 @@ def running(command: Sequence[str], environment: Mapping[str, str], log: Path) -
 
 
 def _end_with_parent(parent: int) -> None:
-    """Let the kernel end this process when its parent ends."""
+    """Let the kernel end this process when its parent ends, also where the parent was started with SIGTERM blocked."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # it has already ended
         os._exit(1)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 # Signals that are passed on. Those that a terminal sends to all processes of its foreground group (Ctrl-C, Ctrl-\, its
 # end, its size) have reached the program too; the kernel is their sender.
@@ -27,6 +29,9 @@ _PASSED = (
 )
 _TO_END = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 _OF_JOB_CONTROL = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
+_HEAD_BYTES = 256  # of a file, by which the kernel recognizes a program (BINPRM_BUF_SIZE of linux/binfmts.h)
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+_OF_PARENT = (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ)  # changed in this process, but not in the program
 _FROM_PROCESS = (0, -1, -6)  # si_code of kill, sigqueue and tgkill (include/uapi/asm-generic/siginfo.h)
 
 
@@ -57,26 +62,37 @@ class ProgramEnd:
 
 
 def run_program(
-    command: Sequence[str], environment: Mapping[str, str], prepare: Callable[[], object] = lambda: None
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    ignored: Collection[int] = (),
+    prepare: Callable[[], object] = lambda: None,
 ) -> ProgramEnd:
     """Run a program until it ends; call it in the main thread, before any other thread exists.
 
-    `prepare` is called in the new process, before the program. Blocks; what the program leaves behind is not waited
-    for. Signals that would be passed on stay blocked, so that none ends this process before it has reported: see
-    `should_hurry`. Raises OSError if the program cannot be started.
+    The program ignores SIGCHLD, SIGPIPE and SIGXFSZ if they are in `ignored`; other signals as this process does. It
+    gets this process's pending timers. `prepare` is called in the new process, before the program.
+
+    Blocks; what the program leaves behind is not waited for. Signals that would be passed on stay blocked, so that none
+    ends this process before it has reported: see `should_hurry`. Raises OSError if the program cannot be started.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_PASSED, signal.SIGCHLD})
+    timers = [(timer, signal.setitimer(timer, 0)) for timer in _TIMERS]  # execve(2) keeps them, fork(2) does not
 
     def begin() -> None:
         prepare()
+        for timer, left in timers:
+            signal.setitimer(timer, *left)
+        for number in _OF_PARENT:
+            signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     began, started = time.time(), time.monotonic()
     try:
         process = subprocess.Popen(
-            command,
+            _add_shell(command, environment),
             env=environment,
             close_fds=False,  # a shell's `3>log` reaches the program
+            restore_signals=False,  # `begin` does, after `prepare`, which a closed connection must not end by SIGPIPE
             preexec_fn=begin,  # noqa: PLW1509 - this process has one thread
         )
     except BaseException:
@@ -103,6 +119,18 @@ def end_like(end: ProgramEnd) -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {end.signal})
     os.kill(os.getpid(), end.signal)
     return 128 + end.signal  # as shells say it, for a signal that does not end this process
+
+
+def _add_shell(command: Sequence[str], environment: Mapping[str, str]) -> Sequence[str]:
+    """Return the command, with /bin/sh before a script that has no `#!`: shells and execvp(3) run it so."""
+    path = shutil.which(command[0], path=environment.get("PATH", os.defpath))
+    with contextlib.suppress(OSError):  # it cannot be read
+        if path is not None:
+            with Path(path).open("rb") as file:
+                head = file.read(_HEAD_BYTES)
+            if not head.startswith(b"#!") and b"\0" not in head:  # binary formats have a zero byte in their head
+                return ["/bin/sh", path, *command[1:]]
+    return command
 
 
 def _wait(pid: int) -> tuple[int, resource.struct_rusage]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -18,7 +19,7 @@ def make_environment(folder: Path, socket: Path | None, name: str | None, *, cen
     """
     paths = [str(_SITE), *filter(None, [os.environ.get("PYTHONPATH")])]
     changed = {
-        **os.environ,
+        **_inherited_environment(),
         "PYTHONPATH": os.pathsep.join(paths),
         RUN_VARIABLE: "1",
         FOLDER_VARIABLE: str(folder),
@@ -31,3 +32,12 @@ def make_environment(folder: Path, socket: Path | None, name: str | None, *, cen
     if census:
         changed["GPUWARDEN_CENSUS"] = "1"
     return changed
+
+
+def _inherited_environment() -> dict[str, str]:
+    """Return this process's environment, without the LC_CTYPE that Python adds where there is no locale (PEP 538)."""
+    inherited = dict(os.environ)
+    with contextlib.suppress(OSError):  # no /proc
+        if b"\0LC_CTYPE=" not in b"\0" + Path("/proc/self/environ").read_bytes():
+            inherited.pop("LC_CTYPE", None)
+    return inherited

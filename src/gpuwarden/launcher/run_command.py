@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from gpuwarden.cli.common.config_flags import load_config
+from gpuwarden.cli.common.inherited_signals import find_ignored_signals
 from gpuwarden.cli.common.terminal import WRONG_USE, complain, discard_output, explain_unwritable
 from gpuwarden.cli.top.state_reader import fetch_gpu_numbers
 from gpuwarden.config.schema import Config
@@ -61,6 +62,7 @@ def _watch(
     command: Sequence[str], parsed: argparse.Namespace, config: Config, folder: Path
 ) -> tuple[ProgramEnd, Card | None]:
     """Run the program with a daemon that watches it. Raises OSError if it cannot be started."""
+    ignored = find_ignored_signals()
     notes_folder = folder / "notes"
     notes_folder.mkdir()
     with open_daemon(config, folder, lambda text: complain(f"gpuwarden run: {text}")) as place:
@@ -68,7 +70,7 @@ def _watch(
         introduction = parsed.name or _name(command), Path(command[0]).name
         introduce = partial(introduce_program, place.runs, *introduction) if place else lambda: None
         kills = HostKillWatch()
-        end = run_program(command, environment, introduce)
+        end = run_program(command, environment, ignored, introduce)
         try:
             notes, crashes = list(read_notes(notes_folder)), list(read_crashes(notes_folder))
             _pass_to_outer_run(notes)
