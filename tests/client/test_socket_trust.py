@@ -88,6 +88,16 @@ def folder_in(parent: str, uid: int = 0, mode: int = 0o755) -> Iterator[Path]:
         shutil.rmtree(folder)
 
 
+@contextmanager
+def user(uid: int) -> Iterator[None]:
+    """Act as another user, with that user's access to files."""
+    os.seteuid(uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
 @pytest.fixture
 def squat(listens: Impostor) -> Iterator[Path]:
     """Return the socket of a user who has made the folder in /tmp before the daemon could."""
@@ -184,6 +194,24 @@ def test_links(listens: Impostor, owner: int, *, trusted: bool) -> None:
         assert sends(links / "link" / "run.sock") == trusted
 
 
+@pytest.mark.parametrize("mode", [0o755, 0o700], ids=["open", "closed"])
+def test_squatters_link_in_a_shared_folder(listens: Impostor, caplog: pytest.LogCaptureFixture, mode: int) -> None:
+    """A run names a link of another user in a folder such as /tmp, whether the kernel follows it or answers EACCES.
+
+    fs.protected_symlinks decides that where the link leads to an open folder. A closed folder makes the kernel answer
+    EACCES under any setting.
+    """
+    tmp = tempfile.gettempdir()
+    with folder_in(tmp, mode=0o1777) as links, folder_in(tmp, SQUATTER, mode) as folder:
+        listens(folder / "run.sock")
+        (links / "link").symlink_to(folder)
+        os.chown(links / "link", SQUATTER, SQUATTER, follow_symlinks=False)
+        with user(TRAINER):
+            assert not sends(links / "link/run.sock", caplog)
+        reason = f'uid={SQUATTER} reason="{links}/link belongs to user id {SQUATTER}"'
+        assert caplog.messages == [f'gpuwarden daemon not trusted, ignored {reason} socket="{links}/link/run.sock"']
+
+
 @pytest.mark.parametrize("uid", [0, SERVICE])
 def test_user_namespace(listens: Impostor, uid: int) -> None:
     """In a container with mapped users, root and the service have the overflow id: their folder identifies them."""
@@ -214,15 +242,20 @@ def test_daemon_in_a_squatted_folder(squat: Path) -> None:
     assert not squat.with_name("other.sock").exists()
 
 
-def test_daemon_behind_a_squatters_link(tmp_path: Path) -> None:
-    """A link that another user has made into the daemon's own folder is refused likewise."""
+@pytest.mark.parametrize("folder", ["", "sub"])
+def test_daemon_behind_a_squatters_link(tmp_path: Path, folder: str) -> None:
+    """A link that another user has made into the daemon's own folder is refused likewise.
+
+    The daemon checks it before the kernel has to follow it, so the test covers any fs.protected_symlinks.
+    """
     require(os.geteuid() == 0, "only root can act as other users: run this test as root")
     link = Path(tempfile.gettempdir(), f"gpuwarden-test-link-{os.getpid()}")
     link.symlink_to(tmp_path)
     try:
         os.chown(link, SQUATTER, SQUATTER, follow_symlinks=False)
         with pytest.raises(OSError, match=f"{link} belongs to user id {SQUATTER}"):
-            listen(link / "run.sock", 0o666, socket.SOCK_SEQPACKET, "runs.socket")
+            listen(link / folder / "run.sock", 0o666, socket.SOCK_SEQPACKET, "runs.socket")
+        assert list(tmp_path.iterdir()) == []
     finally:
         link.unlink()
 

@@ -21,7 +21,7 @@ from typing import Any
 from gpuwarden.client.guard import log_safely
 from gpuwarden.protocol.codec import ProtocolError, decode_reply, encode, receive_packet
 from gpuwarden.protocol.messages import End, EndOutcome, Hello, Message, Reply
-from gpuwarden.protocol.socket_trust import find_distrust, read_credentials
+from gpuwarden.protocol.socket_trust import find_distrust, find_foreign_link, read_credentials
 
 MIN_RETRY_SECONDS = 1.0  # first delay between attempts to connect; doubles up to MAX_RETRY_SECONDS
 MAX_RETRY_SECONDS = 30.0
@@ -141,19 +141,29 @@ class DaemonConnection:
             _pid, uid = read_credentials(self._socket)
             distrust = find_distrust(self.path, uid)
         except (OSError, ValueError) as error:  # ValueError: a path with a null byte
-            # At a level that training scripts do not show by default.
-            self._log_once(logging.INFO, 'no gpuwarden daemon, retrying while training runs error="%s"', error)
+            self._log_error(error)
             if isinstance(error, BlockingIOError):  # there is a daemon, with too many connections waiting
                 self._delay = MIN_RETRY_SECONDS
             self._lose()
             return
         if distrust is not None:
-            self._log_once(logging.WARNING, 'gpuwarden daemon not trusted, ignored uid=%d reason="%s"', uid, distrust)
+            self._log_distrust(uid, distrust)
             self._lose()
             return
         self._connected_at = self._clock()
         self._sent = 0
         self._owes_hello = not self._send_now(self._hello)
+
+    def _log_error(self, error: Exception) -> None:
+        """Log why the daemon cannot be reached. The kernel may have refused to follow a link of another user."""
+        link = find_foreign_link(self.path) if isinstance(error, PermissionError) else None
+        if link:
+            self._log_distrust(link[1], f"{link[0]} belongs to user id {link[1]}")
+        else:  # at a level that training scripts do not show by default
+            self._log_once(logging.INFO, 'no gpuwarden daemon, retrying while training runs error="%s"', error)
+
+    def _log_distrust(self, uid: int, reason: str) -> None:
+        self._log_once(logging.WARNING, 'gpuwarden daemon not trusted, ignored uid=%d reason="%s"', uid, reason)
 
     def _log_once(self, level: int, text: str, *values: object) -> None:
         """Log why no run appears, once at each level."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import stat
@@ -10,12 +11,28 @@ from pathlib import Path
 
 OVERFLOW_UID = 65534  # of every user without a mapping, in a user namespace: user_namespaces(7)
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+SHARED = stat.S_ISVTX | stat.S_IWOTH  # mode of /tmp
 
 
 def read_credentials(connection: socket.socket) -> tuple[int, int]:
     """Return pid and uid of the process at the other end; the pid is 0 for one outside this pid namespace."""
     pid, uid, _gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return pid, uid
+
+
+def find_foreign_link(path: str | os.PathLike[str]) -> tuple[Path, int] | None:
+    """Return the outermost link on the way to `path` that another user made in a folder such as /tmp, and that user.
+
+    With fs.protected_symlinks, the default of Debian, the kernel follows none of these and answers EACCES (proc(5)).
+    """
+    own = os.geteuid()
+    with contextlib.suppress(OSError):  # a folder that does not exist, or cannot be read
+        for folder in reversed(Path(os.path.abspath(path)).parents):  # noqa: PTH100 - resolve() would follow links
+            found, around = folder.lstat(), folder.parent.stat()
+            foreign = stat.S_ISLNK(found.st_mode) and found.st_uid not in (0, own, around.st_uid)
+            if foreign and around.st_mode & SHARED == SHARED:
+                return folder, found.st_uid
+    return None
 
 
 def find_distrust(path: str | os.PathLike[str], uid: int) -> str | None:
@@ -27,6 +44,8 @@ def find_distrust(path: str | os.PathLike[str], uid: int) -> str | None:
     own = os.geteuid()
     if uid in (0, own):
         return None
+    if link := find_foreign_link(path):
+        return f"{link[0]} belongs to user id {link[1]}"
     folders = Path(os.path.abspath(path)).parents  # noqa: PTH100 - resolve() would hide who made a link
     # A container may see an id of the folder's owner (an idmapped mount), and none of the process that listens.
     owner = folders[0].stat().st_uid if uid == OVERFLOW_UID else uid
