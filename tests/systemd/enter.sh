@@ -10,6 +10,7 @@ mount --bind "$shared" "$root$shared"
 mount -t tmpfs tmpfs "$root/run"
 mount -t tmpfs -o mode=755 tmpfs "$root/etc/systemd/system"
 mount -t proc proc "$root/proc"
+# systemd would raise fs.file-max of the whole machine.
 mount --bind -o ro "$root/proc/sys" "$root/proc/sys"
 mount -t sysfs -o ro sysfs "$root/sys"
 
