@@ -65,5 +65,5 @@ model.fit(
     epochs=1000,
     batch_size=32,
     verbose=0,
-    callbacks=[GpuWarden(devices={"CPU:0": sys.argv[1]}, interval=0.1), Leak()],
+    callbacks=[GpuWarden(devices={"CPU:0": sys.argv[1]}, interval=0.1, census=True, logs=True), Leak()],
 )

@@ -243,6 +243,8 @@ class TestPcieBytes:
         """After a value above 32 bits it is a counter, also after a GPU reset."""
         gpu = Gpu()
         gpu.read()
+        gpu.nvml.fields[197] = 4
+        gpu.read(after=100)  # in which a counter that went back is refused
         gpu.nvml.fields[197] = 5
         assert gpu.read(after=100).readings[Row.pcie_bytes_total] == by({"transmit": 5, "receive": 198 << 32})
 

@@ -43,9 +43,9 @@ def test_fields_are_fetched_in_one_call() -> None:
     gpu = device(nvml)
     for _ in range(3):
         gpu.begin(1.0)
-        gpu.enter("slow")
+        gpu.enter("slow", {})
         assert [gpu.field(82), gpu.field(138, 3), gpu.field(82)] == [820.0, 1383, 820.0]
-        gpu.enter("poll")
+        gpu.enter("poll", {})
         assert gpu.field(186) == 1860.0
     assert nvml.batches == [((82, 0),), ((138, 3),), ((186, 0),)] + 2 * [((82, 0), (138, 3)), ((186, 0),)]
 
@@ -57,7 +57,7 @@ def test_unsupported_field_is_requested_once() -> None:
     gpu = device(nvml)
     for _ in range(2):
         gpu.begin(1.0)
-        gpu.enter("slow")
+        gpu.enter("slow", {})
         assert [gpu.field(82), gpu.field(83)] == [None, 830.0]
     assert nvml.batches == [((82, 0),), ((83, 0),), ((83, 0),)]
     del nvml.codes[(82, 0)]

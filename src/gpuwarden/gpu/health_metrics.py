@@ -85,7 +85,7 @@ class GpuHealth(Table[GpuInPoll], prefix="gpuwarden_gpu_", key=("uuid",)):
         "gpuwarden_gpu_last_success_timestamp_seconds", "gauge", "seconds", "Unix time at which the GPU last answered.",
         lambda subject: subject.gpu.last_success, source="the poll")
     errors_total = Metric[GpuInPoll](
-        "gpuwarden_gpu_errors_total", "counter", "", "Failed reads of the GPU, by NVML error; timeout = a call hung, mig_reconfigured = a MIG instance was removed, driver_unbound = the driver was unbound from the GPU.",
+        "gpuwarden_gpu_errors_total", "counter", "", "Failed reads of the GPU, by NVML error; timeout = a call hung, mig_reconfigured = a MIG instance was removed, driver_unbound = the driver was unbound from the GPU, implausible = a value that no GPU can have.",
         _gpu_errors, labels=("error",), source="the poll")
     processes = Metric[GpuInPoll](
         "gpuwarden_gpu_processes", "gauge", "", "Processes with a context on the GPU; those with both types count as compute.",

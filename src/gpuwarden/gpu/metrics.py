@@ -36,41 +36,41 @@ class GpuReadings(Table[Device], prefix="gpuwarden_gpu_", key=("uuid",)):
     # fmt: off
     memory_size_bytes = Metric[Device](
         "gpuwarden_gpu_memory_size_bytes", "gauge", "bytes", "Device memory installed.",
-        memory.size, source=_MEMORY, profile="minimal")
+        memory.size, source=_MEMORY, profile="minimal", bounds=(1, 2**50))
     memory_used_bytes = Metric[Device](
         "gpuwarden_gpu_memory_used_bytes", "gauge", "bytes", "Device memory allocated by all processes, including framework pools; before driver R510 also reserved memory.",
-        memory.used, source=_MEMORY, profile="minimal")
+        memory.used, source=_MEMORY, profile="minimal", bounds=(0, memory_size_bytes))
     memory_free_bytes = Metric[Device](
         "gpuwarden_gpu_memory_free_bytes", "gauge", "bytes", "Device memory that no process has allocated.",
-        memory.free, source=_MEMORY, profile="minimal")
+        memory.free, source=_MEMORY, profile="minimal", bounds=(0, memory_size_bytes))
     memory_reserved_bytes = Metric[Device](
         "gpuwarden_gpu_memory_reserved_bytes", "gauge", "bytes", "Device memory reserved by the driver.",
-        memory.reserved, source="nvmlDeviceGetMemoryInfo_v2", profile="minimal")
+        memory.reserved, source="nvmlDeviceGetMemoryInfo_v2", profile="minimal", bounds=(0, memory_size_bytes))
     memory_unified = Metric[Device](
         "gpuwarden_gpu_memory_unified", "gauge", "", "Whether the GPU shares the host's memory with the CPU instead of having its own.",
         memory.unified, source="nvmlDeviceGetMemoryInfo unsupported; /proc/meminfo", tier="slow")
     memory_used_peak_bytes = Metric[Device](
         "gpuwarden_gpu_memory_used_peak_bytes", "gauge", "bytes", "Highest device memory use sampled within the window.",
-        memory.peaks, labels=("window",), source="nvmlDeviceGetMemoryInfo_v2, every poll.memory_interval; /proc/meminfo, every poll", tier="memory")
+        memory.peaks(memory_used_bytes), labels=("window",), source="nvmlDeviceGetMemoryInfo_v2, every poll.memory_interval; /proc/meminfo, every poll", tier="memory", bounds=(0, memory_size_bytes))
     memory_bus_width_bytes = Metric[Device](
         "gpuwarden_gpu_memory_bus_width_bytes", "gauge", "bytes", "Width of the device memory bus.",
         memory.bus_width, source="nvmlDeviceGetMemoryBusWidth", tier="static")
     memory_numa_node = Metric[Device](
         "gpuwarden_gpu_memory_numa_node", "gauge", "", "NUMA node that Linux assigned to the device memory, on machines that have one.",
-        memory.numa_node, source="nvmlDeviceGetNumaNodeId", tier="static")
+        memory.numa_node, source="nvmlDeviceGetNumaNodeId", tier="static", bounds=(0, 1024))
     bar1_size_bytes = Metric[Device](
         "gpuwarden_gpu_bar1_size_bytes", "gauge", "bytes", "BAR1 size: device memory that the CPU and other devices can map at once.",
         memory.bar1_size, source="nvmlDeviceGetBAR1MemoryInfo", tier="slow")
     bar1_used_bytes = Metric[Device](
         "gpuwarden_gpu_bar1_used_bytes", "gauge", "bytes", "BAR1 memory in use: device memory mapped by the CPU and other devices.",
-        memory.bar1_used, source="nvmlDeviceGetBAR1MemoryInfo", tier="slow")
+        memory.bar1_used, source="nvmlDeviceGetBAR1MemoryInfo", tier="slow", bounds=(0, bar1_size_bytes))
 
     utilization_ratio = Metric[Device](
         "gpuwarden_gpu_utilization_ratio", "gauge", "ratio", "Fraction of the driver's sample period with a kernel running.",
         utilization.kernels, source="nvmlDeviceGetUtilizationRates", profile="minimal")
     busy_seconds_total = Metric[Device](
         "gpuwarden_gpu_busy_seconds_total", "counter", "seconds", "Time with a kernel running: utilization integrated over polls.",
-        utilization.busy_seconds, source="nvmlDeviceGetUtilizationRates")
+        utilization.busy_seconds(utilization_ratio), source="nvmlDeviceGetUtilizationRates")
     memory_bandwidth_utilization_ratio = Metric[Device](
         "gpuwarden_gpu_memory_bandwidth_utilization_ratio", "gauge", "ratio",
         "Fraction of the driver's sample period in which device memory was read or written.",
@@ -80,7 +80,7 @@ class GpuReadings(Table[Device], prefix="gpuwarden_gpu_", key=("uuid",)):
         utilization.engines, labels=("engine",), source="nvmlDeviceGetEncoderUtilization, …DecoderUtilization, …JpgUtilization, …OfaUtilization", tier="slow")
     encoder_sessions = Metric[Device](
         "gpuwarden_gpu_encoder_sessions", "gauge", "", "Active video encoding sessions.",
-        utilization.encoder_sessions, source="nvmlDeviceGetEncoderStats", tier="slow")
+        utilization.encoder_sessions, source="nvmlDeviceGetEncoderStats", tier="slow", bounds=(0, 1024))
     encoder_frame_rate_hertz = Metric[Device](
         "gpuwarden_gpu_encoder_frame_rate_hertz", "gauge", "hertz", "Frame rate of an encoding session, averaged over the sessions.",
         utilization.encoder_rate, source="nvmlDeviceGetEncoderStats", tier="slow")
@@ -103,7 +103,7 @@ class GpuReadings(Table[Device], prefix="gpuwarden_gpu_", key=("uuid",)):
         thermal.margin_thresholds, labels=("threshold",), source="fields 193 to 196 (T.Limit)", tier="static")
     fan_speed_ratio = Metric[Device](
         "gpuwarden_gpu_fan_speed_ratio", "gauge", "ratio", "Commanded speed of the fan as a fraction of its rated speed; can exceed 1.",
-        thermal.fan_speeds, labels=("fan",), source="nvmlDeviceGetFanSpeed_v2", tier="slow")
+        thermal.fan_speeds, labels=("fan",), source="nvmlDeviceGetFanSpeed_v2", tier="slow", bounds=(0, 2))
 
     power_usage_watts = Metric[Device](
         "gpuwarden_gpu_power_usage_watts", "gauge", "watts", "Power draw.",
@@ -139,20 +139,20 @@ class GpuReadings(Table[Device], prefix="gpuwarden_gpu_", key=("uuid",)):
         clocks.event_seconds, labels=("reason",), source="fields 74 to 79, else nvmlDeviceGetCurrentClocksEventReasons in every poll", tier="slow", profile="minimal", minimal_labels=(("hw_thermal_slowdown",),))
     performance_state = Metric[Device](
         "gpuwarden_gpu_performance_state", "gauge", "", "Performance state: 0 is the fastest, 15 the slowest.",
-        clocks.performance_state, source="nvmlDeviceGetPerformanceState", tier="slow")
+        clocks.performance_state, source="nvmlDeviceGetPerformanceState", tier="slow", bounds=(0, 15))
 
     pcie_link_generation = Metric[Device](
         "gpuwarden_gpu_pcie_link_generation", "gauge", "", "Current PCIe generation of the link; an idle GPU lowers it.",
-        pcie.generation, source="nvmlDeviceGetCurrPcieLinkGeneration", tier="slow")
+        pcie.generation, source="nvmlDeviceGetCurrPcieLinkGeneration", tier="slow", bounds=(1, 16))
     pcie_link_width = Metric[Device](
         "gpuwarden_gpu_pcie_link_width", "gauge", "", "Current number of PCIe lanes.",
-        pcie.width, source="nvmlDeviceGetCurrPcieLinkWidth", tier="slow")
+        pcie.width, source="nvmlDeviceGetCurrPcieLinkWidth", tier="slow", bounds=(1, 64))
     pcie_link_max_generation = Metric[Device](
         "gpuwarden_gpu_pcie_link_max_generation", "gauge", "", "Maximum PCIe generation of the GPU itself, and of its link in this machine.",
-        pcie.highest_generation, labels=("of",), source="nvmlDeviceGetGpuMaxPcieLinkGeneration, nvmlDeviceGetMaxPcieLinkGeneration", tier="static")
+        pcie.highest_generation, labels=("of",), source="nvmlDeviceGetGpuMaxPcieLinkGeneration, nvmlDeviceGetMaxPcieLinkGeneration", tier="static", bounds=(1, 16))
     pcie_link_max_width = Metric[Device](
         "gpuwarden_gpu_pcie_link_max_width", "gauge", "", "Maximum number of PCIe lanes of the link.",
-        pcie.highest_width, source="nvmlDeviceGetMaxPcieLinkWidth", tier="static")
+        pcie.highest_width, source="nvmlDeviceGetMaxPcieLinkWidth", tier="static", bounds=(1, 64))
     pcie_bytes_total = Metric[Device](
         "gpuwarden_gpu_pcie_bytes_total", "counter", "bytes", "Bytes transferred over PCIe since the driver loaded; only where the GPU counts them in more than 32 bits.",
         pcie.transferred, labels=("direction",), source="fields 197 and 198", tier="slow")
@@ -213,7 +213,7 @@ class GpuReadings(Table[Device], prefix="gpuwarden_gpu_", key=("uuid",)):
         memory_errors.sram_threshold_exceeded, source="nvmlDeviceGetSramEccErrorStatus", tier="slow")
     remapped_rows = Metric[Device](
         "gpuwarden_gpu_remapped_rows", "gauge", "", "Device memory rows remapped to spare rows, by cause.",
-        memory_errors.remapped_rows, labels=("cause",), source="fields 142 and 143", tier="slow")
+        memory_errors.remapped_rows, labels=("cause",), source="fields 142 and 143", tier="slow", bounds=(0, 1e6))
     row_remap_pending = Metric[Device](
         "gpuwarden_gpu_row_remap_pending", "gauge", "", "Whether a row of device memory will be remapped at the next reset.",
         memory_errors.remap_pending, source="field 144", tier="slow")
@@ -222,7 +222,7 @@ class GpuReadings(Table[Device], prefix="gpuwarden_gpu_", key=("uuid",)):
         memory_errors.remap_failed, source="field 145", tier="slow")
     row_remap_banks = Metric[Device](
         "gpuwarden_gpu_row_remap_banks", "gauge", "", "Device memory banks, by how many of their spare rows are left.",
-        memory_errors.spare_rows, labels=("spare_rows",), source="nvmlDeviceGetRowRemapperHistogram", tier="slow")
+        memory_errors.spare_rows, labels=("spare_rows",), source="nvmlDeviceGetRowRemapperHistogram", tier="slow", bounds=(0, 1e6))
     memory_unrepairable = Metric[Device](
         "gpuwarden_gpu_memory_unrepairable", "gauge", "", "Whether device memory has errors that row remapping cannot repair.",
         memory_errors.unrepairable, source="nvmlDeviceGetUnrepairableMemoryFlag_v1", tier="slow")
@@ -231,7 +231,7 @@ class GpuReadings(Table[Device], prefix="gpuwarden_gpu_", key=("uuid",)):
         memory_errors.repairs_pending, labels=("part",), source="nvmlDeviceGetRepairStatus", tier="slow")
     retired_pages = Metric[Device](
         "gpuwarden_gpu_retired_pages", "gauge", "", "Retired pages of device memory, by cause; newer GPUs remap rows instead.",
-        memory_errors.retired_pages, labels=("cause",), source="fields 29 and 30", tier="slow")
+        memory_errors.retired_pages, labels=("cause",), source="fields 29 and 30", tier="slow", bounds=(0, 1e6))
     retired_pages_pending = Metric[Device](
         "gpuwarden_gpu_retired_pages_pending", "gauge", "", "Whether a page of device memory will be retired at the next reset.",
         memory_errors.retirement_pending, source="field 31", tier="slow")
@@ -277,7 +277,7 @@ class GpuReadings(Table[Device], prefix="gpuwarden_gpu_", key=("uuid",)):
         modes.fabric_faults, labels=("fault",), source="nvmlDeviceGetGpuFabricInfoV", tier="slow")
     cores = Metric[Device](
         "gpuwarden_gpu_cores", "gauge", "", "Number of CUDA cores.",
-        modes.cores, source="nvmlDeviceGetNumGpuCores", tier="static")
+        modes.cores, source="nvmlDeviceGetNumGpuCores", tier="static", bounds=(1, 1e7))
     inforom_info = Metric[Device](
         "gpuwarden_gpu_inforom_info", "info", "", "Versions of the board's InfoROM: the image and its parts.",
         modes.inforom, labels=("image", "oem", "ecc", "power"), source="nvmlDeviceGetInforomImageVersion, nvmlDeviceGetInforomVersion", tier="static")
@@ -317,25 +317,25 @@ class MigReadings(Table[MigDevice], prefix="gpuwarden_mig_", key=("uuid",)):
         source="nvmlDeviceGetMigDeviceHandleByIndex, nvmlDeviceGetUUID, …GpuInstanceId, …ComputeInstanceId, …Name", tier="slow", profile="minimal")
     multiprocessors = Metric[MigDevice](
         "gpuwarden_mig_multiprocessors", "gauge", "", "SMs of the instance.",
-        instance.multiprocessors, source="nvmlDeviceGetAttributes_v2", tier="slow")
+        instance.multiprocessors, source="nvmlDeviceGetAttributes_v2", tier="slow", bounds=(0, 1e5))
     slices = Metric[MigDevice](
         "gpuwarden_mig_slices", "gauge", "", "Slices of the GPU that the instance has, and slices of the SMs that its compute instance has.",
-        instance.slices, labels=("kind",), source="nvmlDeviceGetAttributes_v2", tier="slow")
+        instance.slices, labels=("kind",), source="nvmlDeviceGetAttributes_v2", tier="slow", bounds=(0, 1024))
     engines = Metric[MigDevice](
         "gpuwarden_mig_engines", "gauge", "", "Engines available to the instance; compute instances of one GPU instance share them.",
-        instance.engines, labels=("engine",), source="nvmlDeviceGetAttributes_v2", tier="slow")
+        instance.engines, labels=("engine",), source="nvmlDeviceGetAttributes_v2", tier="slow", bounds=(0, 1024))
     memory_size_bytes = Metric[MigDevice](
         "gpuwarden_mig_memory_size_bytes", "gauge", "bytes", "Device memory of the instance.",
-        instance.memory_size, source="nvmlDeviceGetMemoryInfo_v2", profile="minimal")
+        instance.memory_size, source="nvmlDeviceGetMemoryInfo_v2", profile="minimal", bounds=(1, 2**50))
     memory_used_bytes = Metric[MigDevice](
         "gpuwarden_mig_memory_used_bytes", "gauge", "bytes", "Device memory in use in the instance.",
-        instance.memory_used, source="nvmlDeviceGetMemoryInfo_v2", profile="minimal")
+        instance.memory_used, source="nvmlDeviceGetMemoryInfo_v2", profile="minimal", bounds=(0, memory_size_bytes))
     memory_free_bytes = Metric[MigDevice](
         "gpuwarden_mig_memory_free_bytes", "gauge", "bytes", "Free device memory of the instance.",
-        instance.memory_free, source="nvmlDeviceGetMemoryInfo_v2", profile="minimal")
+        instance.memory_free, source="nvmlDeviceGetMemoryInfo_v2", profile="minimal", bounds=(0, memory_size_bytes))
     memory_reserved_bytes = Metric[MigDevice](
         "gpuwarden_mig_memory_reserved_bytes", "gauge", "bytes", "Device memory of the instance reserved by driver and firmware.",
-        instance.memory_reserved, source="nvmlDeviceGetMemoryInfo_v2")
+        instance.memory_reserved, source="nvmlDeviceGetMemoryInfo_v2", bounds=(0, memory_size_bytes))
     graphics_engine_active_ratio = Metric[MigDevice](
         "gpuwarden_mig_graphics_engine_active_ratio", "gauge", "ratio", "Fraction of time with any compute or graphics work, since the last reading.",
         activity.graphics_engine, source=f"{_MIG_GPM} GRAPHICS_UTIL", tier="slow", opt_in=GPM_OPTION)

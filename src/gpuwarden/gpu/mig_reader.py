@@ -11,6 +11,7 @@ from gpuwarden.gpu.metrics import MigReadings
 from gpuwarden.gpu.readings.instance import MigDevice
 from gpuwarden.gpu.snapshot import MigInstance
 from gpuwarden.metrics.model import Metric, Reading
+from gpuwarden.metrics.reading_gate import ReadingGate
 from gpuwarden.nvml.constants import MEMORY_V2
 from gpuwarden.nvml.device import Device
 from gpuwarden.nvml.identity import MigIdentity
@@ -28,8 +29,9 @@ class MigReader:
     another instance. Then all instances are searched for again within the same reading.
     """
 
-    def __init__(self, gpu: Device, opted_in: frozenset[str]) -> None:
+    def __init__(self, gpu: Device, opted_in: frozenset[str], gate: ReadingGate) -> None:
         self._gpu = gpu
+        self._gate = gate
         rows = [row for row in MigReadings.rows if not row.opt_in or row.opt_in in opted_in]
         self._poll_rows = [row for row in rows if row.tier == "poll"]
         self._slow_rows = [row for row in rows if row.tier == "slow"]
@@ -59,10 +61,23 @@ class MigReader:
         for instance in self._instances.values():
             slowly = None if slow else kept.get(instance.identity)
             if slowly is None:
-                slowly = _read_rows(self._slow_rows, instance, errors)
+                slowly = self._read_rows(self._slow_rows, instance, errors)
             self._kept[instance.identity] = slowly
-            read.append(MigInstance(instance.identity, {**slowly, **_read_rows(self._poll_rows, instance, errors)}))
+            read.append(
+                MigInstance(instance.identity, {**slowly, **self._read_rows(self._poll_rows, instance, errors)})
+            )
         return tuple(read)
+
+    def _read_rows(
+        self, rows: list[Metric[Any]], instance: MigDevice, errors: Counter[str]
+    ) -> dict[Metric[Any], Reading]:
+        readings: dict[Metric[Any], Reading] = {}
+        for row in rows:
+            try:
+                readings[row] = self._gate.filter(row, row.read(instance), readings, errors)
+            except NVMLError as error:
+                errors[error_name(error)] += 1
+        return readings
 
     def _update_instances(self, errors: Counter[str], *, search: bool) -> None:
         """Read the memory of all instances, after a search if one is due."""
@@ -135,16 +150,6 @@ class MigReader:
             compute_instance=nvml.nvmlDeviceGetComputeInstanceId(handle),
             profile=profile,
         )
-
-
-def _read_rows(rows: list[Metric[Any]], instance: MigDevice, errors: Counter[str]) -> dict[Metric[Any], Reading]:
-    readings: dict[Metric[Any], Reading] = {}
-    for row in rows:
-        try:
-            readings[row] = row.read(instance)
-        except NVMLError as error:
-            errors[error_name(error)] += 1
-    return readings
 
 
 def _changed(old: MigDevice, new: MigDevice | None) -> bool:

@@ -28,6 +28,7 @@ class ProcessReader:
         self._instances: ByIds = {}  # at that time
         self._listed: dict[str, list[GpuProcess]] = {}
         self._known: Lists = (), ()
+        self._is_plausible: Callable[[int], bool] = lambda _memory: True
 
     def read(
         self,
@@ -35,10 +36,15 @@ class ProcessReader:
         used: object,
         note: Callable[[Exception], None],
         instances: ByIds,
+        is_plausible: Callable[[int], bool],
         *,
         all_types: bool,
     ) -> Lists:
-        """Return the processes and the types listed; `note` is called with errors of driver calls, which may block."""
+        """Return the processes and the types listed; `note` is called with errors of driver calls, which may block.
+
+        A process has no memory where that is not plausible.
+        """
+        self._is_plausible = is_plausible
         if all_types or used != self._used or instances != self._instances:
             self._used, self._instances = None, instances  # list again at the next reading if a call below fails
             complete = self._list(device, "compute", note)
@@ -60,7 +66,7 @@ class ProcessReader:
             note(error)
             return False
         found = self._listed[kind] = [
-            GpuProcess(process.pid, kind, process.usedGpuMemory, self._instance_of(process)) for process in listed
+            GpuProcess(process.pid, kind, self._memory_of(process), self._instance_of(process)) for process in listed
         ]
         without_memory = {process.instance for process in found if process.memory is None}
         for instance in self._instances.values():
@@ -70,8 +76,12 @@ class ProcessReader:
                 except NVMLError as error:
                     note(error)
                 else:
-                    found += [GpuProcess(process.pid, kind, process.usedGpuMemory, uuid) for process in own]
+                    found += [GpuProcess(process.pid, kind, self._memory_of(process), uuid) for process in own]
         return True
+
+    def _memory_of(self, process: ProcessInfo) -> int | None:
+        memory = process.usedGpuMemory
+        return memory if memory is None or self._is_plausible(memory) else None
 
     def _instance_of(self, process: ProcessInfo) -> str | None:
         if not self._instances:

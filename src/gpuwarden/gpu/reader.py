@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from gpuwarden.gpu.process_reader import ProcessReader
 from gpuwarden.gpu.snapshot import GpuAnswers
 from gpuwarden.host.host_reader import HostMemory, read_host_memory
 from gpuwarden.metrics.model import Metric, Reading, Tier
+from gpuwarden.metrics.reading_gate import ReadingGate
 from gpuwarden.metrics.window_peaks import WindowPeaks
 from gpuwarden.nvml.constants import MEMORY_V2
 from gpuwarden.nvml.device import Device, NoValueError
@@ -89,9 +91,11 @@ class GpuReader:
         self._last: float | None = None  # start of the last reading, unless it failed
         self._slow_taken = 0.0
         self._tier_seconds: dict[Tier, float] = {}  # of this reading
+        self._gate = ReadingGate(clock)
+        self._size: Reading = math.inf  # device memory in the last reading
         self._processes = ProcessReader()
         self._limits = MemoryLimitReader(cgroups)
-        self._mig = MigReader(self._device, plan.opted_in)
+        self._mig = MigReader(self._device, plan.opted_in, self._gate)
         self._reported: set[Metric[Device]] = set()  # rows that failed otherwise than by an error of NVML
         self.attach(handle)
 
@@ -101,6 +105,7 @@ class GpuReader:
         self._device.handle = handle
         self._device.gpm.release()
         self._mig.clear()
+        self._gate.clear()
         self.reset()
 
     def reset(self) -> None:
@@ -146,9 +151,12 @@ class GpuReader:
         began = self._wall()
         if last is None:
             self._memory_probe.clear()  # samples from before the gap would get the time of now
-        samples = self._memory_probe.pop_samples()
+        known = {GpuReadings.memory_size_bytes: self._size}
+        is_plausible = partial(self._gate.accepts, GpuReadings.memory_used_bytes, known=known, errors=errors)
+        samples = tuple(each for each in self._memory_probe.pop_samples() if is_plausible(each[1]))
         self._device.peaks.add(max((used for _, used in samples), default=0))
         quick = self._read_tier("poll", errors)
+        self._size = known[GpuReadings.memory_size_bytes] = quick.get(GpuReadings.memory_size_bytes, self._size)
         if not self._device.answered:
             if errors:
                 # Answers of slow rows must not count here: a new handle reads them, so a failing GPU would be up in
@@ -166,9 +174,11 @@ class GpuReader:
             quick.get(GpuReadings.memory_used_bytes),
             lambda error: _count_error(error, errors),
             self._mig.instances_by_ids if mig else {},
+            is_plausible,
             all_types=slow,
         )
         limits = {} if mig else self._limits.read(self._device, lambda error: _count_error(error, errors), slow=slow)
+        limits = {folder: each for folder, each in limits.items() if is_plausible(each.used)}
         self._update_probe()
         self._last = now
         return Answers(
@@ -214,11 +224,11 @@ class GpuReader:
         """Read the rows of a tier; an error affects its row only."""
         readings: dict[Metric[Device], Reading] = {}
         device, rows, began = self._device, self._rows[tier], self._clock()
-        device.enter(tier)
+        device.enter(tier, readings)
         lacking: list[Metric[Device]] = []
         for row in rows:
             try:
-                readings[row] = row.read(device)
+                readings[row] = self._gate.filter(row, row.read(device), readings, errors)
             except NoValueError:
                 continue
             except NVMLError as error:

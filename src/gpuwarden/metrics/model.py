@@ -47,6 +47,9 @@ class Metric(Generic[Subject]):
     driver call or kernel file of the value, `opt_in` the option without which it is not read;
     docs/reference/metrics.md has both, the tier and the profile. The profile minimal has of its rows the samples whose
     labels begin with one of `minimal_labels`.
+
+    `bounds` are the least and the greatest value that a GPU can have; the greatest may be the reading of a row above.
+    The gate of metrics/reading_gate.py refuses others, and has the bounds of rows without their own.
     """
 
     name: str
@@ -60,6 +63,7 @@ class Metric(Generic[Subject]):
     opt_in: str = ""
     profile: Profile = "standard"
     minimal_labels: tuple[Labels, ...] = ((),)
+    bounds: tuple[float, float | Metric[Any]] | None = None
 
     def __post_init__(self) -> None:
         ending = (f"_{self.unit}" if self.unit else "") + _ENDING[self.kind]

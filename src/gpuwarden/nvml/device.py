@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from gpuwarden.host.host_reader import HostMemory
+from gpuwarden.metrics.model import Metric, Readings
 from gpuwarden.metrics.window_peaks import WindowPeaks
 from gpuwarden.nvml.constants import MIG_ENABLED, NOT_AVAILABLE, NOT_AVAILABLE_LONG
 from gpuwarden.nvml.gpm import Gpm
@@ -47,6 +48,7 @@ class Device:
         self.elapsed = 0.0  # seconds since the last reading; 0 in the first one, and after a failed one
         self.failures: list[Exception] = []  # of this reading, that did not cost a row
         self.relearn_count = 0  # number of `relearn` calls
+        self._accepted: Readings = {}
         self._answers: dict[Any, Any] = {}
         self._lacks: set[Any] = set()  # calls that this device or driver does not support
         self._remembered: dict[Any, Any] = {}  # valid as long as the handle
@@ -75,8 +77,9 @@ class Device:
         self._fields.clear()
         self.gpm.begin()
 
-    def enter(self, tier: str) -> None:
-        """Continue with the rows of a tier, which has its own batch of fields."""
+    def enter(self, tier: str, accepted: Readings) -> None:
+        """Continue with the rows of a tier, which has its own batch of fields; `accepted` gets its readings."""
+        self._accepted = accepted
         self._batch = self._batches.setdefault(tier, {})
 
     def relearn(self) -> None:
@@ -204,6 +207,13 @@ class Device:
                 lacking.add(field)
             else:
                 known[field] = nvml_error(code) if code else value
+
+    def accepted(self, row: Metric[Any]) -> float:
+        """Return the reading of an earlier row of the tier. Raises NoValueError if it has none, or none that passed."""
+        reading = self._accepted.get(row)
+        if not isinstance(reading, (int, float)):
+            raise NoValueError
+        return reading
 
     def integrate(self, of: Any, rate: float) -> float:
         """Integrate a rate over the readings, each value since the last reading; a gap counts as zero."""

@@ -31,8 +31,7 @@ _SHARES = (
     *GPM_TENSOR_OPERATIONS.values(),
 )
 _METRICS = (*_SHARES, *GPM_PCIE.values())
-_MAX_PERCENT = 101.0  # above it a share is invalid; up to it rounding
-_MAX_MIB_PER_SECOND = 2.0**20  # faster than any link
+_MAX_ROUNDED_SHARE = 1.01  # that is 1 but for the driver's rounding
 
 
 @dataclass(eq=False, slots=True)
@@ -180,9 +179,10 @@ class Gpm:
 
 
 def _value(answer: GpmMetric) -> float | Exception | None:
-    """Return the value of one metric, or its error; None for an impossible value, such as NaN."""
+    """Return the value of one metric, or its error."""
     if answer.nvmlReturn:
         return None if answer.nvmlReturn in UNSUPPORTED else nvml_error(answer.nvmlReturn)
     if answer.metricId not in _SHARES:
-        return answer.value * 2**20 if 0 <= answer.value <= _MAX_MIB_PER_SECOND else None
-    return round(min(1.0, answer.value / 100), 6) if 0 <= answer.value <= _MAX_PERCENT else None
+        return answer.value * 2**20
+    share = answer.value / 100
+    return round(min(1.0, share) if share <= _MAX_ROUNDED_SHARE else share, 6)

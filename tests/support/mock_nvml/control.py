@@ -9,9 +9,9 @@ from typing import Final, Literal
 
 Gpu = int | Literal["*"]
 Key = Literal[
-    "count", "ecc_dbe", "ecc_sbe", "energy", "free", "limit", "memused", "mig_hides", "nvlink_data", "nvlink_down",
-    "nvlink_errors", "nvlink_sum", "pcie_gen", "pcie_replay", "pcie_width", "power", "pstate", "recovery",
-    "remap_cor", "remap_failed", "remap_pending", "remap_unc", "temp", "throttle", "util",
+    "count", "ecc_dbe", "ecc_sbe", "energy", "free", "limit", "memclock", "memtotal", "memused", "mig_hides",
+    "nvlink_data", "nvlink_down", "nvlink_errors", "nvlink_sum", "pcie_gen", "pcie_replay", "pcie_width", "power",
+    "pstate", "recovery", "remap_cor", "remap_failed", "remap_pending", "remap_unc", "temp", "throttle", "util",
 ]  # fmt: skip
 SETTINGS: Final = frozenset(
     {

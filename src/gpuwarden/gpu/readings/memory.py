@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from gpuwarden.metrics.model import Labels
+from gpuwarden.metrics.model import Labels, Metric
 from gpuwarden.nvml.constants import MEMORY_V2
 from gpuwarden.nvml.device import Device, require_value
 from gpuwarden.nvml.interface import Bar1Memory, MemoryInfo
@@ -15,7 +15,7 @@ def _memory(gpu: Device) -> MemoryInfo | None:
     ask = gpu.nvml.nvmlDeviceGetMemoryInfo
     memory = gpu.try_query(ask, MEMORY_V2) or gpu.try_query(ask)
     if memory is not None:
-        require_value(memory.used)  # an invalid peak would last for minutes; the other fields are of the same answer
+        require_value(memory.used)  # the other fields are of the same answer
     return memory
 
 
@@ -46,15 +46,20 @@ def reserved(gpu: Device) -> float | None:
     return None if memory is None else memory.reserved
 
 
-def unified(gpu: Device) -> float:
-    """Return 1 if the device has no memory of its own."""
-    return float(_memory(gpu) is None)
+def unified(gpu: Device) -> float | None:
+    """Return 1 if the device has no memory of its own; None if the driver returns a memory of 0 bytes."""
+    memory = _memory(gpu)
+    return float(memory is None) if memory is None or memory.total else None
 
 
-def peaks(gpu: Device) -> Mapping[Labels, float]:
-    """Peak bytes in use, by window."""
-    gpu.peaks.add(used(gpu))
-    return gpu.peaks.maxima()
+def peaks(used: Metric[Device]) -> Callable[[Device], Mapping[Labels, float]]:
+    """Read the peak bytes in use, by window: of the row `used`, and of the samples between polls."""
+
+    def read(gpu: Device) -> Mapping[Labels, float]:
+        gpu.peaks.add(gpu.accepted(used))
+        return gpu.peaks.maxima()
+
+    return read
 
 
 def bar1(gpu: Device) -> Bar1Memory | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from gpuwarden.metrics.model import Labels
+from collections.abc import Callable
+
+from gpuwarden.metrics.model import Labels, Metric
 from gpuwarden.nvml.constants import NOT_AVAILABLE
 from gpuwarden.nvml.device import Device, require_value
 
@@ -12,9 +14,9 @@ def kernels(gpu: Device) -> float:
     return require_value(gpu.query(gpu.nvml.nvmlDeviceGetUtilizationRates).gpu) / 100
 
 
-def busy_seconds(gpu: Device) -> float:
-    """Seconds with a kernel running, integrated over the polls."""
-    return gpu.integrate("busy", kernels(gpu))
+def busy_seconds(kernels: Metric[Device]) -> Callable[[Device], float]:
+    """Read the seconds with a kernel running: the row `kernels`, integrated over the polls."""
+    return lambda gpu: gpu.integrate("busy", gpu.accepted(kernels))
 
 
 def bandwidth(gpu: Device) -> float:

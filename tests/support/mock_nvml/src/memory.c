@@ -28,9 +28,9 @@ EXPORT int nvmlDeviceGetMemoryInfo(Device *d, Memory *out) {
     DEVICE_CALL(d);
     TRY(has_memory(d));
     REQUIRE(out);
-    u64 total = share(d, options.model->memory);
+    u64 total = share(d, memory_total(d->gpu));
     u64 used = used_on(d) + share(d, memory_reserved()); /* version 1 counts reserved as used */
-    *out = (Memory){total, total - used, used};
+    *out = total ? (Memory){total, total - used, used} : (Memory){0, 0, 0};
     return OK;
 }
 
@@ -40,9 +40,10 @@ EXPORT int nvmlDeviceGetMemoryInfo_v2(Device *d, MemoryV2 *out) {
     REQUIRE(out);
     if (out->version != (2u << 24 | sizeof *out))
         return ARGUMENT_VERSION_MISMATCH;
-    u64 total = share(d, options.model->memory), used = used_on(d);
+    u64 total = share(d, memory_total(d->gpu)), used = used_on(d);
     u64 reserved = share(d, memory_reserved());
-    *out = (MemoryV2){out->version, total, reserved, total - used - reserved, used};
+    *out = total ? (MemoryV2){out->version, total, reserved, total - used - reserved, used}
+                 : (MemoryV2){out->version, 0, 0, 0, 0};
     return OK;
 }
 

@@ -178,6 +178,7 @@ u32 clock_mhz(int gpu, enum ClockType type);
 u64 memory_used(int gpu);
 u64 memory_of(const Processes *list);
 Processes processes_on(const Device *d, enum ProcessKind kind);
+u64 memory_total(int gpu);
 u64 memory_reserved(void);
 u64 ecc_errors(int gpu, bool uncorrected, bool aggregate);
 u64 energy_mj(int gpu);

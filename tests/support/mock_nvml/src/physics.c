@@ -42,7 +42,7 @@ u32 temperature(int gpu) {
 
 u32 clock_mhz(int gpu, enum ClockType type) {
     if (type == MEMORY_CLOCK)
-        return 2619;
+        return (u32)setting(gpu, "memclock", 2619);
     double least = type == VIDEO_CLOCK ? 1140 : 345, range = type == VIDEO_CLOCK ? 400 : 1635;
     return (u32)(least + range * utilization(gpu) / 100);
 }
@@ -50,6 +50,10 @@ u32 clock_mhz(int gpu, enum ClockType type) {
 u64 ecc_errors(int gpu, bool uncorrected, bool aggregate) {
     double since_reset = setting(gpu, uncorrected ? "ecc_dbe" : "ecc_sbe", 0);
     return (u64)since_reset * (aggregate ? 2 : 1);
+}
+
+u64 memory_total(int gpu) {
+    return (u64)setting(gpu, "memtotal", options.model->memory / 1048576.0) << 20;
 }
 
 u64 memory_reserved(void) {

@@ -5,10 +5,11 @@
 #include <string.h>
 
 static const char *const SETTINGS[] = {
-    "count",     "ecc_dbe",     "ecc_sbe",       "energy",    "free",         "limit",
-    "memused",   "mig_hides",   "nvlink_data", "nvlink_down", "nvlink_errors", "nvlink_sum", "pcie_gen",  "pcie_replay",  "pcie_width",
-    "power",     "pstate",      "recovery",      "remap_cor", "remap_failed", "remap_pending",
-    "remap_unc", "temp",        "throttle",      "util",
+    "count",       "ecc_dbe",      "ecc_sbe",       "energy",    "free",        "limit",
+    "memclock",    "memtotal",     "memused",       "mig_hides", "nvlink_data", "nvlink_down",
+    "nvlink_errors", "nvlink_sum", "pcie_gen",      "pcie_replay", "pcie_width", "power",
+    "pstate",      "recovery",     "remap_cor",     "remap_failed", "remap_pending", "remap_unc",
+    "temp",        "throttle",     "util",
 };
 
 static bool parse_number(const char *text, double *out) {
