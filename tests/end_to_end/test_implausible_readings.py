@@ -95,8 +95,8 @@ def test_nonsense(box: tuple[Daemon, MockNvml]) -> None:
         for (gpu, name), value in read_counters(page).items():
             assert 0 <= value - before[gpu, name] <= COUNTERS[gpu, name], (gpu, name)
     assert not any(pages[-1].all("gpuwarden_incidents_total").values())
-    for _value, metric in NONSENSE.values():
-        assert daemon.output().count(f"implausible reading refused, further ones are only counted metric={metric}")
+    for (gpu, _setting), (_value, metric) in NONSENSE.items():
+        assert daemon.output().count(f"further ones are only counted gpu={UUIDS[gpu]} metric={metric} ") == 1
 
 
 def refused(daemon: Daemon, at_least: int) -> Samples | None:

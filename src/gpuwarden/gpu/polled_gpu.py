@@ -28,7 +28,7 @@ class PolledGpu:
         nvml: Nvml,
         index: int,
         threads: CallPool,
-        new_reader: Callable[[Handle], GpuReader],
+        new_reader: Callable[[Handle, str], GpuReader],
         wall: Callable[[], float],
     ) -> None:
         self._nvml = nvml
@@ -160,7 +160,7 @@ class PolledGpu:
                 raise GpuGoneError(error_name(error)) from None
         try:
             if self._reader is None:
-                self._reader = self._new_reader(handle)
+                self._reader = self._new_reader(handle, self.identity.uuid)
             elif self._reader.handle is not handle:
                 self._reader.attach(handle)
             if self.reading.discarded:

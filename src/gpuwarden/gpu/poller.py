@@ -404,9 +404,10 @@ class Poller:
     def _new_gpu(self, index: int) -> PolledGpu:
         plan = replace(self._plan, phase=index // _SLOW_GROUP_GPUS % self._slots / self._slots)
 
-        def new_reader(handle: Handle) -> GpuReader:
+        def new_reader(handle: Handle, uuid: str) -> GpuReader:
+            wall, cgroups = self._wall, lambda: self.cgroups
             return GpuReader(
-                self._nvml, handle, plan, self._host_memory, self._clock, wall=self._wall, cgroups=lambda: self.cgroups
+                self._nvml, handle, plan, self._host_memory, self._clock, wall=wall, cgroups=cgroups, uuid=uuid
             )
 
         return PolledGpu(self._nvml, index, self._threads, new_reader, self._wall)

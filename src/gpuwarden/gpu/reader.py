@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, get_args
 
+from gpuwarden.formatting import format_fields
 from gpuwarden.gpu.memory_limits import MemoryLimitReader
 from gpuwarden.gpu.memory_sampler import MemoryProbe
 from gpuwarden.gpu.metrics import GpuReadings
@@ -81,7 +82,9 @@ class GpuReader:
         *,
         wall: Callable[[], float] = time.time,
         cgroups: Callable[[], Sequence[str]] = tuple,
+        uuid: str | None = None,
     ) -> None:
+        self._uuid = uuid  # for the log
         self._memory_probe = MemoryProbe()
         self._probed: tuple[Handle, bool] | None = None  # the handle, and whether it needs version 1 of the memory call
         self._device = Device(nvml, handle, host_memory, WindowPeaks(clock), Gpm(nvml, clock))
@@ -91,7 +94,7 @@ class GpuReader:
         self._last: float | None = None  # start of the last reading, unless it failed
         self._slow_taken = 0.0
         self._tier_seconds: dict[Tier, float] = {}  # of this reading
-        self._gate = ReadingGate(clock)
+        self._gate = ReadingGate(clock, uuid)
         self._size: Reading = math.inf  # device memory in the last reading
         self._processes = ProcessReader()
         self._limits = MemoryLimitReader(cgroups)
@@ -250,7 +253,8 @@ class GpuReader:
     def _report(self, row: Metric[Device], error: Exception) -> None:
         if row not in self._reported:
             self._reported.add(row)
-            log.error("cannot read metric; further failures are only counted metric=%s", row.name, exc_info=error)
+            fields = format_fields(gpu=self._uuid, metric=row.name)
+            log.error("cannot read metric; further failures are only counted %s", fields, exc_info=error)
 
     def _relearn(self) -> None:
         self._relearn_due = self._clock() + RELEARN_SECONDS

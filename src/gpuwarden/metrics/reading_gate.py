@@ -41,14 +41,15 @@ RESET_SECONDS = 600.0  # after which a counter that went back and stands still w
 
 
 class ReadingGate:
-    """Gate of one GPU and its MIG instances. Used by one thread at a time; `clock` is monotonic.
+    """Gate of one GPU and its MIG instances. Used by one thread at a time; `clock` is monotonic, `uuid` for the log.
 
     A counter passes only if it rises, no faster than it can. One that went back was reset, and passes again, once it
     rises from there or has stayed there for RESET_SECONDS.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], uuid: str | None = None) -> None:
         self._clock = clock
+        self._uuid = uuid
         self._passed: dict[tuple[Metric[Any], Labels], tuple[float, float]] = {}  # value and time of counters
         self._refused: dict[tuple[Metric[Any], Labels], tuple[float, float]] = {}  # since they last passed
         self._logged: set[Metric[Any]] = set()
@@ -81,7 +82,7 @@ class ReadingGate:
             self._logged.add(row)
             log.warning(
                 "implausible reading refused, further ones are only counted %s",
-                format_fields(metric=row.name, labels=",".join(labels) or None, value=value),
+                format_fields(gpu=self._uuid, metric=row.name, labels=",".join(labels) or None, value=value),
             )
         return False
 
