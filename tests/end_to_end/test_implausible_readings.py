@@ -17,7 +17,7 @@ from mock_nvml.control import Key
 from system_parts import needs_framework
 
 UUIDS = tuple(f"GPU-{0xA0B1C2D0 + gpu:08x}-4d4f-434b-8000-{gpu:012x}" for gpu in range(2))  # the mock's
-# By GPU and the mock's setting: nonsense, and the metric that has it. The mock makes a GPU's power of its utilization.
+# By GPU and the mock's setting: nonsense, and the metric that has it. The mock derives power from utilization.
 NONSENSE: dict[tuple[int, Key], tuple[float, str]] = {
     (0, "temp"): (2**31, "gpuwarden_gpu_temperature_celsius"),
     (0, "memclock"): (0xFFFF, "gpuwarden_gpu_clock_hertz"),
@@ -34,12 +34,12 @@ REFUSED = {
     "temp": {"sensor": "core"},
     "ecc_dbe": {"type": "uncorrected", "location": "dram"},
 }
-# By GPU: counters, and what each may rise while the test looks, which takes less than a minute.
+# By GPU: counters, and what each may rise in an hour, in which the test has ended.
 COUNTERS = {
-    (0, "gpuwarden_gpu_busy_seconds_total"): 60.0,
-    (0, "gpuwarden_gpu_energy_joules_total"): 60 * 700.0,
+    (0, "gpuwarden_gpu_busy_seconds_total"): 3600.0,
+    (0, "gpuwarden_gpu_energy_joules_total"): 3600 * 700.0,
     (0, "gpuwarden_gpu_ecc_errors_total"): 0.0,
-    (1, "gpuwarden_gpu_busy_seconds_total"): 60.0,
+    (1, "gpuwarden_gpu_busy_seconds_total"): 3600.0,
 }
 FIT = """
 import time

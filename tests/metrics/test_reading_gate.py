@@ -8,45 +8,56 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_gpu import GIB, MEMORY, Gpu, by, read
+from fake_gpu import ANSWERS, GIB, MEMORY, UNKNOWN, Gpu, by, read
 
 from gpuwarden.gpu.metrics import GpuReadings as Row
 from gpuwarden.gpu.metrics import MigReadings
+from gpuwarden.gpu.reader import GpuGoneError
 from gpuwarden.gpu.snapshot import GpuProcess
 from gpuwarden.metrics.model import Labels, Metric
-from gpuwarden.metrics.reading_gate import DEFAULT_BOUNDS, IMPLAUSIBLE, RESET_SECONDS, ReadingGate
+from gpuwarden.metrics.reading_gate import DEFAULT_BOUNDS, IMPLAUSIBLE, MIN_RESET_SECONDS, ReadingGate
 
 NO_MEMORY = SimpleNamespace(total=0, used=0, free=0, reserved=0)
 SLOW = 20.0  # seconds, after which the slow tier is due
-NONSENSE: list[tuple[dict[str, Any], Metric[Any], int]] = [  # changed answers, the row, how many readings are refused
-    ({"nvmlDeviceGetMemoryInfo": NO_MEMORY}, Row.memory_size_bytes, 5),
-    ({"nvmlDeviceGetMemoryInfo": SimpleNamespace(**{**vars(MEMORY), "used": 81 * GIB})}, Row.memory_used_bytes, 1),
-    ({"nvmlDeviceGetMemoryInfo": SimpleNamespace(**{**vars(MEMORY), "free": -1})}, Row.memory_free_bytes, 1),
-    ({"nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=808334905, memory=40)}, Row.utilization_ratio, 1),
+SIZED = {Row.memory_used_bytes, Row.memory_free_bytes, Row.memory_reserved_bytes}  # by the memory's size
+# Changed answers, the row that is refused, and the rows that are absent with it.
+NONSENSE: list[tuple[dict[str, Any], Metric[Any], set[Metric[Any]]]] = [
+    (
+        {"nvmlDeviceGetMemoryInfo": NO_MEMORY},
+        Row.memory_size_bytes,
+        {*SIZED, Row.memory_used_peak_bytes, Row.memory_unified},
+    ),
+    (
+        {"nvmlDeviceGetMemoryInfo": SimpleNamespace(**{**vars(MEMORY), "used": 81 * GIB})},
+        Row.memory_used_bytes,
+        {Row.memory_used_peak_bytes},
+    ),
+    ({"nvmlDeviceGetMemoryInfo": SimpleNamespace(**{**vars(MEMORY), "free": -1})}, Row.memory_free_bytes, set()),
+    (
+        {"nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=808334905, memory=40)},
+        Row.utilization_ratio,
+        {Row.busy_seconds_total},
+    ),
     (
         {"nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=90, memory=1980)},
         Row.memory_bandwidth_utilization_ratio,
-        1,
+        set(),
     ),
-    ({"nvmlDeviceGetPowerUsage": 4_294_967_000}, Row.power_usage_watts, 1),
-    ({"nvmlDeviceGetPerformanceState": 77}, Row.performance_state, 1),
-    ({"nvmlDeviceGetCurrPcieLinkWidth": 0xFFFF}, Row.pcie_link_width, 1),
-    ({"nvmlDeviceGetMarginTemperature": 2**31}, Row.temperature_margin_celsius, 1),
-    ({"nvmlDeviceGetTotalEnergyConsumption": 2**63}, Row.energy_joules_total, 1),
+    ({"nvmlDeviceGetPowerUsage": 4_294_967_000}, Row.power_usage_watts, set()),
+    ({"nvmlDeviceGetPerformanceState": 77}, Row.performance_state, set()),
+    ({"nvmlDeviceGetCurrPcieLinkWidth": 0xFFFF}, Row.pcie_link_width, set()),
+    ({"nvmlDeviceGetMarginTemperature": 2**31}, Row.temperature_margin_celsius, set()),
+    ({"nvmlDeviceGetTotalEnergyConsumption": 2**63}, Row.energy_joules_total, set()),
 ]
 
 
-@pytest.mark.parametrize(("changes", "row", "refused"), NONSENSE, ids=lambda value: getattr(value, "name", None))
-def test_nonsense_is_absent_and_counted(changes: dict[str, Any], row: Metric[Any], refused: int) -> None:
-    """A value that no GPU can have is absent, and so is what it bounds; each is counted, the others stay."""
-    plain, answers = read(), read(**changes)
-    assert plain.readings[row] is not None
-    assert answers.readings[row] is None
-    assert answers.errors == {IMPLAUSIBLE: refused}
-    absent = {
-        each for each in plain.readings if plain.readings[each] is not None and answers.readings.get(each) is None
-    }
-    assert len(absent - {Row.memory_unified, Row.memory_used_peak_bytes, Row.busy_seconds_total}) == min(refused, 4)
+@pytest.mark.parametrize(("changes", "row", "others"), NONSENSE, ids=lambda value: getattr(value, "name", None))
+def test_nonsense_is_absent_and_counted(changes: dict[str, Any], row: Metric[Any], others: set[Metric[Any]]) -> None:
+    """A value that no GPU can have is absent, and so are the rows that it bounds or that are made from it."""
+    plain, answers = read().readings, read(**changes)
+    absent = {each for each in plain if plain[each] is not None and answers.readings.get(each) is None}
+    assert absent == {row, *others}
+    assert answers.errors.keys() == {IMPLAUSIBLE}
 
 
 @pytest.mark.parametrize(
@@ -59,7 +70,7 @@ def test_nonsense_is_absent_and_counted(changes: dict[str, Any], row: Metric[Any
     ],
 )
 def test_nonsense_of_one_label_costs_no_other(changes: dict[str, Any], row: Metric[Any]) -> None:
-    """Of a reading with labels only the implausible values are refused."""
+    """Only the implausible values of a reading with labels are refused."""
     plain, answers = read().readings[row], read(**changes)
     kept = answers.readings[row]
     assert isinstance(plain, dict)
@@ -144,21 +155,20 @@ def test_counter_that_stays_back() -> None:
     """A counter that went back and stands still was reset after ten minutes; before, its old value passes again."""
     counter = Counted(Row.ecc_errors_total)
     assert [counter.passes(value) for value in (100, 0, 0, 0, 100, 0)] == [True, False, False, False, True, False]
-    counter.now += RESET_SECONDS
+    counter.now += MIN_RESET_SECONDS
     assert counter.passes(0)
 
 
 def test_counter_that_jumps_and_stays() -> None:
-    """A counter passes again once it could have risen so far, which its first value may have been too low for."""
+    """A counter that jumped passes again once it moves, and could have risen so far since it last passed."""
     counter = Counted(Row.energy_joules_total)
-    assert counter.passes(0)
-    assert not counter.passes(10**8)
+    assert [counter.passes(value) for value in (0, 10**8, 10**8 + 1)] == [True, False, False]
     counter.now += 2 * 3600
-    assert counter.passes(10**8)
+    assert [counter.passes(value) for value in (10**8 + 1, 10**8 + 2)] == [False, True]
 
 
 def test_counters_are_apart() -> None:
-    """Each label has its own counter, and a reset of the GPU begins them anew."""
+    """Each label has its own counter, and a reset of the GPU restarts them."""
     counter = Counted(Row.ecc_errors_total)
     assert counter.passes(100)
     assert counter.passes(3, labels=("memory",))
@@ -176,10 +186,29 @@ def test_each_row_has_bounds() -> None:
 
 
 def test_gpu_that_supports_everything_passes() -> None:
-    """Right answers are refused nowhere, and a reading that passes is the same object, as the page needs it."""
+    """Valid readings pass, and a reading that passes is the same object, as the page needs it."""
     gpu = Gpu()
     first, second = gpu.read(), gpu.read(after=SLOW)
     assert not first.errors
     assert not second.errors
     mapping = by({"core": 61.0})
     assert ReadingGate(lambda: 0.0).filter(Row.temperature_celsius, mapping, {}, Counter()) is mapping
+
+
+def test_refused_sample_is_no_reason_of_a_lost_gpu() -> None:
+    """A GPU that stops answering is down by the error of the driver, not by a value refused before."""
+    gpu = Gpu()
+    gpu.read()
+    gpu.reader._memory_probe.samples.append((1.0, 81 * GIB))
+    for name in (*ANSWERS, "nvmlDeviceGetFieldValues"):
+        setattr(gpu.nvml, name, gpu.nvml._function(name, UNKNOWN))
+    with pytest.raises(GpuGoneError, match="unknown"):
+        gpu.read(after=1.0)
+
+
+def test_implausible_static_reading_is_not_repeated() -> None:
+    """A static value that is refused does not make the static tier read again: some of its calls take a millisecond."""
+    gpu = Gpu(nvmlDeviceGetMaxClockInfo=0xFFFF)
+    for _ in range(3):
+        gpu.read(after=SLOW)
+    assert [name for name, *_ in gpu.nvml.asked].count("nvmlDeviceGetNumGpuCores") == 1

@@ -25,6 +25,9 @@ from gpuwarden.metrics.model import Metric, Table
 from gpuwarden.nvml.device import Device
 from gpuwarden.nvml.gpm import OPTION as GPM_OPTION
 
+_MEMORY_SIZES = (1, 2**50)  # bytes
+_PCIE_GENERATIONS = (1, 16)
+_PCIE_WIDTHS = (1, 64)  # lanes
 _MEMORY = "nvmlDeviceGetMemoryInfo_v2, else nvmlDeviceGetMemoryInfo, else /proc/meminfo"
 _GPM = "nvmlGpmSampleGet, nvmlGpmMetricsGet:"
 _MIG_GPM = "nvmlGpmMigSampleGet, nvmlGpmMetricsGet:"
@@ -36,7 +39,7 @@ class GpuReadings(Table[Device], prefix="gpuwarden_gpu_", key=("uuid",)):
     # fmt: off
     memory_size_bytes = Metric[Device](
         "gpuwarden_gpu_memory_size_bytes", "gauge", "bytes", "Device memory installed.",
-        memory.size, source=_MEMORY, profile="minimal", bounds=(1, 2**50))
+        memory.size, source=_MEMORY, profile="minimal", bounds=_MEMORY_SIZES)
     memory_used_bytes = Metric[Device](
         "gpuwarden_gpu_memory_used_bytes", "gauge", "bytes", "Device memory allocated by all processes, including framework pools; before driver R510 also reserved memory.",
         memory.used, source=_MEMORY, profile="minimal", bounds=(0, memory_size_bytes))
@@ -143,16 +146,16 @@ class GpuReadings(Table[Device], prefix="gpuwarden_gpu_", key=("uuid",)):
 
     pcie_link_generation = Metric[Device](
         "gpuwarden_gpu_pcie_link_generation", "gauge", "", "Current PCIe generation of the link; an idle GPU lowers it.",
-        pcie.generation, source="nvmlDeviceGetCurrPcieLinkGeneration", tier="slow", bounds=(1, 16))
+        pcie.generation, source="nvmlDeviceGetCurrPcieLinkGeneration", tier="slow", bounds=_PCIE_GENERATIONS)
     pcie_link_width = Metric[Device](
         "gpuwarden_gpu_pcie_link_width", "gauge", "", "Current number of PCIe lanes.",
-        pcie.width, source="nvmlDeviceGetCurrPcieLinkWidth", tier="slow", bounds=(1, 64))
+        pcie.width, source="nvmlDeviceGetCurrPcieLinkWidth", tier="slow", bounds=_PCIE_WIDTHS)
     pcie_link_max_generation = Metric[Device](
         "gpuwarden_gpu_pcie_link_max_generation", "gauge", "", "Maximum PCIe generation of the GPU itself, and of its link in this machine.",
-        pcie.highest_generation, labels=("of",), source="nvmlDeviceGetGpuMaxPcieLinkGeneration, nvmlDeviceGetMaxPcieLinkGeneration", tier="static", bounds=(1, 16))
+        pcie.highest_generation, labels=("of",), source="nvmlDeviceGetGpuMaxPcieLinkGeneration, nvmlDeviceGetMaxPcieLinkGeneration", tier="static", bounds=_PCIE_GENERATIONS)
     pcie_link_max_width = Metric[Device](
         "gpuwarden_gpu_pcie_link_max_width", "gauge", "", "Maximum number of PCIe lanes of the link.",
-        pcie.highest_width, source="nvmlDeviceGetMaxPcieLinkWidth", tier="static", bounds=(1, 64))
+        pcie.highest_width, source="nvmlDeviceGetMaxPcieLinkWidth", tier="static", bounds=_PCIE_WIDTHS)
     pcie_bytes_total = Metric[Device](
         "gpuwarden_gpu_pcie_bytes_total", "counter", "bytes", "Bytes transferred over PCIe since the driver loaded; only where the GPU counts them in more than 32 bits.",
         pcie.transferred, labels=("direction",), source="fields 197 and 198", tier="slow")
@@ -326,7 +329,7 @@ class MigReadings(Table[MigDevice], prefix="gpuwarden_mig_", key=("uuid",)):
         instance.engines, labels=("engine",), source="nvmlDeviceGetAttributes_v2", tier="slow", bounds=(0, 1024))
     memory_size_bytes = Metric[MigDevice](
         "gpuwarden_mig_memory_size_bytes", "gauge", "bytes", "Device memory of the instance.",
-        instance.memory_size, source="nvmlDeviceGetMemoryInfo_v2", profile="minimal", bounds=(1, 2**50))
+        instance.memory_size, source="nvmlDeviceGetMemoryInfo_v2", profile="minimal", bounds=_MEMORY_SIZES)
     memory_used_bytes = Metric[MigDevice](
         "gpuwarden_mig_memory_used_bytes", "gauge", "bytes", "Device memory in use in the instance.",
         instance.memory_used, source="nvmlDeviceGetMemoryInfo_v2", profile="minimal", bounds=(0, memory_size_bytes))

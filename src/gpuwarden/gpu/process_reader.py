@@ -28,7 +28,6 @@ class ProcessReader:
         self._instances: ByIds = {}  # at that time
         self._listed: dict[str, list[GpuProcess]] = {}
         self._known: Lists = (), ()
-        self._is_plausible: Callable[[int], bool] = lambda _memory: True
 
     def read(
         self,
@@ -44,21 +43,27 @@ class ProcessReader:
 
         A process has no memory where that is not plausible.
         """
-        self._is_plausible = is_plausible
         if all_types or used != self._used or instances != self._instances:
             self._used, self._instances = None, instances  # list again at the next reading if a call below fails
-            complete = self._list(device, "compute", note)
+            complete = self._list(device, "compute", note, is_plausible)
             if all_types:
-                complete &= self._list(device, "graphics", note)
+                complete &= self._list(device, "graphics", note, is_plausible)
             self._used = used if complete else None
             self._known = _each_once(self._listed), tuple(self._listed)
         return self._known
 
-    def _list(self, device: Device, kind: Type, note: Callable[[Exception], None]) -> bool:
+    def _list(
+        self, device: Device, kind: Type, note: Callable[[Exception], None], is_plausible: Callable[[int], bool]
+    ) -> bool:
         functions = {
             "compute": device.nvml.nvmlDeviceGetComputeRunningProcesses,
             "graphics": device.nvml.nvmlDeviceGetGraphicsRunningProcesses,
         }
+
+        def memory_of(process: ProcessInfo) -> int | None:
+            memory = process.usedGpuMemory
+            return memory if memory is None or is_plausible(memory) else None
+
         self._listed.pop(kind, None)  # an old list must never pass as new
         try:
             listed = device.query(functions[kind])
@@ -66,7 +71,7 @@ class ProcessReader:
             note(error)
             return False
         found = self._listed[kind] = [
-            GpuProcess(process.pid, kind, self._memory_of(process), self._instance_of(process)) for process in listed
+            GpuProcess(process.pid, kind, memory_of(process), self._instance_of(process)) for process in listed
         ]
         without_memory = {process.instance for process in found if process.memory is None}
         for instance in self._instances.values():
@@ -76,12 +81,8 @@ class ProcessReader:
                 except NVMLError as error:
                     note(error)
                 else:
-                    found += [GpuProcess(process.pid, kind, self._memory_of(process), uuid) for process in own]
+                    found += [GpuProcess(process.pid, kind, memory_of(process), uuid) for process in own]
         return True
-
-    def _memory_of(self, process: ProcessInfo) -> int | None:
-        memory = process.usedGpuMemory
-        return memory if memory is None or self._is_plausible(memory) else None
 
     def _instance_of(self, process: ProcessInfo) -> str | None:
         if not self._instances:

@@ -20,7 +20,7 @@ from gpuwarden.gpu.process_reader import ProcessReader
 from gpuwarden.gpu.snapshot import GpuAnswers
 from gpuwarden.host.host_reader import HostMemory, read_host_memory
 from gpuwarden.metrics.model import Metric, Reading, Tier
-from gpuwarden.metrics.reading_gate import ReadingGate
+from gpuwarden.metrics.reading_gate import IMPLAUSIBLE, ReadingGate
 from gpuwarden.metrics.window_peaks import WindowPeaks
 from gpuwarden.nvml.constants import MEMORY_V2
 from gpuwarden.nvml.device import Device, NoValueError
@@ -154,12 +154,13 @@ class GpuReader:
         began = self._wall()
         if last is None:
             self._memory_probe.clear()  # samples from before the gap would get the time of now
-        known = {GpuReadings.memory_size_bytes: self._size}
-        is_plausible = partial(self._gate.accepts, GpuReadings.memory_used_bytes, known=known, errors=errors)
+        size = {GpuReadings.memory_size_bytes: self._size}
+        refused: Counter[str] = Counter()  # apart from errors, which may be the reason why the GPU is gone
+        is_plausible = partial(self._gate.admit, GpuReadings.memory_used_bytes, earlier=size, errors=refused)
         samples = tuple(each for each in self._memory_probe.pop_samples() if is_plausible(each[1]))
         self._device.peaks.add(max((used for _, used in samples), default=0))
         quick = self._read_tier("poll", errors)
-        self._size = known[GpuReadings.memory_size_bytes] = quick.get(GpuReadings.memory_size_bytes, self._size)
+        self._size = size[GpuReadings.memory_size_bytes] = quick.get(GpuReadings.memory_size_bytes, self._size)
         if not self._device.answered:
             if errors:
                 # Answers of slow rows must not count here: a new handle reads them, so a failing GPU would be up in
@@ -182,6 +183,7 @@ class GpuReader:
         )
         limits = {} if mig else self._limits.read(self._device, lambda error: _count_error(error, errors), slow=slow)
         limits = {folder: each for folder, each in limits.items() if is_plausible(each.used)}
+        errors.update(refused)
         self._update_probe()
         self._last = now
         return Answers(
@@ -204,9 +206,10 @@ class GpuReader:
         phase = self._plan.phase if self._slow_due < 0 else 0.0
         self._slow_due = now + self._plan.slow_interval * (1 - phase)
         if not self._static_known:
-            before = errors.total()
-            self._static = self._read_tier("static", errors)
-            self._static_known = errors.total() == before
+            failures: Counter[str] = Counter()
+            self._static = self._read_tier("static", failures)
+            self._static_known = not failures.total() - failures[IMPLAUSIBLE]
+            errors.update(failures)
         self._kept = self._static | slowly
 
     def _update_probe(self) -> None:

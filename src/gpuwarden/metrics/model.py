@@ -49,7 +49,7 @@ class Metric(Generic[Subject]):
     labels begin with one of `minimal_labels`.
 
     `bounds` are the least and the greatest value that a GPU can have; the greatest may be the reading of a row above.
-    The gate of metrics/reading_gate.py refuses others, and has the bounds of rows without their own.
+    Others are refused by the ReadingGate. A row without bounds gets those of its kind and unit (DEFAULT_BOUNDS there).
     """
 
     name: str

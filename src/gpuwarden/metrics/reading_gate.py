@@ -21,7 +21,7 @@ IMPLAUSIBLE = "implausible"  # counted with NVML's errors
 
 # Bounds of rows that have none of their own. They are far beyond today's hardware: nonsense is off by magnitudes.
 DEFAULT_BOUNDS: Mapping[tuple[Kind, Unit], tuple[float, float]] = {
-    ("gauge", ""): (0, 1),  # whether something is so
+    ("gauge", ""): (0, 1),  # a flag
     ("gauge", "bytes"): (0, 2**50),
     ("gauge", "bytes_per_second"): (0, 2**44),
     ("gauge", "celsius"): (-100, 200),
@@ -35,16 +35,21 @@ DEFAULT_BOUNDS: Mapping[tuple[Kind, Unit], tuple[float, float]] = {
     ("counter", "seconds"): (0, 1e9),
 }
 # How much a counter can rise in a second.
-MAX_RATES: Mapping[Unit, float] = {"": 1e7, "bytes": 2**44, "joules": 20_000, "seconds": 2}
-SLACK_SECONDS = 2.0  # of a counter's rise: the driver may update it late
-RESET_SECONDS = 600.0  # after which a counter that went back and stands still was reset
+MAX_RATES: Mapping[Unit, float] = {
+    "": 1e6,  # errors of a failing link
+    "bytes": DEFAULT_BOUNDS["gauge", "bytes_per_second"][1],
+    "joules": DEFAULT_BOUNDS["gauge", "watts"][1],
+    "seconds": 2,
+}
+UPDATE_SECONDS = 2.0  # by which the driver may update a counter late
+MIN_RESET_SECONDS = 600.0  # after which a counter that went back and stands still was reset
 
 
 class ReadingGate:
     """Gate of one GPU and its MIG instances. Used by one thread at a time; `clock` is monotonic, `uuid` for the log.
 
     A counter passes only if it rises, no faster than it can. One that went back was reset, and passes again, once it
-    rises from there or has stayed there for RESET_SECONDS.
+    rises from there or has stayed there for MIN_RESET_SECONDS. One that jumped stays out as long as it stands still.
     """
 
     def __init__(self, clock: Callable[[], float], uuid: str | None = None) -> None:
@@ -59,26 +64,27 @@ class ReadingGate:
         self._passed.clear()
         self._refused.clear()
 
-    def filter(self, row: Metric[Any], reading: Reading, known: Readings, errors: Counter[str]) -> Reading:
+    def filter(self, row: Metric[Any], reading: Reading, earlier: Readings, errors: Counter[str]) -> Reading:
         """Return a reading without refused values, which are counted in `errors`; None where it was one value.
 
-        `known` has the readings of the same device so far, by which the row may be bounded.
+        `earlier` are the readings of the rows above, by one of which the row may be bounded.
         """
         if isinstance(reading, (int, float)):
-            return reading if self.accepts(row, reading, known, errors) else None
+            return reading if self.admit(row, reading, earlier, errors) else None
         if row.kind == "info" or not isinstance(reading, Mapping):
             return reading
-        if row.kind == "gauge" and self._are_within(row, reading.values(), known):  # nearly always, and cheaper
+        if row.kind == "gauge" and self._are_within_bounds(row, reading.values(), earlier):  # cheaper than one by one
             return reading
-        kept = {labels: each for labels, each in reading.items() if self.accepts(row, each, known, errors, labels)}
+        kept = {labels: each for labels, each in reading.items() if self.admit(row, each, earlier, errors, labels)}
         return reading if len(kept) == len(reading) else kept
 
-    def accepts(self, row: Metric[Any], value: Any, known: Readings, errors: Counter[str], labels: Labels = ()) -> bool:
+    def admit(self, row: Metric[Any], value: Any, earlier: Readings, errors: Counter[str], labels: Labels = ()) -> bool:
         """Return whether a value passes; count it in `errors` if it does not, and log the first one of its row."""
-        if self._are_within(row, (value,), known) and (row.kind == "gauge" or self._rises(row, labels, value)):
+        is_within = self._are_within_bounds(row, (value,), earlier)
+        if is_within and (row.kind == "gauge" or self._rises(row, labels, value)):
             return True
         errors[IMPLAUSIBLE] += 1
-        if row not in self._logged:
+        if row not in self._logged and _find_high(row, earlier) is not None:  # otherwise the row above has been logged
             self._logged.add(row)
             log.warning(
                 "implausible reading refused, further ones are only counted %s",
@@ -87,13 +93,10 @@ class ReadingGate:
         return False
 
     @staticmethod
-    def _are_within(row: Metric[Any], values: Iterable[Any], known: Readings) -> bool:
-        low, high = row.bounds or DEFAULT_BOUNDS[row.kind, row.unit]
-        if isinstance(high, Metric):
-            limit = known.get(high, math.inf)
-            if not isinstance(limit, (int, float)):  # None: refused itself
-                return False
-            high = limit
+    def _are_within_bounds(row: Metric[Any], values: Iterable[Any], earlier: Readings) -> bool:
+        low, high = (row.bounds or DEFAULT_BOUNDS[row.kind, row.unit])[0], _find_high(row, earlier)
+        if high is None:
+            return False
         for value in values:  # noqa: SIM110 - all() takes twice the time
             if not low <= value <= high:
                 return False
@@ -102,17 +105,27 @@ class ReadingGate:
     def _rises(self, row: Metric[Any], labels: Labels, value: float) -> bool:
         key, now, rate = (row, labels), self._clock(), MAX_RATES[row.unit]
         passed, refused = self._passed.get(key), self._refused.get(key)
+        stays = refused is not None and value == refused[0]
 
         def follows(before: tuple[float, float]) -> bool:
-            return 0 <= value - before[0] <= rate * (now - before[1] + SLACK_SECONDS)
+            return 0 <= value - before[0] <= rate * (now - before[1] + UPDATE_SECONDS)
 
         def was_reset(before: tuple[float, float]) -> bool:
-            return follows(before) and (value > before[0] or now - before[1] >= RESET_SECONDS)
+            return follows(before) and (not stays or now - before[1] >= MIN_RESET_SECONDS)
 
-        if passed is None or follows(passed) or (value < passed[0] and refused and was_reset(refused)):
+        if passed is None or (follows(passed) and not stays) or (value < passed[0] and refused and was_reset(refused)):
             self._passed[key] = value, now
             self._refused.pop(key, None)
             return True
-        if refused is None or value != refused[0]:
+        if not stays:
             self._refused[key] = value, now
         return False
+
+
+def _find_high(row: Metric[Any], earlier: Readings) -> float | None:
+    """Return the greatest value of a row; None if the row above that bounds it was refused."""
+    high = (row.bounds or DEFAULT_BOUNDS[row.kind, row.unit])[1]
+    if not isinstance(high, Metric):
+        return high
+    reading = earlier.get(high, math.inf)
+    return reading if isinstance(reading, (int, float)) else None

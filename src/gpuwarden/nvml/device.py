@@ -48,7 +48,7 @@ class Device:
         self.elapsed = 0.0  # seconds since the last reading; 0 in the first one, and after a failed one
         self.failures: list[Exception] = []  # of this reading, that did not cost a row
         self.relearn_count = 0  # number of `relearn` calls
-        self._accepted: Readings = {}
+        self._readings: Readings = {}
         self._answers: dict[Any, Any] = {}
         self._lacks: set[Any] = set()  # calls that this device or driver does not support
         self._remembered: dict[Any, Any] = {}  # valid as long as the handle
@@ -77,9 +77,9 @@ class Device:
         self._fields.clear()
         self.gpm.begin()
 
-    def enter(self, tier: str, accepted: Readings) -> None:
-        """Continue with the rows of a tier, which has its own batch of fields; `accepted` gets its readings."""
-        self._accepted = accepted
+    def enter(self, tier: str, readings: Readings) -> None:
+        """Continue with the rows of a tier, which has its own batch of fields; `readings` fills as they are read."""
+        self._readings = readings
         self._batch = self._batches.setdefault(tier, {})
 
     def relearn(self) -> None:
@@ -208,9 +208,9 @@ class Device:
             else:
                 known[field] = nvml_error(code) if code else value
 
-    def accepted(self, row: Metric[Any]) -> float:
-        """Return the reading of an earlier row of the tier. Raises NoValueError if it has none, or none that passed."""
-        reading = self._accepted.get(row)
+    def require_reading(self, row: Metric[Any]) -> float:
+        """Return the reading of an earlier row of the tier. Raises NoValueError if it has none, or it was refused."""
+        reading = self._readings.get(row)
         if not isinstance(reading, (int, float)):
             raise NoValueError
         return reading

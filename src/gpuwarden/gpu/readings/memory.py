@@ -52,11 +52,11 @@ def unified(gpu: Device) -> float | None:
     return float(memory is None) if memory is None or memory.total else None
 
 
-def peaks(used: Metric[Device]) -> Callable[[Device], Mapping[Labels, float]]:
-    """Read the peak bytes in use, by window: of the row `used`, and of the samples between polls."""
+def peaks(used_row: Metric[Device]) -> Callable[[Device], Mapping[Labels, float]]:
+    """Return a reader of the peak bytes in use, by window: of the row `used_row`, and of the samples between polls."""
 
     def read(gpu: Device) -> Mapping[Labels, float]:
-        gpu.peaks.add(gpu.accepted(used))
+        gpu.peaks.add(gpu.require_reading(used_row))
         return gpu.peaks.maxima()
 
     return read

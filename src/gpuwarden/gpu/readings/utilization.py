@@ -14,9 +14,9 @@ def kernels(gpu: Device) -> float:
     return require_value(gpu.query(gpu.nvml.nvmlDeviceGetUtilizationRates).gpu) / 100
 
 
-def busy_seconds(kernels: Metric[Device]) -> Callable[[Device], float]:
-    """Read the seconds with a kernel running: the row `kernels`, integrated over the polls."""
-    return lambda gpu: gpu.integrate("busy", gpu.accepted(kernels))
+def busy_seconds(utilization: Metric[Device]) -> Callable[[Device], float]:
+    """Return a reader of the seconds with a kernel running: the row `utilization`, integrated over the polls."""
+    return lambda gpu: gpu.integrate("busy", gpu.require_reading(utilization))
 
 
 def bandwidth(gpu: Device) -> float:
