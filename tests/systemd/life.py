@@ -100,6 +100,11 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as daemon:
 """
 
 
+def test_settings_of_the_machine_are_read_only() -> None:
+    """This systemd cannot change the kernel of the machine, of which it would raise fs.file-max at its start."""
+    assert os.statvfs("/proc/sys").f_flag & os.ST_RDONLY
+
+
 def test_installed_service_is_running(mock: MockNvml) -> None:
     """The installer returns when the first poll is served, without a network and under any umask."""
     done = install()
