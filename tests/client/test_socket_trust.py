@@ -194,8 +194,11 @@ def test_links(listens: Impostor, owner: int, *, trusted: bool) -> None:
         assert sends(links / "link" / "run.sock") == trusted
 
 
+@pytest.mark.parametrize("target", ["", "run.sock"], ids=["folder", "socket"])
 @pytest.mark.parametrize("mode", [0o755, 0o700], ids=["open", "closed"])
-def test_squatters_link_in_a_shared_folder(listens: Impostor, caplog: pytest.LogCaptureFixture, mode: int) -> None:
+def test_squatters_link_in_a_shared_folder(
+    listens: Impostor, caplog: pytest.LogCaptureFixture, mode: int, target: str
+) -> None:
     """A run names a link of another user in a folder such as /tmp, whether the kernel follows it or answers EACCES.
 
     fs.protected_symlinks decides that where the link leads to an open folder. A closed folder makes the kernel answer
@@ -204,12 +207,14 @@ def test_squatters_link_in_a_shared_folder(listens: Impostor, caplog: pytest.Log
     tmp = tempfile.gettempdir()
     with folder_in(tmp, mode=0o1777) as links, folder_in(tmp, SQUATTER, mode) as folder:
         listens(folder / "run.sock")
-        (links / "link").symlink_to(folder)
+        (links / "link").symlink_to(folder / target)
         os.chown(links / "link", SQUATTER, SQUATTER, follow_symlinks=False)
+        path = links / "link" if target else links / "link/run.sock"
         with user(TRAINER):
-            assert not sends(links / "link/run.sock", caplog)
-        reason = f'uid={SQUATTER} reason="{links}/link belongs to user id {SQUATTER}"'
-        assert caplog.messages == [f'gpuwarden daemon not trusted, ignored {reason} socket="{links}/link/run.sock"']
+            assert not sends(path, caplog)
+        (message,) = caplog.messages
+        assert message.startswith("gpuwarden daemon not trusted, ignored ")
+        assert message.endswith(f' reason="{links}/link belongs to user id {SQUATTER}" socket="{path}"')
 
 
 @pytest.mark.parametrize("uid", [0, SERVICE])

@@ -77,17 +77,6 @@ def _give(path: Path, group: str) -> None:
         ) from None
 
 
-def _check_links(path: Path, settings: str) -> None:
-    """Raise OSError if another user made a link on the way; must be called before the kernel has to follow it."""
-    if found := find_foreign_link(path):
-        link, uid = found
-        raise OSError(
-            errno.EPERM,
-            f"{link} belongs to user id {uid}, who can replace the socket; remove the link, or set another path with "
-            f"{settings}",
-        )
-
-
 def _check_folder(path: Path, settings: str) -> None:
     """Raise OSError if another user can replace the socket."""
     folder = path.parent
@@ -108,7 +97,9 @@ def _check_folder(path: Path, settings: str) -> None:
 
 def _make_way(path: Path, kind: int, option: str, settings: str) -> None:
     """Create the directory and remove a stale socket. Raises OSError for a live socket or another kind of file."""
-    _check_links(path, settings)
+    if link := find_foreign_link(path):  # before the kernel has to follow it
+        text = f"{link}, who can replace the socket; remove the link, or set another path with {settings}"
+        raise OSError(errno.EPERM, text)
     try:
         path.parent.mkdir(mode=0o755, exist_ok=True)
     except OSError as error:

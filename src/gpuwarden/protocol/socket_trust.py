@@ -20,18 +20,18 @@ def read_credentials(connection: socket.socket) -> tuple[int, int]:
     return pid, uid
 
 
-def find_foreign_link(path: str | os.PathLike[str]) -> tuple[Path, int] | None:
-    """Return the outermost link on the way to `path` that another user made in a folder such as /tmp, and that user.
+def find_foreign_link(path: str | os.PathLike[str]) -> str | None:
+    """Return a sentence about the outermost link to `path` that another user made in a folder such as /tmp, if any.
 
     With fs.protected_symlinks, the default of Debian, the kernel follows none of these and answers EACCES (proc(5)).
     """
-    own = os.geteuid()
+    own, socket_path = os.geteuid(), Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow links
     with contextlib.suppress(OSError):  # a folder that does not exist, or cannot be read
-        for folder in reversed(Path(os.path.abspath(path)).parents):  # noqa: PTH100 - resolve() would follow links
-            found, around = folder.lstat(), folder.parent.stat()
+        for each in (*reversed(socket_path.parents), socket_path):
+            found, around = each.lstat(), each.parent.stat()
             foreign = stat.S_ISLNK(found.st_mode) and found.st_uid not in (0, own, around.st_uid)
             if foreign and around.st_mode & SHARED == SHARED:
-                return folder, found.st_uid
+                return f"{each} belongs to user id {found.st_uid}"
     return None
 
 
@@ -45,7 +45,7 @@ def find_distrust(path: str | os.PathLike[str], uid: int) -> str | None:
     if uid in (0, own):
         return None
     if link := find_foreign_link(path):
-        return f"{link[0]} belongs to user id {link[1]}"
+        return link
     folders = Path(os.path.abspath(path)).parents  # noqa: PTH100 - resolve() would hide who made a link
     # A container may see an id of the folder's owner (an idmapped mount), and none of the process that listens.
     owner = folders[0].stat().st_uid if uid == OVERFLOW_UID else uid
