@@ -41,10 +41,10 @@ PROPERTIES = {
         "$@" "$PYTHON" counting.py >out & until grep -q ready out; do sleep 0.05; done
         kill -TERM $!; wait $!; echo $?; cat out""",
     "stop and continue": """
-        "$PYTHON" own_group.py "$@" sh -c "echo ready; sleep 0.5; exit 3" >out &
+        "$PYTHON" own_group.py "$@" sh -c "echo ready; until [ -e go ]; do sleep 0.05; done; exit 3" >out &
         until grep -q ready out; do sleep 0.05; done
         kill -TSTP $!; until grep -q "^State:.T" /proc/$!/status; do sleep 0.05; done
-        kill -CONT $!; wait $!; echo $?""",
+        kill -CONT $!; touch go; wait $!; echo $?""",
     "pending alarm": '"$PYTHON" alarm.py "$@" "$PYTHON" -c "import signal as s; print(s.alarm(0) > 0)"; echo $?',
     "terminal, process group and session": """
         "$PYTHON" in_terminal.py sh -c '"$@" "$PYTHON" terminal.py $$; exit 0' sh "$@" """,

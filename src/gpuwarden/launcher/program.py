@@ -31,7 +31,7 @@ _TO_END = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 _OF_JOB_CONTROL = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 _HEAD_BYTES = 256  # of a file, by which the kernel recognizes a program (BINPRM_BUF_SIZE of linux/binfmts.h)
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
-_OF_PARENT = (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ)  # changed in this process, but not in the program
+_INHERITED_SIGNALS = (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ)  # that this process has changed for itself
 _FROM_PROCESS = (0, -1, -6)  # si_code of kill, sigqueue and tgkill (include/uapi/asm-generic/siginfo.h)
 
 
@@ -76,13 +76,12 @@ def run_program(
     ends this process before it has reported: see `should_hurry`. Raises OSError if the program cannot be started.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_PASSED, signal.SIGCHLD})
-    timers = [(timer, signal.setitimer(timer, 0)) for timer in _TIMERS]  # execve(2) keeps them, fork(2) does not
+    timers = {timer: signal.setitimer(timer, 0) for timer in _TIMERS}  # execve(2) keeps them, fork(2) does not
 
     def begin() -> None:
         prepare()
-        for timer, left in timers:
-            signal.setitimer(timer, *left)
-        for number in _OF_PARENT:
+        _set_timers(timers)
+        for number in _INHERITED_SIGNALS:
             signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -96,6 +95,7 @@ def run_program(
             preexec_fn=begin,  # noqa: PLW1509 - this process has one thread
         )
     except BaseException:
+        _set_timers(timers)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         raise
     status, usage = _wait(process.pid)
@@ -119,6 +119,11 @@ def end_like(end: ProgramEnd) -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {end.signal})
     os.kill(os.getpid(), end.signal)
     return 128 + end.signal  # as shells say it, for a signal that does not end this process
+
+
+def _set_timers(timers: Mapping[int, tuple[float, float]]) -> None:
+    for timer, (seconds, interval) in timers.items():
+        signal.setitimer(timer, seconds, interval)
 
 
 def _add_shell(command: Sequence[str], environment: Mapping[str, str]) -> Sequence[str]:
