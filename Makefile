@@ -137,7 +137,7 @@ bench: ## run the benchmarks (1 hour)
 	$(BIN)/python bench/soak.py
 	$(BIN)/python bench/fleets.py
 
-long: ## run the robustness benchmark and an audit of the dependencies (1 hour); needs a network, best as root
+long: ## run the robustness benchmark and an audit of the dependencies (90 minutes); needs a network, best as root
 	@tools/environment.sh bench test
 	$(BIN)/python bench/robustness.py
 

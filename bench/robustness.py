@@ -1,7 +1,7 @@
 """Robustness of the real daemon under floods, scarcity and restarts: `python bench/robustness.py [PART ...]`.
 
 Prints what is measured in each part next to what is expected, and exits with status 1 if an expectation is not met that
-is no timing. Takes an hour; needs a C compiler and openssl, and root for the parts that mount or limit memory.
+is no timing. Takes 90 minutes; needs a C compiler and openssl, and root for the parts that mount or limit memory.
 `--quick` is a smoke run in which little is sent.
 """
 

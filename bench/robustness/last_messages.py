@@ -23,7 +23,7 @@ Training = dict[str, Any]  # what failing_training.py prints
 
 CONFIG = "poll: {interval: 200ms}\nruns: {max: 1024, max_per_user: 1024, trust_reports: true}\n"
 AT_ONCE = 4
-BUSY_PROCESSES = 2  # that never rest
+BUSY_PROCESSES = 2  # endless loops
 ENVIRONMENT = {
     "TF_CPU_ALLOCATOR_USE_BFC": "1",
     "TF_CPU_BFC_MEM_LIMIT_IN_MB": "256",
@@ -34,7 +34,7 @@ ENVIRONMENT = {
 
 
 def train(daemon: Daemon, folder: Path, count: int) -> Iterator[Training]:
-    """Run trainings until each has failed, AT_ONCE at a time; yield what each says that it has sent."""
+    """Run trainings until each has failed, AT_ONCE at a time; yield the counts that each has printed."""
     uuid = dict(min(daemon.samples().all("gpuwarden_gpu_up")))["uuid"]
     command = [sys.executable, str(ROOT / "bench/robustness/failing_training.py"), uuid]
     environment = {**ENVIRONMENT, "GPUWARDEN_SOCKET": str(daemon.socket)}

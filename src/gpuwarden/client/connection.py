@@ -1,7 +1,7 @@
 """Connection of the training process to the daemon. It never waits, never raises, and training works without it.
 
 There is no retry loop and no thread: it reconnects when there is a message to send and the retry delay has passed. A
-lost message costs nothing: the next report has the same totals.
+lost report costs nothing: the next one has the same totals.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import socket
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from gpuwarden.client.guard import log_safely
@@ -59,17 +58,17 @@ class DaemonConnection:
         if hello != self._hello:
             self._hello = hello
             if self._socket is not None:
-                self._owes_hello = not self.send(hello)
+                self._owes_hello = True
+                self._introduce()
 
     def send(self, message: Message) -> bool:
         """Send one message to the daemon; return whether it was sent."""
-        return self._introduce(message) and self._send_now(message)
+        return self._introduce() and self._send_now(message)
 
     def end(self, reason: str, outcome: EndOutcome) -> None:
         """Send the run's end, and close the connection permanently."""
-        end = End(reason, outcome)
-        if self._introduce(end):
-            self._send_now(replace(end, sent=self._sent + 1, dropped=self.dropped))
+        if self._introduce():
+            self._send_now(End(reason, outcome, sent=self._sent + 1, dropped=self.dropped))
         self.close()
 
     def is_connected(self) -> bool:
@@ -118,13 +117,13 @@ class DaemonConnection:
         self._drop()
         self._retry_at = float("inf")
 
-    def _introduce(self, message: Message) -> bool:
-        """Connect, and send a hello that the daemon lacks; return whether `message` can be sent."""
+    def _introduce(self) -> bool:
+        """Connect, and send a hello that the daemon lacks; return whether it has the hello."""
         if not self._connect():
             return False
-        if self._owes_hello and message is not self._hello:
+        if self._owes_hello:
             self._owes_hello = not self._send_now(self._hello)
-        return not self._owes_hello or message is self._hello
+        return not self._owes_hello
 
     def _connect(self) -> bool:
         if self._pid != os.getpid():
@@ -147,7 +146,7 @@ class DaemonConnection:
             self._lose()
             return
         if distrust is not None:
-            self._log_distrust(uid, distrust)
+            self._log_once(logging.WARNING, 'gpuwarden daemon not trusted, ignored uid=%d reason="%s"', uid, distrust)
             self._lose()
             return
         self._connected_at = self._clock()
@@ -158,12 +157,9 @@ class DaemonConnection:
         """Log why the daemon cannot be reached. The kernel may have refused to follow a link of another user."""
         link = find_foreign_link(self.path) if isinstance(error, PermissionError) else None
         if link:
-            self._log_distrust(link[1], f"{link[0]} belongs to user id {link[1]}")
+            self._log_once(logging.WARNING, 'gpuwarden daemon not trusted, ignored reason="%s"', link)
         else:  # at a level that training scripts do not show by default
             self._log_once(logging.INFO, 'no gpuwarden daemon, retrying while training runs error="%s"', error)
-
-    def _log_distrust(self, uid: int, reason: str) -> None:
-        self._log_once(logging.WARNING, 'gpuwarden daemon not trusted, ignored uid=%d reason="%s"', uid, reason)
 
     def _log_once(self, level: int, text: str, *values: object) -> None:
         """Log why no run appears, once at each level."""

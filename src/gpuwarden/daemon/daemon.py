@@ -123,7 +123,7 @@ class Daemon:
             if self._alerts_restart:
                 await self._alerts_restart
             await self.flight_recorder.stop(STOP_SECONDS)
-            await self.pipeline.close()
+            await self.pipeline.close(self.routes.state.snapshot if self.routes.state else None)
             if self._dispatcher:
                 await self._dispatcher.stop()
             await self.web.stop()

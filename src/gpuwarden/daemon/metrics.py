@@ -83,7 +83,7 @@ class DaemonReadings(Table[State], prefix="gpuwarden_"):
         "gpuwarden_reports_rejected_total", "counter", "", "Messages from training runs that were rejected, by reason.",
         lambda state: {(reason,): state.counts.reports_rejected.get(reason, 0) for reason in get_args(Rejection)}, labels=("reason",))
     reports_lost_total = Metric[State](
-        "gpuwarden_reports_lost_total", "counter", "", "Messages that training runs sent and the daemon did not read: left in a connection that it closed, or missing by the count in a run's last message.",
+        "gpuwarden_reports_lost_total", "counter", "", "Messages of training runs that the daemon did not read: still queued when it closed the connection, or missing by the count in the run's last message.",
         lambda state: state.counts.reports_lost)
     connections_refused_total = Metric[State](
         "gpuwarden_connections_refused_total", "counter", "", "Connections of training runs closed because of the connection limit or a lack of file descriptors.",

@@ -107,7 +107,6 @@ class Pipeline:
         self._gpu_limits: Mapping[str, float] = {}  # bytes by UUID, from the advice of the last poll
         self._dropped = {"processes": 0, "owners": 0}
         self._advice_dropped = 0
-        self._snapshot: Snapshot | None = None  # of the last poll
 
     def reload(self, config: Config) -> None:
         """Apply another configuration, as far as it can change (RELOADABLE)."""
@@ -120,15 +119,18 @@ class Pipeline:
         self.run_server.start(runs.socket, runs.socket_mode, runs.socket_group)
         await self.recorder.open()  # only now: the socket proves that this is the only daemon
 
-    async def close(self) -> None:
-        """Stop driver calls, close the socket of the runs, and write their records."""
+    async def close(self, snapshot: Snapshot | None) -> None:
+        """Stop driver calls, close the socket of the runs, and write their records.
+
+        `snapshot` is of the last poll: what the runs have sent since is joined with it.
+        """
         self.poller.stop()
         self.containers.stop()
         self.run_server.stop()
-        if self._snapshot is not None:
+        if snapshot is not None:
             try:
-                self.join(self._snapshot, time.monotonic(), Counts())  # what the runs sent since the last poll
-            except Exception:  # the records as of the last poll are written all the same
+                self.join(snapshot, time.monotonic(), Counts())
+            except Exception:  # the records of the last poll are still written
                 log.exception("cannot update the records of runs with their last messages")
         await self.recorder.stop(self.accountant.flush())
 
@@ -145,8 +147,7 @@ class Pipeline:
         logged = self.kernel_log.read() if self.kernel_log else []
         if self.sees_host:
             self.registry.add_oom_kills(oom_killer.parse_oom_kills(logged))
-        self._snapshot = self.xids.attach(snapshot, logged)
-        return self.join(self._snapshot, time.monotonic(), counts, logged)
+        return self.join(self.xids.attach(snapshot, logged), time.monotonic(), counts, logged)
 
     def join(self, snapshot: Snapshot, now: float, counts: Counts, logged: Sequence[KernelRecord] = ()) -> State:
         """Join a snapshot with the results of all other stages at a time (monotonic); `logged` are kernel records."""

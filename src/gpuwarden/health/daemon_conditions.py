@@ -167,19 +167,19 @@ DAEMON_CONDITIONS = (
               "reason", "lost", "", ""
             )
         """,
-        summary="gpuwarden%{on_host} refuses reports of training runs",
-        description="""gpuwarden at {{ $labels.instance }} refused {{ printf "%.0f" $value }} messages or connections of
-            training runs within %{lost_told.words}: {{ reReplaceAll "_" " " $labels.reason }}.""",
+        summary="gpuwarden%{on_host} refuses or loses reports of training runs",
+        description="""gpuwarden at {{ $labels.instance }} refused or lost {{ printf "%.0f" $value }} messages or
+            connections of training runs within %{lost_told.words}: {{ reReplaceAll "_" " " $labels.reason }}.""",
         fires="for %{lost_told.words} after the last one",
-        meaning="""A training run reports, and its reports are refused, so no alert covers it: more runs than `runs.max`
-            or `runs.max_per_user` (*too_many_runs*), more new ones of a user than `runs.new_per_minute`
+        meaning="""A training run reports, and its reports are refused or lost, so no alert covers it: more runs than
+            `runs.max` or `runs.max_per_user` (*too_many_runs*), more new ones of a user than `runs.new_per_minute`
             (*too_many_new_runs*), more connections than file descriptors (*too_many_connections*), a client of an
             incompatible version (*unknown_version*, *unknown_type*), invalid values (*invalid*), a bug in the daemon
             (*internal*), or messages in a connection that was closed before they were read (*lost*).""",
         diagnosis="The daemon's log, which names the process: `journalctl -u gpuwarden -p warning`.",
         action="""Depends on the reason: raise the option, or find the job that starts so many runs; use the same
-            version of client and daemon; please report *invalid* and *internal* to us. The runs themselves
-            continue.""",
+            version of client and daemon; please report *invalid*, *internal*, and *lost* without another reason
+            to us. The runs themselves continue.""",
         false_positives="A user tries out messages on the socket: the log has the process and its user.",
     ),
     Condition(

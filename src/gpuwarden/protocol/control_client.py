@@ -28,7 +28,7 @@ def send_command(path: Path, request: str, timeout: float = ANSWER_SECONDS) -> t
         except PermissionError:
             raise OSError(None, f"{path}: permission denied: only for root and the daemon's user; try sudo") from None
         try:
-            with contextlib.suppress(ConnectionError):  # one that refuses before the request has responded all the same
+            with contextlib.suppress(ConnectionError):  # it may respond and close before it has the whole request
                 connection.sendall(request.encode() + b"\n")
             with connection.makefile("rb") as answers:
                 line = answers.readline(MAX_ANSWER_BYTES).decode(errors="replace").strip()

@@ -33,7 +33,7 @@ MESSAGE_BATCH = 16  # messages read from one connection at a time
 ACCEPT_BATCH = BACKLOG  # with less, a flood of clients keeps the queue full and others out
 REST_SECONDS = 0.02  # after a full batch: at most 800 messages a second from one client
 MAX_FLOOD_RATIO = 0.5  # share of the event loop's time for clients that never pause; polls need the rest
-MAX_LAST_MESSAGES = 1024  # read from an ended process; the kernel queues fewer (net.core.wmem_max)
+MAX_LAST_MESSAGES = 1024  # read from a connection before it is closed; the kernel queues fewer (net.core.wmem_max)
 MAX_STOP_SECONDS = 1.0  # for which the last messages of all runs are read when the daemon stops
 NO_DESCRIPTOR_REST_SECONDS = 1.0
 UNREAD_ADVICE_BYTES = 16384  # kernel queue for a run that does not read
@@ -42,11 +42,11 @@ _RECONNECT_REASONS = ("too_many_runs", "too_many_new_runs", "no_hello")
 
 
 @dataclass(slots=True)
-class Connection:
-    """Connection of a process, and how many messages have been read from it."""
+class _Client:
+    """Process at the other end of a connection, and the number of messages read from it."""
 
     peer: ProcessKey
-    read: int = 0
+    messages_read: int = 0
 
 
 class RunServer:
@@ -61,7 +61,7 @@ class RunServer:
         self._group: str | None = None
         self._inode = 0
         self._displaced = False  # the socket cannot be restored, already logged
-        self._connections: dict[socket.socket, Connection] = {}  # oldest first
+        self._connections: dict[socket.socket, _Client] = {}  # oldest first
         self._of_process: dict[ProcessKey, list[socket.socket]] = {}  # likewise
         self._pidfds: dict[ProcessKey, int] = {}
         self._advised: dict[ProcessKey, socket.socket] = {}  # the connection on which a process reads advice
@@ -70,7 +70,7 @@ class RunServer:
         self._paced_until = 0.0  # monotonic time until which full batches have used their share of the event loop
         self._limit = MAX_CONNECTIONS
         self.refused = 0  # connections closed or not accepted because there were too many
-        self.lost = 0  # messages that a run has sent and nothing has read
+        self.lost = 0  # messages sent but not read
 
     def start(self, path: Path, mode: int, group: str | None = None) -> None:
         """Listen at `path` with `mode` and the group named `group`. Raises OSError with the fix in its text."""
@@ -82,17 +82,18 @@ class RunServer:
     def stop(self) -> None:
         """Read what runs have sent, close everything and remove the socket, unless another daemon has replaced it.
 
-        Blocks for MAX_STOP_SECONDS at most.
+        Blocks for MAX_STOP_SECONDS, and as long as it takes to count the messages that were not read by then.
         """
         if self._listener is None:
             return
+        self._accept_waiting(self._listener)
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._listener)
         self._listener.close()
         end = time.monotonic() + MAX_STOP_SECONDS
         for connection in list(self._connections):
-            while connection in self._connections and time.monotonic() < end and self._read_one(connection):
-                pass
+            if connection in self._connections and time.monotonic() < end:
+                self._read_last_messages(connection)
         for connection in self._connections:
             self._shut(connection)
         for pidfd in self._pidfds.values():
@@ -138,9 +139,7 @@ class RunServer:
                 )
             self._displaced = True
             return
-        with contextlib.suppress(OSError):
-            while self._accept_one(former):  # clients that connected before
-                pass
+        self._accept_waiting(former)
         asyncio.get_running_loop().remove_reader(former)
         former.close()
         self._displaced = False
@@ -178,6 +177,13 @@ class RunServer:
                 return
         self._rest(listener, self._accept, REST_SECONDS)
 
+    def _accept_waiting(self, listener: socket.socket) -> None:
+        """Accept the clients that connected before a socket is closed."""
+        with contextlib.suppress(OSError):
+            for _ in range(BACKLOG + 1):
+                if not self._accept_one(listener):
+                    return
+
     def _accept_one(self, listener: socket.socket) -> bool:
         """Accept one connection; return whether there was one. Raises OSError without free descriptors."""
         try:
@@ -191,7 +197,7 @@ class RunServer:
         pid, uid = read_credentials(connection)
         self._make_room(uid)
         peer = self._identify(connection, pid, uid)
-        self._connections[connection] = Connection(peer)
+        self._connections[connection] = _Client(peer)
         own = self._of_process.setdefault(peer, [])
         own.append(connection)
         asyncio.get_running_loop().add_reader(connection, self._read, connection)
@@ -204,8 +210,8 @@ class RunServer:
         if max(len(self._connections), len(self._pidfds) + len(self._unexplained)) < self._limit:
             return
         crowd = find_user_with_most((each.peer.uid for each in self._connections.values()), newcomer=uid)
-        held = self._connections.items()
-        oldest = next((each for each, entry in held if find_user(entry.peer.uid) == crowd), None)
+        clients = self._connections.items()
+        oldest = next((connection for connection, each in clients if find_user(each.peer.uid) == crowd), None)
         if oldest is not None:
             self._refuse(oldest)
 
@@ -232,9 +238,7 @@ class RunServer:
     def _exited(self, peer: ProcessKey) -> None:
         """Read the last messages of a process, and then report its end."""
         for connection in self._of_process.get(peer, [])[:]:
-            for _ in range(MAX_LAST_MESSAGES):
-                if not self._read_one(connection):
-                    break
+            self._read_last_messages(connection)
             if connection in self._connections:  # a forked child still holds it
                 self._close(connection)
         pidfd = self._pidfds.pop(peer, None)
@@ -249,6 +253,11 @@ class RunServer:
             os.close(pidfd)
         if status:  # it failed: an incident is written before the host may crash
             self._request_poll()
+
+    def _read_last_messages(self, connection: socket.socket) -> None:
+        for _ in range(MAX_LAST_MESSAGES):
+            if not self._read_one(connection):
+                return
 
     def _read(self, connection: socket.socket) -> None:
         began = time.monotonic()
@@ -270,17 +279,18 @@ class RunServer:
         if not data:
             self._close(connection)
             return False
-        entry = self._connections[connection]
-        entry.read += 1
-        peer = entry.peer
+        client = self._connections[connection]
+        client.messages_read += 1
+        peer = client.peer
         try:
             message = decode(data)
             self._hand_over(peer, message)
             if isinstance(message, Hello):
                 self._set_advised(connection, peer, message)
             elif isinstance(message, End) and message.sent is not None:
-                # The sender's word, so it counts at most what a connection could hold.
-                self._count_lost(peer, min(message.sent - entry.read, MAX_LAST_MESSAGES))
+                # A cross-check: the kernel loses none. Untrusted, so it counts at most what a connection can queue.
+                self._count_lost(peer, min(message.sent - client.messages_read, MAX_LAST_MESSAGES))
+                client.messages_read = max(client.messages_read, message.sent)
             while self._registry.displaced:
                 for each in self._of_process.get(self._registry.displaced.pop(), [])[:]:
                     self._close(each)

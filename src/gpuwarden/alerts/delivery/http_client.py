@@ -202,7 +202,7 @@ class _BoundedReader(io.RawIOBase):
 
 
 class _HttpConnection(http.client.HTTPConnection):
-    """Connection whose answer has to be read before a deadline, and is read although the server takes no request."""
+    """Connection with a deadline for the answer, which is read even if the server closed before it had the request."""
 
     def __init__(self, deadline: float, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -210,7 +210,7 @@ class _HttpConnection(http.client.HTTPConnection):
 
     def send(self, data: Any) -> None:
         """Send a part of the request. A server that refuses a long one may close before it has all of it."""
-        if self.sock is None:
+        if self.sock is None:  # here, because no error of the connect may be suppressed
             self.connect()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             super().send(data)
