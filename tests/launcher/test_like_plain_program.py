@@ -24,7 +24,8 @@ from gpuwarden.web.api.api_paths import RUNS, STATE
 PROPERTIES = {
     "exit status": '"$@" sh -c "exit 7"; echo $?',
     "death by a signal": '"$@" sh -c "kill -ABRT \\$\\$"; echo $?',
-    "program that cannot be started": '"$@" ./none; echo $?; "$@" ./parent.py; echo $?',
+    "program that cannot be started": """
+        "$@" ./none; echo $?; "$@" ./parent.py; echo $?; mkfifo -m 700 fifo; "$@" ./fifo; echo $?""",
     "script without #!": '"$@" ./no_shebang "two  words"; PATH=$PATH:.; "$@" no_shebang; echo $?',
     "SIGCHLD ignored": """
         "$PYTHON" ignoring.py CHLD "$@" grep SigIgn /proc/self/status /none; echo $?

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from fake_gpu import ANSWERS, GIB, MEMORY, UNKNOWN, Gpu, by, read
 
 from gpuwarden.gpu.metrics import GpuReadings as Row
 from gpuwarden.gpu.metrics import MigReadings
-from gpuwarden.gpu.reader import GpuGoneError
+from gpuwarden.gpu.reader import RELEARN_SECONDS, GpuGoneError
 from gpuwarden.gpu.snapshot import GpuProcess
 from gpuwarden.metrics.model import Labels, Metric
 from gpuwarden.metrics.reading_gate import DEFAULT_BOUNDS, IMPLAUSIBLE, MIN_RESET_SECONDS, ReadingGate
@@ -128,52 +128,66 @@ class Counted:
         self.gate = ReadingGate(lambda: self.now)
         self.row = row
 
-    def passes(self, value: float, labels: Labels = ("core",)) -> bool:
-        """Return whether a value passes that is read SLOW seconds after the last one."""
+    def read(self, value: float, labels: Labels = ("core",)) -> float | None:
+        """Return what is shown of a value that is read SLOW seconds after the last one; None if it is refused."""
         self.now += SLOW
         errors = Counter[str]()
-        passed = self.gate.filter(self.row, {labels: value}, {}, errors) == {labels: value}
-        assert errors.total() == (not passed)
-        return passed
+        shown = self.gate.filter(self.row, {labels: value}, {}, errors)
+        assert isinstance(shown, dict)
+        assert errors.total() == (not shown)
+        return cast("float | None", shown.get(labels))
 
 
-@pytest.mark.parametrize("nonsense", [0, 5, 10**9, 2**31, 2**63, -1, math.nan])
+@pytest.mark.parametrize("nonsense", [0, 5, 10**8, 2**31, 2**63, -1, math.nan])
 def test_counter_takes_no_jump(nonsense: float) -> None:
-    """A single value of a counter that went back, or rose faster than it can, is refused, and the next one passes."""
+    """A value of a counter that went back, or rose faster than it can, is refused, and the right one passes at once."""
     counter = Counted(Row.ecc_errors_total)
-    passed = [counter.passes(value) for value in (100, 100, nonsense, 101, nonsense, nonsense, 101)]
-    assert passed == [True, True, False, True, False, False, True]
+    assert [counter.read(value) for value in (100, 100, nonsense, 101, nonsense, 101)] == [
+        100,
+        100,
+        None,
+        101,
+        None,
+        101,
+    ]
 
 
 def test_counter_that_was_reset() -> None:
     """A counter that goes on from where it went back was reset, and passes from the second reading on."""
     counter = Counted(Row.energy_joules_total)
-    assert [counter.passes(value) for value in (10**9, 5000, 9000, 12_000)] == [True, False, True, True]
+    assert [counter.read(value) for value in (10**9, 5000, 9000, 12_000)] == [10**9, None, 9000, 12_000]
 
 
 def test_counter_that_stays_back() -> None:
-    """A counter that went back and stands still was reset after ten minutes; before, its old value passes again."""
+    """A counter that went back and stands still was reset after a minute; before, its old value passes again."""
     counter = Counted(Row.ecc_errors_total)
-    assert [counter.passes(value) for value in (100, 0, 0, 0, 100, 0)] == [True, False, False, False, True, False]
+    assert [counter.read(value) for value in (100, 0, 0, 100, 0, 0)] == [100, None, None, 100, None, None]
     counter.now += MIN_RESET_SECONDS
-    assert counter.passes(0)
+    assert [counter.read(value) for value in (0, 1)] == [0, 1]
 
 
 def test_counter_that_jumps_and_stays() -> None:
-    """A counter that jumped passes again once it moves, and could have risen so far since it last passed."""
+    """A counter that jumped continues without the jump, whether it stands still or rises."""
+    counter = Counted(Row.ecc_errors_total)
+    jumps = (3, 4 * 10**8, 4 * 10**8, 4 * 10**8 + 2, 8 * 10**8, 8 * 10**8 + 1)
+    assert [counter.read(value) for value in jumps] == [3, None, 3, 5, None, 5]
+    assert [counter.read(value) for value in (6, 7)] == [None, 7]  # the driver is right again
+
+
+def test_right_value_after_nonsense_that_rose() -> None:
+    """A counter whose nonsense passed for a reset goes on from there, without a jump back to its right value."""
     counter = Counted(Row.energy_joules_total)
-    assert [counter.passes(value) for value in (0, 10**8, 10**8 + 1)] == [True, False, False]
-    counter.now += 2 * 3600
-    assert [counter.passes(value) for value in (10**8 + 1, 10**8 + 2)] == [False, True]
+    readings = (10**9, 5000, 5400, 5800, 10**9 + 1000, 10**9 + 1500)
+    assert [counter.read(value) for value in readings] == [10**9, None, 5400, 5800, None, 5800]
 
 
 def test_counters_are_apart() -> None:
     """Each label has its own counter, and a reset of the GPU restarts them."""
     counter = Counted(Row.ecc_errors_total)
-    assert counter.passes(100)
-    assert counter.passes(3, labels=("memory",))
+    assert counter.read(100) == 100
+    assert counter.read(3, labels=("memory",)) == 3
     counter.gate.clear()
-    assert counter.passes(0)
+    assert counter.read(0) == 0
 
 
 def test_each_row_has_bounds() -> None:
@@ -206,9 +220,21 @@ def test_refused_sample_is_no_reason_of_a_lost_gpu() -> None:
         gpu.read(after=1.0)
 
 
-def test_implausible_static_reading_is_not_repeated() -> None:
-    """A static value that is refused does not make the static tier read again: some of its calls take a millisecond."""
-    gpu = Gpu(nvmlDeviceGetMaxClockInfo=0xFFFF)
-    for _ in range(3):
-        gpu.read(after=SLOW)
-    assert [name for name, *_ in gpu.nvml.asked].count("nvmlDeviceGetNumGpuCores") == 1
+@pytest.mark.parametrize(
+    ("question", "row", "right"),
+    [
+        ("nvmlDeviceGetMaxClockInfo", Row.clock_max_hertz, 1980),
+        ("nvmlDeviceGetTemperatureThreshold", Row.temperature_threshold_celsius, 89),
+    ],
+)
+def test_implausible_constant_is_read_again(question: str, row: Metric[Any], right: int) -> None:
+    """A static value that was refused is read again, each minute: some of these calls take a millisecond."""
+    changes: dict[str, Any] = {question: 2**31}
+    gpu = Gpu(**changes)
+    asked = gpu.nvml.asked
+    for _ in range(2):
+        assert gpu.read(after=SLOW).readings[row] == {}
+    assert [name for name, *_ in asked].count("nvmlDeviceGetNumGpuCores") == 1
+    setattr(gpu.nvml, question, gpu.nvml._function(question, right))
+    gpu.read(after=RELEARN_SECONDS)
+    assert gpu.read(after=SLOW).readings[row]

@@ -260,14 +260,15 @@ def test_lost_messages_are_counted(side: Side, caplog: pytest.LogCaptureFixture)
 
 
 def test_count_of_a_run_is_bounded(side: Side) -> None:
-    """A run that claims to have sent more than a connection can hold is not believed."""
+    """A run that claims to have sent more than a connection can hold is not believed, and counted once."""
 
     async def scenario() -> None:
         async with side.listening():
             with side.connect() as run:
                 run.send(HELLO)
-                run.send(encode(End("exit", sent=2**62)))
-                await side.until(lambda: side.server.lost)
+                for sent in (2**61, 2**62):
+                    run.send(encode(End("exit", sent=sent)))
+                await side.until(lambda: side.registry.received == 3)
             assert side.server.lost == run_server.MAX_LAST_MESSAGES
 
     asyncio.run(scenario())
@@ -291,6 +292,27 @@ def test_messages_in_a_refused_connection_are_counted(side: Side) -> None:
     asyncio.run(scenario())
 
 
+def test_messages_beyond_those_that_are_read_are_counted(
+    side: Side, child: Callable[[], "subprocess.Popen[str]"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages of an ended process that are too many to be read are counted as lost."""
+    monkeypatch.setattr(run_server, "MAX_LAST_MESSAGES", 4)
+    monkeypatch.setattr(side.server, "_read", lambda _connection: None)
+
+    async def scenario() -> None:
+        async with side.listening():
+            process = child()
+            await asyncio.to_thread(say, process, HELLO)
+            await side.until(lambda: side.server._connections)
+            for steps in range(9):
+                say(process, report(steps))
+            process.kill()
+            await side.until(lambda: not side.server._connections)
+            assert (side.registry.received, side.server.lost) == (4, 6)
+
+    asyncio.run(scenario())
+
+
 def test_last_messages_before_the_daemon_stops(side: Side, child: Callable[[], "subprocess.Popen[str]"]) -> None:
     """Messages that runs have sent are read before a stopping daemon closes their connections."""
 
@@ -303,9 +325,12 @@ def test_last_messages_before_the_daemon_stops(side: Side, child: Callable[[], "
             for process in processes:
                 say(process, FAILURE)
                 say(process, report(9))
-        assert [run.report.steps for run in side.runs if run.report] == [9, 9]
-        assert [len(run.errors) for run in side.runs] == [1, 1]
-        assert (side.registry.received, side.server.lost) == (6, 0)
+            late = child()  # not accepted yet
+            for message in (HELLO, FAILURE, report(9)):
+                say(late, message)
+        assert [run.report.steps for run in side.runs if run.report] == [9, 9, 9]
+        assert [len(run.errors) for run in side.runs] == [1, 1, 1]
+        assert (side.registry.received, side.server.lost) == (9, 0)
 
     asyncio.run(scenario())
 

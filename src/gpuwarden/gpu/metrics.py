@@ -26,6 +26,7 @@ from gpuwarden.nvml.device import Device
 from gpuwarden.nvml.gpm import OPTION as GPM_OPTION
 
 _MEMORY_SIZES = (1, 2**50)  # bytes
+_MEMORY_ERRORS = (0, 1e9)
 _PCIE_GENERATIONS = (1, 16)
 _PCIE_WIDTHS = (1, 64)  # lanes
 _MEMORY = "nvmlDeviceGetMemoryInfo_v2, else nvmlDeviceGetMemoryInfo, else /proc/meminfo"
@@ -167,7 +168,7 @@ class GpuReadings(Table[Device], prefix="gpuwarden_gpu_", key=("uuid",)):
         activity.pcie, labels=("direction",), source=f"{_GPM} PCIE_TX_PER_SEC, PCIE_RX_PER_SEC", tier="slow", opt_in=GPM_OPTION)
     pcie_replays_total = Metric[Device](
         "gpuwarden_gpu_pcie_replays_total", "counter", "", "PCIe packets that were retransmitted.",
-        pcie.replays, source="field 94", tier="slow")
+        pcie.replays, source="field 94", tier="slow", bounds=(0, 1e9))
     pcie_errors_total = Metric[Device](
         "gpuwarden_gpu_pcie_errors_total", "counter", "", "PCIe errors, by type.",
         pcie.errors, labels=("type",), source="fields 169, 173 to 183", tier="slow")
@@ -204,13 +205,13 @@ class GpuReadings(Table[Device], prefix="gpuwarden_gpu_", key=("uuid",)):
     ecc_errors_total = Metric[Device](
         "gpuwarden_gpu_ecc_errors_total", "counter", "",
         "ECC memory errors by type, location and lifetime (volatile = since the driver loaded, aggregate = lifetime of the board).",
-        memory_errors.ecc_errors, labels=("type", "lifetime", "location"), source="nvmlDeviceGetMemoryErrorCounter, else fields 3 to 6", tier="slow", profile="minimal", minimal_labels=(("uncorrected", "volatile"),))
+        memory_errors.ecc_errors, labels=("type", "lifetime", "location"), source="nvmlDeviceGetMemoryErrorCounter, else fields 3 to 6", tier="slow", profile="minimal", minimal_labels=(("uncorrected", "volatile"),), bounds=_MEMORY_ERRORS)
     ecc_sram_errors_total = Metric[Device](
         "gpuwarden_gpu_ecc_sram_errors_total", "counter", "", "SRAM (on-chip memory) errors, by detection method and lifetime.",
-        memory_errors.sram_errors, labels=("found_by", "lifetime"), source="nvmlDeviceGetSramEccErrorStatus", tier="slow")
+        memory_errors.sram_errors, labels=("found_by", "lifetime"), source="nvmlDeviceGetSramEccErrorStatus", tier="slow", bounds=_MEMORY_ERRORS)
     ecc_sram_unit_errors_total = Metric[Device](
         "gpuwarden_gpu_ecc_sram_unit_errors_total", "counter", "", "Uncorrected SRAM (on-chip memory) errors over the lifetime of the board, by unit.",
-        memory_errors.sram_unit_errors, labels=("unit",), source="nvmlDeviceGetSramEccErrorStatus", tier="slow")
+        memory_errors.sram_unit_errors, labels=("unit",), source="nvmlDeviceGetSramEccErrorStatus", tier="slow", bounds=_MEMORY_ERRORS)
     ecc_sram_threshold_exceeded = Metric[Device](
         "gpuwarden_gpu_ecc_sram_threshold_exceeded", "gauge", "", "Whether SRAM (on-chip memory) errors exceed NVIDIA's threshold.",
         memory_errors.sram_threshold_exceeded, source="nvmlDeviceGetSramEccErrorStatus", tier="slow")

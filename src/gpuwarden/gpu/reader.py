@@ -117,6 +117,7 @@ class GpuReader:
         self._kept: dict[Metric[Device], Reading] = {}  # static and slow tier, until the next slow reading
         self._static: dict[Metric[Device], Reading] = {}
         self._static_known = False
+        self._doubts_constants = False  # some were refused: the next answer may be right
         self._slow_due = -float("inf")
         self._relearn()
 
@@ -156,7 +157,7 @@ class GpuReader:
             self._memory_probe.clear()  # samples from before the gap would get the time of now
         size = {GpuReadings.memory_size_bytes: self._size}
         refused: Counter[str] = Counter()  # apart from errors, which may be the reason why the GPU is gone
-        is_plausible = partial(self._gate.admit, GpuReadings.memory_used_bytes, earlier=size, errors=refused)
+        is_plausible = partial(self._gate.admits, GpuReadings.memory_used_bytes, earlier=size, errors=refused)
         samples = tuple(each for each in self._memory_probe.pop_samples() if is_plausible(each[1]))
         self._device.peaks.add(max((used for _, used in samples), default=0))
         quick = self._read_tier("poll", errors)
@@ -201,6 +202,7 @@ class GpuReader:
         )
 
     def _read_slowly(self, now: float, errors: Counter[str]) -> None:
+        refused = errors[IMPLAUSIBLE]
         slowly = self._read_tier("slow", errors)
         self._slow_taken = now
         phase = self._plan.phase if self._slow_due < 0 else 0.0
@@ -210,6 +212,7 @@ class GpuReader:
             self._static = self._read_tier("static", failures)
             self._static_known = not failures.total() - failures[IMPLAUSIBLE]
             errors.update(failures)
+        self._doubts_constants |= errors[IMPLAUSIBLE] > refused
         self._kept = self._static | slowly
 
     def _update_probe(self) -> None:
@@ -262,6 +265,9 @@ class GpuReader:
     def _relearn(self) -> None:
         self._relearn_due = self._clock() + RELEARN_SECONDS
         self._device.relearn()
+        if self._doubts_constants:
+            self._device.forget_constants()
+            self._static_known = self._doubts_constants = False
         self._rows: dict[Tier, list[Metric[Any]]] = {tier: [] for tier in get_args(Tier)}
         for row in GpuReadings.rows:
             if not row.opt_in or row.opt_in in self._plan.opted_in:

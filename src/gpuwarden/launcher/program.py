@@ -130,7 +130,7 @@ def _add_shell(command: Sequence[str], environment: Mapping[str, str]) -> Sequen
     """Return the command, with /bin/sh before a script that has no `#!`: shells and execvp(3) run it so."""
     path = shutil.which(command[0], path=environment.get("PATH", os.defpath))
     with contextlib.suppress(OSError):  # it cannot be read
-        if path is not None:
+        if path is not None and Path(path).is_file():  # to open a FIFO would wait for its writer
             with Path(path).open("rb") as file:
                 head = file.read(_HEAD_BYTES)
             if not head.startswith(b"#!") and b"\0" not in head:  # binary formats have a zero byte in their head

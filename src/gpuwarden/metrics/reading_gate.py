@@ -10,7 +10,8 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 from gpuwarden.formatting import format_fields
 from gpuwarden.metrics.model import Kind, Labels, Metric, Reading, Readings, Unit
@@ -42,27 +43,40 @@ MAX_RATES: Mapping[Unit, float] = {
     "seconds": 2,
 }
 UPDATE_SECONDS = 2.0  # by which the driver may update a counter late
-MIN_RESET_SECONDS = 600.0  # after which a counter that went back and stands still was reset
+MIN_RESET_SECONDS = 60.0  # after which a counter that went back and stands still was reset
+
+
+@dataclass(slots=True)
+class _Counted:
+    """One counter: the driver's last value that passed, its time, and how much of it is left out.
+
+    `suspect` is the first of the values since then that do not follow it, with its time.
+    """
+
+    value: float
+    at: float
+    left_out: float = 0.0
+    suspect: tuple[float, float] | None = None
 
 
 class ReadingGate:
     """Gate of one GPU and its MIG instances. Used by one thread at a time; `clock` is monotonic, `uuid` for the log.
 
-    A counter passes only if it rises, no faster than it can. One that went back was reset, and passes again, once it
-    rises from there or has stayed there for MIN_RESET_SECONDS. One that jumped stays out as long as it stands still.
+    A counter passes if it rises, no faster than it can. Else it is refused, until the next values rise from there too:
+    - It went back: the driver has reset it, and it restarts. One that stands still after that has to do so for
+      MIN_RESET_SECONDS, as a driver that returns 0 for a while would make a jump of its return.
+    - It jumped: it continues at the value before, without the jump.
     """
 
     def __init__(self, clock: Callable[[], float], uuid: str | None = None) -> None:
         self._clock = clock
         self._uuid = uuid
-        self._passed: dict[tuple[Metric[Any], Labels], tuple[float, float]] = {}  # value and time of counters
-        self._refused: dict[tuple[Metric[Any], Labels], tuple[float, float]] = {}  # since they last passed
+        self._counters: dict[tuple[Metric[Any], Labels], _Counted] = {}
         self._logged: set[Metric[Any]] = set()
 
     def clear(self) -> None:
         """Drop what is known of counters, after a reset of the GPU."""
-        self._passed.clear()
-        self._refused.clear()
+        self._counters.clear()
 
     def filter(self, row: Metric[Any], reading: Reading, earlier: Readings, errors: Counter[str]) -> Reading:
         """Return a reading without refused values, which are counted in `errors`; None where it was one value.
@@ -70,19 +84,26 @@ class ReadingGate:
         `earlier` are the readings of the rows above, by one of which the row may be bounded.
         """
         if isinstance(reading, (int, float)):
-            return reading if self.admit(row, reading, earlier, errors) else None
+            return self._pass(row, reading, earlier, errors)
         if row.kind == "info" or not isinstance(reading, Mapping):
             return reading
-        if row.kind == "gauge" and self._are_within_bounds(row, reading.values(), earlier):  # cheaper than one by one
+        if row.kind == "gauge" and _are_within_bounds(row, reading.values(), earlier):  # cheaper than one by one
             return reading
-        kept = {labels: each for labels, each in reading.items() if self.admit(row, each, earlier, errors, labels)}
-        return reading if len(kept) == len(reading) else kept
+        passed = {labels: self._pass(row, each, earlier, errors, labels) for labels, each in reading.items()}
+        return {labels: each for labels, each in passed.items() if each is not None}
 
-    def admit(self, row: Metric[Any], value: Any, earlier: Readings, errors: Counter[str], labels: Labels = ()) -> bool:
-        """Return whether a value passes; count it in `errors` if it does not, and log the first one of its row."""
-        is_within = self._are_within_bounds(row, (value,), earlier)
-        if is_within and (row.kind == "gauge" or self._rises(row, labels, value)):
-            return True
+    def admits(self, row: Metric[Any], value: float, earlier: Readings, errors: Counter[str]) -> bool:
+        """Return whether a value could be one of a gauge; count it in `errors` if not."""
+        return self._pass(row, value, earlier, errors) is not None
+
+    def _pass(
+        self, row: Metric[Any], value: Any, earlier: Readings, errors: Counter[str], labels: Labels = ()
+    ) -> float | None:
+        """Return the value to show; None, counted in `errors`, for one that is refused, the first of a row logged."""
+        if _are_within_bounds(row, (value,), earlier):
+            passed = value if row.kind == "gauge" else self._count(row, labels, value)
+            if passed is not None:
+                return cast("float", passed)
         errors[IMPLAUSIBLE] += 1
         if row not in self._logged and _find_high(row, earlier) is not None:  # otherwise the row above has been logged
             self._logged.add(row)
@@ -90,36 +111,39 @@ class ReadingGate:
                 "implausible reading refused, further ones are only counted %s",
                 format_fields(gpu=self._uuid, metric=row.name, labels=",".join(labels) or None, value=value),
             )
-        return False
+        return None
 
-    @staticmethod
-    def _are_within_bounds(row: Metric[Any], values: Iterable[Any], earlier: Readings) -> bool:
-        low, high = (row.bounds or DEFAULT_BOUNDS[row.kind, row.unit])[0], _find_high(row, earlier)
-        if high is None:
+    def _count(self, row: Metric[Any], labels: Labels, value: float) -> float | None:
+        """Return the value of a counter to show; None if it is refused."""
+        now, rate = self._clock(), MAX_RATES[row.unit]
+        counter = self._counters.get((row, labels))
+        if counter is None:
+            self._counters[row, labels] = _Counted(value, now)
+            return value
+
+        def follows(before: float, at: float) -> bool:
+            return 0 <= value - before <= rate * (now - at + UPDATE_SECONDS)
+
+        if not follows(counter.value, counter.at):
+            if counter.suspect is None or not follows(*counter.suspect):
+                counter.suspect = value, now
+                return None
+            went_back, stands_still = value < counter.value, value == counter.suspect[0]
+            if went_back and stands_still and now - counter.suspect[1] < MIN_RESET_SECONDS:
+                return None
+            counter.left_out = 0.0 if went_back else counter.left_out + value - counter.value
+        counter.value, counter.at, counter.suspect = value, now, None
+        return value - counter.left_out
+
+
+def _are_within_bounds(row: Metric[Any], values: Iterable[Any], earlier: Readings) -> bool:
+    low, high = (row.bounds or DEFAULT_BOUNDS[row.kind, row.unit])[0], _find_high(row, earlier)
+    if high is None:
+        return False
+    for value in values:  # noqa: SIM110 - all() takes twice the time
+        if not low <= value <= high:
             return False
-        for value in values:  # noqa: SIM110 - all() takes twice the time
-            if not low <= value <= high:
-                return False
-        return True
-
-    def _rises(self, row: Metric[Any], labels: Labels, value: float) -> bool:
-        key, now, rate = (row, labels), self._clock(), MAX_RATES[row.unit]
-        passed, refused = self._passed.get(key), self._refused.get(key)
-        stays = refused is not None and value == refused[0]
-
-        def follows(before: tuple[float, float]) -> bool:
-            return 0 <= value - before[0] <= rate * (now - before[1] + UPDATE_SECONDS)
-
-        def was_reset(before: tuple[float, float]) -> bool:
-            return follows(before) and (not stays or now - before[1] >= MIN_RESET_SECONDS)
-
-        if passed is None or (follows(passed) and not stays) or (value < passed[0] and refused and was_reset(refused)):
-            self._passed[key] = value, now
-            self._refused.pop(key, None)
-            return True
-        if not stays:
-            self._refused[key] = value, now
-        return False
+    return True
 
 
 def _find_high(row: Metric[Any], earlier: Readings) -> float | None:

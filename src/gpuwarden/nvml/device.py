@@ -51,6 +51,7 @@ class Device:
         self._readings: Readings = {}
         self._answers: dict[Any, Any] = {}
         self._lacks: set[Any] = set()  # calls that this device or driver does not support
+        self._constants: dict[Any, Any] = {}  # answers of `query_once`
         self._remembered: dict[Any, Any] = {}  # valid as long as the handle
         self._fields: dict[Field, float | Exception | None] = {}
         self._lacking_fields: set[Field] = set()
@@ -65,6 +66,7 @@ class Device:
         self.handle = handle
         self._lacks.clear()
         self._lacking_fields.clear()
+        self._constants.clear()
         self._remembered.clear()
         self._slow_answers.clear()
 
@@ -89,6 +91,10 @@ class Device:
         self._lacking_fields.clear()
         self.gpm.relearn()
         self._remembered = {question: answer for question, answer in self._remembered.items() if answer is not None}
+
+    def forget_constants(self) -> None:
+        """Query again what cannot change: an answer may have been nonsense."""
+        self._constants.clear()
 
     def query(self, function: Callable[Concatenate[Handle, P], T], /, *args: P.args, **_: P.kwargs) -> T:
         """Query the driver. Blocks as long as the driver does; raises NVMLError (not cached) or NoValueError."""
@@ -119,8 +125,11 @@ class Device:
         return None if type(answer) is int and answer in _NOT_AVAILABLE else answer
 
     def query_once(self, function: Callable[Concatenate[Handle, P], T], /, *args: P.args, **_: P.kwargs) -> T | None:
-        """Query once per handle what cannot change; None if unsupported."""
-        return self.remember((function, args), lambda: self.try_query(function, *args))  # type: ignore[call-arg] # as above
+        """Query once per handle what cannot change, unless `forget_constants` follows; None if unsupported."""
+        key = (function, args)
+        if key not in self._constants:
+            self._constants[key] = self.try_query(function, *args)  # type: ignore[call-arg] # as above
+        return self._constants[key]  # type: ignore[no-any-return] # the key names the function that made it
 
     def query_slowly(self, key: Any, query: Callable[[], T]) -> T:
         """Query in readings of the slow tier, for a part of a row of the poll tier; return that answer in the others.

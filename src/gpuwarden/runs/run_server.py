@@ -8,6 +8,7 @@ import logging
 import os
 import resource
 import socket
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ MESSAGE_BATCH = 16  # messages read from one connection at a time
 ACCEPT_BATCH = BACKLOG  # with less, a flood of clients keeps the queue full and others out
 REST_SECONDS = 0.02  # after a full batch: at most 800 messages a second from one client
 MAX_FLOOD_RATIO = 0.5  # share of the event loop's time for clients that never pause; polls need the rest
-MAX_LAST_MESSAGES = 1024  # read from a connection before it is closed; the kernel queues fewer (net.core.wmem_max)
+MAX_LAST_MESSAGES = 1024  # read from a connection before it is closed; with 212,992 bytes the kernel queues 280
 MAX_STOP_SECONDS = 1.0  # for which the last messages of all runs are read when the daemon stops
 NO_DESCRIPTOR_REST_SECONDS = 1.0
 UNREAD_ADVICE_BYTES = 16384  # kernel queue for a run that does not read
@@ -288,9 +289,9 @@ class RunServer:
             if isinstance(message, Hello):
                 self._set_advised(connection, peer, message)
             elif isinstance(message, End) and message.sent is not None:
-                # A cross-check: the kernel loses none. Untrusted, so it counts at most what a connection can queue.
+                # A cross-check: the kernel loses none. Untrusted, so it counts once, and at most MAX_LAST_MESSAGES.
                 self._count_lost(peer, min(message.sent - client.messages_read, MAX_LAST_MESSAGES))
-                client.messages_read = max(client.messages_read, message.sent)
+                client.messages_read = sys.maxsize
             while self._registry.displaced:
                 for each in self._of_process.get(self._registry.displaced.pop(), [])[:]:
                     self._close(each)
@@ -384,7 +385,7 @@ def _count_unread(connection: socket.socket) -> int:
     number = 0
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RD)
-        while number < MAX_LAST_MESSAGES and receive_packet(connection):
+        while receive_packet(connection):
             number += 1
     return number
 
