@@ -32,7 +32,6 @@ history = fit_with_oom_retry(
     model,
     make_dataset,
     batch_size=1024,
-    keep_effective_batch=True,  # with half the batch size, two batches make one update
     epochs=3,
     callbacks=[GpuWarden(name="oom retry")],
 )

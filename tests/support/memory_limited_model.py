@@ -19,7 +19,7 @@ X = np.random.default_rng(0).random((EXAMPLES, 3), "float32")
 Y = X.sum(axis=1, keepdims=True)
 
 
-def model(optimizer: Any = "adam", *, dropout: float = 0.1, **compiling: Any) -> Any:
+def model(optimizer: Any = "adam", **compiling: Any) -> Any:
     """Make the same model each time, once memory that earlier ones hold is free: TensorFlow would wait 10 s for it."""
     gc.collect()
     keras.utils.set_random_seed(1)
@@ -27,7 +27,7 @@ def model(optimizer: Any = "adam", *, dropout: float = 0.1, **compiling: Any) ->
         [
             keras.layers.Input((3,)),
             keras.layers.Dense(WIDTH, activation="relu"),
-            keras.layers.Dropout(dropout, seed=2),
+            keras.layers.Dropout(0.1, seed=2),
             keras.layers.Dense(1),
         ]
     )

@@ -76,14 +76,10 @@ def wrapped() -> Any:
     return [size, same, bool(torch.equal(seed, torch.get_rng_state()))]
 
 
-def retried(*, effective: bool) -> Any:
+def retried() -> Any:
     """Retry, and compare with a plain fit of the batch size that fits."""
     of, plain = model(), model()
-    history = fit_with_oom_retry(
-        of, lambda _: (X, Y), 32, epochs=2, verbose=0, shuffle=False, keep_effective_batch=effective
-    )
-    if effective:
-        plain.compile(keras.optimizers.Adam(gradient_accumulation_steps=4), "mse", run_eagerly=True)
+    history = fit_with_oom_retry(of, lambda _: (X, Y), 32, epochs=2, verbose=0, shuffle=False)
     plain.fit(X, Y, batch_size=FITS, epochs=2, verbose=0, shuffle=False)
     weights = [np.allclose(a, b, atol=1e-6) for a, b in zip(of.get_weights(), plain.get_weights(), strict=True)]
     return [history.batch_sizes, history.oom_retries, all(weights)]
@@ -101,8 +97,7 @@ if __name__ == "__main__":
     warnings.simplefilter("ignore")
     cases = {
         "searched": outcome(searched),
-        "retried": outcome(lambda: retried(effective=False)),
-        "effective": outcome(lambda: retried(effective=True)),
+        "retried": outcome(retried),
     }
     if keras.backend.backend() == "torch":
         cases["wrapped"] = outcome(wrapped)

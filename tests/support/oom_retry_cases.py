@@ -117,26 +117,6 @@ def case_later(folder: Path) -> Any:
     }
 
 
-def case_effective(_: Path) -> Any:
-    trained, plain = model("adam", dropout=0.0), model("adam", dropout=0.0)
-    history = fit_with_oom_retry(trained, dataset, 4096, epochs=2, verbose=0, keep_effective_batch=True)
-    optimizer = keras.optimizers.Adam(gradient_accumulation_steps=2)
-    plain.compile(optimizer, loss="mse")
-    plain.fit(dataset(2048), epochs=2, verbose=0)
-    # Keras has the accumulators before the moments, here they come after.
-    moments = [np.asarray(each) for each in trained.optimizer._momentums]
-    expected = [np.asarray(each) for each in optimizer._momentums]
-    return {
-        "sizes": history.batch_sizes,
-        "updates": [int(trained.optimizer.iterations), int(optimizer.iterations)],
-        "weights": all(
-            np.allclose(a, b, rtol=1e-4, atol=1e-6)
-            for a, b in zip(trained.get_weights(), plain.get_weights(), strict=True)
-        ),
-        "moments": all(np.allclose(a, b, rtol=1e-3, atol=1e-6) for a, b in zip(moments, expected, strict=True)),
-    }
-
-
 def case_validation(_: Path) -> Any:
     trained = model()
     own = raised(
@@ -415,7 +395,6 @@ def case_arguments(_: Path) -> Any:
         "schedule": wrong(model=model(keras.optimizers.Adam(schedule))),
         "second_schedule": wrong(model=pair(keras.optimizers.SGD(schedule))),
         "scaled_schedule": wrong(model=model(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(schedule)))),
-        "average": wrong(model=model(keras.optimizers.Adam(use_ema=True)), keep_effective_batch=True),
     }
 
 

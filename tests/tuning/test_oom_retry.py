@@ -17,7 +17,7 @@ AT_ONCE = (  # each line in a process of its own, none of which waits for memory
     ("two_retries", "validation", "other_errors"),
     ("before_the_first_epoch", "later", "second_optimizer", "of_a_callback"),
     ("half_written", "without_y", "validated", "of_the_checkpoint"),
-    ("effective", "exhausted", "unrestorable", "arguments"),
+    ("exhausted", "unrestorable", "arguments"),
 )
 
 pytestmark = pytest.mark.frameworks
@@ -63,15 +63,6 @@ def test_later(case: Any) -> None:
     assert result["alike"]
     assert result["best"][0] == result["best"][1]  # EarlyStopping knows all epochs
     assert result["kept"]
-
-
-def test_effective(case: Any) -> None:
-    """The option keep_effective_batch gives the result of an optimizer that accumulated from the start."""
-    result = case["result"]
-    assert result["sizes"] == {"0": 2048, "1": 2048}
-    assert result["updates"] == [4, 4]
-    assert result["weights"]
-    assert result["moments"]
 
 
 def test_validation(case: Any) -> None:
@@ -198,7 +189,6 @@ def test_arguments(case: Any) -> None:
         "schedule": "model: the LearningRateSchedule of its optimizer Adam",
         "second_schedule": "model: the LearningRateSchedule of its optimizer SGD",
         "scaled_schedule": "model: the LearningRateSchedule of its optimizer Adam",
-        "average": "keep_effective_batch: not supported: the optimizer's moving average",
         "callbacks": "callbacks: BackupAndRestore is not supported",
     }
     for name, each in result.items():
@@ -216,4 +206,3 @@ def test_backends(backend: str, tmp_path: Path) -> None:
         assert (size, len(same), all(same.values()), seed) == (32, 7, True, True)
     assert result["searched"] == [[8, True, True, True]] * 2
     assert result["retried"] == [{"0": 8, "1": 8}, 2, True]
-    assert result["effective"] == [{"0": 8, "1": 8}, 2, True]

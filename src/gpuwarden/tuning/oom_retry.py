@@ -16,7 +16,6 @@ from gpuwarden.client.keras_import import keras
 from gpuwarden.client.reporter import report_oom_retry
 from gpuwarden.tuning.argument_checks import check_sizes, check_whole
 from gpuwarden.tuning.device_allocator import add_note, free_memory, is_device_oom
-from gpuwarden.tuning.gradient_accumulation import accumulate, check_accumulation, read_accumulation
 from gpuwarden.tuning.model_checks import check_model
 from gpuwarden.tuning.model_snapshot import ModelSnapshot
 from gpuwarden.tuning.optimizers import list_optimizers, unwrap_optimizer, variable_scope
@@ -37,7 +36,6 @@ def fit_with_oom_retry(
     batch_size: int,
     *,
     checkpoint: str | os.PathLike[str] | None = None,
-    keep_effective_batch: bool = False,
     smallest: int = 1,
     tries: int = 4,
     initial_epoch: int = 0,
@@ -59,7 +57,6 @@ def fit_with_oom_retry(
         batch_size: Batch size of the first try.
         checkpoint: File for the model's state at the start of each epoch, with the suffix .weights.h5. It is kept.
             Default: none.
-        keep_effective_batch: True to accumulate gradients, so that an update has as many examples as before.
         smallest: Smallest batch size to try.
         tries: Largest number of fits, the first included.
         initial_epoch: As for `fit`.
@@ -84,10 +81,7 @@ def fit_with_oom_retry(
     _check_arguments(make_dataset, fit_kwargs)
     limits = _Limits(*check_sizes(batch_size, smallest), check_whole(tries, "tries"))
     path = _check_path(checkpoint)
-    if keep_effective_batch:
-        check_accumulation(model)
-    training = _Training(model, make_dataset, limits, _EpochBegin(path, initial_epoch), fit_kwargs)
-    return training.fit(read_accumulation(model) * limits.batch_size if keep_effective_batch else None)
+    return _Training(model, make_dataset, limits, _EpochBegin(path, initial_epoch), fit_kwargs).fit()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,18 +115,18 @@ class _Training:
         # First in the list: at an epoch's start no other callback has changed anything yet.
         self._callbacks = [self._begin, *self._user, *([] if history else [self._history])]
 
-    def fit(self, effective: int | None) -> Any:
-        """Fit until it is done; `effective` is the number of examples of an update, None if it may change."""
+    def fit(self) -> Any:
+        """Fit until it is done; return the History of all tries."""
         size = self._limits.batch_size
         for attempt in range(1, self._limits.tries + 1):
             self._begin.size = size
-            smaller = _choose_smaller(size, effective, self._limits.smallest)
+            smaller = size // 2 if size // 2 >= self._limits.smallest else None
             error = self._try(size, attempt, smaller)
             if error is None:
                 break
             assert smaller is not None  # otherwise the error was raised
             free_memory(error)
-            self._restore(error, None if effective is None else effective // smaller)
+            self._restore(error)
             log.warning(
                 "out of memory, restarting the epoch with a smaller batch batch_size=%d epoch=%d new_batch_size=%d "
                 "try=%d tries=%d",
@@ -159,13 +153,11 @@ class _Training:
             return error
         return None
 
-    def _restore(self, error: Exception, steps: int | None) -> None:
-        """Restore the model, and make it accumulate `steps` batches; if that fails, raise the out-of-memory."""
+    def _restore(self, error: Exception) -> None:
+        """Restore the model; if that fails, raise the out-of-memory."""
         try:
             assert self._begin.snapshot is not None  # otherwise the error was raised
             self._begin.snapshot.restore()
-            if steps is not None:
-                accumulate(self._model, steps)
         except Exception as failure:
             add_note(
                 error,
@@ -279,14 +271,6 @@ def _hide_train_begin(user: Sequence[Any], history: Any) -> Iterator[None]:
 
 def _nothing(logs: Any = None) -> None:
     """Do nothing, in place of a hook."""
-
-
-def _choose_smaller(size: int, effective: int | None, smallest: int) -> int | None:
-    """Return the next size: half, or less if it has to divide the number of examples of an update."""
-    smaller = size // 2
-    while effective is not None and smaller > 1 and effective % smaller:
-        smaller -= 1
-    return smaller if smaller >= smallest else None
 
 
 def _has_own_batches(validation: Any) -> bool:
