@@ -169,9 +169,7 @@ def _add_run(parser: SuggestingParser) -> None:
     parser.add_argument(
         "--census", action="store_true", help="when memory leaks or runs short, find what keeps the tensors"
     )
-    parser.add_argument(
-        "--card", type=Path, metavar="FILE", help="write the card to a file too: FILE.html, FILE.json or FILE.md"
-    )
+    parser.add_argument("--card", type=Path, metavar="FILE", help="write the card to a file too: FILE.txt or FILE.json")
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="-- PROGRAM", help="program and its arguments, run as they are"
     )
@@ -400,7 +398,7 @@ COMMANDS = (
         "any other program by its GPUs. When it has ended, print a card to standard error: outcome and cause, memory, "
         "step time, input wait, throttling, energy, next step. The exit status and signals are the program's own. "
         "Without a daemon on this machine it starts a private one.",
-        ("gpuwarden run -- python train.py", "gpuwarden run --card card.html -- torchrun train.py"),
+        ("gpuwarden run -- python train.py", "gpuwarden run --card card.json -- torchrun train.py"),
         "launcher.run_command:run",
         _add_run,
     ),

@@ -1,4 +1,4 @@
-"""Rows of a card: labels and texts, the same in a terminal, in Markdown and in HTML."""
+"""Rows of a card: labels and texts."""
 
 from __future__ import annotations
 

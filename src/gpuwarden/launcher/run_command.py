@@ -18,7 +18,7 @@ from gpuwarden.cli.common.terminal import WRONG_USE, complain, discard_output, e
 from gpuwarden.cli.top.state_reader import fetch_gpu_numbers
 from gpuwarden.config.schema import Config
 from gpuwarden.launcher.card import Card, ProgramFacts, make_card
-from gpuwarden.launcher.card_formats import FORMATS, render_text, write_card
+from gpuwarden.launcher.card_formats import FORMATS, MAX_WIDTH, render_text, write_card
 from gpuwarden.launcher.host_kills import HostKillWatch
 from gpuwarden.launcher.introduction import introduce_program
 from gpuwarden.launcher.private_daemon import DaemonPlace, open_daemon
@@ -29,7 +29,6 @@ from gpuwarden.launcher.run_records import await_records
 from gpuwarden.protocol.run_folder import FOLDER_VARIABLE, ProcessNote, read_crashes, read_notes, write_note
 
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126  # exit statuses, as of a shell
-_MAX_WIDTH = 100  # columns of the card
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -99,7 +98,7 @@ def _make_card(command: Sequence[str], facts: ProgramFacts, place: DaemonPlace |
 
 def _show(card: Card, path: Path | None) -> None:
     """Print the card to standard error, so that the program's own output stays as it is; write it to a file too."""
-    width = min(shutil.get_terminal_size((80, 24)).columns, _MAX_WIDTH)
+    width = min(shutil.get_terminal_size((80, 24)).columns, MAX_WIDTH)
     try:
         sys.stderr.write(f"\n{render_text(card, width)}")
         sys.stderr.flush()
