@@ -51,7 +51,6 @@ class Counts:
     advice_dropped: int = 0
     early_polls: int = 0
     tier_reads: Mapping[str, tuple[int, float]] = field(default_factory=dict)  # number and seconds, by tier
-    nvml_calls: Mapping[str, tuple[int, float]] = field(default_factory=dict)  # likewise, by function
     queue_lengths: Mapping[str, int] = field(default_factory=dict)
     alerts_dropped: int | None = None  # None: the daemon itself sends no alerts
     alerts_posted: Mapping[str, DeliveryCounts] = field(default_factory=dict)  # by the Alertmanager's URL

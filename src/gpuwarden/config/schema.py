@@ -134,8 +134,7 @@ class MetricsConfig:
 
     profile: str = option(choice("profile", *get_args(Profile)), "standard",
         "Metrics of /metrics (docs/reference/metrics.md). minimal: at most 200 series with 8 GPUs and a few runs, for "
-        "fleets; full: those of processes too, as with processes.series, and after a restart those of NVML's "
-        "functions. Names by compat are added to each profile.")
+        "fleets; full: those of processes too, as with processes.series. Names by compat are added to each profile.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,6 @@ poll:
   previous configuration if the file is invalid, and logs the options that need a restart.
 - A reload applies {reloadable}.
 - Only a restart switches the daemon's own alerts on or off: their first target, or the removal of the last one.
-- Only a restart starts or stops the metrics of NVML calls, which are in `metrics.profile: full`.
 - Unknown and duplicate keys are errors. A section without options is valid. Quotes are optional; YAML tags are errors.
 """
 

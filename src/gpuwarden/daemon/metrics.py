@@ -58,12 +58,6 @@ class DaemonReadings(Table[State], prefix="gpuwarden_"):
     tier_read_seconds_total = Metric[State](
         "gpuwarden_tier_read_seconds_total", "counter", "seconds", "Time spent reading the metrics of a tier, summed over GPUs, which are read in parallel.",
         lambda state: {(tier,): seconds for tier, (_, seconds) in state.counts.tier_reads.items()}, labels=("tier",))
-    nvml_calls_total = Metric[State](
-        "gpuwarden_nvml_calls_total", "counter", "", "Calls of an NVML function, failed ones included.",
-        lambda state: {(function,): number for function, (number, _) in state.counts.nvml_calls.items()}, labels=("function",), profile="full")
-    nvml_call_seconds_total = Metric[State](
-        "gpuwarden_nvml_call_seconds_total", "counter", "seconds", "Time that the calls of an NVML function took.",
-        lambda state: {(function,): seconds for function, (_, seconds) in state.counts.nvml_calls.items()}, labels=("function",), profile="full")
     queue_length = Metric[State](
         "gpuwarden_queue_length", "gauge", "", "Entries that wait: driver_calls = not returned; run_records = not on the disk; alerts = not yet sent.",
         lambda state: {(queue,): length for queue, length in state.counts.queue_lengths.items()}, labels=("queue",))

@@ -25,7 +25,6 @@ from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
 from gpuwarden.host import oom_killer, pid_namespace
 from gpuwarden.host.host_sampler import HostSample, HostSampler
 from gpuwarden.host.kernel_log import KernelLog, KernelRecord
-from gpuwarden.nvml.call_times import CallTimes
 from gpuwarden.nvml.events.model import GpuEvent, XidReport
 from gpuwarden.owners.containers import ContainerNames
 from gpuwarden.owners.processes import ProcessIdentifier
@@ -66,9 +65,6 @@ class Pipeline:
         request_poll: Callable[[], object] = lambda: None,
         request_poll_from_thread: Callable[[], object] = lambda: None,
     ) -> None:
-        self._call_times = CallTimes() if config.metrics.profile == "full" else None
-        if self._call_times is not None:  # costs 1 µs a call
-            source = replace(source, nvml=self._call_times.measure(source.nvml))
         self._config = config
         self._source = source
         self._request_from_thread = request_poll_from_thread
@@ -238,7 +234,6 @@ class Pipeline:
             receipt_errors=self.recorder.errors,
             advice_dropped=self._advice_dropped,
             tier_reads=dict(poller.tier_times),
-            nvml_calls=self._call_times.totals() if self._call_times else {},
             queue_lengths={
                 **counts.queue_lengths,
                 "driver_calls": poller.pending_calls,
