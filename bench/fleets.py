@@ -1,7 +1,7 @@
 """A fleet in Prometheus and in VictoriaMetrics, side by side: `python bench/fleets.py`.
 
 One process plays the hosts: each has the page of a real daemon on simulated GPUs, with labels of its own and values
-that move as between two pages of that daemon. Both engines have the files of `gpuwarden fleet init`, and its rules.
+that move as between two pages of that daemon. Both engines have the files of docs/use/fleets.md.
 Prints series, samples a second, CPU, memory and the time of all queries of the dashboards, and how many of these return
 the same series. Takes about twelve minutes; needs the packages prometheus and victoria-metrics.
 """
@@ -31,9 +31,9 @@ ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "tests" / "support"))
 
 from committed_dashboards import PANELS, expressions  # noqa: E402 - found only now
+from fleet_page import write_fleet  # noqa: E402 - likewise
 from stand_in_server import TEXT, serve_answers  # noqa: E402 - likewise
 
-from gpuwarden.cli.main import main as gpuwarden  # noqa: E402 - likewise
 from programs import GPUWARDEN, conditions, cpu_seconds, memory, program  # noqa: E402 - likewise
 from scraping import HOST, free_port, page, samples, wait_for  # noqa: E402 - likewise
 
@@ -157,7 +157,7 @@ class Engine:
 
 @contextlib.contextmanager
 def prometheus(folder: Path, fleet: Fleet) -> Iterator[Engine]:
-    """Run Prometheus with the files of `gpuwarden fleet init`."""
+    """Run Prometheus with the files of docs/use/fleets.md."""
     port = _init(folder, fleet, "prometheus")
     command = [_installed("prometheus"), f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
     with program([*command, f"--web.listen-address={HOST}:{port}"], dict(os.environ), folder / "log") as pid:
@@ -166,7 +166,7 @@ def prometheus(folder: Path, fleet: Fleet) -> Iterator[Engine]:
 
 @contextlib.contextmanager
 def victoriametrics(folder: Path, fleet: Fleet) -> Iterator[Engine]:
-    """Run VictoriaMetrics and vmalert with the files of `gpuwarden fleet init`."""
+    """Run VictoriaMetrics and vmalert with the files of docs/use/fleets.md."""
     port = _init(folder, fleet, "victoriametrics")
     url, env = f"http://{HOST}:{port}", dict(os.environ)
     command = [_installed("victoria-metrics"), f"-promscrape.config={folder}/scrape.yml", "-search.latencyOffset=0"]
@@ -181,8 +181,7 @@ def victoriametrics(folder: Path, fleet: Fleet) -> Iterator[Engine]:
 
 
 def _init(folder: Path, fleet: Fleet, engine: str) -> int:
-    with contextlib.redirect_stdout(sys.stderr):
-        gpuwarden(["fleet", "init", HOST, f"--engine={engine}", f"--out={folder}"])
+    write_fleet(folder, HOST, engine)
     (folder / "targets" / "gpuwarden.json").write_text(fleet.targets(), encoding="utf-8")
     return free_port()
 

@@ -56,7 +56,7 @@ def test_contents(deb: Path) -> None:
         "./usr/share/doc/gpuwarden/copyright",
         "./usr/share/man/man1/gpuwarden.1.gz",
         PROGRAM + "gpuwarden/web/static/index.html",
-        PROGRAM + "gpuwarden/cli/fleet/dashboards/gpuwarden-fleet.json",
+        PROGRAM + "gpuwarden/cli/commands/dashboards/gpuwarden-fleet.json",
     }
     assert wanted - names == set()
     assert [name for name in names if "__pycache__" in name or "dist-info" in name] == []

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from fleet_page import write_fleet
 from services import ROOT, Process, ending, fetch, free_port, until
 from stand_in_server import TEXT, serve_answers
 
-from gpuwarden.cli.main import main
 from system_parts import needs
 
 pytestmark = pytest.mark.system
@@ -68,7 +68,7 @@ def test_agent_sends_hosts_from_files_and_http(tmp_path: Path) -> None:
     config["remote_write"][0] = {"url": f"{store.url}/api/v1/write", "queue_config": {"batch_send_deadline": "1s"}}
     config["global"]["scrape_interval"] = "1s"
     with served_host() as host, ending(store):
-        assert main(["fleet", "init", host, "--out", str(tmp_path)]) == 0  # its targets are those of the agent
+        write_fleet(tmp_path, host)  # its targets are those of the agent
         config["scrape_configs"][0]["http_sd_configs"] = [{"url": f"http://{host}/targets"}]
         (tmp_path / "agent.yml").write_text(json.dumps(config))  # JSON is YAML
         command = [needs("prometheus", "prometheus"), "--enable-feature=agent", f"--config.file={tmp_path}/agent.yml"]
@@ -79,10 +79,10 @@ def test_agent_sends_hosts_from_files_and_http(tmp_path: Path) -> None:
             until(lambda: store.query("count by (cluster) (gpuwarden_gpu_up)") == expected, "the GPUs of both")
 
 
-def test_victoriametrics_runs_what_fleet_init_writes(tmp_path: Path) -> None:
-    """VictoriaMetrics scrapes the targets that `fleet init` writes, and vmalert evaluates its rules there."""
+def test_victoriametrics_runs_the_files_of_the_page(tmp_path: Path) -> None:
+    """VictoriaMetrics scrapes the targets of docs/use/fleets.md, and vmalert evaluates its rules there."""
     with served_host() as host:
-        assert main(["fleet", "init", host, "--engine", "victoriametrics", "--out", str(tmp_path)]) == 0
+        write_fleet(tmp_path, host, "victoriametrics")
         scrape = tmp_path / "scrape.yml"
         scrape.write_text(scrape.read_text().replace("scrape_interval: 15s", "scrape_interval: 1s"))
         rules = tmp_path / "rules" / "gpuwarden.yml"
@@ -100,8 +100,8 @@ def test_victoriametrics_runs_what_fleet_init_writes(tmp_path: Path) -> None:
 
 
 def test_fleet_configuration_is_accepted(tmp_path: Path) -> None:
-    """Promtool accepts what `fleet init` writes for Prometheus, and the agent's configuration."""
-    assert main(["fleet", "init", "box1", "--out", str(tmp_path)]) == 0
+    """Promtool accepts the configuration of docs/use/fleets.md, and the agent's configuration."""
+    write_fleet(tmp_path, "box1:9846")
     (tmp_path / "agent.yml").write_text((ROOT / "deploy" / "prometheus" / "agent.yml").read_text())
     promtool = needs("promtool", "prometheus")
     for more in (["prometheus.yml"], ["--agent", "agent.yml"]):

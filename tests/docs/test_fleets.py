@@ -1,4 +1,4 @@
-"""docs/use/fleets.md and the queries of docs/use/dcgm-migration.md: joins give results, queries parse."""
+"""docs/use/fleets.md and the queries of docs/use/dcgm-migration.md: files agree, joins give results, queries parse."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
+from fleet_page import FILES, configuration
 from promql import unknown
 
 from system_parts import needs
 
-USE = Path(__file__).parents[2] / "docs" / "use"
+REPOSITORY = Path(__file__).parents[2]
+USE = REPOSITORY / "docs" / "use"
+SAMPLE_LIMIT = 150_000
 
 JOINED = {
     'gpuwarden_gpu_utilization_ratio{job="gpuwarden",instance="box1:9846",host="box1",uuid="GPU-a"}': "0.1x20",
@@ -23,6 +27,27 @@ JOINED = {
     'gpuwarden_owner_gpu_memory_used_bytes{instance="box1",uuid="GPU-b",owner_kind="pod",owner="ml/train-0"}': "5x20",
     'kube_pod_labels{instance="state:8080",namespace="ml",pod="train-0",label_team="vision"}': "1x20",
 }
+
+
+def test_engines_have_the_same_scrape_job() -> None:
+    """The configuration of each engine has the job that rules and dashboards expect, with the limit of samples."""
+    (job,) = yaml.safe_load(configuration("prometheus"))["scrape_configs"]
+    assert (job["job_name"], job["sample_limit"]) == ("gpuwarden", SAMPLE_LIMIT)
+    assert all(yaml.safe_load(configuration(engine))["scrape_configs"] == [job] for engine in FILES)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "deploy/prometheus/prometheus.yml",
+        "deploy/prometheus/agent.yml",
+        "deploy/helm/gpuwarden/templates/monitor.yaml",
+        "docs/understand/shared-machines.md",
+    ],
+)
+def test_sample_limit_is_that_of_other_files(name: str) -> None:
+    """Other configurations, and the page of the limit's reason, have the same limit."""
+    assert re.findall(r"sample_?[lL]imit: (\d+)", (REPOSITORY / name).read_text()) == [str(SAMPLE_LIMIT)]
 
 
 @pytest.mark.system

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from gpuwarden._version import __version__
 from gpuwarden.cli.common.argument_parser import SuggestingParser
 from gpuwarden.cli.common.entry_points import REFERENCES
 from gpuwarden.cli.rules_flags import add_rules_flags, argument_type
-from gpuwarden.config.value_types import ADDRESS, DEFAULT_PORT, DURATION, Address, bounded
+from gpuwarden.config.value_types import DURATION, bounded
 
 SUMMARY = "Prometheus exporter for NVIDIA GPUs that also knows your training runs."
 ENVIRONMENT = "Environment: GPUWARDEN_LISTEN=HOST:PORT (as --listen), GPUWARDEN_SOCKET=PATH"
@@ -261,35 +260,6 @@ def _add_check_config(parser: SuggestingParser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE", help="YAML configuration to check")
 
 
-def _add_fleet(parser: SuggestingParser) -> None:
-    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    init = _add_parser(
-        actions,
-        "init",
-        "write the configuration of an engine",
-        ["gpuwarden fleet init box1 box2", "gpuwarden fleet init $(cat hosts) --engine victoriametrics --out fleet"],
-    )
-    init.add_argument(
-        "hosts", nargs="+", type=_host, metavar="HOST", help="host with a daemon, with another port as HOST:PORT"
-    )
-    init.add_argument(
-        "--engine",
-        choices=("prometheus", "victoriametrics"),
-        default="prometheus",
-        metavar="ENGINE",
-        help="monitoring system to configure: prometheus (default) or victoriametrics",
-    )
-    init.add_argument(
-        "--out",
-        type=Path,
-        default=Path("gpuwarden-fleet"),
-        metavar="DIR",
-        help="folder to write to (default gpuwarden-fleet)",
-    )
-    init.add_argument("--force", action="store_true", help="overwrite files with other contents")
-    init.set_defaults(function="cli.fleet.fleet_command:init")
-
-
 def _add_reference(parser: SuggestingParser) -> None:
     parser.add_argument("what", choices=tuple(REFERENCES), metavar="REFERENCE", help=", ".join(REFERENCES))
 
@@ -350,12 +320,6 @@ def _id_type(kind: str) -> Callable[[str], str]:
         return text
 
     return check
-
-
-def _host(text: str) -> Address:
-    has_port = re.fullmatch(r"(\[.*\]|[^:]*):\d+", text)  # the last number of ::1 is none
-    address: Address = argument_type(ADDRESS)(text if has_port else f"{text}:{DEFAULT_PORT}")
-    return address
 
 
 def _positive(text: str) -> int:
@@ -495,24 +459,16 @@ COMMANDS = (
     Command(
         "rules",
         "print Prometheus alert rules",
-        "Print the alert rules for Prometheus, with thresholds of your own. Durations are "
-        "written 30s, 10m or 1h, ratios 5% or 0.05.",
+        "Print the alert rules for Prometheus, with thresholds of your own, or write the Grafana dashboards. "
+        "Durations are written 30s, 10m or 1h, ratios 5% or 0.05.",
         (
             "gpuwarden rules > rules.yml",
             "gpuwarden rules --near-oom-ratio 10% --idle 1h",
             "gpuwarden rules --kubernetes",
+            "gpuwarden rules --dashboards dashboards",
         ),
         "cli.commands.rules_command:run",
         add_rules_flags,
-    ),
-    Command(
-        "fleet",
-        "set up Prometheus for a fleet",
-        "Write what Prometheus or VictoriaMetrics needs to monitor many hosts: targets, scrape configuration, alert "
-        "rules and dashboards.",
-        ("gpuwarden fleet init box1 box2", "gpuwarden fleet init box1 box2 --engine victoriametrics"),
-        "cli.fleet.fleet_command:init",
-        _add_fleet,
     ),
     Command(
         "capture",

@@ -1,10 +1,11 @@
-"""Flags of `gpuwarden rules`: the output format, and one flag for each threshold of the alert rules."""
+"""Flags of `gpuwarden rules`: what to output, and one flag for each threshold of the alert rules."""
 
 from __future__ import annotations
 
 import argparse
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from gpuwarden.config.rule_settings import SETTINGS, TIME
@@ -42,6 +43,7 @@ def add_rules_flags(parser: argparse.ArgumentParser) -> None:
     form.add_argument(
         "--inhibition", action="store_true", help="print inhibit_rules for Alertmanager: which alerts hide which"
     )
+    form.add_argument("--dashboards", type=Path, metavar="DIR", help="write the Grafana dashboards to a folder")
     parser.add_argument(
         "--job", type=argument_type(JOB), default="gpuwarden", metavar="NAME",
         help="scrape job of gpuwarden in Prometheus (default gpuwarden)",

@@ -1,17 +1,24 @@
-"""Command `gpuwarden rules`: alert rules for Prometheus, its operator or vmalert, inhibition rules for Alertmanager."""
+"""Command `gpuwarden rules`: alert rules for Prometheus, its operator or vmalert, inhibition rules, dashboards."""
 
 from __future__ import annotations
 
 import argparse
+import shutil
+from pathlib import Path
 
 from gpuwarden.alerts import inhibition, prometheus_rules
 from gpuwarden.alerts.alert_links import AlertLinks
-from gpuwarden.cli.common.terminal import WRONG_USE, complain, write
+from gpuwarden.cli.common.terminal import WRONG_USE, complain, say, write
 from gpuwarden.config.rule_settings import SETTINGS
+
+_DASHBOARDS = Path(__file__).with_name("dashboards")
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Print the rules."""
+    """Print the rules, or write the dashboards. Raises OSError."""
+    if parsed.dashboards is not None:
+        _write_dashboards(parsed.dashboards)
+        return 0
     try:
         write(render_rules(parsed))
     except ValueError as error:
@@ -37,3 +44,9 @@ def render_rules(parsed: argparse.Namespace) -> str:
     if parsed.vmalert:
         return prometheus_rules.render_vmalert_rules(choices)
     return prometheus_rules.render_rule_file(choices)
+
+
+def _write_dashboards(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in sorted(_DASHBOARDS.glob("*.json")):
+        say(f"wrote {shutil.copyfile(path, folder / path.name)}")

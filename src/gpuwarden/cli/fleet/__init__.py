@@ -1,1 +1,0 @@
-"""Command `gpuwarden fleet`: configuration of an engine that monitors many hosts."""
