@@ -40,11 +40,12 @@ test-all: ## run all tests (20 minutes); installs programs with apt, as root
 
 check: lint docs-site test-all ## run lint, the docs site and all tests, as CI does
 
-lint: ## check format, lint and types
+lint: ## check format, lint and types, and list unusual sizes
 	@tools/environment.sh lint test
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
+	@$(BIN)/python -m tools.architecture.sizes
 
 fix: ## format the code and fix lint errors
 	@tools/environment.sh lint
