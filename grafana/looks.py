@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from classic import BAD, NONE, PLAIN, TEXT, WARN, Json, Panel, steps
 
-from gpuwarden.clock_reasons import CLOCK_REASONS
 from gpuwarden.config import thresholds
+from gpuwarden.gpu.clock_reasons import CLOCK_REASONS
 
 NO_RUN = "no runs yet; add the callback GpuWarden() to model.fit, or watch() to a loop"
 NO_PRESSURE = "no pressure in this time range"

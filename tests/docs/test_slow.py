@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from promql import SAMPLES, unknown
 
-from gpuwarden.clock_reasons import CLOCK_REASONS
 from gpuwarden.config import thresholds
+from gpuwarden.gpu.clock_reasons import CLOCK_REASONS
 from gpuwarden.usage.gpu_meter import SLOWDOWNS
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "use" / "slow-training.md").read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ import pytest
 from faulty_simulation import FaultySimulation
 from simulated_box import simulated
 
-from gpuwarden import log_limiter
+from gpuwarden.fairness import log_limiter
 from gpuwarden.gpu import poller as poller_module
 from gpuwarden.gpu.call_pool import HUNG_AFTER_TIMEOUTS
 from gpuwarden.gpu.metrics import GpuReadings

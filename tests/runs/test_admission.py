@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from moved_clock import Clock
 
-from gpuwarden import fair_eviction
+from gpuwarden.fairness import fair_eviction
+from gpuwarden.fairness.subordinate_uids import CHECK_SECONDS, SubordinateUids
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.protocol.codec import ProtocolError
 from gpuwarden.protocol.messages import Hello
 from gpuwarden.runs.registry import RunRegistry
-from gpuwarden.subordinate_uids import CHECK_SECONDS, SubordinateUids
 from snapshots import GIB, gpu, snapshot
 
 HELLO = Hello("resnet", "none", {"GPU:0": "GPU-0"})

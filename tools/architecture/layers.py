@@ -22,10 +22,7 @@ class Layer(NamedTuple):
 DAEMON_LAYERS = (
     Layer(
         "Foundation",
-        (
-            *("_version", "protocol", "errors", "config", "metrics", "formatting"),
-            *("log_limiter", "rate_limit", "fair_eviction", "severity", "clock_reasons", "subordinate_uids"),
-        ),
+        ("_version", "protocol", "errors", "config", "metrics", "formatting", "fairness", "severity"),
     ),
     Layer("Machine and driver", ("host", "nvml")),
     Layer("GPUs and analysis", ("gpu", "xid", "owners", "analysis")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 
-from gpuwarden.log_limiter import UserLineFilter
+from gpuwarden.fairness.log_limiter import UserLineFilter
 
 _PRIORITY = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 
-from gpuwarden.rate_limit import RateLimit
+from gpuwarden.fairness.rate_limit import RateLimit
 
 # Rate limit of early polls: that many in a row, and one per interval in the long run.
 EARLY_POLLS = 3

@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields
 
+from gpuwarden.fairness.log_limiter import ChangeLog
 from gpuwarden.formatting import format_fields
 from gpuwarden.gpu.call_pool import CallPool, RepeatedCall
 from gpuwarden.gpu.memory_sampler import MemoryProbe
 from gpuwarden.gpu.reader import INTERNAL, Answers, GpuGoneError, GpuReader
 from gpuwarden.gpu.snapshot import HUNG, UNBOUND, Gpu, GpuAnswers
-from gpuwarden.log_limiter import ChangeLog
 from gpuwarden.nvml.identity import GpuIdentity, identify
 from gpuwarden.nvml.interface import Handle, Nvml
 from gpuwarden.nvml.return_codes import NVMLError, error_name

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from gpuwarden.fairness.log_limiter import ChangeLog
 from gpuwarden.formatting import format_fields
 from gpuwarden.gpu.call_pool import CallPool, RepeatedCall, wait_for_all
 from gpuwarden.gpu.memory_sampler import MemorySampler
@@ -20,7 +21,6 @@ from gpuwarden.gpu.reader import DEFAULT_PLAN, GpuReader, Plan
 from gpuwarden.gpu.runtime_suspend import SuspendMonitor
 from gpuwarden.gpu.snapshot import GPUS_HIDDEN, HUNG, Gpu, Snapshot
 from gpuwarden.host.host_reader import HostMemory, read_host_memory
-from gpuwarden.log_limiter import ChangeLog
 from gpuwarden.nvml.events.event_listener import EventListener
 from gpuwarden.nvml.events.event_sources import SystemEventSource
 from gpuwarden.nvml.events.model import DriverBinding

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpuwarden.clock_reasons import FAULT_REASONS, clock_reason_text
 from gpuwarden.formatting import format_margin
+from gpuwarden.gpu.clock_reasons import FAULT_REASONS, clock_reason_text
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.health.model import (

@@ -8,7 +8,8 @@ from typing import Annotated, Literal, get_args
 
 from gpuwarden.analysis.findings import NO_GPU_GUIDES, nonfinite_loss_text
 from gpuwarden.config import thresholds
-from gpuwarden.fair_eviction import select_evicted
+from gpuwarden.fairness.fair_eviction import select_evicted
+from gpuwarden.fairness.subordinate_uids import find_user
 from gpuwarden.gpu.snapshot import UNBOUND, Gpu
 from gpuwarden.health.conditions import severity_of
 from gpuwarden.health.model import PRESSURE_SEVERITY
@@ -21,7 +22,6 @@ from gpuwarden.runs.outcome import Ending
 from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.severity import Severity
 from gpuwarden.state import State
-from gpuwarden.subordinate_uids import find_user
 from gpuwarden.xid.codes import explain, worst_severity
 
 MAX_EVENTS = 50

@@ -15,7 +15,7 @@ from itertools import chain
 from math import nan
 from typing import Literal
 
-from gpuwarden.clock_reasons import FAULT_REASONS
+from gpuwarden.gpu.clock_reasons import FAULT_REASONS
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, MemorySample
 from gpuwarden.nvml.constants import CLOCK_EVENT_REASONS

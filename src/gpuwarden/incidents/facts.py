@@ -11,6 +11,7 @@ from typing import Any
 from gpuwarden.config import thresholds
 from gpuwarden.errors.kind_guides import ERROR_KIND_WORDS
 from gpuwarden.errors.recognition import find_problem
+from gpuwarden.fairness.subordinate_uids import find_user
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.health.run_conditions import END_CONDITIONS
@@ -20,7 +21,6 @@ from gpuwarden.incidents.incident import IncidentKind
 from gpuwarden.protocol.messages import OOM_KINDS, ErrorKind
 from gpuwarden.runs.run_snapshot import RunSnapshot, SeenError
 from gpuwarden.state import State
-from gpuwarden.subordinate_uids import find_user
 from gpuwarden.xid.codes import Action, explain
 
 MAX_FACTS = 128  # of an incident

@@ -16,7 +16,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from gpuwarden.fair_eviction import select_evicted
+from gpuwarden.fairness.fair_eviction import select_evicted
+from gpuwarden.fairness.log_limiter import limit_lines_of
+from gpuwarden.fairness.rate_limit import RateLimit
 from gpuwarden.formatting import format_fields
 from gpuwarden.gpu.snapshot import GpuProcess, MemorySample
 from gpuwarden.history.event_log import Event, EventLog, end_event
@@ -29,10 +31,8 @@ from gpuwarden.incidents.incident_builder import Recording, build_incident
 from gpuwarden.incidents.incident_store import IncidentStore
 from gpuwarden.incidents.incident_table import IncidentShare, find_share
 from gpuwarden.incidents.steady_clock import SteadyClock
-from gpuwarden.log_limiter import limit_lines_of
 from gpuwarden.owners.resolver import Owners
 from gpuwarden.protocol.validators import clip
-from gpuwarden.rate_limit import RateLimit
 from gpuwarden.records.record import RunRecord
 from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.state import State

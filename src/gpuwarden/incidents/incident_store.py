@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from gpuwarden.fair_eviction import select_evicted
+from gpuwarden.fairness.fair_eviction import select_evicted
 from gpuwarden.formatting import format_fields
 from gpuwarden.incidents import incident_table
 from gpuwarden.incidents.incident import VERSION, Incident

@@ -9,9 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gpuwarden.fairness.subordinate_uids import find_user
 from gpuwarden.incidents.incident import Incident, IncidentKind, json_from_incident, outline
 from gpuwarden.severity import Severity
-from gpuwarden.subordinate_uids import find_user
 
 MAX_TOTAL_BYTES = 64 << 20  # of all incidents, compressed
 

@@ -13,10 +13,11 @@ from types import MappingProxyType
 
 from gpuwarden.analysis.batch_size.cost_model import SizePeak
 from gpuwarden.analysis.batch_size.prior_runs import PriorRuns
-from gpuwarden.fair_eviction import select_evicted
+from gpuwarden.fairness.fair_eviction import select_evicted
+from gpuwarden.fairness.log_limiter import limit_lines_of
+from gpuwarden.fairness.subordinate_uids import find_user
 from gpuwarden.host import procfs
 from gpuwarden.host.process_key import parse_run_id
-from gpuwarden.log_limiter import limit_lines_of
 from gpuwarden.records.builder import build_record, conclude_record, continue_record, usage_from_record
 from gpuwarden.records.privacy import Reader, read_all, withhold_texts
 from gpuwarden.records.record import RunRecord
@@ -27,7 +28,6 @@ from gpuwarden.records.writer import DEFAULT_LISTED, STOP_SECONDS, RecordWriter
 from gpuwarden.runs.outcome import Ending
 from gpuwarden.runs.run_events import RunEvent, bounded
 from gpuwarden.runs.run_snapshot import JoinedPoll, RunSnapshot
-from gpuwarden.subordinate_uids import find_user
 from gpuwarden.usage.run_usage import NO_USAGE, RunUsage
 
 log = logging.getLogger(__name__)

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from gpuwarden.fairness.subordinate_uids import find_user
 from gpuwarden.formatting import format_fields
 from gpuwarden.records.record import RunRecord, RunRecordError, json_from_record, record_from_json
-from gpuwarden.subordinate_uids import find_user
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

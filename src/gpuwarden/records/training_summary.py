@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from gpuwarden.analysis.findings import NO_GPU_GUIDES, nonfinite_loss_text
-from gpuwarden.clock_reasons import clock_reason_text
 from gpuwarden.formatting import format_bytes, format_elapsed, format_growth, format_ratio
+from gpuwarden.gpu.clock_reasons import clock_reason_text
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.protocol.messages import MAX_ADVICE_CHARACTERS, Reply, Summary
 from gpuwarden.protocol.validators import clip

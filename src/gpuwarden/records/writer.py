@@ -14,12 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from gpuwarden.fair_eviction import select_evicted
+from gpuwarden.fairness.fair_eviction import select_evicted
+from gpuwarden.fairness.subordinate_uids import find_user
 from gpuwarden.formatting import format_fields
 from gpuwarden.records.record import RunRecord
 from gpuwarden.records.store import RecordRow, RecordStore, StoredRecords, row_from_record
 from gpuwarden.records.store_thread import StoreThread
-from gpuwarden.subordinate_uids import find_user
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

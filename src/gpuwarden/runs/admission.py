@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from gpuwarden.fair_eviction import find_user_with_most
+from gpuwarden.fairness.fair_eviction import find_user_with_most
+from gpuwarden.fairness.rate_limit import UserRateLimits
+from gpuwarden.fairness.subordinate_uids import find_user
 from gpuwarden.protocol.codec import ProtocolError
-from gpuwarden.rate_limit import UserRateLimits
 from gpuwarden.runs.run_state import RunState
-from gpuwarden.subordinate_uids import find_user
 
 UsesGpu = Callable[[RunState], bool]
 

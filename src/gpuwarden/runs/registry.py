@@ -18,15 +18,15 @@ from types import MappingProxyType
 
 from gpuwarden.analysis.batch_size.prior_runs import PriorRuns
 from gpuwarden.analysis.oom.co_tenants import CoTenants
+from gpuwarden.fairness.log_limiter import limit_lines_of
+from gpuwarden.fairness.rate_limit import UserRateLimits
 from gpuwarden.formatting import format_fields
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.host.oom_killer import OomKill
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.host.process_tree import HostUsage
-from gpuwarden.log_limiter import limit_lines_of
 from gpuwarden.protocol.codec import ProtocolError
 from gpuwarden.protocol.messages import Hello, Message
-from gpuwarden.rate_limit import UserRateLimits
 from gpuwarden.runs.admission import Admission
 from gpuwarden.runs.devices import ListedProcesses, list_processes
 from gpuwarden.runs.outcome import OUTCOMES, Outcome

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuwarden.fair_eviction import find_user_with_most
+from gpuwarden.fairness.fair_eviction import find_user_with_most
+from gpuwarden.fairness.subordinate_uids import find_user
 from gpuwarden.formatting import format_fields
 from gpuwarden.host.exit_status import read_exit_status
 from gpuwarden.host.process_key import ProcessKey, identify_peer
@@ -23,7 +24,6 @@ from gpuwarden.protocol.codec import ProtocolError, decode, encode, receive_pack
 from gpuwarden.protocol.messages import End, Hello, Message, Reply
 from gpuwarden.protocol.socket_trust import read_credentials
 from gpuwarden.runs.registry import RunRegistry
-from gpuwarden.subordinate_uids import find_user
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from http import HTTPStatus
 
+from gpuwarden.fairness.log_limiter import LogLimiter
 from gpuwarden.formatting import format_fields
-from gpuwarden.log_limiter import LogLimiter
 from gpuwarden.web.access.access_control import AccessControl
 from gpuwarden.web.host_names import HostNames
 from gpuwarden.web.http_messages import Handler, HttpRequest, HttpResponse, compress, has_body, text_response

@@ -11,8 +11,8 @@ from http import HTTPStatus
 from pathlib import Path
 
 from gpuwarden._version import __version__
-from gpuwarden.clock_reasons import CLOCK_REASONS
 from gpuwarden.errors.kind_guides import ERROR_KIND_WORDS
+from gpuwarden.gpu.clock_reasons import CLOCK_REASONS
 from gpuwarden.health.conditions import severity_of
 from gpuwarden.health.run_conditions import END_CONDITIONS
 from gpuwarden.runs.outcome import OUTCOMES

@@ -7,10 +7,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from gpuwarden.fairness.log_limiter import LogLimiter
 from gpuwarden.formatting import format_fields
 from gpuwarden.gpu.snapshot import EventCount, Gpu, OperationalKind, Snapshot
 from gpuwarden.host.kernel_log import KernelRecord
-from gpuwarden.log_limiter import LogLimiter
 from gpuwarden.nvml.events.event_listener import EventListener
 from gpuwarden.nvml.events.event_sources import GpuEventSource
 from gpuwarden.nvml.events.model import OperationalEvent, XidReport

@@ -16,10 +16,10 @@ from gpuwarden.alerts.delivery.message import Notification
 from gpuwarden.alerts.delivery.persistence import SentAlerts
 from gpuwarden.alerts.delivery.queue import Queue
 from gpuwarden.alerts.delivery.target import DeliveryError, PartlySentError, Target, format_trace
+from gpuwarden.fairness.rate_limit import RateLimit
 from gpuwarden.formatting import format_fields
 from gpuwarden.health.evaluator import AlertStates
 from gpuwarden.health.model import Alert
-from gpuwarden.rate_limit import RateLimit
 
 log = logging.getLogger(__name__)
 

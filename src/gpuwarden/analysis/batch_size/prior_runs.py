@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from gpuwarden.analysis.batch_size.cost_model import SizePeak, is_same_model
-from gpuwarden.fair_eviction import select_evicted
+from gpuwarden.fairness.fair_eviction import select_evicted
+from gpuwarden.fairness.subordinate_uids import find_user
 from gpuwarden.protocol.messages import Hello
-from gpuwarden.subordinate_uids import find_user
 
 MAX_NAMES = 128
 MAX_SIZES_PER_NAME = 16

@@ -20,7 +20,6 @@ from gpuwarden.cli.runs.memory_report import (
     render_memory_story,
 )
 from gpuwarden.cli.runs.run_list import state_text
-from gpuwarden.clock_reasons import clock_reason_text
 from gpuwarden.errors.kind_guides import describe_error, find_text_guide
 from gpuwarden.formatting import (
     cut_middle,
@@ -31,6 +30,7 @@ from gpuwarden.formatting import (
     format_ratio,
     sanitize,
 )
+from gpuwarden.gpu.clock_reasons import clock_reason_text
 from gpuwarden.protocol.messages import OOM_KINDS
 from gpuwarden.records.record import RecordedAllocation, RecordedDevice, RecordedError, RunRecord
 

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuwarden.fair_eviction import find_user_with_most, select_evicted
+from gpuwarden.fairness.fair_eviction import find_user_with_most, select_evicted
 
 
 def test_user_with_most() -> None:

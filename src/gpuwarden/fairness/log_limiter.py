@@ -8,8 +8,8 @@ from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from gpuwarden.rate_limit import RateLimit
-from gpuwarden.subordinate_uids import find_user
+from gpuwarden.fairness.rate_limit import RateLimit
+from gpuwarden.fairness.subordinate_uids import find_user
 
 log = logging.getLogger(__name__)
 

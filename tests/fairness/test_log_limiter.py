@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpuwarden.log_limiter import USER_LINE_SECONDS, USER_LINES_BURST, UserLineFilter, limit_lines_of
+from gpuwarden.fairness.log_limiter import USER_LINE_SECONDS, USER_LINES_BURST, UserLineFilter, limit_lines_of
 
 ATTACKER, VICTIM = 1001, 1000
 

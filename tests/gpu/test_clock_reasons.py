@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuwarden.clock_reasons import CLOCK_REASONS, FAULT_REASONS, clock_reason_text
+from gpuwarden.gpu.clock_reasons import CLOCK_REASONS, FAULT_REASONS, clock_reason_text
 from gpuwarden.nvml.constants import CLOCK_EVENT_REASONS
 from gpuwarden.nvml.fields import CLOCK_EVENT_NANOSECONDS
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuwarden.subordinate_uids import find_user
+from gpuwarden.fairness.subordinate_uids import find_user
 
 
 class RateLimit:

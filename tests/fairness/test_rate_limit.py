@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuwarden.rate_limit import RateLimit
+from gpuwarden.fairness.rate_limit import RateLimit
 
 
 def done(allowance: RateLimit, begin: float, end: float) -> list[float]:

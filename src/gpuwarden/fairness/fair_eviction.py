@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Hashable, Iterable
 from typing import TypeVar
 
-from gpuwarden.subordinate_uids import find_user
+from gpuwarden.fairness.subordinate_uids import find_user
 
 K = TypeVar("K", bound=Hashable)
 
