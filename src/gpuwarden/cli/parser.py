@@ -269,7 +269,7 @@ def _add_completion(parser: SuggestingParser) -> None:
 
 
 def _add_source(parser: SuggestingParser) -> None:
-    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML configuration; see config.example.yaml")
+    _add_config(parser)
     parser.add_argument(
         "--source",
         metavar="SOURCE",

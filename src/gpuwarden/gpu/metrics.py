@@ -30,8 +30,7 @@ _MEMORY_ERRORS = (0, 1e9)
 _PCIE_GENERATIONS = (1, 16)
 _PCIE_WIDTHS = (1, 64)  # lanes
 _MEMORY = "nvmlDeviceGetMemoryInfo_v2, else nvmlDeviceGetMemoryInfo, else /proc/meminfo"
-_GPM = "nvmlGpmSampleGet, nvmlGpmMetricsGet:"
-_MIG_GPM = "nvmlGpmMigSampleGet, nvmlGpmMetricsGet:"
+_GPM = "GPM:"
 
 
 class GpuReadings(Table[Device], prefix="gpuwarden_gpu_", key=("uuid",)):
@@ -342,21 +341,21 @@ class MigReadings(Table[MigDevice], prefix="gpuwarden_mig_", key=("uuid",)):
         instance.memory_reserved, source="nvmlDeviceGetMemoryInfo_v2", bounds=(0, memory_size_bytes))
     graphics_engine_active_ratio = Metric[MigDevice](
         "gpuwarden_mig_graphics_engine_active_ratio", "gauge", "ratio", "Fraction of time with any compute or graphics work, since the last reading.",
-        activity.graphics_engine, source=f"{_MIG_GPM} GRAPHICS_UTIL", tier="slow", opt_in=GPM_OPTION)
+        activity.graphics_engine, source=f"{_GPM} GRAPHICS_UTIL", tier="slow", opt_in=GPM_OPTION)
     sm_active_ratio = Metric[MigDevice](
         "gpuwarden_mig_sm_active_ratio", "gauge", "ratio", "Fraction of SMs that were busy, averaged since the last reading.",
-        activity.sm_active, source=f"{_MIG_GPM} SM_UTIL", tier="slow", opt_in=GPM_OPTION)
+        activity.sm_active, source=f"{_GPM} SM_UTIL", tier="slow", opt_in=GPM_OPTION)
     sm_occupancy_ratio = Metric[MigDevice](
         "gpuwarden_mig_sm_occupancy_ratio", "gauge", "ratio", "Active warps as a fraction of the SMs' maximum, averaged since the last reading.",
-        activity.sm_occupancy, source=f"{_MIG_GPM} SM_OCCUPANCY", tier="slow", opt_in=GPM_OPTION)
+        activity.sm_occupancy, source=f"{_GPM} SM_OCCUPANCY", tier="slow", opt_in=GPM_OPTION)
     pipe_active_ratio = Metric[MigDevice](
         "gpuwarden_mig_pipe_active_ratio", "gauge", "ratio", "Fraction of time for which this pipe of the SMs was active, averaged since the last reading.",
         activity.pipes, labels=("pipe",),
-        source=f"{_MIG_GPM} ANY_TENSOR_UTIL, FP64_UTIL, FP32_UTIL, FP16_UTIL, INTEGER_UTIL", tier="slow", opt_in=GPM_OPTION)
+        source=f"{_GPM} ANY_TENSOR_UTIL, FP64_UTIL, FP32_UTIL, FP16_UTIL, INTEGER_UTIL", tier="slow", opt_in=GPM_OPTION)
     dram_active_ratio = Metric[MigDevice](
         "gpuwarden_mig_dram_active_ratio", "gauge", "ratio", "Fraction of the device memory's bandwidth in use, averaged since the last reading.",
-        activity.dram, source=f"{_MIG_GPM} DRAM_BW_UTIL", tier="slow", opt_in=GPM_OPTION)
+        activity.dram, source=f"{_GPM} DRAM_BW_UTIL", tier="slow", opt_in=GPM_OPTION)
     pcie_throughput_bytes_per_second = Metric[MigDevice](
         "gpuwarden_mig_pcie_throughput_bytes_per_second", "gauge", "bytes_per_second", "PCIe throughput, averaged since the last reading.",
-        activity.pcie, labels=("direction",), source=f"{_MIG_GPM} PCIE_TX_PER_SEC, PCIE_RX_PER_SEC", tier="slow", opt_in=GPM_OPTION)
+        activity.pcie, labels=("direction",), source=f"{_GPM} PCIE_TX_PER_SEC, PCIE_RX_PER_SEC", tier="slow", opt_in=GPM_OPTION)
     # fmt: on
