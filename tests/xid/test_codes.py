@@ -73,4 +73,6 @@ def test_reference_has_each_code_once() -> None:
     lists = re.findall(r"^\| (\d+(?:, \d+)*) \|.*$", "\n".join(render_xids()), re.MULTILINE)
     assert sorted(int(code) for codes in lists for code in codes.split(", ")) == list(XIDS)
     (row,) = (line for line in render_xids() if line.startswith("| 144, 145, 146, 147, 148, 149, 150 |"))
-    assert row.endswith("check_nvlink; *fatal*: reset_gpu; *nonfatal*: ignore | warning; *fatal*: critical; *nonfatal*: info |")
+    assert row.endswith(
+        "check_nvlink; *fatal*: reset_gpu; *nonfatal*: ignore | warning; *fatal*: critical; *nonfatal*: info |"
+    )

@@ -50,7 +50,7 @@ DAEMON_CONDITIONS = (
         action="""Start it. `gpuwarden check-config /etc/gpuwarden/config.yaml` shows errors of its
             configuration.""",
         false_positives="""The scrape job has another name: set `gpuwarden rules --job`. Never fires for a host that is
-            no longer a target while others are: a host missing from service discovery is not noticed.""",
+            missing from service discovery while others are there.""",
     ),
     Condition(
         name="GpuwardenStale",
@@ -99,8 +99,8 @@ DAEMON_CONDITIONS = (
         description="""gpuwarden at {{ $labels.instance }} has been paused for over %{paused.words}; its GPUs are not
             monitored.""",
         meaning="""`gpuwarden pause` released the driver, and no GPU of the host is read until `gpuwarden resume`.
-            Meanwhile no alert of GPUs (*Gpu…*) fires except those on XIDs, which come from the kernel log, and of a
-            run's device memory only RunOutOfMemory; GpuwardenDriverFault and GpuwardenNoGpus do not fire either.""",
+            Meanwhile no alert of GPUs fires except those on XIDs from the kernel log, and of a run's device memory only
+            RunOutOfMemory.""",
         diagnosis="The status page for the end of the pause; who is working on the host?",
         action="`sudo gpuwarden resume`.",
         false_positives="The work on the host takes that long.",
@@ -122,11 +122,10 @@ DAEMON_CONDITIONS = (
         summary="NVIDIA driver%{on_host} lists no GPU",
         description="The NVIDIA driver on {{ $labels.instance }} answers but lists no GPU.",
         meaning="The driver is loaded, answers, and lists no GPU: nothing can train on this host.",
-        diagnosis="""`nvidia-smi -L` and `lspci -d 10de:`. If the second lists GPUs, the kernel log has the reason:
-            `dmesg | grep -i nvrm`. In a container or a virtual machine: was a GPU passed to it?""",
+        diagnosis="""`nvidia-smi -L` and `lspci -d 10de:`. If the second lists GPUs: `dmesg | grep -i nvrm`. In a
+            container or a virtual machine: was a GPU passed to it?""",
         action="Restart the machine if all GPUs fell off the bus at once; then check power and risers.",
-        false_positives="""The GPUs were given to virtual machines, or the machine never had one: do not run gpuwarden
-            there.""",
+        false_positives="The machine has no GPU: do not run gpuwarden there.",
     ),
     Condition(
         name="GpuwardenSeriesDropped",
@@ -139,11 +138,11 @@ DAEMON_CONDITIONS = (
         description="gpuwarden at {{ $labels.instance }} drops series: more {{ $labels.limit }} than configured.",
         fires="for %{lost_told.words} after the last drop",
         meaning="""More owners hold memory of a GPU than `owners.max`, or more processes than `processes.max_series`.
-            Those with the least memory are dropped; dropped owners are summed up as `other`, so sums stay right.""",
+            Those with the least memory are dropped, or summed up as `other`.""",
         diagnosis="`gpuwarden_series_dropped_total` by limit; the status page still lists the processes.",
         action="""Raise the option ([configuration](reference/configuration.md)) if your Prometheus can take more
             series.""",
-        false_positives="The small ones do not matter: silence it for that host, or for that `limit`.",
+        false_positives="The small ones do not matter.",
     ),
     # not_json, too_long and no_hello are left out: no client of ours sends them, and no run is lost.
     Condition(
@@ -172,10 +171,10 @@ DAEMON_CONDITIONS = (
             connections of training runs within %{lost_told.words}: {{ reReplaceAll "_" " " $labels.reason }}.""",
         fires="for %{lost_told.words} after the last one",
         meaning="""A training run reports, and its reports are refused or lost, so no alert covers it: more runs than
-            `runs.max` or `runs.max_per_user` (*too_many_runs*), more new ones of a user than `runs.new_per_minute`
-            (*too_many_new_runs*), more connections than file descriptors (*too_many_connections*), a client of an
-            incompatible version (*unknown_version*, *unknown_type*), invalid values (*invalid*), a bug in the daemon
-            (*internal*), or messages in a connection that was closed before they were read (*lost*).""",
+            `runs.max` or `runs.max_per_user` (*too_many_runs*) or new ones than `runs.new_per_minute`
+            (*too_many_new_runs*), no file descriptors (*too_many_connections*), a client of an incompatible version
+            (*unknown_version*, *unknown_type*), invalid values (*invalid*), a bug in the daemon (*internal*), or unread
+            messages in a closed connection (*lost*).""",
         diagnosis="The daemon's log, which names the process: `journalctl -u gpuwarden -p warning`.",
         action="""Depends on the reason: raise the option, or find the job that starts so many runs; use the same
             version of client and daemon; please report *invalid*, *internal*, and *lost* without another reason
@@ -212,8 +211,8 @@ DAEMON_CONDITIONS = (
         summary="Watchdog%{on_host}: this alert always fires while alerts reach you",
         description="If it stops, Prometheus, the rules or Alertmanager do not work, and no other alert arrives.",
         fires="always",
-        meaning="""Nothing is wrong: it fires from the first evaluation of the rules on. A service outside of this
-            Prometheus must raise the alarm when it stops ([notifications](use/notifications.md#watchdog)).""",
+        meaning="""Nothing is wrong: it always fires. A service outside of this Prometheus must raise the alarm when it
+            stops ([notifications](use/notifications.md#watchdog)).""",
         diagnosis="If it does not arrive: the pages *Alerts* and *Status* of Prometheus, and the log of Alertmanager.",
         action="Route it only to that service.",
         false_positives="None.",

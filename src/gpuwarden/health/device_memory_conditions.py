@@ -92,17 +92,14 @@ DEVICE_MEMORY_CONDITIONS = (
             }}B of free memory left, and processes that do not report to gpuwarden keep allocating.%{holders}""",
         meaning="""At most %{near_oom_ratio.words} of the device's memory is free, and memory in use keeps rising: by
             %{climb_ratio.words} in each of two windows of %{climb_window.words}, after less than %{little_ratio.words}
-            was free. No run on the GPU reports to gpuwarden, so the needs of its processes are not known. A framework
-            that reserves nearly all memory at its start does not fire it, nor does a GPU that is full but stable.""",
-        diagnosis="""The status page or `gpuwarden_owner_gpu_memory_used_bytes` for the owners, and the dashboard panel
-            *Memory used* for the growth.""",
+            was free. No run on the GPU reports to gpuwarden, so the needs of its processes are not known.""",
+        diagnosis="The status page for the owners, and the dashboard panel *Memory used* for the growth.",
         action="""Ask the owner to save the work and to restart with a smaller batch or model. A run with the
             [callback](use/keras.md) or [watch](use/custom-loops.md) gets an earlier and more exact alert:
             RunNearOutOfMemory.""",
-        false_positives="""A program fills the device slowly and then stops, by design: silence it for that GPU. Does
-            not fire for growth that takes less than two windows of %{climb_window.words} or is slower than
-            %{climb_ratio.words} in %{climb_window.words} (see GpuOutOfMemoryExpected), nor if the scrape interval
-            exceeds %{climb_window.words}: set `--climb-window` to twice the interval.""",
+        false_positives="""A program fills the device slowly and then stops, by design. Does not fire for slower growth
+            (see GpuOutOfMemoryExpected), nor if the scrape interval exceeds %{climb_window.words}: set `--climb-window`
+            to twice the interval.""",
     ),
     # One jump looks like a trend as long as it is in the window. So memory must grow over a long window and over its
     # last part, and the minimum of each part must exceed the one before.
@@ -135,13 +132,12 @@ DEVICE_MEMORY_CONDITIONS = (
             gpuwarden.%{holders}""",
         meaning="""Memory in use on the device has grown for %{leak_window.words}, still grows, and is
             %{leak_ratio.words} of the device or more. At this rate the rest is used within %{oom_expected.words}. No
-            run on the GPU reports to gpuwarden. One jump of an allocator does not fire it, nor does memory that rises
-            and falls.""",
-        diagnosis="The dashboard panel *Memory used*; `gpuwarden_owner_gpu_memory_used_bytes` has the owners.",
+            run on the GPU reports to gpuwarden.""",
+        diagnosis="The dashboard panel *Memory used*, and the status page for the owners.",
         action="""Ask the owner to look for a leak, or to save the work. A run that reports to gpuwarden gets an earlier
             and more exact alert: RunOutOfMemoryExpected.""",
-        false_positives="""A bounded cache fills up: silence it for that GPU. Does not fire for growth in steps more
-            than %{leak_still.words} apart, nor for growth that ends within %{leak_window.words}.""",
+        false_positives="""A bounded cache fills up. Does not fire for growth in steps more than %{leak_still.words}
+            apart, nor for growth that ends within %{leak_window.words}.""",
     ),
     # By user, as each process has one; the description has the other owners. Both series must cover the whole window: a
     # new counter has no past. The minimum of a user's series does not show a gap between two runs, so the series must
@@ -173,12 +169,11 @@ DEVICE_MEMORY_CONDITIONS = (
         meaning="""The user's processes have held %{idle_held_ratio.words} or more of the GPU's memory for
             %{idle.words}, while kernels (of any process) ran for less than %{idle_ratio.words} of that time. Usually a
             forgotten notebook.""",
-        diagnosis="""The status page for the process; the other owners in the description (unit, container, pod, Slurm
-            job) for the person to ask. A run that reports and hangs fires RunStalled too.""",
+        diagnosis="The status page for the process, and the other owners in the description for the person to ask.",
         action="""Ask the owner to shut down the kernel of the notebook: closing the tab is not enough. `sudo kill PID`
             if there is no answer.""",
-        false_positives="""A server that waits for requests by design: silence it for that `owner` and GPU. Compilation
-            or data preparation that takes longer than %{idle.words} looks the same. Never fires on MIG instances, for
-            which the driver reports no utilization, nor where it does not report the memory of processes.""",
+        false_positives="""A server that waits for requests by design, or a compilation or data preparation that takes
+            longer than %{idle.words}. Never fires on MIG instances, nor where the driver does not report the memory of
+            processes.""",
     ),
 )

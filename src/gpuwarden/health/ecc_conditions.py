@@ -62,12 +62,12 @@ ECC_CONDITIONS = (
         fires="for %{memory_errors_told.words} after the last error",
         meaning="""ECC found new errors in device memory that it could not correct: data of a program is lost. The
             driver ends the affected program. On Ampere and newer it replaces the memory row at the next reset.""",
-        diagnosis="""XIDs: 94 means that one program was affected; 95 or 48, that any could be. `nvidia-smi -q -d
-            ECC,ROW_REMAPPER -i GPU` has the counts. Does GpuRowRemapPending or GpuRowRemapFailed fire too?""",
+        diagnosis="""XID 94 means that one program was affected; 95 or 48, that any could be. `nvidia-smi -q -d
+            ECC,ROW_REMAPPER -i GPU` has the counts.""",
         action="""Restart the affected run from its last checkpoint. Reset the GPU after its work, or at once if an XID
             or GpuRecoveryNeeded asks for it. Replace the GPU if errors come back after a reset.""",
-        false_positives="""The GPU has been reset and tested since: silence it for %{memory_errors_told.words}. Lifetime
-            errors (*aggregate*), corrected ones, and GPUs without ECC or with ECC off never fire it.""",
+        false_positives="""The GPU has been reset and tested since. Lifetime errors (*aggregate*) and corrected ones
+            never fire it.""",
     ),
     Condition(
         name="GpuSramErrorsExceeded",
@@ -82,7 +82,7 @@ ECC_CONDITIONS = (
         diagnosis="""`gpuwarden_gpu_ecc_sram_unit_errors_total` has the unit. The vendor will ask for `nvidia-smi -q -d
             ECC -i GPU`.""",
         action="Plan its replacement; run NVIDIA's field diagnostics if the vendor requests a report.",
-        false_positives="The replacement is ordered: silence it until then.",
+        false_positives="The replacement is ordered.",
     ),
     Condition(
         name="GpuRowRemapPending",
@@ -97,7 +97,7 @@ ECC_CONDITIONS = (
         diagnosis="""XIDs 63 and 94; `gpuwarden_gpu_remapped_rows` has the number of rows replaced. One in a board's
             life is normal, many within a month are not.""",
         action="[Reset the GPU](start/install.md#reset-a-gpu) after its work.",
-        false_positives="The reset waits for the next maintenance: silence it until then.",
+        false_positives="The reset waits for the next maintenance.",
     ),
     Condition(
         name="GpuRowRemapFailed",
@@ -113,7 +113,7 @@ ECC_CONDITIONS = (
         diagnosis="`nvidia-smi -q -d ROW_REMAPPER -i GPU` and XID 64.",
         action="""Give the GPU no new work, let its runs save a checkpoint and move them, and replace the GPU. A reset
             does not help.""",
-        false_positives="It is out of service and will be replaced: silence it until then.",
+        false_positives="It is out of service and will be replaced.",
     ),
     Condition(
         name="GpuSpareRowsUsedUp",
@@ -126,7 +126,7 @@ ECC_CONDITIONS = (
             repaired: GpuRowRemapFailed follows.""",
         diagnosis="`gpuwarden_gpu_row_remap_banks` for the other banks, `gpuwarden_gpu_remapped_rows` for the trend.",
         action="Plan its replacement, and ask the vendor whether the board can be returned already.",
-        false_positives="The replacement is ordered: silence it until then.",
+        false_positives="The replacement is ordered.",
     ),
     Condition(
         name="GpuMemoryUnrepairable",
@@ -140,7 +140,7 @@ ECC_CONDITIONS = (
         meaning="The driver reports that device memory can no longer be repaired: errors will come back.",
         diagnosis="`nvidia-smi -q -d ECC,ROW_REMAPPER -i GPU`; the vendor will ask for it.",
         action="Same as GpuRowRemapFailed.",
-        false_positives="It is out of service and will be replaced: silence it until then.",
+        false_positives="It is out of service and will be replaced.",
     ),
     Condition(
         name="GpuRepairPending",
@@ -154,7 +154,7 @@ ECC_CONDITIONS = (
         meaning="A memory channel or a group of SMs (TPC) is bad, and a reset replaces it with a spare one.",
         diagnosis="`gpuwarden_gpu_repair_pending` has the part, XIDs the time of the failure.",
         action="[Reset the GPU](start/install.md#reset-a-gpu) after its work.",
-        false_positives="The reset waits for the next maintenance: silence it until then.",
+        false_positives="The reset waits for the next maintenance.",
     ),
     Condition(
         name="GpuRetiredPagesPending",
@@ -168,7 +168,7 @@ ECC_CONDITIONS = (
             Until the next reset programs can still allocate it.""",
         diagnosis="`nvidia-smi -q -d PAGE_RETIREMENT -i GPU`, and XIDs 48 and 63.",
         action="[Reset the GPU](start/install.md#reset-a-gpu) after its work.",
-        false_positives="The reset waits for the next maintenance: silence it until then.",
+        false_positives="The reset waits for the next maintenance.",
     ),
     Condition(
         name="GpuManyRetiredPages",
@@ -181,6 +181,6 @@ ECC_CONDITIONS = (
             room for the next bad ones.""",
         diagnosis="`gpuwarden_gpu_retired_pages` for the trend and the kind of error.",
         action="Replace the board.",
-        false_positives="They are old and no new ones come: raise `--many-retired-pages`, or silence it for that GPU.",
+        false_positives="They are old and no new ones come: raise `--many-retired-pages`.",
     ),
 )

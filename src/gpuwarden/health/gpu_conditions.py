@@ -125,8 +125,7 @@ GPU_CONDITIONS = (
             `gpu_is_lost`: the GPU has fallen off the bus; `driver_unbound`: the driver was unbound from it.""",
         action="""Stop the runs on it and [reset it](start/install.md#reset-a-gpu); if it is lost, restart the machine.
             If it happens again, replace the GPU.""",
-        false_positives="""The GPU is being reset or removed on purpose. While the whole driver does not answer,
-            GpuwardenDriverFault fires instead.""",
+        false_positives="The GPU is being reset or removed on purpose.",
     ),
     # Without any known GPU the count has no sample, not 0. A sleeping GPU may not have been identified yet.
     Condition(
@@ -170,14 +169,13 @@ GPU_CONDITIONS = (
             %{xids.critical.actions}""",
         fires="for %{xid_told.words} after the last XID",
         meaning="""The driver reported a GPU fault that needs a reset or a restart: the *critical* codes in the [XID
-            reference](reference/xids.md). The description has the action. "Resolved" means no further one within
-            %{xid_told.words}, not that the GPU is repaired.""",
-        diagnosis="""The panel *XIDs* or the status page; the [XID reference](reference/xids.md) for the code; `dmesg |
-            grep -i xid` for the process and details. Does GpuDown fire too?""",
+            reference](reference/xids.md). "Resolved" means no further one within %{xid_told.words}, not that the GPU is
+            repaired.""",
+        diagnosis="The status page, and `dmesg | grep -i xid` for the process and details.",
         action="""Stop the runs on that GPU and follow the description. Do not trust results computed since a memory
             fault (48, 95, 140). If it happens again after that, replace the GPU.""",
         false_positives="""The GPU has been reset since, or it was [a test
-            message](start/install.md#xids-from-the-kernel-log): silence it for %{xid_told.words}.""",
+            message](start/install.md#xids-from-the-kernel-log).""",
     ),
     # An unknown code has this severity: it deserves attention.
     Condition(
@@ -195,13 +193,11 @@ GPU_CONDITIONS = (
             %{xids.warning.actions}""",
         fires="for %{xid_told.words} after the last XID",
         meaning="""The driver reported a fault after which the GPU keeps working: the *warning* codes in the [XID
-            reference](reference/xids.md), and codes that gpuwarden does not know. Codes that programs cause themselves
-            (13, 31, 43, 45 and others) do not fire it, unless 13 or 31 repeats in one part of the GPU.""",
-        diagnosis="""The [XID reference](reference/xids.md) for the code; `dmesg | grep -i xid` for the process and
-            details.""",
+            reference](reference/xids.md), and unknown codes. Codes that programs cause themselves (13, 31, 43, 45 and
+            others) do not fire it, unless 13 or 31 repeats in one part of the GPU.""",
+        diagnosis="`dmesg | grep -i xid` for the process and details.",
         action="Follow the description.",
-        false_positives="""It is known and waits for maintenance, such as a bad row of memory (63) that the next reset
-            replaces: silence it until then.""",
+        false_positives="It waits for maintenance, such as a bad row of memory (63) that the next reset replaces.",
     ),
     # Actions that cannot wait; all others, also unknown ones, belong to GpuDrainNeeded.
     Condition(
@@ -227,7 +223,7 @@ GPU_CONDITIONS = (
         diagnosis="Earlier XIDs (GpuXidCritical), and `gpuwarden_gpu_recovery_action`.",
         action="""Follow the description; for a reset, [pause gpuwarden](start/install.md#reset-a-gpu) first. If it
             happens again, replace the GPU.""",
-        false_positives="The GPU is being repaired. Drivers before R570 report no action: see GpuResetRequired.",
+        false_positives="The GPU is being repaired. Drivers before R570 report no action.",
     ),
     Condition(
         name="GpuDrainNeeded",
@@ -250,7 +246,7 @@ GPU_CONDITIONS = (
         diagnosis="Earlier XIDs, GpuRowRemapPending and GpuNvlinkDown.",
         action="""Take the GPU out of the scheduler (Slurm: `scontrol update NodeName=… State=DRAIN`), let its runs
             finish or save a checkpoint, then [reset it](start/install.md#reset-a-gpu).""",
-        false_positives="The reset waits for the next maintenance: silence it until then.",
+        false_positives="The reset waits for the next maintenance.",
     ),
     Condition(
         name="GpuResetRequired",
@@ -270,6 +266,6 @@ GPU_CONDITIONS = (
             this; with newer ones GpuRecoveryNeeded has the details.""",
         diagnosis="Earlier XIDs, and `nvidia-smi -q -i GPU`.",
         action="[Reset the GPU](start/install.md#reset-a-gpu).",
-        false_positives="The GPU is being reset. With newer drivers GpuRecoveryNeeded fires instead.",
+        false_positives="The GPU is being reset.",
     ),
 )

@@ -60,15 +60,13 @@ LINK_CONDITIONS = (
             f"load: generation {_GENERATION} of {_MAX_GENERATION}, {_WIDTH} of {_MAX_WIDTH} lanes.%{{users}}"
         ),
         meaning="""In the last %{link_window.words} the GPU was busy for more than %{link_busy.words} of the time, and
-            its link never reached the speed and width that GPU and slot support. Copies from the host take longer,
-            which shows as input wait. Links of idle GPUs are slow by design and do not fire it.""",
+            its link never reached the speed and width that GPU and slot support. Copies from the host take longer.""",
         diagnosis="""`nvidia-smi -q -i GPU | grep -A8 'GPU Link Info'`, `sudo lspci -vv -s ADDRESS | grep LnkSta`, and
             GpuPcieReplays: a link with errors falls back to a lower speed.""",
         action="""After its work, reseat the board, its riser and cables; check the firmware settings for a fixed link
             speed.""",
-        false_positives="""The slot has fewer lanes than the board by design, and the driver does not know: silence it
-            for that GPU. Laptops slow their links to save power. Never fires for GPUs without utilization, as with
-            MIG.""",
+        false_positives="""The slot has fewer lanes than the board by design. Laptops slow their links to save power.
+            Never fires for GPUs without utilization, as with MIG.""",
     ),
     Condition(
         name="GpuPcieReplays",
@@ -124,9 +122,8 @@ LINK_CONDITIONS = (
             -m`), XIDs 74 and 144 to 150, and earlier GpuNvlinkErrors.""",
         action="""After their work, [reset the GPU](start/install.md#reset-a-gpu) and those that it is linked to. If the
             links stay down, reseat the bridges or the module, or replace it.""",
-        false_positives="""A bridge was removed, or GPUs were split for a while: it resolves after
-            %{nvlink_remembered.words}. Links without a partner by design do not fire it, as long as they are down on
-            most GPUs of the host; nor do GPUs with MIG, which use no NVLink.""",
+        false_positives="""A bridge was removed: it resolves after %{nvlink_remembered.words}. Links that are down on
+            most GPUs of the host do not fire it, nor do GPUs with MIG.""",
     ),
     # Not counted: checksum errors (crc), which cause replays and recoveries but also occur alone, and symbol and
     # effective errors, which are counted before the wire's own correction.
@@ -149,7 +146,7 @@ LINK_CONDITIONS = (
             %{link_window.words} (replays, recoveries or damaged packets).%{users}""",
         meaning="""More than %{nvlink_errors} errors per minute on NVLink, over %{link_window.words}: replays,
             recoveries, damaged packets, overruns. No data is lost while links recover, but runs on several GPUs become
-            slower, and the link can go down. Single checksum errors do not count.""",
+            slower, and the link can go down.""",
         diagnosis="""`gpuwarden_gpu_nvlink_link_errors_total` has the link and the type; the GPU at its other end
             usually counts errors too.""",
         action="Same as GpuNvlinkDown, before the link goes down.",
@@ -171,8 +168,7 @@ LINK_CONDITIONS = (
             GPUs of the host: the fabric manager. One GPU: the GPU or its links.""",
         action="""Start the fabric manager, in the same version as the driver. If only one GPU has not joined, reset it,
             then restart the host.""",
-        false_positives="""The host is used without its fabric on purpose, as some virtual machines are: silence it
-            there.""",
+        false_positives="The host is used without its fabric on purpose, as some virtual machines are.",
     ),
     Condition(
         name="GpuFabricFault",
@@ -188,6 +184,6 @@ LINK_CONDITIONS = (
         diagnosis="GpuNvlinkDown and GpuNvlinkErrors of the same host, and the fabric manager's log.",
         action="""Check the links (GpuNvlinkDown). If the fault lasts, reset the GPU after its work; a fault of several
             hosts at once is the switch's.""",
-        false_positives="A part of the fabric is under maintenance: silence it until that is done.",
+        false_positives="A part of the fabric is under maintenance.",
     ),
 )

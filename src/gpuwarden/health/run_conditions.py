@@ -143,14 +143,12 @@ RUN_CONDITIONS = (
         description="""Run {{ $labels.run_name }} ({{ $labels.run_id }}) on {{ $labels.instance }} is stalled: no step
             for much longer than its steps take%{cause}.%{owner}""",
         meaning="""A step takes longer than `runs.stall_factor` times the run's slow steps, and longer than
-            `runs.stall_after`. The process is alive. The first step, which compiles, does not count.""",
-        diagnosis="""The panel *Phase, stalls and outcome* for the start; `gpuwarden_run_stall_cause`, whose values are
-            explained in [the documentation of runs](use/runs.md#stalls). `py-spy dump --pid PID` shows the
-            position in the code. With several processes, look at the one whose position differs from the others.""",
+            `runs.stall_after`. The process is alive.""",
+        diagnosis="""`gpuwarden_run_stall_cause` ([causes](use/runs.md#stalls)); `py-spy dump --pid PID` shows the
+            position in the code. With several processes, look at the one whose position differs.""",
         action="""Depends on the cause. Resume a stopped run with `kill -CONT PID`. If one waits for another process of
             its job forever, restart the whole job from its last checkpoint.""",
-        false_positives="""Some steps take that long (a checkpoint, a new shape that must be compiled): raise
-            `runs.stall_after`.""",
+        false_positives="A checkpoint or a compilation takes that long: raise `runs.stall_after`.",
     ),
     Condition(
         name="RunLossNotFinite",
@@ -162,13 +160,12 @@ RUN_CONDITIONS = (
         description="""The loss of run {{ $labels.run_name }} ({{ $labels.run_id }}) on {{ $labels.instance }} is NaN or
             infinite.%{owner}""",
         fires="until the run reports a finite loss, or `runs.expiry` after its end",
-        meaning="""The last known loss, of training or of a validation, is NaN or infinite. After a training loss of
-            NaN the weights are usually NaN too, so every later step is wasted. With Keras the training loss is the
-            mean of the epoch, which stays NaN until the next epoch; with `watch`, what the loop passes.""",
-        diagnosis="`gpuwarden runs show ID` has the first such step, as exactly as it is known, and its time.",
+        meaning="""The last known loss, of training or of a validation, is NaN or infinite. After a training loss of NaN
+            the weights are usually NaN too, so every later step is wasted.""",
+        diagnosis="`gpuwarden runs show ID` has the first such step and its time.",
         action=f"{NONFINITE_LOSS_STEP} If only validations had such a loss: {NONFINITE_VALIDATION_STEP}",
-        false_positives="""One bad batch whose update the program skips: the alert ends with the next finite loss.
-            Never fires where [no loss is known](use/runs.md#losses-that-are-not-finite).""",
+        false_positives="""One bad batch whose update the program skips. Never fires where [no loss is
+            known](use/runs.md#losses-that-are-not-finite).""",
     ),
     Condition(
         name="RunWithoutGpu",
@@ -180,12 +177,10 @@ RUN_CONDITIONS = (
         summary="%{the_run} trains on the CPU",
         description="""Run {{ $labels.run_name }} ({{ $labels.run_id }}) on {{ $labels.instance }} trains on the CPU,
             though the host has GPUs (reason: {{ reReplaceAll "_" " " $labels.reason }}).%{owner}""",
-        meaning="""The framework computes, has no GPU, and the driver lists none of the run's processes on one; the host
-            has GPUs.""",
+        meaning="The host has GPUs, and the framework computes on the CPU.",
         diagnosis="`gpuwarden runs show ID` has the [reason](use/runs.md#training-without-a-gpu).",
         action="The next step that `gpuwarden runs show ID` prints for the reason.",
-        false_positives="""A small model that trains on the CPU on purpose: silence it, or set `GPUWARDEN_DISABLED=1`
-            for it.""",
+        false_positives="A small model that trains on the CPU on purpose.",
     ),
     Condition(
         name="RunDied",
@@ -200,15 +195,13 @@ RUN_CONDITIONS = (
         description=_ENDED_DESCRIPTION,
         fires=_ENDED_FIRES,
         meaning="""A run ended with an exception or an exit status other than 0 (*failed*), by the kernel's OOM killer
-            (*out_of_memory*), or by an abort or another crash in native code, often after a CUDA error (*crashed*). A
-            run that ends by an out-of-memory error that it reported fires RunOutOfMemory only.""",
-        diagnosis="""`gpuwarden runs show ID`, or the daemon's log (`journalctl -u gpuwarden | grep 'run ended'`); the
-            dashboard panel *Runs in this time range* has the ids.""",
-        action="""Follow the next step on the run's page or of `gpuwarden runs show ID`; the [documentation of
-            runs](use/runs.md#how-a-run-ended) has the action for each outcome.""",
-        false_positives="""Programs that always end with an exit status other than 0: silence it for those. Never fires
-            where the daemon cannot learn how a process ended (*unknown*); [the documentation of
-            runs](use/runs.md#evidence-and-permissions) explains what is needed.""",
+            (*out_of_memory*), or by a crash in native code, often after a CUDA error (*crashed*). A run that ends by an
+            out-of-memory error that it reported fires RunOutOfMemory only.""",
+        diagnosis="`gpuwarden runs show ID`; the dashboard panel *Runs in this time range* has the ids.",
+        action="""Follow the next step on the run's page or of `gpuwarden runs show ID`
+            ([outcomes](use/runs.md#how-a-run-ended)).""",
+        false_positives="""Programs that always end with an exit status other than 0. Never fires where the outcome is
+            [*unknown*](use/runs.md#evidence-and-permissions).""",
     ),
     # People and batch systems stop runs by signals, usually on purpose.
     Condition(
@@ -223,12 +216,12 @@ RUN_CONDITIONS = (
         summary="%{the_run} was ended by a signal",
         description=_ENDED_DESCRIPTION,
         fires=_ENDED_FIRES,
-        meaning="""A run was ended by a signal such as SIGTERM, SIGINT or SIGKILL, and, as far as known, not by the
-            kernel's OOM killer. Usually on purpose.""",
+        meaning="""A run was ended by a signal such as SIGTERM, SIGINT or SIGKILL, and, as far as known, not by the OOM
+            killer.""",
         diagnosis="`gpuwarden runs show ID` for the signal, and the accounting of the batch system.",
         action="None if you stopped it. Otherwise find out who did: the kernel does not record the sender.",
-        false_positives="""The daemon is not allowed to read the kernel log, and it was the OOM killer
-            ([runs](use/runs.md#evidence-and-permissions)).""",
+        false_positives="""It was the OOM killer, and the daemon [may not read the kernel
+            log](use/runs.md#evidence-and-permissions).""",
     ),
     # Both rates count only the seconds in which the wait was observed.
     Condition(
@@ -246,13 +239,11 @@ RUN_CONDITIONS = (
             $value | humanizePercentage }} of its step time.%{owner}""",
         meaning="""The run's steps wait for input more than %{input_bound_ratio.words} of their time, over
             %{input_bound_window.words}. The GPU is fine, and idle.""",
-        diagnosis="""The panel *Input wait* for the start, and [slow
-            training](use/slow-training.md#does-it-wait-for-input): is it the run's CPUs, one thread, storage, or
-            memory?""",
-        action="""Follow the first row that applies in [the documentation of slow
-            training](use/slow-training.md). A prefetch at the end of
+        diagnosis="""[Slow training](use/slow-training.md#does-it-wait-for-input): is it the run's CPUs, one thread,
+            storage, or memory?""",
+        action="""Follow the first row that applies in [slow training](use/slow-training.md). A prefetch at the end of
             the pipeline is one line.""",
-        false_positives="""A small model on purpose, with input as fast as possible. Never fires where [the wait is not
+        false_positives="""A small model on purpose. Never fires where [the wait is not
             known](use/slow-training.md#where-input-wait-is-measured).""",
     ),
 )

@@ -132,14 +132,12 @@ RUN_MEMORY_CONDITIONS = (
             that it uses and can still allocate, between steps or, while it grows, in them; or a
             [leak](understand/leaks.md) uses up the rest within %{oom_soon.words}. This is not "used / size": a
             framework that reserves the whole device at its start does not fire it.""",
-        diagnosis="""The dashboard panels *Memory in use by allocators* and *Headroom* for that GPU. Does the run grow
-            from epoch to epoch, or did a co-tenant take the memory? The status page and
-            `gpuwarden_owner_gpu_memory_used_bytes` have the owners.""",
+        diagnosis="""The dashboard panels *Memory in use by allocators* and *Headroom*: does the run grow from epoch to
+            epoch, or did a co-tenant take the memory?""",
         action="Save a checkpoint now. Then stop the co-tenant, or restart the run with a smaller batch.",
-        false_positives="""The run uses nearly all memory by design and does not grow, or fills a bounded buffer fast:
-            silence it for that run. Headroom assumes a constant for memory outside the allocator
-            (`runs.context_overhead`): set it if it is far off for your framework. Never fires for a run that the
-            driver's process list cannot confirm ([pressure](understand/pressure.md#which-runs-count)).""",
+        false_positives="""The run uses nearly all memory by design and does not grow, or fills a bounded buffer fast.
+            Headroom assumes a constant for memory outside the allocator: set `runs.context_overhead`. Never fires for a
+            run that the driver's process list cannot confirm ([pressure](understand/pressure.md#which-runs-count)).""",
     ),
     # Reports come between steps, when less is in use than within them: the peak reaches the limit first. One jump is a
     # larger batch or validation, so the peak must rise in two windows. `for` covers a start with several jumps.
@@ -165,14 +163,13 @@ RUN_MEMORY_CONDITIONS = (
             memory peak on GPU {{ $labels.gpu }} ({{ $labels.name }}) on {{ $labels.instance }}, and the peak rose in
             each of the last two periods of %{peak_rise.words}.%{owner}%{holders}""",
         meaning="""At its peak the run has at most %{near_oom_ratio.words} of its memory left, and the peak rose within
-            the last %{peak_rise.words} and within the %{peak_rise.words} before. Reports are taken between steps, when
-            less is in use than within them, so a leak shows here first. One jump does not fire it.""",
-        diagnosis="""The *peak* in the panel *Allocator*: a staircase is a leak, or batches that grow, for example with
-            longer sequences.""",
+            the last %{peak_rise.words} and within the %{peak_rise.words} before: a leak that shows within steps first.
+            One jump does not fire it.""",
+        diagnosis="The *peak* in the panel *Allocator*: a staircase is a leak, or batches that grow.",
         action="""Look for objects that the training loop keeps (lists of losses that are still tensors, growing
             caches). If batches grow, check that the largest is already done.""",
-        false_positives="""The batches grow by design, and the largest fits: it resolves %{peak_rise.words} after the
-            last rise. Does not fire if the rises are further apart than that.""",
+        false_positives="""The batches grow by design, and the largest fits. Does not fire for rises more than
+            %{peak_rise.words} apart.""",
     ),
     # By its timestamp: a run that fails at once ends before its counter was scraped at 0.
     Condition(
@@ -192,18 +189,14 @@ RUN_MEMORY_CONDITIONS = (
             $labels.instance $labels.run_id }} {{- with query $of }} Cause: {{ . | first | label "verdict" |
             reReplaceAll "_" " " }} (docs/understand/oom-diagnosis.md).{{ end }}%{owner_lately}""",
         fires="for %{oom_told.words} after the last error, or until `runs.expiry` after the end of the run",
-        meaning="""A step of training, evaluation or prediction raised an out-of-memory error, of the GPU or of the
-            host ([error kinds](use/troubleshooting.md#error-kinds)). The run may have caught it and continued, or
-            ended by it: then RunDied does not fire.""",
-        diagnosis="""The [diagnosis](understand/oom-diagnosis.md): its cause, evidence and next step, in `gpuwarden runs
-            show ID` and the daemon's log (`journalctl -u gpuwarden | grep kind=device_oom`), which also has the
-            requested size, the operation and the headroom before. `gpuwarden_run_oom_requested_bytes` and
-            `gpuwarden_run_oom_headroom_bytes` have the numbers.""",
+        meaning="""A step raised an out-of-memory error, of the GPU or of the host. The run may have caught it and
+            continued, or ended by it: then RunDied does not fire.""",
+        diagnosis="`gpuwarden runs show ID` has the [cause, evidence and next step](understand/oom-diagnosis.md).",
         action="""If more was requested than there was room: a smaller batch, or take turns with the co-tenant. If there
-            was room, memory is fragmented: with TensorFlow try `TF_GPU_ALLOCATOR=cuda_malloc_async`, with torch
+            was room, memory is fragmented: `TF_GPU_ALLOCATOR=cuda_malloc_async`, or with torch
             `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`. For host memory: smaller shuffle buffers and caches,
             fewer loader workers.""",
-        false_positives="A program searches for the largest batch that fits. Silence it for that run.",
+        false_positives="A program searches for the largest batch that fits.",
     ),
     # The forecast uses the minimum of memory in use, which a single jump does not raise for long enough
     # (docs/understand/leaks.md). No `for`: a leak may last for a minute. A forecast that comes and goes is one alert.
@@ -220,14 +213,11 @@ RUN_MEMORY_CONDITIONS = (
             ({{ $labels.name }}) on {{ $labels.instance }}: out of memory in about {{ $value | humanizeDuration
             }}.%{owner}%{holders}""",
         meaning="""Memory in use by the run's allocator grows steadily and is never freed. At this rate it reaches the
-            run's limit within %{oom_expected.words} ([leaks](understand/leaks.md)). One jump does not fire it, nor does
-            memory that rises and falls.""",
-        diagnosis="""`gpuwarden runs show ID` draws the growth and names its phase; `gpuwarden_run_seconds_to_oom_lower`
-            and `…_upper` are the bounds.""",
+            run's limit within %{oom_expected.words} ([leaks](understand/leaks.md)).""",
+        diagnosis="`gpuwarden runs show ID` draws the growth and names its phase.",
         action="""Make sure that the run has a checkpoint before then. Look for objects that the program keeps from step
             to step: models rebuilt every step, losses kept as tensors (use `float(loss)`), tensors in lists.""",
-        false_positives="""A bounded buffer fills up, such as a replay buffer: silence it for that run. It resolves a
-            minute after the growth ends.""",
+        false_positives="A bounded buffer fills up, such as a replay buffer.",
     ),
     Condition(
         name="RunHostOutOfMemoryExpected",
@@ -240,15 +230,13 @@ RUN_MEMORY_CONDITIONS = (
         description="""Run {{ $labels.run_name }} ({{ $labels.run_id }}) on {{ $labels.instance }} leaks host
             memory%{host_growth}: it reaches its limit, or the host's memory is used up, in about {{ $value |
             humanizeDuration }}.%{owner}""",
-        meaning="""The memory of the run's processes, data loader workers included, grows steadily. At this rate it
-            reaches the limit of their cgroup, or uses all memory of the host, within %{oom_expected.words}. Then the
-            kernel kills this run, or another one on the host.""",
+        meaning="""The memory of the run's processes, loader workers included, grows steadily. At this rate it reaches
+            the limit of their cgroup or of the host within %{oom_expected.words}; then the kernel kills a run.""",
         diagnosis="""Compare `gpuwarden_run_host_memory_bytes` with `gpuwarden_run_cgroup_memory_limit_bytes` and
-            `gpuwarden_host_memory_available_bytes`; see [how it
-            works](understand/how-it-works.md#did-the-host-end-the-run).""",
+            `gpuwarden_host_memory_available_bytes`.""",
         action="""Save a checkpoint before then. Use smaller shuffle buffers and caches and fewer loader workers; a
             Python Dataset that keeps lists makes each forked worker copy them.""",
-        false_positives="A bounded cache in memory fills up and stays below the limit: silence it for that run.",
+        false_positives="A bounded cache fills up and stays below the limit.",
     ),
     # By the memory within the run's reach, which its own growth does not change. Its own limit does not fire it, nor a
     # co-tenant that takes memory out of its reach. The average ignores values of a single poll.
@@ -278,11 +266,10 @@ RUN_MEMORY_CONDITIONS = (
         meaning="""The memory that the run uses and can still allocate fell by %{taken_ratio.words} of its headroom, and
             at least %{taken_least.words}, within %{taken_window.words}. The run's own growth does not count, nor memory
             that was out of its reach.""",
-        diagnosis="""The status page or `gpuwarden_owner_gpu_memory_used_bytes` for that GPU, which have the memory of
-            each owner.""",
+        diagnosis="The status page, or `gpuwarden_owner_gpu_memory_used_bytes` for that GPU.",
         action="""Stop or move the co-tenant, or the run. If they must share the GPU, give each a limit (a logical
             device with a memory limit, `XLA_PYTHON_CLIENT_MEM_FRACTION`, MIG).""",
-        false_positives="""Both share the GPU on purpose and the run has enough: silence it for that run. On a MIG
-            instance the description names all owners of the GPU, as the driver does not separate them.""",
+        false_positives="""Both share the GPU on purpose and the run has enough. On a MIG instance the description names
+            all owners of the GPU.""",
     ),
 )

@@ -97,13 +97,12 @@ THERMAL_CONDITIONS = (
         description="%{gpu} is hot: %{margin} its throttle point.%{users}",
         meaning="""The GPU is at most %{near_slowdown.words} below the temperature at which it lowers its clocks. The
             threshold is the device's own, as devices differ.""",
-        diagnosis="""Compare it with the other GPUs in the panel *Temperature*. One hot GPU: its fan, thermal paste or
-            slot. All hot: the room. The panel *Clock event reasons* shows whether it is throttled already.""",
+        diagnosis="""The panel *Temperature* of all GPUs. One hot GPU: its fan, thermal paste or slot. All hot: the
+            room.""",
         action="""Clear the air flow, check fans and filters. Until then lower the power limit (`nvidia-smi -pl WATTS`):
             slower, but steady.""",
-        false_positives="""The device is designed to run at its limit, as some laptops are: set another threshold or
-            silence it there. Never fires where the driver reports neither margin nor threshold, or a margin of 0 or
-            less without a threshold, as some healthy boards do.""",
+        false_positives="""The device is designed to run at its limit, as some laptops are. Never fires where the driver
+            reports neither margin nor threshold.""",
     ),
     Condition(
         name="GpuMemoryNearThermalSlowdown",
@@ -120,10 +119,10 @@ THERMAL_CONDITIONS = (
         meaning="""Device memory is at most %{near_memory_slowdown.words} below its highest operating temperature, by
             the device's own threshold. Above it the driver throttles the GPU, and memory errors become more likely.""",
         diagnosis="""The panel *Temperature*, sensor *memory*. Memory that is much hotter than the core has lost contact
-            with the heat sink, or is under a higher load than the core.""",
+            with the heat sink, or is under a higher load.""",
         action="Same as GpuNearThermalSlowdown. Memory that stays hot in a cool room needs new thermal pads.",
-        false_positives="""Boards with GDDR6X run close to their limit by design: set another threshold there. Never
-            fires where the device has no memory sensor or no threshold for it, as on most consumer boards.""",
+        false_positives="""Boards with GDDR6X run close to their limit by design. Never fires where the device has no
+            memory sensor, as on most consumer boards.""",
     ),
     Condition(
         name="GpuHardwareThermalSlowdown",
@@ -140,11 +139,11 @@ THERMAL_CONDITIONS = (
         meaning="""Last protection before the GPU switches itself off: for more than %{slowed_ratio.words} of the last
             %{slowed_window.words} the hardware cut the clocks to half or less. The driver's own, softer throttling was
             not enough: the cooling has failed.""",
-        diagnosis="""The panels *Temperature* and *Clock event reasons* for the start; `ipmitool sdr type Fan` for the
-            chassis; the other GPUs. All hot: the room. One hot GPU: its fan or heat sink.""",
+        diagnosis="""The panel *Temperature* of all GPUs; `ipmitool sdr type Fan` for the chassis. All hot: the room.
+            One hot GPU: its fan or heat sink.""",
         action="""Let the runs on it save a checkpoint and stop; without load the GPU cools down. Repair the cooling
-            before using it again. `gpuwarden_run_throttled_step_seconds_total` has the time that runs lost.""",
-        false_positives="A cooling test. Never fires where the driver does not report this reason.",
+            before using it again.""",
+        false_positives="A cooling test.",
     ),
     Condition(
         name="GpuSoftwareThermalSlowdown",
@@ -161,13 +160,12 @@ THERMAL_CONDITIONS = (
         meaning="""For %{slowed_hold.words} the driver has lowered the clocks in more than %{slowed_ratio.words} of the
             time, to keep the GPU or its memory at the highest operating temperature. Nothing breaks, but runs are
             slower.""",
-        diagnosis="""The panels *Clock event reasons* and *SM clock* show how much is lost;
-            `gpuwarden_run_throttled_step_seconds_total` has it by run.""",
+        diagnosis="""The panels *Clock event reasons* and *SM clock*; `gpuwarden_run_throttled_step_seconds_total` has
+            the lost time by run.""",
         action="""Clear the air flow, check fans, filters and the room's temperature. A lower power limit (`nvidia-smi
             -pl WATTS`) may cost less than the throttling.""",
-        false_positives="""The host is known to have too little cooling: silence it. A GPU at its power limit
-            (`sw_power_cap`), an idle one (`gpu_idle`) and one with application clocks are not throttled by temperature
-            and do not fire it.""",
+        false_positives="""The host is known to have too little cooling. A GPU at its power limit (`sw_power_cap`), an
+            idle one (`gpu_idle`) and one with application clocks do not fire it.""",
     ),
     Condition(
         name="GpuPowerBrake",
@@ -187,7 +185,7 @@ THERMAL_CONDITIONS = (
             All GPUs: the supply. One GPU: its cable.""",
         action="""Replace the supply or restore its feed. Until then lower the power limits (`nvidia-smi -pl WATTS`) to
             what the remaining supplies can deliver.""",
-        false_positives="The data center limits the power of the host this way on purpose: silence it.",
+        false_positives="The data center limits the power of the host this way on purpose.",
     ),
     # The driver reports the requested fan speed, which a blocked fan does not reach.
     Condition(
@@ -208,11 +206,9 @@ THERMAL_CONDITIONS = (
             point.%{users}""",
         meaning="""A fan is at 0 while the GPU is at most %{fan_needed.words} below its throttle point. Many boards stop
             their fans while the GPU is cool; that does not fire it.""",
-        diagnosis="""`nvidia-smi -q -d TEMPERATURE`, `nvidia-smi --query-gpu=fan.speed --format=csv`, and the fan
-            itself. Was its speed set by hand?""",
+        diagnosis="`nvidia-smi --query-gpu=fan.speed --format=csv`, and the fan itself. Was its speed set by hand?",
         action="Return the fan to automatic control, or replace it; until then lower the power limit.",
-        false_positives="""The board is water-cooled and has no fan connected. Boards that are cooled by the chassis
-            have no fans and never fire it. A blocked fan that is requested to turn does not fire it either, as the
-            driver reports the requested speed: see GpuNearThermalSlowdown.""",
+        false_positives="""The board is water-cooled and has no fan connected. A blocked fan that is requested to turn
+            does not fire it: see GpuNearThermalSlowdown.""",
     ),
 )
