@@ -121,14 +121,15 @@ bench-smoke: ## run each benchmark in its shortest form (3 minutes)
 	@tools/environment.sh bench test
 	$(BIN)/python bench/smoke.py
 
-bench: ## run the benchmarks (1 hour)
+bench: ## run the benchmarks (2 hours)
 	@tools/environment.sh bench test
 	$(BIN)/python bench/exporters.py
 	$(BIN)/python bench/scale.py
 	$(BIN)/python bench/callback.py
 	$(BIN)/python bench/alert_latency.py
 	$(BIN)/python bench/many_runs.py
-	$(BIN)/python bench/headroom.py
+	$(BIN)/python bench/accuracy.py
+	$(BIN)/python bench/batch_size.py
 	$(BIN)/python bench/alert_noise.py
 	$(BIN)/python bench/incidents.py
 	$(BIN)/python bench/soak.py

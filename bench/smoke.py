@@ -13,7 +13,6 @@ TIMEOUT_SECONDS = 300
 WITHOUT_QUICK = {  # the shortest form of the benchmarks that have no --quick
     "alert_noise.py": ["--days", "0.02"],
     "incidents.py": ["near thermal"],
-    "situations.py": ["too_big_embedding"],
 }
 
 
