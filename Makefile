@@ -1,6 +1,6 @@
 # `make` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-all check lint fix docs man deb image manifests release docs-site docs-links goldens history pictures bench bench-smoke long gpu-check clean
+.PHONY: help run demo test test-all check lint fix docs man deb image manifests release docs-site docs-links goldens history pictures bench bench-smoke gpu-check clean
 
 BIN := .venv/bin
 # A user without write access to /run gets a socket of their own.
@@ -117,30 +117,23 @@ pictures: ## redraw docs/pictures: dashboards and status page
 	@tools/system-parts.sh pictures
 	$(BIN)/python tools/pictures
 
-bench-smoke: ## run each benchmark in its shortest form (5 minutes)
+bench-smoke: ## run each benchmark in its shortest form (3 minutes)
 	@tools/environment.sh bench test
 	$(BIN)/python bench/smoke.py
 
-bench: ## run the benchmarks (1 hour)
+bench: ## run the benchmarks (2 hours)
 	@tools/environment.sh bench test
 	$(BIN)/python bench/exporters.py
 	$(BIN)/python bench/scale.py
 	$(BIN)/python bench/callback.py
-	$(BIN)/python bench/run_instrumentation.py
-	$(BIN)/python bench/advice.py
 	$(BIN)/python bench/alert_latency.py
 	$(BIN)/python bench/many_runs.py
-	$(BIN)/python bench/run_records.py
-	$(BIN)/python bench/growth.py
-	$(BIN)/python bench/headroom.py
+	$(BIN)/python bench/accuracy.py
+	$(BIN)/python bench/batch_size.py
 	$(BIN)/python bench/alert_noise.py
 	$(BIN)/python bench/incidents.py
 	$(BIN)/python bench/soak.py
-	$(BIN)/python bench/fleets.py
-
-long: ## run the robustness benchmark and an audit of the dependencies (90 minutes); needs a network, best as root
-	@tools/environment.sh bench test
-	$(BIN)/python bench/robustness.py
+	$(BIN)/python bench/last_messages.py
 
 # On a host without a network, GPU_PYTHON=python3 uses a Python that has the packages, without a virtual environment.
 gpu-check: ## run the tests that need a GPU

@@ -10,60 +10,63 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess  # noqa: TID251 - a benchmark starts the programs that it measures
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from batch_size_runs import LIMIT_MIB, MODELS, OUT_OF_MEMORY
-from headroom import Daemon, uuid_of
+from scale import Daemon, daemon
 
 from gpuwarden.analysis.batch_size.cost_model import list_usual_sizes
+from mocked import sleepers
 from programs import conditions
+from scraping import connect, fetch, page
 
 MIB = 1 << 20
 FIRST = {"dense": 1024, "convolutions": 64, "residual": 48, "attention": 16, "recurrent": 128}
-PATIENCE = 60.0  # seconds for a receipt
+RECORD_SECONDS = 60.0  # until the run has a record
 HERE = Path(__file__).parent
 
 
 class Model:
     """Model on one daemon, which learns from run to run."""
 
-    def __init__(self, name: str, daemon: Daemon, uuid: str) -> None:
+    def __init__(self, name: str, daemon: Daemon) -> None:
         self.name = name
         self._daemon = daemon
-        self._uuid = uuid
+        self._uuid = re.findall(r'gpuwarden_gpu_up\{uuid="([^"]+)"\} 1', page(daemon.port).decode())[0]
 
     def fit(self, size: int) -> tuple[float | None, dict[str, Any]]:
         """Train with batches of that size; return the peak in bytes, None if out of memory, and the run record."""
         command = [sys.executable, str(HERE / "batch_size_runs.py"), self.name, str(size), self._uuid]
-        env = {**os.environ, "GPUWARDEN_SOCKET": str(self._daemon.socket)}
+        env = {**os.environ, "GPUWARDEN_SOCKET": str(self._daemon.folder / "run.sock")}
         with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
-            said, errors = run.communicate()
+            peak, errors = run.communicate()
         if run.returncode not in (0, OUT_OF_MEMORY):
             raise RuntimeError(f"{self.name} at {size}: status {run.returncode}: {errors[-2000:]}")
-        return (None if run.returncode else float(said)), self._receipt(run.pid)
+        return (None if run.returncode else float(peak)), self._record(run.pid)
 
-    def _receipt(self, pid: int) -> dict[str, Any]:
-        end = time.monotonic() + PATIENCE
+    def _record(self, pid: int) -> dict[str, Any]:
+        end = time.monotonic() + RECORD_SECONDS
         while time.monotonic() < end:
-            runs = json.loads(self._daemon.page("/api/v1/runs") or '{"past": []}')["past"]
-            for each in runs:
+            for each in self._get("/api/v1/runs")["past"]:
                 if each["pid"] == pid:
-                    found: dict[str, Any] = json.loads(self._daemon.page(f"/api/v1/runs/{each['run_id']}"))
-                    return found
+                    return self._get(f"/api/v1/runs/{each['run_id']}")
             time.sleep(0.2)
-        raise TimeoutError(f"no receipt of {pid}")
+        raise TimeoutError(f"no record of {pid}")
+
+    def _get(self, path: str) -> dict[str, Any]:
+        return dict(json.loads(fetch(connect(self._daemon.port), path=path)))
 
     def largest(self, advised: int) -> tuple[int, int | None, float | None]:
         """Return the largest usual size that fits, the smallest that does not, and the peak with the advised size."""
         sizes = list_usual_sizes(8 * advised)
         at = sizes.index(advised)
-        peak = said = self.fit(advised)[0]
-        if said is None:
+        peak = self.fit(advised)[0]
+        if peak is None:
             while at and self.fit(sizes[at - 1])[0] is None:
                 at -= 1
             return sizes[at - 1], sizes[at], None
@@ -74,12 +77,12 @@ class Model:
 
 def row(name: str, sizes: list[int], *, quick: bool) -> str:
     """Measure one model; a quick run does not try the advised size."""
-    with tempfile.TemporaryDirectory() as place, Daemon(Path(place)).running() as daemon:
-        model = Model(name, daemon, uuid_of(daemon))
+    with sleepers(1) as pids, daemon(pids, gpus=1) as started:
+        model = Model(name, started)
         advised = [model.fit(size)[1].get("batch_size_advice", {}) for size in sizes]
-        said = ", ".join(f"{each['advised']} ({each['confidence']})" if each else "none" for each in advised)
+        listed = ", ".join(f"{each['advised']} ({each['confidence']})" if each else "none" for each in advised)
         advice = advised[-1]
-        begin = f"| {name} | {', '.join(map(str, sizes))} | {said} |"
+        begin = f"| {name} | {', '.join(map(str, sizes))} | {listed} |"
         if not advice or quick:
             return begin + " |" * 7
         largest, too_large, peak = model.largest(advice["advised"])
@@ -102,7 +105,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a smoke run: one model, one size")
     quick = parser.parse_args().quick
     print(f"{conditions()}; a limit of {LIMIT_MIB} MiB; MiB.\n")
-    print("| model | tried | advised after each | an example | off | peak foreseen | peak | error | fits | does not |")
+    print("| model | tried | advised after each | an example | off | predicted peak | peak | error | fits | does not |")
     print("| --- | --- | --- | --: | --: | --: | --: | --: | --: | --: |")
     for name in MODELS[-1:] if quick else MODELS:
         sizes = [FIRST[name] << each for each in range(1 if quick else 3)]

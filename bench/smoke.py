@@ -1,6 +1,6 @@
 """Smoke test of the benchmarks: `python bench/smoke.py` runs each briefly and checks that its tables have rows.
 
-Takes about five minutes. Exits with status 1 and the names of those that failed.
+Takes about three minutes. Exits with status 1 and the names of those that failed.
 """
 
 import subprocess  # noqa: TID251 - starts the benchmarks
@@ -12,9 +12,7 @@ HERE = Path(__file__).parent
 TIMEOUT_SECONDS = 300
 WITHOUT_QUICK = {  # the shortest form of the benchmarks that have no --quick
     "alert_noise.py": ["--days", "0.02"],
-    "error_messages.py": [],
     "incidents.py": ["near thermal"],
-    "situations.py": ["too_big_embedding"],
 }
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from error_samples import Sample
+from error_samples import facts as facts_of
+from error_samples import samples as read_samples
 
-from error_messages import Sample
-from error_messages import facts as facts_of
-from error_messages import samples as read_samples
 from gpuwarden.errors.catalog import PROBLEMS
 from gpuwarden.protocol.codec import decode, encode
 from gpuwarden.protocol.messages import ERROR_KINDS
@@ -87,7 +87,7 @@ def test_messages() -> None:
     """The kind is the one that the message's thread shows; each fact of an allocation is the one it states."""
     wrong = {}
     for sample in exceptions():
-        error = sample.described()
+        error = sample.classify()
         found = error.kind, [(fact, found) for fact, _, found in facts_of(sample)]
         if found != (sample.kind, [(fact, stated) for fact, stated, _ in facts_of(sample)]):
             wrong[sample.source] = found

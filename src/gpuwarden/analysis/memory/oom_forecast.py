@@ -13,7 +13,7 @@ from gpuwarden.analysis.memory.theil_sen import Trend
 ALIKE_RATIO = 0.25  # by which rises may differ from their median, and the pauses between them likewise
 MAX_REGULAR_RISES = 8  # the last ones count
 # Part of what a training step takes that finds no place though as much is free: TensorFlow's allocator hands out a
-# piece whole that is up to twice as large as asked for (bfc_allocator.cc). Chosen on bench/situations.py --set paced.
+# piece whole that is up to twice as large as asked for (bfc_allocator.cc). Chosen on bench/accuracy.py paced.
 LOST_RATIO = 1 / 16
 MIN_DOUBT_RATIO = 0.15  # of the seconds left: rates change, and the last allocation is not the average one
 

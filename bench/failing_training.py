@@ -1,6 +1,6 @@
-"""Keras training that leaks until it is out of memory: `python failing_training.py UUID`; it prints what it has sent.
+"""Keras training that leaks until it is out of memory: `python bench/failing_training.py UUID`.
 
-TensorFlow's real allocator has the limit that last_messages.py sets in the environment.
+It prints the number of messages that it has sent. last_messages.py sets the allocator's limit in the environment.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Daemon for a shared device: `python serve.py FOLDER PACE`; it prints its port.
+"""Daemon for a shared device: `python shared_device_daemon.py FOLDER PACE CONTEXT_MIB`; it prints its port.
 
 The driver is the simulation's, except for the memory of its one GPU and the processes on it: those are the shared
 device's. PACE is `default`, or `fast` for a poll every 0.2 s and a host sample every second.

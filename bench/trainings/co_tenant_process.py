@@ -1,4 +1,4 @@
-"""Co-tenant on the shared device: `python neighbour.py MEBIBYTES:SECONDS ...` allocates more at each of these times.
+"""Co-tenant on the shared device: `co_tenant_process.py MEBIBYTES:SECONDS ...` allocates more at these times.
 
 It prints a line for each piece, and keeps all until it is stopped. Times count from its start, or from the first line
 of its standard input if the first argument is `wait`.

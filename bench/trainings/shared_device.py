@@ -71,6 +71,6 @@ class SharedDevice:
         """Resize it to the bytes in use plus at most `spare`."""
         self._map[:8] = struct.pack("<Q", self.size - max(self.free - spare, 0))
 
-    def give_out(self) -> None:
+    def refuse_all(self) -> None:
         """Refuse every region from now on, even if there is room, like a driver with another reason."""
         self._map[_BROKEN : _BROKEN + 8] = struct.pack("<Q", 1)
