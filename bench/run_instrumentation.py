@@ -1,4 +1,4 @@
-"""Cost of the instrumentation of `gpuwarden run`: Python's start, and a step of each kind of training.
+"""Cost of the instrumentation of `gpuwarden run`: Python's start, and a step of torch.
 
     python bench/run_instrumentation.py
 
@@ -18,7 +18,7 @@ from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
 
-from gpuwarden.client.boot import tape_steps, torch_steps
+from gpuwarden.client.boot import torch_steps
 
 SITE = Path(__file__).parents[1] / "src/gpuwarden/client/boot/site"
 STARTS = 100
@@ -48,17 +48,13 @@ def measure_steps(step: Callable[[], Any]) -> float:
     return (perf_counter() - began) / STEPS * 1e6
 
 
-def compare(name: str, bare: Callable[[], Any], counted: Callable[[], Any]) -> None:
-    """Print the step's time with and without the instrumentation."""
-    counted()
-    pairs = [(measure_steps(bare), measure_steps(counted)) for _ in range(ROUNDS)]
-    without, added = median(pair[0] for pair in pairs), median(pair[1] - pair[0] for pair in pairs)
-    print(f"{name:28} {without:8.1f} µs a step, {added:+6.1f} µs: {added / 50e3:.4%} of a step of 50 ms")
-
-
 def compare_torch() -> None:
-    """Compare a small optimizer's step, at the depth of an ordinary program."""
-    import torch  # noqa: PLC0415 - where it is installed
+    """Print the time of a small optimizer's step with and without the instrumentation."""
+    try:
+        import torch  # noqa: PLC0415 - where it is installed
+    except ImportError as error:
+        print(error)
+        return
 
     torch.set_num_threads(1)
     model = torch.nn.Linear(8, 8)
@@ -79,24 +75,10 @@ def compare_torch() -> None:
             )
         optimizer.step()
 
-    compare("torch, SGD", bare, counted)
-
-
-def compare_tensorflow() -> None:
-    """Compare a small tf.function, as the wrapper of its class is entered or not."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    import keras  # noqa: PLC0415 - where it is installed
-    import tensorflow as tf  # noqa: PLC0415
-
-    variable, optimizer = tf.Variable([1.0]), keras.optimizers.SGD(0.0)
-    optimizer.build([variable])
-    step = tf.function(lambda: optimizer.apply([tf.ones(1)], [variable]))
-    kind = type(step)
-    original = kind.__call__
-    tape_steps.install(sys.modules["keras.src.optimizers.base_optimizer"])
-    tape_steps.install(SimpleNamespace(Function=kind))
-    step()  # traces: from here on its calls count
-    compare("TensorFlow, tf.function", lambda: original(step), step)
+    counted()
+    pairs = [(measure_steps(bare), measure_steps(counted)) for _ in range(ROUNDS)]
+    without, added = median(pair[0] for pair in pairs), median(pair[1] - pair[0] for pair in pairs)
+    print(f"torch, SGD {without:8.1f} µs a step, {added:+6.1f} µs: {added / 50e3:.4%} of a step of 50 ms")
 
 
 def main() -> None:
@@ -108,11 +90,7 @@ def main() -> None:
         bare, empty = measure_start(""), measure_start(folder)
         ours = measure_start(str(SITE), GPUWARDEN_RUN="1", GPUWARDEN_RUN_FOLDER=f"{folder}/notes")
         print(f"start {bare:.1f} ms of CPU, empty sitecustomize {empty - bare:+.1f}, gpuwarden's {ours - bare:+.1f}")
-        for each in (compare_torch, compare_tensorflow):
-            try:
-                each()
-            except ImportError as error:
-                print(f"{each.__name__}: {error}")
+    compare_torch()
 
 
 if __name__ == "__main__":
