@@ -217,14 +217,13 @@ def test_run_within_a_run(environment: dict[str, str]) -> None:
     assert rows(inner)["message"] == rows(outer)["message"] == "KeyError: 'gone'"
 
 
-def test_uncounted_steps(environment: dict[str, str], tmp_path: Path) -> None:
-    """The card names steps that a process could not count, once for all processes."""
+def test_no_steps(environment: dict[str, str], tmp_path: Path) -> None:
+    """The card of a program whose steps nothing counted says how to get them; its run has none in the record."""
     path = tmp_path / "card.json"
-    note = "from gpuwarden.client.boot.process_note import note_uncounted; note_uncounted('JAX steps: a reason')"
-    twice = f'{sys.executable} -c "{note}"; {sys.executable} -c "{note}"'
-    ended = launch(environment, "--card", str(path), "--", "sh", "-c", twice)
-    assert rows(ended.stderr)["not counted"] == "JAX steps: a reason"
-    assert json.loads(path.read_text())["uncounted"] == ["JAX steps: a reason"]
+    ended = launch(environment, "--card", str(path), "--", sys.executable, "-c", "pass")
+    assert rows(ended.stderr)["steps"].endswith("other loops need gpuwarden.watch()")
+    (run,) = json.loads(path.read_text())["runs"]
+    assert "steps" not in run
 
 
 def test_gpus_of_any_program(environment: dict[str, str], mock_nvml: MockNvml, tmp_path: Path) -> None:

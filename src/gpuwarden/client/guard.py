@@ -18,6 +18,7 @@ log = logging.getLogger("gpuwarden")
 
 _added: weakref.WeakSet[AddedCounter] = weakref.WeakSet()
 _claimed = False
+_reported: set[str] = set()  # functions whose first failure is logged
 
 
 def log_safely(level: int, text: str, *values: object, error: BaseException | None = None) -> None:
@@ -72,6 +73,20 @@ def guarded(method: Callable[Concatenate[S, P], None]) -> Callable[Concatenate[S
             guard.record_failure(error, self._give_up)
 
     return kept
+
+
+T = TypeVar("T")
+
+
+def call_guarded(function: Callable[..., T], *args: object, default: T) -> T:
+    """Return the function's result, or `default` if it fails; its first failure is logged."""
+    try:
+        return function(*args)
+    except Exception as error:  # noqa: BLE001 - no internal failure may end a training run
+        if function.__qualname__ not in _reported:
+            _reported.add(function.__qualname__)
+            log_safely(logging.WARNING, "instrumentation failed, training continues", error=error)
+        return default
 
 
 class AddedCounter(Protocol):

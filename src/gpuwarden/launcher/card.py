@@ -29,8 +29,8 @@ class Card:
     """Card of one program.
 
     `evidence` is that of its outcome, in words. `explanation` is the first cause of what went wrong, None if nothing is
-    known to have. `runs` are the records of its processes, the program's own first; `uncounted` are steps that they do
-    not have, and why; `gpus` has the numbers of GPUs by UUID.
+    known to have. `runs` are the records of its processes, the program's own first; `gpus` has the numbers of GPUs by
+    UUID.
     """
 
     command: Sequence[str]
@@ -39,7 +39,6 @@ class Card:
     evidence: str
     explanation: Explanation | None
     runs: tuple[RunRecord, ...]
-    uncounted: tuple[str, ...]
     gpus: Mapping[str, str]
 
     @property
@@ -77,8 +76,7 @@ def make_card(command: Sequence[str], facts: ProgramFacts, runs: Sequence[RunRec
     events = list(_list_events(facts, ordered))
     if end.signal is not None and (death := find_problem(evidence)) is not None:
         events.append(ErrorEvent(0, death, evidence))
-    uncounted = tuple(dict.fromkeys(reason for note in facts.notes for reason in note.uncounted))
-    return Card(command, end, outcome, evidence, explain_events(events), ordered, uncounted, gpus)
+    return Card(command, end, outcome, evidence, explain_events(events), ordered, gpus)
 
 
 def _conclude(facts: ProgramFacts, own: RunRecord | None) -> tuple[str, str]:

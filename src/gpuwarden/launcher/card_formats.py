@@ -49,7 +49,6 @@ def render_json(card: Card) -> str:
         "message": found and found.root.text,
         "frame": found and (found.root.frame or None),
         "next_step": card.next_step,
-        "uncounted": list(card.uncounted) or None,
         "runs": [json_from_record(run) for run in card.runs],
     }
     return json.dumps({name: value for name, value in document.items() if value is not None}, indent=2) + "\n"

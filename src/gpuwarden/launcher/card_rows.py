@@ -18,6 +18,7 @@ from gpuwarden.web.incidents.census_report import list_holders
 MAX_MESSAGE_CHARACTERS = 400
 MAX_FOLLOWERS = 3
 MAX_RUNS = 8  # of one program; the card counts further ones
+_NO_STEPS = "none counted: these are of Keras fit and of torch optimizers; other loops need gpuwarden.watch()"
 
 
 class Row(NamedTuple):
@@ -42,7 +43,8 @@ def list_rows(card: Card) -> Iterator[Row]:
         yield from _run_rows(run, card)
     if len(card.runs) > MAX_RUNS:
         yield Row("runs", f"and {len(card.runs) - MAX_RUNS} more")
-    yield from (Row("not counted", reason) for reason in card.uncounted)
+    if card.runs and all(run.steps is None for run in card.runs):
+        yield Row("steps", _NO_STEPS)
 
 
 def title(card: Card) -> str:

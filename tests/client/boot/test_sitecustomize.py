@@ -205,6 +205,20 @@ def test_deep_recursion(tmp_path: Path) -> None:
     assert f"[Previous line repeated {MAX_FRAMES - 3} more times]" in note.error.text
 
 
+@pytest.mark.frameworks
+def test_error_in_a_tf_function(tmp_path: Path) -> None:
+    """An error in a tf.function is at the program's own line, not at AutoGraph's copy of it."""
+    program = write(
+        tmp_path / "train.py",
+        "import tensorflow as tf\n\n"
+        "@tf.function\ndef step(x):\n    if tf.reduce_sum(x) > 0:\n        x = x @ tf.ones((7, 7))\n    return x\n\n"
+        "step(tf.ones((2, 3)))\n",
+    )
+    (note,) = run_instrumented(tmp_path, program).notes
+    assert note.error is not None
+    assert note.error.frame == f"{program}:6 in step"
+
+
 def test_fatal_signal(tmp_path: Path) -> None:
     """After a fatal signal, faulthandler's text is in its file; status and terminal stay as they are."""
     crash = "import os, ctypes; print(os.getpid(), flush=True); ctypes.string_at(0)"

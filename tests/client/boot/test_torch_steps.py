@@ -10,7 +10,7 @@ import pytest
 from instrumented_program import Ended, ProgramServer, run_instrumented
 from torch_programs import LOOPS, MODEL
 
-from gpuwarden.client.boot.step_leader import StepLeader
+from gpuwarden.client.boot.torch_steps import StepLeader
 from gpuwarden.protocol.messages import Report
 from system_parts import needs_framework
 

@@ -6,8 +6,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-from gpuwarden.client.boot.guarded_call import call_guarded
-from gpuwarden.client.guard import are_steps_claimed, claim_steps
+from gpuwarden.client.guard import are_steps_claimed, call_guarded, claim_steps
 
 _MAX_DEPTH = 8  # of callbacks in lists; Keras allows any
 

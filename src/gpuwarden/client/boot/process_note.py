@@ -20,12 +20,6 @@ def note_source(source: str) -> None:
         _change(lambda note: note.add_source(source))
 
 
-def note_uncounted(reason: str) -> None:
-    """Record steps of this process that cannot be counted, and why."""
-    if _note is None or _note.pid != os.getpid() or reason not in _note.uncounted:
-        _change(lambda note: note.add_uncounted(reason))
-
-
 def note_error(error: ProgramError) -> None:
     """Record an exception that nothing caught."""
     _change(lambda note: note.add_error(error))

@@ -19,13 +19,6 @@ _INSTALLERS = {
     "keras.src.callbacks": "keras_steps",  # Keras 2
     "tf_keras.src.callbacks": "keras_steps",
     "torch.optim.optimizer": "torch_steps",
-    "jax": "jax_steps",
-    "optax._src.update": "jax_steps",
-    "equinox._update": "jax_steps",
-    "keras.src.optimizers.base_optimizer": "tape_steps",  # Keras 3
-    "keras.src.optimizers.optimizer": "tape_steps",  # Keras 2
-    "tf_keras.src.optimizers.optimizer": "tape_steps",
-    "tensorflow.python.eager.polymorphic_function.polymorphic_function": "tape_steps",
 }
 _kept: "set[tuple[str, type]]" = set()  # errors kept, by origin and type: one may end many threads
 _HIGH_DESCRIPTOR = 1000  # below the usual limit of 1024
