@@ -12,6 +12,8 @@ from failure_stages import OOM_KILL, raises
 from scenario_daemon import GIB, INTERVAL, Box, play
 from scenarios import GPU_IS_LOST, SIGKILL, Stage, Trainer
 
+from gpuwarden.cli.incidents.host_incident import HostIncident
+from gpuwarden.cli.incidents.incident_report import run_lines
 from gpuwarden.history.series import WINDOW_SECONDS
 from gpuwarden.incidents.causes import STALL_REACH_SECONDS
 from gpuwarden.incidents.flight_recorder import AFTER_SECONDS, BURST, JOIN_SECONDS, MAX_EVENTS, MAX_OPEN
@@ -19,8 +21,6 @@ from gpuwarden.incidents.incident import Incident
 from gpuwarden.incidents.incident_builder import MAX_PROCESSES
 from gpuwarden.incidents.incident_store import IncidentStore
 from gpuwarden.protocol.messages import Census, End, TensorGroup, uncaught_reason
-from gpuwarden.web.incidents.host_incident import HostIncident
-from gpuwarden.web.incidents.incident_lines import run_lines
 
 
 def played(tmp_path: Path, script: Callable[[Stage], Coroutine[Any, Any, None]], gpus: int = 2) -> list[Any]:

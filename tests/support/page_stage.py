@@ -1,4 +1,4 @@
-"""The status page and run pages on answers that a test has made: the real files, without a daemon's polls."""
+"""The pages of the daemon, of runs and of incidents on answers that a test has made: the real files, without polls."""
 
 from __future__ import annotations
 
@@ -46,9 +46,10 @@ class Stage:
             )
         if path == "/api/v1/history":
             return HttpResponse(200, json.dumps(self.history).encode())
-        if path.startswith("/api/v1/runs/"):
-            record = self.records.get(urllib.parse.unquote(path.rpartition("/")[2]))
-            return HttpResponse(200, json.dumps(record).encode()) if record else HttpResponse(404, b"unknown run\n")
+        if path.startswith(("/api/v1/runs/", "/api/v1/incidents/")):
+            known = {**self.records, **{each["id"]: each for each in self.incidents}}
+            one = known.get(urllib.parse.unquote(path.rpartition("/")[2]))
+            return HttpResponse(200, json.dumps(one).encode()) if one else HttpResponse(404, b"unknown\n")
         if path.startswith("/api/v1/runs?"):
             past = [each for each in self.records.values() if each.get("outcome")]
             return HttpResponse(200, json.dumps({"version": 1, "live": [], "past": past}).encode())

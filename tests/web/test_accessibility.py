@@ -16,13 +16,11 @@ from browser import Tab
 from gpuwarden.gpu.snapshot import EventCount, Gpu
 from gpuwarden.pressure.levels import Pressure, RunPressure
 from gpuwarden.web.alert_page import serve_alert_page
-from gpuwarden.web.incidents.host_incident import HostIncident
-from gpuwarden.web.incidents.incident_merge import group_incidents
-from gpuwarden.web.incidents.incident_page import render_page
 from page_stage import NO_HISTORY, Stage
 from snapshots import GIB, gpu
 from system_parts import require
 from tests.web.api.test_state_api import a_run, full_state
+from tests.web.test_incident_page import show as show_incident
 from tests.web.test_run_page import out_of_memory, record_of, show
 from tests.web.test_status_page import poll_state
 from tests.web.test_status_tiles import busy, hot, sevenths
@@ -104,6 +102,11 @@ def old_data(page: Stage, tab: Tab, _folder: Path) -> None:
     tab.until("document.querySelector('.old')")
 
 
+def incident(page: Stage, tab: Tab, _folder: Path) -> None:
+    """Show the page of an incident."""
+    show_incident(page, tab, staged_incident("too_hot"))
+
+
 def unknown_run(page: Stage, tab: Tab, _folder: Path) -> None:
     """Show the page of an unknown run."""
     show(page, tab)
@@ -132,7 +135,7 @@ PAGES = {
     "running": run_page(ended=False),
     "out-of-memory": run_page(ended=True),
     "unknown-run": unknown_run,
-    "incident": document(lambda: render_page(group_incidents([HostIncident(staged_incident("too_hot"))])).encode()),
+    "incident": incident,
     "alert": document(lambda: serve_alert_page("/alerts/GpuDown").body),
     "alerts": document(lambda: serve_alert_page("/alerts").body),
 }

@@ -219,21 +219,18 @@ def _add_incidents(parser: SuggestingParser) -> None:
     show = _add_parser(
         actions,
         "show",
-        "show incidents in detail",
-        ["gpuwarden incidents show last --html incident.html", "gpuwarden incidents show host1.json host2.json"],
+        "show an incident in detail",
+        ["gpuwarden incidents show last", "gpuwarden incidents show last --json > incident.json"],
         argparse.SUPPRESS,
     )
     show.add_argument(
-        "incidents",
-        nargs="+",
+        "incident",
         metavar="ID|FILE",
         type=_id_type("incident"),
-        help="incident ID, a unique prefix of it, last (the newest), or a file written with --json; several of one job "
-        "are merged into one report",
+        help="incident ID, a unique prefix of it, last (the newest), or a file written with --json",
     )
-    show.add_argument("--html", type=Path, default=None, metavar="FILE", help="write one self-contained page instead")
     _add_daemon(show)
-    show.set_defaults(function="cli.incidents.incidents_command:show_incidents")
+    show.set_defaults(function="cli.incidents.incidents_command:show_incident")
     record = _add_parser(
         actions,
         "record",
@@ -406,9 +403,9 @@ COMMANDS = (
     ),
     Command(
         "incidents",
-        "list incidents, or show some",
-        "List what went wrong, the newest first, or show incidents in detail: the finding in plain words, a timeline, "
-        "charts, processes, runs, XIDs and the kernel log.",
+        "list incidents, or show one",
+        "List what went wrong, the newest first, or show an incident in detail: the finding in plain words, a "
+        "timeline, charts, processes, runs, XIDs and the kernel log.",
         ("gpuwarden incidents show last", "gpuwarden incidents --limit 5 --json", "gpuwarden incidents record"),
         "cli.incidents.incidents_command:list_incidents",
         _add_incidents,

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from http import HTTPStatus
 from typing import TypeAlias
 from urllib.parse import parse_qs
 
@@ -24,13 +22,12 @@ from gpuwarden.records.recorder import Recorder
 from gpuwarden.records.writer import DEFAULT_LISTED
 from gpuwarden.state import State
 from gpuwarden.web import static_files
-from gpuwarden.web.api.api_paths import ALERT_PAGE, HISTORY, INCIDENTS, RUN_PAGE, RUNS, STATE
+from gpuwarden.web.api.api_paths import ALERT_PAGE, HISTORY, INCIDENT_PAGE, INCIDENTS, RUN_PAGE, RUNS, STATE
 from gpuwarden.web.api.history_document import render_history
 from gpuwarden.web.api.state_document import StateInputs, render_state
 from gpuwarden.web.http_messages import Handler, HttpRequest, HttpResponse
 
 PAGE = "/page/"
-INCIDENT_PAGE = "/incident/"
 
 _NO_PAGE = b"no successful poll yet, or the last poll failed; if this persists, see the daemon's log\n"
 
@@ -92,6 +89,7 @@ class Routes:
         return {
             "/": static_files.serve,
             RUN_PAGE: static_files.serve,
+            INCIDENT_PAGE: static_files.serve,
             PAGE: static_files.serve,
             f"{PAGE}uplot/": static_files.serve,
             "/metrics": self.serve_metrics,
@@ -101,7 +99,6 @@ class Routes:
             f"{RUNS}/": self.serve_run,
             INCIDENTS: self.serve_incidents,
             f"{INCIDENTS}/": self.serve_incident,
-            INCIDENT_PAGE: self.serve_incident_page,
             ALERT_PAGE: self.serve_alert_page,
             f"{ALERT_PAGE}/": self.serve_alert_page,
             STATE: self.serve_state,
@@ -162,13 +159,6 @@ class Routes:
             return HttpResponse(404, f"unknown incident; {INCIDENTS} lists the known ones\n".encode())
         return _json(incident)
 
-    async def serve_incident_page(self, request: HttpRequest) -> HttpResponse:
-        """Return the incident in the path as a page, as `gpuwarden incidents show --html` writes it."""
-        response = await self.serve_incident(request)
-        if response.status != HTTPStatus.OK:
-            return response
-        return await asyncio.to_thread(_serve_incident, response.body)
-
     async def serve_alert_page(self, request: HttpRequest) -> HttpResponse:
         """Return the page of the alert in the path, or the list of all."""
         return await asyncio.to_thread(_serve_alert, request.path)
@@ -219,15 +209,6 @@ def _serve_alert(path: str) -> HttpResponse:
     from gpuwarden.web.alert_page import serve_alert_page  # noqa: PLC0415 - saves memory where it is not read
 
     return serve_alert_page(path)
-
-
-def _serve_incident(document: bytes) -> HttpResponse:
-    from gpuwarden.web.html_document import serve_document  # noqa: PLC0415 - likewise
-    from gpuwarden.web.incidents.host_incident import HostIncident  # noqa: PLC0415 - likewise
-    from gpuwarden.web.incidents.incident_merge import group_incidents  # noqa: PLC0415 - likewise
-    from gpuwarden.web.incidents.incident_page import render_page  # noqa: PLC0415 - likewise
-
-    return serve_document(render_page(group_incidents([HostIncident(json.loads(document))])))
 
 
 def _json(body: bytes) -> HttpResponse:

@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from gpuwarden.analysis.memory.headroom import headroom_limit_text
-from gpuwarden.cli.runs.memory_report import gpu_name
+from gpuwarden.cli.runs.memory_report import gpu_name, list_holders
 from gpuwarden.explain.explanation import Explanation
 from gpuwarden.formatting import cut_middle, format_bytes, format_duration, format_elapsed, format_energy, format_ratio
 from gpuwarden.gpu.clock_reasons import clock_reason_text
 from gpuwarden.launcher.card import Card
 from gpuwarden.records.record import RecordedDevice, RunRecord
-from gpuwarden.web.incidents.census_report import list_holders
 
 MAX_MESSAGE_CHARACTERS = 400
 MAX_FOLLOWERS = 3

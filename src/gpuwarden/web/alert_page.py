@@ -1,12 +1,12 @@
 """Pages of alerts: what each means, and what to do; from the texts of docs/reference/alerts.md.
 
-Links are relative, as a proxy may serve the pages below a path of its own.
+They have no scripts. Links are relative, as a proxy may serve the pages below a path of its own.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from html import escape
 from http import HTTPStatus
 
@@ -16,20 +16,48 @@ from gpuwarden.alerts.prometheus_rules import Choices
 from gpuwarden.health.conditions import CONDITIONS
 from gpuwarden.health.model import Condition, fill_places
 from gpuwarden.web.api.api_paths import ALERT_PAGE
-from gpuwarden.web.html_document import render_document, serve_document
 from gpuwarden.web.http_messages import HttpResponse
 
 _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")  # where a narrow screen may break a name
+
+# Its styles are in its text.
+_HEADERS = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"}
+
+_HEAD = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title} - gpuwarden</title>
+<style>
+:root {{ color-scheme: light dark; --ground: #f3f5f7; --text: #1b1f24; --muted: #56606b; --link: #0b57b0; }}
+@media (prefers-color-scheme: dark) {{
+  :root {{ --ground: #0f1317; --text: #e4e8ec; --muted: #9ba6b2; --link: #86b7ff; }} }}
+body {{ margin: 0 auto; padding: 1rem; max-width: 70rem; background: var(--ground); color: var(--text);
+  font: 15px/1.45 system-ui, sans-serif; overflow-wrap: anywhere; }}
+h1 {{ font-size: 1.3rem; margin: 0 0 .3rem; }} h2 {{ font-size: 1.05rem; margin: 1.4rem 0 .4rem; }}
+a {{ color: var(--link); }} p {{ margin: .4rem 0; }} .muted {{ color: var(--muted); font-size: .88rem; }}
+table {{ border-collapse: collapse; width: 100%; }} td {{ padding: .2rem .6rem .2rem 0; vertical-align: top; }}
+td.word {{ white-space: nowrap; }} td.name {{ overflow-wrap: break-word; }}
+</style>
+</head>
+<body>
+<main>
+"""
 
 
 def serve_alert_page(path: str) -> HttpResponse:
     """Return the page of the alert at a path; the list of all without a name, and as status 404 for an unknown one."""
     name = path.removeprefix(ALERT_PAGE).removeprefix("/")
     if rule := CONDITIONS.get(name):
-        return serve_document(render_document(f"{rule.name} - gpuwarden", "".join(_alert(rule))))
+        return _response(rule.name, _alert(rule))
     folder = "." if "/" in path[1:] else f".{ALERT_PAGE}"  # the list has two addresses: /alerts and /alerts/
-    page = render_document("Alerts - gpuwarden", "".join(_list(name, folder)))
-    return serve_document(page, HTTPStatus.NOT_FOUND if name else HTTPStatus.OK)
+    return _response("Alerts", _list(name, folder), HTTPStatus.NOT_FOUND if name else HTTPStatus.OK)
+
+
+def _response(title: str, parts: Iterable[str], status: int = HTTPStatus.OK) -> HttpResponse:
+    document = f"{_HEAD.format(title=title)}{''.join(parts)}</main>\n</body>\n</html>\n"
+    return HttpResponse(status, document.encode("utf-8", "replace"), "text/html; charset=utf-8", _HEADERS)
 
 
 def _alert(rule: Condition) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Files of the status page and the run page, which browsers keep until they change.
+"""Files of the status page and of the pages of runs and incidents, which browsers keep until they change.
 
 They are read at import, before an upgrade replaces them.
 """
@@ -16,12 +16,16 @@ from gpuwarden.gpu.clock_reasons import CLOCK_REASONS
 from gpuwarden.health.conditions import severity_of
 from gpuwarden.health.run_conditions import END_CONDITIONS
 from gpuwarden.runs.outcome import OUTCOMES
-from gpuwarden.web.api.api_paths import RUN_PAGE
+from gpuwarden.web.api.api_paths import INCIDENT_PAGE, RUN_PAGE
 from gpuwarden.web.http_messages import HttpRequest, HttpResponse
 
 PREFIX = "/page/"
 FOLDER = Path(__file__).with_name("static")
-DOCUMENTS = {"index.html": "/", "run.html": RUN_PAGE}  # with their paths, to which their links are relative
+DOCUMENTS = {
+    "index.html": "/",
+    "run.html": RUN_PAGE,
+    "incident.html": INCIDENT_PAGE,
+}  # with their paths, to which their links are relative
 
 # Nothing from elsewhere, no script or style in the page's text, and none made from text.
 CONTENT_SECURITY_POLICY = (
@@ -45,8 +49,8 @@ _TABLES = {
 
 def serve(request: HttpRequest) -> HttpResponse:
     """Return a file of the pages, or status 304 to a browser that has it already."""
-    is_run = request.path.startswith(RUN_PAGE)  # the page finds the run by its own address
-    file = _FILES.get(RUN_PAGE if is_run else request.path)
+    pages = (RUN_PAGE, INCIDENT_PAGE)  # which find the run or incident by their own address
+    file = _FILES.get(next((page for page in pages if request.path.startswith(page)), request.path))
     if file is None:
         return HttpResponse(HTTPStatus.NOT_FOUND, b"the status page has no such file; it is at /\n")
     if file.headers["etag"] in request.headers.get("if-none-match", ""):

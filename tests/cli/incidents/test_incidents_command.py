@@ -1,4 +1,4 @@
-"""`gpuwarden incidents` as users see it: in 80 columns, from a daemon and from files, with untrusted names."""
+"""`gpuwarden incidents` as users see it: in 80 columns, from a daemon and from a file, with untrusted names."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ import subprocess
 import sys
 import time
 import unicodedata
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +18,12 @@ from services import Daemon, ending, fetch, until
 from staged_incidents import staged_incident, store_incidents
 
 from gpuwarden.cli.common.api_client import MAX_ANSWER_BYTES
-from gpuwarden.cli.incidents.incident_report import render_group
+from gpuwarden.cli.incidents.host_incident import HostIncident
+from gpuwarden.cli.incidents.incident_report import render_report
 from gpuwarden.cli.runs.memory_chart import BLOCKS
 from gpuwarden.cli.runs.memory_report import TerminalFormat
 from gpuwarden.incidents.incident_privacy import WITHHELD_LINE
 from gpuwarden.web.api.api_paths import INCIDENTS
-from gpuwarden.web.incidents.host_incident import HostIncident
-from gpuwarden.web.incidents.incident_merge import group_incidents
 from mock_nvml import MockNvml
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\r\n\u202egpj.exe"
@@ -113,16 +109,9 @@ def test_private_texts_come_by_the_unix_socket(daemon: Daemon) -> None:
 
 
 def test_daemon_serves_the_page(daemon: Daemon) -> None:
-    """The daemon renders the page of an incident as the command does, without the private texts; 404 without one."""
-    hot = staged_incident("too_hot")
-    page = fetch(f"{daemon.url}/incident/{hot['id']}")
-    assert "GPU 2 was throttled" in page
-    assert "<svg" in page
-    assert KERNEL_LINE not in page
-    assert escape(WITHHELD_LINE) in page
-    assert EVIL not in fetch(f"{daemon.url}/incident/{staged_incident('killed')['id']}")
-    with pytest.raises(urllib.error.HTTPError, match="404"):
-        urllib.request.urlopen(f"{daemon.url}/incident/9", timeout=60)
+    """The page is one file for all incidents, which loads the incident from the API."""
+    hot = staged_incident("too_hot")["id"]
+    assert "incident_page.js" in fetch(f"{daemon.url}/incident/{hot}")
 
 
 def test_incident_of_a_killed_daemon_is_cut_short(daemon: Daemon) -> None:
@@ -172,8 +161,7 @@ def test_report_has_each_part(tmp_path: Path) -> None:
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_each_staged_failure_can_be_shown(name: str, width: int) -> None:
     """No part of any incident breaks the report, and none is wider than the terminal."""
-    (group,) = group_incidents([HostIncident(staged_incident(name))])
-    lines = list(render_group(group, TerminalFormat(width, BLOCKS)))
+    lines = list(render_report(HostIncident(staged_incident(name)), TerminalFormat(width, BLOCKS)))
     assert "first cause: " in " ".join(" ".join(lines).split())
     assert not [line for line in lines if _cells(line) > max(width, 45)]  # a moment has 20 columns at least
 
@@ -195,16 +183,6 @@ def test_file_of_another_version_costs_only_what_cannot_be_read(tmp_path: Path, 
     """Keys that are missing or of another type are left out."""
     incident = staged_incident("too_hot", **changes)
     assert incident["id"] in output("show", write_file(tmp_path / "incident.json", incident))
-
-
-def test_page_is_written(tmp_path: Path) -> None:
-    """The report becomes a file with --html, and nothing is printed; a folder that is missing is named."""
-    file = write_file(tmp_path / "hot.json", staged_incident("too_hot"))
-    assert output("show", file, "--html", str(tmp_path / "hot.html")) == ""
-    assert "<!doctype html>" in (tmp_path / "hot.html").read_text()
-    done = run("show", file, "--html", str(tmp_path / "missing/hot.html"))
-    assert done.returncode == 1
-    assert "missing/hot.html: No such file" in done.stderr
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", "nonsense", '{"incidents": []}'])

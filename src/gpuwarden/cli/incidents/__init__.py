@@ -1,1 +1,1 @@
-"""Command `gpuwarden incidents`: lists of incidents, and reports of one or of several hosts."""
+"""Command `gpuwarden incidents`: the list of incidents, and the report of one."""

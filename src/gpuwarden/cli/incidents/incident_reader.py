@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import urllib.parse
-from collections.abc import Iterator, Sequence
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from gpuwarden.cli.common.api_client import MAX_ANSWER_BYTES, ApiError, fetch_json, find_socket, unexpected_response
 from gpuwarden.config.schema import Config
@@ -25,19 +24,14 @@ def fetch_incidents(config: Config, limit: int | None = None) -> dict[str, Any]:
     return answer
 
 
-def read_incidents(config: Config, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return whole incidents; each name is a file, or an id or a prefix of one at the daemon. Raises OSError."""
-    found: list[dict[str, Any]] = []
-    for name in names:
-        if "/" in name or name.endswith(".json") or Path(name).is_file():
-            found += _read_file(Path(name))
-        else:
-            found.append(_fetch_incident(config, name))
-    unique = {(str(each.get("host")), str(each["id"])): each for each in found}
-    return list(unique.values())
+def read_incident(config: Config, name: str) -> dict[str, Any]:
+    """Return a whole incident; the name is a file, or an id or a prefix of one at the daemon. Raises OSError."""
+    if "/" in name or name.endswith(".json") or Path(name).is_file():
+        return _read_file(Path(name))
+    return _fetch_incident(config, name)
 
 
-def _read_file(path: Path) -> list[dict[str, Any]]:
+def _read_file(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         text = file.read(MAX_ANSWER_BYTES + 1)
     if len(text) > MAX_ANSWER_BYTES:
@@ -48,16 +42,13 @@ def _read_file(path: Path) -> list[dict[str, Any]]:
         raise OSError(
             None, f"{path}: not a JSON file; write an incident with: gpuwarden incidents show ID --json > FILE"
         ) from None
-    found = list(_whole_incidents(value))
-    if not found:
+    if not _is_whole(value):
         raise OSError(None, f"{path}: not a whole incident; write one with: gpuwarden incidents show ID --json > FILE")
-    return found
+    return value
 
 
-def _whole_incidents(value: Any) -> Iterator[dict[str, Any]]:
-    for each in value if isinstance(value, list) else [value]:
-        if isinstance(each, dict) and isinstance(each.get("id"), str) and "finding" in each and "box" in each:
-            yield each
+def _is_whole(value: Any) -> TypeGuard[dict[str, Any]]:
+    return isinstance(value, dict) and isinstance(value.get("id"), str) and "finding" in value and "box" in value
 
 
 def _fetch_incident(config: Config, prefix: str) -> dict[str, Any]:
@@ -80,10 +71,9 @@ def _fetch_incident(config: Config, prefix: str) -> dict[str, Any]:
                 None, f"no incident {sanitize(prefix)}; list the incidents with: gpuwarden incidents"
             ) from None
         raise
-    whole = next(_whole_incidents(answer), None)
-    if whole is None:
+    if not _is_whole(answer):
         raise unexpected_response(config.api, path)
-    return whole
+    return answer
 
 
 def _fetch_privately(config: Config, path: str) -> Any:

@@ -12,15 +12,23 @@ from math import inf
 from typing import TypeAlias
 
 from gpuwarden.cli.runs.memory_chart import LABEL_WIDTH, MIN_WIDTH, render_chart
-from gpuwarden.formatting import format_bytes, format_elapsed, format_forecast, format_growth
-from gpuwarden.records.record import MemoryTimeline, RecordedDevice, RecordedEvent, RunRecord
-from gpuwarden.web.incidents.census_report import list_holders
+from gpuwarden.formatting import format_bytes, format_elapsed, format_forecast, format_growth, format_ratio
+from gpuwarden.records.record import (
+    MemoryTimeline,
+    RecordedCensus,
+    RecordedDevice,
+    RecordedEvent,
+    RecordedTensors,
+    RunRecord,
+)
 
 MAX_WIDTH = 140  # of a line
 MAX_CHARTS = 2  # with more GPUs, only the one with the least headroom has a chart
 MAX_MARKS = 9
 STEADY_RATIO, STEADY_BYTES = 0.01, 32 << 20  # memory is steady if it changes by less than the larger of the two
 MIN_POINTS, MIN_SECONDS = 8, 20.0  # needed to call it steady
+MAX_HOLDERS = 4  # groups of tensors that are shown; --json has all
+MIN_HOLDER_RATIO = 0.02  # of the memory, for a group to be shown
 
 _WEIGHT = {"out_of_memory": 0, "neighbour": 1, "pressure": 2, "retry": 3, "event": 4, "batch_size": 5, "phase": 6}
 _WEIGHT["oom"] = _WEIGHT["out_of_memory"]  # its name in records of before 2026-11-25
@@ -150,3 +158,34 @@ def _describe_course(record: RunRecord, device: RecordedDevice) -> str:
         return f"{verb} steady: {format_bytes(after)} in use between steps{room}"
     change = f"{'rose' if after > before else 'fell'} {format_bytes(abs(after - before))}"
     return f"{change} in the last third of the run; not a clear trend"
+
+
+def list_holders(census: RecordedCensus) -> Iterator[str]:
+    """Yield a sentence for each large group, then one for the memory that no tensor explains.
+
+    Ratios are of the allocators' bytes in use. Tensors can have more than that: TensorFlow's may share a buffer.
+    """
+    total = max(census.in_use_bytes or 0, census.tensor_bytes)
+    if not total:
+        return
+    large = [each for each in census.groups if each.size_bytes >= MIN_HOLDER_RATIO * total]
+    for each in large[:MAX_HOLDERS]:
+        yield f"{format_ratio(each.size_bytes / total)} {_describe_tensors(each)}"
+    rest = total - sum(each.size_bytes for each in large[:MAX_HOLDERS])
+    unseen = total - census.tensor_bytes
+    if (other := rest - unseen) >= MIN_HOLDER_RATIO * total:
+        yield f"{format_ratio(other / total)} are other tensors"
+    if unseen >= MIN_HOLDER_RATIO * total:
+        yield f"{format_ratio(unseen / total)} are not in Python's objects"
+    if census.cut:
+        yield "the census was cut by its time limit: tensors or their holders are missing"
+
+
+def _describe_tensors(tensors: RecordedTensors) -> str:
+    shape = "of several shapes" if tensors.shape is None else f"{tensors.dtype or ''}[{tensors.shape}]"
+    words = ["is 1 tensor" if tensors.count == 1 else f"are {tensors.count:,} tensors", shape]
+    if tensors.holder:
+        words.append(f"kept by {tensors.holder}")
+    if tensors.place:
+        words.append(f"in {tensors.place}")
+    return " ".join(words)

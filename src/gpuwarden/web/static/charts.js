@@ -1,10 +1,10 @@
 // Charts of the last ten minutes or the last hour, drawn by uPlot once they are visible. A row of charts has the choice between the two.
 //
-// The mouse and the arrow keys show the values of a moment in place of the current one.
+// The mouse and the arrow keys show the values of a moment in place of the current one. Charts of an incident have all of its recording.
 
 import { usage } from "./memory.js";
 import { h } from "./tree.js";
-import { amount, clock, degrees, known, pace, percent } from "./words.js";
+import { amount, clock, degrees, hertz, known, pace, percent, watts } from "./words.js";
 
 const SPANS = { 600: "ten minutes", 3600: "hour" }; // names by seconds
 const MIN_SECONDS = 60; // of a time axis
@@ -46,7 +46,7 @@ export class Charts {
     document.addEventListener("focusout", ({ target }) => this.#drawn.get(target.dataset?.keep)?.plot.setCursor({ left: -10, top: -10 }));
   }
 
-  // Start a new page.
+  // Start a new page. `past.cause` is the time of an incident's first cause, which is marked.
   start(past) {
     this.#past = past;
     this.#wanted.clear();
@@ -65,7 +65,19 @@ export class Charts {
     }
   }
 
-  ofGpu(gpu) {
+  get #seconds() {
+    return known(this.#past.cause) ? Infinity : this.#span;
+  }
+
+  ofIncident(gpu) {
+    const more = [["power_watts", "Power", watts], ["sm_clock_hertz", "SM clock", hertz]].map(([name, title, write]) => {
+      const values = this.#past.column(`${gpu.uuid} ${name}`);
+      return values.some(known) && this.#chart(`${gpu.uuid} ${name}`, title, write, [0, highest(values) * 1.1], [{ look: "line", values }]);
+    });
+    return this.ofGpu(gpu, more);
+  }
+
+  ofGpu(gpu, more = []) {
     const { column } = this.#past;
     const limit = gpu.temperature_threshold_celsius?.slowdown;
     const [listed, inUse, busy, heat] = ["memory_used_bytes", "memory_in_use_bytes", "utilization_ratio", "temperature_celsius"].map((name) => column(`${gpu.uuid} ${name}`));
@@ -77,6 +89,7 @@ export class Charts {
       some(busy) && this.#chart(`${gpu.uuid} utilization`, "Utilization", percent, [0, 1], [{ look: "area", values: busy }]),
       some(heat) && this.#chart(`${gpu.uuid} temperature`, "Temperature", degrees, [20, Math.max(limit ?? 90, highest(heat)) + 3],
         [{ look: "limit", name: "throttle point", values: known(limit) ? this.#past.times.map(() => limit) : [] }, { look: "line", values: heat }]),
+      ...more,
     ]);
   }
 
@@ -99,6 +112,7 @@ export class Charts {
   #row(charts) {
     const found = charts.filter(Boolean);
     if (!found.length) return null;
+    if (this.#seconds === Infinity) return h("div", { class: "charts" }, found);
     const buttons = Object.entries(SPANS).map(([seconds, name]) =>
       h("button", { type: "button", "data-span": seconds, "aria-pressed": String(Number(seconds) === this.#span) }, `Last ${name}`));
     return h("div", { class: "past" }, h("p", { class: "spans" }, buttons), h("div", { class: "charts" }, found));
@@ -108,16 +122,17 @@ export class Charts {
   #chart(key, name, write, range, series) {
     this.#wanted.set(key, { write, range, series });
     const { times } = this.#past;
-    const shown = series.at(-1).values.filter((value, place) => known(value) && times[place] > times.at(-1) - this.#span);
+    const shown = series.at(-1).values.filter((value, place) => known(value) && times[place] > times.at(-1) - this.#seconds);
     const now = series.at(-1).values.at(-1);
+    const [over, end] = this.#seconds === Infinity ? ["the recording", "at its end"] : [`the last ${SPANS[this.#span]}`, "now"];
     const label = shown.length
-      ? `${name} over the last ${SPANS[this.#span]}: ${write(Math.min(...shown))} to ${write(Math.max(...shown))}, now ${known(now) ? write(now) : "unknown"}`
+      ? `${name} over ${over}: ${write(Math.min(...shown))} to ${write(Math.max(...shown))}, ${end} ${known(now) ? write(now) : "unknown"}`
       : `${name}: not known yet`;
     const others = series.slice(0, -1).filter(({ values }) => values.some(known));
     return h("figure", { "data-key": key },
       h("figcaption", { "aria-hidden": "true" },
         h("span", {}, name, others.map((each) => [", ", h("span", { class: `key ${each.look}` }), ` ${each.name}`])),
-        h("span", { class: "now" }, known(now) ? write(now) : "-")),
+        this.#seconds === Infinity ? null : h("span", { class: "now" }, known(now) ? write(now) : "-")),
       h("div", { class: "chart", role: "img", tabindex: "0", "aria-label": label, "data-keep": key }),
       h("output", { class: "at", "data-keep": `${key} at` }));
   }
@@ -163,7 +178,7 @@ export class Charts {
       ],
       scales: { x: { range: () => this.#shown(key) }, y: { range } },
       series: [{}, ...wanted.series.map(({ look }) => ({ ...looks[look], points: { show: false }, spanGaps: false }))],
-      hooks: { setCursor: [(plot) => this.#point(plot, key, element.nextElementSibling)] },
+      hooks: { setCursor: [(plot) => this.#point(plot, key, element.nextElementSibling)], draw: [(plot) => this.#markCause(plot, color("--critical"))] },
     };
     return new uPlot(options, data, element);
   }
@@ -174,7 +189,20 @@ export class Charts {
     const end = times.at(-1) ?? 1;
     const series = this.#wanted.get(key)?.series.at(-1).values ?? [];
     const first = times[series.findIndex(known)] ?? end;
-    return [Math.max(end - this.#span, Math.min(first, end - MIN_SECONDS)), end];
+    return [Math.max(end - this.#seconds, Math.min(first, end - MIN_SECONDS)), end];
+  }
+
+  #markCause({ ctx, bbox: { left, top, width, height }, valToPos }, color) {
+    const x = known(this.#past.cause) ? valToPos(this.#past.cause, "x", true) : -1;
+    if (x < left || x > left + width) return;
+    ctx.save();
+    Object.assign(ctx, { strokeStyle: color, lineWidth: 2 * devicePixelRatio });
+    ctx.setLineDash([4 * devicePixelRatio, 3 * devicePixelRatio]);
+    ctx.beginPath();
+    ctx.moveTo(x, top);
+    ctx.lineTo(x, top + height);
+    ctx.stroke();
+    ctx.restore();
   }
 
   // Show time and values under the cursor.

@@ -21,12 +21,13 @@ function table(titles, rows, numbers = []) {
     h("tbody", {}, rows)));
 }
 
-export function errors({ record }) {
+// `key` is the id of the section, as a page of several runs has several.
+export function errors({ record }, key = "errors") {
   const reported = (record.errors_told ?? []).toReversed();
   const counts = Object.entries(record.errors ?? {}).filter(([, number]) => number);
   if (!reported.length && !counts.length) return null;
   const hidden = reported.some(({ frame, text }) => !frame && text.startsWith("not shown"));
-  return section("errors", "Errors",
+  return section(key, "Errors",
     counts.reduce((sum, [, number]) => sum + number, 0) > reported.length ? h("p", {}, counts.map(([kind, number]) => `${errorKind(kind)}${number > 1 ? ` × ${count(number)}` : ""}`).join(", "), ".") : null,
     hidden ? [h("p", {}, "Messages can have paths and names, so this page does not show them. The run's user and root can read them on the host:"), copyable(`gpuwarden runs show ${record.run_id}`)] : null,
     bounded(reported.map((each) => error(each, hidden, record.outcome === "out_of_memory" && each === diagnosed(record))), MAX_ERRORS, "errors", "ol", { class: "lines errors" }));
@@ -50,7 +51,7 @@ function requested({ requested_bytes: bytes, shape, dtype, op, device }) {
 }
 
 // Tensors by what keeps them, if the run takes a census.
-export function census({ record }) {
+export function census({ record }, key = "census") {
   const found = record.census;
   if (!found) return null;
   const whole = Math.max(found.in_use_bytes ?? 0, found.tensor_bytes);
@@ -59,7 +60,7 @@ export function census({ record }) {
       h("td", { class: "number" }, percent(each.size_bytes / whole)), h("td", { class: "number" }, amount(each.size_bytes)), h("td", { class: "number" }, count(each.count)),
       h("td", {}, each.shape === undefined ? "several shapes" : `${each.dtype ?? ""}[${each.shape}]`),
       h("td", {}, h("bdi", {}, prose(each.holder ?? "-")), each.place ? [" in ", h("code", {}, each.place)] : null)));
-  return section("census", "Who holds the memory",
+  return section(key, "Who holds the memory",
     h("p", { class: "about" }, `Live tensors at ${clock(found.timestamp_seconds)}, after ${count(found.steps)} steps: ${count(found.tensors)} with ${amount(found.tensor_bytes)}.`,
       found.cut ? " The census was cut by its time limit: tensors or their holders are missing." : ""),
     table(["Share", "Memory", "Tensors", "Shape", "Kept by"], rows, [0, 1, 2]));

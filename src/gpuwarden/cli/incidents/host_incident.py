@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from gpuwarden.records.record import MAX_TIME
-from gpuwarden.severity import SEVERITY_RANK
 from gpuwarden.web.api.api_object import ApiObject
 
 MAX_FINDING = 4000  # characters
 SAME_SECONDS = 1.5  # between an event and its part of the finding
-ROOT, OTHER_ROOT, FOLLOWED, BEFORE, ALSO, EVENT = "first cause", "first here", "then", "before", "also", ""
+ROOT, FOLLOWED, BEFORE, ALSO, EVENT = "first cause", "then", "before", "also", ""
 
-# Parts of a finding by the kind of their event, where the two differ.
-_PARTS = {"gpu": "gpu_lost", "throttled": "thermal_slowdown"}
+Point = tuple[float, "float | None"]  # Unix time and value, None if unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +25,6 @@ class Moment:
     at: float
     role: str
     text: str
-    host: str
 
     @property
     def line(self) -> str:
@@ -39,19 +36,10 @@ class Moment:
 
 
 class HostIncident:
-    """Incident, read from JSON that may be of another version. Its texts are safe to print.
+    """Incident, read from JSON that may be of another version. Its texts are safe to print."""
 
-    `ahead_seconds` is how far the host's clock is ahead of that of the first host of a report; times are corrected.
-    """
-
-    def __init__(self, document: Mapping[str, Any], ahead_seconds: float = 0.0) -> None:
-        self.document = document
+    def __init__(self, document: Mapping[str, Any]) -> None:
         self.incident = ApiObject(document)
-        self.ahead_seconds = ahead_seconds
-
-    def moved(self, ahead_seconds: float) -> HostIncident:
-        """Return the incident with another correction of its times."""
-        return HostIncident(self.document, ahead_seconds)
 
     @cached_property
     def id(self) -> str:
@@ -64,25 +52,9 @@ class HostIncident:
         return self.incident.text("host") or "unknown host"
 
     @property
-    def boot_id(self) -> str:
-        """Boot ID of the host."""
-        return self.incident.part("box").text("boot_id")
-
-    @property
-    def jobs(self) -> frozenset[str]:
-        """Jobs that are concerned."""
-        return frozenset(self.incident.texts("jobs"))
-
-    @property
     def finding(self) -> str:
         """Finding in plain words."""
         return self.incident.part("finding").text("text", MAX_FINDING)
-
-    @property
-    def severity(self) -> str:
-        """Severity; info if it is none that this version knows."""
-        severity = self.incident.text("severity")
-        return severity if severity in SEVERITY_RANK else "info"
 
     @property
     def progress(self) -> str:
@@ -94,12 +66,7 @@ class HostIncident:
     @property
     def began(self) -> float:
         """Time of the root."""
-        return self.time_of(self.incident, "began_timestamp_seconds") or 0.0
-
-    def time_of(self, of: ApiObject, key: str = "timestamp_seconds") -> float | None:
-        """Return a time of this host in Unix time of the report, None if it is unknown or no time."""
-        value = of.number(key)
-        return value - self.ahead_seconds if value is not None and 0 <= value < MAX_TIME else None
+        return time_of(self.incident, "began_timestamp_seconds") or 0.0
 
     @cached_property
     def gpu_names(self) -> Mapping[str, str]:
@@ -131,19 +98,37 @@ class HostIncident:
     def moments(self) -> list[Moment]:
         """Return the parts of the finding, and the events that are not among them, in order of time."""
         found = []
-        known: set[tuple[str, str]] = set()
+        subjects: list[tuple[float, str, str]] = []
         for role, part in self._parts():
-            if (at := self.time_of(part)) is not None:
-                found.append(Moment(at, role, part.text("text"), self.host))
-                known |= {(part.text("kind"), part.text("uuid")), (part.text("kind"), part.text("run_id"))}
-        times = [moment.at for moment in found]
+            if (at := time_of(part)) is not None:
+                found.append(Moment(at, role, part.text("text")))
+                subjects += [(at, "run_id", part.text("run_id")), (at, "uuid", part.text("uuid"))]
         for event in self.incident.parts("events"):
-            at, kind = self.time_of(event), _PARTS.get(event.text("kind"), event.text("kind"))
-            is_known = (kind, event.text("run_id") or event.text("uuid")) in known
-            if at is None or (is_known and any(abs(at - each) < SAME_SECONDS for each in times)):
-                continue
-            found.append(Moment(at, EVENT, event.text("text"), self.host))
+            key = "run_id" if event.text("run_id") else "uuid"
+            times = [at for at, kind, name in subjects if (kind, name) == (key, event.text(key))]
+            at = time_of(event)
+            if at is not None and all(abs(at - each) >= SAME_SECONDS for each in times):
+                found.append(Moment(at, EVENT, event.text("text")))
         return sorted(found, key=lambda moment: moment.at)  # stable: root before its followers
+
+    def gpu_points(self, uuid: str, key: str) -> list[Point]:
+        """Return a column of a GPU's series over time; used memory also at the fast rate."""
+        series = self.incident.part("series")
+        points = _points(series.numbers("timestamp_seconds"), series.part("gpus").part(uuid).numbers(key))
+        if key == "memory_used_bytes":
+            samples = series.part("memory_samples").part(uuid)
+            points += _points(samples.numbers("timestamp_seconds"), samples.numbers("used_bytes"))
+        return sorted(points, key=lambda point: point[0])
+
+
+def time_of(of: ApiObject, key: str = "timestamp_seconds") -> float | None:
+    """Return a Unix time, None if it is unknown or no time."""
+    value = of.number(key)
+    return value if value is not None and 0 <= value < MAX_TIME else None
+
+
+def _points(times: Sequence[float | None], values: Sequence[float | None]) -> list[Point]:
+    return [(at, value) for at, value in zip(times, values, strict=False) if at is not None]
 
 
 def format_clock(at: float | None, pattern: str = "%H:%M:%S") -> str:
