@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuwarden._version import __version__
@@ -14,8 +14,59 @@ from gpuwarden.owners.resolver import Owners
 from gpuwarden.pressure.levels import Pressure
 from gpuwarden.protocol.messages import AdviceKind
 from gpuwarden.runs.run_snapshot import RunSnapshot
+from gpuwarden.severity import Severity
 from gpuwarden.usage.daily_energy import Energy
 from gpuwarden.usage.run_usage import RunUsage
+
+AlertKey = tuple[str, tuple[tuple[str, str], ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """Condition that holds for a subject, from poll to poll, with its values at the last poll in which it held.
+
+    `name` and `severity` are the condition's (health/conditions.py). `labels` are those of its rule's result, without
+    `job`, `instance` and `severity`. `since` is when it began and `last` the last time that an event happened, in Unix
+    time. `owner` is the owner of the memory or run, empty if unknown. `text` is a short phrase shown next to the name
+    of the subject; empty where another condition shows the same. `fires`: its rule would fire. `inhibited_by` has the
+    names of the firing conditions that explain it. `ending` says how it ended, where no poll confirmed that it is over.
+    """
+
+    name: str
+    severity: Severity
+    labels: Mapping[str, str]
+    description: str
+    since: float
+    owner: str = ""
+    last: float = 0.0
+    text: str = ""
+    fires: bool = False
+    inhibited_by: tuple[str, ...] = ()
+    ending: str = ""
+
+    @property
+    def key(self) -> AlertKey:
+        """Identity of the alert from poll to poll."""
+        return self.name, tuple(sorted(self.labels.items()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detection:
+    """Conditions at one poll, as the detector found them (health/detector.py).
+
+    `holding` are those that hold, without those that another one implies. Of them `opened` did not hold at the previous
+    poll, and of `changed` an event happened again; `closed` held and are over. `firing` are the alerts: those that have
+    held for the duration of their rule, and end late like them. `unconfirmed` are the keys of those that stopped firing
+    and are not known to be over, `resolved` those that are over since this poll.
+    """
+
+    holding: Sequence[Alert] = ()
+    opened: Sequence[Alert] = ()
+    changed: Sequence[Alert] = ()
+    closed: Sequence[Alert] = ()
+    firing: Sequence[Alert] = ()
+    unconfirmed: frozenset[AlertKey] = frozenset()
+    resolved: Sequence[Alert] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,5 +131,6 @@ class State:
     access: Mapping[str, bool] = field(default_factory=dict)
     counts: Counts = Counts()
     kernel_records: tuple[KernelRecord, ...] = ()  # new since the previous poll
+    detection: Detection = Detection()
     version: str = __version__
     python: str = sys.version.partition(" ")[0]  # as platform.python_version(), whose module takes 0.1 MiB

@@ -74,6 +74,17 @@ def test_no_private_name_leaves_its_package() -> None:
     )
 
 
+def test_only_the_detector_evaluates_conditions() -> None:
+    """A reader of conditions filters what the detector found: a second evaluation could disagree with the first."""
+    readers = {found.importer.name for found in imports() if found.imported.name.startswith("gpuwarden.health")}
+    callers = {module.name for module in modules().values() if any(map(_calls_a_check, module.nodes))}
+    assert callers & readers == {"gpuwarden.health.detector"}
+
+
+def _calls_a_check(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "check"
+
+
 def test_docstrings_open_with_the_thing_or_the_action() -> None:
     """A module or class is a thing, a function an action; neither is a question."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

@@ -17,8 +17,8 @@ from alert_receivers import CONFIGURATION, VALUES, filled, hasty, local, placeho
 from promql import SITE
 from services import ROOT, Alertmanager, ending, until
 
-from gpuwarden.alerts.inhibition import INHIBITIONS
 from gpuwarden.health.conditions import ALERTS
+from gpuwarden.health.inhibitions import INHIBITIONS
 from system_parts import needs
 
 pytestmark = pytest.mark.system

@@ -24,10 +24,9 @@ from gpuwarden.fitness.slow_facts import SlowFactsReader, is_library_replaced, l
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import EventCount, Gpu
 from gpuwarden.health.conditions import CONDITIONS
-from gpuwarden.history.event_log import EventLog
 from gpuwarden.host.host_reader import Host, HostSpace
 from gpuwarden.state import State
-from snapshots import GIB, gpu, snapshot
+from snapshots import GIB, detected, gpu, snapshot
 
 NOW = 1_000_000.0
 DAY = 86400.0
@@ -39,7 +38,7 @@ GENERATIONS: Mapping[Any, Any] = {
 
 def poll(*gpus: Gpu, **more: Any) -> State:
     """Return a poll of GPUs."""
-    return replace(State("nvml", 1.0, replace(snapshot(*gpus), time=NOW)), **more)
+    return detected(replace(State("nvml", 1.0, replace(snapshot(*gpus), time=NOW)), **more))
 
 
 def read(index: int, readings: Mapping[Any, Any], **more: Any) -> Gpu:
@@ -49,7 +48,7 @@ def read(index: int, readings: Mapping[Any, Any], **more: Any) -> Gpu:
 
 def found(state: State, *, config: CheckConfig | None = None, facts: SlowFacts | None = None) -> list[tuple[str, str]]:
     """Return check and text of each finding of a new assessor."""
-    assessor = FitnessAssessor(config or CheckConfig(), {})
+    assessor = FitnessAssessor(config or CheckConfig())
     assessor.update(state)
     return findings(assessor, state, facts)
 
@@ -118,7 +117,7 @@ def test_actions_of_xids_and_recoveries() -> None:
     """An XID and a recovery have the action that NVIDIA gives them."""
     lost = replace(gpu(0), xids={79: EventCount(1, NOW), 48: EventCount(1, NOW)})
     stuck = read(1, {GpuReadings.recovery_action: {("node_reboot",): 1.0}})
-    answer = FitnessAssessor(CheckConfig(), {}).answer(poll(lost, stuck), SlowFacts(), Question(), NOW)
+    answer = FitnessAssessor(CheckConfig()).answer(poll(lost, stuck), SlowFacts(), Question(), NOW)
     assert [(each.problem.text, each.action) for each in answer.findings] == [
         ("GPU 1: needs recovery: node reboot", "reboot"),
         ("GPU 0: XID 79 0s ago", "reboot"),
@@ -128,12 +127,10 @@ def test_actions_of_xids_and_recoveries() -> None:
 
 def test_what_is_learnt() -> None:
     """A GPU that vanishes, an NVLink that goes down, and throttling that has just ended are remembered."""
-    events = EventLog()
-    assessor = FitnessAssessor(CheckConfig(), events.throttled)
+    assessor = FitnessAssessor(CheckConfig())
     hot = {GpuReadings.clock_event_active: {("hw_thermal_slowdown",): 1.0}}
     links = {GpuReadings.nvlink_up: {("0",): 1.0, ("1",): 0.0}}
     before = poll(read(0, hot | links), read(1, {}))
-    events.update(before)
     assessor.update(before)
     assert findings(assessor, before) == [("throttling", "GPU 0: throttled: hardware thermal slowdown")]
     after = poll(read(0, {GpuReadings.nvlink_up: {("0",): 0.0, ("1",): 0.0}}))
@@ -187,7 +184,7 @@ def test_node_facts() -> None:
 
 def test_unknown() -> None:
     """Without a recent poll the answer is unknown."""
-    assessor, state = FitnessAssessor(CheckConfig(), {}), poll(gpu(0))
+    assessor, state = FitnessAssessor(CheckConfig()), poll(gpu(0))
     assert assessor.answer(state, SlowFacts(), Question(), NOW + STALE_SECONDS).status == "fit"
     late = assessor.answer(state, SlowFacts(), Question(), NOW + STALE_SECONDS + 1)
     assert (late.status, late.text, late.statuses) == ("unknown", "the last poll is 11 s old", {})
@@ -202,7 +199,7 @@ def test_gpus_of_a_question() -> None:
         replace(each, identity=replace(each.identity, minor_number=minor))
         for each, minor in zip((gpu(0), gpu(1)), "10", strict=True)
     ]
-    assessor, state = FitnessAssessor(CheckConfig(), {}), poll(*swapped)
+    assessor, state = FitnessAssessor(CheckConfig()), poll(*swapped)
     for name, by_minor, uuid in (("0", False, "GPU-0"), ("0", True, "GPU-1"), ("GPU-1", True, "GPU-1")):
         answer = assessor.answer(state, SlowFacts(), Question(gpus=(name,), by_minor=by_minor), NOW)
         assert (answer.status, list(answer.gpus)) == ("fit", [uuid])
@@ -219,7 +216,7 @@ def test_messages() -> None:
     for wrong in ("[]", "{", '{"stage": "never"}', '{"gpus": 5}', '{"off": 1}'):
         with pytest.raises(ValueError):  # noqa: PT011 - of json, too
             parse_question(wrong)
-    answer = FitnessAssessor(CheckConfig(), {}).answer(poll(gpu(0)), SlowFacts(), Question(), NOW)
+    answer = FitnessAssessor(CheckConfig()).answer(poll(gpu(0)), SlowFacts(), Question(), NOW)
     text = render_answer(answer)
     assert "\n" not in text
     assert (json.loads(text)["code"], set(json.loads(text)["checks"])) == (0, set(CHECKS))

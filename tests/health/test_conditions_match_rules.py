@@ -25,7 +25,7 @@ GIB = 2**30
 SIZE_MIB = 81559  # of the mock's H100
 XID_CRITICAL, XID_WARNING = 79, 94
 NAMES = {condition.name for condition in CHECKED if condition.expr}
-# These take minutes of growth, an older driver or another board: rule tests and test_evaluator.py cover them.
+# These take minutes of growth, an older driver or another board: rule tests and test_detector.py cover them.
 NOT_SIMULATED = {
     *("RunOutOfMemoryExpected", "RunHostOutOfMemoryExpected", "GpuDrainNeeded", "GpuResetRequired"),
     *("GpuSramErrorsExceeded", "GpuMemoryUnrepairable", "GpuRetiredPagesPending", "GpuRepairPending"),

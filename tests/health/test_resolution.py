@@ -7,17 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from alert_samples import alert
 
 from gpuwarden.config.thresholds import DIED_SECONDS, XID_SECONDS
-from gpuwarden.health.conditions import CONDITIONS
-from gpuwarden.health.evaluator import RESTORED_SECONDS, Resolution
-from gpuwarden.health.model import Alert, Key
+from gpuwarden.health.detector import RESTORED_SECONDS, Resolution
 from gpuwarden.host import procfs
-from gpuwarden.state import State
+from gpuwarden.state import Alert, AlertKey, State
 from snapshots import gpu
-from tests.health.test_evaluator import LOST, NOW, OF_GPU, poll, run
+from tests.health.test_detector import LOST, NOW, OF_GPU, poll, run
 
-DOWN = Alert(CONDITIONS["GpuDown"], OF_GPU, "GPU 0 does not answer.", NOW - 50)
+DOWN = alert("GpuDown", OF_GPU, "GPU 0 does not answer.", NOW - 50)
 HEALTHY = poll(gpu(0))
 
 
@@ -28,7 +27,7 @@ def changed(state: State, **fields: Any) -> State:
 
 def update(
     resolution: Resolution, firing: list[Alert], ended: list[Alert], state: State, now: float
-) -> tuple[set[Key], list[Alert]]:
+) -> tuple[set[AlertKey], list[Alert]]:
     """Update with a poll; return the unconfirmed keys and the resolved alerts."""
     unconfirmed, resolved = resolution.update(firing, ended, state, now)
     return set(unconfirmed), resolved
@@ -70,9 +69,9 @@ def test_gpu_that_left_the_drivers_list() -> None:
 
 def test_restored_alerts() -> None:
     """A restored alert stays unconfirmed for some minutes, or for the rest of its event's window."""
-    frequent = Alert(CONDITIONS["GpuXidCritical"], {**OF_GPU, "xid": "79"}, "", NOW - 7200, last=NOW - 600)
-    died = Alert(CONDITIONS["RunDied"], {"run_id": "7-1"}, "", NOW - 290, last=NOW - 290)
-    past = Alert(CONDITIONS["RunDied"], {"run_id": "8-1"}, "", NOW - 86400)
+    frequent = alert("GpuXidCritical", {**OF_GPU, "xid": "79"}, "", NOW - 7200, last=NOW - 600)
+    died = alert("RunDied", {"run_id": "7-1"}, "", NOW - 290, last=NOW - 290)
+    past = alert("RunDied", {"run_id": "8-1"}, "", NOW - 86400)
     resolution = Resolution()
     resolution.restore([DOWN, frequent, died, past], 0, NOW)
     assert update(resolution, [], [], HEALTHY, 0) == ({DOWN.key, frequent.key, died.key}, [past])
@@ -84,7 +83,7 @@ def test_restored_alerts() -> None:
 
 def test_clock_set_back_does_not_extend_an_event() -> None:
     """An event that is in the future, by a clock that was set back, stays unconfirmed no longer than any other."""
-    died = Alert(CONDITIONS["RunDied"], {"run_id": "7-1"}, "", NOW + 86400)
+    died = alert("RunDied", {"run_id": "7-1"}, "", NOW + 86400)
     resolution = Resolution()
     resolution.restore([died], 0, NOW)
     assert update(resolution, [], [], HEALTHY, DIED_SECONDS) == (set(), [died])
@@ -95,9 +94,7 @@ def test_restored_stall() -> None:
     stat = procfs.read_stat(os.getpid())
     assert stat
     start = stat.start
-    stalled = Alert(
-        CONDITIONS["RunStalled"], {"run_id": f"{os.getpid()}-{start}", "run_name": "unet"}, "It hangs.", NOW
-    )
+    stalled = alert("RunStalled", {"run_id": f"{os.getpid()}-{start}", "run_name": "unet"}, "It hangs.", NOW)
     gone = replace(stalled, labels={"run_id": f"{os.getpid()}-{start + 1}", "run_name": "unet"})
     known = replace(stalled, labels={"run_id": run().peer.run_id, "run_name": "unet"})
     resolution = Resolution()
@@ -111,6 +108,6 @@ def test_restored_stall() -> None:
 def test_restored_alert_with_invalid_labels(name: str, labels: dict[str, str]) -> None:
     """A restored alert with invalid labels is resolved and fails no poll."""
     resolution = Resolution()
-    resolution.restore([Alert(CONDITIONS[name], labels, "", NOW)], 0, NOW)
+    resolution.restore([alert(name, labels, "", NOW)], 0, NOW)
     unconfirmed, resolved = update(resolution, [], [], HEALTHY, RESTORED_SECONDS)
     assert (unconfirmed, [each.labels for each in resolved]) == (set(), [labels])

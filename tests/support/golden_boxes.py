@@ -38,6 +38,7 @@ from gpuwarden.runs.run_snapshot import JoinedPoll
 from gpuwarden.state import State
 from gpuwarden.web.api.state_document import StateInputs, render_state
 from mock_nvml import MockNvml
+from snapshots import detected
 
 FOLDER = Path(__file__).parents[1] / "goldens"
 INTERVAL = 10.0  # seconds between frames, and between polls
@@ -207,8 +208,9 @@ def state_document(capture: Path) -> bytes:
         return read_tables(state)
 
     replayed(capture, tables)
-    seen = StateInputs(states[-1], HistorySeries(), EventLog(), str, Path("/run/gpuwarden/run.sock"), EPOCH, 15.0)
-    seen.events.update(states[-1])
+    state = detected(states[-1])
+    seen = StateInputs(state, HistorySeries(), EventLog(), str, Path("/run/gpuwarden/run.sock"), EPOCH, 15.0)
+    seen.events.update(state)
     document = json.loads(render_state(seen))
     document["host"]["name"] = "box"
     return f"{json.dumps(document, indent=1)}\n".encode()

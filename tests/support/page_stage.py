@@ -18,6 +18,7 @@ from gpuwarden.state import State
 from gpuwarden.web import static_files
 from gpuwarden.web.api.state_document import StateInputs, render_state
 from gpuwarden.web.http_messages import HttpRequest, HttpResponse
+from snapshots import detected
 
 SOCKET = Path("/run/gpuwarden/run.sock")
 NO_HISTORY: dict[str, Any] = {"version": 1, "timestamp_seconds": [], "gpus": {}, "runs": {}}
@@ -73,6 +74,7 @@ class Stage:
 
 def answer(state: State) -> dict[str, Any]:
     """Return the API's document of a poll."""
+    state = detected(state)
     events = EventLog()
     events.update(state)
     return dict(json.loads(render_state(StateInputs(state, HistorySeries(), events, str, SOCKET, 1.0, 15.0))))

@@ -174,7 +174,7 @@ class _Target:
             labels = ",".join(f'{name}="{value}"' for name, value in sorted(each.alert.labels.items()))
             since = f"since {each.alert.since - scenario_clock.EPOCH:.1f}"
             over = f" to {each.resolved_at - scenario_clock.EPOCH:.1f}" if each.resolved_at is not None else ""
-            self._record(f"alert {state} {each.alert.name}{{{labels}}} {each.alert.condition.severity} {since}{over}")
+            self._record(f"alert {state} {each.alert.name}{{{labels}}} {each.alert.severity} {since}{over}")
             if state == "firing":
                 self._record(f"  {each.alert.description} [{each.alert.owner}]")
             elif each.alert.ending:

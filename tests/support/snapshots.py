@@ -5,8 +5,10 @@ from dataclasses import replace
 
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, MigInstance, Snapshot
+from gpuwarden.health.detector import Detector
 from gpuwarden.nvml.identity import GpuIdentity, MigIdentity
 from gpuwarden.nvml.session import DriverVersions
+from gpuwarden.state import State
 
 GIB = 2**30
 
@@ -33,3 +35,8 @@ def divided(index: int, *, free: Sequence[int], held: Mapping[int, int] | None =
 def snapshot(*gpus: Gpu) -> Snapshot:
     """Make a snapshot of the GPUs."""
     return Snapshot(1.0, 0.001, None, DriverVersions("590.48.01", "13.1"), len(gpus), gpus, 1.0)
+
+
+def detected(state: State) -> State:
+    """Return a state with what the detector finds at its first poll."""
+    return replace(state, detection=Detector().update(state, 0.0))

@@ -12,7 +12,7 @@ from history import Clock, simulated
 from gpuwarden.config.schema import Config, ProcessesConfig
 from gpuwarden.daemon.daemon import Daemon
 from gpuwarden.gpu.snapshot import EventCount
-from gpuwarden.health.conditions import ConditionChecks
+from gpuwarden.health.detector import Detector
 from gpuwarden.health.status import box_status
 from gpuwarden.history.series import WINDOW_SECONDS
 from gpuwarden.host.host_reader import Host
@@ -64,7 +64,7 @@ def _seconds_to_oom(state: State) -> float:
 
 
 def _is_well(state: State) -> bool:
-    return not box_status(state, ConditionChecks().occurrences(state)).troubles
+    return not box_status(state).troubles
 
 
 SITUATIONS = (
@@ -109,4 +109,5 @@ def with_xid(state: State, since: float) -> State:
     """Add the XID of a GPU that was lost at that Unix time."""
     fallen = {FALLEN_OFF: EventCount(1, since)}
     gpus = tuple(replace(gpu, xids=fallen) if gpu.fault else gpu for gpu in state.snapshot.gpus)
-    return replace(state, snapshot=replace(state.snapshot, gpus=gpus))
+    seen = replace(state, snapshot=replace(state.snapshot, gpus=gpus))
+    return replace(seen, detection=Detector().update(seen, 0.0))

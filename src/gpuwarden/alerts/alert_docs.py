@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 
-from gpuwarden.alerts import inhibition
 from gpuwarden.alerts.prometheus_rules import Choices
 from gpuwarden.config.value_types import DURATION
 from gpuwarden.formatting import format_whole_duration
 from gpuwarden.health.conditions import ALERTS
+from gpuwarden.health.inhibitions import find_sources
 from gpuwarden.health.model import SUBJECT_LABELS, Condition, fill_places
 
 _INTRODUCTION = """\
@@ -76,7 +76,7 @@ def alert_details(rule: Condition, values: Mapping[str, str], link: Callable[[st
     if rule.expr and rule.fires != "always":
         yield _SILENCE, _silence_text(rule)
     yield "False positives", fill_places(rule.false_positives, values)
-    if hiding := [f"[{name}]({link(name)})" for name in inhibition.find_hiding(rule.name)]:
+    if hiding := [f"[{name}]({link(name)})" for name in find_sources(rule.name)]:
         yield "Inhibited by", f"{', '.join(hiding)}."
 
 

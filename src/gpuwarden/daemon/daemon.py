@@ -66,7 +66,7 @@ class Daemon:
         recorder = self.pipeline.recorder
         store = IncidentStore(recorder.database, config.incidents.max)
         self.flight_recorder = FlightRecorder(store, recorder.outlines, enabled=config.incidents.enabled)
-        self._assessor = FitnessAssessor(config.check, self.flight_recorder.events.throttled)
+        self._assessor = FitnessAssessor(config.check)
         self._slow_facts = SlowFactsReader(config.poll.slow_interval, config.check.paths, store.listing)
         self.routes = Routes(
             self.read_tables, recorder, self.flight_recorder, self.pipeline.users.name, config, assess=self._assess
@@ -178,10 +178,12 @@ class Daemon:
 
     async def poll(self) -> State:
         """Poll once; the previous state is served until the new one is complete."""
+        if self._dispatcher:
+            self.pipeline.detector.restore(self._dispatcher.pop_restored(), time.monotonic(), time.time())
         state = await self.pipeline.update(self._counts())
         now = time.monotonic()
         if self._dispatcher:
-            self._dispatcher.update(state, now)
+            self._dispatcher.update(state.detection)
         if self._dcgm:
             self._dcgm.update(state)
         self.flight_recorder.update(state, now)
@@ -247,7 +249,7 @@ class Daemon:
             early_polls=self.poll_loop.early_polls,
             incidents=dict(flight.counts) if self._config.incidents.enabled else None,
             incidents_dropped=flight.dropped,
-            alerts_dropped=alerts.dropped if alerts else None,
+            alerts_dropped=self.pipeline.detector.dropped if alerts else None,
             queue_lengths={"alerts": alerts.pending} if alerts else {},
             alerts_posted=alerts.posted if alerts else {},
             notified=alerts.notified if alerts else {},

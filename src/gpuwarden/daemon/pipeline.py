@@ -22,6 +22,7 @@ from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.reader import Plan
 from gpuwarden.gpu.runtime_suspend import SuspendMonitor
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
+from gpuwarden.health.detector import Detector
 from gpuwarden.host import oom_killer, pid_namespace
 from gpuwarden.host.host_sampler import HostSample, HostSampler
 from gpuwarden.host.kernel_log import KernelLog, KernelRecord
@@ -100,6 +101,7 @@ class Pipeline:
         self.headrooms = HeadroomSender(self.run_server.send)
         self.pressure = PressureWatch(config.pressure)
         self.advisor = Advisor(config.pressure, alerting=config.alerting)
+        self.detector = Detector()
         self._gpu_limits: Mapping[str, float] = {}  # bytes by UUID, from the advice of the last poll
         self._dropped = {"processes": 0, "owners": 0}
         self._advice_dropped = 0
@@ -168,7 +170,7 @@ class Pipeline:
         self.headrooms.update(poll, pressure)
         sent = self.advisor.sent
         self._dropped["owners"] += owners.dropped
-        return State(
+        state = State(
             source=self._source.name,
             poll_interval=self._config.poll.interval,
             snapshot=snapshot,
@@ -184,6 +186,7 @@ class Pipeline:
             counts=self._add_counts(counts),
             kernel_records=tuple(logged),
         )
+        return replace(state, detection=self.detector.update(state, now))
 
     def _receive_simulated(self, now: float) -> None:
         for peer, message in self._source.reports():

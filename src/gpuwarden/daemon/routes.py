@@ -11,7 +11,6 @@ from urllib.parse import parse_qs
 
 from gpuwarden.config.schema import Config
 from gpuwarden.fitness.model import Assessment
-from gpuwarden.health.conditions import ConditionChecks
 from gpuwarden.incidents.flight_recorder import FlightRecorder
 from gpuwarden.incidents.incident_store import DEFAULT_LISTED as DEFAULT_INCIDENTS
 from gpuwarden.metrics.exposition import OPENMETRICS, Exposition, MetricsPage, negotiate
@@ -56,7 +55,6 @@ class Routes:
         self._started = time.time()
         self._exposition = Exposition()
         self._flight = flight
-        self._checks = ConditionChecks()
         self._history_json: tuple[int, bytes] = (-1, b"")  # with the number of points it was rendered from
         self.state: State | None = None
         self._page: MetricsPage | None = None
@@ -179,7 +177,6 @@ class Routes:
                 self._config.runs.socket,
                 self._started,
                 self._config.poll.slow_interval,
-                self._checks,
                 self._assess(self.state),
             )
             self._state_json = render_state(seen)

@@ -24,10 +24,7 @@ from gpuwarden.fitness.model import (
     Status,
 )
 from gpuwarden.gpu.snapshot import Gpu
-from gpuwarden.health.conditions import CONDITIONS, ConditionChecks
-from gpuwarden.health.model import Labels
-from gpuwarden.severity import Severity
-from gpuwarden.state import State
+from gpuwarden.state import Alert, State
 from gpuwarden.xid.codes import Action as XidAction
 from gpuwarden.xid.codes import explain
 
@@ -41,21 +38,20 @@ class UnknownCheckError(ValueError):
 
 
 class FitnessAssessor:
-    """Assessor that learns from polls which GPUs and links there are. Used by one event loop.
+    """Assessor that learns from polls which GPUs and links there are. Used by one event loop."""
 
-    `throttled` is when each GPU was last throttled (Unix time), by UUID, as the event log has it.
-    """
-
-    def __init__(self, config: CheckConfig, throttled: Mapping[str, float]) -> None:
+    def __init__(self, config: CheckConfig) -> None:
         self.config = config
-        self._throttled = throttled
-        self._checks = ConditionChecks(CONDITIONS[name] for row in CHECKS.values() for name in row.conditions)
+        self._throttled: dict[str, float] = {}  # last time (Unix), by UUID
         self._known: dict[str, str] = {}
         self._linked: set[tuple[str, str]] = set()
         self._read: dict[str, float] = {}  # the slow tier that was learned from, by UUID
 
     def update(self, state: State) -> None:
-        """Learn from the GPUs whose slow tier, which has the links, was read at this poll."""
+        """Learn which GPUs are throttled, and the links of GPUs whose slow tier was read at this poll."""
+        for alert in state.detection.holding:
+            if alert.name == "GpuThrottled":
+                self._throttled[alert.labels["uuid"]] = state.snapshot.time
         for gpu in state.snapshot.gpus:
             uuid = gpu.identity.uuid
             if gpu.up and self._read.get(uuid) != gpu.slow_taken:
@@ -117,25 +113,22 @@ class FitnessAssessor:
         text = _text(found) or f"{len(uuids)} GPUs, {len(rows)} checks"
         return Assessment(found[0].status if found else FIT, text, sorted(uuids), found[:MAX_FINDINGS], statuses)
 
-    def _find_condition_problems(self, state: State) -> Mapping[str, Sequence[FitnessProblem]]:
-        """Return the problems of each condition that holds, unless another one implies it."""
+    @staticmethod
+    def _find_condition_problems(state: State) -> Mapping[str, Sequence[FitnessProblem]]:
+        """Return the problems of each condition that holds."""
         found: defaultdict[str, list[FitnessProblem]] = defaultdict(list)
-        occurrences = list(self._checks.occurrences(state))
-        holding = {condition.name for condition, _found in occurrences}
-        for condition, occurrence in occurrences:
-            if condition.implied_by not in holding:
-                uuid, gpu = occurrence.labels.get("uuid", ""), occurrence.labels.get("gpu")
-                subject = f"GPU {gpu}: " if gpu else "driver " if "collector" in occurrence.labels else ""
-                action = _action_from_labels(occurrence.labels, condition.severity)
-                found[condition.name].append(FitnessProblem(f"{subject}{occurrence.text}", uuid, action))
+        for alert in state.detection.holding:
+            uuid, gpu = alert.labels.get("uuid", ""), alert.labels.get("gpu")
+            subject = f"GPU {gpu}: " if gpu else "driver " if "collector" in alert.labels else ""
+            found[alert.name].append(FitnessProblem(f"{subject}{alert.text}", uuid, _required_action(alert)))
         return found
 
 
-def _action_from_labels(labels: Labels, severity: Severity) -> Action | None:
+def _required_action(alert: Alert) -> Action | None:
     """Return the action on an XID or on a recovery that the driver requests; None for other conditions."""
-    if "xid" in labels:
-        return _XID_ACTIONS.get(explain(int(labels["xid"]), severity).action)
-    return "reboot" if labels.get("action", "").endswith("reboot") else None
+    if "xid" in alert.labels:
+        return _XID_ACTIONS.get(explain(int(alert.labels["xid"]), alert.severity).action)
+    return "reboot" if alert.labels.get("action", "").endswith("reboot") else None
 
 
 _XID_ACTIONS: Mapping[XidAction, Action] = {

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 
 from gpuwarden.health.daemon_conditions import DAEMON_CONDITIONS
 from gpuwarden.health.device_memory_conditions import DEVICE_MEMORY_CONDITIONS
 from gpuwarden.health.ecc_conditions import ECC_CONDITIONS
 from gpuwarden.health.gpu_conditions import GPU_CONDITIONS
 from gpuwarden.health.link_conditions import LINK_CONDITIONS
-from gpuwarden.health.model import Condition, Occurrence
+from gpuwarden.health.model import Condition
 from gpuwarden.health.run_conditions import RUN_CONDITIONS
 from gpuwarden.health.run_memory_conditions import RUN_MEMORY_CONDITIONS
 from gpuwarden.health.thermal_conditions import THERMAL_CONDITIONS
 from gpuwarden.severity import Severity
-from gpuwarden.state import State
-
-log = logging.getLogger(__name__)
 
 ALL_RUN_CONDITIONS = (*RUN_MEMORY_CONDITIONS, *RUN_CONDITIONS)
 ALL_GPU_CONDITIONS = (*DEVICE_MEMORY_CONDITIONS, *GPU_CONDITIONS, *THERMAL_CONDITIONS, *ECC_CONDITIONS)
@@ -32,25 +28,3 @@ CHECKED = tuple(condition for condition in CONDITIONS.values() if condition.chec
 def severity_of(name: str | None) -> Severity:
     """Return the severity of a condition; info for None."""
     return CONDITIONS[name].severity if name else "info"
-
-
-class ConditionChecks:
-    """Checks of conditions against polls. A check that raises loses only its own occurrences, and is logged once."""
-
-    def __init__(self, conditions: Iterable[Condition] = CHECKED) -> None:
-        self._conditions = tuple(conditions)
-        self._faulty: set[str] = set()
-
-    def occurrences(self, state: State) -> Iterator[tuple[Condition, Occurrence]]:
-        """Yield the occurrences of all conditions that hold at a poll."""
-        for condition in self._conditions:
-            found: list[Occurrence] = []
-            try:
-                if condition.check:
-                    found = list(condition.check(state))
-            except Exception:
-                if condition.name not in self._faulty:
-                    self._faulty.add(condition.name)
-                    log.exception("bug: condition check failed, please report it condition=%s", condition.name)
-            for occurrence in found:
-                yield condition, occurrence

@@ -25,7 +25,6 @@ Subject = Literal["run", "gpu", "box"]
 Labels = Mapping[str, str]
 _NO_LABELS: Labels = {}
 _TEXTS = ("summary", "description", "fires", "meaning", "diagnosis", "action", "false_positives")
-Key = tuple[str, tuple[tuple[str, str], ...]]
 
 _PRESSURE_SUFFIXES: Mapping[Level, str] = {"critical": "Critical", "warning": ""}  # of the names of conditions
 PRESSURE_SEVERITY: Mapping[Level, Severity] = {"critical": "critical", "warning": "warning", "none": "info"}
@@ -76,8 +75,8 @@ class Condition:
     subject). `of_instances`: the device of a GPU condition can also be a MIG instance.
     `for_` and `keep_firing_for` are PromQL durations or placeholders, as in Prometheus.
     `check` evaluates the condition against one poll; None if that needs a history, or data from another machine. While
-    the condition named `implied_by` holds, the daemon raises no alert of this one. `ending` returns how an alert ended
-    whose condition no longer holds (empty: nothing to add), or None while it is unknown. `event_seconds` is how
+    the condition named `implied_by` holds, this one does not. `ending` returns how an alert ended whose condition no
+    longer holds (empty: nothing to add), or None while it is unknown. `event_seconds` is how
     long an event is reported, also after a restart of the daemon.
     `summary` has the place `the_run`, `the_gpu` or `on_host` of its subject; `description` is a template of
     Prometheus. The other texts are Markdown for the docs, the alert's page and messages: `fires` says how long the
@@ -124,32 +123,6 @@ class Condition:
             return expr
         group = f"(\n{indent(expr, '  ')}\n)" if "\n" in expr else f"({expr})"
         return "\n".join([group, *(f"  %{{of_{each}}}" for each in subjects)])
-
-
-@dataclass(frozen=True, slots=True)
-class Alert:
-    """A condition that has held for the duration `for_`, with the fields of its occurrence.
-
-    `ending` says how it ended, where no poll confirmed that it was resolved.
-    """
-
-    condition: Condition
-    labels: Labels
-    description: str
-    since: float
-    owner: str = ""
-    last: float = 0.0
-    ending: str = ""
-
-    @property
-    def name(self) -> str:
-        """Name of the condition."""
-        return self.condition.name
-
-    @property
-    def key(self) -> Key:
-        """Identity of the alert from poll to poll."""
-        return self.name, tuple(sorted(self.labels.items()))
 
 
 def run_occurrence(

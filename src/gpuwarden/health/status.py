@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 
 from gpuwarden.config import thresholds
 from gpuwarden.gpu.snapshot import Gpu
-from gpuwarden.health.model import SUBJECT_LABELS, Condition, Occurrence
+from gpuwarden.health.conditions import CONDITIONS
+from gpuwarden.health.model import SUBJECT_LABELS
 from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.state import State
 
@@ -47,30 +48,32 @@ class BoxStatus:
         )
 
 
-def box_status(state: State, occurrences: Iterable[tuple[Condition, Occurrence]]) -> BoxStatus:
-    """Return the status by the conditions that hold at a poll; those of severity info are no problem.
+def box_status(state: State) -> BoxStatus:
+    """Return the status by the conditions that hold at a poll, without those of severity info and inhibited ones.
 
-    A GPU that does not respond is also a problem of each run on it; the list of the host has it once.
+    A GPU that does not respond is also a problem of each run on it, and a driver that does not respond one of its GPUs;
+    the list of the host has each once.
     """
     of_subject: defaultdict[str, list[Trouble]] = defaultdict(list)
-    for condition, found in occurrences:
-        if found.text and condition.severity != "info":
-            subject = found.labels.get(SUBJECT_LABELS[condition.subject], "")
-            of_subject[subject].append(Trouble(condition.severity, found.text, condition.name))
-    gpus = [(gpu, _worst_first(of_subject[gpu.identity.uuid])) for gpu in state.snapshot.gpus]
-    down = {
-        gpu.identity.uuid: replace(troubles[0], text=f"GPU {gpu.identity.index} is not responding")
-        for gpu, troubles in gpus
-        if gpu.asked and not gpu.up and troubles
-    }
+    for alert in state.detection.holding:
+        if alert.text and alert.severity != "info" and not alert.inhibited_by:
+            subject = alert.labels.get(SUBJECT_LABELS[CONDITIONS[alert.name].subject], "")
+            of_subject[subject].append(Trouble(alert.severity, alert.text, alert.name))
+    gpus, down = [], {}
+    for gpu in state.snapshot.gpus:
+        is_down = gpu.asked and not gpu.up
+        troubles = _worst_first(of_subject[gpu.identity.uuid] or (of_subject[""] if is_down else ()))
+        gpus.append((gpu, troubles))
+        if is_down and troubles:
+            down[gpu.identity.uuid] = replace(troubles[0], text=f"GPU {gpu.identity.index} is not responding")
     runs = []
     for run in state.runs:
         of_its_gpus = [down[uuid] for uuid in run.devices if uuid in down] if run.up else []
         runs.append((run, _worst_first([*of_subject[run.peer.run_id], *of_its_gpus])))
     box = [replace(trouble, name="the driver") for trouble in of_subject[""]]
-    for gpu, troubles in gpus:
+    for gpu in state.snapshot.gpus:
         name, uuid = f"GPU {gpu.identity.index}", gpu.identity.uuid
-        box += [replace(trouble, name=name, uuid=uuid) for trouble in troubles]
+        box += [replace(trouble, name=name, uuid=uuid) for trouble in of_subject[uuid]]
     for run in state.runs:
         if run.up or (run.ending and state.snapshot.time - run.ending.at < thresholds.DIED_SECONDS):
             name, run_id = f"run {run.hello.name}", run.peer.run_id

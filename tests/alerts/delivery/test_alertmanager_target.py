@@ -12,52 +12,42 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from alert_samples import alert
 from message_receivers import http_receiver
 
 from gpuwarden.alerts.delivery.alertmanager import AlertmanagerTarget
-from gpuwarden.alerts.delivery.dispatcher import Dispatcher
 from gpuwarden.alerts.delivery.message import Notification
 from gpuwarden.alerts.delivery.validation import missing, warnings
 from gpuwarden.config.loader import ConfigError, parse
 from gpuwarden.config.schema import Config
-from gpuwarden.health.conditions import CONDITIONS
-from gpuwarden.health.model import Alert
 from gpuwarden.state import State
 from snapshots import snapshot
-from tests.alerts.delivery.test_sender import FakeEvaluator
+from tests.alerts.delivery.test_sender import ScriptedDispatcher
 
-NEAR = Alert(
-    CONDITIONS["RunNearOutOfMemory"],
+NEAR = alert(
+    "RunNearOutOfMemory",
     {"run_id": "7-1", "run_name": "u & net", "uuid": "GPU-0", "gpu": "0", "name": "H100"},
     "Run unet can allocate only 1 GiB more.",
     1.0e9,
     "user alice",
 )
-STALLED = Alert(CONDITIONS["RunStalled"], {"run_id": "7-1", "run_name": ""}, "It hangs.", 1.0e9)
+STALLED = alert("RunStalled", {"run_id": "7-1", "run_name": ""}, "It hangs.", 1.0e9)
 
 
 NOTHING = State("nvml", 1.0, snapshot(), ())
 
 
 @contextmanager
-def resending_dispatcher(*urls: str, options: str = "") -> Iterator[Dispatcher]:
+def resending_dispatcher(*urls: str, options: str = "") -> Iterator[ScriptedDispatcher]:
     """Run a dispatcher that re-sends alerts to these URLs every second."""
     listed = json.dumps(urls)
     config = parse(f"web: {{listen: '127.0.0.1:9846'}}\nalertmanager: {{url: {listed}, resend: 1s, {options}}}", "test")
-    sink = Dispatcher(config, None)
-    sink._evaluator = FakeEvaluator()  # type: ignore[assignment]
+    sink = ScriptedDispatcher(config, None)
     sink.start()
     try:
         yield sink
     finally:
         asyncio.run(sink.stop())
-
-
-def update(sink: Dispatcher, firing: list[Alert]) -> None:
-    """Update the dispatcher with a poll in which these alerts fire."""
-    assert isinstance(sink._evaluator, FakeEvaluator)
-    sink._evaluator.alerts = firing
-    sink.update(NOTHING, time.monotonic())
 
 
 def test_alert_content() -> None:
@@ -66,7 +56,7 @@ def test_alert_content() -> None:
         http_receiver() as server,
         resending_dispatcher(f"{server.url}/am/", options="labels: [cluster=a, gpu=x]") as sink,
     ):
-        update(sink, [NEAR])
+        sink.fire(NEAR)
         got = server.next()
         (sent,) = got.content
         assert (got.path, got.headers["Content-Type"]) == ("/am/api/v2/alerts", "application/json")
@@ -92,7 +82,7 @@ def test_alert_content() -> None:
 def test_empty_label_is_omitted() -> None:
     """An empty label is left out, as Prometheus does."""
     with http_receiver() as server, resending_dispatcher(server.url) as sink:
-        update(sink, [STALLED])
+        sink.fire(STALLED)
         assert "run_name" not in server.next().content[0]["labels"]
 
 
@@ -145,7 +135,7 @@ def test_basic_auth(tmp_path: Path) -> None:
     (tmp_path / "password").write_text("open: %41\n")
     options = f"user: daemon, password: 'file:{tmp_path}/password'"
     with http_receiver() as server, resending_dispatcher(server.url, options=options) as sink:
-        update(sink, [NEAR])
+        sink.fire(NEAR)
         expected = b64encode(b"daemon:open: %41").decode()
         assert server.next().headers["Authorization"] == f"Basic {expected}"
 

@@ -19,7 +19,7 @@ from gpuwarden.alerts.delivery.message import (
 )
 from gpuwarden.alerts.markdown import render_plain
 from gpuwarden.health.conditions import ALERTS
-from gpuwarden.health.model import Alert
+from gpuwarden.state import Alert
 
 PAGES = "https://ops.example.com/box1"
 HOSTILE = (

@@ -8,11 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from alert_samples import alert
 from services import Alertmanager, ending, free_port, until
 
-from gpuwarden.health.conditions import CONDITIONS
-from gpuwarden.health.model import Alert
-from tests.alerts.delivery.test_alertmanager_target import NEAR, STALLED, resending_dispatcher, update
+from tests.alerts.delivery.test_alertmanager_target import NEAR, STALLED, resending_dispatcher
 
 pytestmark = pytest.mark.system
 
@@ -22,14 +21,14 @@ def test_alert_is_delivered_and_resolved(tmp_path: Path) -> None:
     receiver = Alertmanager(tmp_path)
     url = f"http://{receiver.address}"
     with ending(receiver), resending_dispatcher(url) as sink:
-        update(sink, [NEAR, STALLED])
+        sink.fire(NEAR, STALLED)
         until(lambda: len(receiver.alerts()) == 2, "both alerts")
         assert {each["annotations"]["summary"] for each in receiver.alerts()} == {
             "Run u & net on GPU 0 of 127.0.0.1:9846 is almost out of GPU memory",
             "Run 7-1 on 127.0.0.1:9846 is stalled: no step",
         }
         until(lambda: sink.posted[url].sent >= 4, "both alerts, re-sent")
-        update(sink, [STALLED])
+        sink.fire(STALLED)
         until(lambda: [a["labels"]["alertname"] for a in receiver.alerts()] == ["RunStalled"], "the resolved alert")
         assert (sink.posted[url].failed, sink.posted[url].dropped) == (0, 0)
 
@@ -44,13 +43,13 @@ def test_clock_difference(
     with ending(receiver), resending_dispatcher(f"http://{receiver.address}") as sink:
         monkeypatch.setattr("gpuwarden.alerts.delivery.alertmanager.time.time", lambda: real() + ahead)
         alert = replace(NEAR, since=real() + ahead)
-        update(sink, [alert])
+        sink.fire(alert)
         soon = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(real() + 60))
         until(
             lambda: [alert for alert in receiver.alerts() if alert["startsAt"] < soon],
             "the alert, with a start in the past",
         )
-        update(sink, [])
+        sink.fire()
         until(lambda: not receiver.alerts(), "the resolved alert")
     assert caplog.text.count("clock of the Alertmanager differs") == 1
 
@@ -60,7 +59,7 @@ def test_alert_expires_without_the_daemon(tmp_path: Path) -> None:
     receiver = Alertmanager(tmp_path)
     with ending(receiver):
         with resending_dispatcher(f"http://{receiver.address}") as sink:
-            update(sink, [NEAR])
+            sink.fire(NEAR)
             until(receiver.alerts, "the alert")
         assert receiver.alerts()
         until(lambda: not receiver.alerts(), "the resolved alert")
@@ -71,7 +70,7 @@ def test_alertmanager_restarts(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     caplog.set_level(logging.INFO)
     address = f"127.0.0.1:{free_port()}"
     with resending_dispatcher(f"http://{address}") as sink:
-        update(sink, [NEAR])
+        sink.fire(NEAR)
         until(lambda: sink.posted[f"http://{address}"].failed > 1, "delivery attempts")
         receiver = Alertmanager(tmp_path, address=address)
         with ending(receiver):
@@ -87,21 +86,21 @@ def test_alertmanager_restarts(tmp_path: Path, caplog: pytest.LogCaptureFixture)
 
 def test_rejected_alert_does_not_block_the_others(tmp_path: Path) -> None:
     """Alertmanager rejects one alert for an invalid label, accepts the rest, and is not retried at once."""
-    wrong = Alert(CONDITIONS["RunStalled"], {"no label": "x"}, "", 1.0e9)
+    wrong = alert("RunStalled", {"no label": "x"}, "", 1.0e9)
     receiver = Alertmanager(tmp_path)
     url = f"http://{receiver.address}"
     with ending(receiver), resending_dispatcher(url) as sink:
-        update(sink, [wrong, NEAR])
+        sink.fire(wrong, NEAR)
         until(receiver.alerts, "the accepted alert")
         until(lambda: sink.posted[url].failed, "the rejection")
 
 
 def test_thousand_alerts(tmp_path: Path) -> None:
     """A thousand alerts and their ends are sent in messages of bounded size."""
-    many = [Alert(CONDITIONS["RunStalled"], {"run_id": str(number)}, "x" * 500, 1.0e9) for number in range(1000)]
+    many = [alert("RunStalled", {"run_id": str(number)}, "x" * 500, 1.0e9) for number in range(1000)]
     receiver = Alertmanager(tmp_path)
     with ending(receiver), resending_dispatcher(f"http://{receiver.address}") as sink:
-        update(sink, many)
+        sink.fire(*many)
         until(lambda: len(receiver.alerts()) == len(many), "all alerts")
-        update(sink, [])
+        sink.fire()
         until(lambda: not receiver.alerts(), "the resolved alerts")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from alert_samples import gpu_down, gpu_hot, near_oom, xid
+from alert_samples import alert, gpu_down, gpu_hot, near_oom, xid
 from message_receivers import HttpReceiver, http_receiver, silent_receiver
 from services import until
 
@@ -25,11 +25,9 @@ from gpuwarden.alerts.delivery.persistence import SentAlerts
 from gpuwarden.alerts.delivery.target import DeliveryError, MessageTarget, Policy
 from gpuwarden.config.schema import Config, NotifyConfig
 from gpuwarden.config.secrets import Secret
-from gpuwarden.health import evaluator
-from gpuwarden.health.conditions import CONDITIONS
-from gpuwarden.health.evaluator import AlertStates, Resolution
-from gpuwarden.health.model import Alert
-from gpuwarden.state import DeliveryCounts, State
+from gpuwarden.health import detector
+from gpuwarden.health.detector import Resolution
+from gpuwarden.state import Alert, DeliveryCounts, Detection, State
 from snapshots import snapshot
 
 SECRET = "T0KEN-xoxb-1234567890"  # noqa: S105 - of a test
@@ -43,49 +41,38 @@ def webhook_settings(*servers: HttpReceiver, settings: NotifyConfig = FAST) -> N
     return replace(settings, webhook=tuple(Secret(text=server.url) for server in servers))
 
 
-class FakeEvaluator:
-    """Stand-in for the evaluator: the test sets which alerts fire."""
+class ScriptedDispatcher(Dispatcher):
+    """Dispatcher whose alerts the test sets."""
 
-    dropped = 0
-
-    def __init__(self) -> None:
-        self.alerts: list[Alert] = []
+    def __init__(self, config: Config, folder: Path | None, targets: Iterable[MessageTarget] | None = None) -> None:
+        super().__init__(config, folder, targets)
         self._resolution = Resolution()
 
-    def restore(self, alerts: Iterable[Alert], now: float, wall: float) -> None:
-        """Add alerts that an earlier daemon sent."""
-        self._resolution.restore(alerts, now, wall)
-
-    def update(self, state: State, now: float) -> AlertStates:
-        """Return the firing alerts, and which of the restored ones are confirmed."""
-        return AlertStates(self.alerts, *self._resolution.update(self.alerts, (), state, now))
+    def fire(self, *firing: Alert) -> None:
+        """Update with a poll in which these alerts fire."""
+        now = time.monotonic()
+        self._resolution.restore(self.pop_restored(), now, time.time())
+        unconfirmed, resolved = self._resolution.update(firing, (), NOTHING, now)
+        self.update(Detection(firing=firing, unconfirmed=unconfirmed, resolved=resolved))
 
 
 def dispatcher(
     settings: NotifyConfig, folder: Path | None = None, targets: list[MessageTarget] | None = None
-) -> Dispatcher:
+) -> ScriptedDispatcher:
     """Start a dispatcher whose alerts the test sets."""
-    sink = Dispatcher(Config(notify=settings), folder, targets)
-    sink._evaluator = FakeEvaluator()  # type: ignore[assignment]
+    sink = ScriptedDispatcher(Config(notify=settings), folder, targets)
     sink.start()
     return sink
 
 
 @contextlib.contextmanager
-def notifier(settings: NotifyConfig, folder: Path | None = None) -> Iterator[Dispatcher]:
+def notifier(settings: NotifyConfig, folder: Path | None = None) -> Iterator[ScriptedDispatcher]:
     """Run a dispatcher, and stop it."""
     sink = dispatcher(settings, folder)
     try:
         yield sink
     finally:
         asyncio.run(sink.stop())
-
-
-def update(sink: Dispatcher, *firing: Alert) -> None:
-    """Update the dispatcher with a poll in which these alerts fire."""
-    assert isinstance(sink._evaluator, FakeEvaluator)
-    sink._evaluator.alerts = list(firing)
-    sink.update(NOTHING, time.monotonic())
 
 
 def fast_retry_policy(settings: NotifyConfig, min_severity: str) -> Policy:
@@ -101,11 +88,11 @@ def names(content: Any, key: str = "firing") -> list[tuple[str, str]]:
 def test_simultaneous_alerts_are_one_message() -> None:
     """Alerts that fire together are one message; the end of all is one more."""
     with http_receiver() as server, notifier(webhook_settings(server)) as sink:
-        update(sink, gpu_down(1))
-        update(sink, gpu_down(1), gpu_down(2), gpu_hot(3))
+        sink.fire(gpu_down(1))
+        sink.fire(gpu_down(1), gpu_down(2), gpu_hot(3))
         first = server.next().content
         assert names(first) == [("GpuDown", "1"), ("GpuDown", "2"), ("GpuNearThermalSlowdown", "3")]
-        update(sink)
+        sink.fire()
         last = server.next().content
         assert (last["firing"], len(last["over"])) == ([], 3)
         until(lambda: sink.notified == {"webhook": DeliveryCounts(2, 0, 0)}, "both are counted")
@@ -118,7 +105,7 @@ def test_hanging_target_blocks_nothing_else() -> None:
         settings = replace(webhook_settings(server), webhook=(hangs, Secret(text=server.url)), timeout=60)
         with notifier(settings) as sink:
             for index in range(3):
-                update(sink, *(gpu_down(i) for i in range(index + 1)))
+                sink.fire(*(gpu_down(i) for i in range(index + 1)))
                 assert names(server.next().content) == [("GpuDown", str(index))]
             until(
                 lambda: sink.notified == {"webhook": DeliveryCounts(0, 0, 0), "webhook-2": DeliveryCounts(3, 0, 0)},
@@ -133,11 +120,11 @@ def test_slow_delivery_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest
         server.free.clear()
 
         def counted() -> bool:
-            update(sink, gpu_down())
+            sink.fire(gpu_down())
             return sink.notified["webhook"].failed > 0
 
         until(counted, "it is counted")
-        update(sink, gpu_down())
+        sink.fire(gpu_down())
         server.free.set()
         assert names(server.next().content) == [("GpuDown", "3")]
         until(lambda: sink.notified["webhook"] == DeliveryCounts(1, 1, 0), "it was delivered")
@@ -152,9 +139,9 @@ def test_retry_sends_everything_in_one_message(
     caplog.set_level(logging.INFO)
     with http_receiver() as server, notifier(webhook_settings(server)) as sink:
         server.status = 500
-        update(sink, gpu_down(1))
+        sink.fire(gpu_down(1))
         until(lambda: sink.notified["webhook"].failed >= 3, "three failures")
-        update(sink, gpu_down(1), gpu_down(2))
+        sink.fire(gpu_down(1), gpu_down(2))
         before = sink.notified["webhook"].failed
         until(
             lambda: sink.notified["webhook"].failed >= before + 2,
@@ -172,7 +159,7 @@ def test_rejected_message_waits_long() -> None:
     """A target that rejects a message is not retried at once."""
     with http_receiver() as server, notifier(webhook_settings(server)) as sink:
         server.status = 404
-        update(sink, gpu_down())
+        sink.fire(gpu_down())
         until(lambda: sink.notified["webhook"].failed == 1, "the failure")
         (each,) = sink._senders
         until(lambda: each._wait_until > time.monotonic() + 200, "it waits")
@@ -186,7 +173,7 @@ def test_alert_burst_is_rate_limited() -> None:
         alerts = []
         for index in range(200):
             alerts.append(replace(gpu_hot(index), description=f"GPU {index}"))
-            update(sink, *alerts)
+            sink.fire(*alerts)
             if index < 2:
                 until(lambda count=index + 1: sink.notified["webhook"].sent == count, "it is sent")  # type: ignore[misc]
         (each,) = sink._senders
@@ -194,7 +181,7 @@ def test_alert_burst_is_rate_limited() -> None:
             assert each._next_message()[0] > time.monotonic() + 300
             assert len(each._queue.next_notifications(time.monotonic(), time.time())) == 198
         assert server.asked == 2
-        update(sink, *alerts, xid(1))  # critical alerts have their own rate limit, and the waiting ones join
+        sink.fire(*alerts, xid(1))  # critical alerts have their own rate limit, and the waiting ones join
         contents = [server.next().content for _ in range(3)]
         assert (len(contents[2]["firing"]), names(contents[2])[0]) == (199, ("GpuXidCritical", "1"))
 
@@ -208,7 +195,7 @@ def test_new_critical_alerts_are_rate_limited() -> None:
 
         def is_spent() -> bool:
             runs.append(replace(near_oom(), labels={**near_oom().labels, "run_id": f"{len(runs)}-1"}))
-            update(sink, *runs)
+            sink.fire(*runs)
             with each._turn:
                 return each._queue.has_new and each._next_message()[0] > time.monotonic() + 300
 
@@ -225,22 +212,22 @@ def test_unsent_alerts_are_sent_at_stop() -> None:
     """Unsent alerts are sent when the daemon stops."""
     with http_receiver() as server:
         with notifier(replace(webhook_settings(server), group_wait=600)) as sink:
-            update(sink, gpu_down())
+            sink.fire(gpu_down())
         assert names(server.next().content) == [("GpuDown", "3")]
 
 
 def test_restart_does_not_send_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a restart, only new alerts and the ends of earlier ones are sent."""
     monkeypatch.setattr(queue_module, "RESTORED_SECONDS", 0.0)
-    monkeypatch.setattr(evaluator, "RESTORED_SECONDS", 0.0)
+    monkeypatch.setattr(detector, "RESTORED_SECONDS", 0.0)
     with http_receiver() as server:
         with notifier(webhook_settings(server), tmp_path / "sent") as sink:
-            update(sink, gpu_down(1), near_oom())
+            sink.fire(gpu_down(1), near_oom())
             server.next()
             until((tmp_path / "sent/webhook.json").exists, "the sent alerts are saved")
         with notifier(replace(webhook_settings(server), resolve_after=1.0), tmp_path / "sent") as sink:
-            update(sink)
-            update(sink, gpu_down(1), gpu_down(2))
+            sink.fire()
+            sink.fire(gpu_down(1), gpu_down(2))
             assert names(server.next().content) == [("GpuDown", "2")]
             assert names(server.next().content, "over") == [("RunNearOutOfMemory", "3")]
 
@@ -249,27 +236,27 @@ def test_new_address_gets_every_alert(tmp_path: Path) -> None:
     """After an address is corrected, the right target gets every alert; the stored state shows neither address."""
     address = tmp_path / "address"
 
-    def start() -> contextlib.AbstractContextManager[Dispatcher]:
+    def start() -> contextlib.AbstractContextManager[ScriptedDispatcher]:
         return notifier(replace(FAST, webhook=(Secret(file=address),)), tmp_path / "sent")
 
     with http_receiver() as wrong, http_receiver() as right:
         address.write_text(f"{wrong.url}/{SECRET}")
         with start() as sink:
-            update(sink, gpu_down(1))
+            sink.fire(gpu_down(1))
             wrong.next()
             until((tmp_path / "sent/webhook.json").exists, "the sent alerts are saved")
         address.write_text(f"{right.url}/{SECRET}")
         with start() as sink:
-            update(sink, gpu_down(1))
+            sink.fire(gpu_down(1))
             assert "GPU 1 " in right.next().content["text"]
             until(lambda: sink.notified["webhook"].sent == 1, "it is counted")
         address.unlink()
         with start() as sink:  # the address is unknown, so nothing is sent twice
-            update(sink, gpu_down(1))
+            sink.fire(gpu_down(1))
             (each,) = sink._senders
             until(lambda: list(each._queue.sent(0.0)), "the alerts sent before are restored")
             address.write_text(f"{right.url}/{SECRET}")
-            update(sink, gpu_down(1), gpu_down(2))
+            sink.fire(gpu_down(1), gpu_down(2))
             assert "GPU 1 " not in right.next().content["text"]
         kept = (tmp_path / "sent/webhook.json").read_text()
         assert SECRET not in kept
@@ -310,7 +297,7 @@ def test_sent_alerts_belong_to_one_address(tmp_path: Path) -> None:
 
 def test_sent_alerts_are_restored(tmp_path: Path) -> None:
     """Sent alerts are restored with their age; a clock that was set back makes the age 0."""
-    died = Alert(CONDITIONS["RunDied"], {"outcome": "killed"}, "Run “a”\nended.", 5.0, "alice", last=6.0)
+    died = alert("RunDied", {"outcome": "killed"}, "Run “a”\nended.", 5.0, "alice", last=6.0)
     SentAlerts(tmp_path, "mail").write([(died, 60.0), (gpu_down(), 0.0)], wall=1000.0)
     expected = replace(died, description="Run “a” ended.")
     assert SentAlerts(tmp_path, "mail").read(wall=1030.0) == [(expected, 90.0), (gpu_down(), 30.0)]
@@ -334,7 +321,7 @@ def test_unwritable_state_stops_no_message(tmp_path: Path, caplog: pytest.LogCap
     (tmp_path / "file").write_text("")
     with http_receiver() as server, notifier(webhook_settings(server), tmp_path / "file" / "sent") as sink:
         for index in (1, 2):
-            update(sink, *(gpu_down(i) for i in range(index)))
+            sink.fire(*(gpu_down(i) for i in range(index)))
             server.next()
         until(lambda: sink.notified["webhook"].sent == 2, "both are sent")
     assert len([record for record in caplog.records if "cannot save notifications" in record.getMessage()]) == 1
@@ -355,7 +342,7 @@ def test_exception_in_a_target_is_isolated(monkeypatch: pytest.MonkeyPatch, capl
 
     faulty = Faulty("faulty", "a faulty one", Secret(text=SECRET), Config(notify=FAST), "info")
     sink = dispatcher(FAST, None, [faulty])
-    update(sink, gpu_down())
+    sink.fire(gpu_down())
     until(lambda: sink.notified["faulty"].sent == 1, "the third attempt succeeds")
     asyncio.run(sink.stop())
     assert sink.notified["faulty"].failed == 2

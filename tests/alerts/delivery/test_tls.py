@@ -12,7 +12,7 @@ from services import until
 
 from gpuwarden.config.schema import NotifyConfig
 from gpuwarden.config.secrets import Secret
-from tests.alerts.delivery.test_alertmanager_target import NEAR, resending_dispatcher, update
+from tests.alerts.delivery.test_alertmanager_target import NEAR, resending_dispatcher
 from tests.alerts.delivery.test_targets import TOKEN, delivery_error, send
 
 pytestmark = pytest.mark.system
@@ -42,7 +42,7 @@ def test_tls_with_certificates_on_both_sides_and_a_token(certificates: Path, ser
     own = f"cert_file: {certificates}/client.pem, key_file: {certificates}/client.key, bearer_token: 'file:{token}'"
     options = f"ca_file: {certificates}/ca.pem, {own}"
     with http_receiver(server_context) as server, resending_dispatcher(server.url, options=options) as sink:
-        update(sink, [NEAR])
+        sink.fire(NEAR)
         assert server.next().headers["Authorization"] == "Bearer first"
         token.write_text("second\n")
         until(lambda: server.next().headers["Authorization"] == "Bearer second", "the new token")
@@ -59,7 +59,7 @@ def test_untrusted_certificates(
         (f"ca_file: {certificates}/ca.pem", "TLS error: "),
     ):
         with http_receiver(server_context) as server, resending_dispatcher(server.url, options=options) as sink:
-            update(sink, [NEAR])
+            sink.fire(NEAR)
             until(lambda: said in caplog.text, "the reason")  # noqa: B023 - called at once
             assert not server.asked
 

@@ -44,7 +44,7 @@ from gpuwarden.web.api.run_document import MAX_RUNS
 from gpuwarden.web.api.state_document import MAX_PROCESSES, MAX_TROUBLES, StateInputs, render_state
 from gpuwarden.web.http_messages import HttpRequest
 from mock_nvml import MockNvml
-from snapshots import GIB, divided, gpu, snapshot
+from snapshots import GIB, detected, divided, gpu, snapshot
 
 REQUEST = HttpRequest("GET", "/api/v1/state", "", {})
 REPORT = Report("train", 9, 1.0, (0,) * (len(STEP_BUCKETS) + 1), {}, input_wait_seconds=1.0, input_observed_seconds=4.0)
@@ -73,7 +73,9 @@ def a_run(pid: int = 7, *, in_use: int = 9 * GIB, left: float = GIB, uuid: str =
 
 def answer(state: State, events: EventLog | None = None) -> dict[str, Any]:
     """Return the API response for a poll."""
-    inputs = StateInputs(state, HistorySeries(), events or EventLog(), str, Path("/run/gpuwarden/run.sock"), 1.0, 15.0)
+    inputs = StateInputs(
+        detected(state), HistorySeries(), events or EventLog(), str, Path("/run/gpuwarden/run.sock"), 1.0, 15.0
+    )
     return dict(json.loads(render_state(inputs), parse_constant=pytest.fail))
 
 
@@ -156,7 +158,7 @@ def test_gpu_readings() -> None:
     assert [each["xid"] for each in response["xids"]] == [79]  # the other one is older than an hour
     assert response["owners"] == [{"kind": "user", "name": "ada", "memory_bytes": 50 * GIB}]
     assert (response["condition"], response["status"]) == ("critical", "up")
-    assert [each["level"] for each in response["troubles"]] == ["critical", "critical", "warning"]
+    assert [each["alert"] for each in response["troubles"]] == ["GpuMemoryPressureCritical", "GpuXidCritical"]
 
 
 def test_unknown_values_are_omitted() -> None:

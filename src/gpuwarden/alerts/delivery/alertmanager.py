@@ -20,7 +20,8 @@ from gpuwarden.alerts.prometheus_rules import Choices, render_annotations
 from gpuwarden.config.schema import Config
 from gpuwarden.config.secrets import Secret
 from gpuwarden.formatting import format_fields
-from gpuwarden.health.model import Alert
+from gpuwarden.health.conditions import CONDITIONS
+from gpuwarden.state import Alert
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +119,7 @@ class AlertmanagerTarget:
             **self._own,
             **alert.labels,
             "alertname": alert.name,
-            "severity": alert.condition.severity,
+            "severity": alert.severity,
         }
         labels = {name: value for name, value in labels.items() if value}  # an empty label means no label
         ends = notification.resolved_at
@@ -135,7 +136,7 @@ class AlertmanagerTarget:
 
     def _annotations(self, alert: Alert, labels: Mapping[str, str]) -> dict[str, str]:
         if alert.name not in self._templates:
-            self._templates[alert.name] = render_annotations(alert.condition, self._choices)
+            self._templates[alert.name] = render_annotations(CONDITIONS[alert.name], self._choices)
         owner = f" Owner: {alert.owner}." if alert.owner else ""
         return {
             name: alert.description + owner if name == "description" else fill_labels(template, labels)

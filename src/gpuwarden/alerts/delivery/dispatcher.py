@@ -1,4 +1,4 @@
-"""Dispatcher of the daemon's own alerts: evaluates the conditions once a poll, and updates each target's sender."""
+"""Dispatcher of the daemon's own alerts: updates each target's sender by what the detector found."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from gpuwarden.alerts.delivery.webhook import WebhookTarget
 from gpuwarden.config.schema import Config
 from gpuwarden.config.state_folder import state_folder
 from gpuwarden.formatting import format_fields
-from gpuwarden.health.evaluator import AlertEvaluator, AlertStates
-from gpuwarden.state import DeliveryCounts, State
+from gpuwarden.state import Alert, DeliveryCounts, Detection
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +33,6 @@ class Dispatcher:
     """
 
     def __init__(self, config: Config, folder: Path | None, targets: Iterable[MessageTarget] | None = None) -> None:
-        self._evaluator = AlertEvaluator()
         self._alertmanagers = [
             Sender(AlertmanagerTarget(url, config)) for url in dict.fromkeys(config.alertmanager.url)
         ]
@@ -54,15 +52,16 @@ class Dispatcher:
                 format_fields(target=sender.target.place, min_severity=sender.target.policy.min_severity),
             )
 
-    def update(self, state: State, now: float) -> None:
-        """Evaluate one poll, and pass its alerts on; `now` is monotonic."""
-        for sender in self._notifiers:
-            self._evaluator.restore(sender.pop_restored(), now, time.time())
-        alerts = self._evaluator.update(state, now)
+    def pop_restored(self) -> list[Alert]:
+        """Return, once, what an earlier daemon sent as firing."""
+        return [alert for sender in self._notifiers for alert in sender.pop_restored()]
+
+    def update(self, detection: Detection) -> None:
+        """Pass the alerts of one poll on."""
         for sender in self._alertmanagers:  # without confirmation of endings, as from Prometheus
-            sender.update(AlertStates(alerts.firing))
+            sender.update(Detection(firing=detection.firing))
         for sender in self._notifiers:
-            sender.update(alerts)
+            sender.update(detection)
 
     async def stop(self) -> None:
         """Send new alerts for a short time, and end; targets that hang are abandoned."""
@@ -71,11 +70,6 @@ class Dispatcher:
         end = time.monotonic() + STOP_SECONDS
         while time.monotonic() < end and any(sender.is_alive for sender in self._senders):  # noqa: ASYNC110 - threads
             await asyncio.sleep(0.02)
-
-    @property
-    def dropped(self) -> int:
-        """Alerts that no target is notified of, because too many fire."""
-        return self._evaluator.dropped
 
     @property
     def pending(self) -> int:

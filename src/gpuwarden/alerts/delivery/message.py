@@ -17,8 +17,9 @@ from gpuwarden.alerts.alert_links import AlertLinks, fill_labels
 from gpuwarden.alerts.markdown import render_plain
 from gpuwarden.alerts.prometheus_rules import Choices
 from gpuwarden.health.conditions import CONDITIONS
-from gpuwarden.health.model import Alert, Condition, fill_places
+from gpuwarden.health.model import Condition, fill_places
 from gpuwarden.severity import SEVERITY_RANK
+from gpuwarden.state import Alert
 
 MAX_LISTED = 12  # alerts that one message describes; of the others it names only the subjects
 MAX_TITLE_CHARS = 160
@@ -64,7 +65,7 @@ class Message:
     @property
     def severity(self) -> str:
         """Highest severity of the firing alerts; empty if none fires."""
-        return min((each.alert.condition.severity for each in self.firing), key=SEVERITY_RANK.__getitem__, default="")
+        return min((each.alert.severity for each in self.firing), key=SEVERITY_RANK.__getitem__, default="")
 
     @property
     def title(self) -> str:
@@ -217,6 +218,6 @@ def _rank_fairly(notifications: Iterable[Notification]) -> list[Notification]:
     ranked = []
     for each in ordered:
         name = each.alert.name
-        ranked.append(((SEVERITY_RANK[each.alert.condition.severity], seen[name]), each))
+        ranked.append(((SEVERITY_RANK[each.alert.severity], seen[name]), each))
         seen[name] += 1
     return [each for _rank, each in sorted(ranked, key=lambda pair: pair[0])]

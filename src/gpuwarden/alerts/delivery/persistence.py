@@ -15,8 +15,8 @@ from typing import Any
 from gpuwarden.alerts.delivery.message import clean
 from gpuwarden.formatting import format_fields
 from gpuwarden.health.conditions import CONDITIONS
-from gpuwarden.health.model import Alert
 from gpuwarden.records.record import MAX_TIME
+from gpuwarden.state import Alert
 
 log = logging.getLogger(__name__)
 
@@ -103,8 +103,6 @@ def _alerts(content: Any, wall: float) -> Iterator[tuple[Alert, float]]:
         since, last, sent_at = float(row["since"]), float(row.get("last", 0.0)), float(row["told"])
         if not all(0.0 <= each < MAX_TIME for each in (since, last, sent_at)):  # not a valid date
             raise ValueError("a time is out of range")
-        condition = CONDITIONS[row["name"]]
-        yield (
-            Alert(condition, labels, str(row["description"]), since, str(row["owner"]), last),
-            max(wall - sent_at, 0.0),
-        )
+        name, severity = row["name"], CONDITIONS[row["name"]].severity
+        alert = Alert(name, severity, labels, str(row["description"]), since, str(row["owner"]), last)
+        yield alert, max(wall - sent_at, 0.0)

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 
 from gpuwarden.alerts.delivery.message import Notification
 from gpuwarden.alerts.delivery.target import Policy
-from gpuwarden.alerts.inhibition import find_hidden
-from gpuwarden.health.evaluator import AlertStates
-from gpuwarden.health.model import Alert, Key
+from gpuwarden.health.conditions import severity_of
 from gpuwarden.severity import SEVERITY_RANK
+from gpuwarden.state import Alert, AlertKey, Detection
 
 # Of each severity, active ones and those whose end is not sent yet; further ones are dropped and counted.
 MAX_QUEUED_ALERTS = 2000
@@ -43,8 +42,8 @@ class Queue:
     def __init__(self, policy: Policy) -> None:
         self.dropped = 0  # alerts that were never sent
         self._policy = policy
-        self._entries: dict[Key, _Entry] = {}
-        self._left_out: set[Key] = set()
+        self._entries: dict[AlertKey, _Entry] = {}
+        self._left_out: set[AlertKey] = set()
 
     @property
     def pending(self) -> int:
@@ -58,24 +57,23 @@ class Queue:
             gone = now + RESTORED_SECONDS if known is None else known.gone
             self._entries[alert.key] = _Entry(known.alert if known else alert, now, sent=now - seconds, gone=gone)
 
-    def update(self, alerts: AlertStates, now: float) -> None:
+    def update(self, alerts: Detection, now: float) -> None:
         """Update by the alerts of one poll."""
-        current = {alert.key: alert for alert in alerts.firing if self._concerns(alert)}
-        inhibited = find_hidden(current.values()) if self._policy.inhibits else set()
+        current = {alert.key: alert for alert in alerts.firing if self._concerns(alert.name)}
         self._note_gone(current, alerts, now)
-        left_out: set[Key] = set()
-        count = Counter(entry.alert.condition.severity for entry in self._entries.values())
+        left_out: set[AlertKey] = set()
+        count = Counter(entry.alert.severity for entry in self._entries.values())
         for key, alert in current.items():
             known = self._entries.get(key)
             if known is not None:
                 known.alert, known.gone = alert, None
-                if key in inhibited and known.sent is None:
+                if known.sent is None and self._is_inhibited(alert):
                     del self._entries[key]
-            elif key in inhibited:
+            elif self._is_inhibited(alert):
                 continue
-            elif count[alert.condition.severity] < MAX_QUEUED_ALERTS:
+            elif count[alert.severity] < MAX_QUEUED_ALERTS:
                 self._entries[key] = _Entry(alert, now)
-                count[alert.condition.severity] += 1
+                count[alert.severity] += 1
             else:
                 left_out.add(key)
         self.dropped += len(left_out - self._left_out)
@@ -85,7 +83,7 @@ class Queue:
                 if entry.sent is not None and self._is_resolved(entry, now):
                     del self._entries[key]
 
-    def _note_gone(self, current: Collection[Key], alerts: AlertStates, now: float) -> None:
+    def _note_gone(self, current: Collection[AlertKey], alerts: Detection, now: float) -> None:
         for key, entry in self._entries.items():
             entry.unconfirmed = key in alerts.unconfirmed
             if entry.unconfirmed:
@@ -96,11 +94,13 @@ class Queue:
             if alert.key in self._entries:
                 self._entries[alert.key].alert = alert
 
-    def _concerns(self, alert: Alert) -> bool:
-        return (
-            SEVERITY_RANK[alert.condition.severity] <= SEVERITY_RANK[self._policy.min_severity]
-            and alert.name not in self._policy.mute
-        )
+    def _concerns(self, name: str) -> bool:
+        is_grave = SEVERITY_RANK[severity_of(name)] <= SEVERITY_RANK[self._policy.min_severity]
+        return is_grave and name not in self._policy.mute
+
+    def _is_inhibited(self, alert: Alert) -> bool:
+        """Return whether the target gets another alert that explains this one."""
+        return self._policy.inhibits and any(map(self._concerns, alert.inhibited_by))
 
     def expire(self, now: float) -> None:
         """Drop alerts that have been gone for too long; called after a failed delivery."""
@@ -116,7 +116,7 @@ class Queue:
         for entry in self._entries.values():
             at = self._due(entry)
             soonest = min(soonest, at)
-            if entry.sent is None and entry.alert.condition.severity == "critical":
+            if entry.sent is None and entry.alert.severity == "critical":
                 urgent = min(urgent, at)
         return soonest, urgent
 

@@ -18,8 +18,7 @@ from gpuwarden.alerts.delivery.queue import Queue
 from gpuwarden.alerts.delivery.target import DeliveryError, PartlySentError, Target, format_trace
 from gpuwarden.fairness.rate_limit import RateLimit
 from gpuwarden.formatting import format_fields
-from gpuwarden.health.evaluator import AlertStates
-from gpuwarden.health.model import Alert
+from gpuwarden.state import Alert, Detection
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +78,7 @@ class Sender:
             restored, self._restored = self._restored, []
         return restored
 
-    def update(self, alerts: AlertStates) -> None:
+    def update(self, alerts: Detection) -> None:
         """Update the queue by the alerts of one poll. A bug is logged, and affects only this target."""
         now = time.monotonic()
         try:

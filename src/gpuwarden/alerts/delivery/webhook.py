@@ -21,6 +21,7 @@ from gpuwarden.alerts.delivery.target import MessageTarget
 from gpuwarden.alerts.markdown import render_plain
 from gpuwarden.config.schema import Config
 from gpuwarden.config.secrets import Secret
+from gpuwarden.health.conditions import CONDITIONS
 
 VERSION = 1
 MAX_LISTED_ALERTS = 200  # in one body; further ones are only counted
@@ -66,14 +67,14 @@ def _alert(notification: Notification, host: str, links: AlertLinks) -> dict[str
     alert = notification.alert
     return {
         "alert": alert.name,
-        "severity": alert.condition.severity,
+        "severity": alert.severity,
         "labels": {name: clean(value, MAX_NAME_CHARS) for name, value in alert.labels.items()},
-        "summary": clean(fill_labels(fill_text(alert.condition.summary), {**alert.labels, "instance": host})),
+        "summary": clean(fill_labels(fill_text(CONDITIONS[alert.name].summary), {**alert.labels, "instance": host})),
         "description": clean(alert.description),
         "owner": clean(alert.owner, MAX_OWNER_CHARS),
-        "do": render_plain(action_text(alert.condition)),
-        "more": links.runbook(alert.condition),
-        "page": fill_labels(links.dashboard(alert.condition), alert.labels),
+        "do": render_plain(action_text(CONDITIONS[alert.name])),
+        "more": links.runbook(CONDITIONS[alert.name]),
+        "page": fill_labels(links.dashboard(CONDITIONS[alert.name]), alert.labels),
         "since": format_utc(alert.since),
         "over": None if notification.resolved_at is None else format_utc(notification.resolved_at),
         "ending": alert.ending,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import dataclass, make_dataclass
 from os import uname
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +11,6 @@ from typing import Annotated
 from gpuwarden.config import thresholds
 from gpuwarden.fitness.model import Assessment
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess
-from gpuwarden.health.conditions import ConditionChecks
 from gpuwarden.health.status import Trouble, box_status
 from gpuwarden.history.event_log import MAX_EVENTS, Event, EventLog
 from gpuwarden.history.series import HistorySeries
@@ -38,7 +37,6 @@ class StateInputs:
     socket: Path  # of the runs
     started: float  # start of the daemon, in Unix time
     slow_interval: float  # seconds
-    checks: ConditionChecks = field(default_factory=ConditionChecks)
     fitness: Assessment | None = None
 
 
@@ -159,7 +157,7 @@ class BoxDocument:
 def render_state(seen: StateInputs) -> bytes:
     """Return `/api/v1/state`; about 2 ms for 8 GPUs and 8 runs."""
     state = seen.state
-    status = box_status(state, seen.checks.occurrences(state))
+    status = box_status(state)
     runs, runs_dropped = run_documents(status, seen.user_name, seen.series.pace)
     held = [(gpu, process) for gpu in state.snapshot.gpus for process in gpu.processes]
     held.sort(key=lambda pair: pair[1].memory or 0, reverse=True)

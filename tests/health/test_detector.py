@@ -16,11 +16,11 @@ from gpuwarden.config.thresholds import DIED_SECONDS, ERROR_SECONDS, XID_SECONDS
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import EventCount, Gpu
 from gpuwarden.health import conditions
-from gpuwarden.health.conditions import CONDITIONS, ConditionChecks
+from gpuwarden.health.conditions import CONDITIONS
 from gpuwarden.health.daemon_conditions import DAEMON_CONDITIONS
-from gpuwarden.health.evaluator import MAX_ACTIVE_ALERTS, STEADY_SECONDS, AlertEvaluator
+from gpuwarden.health.detector import MAX_ALERTS, STEADY_SECONDS, Detector
 from gpuwarden.health.link_conditions import LINK_CONDITIONS
-from gpuwarden.health.model import Alert, Occurrence
+from gpuwarden.health.model import Occurrence
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.owners.resolver import Owners
 from gpuwarden.pressure.levels import PressureWatch
@@ -28,7 +28,7 @@ from gpuwarden.protocol.messages import DeviceMemory, Error, Hello, Report
 from gpuwarden.runs.outcome import Ending, Outcome
 from gpuwarden.runs.run_snapshot import JoinedPoll, RunSnapshot, SeenError
 from gpuwarden.runs.stall import Stall
-from gpuwarden.state import State
+from gpuwarden.state import Alert, State
 from snapshots import GIB, divided, gpu, snapshot
 
 LIMITS = Limits()
@@ -55,10 +55,9 @@ def poll(*gpus: Gpu, runs: tuple[RunSnapshot, ...] = (), **more: object) -> Stat
     return replace(state, **more)  # type: ignore[arg-type] # fields by name
 
 
-def occurrences(state: State) -> list[tuple[str, Occurrence]]:
-    """Return all occurrences with the names of their conditions."""
-    found = ConditionChecks().occurrences(state)
-    return [(condition.name, occurrence) for condition, occurrence in found if condition.expr]
+def occurrences(state: State) -> list[tuple[str, Alert]]:
+    """Return what holds with the names of their conditions, without conditions that are only shown."""
+    return [(alert.name, alert) for alert in Detector().update(state, 0.0).holding if CONDITIONS[alert.name].expr]
 
 
 def only_occurrence(state: State) -> tuple[str, Mapping[str, str], str, str]:
@@ -169,7 +168,7 @@ def test_gpu_down_and_driver_gone() -> None:
     gone = poll(lost)
     text = "The NVIDIA driver does not answer (driver_not_loaded): no GPU of the host can be read."
     silent = replace(gone, snapshot=replace(gone.snapshot, fault="driver_not_loaded"))
-    firing = AlertEvaluator()
+    firing = Detector()
     assert firing.update(silent, 0.0).firing == []
     (alert,) = firing.update(silent, 100.0).firing
     assert (alert.name, alert.labels, alert.description) == ("GpuwardenDriverFault", {"collector": "nvml"}, text)
@@ -269,10 +268,10 @@ def test_each_condition_can_be_evaluated() -> None:
 
 
 def test_implied_condition() -> None:
-    """A driver fault marks each GPU as down and fires a single alert."""
+    """While the driver does not answer, the fault of each GPU is no condition of its own."""
     silent = poll(LOST)
     silent = replace(silent, snapshot=replace(silent.snapshot, fault="driver_not_loaded"))
-    assert [name for name, _occurrence in occurrences(silent)] == ["GpuDown", "GpuwardenDriverFault"]
+    assert [name for name, _occurrence in occurrences(silent)] == ["GpuwardenDriverFault"]
 
 
 class ScriptedCondition:
@@ -284,7 +283,7 @@ class ScriptedCondition:
         self.extra: list[Occurrence] = []
         self.state = poll(gpu(0))
         near = replace(CONDITIONS["RunNearOutOfMemory"], check=lambda _state: self.extra)
-        self.evaluator = AlertEvaluator((replace(CONDITIONS[name], check=self._check), near))
+        self.detector = Detector((replace(CONDITIONS[name], check=self._check), near))
 
     def _check(self, state: State) -> Iterator[Occurrence]:
         if self.count < 0:
@@ -295,7 +294,7 @@ class ScriptedCondition:
 
     def poll_at(self, at: float) -> tuple[list[Alert], list[Alert]]:
         """Poll, seconds after the first; return firing and resolved alerts."""
-        states = self.evaluator.update(replace(self.state, snapshot=replace(self.state.snapshot, time=NOW + at)), at)
+        states = self.detector.update(replace(self.state, snapshot=replace(self.state.snapshot, time=NOW + at)), at)
         return list(states.firing), list(states.resolved)
 
 
@@ -345,20 +344,20 @@ def test_alert_has_the_hold_of_its_rule() -> None:
 def test_alerts_are_bounded() -> None:
     """Alerts over the limit are dropped and counted once each; firing ones continue."""
     stage = ScriptedCondition()
-    stage.count = MAX_ACTIVE_ALERTS + 3
-    assert len(stage.poll_at(0)[0]) == len(stage.poll_at(1)[0]) == MAX_ACTIVE_ALERTS
-    assert stage.evaluator.dropped == 3
+    stage.count = MAX_ALERTS + 3
+    assert len(stage.poll_at(0)[0]) == len(stage.poll_at(1)[0]) == MAX_ALERTS
+    assert stage.detector.dropped == 3
 
 
 def test_many_warnings_do_not_drop_critical_alerts(caplog: pytest.LogCaptureFixture) -> None:
     """A flood of warnings is dropped, counted and logged once; critical alerts still fire."""
     stage = ScriptedCondition()
-    stage.count = MAX_ACTIVE_ALERTS + 1
+    stage.count = MAX_ALERTS + 1
     stage.poll_at(0)
     stage.extra = [Occurrence(labels={"run_id": "last"}, text="", description="last", since=NOW)]
     fires, _ended = stage.poll_at(1)
     assert "last" in [each.description for each in fires]
-    assert (len(fires), stage.evaluator.dropped) == (MAX_ACTIVE_ALERTS + 1, 1)
+    assert (len(fires), stage.detector.dropped) == (MAX_ALERTS + 1, 1)
     assert caplog.text.count("too many active alerts") == 1
 
 
