@@ -38,7 +38,7 @@ def list_rows(card: Card) -> Iterator[Row]:
     for run in card.runs[:MAX_RUNS]:
         if len(card.runs) > 1:
             rank = "" if run.rank is None else f", rank {run.rank}"
-            yield Row("run", f"{run.name} (pid {run.pid}{rank}): {(run.outcome or run.state or '').replace('_', ' ')}")
+            yield Row("run", f"{run.name} (pid {run.pid}{rank}): {(run.outcome or run.state).replace('_', ' ')}")
         yield from _run_rows(run, card)
     if len(card.runs) > MAX_RUNS:
         yield Row("runs", f"and {len(card.runs) - MAX_RUNS} more")

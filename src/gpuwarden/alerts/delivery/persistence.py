@@ -16,7 +16,7 @@ from gpuwarden.alerts.delivery.message import clean
 from gpuwarden.formatting import format_fields
 from gpuwarden.health.conditions import CONDITIONS
 from gpuwarden.health.model import Alert
-from gpuwarden.records.record import MAX_TIME
+from gpuwarden.records.record_json import MAX_TIME
 
 log = logging.getLogger(__name__)
 

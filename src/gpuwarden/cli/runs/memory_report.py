@@ -13,7 +13,8 @@ from typing import TypeAlias
 
 from gpuwarden.cli.runs.memory_chart import LABEL_WIDTH, MIN_WIDTH, render_chart
 from gpuwarden.formatting import format_bytes, format_elapsed, format_forecast, format_growth
-from gpuwarden.records.record import MemoryTimeline, RecordedDevice, RecordedEvent, RunRecord
+from gpuwarden.records.record import RecordedDevice, RunRecord
+from gpuwarden.records.record_parts import MemoryTimeline, RecordedEvent
 from gpuwarden.web.incidents.census_report import list_holders
 
 MAX_WIDTH = 140  # of a line

@@ -32,7 +32,8 @@ from gpuwarden.formatting import (
 )
 from gpuwarden.gpu.clock_reasons import clock_reason_text
 from gpuwarden.protocol.messages import OOM_KINDS
-from gpuwarden.records.record import RecordedAllocation, RecordedDevice, RecordedError, RunRecord
+from gpuwarden.records.record import RecordedDevice, RunRecord
+from gpuwarden.records.record_parts import RecordedAllocation, RecordedError
 
 LABEL_WIDTH = 14
 INDENT = "  "

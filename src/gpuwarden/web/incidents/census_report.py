@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpuwarden.formatting import format_ratio
-from gpuwarden.records.record import RecordedCensus, RecordedTensors
+from gpuwarden.records.record_parts import RecordedCensus, RecordedTensors
 
 MAX_GROUPS = 4  # shown; --json has all
 MIN_RATIO = 0.02  # of the memory, for a group to be shown

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from gpuwarden.errors.kind_guides import describe_error
 from gpuwarden.formatting import cut_middle, format_bytes, format_count, sanitize
 from gpuwarden.nvml.troubleshooting import error_text
-from gpuwarden.records.record import RunRecordError, census_from_json
+from gpuwarden.records.record_json import RunRecordError, parse_document
+from gpuwarden.records.record_parts import RecordedCensus
 from gpuwarden.web.api.api_object import ApiObject
 from gpuwarden.web.incidents.census_report import list_holders
 from gpuwarden.web.incidents.host_incident import HostIncident, format_clock
@@ -74,7 +75,7 @@ def run_lines(incident: HostIncident) -> list[str]:
 def _census_lines(incident: HostIncident, run: ApiObject) -> Iterator[str]:
     """Yield a line for each holder of a run's tensors at its last census."""
     try:
-        census = census_from_json(run.value("census"))
+        census = parse_document(RecordedCensus, run.value("census"))
     except RunRecordError:  # none, or of another version
         return
     when = format_clock(incident.time_of(run.part("census")))
