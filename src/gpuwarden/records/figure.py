@@ -92,7 +92,7 @@ def find_part(kind: Any) -> type | None:
     return next(filter(None, map(find_part, get_args(kind))), None)
 
 
-def list_rows(document: object, *, card: bool = False) -> Iterator[tuple[str, str]]:
+def list_figure_rows(document: object, *, card: bool = False) -> Iterator[tuple[str, str]]:
     """Yield the labels and texts of the known figures of a document, in their order; those of a card or all."""
     rows: dict[str, list[str]] = {}
     for name, figure in find_figures(type(document)).items():  # type: ignore[arg-type] # likewise

@@ -169,14 +169,11 @@ class DeviceFigures:
     uuid: str = _device(lambda of: of.uuid, "UUID of the GPU or MIG instance.", required=True)
     headroom_limit: str | None = _device(
         lambda of: of.limit.kind if of.limit else None, "Limit that is reached first: device, allocator, cgroup or mps; in records the last known.")
-    headroom_limit_bytes: float | None = _device(
-        lambda of: of.limit.limit if of.limit else None, "That limit, unless it is the device's memory.")
-    memory_growth_bytes_per_second: float | None = _device(
-        _leak(lambda leak: leak.bytes_per_second), "Rate of a leak, while it lasts ([leaks](../understand/leaks.md)).")
+    headroom_limit_bytes: float | None = _device(lambda of: of.limit.limit if of.limit else None, "That limit, unless it is the device's memory.")
+    memory_growth_bytes_per_second: float | None = _device(_leak(lambda leak: leak.bytes_per_second), "Rate of a leak, while it lasts ([leaks](../understand/leaks.md)).")
     seconds_to_oom: float | None = _device(_leak(_left(lambda left: left.seconds)), "OOM forecast: time to the limit at that rate.")
     seconds_to_oom_lower: float | None = _device(_leak(_left(lambda left: left.lower)), "Lower bound of the forecast.")
-    seconds_to_oom_upper: float | None = _device(
-        _leak(_left(lambda left: left.upper)), "Upper bound of the forecast; absent if it may never happen.")
+    seconds_to_oom_upper: float | None = _device(_leak(_left(lambda left: left.upper)), "Upper bound of the forecast; absent if it may never happen.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,18 +181,14 @@ class RecordedDevice(DeviceFigures):
     """Usage of one GPU or MIG instance by the run."""
 
     name: str = _device_record(lambda of: of.usage.name, "Model name of the GPU.", required=True)
-    gpu_seconds: float | None = _device_record(
-        _timed(lambda usage: usage.seconds), "Time that the run had memory allocated there; needs two polls.", label="allocated")
+    gpu_seconds: float | None = _device_record(_timed(lambda usage: usage.seconds), "Time that the run had memory allocated there; needs two polls.", label="allocated")
     busy_seconds: float | None = _device_record(_timed(lambda usage: usage.busy), "Of that, time with a kernel of any program running.")
     idle_seconds: float | None = _device_record(_timed(lambda usage: usage.idle), "Of that, time without one.", label="idle")
-    energy_joules: float | None = _device_record(
-        _timed(lambda usage: usage.joules), "Energy of the whole GPU in that time; not for MIG instances.", label="energy")
-    energy_by_power_joules: float | None = _device_record(
-        _timed(lambda usage: usage.joules_by_power), "Part of it computed from power, without an energy counter.")
+    energy_joules: float | None = _device_record(_timed(lambda usage: usage.joules), "Energy of the whole GPU in that time; not for MIG instances.", label="energy")
+    energy_by_power_joules: float | None = _device_record(_timed(lambda usage: usage.joules_by_power), "Part of it computed from power, without an energy counter.")
     throttled_seconds: Mapping[str, float] | None = _device_record(
         _timed(lambda usage: usage.throttled), "Throttled time, by clock event reason.", label="throttled", text=_reasons)
-    throttled_step_seconds: Mapping[str, float] | None = _device_record(
-        _timed(lambda usage: usage.throttled_steps), "Of that, time in training steps.")
+    throttled_step_seconds: Mapping[str, float] | None = _device_record(_timed(lambda usage: usage.throttled_steps), "Of that, time in training steps.")
     memory_peak_bytes: int | None = _device_record(lambda of: of.usage.memory_peak, "Peak memory in use of the run's allocator.")
     memory_limit_bytes: int | None = _device_record(lambda of: of.usage.memory_limit, "The allocator's own limit.", label="limit")
     headroom_at_peak_bytes: float | None = _device_record(lambda of: of.usage.headroom_at_peak, "Headroom on top of that peak.")
@@ -222,8 +215,7 @@ class RecordedDevice(DeviceFigures):
 class RunFigures:
     """Figures that the record of a run and the state of the API have."""
 
-    run_id: str = _run(
-        lambda of: of.run.peer.run_id, "ID of the run, unique on this host until it reboots; the label of the metrics.", required=True)
+    run_id: str = _run(lambda of: of.run.peer.run_id, "ID of the run, unique on this host until it reboots; the label of the metrics.", required=True)
     name: str = _run(lambda of: of.run.hello.name, "Name of the run.", required=True)
     framework: str = _run(lambda of: of.run.hello.framework, "Framework and version.", required=True)
     state: str = _run(lambda of: of.run.state, "running or stalled; once it has ended, its outcome.", required=True)
@@ -232,8 +224,7 @@ class RunFigures:
     user: str | None = _run(lambda of: of.user, "User name.")
     job: str | None = _run(lambda of: of.run.hello.job, "Job of several processes.")
     rank: int | None = _run(lambda of: of.run.hello.rank, "Rank in the job, from 0.")
-    began_timestamp_seconds: UnixTime = _run(
-        lambda of: of.run.began, "First message, in Unix time; in the state, the first to this daemon.", required=True)
+    began_timestamp_seconds: UnixTime = _run(lambda of: of.run.began, "First message, in Unix time; in the state, the first to this daemon.", required=True)
     ended_timestamp_seconds: UnixTime | None = _run(_ended(lambda ending: ending.at), "End, in Unix time, if a daemon saw it.")
     outcome: str | None = _run(
         _ended(lambda ending: ending.outcome), "How it ended: finished, failed, out_of_memory, killed, crashed or unknown; absent while it runs, and may change for some seconds.")
@@ -248,14 +239,10 @@ class RunFigures:
         _reported(lambda report: report.step_p95), "95th percentile of the step time.", label="step time", text=lambda each: f"p95 {format_duration(each)}", card=True)
     input_wait_ratio: float | None = _run(
         _reported(read_input_wait_ratio), "Share of step time spent waiting for input, where known.", label="input wait", text=lambda each: f"{format_ratio(each)} of step time", card=True)
-    loss: Signed | None = _run(
-        _latest(lambda report: report.loss), "Last loss, if the user reports it.", label="loss", text="{:.6g}".format, card=True)
-    errors: Mapping[str, int] | None = _run(
-        _reported(lambda report: report.errors), "Errors raised by steps, by kind.", label="errors", text=_counts)
-    host_memory_growth_bytes_per_second: float | None = _run(
-        _host_leak(lambda leak: leak.bytes_per_second), "Rate of a leak of host memory, while it lasts.")
-    seconds_to_host_oom: float | None = _run(
-        _host_leak(_left(lambda left: left.seconds)), "Forecast: time until host memory is used up at that rate.")
+    loss: Signed | None = _run(_latest(lambda report: report.loss), "Last loss, if the user reports it.", label="loss", text="{:.6g}".format, card=True)
+    errors: Mapping[str, int] | None = _run(_reported(lambda report: report.errors), "Errors raised by steps, by kind.", label="errors", text=_counts)
+    host_memory_growth_bytes_per_second: float | None = _run(_host_leak(lambda leak: leak.bytes_per_second), "Rate of a leak of host memory, while it lasts.")
+    seconds_to_host_oom: float | None = _run(_host_leak(_left(lambda left: left.seconds)), "Forecast: time until host memory is used up at that rate.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,34 +256,24 @@ class RunRecord(RunFigures):
 
     version: int = _record(lambda _of: VERSION, f"Version of the format: {VERSION}. Later ones only add keys.", required=True)
     updated_timestamp_seconds: UnixTime = _record(lambda of: of.until, "Time of the record, in Unix time.", required=True)
-    duration_seconds: float = _record(
-        lambda of: of.duration, "Time from start to end, or until now; correct even if the clock was changed.", required=True)
+    duration_seconds: float = _record(lambda of: of.duration, "Time from start to end, or until now; correct even if the clock was changed.", required=True)
     boot_id: str | None = _record(lambda of: of.boot_id, "Boot ID of the host (/proc/sys/kernel/random/boot_id).")
     began_uptime_seconds: float | None = _record(lambda of: of.began_uptime, "First message, in seconds since boot (CLOCK_BOOTTIME).")
     world_size: int | None = _record(lambda of: of.run.hello.world_size, "Number of processes of the job.")
-    exit_signal: str | None = _record(
-        _ended(lambda ending: ending.exit_signal), "Signal that ended its process, such as SIGTERM, if known.")
-    phase_seconds: Mapping[str, float] | None = _record(
-        lambda of: of.usage.phases, "Time in each phase, by polls.", label="by phase", text=_times)
-    examples: int | None = _record(
-        _reported(lambda report: report.examples), "Training examples, if the batch size is known.", label="examples")
+    exit_signal: str | None = _record(_ended(lambda ending: ending.exit_signal), "Signal that ended its process, such as SIGTERM, if known.")
+    phase_seconds: Mapping[str, float] | None = _record(lambda of: of.usage.phases, "Time in each phase, by polls.", label="by phase", text=_times)
+    examples: int | None = _record(_reported(lambda report: report.examples), "Training examples, if the batch size is known.", label="examples")
     step_seconds: float | None = _record(_reported(lambda report: report.step_seconds), "Time in steps, without those that compiled.")
     compile_seconds: float | None = _record(
         _reported(lambda report: report.compile_seconds), "Time of steps that traced or compiled.", label="compile time", text=_unless_zero(format_duration))
-    stalls: int | None = _record(
-        lambda of: of.run.stalls if of.run.report else None, "Number of stalls seen by this daemon.", label="stalls", text=_unless_zero())
-    nonfinite_loss: RecordedNonFiniteLoss | None = _record(
-        lambda of: read_nonfinite_loss(of.run), "Steps with a loss of NaN or infinity, if any.")
-    no_gpu: str | None = _record(
-        lambda of: of.run.no_gpu, "Why it trained on the CPU of a host with GPUs ([reasons](../use/runs.md#training-without-a-gpu)).")
-    input_wait_seconds: float | None = _record(
-        _reported(lambda report: report.input_wait_seconds), "Time that steps waited for input, where known.")
-    input_observed_seconds: float | None = _record(
-        _reported(lambda report: report.input_observed_seconds), "Step time for which the wait is known.")
+    stalls: int | None = _record(lambda of: of.run.stalls if of.run.report else None, "Number of stalls seen by this daemon.", label="stalls", text=_unless_zero())
+    nonfinite_loss: RecordedNonFiniteLoss | None = _record(lambda of: read_nonfinite_loss(of.run), "Steps with a loss of NaN or infinity, if any.")
+    no_gpu: str | None = _record(lambda of: of.run.no_gpu, "Why it trained on the CPU of a host with GPUs ([reasons](../use/runs.md#training-without-a-gpu)).")
+    input_wait_seconds: float | None = _record(_reported(lambda report: report.input_wait_seconds), "Time that steps waited for input, where known.")
+    input_observed_seconds: float | None = _record(_reported(lambda report: report.input_observed_seconds), "Step time for which the wait is known.")
     actions: Mapping[str, int] | None = _record(
         _reported(lambda report: report.actions or None), "Actions on advice, as configured by `on_pressure`, by kind.", label="on_pressure", text=_counts)
-    gpu_seconds: float | None = _record(
-        lambda of: total(each.gpu_seconds for each in of.devices), "Time with memory allocated, summed over GPUs.", label="GPU time")
+    gpu_seconds: float | None = _record(lambda of: total(each.gpu_seconds for each in of.devices), "Time with memory allocated, summed over GPUs.", label="GPU time")
     gpu_idle_ratio: float | None = _record(
         lambda of: of.idle_ratio, "Part of it without a running kernel, for GPUs that report it.", label="GPU idle", text=lambda each: f"{format_ratio(each)} of GPU time")
     energy_joules: float | None = _record(
@@ -308,18 +285,14 @@ class RunRecord(RunFigures):
     xids: Mapping[XidCode, int] | None = _record(
         lambda of: {code: int(count) for code, count in total_by_key(each.xids for each in of.devices).items()}, "XIDs of its GPUs during the run, by code.", label="XIDs", text=_counts)
     devices: tuple[RecordedDevice, ...] = _record(lambda of: of.devices, "GPUs and MIG instances of the run, shared or not.", default=())
-    errors_told: tuple[RecordedError, ...] = _record(
-        lambda of: tuple(map(read_error, of.run.errors)), "Last errors, oldest first.", default=())
+    errors_told: tuple[RecordedError, ...] = _record(lambda of: tuple(map(read_error, of.run.errors)), "Last errors, oldest first.", default=())
     census: RecordedCensus | None = _record(lambda of: read_census(of.run.census), "Last census of its tensors, if it takes any.")
-    headroom_unknown: Mapping[str, str] | None = _record(
-        lambda of: of.run.headroom_unknown, 'Reason for unknown headroom, by UUID; "" for devices not identified as a GPU.')
-    batch_size_advice: RecordedBatchSizeAdvice | None = _record(
-        lambda of: read_batch_size_advice(of.run.batch_size_advice), "Batch size that fits, if there is evidence.")
+    headroom_unknown: Mapping[str, str] | None = _record(lambda of: of.run.headroom_unknown, 'Reason for unknown headroom, by UUID; "" for devices not identified as a GPU.')
+    batch_size_advice: RecordedBatchSizeAdvice | None = _record(lambda of: read_batch_size_advice(of.run.batch_size_advice), "Batch size that fits, if there is evidence.")
     marks: tuple[RecordedEvent, ...] = _record(lambda _of: (), "Events of its memory, in order; only with `story`.", default=())
     host_memory_peak_bytes: int | None = _record(
         lambda of: of.usage.host_memory_peak, "Peak host memory of its processes, by samples.", label="host memory", text=lambda count: f"{format_bytes(count)} peak", card=True)
-    cpu_seconds: float | None = _record(
-        _host(lambda host: host.cpu_seconds), "CPU time of its processes, including ended ones.", label="CPU time", card=True)
+    cpu_seconds: float | None = _record(_host(lambda host: host.cpu_seconds), "CPU time of its processes, including ended ones.", label="CPU time", card=True)
     read_bytes: int | None = _record(_host(lambda host: host.read_bytes), "Bytes read from storage.", label="disk read")
     written_bytes: int | None = _record(_host(lambda host: host.written_bytes), "Bytes written to storage.", label="disk written")
     reports_dropped: int | None = _record(

@@ -144,13 +144,10 @@ class DeviceDocument(DeviceFigures):
     headroom_bytes: Number = _device(lambda of: of.run.headroom.get(of.uuid), "Headroom: memory that it can still allocate.")
     headroom_ratio: Number = _device(_headroom_ratio, "Headroom as a share of used memory plus headroom.")
     headroom_at_peak_bytes: Number = _device(lambda of: of.run.headroom_at_peak.get(of.uuid), "Headroom at the memory peak.")
-    headroom_in_step_bytes: Number = _device(
-        lambda of: of.run.headroom_in_step.get(of.uuid), "Headroom that the last steps left, while memory grows with them.")
-    headroom_limit_text: str | None = _device(
-        _limit(lambda limit: limit.text.strip() or None), "That limit in words, such as: under its cgroup's limit of 24.0 GiB.")
+    headroom_in_step_bytes: Number = _device(lambda of: of.run.headroom_in_step.get(of.uuid), "Headroom that the last steps left, while memory grows with them.")
+    headroom_limit_text: str | None = _device(_limit(lambda limit: limit.text.strip() or None), "That limit in words, such as: under its cgroup's limit of 24.0 GiB.")
     headroom_limit_used_bytes: Number = _device(_limit(lambda limit: limit.used), "Memory charged to the cgroup with that limit.")
-    headroom_unknown: str | None = _device(
-        lambda of: of.run.headroom_unknown.get(of.uuid), "Reason why headroom is unknown (docs/understand/headroom.md).")
+    headroom_unknown: str | None = _device(lambda of: of.run.headroom_unknown.get(of.uuid), "Reason why headroom is unknown (docs/understand/headroom.md).")
     pressure: str | None = _device(_pressure, "Pressure on that memory: none, warning or critical.")
     memory_grown_bytes: int | None = _device(_grown, "Growth of the leak so far.")
 
@@ -169,20 +166,15 @@ class RunDocument(RunFigures):
     receipt: str = _run(lambda of: f"{RUNS}/{quote(of.run.peer.run_id, safe='')}", "Path of its run record.", required=True)
     last_report_timestamp_seconds: Number = _run(lambda of: of.run.last_report, "Last report.")
     batch: int | None = _run(lambda of: of.latest.batch if of.latest else None, "Current batch of the epoch, from 0.")
-    steps_per_second: Number = _run(
-        lambda of: of.steps_per_second, "Steps per second over the last minute, or since its start; absent in its first seconds.")
+    steps_per_second: Number = _run(lambda of: of.steps_per_second, "Steps per second over the last minute, or since its start; absent in its first seconds.")
     findings: Sequence[FindingDocument] = _run(lambda of: _findings(of.run), "Findings about the run, each with its next step.", default=())
-    stall: StallDocument | None = _run(
-        lambda of: StallDocument(of.run.stall.seconds, of.run.stall.cause) if of.run.stall else None, "Present while it is stalled.")
+    stall: StallDocument | None = _run(lambda of: StallDocument(of.run.stall.seconds, of.run.stall.cause) if of.run.stall else None, "Present while it is stalled.")
     verdict: RecordedDiagnosis | None = _run(lambda of: read_diagnosis(of.run.diagnosis), "Diagnosis of its last out-of-memory error.")
-    batch_size_advice: str | None = _run(
-        lambda of: of.run.batch_size_advice.text if of.run.batch_size_advice else None, "Batch size that would fit, in a sentence.")
+    batch_size_advice: str | None = _run(lambda of: of.run.batch_size_advice.text if of.run.batch_size_advice else None, "Batch size that would fit, in a sentence.")
     host_memory_bytes: Number = _run(_host_memory, "Host memory of its processes (resident).")
-    host_memory_grown_bytes: int | None = _run(
-        lambda of: of.run.host_leak.grown if of.run.host_leak else None, "Growth of that leak so far.")
+    host_memory_grown_bytes: int | None = _run(lambda of: of.run.host_leak.grown if of.run.host_leak else None, "Growth of that leak so far.")
     seconds_to_host_oom_lower: Number = _run(_host_left(lambda left: left.lower), "Lower bound of the forecast.")
-    seconds_to_host_oom_upper: Number = _run(
-        _host_left(lambda left: left.upper), "Upper bound of the forecast; absent if it may never happen.")
+    seconds_to_host_oom_upper: Number = _run(_host_left(lambda left: left.upper), "Upper bound of the forecast; absent if it may never happen.")
     unresolved_devices: int | None = _run(lambda of: of.run.unresolved or None, "Number of its devices that match no GPU for certain.")
     devices: Sequence[DeviceDocument] = _run(_devices, "GPUs and MIG instances of the run.", default=())
 # fmt: on
