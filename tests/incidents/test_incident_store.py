@@ -19,7 +19,7 @@ from gpuwarden.incidents.incident import Incident, IncidentBox, IncidentSubject,
 from gpuwarden.incidents.incident_privacy import WITHHELD_LINE
 from gpuwarden.incidents.incident_store import MAX_IN_MEMORY, IncidentStore
 from gpuwarden.records.privacy import WITHHELD, read_all, reader
-from gpuwarden.records.record import json_from_record
+from gpuwarden.records.record_json import json_from_record
 from gpuwarden.records.writer import RecordWriter
 
 ALICE, BOB = 1001, 1002

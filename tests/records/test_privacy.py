@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import get_args, get_type_hints
+from typing import get_args
 
 import pytest
 from run_record_cases import example_record
 
-from gpuwarden.records.privacy import PRIVATE_KEYS, WITHHELD, reader, withhold_texts
-from gpuwarden.records.record import RecordedAllocation, RecordedCensus, RecordedError, RecordedTensors
+from gpuwarden.records.figure import list_keys
+from gpuwarden.records.privacy import WITHHELD, find_private_keys, reader, withhold_texts
+from gpuwarden.records.record import RunRecord
+from gpuwarden.records.record_parts import RecordedAllocation, RecordedCensus, RecordedError, RecordedTensors
 from gpuwarden.records.store import render_record
 
 # Words of ours, the name of a type, and the framework's words, which have none of the user's.
@@ -20,10 +22,14 @@ ALICE, BOB, SERVICE = 1001, 1002, 990
 
 def test_each_text_of_an_error_is_private_or_known_to_be_public() -> None:
     """A new text of an error must be declared Private, or added to PUBLIC with a reason."""
-    hints = get_type_hints(RecordedError) | get_type_hints(RecordedAllocation) | get_type_hints(RecordedTensors)
-    texts = {name for name, hint in hints.items() if hint is str or str in get_args(hint)}
-    assert texts - PRIVATE_KEYS == PUBLIC
-    assert "text" in PRIVATE_KEYS
+    private, texts = set[str](), set[str]()
+    for part in (RecordedError, RecordedAllocation, RecordedTensors):
+        hints = {name: kind for name, kind, _ in list_keys(part)}
+        texts |= {name for name, hint in hints.items() if hint is str or str in get_args(hint)}
+        private |= {name for name, key in find_private_keys(part).items() if key.part is None}
+    assert texts - private == PUBLIC
+    assert "text" in private
+    assert set(find_private_keys(RunRecord)) == {"errors_told", "census"}
 
 
 @pytest.mark.parametrize(

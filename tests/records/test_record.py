@@ -27,10 +27,11 @@ from gpuwarden.formatting import (
 )
 from gpuwarden.host import procfs
 from gpuwarden.host.process_key import ProcessKey
-from gpuwarden.protocol.messages import Hello
-from gpuwarden.records import record as module
-from gpuwarden.records.builder import build_record, conclude_record, continue_record, usage_from_record
-from gpuwarden.records.record import RunRecord, RunRecordError, json_from_record, record_from_json
+from gpuwarden.protocol.messages import Hello, NonFiniteLoss
+from gpuwarden.records import record_parts
+from gpuwarden.records.continuation import conclude_record, continue_record, usage_from_record
+from gpuwarden.records.record import RecordedDevice, RunRecord, build_record, record_from_json
+from gpuwarden.records.record_json import RunRecordError, json_from_record
 from gpuwarden.records.recorder import Recorder
 from gpuwarden.records.store import RecordRow, RecordStore, row_from_record
 from gpuwarden.records.summary import format_summary
@@ -367,9 +368,8 @@ def test_device_seen_in_one_poll() -> None:
 
 def test_reference_has_every_part() -> None:
     """docs/reference/http-api.md describes each dataclass of a run record."""
-    assert {part for part, _path in document_parts(RunRecord)} == {
-        each for each in vars(module).values() if is_dataclass(each) and each.__module__ == module.__name__
-    }
+    parts = {each for each in vars(record_parts).values() if is_dataclass(each)}
+    assert {part for part, _path in document_parts(RunRecord)} == {RunRecord, RecordedDevice, *parts} - {NonFiniteLoss}
 
 
 def test_lists_are_rendered_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

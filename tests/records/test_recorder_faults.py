@@ -17,7 +17,8 @@ from run_record_cases import ACCOUNT, BEGAN, BEGAN_UPTIME, example_record, run
 
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.records import writer as module
-from gpuwarden.records.record import RunRecord, json_from_record, record_from_json
+from gpuwarden.records.record import RunRecord, record_from_json
+from gpuwarden.records.record_json import json_from_record
 from gpuwarden.records.recorder import WRITE_SECONDS, Recorder
 from gpuwarden.records.store import RecordStore, row_from_record
 from gpuwarden.records.writer import RETRY_SECONDS

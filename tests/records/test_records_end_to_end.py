@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from services import ROOT, Daemon, Process, Samples, altered, ending, fetch, until
 
-from gpuwarden.records.record import json_from_record
+from gpuwarden.records.record_json import json_from_record
 from gpuwarden.records.store import RecordStore, StoredRecords, row_from_record
 from mock_nvml import MockNvml
 

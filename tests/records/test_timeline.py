@@ -13,8 +13,10 @@ from gpuwarden.analysis.memory.downsampling import downsample
 from gpuwarden.analysis.memory.memory_history import MemoryHistory, MemoryWindow
 from gpuwarden.health.conditions import severity_of
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, NonFiniteLoss, Report
-from gpuwarden.records.builder import build_record, continue_record
-from gpuwarden.records.record import MemoryTimeline, RunRecord, RunRecordError, json_from_record, record_from_json
+from gpuwarden.records.continuation import continue_record
+from gpuwarden.records.record import RunRecord, build_record, record_from_json
+from gpuwarden.records.record_json import RunRecordError, json_from_record
+from gpuwarden.records.record_parts import MemoryTimeline
 from gpuwarden.records.store import render_record, row_from_record
 from gpuwarden.records.timeline import (
     MAX_POINTS,

@@ -7,7 +7,8 @@ from typing import Any
 
 from run_record_cases import example_record
 
-from gpuwarden.records.record import RecordedDevice, RecordedDiagnosis, RecordedNonFiniteLoss, RunRecord
+from gpuwarden.records.record import RecordedDevice, RunRecord
+from gpuwarden.records.record_parts import RecordedDiagnosis, RecordedNonFiniteLoss
 from gpuwarden.records.training_summary import summarize_training
 from snapshots import GIB
 
@@ -16,7 +17,7 @@ GPUS = {"GPU-0": "3"}
 
 def make_record(**changes: Any) -> RunRecord:
     """Return the record of a training without errors on one GPU."""
-    device = RecordedDevice("GPU-0", "H100", memory_peak_bytes=5 * GIB, lowest_headroom_bytes=float(GIB))
+    device = RecordedDevice(uuid="GPU-0", name="H100", memory_peak_bytes=5 * GIB, lowest_headroom_bytes=float(GIB))
     bare = replace(example_record(), devices=(device,), errors_told=(), batch_size_advice=None, input_wait_ratio=None)
     return replace(bare, **{"throttled_seconds": None, "nonfinite_loss": None, "no_gpu": None, **changes})
 

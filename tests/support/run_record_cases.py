@@ -23,8 +23,7 @@ from gpuwarden.protocol.messages import (
     Report,
     TensorGroup,
 )
-from gpuwarden.records.builder import build_record
-from gpuwarden.records.record import RunRecord
+from gpuwarden.records.record import RunRecord, build_record
 from gpuwarden.records.timeline import add_timeline
 from gpuwarden.runs.outcome import Ending
 from gpuwarden.runs.run_events import RunEvent

@@ -23,9 +23,9 @@ from gpuwarden.health.conditions import severity_of
 from gpuwarden.health.run_conditions import END_CONDITIONS
 from gpuwarden.pressure.levels import Pressure
 from gpuwarden.protocol.messages import Error
-from gpuwarden.records.builder import build_record
 from gpuwarden.records.privacy import withhold_private
-from gpuwarden.records.record import json_from_record
+from gpuwarden.records.record import build_record
+from gpuwarden.records.record_json import json_from_record
 from gpuwarden.records.timeline import add_timeline
 from gpuwarden.runs.outcome import OUTCOMES, Ending, Outcome
 from gpuwarden.runs.run_events import RunEvent

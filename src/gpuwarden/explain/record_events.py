@@ -12,7 +12,8 @@ from gpuwarden.errors.program_problems import PROGRAM_ERROR
 from gpuwarden.errors.recognition import find_problem
 from gpuwarden.errors.run_problems import NAN_LOSS
 from gpuwarden.explain.events import ErrorEvent
-from gpuwarden.records.record import RecordedError, RunRecord
+from gpuwarden.records.record import RunRecord
+from gpuwarden.records.record_parts import RecordedError
 
 
 def list_run_events(record: RunRecord) -> Iterator[ErrorEvent]:

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal, get_args
 
 from gpuwarden.history.event_log import Event
 from gpuwarden.incidents.finding import IncidentFinding
-from gpuwarden.records.record import Private, json_from_record
+from gpuwarden.records.figure import Private
+from gpuwarden.records.record_json import json_from_record
 from gpuwarden.severity import Severity
 
 VERSION = 1

@@ -28,7 +28,8 @@ from gpuwarden.incidents.incident import (
     MemorySamples,
 )
 from gpuwarden.owners.resolver import Owners
-from gpuwarden.records.record import RunRecord, json_from_record
+from gpuwarden.records.record import RunRecord
+from gpuwarden.records.record_json import json_from_record
 from gpuwarden.severity import SEVERITY_RANK, Severity
 from gpuwarden.state import State
 from gpuwarden.xid.codes import explain

@@ -12,7 +12,7 @@ from gpuwarden._version import __version__
 from gpuwarden.formatting import sanitize
 from gpuwarden.launcher.card import Card
 from gpuwarden.launcher.card_rows import list_rows, title
-from gpuwarden.records.record import json_from_record
+from gpuwarden.records.record_json import json_from_record
 from gpuwarden.runs.outcome import signal_name
 
 _LABEL_WIDTH = 12

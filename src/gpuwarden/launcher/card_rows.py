@@ -9,9 +9,9 @@ from typing import NamedTuple
 from gpuwarden.analysis.memory.headroom import headroom_limit_text
 from gpuwarden.cli.runs.memory_report import gpu_name, list_holders
 from gpuwarden.explain.explanation import Explanation
-from gpuwarden.formatting import cut_middle, format_bytes, format_duration, format_elapsed, format_energy, format_ratio
-from gpuwarden.gpu.clock_reasons import clock_reason_text
+from gpuwarden.formatting import cut_middle, format_bytes, format_elapsed, format_energy, format_ratio
 from gpuwarden.launcher.card import Card
+from gpuwarden.records.figure import list_figure_rows
 from gpuwarden.records.record import RecordedDevice, RunRecord
 
 MAX_MESSAGE_CHARACTERS = 400
@@ -38,7 +38,7 @@ def list_rows(card: Card) -> Iterator[Row]:
     for run in card.runs[:MAX_RUNS]:
         if len(card.runs) > 1:
             rank = "" if run.rank is None else f", rank {run.rank}"
-            yield Row("run", f"{run.name} (pid {run.pid}{rank}): {(run.outcome or run.state or '').replace('_', ' ')}")
+            yield Row("run", f"{run.name} (pid {run.pid}{rank}): {(run.outcome or run.state).replace('_', ' ')}")
         yield from _run_rows(run, card)
     if len(card.runs) > MAX_RUNS:
         yield Row("runs", f"and {len(card.runs) - MAX_RUNS} more")
@@ -72,26 +72,11 @@ def _explanation_rows(explanation: Explanation) -> Iterator[Row]:
 
 
 def _run_rows(run: RunRecord, card: Card) -> Iterator[Row]:
-    if run.steps is not None:
-        times = [("p50", run.step_median_seconds), ("p95", run.step_p95_seconds)]
-        known = ", ".join(f"{name} {format_duration(each)}" for name, each in times if each is not None)
-        yield Row("steps", f"{run.steps:,}{f' ({known})' if known else ''}")
-    if run.input_wait_ratio is not None:
-        yield Row("input wait", f"{format_ratio(run.input_wait_ratio)} of step time")
-    if run.loss is not None:
-        yield Row("loss", f"{run.loss:.6g}")
+    yield from (Row(label, text) for label, text in list_figure_rows(run, card=True))
     for device in run.devices:
         yield Row(gpu_name(device.uuid, card.gpus), _describe_device(device))
     if run.census is not None:
         yield from (Row("tensors", each) for each in list_holders(run.census))
-    if throttled := _describe_throttling(run):
-        yield Row("throttled", throttled)
-    host = [
-        None if run.host_memory_peak_bytes is None else f"{format_bytes(run.host_memory_peak_bytes)} peak memory",
-        None if run.cpu_seconds is None else f"{format_elapsed(run.cpu_seconds)} of CPU time",
-    ]
-    if any(host):
-        yield Row("host", ", ".join(filter(None, host)))
 
 
 def _describe_device(device: RecordedDevice) -> str:
@@ -107,13 +92,3 @@ def _describe_device(device: RecordedDevice) -> str:
         ", ".join(f"XID {code} x {count}" for code, count in (device.xids or {}).items()) or None,
     ]
     return ", ".join(filter(None, parts)) or device.name
-
-
-def _describe_throttling(run: RunRecord) -> str:
-    in_steps = run.throttled_step_seconds or {}
-    return ", ".join(
-        f"{format_elapsed(seconds)} by {clock_reason_text(reason)}"
-        + (f" ({format_elapsed(in_steps[reason])} in steps)" if in_steps.get(reason) else "")
-        for reason, seconds in (run.throttled_seconds or {}).items()
-        if seconds
-    )

@@ -9,7 +9,8 @@ from typing import Any
 
 from gpuwarden.cli.common.api_client import ApiError, fetch_json
 from gpuwarden.launcher.private_daemon import DaemonPlace
-from gpuwarden.records.record import RunRecord, RunRecordError, record_from_json
+from gpuwarden.records.record import RunRecord, record_from_json
+from gpuwarden.records.record_json import RunRecordError
 from gpuwarden.web.api.api_paths import RUNS
 
 SETTLE_SECONDS = 6.0  # within which the daemon has concluded how a run ended

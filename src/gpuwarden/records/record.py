@@ -1,274 +1,203 @@
-"""Run record: identity, outcome and usage of one run, as stored and served.
+"""Run record: the table of a run's figures, with their readers, as stored and served.
 
-A field's name is its key in JSON, with its unit; unknown values have no key. Records come from a database that a user
-may have changed, so reading one checks every field.
+RunFigures are the figures that a record shares with the state of the API; a new one is one row here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
-from functools import cache
-from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from gpuwarden.protocol.messages import NonFiniteLoss
+from gpuwarden.formatting import format_bytes, format_duration, format_elapsed, format_ratio
+from gpuwarden.gpu.clock_reasons import clock_reason_text
+from gpuwarden.protocol.messages import Report
+from gpuwarden.records.figure import FigureOf
+from gpuwarden.records.part_readers import (
+    read_batch_memory,
+    read_batch_size_advice,
+    read_census,
+    read_error,
+    read_input_wait_ratio,
+    read_nonfinite_loss,
+    total,
+    total_by_key,
+)
+from gpuwarden.records.record_json import RunRecordError, Signed, UnixTime, XidCode, parse_document
+from gpuwarden.records.record_parts import (
+    MemoryTimeline,
+    RecordedBatchMemory,
+    RecordedBatchSizeAdvice,
+    RecordedCensus,
+    RecordedError,
+    RecordedEvent,
+    RecordedNonFiniteLoss,
+)
+
+if TYPE_CHECKING:  # the command line reads records without the daemon's side
+    from gpuwarden.analysis.memory.headroom import HeadroomLimit
+    from gpuwarden.analysis.memory.leak_detector import Leak
+    from gpuwarden.analysis.memory.oom_forecast import TimeLeft
+    from gpuwarden.host.process_tree import HostUsage
+    from gpuwarden.runs.outcome import Ending
+    from gpuwarden.runs.run_snapshot import RunSnapshot
+    from gpuwarden.usage.run_usage import DeviceUsage, RunUsage
 
 VERSION = 1
 MAX_LISTED = 1000  # ended runs in one answer of the API
-MAX_TEXT = 4096  # characters of a text
-MAX_ENTRIES = 512  # of a list or an object
-MAX_NUMBER = 2.0**72  # more than the sum over all devices of a run
-MAX_TIME = 253402300800.0  # Unix time of the end of the year 9999, the last with a date
+MAX_CLOCK_DIFFERENCE_SECONDS = 1.0  # between two clocks that were not changed
 
 T = TypeVar("T")
-_Check = Callable[[Any], Any]
 
 
-class RunRecordError(ValueError):
-    """JSON that is no run record of a known version; the text has the reason."""
+@dataclass(frozen=True, slots=True)
+class RunSource:
+    """Source of a run's figures; `latest` is its report if the values of that moment count, `user` a name."""
+
+    run: RunSnapshot
+    user: str | None
+    latest: Report | None
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or len(value) > MAX_TEXT:
-        raise RunRecordError(f"expected text of at most {MAX_TEXT} characters")
-    return value
+@dataclass(frozen=True, slots=True)
+class RecordSource(RunSource):
+    """Source of a record.
+
+    `until` is Unix time. `began_uptime` is the run's begin by the clock since boot, and `slept` how long the machine
+    has slept since.
+    """
+
+    devices: tuple[RecordedDevice, ...]
+    usage: RunUsage
+    until: float
+    boot_id: str | None
+    began_uptime: float | None
+    slept: float
+
+    @property
+    def duration(self) -> float:
+        """Seconds from begin to end, or until now; not by the clock where that was set meanwhile."""
+        return choose_duration(self.until - self.run.began, self.run.lasted + self.slept)
+
+    @property
+    def idle_ratio(self) -> float | None:
+        """Share of the time on GPUs in which no kernel ran."""
+        busy = total(each.busy_seconds for each in self.devices)
+        idle = total(each.idle_seconds for each in self.devices)
+        return idle / (busy + idle) if busy is not None and idle is not None and busy + idle else None
 
 
-def _whole(value: Any) -> int:
-    if type(value) is not int or not 0 <= value <= MAX_NUMBER:
-        raise RunRecordError("expected a whole number of 0 or more")
-    return value
+@dataclass(frozen=True, slots=True)
+class DeviceSource:
+    """Source of the figures of a run on one device; `limit` of headroom is None where it does not count."""
+
+    run: RunSnapshot
+    uuid: str
+    limit: HeadroomLimit | None
 
 
-def _number(value: Any) -> float:
-    if type(value) not in (int, float) or not 0 <= value <= MAX_NUMBER:
-        raise RunRecordError("expected a number of 0 or more")
-    return float(value)
+@dataclass(frozen=True, slots=True)
+class DeviceRecordSource(DeviceSource):
+    """Source of the record of a device."""
+
+    usage: DeviceUsage
 
 
-def _signed(value: Any) -> float:
-    if type(value) not in (int, float) or not abs(value) <= MAX_NUMBER:
-        raise RunRecordError("expected a number")
-    return float(value)
+_run = FigureOf[RunSource]()
+_record = FigureOf[RecordSource]()
+_device = FigureOf[DeviceSource]()
+_device_record = FigureOf[DeviceRecordSource]()
 
 
-def _truth(value: Any) -> bool:
-    if type(value) is not bool:
-        raise RunRecordError("expected true or false")
-    return value
+def _reported(read: Callable[[Report], T]) -> Callable[[RunSource], T | None]:
+    """Return a reader of the run's last report, which has its totals."""
+    return lambda of: read(of.run.report) if of.run.report else None
 
 
-def _time(value: Any) -> float:
-    if _number(value) >= MAX_TIME:
-        raise RunRecordError("expected Unix time")
-    return float(value)
+def _latest(read: Callable[[Report], T]) -> Callable[[RunSource], T | None]:
+    return lambda of: read(of.latest) if of.latest else None
 
 
-def _xid_code(value: Any) -> str:
-    if not (_text(value).isascii() and value.isdigit()):
-        raise RunRecordError("expected XID codes as keys")
-    return str(value)
+def _ended(read: Callable[[Ending], T]) -> Callable[[RunSource], T | None]:
+    return lambda of: read(of.run.ending) if of.run.ending else None
 
 
-class Private(str):
-    """Meaning of a field that only the run's user and root may read: it can have passwords and paths."""
-
-    __slots__ = ()
+def _host(read: Callable[[HostUsage], T]) -> Callable[[RunSource], T | None]:
+    return lambda of: read(of.run.host_usage) if of.run.host_usage else None
 
 
-# A check in an annotation takes the place of its type's own.
-UnixTime = Annotated[float, _time]
-Signed = Annotated[float, _signed]
-XidCode = Annotated[str, _xid_code]
-_CHECKS: dict[Any, _Check] = {str: _text, int: _whole, float: _number, bool: _truth}
+def _host_leak(read: Callable[[Leak], T]) -> Callable[[RunSource], T | None]:
+    return lambda of: read(of.run.host_leak) if of.run.host_leak else None
+
+
+def _leak(read: Callable[[Leak], T]) -> Callable[[DeviceSource], T | None]:
+    return lambda of: read(leak) if (leak := of.run.leaks.get(of.uuid)) else None
+
+
+def _left(read: Callable[[TimeLeft], T]) -> Callable[[Leak], T | None]:
+    return lambda leak: read(leak.left) if leak.left else None
+
+
+def _timed(read: Callable[[DeviceUsage], T]) -> Callable[[DeviceRecordSource], T | None]:
+    """Return a reader of usage; where no time passed between polls, that it was idle and used no energy is unknown."""
+    return lambda of: read(of.usage) if of.usage.seconds else None
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} x {count}" for name, count in counts.items())
+
+
+def _times(seconds: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {format_elapsed(each)}" for name, each in seconds.items() if each)
+
+
+def _reasons(seconds: Mapping[str, float]) -> str:
+    return ", ".join(
+        f"{format_elapsed(each)} by {clock_reason_text(reason)}" for reason, each in seconds.items() if each
+    )
+
+
+def _unless_zero(text: Callable[[Any], str] = str) -> Callable[[Any], str]:
+    return lambda value: text(value) if value else ""
 
 
 # fmt: off
-@dataclass(frozen=True, slots=True)
-class RecordedAllocation:
-    """Failed allocation, as far as the framework's message describes it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFigures:
+    """Figures of a run on one GPU or MIG instance that its record and the state of the API have."""
 
-    requested_bytes: Annotated[int | None, "Requested size."] = None
-    shape: Annotated[str | None, "Shape of the tensor, such as `20000,4000`."] = None
-    dtype: Annotated[str | None, "Data type of the tensor."] = None
-    op: Annotated[str | None, Private("Operation that made the request, with the user's names of layers.")] = None
-    device: Annotated[str | None, "Device, as the framework names it."] = None
-    allocator: Annotated[str | None, "Allocator of the request."] = None
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedDeviceMemory:
-    """Figures of an allocator for one device."""
-
-    in_use_bytes: Annotated[int, "Memory in use."]
-    peak_bytes: Annotated[int, "Peak of memory in use."]
-    limit_bytes: Annotated[int | None, "The allocator's own limit."] = None
-    reserved_bytes: Annotated[int | None, "Memory reserved on the device, used or not."] = None
+    uuid: str = _device(lambda of: of.uuid, "UUID of the GPU or MIG instance.", required=True)
+    headroom_limit: str | None = _device(
+        lambda of: of.limit.kind if of.limit else None, "Limit that is reached first: device, allocator, cgroup or mps; in records the last known.")
+    headroom_limit_bytes: float | None = _device(lambda of: of.limit.limit if of.limit else None, "That limit, unless it is the device's memory.")
+    memory_growth_bytes_per_second: float | None = _device(_leak(lambda leak: leak.bytes_per_second), "Rate of a leak, while it lasts ([leaks](../understand/leaks.md)).")
+    seconds_to_oom: float | None = _device(_leak(_left(lambda left: left.seconds)), "OOM forecast: time to the limit at that rate.")
+    seconds_to_oom_lower: float | None = _device(_leak(_left(lambda left: left.lower)), "Lower bound of the forecast.")
+    seconds_to_oom_upper: float | None = _device(_leak(_left(lambda left: left.upper)), "Upper bound of the forecast; absent if it may never happen.")
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedDiagnosis:
-    """Diagnosis of an out-of-memory error."""
-
-    name: Annotated[str, "Cause ([diagnosis](../understand/oom-diagnosis.md))."]
-    evidence: Annotated[str, "Evidence, with numbers."]
-    next_step: Annotated[str, "Next step."]
-    code: Annotated[str | None, "Code or command of the next step, if any."] = None
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedNonFiniteLoss:
-    """Training steps and validations with a loss of NaN or infinity; bounds where not every step's loss is known."""
-
-    steps: Annotated[int, "Number of such steps, at least."]
-    max_steps: Annotated[int, "Number of such steps, at most."]
-    after_step: Annotated[int, "Last step known to be before the first such one; steps count from 1."]
-    first_step: Annotated[int, "Step by which the first one had occurred; the step itself if it is `after_step` + 1."]
-    first_timestamp_seconds: Annotated[UnixTime, "When it was noticed, in Unix time."]
-    validations: Annotated[int, "Number of validations with such a loss; where no step had one, the first followed `first_step`."] = 0
-
-    @property
-    def reported(self) -> NonFiniteLoss:
-        """Figures as the run reported them."""
-        return NonFiniteLoss(
-            self.steps, self.max_steps, self.after_step, self.first_step, validations=self.validations
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedError:
-    """Error that the run reported."""
-
-    timestamp_seconds: Annotated[UnixTime, "Time of the error, in Unix time."]
-    kind: Annotated[str, "Kind of the error, as in `errors`."]
-    exception: Annotated[str, "Name of the exception's type."]
-    text: Annotated[str, Private("Excerpt of the message: the part that shows its kind, its front and its end.")]
-    frame: Annotated[str | None, Private("Innermost place in the user's own code: file, line and function.")] = None
-    phase: Annotated[str | None, "Phase of the run at that time."] = None
-    steps: Annotated[int | None, "Training steps up to then."] = None
-    headroom_bytes: Annotated[Mapping[str, float] | None, "Headroom just before, by UUID."] = None
-    least_headroom_bytes: Annotated[Mapping[str, float] | None, "Lower bound of the headroom within the step, by UUID."] = None
-    allocations: Annotated[tuple[RecordedAllocation, ...], "Failed allocations of an out-of-memory error."] = ()
-    memory: Annotated[Mapping[str, RecordedDeviceMemory] | None, "Allocators after the error, by the framework's device."] = None
-    verdict: Annotated[RecordedDiagnosis | None, "Diagnosis of an out-of-memory error."] = None
-    next_step: Annotated[str | None, "Next step of another error."] = None
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedTensors:
-    """Live tensors that one object of the program keeps, or of one shape and dtype whose holder was not found."""
-
-    count: Annotated[int, "Number of tensors; those that share a buffer count once."]
-    size_bytes: Annotated[int, "Their size."]
-    shape: Annotated[str | None, "Shape, such as `64,512,512`; absent if they have several."] = None
-    dtype: Annotated[str | None, "Data type; likewise."] = None
-    holder: Annotated[str | None, Private("Name in the program that keeps them.")] = None
-    place: Annotated[str | None, Private("File and lines that put them there, by the source.")] = None
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedCensus:
-    """Census of the run's live tensors ([leaks](../understand/leaks.md#who-holds-the-memory))."""
-
-    timestamp_seconds: Annotated[UnixTime, "Time of the census, in Unix time."]
-    steps: Annotated[int, "Training steps up to then."]
-    census_seconds: Annotated[float, "Time that the census took."]
-    tensors: Annotated[int, "Number of all tensors seen."]
-    tensor_bytes: Annotated[int, "Their size."]
-    in_use_bytes: Annotated[int | None, "Memory in use of the framework's allocators."] = None
-    cut: Annotated[bool, "Whether its time limit ended it, so that tensors or holders are missing."] = False
-    groups: Annotated[tuple[RecordedTensors, ...], "Largest groups, by size."] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryTimeline:
-    """Memory of the run on the device over its whole duration: at most 60 time windows, in order.
-
-    Each key has a list with one entry per window, null if unknown. Times are seconds since the run started.
-    """
-
-    began_seconds: Annotated[tuple[float, ...], "Start of the window."]
-    ended_seconds: Annotated[tuple[float, ...], "End of the window; in a gap before the next one no daemon was running."]
-    lowest_bytes: Annotated[tuple[int, ...], "Lowest memory in use at a report."]
-    highest_bytes: Annotated[tuple[int, ...], "Highest memory in use at a report; reports come between steps."]
-    peak_bytes: Annotated[tuple[int, ...], "Peak of the allocator up to then, reached within steps."]
-    phase: Annotated[tuple[str, ...], "Phase at the end of the window."]
-    headroom_bytes: Annotated[tuple[float | None, ...], "Lowest headroom of any poll."] = ()
-    others_bytes: Annotated[tuple[float | None, ...], "Highest memory of other processes; null if unknown."] = ()
-    epoch: Annotated[tuple[int | None, ...], "Epoch at the end of the window, from 0."] = ()
-    batch_size: Annotated[tuple[int | None, ...], "Largest batch size."] = ()
-
-    def __post_init__(self) -> None:
-        points = len(self.began_seconds)
-        for each in fields(self):
-            lengths = {points, 0} if each.default == () else {points}
-            if not points or len(getattr(self, each.name)) not in lengths:
-                raise RunRecordError("expected lists of the same length, not empty")
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedBatchMemory:
-    """Memory of one batch size on the device, for sizes at which the run's peak rose."""
-
-    batch_size: Annotated[int, "Examples per step."]
-    floor_bytes: Annotated[int, "Memory in use between steps."]
-    peak_bytes: Annotated[int, "Peak memory in use within steps."]
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedBatchSizeAdvice:
-    """Batch size that fits, estimated from this run and earlier ones ([batch size](../use/batch-size.md))."""
-
-    batch_size: Annotated[int, "Current or last batch size."]
-    advised: Annotated[int, "Largest usual size that should fit with a margin."]
-    too_large: Annotated[bool, "Whether the current size does not fit."]
-    confidence: Annotated[str, "high, medium or low."]
-    sizes: Annotated[int, "Number of different sizes seen."]
-    needed_bytes: Annotated[float, "Expected peak with the advised size."]
-    capacity_bytes: Annotated[float, "Memory available to the run."]
-    per_example_bytes: Annotated[float, "Memory per example."]
-    residual_bytes: Annotated[float, "Largest deviation of a seen size from the estimate."]
-    text: Annotated[str, "Summary in a sentence."]
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedEvent:
-    """Event of the run that concerns its memory."""
-
-    at_seconds: Annotated[float, "Time, in seconds since the run started."]
-    kind: Annotated[str, "phase, batch_size, retry, out_of_memory, neighbour, pressure or event."]
-    text: Annotated[str, "Description."]
-    uuid: Annotated[str | None, "GPU or MIG instance of the event."] = None
-    level: Annotated[str | None, "Severity of a problem, as of alerts: warning or critical."] = None
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedDevice:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedDevice(DeviceFigures):
     """Usage of one GPU or MIG instance by the run."""
 
-    uuid: Annotated[str, "UUID of the GPU or MIG instance."]
-    name: Annotated[str, "Model name of the GPU."]
-    gpu_seconds: Annotated[float | None, "Time that the run had memory allocated there; needs two polls."] = None
-    busy_seconds: Annotated[float | None, "Of that, time with a kernel of any program running."] = None
-    idle_seconds: Annotated[float | None, "Of that, time without one."] = None
-    energy_joules: Annotated[float | None, "Energy of the whole GPU in that time; not for MIG instances."] = None
-    energy_by_power_joules: Annotated[float | None, "Part of it computed from power, without an energy counter."] = None
-    throttled_seconds: Annotated[Mapping[str, float] | None, "Throttled time, by clock event reason."] = None
-    throttled_step_seconds: Annotated[Mapping[str, float] | None, "Of that, time in training steps."] = None
-    memory_peak_bytes: Annotated[int | None, "Peak memory in use of the run's allocator."] = None
-    memory_limit_bytes: Annotated[int | None, "The allocator's own limit."] = None
-    headroom_at_peak_bytes: Annotated[float | None, "Headroom on top of that peak."] = None
-    lowest_headroom_bytes: Annotated[float | None, "Lowest headroom of any poll."] = None
-    headroom_limit: Annotated[str | None, "Limit that the run would have reached first, as last known: device, allocator, cgroup or mps."] = None
-    headroom_limit_bytes: Annotated[float | None, "That limit, unless it was the device's memory."] = None
-    xids: Annotated[Mapping[XidCode, int] | None, "XIDs of the GPU during the run, by code."] = None
-    memory_growth_bytes_per_second: Annotated[float | None, "Rate of a leak, while running ([leaks](../understand/leaks.md))."] = None
-    seconds_to_oom: Annotated[float | None, "OOM forecast: time to the limit at that rate."] = None
-    seconds_to_oom_lower: Annotated[float | None, "Lower bound."] = None
-    seconds_to_oom_upper: Annotated[float | None, "Upper bound; absent if it may never come."] = None
-    batch_memory: Annotated[tuple[RecordedBatchMemory, ...], "Memory by batch size, as far as known."] = ()
-    story: Annotated[MemoryTimeline | None, "Memory over time; only in the response for one run."] = None
+    name: str = _device_record(lambda of: of.usage.name, "Model name of the GPU.", required=True)
+    gpu_seconds: float | None = _device_record(_timed(lambda usage: usage.seconds), "Time that the run had memory allocated there; needs two polls.", label="allocated")
+    busy_seconds: float | None = _device_record(_timed(lambda usage: usage.busy), "Of that, time with a kernel of any program running.")
+    idle_seconds: float | None = _device_record(_timed(lambda usage: usage.idle), "Of that, time without one.", label="idle")
+    energy_joules: float | None = _device_record(_timed(lambda usage: usage.joules), "Energy of the whole GPU in that time; not for MIG instances.", label="energy")
+    energy_by_power_joules: float | None = _device_record(_timed(lambda usage: usage.joules_by_power), "Part of it computed from power, without an energy counter.")
+    throttled_seconds: Mapping[str, float] | None = _device_record(
+        _timed(lambda usage: usage.throttled), "Throttled time, by clock event reason.", label="throttled", text=_reasons)
+    throttled_step_seconds: Mapping[str, float] | None = _device_record(_timed(lambda usage: usage.throttled_steps), "Of that, time in training steps.")
+    memory_peak_bytes: int | None = _device_record(lambda of: of.usage.memory_peak, "Peak memory in use of the run's allocator.")
+    memory_limit_bytes: int | None = _device_record(lambda of: of.usage.memory_limit, "The allocator's own limit.", label="limit")
+    headroom_at_peak_bytes: float | None = _device_record(lambda of: of.usage.headroom_at_peak, "Headroom on top of that peak.")
+    lowest_headroom_bytes: float | None = _device_record(lambda of: of.usage.lowest_headroom, "Lowest headroom of any poll.")
+    xids: Mapping[XidCode, int] | None = _device_record(
+        lambda of: {str(code): count for code, count in of.usage.xids.items()}, "XIDs of the GPU during the run, by code.", label="XIDs", text=_counts)
+    batch_memory: tuple[RecordedBatchMemory, ...] = _device_record(
+        lambda of: read_batch_memory(of.run.batch_peaks.get(of.uuid, ())), "Memory by batch size, as far as known.", default=())
+    story: MemoryTimeline | None = _device_record(lambda _of: None, "Memory over time; only in the response for one run.")
 
     @property
     def highest_peak_bytes(self) -> int | None:
@@ -282,8 +211,42 @@ class RecordedDevice:
         return min((each for each in known if each is not None), default=None)
 
 
-@dataclass(frozen=True, slots=True)
-class RunRecord:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFigures:
+    """Figures that the record of a run and the state of the API have."""
+
+    run_id: str = _run(lambda of: of.run.peer.run_id, "ID of the run, unique on this host until it reboots; the label of the metrics.", required=True)
+    name: str = _run(lambda of: of.run.hello.name, "Name of the run.", required=True)
+    framework: str = _run(lambda of: of.run.hello.framework, "Framework and version.", required=True)
+    state: str = _run(lambda of: of.run.state, "running or stalled; once it has ended, its outcome.", required=True)
+    pid: int = _run(lambda of: of.run.peer.pid, "Process ID; 0 if the daemon cannot see the process.", required=True)
+    uid: int = _run(lambda of: of.run.peer.uid, "User ID of the process.", required=True)
+    user: str | None = _run(lambda of: of.user, "User name.")
+    job: str | None = _run(lambda of: of.run.hello.job, "Job of several processes.")
+    rank: int | None = _run(lambda of: of.run.hello.rank, "Rank in the job, from 0.")
+    began_timestamp_seconds: UnixTime = _run(lambda of: of.run.began, "First message, in Unix time; in the state, the first to this daemon.", required=True)
+    ended_timestamp_seconds: UnixTime | None = _run(_ended(lambda ending: ending.at), "End, in Unix time, if a daemon saw it.")
+    outcome: str | None = _run(
+        _ended(lambda ending: ending.outcome), "How it ended: finished, failed, out_of_memory, killed, crashed or unknown; absent while it runs, and may change for some seconds.")
+    evidence: str | None = _run(_ended(lambda ending: ending.evidence), "Evidence for the outcome.")
+    phase: str | None = _run(_latest(lambda report: report.phase), "Last phase: train, test, predict or idle.")
+    epoch: int | None = _run(_latest(lambda report: report.epoch), "Last epoch, from 0.", label="epoch")
+    steps: int | None = _run(_reported(lambda report: report.steps), "Training steps.", label="steps", card=True)
+    batch_size: int | None = _run(_latest(lambda report: report.batch_size), "Batch size of the last step with a known one.")
+    step_median_seconds: float | None = _run(
+        _reported(lambda report: report.step_median), "Median step time.", label="step time", text=lambda each: f"p50 {format_duration(each)}", card=True)
+    step_p95_seconds: float | None = _run(
+        _reported(lambda report: report.step_p95), "95th percentile of the step time.", label="step time", text=lambda each: f"p95 {format_duration(each)}", card=True)
+    input_wait_ratio: float | None = _run(
+        _reported(read_input_wait_ratio), "Share of step time spent waiting for input, where known.", label="input wait", text=lambda each: f"{format_ratio(each)} of step time", card=True)
+    loss: Signed | None = _run(_latest(lambda report: report.loss), "Last loss, if the user reports it.", label="loss", text="{:.6g}".format, card=True)
+    errors: Mapping[str, int] | None = _run(_reported(lambda report: report.errors), "Errors raised by steps, by kind.", label="errors", text=_counts)
+    host_memory_growth_bytes_per_second: float | None = _run(_host_leak(lambda leak: leak.bytes_per_second), "Rate of a leak of host memory, while it lasts.")
+    seconds_to_host_oom: float | None = _run(_host_leak(_left(lambda left: left.seconds)), "Forecast: time until host memory is used up at that rate.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord(RunFigures):
     """One run, up to now or complete.
 
     A record starts when a daemon first receives a message of the run. If that is later than the run's start, or the
@@ -291,108 +254,78 @@ class RunRecord:
     compile time, input wait, errors) cover more time than the duration.
     """
 
-    version: Annotated[int, f"Version of the format: {VERSION}. Later ones only add keys."]
-    run_id: Annotated[str, "ID of the run, unique on this host until it reboots; the label of the metrics."]
-    name: Annotated[str, "Name of the run."]
-    framework: Annotated[str, "Framework and version."]
-    pid: Annotated[int, "Process ID; 0 if the daemon cannot see the process."]
-    uid: Annotated[int, "User ID of the process."]
-    began_timestamp_seconds: Annotated[UnixTime, "First message, in Unix time."]
-    updated_timestamp_seconds: Annotated[UnixTime, "Time of the record, in Unix time."]
-    duration_seconds: Annotated[float, "Time from start to end, or until now; correct even if the clock was changed."]
-    boot_id: Annotated[str | None, "Boot ID of the host (/proc/sys/kernel/random/boot_id)."] = None
-    began_uptime_seconds: Annotated[float | None, "First message, in seconds since boot (CLOCK_BOOTTIME)."] = None
-    user: Annotated[str | None, "User name."] = None
-    job: Annotated[str | None, "Job of several processes."] = None
-    rank: Annotated[int | None, "Rank in the job, from 0."] = None
-    world_size: Annotated[int | None, "Number of processes of the job."] = None
-    ended_timestamp_seconds: Annotated[UnixTime | None, "End, in Unix time, if a daemon saw it."] = None
-    state: Annotated[str | None, "running or stalled; once it has ended, its outcome. Absent in records of earlier versions."] = None
-    outcome: Annotated[str | None, "How it ended: finished, failed, out_of_memory, killed, crashed or unknown; absent while it runs."] = None
-    evidence: Annotated[str | None, "Evidence for the outcome."] = None
-    exit_signal: Annotated[str | None, "Signal that ended its process, such as SIGTERM, if known."] = None
-    phase: Annotated[str | None, "Last phase: train, test, predict or idle."] = None
-    phase_seconds: Annotated[Mapping[str, float] | None, "Time in each phase, by polls."] = None
-    epoch: Annotated[int | None, "Last epoch, from 0."] = None
-    steps: Annotated[int | None, "Training steps."] = None
-    examples: Annotated[int | None, "Training examples, if the batch size is known."] = None
-    batch_size: Annotated[int | None, "Batch size of the last step with a known one."] = None
-    step_seconds: Annotated[float | None, "Time in steps, without those that compiled."] = None
-    step_median_seconds: Annotated[float | None, "Median step time."] = None
-    step_p95_seconds: Annotated[float | None, "95th percentile of the step time."] = None
-    compile_seconds: Annotated[float | None, "Time of steps that traced or compiled."] = None
-    stalls: Annotated[int | None, "Number of stalls seen by this daemon."] = None
-    loss: Annotated[Signed | None, "Last loss, if the user reports it."] = None
-    nonfinite_loss: Annotated[RecordedNonFiniteLoss | None, "Steps with a loss of NaN or infinity, if any."] = None
-    no_gpu: Annotated[str | None, "Why it trained on the CPU of a host with GPUs ([reasons](../use/runs.md#training-without-a-gpu))."] = None
-    input_wait_seconds: Annotated[float | None, "Time that steps waited for input, where known."] = None
-    input_observed_seconds: Annotated[float | None, "Step time for which the wait is known."] = None
-    input_wait_ratio: Annotated[float | None, "Ratio of the two."] = None
-    gpu_seconds: Annotated[float | None, "Time with memory allocated, summed over GPUs."] = None
-    gpu_idle_ratio: Annotated[float | None, "Part of it without a running kernel, for GPUs that report it."] = None
-    energy_joules: Annotated[float | None, "Energy of its GPUs in that time; on a shared GPU it counts for each run."] = None
-    throttled_seconds: Annotated[Mapping[str, float] | None, "Throttled time, by clock event reason, summed over GPUs."] = None
-    throttled_step_seconds: Annotated[Mapping[str, float] | None, "Of that, time in training steps."] = None
-    devices: Annotated[tuple[RecordedDevice, ...], "GPUs and MIG instances of the run, shared or not."] = ()
-    errors: Annotated[Mapping[str, int] | None, "Errors raised by steps, by kind."] = None
-    actions: Annotated[Mapping[str, int] | None, "Actions on advice, as configured by `on_pressure`, by kind."] = None
-    errors_told: Annotated[tuple[RecordedError, ...], "Last errors, oldest first."] = ()
-    census: Annotated[RecordedCensus | None, "Last census of its tensors, if it takes any."] = None
-    headroom_unknown: Annotated[Mapping[str, str] | None, 'Reason for unknown headroom, by UUID; "" for devices not identified as a GPU.'] = None
-    batch_size_advice: Annotated[RecordedBatchSizeAdvice | None, "Batch size that fits, if there is evidence."] = None
-    marks: Annotated[tuple[RecordedEvent, ...], "Events of its memory, in order; only with `story`."] = ()
-    xids: Annotated[Mapping[XidCode, int] | None, "XIDs of its GPUs during the run, by code."] = None
-    host_memory_growth_bytes_per_second: Annotated[float | None, "Rate of a leak of host memory, while running."] = None
-    seconds_to_host_oom: Annotated[float | None, "Time until host memory is used up at that rate."] = None
-    host_memory_peak_bytes: Annotated[int | None, "Peak host memory of its processes, by samples."] = None
-    cpu_seconds: Annotated[float | None, "CPU time of its processes, including ended ones."] = None
-    read_bytes: Annotated[int | None, "Bytes read from storage."] = None
-    written_bytes: Annotated[int | None, "Bytes written to storage."] = None
-    reports_dropped: Annotated[int | None, "Reports dropped because the daemon did not read them."] = None
+    version: int = _record(lambda _of: VERSION, f"Version of the format: {VERSION}. Later ones only add keys.", required=True)
+    updated_timestamp_seconds: UnixTime = _record(lambda of: of.until, "Time of the record, in Unix time.", required=True)
+    duration_seconds: float = _record(lambda of: of.duration, "Time from start to end, or until now; correct even if the clock was changed.", required=True)
+    boot_id: str | None = _record(lambda of: of.boot_id, "Boot ID of the host (/proc/sys/kernel/random/boot_id).")
+    began_uptime_seconds: float | None = _record(lambda of: of.began_uptime, "First message, in seconds since boot (CLOCK_BOOTTIME).")
+    world_size: int | None = _record(lambda of: of.run.hello.world_size, "Number of processes of the job.")
+    exit_signal: str | None = _record(_ended(lambda ending: ending.exit_signal), "Signal that ended its process, such as SIGTERM, if known.")
+    phase_seconds: Mapping[str, float] | None = _record(lambda of: of.usage.phases, "Time in each phase, by polls.", label="by phase", text=_times)
+    examples: int | None = _record(_reported(lambda report: report.examples), "Training examples, if the batch size is known.", label="examples")
+    step_seconds: float | None = _record(_reported(lambda report: report.step_seconds), "Time in steps, without those that compiled.")
+    compile_seconds: float | None = _record(
+        _reported(lambda report: report.compile_seconds), "Time of steps that traced or compiled.", label="compile time", text=_unless_zero(format_duration))
+    stalls: int | None = _record(lambda of: of.run.stalls if of.run.report else None, "Number of stalls seen by this daemon.", label="stalls", text=_unless_zero())
+    nonfinite_loss: RecordedNonFiniteLoss | None = _record(lambda of: read_nonfinite_loss(of.run), "Steps with a loss of NaN or infinity, if any.")
+    no_gpu: str | None = _record(lambda of: of.run.no_gpu, "Why it trained on the CPU of a host with GPUs ([reasons](../use/runs.md#training-without-a-gpu)).")
+    input_wait_seconds: float | None = _record(_reported(lambda report: report.input_wait_seconds), "Time that steps waited for input, where known.")
+    input_observed_seconds: float | None = _record(_reported(lambda report: report.input_observed_seconds), "Step time for which the wait is known.")
+    actions: Mapping[str, int] | None = _record(
+        _reported(lambda report: report.actions or None), "Actions on advice, as configured by `on_pressure`, by kind.", label="on_pressure", text=_counts)
+    gpu_seconds: float | None = _record(lambda of: total(each.gpu_seconds for each in of.devices), "Time with memory allocated, summed over GPUs.", label="GPU time")
+    gpu_idle_ratio: float | None = _record(
+        lambda of: of.idle_ratio, "Part of it without a running kernel, for GPUs that report it.", label="GPU idle", text=lambda each: f"{format_ratio(each)} of GPU time")
+    energy_joules: float | None = _record(
+        lambda of: total(each.energy_joules for each in of.devices), "Energy of its GPUs in that time; on a shared GPU it counts for each run.", label="energy")
+    throttled_seconds: Mapping[str, float] | None = _record(
+        lambda of: total_by_key(each.throttled_seconds for each in of.devices), "Throttled time, by clock event reason, summed over GPUs.", label="throttled", text=_reasons, card=True)
+    throttled_step_seconds: Mapping[str, float] | None = _record(
+        lambda of: total_by_key(each.throttled_step_seconds for each in of.devices), "Of that, time in training steps.", label="in steps", text=_reasons, card=True)
+    xids: Mapping[XidCode, int] | None = _record(
+        lambda of: {code: int(count) for code, count in total_by_key(each.xids for each in of.devices).items()}, "XIDs of its GPUs during the run, by code.", label="XIDs", text=_counts)
+    devices: tuple[RecordedDevice, ...] = _record(lambda of: of.devices, "GPUs and MIG instances of the run, shared or not.", default=())
+    errors_told: tuple[RecordedError, ...] = _record(lambda of: tuple(map(read_error, of.run.errors)), "Last errors, oldest first.", default=())
+    census: RecordedCensus | None = _record(lambda of: read_census(of.run.census), "Last census of its tensors, if it takes any.")
+    headroom_unknown: Mapping[str, str] | None = _record(lambda of: of.run.headroom_unknown, 'Reason for unknown headroom, by UUID; "" for devices not identified as a GPU.')
+    batch_size_advice: RecordedBatchSizeAdvice | None = _record(lambda of: read_batch_size_advice(of.run.batch_size_advice), "Batch size that fits, if there is evidence.")
+    marks: tuple[RecordedEvent, ...] = _record(lambda _of: (), "Events of its memory, in order; only with `story`.", default=())
+    host_memory_peak_bytes: int | None = _record(
+        lambda of: of.usage.host_memory_peak, "Peak host memory of its processes, by samples.", label="host memory", text=lambda count: f"{format_bytes(count)} peak", card=True)
+    cpu_seconds: float | None = _record(_host(lambda host: host.cpu_seconds), "CPU time of its processes, including ended ones.", label="CPU time", card=True)
+    read_bytes: int | None = _record(_host(lambda host: host.read_bytes), "Bytes read from storage.", label="disk read")
+    written_bytes: int | None = _record(_host(lambda host: host.written_bytes), "Bytes written to storage.", label="disk written")
+    reports_dropped: int | None = _record(
+        _reported(lambda report: report.dropped), "Reports dropped because the daemon did not read them.", label="lost reports", text=_unless_zero())
 # fmt: on
 
 
-@cache
-def _check(hint: Any) -> _Check:
-    """Return the function that checks and converts a value from JSON by the type of its field."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return next((each for each in arguments[1:] if callable(each)), None) or _check(arguments[0])
-    if origin in (Union, UnionType):
-        known = _check(arguments[0])
-        return lambda value: None if value is None else known(value)
-    if origin is tuple:
-        entry = _check(arguments[0])
-        return lambda value: tuple(entry(each) for each in _bounded(value, list, "a list"))
-    if origin is not None:  # a mapping
-        key, entry = map(_check, arguments)
-        return lambda value: {key(name): entry(each) for name, each in _bounded(value, dict, "an object").items()}
-    return _CHECKS.get(hint) or (lambda value: _read(hint, value))
+def build_record(
+    run: RunSnapshot,
+    now: float,
+    *,
+    boot_id: str | None,
+    user: str | None,
+    usage: RunUsage,
+    began_uptime: float | None = None,
+    slept: float = 0.0,
+) -> RunRecord:
+    """Return the record of a run so far, or as a whole once it has ended; `now` is Unix time."""
+    devices = tuple(_read_devices(run, usage))
+    until = run.ending.at if run.ending else now
+    return _record.read(
+        RunRecord, RecordSource(run, user, run.report, devices, usage, until, boot_id, began_uptime, slept)
+    )
 
 
-def _bounded(value: Any, kind: type[T], name: str) -> T:
-    if not isinstance(value, kind) or len(value) > MAX_ENTRIES:  # type: ignore[arg-type] # a list or a dict
-        raise RunRecordError(f"expected {name} of at most {MAX_ENTRIES} entries")
-    return value
+def _read_devices(run: RunSnapshot, usage: RunUsage) -> Iterator[RecordedDevice]:
+    for uuid, each in usage.shares.items():
+        yield _device_record.read(RecordedDevice, DeviceRecordSource(run, uuid, run.headroom_limits.get(uuid), each))
 
 
-@cache
-def _checks(cls: type[Any]) -> dict[str, _Check]:
-    return {name: _check(hint) for name, hint in get_type_hints(cls, include_extras=True).items()}
-
-
-def json_from_record(value: Any) -> Any:
-    """Return a record, or a part of it, as JSON values, without unknown ones."""
-    if isinstance(value, float):
-        return round(value, 6)
-    if is_dataclass(value):
-        found = ((each.name, getattr(value, each.name)) for each in fields(value))
-        return {name: json_from_record(each) for name, each in found if each not in (None, (), {})}
-    if isinstance(value, Mapping):
-        return {str(key): json_from_record(each) for key, each in value.items()}
-    if isinstance(value, tuple):
-        return [json_from_record(each) for each in value]
-    return value
+def choose_duration(by_the_clock: float, truly: float) -> float:
+    """Return how long a run has lasted; not by the clock where that was set meanwhile."""
+    return by_the_clock if abs(by_the_clock - truly) < MAX_CLOCK_DIFFERENCE_SECONDS else truly
 
 
 def record_from_json(value: Any) -> RunRecord:
@@ -401,25 +334,4 @@ def record_from_json(value: Any) -> RunRecord:
         raise RunRecordError(
             f"version {value.get('version')!s:.20} is not supported; this gpuwarden supports {VERSION}"
         )
-    return _read(RunRecord, value)
-
-
-def census_from_json(value: Any) -> RecordedCensus:
-    """Return the census of a record's JSON. Raises RunRecordError."""
-    return _read(RecordedCensus, value)
-
-
-def _read(cls: type[T], value: Any) -> T:
-    if not isinstance(value, dict):
-        raise RunRecordError("expected an object")
-    known: dict[str, Any] = {}
-    for name, check in _checks(cls).items():  # type: ignore[arg-type] # likewise
-        if name in value:
-            try:
-                known[name] = check(value[name])
-            except RunRecordError as error:
-                raise RunRecordError(f"{name}: {error}") from None
-    try:
-        return cls(**known)
-    except TypeError:
-        raise RunRecordError("a required key is missing") from None
+    return parse_document(RunRecord, value)

@@ -18,9 +18,9 @@ from gpuwarden.fairness.log_limiter import limit_lines_of
 from gpuwarden.fairness.subordinate_uids import find_user
 from gpuwarden.host import procfs
 from gpuwarden.host.process_key import parse_run_id
-from gpuwarden.records.builder import build_record, conclude_record, continue_record, usage_from_record
+from gpuwarden.records.continuation import conclude_record, continue_record, usage_from_record
 from gpuwarden.records.privacy import Reader, read_all, withhold_texts
-from gpuwarden.records.record import RunRecord
+from gpuwarden.records.record import RunRecord, build_record
 from gpuwarden.records.store import render_record
 from gpuwarden.records.summary import format_summary
 from gpuwarden.records.timeline import add_timeline, continue_timeline, remove_timeline

@@ -21,7 +21,8 @@ from typing import Any, TypeVar
 
 from gpuwarden.fairness.subordinate_uids import find_user
 from gpuwarden.formatting import format_fields
-from gpuwarden.records.record import RunRecord, RunRecordError, json_from_record, record_from_json
+from gpuwarden.records.record import RunRecord, record_from_json
+from gpuwarden.records.record_json import RunRecordError, json_from_record
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

@@ -10,8 +10,9 @@ from gpuwarden.analysis.memory.downsampling import downsample
 from gpuwarden.analysis.memory.memory_history import MemoryWindow
 from gpuwarden.formatting import format_bytes
 from gpuwarden.protocol.messages import OOM_KINDS
-from gpuwarden.records.builder import compute_seconds_between
-from gpuwarden.records.record import MemoryTimeline, RecordedDevice, RecordedError, RecordedEvent, RunRecord
+from gpuwarden.records.continuation import compute_seconds_between
+from gpuwarden.records.record import RecordedDevice, RunRecord
+from gpuwarden.records.record_parts import MemoryTimeline, RecordedError, RecordedEvent
 from gpuwarden.runs.run_events import RunEvent, RunEventKind, bounded, joined
 from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.severity import Severity

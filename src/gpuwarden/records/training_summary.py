@@ -10,7 +10,8 @@ from gpuwarden.gpu.clock_reasons import clock_reason_text
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.protocol.messages import MAX_ADVICE_CHARACTERS, Reply, Summary
 from gpuwarden.protocol.validators import clip
-from gpuwarden.records.record import RecordedBatchSizeAdvice, RecordedDevice, RunRecord
+from gpuwarden.records.record import RecordedDevice, RunRecord
+from gpuwarden.records.record_parts import RecordedBatchSizeAdvice
 from gpuwarden.records.summary import find_longest_reason
 from gpuwarden.runs.run_snapshot import JoinedPoll
 

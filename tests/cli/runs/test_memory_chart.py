@@ -9,7 +9,8 @@ from run_record_cases import example_record
 
 from gpuwarden.cli.runs.memory_chart import ASCII, BLOCKS, HEIGHT, LABEL_WIDTH, choose_alphabet, render_chart
 from gpuwarden.cli.runs.memory_report import TerminalFormat, render_memory_story
-from gpuwarden.records.record import MemoryTimeline, RecordedDevice, RecordedDiagnosis, RecordedEvent, RunRecord
+from gpuwarden.records.record import RecordedDevice, RunRecord
+from gpuwarden.records.record_parts import MemoryTimeline, RecordedDiagnosis, RecordedEvent
 from snapshots import GIB
 
 MIB = 1 << 20

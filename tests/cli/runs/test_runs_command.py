@@ -25,7 +25,8 @@ from gpuwarden.cli.runs import runs_command
 from gpuwarden.cli.runs.run_list import render_table
 from gpuwarden.config.loader import load
 from gpuwarden.config.schema import Config
-from gpuwarden.records.record import RunRecord, json_from_record
+from gpuwarden.records.record import RunRecord
+from gpuwarden.records.record_json import json_from_record
 from gpuwarden.records.store import RecordStore, row_from_record
 from mock_nvml import MockNvml
 
@@ -114,9 +115,9 @@ def test_list_fits_a_terminal(daemon: Daemon) -> None:
 
 def test_state_is_marked_where_it_hides_a_fault() -> None:
     """A run that looks fine has a mark for a loss of NaN, or else for training without a GPU."""
-    both = replace(example_record(), state=None, outcome="finished")
+    both = replace(example_record(), state="finished", outcome="finished")
     cpu, fine = replace(both, nonfinite_loss=None), replace(both, nonfinite_loss=None, no_gpu=None)
-    rows = list(render_table([both, cpu, fine, replace(both, outcome="failed")], {}, COLUMNS))
+    rows = list(render_table([both, cpu, fine, replace(both, state="failed", outcome="failed")], {}, COLUMNS))
     start = rows[0].index("STATE")
     assert [row[start : rows[0].index("START")].strip() for row in rows[1:]] == [
         "finished, NaN",

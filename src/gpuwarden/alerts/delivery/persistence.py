@@ -15,7 +15,7 @@ from typing import Any
 from gpuwarden.alerts.delivery.message import clean
 from gpuwarden.formatting import format_fields
 from gpuwarden.health.conditions import CONDITIONS
-from gpuwarden.records.record import MAX_TIME
+from gpuwarden.records.record_json import MAX_TIME
 from gpuwarden.state import Alert
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from gpuwarden.records.record import MAX_TIME
+from gpuwarden.records.record_json import MAX_TIME
 from gpuwarden.web.api.api_object import ApiObject
 
 MAX_FINDING = 4000  # characters

@@ -19,7 +19,8 @@ from gpuwarden.cli.runs.run_details import wrap_text
 from gpuwarden.errors.kind_guides import describe_error
 from gpuwarden.formatting import cut_middle, format_bytes, format_count, sanitize
 from gpuwarden.nvml.troubleshooting import error_text
-from gpuwarden.records.record import RunRecordError, census_from_json
+from gpuwarden.records.record_json import RunRecordError, parse_document
+from gpuwarden.records.record_parts import RecordedCensus
 from gpuwarden.web.api.api_object import ApiObject
 
 CHART_HEIGHT = 4  # lines
@@ -178,7 +179,7 @@ def run_lines(incident: HostIncident) -> list[str]:
 def _census_lines(run: ApiObject) -> Iterator[str]:
     """Yield a line for each holder of a run's tensors at its last census."""
     try:
-        census = census_from_json(run.value("census"))
+        census = parse_document(RecordedCensus, run.value("census"))
     except RunRecordError:  # none, or of another version
         return
     when = format_clock(time_of(run.part("census")))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import ceil
 
 from gpuwarden.formatting import format_bytes, format_elapsed
-from gpuwarden.records.record import MemoryTimeline
+from gpuwarden.records.record_parts import MemoryTimeline
 
 HEIGHT = 8  # lines
 LABEL_WIDTH = 9  # of the axis

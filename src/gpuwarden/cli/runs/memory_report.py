@@ -13,14 +13,8 @@ from typing import TypeAlias
 
 from gpuwarden.cli.runs.memory_chart import LABEL_WIDTH, MIN_WIDTH, render_chart
 from gpuwarden.formatting import format_bytes, format_elapsed, format_forecast, format_growth, format_ratio
-from gpuwarden.records.record import (
-    MemoryTimeline,
-    RecordedCensus,
-    RecordedDevice,
-    RecordedEvent,
-    RecordedTensors,
-    RunRecord,
-)
+from gpuwarden.records.record import RecordedDevice, RunRecord
+from gpuwarden.records.record_parts import MemoryTimeline, RecordedCensus, RecordedEvent, RecordedTensors
 
 MAX_WIDTH = 140  # of a line
 MAX_CHARTS = 2  # with more GPUs, only the one with the least headroom has a chart

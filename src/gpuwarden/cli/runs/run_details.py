@@ -24,15 +24,13 @@ from gpuwarden.errors.kind_guides import describe_error, find_text_guide
 from gpuwarden.formatting import (
     cut_middle,
     format_bytes,
-    format_duration,
     format_elapsed,
-    format_energy,
-    format_ratio,
     sanitize,
 )
-from gpuwarden.gpu.clock_reasons import clock_reason_text
 from gpuwarden.protocol.messages import OOM_KINDS
-from gpuwarden.records.record import RecordedAllocation, RecordedDevice, RecordedError, RunRecord
+from gpuwarden.records.figure import list_figure_rows
+from gpuwarden.records.record import RecordedDevice, RunRecord
+from gpuwarden.records.record_parts import RecordedAllocation, RecordedError
 
 LABEL_WIDTH = 14
 INDENT = "  "
@@ -100,8 +98,9 @@ def _lines(record: RunRecord, gpus: Mapping[str, str], page: str | None) -> Iter
         yield "duration", format_elapsed(record.duration_seconds)
     yield "state", state_text(record) + (f" ({record.evidence})" if record.outcome else "")
     yield from _finding_lines(record)
-    yield from _training_lines(record)
-    yield from _cost_lines(record, gpus)
+    yield from _known("phase", None if record.outcome and record.phase == "idle" else record.phase)
+    yield from list_figure_rows(record)
+    yield from _headroom_lines(record, gpus)
 
 
 def _finding_lines(record: RunRecord) -> Iterator[tuple[str, str]]:
@@ -114,51 +113,16 @@ def _finding_lines(record: RunRecord) -> Iterator[tuple[str, str]]:
         yield "next step", finding.next_step
 
 
-def _training_lines(record: RunRecord) -> Iterator[tuple[str, str]]:
-    yield from _known("phase", None if record.outcome and record.phase == "idle" else record.phase)
-    spent = {name: seconds for name, seconds in (record.phase_seconds or {}).items() if seconds}
-    yield from _known("by phase", ", ".join(f"{name} {format_elapsed(seconds)}" for name, seconds in spent.items()))
-    yield from _known("epoch", record.epoch)
-    yield from _known("steps", record.steps, "{:,}".format)
-    yield from _known("examples", record.examples, "{:,}".format)
-    times = [("p50", record.step_median_seconds), ("p95", record.step_p95_seconds)]
-    yield from _known(
-        "step time", ", ".join(f"{name} {format_duration(each)}" for name, each in times if each is not None)
-    )
-    yield from _known("compile time", record.compile_seconds or None, format_duration)
-    yield from _known("stalls", record.stalls or None)
-    yield from _known("loss", record.loss, "{:.6g}".format)
-    yield from _known("input wait", record.input_wait_ratio, lambda ratio: f"{format_ratio(ratio)} of step time")
-    yield from _known("errors", _counts(record.errors))
-    yield from _known("on_pressure", _counts(record.actions))
-
-
-def _cost_lines(record: RunRecord, gpus: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    yield from _known("GPU time", record.gpu_seconds, format_elapsed)
-    yield from _known("GPU idle", record.gpu_idle_ratio, lambda ratio: f"{format_ratio(ratio)} of GPU time")
-    yield from _known("energy", record.energy_joules, format_energy)
-    yield from _known("throttled", _reasons(record.throttled_seconds))
-    yield from _known("in steps", _reasons(record.throttled_step_seconds))
-    yield from _known("XIDs", _counts(record.xids))
+def _headroom_lines(record: RunRecord, gpus: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     for uuid, reason in (record.headroom_unknown or {}).items():
         yield "headroom", f"unknown on {gpu_name(uuid, gpus) if uuid else 'a GPU'}: {reason.replace('_', ' ')}"
-    yield from _known("host memory", record.host_memory_peak_bytes, lambda count: f"{format_bytes(count)} peak")
-    yield from _known("CPU time", record.cpu_seconds, format_elapsed)
-    yield from _known("disk read", record.read_bytes, format_bytes)
-    yield from _known("disk written", record.written_bytes, format_bytes)
-    yield from _known("lost reports", record.reports_dropped or None)
 
 
 def _device_lines(device: RecordedDevice) -> Iterator[tuple[str, str]]:
-    yield from _known("allocated", device.gpu_seconds, format_elapsed)
-    yield from _known("idle", device.idle_seconds, format_elapsed)
-    yield from _known("energy", device.energy_joules, format_energy)
-    yield from _known("throttled", _reasons(device.throttled_seconds))
+    yield from list_figure_rows(device)
     yield from _known("peak memory", device.highest_peak_bytes, format_bytes)
-    yield from _known("limit", device.memory_limit_bytes, format_bytes)
     under = headroom_limit_text(device.headroom_limit, device.headroom_limit_bytes)
     yield from _known("headroom", device.min_headroom_bytes, lambda count: f"{format_bytes(count)} minimum{under}")
-    yield from _known("XIDs", _counts(device.xids))
 
 
 def _error_lines(error: RecordedError, gpus: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -205,16 +169,6 @@ def _job(record: RunRecord) -> str | None:
     return " ".join(filter(None, [record.job, rank]))
 
 
-def _reasons(seconds: Mapping[str, float] | None) -> str:
-    return ", ".join(
-        f"{format_elapsed(each)} by {clock_reason_text(reason)}" for reason, each in (seconds or {}).items() if each
-    )
-
-
 def _known(label: str, value: Any, write: Callable[[Any], str] = str) -> Iterator[tuple[str, str]]:
     if value is not None and value != "":
         yield label, write(value)
-
-
-def _counts(counts: Mapping[str, int] | None) -> str:
-    return ", ".join(f"{name} x {count}" for name, count in (counts or {}).items())

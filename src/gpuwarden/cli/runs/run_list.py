@@ -24,7 +24,7 @@ def render_table(records: Sequence[RunRecord], gpus: Mapping[str, str], width: i
 
 def state_text(record: RunRecord) -> str:
     """Return the run's state in words: running, stalled, finished, out of memory."""
-    return (record.state or record.outcome or "running").replace("_", " ")
+    return record.state.replace("_", " ")
 
 
 def _row(record: RunRecord, gpus: Mapping[str, str]) -> dict[str, str]:

@@ -22,7 +22,8 @@ from gpuwarden.cli.top.state_reader import fetch_gpu_numbers
 from gpuwarden.config.schema import Config
 from gpuwarden.formatting import sanitize
 from gpuwarden.records.paths import find_database_folder, find_user_database_folder
-from gpuwarden.records.record import MAX_LISTED, RunRecord, RunRecordError, record_from_json
+from gpuwarden.records.record import MAX_LISTED, RunRecord, record_from_json
+from gpuwarden.records.record_json import RunRecordError
 from gpuwarden.web.api.api_paths import RUN_PAGE, RUNS
 
 

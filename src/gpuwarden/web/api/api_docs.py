@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import is_dataclass
 from inspect import cleandoc
-from typing import Any, get_args, get_origin
+from typing import Any, get_origin
 
 from gpuwarden.incidents.incident import Incident
 from gpuwarden.metrics.model import Metric
-from gpuwarden.records.record import Private, RunRecord
-from gpuwarden.web.api.document import document_keys, key_meanings
+from gpuwarden.records.figure import Private, find_part, list_keys
+from gpuwarden.records.record import RunRecord
+from gpuwarden.web.api.document import document_keys
 from gpuwarden.web.api.history_document import HistoryDocument
 from gpuwarden.web.api.state_document import BoxDocument
 
@@ -125,7 +125,7 @@ def render_reference() -> Iterator[str]:
 def _rows(document: type) -> Iterator[str]:
     """Yield the rows of a document's keys; readings of a GPU that have the metric's name are one row a label."""
     named: dict[str, list[str]] = {}
-    for (name, required), (_, _, meaning) in zip(document_keys(document), key_meanings(document), strict=True):
+    for (name, required), (_, _, meaning) in zip(document_keys(document), list_keys(document), strict=True):
         key = f"`{name}`" if required else f"`{name}`?"
         if isinstance(meaning, Metric) and meaning.name.endswith(f"_{name}"):
             prefix = meaning.name.removesuffix(name)
@@ -140,18 +140,11 @@ def _rows(document: type) -> Iterator[str]:
 def document_parts(document: type, path: str = "") -> Iterator[tuple[type, str]]:
     """Return a document and the documents in it, each with its path in jq's notation."""
     yield document, path
-    for name, kind, _ in key_meanings(document):
-        part = _part(kind)
+    for name, kind, _ in list_keys(document):
+        part = find_part(kind)
         if part is not None:
             many = get_origin(kind) in (Sequence, Mapping, tuple)
             yield from document_parts(part, f"{path}.{name}{'[]' if many else ''}")
-
-
-def _part(kind: Any) -> type | None:
-    """Return the document that a type is, or holds."""
-    if isinstance(kind, type) and is_dataclass(kind):
-        return kind
-    return next(filter(None, map(_part, get_args(kind))), None)
 
 
 def _sentence(meaning: str | Metric[Any]) -> str:

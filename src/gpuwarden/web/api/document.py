@@ -1,4 +1,4 @@
-"""JSON documents of the API: dataclasses whose fields are the keys, annotated with their meanings.
+"""JSON documents of the API: dataclasses whose fields are the keys: figures of runs, or annotated with their meanings.
 
 A field without a default is always present; one with a default is left out if it is None or empty. A field annotated
 with a row of a metric table has the reading of that row.
@@ -7,13 +7,14 @@ with a row of a metric table has the reading of that row.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from functools import cache
 from math import isfinite
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
 from gpuwarden.metrics.model import Metric, Readings
+from gpuwarden.records.figure import list_keys
 
 API_VERSION = 1
 VERSION_MEANING = f"Version of this document: {API_VERSION}."
@@ -70,12 +71,6 @@ def _reading(row: Metric[Any], reading: Any, *, is_flag: bool) -> Any:
 def _rows(document: type) -> Mapping[str, tuple[Metric[Any], bool]]:
     return {
         name: (meaning, bool in get_args(kind))
-        for name, kind, meaning in key_meanings(document)
+        for name, kind, meaning in list_keys(document)
         if isinstance(meaning, Metric)
     }
-
-
-def key_meanings(document: type) -> Iterator[tuple[str, Any, str | Metric[Any]]]:
-    """Return name, type and meaning of each field."""
-    for name, hint in get_type_hints(document, include_extras=True).items():
-        yield name, hint.__origin__, hint.__metadata__[-1]

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, TypeVar
 from urllib.parse import quote
 
 from gpuwarden.analysis.findings import list_findings
-from gpuwarden.analysis.memory.leak_detector import Leak
+from gpuwarden.analysis.memory.headroom import HeadroomLimit
+from gpuwarden.analysis.memory.oom_forecast import TimeLeft
 from gpuwarden.health.status import HEALTH_RANK, BoxStatus, Trouble, worst
 from gpuwarden.pressure.levels import headroom_ratio
-from gpuwarden.protocol.messages import Report
-from gpuwarden.records.builder import record_diagnosis
-from gpuwarden.records.record import RecordedDiagnosis
+from gpuwarden.protocol.messages import DeviceMemory
+from gpuwarden.records.figure import FigureOf
+from gpuwarden.records.part_readers import read_diagnosis
+from gpuwarden.records.record import DeviceFigures, DeviceSource, RunFigures, RunSource
+from gpuwarden.records.record_parts import RecordedDiagnosis
 from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.state import State
 from gpuwarden.web.api.api_paths import RUNS
 from gpuwarden.web.api.gpu_document import Number
+
+T = TypeVar("T")
 
 MAX_RUNS = 100  # limits the time on the event loop; /api/v1/runs has all
 
@@ -38,82 +43,140 @@ class FindingDocument:
     name: Annotated[str, "nonfinite_loss, no_gpu, or error: the last one, if it is no out-of-memory error."]
     text: Annotated[str, "Description in a sentence."]
     next_step: Annotated[str, "What to do."]
+# fmt: on
 
 
+@dataclass(frozen=True, slots=True)
+class _StateSource(RunSource):
+    """Source of a run in the state; `steps_per_second` is its pace."""
+
+    state: State
+    troubles: Sequence[Trouble]
+    steps_per_second: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class _DeviceStateSource(DeviceSource):
+    """Source of a run's device in the state."""
+
+    state: State
+
+    @property
+    def memory(self) -> DeviceMemory | None:
+        """Memory of its allocator, while its report is current."""
+        return self.run.memory.get(self.uuid)
+
+    @property
+    def is_unverified(self) -> bool:
+        """True if the driver's list of processes cannot show whether the run is there."""
+        return self.run.devices.get(self.uuid) is False
+
+
+_run = FigureOf[_StateSource]()
+_device = FigureOf[_DeviceStateSource]()
+
+
+def _memory(read: Callable[[DeviceMemory], T]) -> Callable[[_DeviceStateSource], T | None]:
+    return lambda of: read(of.memory) if of.memory else None
+
+
+def _limit(read: Callable[[HeadroomLimit], T]) -> Callable[[_DeviceStateSource], T | None]:
+    return lambda of: read(of.limit) if of.limit else None
+
+
+def _grown(of: _DeviceStateSource) -> int | None:
+    leak = of.run.leaks.get(of.uuid)
+    return leak.grown if leak else None
+
+
+def _headroom_ratio(of: _DeviceStateSource) -> float | None:
+    headroom = of.run.headroom.get(of.uuid)
+    return headroom_ratio(headroom, of.memory.current) if of.memory and headroom is not None else None
+
+
+def _pressure(of: _DeviceStateSource) -> str | None:
+    pressure = of.state.pressure.of_runs.get((of.run.peer.run_id, of.uuid))
+    return pressure.level if pressure else None
+
+
+def _is_unused(of: _DeviceStateSource) -> bool | None:
+    return (of.run.headroom_unknown.get(of.uuid) == "process_unlisted" and not of.is_unverified) or None
+
+
+def _host_left(read: Callable[[TimeLeft], T]) -> Callable[[_StateSource], T | None]:
+    return lambda of: read(leak.left) if (leak := of.run.host_leak) and leak.left else None
+
+
+def _host_memory(of: _StateSource) -> int | None:
+    usage = of.run.host_usage
+    return usage.present.memory if usage and usage.present and of.run.up else None
+
+
+def _findings(run: RunSnapshot) -> list[FindingDocument]:
+    loss, error = run.nonfinite_loss, run.errors[-1].error if run.errors else None
+    found = list_findings(loss, run.no_gpu, error)
+    return [FindingDocument(each.name, each.text, each.next_step) for each in found]
+
+
+def _devices(of: _StateSource) -> list[DeviceDocument]:
+    run = of.run
+    uuids = dict.fromkeys((*run.devices, *run.memory, *run.headroom_unknown))
+    limits = {uuid: limit for uuid, limit in run.headroom_limits.items() if uuid in run.headroom}
+    return [
+        _device.read(DeviceDocument, _DeviceStateSource(run, uuid, limits.get(uuid), of.state))
+        for uuid in uuids
+        if uuid
+    ]
+
+
+# fmt: off
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceDocument:
+class DeviceDocument(DeviceFigures):
     """A run on one GPU or MIG instance. Values of its last report are only there while that is current."""
 
-    uuid: Annotated[str, "UUID of the GPU or MIG instance."]
-    unverified: Annotated[bool | None, "True if the driver's list of processes cannot show whether the run is there. `gpuwarden_run_device_verified`."] = None
-    unused: Annotated[bool | None, "True if the driver does not list the run there, so that it does not count for the GPU."] = None
-    memory_in_use_bytes: Annotated[int | None, "Memory in use by its allocator."] = None
-    memory_peak_bytes: Annotated[int | None, "Highest memory in use so far."] = None
-    memory_limit_bytes: Annotated[int | None, "The allocator's own limit."] = None
-    memory_reserved_bytes: Annotated[int | None, "Memory reserved by its allocator, if reported."] = None
-    headroom_bytes: Annotated[Number, "Headroom: memory that it can still allocate."] = None
-    headroom_ratio: Annotated[Number, "Headroom as a share of used memory plus headroom."] = None
-    headroom_at_peak_bytes: Annotated[Number, "Headroom at the memory peak."] = None
-    headroom_in_step_bytes: Annotated[Number, "Headroom that the last steps left, while memory grows with them."] = None
-    headroom_limit: Annotated[str | None, "Limit that is reached first: device, allocator, cgroup or mps."] = None
-    headroom_limit_bytes: Annotated[Number, "That limit, unless it is the device's memory."] = None
-    headroom_limit_text: Annotated[str | None, "That limit in words, such as: under its cgroup's limit of 24.0 GiB."] = None
-    headroom_limit_used_bytes: Annotated[Number, "Memory charged to the cgroup with that limit."] = None
-    headroom_unknown: Annotated[str | None, "Reason why headroom is unknown (docs/understand/headroom.md)."] = None
-    pressure: Annotated[str | None, "Pressure on that memory: none, warning or critical."] = None
-    memory_growth_bytes_per_second: Annotated[Number, "Growth rate of a leak, while it lasts."] = None
-    memory_grown_bytes: Annotated[int | None, "Growth of the leak so far."] = None
-    seconds_to_oom: Annotated[Number, "OOM forecast: time to the limit at that rate."] = None
-    seconds_to_oom_lower: Annotated[Number, "Lower bound of the forecast."] = None
-    seconds_to_oom_upper: Annotated[Number, "Upper bound of the forecast; absent if it may never happen."] = None
+    unverified: bool | None = _device(
+        lambda of: of.is_unverified or None, "True if the driver's list of processes cannot show whether the run is there. `gpuwarden_run_device_verified`.")
+    unused: bool | None = _device(_is_unused, "True if the driver does not list the run there, so that it does not count for the GPU.")
+    memory_in_use_bytes: int | None = _device(_memory(lambda memory: memory.current), "Memory in use by its allocator.")
+    memory_peak_bytes: int | None = _device(_memory(lambda memory: memory.peak), "Highest memory in use so far.")
+    memory_limit_bytes: int | None = _device(_memory(lambda memory: memory.limit), "The allocator's own limit.")
+    memory_reserved_bytes: int | None = _device(_memory(lambda memory: memory.reserved), "Memory reserved by its allocator, if reported.")
+    headroom_bytes: Number = _device(lambda of: of.run.headroom.get(of.uuid), "Headroom: memory that it can still allocate.")
+    headroom_ratio: Number = _device(_headroom_ratio, "Headroom as a share of used memory plus headroom.")
+    headroom_at_peak_bytes: Number = _device(lambda of: of.run.headroom_at_peak.get(of.uuid), "Headroom at the memory peak.")
+    headroom_in_step_bytes: Number = _device(lambda of: of.run.headroom_in_step.get(of.uuid), "Headroom that the last steps left, while memory grows with them.")
+    headroom_limit_text: str | None = _device(_limit(lambda limit: limit.text.strip() or None), "That limit in words, such as: under its cgroup's limit of 24.0 GiB.")
+    headroom_limit_used_bytes: Number = _device(_limit(lambda limit: limit.used), "Memory charged to the cgroup with that limit.")
+    headroom_unknown: str | None = _device(lambda of: of.run.headroom_unknown.get(of.uuid), "Reason why headroom is unknown (docs/understand/headroom.md).")
+    pressure: str | None = _device(_pressure, "Pressure on that memory: none, warning or critical.")
+    memory_grown_bytes: int | None = _device(_grown, "Growth of the leak so far.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunDocument:
-    """Training run that is running, or ended less than `runs.expiry` ago."""
+class RunDocument(RunFigures):
+    """Training run that is running, or ended less than `runs.expiry` ago.
 
-    run_id: Annotated[str, "Id of the run, as in the metrics; unique until the host is rebooted."]
-    name: Annotated[str, "Name of the run."]
-    framework: Annotated[str, "Framework, such as tensorflow."]
-    state: Annotated[str, "State: running or stalled; after its end finished, failed, out_of_memory, killed, crashed or unknown."]
-    up: Annotated[bool, "True while its process is alive and has not reported its end."]
-    current: Annotated[bool, "True while its last report is recent."]
-    condition: Annotated[str, "Worst severity of its problems: ok, warning or critical."]
-    troubles: Annotated[Sequence[Trouble], "Problems of the run, the worst first."] = ()
-    receipt: Annotated[str, "Path of its run record."]
-    pid: Annotated[int, "Process id; 0 if not visible to this daemon."]
-    uid: Annotated[int, "User id of the process."]
-    user: Annotated[str | None, "User name."] = None
-    job: Annotated[str | None, "Job of several processes that it belongs to."] = None
-    rank: Annotated[int | None, "Rank in the job, from 0."] = None
-    began_timestamp_seconds: Annotated[float, "First report to this daemon."]
-    last_report_timestamp_seconds: Annotated[Number, "Last report."] = None
-    ended_timestamp_seconds: Annotated[Number, "End of the run."] = None
-    outcome: Annotated[str | None, "Outcome: how it ended; may change for some seconds."] = None
-    evidence: Annotated[str | None, "Evidence for the outcome."] = None
-    phase: Annotated[str | None, "Current phase: train, test, predict or idle."] = None
-    epoch: Annotated[int | None, "Current epoch, from 0."] = None
-    batch: Annotated[int | None, "Current batch of the epoch, from 0."] = None
-    batch_size: Annotated[int | None, "Batch size of the last step."] = None
-    steps: Annotated[int | None, "Training steps in total."] = None
-    steps_per_second: Annotated[Number, "Steps per second over the last minute, or since its start; absent in its first seconds."] = None
-    step_median_seconds: Annotated[Number, "Median step time."] = None
-    step_p95_seconds: Annotated[Number, "95th percentile of the step time."] = None
-    input_wait_ratio: Annotated[Number, "Share of step time spent waiting for input, if known."] = None
-    loss: Annotated[Number, "Last loss, if the user reports it."] = None
-    errors: Annotated[Mapping[str, int] | None, "Errors of steps by kind."] = None
-    findings: Annotated[Sequence[FindingDocument], "Findings about the run, each with its next step."] = ()
-    stall: Annotated[StallDocument | None, "Present while it is stalled."] = None
-    verdict: Annotated[RecordedDiagnosis | None, "Diagnosis of its last out-of-memory error."] = None
-    batch_size_advice: Annotated[str | None, "Batch size that would fit, in a sentence."] = None
-    host_memory_bytes: Annotated[Number, "Host memory of its processes (resident)."] = None
-    host_memory_growth_bytes_per_second: Annotated[Number, "Growth rate of a host memory leak, while it lasts."] = None
-    host_memory_grown_bytes: Annotated[int | None, "Growth of that leak so far."] = None
-    seconds_to_host_oom: Annotated[Number, "Forecast: time until host memory is used up at that rate."] = None
-    seconds_to_host_oom_lower: Annotated[Number, "Lower bound of the forecast."] = None
-    seconds_to_host_oom_upper: Annotated[Number, "Upper bound of the forecast; absent if it may never happen."] = None
-    unresolved_devices: Annotated[int | None, "Number of its devices that match no GPU for certain."] = None
-    devices: Annotated[Sequence[DeviceDocument], "GPUs and MIG instances of the run."] = ()
+    Its last phase, epoch, batch, batch size and loss are only there while its last report is current.
+    """
+
+    up: bool = _run(lambda of: of.run.up, "True while its process is alive and has not reported its end.", required=True)
+    current: bool = _run(lambda of: of.run.current, "True while its last report is recent.", required=True)
+    condition: str = _run(lambda of: worst(of.troubles), "Worst severity of its problems: ok, warning or critical.", required=True)
+    troubles: Sequence[Trouble] = _run(lambda of: of.troubles, "Problems of the run, the worst first.", default=())
+    receipt: str = _run(lambda of: f"{RUNS}/{quote(of.run.peer.run_id, safe='')}", "Path of its run record.", required=True)
+    last_report_timestamp_seconds: Number = _run(lambda of: of.run.last_report, "Last report.")
+    batch: int | None = _run(lambda of: of.latest.batch if of.latest else None, "Current batch of the epoch, from 0.")
+    steps_per_second: Number = _run(lambda of: of.steps_per_second, "Steps per second over the last minute, or since its start; absent in its first seconds.")
+    findings: Sequence[FindingDocument] = _run(lambda of: _findings(of.run), "Findings about the run, each with its next step.", default=())
+    stall: StallDocument | None = _run(lambda of: StallDocument(of.run.stall.seconds, of.run.stall.cause) if of.run.stall else None, "Present while it is stalled.")
+    verdict: RecordedDiagnosis | None = _run(lambda of: read_diagnosis(of.run.diagnosis), "Diagnosis of its last out-of-memory error.")
+    batch_size_advice: str | None = _run(lambda of: of.run.batch_size_advice.text if of.run.batch_size_advice else None, "Batch size that would fit, in a sentence.")
+    host_memory_bytes: Number = _run(_host_memory, "Host memory of its processes (resident).")
+    host_memory_grown_bytes: int | None = _run(lambda of: of.run.host_leak.grown if of.run.host_leak else None, "Growth of that leak so far.")
+    seconds_to_host_oom_lower: Number = _run(_host_left(lambda left: left.lower), "Lower bound of the forecast.")
+    seconds_to_host_oom_upper: Number = _run(_host_left(lambda left: left.upper), "Upper bound of the forecast; absent if it may never happen.")
+    unresolved_devices: int | None = _run(lambda of: of.run.unresolved or None, "Number of its devices that match no GPU for certain.")
+    devices: Sequence[DeviceDocument] = _run(_devices, "GPUs and MIG instances of the run.", default=())
 # fmt: on
 
 
@@ -125,108 +188,18 @@ def run_documents(
     `pace` returns the steps a second of a run by its id.
     """
     ordered = sorted(status.runs, key=lambda each: (not each[0].up, HEALTH_RANK[worst(each[1])], -each[0].began))
-    chosen = [_run(run, troubles, status.state, user_name, pace) for run, troubles in ordered[:MAX_RUNS]]
+    chosen = [_read(run, troubles, status.state, user_name, pace) for run, troubles in ordered[:MAX_RUNS]]
     return chosen, len(ordered) - len(chosen)
 
 
-def _run(
+def _read(
     run: RunSnapshot,
     troubles: Sequence[Trouble],
     state: State,
     user_name: Callable[[int], str],
     pace: Callable[[str], float | None],
 ) -> RunDocument:
-    peer, hello, ending, diagnosis = run.peer, run.hello, run.ending, run.diagnosis
-    user = user_name(peer.uid)
-    uuids = dict.fromkeys((*run.devices, *run.memory, *run.headroom_unknown))
-    present = run.host_usage.present if run.host_usage and run.up else None
-    return RunDocument(
-        run_id=peer.run_id,
-        name=hello.name,
-        framework=hello.framework,
-        state=run.state,
-        up=run.up,
-        current=run.current,
-        condition=worst(troubles),
-        troubles=troubles,
-        receipt=f"{RUNS}/{quote(peer.run_id, safe='')}",
-        pid=peer.pid,
-        uid=peer.uid,
-        user=None if user == str(peer.uid) else user,
-        job=hello.job,
-        rank=hello.rank,
-        began_timestamp_seconds=run.began,
-        last_report_timestamp_seconds=run.last_report,
-        ended_timestamp_seconds=ending.at if ending else None,
-        outcome=ending.outcome if ending else None,
-        evidence=ending.evidence if ending else None,
-        steps_per_second=pace(peer.run_id) if run.up else None,
-        stall=StallDocument(run.stall.seconds, run.stall.cause) if run.stall else None,
-        verdict=record_diagnosis(diagnosis) if diagnosis else None,
-        findings=_findings(run),
-        batch_size_advice=run.batch_size_advice.text if run.batch_size_advice else None,
-        host_memory_bytes=present.memory if present else None,
-        unresolved_devices=run.unresolved or None,
-        devices=[_device(run, uuid, state) for uuid in uuids if uuid],
-        **(_progress(run.report, current=run.current) if run.report else {}),
-        **_growth(run.host_leak, "host_memory", "seconds_to_host_oom"),
-    )
-
-
-def _findings(run: RunSnapshot) -> list[FindingDocument]:
-    loss, error = run.nonfinite_loss, run.errors[-1].error if run.errors else None
-    found = list_findings(loss, run.no_gpu, error)
-    return [FindingDocument(each.name, each.text, each.next_step) for each in found]
-
-
-def _progress(report: Report, *, current: bool) -> dict[str, Any]:
-    """Return what a report says; what is so now only while the report is current."""
-    waited, observed = report.input_wait_seconds, report.input_observed_seconds
-    found: dict[str, Any] = {
-        "steps": report.steps,
-        "step_median_seconds": report.step_median,
-        "step_p95_seconds": report.step_p95,
-        "input_wait_ratio": min(waited / observed, 1.0) if waited is not None and observed else None,
-        "errors": dict(report.errors),
-    }
-    if current:
-        found |= {name: getattr(report, name) for name in ("phase", "epoch", "batch", "batch_size", "loss")}
-    return found
-
-
-def _growth(growth: Leak | None, memory: str, seconds: str) -> dict[str, Any]:
-    """Return growth of memory and the time it leaves, by keys that begin with `memory` and `seconds`."""
-    if growth is None:
-        return {}
-    found: dict[str, Any] = {f"{memory}_growth_bytes_per_second": growth.bytes_per_second}
-    found[f"{memory}_grown_bytes"] = growth.grown
-    if left := growth.left:
-        found |= {seconds: left.seconds, f"{seconds}_lower": left.lower, f"{seconds}_upper": left.upper}
-    return found
-
-
-def _device(run: RunSnapshot, uuid: str, state: State) -> DeviceDocument:
-    memory, headroom = run.memory.get(uuid), run.headroom.get(uuid)
-    pressure = state.pressure.of_runs.get((run.peer.run_id, uuid))
-    limit = run.headroom_limits.get(uuid) if headroom is not None else None
-    unverified, unknown = run.devices.get(uuid) is False, run.headroom_unknown.get(uuid)
-    return DeviceDocument(
-        uuid=uuid,
-        unverified=unverified or None,
-        unused=(unknown == "process_unlisted" and not unverified) or None,
-        memory_in_use_bytes=memory.current if memory else None,
-        memory_peak_bytes=memory.peak if memory else None,
-        memory_limit_bytes=memory.limit if memory else None,
-        memory_reserved_bytes=memory.reserved if memory else None,
-        headroom_bytes=headroom,
-        headroom_ratio=headroom_ratio(headroom, memory.current) if memory and headroom is not None else None,
-        headroom_at_peak_bytes=run.headroom_at_peak.get(uuid),
-        headroom_in_step_bytes=run.headroom_in_step.get(uuid),
-        headroom_limit=limit.kind if limit else None,
-        headroom_limit_bytes=limit.limit if limit else None,
-        headroom_limit_text=(limit.text.strip() or None) if limit else None,
-        headroom_limit_used_bytes=limit.used if limit else None,
-        headroom_unknown=unknown,
-        pressure=pressure.level if pressure else None,
-        **_growth(run.leaks.get(uuid), "memory", "seconds_to_oom"),
-    )
+    user = user_name(run.peer.uid)
+    name = None if user == str(run.peer.uid) else user
+    speed = pace(run.peer.run_id) if run.up else None
+    return _run.read(RunDocument, _StateSource(run, name, run.report if run.current else None, state, troubles, speed))
