@@ -69,10 +69,10 @@ def test_other_severities_are_explained() -> None:
 
 
 def test_reference_has_each_code_once() -> None:
-    """The reference has each code in one row, which says how its events differ."""
-    lists = re.findall(r"^\| (\d+(?:, \d+)*) \|.*$", "\n".join(render_xids()), re.MULTILINE)
+    """The reference has each code in one line, which says how its events differ, below its action."""
+    page = "\n".join(render_xids())
+    lists = re.findall(r"^- (\d+(?:, \d+)*): .*$", page, re.MULTILINE)
     assert sorted(int(code) for codes in lists for code in codes.split(", ")) == list(XIDS)
-    (row,) = (line for line in render_xids() if line.startswith("| 144, 145, 146, 147, 148, 149, 150 |"))
-    assert row.endswith(
-        "check_nvlink; *fatal*: reset_gpu; *nonfatal*: ignore | warning; *fatal*: critical; *nonfatal*: info |"
-    )
+    (line,) = re.findall(r"^- 144, 145, 146, 147, 148, 149, 150: .*$", page, re.MULTILINE)
+    assert line.endswith("*fatal*: reset_gpu, critical. *nonfatal*: ignore, info.")
+    assert re.search(rf"^## check_nvlink\n\n(?:(?!##).*\n)*{re.escape(line)}$", page, re.MULTILINE)

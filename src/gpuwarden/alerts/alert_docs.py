@@ -34,15 +34,15 @@ For everyone who gets an alert of gpuwarden, or installs its rules. Severities: 
 3. Use a short scrape interval for gpuwarden, such as 5 s: no alert is faster than that.
 4. Leave `metrics.profile` at its default: with `minimal` [only some alerts](metrics.md#profiles) can fire.
 5. If hosts in several clusters have the same name, give their targets the label `cluster`.
-6. Route GpuwardenWatchdog, which always fires, to a [service that notices when it stops](../use/notifications.md#watchdog).
+6. Route GpuwardenWatchdog, which always fires, to a [service that notices its end](../use/notifications.md#watchdog).
 
 To try it on this machine, with alerts at <http://127.0.0.1:9090/alerts>:
 
     prometheus --config.file=deploy/prometheus/prometheus.yml --storage.tsdb.path=build/prometheus
 
-[`gpuwarden rules`](cli.md#gpuwarden-rules) prints the file with other thresholds, links, or for other systems; the defaults
-are in the texts below. The annotation `runbook_url` leads to `/alerts/NAME` of the alert's daemon, which has the section
-below. An alert is not sent while one that it is *inhibited by* fires, if [Alertmanager is configured
+[`gpuwarden rules`](cli.md#gpuwarden-rules) prints the file with other thresholds or links, or for other systems; the
+defaults are in the texts below. The annotation `runbook_url` leads to `/alerts/NAME` of the alert's daemon, which has
+the section below. An alert is not sent while one that it is *inhibited by* fires, if [Alertmanager is configured
 so](../use/notifications.md#routes-and-inhibition).
 """
 
@@ -85,14 +85,10 @@ def _anchor(name: str) -> str:
 
 
 def _timing_text(rule: Condition, values: Mapping[str, str]) -> str:
-    delay, keep = fill_places(rule.for_, values), fill_places(rule.keep_firing_for, values)
+    delay = fill_places(rule.for_, values)
+    timing = [*([f"after {_words(delay)}"] if delay else []), *([rule.fires] if rule.fires else [])]
     text = f"{rule.severity.capitalize()}: {rule.title}."
-    if not rule.expr:
-        return text
-    text += f" Fires {f'after {_words(delay)}' if delay else 'immediately'}"
-    if rule.fires:
-        return f"{text}, {rule.fires}."
-    return f"{text}, resolves {_words(keep)} after its end." if keep else f"{text}."
+    return f"{text} Fires {', '.join(timing)}." if timing and rule.expr else text
 
 
 def _silence_text(rule: Condition) -> str:

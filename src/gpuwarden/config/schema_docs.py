@@ -30,15 +30,12 @@ poll:
   interval: 500ms
 ```
 
-- Check a file with `gpuwarden check-config FILE`: it reports every problem with line and column, as in
-  `config.yaml:4:3: poll.interval: 0s is too short; minimum 100ms`. The daemon does not start with an invalid file.
-- A problem that only affects a target of alerts, such as a missing password file, is a warning: the daemon starts.
+- `gpuwarden check-config FILE` reports every problem with line and column. The daemon does not start with an invalid
+  file; a problem of a target of alerts, such as a missing password file, is a warning.
 - The flags `--source`, `--listen` and `--socket` and the variable `GPUWARDEN_SOCKET` take precedence over the file.
-- After a change, `systemctl reload gpuwarden` (SIGHUP) applies what can change while the daemon serves, keeps the
-  previous configuration if the file is invalid, and logs the options that need a restart.
-- A reload applies {reloadable}.
-- Only a restart switches the daemon's own alerts on or off: their first target, or the removal of the last one.
-- Unknown and duplicate keys are errors. A section without options is valid. Quotes are optional; YAML tags are errors.
+- `systemctl reload gpuwarden` (SIGHUP) applies {reloadable}; the log names options that need a restart. Only a restart
+  switches the daemon's own alerts on or off: their first target, or the removal of the last one.
+- Unknown and duplicate keys, and YAML tags, are errors.
 """
 
 EXAMPLE_INTRODUCTION = """\
@@ -53,9 +50,13 @@ _BARE = re.compile(r"0|[1-9a-z/][A-Za-z0-9./:_-]*")
 def render_reference() -> Iterator[str]:
     """Yield the lines of docs/reference/configuration.md."""
     yield REFERENCE_INTRODUCTION.replace("{reloadable}", _reloadable())
-    yield "## Value types\n\n| Type | Notation |\n|---|---|"
-    for name, write in sorted({row.kind.name: row.kind.write for row in OPTIONS.values()}.items()):
-        yield f"| {name} | {write} |"
+    yield "## Value types\n\nA list is one value, a YAML list, or none; an optional value can be none.\n"
+    yield "| Type | Notation |\n|---|---|"
+    kinds = sorted({row.kind.name: row.kind.write for row in OPTIONS.values()}.items())
+    for name, write in kinds:
+        plain = name.removeprefix("optional ")
+        if plain == name or (plain, write.removesuffix(", or none")) not in kinds:
+            yield f"| {name} | {write.removeprefix('one, a list, or none; each ')} |"
     yield "\n## Top level\n"
     yield from _table("")
     for name, section in SECTIONS.items():

@@ -129,7 +129,7 @@ def test_reference_names_every_key() -> None:
     events.update(full_state())
     series = HistorySeries()
     series.update(full_state(), 1.0)
-    found = re.findall(r"^\| (`.+`\??) \| (.+) \|$", "\n".join(render_reference()), re.MULTILINE)
+    found = re.findall(r"^- (`[^:]+): (.+)$", "\n".join(render_reference()), re.MULTILINE)
     rows = [(name, meaning) for names, meaning in found for name in re.findall(r"`(\w+)`", names)]
     assert [name for name, meaning in rows if not meaning.endswith((".", "*Private.*"))] == []
     data_keys = {"cpu_seconds", "pressure", "ecc_errors", "errors", *GPU_LABELLED}  # their keys are data

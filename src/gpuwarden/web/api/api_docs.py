@@ -70,15 +70,15 @@ and 5 runs, 30 KB compressed.
 `story`; `/api/v1/runs/ID` returns one with both, about 8 KB a device. If several boots have the same id, it is the
 newest.
 
-| key of the list | meaning |
-| --- | --- |
-| `version` | Version of this document: 1. |
-| `boot_id`? | Boot ID of the host, as in the records. |
-| `url`? | URL of the pages, as in alerts; a run's page is `/run/ID` below it. |
-| `socket` | Unix socket of the same API, with the private texts of the user's own runs. |
-| `folder`? | Folder of the run database; absent if records are only in memory. |
-| `live` | Running runs, the newest first; also ended ones until their outcome is known (2 to 10 s). |
-| `past` | Ended runs, the last end first: 256, or `?limit=` 1 to 1000, shared fairly between users. |
+The list has these keys:
+
+- `version`: Version of this document: 1.
+- `boot_id`?: Boot ID of the host, as in the records.
+- `url`?: URL of the pages, as in alerts; a run's page is `/run/ID` below it.
+- `socket`: Unix socket of the same API, with the private texts of the user's own runs.
+- `folder`?: Folder of the run database; absent if records are only in memory.
+- `live`: Running runs, the newest first; also ended ones until their outcome is known (2 to 10 s).
+- `past`: Ended runs, the last end first: 256, or `?limit=` 1 to 1000, shared fairly between users.
 
 Status 503 of `/api/v1/runs/ID`: the run database does not answer, and the run is not in memory.
 """,
@@ -86,15 +86,12 @@ Status 503 of `/api/v1/runs/ID`: the run database does not answer, and the run i
     Incident: (
         "Incidents",
         """
-[Incidents](../use/incidents.md) explains what is recorded, and when. `/api/v1/incidents` lists the newest first, without
-their details: 100, or `?limit=` 1 to 1000. `/api/v1/incidents/ID` returns one with all keys, about 300 KB for 8 GPUs. An
+[Incidents](../use/incidents.md) explains what is recorded, and when. `/api/v1/incidents` lists them without their
+details: 100, or `?limit=` 1 to 1000. `/api/v1/incidents/ID` returns one with all keys, about 300 KB for 8 GPUs. An
 incident is listed within 0.2 s of its event, and complete (`ended_timestamp_seconds`) after ten more seconds; it changes
 when further events join it.
 
-| key of the list | meaning |
-| --- | --- |
-| `version` | Version of this document: 1. |
-| `incidents` | Incidents, the newest first. |
+The list has the keys `version` (1) and `incidents`, the newest first.
 
 Status 503 of `/api/v1/incidents/ID`: the run database does not answer, and the incident is not in memory.
 """,
@@ -118,12 +115,12 @@ def render_reference() -> Iterator[str]:
                 yield f"As {described[document]}."
                 continue
             described[document] = f"{title}: {heading}"
-            yield f"{cleandoc(document.__doc__ or '')}\n\n| key | meaning |\n| --- | --- |"
-            yield from _rows(document)
+            yield f"{cleandoc(document.__doc__ or '')}\n"
+            yield from _items(document)
 
 
-def _rows(document: type) -> Iterator[str]:
-    """Yield the rows of a document's keys; readings of a GPU that have the metric's name are one row a label."""
+def _items(document: type) -> Iterator[str]:
+    """Yield the list of a document's keys; readings of a GPU that have the metric's name are one item a label."""
     named: dict[str, list[str]] = {}
     for (name, required), (_, _, meaning) in zip(document_keys(document), list_keys(document), strict=True):
         key = f"`{name}`" if required else f"`{name}`?"
@@ -132,9 +129,9 @@ def _rows(document: type) -> Iterator[str]:
             by = f", by {meaning.labels[0]}" if meaning.labels else ""
             named.setdefault(f"Metrics `{prefix}…` of these names{by}.", []).append(key)
         else:
-            yield f"| {key} | {_sentence(meaning)} |"
+            yield f"- {key}: {_sentence(meaning)}"
     for text, keys in named.items():
-        yield f"| {', '.join(keys)} | {text} |"
+        yield f"- {', '.join(keys)}: {text}"
 
 
 def document_parts(document: type, path: str = "") -> Iterator[tuple[type, str]]:
