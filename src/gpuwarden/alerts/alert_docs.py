@@ -57,7 +57,8 @@ def render_alerts() -> Iterator[str]:
     yield _INTRODUCTION
     for rule in ALERTS.values():
         yield f"\n## {rule.name}\n"
-        yield _LINK_TO_DOCS.sub("](../", alert_lead(rule, values))
+        lead = fill_places(f"*{rule.severity.capitalize()}.{_timing_text(rule, values)}* {rule.meaning}", values)
+        yield _LINK_TO_DOCS.sub("](../", lead)
         yield ""
         for title, text in alert_details(rule, values, _anchor):
             if title != _SILENCE:  # the introduction has it for all
@@ -65,8 +66,9 @@ def render_alerts() -> Iterator[str]:
 
 
 def alert_lead(rule: Condition, values: Mapping[str, str]) -> str:
-    """Return the first paragraph about a condition, in Markdown: severity, timing and meaning."""
-    return fill_places(f"*{_timing_text(rule, values)}* {rule.meaning}", values)
+    """Return the first paragraph about a condition, in Markdown: severity, title, timing and meaning."""
+    severity, timing = rule.severity.capitalize(), _timing_text(rule, values)
+    return fill_places(f"*{severity}: {rule.title}.{timing}* {rule.meaning}", values)
 
 
 def alert_details(rule: Condition, values: Mapping[str, str], link: Callable[[str], str]) -> Iterator[tuple[str, str]]:
@@ -87,8 +89,7 @@ def _anchor(name: str) -> str:
 def _timing_text(rule: Condition, values: Mapping[str, str]) -> str:
     delay = fill_places(rule.for_, values)
     timing = [*([f"after {_words(delay)}"] if delay else []), *([rule.fires] if rule.fires else [])]
-    text = f"{rule.severity.capitalize()}: {rule.title}."
-    return f"{text} Fires {', '.join(timing)}." if timing and rule.expr else text
+    return f" Fires {', '.join(timing)}." if timing and rule.expr else ""
 
 
 def _silence_text(rule: Condition) -> str:

@@ -50,13 +50,9 @@ _BARE = re.compile(r"0|[1-9a-z/][A-Za-z0-9./:_-]*")
 def render_reference() -> Iterator[str]:
     """Yield the lines of docs/reference/configuration.md."""
     yield REFERENCE_INTRODUCTION.replace("{reloadable}", _reloadable())
-    yield "## Value types\n\nA list is one value, a YAML list, or none; an optional value can be none.\n"
-    yield "| Type | Notation |\n|---|---|"
-    kinds = sorted({row.kind.name: row.kind.write for row in OPTIONS.values()}.items())
-    for name, write in kinds:
-        plain = name.removeprefix("optional ")
-        if plain == name or (plain, write.removesuffix(", or none")) not in kinds:
-            yield f"| {name} | {write.removeprefix('one, a list, or none; each ')} |"
+    yield "## Value types\n\n| Type | Notation |\n|---|---|"
+    for name, write in sorted({row.kind.name: row.kind.write for row in OPTIONS.values()}.items()):
+        yield f"| {name} | {write} |"
     yield "\n## Top level\n"
     yield from _table("")
     for name, section in SECTIONS.items():

@@ -44,8 +44,8 @@ DAEMON_CONDITIONS = (
         description="""{{ if $labels.instance }}Prometheus cannot scrape gpuwarden at {{ $labels.instance }};
             on that host, run: systemctl status gpuwarden{{ else
             }}Prometheus has no target of the job %{job}.{{ end }}""",
-        meaning="""Prometheus cannot scrape gpuwarden, or has no target of that job. No other alert of that host can
-            fire meanwhile.""",
+        meaning="""Prometheus cannot scrape gpuwarden, or has no target of that job, so no other alert of that host
+            fires.""",
         diagnosis="`systemctl status gpuwarden`, `journalctl -u gpuwarden`, and the page *Targets* of Prometheus.",
         action="""Start it. `gpuwarden check-config /etc/gpuwarden/config.yaml` shows errors of its
             configuration.""",

@@ -172,8 +172,8 @@ DEVICE_MEMORY_CONDITIONS = (
         diagnosis="The status page for the process, and the other owners in the description for the person to ask.",
         action="""Ask the owner to shut down the kernel of the notebook: closing the tab is not enough. `sudo kill PID`
             if there is no answer.""",
-        false_positives="""A server that waits for requests by design, or a compilation or data preparation that takes
-            longer than %{idle.words}. Never fires on MIG instances, nor where the driver does not report the memory of
+        false_positives="""A server that waits for requests by design, or a compilation that takes longer than
+            %{idle.words}. Never fires on MIG instances, nor where the driver does not report the memory of
             processes.""",
     ),
 )

@@ -60,8 +60,8 @@ ECC_CONDITIONS = (
         description="""%{gpu} had {{ $value | humanize }} uncorrected memory errors ({{ $labels.location }}) within
             %{memory_errors_told.words}.%{late_users}""",
         fires="for %{memory_errors_told.words} after the last error",
-        meaning="""ECC found new errors in device memory that it could not correct: data of a program is lost. The
-            driver ends the affected program. On Ampere and newer it replaces the memory row at the next reset.""",
+        meaning="""ECC found new errors in device memory that it could not correct: data of a program is lost, and the
+            driver ends it. On Ampere and newer it replaces the memory row at the next reset.""",
         diagnosis="""XID 94 means that one program was affected; 95 or 48, that any could be. `nvidia-smi -q -d
             ECC,ROW_REMAPPER -i GPU` has the counts.""",
         action="""Restart the affected run from its last checkpoint. Reset the GPU after its work, or at once if an XID
@@ -77,8 +77,8 @@ ECC_CONDITIONS = (
         check=_flag(GpuReadings.ecc_sram_threshold_exceeded, "too many SRAM errors"),
         summary="%{the_gpu} has too many errors in its on-chip memory (SRAM)",
         description="The SRAM of %{gpu} has had more errors than NVIDIA's limit.%{users}",
-        meaning="""Caches and registers of the GPU have had so many uncorrected errors in the board's life that NVIDIA
-            accepts its return. SRAM has no spare parts, so more errors will come.""",
+        meaning="""Caches and registers of the GPU have had so many uncorrected errors that NVIDIA accepts its return.
+            SRAM has no spare parts.""",
         diagnosis="""`gpuwarden_gpu_ecc_sram_unit_errors_total` has the unit. The vendor will ask for `nvidia-smi -q -d
             ECC -i GPU`.""",
         action="Plan its replacement; run NVIDIA's field diagnostics if the vendor requests a report.",

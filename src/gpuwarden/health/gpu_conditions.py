@@ -119,10 +119,8 @@ GPU_CONDITIONS = (
         ending=_down_ending,
         summary="%{the_gpu} is not responding",
         description="%{gpu} does not answer the driver.%{late_users}",
-        meaning="""A GPU does not answer the driver's calls, or a call hangs. Runs on it fail or hang. One that has not
-            answered since gpuwarden started is named by its PCI address.""",
-        diagnosis="""`gpuwarden_gpu_errors_total` has the driver's error, `dmesg | grep -i xid` the cause.
-            `gpu_is_lost`: the GPU has fallen off the bus; `driver_unbound`: the driver was unbound from it.""",
+        meaning="A GPU does not answer the driver's calls, or a call hangs. Runs on it fail or hang.",
+        diagnosis="`gpuwarden_gpu_errors_total` has the driver's error, `dmesg | grep -i xid` the cause.",
         action="""Stop the runs on it and [reset it](start/install.md#reset-a-gpu); if it is lost, restart the machine.
             If it happens again, replace the GPU.""",
         false_positives="The GPU is being reset or removed on purpose.",
@@ -150,7 +148,7 @@ GPU_CONDITIONS = (
             unknown. GPUs that fail or hang fire GpuDown.""",
         diagnosis="`nvidia-smi -L`; `gpuwarden_collector_errors_total` has the driver's error.",
         action="Give the daemon access to all device files (`/dev/nvidia0` and the others).",
-        false_positives="Device files are hidden from the daemon on purpose, by rules of a cgroup or container.",
+        false_positives="Device files are hidden from the daemon on purpose.",
     ),
     # By its timestamp, as the first value of a counter is no increase.
     Condition(
@@ -218,8 +216,7 @@ GPU_CONDITIONS = (
             its PCIe bus, or restart the machine. {{- else -}} Stop its programs and reset it (nvidia-smi --gpu-reset).
             {{- end }}%{late_users}""",
         meaning="""After a fault the driver reports what the GPU needs before it can be used again: a reset, a restart
-            of the machine, or a recovery of its NVLink domain (IMEX). Until then its programs fail, and new ones do not
-            start.""",
+            of the machine, or a recovery of its NVLink domain (IMEX). Until then its programs fail.""",
         diagnosis="Earlier XIDs (GpuXidCritical), and `gpuwarden_gpu_recovery_action`.",
         action="""Follow the description; for a reset, [pause gpuwarden](start/install.md#reset-a-gpu) first. If it
             happens again, replace the GPU.""",
@@ -241,8 +238,8 @@ GPU_CONDITIONS = (
             programs have finished. {{- else -}} The driver requests an action that gpuwarden does not know ({{
             $labels.action }}): see nvidia-smi -q. {{- end }}%{users}""",
         meaning="""After a fault the GPU works with reduced resources: a part of its memory or MIG instances is out of
-            use (*drain_and_reset*), or its traffic with other GPUs must stop before it recovers (*drain_p2p*). Programs
-            that were not affected may finish.""",
+            use (*drain_and_reset*), or its traffic with other GPUs must stop (*drain_p2p*). Programs that were not
+            affected may finish.""",
         diagnosis="Earlier XIDs, GpuRowRemapPending and GpuNvlinkDown.",
         action="""Take the GPU out of the scheduler (Slurm: `scontrol update NodeName=… State=DRAIN`), let its runs
             finish or save a checkpoint, then [reset it](start/install.md#reset-a-gpu).""",
@@ -262,8 +259,8 @@ GPU_CONDITIONS = (
         summary="%{the_gpu} needs a reset",
         description="""%{gpu} needs a reset. Stop its programs, or let them finish, and reset it (nvidia-smi
             --gpu-reset).%{late_users}""",
-        meaning="""The driver reports that the GPU needs a reset, now or after its work. Drivers before R570 report only
-            this; with newer ones GpuRecoveryNeeded has the details.""",
+        meaning="""The driver reports that the GPU needs a reset, now or after its work; with drivers from R570
+            GpuRecoveryNeeded has the details.""",
         diagnosis="Earlier XIDs, and `nvidia-smi -q -i GPU`.",
         action="[Reset the GPU](start/install.md#reset-a-gpu).",
         false_positives="The GPU is being reset.",

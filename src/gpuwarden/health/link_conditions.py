@@ -82,7 +82,7 @@ LINK_CONDITIONS = (
         diagnosis="""`gpuwarden_gpu_pcie_errors_total` has the types of errors, `dmesg | grep -i -e pcieport -e AER` the
             place.""",
         action="Reseat the board, its riser and cables; if that does not help, try another slot, then another board.",
-        false_positives="A GPU is being reset or removed, which causes a few replays at once.",
+        false_positives="A GPU is being reset or removed.",
     ),
     # A link without a partner is never up: so it counts only if it was up before, or is up on most GPUs of the host.
     # Three moments of the past are compared: a whole day of hundreds of links costs Prometheus too much.
@@ -161,9 +161,8 @@ LINK_CONDITIONS = (
         keep_firing_for=OUTLIVES_RESTART,
         summary="%{the_gpu} has not joined its NVLink fabric; CUDA programs fail",
         description="%{gpu} has not joined its NVLink fabric: CUDA programs fail to start on it.%{users}",
-        meaning="""On hosts with NVLink switches each GPU joins the fabric after a start or a reset. Until then CUDA
-            programs fail with *system not yet initialized* (802). This GPU has not joined within five minutes, or
-            failed.""",
+        meaning="""On hosts with NVLink switches each GPU joins the fabric after a start or a reset. This GPU has not
+            within five minutes, or failed: CUDA programs fail with *system not yet initialized* (802).""",
         diagnosis="""`systemctl status nvidia-fabricmanager`, its log, and `nvidia-smi -q -i GPU | grep -A4 Fabric`. All
             GPUs of the host: the fabric manager. One GPU: the GPU or its links.""",
         action="""Start the fabric manager, in the same version as the driver. If only one GPU has not joined, reset it,

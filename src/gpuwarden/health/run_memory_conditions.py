@@ -166,8 +166,8 @@ RUN_MEMORY_CONDITIONS = (
             the last %{peak_rise.words} and within the %{peak_rise.words} before: a leak that shows within steps first.
             One jump does not fire it.""",
         diagnosis="The *peak* in the panel *Allocator*: a staircase is a leak, or batches that grow.",
-        action="""Look for objects that the training loop keeps (lists of losses that are still tensors, growing
-            caches). If batches grow, check that the largest is already done.""",
+        action="""Look for objects that the training loop keeps. If batches grow, check that the largest is already
+            done.""",
         false_positives="""The batches grow by design, and the largest fits. Does not fire for rises more than
             %{peak_rise.words} apart.""",
     ),
@@ -264,8 +264,7 @@ RUN_MEMORY_CONDITIONS = (
             {{ $labels.instance }}.%{takers}%{owner}%{holders}""",
         fires="until the run has had less memory for a part of %{taken_window.words}, or has it back",
         meaning="""The memory that the run uses and can still allocate fell by %{taken_ratio.words} of its headroom, and
-            at least %{taken_least.words}, within %{taken_window.words}. The run's own growth does not count, nor memory
-            that was out of its reach.""",
+            at least %{taken_least.words}, within %{taken_window.words}, not by its own growth.""",
         diagnosis="The status page, or `gpuwarden_owner_gpu_memory_used_bytes` for that GPU.",
         action="""Stop or move the co-tenant, or the run. If they must share the GPU, give each a limit (a logical
             device with a memory limit, `XLA_PYTHON_CLIENT_MEM_FRACTION`, MIG).""",

@@ -95,12 +95,11 @@ THERMAL_CONDITIONS = (
         check=_near_slowdown,
         summary="%{the_gpu} is close to its throttle temperature",
         description="%{gpu} is hot: %{margin} its throttle point.%{users}",
-        meaning="""The GPU is at most %{near_slowdown.words} below the temperature at which it lowers its clocks. The
-            threshold is the device's own, as devices differ.""",
+        meaning="""The GPU is at most %{near_slowdown.words} below the temperature at which it lowers its clocks, by its
+            own threshold.""",
         diagnosis="""The panel *Temperature* of all GPUs. One hot GPU: its fan, thermal paste or slot. All hot: the
             room.""",
-        action="""Clear the air flow, check fans and filters. Until then lower the power limit (`nvidia-smi -pl WATTS`):
-            slower, but steady.""",
+        action="Clear the air flow, check fans and filters. Until then lower the power limit (`nvidia-smi -pl WATTS`).",
         false_positives="""The device is designed to run at its limit, as some laptops are. Never fires where the driver
             reports neither margin nor threshold.""",
     ),
@@ -116,8 +115,8 @@ THERMAL_CONDITIONS = (
         for_="1m",
         summary="%{the_gpu} has memory close to its throttle temperature",
         description="The memory of %{gpu} is hot: %{margin} its throttle point.%{users}",
-        meaning="""Device memory is at most %{near_memory_slowdown.words} below its highest operating temperature, by
-            the device's own threshold. Above it the driver throttles the GPU, and memory errors become more likely.""",
+        meaning="""Device memory is at most %{near_memory_slowdown.words} below its highest operating temperature. Above
+            it the driver throttles the GPU, and memory errors become more likely.""",
         diagnosis="""The panel *Temperature*, sensor *memory*. Memory that is much hotter than the core has lost contact
             with the heat sink, or is under a higher load.""",
         action="Same as GpuNearThermalSlowdown. Memory that stays hot in a cool room needs new thermal pads.",
@@ -137,8 +136,7 @@ THERMAL_CONDITIONS = (
         description="""%{gpu} is overheated: its hardware cut the clocks to half or less for {{ $value |
             humanizePercentage }} of the last %{slowed_window.words}.%{users}""",
         meaning="""Last protection before the GPU switches itself off: for more than %{slowed_ratio.words} of the last
-            %{slowed_window.words} the hardware cut the clocks to half or less. The driver's own, softer throttling was
-            not enough: the cooling has failed.""",
+            %{slowed_window.words} the hardware cut the clocks to half or less. The cooling has failed.""",
         diagnosis="""The panel *Temperature* of all GPUs; `ipmitool sdr type Fan` for the chassis. All hot: the room.
             One hot GPU: its fan or heat sink.""",
         action="""Let the runs on it save a checkpoint and stop; without load the GPU cools down. Repair the cooling
@@ -158,14 +156,13 @@ THERMAL_CONDITIONS = (
         description="""The driver throttles %{gpu} because it is hot: {{ $value | humanizePercentage }} of the last
             %{slowed_window.words}, for %{slowed_hold.words} or longer.%{users}""",
         meaning="""For %{slowed_hold.words} the driver has lowered the clocks in more than %{slowed_ratio.words} of the
-            time, to keep the GPU or its memory at the highest operating temperature. Nothing breaks, but runs are
-            slower.""",
+            time, to keep the GPU or its memory at the highest operating temperature. Runs are slower.""",
         diagnosis="""The panels *Clock event reasons* and *SM clock*; `gpuwarden_run_throttled_step_seconds_total` has
             the lost time by run.""",
         action="""Clear the air flow, check fans, filters and the room's temperature. A lower power limit (`nvidia-smi
             -pl WATTS`) may cost less than the throttling.""",
-        false_positives="""The host is known to have too little cooling. A GPU at its power limit (`sw_power_cap`), an
-            idle one (`gpu_idle`) and one with application clocks do not fire it.""",
+        false_positives="""The host is known to have too little cooling. A GPU at its power limit (`sw_power_cap`) and
+            an idle one do not fire it.""",
     ),
     Condition(
         name="GpuPowerBrake",
@@ -180,7 +177,7 @@ THERMAL_CONDITIONS = (
             the last %{slowed_window.words}.%{users}""",
         meaning="""The host asserts the power brake signal of the GPU, usually because a power supply has failed or is
             overloaded. The hardware cut the clocks to half or less for more than %{slowed_ratio.words} of the last
-            %{slowed_window.words}. This is not the GPU's own power limit, which is normal.""",
+            %{slowed_window.words}.""",
         diagnosis="""The management controller of the host: `ipmitool sel list` and `ipmitool sdr type 'Power Supply'`.
             All GPUs: the supply. One GPU: its cable.""",
         action="""Replace the supply or restore its feed. Until then lower the power limits (`nvidia-smi -pl WATTS`) to
@@ -204,8 +201,7 @@ THERMAL_CONDITIONS = (
             $labels.job $labels.instance $labels.uuid) }}{{ $margin := . | first | value }}{{ reReplaceAll "^-" ""
             (humanize $margin) }} °C {{ if lt $margin 0.0 }}above{{ else }}below{{ end }}{{ end }} its throttle
             point.%{users}""",
-        meaning="""A fan is at 0 while the GPU is at most %{fan_needed.words} below its throttle point. Many boards stop
-            their fans while the GPU is cool; that does not fire it.""",
+        meaning="A fan is at 0 while the GPU is at most %{fan_needed.words} below its throttle point.",
         diagnosis="`nvidia-smi --query-gpu=fan.speed --format=csv`, and the fan itself. Was its speed set by hand?",
         action="Return the fan to automatic control, or replace it; until then lower the power limit.",
         false_positives="""The board is water-cooled and has no fan connected. A blocked fan that is requested to turn

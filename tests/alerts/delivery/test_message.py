@@ -65,7 +65,7 @@ def test_second_gpu_is_not_hidden() -> None:
     assert first.startswith(
         "Action: Stop the runs on it and reset it (docs/start/install.md#reset-a-gpu); if it is lost, restart"
     )
-    assert "lower the power limit (nvidia-smi -pl WATTS): slower" in second
+    assert "lower the power limit (nvidia-smi -pl WATTS)." in second
 
 
 def test_resolved_alert() -> None:

@@ -68,11 +68,9 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "leak",
         "device_oom",
-        "Memory in use between steps kept growing, and without that growth the step would have fitted. The growth "
-        "is significant, or steady after the first steps and as large as what was missing. If memory was full only "
-        "inside the step, as with a tensor that every step joins to a larger one: the growth is at least as large as "
-        "the request, and it is a reported leak as large as what the step needed beyond the usual, or the tensor has "
-        "the examples of all steps.",
+        "Memory in use between steps kept growing, and without that growth the step would have fitted. If memory was "
+        "full only inside the step, as with a tensor that every step joins to a larger one: the growth is at least as "
+        "large as the request.",
         "Memory in use between steps had grown by 8.20 GiB over 5120 steps, to 9.90 GiB of the 10.0 GiB available to "
         "the run. Without this growth 512 MiB would have fitted.",
         find_leak,
@@ -90,9 +88,7 @@ RULES: tuple[Rule, ...] = (
         "neighbour",
         "device_oom",
         "Co-tenants allocated what was missing before the run needed it, or they have most of the device. Alone, "
-        "the run would have had enough, and no limit of its own was reached first. If they have most of the device, it "
-        "is enough that the pool could not grow by the request. If the message has no size, they have most of the "
-        "device and left almost nothing.",
+        "the run would have had enough, and no limit of its own was reached first.",
         "Only 2.20 GiB was available to the run, because python process 4711 of bob has used 21.0 GiB of the device "
         "for 2h10m: without that 9.50 GiB would fit next to 1.10 GiB.",
         find_occupied_device,
@@ -101,10 +97,8 @@ RULES: tuple[Rule, ...] = (
         "fragmentation",
         "device_oom",
         "After the request at least a twentieth of the available memory would still have been free (in PyTorch: the "
-        "request was smaller than what it had reserved and did not use), and enough was in use to split that. What was "
-        "in use is exact for a single operation and in PyTorch; for a compiled step the allocator's peak bounds it. "
-        "For a step larger than all before, twice the request and a fifth of all memory must have been free. Figures "
-        "from before the error are not used.",
+        "request was smaller than what it had reserved and did not use), and enough was in use to split that. For a "
+        "step larger than all before, twice the request and a fifth of all memory must have been free.",
         "100 MiB for shape [100,262144] did not fit in one piece, although 288 MiB of 512 MiB were free in total; "
         "224 MiB was in use.",
         find_fragmentation,
