@@ -17,13 +17,11 @@ def dcgm_markdown() -> Iterator[str]:
     yield "([migration](../use/dcgm-migration.md)), with the meaning, unit and type that they have there. A GPU"
     yield "without a reading has no series."
     yield ""
-    yield f"Labels of all: {_code(DcgmReadings.key)}."
+    yield f"Labels of all: {_code(DcgmReadings.key)}. After each name is gpuwarden's metric."
     yield ""
-    yield "| DCGM name | gpuwarden metric |"
-    yield "| --- | --- |"
     for row in DcgmReadings.rows:
         more = f" with {_code(row.labels)}" if row.labels else ""
-        yield f"| `{row.name}`{more} | `{row.source}` |"
+        yield f"- `{row.name}`{more}: `{row.source}`"
 
 
 def _code(labels: Iterable[str]) -> str:

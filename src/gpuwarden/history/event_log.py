@@ -52,7 +52,7 @@ _LEVELS: Mapping[Level, str] = {"none": "OK", "warning": "warning", "critical": 
 class Event:
     """Event of the host, a GPU or a run."""
 
-    timestamp_seconds: Annotated[float, "Time of the event, in Unix time."]
+    timestamp_seconds: Annotated[float, "Time of the event."]
     kind: Annotated[EventKind, f"One of {', '.join(get_args(EventKind))}."]
     level: Annotated[Severity, "Severity: info, warning or critical."]
     text: Annotated[str, "Description for people."]

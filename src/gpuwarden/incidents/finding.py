@@ -21,7 +21,7 @@ MAX_NAMED = 3  # facts named in a part of the text; the others are counted
 class FindingPart:
     """Event that is part of a finding."""
 
-    timestamp_seconds: Annotated[float, "Time of the event, in Unix time."]
+    timestamp_seconds: Annotated[float, "Time of the event."]
     kind: Annotated[FactKind, f"One of {', '.join(get_args(FactKind))}."]
     text: Annotated[str, "Description for people."]
     uuid: Annotated[str | None, "GPU concerned."] = None

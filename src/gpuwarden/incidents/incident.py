@@ -92,7 +92,7 @@ class IncidentProcess:
 class IncidentXid:
     """XID that a GPU reported."""
 
-    timestamp_seconds: Annotated[float, "Time of the XID, in Unix time."]
+    timestamp_seconds: Annotated[float, "Time of the XID."]
     code: Annotated[int, "Code ([XIDs](xids.md))."]
     uuid: Annotated[str, "UUID of the GPU."]
     severity: Annotated[str, "info, warning or critical."]
@@ -104,8 +104,8 @@ class IncidentXid:
 class ClockEvent:
     """Time in which a reason other than idleness or a power cap limited the clocks of a GPU."""
 
-    began_timestamp_seconds: Annotated[float, "First poll with the reason, in Unix time."]
-    ended_timestamp_seconds: Annotated[float, "Last poll with the reason, in Unix time."]
+    began_timestamp_seconds: Annotated[float, "First poll with the reason."]
+    ended_timestamp_seconds: Annotated[float, "Last poll with the reason."]
     uuid: Annotated[str, "UUID of the GPU."]
     reason: Annotated[str, "Clock event reason, as in `gpuwarden_gpu_clock_event_active`."]
 
@@ -114,7 +114,7 @@ class ClockEvent:
 class KernelLine:
     """Line of the kernel log about a GPU or an out-of-memory kill."""
 
-    timestamp_seconds: Annotated[float, "Time of the line, in Unix time."]
+    timestamp_seconds: Annotated[float, "Time of the line."]
     text: Annotated[str, Private("The line; like the kernel log itself it can have names of processes.")]
 
 
@@ -125,7 +125,7 @@ Columns = Mapping[str, Sequence[float | None]]
 class MemorySamples:
     """Used memory of a GPU at the fast rate (`poll.memory_interval`)."""
 
-    timestamp_seconds: Annotated[Sequence[float], "Time of each sample, in Unix time."]
+    timestamp_seconds: Annotated[Sequence[float], "Time of each sample."]
     used_bytes: Annotated[Sequence[int], "Used device memory."]
 
 
@@ -169,8 +169,8 @@ class Incident:
         "Worst severity of what happened: info, warning or critical; pressure before an out-of-memory counts as that.",
     ]
     host: Annotated[str, "Name of the host."]
-    began_timestamp_seconds: Annotated[float, "Time of the root, in Unix time."]
-    at_timestamp_seconds: Annotated[float, "Time of the event that opened the incident, in Unix time."]
+    began_timestamp_seconds: Annotated[float, "Time of the root."]
+    at_timestamp_seconds: Annotated[float, "Time of the event that opened the incident."]
     ended_timestamp_seconds: Annotated[
         float | None, "End of the recording; absent while it lasts, and if it was interrupted."
     ] = None

@@ -224,8 +224,8 @@ class RunFigures:
     user: str | None = _run(lambda of: of.user, "User name.")
     job: str | None = _run(lambda of: of.run.hello.job, "Job of several processes.")
     rank: int | None = _run(lambda of: of.run.hello.rank, "Rank in the job, from 0.")
-    began_timestamp_seconds: UnixTime = _run(lambda of: of.run.began, "First message, in Unix time; in the state, the first to this daemon.", required=True)
-    ended_timestamp_seconds: UnixTime | None = _run(_ended(lambda ending: ending.at), "End, in Unix time, if a daemon saw it.")
+    began_timestamp_seconds: UnixTime = _run(lambda of: of.run.began, "First message; in the state, the first to this daemon.", required=True)
+    ended_timestamp_seconds: UnixTime | None = _run(_ended(lambda ending: ending.at), "End, if a daemon saw it.")
     outcome: str | None = _run(
         _ended(lambda ending: ending.outcome), "How it ended: finished, failed, out_of_memory, killed, crashed or unknown; absent while it runs, and may change for some seconds.")
     evidence: str | None = _run(_ended(lambda ending: ending.evidence), "Evidence for the outcome.")
@@ -255,7 +255,7 @@ class RunRecord(RunFigures):
     """
 
     version: int = _record(lambda _of: VERSION, f"Version of the format: {VERSION}. Later ones only add keys.", required=True)
-    updated_timestamp_seconds: UnixTime = _record(lambda of: of.until, "Time of the record, in Unix time.", required=True)
+    updated_timestamp_seconds: UnixTime = _record(lambda of: of.until, "Time of the record.", required=True)
     duration_seconds: float = _record(lambda of: of.duration, "Time from start to end, or until now; correct even if the clock was changed.", required=True)
     boot_id: str | None = _record(lambda of: of.boot_id, "Boot ID of the host (/proc/sys/kernel/random/boot_id).")
     began_uptime_seconds: float | None = _record(lambda of: of.began_uptime, "First message, in seconds since boot (CLOCK_BOOTTIME).")

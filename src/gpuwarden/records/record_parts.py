@@ -52,7 +52,7 @@ class RecordedNonFiniteLoss:
     max_steps: Annotated[int, "Number of such steps, at most."]
     after_step: Annotated[int, "Last step known to be before the first such one; steps count from 1."]
     first_step: Annotated[int, "Step by which the first one had occurred; the step itself if it is `after_step` + 1."]
-    first_timestamp_seconds: Annotated[UnixTime, "When it was noticed, in Unix time."]
+    first_timestamp_seconds: Annotated[UnixTime, "When it was noticed."]
     validations: Annotated[int, "Number of validations with such a loss; where no step had one, the first followed `first_step`."] = 0
 
     @property
@@ -67,7 +67,7 @@ class RecordedNonFiniteLoss:
 class RecordedError:
     """Error that the run reported."""
 
-    timestamp_seconds: Annotated[UnixTime, "Time of the error, in Unix time."]
+    timestamp_seconds: Annotated[UnixTime, "Time of the error."]
     kind: Annotated[str, "Kind of the error, as in `errors`."]
     exception: Annotated[str, "Name of the exception's type."]
     text: Annotated[str, Private("Excerpt of the message: the part that shows its kind, its front and its end.")]
@@ -98,7 +98,7 @@ class RecordedTensors:
 class RecordedCensus:
     """Census of the run's live tensors ([leaks](../understand/leaks.md#who-holds-the-memory))."""
 
-    timestamp_seconds: Annotated[UnixTime, "Time of the census, in Unix time."]
+    timestamp_seconds: Annotated[UnixTime, "Time of the census."]
     steps: Annotated[int, "Training steps up to then."]
     census_seconds: Annotated[float, "Time that the census took."]
     tensors: Annotated[int, "Number of all tensors seen."]

@@ -25,8 +25,6 @@ def render_reference() -> Iterator[str]:
         yield ""
         yield f"## {SUBJECTS[subject]}"
         yield ""
-        yield "| Check | Meaning |"
-        yield "| --- | --- |"
         for (_, meaning), names in named.items():
             if names[0].startswith(f"{subject}."):
-                yield f"| {', '.join(f'`{name}`' for name in names)} | {meaning} |"
+                yield f"- {', '.join(f'`{name}`' for name in names)}: {meaning}"

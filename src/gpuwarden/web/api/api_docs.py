@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from inspect import cleandoc
 from typing import Any, get_origin
@@ -13,6 +14,8 @@ from gpuwarden.records.record import RunRecord
 from gpuwarden.web.api.document import document_keys
 from gpuwarden.web.api.history_document import HistoryDocument
 from gpuwarden.web.api.state_document import BoxDocument
+
+MIN_SHARED = 5  # keys that a document has in common with an earlier one, from which on they are one item
 
 _ABOUT = """
 # HTTP API
@@ -103,6 +106,7 @@ def render_reference() -> Iterator[str]:
     """Yield the lines of the reference."""
     yield cleandoc(_ABOUT)
     described: dict[type, str] = {}
+    explained: dict[tuple[str, str], str] = {}
     for answer, (title, about) in _PARTS.items():
         yield f"\n## {title}\n\n{cleandoc(about)}"
         places: dict[type, list[str]] = {}
@@ -116,11 +120,17 @@ def render_reference() -> Iterator[str]:
                 continue
             described[document] = f"{title}: {heading}"
             yield f"{cleandoc(document.__doc__ or '')}\n"
-            yield from _items(document)
+            yield from _items(document, described[document], explained)
 
 
-def _items(document: type) -> Iterator[str]:
-    """Yield the list of a document's keys; readings of a GPU that have the metric's name are one item a label."""
+def _items(document: type, heading: str, explained: dict[tuple[str, str], str]) -> Iterator[str]:
+    """Yield the list of a document's keys, each explained once.
+
+    Readings of a GPU that have the metric's name are one item a label, and so are the keys of a document that `explained`
+    has from an earlier one, by heading; a few that only happen to mean the same are explained again.
+    """
+    meanings = {name: _sentence(meaning) for name, _, meaning in list_keys(document)}
+    earlier = Counter(explained.get(item, "") for item in meanings.items())
     named: dict[str, list[str]] = {}
     for (name, required), (_, _, meaning) in zip(document_keys(document), list_keys(document), strict=True):
         key = f"`{name}`" if required else f"`{name}`?"
@@ -128,8 +138,12 @@ def _items(document: type) -> Iterator[str]:
             prefix = meaning.name.removesuffix(name)
             by = f", by {meaning.labels[0]}" if meaning.labels else ""
             named.setdefault(f"Metrics `{prefix}…` of these names{by}.", []).append(key)
+        elif (before := explained.setdefault((name, meanings[name]), heading)) != heading and earlier[
+            before
+        ] >= MIN_SHARED:
+            named.setdefault(f"As in {before}.", []).append(key)
         else:
-            yield f"- {key}: {_sentence(meaning)}"
+            yield f"- {key}: {meanings[name]}"
     for text, keys in named.items():
         yield f"- {', '.join(keys)}: {text}"
 
