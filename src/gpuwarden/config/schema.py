@@ -92,24 +92,22 @@ class WebConfig:
     """HTTP server for Prometheus, the status page and the API."""
 
     listen: Address = option(ADDRESS, f"127.0.0.1:{DEFAULT_PORT}",
-        "Address of the metrics endpoint, the status page and the API; 0.0.0.0 listens on every IPv4 address. "
-        'Port 0 uses any free port; commands then use web.socket. Quote an IPv6 address: "[::1]:9846".')
+        "Address of metrics, pages and API; 0.0.0.0 is every IPv4 address, port 0 any free port. Quote an IPv6 "
+        'address: "[::1]:9846".')
     max_connections: int = option(bounded(WHOLE, "1", "10000"), "256",
         "Maximum open connections; above it, the one that has been idle or slow for longest is closed.")
     timeout: float = option(bounded(DURATION, "100ms", "5m"), "10s",
         "Time that a client has to send its request or to read the response.")
     allowed_hosts: tuple[str, ...] = option(list_of(HOST_PATTERN, "list of host names"), "none",
-        "Additional host names that requests may address (docs/understand/shared-machines.md). IP addresses, names "
-        "without a dot, the host's own names and the name in web.listen are always accepted.")
+        "Additional host names that requests may address (docs/understand/shared-machines.md).")
     external_url: str = option(optional(PAGES_URL, ""), "none",
         "URL at which people reach the pages, for links in alerts; its host name is accepted in requests. none uses "
-        "web.listen, with the host name in place of a wildcard address.")
+        "web.listen.")
     config_file: Path | None = option(_OPTIONAL_PATH, "none",
         "File with TLS, certificates of clients, logins and headers for web.listen, in the format of Prometheus' "
         "exporters (docs/use/tls.md); read again when it changes. web.socket has none of them.")
     socket: Path = option(SOCKET_PATH_OR_NAME, "api.sock",
-        "Unix socket that serves the same pages and API and identifies the client's user, for `gpuwarden runs`; a "
-        "file name without a folder is in the folder of runs.socket.")
+        "Unix socket that serves the same and identifies the client's user, for `gpuwarden runs`.")
     show_error_text: str = option(choice("error texts", "own", "true", "false"), "own",
         "Whether web.listen serves error messages, which can contain passwords and paths. own: only those of the "
         "daemon's own user, unless that is root; true: of all users; false: never.")
@@ -144,8 +142,7 @@ class PollConfig:
     interval: float = option(bounded(DURATION, "100ms", "1h"), "1s",
         "Time between polls of the GPUs, and so the maximum age of a scraped value; raise it if the driver is slow.")
     slow_interval: float = option(bounded(DURATION, "1s", "1h"), "15s",
-        "Time between reads of values that change slowly or are expensive to read, such as error counters, links and "
-        "limits; docs/reference/metrics.md has the tier of each metric.")
+        "Time between reads of values that change slowly or are expensive, such as error counters, links and limits.")
     memory_interval: float = option(bounded(DURATION, "20ms", "1h"), "100ms",
         "Time between samples of memory use alone, which catch peaks between polls; a value of poll.interval or more "
         "turns them off.")
@@ -225,14 +222,11 @@ class RunsConfig:
         'Group of the socket; with the mode "0660" only its members can report, and the service must be a member too '
         "(docs/start/install.md).")
     max: int = option(bounded(WHOLE, "1", "2048"), "512",
-        "Maximum number of runs at once; above it, an ended or silent run is dropped, else the newest run of the user "
-        "with the most runs. A run that uses a GPU never makes room for one that does not.")
+        "Maximum number of runs at once (docs/understand/shared-machines.md).")
     max_per_user: int = option(bounded(WHOLE, "1", "2048"), "128",
-        "Maximum number of runs of one user at once, including those of the user's subordinate uids (/etc/subuid); "
-        "above it, an ended or silent run of the user is dropped, else the new one is refused.")
+        "Maximum number of runs of one user at once, those of the user's subordinate uids included.")
     new_per_minute: int = option(bounded(WHOLE, "1", "60000"), "60",
-        "Maximum number of new runs of one user per minute, also the largest burst; further ones are refused and "
-        "counted, and connect again while they last.")
+        "Maximum number of new runs of one user per minute, also the largest burst.")
     expiry: float = option(bounded(DURATION, "1s", "24h"), "2m",
         "Time after which a run's last report is outdated, and for which its counters remain after its end.")
     stall_factor: int = option(bounded(WHOLE, "1", "1000"), "10",
@@ -242,7 +236,7 @@ class RunsConfig:
         "Minimum duration of a step before the run counts as stalled.")
     trust_reports: bool = option(BOOLEAN, "false",
         "Trust the GPUs that a run reports even where the driver does not list its process, as in a container without "
-        "the host's pids, or in tests on the CPU; any user who can report can then raise alerts about any GPU.")
+        "the host's pids; any user who can report can then raise alerts about any GPU.")
     context_overhead: int = option(bounded(SIZE, "0", "64GiB"), "512MiB",
         "Device memory that a process uses in addition to its allocator's pool (CUDA context, cuBLAS, cuDNN); "
         "subtracted from headroom.")
@@ -278,8 +272,7 @@ class RecordsConfig:
 
     path: Path | None = option(_OPTIONAL_PATH, "/var/lib/gpuwarden/receipts",
         "Folder of the run database; `none` keeps records in memory only. If it is not set and the daemon does not "
-        "run as root, it is in systemd's state directory, or in gpuwarden/receipts below XDG_STATE_HOME "
-        "(~/.local/state).")
+        "run as root, it is in systemd's state directory, or below ~/.local/state.")
     max: int = option(bounded(WHOLE, "1", "100000"), "1000",
         "Maximum number of records; above it, the user with the most records loses their oldest one.")
 
@@ -300,8 +293,7 @@ class ControlConfig:
     """Administration of the running daemon."""
 
     socket: Path = option(SOCKET_PATH_OR_NAME, "control.sock",
-        "Unix socket of gpuwarden check, pause, resume and incidents record, for root and the daemon's user only; a "
-        "file name without a folder is in the folder of runs.socket.")
+        "Unix socket of gpuwarden check, pause, resume and incidents record, for root and the daemon's user only.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,8 +323,7 @@ class AlertmanagerConfig:
     job: str = option(TEXT, "gpuwarden",
         "Label `job` of the alerts: the name of this daemon's scrape job in Prometheus.")
     instance: str = option(optional(TEXT, ""), "none",
-        "Label `instance` of the alerts: the target as in Prometheus; none uses web.listen, with the host name in "
-        "place of a wildcard address.")
+        "Label `instance` of the alerts: the target as in Prometheus; none uses web.listen.")
     labels: tuple[tuple[str, str], ...] = option(list_of(LABEL, "list of labels"), "none",
         "More labels for all alerts: the same as external_labels in Prometheus.")
     resend: float = option(bounded(DURATION, "1s", "10m"), "30s",
@@ -379,8 +370,8 @@ class NotifyConfig:
     group_wait: float = option(bounded(DURATION, "0", "10m"), "3s",
         "Time to wait for more alerts after the first, to send them in one message.")
     max_per_hour: int = option(bounded(WHOLE, "1", "3600"), "20",
-        "Maximum messages per hour to each target, at most a quarter of them in a burst; more alerts wait for the next "
-        "message. New critical alerts also have a second limit of the same size: at most twice this number in total.")
+        "Maximum messages per hour to each target; more alerts wait for the next message. New critical alerts have a "
+        "second limit of the same size.")
     repeat: float = option(bounded(DURATION, "1m", "720h"), "4h",
         "Interval for re-sending an alert that is still firing.")
     resolved: bool = option(BOOLEAN, "true", "Send a message when an alert is resolved.")
