@@ -43,9 +43,12 @@ def render_commands() -> Iterator[str]:
     for command in COMMANDS:
         yield from ("", f"## gpuwarden {command.name}", "", command.description, "")
         yield from (f"    {example}" for example in command.examples)
-        yield from _option_lines(parsers[command.name], shared)
+        own = _option_lines(parsers[command.name], shared)
+        yield from own
         for name, parser in subparsers(parsers[command.name]).items():
-            yield from ("", f"### gpuwarden {command.name} {name}", *_option_lines(parser, shared))
+            lines = _option_lines(parser, shared)
+            if lines != own:  # `runs list` is `runs`
+                yield from ("", f"### gpuwarden {command.name} {name}", *lines)
 
 
 def subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
