@@ -40,12 +40,11 @@ To try it on this machine, with alerts at <http://127.0.0.1:9090/alerts>:
 
 [`gpuwarden rules`](cli.md#gpuwarden-rules) prints the file with other thresholds or links, or for other systems; the
 defaults are in the texts below. The annotation `runbook_url` leads to `/alerts/NAME` of the alert's daemon, which has
-the section below. An alert is not sent while one that it is *inhibited by* fires, if [Alertmanager is configured
+the section below. Alerts that follow from another one are not sent while that one fires, if [Alertmanager is configured
 so](../use/notifications.md#routes-and-inhibition).
 """
 
 # Links in the texts of conditions are relative to docs/, as messages contain them too; this page is one level below.
-_SILENCE = "Silence"
 _LINK_TO_DOCS = re.compile(r"\]\((?!#|https?:|\.\./)")
 
 
@@ -58,9 +57,8 @@ def render_alerts() -> Iterator[str]:
         lead = fill_places(f"*{rule.severity.capitalize()}.{_timing_text(rule, values)}* {rule.meaning}", values)
         yield _LINK_TO_DOCS.sub("](../", lead)
         yield ""
-        for title, text in alert_details(rule, values, _anchor):
-            if title != _SILENCE:  # the introduction has it for all
-                yield _LINK_TO_DOCS.sub("](../", f"- **{title}:** {text}")
+        for title, text in _guide(rule, values):
+            yield _LINK_TO_DOCS.sub("](../", f"- **{title}:** {text}")
 
 
 def alert_lead(rule: Condition, values: Mapping[str, str]) -> str:
@@ -71,17 +69,17 @@ def alert_lead(rule: Condition, values: Mapping[str, str]) -> str:
 
 def alert_details(rule: Condition, values: Mapping[str, str], link: Callable[[str], str]) -> Iterator[tuple[str, str]]:
     """Yield what to do about a condition, in Markdown by title; `link` returns the link to another alert."""
-    yield "Diagnosis", fill_places(rule.diagnosis, values)
-    yield "Action", fill_places(rule.action, values)
+    yield from _guide(rule, values)
     if rule.expr and rule.fires != "always":
-        yield _SILENCE, _silence_text(rule)
-    yield "False positives", fill_places(rule.false_positives, values)
+        yield "Silence", _silence_text(rule)
     if hiding := [f"[{name}]({link(name)})" for name in find_sources(rule.name)]:
         yield "Inhibited by", f"{', '.join(hiding)}."
 
 
-def _anchor(name: str) -> str:
-    return f"#{name.lower()}"
+def _guide(rule: Condition, values: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    yield "Diagnosis", fill_places(rule.diagnosis, values)
+    yield "Action", fill_places(rule.action, values)
+    yield "False positives", fill_places(rule.false_positives, values)
 
 
 def _timing_text(rule: Condition, values: Mapping[str, str]) -> str:
