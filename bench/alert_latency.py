@@ -50,7 +50,7 @@ from gpuwarden.protocol.messages import DeviceMemory
 path, devices = sys.argv[1], json.loads(sys.argv[2])
 with watch("bench", socket=path, devices=devices) as run:
     held = {name: DeviceMemory(19 << 30, 19 << 30) for name in devices}
-    run._loop.run.memory.reading = lambda: held  # stands in for a framework
+    run._loop.run.memory.latest = lambda: held  # stands in for a framework
     while True:
         time.sleep(0.1)
         run.step()

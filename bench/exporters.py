@@ -6,7 +6,6 @@ compiler. docs/engineering/performance.md explains the figures, and what the moc
 """
 
 import argparse
-import os
 import sys
 import tempfile
 import time
@@ -17,7 +16,7 @@ from pathlib import Path
 from statistics import median
 
 from mocked import PROCESSES_PER_GPU, environment, sleepers
-from programs import FLOOR, GPUWARDEN, conditions, cpu_seconds, memory, program
+from programs import GPUWARDEN, conditions, cpu_seconds, memory, program
 from scraping import (
     HOST,
     PAUSE_SECONDS,
@@ -35,7 +34,7 @@ from scraping import (
 
 GPUS = 8
 PROCESSES = GPUS * PROCESSES_PER_GPU
-OURS, UNSAMPLED, PEER = "gpuwarden", "gpuwarden without memory samples", "nvitop-exporter"
+OURS, PEER = "gpuwarden", "nvitop-exporter"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +66,9 @@ class Exporter:
     first_page: float
     kept: Connection
     polling: dict[str, list[float]] = field(default_factory=lambda: {kind: [] for kind in INTERVALS})  # CPU a minute
-    scraping: list[float] = field(default_factory=list)  # CPU of each scrape of many in a row, polls taken off
-    fresh: list[float] = field(default_factory=list)  # CPU of each scrape that is the first of its page, likewise
+    fresh: list[float] = field(
+        default_factory=list
+    )  # CPU of each scrape that is the first after a poll, polls taken off
     latency: dict[str, list[float]] = field(default_factory=lambda: {kind: [] for kind in (FRESH, NEW)})
 
 
@@ -83,7 +83,7 @@ def command(name: str, port: int, folder: Path) -> list[str]:
     if name == PEER:
         return [sys.executable, "-m", "nvitop_exporter", f"--bind-address={HOST}", f"--port={port}", "--interval=1"]
     config = folder / "config.yaml"
-    config.write_text("poll: {memory_interval: 1h}\n" if name == UNSAMPLED else "", encoding="utf-8")
+    config.write_text("", encoding="utf-8")  # the defaults, whatever the machine has
     settings = [f"--config={config}", f"--listen={HOST}:{port}", f"--socket={folder}/run.sock"]
     return [*GPUWARDEN, "serve", *settings]
 
@@ -125,19 +125,11 @@ def measure_polling(exporters: Sequence[Exporter], kind: str, seconds: float) ->
 def measure_scrapes(it: Exporter, count: int) -> None:
     """Scrape one exporter, one scrape after the other, each on a new connection."""
     fetch(connect(it.port))  # pays for what is done once
-    began, cpu = time.perf_counter(), cpu_seconds(it.pid)
     for _ in range(count):
         time.sleep(PAUSE_SECONDS)
         start = time.perf_counter()
         fetch(connect(it.port))
         it.latency[NEW].append(time.perf_counter() - start)
-    spent, passed = cpu_seconds(it.pid) - cpu, time.perf_counter() - began
-    it.scraping.append((spent - median(it.polling[UNSCRAPED]) / 60 * passed) / count)
-
-
-def polls(it: Exporter, of: str = "") -> dict[str, float]:
-    """Return the rows about polls."""
-    return {f"CPU of the polls{of}, {kind}, s/min": median(found) for kind, found in it.polling.items()}
 
 
 def figures(it: Exporter, starts: Sequence[float]) -> dict[str, float]:
@@ -145,17 +137,14 @@ def figures(it: Exporter, starts: Sequence[float]) -> dict[str, float]:
     text, held = page(it.port), memory(it.pid)
     found = {kind: percentiles(times) for kind, times in it.latency.items()}
     return {
-        **polls(it),
+        **{f"CPU of the polls, {kind}, s/min": median(spent) for kind, spent in it.polling.items()},
         **{f"scrape p50, {kind}, ms": p50 for kind, (p50, _p99) in found.items()},
         **{f"scrape p99, {kind}, ms": p99 for kind, (_p50, p99) in found.items()},
         "CPU of a scrape, first after a poll, ms": median(it.fresh) * 1e3,
-        "CPU of a scrape, of many in a row, ms": median(it.scraping) * 1e3,
         "memory, resident, MiB": held["Rss"] / 1024,
         "memory, proportional, MiB": held["Pss"] / 1024,
-        "memory, anonymous, MiB": held["Anonymous"] / 1024,
         "start to first full page, s": median(starts),
         "series": series(text),
-        "page, KB": len(text) / 1000,
     }
 
 
@@ -174,16 +163,14 @@ def table(ours: dict[str, float], peer: dict[str, float]) -> Iterator[str]:
     yield f"| figure | {OURS} | {PEER} | ratio | at most | met |"
     yield "| --- | ---: | ---: | ---: | ---: | --- |"
     for name, figure in ours.items():
-        cells = ["-", "-", "", ""]
-        if name in peer:
-            ratio, bar = figure / peer[name], MAX_RATIO_TO_PEER.get(name)
-            met = ["", ""] if bar is None else [f"{bar:.2f}", "yes" if ratio <= bar else "**no**"]
-            cells = [f"{peer[name]:.3g}", f"{ratio:.2f}", *met]
-        yield f"| {' | '.join([name, f'{figure:.3g}', *cells])} |"
+        ratio, bar = figure / peer[name], MAX_RATIO_TO_PEER.get(name)
+        met = ["", ""] if bar is None else [f"{bar:.2f}", "yes" if ratio <= bar else "**no**"]
+        yield f"| {' | '.join([name, f'{figure:.3g}', f'{peer[name]:.3g}', f'{ratio:.2f}', *met])} |"
 
 
-def measure(names: Sequence[str], effort: Effort) -> tuple[dict[str, float], dict[str, float]]:
-    """Measure all figures of ours and, if it is among the names, of the peer."""
+def measure(effort: Effort) -> tuple[dict[str, float], dict[str, float]]:
+    """Measure all figures of ours and of the peer."""
+    names = (OURS, PEER)
     with ExitStack() as stack:
         pids = stack.enter_context(sleepers(PROCESSES))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpuwarden-bench-")))
@@ -194,36 +181,24 @@ def measure(names: Sequence[str], effort: Effort) -> tuple[dict[str, float], dic
                 with exporter(name, env, pids) as started:
                     starts[name].append(started.first_page)
         running = {name: stack.enter_context(exporter(name, env, pids)) for name in names}
-        idle = stack.enter_context(program(FLOOR, env, Path(os.devnull)))
-        floor: list[float] = []
-        every = list(running.values())
+        both = list(running.values())
         time.sleep(effort.settle)
         for _ in range(effort.rounds):
-            cpu = cpu_seconds(idle)
-            measure_polling(every, UNSCRAPED, effort.quiet)
-            floor.append((cpu_seconds(idle) - cpu) / effort.quiet * 60)
-            measure_polling(every, SELDOM, effort.scraped)
-            measure_polling(every, OFTEN, effort.scraped)
-            for each in every:
+            measure_polling(both, UNSCRAPED, effort.quiet)
+            measure_polling(both, SELDOM, effort.scraped)
+            measure_polling(both, OFTEN, effort.scraped)
+            for each in both:
                 measure_scrapes(each, effort.scrapes // effort.rounds)
-        found = {name: figures(each, starts[name]) for name, each in running.items()}
-        found[OURS] = {
-            "CPU of a process that only wakes ten times a second, s/min": median(floor),
-            **polls(running[UNSAMPLED], " without memory samples"),
-            **found[OURS],
-        }
-        return found[OURS], found.get(PEER, {})
+        return figures(running[OURS], starts[OURS]), figures(running[PEER], starts[PEER])
 
 
 def main() -> None:
     """Measure and print the table."""
     parser = argparse.ArgumentParser(description="Compare gpuwarden with nvitop-exporter on the mock driver.")
     parser.add_argument("--quick", action="store_true", help="a smoke run of some seconds; its figures mean nothing")
-    parser.add_argument("--without-peer", action="store_true", help="measure gpuwarden alone")
     chosen = parser.parse_args()
-    names = [OURS, UNSAMPLED] if chosen.without_peer else [OURS, UNSAMPLED, PEER]
     print(f"{GPUS} GPUs of the mock driver, {PROCESSES} processes, a poll a second; {conditions()}.\n")
-    print("\n".join(table(*measure(names, QUICK if chosen.quick else FULL))))
+    print("\n".join(table(*measure(QUICK if chosen.quick else FULL))))
 
 
 if __name__ == "__main__":

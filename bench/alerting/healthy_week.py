@@ -220,8 +220,8 @@ def _small_errors(days: float, rng: Rng) -> Iterator[tuple[float, Callable[[Watc
 def _corrected(count: int, watched: WatchedBox) -> None:
     def answer(gpu: SimulatedGpu, kind: int, lifetime: int, location: int) -> int:
         known: int = compute_answer(gpu, _ERRORS, kind, lifetime, location)
-        asked = (ECC_TYPES["corrected"], ECC_LIFETIMES["volatile"], MEMORY_LOCATIONS["dram"])
-        return known + (count if (kind, lifetime, location) == asked else 0)
+        counter = (ECC_TYPES["corrected"], ECC_LIFETIMES["volatile"], MEMORY_LOCATIONS["dram"])
+        return known + (count if (kind, lifetime, location) == counter else 0)
 
     watched.box.script(3, _ERRORS, answer)
 

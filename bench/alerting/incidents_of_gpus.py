@@ -49,8 +49,8 @@ def _reasons(*names: str) -> tuple[float, Event]:
 
 def _uncorrectable(gpu: SimulatedGpu, kind: int, lifetime: int, location: int) -> int:
     known: int = compute_answer(gpu, _ERRORS, kind, lifetime, location)
-    asked = (ECC_TYPES["uncorrected"], MEMORY_LOCATIONS["dram"])
-    return known + ((kind, location) == asked and lifetime in ECC_LIFETIMES.values())
+    counter = (ECC_TYPES["uncorrected"], MEMORY_LOCATIONS["dram"])
+    return known + ((kind, location) == counter and lifetime in ECC_LIFETIMES.values())
 
 
 def _hot(watched: WatchedBox, celsius: float) -> None:

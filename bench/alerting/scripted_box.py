@@ -207,10 +207,10 @@ class WatchedBox:
         self._daemon, self._exposition = Daemon(self._config, source), Exposition()
         # Simulated GPUs are not this machine's: of these the daemon reads no kernel log, and its host is another too.
         pipeline = self._daemon.pipeline
-        pipeline.kernel_log = _KernelLog(self.box)  # type: ignore[assignment] # as said
-        pipeline.sees_host = True  # as said
-        pipeline.host._reader.read = lambda: _HOST  # type: ignore[method-assign] # noqa: SLF001 - as said
-        pipeline.host._trees.read = lambda peers: {}  # type: ignore[method-assign] # noqa: ARG005, SLF001 - as said
+        pipeline.kernel_log = _KernelLog(self.box)  # type: ignore[assignment] # as above
+        pipeline.sees_host = True  # as above
+        pipeline.host._reader.read = lambda: _HOST  # type: ignore[method-assign] # noqa: SLF001 - as above
+        pipeline.host._trees.read = lambda peers: {}  # type: ignore[method-assign] # noqa: ARG005, SLF001 - as above
         self.box.connect_runs()
 
     async def page(self, names: frozenset[str]) -> str | None:
