@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from socket import socket
 from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
@@ -31,13 +30,14 @@ from gpuwarden.alerts.prometheus_rules import Choices, render_rule_file
 from gpuwarden.config.schema import Config
 from mocked import mock, sleepers
 from programs import GPUWARDEN, conditions, program
+from scraping import free_port
 
 if TYPE_CHECKING:
     from mock_nvml import MockNvml
 
 SIZE_MIB = 81559
 HELD_MIB = 20 * 1024  # by the run's process
-ROOMY_MIB = 40_000
+FREE_MIB = 40_000
 FULL_MIB = 300
 GPUS = 8
 TARGETS = 4
@@ -50,7 +50,7 @@ from gpuwarden.protocol.messages import DeviceMemory
 path, devices = sys.argv[1], json.loads(sys.argv[2])
 with watch("bench", socket=path, devices=devices) as run:
     held = {name: DeviceMemory(19 << 30, 19 << 30) for name in devices}
-    run._loop.run.memory.reading = lambda: held  # stands in for a framework
+    run._loop.run.memory.latest = lambda: held  # stands in for a framework
     while True:
         time.sleep(0.1)
         run.step()
@@ -58,21 +58,21 @@ with watch("bench", socket=path, devices=devices) as run:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Route:
     """Path of an alert: seconds between scrapes and evaluations, None without Prometheus."""
 
     name: str
     bar: float | None  # seconds
     scrape: float | None = None
     evaluate: float = 0.0
-    over: float = 40.0  # seconds over which crossings are spread
+    spread_seconds: float = 40.0  # over which crossings are spread
 
 
-WAYS = (
-    Way("fast path", BAR_FAST),
-    Way("Prometheus, scrapes 1 s, rules 1 s", 1.5, 1, 1),
-    Way("Prometheus, scrapes 15 s, rules as shipped", 15.0, 15, Choices().interval, 90.0),
-    Way("Prometheus, scrapes 15 s, rules set to 15 s", None, 15, 15, 90.0),  # not as shipped
+ROUTES = (
+    Route("fast path", BAR_FAST),
+    Route("Prometheus, scrapes 1 s, rules 1 s", 1.5, 1, 1),
+    Route("Prometheus, scrapes 15 s, rules as shipped", 15.0, 15, Choices().interval, 90.0),
+    Route("Prometheus, scrapes 15 s, rules set to 15 s", None, 15, 15, 90.0),  # not as shipped
 )
 
 
@@ -118,11 +118,11 @@ class Target:
     driver: MockNvml
     port: int
     pid: int  # of the run
-    neighbour: int
+    co_tenant: int
 
-    def leave(self, gpu: int, mib: int) -> float:
-        """Leave this much memory free on the GPU, in one step; return the time before."""
-        held = f"{self.pid}:{HELD_MIB},{self.neighbour}:{SIZE_MIB - mib - HELD_MIB}"
+    def set_free(self, gpu: int, mib: int) -> float:
+        """Set the free memory of the GPU, in one step; return the time before."""
+        held = f"{self.pid}:{HELD_MIB},{self.co_tenant}:{SIZE_MIB - mib - HELD_MIB}"
         before = time.monotonic()
         self.driver.control(f"procs {gpu} {held}", f"set {gpu} free {mib}", f"set {gpu} memused {SIZE_MIB - mib}")
         return before
@@ -133,14 +133,7 @@ def uuid(gpu: int) -> str:
     return f"GPU-a0b1c2d{gpu}-4d4f-434b-8000-00000000000{gpu}"
 
 
-def free_port() -> int:
-    """Return a free port."""
-    with socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def fetched(url: str) -> str:
+def fetch_text(url: str) -> str:
     """Return a page; empty without an answer."""
     try:
         with urlopen(url, timeout=5) as answer:
@@ -173,12 +166,12 @@ def target(folder: Path, alertmanager: str | None) -> Iterator[Target]:
         wait_for(path.exists, "the daemon's socket")
         run = [sys.executable, "-c", RUN, str(path), devices]
         pid = stack.enter_context(program(run, dict(os.environ), folder / "run.log"))
-        (neighbour,) = stack.enter_context(sleepers(1))
-        started = Target(driver, port, pid, neighbour)
+        (co_tenant,) = stack.enter_context(sleepers(1))
+        started = Target(driver, port, pid, co_tenant)
         for gpu in range(GPUS):
-            started.leave(gpu, ROOMY_MIB)
+            started.set_free(gpu, FREE_MIB)
         page = f"http://127.0.0.1:{port}/metrics"
-        wait_for(lambda: fetched(page).count("\ngpuwarden_run_memory_headroom_bytes{") == GPUS, "the run's headroom")
+        wait_for(lambda: fetch_text(page).count("\ngpuwarden_run_memory_headroom_bytes{") == GPUS, "the run's headroom")
         yield started
 
 
@@ -200,18 +193,18 @@ def alertmanager(folder: Path, webhook: str) -> Iterator[str]:
     command = ["prometheus-alertmanager", f"--config.file={folder}/alertmanager.yml", "--cluster.listen-address="]
     command += [f"--web.listen-address={address}", f"--storage.path={folder}/alertmanager"]
     with program(command, dict(os.environ), folder / "alertmanager.log"):
-        wait_for(lambda: bool(fetched(f"http://{address}/-/ready")), "Alertmanager")
+        wait_for(lambda: bool(fetch_text(f"http://{address}/-/ready")), "Alertmanager")
         yield f"http://{address}"
 
 
 @contextmanager
-def prometheus(folder: Path, way: Way, targets: list[Target], receiver: str) -> Iterator[None]:
+def prometheus(folder: Path, route: Route, targets: list[Target], receiver: str) -> Iterator[None]:
     """Start a Prometheus, and yield it when it has scraped all runs."""
     rules = folder / "rules.yml"
-    rules.write_text(render_rule_file(Choices(interval=way.evaluate)))
+    rules.write_text(render_rule_file(Choices(interval=route.evaluate)))
     listed = [f"127.0.0.1:{each.port}" for each in targets]
     config = {
-        "global": {"scrape_interval": f"{way.scrape:g}s", "evaluation_interval": f"{way.evaluate:g}s"},
+        "global": {"scrape_interval": f"{route.scrape:g}s", "evaluation_interval": f"{route.evaluate:g}s"},
         "rule_files": [str(rules)],
         "scrape_configs": [{"job_name": "gpuwarden", "static_configs": [{"targets": listed}]}],
         "alerting": {"alertmanagers": [{"static_configs": [{"targets": [receiver.partition("//")[2]]}]}]},
@@ -222,32 +215,32 @@ def prometheus(folder: Path, way: Way, targets: list[Target], receiver: str) -> 
     command.append(f"--web.listen-address={url.partition('//')[2]}")
     needed = {"gpuwarden:device:info": GPUS * len(targets), "gpuwarden_run_info": len(targets)}
 
-    def known() -> bool:
+    def has_scraped() -> bool:
         for name, count in needed.items():
-            answer: dict[str, Any] = json.loads(fetched(f"{url}/api/v1/query?query={name}") or "{}")
+            answer: dict[str, Any] = json.loads(fetch_text(f"{url}/api/v1/query?query={name}") or "{}")
             if len(answer.get("data", {}).get("result", ())) < count:
                 return False
         return True
 
     with program(command, dict(os.environ), folder / "prometheus.log"):
-        wait_for(known, "all runs in Prometheus")
+        wait_for(has_scraped, "all runs in Prometheus")
         yield
 
 
-def delays(folder: Path, way: Way, number: int) -> list[float]:
+def delays(folder: Path, route: Route, number: int) -> list[float]:
     """Return the time until each crossing was notified, in seconds, shortest first."""
     chance = random.Random(1)  # noqa: S311 - moments, not secrets
     with ExitStack() as stack:
         webhook = stack.enter_context(Webhook().serving())
         receiver = stack.enter_context(alertmanager(folder, webhook.url))
-        named = receiver if way.scrape is None else None
+        named = receiver if route.scrape is None else None
         many = -(-number // GPUS)
         targets = [stack.enter_context(target(folder / f"target{index}", named)) for index in range(many)]
-        if way.scrape is not None:
-            stack.enter_context(prometheus(folder, way, targets, receiver))
+        if route.scrape is not None:
+            stack.enter_context(prometheus(folder, route, targets, receiver))
         places = [(each, gpu) for gpu in range(GPUS) for each in targets][:number]
-        over = way.over * number / (TARGETS * GPUS)
-        moments = sorted(chance.uniform(0, over) for _ in places)
+        spread = route.spread_seconds * number / (TARGETS * GPUS)
+        moments = sorted(chance.uniform(0, spread) for _ in places)
         crossed = crossings(places, moments)
         wait_for(lambda: crossed.keys() <= webhook.arrived.keys(), "all alerts")
         return sorted(webhook.arrived[key] - crossed[key] for key in crossed)
@@ -259,7 +252,7 @@ def crossings(places: list[tuple[Target, int]], moments: list[float]) -> Mapping
     begin = time.monotonic()
     for (each, gpu), moment in zip(places, moments, strict=True):
         time.sleep(max(begin + moment - time.monotonic(), 0))
-        crossed[str(each.pid), uuid(gpu)] = each.leave(gpu, FULL_MIB)
+        crossed[str(each.pid), uuid(gpu)] = each.set_free(gpu, FULL_MIB)
     return crossed
 
 
@@ -273,14 +266,14 @@ def main() -> None:
         sys.exit(f"not installed: {', '.join(missing)}")
     number = 3 if quick else TARGETS * GPUS
     print(f"Measured {conditions()}; {number} crossings each, group_wait 0 s.\n")
-    print("| way | median, s | p95, s | longest, s | at most, s | met |")
+    print("| route | median, s | p95, s | longest, s | at most, s | met |")
     print("| --- | ---: | ---: | ---: | ---: | --- |")
-    for way in WAYS[:2] if quick else WAYS:
+    for route in ROUTES[:2] if quick else ROUTES:
         with tempfile.TemporaryDirectory() as place:
-            took = delays(Path(place), way, number)
+            took = delays(Path(place), route, number)
         middle, p95 = median(took), quantiles(took, n=20, method="inclusive")[-1]
-        bar, met = ("", "") if way.bar is None else (f"{way.bar:g}", "yes" if middle <= way.bar else "**no**")
-        print(f"| {way.name} | {middle:.3f} | {p95:.3f} | {took[-1]:.3f} | {bar} | {met} |", flush=True)
+        bar, met = ("", "") if route.bar is None else (f"{route.bar:g}", "yes" if middle <= route.bar else "**no**")
+        print(f"| {route.name} | {middle:.3f} | {p95:.3f} | {took[-1]:.3f} | {bar} | {met} |", flush=True)
 
 
 if __name__ == "__main__":

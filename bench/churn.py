@@ -48,7 +48,7 @@ def train(folder: Path, gpu: int) -> None:
 
 
 def finish(folder: Path, gpu: int) -> None:
-    """Report for a while and say goodbye."""
+    """Report for a while and end with a message."""
     _report(folder, gpu, 20).send(End("exit"))
 
 
@@ -71,21 +71,21 @@ def _report(folder: Path, gpu: int, count: int) -> DaemonConnection:
     return connection
 
 
-def talk_nonsense(folder: Path, _gpu: int) -> None:
+def send_invalid(folder: Path, _gpu: int) -> None:
     """Send an invalid message, and keep the connection."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as rude:
-        rude.connect(str(folder / "run.sock"))
-        rude.send(os.urandom(100))
-        rude.send(b'{"v":1,"type":"report"}')
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+        client.connect(str(folder / "run.sock"))
+        client.send(os.urandom(100))
+        client.send(b'{"v":1,"type":"report"}')
         time.sleep(MAX_JOB_SECONDS)
 
 
-def only_compute(_folder: Path, _gpu: int) -> None:
+def run_silently(_folder: Path, _gpu: int) -> None:
     """Use the GPU and report nothing."""
     time.sleep(MAX_JOB_SECONDS)
 
 
-KINDS: tuple[Callable[[Path, int], None], ...] = (train, finish, vanish, talk_nonsense, only_compute)
+KINDS: tuple[Callable[[Path, int], None], ...] = (train, finish, vanish, send_invalid, run_silently)
 
 
 def start(folder: Path, dice: random.Random) -> Job:
@@ -136,7 +136,7 @@ def rules(jobs: list[Job], faults: list[str], xid: str) -> str:
     return "".join(f"{line}\n" for line in (*lists, *faults, xid))
 
 
-def steer(control: Path, text: str) -> None:
+def write_control(control: Path, text: str) -> None:
     """Replace the control file in one step."""
     fresh = control.with_suffix(".next")
     fresh.write_text(text, encoding="ascii")
@@ -144,8 +144,8 @@ def steer(control: Path, text: str) -> None:
 
 
 def main() -> None:
-    """Make trouble until standard input ends."""
-    folder, dice = Path(sys.argv[1]), random.Random(1)  # noqa: S311 - the same trouble each time
+    """Run jobs and faults until standard input ends."""
+    folder, dice = Path(sys.argv[1]), random.Random(1)  # noqa: S311 - the same each time
     control = folder / "mock-nvml.control"
     jobs: list[Job] = []
     faults: list[str] = []
@@ -164,10 +164,10 @@ def main() -> None:
             elif dice.random() < FAULT_CHANCE:
                 events += 1
                 xid = f"xid {events} {dice.randrange(GPUS)} {dice.choice(XIDS)}"
-        steer(control, rules(jobs, faults, xid))
+        write_control(control, rules(jobs, faults, xid))
     for job in jobs:
         kill(job)
-    steer(control, "")
+    write_control(control, "")
 
 
 if __name__ == "__main__":

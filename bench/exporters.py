@@ -6,7 +6,6 @@ compiler. docs/engineering/performance.md explains the figures, and what the moc
 """
 
 import argparse
-import os
 import sys
 import tempfile
 import time
@@ -17,12 +16,11 @@ from pathlib import Path
 from statistics import median
 
 from mocked import PROCESSES_PER_GPU, environment, sleepers
-from programs import FLOOR, GPUWARDEN, conditions, cpu_seconds, memory, program
+from programs import GPUWARDEN, conditions, cpu_seconds, memory, program
 from scraping import (
     HOST,
     PAUSE_SECONDS,
     PROMETHEUS,
-    SCRAPES,
     Connection,
     connect,
     fetch,
@@ -36,7 +34,7 @@ from scraping import (
 
 GPUS = 8
 PROCESSES = GPUS * PROCESSES_PER_GPU
-OURS, QUIETER, PEER = "gpuwarden", "gpuwarden without looks at memory", "nvitop-exporter"
+OURS, PEER = "gpuwarden", "nvitop-exporter"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +46,15 @@ class Effort:
     rounds: int
     quiet: float  # a window without scrapes
     scraped: float  # and those with them
-    scrapes: int  # of each kind in a row, in all rounds together
+    scrapes: int  # in a row, in all rounds together
 
 
 FULL = Effort(starts=5, settle=3, rounds=3, quiet=30, scraped=30, scrapes=300)
 QUICK = Effort(starts=1, settle=0.5, rounds=1, quiet=1, scraped=3, scrapes=10)
 
-ALONE, SELDOM, OFTEN = "no scrapes", "a scrape every 15 s", "a scrape every second"
-INTERVALS: Mapping[str, float] = {ALONE: float("inf"), SELDOM: 15, OFTEN: 1}
-FRESH = "first of a page, as Prometheus asks"
+UNSCRAPED, SELDOM, OFTEN = "no scrapes", "a scrape every 15 s", "a scrape every second"
+INTERVALS: Mapping[str, float] = {UNSCRAPED: float("inf"), SELDOM: 15, OFTEN: 1}
+FRESH, NEW = "first after a poll", "new connection"
 
 
 @dataclass(slots=True)
@@ -68,9 +66,10 @@ class Exporter:
     first_page: float
     kept: Connection
     polling: dict[str, list[float]] = field(default_factory=lambda: {kind: [] for kind in INTERVALS})  # CPU a minute
-    scraping: list[float] = field(default_factory=list)  # CPU of each scrape of many in a row, polls taken off
-    fresh: list[float] = field(default_factory=list)  # CPU of each scrape that is the first of its page, likewise
-    latency: dict[str, list[float]] = field(default_factory=lambda: {kind: [] for kind in (FRESH, *SCRAPES)})
+    fresh: list[float] = field(
+        default_factory=list
+    )  # CPU of each scrape that is the first after a poll, polls taken off
+    latency: dict[str, list[float]] = field(default_factory=lambda: {kind: [] for kind in (FRESH, NEW)})
 
 
 def shows_all(text: bytes, pids: Sequence[int]) -> bool:
@@ -84,7 +83,7 @@ def command(name: str, port: int, folder: Path) -> list[str]:
     if name == PEER:
         return [sys.executable, "-m", "nvitop_exporter", f"--bind-address={HOST}", f"--port={port}", "--interval=1"]
     config = folder / "config.yaml"
-    config.write_text("poll: {memory_interval: 1h}\n" if name == QUIETER else "", encoding="utf-8")
+    config.write_text("", encoding="utf-8")  # the defaults, whatever the machine has
     settings = [f"--config={config}", f"--listen={HOST}:{port}", f"--socket={folder}/run.sock"]
     return [*GPUWARDEN, "serve", *settings]
 
@@ -94,9 +93,9 @@ def exporter(name: str, env: dict[str, str], pids: Sequence[int]) -> Iterator[Ex
     """Run an exporter, from its first scrape with every process on."""
     with tempfile.TemporaryDirectory(prefix="gpuwarden-bench-") as folder:
         log, port = Path(folder, "log"), free_port()
-        asked = command(name, port, Path(folder))
+        arguments = command(name, port, Path(folder))
         began = time.perf_counter()
-        with program(asked, env, log) as pid:
+        with program(arguments, env, log) as pid:
             wait_for(port, lambda text: shows_all(text, pids), log)
             yield Exporter(pid, port, time.perf_counter() - began, connect(port))
 
@@ -120,27 +119,17 @@ def measure_polling(exporters: Sequence[Exporter], kind: str, seconds: float) ->
         spent = cpu_seconds(each.pid) - cpu
         each.polling[kind].append(spent / passed * 60)
         if kind == OFTEN:
-            each.fresh.append((spent - median(each.polling[ALONE]) / 60 * passed) / int(seconds / interval))
+            each.fresh.append((spent - median(each.polling[UNSCRAPED]) / 60 * passed) / int(seconds / interval))
 
 
-def measure_scrapes(it: Exporter, kind: str, count: int) -> None:
-    """Scrape one exporter, one scrape after the other."""
-    scrape, kept = SCRAPES[kind], connect(it.port)
-    scrape(it.port, kept)  # pays for what is done once
-    began, cpu = time.perf_counter(), cpu_seconds(it.pid)
+def measure_scrapes(it: Exporter, count: int) -> None:
+    """Scrape one exporter, one scrape after the other, each on a new connection."""
+    fetch(connect(it.port))  # pays for what is done once
     for _ in range(count):
         time.sleep(PAUSE_SECONDS)
         start = time.perf_counter()
-        scrape(it.port, kept)
-        it.latency[kind].append(time.perf_counter() - start)
-    spent, passed = cpu_seconds(it.pid) - cpu, time.perf_counter() - began
-    it.scraping.append((spent - median(it.polling[ALONE]) / 60 * passed) / count)
-    kept.close()
-
-
-def polls(it: Exporter, of: str = "") -> dict[str, float]:
-    """Return the rows about polls."""
-    return {f"CPU of the polls{of}, {kind}, s/min": median(found) for kind, found in it.polling.items()}
+        fetch(connect(it.port))
+        it.latency[NEW].append(time.perf_counter() - start)
 
 
 def figures(it: Exporter, starts: Sequence[float]) -> dict[str, float]:
@@ -148,26 +137,23 @@ def figures(it: Exporter, starts: Sequence[float]) -> dict[str, float]:
     text, held = page(it.port), memory(it.pid)
     found = {kind: percentiles(times) for kind, times in it.latency.items()}
     return {
-        **polls(it),
+        **{f"CPU of the polls, {kind}, s/min": median(spent) for kind, spent in it.polling.items()},
         **{f"scrape p50, {kind}, ms": p50 for kind, (p50, _p99) in found.items()},
         **{f"scrape p99, {kind}, ms": p99 for kind, (_p50, p99) in found.items()},
-        "CPU of a scrape, first of a page, ms": median(it.fresh) * 1e3,
-        "CPU of a scrape, of many in a row, ms": median(it.scraping) * 1e3,
+        "CPU of a scrape, first after a poll, ms": median(it.fresh) * 1e3,
         "memory, resident, MiB": held["Rss"] / 1024,
         "memory, proportional, MiB": held["Pss"] / 1024,
-        "memory, anonymous, MiB": held["Anonymous"] / 1024,
         "start to first full page, s": median(starts),
         "series": series(text),
-        "page, KB": len(text) / 1000,
     }
 
 
 # The most of the peer's figure that ours may be. Other rows have no bar.
 MAX_RATIO_TO_PEER = {
-    f"CPU of the polls, {ALONE}, s/min": 0.30,
+    f"CPU of the polls, {UNSCRAPED}, s/min": 0.30,
     f"CPU of the polls, {SELDOM}, s/min": 0.30,
     f"scrape p50, {FRESH}, ms": 0.35,
-    "scrape p50, new connection, ms": 0.35,
+    f"scrape p50, {NEW}, ms": 0.35,
     "memory, resident, MiB": 1.0,
 }
 
@@ -177,16 +163,14 @@ def table(ours: dict[str, float], peer: dict[str, float]) -> Iterator[str]:
     yield f"| figure | {OURS} | {PEER} | ratio | at most | met |"
     yield "| --- | ---: | ---: | ---: | ---: | --- |"
     for name, figure in ours.items():
-        cells = ["-", "-", "", ""]
-        if name in peer:
-            ratio, bar = figure / peer[name], MAX_RATIO_TO_PEER.get(name)
-            met = ["", ""] if bar is None else [f"{bar:.2f}", "yes" if ratio <= bar else "**no**"]
-            cells = [f"{peer[name]:.3g}", f"{ratio:.2f}", *met]
-        yield f"| {' | '.join([name, f'{figure:.3g}', *cells])} |"
+        ratio, bar = figure / peer[name], MAX_RATIO_TO_PEER.get(name)
+        met = ["", ""] if bar is None else [f"{bar:.2f}", "yes" if ratio <= bar else "**no**"]
+        yield f"| {' | '.join([name, f'{figure:.3g}', f'{peer[name]:.3g}', f'{ratio:.2f}', *met])} |"
 
 
-def measure(names: Sequence[str], effort: Effort) -> tuple[dict[str, float], dict[str, float]]:
-    """Measure all figures of ours and, if it is among the names, of the peer."""
+def measure(effort: Effort) -> tuple[dict[str, float], dict[str, float]]:
+    """Measure all figures of ours and of the peer."""
+    names = (OURS, PEER)
     with ExitStack() as stack:
         pids = stack.enter_context(sleepers(PROCESSES))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpuwarden-bench-")))
@@ -197,37 +181,24 @@ def measure(names: Sequence[str], effort: Effort) -> tuple[dict[str, float], dic
                 with exporter(name, env, pids) as started:
                     starts[name].append(started.first_page)
         running = {name: stack.enter_context(exporter(name, env, pids)) for name in names}
-        idler = stack.enter_context(program(FLOOR, env, Path(os.devnull)))
-        floor: list[float] = []
-        everyone = list(running.values())
+        both = list(running.values())
         time.sleep(effort.settle)
         for _ in range(effort.rounds):
-            cpu = cpu_seconds(idler)
-            measure_polling(everyone, ALONE, effort.quiet)
-            floor.append((cpu_seconds(idler) - cpu) / effort.quiet * 60)
-            measure_polling(everyone, SELDOM, effort.scraped)
-            measure_polling(everyone, OFTEN, effort.scraped)
-            for kind in SCRAPES:
-                for each in everyone:
-                    measure_scrapes(each, kind, effort.scrapes // effort.rounds)
-        found = {name: figures(each, starts[name]) for name, each in running.items()}
-        found[OURS] = {
-            "CPU of a process that only wakes ten times a second, s/min": median(floor),
-            **polls(running[QUIETER], " without looks at memory"),
-            **found[OURS],
-        }
-        return found[OURS], found.get(PEER, {})
+            measure_polling(both, UNSCRAPED, effort.quiet)
+            measure_polling(both, SELDOM, effort.scraped)
+            measure_polling(both, OFTEN, effort.scraped)
+            for each in both:
+                measure_scrapes(each, effort.scrapes // effort.rounds)
+        return figures(running[OURS], starts[OURS]), figures(running[PEER], starts[PEER])
 
 
 def main() -> None:
     """Measure and print the table."""
     parser = argparse.ArgumentParser(description="Compare gpuwarden with nvitop-exporter on the mock driver.")
     parser.add_argument("--quick", action="store_true", help="a smoke run of some seconds; its figures mean nothing")
-    parser.add_argument("--without-peer", action="store_true", help="measure gpuwarden alone")
     chosen = parser.parse_args()
-    names = [OURS, QUIETER] if chosen.without_peer else [OURS, QUIETER, PEER]
     print(f"{GPUS} GPUs of the mock driver, {PROCESSES} processes, a poll a second; {conditions()}.\n")
-    print("\n".join(table(*measure(names, QUICK if chosen.quick else FULL))))
+    print("\n".join(table(*measure(QUICK if chosen.quick else FULL))))
 
 
 if __name__ == "__main__":

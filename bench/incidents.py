@@ -1,8 +1,7 @@
 """Incidents and their alerts, expected and fired: `python bench/incidents.py [NAME ...]`.
 
 Incidents are scripted on a simulated host (bench/alerting/); the real daemon polls it in simulated time, and a real
-Prometheus evaluates the shipped rules. The expected alerts were written down before (bench/alerting/expected.py).
-Names, or parts of them, select incidents.
+Prometheus evaluates the shipped rules. Names, or parts of them, select incidents.
 """
 
 from __future__ import annotations
@@ -18,17 +17,16 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path += [str(ROOT / each) for each in ("bench/alerting", "tools/pictures", "tests/support")]
 
-from expected import INCIDENTS, Incident  # noqa: E402 - found only now
-from history import BEGIN  # noqa: E402 - likewise
-from names import NAMES  # noqa: E402 - likewise
-from played import fired  # noqa: E402 - likewise
-from scenes_of_gpus import SCENES as OF_GPUS  # noqa: E402 - likewise
-from scenes_of_runs import SCENES as OF_RUNS  # noqa: E402 - likewise
+from history import BEGIN  # noqa: E402 - found only now
+from incidents_of_gpus import INCIDENTS as OF_GPUS  # noqa: E402 - likewise
+from incidents_of_runs import INCIDENTS as OF_RUNS  # noqa: E402 - likewise
+from scene_store import fired_alerts  # noqa: E402 - likewise
+from scenes import Incident  # noqa: E402 - likewise
 
 from programs import conditions  # noqa: E402 - likewise
 
 STEP = 5.0  # seconds between scrapes, and between evaluations, as in the shipped configuration
-SCENES = {**OF_GPUS, **OF_RUNS}
+INCIDENTS = (*OF_RUNS, *OF_GPUS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,26 +37,21 @@ class Result:
     fired: dict[str, float]
 
     @property
-    def wanted(self) -> dict[str, str]:
-        """Alerts that it should fire, with their meanings; one without a rule goes by its meaning."""
-        return {NAMES.get(meaning, f"({meaning})"): meaning for meaning in sorted(self.incident.fires)}
-
-    @property
     def missing(self) -> list[str]:
         """Alerts that it should have fired, and did not."""
-        return sorted(self.wanted.keys() - self.fired.keys())
+        return sorted(self.incident.fires - self.fired.keys())
 
     @property
     def extra(self) -> list[str]:
         """Alerts that it fired, and should not have."""
-        return sorted(self.fired.keys() - self.wanted.keys())
+        return sorted(self.fired.keys() - self.incident.fires)
 
 
-def play(incidents: Sequence[Incident]) -> list[Result]:
-    """Play incidents on one Prometheus, each as an instance."""
-    scenes = {each.name: SCENES[each.name]() for each in incidents}
+def run(incidents: Sequence[Incident]) -> list[Result]:
+    """Run incidents on one Prometheus, each as an instance."""
+    scenes = {each.name: each.scene() for each in incidents}
     results = []
-    for incident, episodes in zip(incidents, fired(scenes, STEP).values(), strict=True):
+    for incident, episodes in zip(incidents, fired_alerts(scenes, STEP).values(), strict=True):
         first: dict[str, float] = {}
         for each in episodes:
             first.setdefault(each.alert, each.begin - BEGIN - scenes[incident.name].begin)
@@ -68,7 +61,7 @@ def play(incidents: Sequence[Incident]) -> list[Result]:
 
 def table(results: Sequence[Result]) -> Iterator[str]:
     """Print a line for each incident."""
-    yield "| incident | what happens | fires | seconds to the first | as it should |"
+    yield "| incident | what happens | fires | seconds to the first | as expected |"
     yield "| --- | --- | --- | ---: | --- |"
     for each in results:
         fired = ", ".join(f"{name} ({seconds:.0f} s)" for name, seconds in each.fired.items()) or "nothing"
@@ -78,17 +71,17 @@ def table(results: Sequence[Result]) -> Iterator[str]:
 
 
 def main() -> int:
-    """Play and print; return exit status 1 if an incident did not fire exactly its alerts."""
-    parser = argparse.ArgumentParser(description="Play incidents, and hold the alerts against what they should be.")
+    """Run and print; return exit status 1 if an incident did not fire exactly its alerts."""
+    parser = argparse.ArgumentParser(description="Run incidents, and compare their alerts with the expected ones.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="incidents, or parts of their names; all by default")
     wanted = parser.parse_args().names
     chosen = [each for each in INCIDENTS if not wanted or any(name in each.name for name in wanted)]
     logging.disable(logging.CRITICAL)  # the daemons' lines
     began = time.monotonic()
     where = conditions()
-    results = play(chosen)
+    results = run(chosen)
     right = sum(not each.missing and not each.extra for each in results)
-    print(f"{where}; {right} of {len(results)} as they should, in {time.monotonic() - began:.0f} s.\n")
+    print(f"{where}; {right} of {len(results)} as expected, in {time.monotonic() - began:.0f} s.\n")
     print("\n".join(table(results)))
     return int(right < len(results))
 

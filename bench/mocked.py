@@ -31,7 +31,7 @@ def mock(folder: Path) -> MockNvml:
 
 
 def environment(folder: Path, **settings: str | int) -> dict[str, str]:
-    """Return the environment of a program that sees the mock driver; no control file: each call would look at it."""
+    """Return the environment of a program that sees the mock driver; no control file: each call would read it."""
     given = {**os.environ, **mock(folder).env(**settings), "STATE_DIRECTORY": str(folder / "state")}
     del given["MOCK_NVML_CONTROL"]
     given.pop("PYTHONDONTWRITEBYTECODE", None)  # what is installed is compiled once, and not at each start

@@ -11,7 +11,6 @@ from pathlib import Path
 
 # As the service's unit starts it.
 GPUWARDEN = ["env", "MALLOC_ARENA_MAX=1", "MALLOC_MMAP_THRESHOLD_=65536", sys.executable, "-m", "gpuwarden"]
-FLOOR = [sys.executable, "-c", "import time\nwhile True: time.sleep(0.1)"]  # what ten wake-ups a second cost here
 
 
 @contextmanager

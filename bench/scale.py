@@ -1,12 +1,10 @@
 """Cost of the daemon by the number of GPUs, and the time that it keeps a driver busy: `python bench/scale.py`.
 
-First the daemon alone, on 1 to 256 GPUs of a mock driver that answers at once. Then 8 GPUs whose driver takes as long
-as on hardware and answers one call at a time, and nvitop-exporter with the same. Takes about five minutes and needs a
-C compiler.
+First on 1 to 256 GPUs of a mock driver that answers at once, then on 8 GPUs whose driver takes as long as on hardware
+and answers one call at a time. Takes about five minutes and needs a C compiler.
 """
 
 import argparse
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -37,7 +35,6 @@ SIZES: Mapping[str, Mapping[str, int]] = {
 DRIVER_BAR = 0.100  # seconds that a poll of 8 GPUs may keep the driver busy
 DRIVER_GPUS = 8
 POLL = "gpuwarden_collector_duration_seconds"
-ONCE_A_POLL = "nvmlDeviceGetUtilizationRates"  # and GPU, in the peer
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +69,8 @@ def daemon(pids: list[int], **settings: str | int) -> Iterator[Daemon]:
         env = environment(folder, pids=",".join(map(str, pids)), **settings)
         config = folder / "config.yaml"  # all runs are of one user, and their processes hold no memory
         config.write_text("runs: {max_per_user: 512, new_per_minute: 60000, trust_reports: true}\n")
-        asked = ["serve", f"--config={config}", f"--listen={HOST}:{port}", f"--socket={folder}/run.sock"]
-        with program([*GPUWARDEN, *asked], env, log) as pid:
+        arguments = ["serve", f"--config={config}", f"--listen={HOST}:{port}", f"--socket={folder}/run.sock"]
+        with program([*GPUWARDEN, *arguments], env, log) as pid:
             wait_for(port, lambda text: sum(samples(text, "gpuwarden_gpu_up")) == settings["gpus"], log)
             yield Daemon(pid, port, folder)
 
@@ -127,7 +124,7 @@ def measured(settings: Mapping[str, int], effort: Effort) -> Size:
     return Size(gpus * (1 + settings.get("mig", 0)), minute, cells)
 
 
-def further(size: Size, least: Size) -> str:
+def cost_of_further(size: Size, least: Size) -> str:
     """Return the cost of each further device: the same at every size if the cost is linear."""
     if size.devices == least.devices:
         return ""
@@ -150,7 +147,7 @@ def sizes(effort: Effort) -> Iterator[str]:
     for name, settings in SIZES.items():
         size = measured(settings, effort)
         least = least or size
-        yield f"| {' | '.join([name, f'{size.minute:.3f}', further(size, least), *size.cells])} |"
+        yield f"| {' | '.join([name, f'{size.minute:.3f}', cost_of_further(size, least), *size.cells])} |"
 
 
 def calls_by_second(folder: Path, count: int) -> Iterator[dict[str, int]]:
@@ -182,35 +179,10 @@ def driver_of_daemon(effort: Effort) -> Iterator[str]:
         yield f"| {name} | {mean(found) * 1e3:.1f} | {max(found) * 1e3:.1f} | {DRIVER_BAR * 1e3:.0f} | {met} |"
 
 
-def driver_of_peer(effort: Effort) -> str:
-    """Measure how long the driver is busy for a poll of nvitop-exporter, from its calls; return the row."""
-    with (
-        sleepers(DRIVER_GPUS * PROCESSES_PER_GPU) as pids,
-        tempfile.TemporaryDirectory(prefix="gpuwarden-bench-") as name,
-    ):
-        folder, port = Path(name), free_port()
-        env = environment(folder, gpus=DRIVER_GPUS, pids=",".join(map(str, pids)), **realistic())
-        asked = [f"--bind-address={HOST}", f"--port={port}", "--interval=1"]
-        with program([sys.executable, "-m", "nvitop_exporter", *asked], env, folder / "log"):
-            wait_for(port, lambda text: b'pid="%d"' % pids[-1] in text, folder / "log")
-            time.sleep(effort.settle)
-            counted = mock(folder)
-            before, began = counted.calls(), time.monotonic()
-            time.sleep(effort.driver)
-            after, passed = counted.calls(), time.monotonic() - began
-    calls = {name: number - before.get(name, 0) for name, number in after.items()}
-    polls = calls[ONCE_A_POLL] / DRIVER_GPUS
-    each = driver_seconds(calls) / polls * 1e3
-    return (
-        f"| nvitop-exporter, calls of a poll (one every {passed / polls:.2f} s), by their delays | {each:.1f} | - | | |"
-    )
-
-
 def main() -> None:
     """Measure and print the tables."""
     parser = argparse.ArgumentParser(description="Measure gpuwarden by the number of GPUs on the mock driver.")
     parser.add_argument("--quick", action="store_true", help="a smoke run of some seconds; its figures mean nothing")
-    parser.add_argument("--without-peer", action="store_true", help="measure gpuwarden alone")
     chosen = parser.parse_args()
     effort = QUICK if chosen.quick else FULL
     print(f"The mock driver, {PROCESSES_PER_GPU} processes a GPU, a poll a second; {conditions()}.\n")
@@ -220,8 +192,6 @@ def main() -> None:
     print("| the driver is busy for | mean ms | worst ms | at most | met |\n| --- | ---: | ---: | ---: | --- |")
     for row in driver_of_daemon(effort):
         print(row, flush=True)
-    if not chosen.without_peer:
-        print(driver_of_peer(effort))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import quantiles
 
 HOST = "127.0.0.1"
-PATIENCE_SECONDS = 30.0
+TIMEOUT_SECONDS = 30.0
 PAUSE_SECONDS = 0.01  # between scrapes, so that they do not all fall between the same two polls
 
 # In the order that Prometheus prefers them: it takes OpenMetrics where it can, and gzip.
@@ -23,7 +23,7 @@ Connection = http.client.HTTPConnection
 
 def connect(port: int) -> Connection:
     """Return a connection that opens, and reopens, on use."""
-    return Connection(HOST, port, timeout=PATIENCE_SECONDS)
+    return Connection(HOST, port, timeout=TIMEOUT_SECONDS)
 
 
 def fetch(connection: Connection, headers: Mapping[str, str] = PLAIN, path: str = "/metrics") -> bytes:
@@ -34,28 +34,6 @@ def fetch(connection: Connection, headers: Mapping[str, str] = PLAIN, path: str 
     if answer.status != http.client.OK:
         raise ConnectionError(f"status {answer.status} instead of a page")
     return body
-
-
-def scrape_anew(port: int, _kept: Connection) -> None:
-    """Scrape on a new connection."""
-    fetch(connect(port))
-
-
-def scrape_kept(_port: int, kept: Connection) -> None:
-    """Scrape on a persistent connection, reopened if the server closes it."""
-    fetch(kept)
-
-
-def scrape_gzip(_port: int, kept: Connection) -> None:
-    """Scrape compressed, on a persistent connection."""
-    fetch(kept, {"Accept-Encoding": "gzip"})
-
-
-SCRAPES: Mapping[str, Callable[[int, Connection], None]] = {
-    "new connection": scrape_anew,
-    "kept connection": scrape_kept,
-    "kept connection, gzip": scrape_gzip,
-}
 
 
 def free_port() -> int:
@@ -75,7 +53,7 @@ def page(port: int) -> bytes:
 
 def wait_for(port: int, is_full: Callable[[bytes], bool], log: Path) -> None:
     """Wait until a scrape is as wanted."""
-    end = time.monotonic() + PATIENCE_SECONDS
+    end = time.monotonic() + TIMEOUT_SECONDS
     while not is_full(shown := page(port)):
         if time.monotonic() > end:
             raise TimeoutError(f"the page of {len(shown)} bytes does not become full:\n{log.read_text()[-2000:]}")

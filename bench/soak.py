@@ -1,4 +1,4 @@
-"""Soak test: the daemon lives through days of a busy host at a hundred times its speed; `python bench/soak.py`.
+"""Soak test: days of a busy host at a hundred times the daemon's speed; `python bench/soak.py`.
 
 It polls the mock driver every 10 ms through the real binding while jobs start and end, GPUs fail and scrapers of every
 kind connect. Prints its memory and files, and exits with status 1 if they grow beyond the tolerances below, a scrape
@@ -31,7 +31,7 @@ REST_SECONDS = 3.0  # until what has ended is forgotten
 ONCE_A_POLL = "nvmlDeviceGetCount_v2"
 OPENMETRICS = {"Accept": PROMETHEUS["Accept"]}
 GZIP = {"Accept-Encoding": "gzip"}
-VISITS: Sequence[tuple[str, Mapping[str, str]]] = (
+REQUESTS: Sequence[tuple[str, Mapping[str, str]]] = (
     ("/metrics", PLAIN),
     ("/metrics", GZIP),
     ("/metrics", OPENMETRICS),
@@ -42,7 +42,7 @@ VISITS: Sequence[tuple[str, Mapping[str, str]]] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Resources:
     """Resources of the daemon at one moment; memory in MiB."""
 
     resident: float
@@ -51,34 +51,34 @@ class Held:
     threads: float
 
 
-KINDS = tuple(Held.__dataclass_fields__)
+KINDS = tuple(Resources.__dataclass_fields__)
 
 # What the mean of the last third may be above that of the first third, both after the warm-up. A leak of 100 bytes a
 # poll makes 6 MiB in ten minutes at this speed.
-TOLERANCES = Held(resident=1.0, anonymous=1.0, files=8, threads=3)
-SMOKE_TOLERANCES = Held(resident=20, anonymous=20, files=60, threads=20)  # some seconds are all warm-up
+TOLERANCES = Resources(resident=1.0, anonymous=1.0, files=8, threads=3)
+SMOKE_TOLERANCES = Resources(resident=20, anonymous=20, files=60, threads=20)  # some seconds are all warm-up
 # What may be left at the end, when nothing happens, above what there was before anything had happened: a
 # thread for each GPU that hung stays for the next time.
-REST_TOLERANCES = Held(resident=float("inf"), anonymous=float("inf"), files=2, threads=GPUS)
+REST_TOLERANCES = Resources(resident=float("inf"), anonymous=float("inf"), files=2, threads=GPUS)
 
 
-def look(pid: int) -> Held:
+def read_resources(pid: int) -> Resources:
     """Read the daemon's resources."""
     sizes = memory(pid)
-    return Held(sizes["Rss"] / 1024, sizes["Anonymous"] / 1024, open_files(pid), threads(pid))
+    return Resources(sizes["Rss"] / 1024, sizes["Anonymous"] / 1024, open_files(pid), threads(pid))
 
 
-def growth(samples: Sequence[Held]) -> Held:
+def growth(samples: Sequence[Resources]) -> Resources:
     """Return by how much the mean of the last third of the samples exceeds that of the first."""
     third = max(1, len(samples) // 3)
 
-    def middle(name: str, part: Sequence[Held]) -> float:
+    def middle(name: str, part: Sequence[Resources]) -> float:
         return mean(float(getattr(each, name)) for each in part)
 
-    return Held(*(middle(name, samples[-third:]) - middle(name, samples[:third]) for name in KINDS))
+    return Resources(*(middle(name, samples[-third:]) - middle(name, samples[:third]) for name in KINDS))
 
 
-def beyond(grown: Held, tolerances: Held, when: str) -> Iterator[str]:
+def find_growth(grown: Resources, tolerances: Resources, when: str) -> Iterator[str]:
     """Return what has grown by more than it may."""
     for name in KINDS:
         by, most = getattr(grown, name), getattr(tolerances, name)
@@ -86,28 +86,28 @@ def beyond(grown: Held, tolerances: Held, when: str) -> Iterator[str]:
             yield f"{name} grew by {by:.2f} {when}; at most {most:g} is tolerated"
 
 
-class Visitor:
+class Client:
     """Client that requests pages in turn, on persistent and on new connections, and counts errors."""
 
     def __init__(self, port: int) -> None:
-        self.visits = 0
+        self.requests = 0
         self.failures: list[str] = []
         self._port = port
         self._kept = connect(port)
 
-    def visit(self) -> None:
+    def request(self) -> None:
         """Request one page."""
-        path, headers = VISITS[self.visits % len(VISITS)]
-        reopen = self.visits // len(VISITS) % 2
-        self.visits += 1
+        path, headers = REQUESTS[self.requests % len(REQUESTS)]
+        reopen = self.requests // len(REQUESTS) % 2
+        self.requests += 1
         if reopen:
             fresh = connect(self._port)
-            self._ask(fresh, path, headers)
+            self._fetch(fresh, path, headers)
             fresh.close()
         else:
-            self._ask(self._kept, path, headers)
+            self._fetch(self._kept, path, headers)
 
-    def _ask(self, connection: Connection, path: str, headers: Mapping[str, str]) -> None:
+    def _fetch(self, connection: Connection, path: str, headers: Mapping[str, str]) -> None:
         try:
             if not fetch(connection, headers, path):
                 self.failures.append(f"{path}: an empty page")
@@ -135,7 +135,7 @@ def daemon(folder: Path) -> Iterator[Daemon]:
     log = folder / "log"
     control = {"MOCK_NVML_CONTROL": str(folder / "mock-nvml.control")}
     env = {**environment(folder, gpus=GPUS), **control, "MALLOC_ARENA_MAX": "1"}  # as the systemd unit has it
-    command = [sys.executable, str(HERE / "hastened.py"), str(folder)]
+    command = [sys.executable, str(HERE / "fast_daemon.py"), str(folder)]
     with log.open("wb") as output, subprocess.Popen(command, env=env, stdout=-1, stderr=output, text=True) as started:
         assert started.stdout is not None
         try:
@@ -151,7 +151,7 @@ def daemon(folder: Path) -> Iterator[Daemon]:
 
 @contextmanager
 def churn(folder: Path) -> Iterator[None]:
-    """Make trouble while the context lasts."""
+    """Run jobs and faults while the context lasts."""
     with subprocess.Popen([sys.executable, str(HERE / "churn.py"), str(folder)], stdin=-1) as started:
         yield
         assert started.stdin is not None
@@ -160,14 +160,14 @@ def churn(folder: Path) -> Iterator[None]:
             raise RuntimeError(f"the churn ended with status {started.returncode}")
 
 
-def row(minutes: float, hours: float, held: Held) -> str:
+def row(minutes: float, hours: float, held: Resources) -> str:
     """Print one line of the table."""
     return (
         f"| {minutes:.1f} | {hours:.3f} | {held.resident:.2f} | {held.anonymous:.2f} | {held.files} | {held.threads} |"
     )
 
 
-def soak(minutes: float, tolerances: Held) -> list[str]:
+def soak(minutes: float, tolerances: Resources) -> list[str]:
     """Soak and print; return the problems."""
     with tempfile.TemporaryDirectory(prefix="gpuwarden-soak-") as name:
         folder = Path(name)
@@ -175,33 +175,33 @@ def soak(minutes: float, tolerances: Held) -> list[str]:
         with daemon(folder) as it:
             time.sleep(REST_SECONDS)
             page(it.port)  # so that a page and its connection have been there before
-            rest, visitor = look(it.pid), Visitor(it.port)
-            samples: list[Held] = []
+            rest, client = read_resources(it.pid), Client(it.port)
+            samples: list[Resources] = []
             began, step = time.monotonic(), minutes * 60 / ROWS
             before = counted.calls()[ONCE_A_POLL]
             with churn(folder):
                 while len(samples) < ROWS:
                     while time.monotonic() < began + step * (len(samples) + 1):
                         time.sleep(SCRAPE_SECONDS)
-                        visitor.visit()
-                    samples.append(look(it.pid))
+                        client.request()
+                    samples.append(read_resources(it.pid))
                     polls = counted.calls()[ONCE_A_POLL] - before
                     print(row((time.monotonic() - began) / 60, polls / 3600, samples[-1]), flush=True)
-            visitor.close()
+            client.close()
             time.sleep(REST_SECONDS)
             page(it.port)
-            ended = look(it.pid)
+            ended = read_resources(it.pid)
             logged = it.log.read_text(encoding="utf-8", errors="replace")
-    left = Held(*(getattr(ended, each) - getattr(rest, each) for each in KINDS))
+    left = Resources(*(getattr(ended, each) - getattr(rest, each) for each in KINDS))
     grown = growth(samples[len(samples) // 4 :])
-    print(f"\n{visitor.visits} pages, {len(visitor.failures)} failed.")
+    print(f"\n{client.requests} pages, {len(client.failures)} failed.")
     for when, held in {"Last third less first": grown, "At rest, before": rest, "At rest, after": ended}.items():
         print(f"{when}: {', '.join(f'{name} {getattr(held, name):.2f}' for name in KINDS)}.")
     exceptions = logged.count("Traceback (most recent call last)")
     return [
-        *beyond(grown, tolerances, "while it was busy"),
-        *beyond(left, REST_TOLERANCES, "from rest to rest"),
-        *visitor.failures[:10],
+        *find_growth(grown, tolerances, "while it was busy"),
+        *find_growth(left, REST_TOLERANCES, "from rest to rest"),
+        *client.failures[:10],
         *([f"{exceptions} exceptions are in the daemon's log:\n{logged[-3000:]}"] if exceptions else []),
     ]
 

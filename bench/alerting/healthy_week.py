@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from jobs import FEEDING, FINISHED, HOLDING, INTERRUPTED, Act, Job
-from scenes import BUSY, NEARLY_ALL, Scene, at, start, steps
+from scenes import BUSY, HOUR, NEARLY_ALL, Scene, at, start, steps
 from scripted_box import WatchedBox
 
 from gpuwarden.nvml import fields
@@ -20,7 +20,7 @@ from gpuwarden.simulation.answers import SimulatedGpu, compute_answer
 from gpuwarden.simulation.board import NO_LOAD, THRESHOLDS, Load
 from gpuwarden.simulation.workloads import GIB, SIZE
 
-MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
+MINUTE, DAY = 60.0, 86400.0
 GPUS = 8
 HOTTEST = THRESHOLDS["slowdown"] - 8.0  # celsius, on warm days
 WARM_DAYS, WARM_HOURS = (2, 3, 4), (11.0, 18.0)
@@ -114,19 +114,19 @@ def _evaluation(begin: float, rng: Rng) -> Job:
 
 def _notebook(begin: float, rng: Rng) -> Job:
     """Run a cell, pause for some minutes, run the next; half of the notebooks report. In the evening they end."""
-    held, acts, said = 4 * GIB, [Act(15, NO_LOAD), Act(30, FEEDING, memory=(2 * GIB, 4 * GIB))], rng.random() < 0.5
+    held, acts, reports = 4 * GIB, [Act(15, NO_LOAD), Act(30, FEEDING, memory=(2 * GIB, 4 * GIB))], rng.random() < 0.5
     while sum(act.seconds for act in acts) < rng.uniform(1.5, 5) * HOUR:
         more = min(held + rng.choice((0, 0, 1, 3)) * GIB, 30 * GIB)
         acts.append(steps(rng.uniform(20, 600), _LIGHT, (held, more), 2 * GIB, step=0.1, waits=0.2))
         acts.append(Act(rng.uniform(1, 25) * MINUTE, HOLDING, "idle"))
         held = more
-    return Job(begin, acts, (6,), "notebook" if said else "", uid=1002)
+    return Job(begin, acts, (6,), "notebook" if reports else "", uid=1002)
 
 
 def _sweep(begin: float, rng: Rng) -> Job:
     """Try a setting with torch for an hour or so."""
     acts = [*start(3 * GIB), steps(rng.uniform(0.5, 1.5) * HOUR, memory=(20 * GIB, 20 * GIB), peak=6 * GIB)]
-    return Job(begin, acts, (6,), "sweep", "torch 2.9.1", uid=1000, tells_reserved=True)
+    return Job(begin, acts, (6,), "sweep", "torch 2.9.1", uid=1000, reports_reserved=True)
 
 
 def _notebooks_and_trials(begin: float, rng: Rng) -> Job:
@@ -138,7 +138,7 @@ def _tight(begin: float, rng: Rng) -> Job:
     """Train for a day with nine tenths of all memory in use, by design."""
     acts = [*start(20 * GIB), steps(600, memory=(66 * GIB, 66 * GIB), peak=5 * GIB, step=1.1)]
     acts += _epochs(rng, rng.randint(18, 30), lambda _epoch: steps(50 * MINUTE, peak=5 * GIB, step=1.1), (10, 90))
-    return Job(begin, acts, (7,), "llm-finetune", "torch 2.9.1", uid=1003, tells_reserved=True)
+    return Job(begin, acts, (7,), "llm-finetune", "torch 2.9.1", uid=1003, reports_reserved=True)
 
 
 HABITS = (
@@ -156,18 +156,18 @@ def week(days: float = 7.0, seed: int = 1) -> Scene:
     """Return this many days of it, the same for the same seed."""
     rng = random.Random(seed)  # noqa: S311 - a simulation, no secret
     seconds = days * DAY
-    jobs = [job for habit in HABITS for job in _coming(habit, seconds, random.Random(rng.random()))]  # noqa: S311
-    jobs += _visitors(days, rng)
-    happens = [*_weather(days), *_small_errors(days, rng), *_restarts(days, rng)]
-    happens += [
+    jobs = [job for habit in HABITS for job in _jobs_of(habit, seconds, random.Random(rng.random()))]  # noqa: S311
+    jobs += _jobs_of_visitors(days, rng)
+    events = [*_weather(days), *_small_errors(days, rng), *_restarts(days, rng)]
+    events += [
         at(job.end + 1, lambda watched, index=job.gpus[0]: watched.box.log_xid(index, 45))  # type: ignore[misc] # bound
         for job in jobs
         if job.ending is INTERRUPTED and job.end < seconds
     ]
-    return Scene(seconds, jobs, happens, begin=0.0, gpus=GPUS)
+    return Scene(seconds, jobs, events, begin=0.0, gpus=GPUS)
 
 
-def _coming(habit: Habit, seconds: float, rng: Rng) -> Iterator[Job]:
+def _jobs_of(habit: Habit, seconds: float, rng: Rng) -> Iterator[Job]:
     time = rng.uniform(0, 10 * MINUTE)
     while time < seconds:
         job = habit.job(time, rng)
@@ -175,7 +175,7 @@ def _coming(habit: Habit, seconds: float, rng: Rng) -> Iterator[Job]:
         time = job.end + rng.uniform(*habit.idle)
 
 
-def _visitors(days: float, rng: Rng) -> Iterator[Job]:
+def _jobs_of_visitors(days: float, rng: Rng) -> Iterator[Job]:
     """Let a user try something small next to another user's run, every day."""
     for day in range(int(days) + 1):
         begin = day * DAY + rng.uniform(10, 17) * HOUR
@@ -220,8 +220,8 @@ def _small_errors(days: float, rng: Rng) -> Iterator[tuple[float, Callable[[Watc
 def _corrected(count: int, watched: WatchedBox) -> None:
     def answer(gpu: SimulatedGpu, kind: int, lifetime: int, location: int) -> int:
         known: int = compute_answer(gpu, _ERRORS, kind, lifetime, location)
-        asked = (ECC_TYPES["corrected"], ECC_LIFETIMES["volatile"], MEMORY_LOCATIONS["dram"])
-        return known + (count if (kind, lifetime, location) == asked else 0)
+        counter = (ECC_TYPES["corrected"], ECC_LIFETIMES["volatile"], MEMORY_LOCATIONS["dram"])
+        return known + (count if (kind, lifetime, location) == counter else 0)
 
     watched.box.script(3, _ERRORS, answer)
 

@@ -1,4 +1,4 @@
-"""Scripted processes of a simulated host: what each does when, its memory, its reports, and how it ends.
+"""Scripted processes of a simulated host: activities, memory, reports, and the end.
 
 The state of a process at any moment follows from its script, however rarely it is read.
 """
@@ -14,7 +14,7 @@ from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.protocol.messages import Allocation, DeviceMemory, End, Error, Hello, Message, Phase, Report
 from gpuwarden.protocol.step_histogram import StepHistogram
 from gpuwarden.simulation.board import NO_LOAD, Load
-from gpuwarden.simulation.workloads import CONTEXT, GIB, MIB
+from gpuwarden.simulation.workloads import CONTEXT, MIB
 
 HOLDING = Load()  # a context, and nothing to do
 FEEDING = Load(utilization=0.04, bandwidth=0.03, intensity=0.3)  # reads data, writes a checkpoint
@@ -48,7 +48,7 @@ class Act:
 class Ending:
     """End of a process: its message, the status of wait(2) (None: unknown), and the lines in the kernel log."""
 
-    farewell: End | None = None
+    message: End | None = None
     status: int | None = 0
     error: Error | None = None
     killed_for_memory: bool = False
@@ -58,14 +58,14 @@ FINISHED = Ending(End("exit"))
 INTERRUPTED = Ending(End("uncaught KeyboardInterrupt", "failed"), 2)  # Python ends itself by SIGINT then
 
 
-def out_of_memory(asked: int, phase: Phase = "train") -> Ending:
+def out_of_memory(requested: int, phase: Phase = "train") -> Ending:
     """End by a step that runs out of memory, with TensorFlow's message."""
-    shape = f"{asked // 4096},1024"
+    shape = f"{requested // 4096},1024"
     text = (
         f"OOM when allocating tensor with shape[{shape}] and type float on "
         "/job:localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc [Op:Conv2D]"
     )
-    allocation = Allocation(asked, shape, "float", "unet/up_4/Conv2D", "GPU:0", "GPU_0_bfc")
+    allocation = Allocation(requested, shape, "float", "unet/up_4/Conv2D", "GPU:0", "GPU_0_bfc")
     error = Error("device_oom", "ResourceExhaustedError", text, phase, 0, (allocation,))
     return Ending(End("uncaught ResourceExhaustedError", "failed"), 1 << 8, error)
 
@@ -75,7 +75,7 @@ class Job:
     """Process: its GPUs by index, its start, what it does and how it ends. Without a `name` it does not report.
 
     `pool` is the bytes that its framework allocates at start, None: it grows; `limit` is the limit that its allocator
-    reports; `tells_reserved`: the allocator reports its reserved bytes.
+    reports; `reports_reserved`: the allocator reports its reserved bytes.
     """
 
     begin: float
@@ -87,7 +87,7 @@ class Job:
     place: CgroupOwner = NO_OWNER
     pool: int | None = None
     limit: int | None = None
-    tells_reserved: bool = False
+    reports_reserved: bool = False
     ending: Ending = FINISHED
 
     @property
@@ -96,7 +96,7 @@ class Job:
         return self.begin + sum(act.seconds for act in self.acts)
 
 
-class Process:
+class ScriptedProcess:
     """Job in time. Used by one thread at a time."""
 
     def __init__(self, job: Job, pid: int, uuids: Sequence[str]) -> None:
@@ -116,7 +116,7 @@ class Process:
         self._waited, self._observed = 0.0, 0.0
         self._durations = StepHistogram()
         self._errors: dict[str, int] = {}
-        self._announced, self._idle_told = False, False
+        self._announced, self._idle_reported = False, False
 
     @property
     def load(self) -> Load:
@@ -147,12 +147,12 @@ class Process:
 
     def reconnect(self) -> None:
         """Say hello again with the next message, to a new daemon."""
-        self._announced, self._idle_told = False, False
+        self._announced, self._idle_reported = False, False
 
-    def said(self) -> Iterator[tuple[ProcessKey, Message | None]]:
+    def messages(self) -> Iterator[tuple[ProcessKey, Message | None]]:
         """Yield its messages, those of its end included; called once after it is gone."""
-        # It speaks between steps, and of being idle once.
-        silent = self._act.phase is None or self._act.hangs or (self._act.phase == "idle" and self._idle_told)
+        # It reports between steps, and once that it is idle.
+        silent = self._act.phase is None or self._act.hangs or (self._act.phase == "idle" and self._idle_reported)
         if not self.job.name or (silent and not self.gone and self._announced) or (not self._steps and silent):
             return
         if not self._announced:
@@ -165,10 +165,10 @@ class Process:
             yield self.peer, replace(error, steps=self._steps, memory=self._memory)
         if not self.gone or error is not None:
             yield self.peer, self._report()
-        self._idle_told = self._act.phase == "idle"
+        self._idle_reported = self._act.phase == "idle"
         if self.gone:
-            if self.job.ending.farewell is not None:
-                yield self.peer, self.job.ending.farewell
+            if self.job.ending.message is not None:
+                yield self.peer, self.job.ending.message
             yield self.peer, None
 
     def _enter(self) -> bool:
@@ -218,7 +218,7 @@ class Process:
 
     @property
     def _memory(self) -> dict[str, DeviceMemory]:
-        reserved = self._pool if self.job.tells_reserved else None
+        reserved = self._pool if self.job.reports_reserved else None
         each = DeviceMemory(int(self._current), int(self._high), self.job.limit, reserved)
         return {f"GPU:{n}": each for n in range(len(self._uuids))}
 
@@ -242,8 +242,3 @@ class Process:
             errors=dict(self._errors),
             batch_size=act.batch,
         )
-
-
-def tensor(gibibytes: float) -> int:
-    """Return bytes."""
-    return int(gibibytes * GIB)

@@ -1,4 +1,4 @@
-"""Scenes: processes on a simulated host, events, and the time from which alerts may fire."""
+"""Scenes on a simulated host: its processes and events; incidents are scenes with the alerts that they should fire."""
 
 from __future__ import annotations
 
@@ -14,40 +14,58 @@ from gpuwarden.protocol.messages import Phase
 from gpuwarden.simulation.board import NO_LOAD, Load
 from gpuwarden.simulation.workloads import CONTEXT, GIB, SIZE
 
+HOUR = 3600.0
+DURATION_SECONDS = 2400.0  # of most scenes
 WELL = 900.0  # seconds for which all is well before something happens
 BUSY = Load(utilization=0.95, bandwidth=0.5, intensity=0.75)
 NEARLY_ALL = int(0.97 * SIZE) - CONTEXT  # the pool of a framework that takes the device's memory at start
 
-Happening = Callable[[WatchedBox], object]
+Event = Callable[[WatchedBox], object]
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Scene of `seconds`, in which something `happens` at some times; `begin` is when its subject starts.
-
-    Alerts count from `first` on, in seconds too.
-    """
+    """Scene of `seconds` with `events` at some times. Its subject starts at `begin`; alerts count from `first` on."""
 
     seconds: float
     jobs: Sequence[Job] = ()
-    happens: Sequence[tuple[float, Happening]] = ()
+    events: Sequence[tuple[float, Event]] = ()
     begin: float = WELL
     gpus: int = 2
     config: Config | None = None
     first: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """Incident: what happens, its scene, and the alerts that it should fire, of any severity.
+
+    The alerts were written down before any rule was run on them, and are those that a person who knows the host would
+    want. Inhibition in Alertmanager does not count: an alert that another one hides must still fire.
+    """
+
+    name: str
+    happens: str
+    scene: Callable[[], Scene]
+    fires: frozenset[str]
+
+
+def incident(name: str, happens: str, scene: Callable[[], Scene], *fires: str) -> Incident:
+    """Return an incident that should fire these alerts."""
+    return Incident(name, happens, scene, frozenset(fires))
+
+
 async def pages(
     scene: Scene, clock: Clock, step: float, names: frozenset[str]
 ) -> AsyncIterator[tuple[float, str | None]]:
-    """Play a scene; yield the Unix time of each scrape and the families of these names, None without an answer."""
+    """Run a scene; yield the Unix time of each scrape and the families of these names, None without an answer."""
     clock.now = scene.first
     box = ScriptedBox(scene.jobs, scene.gpus, clock)
     watched = WatchedBox(box, clock, scene.config)
-    happens = sorted(scene.happens, key=lambda each: each[0], reverse=True)
+    events = sorted(scene.events, key=lambda each: each[0], reverse=True)
     while clock.now <= scene.seconds:
-        while happens and happens[-1][0] <= clock.now:
-            happens.pop()[1](watched)
+        while events and events[-1][0] <= clock.now:
+            events.pop()[1](watched)
         yield BEGIN + clock.now, await watched.page(names)
         clock.now += step
 
@@ -98,6 +116,6 @@ def steps(
     return Act(seconds, load, phase, memory, peak, step, waits, epoch=epoch, batch=batch)
 
 
-def at(seconds: float, happening: Happening) -> tuple[float, Happening]:
+def at(seconds: float, event: Event) -> tuple[float, Event]:
     """Let something happen after so many seconds."""
-    return seconds, happening
+    return seconds, event

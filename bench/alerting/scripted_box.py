@@ -14,7 +14,7 @@ from typing import Any
 
 from faulty_simulation import FaultySimulation
 from history import Clock
-from jobs import Job, Process
+from jobs import Job, ScriptedProcess
 
 from gpuwarden.config.schema import Config
 from gpuwarden.daemon.daemon import Daemon
@@ -41,7 +41,7 @@ _HOST = Host(
     cpus=128, oom_kills=0,
 )  # fmt: skip
 
-# No rule looks at what these take: looks at memory between polls, by the clock on the wall, and GPM.
+# No rule looks at what these take: memory samples between polls, by the wall clock, and GPM.
 QUIET = replace(Config(), poll=replace(Config().poll, memory_interval=1.0), gpus=replace(Config().gpus, gpm=False))
 
 Answer = Callable[..., Any]
@@ -70,7 +70,7 @@ class _WorkloadHosts(WorkloadHost):
         self._box, self._index, self._board = box, index, board
 
     def advance(self, seconds: float) -> None:
-        self._board.advance(seconds, _together([process.load for process in self._here()]))
+        self._board.advance(seconds, _combined_load([process.load for process in self._here()]))
 
     def processes(self) -> list[tuple[int, int]]:
         return [(each.peer.pid, memory) for each in self._here() if (memory := each.memory) is not None]
@@ -79,9 +79,9 @@ class _WorkloadHosts(WorkloadHost):
         return next((each.identity for each in self._here() if each.peer.pid == pid), None)
 
     def reports(self) -> Iterator[tuple[ProcessKey, Message | None]]:
-        return self._box.said() if self._index == 0 else iter(())
+        return self._box.messages() if self._index == 0 else iter(())
 
-    def _here(self) -> list[Process]:
+    def _here(self) -> list[ScriptedProcess]:
         return [each for each in self._box.processes if self._index in each.job.gpus]
 
 
@@ -89,16 +89,16 @@ class ScriptedBox(FaultySimulation):
     """Simulated host. `script` and `script_field` replace a GPU's answers; `log` writes a line into the kernel log."""
 
     def __init__(self, jobs: Iterable[Job], gpus: int, clock: Clock, seed: int = 1) -> None:
-        self.processes: list[Process] = []
+        self.processes: list[ScriptedProcess] = []
         self.boards: list[RoomBoard] = []
         self.statuses: list[tuple[ProcessKey, int]] = []  # of ended processes, from the kernel
         self._coming = sorted(jobs, key=lambda job: job.begin, reverse=True)
         self._pids = iter(range(_FIRST_PID, 2 * _FIRST_PID))
-        self._ended: list[Process] = []
+        self._ended: list[ScriptedProcess] = []
         self._scripts: list[dict[str, Answer]] = [{_GENERATION: _generation} for _ in range(gpus)]
         self._fields: list[dict[int, Callable[[int], float | None]]] = [{} for _ in range(gpus)]
         self._records: list[KernelRecord] = []
-        self._began, self._moved = clock.monotonic(), 0.0
+        self._began, self._advanced = clock.monotonic(), 0.0
         self._box_clock = clock
         super().__init__(gpus, seed, clock.monotonic)
 
@@ -128,12 +128,12 @@ class ScriptedBox(FaultySimulation):
     def _catch_up(self) -> None:
         """Advance all processes and boards to this moment, in one step."""
         now = self._clock() - self._began
-        seconds, self._moved = now - self._moved, now
+        seconds, self._advanced = now - self._advanced, now
         if not seconds:
             return
         while self._coming and self._coming[-1].begin <= now:
             job = self._coming.pop()
-            self.processes.append(Process(job, next(self._pids), [self._gpus[n].uuid for n in job.gpus]))
+            self.processes.append(ScriptedProcess(job, next(self._pids), [self._gpus[n].uuid for n in job.gpus]))
         for each in self.processes:
             each.advance(now)
         for each in [each for each in self.processes if each.gone]:
@@ -144,21 +144,21 @@ class ScriptedBox(FaultySimulation):
         for host in self._workload_hosts:
             host.advance(seconds)
 
-    def meet(self) -> None:
+    def connect_runs(self) -> None:
         """Connect the processes to a new daemon, which knows nothing of those that ended before."""
         self._ended = []
         for process in self.processes:
             process.reconnect()
 
-    def said(self) -> Iterator[tuple[ProcessKey, Message | None]]:
+    def messages(self) -> Iterator[tuple[ProcessKey, Message | None]]:
         """Yield the messages of all processes, those that ended first."""
         for each in self._ended:
-            yield from each.said()
+            yield from each.messages()
             if each.job.ending.status is not None:
                 self.statuses.append((each.peer, each.job.ending.status))
         self._ended = []
         for each in self.processes:
-            yield from each.said()
+            yield from each.messages()
 
     def _place(self, _workload: Workload | None, free: int, rng: random.Random) -> None:
         """Put a GPU into the host, on which scripted processes run."""
@@ -207,11 +207,11 @@ class WatchedBox:
         self._daemon, self._exposition = Daemon(self._config, source), Exposition()
         # Simulated GPUs are not this machine's: of these the daemon reads no kernel log, and its host is another too.
         pipeline = self._daemon.pipeline
-        pipeline.kernel_log = _KernelLog(self.box)  # type: ignore[assignment] # as said
-        pipeline.sees_host = True  # as said
-        pipeline.host._reader.read = lambda: _HOST  # type: ignore[method-assign] # noqa: SLF001 - as said
-        pipeline.host._trees.read = lambda peers: {}  # type: ignore[method-assign] # noqa: ARG005, SLF001 - as said
-        self.box.meet()
+        pipeline.kernel_log = _KernelLog(self.box)  # type: ignore[assignment] # as above
+        pipeline.sees_host = True  # as above
+        pipeline.host._reader.read = lambda: _HOST  # type: ignore[method-assign] # noqa: SLF001 - as above
+        pipeline.host._trees.read = lambda peers: {}  # type: ignore[method-assign] # noqa: ARG005, SLF001 - as above
+        self.box.connect_runs()
 
     async def page(self, names: frozenset[str]) -> str | None:
         """Poll, and return the families of these names; None without a daemon.
@@ -225,7 +225,7 @@ class WatchedBox:
             for peer, status in self.box.statuses:  # the daemon gets them from pidfds
                 self._daemon.pipeline.registry.exited(peer, self._clock.now, status)
             self.box.statuses.clear()
-            self._page = self._exposition.render(_named(read_tables(state), names)).text.decode()
+            self._page = self._exposition.render(_readings_of(read_tables(state), names)).text.decode()
         return self._page
 
 
@@ -241,7 +241,7 @@ class _KernelLog:
         return self._box.logged()
 
 
-def _together(loads: Sequence[Load]) -> Load:
+def _combined_load(loads: Sequence[Load]) -> Load:
     """Return the load of several processes on one board."""
     busy = [load for load in loads if load.context]
     whole = sum(load.utilization for load in busy)
@@ -255,7 +255,7 @@ def _together(loads: Sequence[Load]) -> Load:
     )
 
 
-def _named(tables: Iterable[TableReadings], names: frozenset[str]) -> Iterator[TableReadings]:
+def _readings_of(tables: Iterable[TableReadings], names: frozenset[str]) -> Iterator[TableReadings]:
     """Remove the readings of unwanted names; a histogram stays if any of its samples is wanted."""
     for table, subjects in tables:
         rows = _rows(names)[table]
@@ -273,11 +273,11 @@ def _generation(gpu: SimulatedGpu) -> int:
 
 
 def _scripted_fields(
-    own: Mapping[int, Callable[[int], float | None]], gpu: SimulatedGpu, asked: Sequence[tuple[int, int]]
+    own: Mapping[int, Callable[[int], float | None]], gpu: SimulatedGpu, fields: Sequence[tuple[int, int]]
 ) -> list[tuple[int, float | None]]:
-    usual = compute_answer(gpu, _FIELDS, asked)
+    usual = compute_answer(gpu, _FIELDS, fields)
     found = []
-    for (number, scope), answer in zip(asked, usual, strict=True):
+    for (number, scope), answer in zip(fields, usual, strict=True):
         scripted = own[number](scope) if number in own else None
         found.append((0, scripted) if scripted is not None else answer)
     return found

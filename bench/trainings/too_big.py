@@ -77,7 +77,7 @@ def own_memory_limit(*, cause: bool) -> None:
 
 @training("too_big", advises="shape|dtype|pieces|parts", never="pipeline|shuffle|worker|batch")
 def distances() -> None:
-    """NumPy, in the user's code, is asked for 29 TiB after training."""
+    """The user's code requests 29 TiB from NumPy after training."""
     reserve()
     fit(dense(512), steady(128, 100), epochs=2)
     count = 2_000_000

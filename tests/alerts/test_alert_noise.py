@@ -13,12 +13,10 @@ import healthy_week
 import incidents
 import pytest
 import rule_pages
-from expected import INCIDENTS, MEANINGS
 from healthy_week import DAY, week
 from history import BEGIN, Clock
 from jobs import INTERRUPTED
-from names import NAMES
-from played import fired
+from scene_store import fired_alerts
 from scenes import pages
 
 from gpuwarden.health.conditions import ALERTS
@@ -26,7 +24,8 @@ from system_parts import needs
 
 pytestmark = pytest.mark.system
 
-PLAYED = {"leak", "neighbour", "hardware slowdown", "XID 13", "lost GPU", "input hangs", "poll stale"}
+INCIDENTS = {each.name: each for each in incidents.INCIDENTS}
+CHOSEN = {"leak", "co-tenant", "hardware slowdown", "XID 13", "lost GPU", "input hangs", "poll stale"}
 
 
 @pytest.fixture(autouse=True)
@@ -39,17 +38,15 @@ def _required_programs() -> Iterator[None]:
 
 
 def test_incident_labels_are_alerts() -> None:
-    """Each alert that labels an incident exists, and each incident can be simulated."""
-    assert NAMES.keys() == MEANINGS.keys()
-    assert set(NAMES.values()) <= ALERTS.keys()
-    assert {meaning for each in INCIDENTS for meaning in each.fires} == MEANINGS.keys()
-    assert incidents.SCENES.keys() == {each.name for each in INCIDENTS}
+    """Each alert that labels an incident exists, and no incident is listed twice."""
+    assert {alert for each in incidents.INCIDENTS for alert in each.fires} <= ALERTS.keys()
+    assert len(INCIDENTS) == len(incidents.INCIDENTS)
 
 
 def test_incidents_fire_their_alerts() -> None:
     """Some incidents fire exactly the alerts that they are labeled with."""
-    results = incidents.play([each for each in INCIDENTS if each.name in PLAYED])
-    assert {each.incident.name: (each.missing, each.extra) for each in results} == dict.fromkeys(PLAYED, ([], []))
+    results = incidents.run([INCIDENTS[name] for name in sorted(CHOSEN)])
+    assert {each.incident.name: (each.missing, each.extra) for each in results} == dict.fromkeys(CHOSEN, ([], []))
 
 
 def test_healthy_hours_are_quiet() -> None:
@@ -59,16 +56,16 @@ def test_healthy_hours_are_quiet() -> None:
     """
     scene = week(seed=34)
     first, last = 2.445 * DAY, 2.535 * DAY
-    happened = [each for time, each in scene.happens if first < time < last]
+    happened = [each for time, each in scene.events if first < time < last]
     assert any(job.ending is INTERRUPTED and first < job.end < last for job in scene.jobs)
     assert healthy_week.back in happened
-    (found,) = fired({"box": replace(scene, first=first, seconds=last)}, 15.0).values()
+    (found,) = fired_alerts({"box": replace(scene, first=first, seconds=last)}, 15.0).values()
     assert [str(each) for each in found if each.labels["severity"] != "info"] == []
 
 
 def test_evaluation_matches_promtool(tmp_path: Path) -> None:
     """Range queries over a scene find the same firing alerts as promtool, evaluation by evaluation."""
-    scene = incidents.SCENES["lost GPU"]()
+    scene = INCIDENTS["lost GPU"].scene()
     scrapes, clock = rule_pages.Scrapes(), Clock()
 
     async def scrape() -> None:
@@ -77,7 +74,7 @@ def test_evaluation_matches_promtool(tmp_path: Path) -> None:
 
     with clock.running():
         asyncio.run(scrape())
-    (found,) = fired({"box": scene}, rule_pages.STEP).values()
+    (found,) = fired_alerts({"box": scene}, rule_pages.STEP).values()
     seen = rule_pages.episodes(scrapes, tmp_path)
     assert found
     assert [(each.alert, each.begin - BEGIN) for each in found] == [(each.alert, each.begin) for each in seen]

@@ -1,4 +1,4 @@
-"""Daemon at a hundred times its speed, on the driver it finds: `python bench/hastened.py FOLDER` serves for a soak.
+"""Daemon at a hundred times its speed, on the driver that it finds: `python bench/fast_daemon.py FOLDER`, for soak.py.
 
 What is due every second is due every 10 ms, by a configuration that no file can have. The clock of readings runs a
 hundred times faster, and with it the slow tier and the windows of peaks and rates.
@@ -18,23 +18,23 @@ from gpuwarden.daemon.sources import open_source
 from gpuwarden.nvml import session
 
 SPEED = 100
-PATIENCE_SECONDS = 1.0  # with HTTP clients: a hundredth of the default would cut them on a busy machine
+TIMEOUT_SECONDS = 1.0  # with HTTP clients: a hundredth of the default would cut them on a busy machine
 
 
-def hastened(folder: Path) -> Config:
+def fast_config(folder: Path) -> Config:
     """Return the default configuration, a hundred times faster."""
     config = Config()
     poll = replace(
         config.poll, interval=config.poll.interval / SPEED, memory_interval=config.poll.memory_interval / SPEED
     )
     runs = replace(config.runs, socket=folder / "run.sock", expiry=config.runs.expiry / SPEED, new_per_minute=60_000)
-    web = replace(config.web, listen=Address("127.0.0.1", 0), timeout=PATIENCE_SECONDS)
+    web = replace(config.web, listen=Address("127.0.0.1", 0), timeout=TIMEOUT_SECONDS)
     return replace(config, poll=poll, runs=runs, web=web)
 
 
 def main() -> None:
     """Serve; the first line of standard output is the port."""
-    config = hastened(Path(sys.argv[1]))
+    config = fast_config(Path(sys.argv[1]))
     log_setup.configure("warning")
     session.RETRY_SECONDS /= SPEED
     source = open_source(config.source, config.simulation)

@@ -1,4 +1,4 @@
-"""Scenes in Prometheus: the real daemon polls them in simulated time, and the shipped rules evaluate its scrapes."""
+"""Scenes stored in Prometheus: a daemon polls them in simulated time, and the shipped rules evaluate its scrapes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from scenes import Scene, pages
 
 from gpuwarden.gpu.call_pool import CallPool, PooledCall
 
-DAY = 86400.0
+DAY_SECONDS = 86400.0
 
 
 @dataclass(slots=True)
-class Stored:
+class SceneStore:
     """Scenes in a Prometheus, each as an instance; `step` is between scrapes and evaluations."""
 
     folder: Path
@@ -30,21 +30,20 @@ class Stored:
     first: float = math.inf  # seconds, of the earliest
     seconds: float = 0.0  # of the longest
     scrapes: int = 0
-    played: bool = False  # and not read from the folder
     _lines: list[str] = field(default_factory=list)
 
-    def take(self, instance: str, scene: Scene) -> None:
-        """Play a scene, and store it."""
-        clock, self.played = Clock(), True
+    def add(self, instance: str, scene: Scene) -> None:
+        """Run a scene, and store its scrapes."""
+        clock = Clock()
         # No call hangs here, and going to a thread and back takes longer than all of a poll's calls.
-        with clock.running(), mock.patch.object(CallPool, "submit", done):
-            asyncio.run(self._play(instance, scene, clock))
+        with clock.running(), mock.patch.object(CallPool, "submit", run_at_once):
+            asyncio.run(self._run(instance, scene, clock))
         self.first, self.seconds = min(self.first, scene.first), max(self.seconds, scene.seconds)
 
-    async def _play(self, instance: str, scene: Scene, clock: Clock) -> None:
-        target, names, day = f'job="gpuwarden",instance="{instance}"', backfill.names(), scene.first // DAY
+    async def _run(self, instance: str, scene: Scene, clock: Clock) -> None:
+        target, names, day = f'job="gpuwarden",instance="{instance}"', backfill.names(), scene.first // DAY_SECONDS
         async for at, page in pages(scene, clock, self.step, names):
-            if clock.now // DAY > day:  # else all of it would have to be in memory
+            if clock.now // DAY_SECONDS > day:  # else all of it would have to be in memory
                 day += 1
                 self._store()
             self._lines.extend(backfill.samples(page, at, target, names))
@@ -75,19 +74,19 @@ class Stored:
         return sorted(found, key=lambda each: each.begin)
 
 
-def done(_threads: CallPool, work: Callable[[], Any]) -> PooledCall[Any]:
-    """Run it at once, in place of `CallPool.submit`."""
+def run_at_once(_threads: CallPool, work: Callable[[], Any]) -> PooledCall[Any]:
+    """Run a call at once, in place of `CallPool.submit`."""
     job = PooledCall(work)
     job.run()
     return job
 
 
-def fired(scenes: Mapping[str, Scene], step: float) -> dict[str, list[backfill.Episode]]:
-    """Play scenes; return the alerts of each, by its start."""
+def fired_alerts(scenes: Mapping[str, Scene], step: float) -> dict[str, list[backfill.Episode]]:
+    """Run scenes; return the alerts of each, by its start."""
     with tempfile.TemporaryDirectory() as folder:
-        stored = Stored(Path(folder), step)
+        store = SceneStore(Path(folder), step)
         for instance, scene in scenes.items():
-            stored.take(instance, scene)
-        with stored.served() as url:
-            found = stored.episodes(url)
+            store.add(instance, scene)
+        with store.served() as url:
+            found = store.episodes(url)
     return {name: [each for each in found if each.labels.get("instance") == name] for name in scenes}
