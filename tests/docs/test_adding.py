@@ -62,6 +62,26 @@ def test_metric(tmp_path: Path) -> None:
     assert f"`{name}`" in copy.gpuwarden("reference", "metrics")
 
 
+def test_figure_of_a_run(tmp_path: Path) -> None:
+    """Record and state have the figure, the reference both keys, and the report and the card of a run their rows."""
+    copy = Copy("A figure of a run", tmp_path)
+    assert len(copy.changed) <= 3
+    program = """
+from run_record_cases import example_record, run
+from gpuwarden.cli.runs.run_details import render_details
+from gpuwarden.records.figure import list_figure_rows
+from gpuwarden.records.record_json import json_from_record
+from gpuwarden.web.api.document import document_keys
+from gpuwarden.web.api.run_document import RunDocument
+record = example_record()
+print(json_from_record(record)["oom_retries"], dict(document_keys(RunDocument))["oom_retries"])
+print([line.split() for line in render_details(record, {}, 80) if line.startswith("retries ")])
+print(dict(list_figure_rows(record, card=True))["retries"])
+"""
+    assert copy.python("-c", program) == "2 False\n[['retries', '2']]\n2\n"
+    assert len(re.findall("^\\| `oom_retries`", copy.gpuwarden("reference", "api"), re.MULTILINE)) == 2
+
+
 def test_owner_kind(tmp_path: Path) -> None:
     """The owners of the new kind have memory, and the process list of the metrics and of the API show them."""
     copy = Copy("An owner kind", tmp_path)

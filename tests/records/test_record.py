@@ -29,7 +29,7 @@ from gpuwarden.host import procfs
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.protocol.messages import Hello, NonFiniteLoss
 from gpuwarden.records import record_parts
-from gpuwarden.records.continuation import conclude_record, continue_record, usage_from_record
+from gpuwarden.records.joining import conclude_record, join_records, usage_from_record
 from gpuwarden.records.record import RecordedDevice, RunRecord, build_record, record_from_json
 from gpuwarden.records.record_json import RunRecordError, json_from_record
 from gpuwarden.records.recorder import Recorder
@@ -100,7 +100,7 @@ def test_clock_set_before_another_daemon(uptime: float | None, clock: float, dur
         updated_timestamp_seconds=BEGAN + clock + 100,
         duration_seconds=100.0,
     )
-    both = continue_record(before, since)
+    both = join_records(before, since)
     assert both.duration_seconds == duration
     assert (both.began_timestamp_seconds, both.began_uptime_seconds) == (BEGAN, BEGAN_UPTIME)
 
@@ -192,7 +192,7 @@ def test_continued_record() -> None:
         user=None,
         usage=RunUsage(),
     )
-    both = continue_record(before, replace(since, updated_timestamp_seconds=BEGAN + 9100))
+    both = join_records(before, replace(since, updated_timestamp_seconds=BEGAN + 9100))
     assert (both.began_timestamp_seconds, both.duration_seconds) == (BEGAN, 9100)
     assert (both.steps, both.user, both.outcome) == (1000, "alice", "failed")
     assert len(both.errors_told) == 2
@@ -210,7 +210,7 @@ def test_forecasts_are_not_continued() -> None:
         user=None,
         usage=usage_from_record(before),
     )
-    for later in (continue_record(before, bare), conclude_record(before, "the host was rebooted")):
+    for later in (join_records(before, bare), conclude_record(before, "the host was rebooted")):
         plain = json_from_record(later)
         assert not [key for each in (plain, *plain["devices"]) for key in each if "growth" in key or "to_oom" in key]
         assert "seconds_to_host_oom" not in plain
@@ -422,7 +422,7 @@ def test_run_hidden_in_proc_is_continued(tmp_path: Path, monkeypatch: pytest.Mon
         recorder = Recorder(tmp_path, 10, max_runs=9)
         await recorder.open()
         found = json.loads(await recorder.listing())
-        recorder.update(JoinedPoll(snapshot(), [there], 0.0), recorder.resume([there]))
+        recorder.update(JoinedPoll(snapshot(), [there], 0.0), {})
         return found, json.loads(await recorder.listing())
 
     found, again = asyncio.run(restart())

@@ -56,7 +56,7 @@ class PolledRecorder:
         """Make a poll with these runs, `later` seconds ahead."""
         now = time.monotonic() + later
         poll = JoinedPoll(snapshot(), runs, now)
-        usage = self.accounts.update(poll, self.recorder.resume(runs))
+        usage = self.accounts.update(poll)
         self.recorder.update(poll, {run_id: self.usage.after(each) for run_id, each in usage.items()})
 
     async def until(self, what: Callable[[], bool], *runs: RunSnapshot, later: float = 0.0) -> None:

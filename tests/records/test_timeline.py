@@ -13,7 +13,7 @@ from gpuwarden.analysis.memory.downsampling import downsample
 from gpuwarden.analysis.memory.memory_history import MemoryHistory, MemoryWindow
 from gpuwarden.health.conditions import severity_of
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, NonFiniteLoss, Report
-from gpuwarden.records.continuation import continue_record
+from gpuwarden.records.joining import join_records
 from gpuwarden.records.record import RunRecord, build_record, record_from_json
 from gpuwarden.records.record_json import RunRecordError, json_from_record
 from gpuwarden.records.record_parts import MemoryTimeline
@@ -22,7 +22,6 @@ from gpuwarden.records.timeline import (
     MAX_POINTS,
     add_timeline,
     compute_max_points,
-    continue_timeline,
     remove_timeline,
 )
 from gpuwarden.runs.run_events import MAX_EVENT_TEXT, MAX_EVENTS_PER_KIND, ReportEvents, RunEvent, bounded
@@ -135,7 +134,7 @@ def test_timeline_is_continued_after_a_restart() -> None:
     uptime = 1000.0
     before = replace(before, began_uptime_seconds=uptime)
     since = replace(since, began_uptime_seconds=uptime + 160, began_timestamp_seconds=BEGAN - 1e6)  # the clock was set
-    both = continue_record(before, continue_timeline(before, since))
+    both = join_records(before, since)
     story = both.devices[0].story
     assert story is not None
     assert len(story.began_seconds) <= MAX_POINTS
@@ -155,7 +154,7 @@ def test_timeline_of_a_silent_run() -> None:
     silent = replace(make_run(1, MemoryHistory()), memory_windows={}, began=BEGAN + 160)
     usage = make_usage(make_run(1, MemoryHistory()).memory_windows)
     since = add_timeline(build_record(silent, BEGAN + 300, boot_id="b0", user=None, usage=usage), silent)
-    assert continue_record(before, continue_timeline(before, since)).devices[0].story == before.devices[0].story
+    assert join_records(before, since).devices[0].story == before.devices[0].story
 
 
 def test_marks_keep_first_and_newest() -> None:

@@ -20,7 +20,7 @@ from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.run_snapshot import JoinedPoll
 from gpuwarden.runs.run_state import RunState
 from gpuwarden.usage.accountant import UsageAccountant
-from gpuwarden.usage.run_usage import NO_USAGE, DeviceUsage, RunUsage
+from gpuwarden.usage.run_usage import DeviceUsage, RunUsage
 from snapshots import GIB, divided, gpu, snapshot
 
 ALICE = ProcessKey(pid=7, uid=1000, start=1)
@@ -95,12 +95,12 @@ class Host:
             xids=self.xids,
         )
 
-    def join(self, polled: Snapshot | None = None, earlier: RunUsage = NO_USAGE) -> list[RunUsage]:
-        """Evaluate a poll, with usage of the first run from an earlier daemon; return the usage of each run."""
+    def join(self, polled: Snapshot | None = None) -> list[RunUsage]:
+        """Evaluate a poll; return the usage of each run."""
         now = float(self.seconds)
         found = snapshot(self.gpu()) if polled is None else polled
         runs = self.registry.update(found, now)
-        return list(self.accounts.update(JoinedPoll(found, runs, now), {ALICE.run_id: earlier}).values())
+        return list(self.accounts.update(JoinedPoll(found, runs, now)).values())
 
     def poll(self, seconds: int, before_each: Callable[[], object] = lambda: None) -> DeviceUsage:
         """Poll for `seconds` and return the first run's usage of the GPU."""
@@ -317,9 +317,8 @@ def test_phases_of_a_run_that_starts_during_a_poll(host: Host) -> None:
     assert host.join()[1].phases["train"] == 0.75
 
 
-def test_usage_is_resumed() -> None:
-    """Usage counted by an earlier daemon is present from the first poll, and is added to."""
-    host = Host()
+def test_usage_of_an_earlier_daemon_is_added(host: Host) -> None:
+    """Usage is added to that of an earlier daemon, with the headroom at the higher peak."""
     before = DeviceUsage(
         name="H100",
         seconds=100.0,
@@ -333,34 +332,20 @@ def test_usage_is_resumed() -> None:
         xids={31: 2},
     )
     gone = DeviceUsage("H100", 50.0)
-    host.start_run(ALICE)
-    (usage,) = host.join(earlier=RunUsage({"GPU-0": before, "GPU-9": gone}, {"train": 90.0}, 123))
-    assert usage.shares["GPU-0"].seconds == 100
-    share = host.poll(10)
+    earlier = RunUsage({"GPU-0": before, "GPU-9": gone}, {"train": 90.0, "predict": 5.0}, 123)
+    own = host.poll(10)
+    (since,) = host.join()
+    usage = since.after(earlier)
+    share = usage.shares["GPU-0"]
     assert (share.seconds, share.busy, share.joules) == (110, 77.5, 23000)
     assert share.throttled == {"sw_power_cap": 12}
     assert (share.memory_peak, share.headroom_at_peak, share.lowest_headroom) == (8 * GIB, 5, 4)
     assert share.xids == {31: 2}
-    (usage,) = host.join()
     assert usage.shares["GPU-9"] == gone
-    assert usage.phases["train"] == 100
+    assert usage.phases == {"train": 100, "test": 0, "predict": 5, "idle": 0}
     assert usage.host_memory_peak == 123
-
-
-def test_late_usage_of_an_earlier_daemon_is_added(host: Host) -> None:
-    """Usage counted earlier is added up, also if it arrives in parts; the higher peak is kept."""
-    held = DeviceUsage("H100", 100.0, 70.0, 30.0, 2e4, None, {"sw_power_cap": 7.0}, {}, GIB, None, None, 4.0, {31: 2})
-    gone = DeviceUsage("A100", 50.0)
-    host.poll(10)
-    host.join(earlier=RunUsage({"GPU-0": held, "GPU-9": gone}, {"predict": 90.0}, 123))
-    host.join(earlier=RunUsage({"GPU-9": gone}, {"train": 5.0, "test": 1.0}, 99))
-    share = host.poll(1)
-    assert (share.seconds, share.joules, share.memory_peak, share.lowest_headroom) == (111, 23000, 2 * GIB, 4)
-    assert share.throttled == {"sw_power_cap": 12}
-    (usage,) = host.join()
-    assert usage.shares["GPU-9"].seconds == 100
-    assert usage.phases == {"train": 16, "test": 1, "predict": 90, "idle": 0}
-    assert usage.host_memory_peak == 123
+    low = replace(before, memory_peak=GIB, headroom_at_peak=None)
+    assert since.after(RunUsage({"GPU-0": low})).shares["GPU-0"].headroom_at_peak == own.headroom_at_peak
 
 
 def test_expired_run_leaves_no_state(host: Host) -> None:
@@ -386,7 +371,7 @@ class HostWithRecords:
             polled, now = snapshot(self.host.gpu()), float(self.host.seconds)
             runs = self.host.registry.update(polled, now)
             poll = JoinedPoll(polled, runs, now)
-            usage = self.host.accounts.update(poll, self.recorder.resume(runs))
+            usage = self.host.accounts.update(poll)
             self.recorder.update(poll, usage)
 
     def run_record(self) -> dict[str, Any]:

@@ -162,7 +162,7 @@ class Pipeline:
         if self._source.claim:
             self._source.claim(_reported_memory(runs))
         poll = JoinedPoll(snapshot, runs, now, owners, co_tenants)
-        usage = self.accountant.update(poll, self.recorder.resume(runs))
+        usage = self.accountant.update(poll)
         pressure = self.pressure.update(poll)
         advice = self.advisor.update(poll, pressure)
         self.recorder.update(poll, usage, self._send(advice, now))
@@ -175,7 +175,7 @@ class Pipeline:
             poll_interval=self._config.poll.interval,
             snapshot=snapshot,
             runs=runs,
-            usage={run.peer.run_id: usage[run.peer.run_id] for run in runs},
+            usage={run.peer.run_id: self.recorder.add_earlier(run.peer.run_id, usage[run.peer.run_id]) for run in runs},
             advice_sent={run.peer.run_id: sent[run.peer.run_id] for run in runs if run.hello.hears},
             processes=self._select_processes(snapshot) if self._config.process_series else (),
             owners=owners,

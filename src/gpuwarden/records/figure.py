@@ -37,6 +37,7 @@ class Figure:
 
     `help` is its meaning in the reference, Private if only the run's user and root may read it. People see it in a row
     of `label`, as figures with the same label do, unless its `text` is empty; on a card too if `on_card`.
+    `join` makes one value of that of an earlier daemon and that since.
     """
 
     read: Callable[[Any], Any]
@@ -44,6 +45,22 @@ class Figure:
     label: str
     text: Callable[[Any], str] | None
     on_card: bool
+    join: Callable[[Any, Any], Any]
+
+
+def last_known(before: Value, since: Value) -> Value:
+    """Return the later value, or the earlier one where that is unknown."""
+    return before if since is None else since
+
+
+def first(before: Value, _since: Value) -> Value:
+    """Return the earlier value."""
+    return before
+
+
+def last(_before: Value, since: Value) -> Value:
+    """Return the later value, unknown or not."""
+    return since
 
 
 class FigureOf(Generic[Source]):
@@ -57,11 +74,12 @@ class FigureOf(Generic[Source]):
         label: str = "",
         text: Callable[[Any], str] | None = None,
         card: bool = False,
+        join: Callable[[Any, Any], Any] = last_known,
         required: bool = False,
         default: Any = None,
     ) -> Value:
         """Declare a field; a required one is in every document. By default the name's unit determines the text."""
-        metadata = {"figure": Figure(read, help, label, text, card)}
+        metadata = {"figure": Figure(read, help, label, text, card, join)}
         declared: Any = field(metadata=metadata) if required else field(default=default, metadata=metadata)
         return declared  # type: ignore[no-any-return] # as dataclasses.field does
 
@@ -75,6 +93,13 @@ class FigureOf(Generic[Source]):
 def find_figures(document: type) -> Mapping[str, Figure]:
     """Return the figures of a document by name."""
     return {each.name: each.metadata["figure"] for each in fields(document) if "figure" in each.metadata}
+
+
+def join_figures(before: Document, since: Document) -> Document:
+    """Return a document with each figure joined by its rule, from that of an earlier daemon and that since."""
+    figures = find_figures(type(since))  # type: ignore[arg-type] # likewise
+    joined = {name: each.join(getattr(before, name), getattr(since, name)) for name, each in figures.items()}
+    return type(since)(**joined)
 
 
 def list_keys(document: type) -> Iterator[tuple[str, Any, Any]]:

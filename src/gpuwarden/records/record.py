@@ -5,14 +5,14 @@ RunFigures are the figures that a record shares with the state of the API; a new
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuwarden.formatting import format_bytes, format_duration, format_elapsed, format_ratio
 from gpuwarden.gpu.clock_reasons import clock_reason_text
 from gpuwarden.protocol.messages import Report
-from gpuwarden.records.figure import FigureOf
+from gpuwarden.records.figure import FigureOf, first, join_figures, last
 from gpuwarden.records.part_readers import (
     read_batch_memory,
     read_batch_size_advice,
@@ -32,7 +32,9 @@ from gpuwarden.records.record_parts import (
     RecordedError,
     RecordedEvent,
     RecordedNonFiniteLoss,
+    join_timelines,
 )
+from gpuwarden.usage.run_usage import Number, known, sum_by_key, sum_of_known
 
 if TYPE_CHECKING:  # the command line reads records without the daemon's side
     from gpuwarden.analysis.memory.headroom import HeadroomLimit
@@ -78,13 +80,6 @@ class RecordSource(RunSource):
     def duration(self) -> float:
         """Seconds from begin to end, or until now; not by the clock where that was set meanwhile."""
         return choose_duration(self.until - self.run.began, self.run.lasted + self.slept)
-
-    @property
-    def idle_ratio(self) -> float | None:
-        """Share of the time on GPUs in which no kernel ran."""
-        busy = total(each.busy_seconds for each in self.devices)
-        idle = total(each.idle_seconds for each in self.devices)
-        return idle / (busy + idle) if busy is not None and idle is not None and busy + idle else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +152,37 @@ def _reasons(seconds: Mapping[str, float]) -> str:
     )
 
 
+def _highest(before: float | None, since: float | None) -> float | None:
+    return max(known(before, since), default=None)
+
+
+def _lowest(before: float | None, since: float | None) -> float | None:
+    return min(known(before, since), default=None)
+
+
+def _add_by_key(before: Mapping[str, Number] | None, since: Mapping[str, Number] | None) -> Mapping[str, Number] | None:
+    return None if before is since is None else sum_by_key(before or {}, since or {})
+
+
+def _join_sizes(
+    before: Iterable[RecordedBatchMemory], since: Iterable[RecordedBatchMemory]
+) -> tuple[RecordedBatchMemory, ...]:
+    """Return all sizes: a peak shows itself only as it rises."""
+    by_size = {each.batch_size: each for each in (*before, *since)}
+    return tuple(by_size[size] for size in sorted(by_size))
+
+
+def _join_devices(before: Iterable[RecordedDevice], since: Iterable[RecordedDevice]) -> tuple[RecordedDevice, ...]:
+    joined = {each.uuid: each for each in before}
+    later = {each.uuid: each for each in since}
+    for uuid, earlier in joined.items():
+        each = later.pop(uuid, None) or RecordedDevice(uuid=uuid, name=earlier.name)
+        at_peak = earlier if (earlier.memory_peak_bytes or 0) >= (each.memory_peak_bytes or 0) else each
+        headroom = at_peak.headroom_at_peak_bytes
+        joined[uuid] = replace(join_figures(earlier, each), headroom_at_peak_bytes=headroom)
+    return (*joined.values(), *later.values())
+
+
 def _unless_zero(text: Callable[[Any], str] = str) -> Callable[[Any], str]:
     return lambda value: text(value) if value else ""
 
@@ -170,10 +196,10 @@ class DeviceFigures:
     headroom_limit: str | None = _device(
         lambda of: of.limit.kind if of.limit else None, "Limit that is reached first: device, allocator, cgroup or mps; in records the last known.")
     headroom_limit_bytes: float | None = _device(lambda of: of.limit.limit if of.limit else None, "That limit, unless it is the device's memory.")
-    memory_growth_bytes_per_second: float | None = _device(_leak(lambda leak: leak.bytes_per_second), "Rate of a leak, while it lasts ([leaks](../understand/leaks.md)).")
-    seconds_to_oom: float | None = _device(_leak(_left(lambda left: left.seconds)), "OOM forecast: time to the limit at that rate.")
-    seconds_to_oom_lower: float | None = _device(_leak(_left(lambda left: left.lower)), "Lower bound of the forecast.")
-    seconds_to_oom_upper: float | None = _device(_leak(_left(lambda left: left.upper)), "Upper bound of the forecast; absent if it may never happen.")
+    memory_growth_bytes_per_second: float | None = _device(_leak(lambda leak: leak.bytes_per_second), "Rate of a leak, while it lasts ([leaks](../understand/leaks.md)).", join=last)
+    seconds_to_oom: float | None = _device(_leak(_left(lambda left: left.seconds)), "OOM forecast: time to the limit at that rate.", join=last)
+    seconds_to_oom_lower: float | None = _device(_leak(_left(lambda left: left.lower)), "Lower bound of the forecast.", join=last)
+    seconds_to_oom_upper: float | None = _device(_leak(_left(lambda left: left.upper)), "Upper bound of the forecast; absent if it may never happen.", join=last)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,23 +207,23 @@ class RecordedDevice(DeviceFigures):
     """Usage of one GPU or MIG instance by the run."""
 
     name: str = _device_record(lambda of: of.usage.name, "Model name of the GPU.", required=True)
-    gpu_seconds: float | None = _device_record(_timed(lambda usage: usage.seconds), "Time that the run had memory allocated there; needs two polls.", label="allocated")
-    busy_seconds: float | None = _device_record(_timed(lambda usage: usage.busy), "Of that, time with a kernel of any program running.")
-    idle_seconds: float | None = _device_record(_timed(lambda usage: usage.idle), "Of that, time without one.", label="idle")
-    energy_joules: float | None = _device_record(_timed(lambda usage: usage.joules), "Energy of the whole GPU in that time; not for MIG instances.", label="energy")
-    energy_by_power_joules: float | None = _device_record(_timed(lambda usage: usage.joules_by_power), "Part of it computed from power, without an energy counter.")
+    gpu_seconds: float | None = _device_record(_timed(lambda usage: usage.seconds), "Time that the run had memory allocated there; needs two polls.", label="allocated", join=sum_of_known)
+    busy_seconds: float | None = _device_record(_timed(lambda usage: usage.busy), "Of that, time with a kernel of any program running.", join=sum_of_known)
+    idle_seconds: float | None = _device_record(_timed(lambda usage: usage.idle), "Of that, time without one.", label="idle", join=sum_of_known)
+    energy_joules: float | None = _device_record(_timed(lambda usage: usage.joules), "Energy of the whole GPU in that time; not for MIG instances.", label="energy", join=sum_of_known)
+    energy_by_power_joules: float | None = _device_record(_timed(lambda usage: usage.joules_by_power), "Part of it computed from power, without an energy counter.", join=sum_of_known)
     throttled_seconds: Mapping[str, float] | None = _device_record(
-        _timed(lambda usage: usage.throttled), "Throttled time, by clock event reason.", label="throttled", text=_reasons)
-    throttled_step_seconds: Mapping[str, float] | None = _device_record(_timed(lambda usage: usage.throttled_steps), "Of that, time in training steps.")
-    memory_peak_bytes: int | None = _device_record(lambda of: of.usage.memory_peak, "Peak memory in use of the run's allocator.")
+        _timed(lambda usage: usage.throttled), "Throttled time, by clock event reason.", label="throttled", text=_reasons, join=_add_by_key)
+    throttled_step_seconds: Mapping[str, float] | None = _device_record(_timed(lambda usage: usage.throttled_steps), "Of that, time in training steps.", join=_add_by_key)
+    memory_peak_bytes: int | None = _device_record(lambda of: of.usage.memory_peak, "Peak memory in use of the run's allocator.", join=_highest)
     memory_limit_bytes: int | None = _device_record(lambda of: of.usage.memory_limit, "The allocator's own limit.", label="limit")
     headroom_at_peak_bytes: float | None = _device_record(lambda of: of.usage.headroom_at_peak, "Headroom on top of that peak.")
-    lowest_headroom_bytes: float | None = _device_record(lambda of: of.usage.lowest_headroom, "Lowest headroom of any poll.")
+    lowest_headroom_bytes: float | None = _device_record(lambda of: of.usage.lowest_headroom, "Lowest headroom of any poll.", join=_lowest)
     xids: Mapping[XidCode, int] | None = _device_record(
-        lambda of: {str(code): count for code, count in of.usage.xids.items()}, "XIDs of the GPU during the run, by code.", label="XIDs", text=_counts)
+        lambda of: {str(code): count for code, count in of.usage.xids.items()}, "XIDs of the GPU during the run, by code.", label="XIDs", text=_counts, join=_add_by_key)
     batch_memory: tuple[RecordedBatchMemory, ...] = _device_record(
-        lambda of: read_batch_memory(of.run.batch_peaks.get(of.uuid, ())), "Memory by batch size, as far as known.", default=())
-    story: MemoryTimeline | None = _device_record(lambda _of: None, "Memory over time; only in the response for one run.")
+        lambda of: read_batch_memory(of.run.batch_peaks.get(of.uuid, ())), "Memory by batch size, as far as known.", default=(), join=_join_sizes)
+    story: MemoryTimeline | None = _device_record(lambda _of: None, "Memory over time; only in the response for one run.", join=join_timelines)
 
     @property
     def highest_peak_bytes(self) -> int | None:
@@ -224,11 +250,11 @@ class RunFigures:
     user: str | None = _run(lambda of: of.user, "User name.")
     job: str | None = _run(lambda of: of.run.hello.job, "Job of several processes.")
     rank: int | None = _run(lambda of: of.run.hello.rank, "Rank in the job, from 0.")
-    began_timestamp_seconds: UnixTime = _run(lambda of: of.run.began, "First message; in the state, the first to this daemon.", required=True)
-    ended_timestamp_seconds: UnixTime | None = _run(_ended(lambda ending: ending.at), "End, if a daemon saw it.")
+    began_timestamp_seconds: UnixTime = _run(lambda of: of.run.began, "First message; in the state, the first to this daemon.", required=True, join=first)
+    ended_timestamp_seconds: UnixTime | None = _run(_ended(lambda ending: ending.at), "End, if a daemon saw it.", join=last)
     outcome: str | None = _run(
-        _ended(lambda ending: ending.outcome), "How it ended: finished, failed, out_of_memory, killed, crashed or unknown; absent while it runs, and may change for some seconds.")
-    evidence: str | None = _run(_ended(lambda ending: ending.evidence), "Evidence for the outcome.")
+        _ended(lambda ending: ending.outcome), "How it ended: finished, failed, out_of_memory, killed, crashed or unknown; absent while it runs, and may change for some seconds.", join=last)
+    evidence: str | None = _run(_ended(lambda ending: ending.evidence), "Evidence for the outcome.", join=last)
     phase: str | None = _run(_latest(lambda report: report.phase), "Last phase: train, test, predict or idle.")
     epoch: int | None = _run(_latest(lambda report: report.epoch), "Last epoch, from 0.", label="epoch")
     steps: int | None = _run(_reported(lambda report: report.steps), "Training steps.", label="steps", card=True)
@@ -241,8 +267,8 @@ class RunFigures:
         _reported(read_input_wait_ratio), "Share of step time spent waiting for input, where known.", label="input wait", text=lambda each: f"{format_ratio(each)} of step time", card=True)
     loss: Signed | None = _run(_latest(lambda report: report.loss), "Last loss, if the user reports it.", label="loss", text="{:.6g}".format, card=True)
     errors: Mapping[str, int] | None = _run(_reported(lambda report: report.errors), "Errors raised by steps, by kind.", label="errors", text=_counts)
-    host_memory_growth_bytes_per_second: float | None = _run(_host_leak(lambda leak: leak.bytes_per_second), "Rate of a leak of host memory, while it lasts.")
-    seconds_to_host_oom: float | None = _run(_host_leak(_left(lambda left: left.seconds)), "Forecast: time until host memory is used up at that rate.")
+    host_memory_growth_bytes_per_second: float | None = _run(_host_leak(lambda leak: leak.bytes_per_second), "Rate of a leak of host memory, while it lasts.", join=last)
+    seconds_to_host_oom: float | None = _run(_host_leak(_left(lambda left: left.seconds)), "Forecast: time until host memory is used up at that rate.", join=last)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,10 +284,10 @@ class RunRecord(RunFigures):
     updated_timestamp_seconds: UnixTime = _record(lambda of: of.until, "Time of the record.", required=True)
     duration_seconds: float = _record(lambda of: of.duration, "Time from start to end, or until now; correct even if the clock was changed.", required=True)
     boot_id: str | None = _record(lambda of: of.boot_id, "Boot ID of the host (/proc/sys/kernel/random/boot_id).")
-    began_uptime_seconds: float | None = _record(lambda of: of.began_uptime, "First message, in seconds since boot (CLOCK_BOOTTIME).")
+    began_uptime_seconds: float | None = _record(lambda of: of.began_uptime, "First message, in seconds since boot (CLOCK_BOOTTIME).", join=first)
     world_size: int | None = _record(lambda of: of.run.hello.world_size, "Number of processes of the job.")
-    exit_signal: str | None = _record(_ended(lambda ending: ending.exit_signal), "Signal that ended its process, such as SIGTERM, if known.")
-    phase_seconds: Mapping[str, float] | None = _record(lambda of: of.usage.phases, "Time in each phase, by polls.", label="by phase", text=_times)
+    exit_signal: str | None = _record(_ended(lambda ending: ending.exit_signal), "Signal that ended its process, such as SIGTERM, if known.", join=last)
+    phase_seconds: Mapping[str, float] | None = _record(lambda of: of.usage.phases, "Time in each phase, by polls.", label="by phase", text=_times, join=_add_by_key)
     examples: int | None = _record(_reported(lambda report: report.examples), "Training examples, if the batch size is known.", label="examples")
     step_seconds: float | None = _record(_reported(lambda report: report.step_seconds), "Time in steps, without those that compiled.")
     compile_seconds: float | None = _record(
@@ -273,25 +299,25 @@ class RunRecord(RunFigures):
     input_observed_seconds: float | None = _record(_reported(lambda report: report.input_observed_seconds), "Step time for which the wait is known.")
     actions: Mapping[str, int] | None = _record(
         _reported(lambda report: report.actions or None), "Actions on advice, as configured by `on_pressure`, by kind.", label="on_pressure", text=_counts)
-    gpu_seconds: float | None = _record(lambda of: total(each.gpu_seconds for each in of.devices), "Time with memory allocated, summed over GPUs.", label="GPU time")
+    gpu_seconds: float | None = _record(lambda of: total(each.gpu_seconds for each in of.devices), "Time with memory allocated, summed over GPUs.", label="GPU time", join=sum_of_known)
     gpu_idle_ratio: float | None = _record(
-        lambda of: of.idle_ratio, "Part of it without a running kernel, for GPUs that report it.", label="GPU idle", text=lambda each: f"{format_ratio(each)} of GPU time")
+        lambda of: compute_idle_ratio(of.devices), "Part of it without a running kernel, for GPUs that report it.", label="GPU idle", text=lambda each: f"{format_ratio(each)} of GPU time")
     energy_joules: float | None = _record(
-        lambda of: total(each.energy_joules for each in of.devices), "Energy of its GPUs in that time; on a shared GPU it counts for each run.", label="energy")
+        lambda of: total(each.energy_joules for each in of.devices), "Energy of its GPUs in that time; on a shared GPU it counts for each run.", label="energy", join=sum_of_known)
     throttled_seconds: Mapping[str, float] | None = _record(
-        lambda of: total_by_key(each.throttled_seconds for each in of.devices), "Throttled time, by clock event reason, summed over GPUs.", label="throttled", text=_reasons, card=True)
+        lambda of: total_by_key(each.throttled_seconds for each in of.devices), "Throttled time, by clock event reason, summed over GPUs.", label="throttled", text=_reasons, card=True, join=_add_by_key)
     throttled_step_seconds: Mapping[str, float] | None = _record(
-        lambda of: total_by_key(each.throttled_step_seconds for each in of.devices), "Of that, time in training steps.", label="in steps", text=_reasons, card=True)
+        lambda of: total_by_key(each.throttled_step_seconds for each in of.devices), "Of that, time in training steps.", label="in steps", text=_reasons, card=True, join=_add_by_key)
     xids: Mapping[XidCode, int] | None = _record(
-        lambda of: {code: int(count) for code, count in total_by_key(each.xids for each in of.devices).items()}, "XIDs of its GPUs during the run, by code.", label="XIDs", text=_counts)
-    devices: tuple[RecordedDevice, ...] = _record(lambda of: of.devices, "GPUs and MIG instances of the run, shared or not.", default=())
+        lambda of: {code: int(count) for code, count in total_by_key(each.xids for each in of.devices).items()}, "XIDs of its GPUs during the run, by code.", label="XIDs", text=_counts, join=_add_by_key)
+    devices: tuple[RecordedDevice, ...] = _record(lambda of: of.devices, "GPUs and MIG instances of the run, shared or not.", default=(), join=_join_devices)
     errors_told: tuple[RecordedError, ...] = _record(lambda of: tuple(map(read_error, of.run.errors)), "Last errors, oldest first.", default=())
     census: RecordedCensus | None = _record(lambda of: read_census(of.run.census), "Last census of its tensors, if it takes any.")
-    headroom_unknown: Mapping[str, str] | None = _record(lambda of: of.run.headroom_unknown, 'Reason for unknown headroom, by UUID; "" for devices not identified as a GPU.')
+    headroom_unknown: Mapping[str, str] | None = _record(lambda of: of.run.headroom_unknown, 'Reason for unknown headroom, by UUID; "" for devices not identified as a GPU.', join=last)
     batch_size_advice: RecordedBatchSizeAdvice | None = _record(lambda of: read_batch_size_advice(of.run.batch_size_advice), "Batch size that fits, if there is evidence.")
     marks: tuple[RecordedEvent, ...] = _record(lambda _of: (), "Events of its memory, in order; only with `story`.", default=())
     host_memory_peak_bytes: int | None = _record(
-        lambda of: of.usage.host_memory_peak, "Peak host memory of its processes, by samples.", label="host memory", text=lambda count: f"{format_bytes(count)} peak", card=True)
+        lambda of: of.usage.host_memory_peak, "Peak host memory of its processes, by samples.", label="host memory", text=lambda count: f"{format_bytes(count)} peak", card=True, join=_highest)
     cpu_seconds: float | None = _record(_host(lambda host: host.cpu_seconds), "CPU time of its processes, including ended ones.", label="CPU time", card=True)
     read_bytes: int | None = _record(_host(lambda host: host.read_bytes), "Bytes read from storage.", label="disk read")
     written_bytes: int | None = _record(_host(lambda host: host.written_bytes), "Bytes written to storage.", label="disk written")
@@ -321,6 +347,12 @@ def build_record(
 def _read_devices(run: RunSnapshot, usage: RunUsage) -> Iterator[RecordedDevice]:
     for uuid, each in usage.shares.items():
         yield _device_record.read(RecordedDevice, DeviceRecordSource(run, uuid, run.headroom_limits.get(uuid), each))
+
+
+def compute_idle_ratio(devices: Collection[RecordedDevice]) -> float | None:
+    """Return the share of the time on GPUs in which no kernel ran."""
+    busy, idle = total(each.busy_seconds for each in devices), total(each.idle_seconds for each in devices)
+    return idle / (busy + idle) if busy is not None and idle is not None and busy + idle else None
 
 
 def choose_duration(by_the_clock: float, truly: float) -> float:

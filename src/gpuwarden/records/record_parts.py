@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Annotated
+from typing import Annotated, Any
 
 from gpuwarden.protocol.messages import NonFiniteLoss
 from gpuwarden.records.figure import Private
@@ -169,3 +169,15 @@ class RecordedEvent:
     uuid: Annotated[str | None, "GPU or MIG instance of the event."] = None
     level: Annotated[str | None, "Severity of a problem, as of alerts: warning or critical."] = None
 # fmt: on
+
+
+def join_timelines(before: MemoryTimeline | None, since: MemoryTimeline | None) -> MemoryTimeline | None:
+    """Return one timeline after the other."""
+    if before is None or since is None:
+        return before or since
+    columns = [(*_column(before, each.name), *_column(since, each.name)) for each in fields(MemoryTimeline)]
+    return MemoryTimeline(*(() if set(column) == {None} else column for column in columns))
+
+
+def _column(timeline: MemoryTimeline, name: str) -> tuple[Any, ...]:
+    return getattr(timeline, name) or (None,) * len(timeline.began_seconds)

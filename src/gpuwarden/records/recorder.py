@@ -18,12 +18,12 @@ from gpuwarden.fairness.log_limiter import limit_lines_of
 from gpuwarden.fairness.subordinate_uids import find_user
 from gpuwarden.host import procfs
 from gpuwarden.host.process_key import parse_run_id
-from gpuwarden.records.continuation import conclude_record, continue_record, usage_from_record
+from gpuwarden.records.joining import conclude_record, join_records, usage_from_record
 from gpuwarden.records.privacy import Reader, read_all, withhold_texts
 from gpuwarden.records.record import RunRecord, build_record
 from gpuwarden.records.store import render_record
 from gpuwarden.records.summary import format_summary
-from gpuwarden.records.timeline import add_timeline, continue_timeline, remove_timeline
+from gpuwarden.records.timeline import add_timeline, remove_timeline
 from gpuwarden.records.writer import DEFAULT_LISTED, STOP_SECONDS, RecordWriter
 from gpuwarden.runs.outcome import Ending
 from gpuwarden.runs.run_events import RunEvent, bounded
@@ -102,7 +102,7 @@ class Recorder:
         self._boot_id = procfs.read_boot_id()
         self._present: dict[str, _PresentRun] = {}
         self._absent: dict[str, _AbsentRun] = {}
-        self._resumed: dict[str, RunUsage] = {}  # usage in records that were read since the last poll, by run id
+        self._usage_before: dict[str, RunUsage] = {}  # of runs of the last poll, by an earlier daemon
         self._absent_due = 0.0  # when absent runs are checked
         self._updated_at = time.monotonic()
         self._listing = asyncio.Lock()  # for one at a time: a list may have tens of MiB
@@ -151,19 +151,10 @@ class Recorder:
             await self._writer.flush_until(until)
             await self._writer.close()
 
-    def resume(self, runs: Iterable[RunSnapshot]) -> Mapping[str, RunUsage]:
-        """Resume the records of runs that an earlier daemon or the registry dropped; return their earlier usage.
-
-        It is by run id, and returned once.
-        """
-        self._add_stored()
-        resumed, self._resumed = self._resumed, {}
-        for run in runs:
-            absent = self._absent.pop(run.peer.run_id, None)
-            if absent is not None:
-                resumed[run.peer.run_id] = usage_from_record(absent.record)
-                self._present[run.peer.run_id] = self._new(run, absent.record)
-        return resumed
+    def add_earlier(self, run_id: str, usage: RunUsage) -> RunUsage:
+        """Return a run's usage with that of earlier daemons."""
+        before = self._usage_before.get(run_id)
+        return usage.after(before) if before else usage
 
     def update(
         self, poll: JoinedPoll, usage: Mapping[str, RunUsage], events: Mapping[str, Sequence[RunEvent]] = NO_EVENTS
@@ -179,6 +170,8 @@ class Recorder:
             present = self._present.get(run.peer.run_id)
             if present is None:
                 present = self._present[run.peer.run_id] = self._new(run)
+                if absent := self._absent.pop(run.peer.run_id, None):
+                    self._continue(present, absent.record)
             present.usage = usage.get(run.peer.run_id, present.usage)
             if new := events.get(run.peer.run_id):
                 present.events = bounded((*present.events, *new))
@@ -193,9 +186,13 @@ class Recorder:
         self._write_due(now)
         self._writer.flush(now)
 
-    def _new(self, run: RunSnapshot, before: RunRecord | None = None) -> _PresentRun:
+    def _new(self, run: RunSnapshot) -> _PresentRun:
         # Never negative: if the clocks disagree (a time namespace, a replay), the reader would refuse the record.
-        return _PresentRun(run, NO_USAGE, max(self._uptime() - run.lasted, 0.0), self._slept(), before)
+        return _PresentRun(run, NO_USAGE, max(self._uptime() - run.lasted, 0.0), self._slept())
+
+    def _continue(self, present: _PresentRun, before: RunRecord) -> None:
+        present.before = before
+        self._usage_before[before.run_id] = usage_from_record(before)
 
     def _slept(self) -> float:
         """Return the seconds that the host has slept since boot, in which the monotonic clock stopped."""
@@ -220,6 +217,7 @@ class Recorder:
     def _drop(self, present: _PresentRun, usage: Mapping[str, RunUsage]) -> None:
         """Drop a run that the registry dropped; it may come back if its end was not seen."""
         present.usage = usage.get(present.run.peer.run_id, present.usage)
+        self._usage_before.pop(present.run.peer.run_id, None)
         if not present.run.up:
             if present.recorded != present.run.ending:
                 self._end(present)
@@ -231,13 +229,12 @@ class Recorder:
     def _record(self, present: _PresentRun) -> RunRecord:
         """Return a run's complete record; about 100 µs per device."""
         record = add_timeline(self._record_since(present), present.run, present.events)
-        before = present.before
-        return continue_record(before, continue_timeline(before, record)) if before else record
+        return join_records(present.before, record) if present.before else record
 
     def _outline(self, present: _PresentRun) -> RunRecord:
         """Return a run's record for the list, without its timeline."""
         record = self._record_since(present)
-        return continue_record(present.before, record) if present.before else record
+        return join_records(remove_timeline(present.before), record) if present.before else record
 
     def _record_since(self, present: _PresentRun) -> RunRecord:
         """Return the record of a run, as seen by this daemon."""
@@ -265,9 +262,7 @@ class Recorder:
                 self._absent[record.run_id] = _AbsentRun(record, _STOPPED)
                 continue
             has_own = self._writer.withdraw(self._record(present))  # the disk was slower than the run
-            earlier = usage_from_record(record)
-            present.before, present.usage = record, present.usage.after(earlier)
-            self._resumed[record.run_id] = earlier
+            self._continue(present, record)
             if has_own:
                 self._writer.write(self._record(present))
         self._conclude_ended()

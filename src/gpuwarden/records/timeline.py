@@ -10,8 +10,7 @@ from gpuwarden.analysis.memory.downsampling import downsample
 from gpuwarden.analysis.memory.memory_history import MemoryWindow
 from gpuwarden.formatting import format_bytes
 from gpuwarden.protocol.messages import OOM_KINDS
-from gpuwarden.records.continuation import compute_seconds_between
-from gpuwarden.records.record import RecordedDevice, RunRecord
+from gpuwarden.records.record import RunRecord
 from gpuwarden.records.record_parts import MemoryTimeline, RecordedError, RecordedEvent
 from gpuwarden.runs.run_events import RunEvent, RunEventKind, bounded, joined
 from gpuwarden.runs.run_snapshot import RunSnapshot
@@ -57,24 +56,38 @@ def remove_timeline(record: RunRecord) -> RunRecord:
     return replace(record, devices=devices, marks=())
 
 
-def continue_timeline(before: RunRecord, since: RunRecord) -> RunRecord:
-    """Return the later record with the timeline that the earlier one begins."""
-    later = compute_seconds_between(before, since)
-    stories = {each.uuid: each.story for each in before.devices if each.story is not None}
-    most = compute_max_points(max(len(stories), len(since.devices)))
-    devices = (_continued(each, stories.get(each.uuid), later, most) for each in since.devices)
-    events = joined(_run_events(before.marks), (replace(each, at=each.at + later) for each in _run_events(since.marks)))
-    return replace(since, devices=tuple(devices), marks=_recorded(events))
+def shift_timeline(record: RunRecord, seconds: float) -> RunRecord:
+    """Return a record with the timeline as seen from a begin that is so many seconds earlier."""
+    devices = (
+        replace(
+            each,
+            story=replace(
+                story,
+                began_seconds=tuple(round(at + seconds, 1) for at in story.began_seconds),
+                ended_seconds=tuple(round(at + seconds, 1) for at in story.ended_seconds),
+            ),
+        )
+        if (story := each.story)
+        else each
+        for each in record.devices
+    )
+    marks = tuple(replace(each, at_seconds=round(each.at_seconds + seconds, 1)) for each in record.marks)
+    return replace(record, devices=tuple(devices), marks=marks)
 
 
-def _continued(device: RecordedDevice, before: MemoryTimeline | None, later: float, most: int) -> RecordedDevice:
-    if before is None and not later:
-        return device
-    windows = [
-        *(_windows(before) if before else ()),
-        *(_shifted(each, later) for each in (_windows(device.story) if device.story else ())),
-    ]
-    return replace(device, story=_timeline(downsample(windows, most)))
+def limit_timeline(record: RunRecord) -> RunRecord:
+    """Return a record with as many points as its devices may have."""
+    most = compute_max_points(len(record.devices))
+    devices = (
+        replace(each, story=_timeline(downsample(_windows(each.story), most))) if each.story else each
+        for each in record.devices
+    )
+    return replace(record, devices=tuple(devices))
+
+
+def join_marks(before: Iterable[RecordedEvent], since: Iterable[RecordedEvent]) -> tuple[RecordedEvent, ...]:
+    """Return the events of two daemons."""
+    return _recorded(joined(_run_events(before), _run_events(since)))
 
 
 def _timeline(windows: Sequence[MemoryWindow]) -> MemoryTimeline | None:
@@ -126,8 +139,3 @@ def _oom_event(error: RecordedError, record: RunRecord) -> RunEvent:
 def compute_max_points(devices: int) -> int:
     """Return how many points each of so many devices may have."""
     return max(min(MAX_POINTS, MAX_RUN_POINTS // max(devices, 1)), 2)
-
-
-def _shifted(window: MemoryWindow, seconds: float) -> MemoryWindow:
-    """Return a window as seen from a begin that is so many seconds earlier."""
-    return replace(window, began=window.began + seconds, ended=window.ended + seconds)

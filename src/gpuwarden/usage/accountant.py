@@ -6,7 +6,6 @@ Only readings count: nothing is added for a failed poll, a pause, or a counter t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import TypeAlias
 
 from gpuwarden.gpu.snapshot import Gpu, Snapshot
@@ -17,7 +16,6 @@ from gpuwarden.usage.tally import DeviceTally, RunTally
 
 XID_SECONDS = 2.0  # after a run's end in which an XID still counts: the driver reports it during its cleanup
 
-NOTHING: Mapping[str, RunUsage] = MappingProxyType({})
 _Devices: TypeAlias = "dict[str, tuple[Gpu, bool]]"
 
 
@@ -30,18 +28,11 @@ class UsageAccountant:
         self._tallies: dict[str, RunTally] = {}  # by run id
         self._last: float | None = None
 
-    def update(self, poll: JoinedPoll, earlier: Mapping[str, RunUsage] = NOTHING) -> dict[str, RunUsage]:
-        """Add a poll; return the usage of each run by id, including a last time those that are gone.
-
-        `earlier` is usage that an earlier daemon counted, once it is known.
-        """
+    def update(self, poll: JoinedPoll) -> dict[str, RunUsage]:
+        """Add a poll; return the usage of each run by id, including a last time those that are gone."""
         before, self._tallies = self._tallies, {}
         for run_id in (run.peer.run_id for run in poll.runs):
             self._tallies[run_id] = before.pop(run_id) if run_id in before else RunTally()
-        for run_id, usage in earlier.items():
-            tally = self._tallies.get(run_id) or before.get(run_id)
-            if tally is not None:
-                tally.earlier = tally.earlier.after(usage)
         if poll.runs:
             self._add_poll(poll)
         else:

@@ -44,13 +44,13 @@ class DeviceUsage:
             idle=sum_of_known(self.idle, earlier.idle),
             joules=sum_of_known(self.joules, earlier.joules),
             joules_by_power=sum_of_known(self.joules_by_power, earlier.joules_by_power),
-            throttled=_sums(earlier.throttled, self.throttled),
-            throttled_steps=_sums(earlier.throttled_steps, self.throttled_steps),
+            throttled=sum_by_key(earlier.throttled, self.throttled),
+            throttled_steps=sum_by_key(earlier.throttled_steps, self.throttled_steps),
             memory_peak=peak.memory_peak,
             memory_limit=earlier.memory_limit if self.memory_limit is None else self.memory_limit,
             headroom_at_peak=peak.headroom_at_peak,
             lowest_headroom=min(known(earlier.lowest_headroom, self.lowest_headroom), default=None),
-            xids=_sums(earlier.xids, self.xids),
+            xids=sum_by_key(earlier.xids, self.xids),
         )
 
 
@@ -68,7 +68,7 @@ class RunUsage:
         for uuid, share in self.shares.items():
             shares[uuid] = share.after(shares[uuid]) if uuid in shares else share
         peak = max(known(earlier.host_memory_peak, self.host_memory_peak), default=None)
-        return RunUsage(shares, _sums(earlier.phases, self.phases), peak)
+        return RunUsage(shares, sum_by_key(earlier.phases, self.phases), peak)
 
 
 NO_USAGE = RunUsage()
@@ -84,7 +84,8 @@ def known(*values: T | None) -> list[T]:
     return [each for each in values if each is not None]
 
 
-def _sums(one: Mapping[Key, Number], other: Mapping[Key, Number]) -> dict[Key, Number]:
+def sum_by_key(one: Mapping[Key, Number], other: Mapping[Key, Number]) -> dict[Key, Number]:
+    """Return the sum of the values of each key."""
     sums = dict(one)
     for key, value in other.items():
         sums[key] = sums[key] + value if key in sums else value

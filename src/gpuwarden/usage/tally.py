@@ -9,7 +9,7 @@ from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.protocol.messages import PHASES, DeviceMemory, Phase
 from gpuwarden.usage.gpu_meter import Lapse, Meter, Window, throttled_seconds
-from gpuwarden.usage.run_usage import NO_USAGE, DeviceUsage, RunUsage, known, sum_of_known
+from gpuwarden.usage.run_usage import DeviceUsage, RunUsage, known, sum_of_known
 
 
 class DeviceTally:
@@ -135,23 +135,21 @@ class DeviceTally:
 
 @dataclass(slots=True)
 class RunTally:
-    """Tally of one run: current and past `devices` by UUID; `earlier` is usage counted by an earlier daemon.
+    """Tally of one run: current and past `devices` by UUID.
 
     `step_seconds` is as of the run's last report, `up` as of the last poll.
     """
 
     devices: dict[str, DeviceTally] = field(default_factory=dict)
-    earlier: RunUsage = NO_USAGE
     step_seconds: float = 0.0
     up: bool = True
     _phases: dict[str, float] = field(default_factory=dict)
     _host_memory_peak: int | None = None
 
     def usage(self) -> RunUsage:
-        """Return the usage up to now, with the earlier one."""
+        """Return the usage up to now."""
         shares = {uuid: device.usage() for uuid, device in self.devices.items()}
-        usage = RunUsage(shares, dict(self._phases), self._host_memory_peak)
-        return usage if self.earlier is NO_USAGE else usage.after(self.earlier)
+        return RunUsage(shares, dict(self._phases), self._host_memory_peak)
 
     def add_phase(self, phase: Phase, seconds: float) -> None:
         """Count time in a phase."""

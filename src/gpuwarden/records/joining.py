@@ -1,0 +1,74 @@
+"""One record of a run from those of several daemons, and the record of a run whose end no daemon saw."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpuwarden.records.figure import join_figures
+from gpuwarden.records.record import RecordedDevice, RunRecord, choose_duration, compute_idle_ratio
+from gpuwarden.records.timeline import join_marks, limit_timeline, shift_timeline
+from gpuwarden.runs.run_snapshot import KEPT_ERRORS
+from gpuwarden.usage.run_usage import DeviceUsage, RunUsage
+
+
+def join_records(before: RunRecord, since: RunRecord) -> RunRecord:
+    """Return one record of a run: that of an earlier daemon, and that since."""
+    later = compute_seconds_between(before, since)
+    since = shift_timeline(since, later)
+    joined = join_figures(before, since)
+    by_the_clock = since.updated_timestamp_seconds - before.began_timestamp_seconds
+    return limit_timeline(
+        replace(
+            joined,
+            duration_seconds=choose_duration(by_the_clock, later + since.duration_seconds),
+            gpu_idle_ratio=compute_idle_ratio(joined.devices),
+            errors_told=(before.errors_told + since.errors_told)[-KEPT_ERRORS:],
+            marks=join_marks(before.marks, since.marks),
+        )
+    )
+
+
+def compute_seconds_between(before: RunRecord, since: RunRecord) -> float:
+    """Return how long after a run's begin the later record begins."""
+    if before.began_uptime_seconds is not None and since.began_uptime_seconds is not None:
+        return max(since.began_uptime_seconds - before.began_uptime_seconds, 0.0)
+    return max(since.began_timestamp_seconds - before.began_timestamp_seconds, before.duration_seconds)
+
+
+def conclude_record(record: RunRecord, evidence: str) -> RunRecord:
+    """Return the record of a run whose end was not seen: it lasted until it was last seen, at least."""
+    ended = (RecordedDevice(uuid=each.uuid, name=each.name) for each in record.devices)  # without a forecast
+    devices = tuple(map(join_figures, record.devices, ended))
+    return replace(
+        record,
+        state="unknown",
+        outcome="unknown",
+        evidence=evidence,
+        devices=devices,
+        host_memory_growth_bytes_per_second=None,
+        seconds_to_host_oom=None,
+    )
+
+
+def usage_from_record(record: RunRecord) -> RunUsage:
+    """Return the usage that a record has."""
+    shares = {each.uuid: _usage(each) for each in record.devices}
+    return RunUsage(shares, dict(record.phase_seconds or {}), record.host_memory_peak_bytes)
+
+
+def _usage(device: RecordedDevice) -> DeviceUsage:
+    return DeviceUsage(
+        device.name,
+        seconds=device.gpu_seconds or 0.0,
+        busy=device.busy_seconds,
+        idle=device.idle_seconds,
+        joules=device.energy_joules,
+        joules_by_power=device.energy_by_power_joules,
+        throttled=device.throttled_seconds or {},
+        throttled_steps=device.throttled_step_seconds or {},
+        memory_peak=device.memory_peak_bytes,
+        memory_limit=device.memory_limit_bytes,
+        headroom_at_peak=device.headroom_at_peak_bytes,
+        lowest_headroom=device.lowest_headroom_bytes,
+        xids={int(code): count for code, count in (device.xids or {}).items()},
+    )
