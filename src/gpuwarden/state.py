@@ -28,8 +28,9 @@ class Alert:
     `name` and `severity` are the condition's (health/conditions.py). `labels` are those of its rule's result, without
     `job`, `instance` and `severity`. `since` is when it began and `last` the last time that an event happened, in Unix
     time. `owner` is the owner of the memory or run, empty if unknown. `text` is a short phrase shown next to the name
-    of the subject; empty where another condition shows the same. `fires`: its rule would fire. `inhibited_by` has the
-    names of the firing conditions that explain it. `ending` says how it ended, where no poll confirmed that it is over.
+    of the subject, empty where another condition shows the same; `detail` explains it in sentences. `fires`: its rule
+    would fire. `inhibited_by` has the names of the firing conditions that explain it. `ending` says how it ended, where
+    no poll confirmed that it is over.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Alert:
     owner: str = ""
     last: float = 0.0
     text: str = ""
+    detail: str = ""
     fires: bool = False
     inhibited_by: tuple[str, ...] = ()
     ending: str = ""
@@ -57,7 +59,8 @@ class Detection:
     `holding` are those that hold, without those that another one implies. Of them `opened` did not hold at the previous
     poll, and of `changed` an event happened again; `closed` held and are over. `firing` are the alerts: those that have
     held for the duration of their rule, and end late like them. `unconfirmed` are the keys of those that stopped firing
-    and are not known to be over, `resolved` those that are over since this poll.
+    and are not known to be over, `resolved` those that are over since this poll. `started` are the new runs, `ended`
+    those that ended: at once with the first outcome known, and again when their outcome is settled.
     """
 
     holding: Sequence[Alert] = ()
@@ -67,6 +70,8 @@ class Detection:
     firing: Sequence[Alert] = ()
     unconfirmed: frozenset[AlertKey] = frozenset()
     resolved: Sequence[Alert] = ()
+    started: Sequence[RunSnapshot] = ()
+    ended: Sequence[RunSnapshot] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpuwarden.health.model import OUTLIVES_RESTART, Condition, Occurrence
+from gpuwarden.health.model import OUTLIVES_RESTART, Condition, Labels, Occurrence
 from gpuwarden.nvml.troubleshooting import error_text
 from gpuwarden.records.writer import MAX_WAITING
 from gpuwarden.state import State
@@ -22,6 +22,11 @@ def _driver_fault(state: State) -> Iterator[Occurrence]:
             description=description,
             since=snapshot.time,
         )
+
+
+def _driver_ending(_labels: Labels, state: State) -> str | None:
+    """Return None while the driver is not asked: paused, or all GPUs asleep."""
+    return "" if state.snapshot.asked else None
 
 
 def _no_gpus(state: State) -> Iterator[Occurrence]:
@@ -79,6 +84,7 @@ DAEMON_CONDITIONS = (
         for_="1m",
         keep_firing_for=OUTLIVES_RESTART,
         check=_driver_fault,
+        ending=_driver_ending,
         summary="NVIDIA driver%{on_host} is not responding",
         description="The NVIDIA driver on {{ $labels.instance }} does not answer; none of its GPUs can be read.",
         meaning="""The NVIDIA driver as a whole does not answer gpuwarden: it is not loaded, its version differs from

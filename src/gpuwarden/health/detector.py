@@ -18,6 +18,8 @@ from gpuwarden.config.value_types import DURATION
 from gpuwarden.health.conditions import CHECKED, CONDITIONS
 from gpuwarden.health.inhibitions import FiringAlerts
 from gpuwarden.health.model import Condition, Occurrence, fill_places
+from gpuwarden.runs.outcome import Ending
+from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.state import Alert, AlertKey, Detection, State
 
 log = logging.getLogger(__name__)
@@ -56,6 +58,7 @@ class Detector:
         self._episodes: dict[AlertKey, _Episode] = {}
         self._open: dict[AlertKey, Alert] = {}  # those that hold, and those whose end is unknown
         self._resolution = Resolution()
+        self._endings: Mapping[str, Ending | None] = {}  # of the runs of the previous poll
         self._left_out: set[AlertKey] = set()
         self._faulty: set[str] = set()
 
@@ -89,12 +92,22 @@ class Detector:
         return Detection(
             holding=tuple(holding.values()),
             opened=[alert for key, alert in holding.items() if key not in before],
-            changed=[alert for key, alert in holding.items() if key in before and alert.last != before[key].last],
+            changed=[alert for key, alert in holding.items() if key in before and alert.last > before[key].last],
             closed=closed,
             firing=firing,
             unconfirmed=unconfirmed,
             resolved=resolved,
+            started=[run for run in state.runs if run.peer.run_id not in self._endings],
+            ended=list(self._ended_runs(state)),
         )
+
+    def _ended_runs(self, state: State) -> Iterator[RunSnapshot]:
+        before = self._endings
+        self._endings = {run.peer.run_id: run.ending for run in state.runs}
+        for run in state.runs:
+            known = before.get(run.peer.run_id)
+            if run.ending is not None and (known is None or (run.ending.settled and run.ending != known)):
+                yield run
 
     def _track(self, state: State, now: float) -> Iterator[AlertKey]:
         """Begin or continue the episode of each condition that holds; yield their keys."""
@@ -107,14 +120,15 @@ class Detector:
                 continue
             name = condition.name
             alert = Alert(
-                name,
-                condition.severity,
-                found.labels,
-                found.description,
-                found.since,
-                found.owner,
-                found.last,
-                found.text,
+                name=name,
+                severity=condition.severity,
+                labels=found.labels,
+                description=found.description,
+                since=found.since,
+                owner=found.owner,
+                last=found.last,
+                text=found.text,
+                detail=found.detail,
             )
             key = alert.key
             episode = self._episodes.get(key)

@@ -9,6 +9,7 @@ from gpuwarden.health.model import (
     UNLESS_UNVERIFIED,
     Check,
     Condition,
+    Labels,
     Occurrence,
     gpu_occurrence,
     gpu_text,
@@ -32,9 +33,15 @@ def _gpu_pressure(level: Level) -> Check:
                 if state.pressure.levels.get((uuid, "memory")) == level:
                     there = [each for (_run_id, of), each in state.pressure.of_runs.items() if of == uuid]
                     text = memory_pressure_text(level, min(there, key=lambda each: each.share, default=None))
-                    yield gpu_occurrence(state, gpu, text, f"{gpu_text(gpu)}: {text}.")
+                    labels = {} if uuid == gpu.identity.uuid else {"instance_uuid": uuid}
+                    yield gpu_occurrence(state, gpu, text, f"{gpu_text(gpu)}: {text}.", labels)
 
     return check
+
+
+def _pressure_ending(labels: Labels, state: State) -> str | None:
+    """Return None while the pressure is unknown, as of a GPU that does not answer."""
+    return "" if (labels.get("instance_uuid", labels["uuid"]), "memory") in state.pressure.levels else None
 
 
 def memory_pressure_text(level: Level, pressure: RunPressure | None) -> str:
@@ -58,6 +65,7 @@ DEVICE_MEMORY_CONDITIONS = (
         "GpuMemoryPressure",
         "gpu",
         _gpu_pressure,
+        ending=_pressure_ending,
         summary="%{the_gpu} has a training run that is low on device memory",
         diagnosis="Its runs, and the other owners of its memory.",
         action="Same as RunNearOutOfMemory.",

@@ -67,13 +67,9 @@ def _xids(severity: Severity) -> Check:
             for code, seen in gpu.xids.items():
                 at = times_by_severity(code, seen).get(severity)
                 if at is not None and state.snapshot.time - at < thresholds.XID_SECONDS:
-                    xid = explain(code, severity)
-                    text = f"XID {code} {ago_text(state, at)}"
-                    description = (
-                        f"{gpu_text(gpu)} ({gpu.identity.uuid}) had XID {code} {ago_text(state, at)}: "
-                        f"{xid.meaning} {xid.action.value}"
-                    )
-                    yield gpu_occurrence(state, gpu, text, description, {"xid": str(code)}, happened=at)
+                    text, detail = f"XID {code}", explain(code, severity).explanation
+                    had = f"{gpu_text(gpu)} ({gpu.identity.uuid}) had {text} {ago_text(state, at)}: {detail}"
+                    yield gpu_occurrence(state, gpu, text, had, {"xid": str(code)}, happened=at, detail=detail)
 
     return check
 
@@ -198,6 +194,19 @@ GPU_CONDITIONS = (
         diagnosis="`dmesg | grep -i xid` for the process and details.",
         action="Follow the description.",
         false_positives="It waits for maintenance, such as a bad row of memory (63) that the next reset replaces.",
+    ),
+    Condition(
+        name="GpuXidInfo",
+        subject="gpu",
+        severity="info",
+        check=_xids("info"),
+        event_seconds=thresholds.XID_SECONDS,
+        summary="%{the_gpu} reported an XID that a program caused",
+        meaning="""The driver reported a fault that is no fault of the GPU: the *info* codes in the [XID
+            reference](reference/xids.md).""",
+        diagnosis="`dmesg | grep -i xid` for the process and details.",
+        action="Follow the [XID reference](reference/xids.md), mostly by mending the program.",
+        false_positives="None: it is shown among the events, and raises no alert.",
     ),
     # Actions that cannot wait; all others, also unknown ones, belong to GpuDrainNeeded.
     Condition(

@@ -49,9 +49,9 @@ class Occurrence:
     """One case of a condition that holds at a poll, as returned by its check.
 
     `labels` are those of the rule's result, without `job`, `instance` and `severity`. `text` is a short phrase shown
-    next to the name of the subject; empty where another condition shows the same. `description` is a sentence with
-    numbers. `owner` names the owner of the memory or run; empty if unknown. `since` and `last` (the last time an event
-    happened) are Unix time.
+    next to the name of the subject, without the time of an event; empty where another condition shows the same.
+    `detail` explains it in sentences, where it has more to say. `description` is a sentence with numbers. `owner` names
+    the owner of the memory or run, or is empty. `since` and `last` (the last time an event happened) are Unix time.
     """
 
     labels: Labels
@@ -60,6 +60,7 @@ class Occurrence:
     since: float
     owner: str = ""
     last: float = 0.0
+    detail: str = ""
 
 
 Check = Callable[[State], Iterable[Occurrence]]
@@ -134,6 +135,7 @@ def run_occurrence(
     *,
     since: float | None = None,
     happened: float | None = None,
+    detail: str = "",
 ) -> Occurrence:
     """Return an occurrence of a run; it starts at this poll, at `since`, or as an event at `happened` (Unix time)."""
     return Occurrence(
@@ -143,6 +145,7 @@ def run_occurrence(
         since=next(at for at in (happened, since, state.snapshot.time) if at is not None),
         owner=process_owner_text(state.owners, run.peer.pid, run.peer.uid),
         last=happened or 0.0,
+        detail=detail,
     )
 
 
@@ -154,6 +157,7 @@ def gpu_occurrence(
     labels: Labels = _NO_LABELS,
     *,
     happened: float | None = None,
+    detail: str = "",
 ) -> Occurrence:
     """Return an occurrence of a GPU; it starts at this poll, or as an event at `happened` (Unix time)."""
     return Occurrence(
@@ -163,6 +167,7 @@ def gpu_occurrence(
         since=state.snapshot.time if happened is None else happened,
         owner=gpu_owner_text(state.owners, gpu),
         last=happened or 0.0,
+        detail=detail,
     )
 
 
@@ -171,6 +176,7 @@ def pressure_conditions(
     subject: Subject,
     check: Callable[[Level], Check],
     *,
+    ending: Ending | None = None,
     summary: str,
     diagnosis: str,
     action: str,
@@ -183,6 +189,7 @@ def pressure_conditions(
             subject=subject,
             severity=PRESSURE_SEVERITY[level],
             check=check(level),
+            ending=ending,
             summary=summary,
             meaning=f"Pressure level *{level}* ([pressure](understand/pressure.md)).",
             diagnosis=diagnosis,

@@ -73,9 +73,9 @@ def _has_reported(run: RunSnapshot, end: Ending) -> bool:
 def _loss_nonfinite(state: State) -> Iterator[Occurrence]:
     for run in state.runs:
         if (loss := run.nonfinite_loss) and loss.current:
-            text = f"loss {nonfinite_loss_text(loss)}"
+            text = f"has a loss that is {nonfinite_loss_text(loss)}"
             since = (run.last_report or state.snapshot.time) - loss.seconds_ago
-            yield run_occurrence(state, run, text, f"{run_text(run)}: {text}.", since=since)
+            yield run_occurrence(state, run, text, f"{run_text(run)} {text}.", since=since)
 
 
 def _without_gpu(state: State) -> Iterator[Occurrence]:
@@ -83,7 +83,7 @@ def _without_gpu(state: State) -> Iterator[Occurrence]:
         if run.up and run.no_gpu:
             meaning = NO_GPU_GUIDES[run.no_gpu].meaning
             description = f"{run_text(run)} trains on the CPU: {meaning}."
-            yield run_occurrence(state, run, f"no GPU used: {meaning}", description, {"reason": run.no_gpu})
+            yield run_occurrence(state, run, f"uses no GPU: {meaning}", description, {"reason": run.no_gpu})
 
 
 def _ended(name: str) -> Check:
@@ -93,9 +93,8 @@ def _ended(name: str) -> Check:
             if end is None or not end.settled or _has_reported(run, end):
                 continue
             if END_CONDITIONS.get(end.outcome) == name:
-                outcome, ago = end.outcome.replace("_", " "), ago_text(state, end.at)
-                description = f"{run_text(run)} ended {ago}: {outcome} ({end.evidence})."
-                text = f"{outcome} {ago}"
+                text = end.outcome.replace("_", " ")
+                description = f"{run_text(run)} ended {ago_text(state, end.at)}: {text} ({end.evidence})."
                 yield run_occurrence(state, run, text, description, {"outcome": end.outcome}, happened=end.at)
 
     return check

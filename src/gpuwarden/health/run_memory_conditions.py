@@ -67,10 +67,12 @@ def _out_of_memory(state: State) -> Iterator[Occurrence]:
             if at is None or state.snapshot.time - at >= thresholds.ERROR_SECONDS:
                 continue
             error = next((each for each in reversed(run.errors) if each.error.kind == kind), None)
-            why = f" {error.diagnosis.evidence} {error.diagnosis.next_step}" if error and error.diagnosis else ""
+            cause = error.diagnosis if error else None
+            detail = f"{cause.cause.replace('_', ' ')}. {cause.evidence}" if cause else ""
+            why = f" {cause.evidence} {cause.next_step}" if cause else ""
             description = f"{run_text(run)} ran out of {memory} memory {ago_text(state, at)}.{why}"
-            text = f"out of {memory} memory {ago_text(state, at)}"
-            yield run_occurrence(state, run, text, description, {"kind": kind}, happened=at)
+            text = f"out of {memory} memory"
+            yield run_occurrence(state, run, text, description, {"kind": kind}, happened=at, detail=detail)
 
 
 def _out_of_memory_expected(state: State) -> Iterator[Occurrence]:

@@ -12,6 +12,7 @@ from gpuwarden.health.model import (
     OUTLIVES_RESTART,
     Check,
     Condition,
+    Labels,
     Occurrence,
     gpu_occurrence,
     gpu_text,
@@ -38,6 +39,11 @@ def _pressure(level: Level) -> Check:
                 yield gpu_occurrence(state, gpu, text, f"{gpu_text(gpu)} is {text}.")
 
     return check
+
+
+def _pressure_ending(labels: Labels, state: State) -> str | None:
+    """Return None while the pressure is unknown, as of a GPU that does not answer."""
+    return "" if (labels["uuid"], "thermal") in state.pressure.levels else None
 
 
 def _heat_text(gpu: Gpu) -> str:
@@ -69,6 +75,7 @@ THERMAL_CONDITIONS = (
         "GpuThermalPressure",
         "gpu",
         _pressure,
+        ending=_pressure_ending,
         summary="%{the_gpu} is close to its throttle temperature",
         diagnosis="Same as GpuNearThermalSlowdown.",
         action="Same as GpuNearThermalSlowdown.",
