@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpuwarden.health.model import OUTLIVES_RESTART, Condition, Labels, Occurrence
+from gpuwarden.health.model import OUTLIVES_RESTART, Condition, Labels
 from gpuwarden.nvml.troubleshooting import error_text
 from gpuwarden.records.writer import MAX_WAITING
-from gpuwarden.state import State
+from gpuwarden.state import Alert, State
 
 _NVML = {"collector": "nvml"}
 
 
-def _driver_fault(state: State) -> Iterator[Occurrence]:
+def _driver_fault(state: State) -> Iterator[Alert]:
     snapshot = state.snapshot
     if snapshot.fault is not None:
         description = f"The NVIDIA driver does not answer ({snapshot.fault}): no GPU of the host can be read."
-        yield Occurrence(
+        yield Alert(
             labels=_NVML,
             text=f"not responding: {error_text(snapshot.fault)}",
             description=description,
@@ -29,11 +29,11 @@ def _driver_ending(_labels: Labels, state: State) -> str | None:
     return "" if state.snapshot.asked else None
 
 
-def _no_gpus(state: State) -> Iterator[Occurrence]:
+def _no_gpus(state: State) -> Iterator[Alert]:
     snapshot = state.snapshot
     if snapshot.asked and snapshot.fault is None and not snapshot.enumerated and not snapshot.asleep_count:
         description = "The NVIDIA driver answers but lists no GPU."
-        yield Occurrence(labels=_NVML, text="lists no GPU", description=description, since=snapshot.time)
+        yield Alert(labels=_NVML, text="lists no GPU", description=description, since=snapshot.time)
 
 
 DAEMON_CONDITIONS = (

@@ -10,14 +10,13 @@ from gpuwarden.health.model import (
     Check,
     Condition,
     Labels,
-    Occurrence,
-    gpu_occurrence,
+    gpu_alert,
     gpu_text,
     pressure_conditions,
 )
 from gpuwarden.pressure.levels import RunPressure
 from gpuwarden.protocol.messages import Level
-from gpuwarden.state import State
+from gpuwarden.state import Alert, State
 
 _SIZE = "(gpuwarden:device:memory_free_bytes + gpuwarden:device:memory_used_bytes)"
 _VERIFIED_HEADROOM = f"(gpuwarden_run_memory_headroom_bytes {UNLESS_UNVERIFIED})"
@@ -27,14 +26,14 @@ _PRESSURE_TEXTS: Mapping[Level, str] = {"critical": "almost out of memory", "war
 
 
 def _gpu_pressure(level: Level) -> Check:
-    def check(state: State) -> Iterator[Occurrence]:
+    def check(state: State) -> Iterator[Alert]:
         for gpu in state.snapshot.gpus:
             for uuid in (gpu.identity.uuid, *(each.identity.uuid for each in gpu.mig)):
                 if state.pressure.levels.get((uuid, "memory")) == level:
                     there = [each for (_run_id, of), each in state.pressure.of_runs.items() if of == uuid]
                     text = memory_pressure_text(level, min(there, key=lambda each: each.share, default=None))
                     labels = {} if uuid == gpu.identity.uuid else {"instance_uuid": uuid}
-                    yield gpu_occurrence(state, gpu, text, f"{gpu_text(gpu)}: {text}.", labels)
+                    yield gpu_alert(state, gpu, text, f"{gpu_text(gpu)}: {text}.", labels)
 
     return check
 
