@@ -21,25 +21,29 @@ from gpuwarden.usage.run_usage import RunUsage
 AlertKey = tuple[str, tuple[tuple[str, str], ...]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
     """Condition that holds for a subject, from poll to poll, with its values at the last poll in which it held.
 
-    `name` and `severity` are the condition's (health/conditions.py). `labels` are those of its rule's result, without
-    `job`, `instance` and `severity`. `since` is when it began and `last` the last time that an event happened, in Unix
-    time. `owner` is the owner of the memory or run, empty if unknown. `text` is a short phrase shown next to the name
-    of the subject; empty where another condition shows the same. `fires`: its rule would fire. `inhibited_by` has the
-    names of the firing conditions that explain it. `ending` says how it ended, where no poll confirmed that it is over.
+    `labels` are those of its rule's result, without `job`, `instance` and `severity`. `text` is a short phrase shown
+    next to the name of the subject, without the time of an event, empty where another condition shows the same;
+    `detail` explains it in sentences. `description` is a sentence with numbers. `since` is when it began and `last` the
+    last time that an event happened, in Unix time. `owner` is the owner of the memory or run, empty if unknown.
+
+    The detector adds the others: `name` and `severity` are the condition's (health/conditions.py). `fires`: its rule
+    would fire. `inhibited_by` has the names of the firing conditions that explain it. `ending` says how it ended, where
+    no poll confirmed that it is over.
     """
 
-    name: str
-    severity: Severity
     labels: Mapping[str, str]
     description: str
     since: float
+    text: str = ""
+    detail: str = ""
     owner: str = ""
     last: float = 0.0
-    text: str = ""
+    name: str = ""
+    severity: Severity = "info"
     fires: bool = False
     inhibited_by: tuple[str, ...] = ()
     ending: str = ""
@@ -57,7 +61,8 @@ class Detection:
     `holding` are those that hold, without those that another one implies. Of them `opened` did not hold at the previous
     poll, and of `changed` an event happened again; `closed` held and are over. `firing` are the alerts: those that have
     held for the duration of their rule, and end late like them. `unconfirmed` are the keys of those that stopped firing
-    and are not known to be over, `resolved` those that are over since this poll.
+    and are not known to be over, `resolved` those that are over since this poll. `started` are the new runs, `ended`
+    those that ended: at once with the first outcome known, and again when their outcome is settled.
     """
 
     holding: Sequence[Alert] = ()
@@ -67,6 +72,8 @@ class Detection:
     firing: Sequence[Alert] = ()
     unconfirmed: frozenset[AlertKey] = frozenset()
     resolved: Sequence[Alert] = ()
+    started: Sequence[RunSnapshot] = ()
+    ended: Sequence[RunSnapshot] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ UNBOUND = 'gpuwarden_gpu_errors_total{error="driver_unbound"'
 def binding_events(daemon: Daemon) -> list[tuple[str, str]]:
     """Return level and text of the bindings and unbindings, the newest first."""
     events = json.loads(fetch(f"{daemon.url}/api/v1/state"))["events"]
-    return [(each["level"], each["text"]) for each in events if each["kind"] == "binding"]
+    return [(each["level"], each["text"]) for each in events if each["kind"] == "driver_bound"]
 
 
 def test_unbinding_and_binding(tmp_path: Path, mock_nvml: MockNvml) -> None:

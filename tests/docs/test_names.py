@@ -9,7 +9,7 @@ from services import ROOT
 
 from gpuwarden.config.schema import OPTIONS
 from gpuwarden.daemon.metrics_page import TABLES
-from gpuwarden.health.conditions import ALERTS
+from gpuwarden.health.conditions import CONDITIONS
 
 METRICS = {row.name for table in TABLES for row in table.rows}
 ADDED = "docs/engineering/adding.md"  # adds a metric as an example
@@ -41,8 +41,8 @@ def test_options_exist() -> None:
 
 
 def test_alerts_exist() -> None:
-    """Each name in the form of an alert's is a row of the table of conditions, or a class of the library."""
-    known = {*ALERTS, "GpuWarden", "GpuWardenCollector"}
+    """Each name in the form of a condition's is a row of the table of conditions, or a class of the library."""
+    known = {*CONDITIONS, "GpuWarden", "GpuWardenCollector"}
     with listing_offenders() as case:
         for page, text in TEXTS.items():
             for name in set(re.findall(r"\b(?:Run|Gpu|Gpuwarden)[A-Z][A-Za-z]+\b", text)) - known:

@@ -68,7 +68,7 @@ def test_findings(tmp_path: Path, mock_nvml: MockNvml) -> None:
             assert {each["name"] for each in run["findings"]} == {"nonfinite_loss", "no_gpu", "error"}
             assert all(each["text"] and each["next_step"] for each in run["findings"])
             assert len([each for each in run["troubles"] if each["level"] == "warning"]) == 2
-            assert {"loss", "no_gpu"} <= {each["kind"] for each in state["events"]}
+            assert {"RunLossNotFinite", "RunWithoutGpu"} <= {each["kind"] for each in state["events"]}
         until(lambda: daemon.samples().all("gpuwarden_run_outcome"), "the outcome")
         lines = show(daemon, run_id)
     text = "\n".join(lines)

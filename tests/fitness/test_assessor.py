@@ -232,12 +232,12 @@ def test_conditions_of_checks_are_evaluated() -> None:
 def test_losses_come_from_incidents() -> None:
     """Failures of a GPU count: a lost one and a critical XID, not a program's."""
     outlines = [
-        {"kind": kind, "severity": severity, "subject": {"kind": "gpu", "uuid": uuid}, "at_timestamp_seconds": at}
-        for kind, severity, uuid, at in (
-            ("gpu_lost", "critical", "GPU-0", 1.0),
-            ("xid", "critical", "GPU-0", 2.0),
-            ("xid", "info", "GPU-0", 3.0),
-            ("stall", "warning", "GPU-1", 4.0),
+        {"kind": kind, "subject": {"kind": "gpu", "uuid": uuid}, "at_timestamp_seconds": at}
+        for kind, uuid, at in (
+            ("GpuDown", "GPU-0", 1.0),
+            ("GpuXidCritical", "GPU-0", 2.0),
+            ("GpuXidInfo", "GPU-0", 3.0),
+            ("RunStalled", "GPU-1", 4.0),
         )
     ]
     assert losses_from_incidents(outlines) == {"GPU-0": [1.0, 2.0]}

@@ -13,8 +13,8 @@ from system_parts import needs
 
 pytestmark = pytest.mark.system
 
-COUNTER = 'gpuwarden_incidents_total{cluster="",instance="box:9846",job="gpuwarden",kind="xid"}'
-MARKED = '{instance="box:9846",job="gpuwarden",kind="xid"}'
+COUNTER = 'gpuwarden_incidents_total{cluster="",instance="box:9846",job="gpuwarden",kind="GpuXidCritical"}'
+MARKED = '{instance="box:9846",job="gpuwarden",kind="GpuXidCritical"}'
 
 
 @pytest.mark.parametrize("interval", ["15s", "60s"])

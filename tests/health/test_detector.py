@@ -20,7 +20,6 @@ from gpuwarden.health.conditions import CONDITIONS
 from gpuwarden.health.daemon_conditions import DAEMON_CONDITIONS
 from gpuwarden.health.detector import MAX_ALERTS, STEADY_SECONDS, Detector
 from gpuwarden.health.link_conditions import LINK_CONDITIONS
-from gpuwarden.health.model import Occurrence
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.owners.resolver import Owners
 from gpuwarden.pressure.levels import PressureWatch
@@ -280,17 +279,17 @@ class ScriptedCondition:
     def __init__(self, name: str = "RunOutOfMemory") -> None:
         self.name = name
         self.count = 0
-        self.extra: list[Occurrence] = []
+        self.extra: list[Alert] = []
         self.state = poll(gpu(0))
         near = replace(CONDITIONS["RunNearOutOfMemory"], check=lambda _state: self.extra)
         self.detector = Detector((replace(CONDITIONS[name], check=self._check), near))
 
-    def _check(self, state: State) -> Iterator[Occurrence]:
+    def _check(self, state: State) -> Iterator[Alert]:
         if self.count < 0:
             raise RuntimeError
         at = state.snapshot.time
         for number in range(self.count):
-            yield Occurrence(labels={"run_id": str(number)}, text="", description=f"at {at:g}", since=at)
+            yield Alert(labels={"run_id": str(number)}, text="", description=f"at {at:g}", since=at)
 
     def poll_at(self, at: float) -> tuple[list[Alert], list[Alert]]:
         """Poll, seconds after the first; return firing and resolved alerts."""
@@ -354,7 +353,7 @@ def test_many_warnings_do_not_drop_critical_alerts(caplog: pytest.LogCaptureFixt
     stage = ScriptedCondition()
     stage.count = MAX_ALERTS + 1
     stage.poll_at(0)
-    stage.extra = [Occurrence(labels={"run_id": "last"}, text="", description="last", since=NOW)]
+    stage.extra = [Alert(labels={"run_id": "last"}, text="", description="last", since=NOW)]
     fires, _ended = stage.poll_at(1)
     assert "last" in [each.description for each in fires]
     assert (len(fires), stage.detector.dropped) == (MAX_ALERTS + 1, 1)

@@ -12,8 +12,9 @@ from gpuwarden.config.schema import NotifyConfig
 from gpuwarden.health.conditions import CONDITIONS
 from gpuwarden.health.detector import Detector
 from gpuwarden.health.inhibitions import INHIBITIONS
-from gpuwarden.health.model import Condition, Occurrence
+from gpuwarden.health.model import Condition
 from gpuwarden.health.status import box_status
+from gpuwarden.state import Alert
 from snapshots import gpu
 from tests.health.test_detector import OF_GPU, OF_RUN, poll, run
 
@@ -28,7 +29,7 @@ def holding(name: str, **labels: str) -> Condition:
     """Return a condition that holds for a GPU and a run, or for the host, and fires at once."""
     condition = CONDITIONS[name]
     subject = {} if condition.subject == "box" else {**OF_GPU, **OF_RUN, **labels}
-    found = Occurrence(labels=subject, text="bad", description="It is bad.", since=0.0)
+    found = Alert(labels=subject, text="bad", description="It is bad.", since=0.0)
     return replace(condition, check=lambda _state: [found], for_="")
 
 

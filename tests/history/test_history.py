@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 from gpuwarden.analysis.oom.diagnosis import Diagnosis
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import EventCount, Gpu, GpuProcess
-from gpuwarden.history.event_log import MAX_EVENTS, MAX_TEXT, EventLog
+from gpuwarden.health.detector import Detector
+from gpuwarden.history.event_log import MAX_EVENTS, MAX_TEXT, Event, EventLog
 from gpuwarden.history.series import (
     COARSE_SECONDS,
     HOUR_SECONDS,
@@ -168,6 +170,18 @@ def test_hour_takes_8_mib() -> None:
     assert series.dropped == 1 + 8 + 2 * 299 - MAX_SUBJECTS
 
 
+class DetectedEvents(EventLog):
+    """Event log with a detector."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._detector = Detector()
+
+    def update(self, state: State) -> Sequence[Event]:
+        """Add the events of a poll that is not evaluated yet."""
+        return super().update(replace(state, detection=self._detector.update(state, state.snapshot.time)))
+
+
 def texts(events: EventLog) -> list[str]:
     """Return the texts of the events, newest first."""
     return [event.text for event in events.newest_first()]
@@ -175,7 +189,7 @@ def texts(events: EventLog) -> list[str]:
 
 def test_each_change_is_one_event() -> None:
     """Lost and recovered GPUs, pressure, runs, stalls and OOM errors are events; an unchanged poll is not."""
-    events = EventLog()
+    events = DetectedEvents()
     quiet = poll(gpu(0), at=1.0)
     events.update(quiet)
     assert texts(events) == []
@@ -187,16 +201,16 @@ def test_each_change_is_one_event() -> None:
     for at, level in enumerate(levels, 4):
         events.update(poll(gpu(0), at=float(at), pressure=Pressure({("GPU-0", "memory"): level})))
     assert texts(events)[:3] == [
-        "GPU 0 memory: critical → OK",
-        "GPU 0 memory: warning → critical",
-        "GPU 0 memory: OK → warning",
+        "GPU 0 no longer low on memory",
+        "GPU 0 almost out of memory",
+        "GPU 0 memory running low",
     ]
     assert [event.level for event in events.newest_first()][:3] == ["info", "critical", "warning"]
 
 
 def test_driver_fault_is_an_event() -> None:
     """A driver fault is an event, and so is its end."""
-    events = EventLog()
+    events = DetectedEvents()
     whole = poll(at=1.0)
     events.update(replace(whole, snapshot=replace(whole.snapshot, fault="driver_not_loaded")))
     events.update(poll(at=2.0))
@@ -205,7 +219,7 @@ def test_driver_fault_is_an_event() -> None:
 
 def test_pause_does_not_end_a_driver_fault() -> None:
     """A pause neither ends a driver fault nor repeats it."""
-    events = EventLog()
+    events = DetectedEvents()
     for at, asked in enumerate((True, False, True), 1):
         whole = poll(at=float(at))
         fault = "driver_not_loaded" if asked else None
@@ -213,32 +227,55 @@ def test_pause_does_not_end_a_driver_fault() -> None:
     assert texts(events) == ["driver not responding: driver not loaded"]
 
 
+def test_throttling_that_comes_and_goes_is_one_event() -> None:
+    """Throttling is a new event after a quiet minute, and its end is none."""
+    events = DetectedEvents()
+    hot = replace(gpu(0), readings={GpuReadings.clock_event_active: {("hw_thermal_slowdown",): 1.0}})
+    for at in (0.0, 1.0, 2.0, 30.0, 31.0, 100.0, 101.0):
+        events.update(poll(hot if at in {0.0, 2.0, 30.0, 100.0} else gpu(0), at=at))
+    assert [event.timestamp_seconds for event in events.newest_first()] == [100.0, 0.0]
+
+
+def test_unknown_pressure_does_not_end_it() -> None:
+    """A GPU that does not answer is not called cool; pressure of a MIG instance is an event of the instance."""
+    events = DetectedEvents()
+    levels: list[dict[Any, Any]] = [{("GPU-0", "thermal"): "critical"}, {}, {("GPU-0", "thermal"): "none"}]
+    for at, known in enumerate(levels):
+        events.update(poll(gpu(0), at=float(at), pressure=Pressure(known)))
+        assert len(texts(events)) == (1 if at < 2 else 2)
+    assert texts(events)[0] == "GPU 0 no longer hot"
+    both = Pressure({("MIG-1-0", "memory"): "warning", ("MIG-1-1", "memory"): "warning"})
+    new = events.update(poll(divided(1, free=[GIB, GIB]), at=9.0, pressure=both))
+    assert [event.uuid for event in new] == ["MIG-1-0", "MIG-1-1"]
+
+
 def test_xids_of_the_last_hour_are_events() -> None:
     """Each XID has its own time, again on repetition; older ones from the kernel log are left out."""
-    events = EventLog()
+    events = DetectedEvents()
     events.update(poll(replace(gpu(0), xids={79: EventCount(1, 100_000.0), 13: EventCount(5, 5.0)}), at=100_001.0))
     again = poll(replace(gpu(0), xids={79: EventCount(2, 100_005.0)}), at=100_006.0)
     events.update(again)
     events.update(again)
     assert [(event.timestamp_seconds, event.kind, event.level) for event in events.newest_first()] == [
-        (100_005.0, "xid", "critical"),
-        (100_000.0, "xid", "critical"),
+        (100_005.0, "GpuXidCritical", "critical"),
+        (100_000.0, "GpuXidCritical", "critical"),
     ]
 
 
 def test_run_lifecycle_events() -> None:
     """Start, stall, out-of-memory error with its diagnosis, and final outcome are events."""
-    events = EventLog()
+    events = DetectedEvents()
     error = Error("device_oom", "ResourceExhaustedError", "OOM", "train", 5)
     seen_error = SeenError(error, 3.0, {}, diagnosis=Diagnosis("leak", "It grew.", "Mend it."))
+    last = {"device_oom": 3.0}
     ending = Ending("out_of_memory", "the kernel says so", 5.0)
     life = [
         a_run(),
-        a_run(stall=Stall(61.4, "stopped"), stalls=1),
-        a_run(stalls=1, errors=(seen_error,)),
-        a_run(stalls=1, errors=(replace(seen_error, diagnosis=None),)),  # the same error with another diagnosis
-        a_run(stalls=1, errors=(seen_error,), up=False, ending=ending),
-        a_run(stalls=1, errors=(seen_error,), up=False, ending=replace(ending, settled=True)),
+        a_run(stall=Stall(61.4, "stopped")),
+        a_run(errors=(seen_error,), last_errors=last),
+        a_run(errors=(replace(seen_error, diagnosis=None),), last_errors=last),  # the same with another diagnosis
+        a_run(errors=(seen_error,), last_errors=last, up=False, ending=ending),
+        a_run(errors=(seen_error,), last_errors=last, up=False, ending=replace(ending, settled=True)),
     ]
     for run in life:
         events.update(poll(gpu(0), at=2.0, runs=(run,)))
@@ -246,17 +283,15 @@ def test_run_lifecycle_events() -> None:
     assert texts(events) == [
         "run unet ended: out of memory (the kernel says so)",
         "run unet out of device memory: leak. It grew.",
-        "run unet stalled: no step for 61 s (cause: stopped)",
+        "run unet stalled: no training step for 1m01s (cause: stopped)",
         "run unet started",
     ]
     assert {(event.run_id, event.run_name) for event in events.newest_first()} == {("7-1", "unet")}
-    events.update(poll(gpu(0), at=9.0))
-    assert not events._runs
 
 
 def test_events_are_bounded() -> None:
     """The newest events stay; a long text is truncated."""
-    events = EventLog()
+    events = DetectedEvents()
     for pid in range(1, 2 * MAX_EVENTS):
         long = Ending("failed", "why " * 500, float(pid), settled=True)
         events.update(poll(at=float(pid), runs=(a_run(pid, began=float(pid), ending=long, up=False),)))
@@ -267,7 +302,7 @@ def test_events_are_bounded() -> None:
 
 def test_one_users_events_leave_those_of_others() -> None:
     """A user whose runs fail all the time displaces neither a lost GPU nor the end of another user's run."""
-    events = EventLog()
+    events = DetectedEvents()
     other = a_run(7, ending=Ending("failed", "exit status 1", 1.0, settled=True), up=False)
     events.update(poll(replace(gpu(0), fault="gpu_is_lost"), at=1.0, runs=(other,)))
     kept = events.newest_first()

@@ -55,7 +55,7 @@ def test_incident_holds_ten_minutes_and_ten_seconds(tmp_path: Path) -> None:
     assert (run["name"], run["outcome"], run["errors_told"][0]["text"]) == ("resnet", "failed", "a secret")
     assert [xid["code"] for xid in found["xids"]] == [79]
     assert len(found["kernel_lines"]) == 1
-    assert {event["kind"] for event in found["events"][-3:]} == {"xid", "gpu", "run_ended"}
+    assert {event["kind"] for event in found["events"][-3:]} == {"GpuXidCritical", "GpuDown", "run_ended"}
     times = found["series"]["timestamp_seconds"]
     assert times[0] <= found["at_timestamp_seconds"] - WINDOW_SECONDS + INTERVAL
     assert found["ended_timestamp_seconds"] - found["at_timestamp_seconds"] >= AFTER_SECONDS
@@ -168,7 +168,7 @@ def test_same_trouble_is_recorded_once(tmp_path: Path) -> None:
             stage.box.gpu(1).restore()
             await stage.passes(10)
 
-    assert sorted(found["kind"] for found in played(tmp_path, script)) == ["gpu_lost", "out_of_memory"]
+    assert sorted(found["kind"] for found in played(tmp_path, script)) == ["GpuDown", "RunOutOfMemory"]
 
 
 def test_one_users_dying_runs_leave_room_for_others(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_one_users_dying_runs_leave_room_for_others(tmp_path: Path) -> None:
         assert f"gpuwarden_incidents_dropped_total {2 * BURST}" in page
 
     kinds = [found["kind"] for found in played(tmp_path, script)]
-    assert kinds == ["run_died"] * BURST + ["gpu_lost"]
+    assert kinds == ["RunKilled"] * BURST + ["GpuDown"]
 
 
 def test_one_users_open_incidents_leave_room_for_others(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_one_users_open_incidents_leave_room_for_others(tmp_path: Path) -> None:
         await stage.passes(30)
 
     found = played(tmp_path, script, gpus=BURST + 1)
-    assert sorted(each["kind"] for each in found) == ["gpu_lost", *["out_of_memory"] * BURST, *["run_died"] * BURST]
+    assert sorted(each["kind"] for each in found) == ["GpuDown", *["RunKilled"] * BURST, *["RunOutOfMemory"] * BURST]
     assert all("ended_timestamp_seconds" in each for each in found)
 
 
@@ -247,7 +247,7 @@ def test_full_incident_swallows_nothing(tmp_path: Path) -> None:
         stage.box.log_xid(1, 79, "GPU has fallen off the bus.")
         await stage.passes(30)
 
-    assert "gpu_lost" in [each["kind"] for each in played(tmp_path, script)]
+    assert "GpuDown" in [each["kind"] for each in played(tmp_path, script)]
 
 
 def test_many_events_of_a_poll_are_one_freeze(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,7 +363,7 @@ def test_clock_that_is_set_during_an_incident(tmp_path: Path, monkeypatch: pytes
         await stage.passes(30)
 
     (found,) = played(tmp_path, script)
-    assert [part["kind"] for part in found["finding"]["followers"]] == ["gpu_lost", "run_ended"]
+    assert [part["kind"] for part in found["finding"]["followers"]] == ["GpuDown", "run_ended"]
     assert len(found["xids"]) == len(found["kernel_lines"]) == 1
     times = found["series"]["timestamp_seconds"]
     assert times == sorted(times)
@@ -386,7 +386,7 @@ def test_pressure_of_one_gpu_leaves_room_for_that_of_others(tmp_path: Path) -> N
         await stage.passes(60)
 
     found = played(tmp_path, script)
-    assert {each["kind"] for each in found} == {"pressure"}
+    assert {each["kind"] for each in found} == {"GpuMemoryPressureCritical"}
     subjects = [each["subject"]["text"] for each in found]
     assert BURST <= subjects.count("GPU 0") < BURST + 2
     assert subjects[-1] == "GPU 1"

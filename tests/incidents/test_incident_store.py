@@ -28,11 +28,11 @@ SECONDS = 60.0  # for the disk of a busy host
 
 def incident(number: int, uid: int | None = None, **more: Any) -> Incident:
     """Return an incident, newer with a higher number."""
-    root = FindingPart(float(number), "stall", "Run a stalled.")
+    root = FindingPart(float(number), "RunStalled", "Run a stalled.")
     known: dict[str, Any] = {
         "version": 1,
         "id": f"i-{number}",
-        "kind": "stall",
+        "kind": "RunStalled",
         "severity": "warning",
         "host": "box",
         "began_timestamp_seconds": float(number),
@@ -98,9 +98,11 @@ def test_what_programs_cause_leaves_failures_of_the_hardware(tmp_path: Path) -> 
 
     async def scenario() -> None:
         store = IncidentStore(await opened(tmp_path), 4)
-        await put(store, incident(1, kind="gpu_lost"), incident(2, kind="xid", severity="critical"))
+        await put(store, incident(1, kind="GpuDown"), incident(2, kind="GpuXidCritical"))
         for number in range(3, 9, 2):
-            await put(store, incident(number, kind="xid", severity="info"), incident(number + 1, kind="pressure"))
+            await put(
+                store, incident(number, kind="GpuXidInfo"), incident(number + 1, kind="GpuMemoryPressureCritical")
+            )
         assert await listed(store) == ["i-8", "i-7", "i-2", "i-1"]
 
     asyncio.run(scenario())

@@ -66,7 +66,7 @@ def test_death_of_a_process_is_an_incident(daemon: Daemon, tmp_path: Path, word:
         process.say(word)
         process.popen.wait(60)
         (found,) = until(lambda: incidents(daemon), "the incident")
-    assert (found["kind"], found["subject"]["text"]) == ("run_died", "run deep")
+    assert (found["kind"], found["subject"]["text"]) == ("RunDied", "run deep")
     assert found["finding"]["text"].startswith(text)
     detailed = whole(daemon, found["id"])
     assert [record["name"] for record in detailed["runs"]] == ["deep"]

@@ -15,7 +15,8 @@ OWNER = "user alice, Slurm job 4242"
 
 def alert(name: str, labels: Mapping[str, str], description: str, since: float, owner: str = "", **more: Any) -> Alert:
     """Return an alert of a condition."""
-    return Alert(name, severity_of(name), labels, description, since, owner, **more)
+    severity = severity_of(name)
+    return Alert(name=name, severity=severity, labels=labels, description=description, since=since, owner=owner, **more)
 
 
 def gpu_down(index: int = 3) -> Alert:

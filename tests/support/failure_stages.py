@@ -104,7 +104,7 @@ def job(stage: Stage, ranks: int) -> list[Trainer]:
 @staged(
     "a GPU falls off the bus under a run",
     expect(
-        "gpu_lost", "GPU 3 fell off the bus (XID 79)", "run resnet then failed with CUDA_ERROR_LAUNCH_FAILED", runs=1
+        "GpuDown", "GPU 3 fell off the bus (XID 79)", "run resnet then failed with CUDA_ERROR_LAUNCH_FAILED", runs=1
     ),
 )
 async def _lost_gpu(stage: Stage) -> None:
@@ -118,7 +118,7 @@ async def _lost_gpu(stage: Stage) -> None:
 
 @staged(
     "a GPU is lost, and no XID is known",
-    expect("gpu_lost", "GPU 1 stopped answering (GPU is lost)", "run resnet then crashed", runs=1),
+    expect("GpuDown", "GPU 1 stopped answering (GPU is lost)", "run resnet then crashed", runs=1),
 )
 async def _lost_gpu_without_xid(stage: Stage) -> None:
     run = stage.train("resnet", gpus=(1,))
@@ -131,7 +131,7 @@ async def _lost_gpu_without_xid(stage: Stage) -> None:
 @staged(
     "a GPU of a job falls off the bus",
     expect(
-        "gpu_lost",
+        "GpuDown",
         "GPU 2 fell off the bus (XID 79)",
         "3 ranks of job llama-7",
         "rank 2",
@@ -152,7 +152,7 @@ async def _lost_gpu_of_a_job(stage: Stage) -> None:
 
 @staged(
     "a GPU falls off the bus, and its run hangs",
-    expect("gpu_lost", "GPU 1 fell off the bus (XID 79)", "run bert then stalled", runs=1),
+    expect("GpuDown", "GPU 1 fell off the bus (XID 79)", "run bert then stalled", runs=1),
 )
 async def _lost_gpu_stalls_a_run(stage: Stage) -> None:
     run = stage.train("bert", gpus=(1,))
@@ -165,7 +165,7 @@ async def _lost_gpu_stalls_a_run(stage: Stage) -> None:
 
 @staged(
     "a program writes out of bounds",
-    expect("xid", "GPU 0 reported XID 31", "then GPU 0 reported XID 43", "run mine then crashed", runs=1),
+    expect("GpuXidInfo", "GPU 0 reported XID 31", "then GPU 0 reported XID 43", "run mine then crashed", runs=1),
 )
 async def _illegal_address(stage: Stage) -> None:
     run = stage.train("mine", gpus=(0,))
@@ -176,7 +176,7 @@ async def _illegal_address(stage: Stage) -> None:
     await ends(stage, run)
 
 
-@staged("the same without an XID", expect("run_died", "Run mine had an illegal address error", "and failed"))
+@staged("the same without an XID", expect("RunDied", "Run mine had an illegal address error", "and failed"))
 async def _illegal_address_without_xid(stage: Stage) -> None:
     run = stage.train("mine", gpus=(0,))
     await stage.passes(30)
@@ -186,7 +186,7 @@ async def _illegal_address_without_xid(stage: Stage) -> None:
 
 @staged(
     "a run allocates more than there is",
-    expect("out_of_memory", "Run gpt ran out of device memory on GPU 0", "ended out of memory", "90.0 GiB"),
+    expect("RunOutOfMemory", "Run gpt ran out of device memory on GPU 0", "ended out of memory", "90.0 GiB"),
 )
 async def _batch_too_large(stage: Stage) -> None:
     run = stage.train("gpt", in_use=30 * GIB)
@@ -195,7 +195,7 @@ async def _batch_too_large(stage: Stage) -> None:
     await ends(stage, run)
 
 
-@staged("a run catches an out-of-memory", expect("out_of_memory", "Run gpt ran out of device memory"))
+@staged("a run catches an out-of-memory", expect("RunOutOfMemory", "Run gpt ran out of device memory"))
 async def _caught_out_of_memory(stage: Stage) -> None:
     run = stage.train("gpt", in_use=30 * GIB)
     await stage.passes(30)
@@ -206,7 +206,7 @@ async def _caught_out_of_memory(stage: Stage) -> None:
 @staged(
     "another user's process takes the memory of a run",
     expect(
-        "out_of_memory",
+        "RunOutOfMemory",
         "Run diffusion ran out of device memory on GPU 0",
         "jupyter process",
         "Before: GPU 0 was almost out of memory",
@@ -228,7 +228,7 @@ async def _co_tenant(stage: Stage) -> None:
 @staged(
     "another user's run takes the memory of a run",
     expect(
-        "out_of_memory",
+        "RunOutOfMemory",
         "Run diffusion ran out of device memory on GPU 0",
         "run sweep (5000002-10000000) of hedy",
         "Before: GPU 0 was almost out of memory",
@@ -244,7 +244,7 @@ async def _co_tenant_run(stage: Stage) -> None:
     await ends(stage, run)
 
 
-@staged("memory runs low, and lasts", expect("pressure", "GPU 0 was almost out of memory"))
+@staged("memory runs low, and lasts", expect("GpuMemoryPressureCritical", "GPU 0 was almost out of memory"))
 async def _pressure_only(stage: Stage) -> None:
     run = stage.train("wide", in_use=30 * GIB)
     await stage.passes(60)
@@ -254,7 +254,7 @@ async def _pressure_only(stage: Stage) -> None:
 
 
 @staged(
-    "the kernel kills a run for host memory", expect("out_of_memory", "Run tabular ended out of memory", "OOM killer")
+    "the kernel kills a run for host memory", expect("RunOutOfMemory", "Run tabular ended out of memory", "OOM killer")
 )
 async def _host_kill(stage: Stage) -> None:
     run = stage.train("tabular")
@@ -266,7 +266,7 @@ async def _host_kill(stage: Stage) -> None:
 
 @staged(
     "the kernel kills a rank, and the others fail",
-    expect("out_of_memory", "Run llama (rank 0) ended out of memory", "3 other ranks of its job then failed", runs=3),
+    expect("RunOutOfMemory", "Run llama (rank 0) ended out of memory", "3 other ranks of its job then failed", runs=3),
 )
 async def _host_kill_of_a_rank(stage: Stage) -> None:
     ranks = job(stage, 4)
@@ -279,7 +279,7 @@ async def _host_kill_of_a_rank(stage: Stage) -> None:
 
 @staged(
     "a rank crashes, and the others fail before that is known",
-    expect("run_died", "Run llama (rank 2) crashed (ended by SIGSEGV", "3 other ranks of its job then failed", runs=3),
+    expect("RunDied", "Run llama (rank 2) crashed (ended by SIGSEGV", "3 other ranks of its job then failed", runs=3),
 )
 async def _crash_of_a_rank(stage: Stage) -> None:
     ranks = job(stage, 4)
@@ -292,7 +292,7 @@ async def _crash_of_a_rank(stage: Stage) -> None:
 @staged(
     "a rank runs out of memory, and the others fail",
     expect(
-        "out_of_memory", "Run llama (rank 1) ran out of device memory", "3 other ranks of its job then failed", runs=3
+        "RunOutOfMemory", "Run llama (rank 1) ran out of device memory", "3 other ranks of its job then failed", runs=3
     ),
 )
 async def _out_of_memory_of_a_rank(stage: Stage) -> None:
@@ -305,7 +305,7 @@ async def _out_of_memory_of_a_rank(stage: Stage) -> None:
 
 @staged(
     "a user kills a run, and its channels are removed",
-    expect("run_died", "Run vit was killed (ended by SIGKILL)", "then GPU 0 reported XID 45"),
+    expect("RunKilled", "Run vit was killed (ended by SIGKILL)", "then GPU 0 reported XID 45"),
 )
 async def _killed(stage: Stage) -> None:
     run = stage.train("vit")
@@ -315,7 +315,7 @@ async def _killed(stage: Stage) -> None:
     await ends(stage, run)
 
 
-@staged("a run ends with an exception", expect("run_died", "Run mnist had", "FileNotFoundError", "and failed"))
+@staged("a run ends with an exception", expect("RunDied", "Run mnist had", "FileNotFoundError", "and failed"))
 async def _exception(stage: Stage) -> None:
     run = stage.train("mnist")
     await stage.passes(30)
@@ -323,7 +323,7 @@ async def _exception(stage: Stage) -> None:
     await ends(stage, run)
 
 
-@staged("a run ends with a status other than 0", expect("run_died", "Run mnist failed (exit status 3)"))
+@staged("a run ends with a status other than 0", expect("RunDied", "Run mnist failed (exit status 3)"))
 async def _exit_status(stage: Stage) -> None:
     run = stage.train("mnist")
     await stage.passes(30)
@@ -331,7 +331,7 @@ async def _exit_status(stage: Stage) -> None:
     await ends(stage, run)
 
 
-@staged("a run hangs", expect("stall", "Run loader stalled"))
+@staged("a run hangs", expect("RunStalled", "Run loader stalled"))
 async def _stall(stage: Stage) -> None:
     run = stage.train("loader")
     await stage.passes(60)
@@ -341,7 +341,7 @@ async def _stall(stage: Stage) -> None:
 
 @staged(
     "a rank hangs, the others wait for it, and all are killed",
-    expect("stall", "Run llama (rank 3) stalled", "3 other ranks of its job then stalled and were killed", runs=3),
+    expect("RunStalled", "Run llama (rank 3) stalled", "3 other ranks of its job then stalled and were killed", runs=3),
 )
 async def _stall_of_a_job(stage: Stage) -> None:
     ranks = job(stage, 4)
@@ -356,9 +356,7 @@ async def _stall_of_a_job(stage: Stage) -> None:
     await ends(stage, *ranks)
 
 
-@staged(
-    "the hardware slows a hot GPU down", expect("thermal_slowdown", "GPU 2 was throttled (hardware thermal slowdown")
-)
+@staged("the hardware slows a hot GPU down", expect("GpuThrottled", "GPU 2 was throttled (hardware thermal slowdown"))
 async def _hot(stage: Stage) -> None:
     run = stage.train("vit", gpus=(2,))
     await stage.passes(60)
@@ -367,9 +365,20 @@ async def _hot(stage: Stage) -> None:
 
 
 @staged(
+    "a GPU is hotter than its throttle point, and not throttled",
+    expect("GpuThermalPressureCritical", "GPU 2 was critically hot"),
+)
+async def _hot_without_throttling(stage: Stage) -> None:
+    run = stage.train("vit", gpus=(2,))
+    await stage.passes(60)
+    stage.box.cards[run.gpus[0]].work(temperature=92.0)
+    await stage.passes(30)
+
+
+@staged(
     "a hot GPU falls off the bus",
     expect(
-        "thermal_slowdown",
+        "GpuThrottled",
         "GPU 2 was throttled (hardware thermal slowdown",
         "then GPU 2 fell off the bus",
         "run vit then crashed",
@@ -386,7 +395,8 @@ async def _too_hot(stage: Stage) -> None:
 
 
 @staged(
-    "a memory error that ECC cannot correct", expect("xid", "GPU 1 reported XID 48", "run bert then failed", runs=1)
+    "a memory error that ECC cannot correct",
+    expect("GpuXidCritical", "GPU 1 reported XID 48", "run bert then failed", runs=1),
 )
 async def _memory_error(stage: Stage) -> None:
     run = stage.train("bert", gpus=(1,))
@@ -396,7 +406,7 @@ async def _memory_error(stage: Stage) -> None:
     await ends(stage, run)
 
 
-@staged("a row of memory is to be replaced, and nothing fails", expect("xid", "GPU 0 reported XID 63"))
+@staged("a row of memory is to be replaced, and nothing fails", expect("GpuXidWarning", "GPU 0 reported XID 63"))
 async def _row_remapped(stage: Stage) -> None:
     stage.train("bert")
     await stage.passes(30)
@@ -406,7 +416,7 @@ async def _row_remapped(stage: Stage) -> None:
 
 @staged(
     "an NVLink fails under a job",
-    expect("xid", "reported XID 74", "then GPU", "2 ranks of job llama-7 then failed", runs=2),
+    expect("GpuXidCritical", "reported XID 74", "then GPU", "2 ranks of job llama-7 then failed", runs=2),
 )
 async def _nvlink(stage: Stage) -> None:
     ranks = job(stage, 2)
@@ -418,7 +428,8 @@ async def _nvlink(stage: Stage) -> None:
 
 
 @staged(
-    "all calls to the driver fail", expect("gpu_lost", "The driver stopped answering", "run resnet then failed", runs=1)
+    "all calls to the driver fail",
+    expect("GpuwardenDriverFault", "The driver stopped answering", "run resnet then failed", runs=1),
 )
 async def _driver_fails(stage: Stage) -> None:
     run = stage.train("resnet")
@@ -430,8 +441,8 @@ async def _driver_fails(stage: Stage) -> None:
 
 @staged(
     "two runs of two users die of different causes",
-    expect("out_of_memory", "Run gpt ran out of device memory"),
-    expect("run_died", "Run vit was killed"),
+    expect("RunOutOfMemory", "Run gpt ran out of device memory"),
+    expect("RunKilled", "Run vit was killed"),
 )
 async def _two_users(stage: Stage) -> None:
     first, second = stage.train("gpt", gpus=(0,), uid=1000), stage.train("vit", gpus=(3,), uid=1002)
@@ -474,7 +485,7 @@ def differences(staged: Staged, incidents: list[Any]) -> list[str]:
         finding = found["finding"]
         if found["kind"] != expected.kind:
             wrong.append(f"kind {found['kind']}, not {expected.kind}")
-        if found["kind"] == "out_of_memory" and found["severity"] != severity_of("RunOutOfMemory"):
+        if found["kind"] == "RunOutOfMemory" and found["severity"] != severity_of("RunOutOfMemory"):
             wrong.append(f"severity {found['severity']} is not that of the alert")
         wrong += _wrong_words(finding["text"], expected.words)
         own = finding["root"].get("run_id")

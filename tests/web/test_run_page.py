@@ -291,7 +291,12 @@ def test_color_of_an_end_is_that_of_its_condition(page: Stage, tab: Tab, outcome
 def test_incidents_of_the_run_are_linked(page: Stage, tab: Tab) -> None:
     """An incident of this run, and one of its GPU in its time, has its finding and page; others are not listed."""
     text = "GPU 3 was almost out of memory."
-    known = {"severity": "critical", "kind": "pressure", "began_timestamp_seconds": BEGAN, "finding": {"text": text}}
+    known = {
+        "severity": "critical",
+        "kind": "GpuMemoryPressureCritical",
+        "began_timestamp_seconds": BEGAN,
+        "finding": {"text": text},
+    }
     page.incidents = [
         {**known, "id": name, "subject": {"kind": "run", "run_id": run_id}}
         for name, run_id in (("a-1", ID), ("b-2", "1-2"))

@@ -84,5 +84,4 @@ def loss_text(fault: str, name: str) -> str:
 
 def xid_text(code: int, severity: str, name: str) -> str:
     """Return what an XID means and what to do."""
-    xid = explain(code, severity)
-    return f"{name} reported XID {code}: {xid.meaning} {xid.action.value}"
+    return f"{name} reported XID {code}: {explain(code, severity).explanation}"

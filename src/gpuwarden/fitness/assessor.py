@@ -24,6 +24,7 @@ from gpuwarden.fitness.model import (
     Status,
 )
 from gpuwarden.gpu.snapshot import Gpu
+from gpuwarden.health.status import shown_text
 from gpuwarden.state import Alert, State
 from gpuwarden.xid.codes import Action as XidAction
 from gpuwarden.xid.codes import explain
@@ -120,7 +121,9 @@ class FitnessAssessor:
         for alert in state.detection.holding:
             uuid, gpu = alert.labels.get("uuid", ""), alert.labels.get("gpu")
             subject = f"GPU {gpu}: " if gpu else "driver " if "collector" in alert.labels else ""
-            found[alert.name].append(FitnessProblem(f"{subject}{alert.text}", uuid, _required_action(alert)))
+            found[alert.name].append(
+                FitnessProblem(f"{subject}{shown_text(alert, state)}", uuid, _required_action(alert))
+            )
         return found
 
 

@@ -74,10 +74,11 @@ def losses_from_incidents(outlines: Iterable[Mapping[str, object]]) -> Mapping[s
     found: defaultdict[str, list[float]] = defaultdict(list)
     for outline in outlines:
         subject, at = outline.get("subject"), outline.get("at_timestamp_seconds")
-        is_failure = outline.get("kind") == "gpu_lost" or (
-            outline.get("kind") == "xid" and outline.get("severity") == "critical"
-        )
-        if is_failure and isinstance(subject, Mapping) and isinstance(at, (int, float)):
+        if (
+            outline.get("kind") in ("GpuDown", "GpuXidCritical")
+            and isinstance(subject, Mapping)
+            and isinstance(at, (int, float))
+        ):
             found[str(subject.get("uuid", ""))].append(at)
     return found
 

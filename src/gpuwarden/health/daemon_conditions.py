@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpuwarden.health.model import OUTLIVES_RESTART, Condition, Occurrence
+from gpuwarden.health.model import OUTLIVES_RESTART, Condition, Labels
 from gpuwarden.nvml.troubleshooting import error_text
 from gpuwarden.records.writer import MAX_WAITING
-from gpuwarden.state import State
+from gpuwarden.state import Alert, State
 
 _NVML = {"collector": "nvml"}
 
 
-def _driver_fault(state: State) -> Iterator[Occurrence]:
+def _driver_fault(state: State) -> Iterator[Alert]:
     snapshot = state.snapshot
     if snapshot.fault is not None:
         description = f"The NVIDIA driver does not answer ({snapshot.fault}): no GPU of the host can be read."
-        yield Occurrence(
+        yield Alert(
             labels=_NVML,
             text=f"not responding: {error_text(snapshot.fault)}",
             description=description,
@@ -24,11 +24,16 @@ def _driver_fault(state: State) -> Iterator[Occurrence]:
         )
 
 
-def _no_gpus(state: State) -> Iterator[Occurrence]:
+def _driver_ending(_labels: Labels, state: State) -> str | None:
+    """Return None while the driver is not asked: paused, or all GPUs asleep."""
+    return "" if state.snapshot.asked else None
+
+
+def _no_gpus(state: State) -> Iterator[Alert]:
     snapshot = state.snapshot
     if snapshot.asked and snapshot.fault is None and not snapshot.enumerated and not snapshot.asleep_count:
         description = "The NVIDIA driver answers but lists no GPU."
-        yield Occurrence(labels=_NVML, text="lists no GPU", description=description, since=snapshot.time)
+        yield Alert(labels=_NVML, text="lists no GPU", description=description, since=snapshot.time)
 
 
 DAEMON_CONDITIONS = (
@@ -79,6 +84,7 @@ DAEMON_CONDITIONS = (
         for_="1m",
         keep_firing_for=OUTLIVES_RESTART,
         check=_driver_fault,
+        ending=_driver_ending,
         summary="NVIDIA driver%{on_host} is not responding",
         description="The NVIDIA driver on {{ $labels.instance }} does not answer; none of its GPUs can be read.",
         meaning="""The NVIDIA driver as a whole does not answer gpuwarden: it is not loaded, its version differs from

@@ -16,8 +16,10 @@ from dataclasses import dataclass, replace
 from gpuwarden.config import rule_settings
 from gpuwarden.config.value_types import DURATION
 from gpuwarden.health.conditions import CHECKED, CONDITIONS
-from gpuwarden.health.inhibitions import FiringAlerts
-from gpuwarden.health.model import Condition, Occurrence, fill_places
+from gpuwarden.health.inhibitions import find_inhibiting
+from gpuwarden.health.model import Condition, fill_places
+from gpuwarden.runs.outcome import Ending
+from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.state import Alert, AlertKey, Detection, State
 
 log = logging.getLogger(__name__)
@@ -56,6 +58,7 @@ class Detector:
         self._episodes: dict[AlertKey, _Episode] = {}
         self._open: dict[AlertKey, Alert] = {}  # those that hold, and those whose end is unknown
         self._resolution = Resolution()
+        self._endings: Mapping[str, Ending | None] = {}  # of the runs of the previous poll
         self._left_out: set[AlertKey] = set()
         self._faulty: set[str] = set()
 
@@ -67,55 +70,53 @@ class Detector:
         """Evaluate a poll."""
         held = list(self._track(state, now))
         ended = [each.alert for each in self._pop_ended(now) if each.alert.fires]
-        alerts = [episode.alert for episode in self._episodes.values()]
-        sources = FiringAlerts(alert for alert in alerts if alert.fires)
-        for alert in alerts:
-            names = sources.find_inhibiting(alert)
-            if names != alert.inhibited_by:
-                self._episodes[alert.key].alert = replace(alert, inhibited_by=names)
+        inhibiting = find_inhibiting(each.alert for each in self._episodes.values())
+        for key, episode in self._episodes.items():
+            if episode.alert.inhibited_by != inhibiting.get(key, ()):
+                episode.alert = replace(episode.alert, inhibited_by=inhibiting.get(key, ()))
         firing = [each.alert for each in self._episodes.values() if each.alert.fires]
         unconfirmed, resolved = self._resolution.update(firing, ended, state, now)
         holding = {key: self._episodes[key].alert for key in held}
         before, self._open = self._open, dict(holding)
         closed = []
         for key, alert in before.items():
-            if key in holding:
-                continue
-            ending = _find_ending(alert, state)
-            if ending is None:
-                self._open[key] = alert
-            else:
-                closed.append(replace(alert, ending=ending))
+            if key not in holding:
+                if (ending := _find_ending(alert, state)) is None:
+                    self._open[key] = alert
+                else:
+                    closed.append(replace(alert, ending=ending))
+        started = [run for run in state.runs if run.peer.run_id not in self._endings]
         return Detection(
             holding=tuple(holding.values()),
             opened=[alert for key, alert in holding.items() if key not in before],
-            changed=[alert for key, alert in holding.items() if key in before and alert.last != before[key].last],
+            changed=[alert for key, alert in holding.items() if key in before and alert.last > before[key].last],
             closed=closed,
             firing=firing,
             unconfirmed=unconfirmed,
             resolved=resolved,
+            started=started,
+            ended=list(self._ended_runs(state)),
         )
+
+    def _ended_runs(self, state: State) -> Iterator[RunSnapshot]:
+        before = self._endings
+        self._endings = {run.peer.run_id: run.ending for run in state.runs}
+        for run in state.runs:
+            known = before.get(run.peer.run_id)
+            if run.ending is not None and (known is None or (run.ending.settled and run.ending != known)):
+                yield run
 
     def _track(self, state: State, now: float) -> Iterator[AlertKey]:
         """Begin or continue the episode of each condition that holds; yield their keys."""
         left_out: set[AlertKey] = set()
         count = Counter(each.alert.name for each in self._episodes.values())
-        occurrences = list(self._occurrences(state))
-        holding = {condition.name for condition, _found in occurrences}
-        for condition, found in occurrences:
+        evaluated = list(self._evaluate(state))
+        holding = {condition.name for condition, _found in evaluated}
+        for condition, found in evaluated:
             if condition.implied_by in holding:
                 continue
             name = condition.name
-            alert = Alert(
-                name,
-                condition.severity,
-                found.labels,
-                found.description,
-                found.since,
-                found.owner,
-                found.last,
-                found.text,
-            )
+            alert = replace(found, name=name, severity=condition.severity)
             key = alert.key
             episode = self._episodes.get(key)
             if episode is None:
@@ -134,10 +135,10 @@ class Detector:
         self.dropped += len(left_out - self._left_out)
         self._left_out = left_out
 
-    def _occurrences(self, state: State) -> Iterator[tuple[Condition, Occurrence]]:
-        """Yield what the checks find. One that raises loses only its own occurrences, and is logged once."""
+    def _evaluate(self, state: State) -> Iterator[tuple[Condition, Alert]]:
+        """Yield what the checks find. One that raises loses only its own alerts, and is logged once."""
         for condition in self._conditions:
-            found: list[Occurrence] = []
+            found: list[Alert] = []
             try:
                 if condition.check:
                     found = list(condition.check(state))
@@ -145,8 +146,7 @@ class Detector:
                 if condition.name not in self._faulty:
                     self._faulty.add(condition.name)
                     log.exception("bug: condition check failed, please report it condition=%s", condition.name)
-            for occurrence in found:
-                yield condition, occurrence
+            yield from ((condition, alert) for alert in found)
 
     def _pop_ended(self, now: float) -> Iterator[_Episode]:
         """Remove and yield conditions that have ended; at once if they have not fired yet, as in Prometheus."""

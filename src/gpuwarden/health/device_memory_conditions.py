@@ -9,14 +9,14 @@ from gpuwarden.health.model import (
     UNLESS_UNVERIFIED,
     Check,
     Condition,
-    Occurrence,
-    gpu_occurrence,
+    Labels,
+    gpu_alert,
     gpu_text,
     pressure_conditions,
 )
 from gpuwarden.pressure.levels import RunPressure
 from gpuwarden.protocol.messages import Level
-from gpuwarden.state import State
+from gpuwarden.state import Alert, State
 
 _SIZE = "(gpuwarden:device:memory_free_bytes + gpuwarden:device:memory_used_bytes)"
 _VERIFIED_HEADROOM = f"(gpuwarden_run_memory_headroom_bytes {UNLESS_UNVERIFIED})"
@@ -26,15 +26,21 @@ _PRESSURE_TEXTS: Mapping[Level, str] = {"critical": "almost out of memory", "war
 
 
 def _gpu_pressure(level: Level) -> Check:
-    def check(state: State) -> Iterator[Occurrence]:
+    def check(state: State) -> Iterator[Alert]:
         for gpu in state.snapshot.gpus:
             for uuid in (gpu.identity.uuid, *(each.identity.uuid for each in gpu.mig)):
                 if state.pressure.levels.get((uuid, "memory")) == level:
                     there = [each for (_run_id, of), each in state.pressure.of_runs.items() if of == uuid]
                     text = memory_pressure_text(level, min(there, key=lambda each: each.share, default=None))
-                    yield gpu_occurrence(state, gpu, text, f"{gpu_text(gpu)}: {text}.")
+                    labels = {} if uuid == gpu.identity.uuid else {"instance_uuid": uuid}
+                    yield gpu_alert(state, gpu, text, f"{gpu_text(gpu)}: {text}.", labels)
 
     return check
+
+
+def _pressure_ending(labels: Labels, state: State) -> str | None:
+    """Return None while the pressure is unknown, as of a GPU that does not answer."""
+    return "" if (labels.get("instance_uuid", labels["uuid"]), "memory") in state.pressure.levels else None
 
 
 def memory_pressure_text(level: Level, pressure: RunPressure | None) -> str:
@@ -58,6 +64,7 @@ DEVICE_MEMORY_CONDITIONS = (
         "GpuMemoryPressure",
         "gpu",
         _gpu_pressure,
+        ending=_pressure_ending,
         summary="%{the_gpu} has a training run that is low on device memory",
         diagnosis="Its runs, and the other owners of its memory.",
         action="Same as RunNearOutOfMemory.",

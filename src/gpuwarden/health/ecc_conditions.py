@@ -7,28 +7,28 @@ from typing import Any
 
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu
-from gpuwarden.health.model import OUTLIVES_RESTART, Check, Condition, Occurrence, gpu_occurrence, gpu_text
+from gpuwarden.health.model import OUTLIVES_RESTART, Check, Condition, gpu_alert, gpu_text
 from gpuwarden.metrics.model import Metric
-from gpuwarden.state import State
+from gpuwarden.state import Alert, State
 
 
 def _flag(reading: Metric[Any], text: str) -> Check:
     """Return a check that reports the GPUs whose reading is true."""
 
-    def check(state: State) -> Iterator[Occurrence]:
+    def check(state: State) -> Iterator[Alert]:
         for gpu in state.snapshot.gpus:
             if gpu.value(reading):
-                yield gpu_occurrence(state, gpu, text, f"{gpu_text(gpu)}: {text}.")
+                yield gpu_alert(state, gpu, text, f"{gpu_text(gpu)}: {text}.")
 
     return check
 
 
-def _repairs(state: State) -> Iterator[Occurrence]:
+def _repairs(state: State) -> Iterator[Alert]:
     for gpu in state.snapshot.gpus:
         for part, name in (("channel", "memory channel"), ("tpc", "group of SMs (TPC)")):
             if gpu.value(GpuReadings.repair_pending, part):
                 text = f"bad {name}, reset pending"
-                yield gpu_occurrence(state, gpu, text, f"{gpu_text(gpu)}: {text}.", {"part": part})
+                yield gpu_alert(state, gpu, text, f"{gpu_text(gpu)}: {text}.", {"part": part})
 
 
 def uncorrected_errors(gpu: Gpu) -> float:

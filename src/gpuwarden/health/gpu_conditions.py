@@ -12,23 +12,22 @@ from gpuwarden.health.model import (
     Check,
     Condition,
     Labels,
-    Occurrence,
     ago_text,
-    gpu_occurrence,
+    gpu_alert,
     gpu_text,
 )
 from gpuwarden.nvml.troubleshooting import error_text
 from gpuwarden.severity import Severity
-from gpuwarden.state import State
+from gpuwarden.state import Alert, State
 from gpuwarden.xid.codes import explain, times_by_severity
 
 
-def _down(state: State) -> Iterator[Occurrence]:
+def _down(state: State) -> Iterator[Alert]:
     for gpu in state.snapshot.gpus:
         if gpu.asked and not gpu.up:
             description = f"{gpu_text(gpu)} ({gpu.identity.uuid}) does not answer the driver: {gpu.fault}."
             place = f", at {gpu.identity.pci_bus_id}" if gpu.identity.is_provisional and gpu.identity.pci_bus_id else ""
-            yield gpu_occurrence(state, gpu, f"not responding: {error_text(gpu.fault)}{place}", description)
+            yield gpu_alert(state, gpu, f"not responding: {error_text(gpu.fault)}{place}", description)
 
 
 def _down_ending(labels: Labels, state: State) -> str | None:
@@ -43,12 +42,12 @@ def _down_ending(labels: Labels, state: State) -> str | None:
     return None
 
 
-def _missing(state: State) -> Iterator[Occurrence]:
+def _missing(state: State) -> Iterator[Alert]:
     snapshot = state.snapshot
     count = _hidden_count(snapshot)
     if snapshot.enumerated is not None and count > 0 and not snapshot.asleep_count:
         text = f"{count} of {snapshot.enumerated} GPUs are hidden from the daemon"
-        yield Occurrence(
+        yield Alert(
             labels={},
             text=text,
             description=f"The driver lists {snapshot.enumerated} GPUs; the daemon may not open {count} of them.",
@@ -62,18 +61,14 @@ def _hidden_count(snapshot: Snapshot) -> int:
 
 
 def _xids(severity: Severity) -> Check:
-    def check(state: State) -> Iterator[Occurrence]:
+    def check(state: State) -> Iterator[Alert]:
         for gpu in state.snapshot.gpus:
             for code, seen in gpu.xids.items():
                 at = times_by_severity(code, seen).get(severity)
                 if at is not None and state.snapshot.time - at < thresholds.XID_SECONDS:
-                    xid = explain(code, severity)
-                    text = f"XID {code} {ago_text(state, at)}"
-                    description = (
-                        f"{gpu_text(gpu)} ({gpu.identity.uuid}) had XID {code} {ago_text(state, at)}: "
-                        f"{xid.meaning} {xid.action.value}"
-                    )
-                    yield gpu_occurrence(state, gpu, text, description, {"xid": str(code)}, happened=at)
+                    text, detail = f"XID {code}", explain(code, severity).explanation
+                    had = f"{gpu_text(gpu)} ({gpu.identity.uuid}) had {text} {ago_text(state, at)}: {detail}"
+                    yield gpu_alert(state, gpu, text, had, {"xid": str(code)}, happened=at, detail=detail)
 
     return check
 
@@ -82,22 +77,22 @@ _URGENT_ACTIONS = ("gpu_reset", "bus_reset", "node_reboot", "system_reboot", "re
 
 
 def _recovery(*, urgent: bool) -> Check:
-    def check(state: State) -> Iterator[Occurrence]:
+    def check(state: State) -> Iterator[Alert]:
         for gpu in state.snapshot.gpus:
             for action in gpu.active(GpuReadings.recovery_action):
                 if action != "none" and (action in _URGENT_ACTIONS) is urgent:
                     text = f"needs recovery: {action.replace('_', ' ')}"
                     description = f"The driver requests a recovery of {gpu_text(gpu)}: {action.replace('_', ' ')}."
-                    yield gpu_occurrence(state, gpu, text, description, {"action": action})
+                    yield gpu_alert(state, gpu, text, description, {"action": action})
 
     return check
 
 
-def _reset_required(state: State) -> Iterator[Occurrence]:
+def _reset_required(state: State) -> Iterator[Alert]:
     for gpu in state.snapshot.gpus:
         if gpu.value(GpuReadings.reset_required) and GpuReadings.recovery_action not in gpu.readings:
             description = f"{gpu_text(gpu)} needs a reset before it can be used again."
-            yield gpu_occurrence(state, gpu, "needs a reset", description)
+            yield gpu_alert(state, gpu, "needs a reset", description)
 
 
 GPU_CONDITIONS = (
@@ -196,6 +191,19 @@ GPU_CONDITIONS = (
         diagnosis="`dmesg | grep -i xid` for the process and details.",
         action="Follow the description.",
         false_positives="It waits for maintenance, such as a bad row of memory (63) that the next reset replaces.",
+    ),
+    Condition(
+        name="GpuXidInfo",
+        subject="gpu",
+        severity="info",
+        check=_xids("info"),
+        event_seconds=thresholds.XID_SECONDS,
+        summary="%{the_gpu} reported an XID that a program caused",
+        meaning="""The driver reported a fault that is no fault of the GPU: the *info* codes in the [XID
+            reference](reference/xids.md).""",
+        diagnosis="`dmesg | grep -i xid` for the process and details.",
+        action="Follow the [XID reference](reference/xids.md), mostly by mending the program.",
+        false_positives="None: it is shown among the events, and raises no alert.",
     ),
     # Actions that cannot wait; all others, also unknown ones, belong to GpuDrainNeeded.
     Condition(

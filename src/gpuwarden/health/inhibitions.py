@@ -6,10 +6,10 @@ Used by the detector, and for `inhibit_rules` of Alertmanager.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from gpuwarden.state import Alert
+from gpuwarden.state import Alert, AlertKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,31 +65,22 @@ INHIBITIONS = (
 )
 # fmt: on
 
-_BY_SOURCE: defaultdict[str, list[Inhibition]] = defaultdict(list)
-for _each in INHIBITIONS:
-    _BY_SOURCE[_each.source].append(_each)
-
 
 def find_sources(alert: str) -> list[str]:
     """Return the names of the alerts that inhibit this one, without GpuwardenDown, which inhibits all."""
     return [each.source for each in INHIBITIONS if alert in each.targets]
 
 
-class FiringAlerts:
-    """Firing alerts of one host, as sources of inhibitions."""
-
-    def __init__(self, firing: Iterable[Alert]) -> None:
-        self._by_target: dict[str, list[tuple[Alert, Inhibition]]] = {}
-        for alert in firing:
-            for each in _BY_SOURCE.get(alert.name, ()):
-                for target in each.targets:
-                    self._by_target.setdefault(target, []).append((alert, each))
-
-    def find_inhibiting(self, alert: Alert) -> tuple[str, ...]:
-        """Return the names of those that inhibit an alert."""
-        found = self._by_target.get(alert.name, ())
-        return tuple(
-            source.name
-            for source, each in found
-            if all(source.labels.get(label) == alert.labels.get(label) for label in each.equal if label not in _BOX)
-        )
+def find_inhibiting(alerts: Iterable[Alert]) -> Mapping[AlertKey, tuple[str, ...]]:
+    """Return, by the key of each alert that others inhibit, their names; all are of one host."""
+    of_name: defaultdict[str, list[Alert]] = defaultdict(list)
+    for alert in alerts:
+        of_name[alert.name].append(alert)
+    found: dict[AlertKey, tuple[str, ...]] = {}
+    for each in INHIBITIONS:
+        labels = [label for label in each.equal if label not in _BOX]
+        sources = {tuple(map(source.labels.get, labels)) for source in of_name.get(each.source, ()) if source.fires}
+        for target in (target for name in each.targets if sources for target in of_name.get(name, ())):
+            if tuple(map(target.labels.get, labels)) in sources:
+                found[target.key] = (*found.get(target.key, ()), each.source)
+    return found

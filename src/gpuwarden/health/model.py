@@ -1,4 +1,4 @@
-"""Model of conditions: their fields, and the occurrences that their checks return.
+"""Model of conditions: their fields, and the alerts that their checks return.
 
 Expressions and texts contain placeholders `%{name}`: configurable numbers (config/rule_settings.py), and joins and
 sentences that several rules share (alerts/templates.py).
@@ -19,7 +19,7 @@ from gpuwarden.owners.owner_text import gpu_owner_text, process_owner_text
 from gpuwarden.protocol.messages import Level
 from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.severity import Severity
-from gpuwarden.state import State
+from gpuwarden.state import Alert, State
 
 Subject = Literal["run", "gpu", "box"]
 Labels = Mapping[str, str]
@@ -27,7 +27,6 @@ _NO_LABELS: Labels = {}
 _TEXTS = ("summary", "description", "fires", "meaning", "diagnosis", "action", "false_positives")
 
 _PRESSURE_SUFFIXES: Mapping[Level, str] = {"critical": "Critical", "warning": ""}  # of the names of conditions
-PRESSURE_SEVERITY: Mapping[Level, Severity] = {"critical": "critical", "warning": "warning", "none": "info"}
 
 # Label that identifies the subject of an alert, used to silence it.
 SUBJECT_LABELS: Mapping[Subject, str] = {"run": "run_id", "gpu": "uuid", "box": "instance"}
@@ -43,26 +42,7 @@ _PLACE = re.compile(r"%\{([\w.]+)\}")
 _SUBJECT_WORDS = {"the_run": "Training run", "the_gpu": "GPU", "on_host": ""}
 _SUBJECT_PLACE = re.compile(rf"%\{{({'|'.join(_SUBJECT_WORDS)})\}}")
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Occurrence:
-    """One case of a condition that holds at a poll, as returned by its check.
-
-    `labels` are those of the rule's result, without `job`, `instance` and `severity`. `text` is a short phrase shown
-    next to the name of the subject; empty where another condition shows the same. `description` is a sentence with
-    numbers. `owner` names the owner of the memory or run; empty if unknown. `since` and `last` (the last time an event
-    happened) are Unix time.
-    """
-
-    labels: Labels
-    text: str
-    description: str
-    since: float
-    owner: str = ""
-    last: float = 0.0
-
-
-Check = Callable[[State], Iterable[Occurrence]]
+Check = Callable[[State], Iterable[Alert]]  # without the name and severity of the condition
 Ending = Callable[[Labels, State], str | None]
 
 
@@ -125,7 +105,7 @@ class Condition:
         return "\n".join([group, *(f"  %{{of_{each}}}" for each in subjects)])
 
 
-def run_occurrence(
+def run_alert(
     state: State,
     run: RunSnapshot,
     text: str,
@@ -134,19 +114,21 @@ def run_occurrence(
     *,
     since: float | None = None,
     happened: float | None = None,
-) -> Occurrence:
-    """Return an occurrence of a run; it starts at this poll, at `since`, or as an event at `happened` (Unix time)."""
-    return Occurrence(
+    detail: str = "",
+) -> Alert:
+    """Return the alert of a run; it starts at this poll, at `since`, or as an event at `happened` (Unix time)."""
+    return Alert(
         labels={"run_id": run.peer.run_id, "run_name": run.hello.name, **labels},
         text=text,
         description=description,
         since=next(at for at in (happened, since, state.snapshot.time) if at is not None),
         owner=process_owner_text(state.owners, run.peer.pid, run.peer.uid),
         last=happened or 0.0,
+        detail=detail,
     )
 
 
-def gpu_occurrence(
+def gpu_alert(
     state: State,
     gpu: Gpu,
     text: str,
@@ -154,15 +136,17 @@ def gpu_occurrence(
     labels: Labels = _NO_LABELS,
     *,
     happened: float | None = None,
-) -> Occurrence:
-    """Return an occurrence of a GPU; it starts at this poll, or as an event at `happened` (Unix time)."""
-    return Occurrence(
+    detail: str = "",
+) -> Alert:
+    """Return the alert of a GPU; it starts at this poll, or as an event at `happened` (Unix time)."""
+    return Alert(
         labels={**device_labels(gpu.identity.uuid, gpu), **labels},
         text=text,
         description=description,
         since=state.snapshot.time if happened is None else happened,
         owner=gpu_owner_text(state.owners, gpu),
         last=happened or 0.0,
+        detail=detail,
     )
 
 
@@ -171,6 +155,7 @@ def pressure_conditions(
     subject: Subject,
     check: Callable[[Level], Check],
     *,
+    ending: Ending | None = None,
     summary: str,
     diagnosis: str,
     action: str,
@@ -181,8 +166,9 @@ def pressure_conditions(
         Condition(
             name=f"{name}{suffix}",
             subject=subject,
-            severity=PRESSURE_SEVERITY[level],
+            severity="critical" if level == "critical" else "warning",
             check=check(level),
+            ending=ending,
             summary=summary,
             meaning=f"Pressure level *{level}* ([pressure](understand/pressure.md)).",
             diagnosis=diagnosis,

@@ -12,13 +12,13 @@ from gpuwarden.analysis.findings import (
 )
 from gpuwarden.config import thresholds
 from gpuwarden.formatting import format_elapsed
-from gpuwarden.health.model import Check, Condition, Labels, Occurrence, ago_text, run_occurrence, run_text
+from gpuwarden.health.model import Check, Condition, Labels, ago_text, run_alert, run_text
 from gpuwarden.host import procfs
 from gpuwarden.host.process_key import parse_run_id
 from gpuwarden.protocol.messages import OOM_KINDS
 from gpuwarden.runs.outcome import Ending, Outcome
 from gpuwarden.runs.run_snapshot import RunSnapshot
-from gpuwarden.state import State
+from gpuwarden.state import Alert, State
 
 _ENDED_DESCRIPTION = (
     "{{ if $labels.run_id }}Run {{ $labels.run_name }} ({{ $labels.run_id }}){{ else }}A training run{{ end }} on "
@@ -35,22 +35,14 @@ END_CONDITIONS: Mapping[Outcome, str] = {
 }
 
 
-def stall_cause_text(cause: str) -> str:
-    """Return the cause of a stall in words."""
-    return "cause unknown" if cause == "unknown" else f"cause: {cause.replace('_', ' ')}"
-
-
-def _stalled(state: State) -> Iterator[Occurrence]:
+def _stalled(state: State) -> Iterator[Alert]:
     for run in state.runs:
         if run.up and run.report and run.stall:
-            cause = stall_cause_text(run.stall.cause)
-            yield run_occurrence(
-                state,
-                run,
-                f"stalled: no training step for {format_elapsed(run.stall.seconds)} ({cause})",
-                f"{run_text(run)} is stalled: no training step for {format_elapsed(run.stall.seconds)} ({cause}).",
-                since=state.snapshot.time - run.stall.seconds,
-            )
+            cause = run.stall.cause.replace("_", " ")
+            why = "cause unknown" if cause == "unknown" else f"cause: {cause}"
+            text = f"stalled: no training step for {format_elapsed(run.stall.seconds)} ({why})"
+            since = state.snapshot.time - run.stall.seconds
+            yield run_alert(state, run, text, f"{run_text(run)} is {text}.", since=since)
 
 
 def _stall_ending(labels: Labels, state: State) -> str | None:
@@ -70,33 +62,32 @@ def _has_reported(run: RunSnapshot, end: Ending) -> bool:
     return end.outcome == "out_of_memory" and any(end.at - at < thresholds.OOM_END_SECONDS for at in errors)
 
 
-def _loss_nonfinite(state: State) -> Iterator[Occurrence]:
+def _loss_nonfinite(state: State) -> Iterator[Alert]:
     for run in state.runs:
         if (loss := run.nonfinite_loss) and loss.current:
-            text = f"loss {nonfinite_loss_text(loss)}"
+            text = f"has a loss that is {nonfinite_loss_text(loss)}"
             since = (run.last_report or state.snapshot.time) - loss.seconds_ago
-            yield run_occurrence(state, run, text, f"{run_text(run)}: {text}.", since=since)
+            yield run_alert(state, run, text, f"{run_text(run)} {text}.", since=since)
 
 
-def _without_gpu(state: State) -> Iterator[Occurrence]:
+def _without_gpu(state: State) -> Iterator[Alert]:
     for run in state.runs:
         if run.up and run.no_gpu:
             meaning = NO_GPU_GUIDES[run.no_gpu].meaning
             description = f"{run_text(run)} trains on the CPU: {meaning}."
-            yield run_occurrence(state, run, f"no GPU used: {meaning}", description, {"reason": run.no_gpu})
+            yield run_alert(state, run, f"uses no GPU: {meaning}", description, {"reason": run.no_gpu})
 
 
 def _ended(name: str) -> Check:
-    def check(state: State) -> Iterator[Occurrence]:
+    def check(state: State) -> Iterator[Alert]:
         for run in state.runs:
             end = run.ending
             if end is None or not end.settled or _has_reported(run, end):
                 continue
             if END_CONDITIONS.get(end.outcome) == name:
-                outcome, ago = end.outcome.replace("_", " "), ago_text(state, end.at)
-                description = f"{run_text(run)} ended {ago}: {outcome} ({end.evidence})."
-                text = f"{outcome} {ago}"
-                yield run_occurrence(state, run, text, description, {"outcome": end.outcome}, happened=end.at)
+                text = end.outcome.replace("_", " ")
+                description = f"{run_text(run)} ended {ago_text(state, end.at)}: {text} ({end.evidence})."
+                yield run_alert(state, run, text, description, {"outcome": end.outcome}, happened=end.at)
 
     return check
 

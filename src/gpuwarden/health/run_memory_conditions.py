@@ -11,33 +11,32 @@ from gpuwarden.health.model import (
     UNLESS_UNVERIFIED,
     Check,
     Condition,
-    Occurrence,
     ago_text,
     device_labels,
     gpu_text,
     pressure_conditions,
-    run_occurrence,
+    run_alert,
     run_text,
 )
 from gpuwarden.protocol.messages import ErrorKind, Level
-from gpuwarden.state import State
+from gpuwarden.state import Alert, State
 
 _MEMORY: Mapping[ErrorKind, str] = {"device_oom": "device", "host_oom": "host"}
 
 
 def _run_pressure(level: Level) -> Check:
-    def check(state: State) -> Iterator[Occurrence]:
+    def check(state: State) -> Iterator[Alert]:
         for run in state.runs:
             for uuid in run.headroom if run.up else ():
                 pressure = state.pressure.of_runs.get((run.peer.run_id, uuid))
                 if pressure is not None and pressure.level == level:
                     text = memory_pressure_text(level, pressure) + ("" if run.devices.get(uuid) else ", unverified")
-                    yield run_occurrence(state, run, text, f"{run_text(run)}: {text}.", {"uuid": uuid})
+                    yield run_alert(state, run, text, f"{run_text(run)}: {text}.", {"uuid": uuid})
 
     return check
 
 
-def _near_out_of_memory(state: State) -> Iterator[Occurrence]:
+def _near_out_of_memory(state: State) -> Iterator[Alert]:
     for run in state.runs:
         for uuid in run.headroom:
             memory, gpu = state.pressure.of_runs.get((run.peer.run_id, uuid)), state.snapshot.gpu_with(uuid)
@@ -50,7 +49,7 @@ def _near_out_of_memory(state: State) -> Iterator[Occurrence]:
                 each.memory or 0 for each in gpu.processes if each.pid != run.peer.pid and each.instance == instance
             )
             co_tenants = f"; other processes hold {format_bytes(others)}" if others else ""
-            yield run_occurrence(
+            yield run_alert(
                 state,
                 run,
                 "",  # RunMemoryPressureCritical
@@ -60,20 +59,22 @@ def _near_out_of_memory(state: State) -> Iterator[Occurrence]:
             )
 
 
-def _out_of_memory(state: State) -> Iterator[Occurrence]:
+def _out_of_memory(state: State) -> Iterator[Alert]:
     for run in state.runs:
         for kind, memory in _MEMORY.items():
             at = run.last_errors.get(kind)
             if at is None or state.snapshot.time - at >= thresholds.ERROR_SECONDS:
                 continue
             error = next((each for each in reversed(run.errors) if each.error.kind == kind), None)
-            why = f" {error.diagnosis.evidence} {error.diagnosis.next_step}" if error and error.diagnosis else ""
+            cause = error.diagnosis if error else None
+            detail = f"{cause.cause.replace('_', ' ')}. {cause.evidence}" if cause else ""
+            why = f" {cause.evidence} {cause.next_step}" if cause else ""
             description = f"{run_text(run)} ran out of {memory} memory {ago_text(state, at)}.{why}"
-            text = f"out of {memory} memory {ago_text(state, at)}"
-            yield run_occurrence(state, run, text, description, {"kind": kind}, happened=at)
+            text = f"out of {memory} memory"
+            yield run_alert(state, run, text, description, {"kind": kind}, happened=at, detail=detail)
 
 
-def _out_of_memory_expected(state: State) -> Iterator[Occurrence]:
+def _out_of_memory_expected(state: State) -> Iterator[Alert]:
     for run in state.runs:
         for uuid, leak in run.leaks.items():
             left = leak.left
@@ -82,15 +83,15 @@ def _out_of_memory_expected(state: State) -> Iterator[Occurrence]:
                 continue
             when = f"out of memory {format_forecast(left.seconds, left.lower, left.upper)}"
             description = f"{run_text(run)} leaks memory on {gpu_text(gpu)}: {when}."
-            yield run_occurrence(state, run, when, description, device_labels(uuid, gpu))
+            yield run_alert(state, run, when, description, device_labels(uuid, gpu))
 
 
-def _host_out_of_memory_expected(state: State) -> Iterator[Occurrence]:
+def _host_out_of_memory_expected(state: State) -> Iterator[Alert]:
     for run in state.runs:
         left = run.host_leak.left if run.host_leak else None
         if left is not None and left.seconds < thresholds.OUT_OF_MEMORY_EXPECTED_SECONDS:
             when = f"out of host memory {format_forecast(left.seconds, left.lower, left.upper)}"
-            yield run_occurrence(state, run, when, f"{run_text(run)} leaks host memory: {when}.")
+            yield run_alert(state, run, when, f"{run_text(run)} leaks host memory: {when}.")
 
 
 RUN_MEMORY_CONDITIONS = (

@@ -10,9 +10,9 @@ from typing import Annotated, Literal
 from gpuwarden.config import thresholds
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.health.conditions import CONDITIONS
-from gpuwarden.health.model import SUBJECT_LABELS
+from gpuwarden.health.model import SUBJECT_LABELS, ago_text
 from gpuwarden.runs.run_snapshot import RunSnapshot
-from gpuwarden.state import State
+from gpuwarden.state import Alert, State
 
 Health = Literal["ok", "warning", "critical", "unknown"]
 HEALTH_RANK: Mapping[Health, int] = {"critical": 0, "warning": 1, "unknown": 2, "ok": 3}
@@ -58,7 +58,7 @@ def box_status(state: State) -> BoxStatus:
     for alert in state.detection.holding:
         if alert.text and alert.severity != "info" and not alert.inhibited_by:
             subject = alert.labels.get(SUBJECT_LABELS[CONDITIONS[alert.name].subject], "")
-            of_subject[subject].append(Trouble(alert.severity, alert.text, alert.name))
+            of_subject[subject].append(Trouble(alert.severity, shown_text(alert, state), alert.name))
     gpus, down = [], {}
     for gpu in state.snapshot.gpus:
         is_down = gpu.asked and not gpu.up
@@ -79,6 +79,11 @@ def box_status(state: State) -> BoxStatus:
             name, run_id = f"run {run.hello.name}", run.peer.run_id
             box += [replace(trouble, name=name, run_id=run_id) for trouble in of_subject[run_id]]
     return BoxStatus(state, gpus, runs, _worst_first(box))
+
+
+def shown_text(alert: Alert, state: State) -> str:
+    """Return the text of an alert, with the time since its last event."""
+    return f"{alert.text} {ago_text(state, alert.last)}" if alert.last else alert.text
 
 
 def gpu_health(gpu: Gpu, troubles: Collection[Trouble]) -> Health:

@@ -12,32 +12,37 @@ from gpuwarden.health.model import (
     OUTLIVES_RESTART,
     Check,
     Condition,
-    Occurrence,
-    gpu_occurrence,
+    Labels,
+    gpu_alert,
     gpu_text,
     pressure_conditions,
 )
 from gpuwarden.protocol.messages import Level
-from gpuwarden.state import State
+from gpuwarden.state import Alert, State
 
 
-def _near_slowdown(state: State) -> Iterator[Occurrence]:
+def _near_slowdown(state: State) -> Iterator[Alert]:
     for gpu in state.snapshot.gpus:
         margin = gpu.value(GpuReadings.temperature_margin_celsius)
         if margin is not None and margin <= state.pressure.limits.thermal_warning:
             description = f"{gpu_text(gpu)} is hot: {format_margin(margin)}."
-            yield gpu_occurrence(state, gpu, "", description)  # GpuThermalPressure
+            yield gpu_alert(state, gpu, "", description)  # GpuThermalPressure
 
 
 def _pressure(level: Level) -> Check:
-    def check(state: State) -> Iterator[Occurrence]:
+    def check(state: State) -> Iterator[Alert]:
         for gpu in state.snapshot.gpus:
             if state.pressure.levels.get((gpu.identity.uuid, "thermal")) == level:
                 heat = _heat_text(gpu)
                 text = "hot" + (f": {heat}" if heat else "")
-                yield gpu_occurrence(state, gpu, text, f"{gpu_text(gpu)} is {text}.")
+                yield gpu_alert(state, gpu, text, f"{gpu_text(gpu)} is {text}.")
 
     return check
+
+
+def _pressure_ending(labels: Labels, state: State) -> str | None:
+    """Return None while the pressure is unknown, as of a GPU that does not answer."""
+    return "" if (labels["uuid"], "thermal") in state.pressure.levels else None
 
 
 def _heat_text(gpu: Gpu) -> str:
@@ -57,11 +62,11 @@ def throttle_reasons(gpu: Gpu) -> list[str]:
     return [clock_reason_text(name) for name in FAULT_REASONS if active.get((name,))]
 
 
-def _throttled(state: State) -> Iterator[Occurrence]:
+def _throttled(state: State) -> Iterator[Alert]:
     for gpu in state.snapshot.gpus:
         if reasons := throttle_reasons(gpu):
             text = f"throttled: {reasons[0]}"
-            yield gpu_occurrence(state, gpu, text, f"{gpu_text(gpu)} is {text}.")
+            yield gpu_alert(state, gpu, text, f"{gpu_text(gpu)} is {text}.")
 
 
 THERMAL_CONDITIONS = (
@@ -69,6 +74,7 @@ THERMAL_CONDITIONS = (
         "GpuThermalPressure",
         "gpu",
         _pressure,
+        ending=_pressure_ending,
         summary="%{the_gpu} is close to its throttle temperature",
         diagnosis="Same as GpuNearThermalSlowdown.",
         action="Same as GpuNearThermalSlowdown.",

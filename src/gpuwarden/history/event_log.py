@@ -1,51 +1,46 @@
-"""Log of recent events, found by comparing each poll with the one before."""
+"""Log of recent events: what the detector found to have changed, in words."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Literal, get_args
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated
 
-from gpuwarden.analysis.findings import NO_GPU_GUIDES, nonfinite_loss_text
-from gpuwarden.config import thresholds
 from gpuwarden.fairness.fair_eviction import select_evicted
 from gpuwarden.fairness.subordinate_uids import find_user
-from gpuwarden.gpu.snapshot import UNBOUND, Gpu
+from gpuwarden.gpu.snapshot import UNBOUND
 from gpuwarden.health.conditions import severity_of
-from gpuwarden.health.model import PRESSURE_SEVERITY
-from gpuwarden.health.run_conditions import END_CONDITIONS, stall_cause_text
-from gpuwarden.health.thermal_conditions import throttle_reasons
-from gpuwarden.metrics.model import Labels
-from gpuwarden.nvml.troubleshooting import error_text
-from gpuwarden.protocol.messages import OOM_KINDS, Level
+from gpuwarden.health.run_conditions import END_CONDITIONS
+from gpuwarden.nvml.events.model import DriverBinding
 from gpuwarden.runs.outcome import Ending
 from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.severity import Severity
-from gpuwarden.state import State
-from gpuwarden.xid.codes import explain, worst_severity
+from gpuwarden.state import Alert, AlertKey, State
 
 MAX_EVENTS = 50
 MAX_TEXT = 300  # characters
-THROTTLE_QUIET_SECONDS = 60.0  # without throttling, after which it is a new event
+QUIET_SECONDS = 60.0  # after the end of a condition, in which it is no new event if its end is none
 _HOST = -1  # in place of a user, of events of GPUs and the driver
 
-EventKind = Literal[
-    "xid",
-    "gpu",
-    "driver",
-    "binding",
-    "pressure",
-    "throttled",
-    "run_began",
-    "run_ended",
-    "stall",
-    "out_of_memory",
-    "loss",
-    "no_gpu",
-]
+RUN_STARTED, RUN_ENDED, DRIVER_BOUND = "run_started", "run_ended", "driver_bound"  # events that are no condition
 
-_RESOURCES = {"memory": "memory", "thermal": "temperature"}
-_LEVELS: Mapping[Level, str] = {"none": "OK", "warning": "warning", "critical": "critical"}
+# Conditions that are events, with the words for their end; empty: their end is no event.
+EVENT_CONDITIONS: Mapping[str, str] = {
+    "GpuwardenDriverFault": "responding again",
+    "GpuDown": "responding again",
+    "GpuXidCritical": "",
+    "GpuXidWarning": "",
+    "GpuXidInfo": "",
+    "GpuThrottled": "",
+    "GpuMemoryPressure": "no longer low on memory",
+    "GpuMemoryPressureCritical": "no longer low on memory",
+    "GpuThermalPressure": "no longer hot",
+    "GpuThermalPressureCritical": "no longer hot",
+    "RunStalled": "",
+    "RunOutOfMemory": "",
+    "RunLossNotFinite": "",
+    "RunWithoutGpu": "",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +48,12 @@ class Event:
     """Event of the host, a GPU or a run."""
 
     timestamp_seconds: Annotated[float, "Time of the event."]
-    kind: Annotated[EventKind, f"One of {', '.join(get_args(EventKind))}."]
-    level: Annotated[Severity, "Severity: info, warning or critical."]
+    kind: Annotated[
+        str,
+        f"Name of the condition that began or ended: {', '.join(EVENT_CONDITIONS)}; or {RUN_STARTED}, {RUN_ENDED},"
+        f" {DRIVER_BOUND}.",
+    ]
+    level: Annotated[Severity, "Severity: info, warning or critical; info for the end of a condition."]
     text: Annotated[str, "Description for people."]
     uuid: Annotated[str | None, "GPU or MIG instance concerned."] = None
     run_id: Annotated[str | None, "Run concerned."] = None
@@ -62,170 +61,100 @@ class Event:
     xid: Annotated[int | None, "Code of an XID."] = None
 
 
-class _Known:
-    """State of a run at the previous poll."""
-
-    __slots__ = ("ending", "errors", "findings", "stalls")
-
-    def __init__(self, stalls: int) -> None:
-        self.ending: Ending | None = None
-        self.stalls = stalls
-        self.errors: frozenset[float] = frozenset()  # times
-        self.findings: set[EventKind] = set()  # reported once
-
-
-def _has_news(run: RunSnapshot, known: _Known | None) -> bool:
-    """Return whether a run may have an event: mostly none of many runs has."""
-    if known is None or run.errors or run.no_gpu or run.ending is not None or known.ending is not None:
-        return True
-    return run.stalls != known.stalls or run.nonfinite_loss is not None
-
-
 class EventLog:
     """The last MAX_EVENTS events, fair by the users whose runs they are about. Used by one event loop."""
 
     def __init__(self) -> None:
         self._events: list[tuple[Event, int]] = []  # with the user of its run, or _HOST
-        self._runs: dict[str, _Known] = {}
-        self._levels: Mapping[Labels, Level] = {}
-        self._faults: dict[str, str | None] = {}
-        self._xids: dict[tuple[str, int], int] = {}
-        self._driver_fault: str | None = None
-        self.throttled: dict[str, float] = {}  # last time, by UUID
+        self._ended: dict[AlertKey, float] = {}  # Unix time, of conditions whose end is no event
 
     def newest_first(self) -> list[Event]:
         """Return the events, the newest first."""
         return sorted((event for event, _ in self._events), key=lambda event: -event.timestamp_seconds)
 
     def update(self, state: State) -> Sequence[Event]:
-        """Add the changes since the previous poll, and return them; about 50 µs for 64 runs if there are none."""
-        new = [(event, _HOST) for event in self._host_events(state)]
-        for run in state.runs:
-            if _has_news(run, self._runs.get(run.peer.run_id)):
-                new.extend((event, run.peer.uid) for event in self._run_events(run, state.snapshot.time))
-        self._events += new
-        if len(self._runs) > len(state.runs):
-            present = {run.peer.run_id for run in state.runs}
-            self._runs = {run_id: known for run_id, known in self._runs.items() if run_id in present}
+        """Add the events of a poll, and return them: those of the host and its GPUs first."""
+        new = sorted(self._find_events(state), key=lambda event: event.run_id is not None)
+        if new:
+            users = {run.peer.run_id: run.peer.uid for run in state.runs}
+            self._events += [(event, users.get(event.run_id or "", _HOST)) for event in new]
         if len(self._events) > MAX_EVENTS:
-            users = ((place, find_user(uid)) for place, (_, uid) in enumerate(self._events))
-            evicted = set(select_evicted(users, MAX_EVENTS))
+            places = ((place, find_user(uid)) for place, (_, uid) in enumerate(self._events))
+            evicted = set(select_evicted(places, MAX_EVENTS))
             self._events = [each for place, each in enumerate(self._events) if place not in evicted]
-        return [event for event, _uid in new]
+        return new
 
-    def _host_events(self, state: State) -> Iterator[Event]:
-        yield from self._driver_events(state)
-        for gpu in state.snapshot.gpus:
-            yield from self._gpu_events(gpu, state.snapshot.time)
-        if state.pressure.levels != self._levels:
-            yield from self._pressure_events(state)
+    def _find_events(self, state: State) -> Iterator[Event]:
+        found, now = state.detection, state.snapshot.time
+        for binding in state.snapshot.bindings:
+            yield _binding_event(binding, state)
+        for run in found.started:
+            yield _run_event(run, run.began, RUN_STARTED, "info", "started")
+        for alert in found.changed:
+            if alert.name in EVENT_CONDITIONS:
+                yield _alert_event(alert, state)
+        for alert in found.opened:
+            is_event = alert.name in EVENT_CONDITIONS and not _is_unbound(alert, state)
+            if is_event and not 0 <= now - self._ended.get(alert.key, -QUIET_SECONDS) < QUIET_SECONDS:
+                yield _alert_event(alert, state)
+        yield from self._end_events(found.closed, state)
+        for run in found.ended:
+            if run.ending is not None and run.ending.settled:
+                yield end_event(run, run.ending)
 
-    def _driver_events(self, state: State) -> Iterator[Event]:
-        for each in state.snapshot.bindings:
-            gpu = next((gpu for gpu in state.snapshot.gpus if gpu.identity.has_address(each.pci)), None)
-            name = f"GPU {gpu.identity.index} ({each.pci})" if gpu else f"GPU {each.pci}"
-            text = f"driver {'bound to' if each.bound else 'unbound from'} {name}"
-            uuid = gpu.identity.uuid if gpu else None
-            yield Event(each.time, "binding", "info" if each.bound else "warning", text, uuid)
-        if not state.snapshot.asked:
-            return  # paused, or all GPUs asleep: a driver fault has not ended
-        fault = state.snapshot.fault
-        if fault != self._driver_fault:
-            at = state.snapshot.time
-            if fault is not None:
-                yield Event(
-                    at, "driver", severity_of("GpuwardenDriverFault"), f"driver not responding: {error_text(fault)}"
-                )
-            else:
-                yield Event(at, "driver", "info", "driver responding again")
-        self._driver_fault = fault
+    def _end_events(self, closed: Iterable[Alert], state: State) -> Iterator[Event]:
+        now = state.snapshot.time
+        self._ended = {key: at for key, at in self._ended.items() if 0 <= now - at < QUIET_SECONDS}
+        holding = {(EVENT_CONDITIONS.get(alert.name), _uuid(alert)) for alert in state.detection.holding}
+        for alert in closed:
+            if words := EVENT_CONDITIONS.get(alert.name):
+                if (words, _uuid(alert)) not in holding:  # not of another level
+                    yield _event_of(alert, now, "info", alert.ending or words)
+            elif words is not None:
+                self._ended[alert.key] = now
 
-    def _gpu_events(self, gpu: Gpu, now: float) -> Iterator[Event]:
-        uuid = gpu.identity.uuid
-        if gpu.fault not in (self._faults.get(uuid), UNBOUND):  # the unbinding is an event of its own
-            name = f"GPU {gpu.identity.index}"
-            if gpu.fault is not None:
-                yield Event(now, "gpu", severity_of("GpuDown"), f"{name} not responding: {error_text(gpu.fault)}", uuid)
-            else:
-                yield Event(
-                    now, "gpu", "info", f"{name} responding again" if gpu.up else f"{name} no longer polled", uuid
-                )
-        self._faults[uuid] = gpu.fault
-        for code, count in gpu.xids.items():
-            if count.count != self._xids.get((uuid, code)):
-                self._xids[uuid, code] = count.count
-                if (
-                    now - count.last < thresholds.XID_SECONDS
-                ):  # at its start the daemon reads older ones from the kernel log
-                    xid = explain(code, worst_severity(code, count, count.last - 1.0))
-                    text = f"GPU {gpu.identity.index} XID {code}: {xid.meaning} {xid.action.value}"
-                    yield Event(count.last, "xid", xid.severity, text[:MAX_TEXT], uuid, xid=code)
-        if reasons := throttle_reasons(gpu):
-            last, self.throttled[uuid] = self.throttled.get(uuid), now
-            if last is None or not last <= now < last + THROTTLE_QUIET_SECONDS:
-                name = f"GPU {gpu.identity.index}"
-                yield Event(now, "throttled", severity_of("GpuThrottled"), f"{name} throttled: {reasons[0]}", uuid)
 
-    def _pressure_events(self, state: State) -> Iterator[Event]:
-        before, self._levels = self._levels, dict(state.pressure.levels)
-        for (uuid, resource), level in self._levels.items():
-            was = before.get((uuid, resource), "none")
-            if level != was:
-                gpu = state.snapshot.gpu_with(uuid)
-                name = f"GPU {gpu.identity.index}" if gpu else uuid
-                text = f"{name} {_RESOURCES[resource]}: {_LEVELS[was]} → {_LEVELS[level]}"
-                yield Event(state.snapshot.time, "pressure", PRESSURE_SEVERITY[level], text, uuid)
+def _alert_event(alert: Alert, state: State) -> Event:
+    text = f"{alert.text}: {alert.detail}" if alert.detail else alert.text
+    event = _event_of(alert, alert.last or state.snapshot.time, alert.severity, text)
+    if alert.labels.get("kind") != "device_oom":
+        return event
+    ooms = next((run.ooms for run in state.runs if run.peer.run_id == event.run_id), {})
+    return replace(event, uuid=next(iter(ooms), None))
 
-    def _run_events(self, run: RunSnapshot, now: float) -> Iterator[Event]:
-        run_id, name = run.peer.run_id, run.hello.name
-        known = self._runs.get(run_id)
-        if known is None:
-            known = self._runs[run_id] = _Known(run.stalls)
-            yield Event(run.began, "run_began", "info", f"run {name} started", run_id=run_id, run_name=name)
-        if run.stalls != known.stalls:
-            known.stalls = run.stalls
-            if run.stall is not None:
-                text = (
-                    f"run {name} stalled: no step for {run.stall.seconds:.0f} s ({stall_cause_text(run.stall.cause)})"
-                )
-                yield Event(now, "stall", severity_of("RunStalled"), text, run_id=run_id, run_name=name)
-        if run.errors:
-            yield from self._error_events(run, known)
-        for event in _finding_events(run, now):
-            if event.kind not in known.findings:
-                known.findings.add(event.kind)
-                yield event
-        ending = run.ending if run.ending is not None and run.ending.settled else None
-        if ending is not None and ending != known.ending:
-            yield end_event(run, ending)
-        known.ending = ending
 
-    def _error_events(self, run: RunSnapshot, known: _Known) -> Iterator[Event]:
-        run_id, name = run.peer.run_id, run.hello.name
-        for seen in run.errors:
-            if seen.at not in known.errors and seen.error.kind in OOM_KINDS:
-                why = f": {seen.diagnosis.cause.replace('_', ' ')}. {seen.diagnosis.evidence}" if seen.diagnosis else ""
-                where = "device" if seen.error.kind == "device_oom" else "host"
-                text = f"run {name} out of {where} memory{why}"
-                uuid = next(iter(run.ooms), None) if where == "device" else None
-                severity = severity_of("RunOutOfMemory")
-                yield Event(seen.at, "out_of_memory", severity, text[:MAX_TEXT], uuid, run_id, name)
-        known.errors = frozenset(seen.at for seen in run.errors)
+def _event_of(alert: Alert, at: float, level: Severity, text: str) -> Event:
+    labels = alert.labels
+    run_id, run_name, code = labels.get("run_id"), labels.get("run_name"), labels.get("xid")
+    name = f"run {run_name}" if run_id else f"GPU {labels['gpu']}" if "gpu" in labels else "driver"
+    xid = int(code) if code else None
+    return Event(at, alert.name, level, f"{name} {text}"[:MAX_TEXT], _uuid(alert), run_id, run_name, xid)
+
+
+def _uuid(alert: Alert) -> str | None:
+    return alert.labels.get("instance_uuid") or alert.labels.get("uuid")
+
+
+def _is_unbound(alert: Alert, state: State) -> bool:
+    """Return whether an alert is of a GPU from which the driver was unbound, which is an event of its own."""
+    gpu = state.snapshot.gpu(_uuid(alert) or "") if alert.name == "GpuDown" else None
+    return gpu is not None and gpu.fault == UNBOUND
+
+
+def _binding_event(binding: DriverBinding, state: State) -> Event:
+    gpu = next((gpu for gpu in state.snapshot.gpus if gpu.identity.has_address(binding.pci)), None)
+    name = f"GPU {gpu.identity.index} ({binding.pci})" if gpu else f"GPU {binding.pci}"
+    text = f"driver {'bound to' if binding.bound else 'unbound from'} {name}"
+    level: Severity = "info" if binding.bound else "warning"
+    return Event(binding.time, DRIVER_BOUND, level, text, gpu.identity.uuid if gpu else None)
 
 
 def end_event(run: RunSnapshot, ending: Ending) -> Event:
     """Return the event of a run's end."""
-    severity, name = severity_of(END_CONDITIONS.get(ending.outcome)), run.hello.name
-    text = f"run {name} ended: {ending.outcome.replace('_', ' ')} ({ending.evidence})"
-    return Event(ending.at, "run_ended", severity, text[:MAX_TEXT], run_id=run.peer.run_id, run_name=name)
+    text = f"ended: {ending.outcome.replace('_', ' ')} ({ending.evidence})"
+    return _run_event(run, ending.at, RUN_ENDED, severity_of(END_CONDITIONS.get(ending.outcome)), text)
 
 
-def _finding_events(run: RunSnapshot, now: float) -> Iterator[Event]:
-    run_id, name = run.peer.run_id, run.hello.name
-    if loss := run.nonfinite_loss:
-        text = f"run {name}: loss {nonfinite_loss_text(loss)}"
-        at = (run.last_report or now) - loss.seconds_ago
-        yield Event(at, "loss", severity_of("RunLossNotFinite"), text[:MAX_TEXT], run_id=run_id, run_name=name)
-    if run.no_gpu:
-        text = f"run {name} uses no GPU: {NO_GPU_GUIDES[run.no_gpu].meaning}"
-        yield Event(now, "no_gpu", severity_of("RunWithoutGpu"), text[:MAX_TEXT], run_id=run_id, run_name=name)
+def _run_event(run: RunSnapshot, at: float, kind: str, level: Severity, text: str) -> Event:
+    name = run.hello.name
+    return Event(at, kind, level, f"run {name} {text}"[:MAX_TEXT], run_id=run.peer.run_id, run_name=name)

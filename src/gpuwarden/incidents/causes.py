@@ -4,20 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
-
-FactKind = Literal[
-    "gpu_lost",
-    "driver",
-    "xid",
-    "thermal_slowdown",
-    "pressure",
-    "out_of_memory",
-    "error",
-    "run_ended",
-    "stall",
-    "requested",
-]
 
 SLACK_SECONDS = 5.0  # by which a cause may be noticed after its effect: a poll, or a driver call that times out
 LOST_SLACK_SECONDS = 30.0  # likewise for a GPU that is lost: calls to it may hang for as long
@@ -34,25 +20,30 @@ NVLINK_XIDS = frozenset({74, *range(144, 151)})
 class Fact:
     """Something that happened. `at` is Unix time; `gpus` has the UUIDs of the GPUs concerned.
 
-    `what` is the detail in words: a driver fault, the meaning of an XID, an outcome, a kind of error. `is_hardware`:
-    of an XID, that not a program caused it. `is_collective`: an error of communication between the ranks of a job, or
-    an end after one. `opened`: it opened the incident, or joined it. `job` identifies a job of several processes.
+    `kind` is that of its event (history/event_log.py), or `error` or `requested`. `what` is the detail in words: a
+    driver fault, the meaning of an XID, an outcome, a kind of error. `code` is of an XID. `is_collective`: an error of
+    communication between the ranks of a job, or an end after one. `opened`: it opened the incident, or joined it. `job`
+    identifies a job of several processes.
     """
 
     at: float
-    kind: FactKind
+    kind: str
     what: str = ""
     detail: str = ""  # a further sentence, of a root only
     gpu: str = ""  # name of the GPU, such as GPU 3
     gpus: frozenset[str] = frozenset()
     code: int | None = None
-    is_hardware: bool = False
     is_collective: bool = False
     run: str = ""  # name of the run
     run_id: str = ""
     job: str = ""
     rank: int | None = None
     opened: bool = False
+
+    @property
+    def is_xid(self) -> bool:
+        """True for an XID."""
+        return self.code is not None
 
 
 def explains(cause: Fact, effect: Fact) -> bool:
@@ -63,26 +54,26 @@ def explains(cause: Fact, effect: Fact) -> bool:
 
 def is_of_hardware(fact: Fact) -> bool:
     """Return whether a fact is of the GPU or the driver, and no program caused it."""
-    return fact.kind in ("gpu_lost", "driver") or (fact.kind == "xid" and fact.is_hardware)
+    return fact.kind in ("GpuDown", "GpuwardenDriverFault", "GpuXidCritical", "GpuXidWarning")
 
 
 def _hardware_explains(cause: Fact, effect: Fact) -> bool:
     """Return whether a lost GPU, a driver that does not answer, or an XID of the hardware explains something."""
-    is_there = cause.kind == "driver" or bool(cause.gpus & effect.gpus)
-    if effect.kind == "xid" and effect.is_hardware:
+    is_there = cause.kind == "GpuwardenDriverFault" or bool(cause.gpus & effect.gpus)
+    if effect.is_xid and is_of_hardware(effect):
         return _explains_hardware_xid(cause, effect, is_there=is_there)
-    if effect.kind == "gpu_lost":
-        return is_there and _is_after(cause, effect, slack=0.0 if cause.kind == "gpu_lost" else LOST_SLACK_SECONDS)
-    if effect.kind == "driver":
-        return cause.kind == "xid" and _is_after(cause, effect, slack=LOST_SLACK_SECONDS)
-    reach = STALL_REACH_SECONDS if effect.kind == "stall" else REACH_SECONDS
-    slack = SLACK_SECONDS if cause.kind == "xid" else LOST_SLACK_SECONDS
-    is_kind = effect.kind in ("xid", "error", "run_ended", "stall")
+    if effect.kind == "GpuDown":
+        return is_there and _is_after(cause, effect, slack=0.0 if cause.kind == "GpuDown" else LOST_SLACK_SECONDS)
+    if effect.kind == "GpuwardenDriverFault":
+        return cause.is_xid and _is_after(cause, effect, slack=LOST_SLACK_SECONDS)
+    reach = STALL_REACH_SECONDS if effect.kind == "RunStalled" else REACH_SECONDS
+    slack = SLACK_SECONDS if cause.is_xid else LOST_SLACK_SECONDS
+    is_kind = effect.is_xid or effect.kind in ("error", "run_ended", "RunStalled")
     return is_there and is_kind and _is_after(cause, effect, slack=slack, reach=reach)
 
 
 def _explains_hardware_xid(cause: Fact, effect: Fact, *, is_there: bool) -> bool:
-    if cause.kind != "xid":
+    if not cause.is_xid:
         return not is_there and effect.code in NVLINK_XIDS and _is_after(cause, effect, slack=SLACK_SECONDS)
     if effect.code in NVLINK_XIDS and cause.code not in NVLINK_XIDS:
         return _is_after(cause, effect, slack=SLACK_SECONDS)  # a link of this or another GPU to the faulty one
@@ -93,7 +84,7 @@ def _explains_hardware_xid(cause: Fact, effect: Fact, *, is_there: bool) -> bool
 def _heat_explains(cause: Fact, effect: Fact) -> bool:
     if not cause.gpus & effect.gpus:
         return False
-    is_later = effect.kind in ("gpu_lost", "thermal_slowdown") or effect.code == FALLEN_OFF_THE_BUS
+    is_later = effect.kind in ("GpuDown", "GpuThrottled") or effect.code == FALLEN_OFF_THE_BUS
     return _is_sign(cause, effect) or (is_later and _is_after(cause, effect))
 
 
@@ -101,14 +92,14 @@ def _program_xid_explains(cause: Fact, effect: Fact) -> bool:
     """Return whether an XID that a program caused explains something."""
     if cause.code in AFTERMATH_XIDS or not cause.gpus & effect.gpus:
         return False
-    if effect.kind == "xid":
-        return not effect.is_hardware and (effect.code in AFTERMATH_XIDS or _is_after(cause, effect))
+    if effect.is_xid:
+        return not is_of_hardware(effect) and (effect.code in AFTERMATH_XIDS or _is_after(cause, effect))
     return effect.kind in ("error", "run_ended") and _is_after(cause, effect, slack=SLACK_SECONDS)
 
 
 def _run_explains(cause: Fact, effect: Fact) -> bool:
     """Return whether a fact of a run explains another: of the same run, of its job, or of its GPU."""
-    if effect.kind == "xid":
+    if effect.is_xid:
         is_there = effect.code in AFTERMATH_XIDS and bool(cause.gpus & effect.gpus)
         return is_there and _is_after(cause, effect, slack=SLACK_SECONDS)
     if _is_sign(cause, effect):
@@ -122,16 +113,16 @@ def _explains_same_run(cause: Fact, effect: Fact) -> bool:
     if cause.kind == "run_ended":
         return False
     if effect.kind == "run_ended":
-        reach = STALL_REACH_SECONDS if cause.kind == "stall" else REACH_SECONDS
+        reach = STALL_REACH_SECONDS if cause.kind == "RunStalled" else REACH_SECONDS
         return _is_after(cause, effect, reach=reach, slack=1.0)
-    return effect.kind in ("error", "stall", "out_of_memory") and _is_after(cause, effect)
+    return effect.kind in ("error", "RunStalled", "RunOutOfMemory") and _is_after(cause, effect)
 
 
 def _explains_rank(cause: Fact, effect: Fact) -> bool:
     """Return whether a fact of one rank explains one of another rank of its job."""
-    if effect.kind not in ("error", "run_ended", "stall"):
+    if effect.kind not in ("error", "run_ended", "RunStalled"):
         return False
-    reach = STALL_REACH_SECONDS if "stall" in (cause.kind, effect.kind) else REACH_SECONDS
+    reach = STALL_REACH_SECONDS if "RunStalled" in (cause.kind, effect.kind) else REACH_SECONDS
     if _is_weak(effect) and not _is_weak(cause):
         return _is_after(cause, effect, reach=reach, slack=SLACK_SECONDS)
     if _is_weak(cause) and not _is_weak(effect):
@@ -142,13 +133,12 @@ def _explains_rank(cause: Fact, effect: Fact) -> bool:
 
 def _is_weak(fact: Fact) -> bool:
     """Return whether a rank's trouble is usually the effect of another rank's: it waits, or cannot communicate."""
-    return fact.is_collective or fact.kind == "stall"
+    return fact.is_collective or fact.kind == "RunStalled"
 
 
 def _is_sign(cause: Fact, effect: Fact) -> bool:
     """Return whether an effect is pressure that announced the cause, or came with it."""
-    sort = {"out_of_memory": "memory", "thermal_slowdown": "temperature"}.get(cause.kind)
-    return effect.kind == "pressure" and effect.what == sort and abs(effect.at - cause.at) <= STALL_REACH_SECONDS
+    return _SIGNS.get(effect.kind) == cause.kind and abs(effect.at - cause.at) <= STALL_REACH_SECONDS
 
 
 def _is_after(cause: Fact, effect: Fact, *, slack: float = 0.0, reach: float = REACH_SECONDS) -> bool:
@@ -163,12 +153,13 @@ def _order(fact: Fact) -> tuple[str, int, str, str]:
     return fact.kind, fact.code or 0, fact.run_id, fact.gpu
 
 
+_SIGNS = {"GpuMemoryPressureCritical": "RunOutOfMemory", "GpuThermalPressureCritical": "GpuThrottled"}
 _RULES: Mapping[str, Callable[[Fact, Fact], bool]] = {
     "hardware": _hardware_explains,
-    "thermal_slowdown": _heat_explains,
-    "xid": _program_xid_explains,
-    "out_of_memory": _run_explains,
+    "GpuThrottled": _heat_explains,
+    "GpuXidInfo": _program_xid_explains,
+    "RunOutOfMemory": _run_explains,
     "error": _run_explains,
     "run_ended": _run_explains,
-    "stall": _run_explains,
+    "RunStalled": _run_explains,
 }

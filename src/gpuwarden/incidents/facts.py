@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import Any
@@ -15,9 +15,9 @@ from gpuwarden.fairness.subordinate_uids import find_user
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.health.run_conditions import END_CONDITIONS
-from gpuwarden.history.event_log import Event
-from gpuwarden.incidents.causes import STALL_REACH_SECONDS, Fact, FactKind, is_of_hardware
-from gpuwarden.incidents.incident import IncidentKind
+from gpuwarden.history.event_log import RUN_ENDED, Event
+from gpuwarden.incidents.causes import STALL_REACH_SECONDS, Fact, is_of_hardware
+from gpuwarden.incidents.incident import INCIDENT_KINDS
 from gpuwarden.protocol.messages import OOM_KINDS, ErrorKind
 from gpuwarden.runs.run_snapshot import RunSnapshot, SeenError
 from gpuwarden.state import State
@@ -27,23 +27,7 @@ MAX_FACTS = 128  # of an incident
 HARDWARE = "hardware"  # tie of all GPUs: power, the bus, the driver
 HOST = "host"  # tie of all runs: host memory
 
-_EVENTS: Mapping[str, FactKind] = {
-    "xid": "xid",
-    "gpu": "gpu_lost",
-    "driver": "driver",
-    "pressure": "pressure",
-    "throttled": "thermal_slowdown",
-    "stall": "stall",
-}
-_OPENING: Mapping[str, IncidentKind] = {
-    "xid": "xid",
-    "gpu": "gpu_lost",
-    "driver": "gpu_lost",
-    "pressure": "pressure",
-    "throttled": "thermal_slowdown",
-    "stall": "stall",
-    "out_of_memory": "out_of_memory",
-}
+_OF_HARDWARE = ("GpuDown", "GpuwardenDriverFault", "GpuXidCritical")
 _THERMAL = ("hw_thermal_slowdown", "sw_thermal_slowdown")
 # Only names of this list leave the private message of an error.
 _CUDA_ERROR = re.compile(
@@ -54,20 +38,17 @@ _CUDA_ERROR = re.compile(
 _COLLECTIVE = ("collective_failed", "collective_timeout", "rank_failed")  # problems of errors/run_problems.py
 
 
-def incident_kind(event: Event, state: State) -> IncidentKind | None:
+def incident_kind(event: Event, state: State) -> str | None:
     """Return the kind of incident that an event opens; None for none."""
-    kind = _OPENING.get(event.kind)
-    if event.kind == "run_ended":
+    if event.kind == RUN_ENDED:
         run = find_run(state, event.run_id)
         return _kind_of_end(run) if run else None
-    if event.kind == "throttled":
+    if event.kind == "GpuThrottled":
         gpu = state.snapshot.gpu(event.uuid or "")
-        return kind if gpu is not None and _is_hot(gpu) else None
-    if event.kind == "xid":
-        return None if explain(event.xid or 0).action in (Action.IGNORE, Action.FOLLOW_OTHER) else kind
-    if event.kind == "pressure":
-        return kind if event.level == "critical" else None
-    return None if event.level == "info" else kind
+        return event.kind if gpu is not None and _is_hot(gpu) else None
+    if event.xid is not None:
+        return None if explain(event.xid).action in (Action.IGNORE, Action.FOLLOW_OTHER) else event.kind
+    return event.kind if event.kind in INCIDENT_KINDS and event.level != "info" else None
 
 
 def find_run(state: State, run_id: str | None) -> RunSnapshot | None:
@@ -75,14 +56,14 @@ def find_run(state: State, run_id: str | None) -> RunSnapshot | None:
     return next((run for run in state.runs if run.peer.run_id == run_id), None) if run_id else None
 
 
-def _kind_of_end(run: RunSnapshot) -> IncidentKind | None:
+def _kind_of_end(run: RunSnapshot) -> str | None:
     ending = run.ending
     if ending is None or ending.outcome not in END_CONDITIONS:
         return None
     # The end that follows from an out-of-memory error is the same trouble.
     oom = max((run.last_errors.get(kind, 0.0) for kind in OOM_KINDS), default=0.0)
     is_oom = ending.outcome == "out_of_memory" or ending.at - oom < thresholds.OOM_END_SECONDS
-    return "out_of_memory" if is_oom else "run_died"
+    return "RunOutOfMemory" if is_oom else END_CONDITIONS[ending.outcome]
 
 
 def _is_hot(gpu: Gpu) -> bool:
@@ -105,13 +86,13 @@ def job_of(run: RunSnapshot) -> str:
     return f"{find_user(run.peer.uid)}:{run.hello.job}" if run.hello.job else ""
 
 
-def ties_of(event: Event, kind: IncidentKind, state: State) -> frozenset[str]:
+def ties_of(event: Event, kind: str, state: State) -> frozenset[str]:
     """Return what an event has to share with an incident to join it: a GPU, run or job, the hardware, the host."""
     ties = set()
     if event.run_id is None:
         if event.uuid:
             ties = {_whole(event.uuid, state)}
-        elif event.kind == "driver":  # of all GPUs
+        elif event.kind == "GpuwardenDriverFault":  # of all GPUs
             ties = {gpu.identity.uuid for gpu in state.snapshot.gpus}
         for run in state.runs:
             if ties & gpus_of(run, state):
@@ -119,9 +100,9 @@ def ties_of(event: Event, kind: IncidentKind, state: State) -> frozenset[str]:
     own = find_run(state, event.run_id)
     if own is not None:
         ties |= {own.peer.run_id, *gpus_of(own, state), *filter(None, [job_of(own)])}
-        if kind == "out_of_memory" and _is_out_of_host_memory(own):
+        if kind == "RunOutOfMemory" and _is_out_of_host_memory(own):
             ties.add(HOST)
-    if kind in ("gpu_lost", "xid") and event.level == "critical":
+    if kind in _OF_HARDWARE:
         ties.add(HARDWARE)
     return frozenset(ties)
 
@@ -146,35 +127,32 @@ def _device_facts(
     events: Iterable[Event], state: State, ties: Collection[str], opened: Collection[Event]
 ) -> Iterator[Fact]:
     for event in dict.fromkeys((*events, *opened)):
-        kind = _EVENTS.get(event.kind)
-        if kind is None or (event.level == "info" and event.kind != "xid"):
-            continue
-        if event.kind == "pressure" and event.level != "critical":
+        is_fact = event.kind in INCIDENT_KINDS and event.kind != "RunOutOfMemory"
+        if not is_fact or (event.level == "info" and event.xid is None):
             continue
         run = find_run(state, event.run_id)
         gpus = gpus_of(run, state) if run else frozenset([_whole(event.uuid, state)] if event.uuid else [])
-        is_tied = event in opened or bool(gpus & set(ties)) or event.run_id in ties or event.kind == "driver"
-        if not is_tied and not (HARDWARE in ties and event.level == "critical" and event.kind in ("xid", "gpu")):
+        is_tied = (
+            event in opened or bool(gpus & set(ties)) or event.run_id in ties or event.kind == "GpuwardenDriverFault"
+        )
+        if not is_tied and not (HARDWARE in ties and event.kind in ("GpuXidCritical", "GpuDown")):
             continue
         yield Fact(
             at=event.timestamp_seconds,
-            kind=kind,
+            kind=event.kind,
             what=_what(event),
             gpu=_gpu_name(event, state),
             gpus=gpus,
             code=event.xid,
-            is_hardware=event.kind == "xid" and event.level != "info",
             opened=event in opened,
             **(_run_fields(run) if run else {}),
         )
 
 
 def _what(event: Event) -> str:
-    if event.kind == "xid":
-        meaning = explain(event.xid or 0).meaning.rstrip(".")
+    if event.xid is not None:
+        meaning = explain(event.xid).meaning.rstrip(".")
         return meaning if meaning[1:2].isupper() else f"{meaning[:1].lower()}{meaning[1:]}"
-    if event.kind == "pressure":
-        return "temperature" if "temperature:" in event.text else "memory"
     return event.text.partition(": ")[2]
 
 
@@ -195,18 +173,18 @@ def _run_facts(state: State, ties: Collection[str], opened: Collection[Event]) -
         if not ({run_id, job_of(run), *gpus} & tied or (HOST in tied and _is_out_of_host_memory(run))):
             continue
         for seen in run.errors:
-            is_opener = seen.error.kind in OOM_KINDS and ("out_of_memory", run_id) in openers
+            is_opener = seen.error.kind in OOM_KINDS and ("RunOutOfMemory", run_id) in openers
             yield _error_fact(run, seen, gpus, state, opened=is_opener)
         ending = run.ending
         if ending is not None and ending.outcome in END_CONDITIONS:
             yield Fact(
                 at=ending.at,
-                kind="run_ended",
+                kind=RUN_ENDED,
                 what=ending.outcome,
                 detail=ending.evidence.split("; ")[0],
                 gpus=gpus,
                 is_collective=bool(run.errors) and error_words(run.errors[-1])[1],
-                opened=("run_ended", run_id) in openers,
+                opened=(RUN_ENDED, run_id) in openers,
                 **_run_fields(run),
             )
 
@@ -222,7 +200,7 @@ def _error_fact(run: RunSnapshot, seen: SeenError, gpus: frozenset[str], state: 
         gpu = state.snapshot.gpu_with(next(iter(run.ooms), "")) if error.kind == "device_oom" else None
         return Fact(
             at=seen.at,
-            kind="out_of_memory",
+            kind="RunOutOfMemory",
             what="device" if error.kind == "device_oom" else "host",
             detail=f"{seen.diagnosis.evidence} {seen.diagnosis.next_step}" if seen.diagnosis else "",
             gpu=f"GPU {gpu.identity.index}" if gpu else "",

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, get_args
+from typing import Annotated
 
 from gpuwarden.formatting import format_elapsed
-from gpuwarden.incidents.causes import FALLEN_OFF_THE_BUS, Fact, FactKind, explains, is_of_hardware
+from gpuwarden.incidents.causes import FALLEN_OFF_THE_BUS, Fact, explains, is_of_hardware
 
+_PRESSURE = ("GpuMemoryPressureCritical", "GpuThermalPressureCritical")
 MAX_NAMED = 3  # facts named in a part of the text; the others are counted
 
 
@@ -22,7 +23,7 @@ class FindingPart:
     """Event that is part of a finding."""
 
     timestamp_seconds: Annotated[float, "Time of the event."]
-    kind: Annotated[FactKind, f"One of {', '.join(get_args(FactKind))}."]
+    kind: Annotated[str, "Kind of its event, as in `events`, or error or requested."]
     text: Annotated[str, "Description for people."]
     uuid: Annotated[str | None, "GPU concerned."] = None
     run_id: Annotated[str | None, "Run concerned."] = None
@@ -58,7 +59,7 @@ def find(facts: Iterable[Fact]) -> IncidentFinding:
     known = sorted(facts, key=lambda fact: fact.at)
     tree = min(_trees(known), key=lambda tree: tree.rank)
     root = tree.root
-    before = [fact for fact in tree.explained if fact.at < root.at and fact.kind == "pressure"]
+    before = [fact for fact in tree.explained if fact.at < root.at and fact.kind in _PRESSURE]
     followers = [fact for fact in tree.explained if fact not in before]
     others = [fact for fact in known if fact.opened and fact is not root and fact not in tree.explained]
     return IncidentFinding(
@@ -103,7 +104,7 @@ def _text(root: Fact, followers: Sequence[Fact], before: Sequence[Fact], others:
     of_run = [fact for fact in followers if root.run_id and fact.run_id == root.run_id]
     rest = [fact for fact in followers if fact not in of_run]
     fallen = {gpu for fact in (root, *rest) if fact.code == FALLEN_OFF_THE_BUS for gpu in fact.gpus}
-    rest = [fact for fact in rest if not (fact.kind == "gpu_lost" and fact.gpus & fallen)]
+    rest = [fact for fact in rest if not (fact.kind == "GpuDown" and fact.gpus & fallen)]
     clause = f"{_clause(root)}{_own_end(of_run)}"
     parts = [clause, *_follower_clauses(rest, root)]
     sentences = ["; ".join(parts)]
@@ -126,7 +127,7 @@ def _own_end(of_run: Sequence[Fact]) -> str:
 
 
 def _follower_clauses(followers: Sequence[Fact], root: Fact) -> Iterator[str]:
-    lost = [fact for fact in followers if fact.kind == "gpu_lost"]
+    lost = [fact for fact in followers if fact.kind == "GpuDown"]
     if len(lost) > 1:
         yield f"{len(lost)} GPUs then stopped answering"
     devices = [fact for fact in followers if not fact.run_id and (fact not in lost or len(lost) == 1)]
@@ -157,19 +158,19 @@ def _runs_name(job: str, root: Fact) -> str:
 def _run_fate(known: Sequence[Fact]) -> str:
     """Return what happened to a run in a few words: its end, with its first error."""
     end = next((fact for fact in known if fact.kind == "run_ended"), None)
-    first = next((fact for fact in known if fact.kind in ("error", "out_of_memory", "stall")), None)
+    first = next((fact for fact in known if fact.kind in ("error", "RunOutOfMemory", "RunStalled")), None)
     if end is None:
         fact = known[0]
-        return f"stalled ({fact.what})" if fact.kind == "stall" else f"had {_error_words(fact)}"
+        return f"stalled ({fact.what})" if fact.kind == "RunStalled" else f"had {_error_words(fact)}"
     if first is None:
         return _outcome_words(end)
-    if first.kind == "stall":
+    if first.kind == "RunStalled":
         return f"stalled and {_outcome_words(end)}"
     return f"{_outcome_words(end, short=True)} with {_error_words(first)}"
 
 
 def _error_words(fact: Fact) -> str:
-    if fact.kind == "out_of_memory":
+    if fact.kind == "RunOutOfMemory":
         return f"an out-of-memory error of {fact.what} memory"
     return fact.what
 
@@ -204,10 +205,6 @@ def _xid_clause(fact: Fact, when: str) -> str:
     return f"{fact.gpu} reported XID {fact.code}{when} ({fact.what})"
 
 
-def _pressure_clause(fact: Fact, when: str) -> str:
-    return f"{fact.gpu} was {'critically hot' if fact.what == 'temperature' else 'almost out of memory'}{when}"
-
-
 def _oom_clause(fact: Fact, when: str) -> str:
     place = f" on {fact.gpu}" if fact.gpu else ""
     return f"{_run_name(fact)} ran out of {fact.what} memory{place}{when}"
@@ -218,15 +215,18 @@ def _end_clause(fact: Fact, when: str) -> str:
     return f"{_run_name(fact)} {_outcome_words(fact, short=True)}{when}{evidence}"
 
 
-_CLAUSES: Mapping[FactKind, Callable[[Fact, str], str]] = {
-    "xid": _xid_clause,
-    "gpu_lost": lambda fact, when: f"{fact.gpu} stopped answering{when} ({fact.what})",
-    "driver": lambda fact, when: f"the driver stopped answering{when} ({fact.what})",
-    "thermal_slowdown": lambda fact, when: f"{fact.gpu} was throttled{when} ({fact.what})",
-    "pressure": _pressure_clause,
+_CLAUSES: Mapping[str, Callable[[Fact, str], str]] = {
+    "GpuXidCritical": _xid_clause,
+    "GpuXidWarning": _xid_clause,
+    "GpuXidInfo": _xid_clause,
+    "GpuDown": lambda fact, when: f"{fact.gpu} stopped answering{when} ({fact.what})",
+    "GpuwardenDriverFault": lambda fact, when: f"the driver stopped answering{when} ({fact.what})",
+    "GpuThrottled": lambda fact, when: f"{fact.gpu} was throttled{when} ({fact.what})",
+    "GpuMemoryPressureCritical": lambda fact, when: f"{fact.gpu} was almost out of memory{when}",
+    "GpuThermalPressureCritical": lambda fact, when: f"{fact.gpu} was critically hot{when}",
     "requested": lambda _fact, when: f"recording requested{when}",
-    "out_of_memory": _oom_clause,
-    "stall": lambda fact, when: f"{_run_name(fact)} stalled{when}: {fact.what}",
+    "RunOutOfMemory": _oom_clause,
+    "RunStalled": lambda fact, when: f"{_run_name(fact)} stalled{when}: {fact.what}",
     "run_ended": _end_clause,
     "error": lambda fact, when: f"{_run_name(fact)} had {fact.what}{when}",
 }

@@ -21,12 +21,13 @@ from gpuwarden.fairness.log_limiter import limit_lines_of
 from gpuwarden.fairness.rate_limit import RateLimit
 from gpuwarden.formatting import format_fields
 from gpuwarden.gpu.snapshot import GpuProcess, MemorySample
+from gpuwarden.health.conditions import CONDITIONS
 from gpuwarden.history.event_log import Event, EventLog, end_event
 from gpuwarden.history.series import HistoryFrame, HistorySeries
 from gpuwarden.host import procfs
 from gpuwarden.incidents.causes import Fact
 from gpuwarden.incidents.facts import HARDWARE, find_run, gather, incident_kind, ties_of, window_start
-from gpuwarden.incidents.incident import INCIDENT_KINDS, IncidentKind, KernelLine
+from gpuwarden.incidents.incident import INCIDENT_KINDS, KernelLine
 from gpuwarden.incidents.incident_builder import Recording, build_incident
 from gpuwarden.incidents.incident_store import IncidentStore
 from gpuwarden.incidents.incident_table import IncidentShare, find_share
@@ -97,8 +98,7 @@ class FlightRecorder:
         self._lines: deque[KernelLine] = deque(maxlen=MAX_KERNEL_LINES)
         self._clock = SteadyClock()
         self._seen: dict[tuple[str, ...], float] = {}  # when the same trouble was last seen (monotonic)
-        self._failed: frozenset[str] = frozenset()  # runs whose outcome is not settled, at the last poll
-        self._limits: dict[tuple[IncidentShare, IncidentKind], RateLimit] = {}
+        self._limits: dict[tuple[IncidentShare, str], RateLimit] = {}
         self._state: State | None = None
         self._host = os.uname().nodename
         self._boot_id = procfs.read_boot_id() or ""
@@ -108,7 +108,7 @@ class FlightRecorder:
         is_first, self._state = self._state is None, state
         self._clock.update(time.time(), time.clock_gettime(time.CLOCK_BOOTTIME))
         self.series.update(state, now)
-        new = [*self.events.update(state), *self._failures(state)]
+        new = [*self.events.update(state), *_failures(state)]
         for record in state.kernel_records:
             text = clip(record.message.decode(errors="replace"), MAX_LINE)
             self._lines.append(KernelLine(timestamp_seconds=record.time, text=text))
@@ -123,21 +123,12 @@ class FlightRecorder:
         self._open = [each for each in self._open if now < self._joinable_until(each) or each.due is not None]
         self.store.flush(now)
 
-    def _failures(self, state: State) -> list[Event]:
-        """Return the ends of runs that have failed since the last poll, before their outcome is settled.
-
-        The event log has a run's end once it is settled; the host may crash before.
-        """
-        ends = [(run, end) for run in state.runs if (end := run.ending) and end.has_failed and not end.settled]
-        before, self._failed = self._failed, frozenset(run.peer.run_id for run, _end in ends)
-        return [end_event(run, end) for run, end in ends if run.peer.run_id not in before]
-
     def _handle(self, event: Event, state: State, now: float, *, is_first: bool) -> None:
         kind = incident_kind(event, state)
         age = self._clock.corrected(state.snapshot.time) - self._clock.corrected(event.timestamp_seconds)
         if kind is None or not -1.0 <= age < OLD_SECONDS:
             return
-        if is_first and event.kind in ("gpu", "driver", "pressure", "throttled", "stall"):
+        if is_first and event.kind in CONDITIONS and CONDITIONS[event.kind].event_seconds is None:
             return  # it held before this daemon started
         ties = ties_of(event, kind, state)
         joined = next((each for each in self._open if ties & each.ties and self._can_join(each, now)), None)
@@ -164,9 +155,9 @@ class FlightRecorder:
             self._seen = {each: at for each, at in self._seen.items() if now - at < QUIET_SECONDS}
         self._seen[key] = now
 
-    def _begin(self, event: Event, kind: IncidentKind, ties: frozenset[str], uid: int | None, now: float) -> None:
+    def _begin(self, event: Event, kind: str, ties: frozenset[str], uid: int | None, now: float) -> None:
         gpu = self._state.snapshot.gpu_with(event.uuid) if self._state and event.uuid else None
-        share = find_share(uid, kind, event.level, gpu.identity.index if gpu else None)
+        share = find_share(uid, kind, gpu.identity.index if gpu else None)
         if not self._allows(kind, share, now):
             self.dropped += 1
             return
@@ -194,7 +185,7 @@ class FlightRecorder:
         incident.events.append(event)
         incident.last, incident.due, incident.has_news = now, now + AFTER_SECONDS, True
 
-    def _allows(self, kind: IncidentKind, share: IncidentShare, now: float) -> bool:
+    def _allows(self, kind: str, share: IncidentShare, now: float) -> bool:
         key = (share, kind)
         self._limits = {each: limit for each, limit in self._limits.items() if not limit.is_unused(now)}
         limit = self._limits.setdefault(key, RateLimit(BURST, SECONDS_PER_INCIDENT))
@@ -323,6 +314,15 @@ class FlightRecorder:
         on_gpus = [run.peer.run_id for run in state.runs if incident.ties & run.devices.keys()]
         others = [run.peer.run_id for run in state.runs if run.up]
         return list(dict.fromkeys((*concerned, *on_gpus, *others)))[:MAX_RUNS]
+
+
+def _failures(state: State) -> list[Event]:
+    """Return the ends of runs that have failed since the last poll, before their outcome is settled.
+
+    The event log has a run's end once it is settled; the host may crash before.
+    """
+    ends = ((run, run.ending) for run in state.detection.ended)
+    return [end_event(run, end) for run, end in ends if end and end.has_failed and not end.settled]
 
 
 def _time_of(event: Event) -> float:

@@ -18,10 +18,22 @@ from gpuwarden.severity import Severity
 
 VERSION = 1
 
-IncidentKind = Literal[
-    "out_of_memory", "run_died", "xid", "gpu_lost", "pressure", "thermal_slowdown", "stall", "requested"
-]
-INCIDENT_KINDS: tuple[IncidentKind, ...] = get_args(IncidentKind)
+# Names of conditions, or requested.
+INCIDENT_KINDS = (
+    "RunOutOfMemory",
+    "RunDied",
+    "RunKilled",
+    "RunStalled",
+    "GpuXidCritical",
+    "GpuXidWarning",
+    "GpuXidInfo",
+    "GpuDown",
+    "GpuwardenDriverFault",
+    "GpuMemoryPressureCritical",
+    "GpuThermalPressureCritical",
+    "GpuThrottled",
+    "requested",
+)
 SubjectKind = Literal["gpu", "run", "host"]
 
 
@@ -163,7 +175,7 @@ class Incident:
 
     version: Annotated[int, f"Version of the format: {VERSION}. Later ones only add keys."]
     id: Annotated[str, "Id of the incident, unique on this host."]
-    kind: Annotated[IncidentKind, f"Kind of its root: one of {', '.join(INCIDENT_KINDS)}."]
+    kind: Annotated[str, f"Kind of its root: one of {', '.join(INCIDENT_KINDS)}."]
     severity: Annotated[
         Severity,
         "Worst severity of what happened: info, warning or critical; pressure before an out-of-memory counts as that.",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, MemorySample
 from gpuwarden.health.conditions import severity_of
-from gpuwarden.history.event_log import Event
+from gpuwarden.history.event_log import RUN_ENDED, Event
 from gpuwarden.history.series import Columns, HistoryFrame, clock_event_names, read_columns
 from gpuwarden.incidents.causes import FALLEN_OFF_THE_BUS, Fact
 from gpuwarden.incidents.finding import find, root_of
@@ -19,7 +19,6 @@ from gpuwarden.incidents.incident import (
     Incident,
     IncidentBox,
     IncidentGpu,
-    IncidentKind,
     IncidentProcess,
     IncidentSeries,
     IncidentSubject,
@@ -38,16 +37,6 @@ MAX_PROCESSES = 256
 MAX_CLOCK_EVENTS = 200
 _DIGITS = {"utilization_ratio": 3, "temperature_celsius": 1, "memory_temperature_celsius": 1, "power_watts": 1}
 _DIGITS |= {"loss": 6, "host_cpu_seconds": 2}
-_KINDS: Mapping[str, IncidentKind] = {
-    "gpu_lost": "gpu_lost",
-    "driver": "gpu_lost",
-    "xid": "xid",
-    "thermal_slowdown": "thermal_slowdown",
-    "pressure": "pressure",
-    "out_of_memory": "out_of_memory",
-    "stall": "stall",
-    "requested": "requested",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,18 +96,18 @@ def build_incident(recording: Recording) -> Incident:
     )
 
 
-def incident_kind_of(root: Fact) -> IncidentKind:
+def incident_kind_of(root: Fact) -> str:
     """Return the kind of incident that a root is."""
-    if root.kind == "xid" and root.code == FALLEN_OFF_THE_BUS:
-        return "gpu_lost"
-    if root.kind == "run_ended" and root.what == "out_of_memory":
-        return "out_of_memory"
-    return _KINDS.get(root.kind, "run_died")
+    if root.code == FALLEN_OFF_THE_BUS:
+        return "GpuDown"
+    if root.kind == RUN_ENDED:
+        return {"out_of_memory": "RunOutOfMemory", "killed": "RunKilled"}.get(root.what, "RunDied")
+    return "RunDied" if root.kind == "error" else root.kind
 
 
 def _severity(event: Event, root: Fact) -> Severity:
     """Return the severity of an event; pressure that announced an out-of-memory counts as the out-of-memory."""
-    is_sign = event.kind == "pressure" and incident_kind_of(root) == "out_of_memory"
+    is_sign = event.kind == "GpuMemoryPressureCritical" and incident_kind_of(root) == "RunOutOfMemory"
     return severity_of("RunOutOfMemory") if is_sign else event.level
 
 
@@ -189,7 +178,7 @@ def _processes(recording: Recording) -> Iterator[IncidentProcess]:
 
 def _xids(events: Iterable[Event]) -> Iterator[IncidentXid]:
     for event in events:
-        if event.kind == "xid" and event.xid is not None:
+        if event.xid is not None:
             xid = explain(event.xid)
             yield IncidentXid(
                 timestamp_seconds=event.timestamp_seconds,

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpuwarden.fairness.subordinate_uids import find_user
-from gpuwarden.incidents.incident import Incident, IncidentKind, json_from_incident, outline
-from gpuwarden.severity import Severity
+from gpuwarden.incidents.incident import Incident, json_from_incident, outline
 
 MAX_TOTAL_BYTES = 64 << 20  # of all incidents, compressed
 
@@ -55,15 +54,15 @@ class IncidentRow:
         return zlib.decompress(self.whole)
 
 
-def find_share(uid: int | None, kind: IncidentKind, severity: Severity, gpu: int | None) -> IncidentShare:
+def find_share(uid: int | None, kind: str, gpu: int | None) -> IncidentShare:
     """Return the share that an incident counts for: that of the user of the run that opened it, if a run did.
 
-    Pressure, and an XID that a program caused (severity info), count for their GPU: else a program that fills its GPU
+    Pressure, and an XID that a program caused, count for their GPU: else a program that fills its GPU
     or crashes again and again would displace those of other GPUs, and the failures of the hardware.
     """
     if uid is not None:
         return IncidentShare(uid=find_user(uid))
-    is_of_program = kind == "pressure" or (kind == "xid" and severity == "info")
+    is_of_program = kind in ("GpuMemoryPressureCritical", "GpuThermalPressureCritical", "GpuXidInfo")
     return IncidentShare(gpu=gpu or 0) if is_of_program else IncidentShare()
 
 
@@ -72,7 +71,7 @@ def row_from_incident(incident: Incident) -> IncidentRow:
     document = json_from_incident(incident)
     return IncidentRow(
         incident.id,
-        find_share(incident.uid, incident.kind, incident.severity, incident.subject.gpu),
+        find_share(incident.uid, incident.kind, incident.subject.gpu),
         incident.at_timestamp_seconds,
         _compact(outline(document)),
         zlib.compress(_compact(document), 1),

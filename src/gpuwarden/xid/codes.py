@@ -47,6 +47,11 @@ class Xid:
     ends: int = 0  # code of the condition that it ends
     case: str = ""
 
+    @property
+    def explanation(self) -> str:
+        """Meaning and action in sentences."""
+        return f"{self.meaning} {self.action.value}"
+
 
 def _engines(codes: Iterable[int], meaning: str, action: Action, severity: Severity, case: str = "") -> Iterator[Xid]:
     """Return a row for each code of a family, such as the engines of one kind."""

@@ -343,6 +343,6 @@ def test_real_daemon(tmp_path: Path, mock_nvml: MockNvml) -> None:
         now = until(lost, "the lost GPU")
         assert now["gpus"][1]["condition"] == "critical"
         assert now["gpus"][0]["status"] == "up"
-        assert now["events"][0]["kind"] == "gpu"
+        assert now["events"][0]["kind"] == "GpuDown"
         history = json.loads(fetch(f"{daemon.url}/api/v1/history"))
         assert set(history["gpus"]) == {each["uuid"] for each in state["gpus"]}

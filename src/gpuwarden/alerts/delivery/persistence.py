@@ -103,6 +103,13 @@ def _alerts(content: Any, wall: float) -> Iterator[tuple[Alert, float]]:
         since, last, sent_at = float(row["since"]), float(row.get("last", 0.0)), float(row["told"])
         if not all(0.0 <= each < MAX_TIME for each in (since, last, sent_at)):  # not a valid date
             raise ValueError("a time is out of range")
-        name, severity = row["name"], CONDITIONS[row["name"]].severity
-        alert = Alert(name, severity, labels, str(row["description"]), since, str(row["owner"]), last)
+        alert = Alert(
+            name=row["name"],
+            severity=CONDITIONS[row["name"]].severity,
+            labels=labels,
+            description=str(row["description"]),
+            since=since,
+            owner=str(row["owner"]),
+            last=last,
+        )
         yield alert, max(wall - sent_at, 0.0)
